@@ -1,0 +1,39 @@
+"""The candidates: the finest things that can be chosen, so that no choice hides inside another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class CandidateInfo(NamedTuple):
+    name: str
+    title: str
+    runs_here: bool  # attnsel has code that runs it; otherwise it is known to the planner only
+    adaptations: tuple[str, ...]  # exact changes of a call that its backend can make, in order of cost
+    last_resort: bool = False  # right everywhere, slow on a GPU
+    component: str | None = None  # what must be installed for it
+    owned: bool = False  # a kernel of ours: proven on an architecture by our own results only
+
+
+_MASKED = ("contiguous", "expand_gqa", "fold_mask")
+
+OLDEST_TORCH = (2, 6)  # what attnsel runs on; older ones can be planned for
+
+CANDIDATES: dict[str, CandidateInfo] = {
+    info.name: info
+    for info in (
+        CandidateInfo("cudnn", "cuDNN fused attention", False, (), component="cudnn"),
+        CandidateInfo("triton", "attnsel's Triton flash attention", False, (), component="triton", owned=True),
+        CandidateInfo("sdpa.cudnn", "PyTorch SDPA, cuDNN kernel", True, _MASKED, component="torch"),
+        CandidateInfo("sdpa.flash", "PyTorch SDPA, flash kernel", True, _MASKED, component="torch"),
+        CandidateInfo(
+            "sdpa.efficient", "PyTorch SDPA, memory-efficient kernel", True, _MASKED, component="torch"
+        ),
+        CandidateInfo(
+            "sdpa.math", "PyTorch SDPA, plain operations, stores the scores", True, _MASKED, True, "torch"
+        ),
+        CandidateInfo(
+            "tiled", "flash attention in plain PyTorch operations, O(S) memory", True, (), True, "torch"
+        ),
+    )
+}

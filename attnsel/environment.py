@@ -1,0 +1,285 @@
+"""Where it would run: a device and the versions of what is installed there.
+
+``Environment.detect()`` looks at this machine, ``Environment.describe(gpu="H100", cudnn="9.1.0")``
+builds one for a machine that is elsewhere. Rules read nothing but the result.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from attnsel._model import FrozenModel
+from attnsel.errors import InvalidInput
+from attnsel.gpus import SHARED_MEMORY, look_up_gpu
+from attnsel.versions import Version
+
+
+def _read_version(value: Any) -> Any:
+    if value is None or isinstance(value, Version):
+        return value
+    if isinstance(value, str) and value.strip().casefold() in ("none", ""):
+        return None
+    return Version.parse(tuple(value) if isinstance(value, list) else value)
+
+
+VersionField = Annotated[
+    Version | None,
+    BeforeValidator(_read_version),
+    PlainSerializer(lambda version: None if version is None else str(version), when_used="json"),
+]
+
+COMPONENTS = (
+    "torch", "triton", "cudnn", "cudnn_frontend", "cuda", "python", "flash_attn", "flash_attn_3", "flash_attn_4",
+)  # fmt: skip
+"""The fields of an environment that hold a version."""
+
+
+class Device(FrozenModel):
+    """One device. Sizes in bytes; None where unknown."""
+
+    type: Literal["cuda", "rocm", "cpu", "mps", "xpu", "meta", "other"] = "cuda"
+    name: str = ""
+    arch: int | None = Field(default=None, description="10 * major + minor of the compute capability")
+    memory: int | None = None
+    sm_count: int | None = None
+    shared_memory: int | None = Field(default=None, description="largest shared memory of one block")
+
+
+class Environment(FrozenModel):
+    """A device and versions. A version of None means: not installed there.
+
+    ``assumed`` names the fields nobody stated; every report marks them. ``detected`` says that this
+    is the machine in front of us, where only what can really run may be chosen.
+    """
+
+    device: Device
+    torch: VersionField = None
+    triton: VersionField = None
+    cudnn: VersionField = None
+    cudnn_frontend: VersionField = None
+    cuda: VersionField = None
+    python: VersionField = None
+    flash_attn: VersionField = None
+    flash_attn_3: VersionField = None
+    flash_attn_4: VersionField = None
+    platform: Literal["linux", "darwin", "windows", "other"] = "linux"
+    assumed: tuple[str, ...] = ()
+    detected: bool = False
+
+    @property
+    def arch(self) -> int | None:
+        return self.device.arch
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What cannot be true of one machine, in words; empty for a consistent environment."""
+        return tuple(_impossible(self))
+
+    @classmethod
+    def describe(cls, gpu: str | None = "H100", **versions: Any) -> Environment:
+        """An environment for a machine that is not here.
+
+        ``gpu`` is a name from the catalogue, an architecture ("sm90") or ``"cpu"``. Versions go by the
+        names in :data:`COMPONENTS`; what is left out is taken from the PyTorch release that goes with
+        what was given, and marked as assumed. None means not installed.
+
+        Raises InvalidInput for an unknown GPU, component or version.
+        """
+        unknown = sorted(set(versions) - set(COMPONENTS))
+        if unknown:
+            raise InvalidInput(
+                unknown[0], versions[unknown[0]], f"no such component; allowed: {', '.join(COMPONENTS)}"
+            )
+        given: dict[str, Version | None] = {}
+        for name, value in versions.items():
+            try:
+                given[name] = _read_version(value)
+            except ValueError as error:
+                raise InvalidInput(name, value, str(error)) from None
+        device = describe_device(gpu)
+        filled: dict[str, Version | None] = {**_fitting_release(device, given), **given}
+        if device.type != "cuda":
+            filled = {
+                name: (None if name in ("cudnn", "cudnn_frontend", "cuda") and name not in given else value)
+                for name, value in filled.items()
+            }
+        assumed = tuple(sorted(name for name in filled if name not in given and filled[name] is not None))
+        return cls(device=device, assumed=assumed, **filled)
+
+    @classmethod
+    def detect(cls, device: Any = None) -> Environment:
+        """This machine: one device of it (default: the current CUDA device, else the CPU).
+
+        Works with torch, triton and cuDNN present or absent. Asking for a CUDA device initialises CUDA.
+        """
+        return _detect(_device_key(device))
+
+
+def describe_device(gpu: str | None) -> Device:
+    """A device from a GPU name, an architecture, ``"cpu"`` or None. Raises InvalidInput."""
+    if gpu is None or gpu.strip().casefold() == "cpu":
+        return Device(type="cpu", name="CPU")
+    try:
+        card = look_up_gpu(gpu)
+    except ValueError as error:
+        raise InvalidInput("gpu", gpu, str(error)) from None
+    return Device(
+        type="cuda",
+        name=card.name,
+        arch=card.arch,
+        memory=None if card.memory_gib is None else card.memory_gib << 30,
+        sm_count=card.sm_count,
+        shared_memory=SHARED_MEMORY[card.arch],
+    )
+
+
+class _Release(NamedTuple):
+    torch: Version
+    cudnn: Version
+    triton: Version
+    cuda: Version
+
+
+# What each PyTorch wheel on PyPI requires (its Requires-Dist, Linux x86-64, read 2026-11-21);
+# 2.13.0: triton from the same place, cuDNN as reported in pytorch#196678.
+RELEASES: tuple[_Release, ...] = tuple(
+    _Release(*(Version.parse(text) for text in row.split()))
+    for row in (
+        "2.2.2   8.9.2   2.2.0  12.1.0",
+        "2.3.1   8.9.2   2.3.1  12.1.0",
+        "2.4.1   9.1.0   3.0.0  12.1.0",
+        "2.5.1   9.1.0   3.1.0  12.4.0",
+        "2.6.0   9.1.0   3.2.0  12.4.0",
+        "2.7.1   9.5.1   3.3.1  12.6.0",
+        "2.8.0   9.10.2  3.4.0  12.8.0",
+        "2.9.1   9.10.2  3.5.1  12.8.0",
+        "2.10.0  9.10.2  3.6.0  12.8.0",
+        "2.11.0  9.19.0  3.6.0  13.0.0",
+        "2.12.0  9.20.0  3.7.0  13.0.0",
+        "2.13.0  9.20.0  3.7.1  13.0.0",
+        "2.14.1  9.24.0  3.8.0  13.0.0",
+    )
+)
+_FRONTEND = Version(1, 28, 0)  # the last frontend without heavy dependencies: what our `cudnn` extra takes
+_BLACKWELL_TORCH = Version(2, 7, 0)  # first wheels built for sm100 and sm120 (CUDA 12.8 builds)
+
+
+def _fitting_release(device: Device, given: dict[str, Version | None]) -> dict[str, Version | None]:
+    """The newest PyTorch release that could have come with what was given, as component versions."""
+    rows = list(RELEASES)
+    for name in ("torch", "cudnn", "triton", "cuda"):
+        wanted = given.get(name)
+        if wanted is None:
+            continue
+        at_most = [row for row in rows if getattr(row, name)[:2] <= wanted[:2]] or rows[:1]
+        newest = max(getattr(row, name) for row in at_most)
+        rows = [row for row in at_most if getattr(row, name) == newest]
+        break  # the first thing stated decides; the rest is stated by hand
+    row = rows[-1]
+    release = row._asdict()
+    if device.arch is not None and device.arch >= 100 and row.torch < _BLACKWELL_TORCH and "torch" not in given:
+        release = {**RELEASES[5]._asdict(), "cuda": Version(12, 8, 0), "cudnn": row.cudnn}
+    return {**release, "cudnn_frontend": _FRONTEND, "python": Version(3, 12, 0)}
+
+
+def _impossible(env: Environment) -> list[str]:
+    """Contradictions inside one environment. They are said, not corrected."""
+    found = []
+    arch, cudnn, cuda = env.arch, env.cudnn, env.cuda
+    first_cuda = {75: Version(10), 80: Version(11), 86: Version(11, 1), 89: Version(11, 8), 90: Version(11, 8)}
+    needed = Version(12, 8) if arch is not None and arch >= 100 else first_cuda.get(arch or 0)
+    if needed and cuda and cuda < needed:
+        found.append(f"sm{arch} needs CUDA {needed.major}.{needed.minor} or newer, not {cuda}")
+    if arch is not None and arch >= 100 and cudnn and cudnn < Version(9, 7):
+        found.append(f"sm{arch} is not known to cuDNN {cudnn}: support begins with 9.7.0")
+    if arch is not None and arch >= 90 and cudnn and cudnn < Version(8, 9):
+        found.append(f"sm{arch} attention is not in cuDNN {cudnn}")
+    if env.device.type != "cuda" and "cudnn" not in env.assumed and cudnn and not env.detected:
+        found.append(f"cuDNN {cudnn} has no use on a {env.device.type} device")
+    return found
+
+
+def _device_key(device: Any) -> str:
+    """A cache key for a device argument; a ``torch.device``'s text is one already."""
+    return "" if device is None else str(device)
+
+
+@lru_cache(maxsize=64)
+def _detect(device: str) -> Environment:
+    torch_version = _installed("torch")
+    versions: dict[str, Version | None] = {
+        "torch": torch_version,
+        "triton": _installed("triton", "pytorch-triton"),
+        "cudnn": _installed("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+        "cudnn_frontend": _installed("nvidia-cudnn-frontend"),
+        "python": Version(*sys.version_info[:3]),
+        "flash_attn": _installed("flash-attn"),
+        "flash_attn_3": _installed("flash-attn-3"),
+        "flash_attn_4": _installed("flash-attn-4"),
+    }
+    found = Device(type="cpu", name=platform.machine() or "CPU")
+    if torch_version is not None and importlib.util.find_spec("torch") is not None:
+        found, loaded = _ask_torch(device)
+        versions.update(loaded)
+    elif device not in ("", "cpu"):
+        raise InvalidInput("device", device, "only 'cpu' can be detected without torch installed")
+    systems: dict[str, Any] = {"Linux": "linux", "Darwin": "darwin", "Windows": "windows"}
+    return Environment(
+        device=found, platform=systems.get(platform.system(), "other"), detected=True, **versions
+    )
+
+
+def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
+    """The device and the versions torch really loaded, which beat what package metadata says."""
+    import torch
+
+    try:
+        wanted = torch.device(device) if device else None
+    except RuntimeError as error:
+        raise InvalidInput("device", device, f"not a torch device: {error}") from None
+    if wanted is None:
+        wanted = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded: dict[str, Version | None] = {}
+    if torch.version.cuda:
+        loaded["cuda"] = Version.parse(torch.version.cuda)
+    if wanted.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InvalidInput("device", device, "torch sees no CUDA device here; allowed: 'cpu'")
+        index = torch.cuda.current_device() if wanted.index is None else wanted.index
+        properties = torch.cuda.get_device_properties(index)
+        if torch.version.hip:
+            return Device(type="rocm", name=properties.name, memory=properties.total_memory), loaded
+        # What is loaded decides, not what pip lists: a wheel may sit there unused.
+        number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+        loaded["cudnn"] = None if number is None else Version.parse(int(number))
+        arch = 10 * properties.major + properties.minor
+        shared = getattr(properties, "shared_memory_per_block_optin", None) or SHARED_MEMORY.get(arch)
+        return Device(
+            type="cuda",
+            name=properties.name.removeprefix("NVIDIA "),
+            arch=arch,
+            memory=properties.total_memory,
+            sm_count=properties.multi_processor_count,
+            shared_memory=shared,
+        ), loaded
+    known = ("cpu", "mps", "xpu", "meta")
+    kind: Any = wanted.type if wanted.type in known else "other"
+    name = (platform.machine() or "CPU") if kind == "cpu" else wanted.type
+    return Device(type=kind, name=name), loaded
+
+
+def _installed(*distributions: str) -> Version | None:
+    """The version of the first of these distributions that is installed."""
+    for name in distributions:
+        try:
+            return Version.parse(importlib.metadata.version(name))
+        except (importlib.metadata.PackageNotFoundError, ValueError):
+            continue
+    return None

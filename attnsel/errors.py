@@ -1,0 +1,66 @@
+"""The errors attnsel raises on purpose. Each carries what a caller needs to act without reading text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from attnsel.select import Selection
+
+
+_SAYS_WHAT_IT_SHOULD_BE = frozenset({"literal_error", "enum"})
+
+
+class InvalidInput(ValueError):
+    """Something that was passed in cannot be right: names the field, the value and what is allowed."""
+
+    def __init__(self, field: str, value: Any, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field} = {_short(value)}: {allowed}")
+
+    @classmethod
+    def from_pydantic(cls, error: ValidationError) -> InvalidInput:
+        """The first problem of a pydantic error in our words; the rest is counted, not dropped."""
+        problems = error.errors(include_url=False)
+        first = problems[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, cls):
+            return cause
+        field = ".".join(str(part) for part in first["loc"]) or "input"
+        allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        if first["type"] == "extra_forbidden":
+            allowed = "there is no such field"
+        if first["type"] in _SAYS_WHAT_IT_SHOULD_BE or first["msg"].startswith("Input should be "):
+            allowed = f"must be {allowed}"
+        invalid = cls(field, first["input"], allowed)
+        if len(problems) > 1:
+            others = ", ".join(sorted({".".join(str(part) for part in p["loc"]) for p in problems[1:]}))
+            invalid.args = (f"{invalid.args[0]} (also wrong: {others})",)
+        return invalid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.allowed)
+
+
+class NoBackendError(RuntimeError):
+    """No candidate can run this. The message is the whole report; ``selection`` holds it as data."""
+
+    def __init__(self, message: str, selection: Selection) -> None:
+        self.selection = selection
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.selection)
+
+
+class UnsupportedArgument(NotImplementedError):
+    """An argument that attnsel knows and cannot honour yet. It is never ignored instead."""
+
+
+def _short(value: Any, limit: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

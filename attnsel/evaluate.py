@@ -1,0 +1,82 @@
+"""Rules against one question: which candidates stand, and every reason against the others.
+
+Two stages. ``fold`` keeps the rules whose gates are open, once per environment; ``findings`` runs what
+is left, once per question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnsel.candidates import CANDIDATES
+from attnsel.rules import REGISTRY, Rule, load_all
+from attnsel.verdict import Reason
+
+if TYPE_CHECKING:
+    from attnsel.environment import Environment
+    from attnsel.params import AttentionParams
+    from attnsel.policy import Policy
+
+load_all()
+
+
+class Folded(NamedTuple):
+    """The open rules of one environment: all of them, and per candidate."""
+
+    rules: tuple[tuple[Callable[..., Any], Rule], ...]
+    by_candidate: dict[str, tuple[tuple[Callable[..., Any], Rule], ...]]
+
+
+@lru_cache(maxsize=512)
+def fold(env: Environment, ignored: tuple[str, ...] = ()) -> Folded:
+    """The rules whose gates are open in ``env``, without those a policy overrides."""
+    known_bugs_off = "all" in ignored
+    rules = tuple(
+        (rule.body, rule)
+        for rule in _all_rules()
+        if rule.applies(env)
+        and not (rule.family == "BUG" and (known_bugs_off or rule.code in ignored))
+    )
+    by_candidate = {
+        name: tuple(pair for pair in rules if name in pair[1].candidates) for name in CANDIDATES
+    }
+    return Folded(rules, by_candidate)
+
+
+@lru_cache(maxsize=1)
+def _all_rules() -> tuple[Rule, ...]:
+    return tuple(REGISTRY.rules.values())
+
+
+def findings(p: AttentionParams, env: Environment, ignored: tuple[str, ...] = ()) -> dict[str, list[Reason]]:
+    """Every reason against every candidate, as the question stands."""
+    found: dict[str, list[Reason]] = {name: [] for name in CANDIDATES}
+    for body, rule in fold(env, ignored).rules:
+        finding = body(p, env)
+        if finding is not None:
+            reason = Reason(rule, finding)
+            for name in rule.candidates:
+                found[name].append(reason)
+    return found
+
+
+def findings_for(
+    name: str, p: AttentionParams, env: Environment, ignored: tuple[str, ...] = ()
+) -> list[Reason]:
+    """Every reason against one candidate."""
+    return [
+        Reason(rule, finding)
+        for body, rule in fold(env, ignored).by_candidate[name]
+        if (finding := body(p, env)) is not None
+    ]
+
+
+def wishes(name: str, policy: Policy) -> list[Reason]:
+    """Reasons that rest on the policy alone."""
+    return [
+        Reason(page, finding)
+        for page in REGISTRY.wishes.values()
+        if (finding := page.body(name, policy)) is not None
+    ]

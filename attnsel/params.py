@@ -1,0 +1,386 @@
+"""What is asked: one attention call, described without a single tensor.
+
+Names follow TransformerEngine's ``AttentionParams``; the differences are listed in the README.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    model_validator,
+)
+
+from attnsel._model import FrozenModel
+from attnsel.errors import InvalidInput
+from attnsel.layout import LAYOUTS, LayoutName, read_layout
+from attnsel.recipes import _Recipe, read_recipe
+
+DType = Literal["bf16", "fp16", "fp32", "fp64", "fp8_e4m3", "fp8_e5m2"]
+MaskType = Literal[
+    "no_mask",
+    "padding",
+    "causal",
+    "padding_causal",
+    "causal_bottom_right",
+    "padding_causal_bottom_right",
+    "arbitrary",
+]
+BiasType = Literal["no_bias", "pre_scale_bias", "post_scale_bias", "alibi"]
+BiasShape = Literal["bhss", "1hss", "b1ss", "11ss", "111s"]
+SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
+CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
+KvCache = Literal["none", "contiguous", "paged"]
+
+ITEMSIZE: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+_DTYPE_NAMES: dict[str, str] = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+}
+_MASK_NAMES: dict[str, str] = {
+    "none": "no_mask",
+    "causal_padding": "padding_causal",
+    "bottom_right": "causal_bottom_right",
+    "causal_padding_bottom_right": "padding_causal_bottom_right",
+}
+
+
+def read_dtype(value: Any) -> Any:
+    """``"bf16"`` from ``torch.bfloat16``, ``"bfloat16"`` or itself."""
+    text = str(value).removeprefix("torch.")
+    return _DTYPE_NAMES.get(text, text)
+
+
+def read_mask_type(value: Any) -> Any:
+    """TransformerEngine's spellings (``"padding,causal"``) brought to one."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace(",", "_").replace("-", "_")
+    return _MASK_NAMES.get(text, text)
+
+
+class TensorSpec(FrozenModel):
+    """One tensor without its data. Shape and strides are in elements and in the format's order."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: Annotated[Literal[DType, "bool"], BeforeValidator(read_dtype)] = "bf16"
+    alignment: int = Field(
+        default=16, gt=0, description="bytes that the first element's address is a multiple of (at most 16)"
+    )
+    requires_grad: bool = False
+
+    @model_validator(mode="after")
+    def _one_stride_per_dimension(self) -> TensorSpec:
+        if len(self.shape) != len(self.stride):
+            raise ValueError(
+                f"shape has {len(self.shape)} dimensions and stride {len(self.stride)}; they must be equal"
+            )
+        return self
+
+    @property
+    def contiguous(self) -> bool:
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
+    def last_stride(self) -> int:
+        """The innermost stride; 1 where the innermost dimension holds a single element."""
+        return self.stride[-1] if self.shape and self.shape[-1] != 1 else 1
+
+
+class Tensors(FrozenModel):
+    """Specs of the tensors of a call; None means dense in ``qkv_layout`` (or absent, for the mask)."""
+
+    q: TensorSpec | None = None
+    k: TensorSpec | None = None
+    v: TensorSpec | None = None
+    mask: TensorSpec | None = None
+
+
+class Fp8Meta(FrozenModel):
+    """What selection keeps of an ``fp8_meta``: its recipe. Scales, histories and tensors are let go."""
+
+    recipe: SerializeAsAny[_Recipe] | None = None
+
+
+_NO_META = Fp8Meta()
+_NO_TENSORS = Tensors()
+
+
+def _read_fp8_meta(value: Any) -> Any:
+    if value is None:
+        return _NO_META
+    if isinstance(value, Fp8Meta):
+        return value
+    if isinstance(value, (str, _Recipe)):
+        return Fp8Meta(recipe=read_recipe(value))
+    if isinstance(value, Mapping):
+        return Fp8Meta(recipe=read_recipe(value.get("recipe")))
+    raise ValueError("allowed: a mapping with a 'recipe', a recipe, or None")
+
+
+class AttentionParams(FrozenModel):
+    """One attention call, as selection sees it.
+
+    Equal parameters get the same answer: no rule can read anything that equality ignores. In
+    particular ``fp8_meta`` is cut down to its recipe when it comes in.
+
+    Raises :class:`attnsel.InvalidInput` naming the field, the value and what is allowed.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    dtype: Annotated[DType, BeforeValidator(read_dtype)] = Field(
+        default="bf16",
+        validation_alias=AliasChoices("dtype", "qkv_dtype"),
+        description="element type of q, k and v",
+    )
+    qkv_layout: Annotated[str, AfterValidator(read_layout)] = Field(
+        default="bshd_bshd_bshd", description="memory layout, or just its format: bshd, sbhd, thd, bhsd"
+    )
+    batch_size: int = Field(default=2, gt=0, description="sequences in the batch")
+    num_heads: int = Field(default=16, gt=0, description="query heads")
+    num_gqa_groups: int = Field(default=0, ge=0, description="key/value heads; as many as query heads if 0")
+    max_seqlen_q: int = Field(default=4096, ge=0, description="longest query sequence")
+    max_seqlen_kv: int = Field(default=-1, ge=-1, description="longest key sequence; max_seqlen_q if -1")
+    head_dim_qk: int = Field(default=128, gt=0, description="head dimension of queries and keys")
+    head_dim_v: int = Field(default=0, ge=0, description="head dimension of values; head_dim_qk if 0")
+    attn_mask_type: Annotated[MaskType, BeforeValidator(read_mask_type)] = Field(
+        default="causal", description="which pairs may attend"
+    )
+    window_size: tuple[int, int] = Field(
+        default=(-1, -1), description="(left, right) keys around the diagonal, inclusive; -1 is no bound"
+    )
+    bottom_right_diagonal: bool | None = Field(
+        default=None, description="anchor of windows and ALiBi; decided by a causal mask type"
+    )
+    core_attention_bias_type: BiasType = Field(default="no_bias", description="what is added to the scores")
+    core_attention_bias_shape: BiasShape | None = Field(
+        default=None, description="which dimensions of the bias are not 1; 1hss if there is a bias"
+    )
+    core_attention_bias_requires_grad: bool = Field(default=False, description="the bias needs a gradient")
+    alibi_slopes_shape: tuple[int, ...] | None = Field(
+        default=None, description="(h,) or (b, h) where slopes are given; computed from the heads if None"
+    )
+    softmax_type: SoftmaxType = Field(default="vanilla", description="attention sink in the denominator")
+    softcap: float = Field(
+        default=0.0, ge=0.0, allow_inf_nan=False, description="softcap * tanh(score / softcap); 0 is off"
+    )
+    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="dropout probability")
+    is_training: bool = Field(default=True, description="a backward pass will be needed")
+    deterministic: bool = Field(default=False, description="bitwise equal results run after run")
+    return_lse: bool = Field(default=False, description="the log-sum-exp is needed too")
+    return_max_logit: bool = Field(default=False, description="the largest score per head is needed too")
+    kv_cache: KvCache = Field(default="none", description="keys and values live in an inference cache")
+    page_size: int | None = Field(default=None, gt=0, description="tokens per page of a paged cache")
+    pad_between_seqs: bool = Field(default=False, description="thd: gaps between packed sequences")
+    cp_size: int = Field(default=1, gt=0, description="ranks that one sequence is spread over")
+    cp_comm_type: CpCommType = Field(default="p2p", description="how context parallel ranks exchange")
+    cuda_graph: bool = Field(default=False, description="the call is captured into a CUDA graph")
+    fp8: bool = Field(default=False, description="inside FP8 autocast; the recipe says if attention is FP8")
+    fp8_meta: Annotated[Fp8Meta, BeforeValidator(_read_fp8_meta)] = Field(
+        default_factory=lambda: _NO_META, description="compared by its recipe only"
+    )
+    tensors: Tensors = Field(default_factory=lambda: _NO_TENSORS, description="strides, where they are known")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_what_follows(cls, data: Any) -> Any:
+        """Defaults that depend on other fields, and TransformerEngine's normalisation of windows."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        context_parallel = data.pop("context_parallel", None)
+        if context_parallel is not None and bool(context_parallel) != (data.get("cp_size", 1) != 1):
+            raise InvalidInput(
+                "context_parallel",
+                context_parallel,
+                f"must follow cp_size, which is {data.get('cp_size', 1)!r}; leave it out",
+            )
+        for name, source, unset, default in (
+            ("num_gqa_groups", "num_heads", 0, 16),
+            ("max_seqlen_kv", "max_seqlen_q", -1, 4096),
+            ("head_dim_v", "head_dim_qk", 0, 128),
+        ):
+            if data.get(name) is None or data[name] == unset:
+                data[name] = data.get(source, default)
+        if data.get("window_size") is None:
+            data["window_size"] = (-1, -1)
+        return data
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Checks across fields, then the normalisations that make equal questions equal."""
+        check_params(self)
+        values = self.__dict__
+        values["window_size"] = normalise_window(self.window_size, self.attn_mask_type)
+        values["bottom_right_diagonal"] = diagonal_of(self.attn_mask_type, self.bottom_right_diagonal)
+        if self.core_attention_bias_type in ("pre_scale_bias", "post_scale_bias"):
+            values["core_attention_bias_shape"] = self.core_attention_bias_shape or "1hss"
+        super().model_post_init(context)
+
+    # Words that several rules share.
+    @cached_property
+    def layout(self) -> LayoutName:
+        return LAYOUTS[self.qkv_layout]
+
+    @cached_property
+    def qkv_format(self) -> str:
+        return self.layout.q_format
+
+    @property
+    def context_parallel(self) -> bool:
+        return self.cp_size > 1
+
+    @cached_property
+    def causal(self) -> bool:
+        """Some key after the query is hidden because of the mask type."""
+        return "causal" in self.attn_mask_type
+
+    @cached_property
+    def bottom_right(self) -> bool:
+        """The mask type itself is anchored at the bottom right."""
+        return "bottom_right" in self.attn_mask_type
+
+    @cached_property
+    def padding(self) -> bool:
+        return "padding" in self.attn_mask_type
+
+    @cached_property
+    def windowed(self) -> bool:
+        """A real window: more than no bound at all or a causal mask's own right bound."""
+        left, right = self.window_size
+        return left != -1 or right not in (-1, 0)
+
+    @cached_property
+    def has_bias(self) -> bool:
+        """A bias tensor is added (ALiBi is not one: kernels compute it)."""
+        return self.core_attention_bias_type in ("pre_scale_bias", "post_scale_bias")
+
+    @cached_property
+    def gqa(self) -> bool:
+        return self.num_heads != self.num_gqa_groups
+
+    @cached_property
+    def dropout(self) -> bool:
+        """Dropout that takes place: outside training there is none."""
+        return self.is_training and self.attention_dropout > 0.0
+
+    @cached_property
+    def recipe(self) -> _Recipe | None:
+        return self.fp8_meta.recipe
+
+    @cached_property
+    def fp8_attention(self) -> bool:
+        """The attention itself runs in FP8: FP8 tensors, or an FP8 recipe that covers attention."""
+        return self.dtype.startswith("fp8") or (
+            self.fp8 and self.recipe is not None and self.recipe.attention_in_fp8
+        )
+
+    @cached_property
+    def score_bytes(self) -> int:
+        """Bytes of one [b, h, s_q, s_kv] tensor in ``dtype``: what a kernel that stores scores needs."""
+        return self.batch_size * self.num_heads * self.max_seqlen_q * self.max_seqlen_kv * ITEMSIZE[self.dtype]
+
+
+def check_params(p: AttentionParams) -> None:
+    """Contradictions between fields. Raises InvalidInput naming one of them."""
+    if p.num_heads % p.num_gqa_groups:
+        raise InvalidInput(
+            "num_gqa_groups", p.num_gqa_groups, f"must divide num_heads = {p.num_heads} without remainder"
+        )
+    if not p.has_bias:
+        if p.core_attention_bias_shape is not None:
+            raise InvalidInput(
+                "core_attention_bias_shape",
+                p.core_attention_bias_shape,
+                "must be left out unless core_attention_bias_type is pre_scale_bias or post_scale_bias",
+            )
+        if p.core_attention_bias_requires_grad:
+            raise InvalidInput(
+                "core_attention_bias_requires_grad",
+                True,
+                "must be False unless core_attention_bias_type is pre_scale_bias or post_scale_bias",
+            )
+    if p.alibi_slopes_shape is not None:
+        allowed = ((p.num_heads,), (p.batch_size, p.num_heads))
+        if p.core_attention_bias_type != "alibi":
+            raise InvalidInput(
+                "alibi_slopes_shape", p.alibi_slopes_shape, "needs core_attention_bias_type 'alibi'"
+            )
+        if p.alibi_slopes_shape not in allowed:
+            raise InvalidInput("alibi_slopes_shape", p.alibi_slopes_shape, f"must be one of {allowed}")
+    if p.qkv_format == "thd" and not p.padding:
+        raise InvalidInput(
+            "attn_mask_type",
+            p.attn_mask_type,
+            f"must be padding, padding_causal or padding_causal_bottom_right with layout {p.qkv_layout!r}",
+        )
+    if p.pad_between_seqs and p.qkv_format != "thd":
+        raise InvalidInput("pad_between_seqs", True, f"needs a thd layout, not {p.qkv_layout!r}")
+    if p.layout.paged != (p.kv_cache == "paged"):
+        raise InvalidInput(
+            "kv_cache",
+            p.kv_cache,
+            f"must be 'paged' exactly when qkv_layout is a paged_kv_… layout; here it is {p.qkv_layout!r}",
+        )
+    if (p.kv_cache == "paged") != (p.page_size is not None):
+        raise InvalidInput("page_size", p.page_size, "must be given exactly when kv_cache is 'paged'")
+    if p.kv_cache != "none" and p.is_training:
+        raise InvalidInput("is_training", True, "must be False with a kv_cache: a cache has no backward")
+
+
+def normalise_window(window: tuple[int, int], attn_mask_type: str) -> tuple[int, int]:
+    """TransformerEngine's reading of a window: a causal mask type closes the right side.
+
+    Raises InvalidInput for bounds below -1, and for (-1, 0) without a causal mask type.
+    """
+    left, right = window
+    if left < -1 or right < -1:
+        raise InvalidInput("window_size", window, "each bound must be -1 (none) or at least 0")
+    if "causal" in attn_mask_type:
+        return (left, 0)
+    if window == (-1, 0):
+        raise InvalidInput(
+            "window_size",
+            window,
+            f"must be (-1, -1) with attn_mask_type {attn_mask_type!r}; for causal attention say so there",
+        )
+    return window
+
+
+def diagonal_of(attn_mask_type: str, bottom_right_diagonal: bool | None) -> bool:
+    """Where the diagonal is anchored: the mask type decides, else the wish, else bottom right (as in TE).
+
+    Raises InvalidInput when a causal mask type and the wish contradict each other.
+    """
+    if "causal" not in attn_mask_type:
+        return True if bottom_right_diagonal is None else bottom_right_diagonal
+    anchored = "bottom_right" in attn_mask_type
+    if bottom_right_diagonal is not None and bottom_right_diagonal != anchored:
+        raise InvalidInput(
+            "bottom_right_diagonal",
+            bottom_right_diagonal,
+            f"must be {anchored} with attn_mask_type {attn_mask_type!r}, which decides it",
+        )
+    return anchored

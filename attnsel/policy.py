@@ -1,0 +1,49 @@
+"""What is allowed and wanted: a question asked under another policy may have another answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from attnsel._model import FrozenModel
+from attnsel.candidates import CANDIDATES
+
+
+def _read_names(value: Any) -> Any:
+    """``"cudnn, triton"`` from an environment variable, or any sequence of names."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        names = tuple(sorted(value) if isinstance(value, (set, frozenset)) else value)
+        for name in names:
+            if name not in CANDIDATES:
+                raise ValueError(f"{name!r} is no candidate; allowed: {', '.join(CANDIDATES)}")
+        return names
+    return value
+
+
+def _read_name(value: Any) -> Any:
+    if value is None or value in ("", "auto"):
+        return None
+    return _read_names([value])[0]
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_read_names)]
+
+
+class Policy(FrozenModel):
+    """Limits and wishes. The default allows everything and prefers speed among what is right."""
+
+    backend: Annotated[str | None, BeforeValidator(_read_name)] = Field(
+        default=None, description="run this candidate or raise with its reasons; never another"
+    )
+    allow: Names = Field(default=(), description="only these candidates, in this order of preference")
+    deny: Names = Field(default=(), description="never these candidates")
+    adapt: Literal["auto", "never"] = Field(
+        default="auto", description="whether a call may be changed exactly (a mask folded, a copy made)"
+    )
+    allow_known_bugs: tuple[str, ...] = Field(
+        default=(), description="BUG codes to ignore, for those who know their build is patched"
+    )
+    deterministic: bool = Field(default=False, description="refuse what is not deterministic")

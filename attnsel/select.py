@@ -1,0 +1,273 @@
+"""The decision: a pure function from a question to a ranked list of candidates with every reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from attnsel.adapt import adapt_to
+from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateInfo
+from attnsel.environment import Environment
+from attnsel.errors import NoBackendError
+from attnsel.evaluate import findings, findings_for, wishes
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
+from attnsel.report import render
+from attnsel.rules import REGISTRY
+from attnsel.rules.preferences import PROVEN
+from attnsel.unlock import Unlock, find_unlocks
+from attnsel.verdict import Adaptation, Bad, Reason, Standing, Verdict, Words
+
+
+class Refusal(NamedTuple):
+    """A kernel refused this very call when it was prepared or launched, in these words."""
+
+    candidate: str
+    params: AttentionParams
+    message: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What this process has learnt by running. Immutable: learning makes a new one."""
+
+    refusals: tuple[Refusal, ...] = ()
+
+    def plus(self, refusal: Refusal) -> Evidence:
+        return self if refusal in self.refusals else Evidence((*self.refusals, refusal))
+
+    def against(self, name: str, p: AttentionParams) -> list[Reason]:
+        page = REGISTRY.pages["RUNTIME001"]
+        return [
+            Reason(page, Bad("kernel", refusal.message, Words("a kernel that accepts this call")))
+            for refusal in self.refusals
+            if refusal.candidate == name and refusal.params == p
+        ]
+
+
+NO_EVIDENCE = Evidence()
+DEFAULT_POLICY = Policy()
+
+
+class Candidate(NamedTuple):
+    """One candidate's verdict on one question.
+
+    ``reasons`` say why not (or why nobody knows). ``adaptations`` are exact changes that make it
+    eligible. ``plan_only`` says why attnsel cannot run it itself yet; None when it can.
+    ``placed_by`` is the code of the preference that put it below the one above.
+    """
+
+    name: str
+    verdict: Verdict
+    reasons: tuple[Reason, ...]
+    adaptations: tuple[Adaptation, ...]
+    plan_only: str | None
+    unproven: bool
+    placed_by: str | None = None
+
+    @property
+    def eligible(self) -> bool:
+        return self.verdict == "eligible"
+
+    @property
+    def executable(self) -> bool:
+        return self.plan_only is None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "title": CANDIDATES[self.name].title,
+            "verdict": self.verdict,
+            "eligible": self.eligible,
+            "executable": self.executable,
+            "plan_only": self.plan_only,
+            "unproven": self.unproven,
+            "placed_by": self.placed_by,
+            "adaptations": [adaptation._asdict() for adaptation in self.adaptations],
+            "reasons": [reason.as_dict() for reason in self.reasons],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The answer. ``candidates`` stand best first, refused ones last; ``backend`` names the choice."""
+
+    params: AttentionParams
+    environment: Environment
+    policy: Policy
+    evidence: Evidence
+    candidates: tuple[Candidate, ...]
+    backend: str | None
+
+    def __getitem__(self, name: str) -> Candidate:
+        for candidate in self.candidates:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(f"{name!r} is no candidate; allowed: {', '.join(CANDIDATES)}")
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self.candidates)
+
+    def __repr__(self) -> str:
+        return f"<Selection backend={self.backend!r} on {self.environment.device.name}>"
+
+    @property
+    def ranked(self) -> tuple[Candidate, ...]:
+        """Those that are not refused, best first."""
+        return tuple(c for c in self.candidates if c.verdict != "refused")
+
+    @cached_property
+    def unlocks(self) -> tuple[Unlock, ...]:
+        """Minimal changes that make refused candidates eligible, each re-checked by the engine."""
+        return find_unlocks(self, _ask)
+
+    def report(self, width: int = 80) -> str:
+        """The whole answer as text: what ATTNSEL_DEBUG=2 prints and NoBackendError carries."""
+        return render(self, width)
+
+    def require(self) -> Selection:
+        """Itself, if something can run. Raises NoBackendError with the report otherwise."""
+        if self.backend is None:
+            raise NoBackendError(self._headline() + "\n\n" + self.report(), self)
+        return self
+
+    def _headline(self) -> str:
+        if self.policy.backend is not None:
+            return f"backend {self.policy.backend!r} was asked for and cannot run this attention call."
+        return "no attention backend can run this call."
+
+    def as_dict(self, *, unlocks: bool = True) -> dict[str, Any]:
+        """The JSON form of everything above."""
+        out: dict[str, Any] = {
+            "backend": self.backend,
+            "params": self.params.model_dump(mode="json"),
+            "environment": {
+                **self.environment.model_dump(mode="json"),
+                "warnings": list(self.environment.warnings),
+            },
+            "policy": self.policy.model_dump(mode="json"),
+            "candidates": [candidate.as_dict() for candidate in self.candidates],
+        }
+        if unlocks:
+            out["unlocks"] = [unlock.as_dict() for unlock in self.unlocks]
+        return out
+
+    def to_json(self, *, unlocks: bool = True, indent: int | None = None) -> str:
+        return json.dumps(self.as_dict(unlocks=unlocks), indent=indent)
+
+
+def select(
+    params: AttentionParams,
+    environment: Environment | None = None,
+    *,
+    policy: Policy = DEFAULT_POLICY,
+    evidence: Evidence = NO_EVIDENCE,
+) -> Selection:
+    """Which candidate runs ``params`` in ``environment``, and every reason why the others do not.
+
+    Pure and memoised: equal arguments give the same object. ``environment`` None is this machine.
+    A selection with ``backend`` None is an answer too; ``selection.require()`` turns it into an error.
+    """
+    return _select(params, environment or Environment.detect(), policy, evidence)
+
+
+@lru_cache(maxsize=8192)
+def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
+    asked = p.replace(deterministic=True) if policy.deterministic and not p.deterministic else p
+    ignored = policy.allow_known_bugs
+    found = findings(asked, env, ignored)
+    judged = [
+        (_judge(info, asked, env, policy, evidence, found[info.name])) for info in CANDIDATES.values()
+    ]
+    candidates = _rank(judged, asked, env, policy)
+    return Selection(asked, env, policy, evidence, candidates, _choose(candidates, env))
+
+
+def _ask(p: AttentionParams, env: Environment, policy: Policy) -> Selection:
+    """A hypothetical question for the search for ways out; kept out of the memo of real ones."""
+    return _select.__wrapped__(p, env, policy, NO_EVIDENCE)
+
+
+def _judge(
+    info: CandidateInfo,
+    p: AttentionParams,
+    env: Environment,
+    policy: Policy,
+    evidence: Evidence,
+    reasons: list[Reason],
+) -> Candidate:
+    """Rules, then adaptations, then wishes and what was learnt: one candidate's verdict."""
+    name, adaptations = info.name, ()
+    if reasons and info.adaptations and policy.adapt == "auto":
+        applied, left = adapt_to(
+            info.adaptations, p, reasons, lambda q: findings_for(name, q, env, policy.allow_known_bugs)
+        )
+        if all(reason.unknown for reason in left):
+            adaptations, reasons = applied, left
+    reasons = [*reasons, *wishes(name, policy)]
+    if evidence.refusals:
+        reasons += evidence.against(name, p)
+    verdict: Verdict = "eligible"
+    if reasons:
+        verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
+    # An own kernel is proven per architecture; without a GPU there is none to be unproven on.
+    unproven = info.owned and env.arch is not None and (name, env.arch) not in PROVEN
+    return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(info, p, env), unproven)
+
+
+def _plan_only(info: CandidateInfo, p: AttentionParams, env: Environment) -> str | None:
+    """Why attnsel can plan this and not run it; None when it can run it."""
+    if not info.runs_here:
+        return "attnsel does not run it yet"
+    if env.torch is not None and env.torch < OLDEST_TORCH:
+        return f"attnsel runs on torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
+    if p.fp8_attention:
+        return "FP8 attention is planned, not run"
+    if p.context_parallel:
+        return "context parallelism is planned, not run"
+    if p.kv_cache != "none":
+        return "KV caches are planned, not run"
+    return None
+
+
+def _rank(
+    judged: list[Candidate], p: AttentionParams, env: Environment, policy: Policy
+) -> tuple[Candidate, ...]:
+    """Standing candidates by preference, each told which preference put it below the one above."""
+    preferences = _preferences()
+    standing: list[tuple[tuple[int, ...], Candidate]] = []
+    refused: list[Candidate] = []
+    for candidate in judged:
+        if candidate.verdict == "refused":
+            refused.append(candidate)
+            continue
+        seen = Standing(candidate.name, candidate.verdict, candidate.adaptations, candidate.unproven)
+        standing.append((tuple([rate(seen, p, env, policy) for _, rate in preferences]), candidate))
+    standing.sort(key=lambda pair: pair[0])
+    ranked: list[Candidate] = []
+    above: tuple[int, ...] | None = None
+    for key, candidate in standing:
+        if above is not None:
+            decided = next((i for i, (a, b) in enumerate(zip(above, key, strict=True)) if a != b), None)
+            candidate = candidate._replace(
+                placed_by=None if decided is None else preferences[decided][0]
+            )
+        ranked.append(candidate)
+        above = key
+    return (*ranked, *refused)
+
+
+@lru_cache(maxsize=1)
+def _preferences() -> tuple[tuple[str, Any], ...]:
+    return tuple((page.code, page.value) for page in REGISTRY.preferences.values())
+
+
+def _choose(candidates: tuple[Candidate, ...], env: Environment) -> str | None:
+    """The first that stands; on a detected machine, the first that attnsel can really run there."""
+    for candidate in candidates:
+        if candidate.verdict != "refused" and (candidate.executable or not env.detected):
+            return candidate.name
+    return None

@@ -1,0 +1,160 @@
+"""Versions and the sets of versions a constraint holds for.
+
+Support is not monotone: cuDNN took padding masks at 9.1, lost them at 9.2 and took them again at 9.6.
+So a constraint carries a *set* of versions (a union of intervals), never a minimum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion
+from packaging.version import Version as _PackagingVersion
+
+
+class Version(NamedTuple):
+    """``major.minor.patch``; what follows the third number (cuDNN's build, ``+cu128``) is dropped."""
+
+    major: int
+    minor: int = 0
+    patch: int = 0
+
+    @classmethod
+    def parse(cls, text: str | int | tuple[int, ...] | Version) -> Version:
+        """Read ``"9.1.0"``, ``"2.13.0+cu128"``, ``(9, 1)`` or ``cudnnGetVersion()``'s 8907 / 90100.
+
+        Raises ValueError naming the value when it is none of these.
+        """
+        if isinstance(text, tuple):
+            if text and len(text) <= 4 and all(isinstance(n, int) and n >= 0 for n in text):
+                return cls(*text[:3])
+            raise ValueError(f"not a version: {text!r}; allowed: up to four non-negative integers")
+        if isinstance(text, int) or (isinstance(text, str) and text.strip().isdecimal() and int(text) >= 1000):
+            return cls._from_cudnn_number(int(text))
+        try:
+            release = _PackagingVersion(text).release
+        except (InvalidVersion, TypeError):
+            raise ValueError(f"not a version: {text!r}; allowed: numbers and dots such as 9.1.0") from None
+        return cls(*release[:3])
+
+    @classmethod
+    def _from_cudnn_number(cls, number: int) -> Version:
+        # cudnnGetVersion(): major*1000 + minor*100 + patch before 9, major*10000 + … since.
+        if not 1000 <= number < 1_000_000:
+            raise ValueError(f"not a version: {number!r}; allowed: 9.1.0, or cudnnGetVersion()'s 90100")
+        base = 10_000 if number >= 90_000 else 1_000
+        return cls(number // base, number % base // 100, number % 100)
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+    def next_patch(self) -> Version:
+        return Version(self.major, self.minor, self.patch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """A set of versions of one component: a union of half-open intervals ``[low, high)``.
+
+    ``low`` or ``high`` None is unbounded. Build it with a component's factory: ``cudnn("<9.5.0")``,
+    ``cudnn("==9.10.0", "==9.10.1")`` (several texts are joined by *or*, commas inside one by *and*).
+    """
+
+    component: str
+    intervals: tuple[tuple[Version | None, Version | None], ...]
+
+    def __contains__(self, version: Version | None) -> bool:
+        if version is None:
+            return False
+        return any(
+            (low is None or version >= low) and (high is None or version < high)
+            for low, high in self.intervals
+        )
+
+    def edges(self) -> Iterator[Version]:
+        """Every version at which membership may change, lowest first."""
+        yield from sorted({edge for interval in self.intervals for edge in interval if edge is not None})
+
+    def sample(self) -> Version:
+        """Some member, for examples and tests."""
+        low, high = self.intervals[0]
+        if low is not None:
+            return low
+        if high is None:
+            return Version(0)
+        major, minor, patch = high
+        if patch:
+            return Version(major, minor, patch - 1)
+        return Version(major, minor - 1, 0) if minor else Version(major - 1, 9, 0)
+
+    def __str__(self) -> str:
+        return " or ".join(_interval_text(low, high) for low, high in self.intervals)
+
+
+def _interval_text(low: Version | None, high: Version | None) -> str:
+    if low is None:
+        return "any version" if high is None else f"< {high}"
+    if high is None:
+        return f">= {low}"
+    if high == low.next_patch():
+        return str(low)
+    return f"{low} to < {high}"
+
+
+_TERM = re.compile(r"\s*(?P<op>>=|<=|==|<|>)\s*(?P<version>[0-9.]+)\s*$")
+
+
+def _interval(spec: str) -> tuple[Version | None, Version | None]:
+    """``">=9.2,<9.6"`` as one interval. packaging checks the grammar; we keep comparisons cheap."""
+    try:
+        terms = list(SpecifierSet(spec))
+    except InvalidSpecifier as error:
+        raise ValueError(f"not a version specifier: {spec!r}") from error
+    low: Version | None = None
+    high: Version | None = None
+    for term in terms:
+        match = _TERM.match(str(term))
+        if match is None:
+            raise ValueError(f"version specifier {spec!r}: only >=, <=, ==, < and > are allowed")
+        op, version = match["op"], Version.parse(match["version"])
+        if op in (">=", ">", "=="):
+            edge = version.next_patch() if op == ">" else version
+            low = edge if low is None else max(low, edge)
+        if op in ("<=", "<", "=="):
+            edge = version if op == "<" else version.next_patch()
+            high = edge if high is None else min(high, edge)
+    if low is not None and high is not None and low >= high:
+        raise ValueError(f"version specifier {spec!r} holds for no version")
+    return low, high
+
+
+def _factory(component: str, *specs: str) -> Versions:
+    if not specs:
+        return Versions(component, ((None, None),))
+    return Versions(component, tuple(_interval(spec) for spec in specs))
+
+
+def cudnn(*specs: str) -> Versions:
+    """cuDNN as loaded at run time (``cudnnGetVersion``), not as built against."""
+    return _factory("cudnn", *specs)
+
+
+def cudnn_frontend(*specs: str) -> Versions:
+    return _factory("cudnn_frontend", *specs)
+
+
+def torch(*specs: str) -> Versions:
+    return _factory("torch", *specs)
+
+
+def triton(*specs: str) -> Versions:
+    return _factory("triton", *specs)
+
+
+def cuda(*specs: str) -> Versions:
+    """The CUDA toolkit that torch was built with (``torch.version.cuda``)."""
+    return _factory("cuda", *specs)

@@ -1,0 +1,103 @@
+"""What a kernel is: the one contract every backend of attnsel implements.
+
+A backend is two plain functions with no autograd in them, so that whoever calls them (the runtime,
+context parallelism, a decode loop) decides how gradients flow and how partial results are merged::
+
+    forward(spec, inputs)                                -> Result(out, lse, max_logit, saved)
+    backward(spec, inputs, result, dout, dlse=None)      -> Grads(q, k, v, bias, softmax_offset)
+
+Shape letters used in every backend
+    b batch, h query heads, g key/value heads (``num_gqa_groups``), s_q / s_kv rows,
+    t_q / t_kv packed rows, d head_dim_qk, e head_dim_v.
+
+Dense tensors arrive as ``[b, h, s, d]`` *views* of whatever memory the caller has (strides are part
+of the input); packed ones (``thd``) as ``[t, h, d]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Everything about one attention call that is not a tensor. Hashable: a cache key.
+
+    Visibility. With ``i = q_offset + row`` and ``j = kv_offset + column`` (both counted from the
+    start of the row's own sequence) and ``shift = len_kv - len_q`` of that sequence when
+    ``bottom_right`` else ``0``, a query sees a key iff both are inside their sequence and::
+
+        -window_left <= j - i - shift <= window_right        (a bound of -1 means no bound)
+
+    so causal is ``window_right == 0``. A row that sees no key gives 0 and an LSE of -inf.
+
+    Score of a visible pair, in float32 or better::
+
+        x = softmax_scale * q.k ;  x = softcap * tanh(x / softcap) if softcap
+        x = x + bias - alibi_slope * |j - i - shift|
+    """
+
+    packed: bool = False  # thd: q [t_q, h, d], cu_seqlens_* say where sequences lie
+    softmax_scale: float = 1.0
+    window_left: int = -1
+    window_right: int = -1
+    bottom_right: bool = False
+    softcap: float = 0.0
+    softmax_type: str = "vanilla"  # vanilla | off-by-one | learnable
+    dropout_p: float = 0.0
+    q_offset: int = 0
+    kv_offset: int = 0
+    deterministic: bool = False
+    return_max_logit: bool = False
+    need_lse: bool = False
+    need_grad: bool = False  # a backward will follow: save what it needs
+
+
+class Inputs(NamedTuple):
+    """The tensors of one call. Everything but q, k, v may be None."""
+
+    q: Tensor  # [b, h, s_q, d]   or [t_q, h, d]
+    k: Tensor  # [b, g, s_kv, d]  or [t_kv, g, d]; h % g == 0, query head n reads kv head n // (h // g)
+    v: Tensor  # [b, g, s_kv, e]  or [t_kv, g, e]
+    attn_mask: Tensor | None = None  # bool, True = masked OUT, broadcastable to [b, h, s_q, s_kv]
+    bias: Tensor | None = None  # added after the scale; broadcastable to [b, h, s_q, s_kv]
+    alibi_slopes: Tensor | None = None  # float32 [h] or [b, h]
+    softmax_offset: Tensor | None = None  # [h]; the sink logit of softmax_type "learnable"
+    seqlens_q: Tensor | None = None  # int32 [b]: real rows of a dense, padded batch
+    seqlens_kv: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None  # int32 [b+1]: packed only, real lengths (differences)
+    cu_seqlens_kv: Tensor | None = None
+    cu_seqlens_q_padded: Tensor | None = None  # packed only: where each sequence starts in memory
+    cu_seqlens_kv_padded: Tensor | None = None
+    dropout_seed: Tensor | None = None  # int64 scalar tensors (CUDA graphs and recompute replay them)
+    dropout_offset: Tensor | None = None
+    max_seqlen_q: int | None = None  # packed only: longest sequence, given so that nothing is read back
+    max_seqlen_kv: int | None = None
+
+
+class Result(NamedTuple):
+    """What a forward gives back.
+
+    ``lse`` is natural-log, float32, ``[b, h, s_q]`` (packed: ``[h, t_q]``), sinks included.
+    ``max_logit`` is ``[h]`` float32, the largest score any visible pair had.
+    ``saved`` is the backend's own and goes back to its backward untouched.
+    """
+
+    out: Tensor
+    lse: Tensor | None
+    max_logit: Tensor | None = None
+    saved: tuple[Any, ...] = ()
+
+
+class Grads(NamedTuple):
+    """Gradients in the shapes and dtypes of the inputs they belong to; None where not needed."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    softmax_offset: Tensor | None = None

@@ -1,0 +1,257 @@
+"""How a constraint is written down.
+
+::
+
+    @rule("CUDNN204", "cudnn", when=cudnn("<9.5.0"), arch={90}, evidence="source",
+          trips=dict(head_dim_qk=192, head_dim_v=128))
+    def backward_head_dim(p, env):
+        '''Backward above head_dim 128 needs cuDNN 9.5.
+
+        Why: the Hopper backward engine of that era keeps one tile of 128 columns.
+        Fix: upgrade cuDNN.
+        Source: TransformerEngine#1591
+        '''
+        if p.is_training and p.head_dim_qk > 128:
+            return Bad("head_dim_qk", p.head_dim_qk, AtMost(128))
+
+Gates (``when``, ``arch``, ``device``) are folded away once per environment; only bodies run per
+question. A body reads its two arguments and nothing else, never raises, and returns ``Bad``,
+``Unknown`` or None. ``trips`` and ``passes`` are examples: the page shows them, the tests run them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnsel.candidates import CANDIDATES
+from attnsel.verdict import EVIDENCE, Bad, Standing, Unknown
+from attnsel.versions import Versions
+
+if TYPE_CHECKING:
+    from attnsel.environment import Environment
+    from attnsel.params import AttentionParams
+    from attnsel.policy import Policy
+
+    Body = Callable[[AttentionParams, Environment], Bad | Unknown | None]
+
+Example = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Page:
+    """What is said about a rule of any kind: its code, its text and what it rests on."""
+
+    code: str
+    name: str
+    title: str
+    text: str
+    source: str
+    evidence: str
+    module: str
+    when_text: str = ""
+
+    @property
+    def family(self) -> str:
+        return self.code.rstrip("0123456789")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rule(Page):
+    """One constraint on what is asked, where it would run."""
+
+    candidates: tuple[str, ...]
+    when: tuple[Versions, ...]
+    arch: Container[int] | None
+    device: Container[str] | None
+    body: Body
+    trips: Example
+    passes: Example
+
+    def applies(self, env: Environment) -> bool:
+        """Whether the gates are open in this environment."""
+        if self.device is not None and env.device.type not in self.device:
+            return False
+        if self.arch is not None and (env.arch is None or env.arch not in self.arch):
+            return False
+        return all(getattr(env, versions.component) in versions for versions in self.when)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Wish(Page):
+    """A refusal that rests on what the user asked for, or on what happened in this process."""
+
+    body: Callable[[str, Policy], Bad | None]
+    trips: tuple[str, Example]  # a candidate, and the fields of a Policy that refuses it
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Preference(Page):
+    """One reason to put a candidate before another: the lower value goes first."""
+
+    value: Callable[[Standing, AttentionParams, Environment, Policy], int]
+
+
+class Registry:
+    """Everything that was written down, in order. Codes are unique across kinds."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, Page] = {}
+
+    def add(self, page: Page) -> None:
+        if page.code in self.pages:
+            raise ValueError(f"{page.code} is taken: {page.name} needs a code of its own")
+        self.pages[page.code] = page
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        return {code: page for code, page in self.pages.items() if isinstance(page, Rule)}
+
+    @property
+    def wishes(self) -> dict[str, Wish]:
+        return {code: page for code, page in self.pages.items() if isinstance(page, Wish)}
+
+    @property
+    def preferences(self) -> dict[str, Preference]:
+        return {code: page for code, page in self.pages.items() if isinstance(page, Preference)}
+
+
+REGISTRY = Registry()
+
+_CODE = re.compile(r"[A-Z]+\d{3}$")
+
+
+def rule(
+    code: str,
+    *candidates: str,
+    when: Versions | Iterable[Versions] = (),
+    arch: Container[int] | None = None,
+    device: Container[str] | None = None,
+    evidence: str,
+    trips: Example | None = None,
+    passes: Example | None = None,
+    registry: Registry | None = None,
+) -> Callable[[Body], Body]:
+    """Register a constraint on ``candidates``.
+
+    ``when``: version sets that must all hold. ``arch``: architectures, e.g. ``{90}`` or
+    ``range(80, 90)``. ``device``: device types, e.g. ``{"cuda"}``; a rule with ``arch`` is about CUDA
+    already. ``trips``/``passes``: fields of AttentionParams, or ``gpu`` and component versions, that
+    differ from the defaults inside the gates.
+
+    Raises ValueError at import for a rule that could not be explained: no docstring, no ``Source:``.
+    """
+    if not _CODE.match(code):
+        raise ValueError(f"rule code {code!r}: capital letters and three digits, such as CUDNN204")
+    unknown = [name for name in candidates if name not in CANDIDATES]
+    if unknown or not candidates:
+        raise ValueError(f"{code}: candidates {unknown or 'missing'}; allowed: {', '.join(CANDIDATES)}")
+    if evidence not in EVIDENCE:
+        raise ValueError(f"{code}: evidence {evidence!r}; allowed: {', '.join(EVIDENCE)}")
+    gates = (when,) if isinstance(when, Versions) else tuple(when)
+
+    def register(body: Body) -> Body:
+        title, text, source = _read_page(code, body)
+        item = Rule(
+            code=code,
+            candidates=candidates,
+            when=gates,
+            arch=arch,
+            device=device,
+            body=body,
+            evidence=evidence,
+            trips=dict(trips or {}),
+            passes=dict(passes or {}),
+            name=body.__name__,
+            title=title,
+            text=text,
+            source=source,
+            module=body.__module__,
+            when_text=_gate_text(gates, arch),
+        )
+        (registry or REGISTRY).add(item)
+        return body
+
+    return register
+
+
+def wish(code: str, *, evidence: str = "policy", trips: tuple[str, Example]) -> Callable[[Any], Any]:
+    """Register a refusal by policy: ``fn(candidate_name, policy) -> Bad | None``."""
+
+    def register(fn: Callable[[str, Policy], Bad | None]) -> Any:
+        title, text, source = _read_page(code, fn)
+        REGISTRY.add(
+            Wish(
+                code=code,
+                name=fn.__name__,
+                title=title,
+                text=text,
+                source=source,
+                evidence=evidence,
+                module=fn.__module__,
+                body=fn,
+                trips=trips,
+            )
+        )
+        return fn
+
+    return register
+
+
+def preference(code: str, *, evidence: str) -> Callable[[Any], Any]:
+    """Register an ordering: ``fn(standing, p, env, policy) -> int``; lower first, first code decides."""
+
+    def register(fn: Callable[[Standing, AttentionParams, Environment, Policy], int]) -> Any:
+        title, text, source = _read_page(code, fn)
+        REGISTRY.add(
+            Preference(
+                code=code,
+                name=fn.__name__,
+                title=title,
+                text=text,
+                source=source,
+                evidence=evidence,
+                module=fn.__module__,
+                value=fn,
+            )
+        )
+        return fn
+
+    return register
+
+
+def find_rule(code: str) -> Page:
+    """A rule of any kind by its code. Raises KeyError with the nearest codes."""
+    from attnsel.rules import load_all
+
+    load_all()
+    key = code.strip().upper()
+    if key in REGISTRY.pages:
+        return REGISTRY.pages[key]
+    near = difflib.get_close_matches(key, REGISTRY.pages, n=3, cutoff=0.6)
+    raise KeyError(f"no rule {code!r}{'; near: ' + ', '.join(near) if near else ''}")
+
+
+def _read_page(code: str, fn: Callable[..., Any]) -> tuple[str, str, str]:
+    doc = inspect.getdoc(fn)
+    if not doc:
+        raise ValueError(f"{code}: a rule needs a docstring; it is what users read")
+    title, _, text = doc.partition("\n")
+    source = re.search(r"^Source: (.+?)(?=\n[A-Z]\w+:|\Z)", text, re.MULTILINE | re.DOTALL)
+    if not source:
+        raise ValueError(f"{code}: the docstring needs a line 'Source: …'")
+    return title.rstrip("."), text.strip(), " ".join(source[1].split())
+
+
+def _gate_text(gates: tuple[Versions, ...], arch: Container[int] | None) -> str:
+    names = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "torch": "torch", "cuda": "CUDA"}
+    parts = [f"{names.get(gate.component, gate.component)} {gate}" for gate in gates]
+    if isinstance(arch, range):
+        parts.append(f"sm{arch.start} to sm{arch.stop - 1}")
+    elif isinstance(arch, (set, frozenset, tuple)):
+        parts.append("/".join(f"sm{number}" for number in sorted(arch)))
+    return ", ".join(parts)

@@ -1,0 +1,58 @@
+"""What the user allowed, wished or forbade, and what this process saw refuse."""
+
+from __future__ import annotations
+
+from attnsel.policy import Policy
+from attnsel.rules.api import wish
+from attnsel.verdict import Bad, OneOf, Words
+
+
+@wish("POLICY001", trips=("triton", {"backend": "cudnn"}))
+def another_is_forced(name: str, policy: Policy) -> Bad | None:
+    """Another candidate is forced.
+
+    Why: a forced backend runs or raises; it is never swapped for another.
+    Fix: drop backend=… (or ATTNSEL_BACKENDS with a single name).
+    Source: your policy.
+    """
+    if policy.backend is not None and name != policy.backend:
+        return Bad("policy.backend", policy.backend, OneOf(name))
+    return None
+
+
+@wish("POLICY002", trips=("cudnn", {"allow": ("triton", "tiled")}))
+def not_on_the_list(name: str, policy: Policy) -> Bad | None:
+    """Only listed candidates are allowed, and this is not among them.
+
+    Why: ATTNSEL_BACKENDS or Policy.allow lists what may run, in order of preference.
+    Fix: add it to ATTNSEL_BACKENDS, or unset that.
+    Source: your policy.
+    """
+    if policy.allow and name not in policy.allow:
+        return Bad("policy.allow", ",".join(policy.allow), Words(f"a list with {name}"))
+    return None
+
+
+@wish("POLICY003", trips=("sdpa.math", {"deny": ("sdpa.math",)}))
+def denied(name: str, policy: Policy) -> Bad | None:
+    """This candidate is switched off.
+
+    Why: ATTNSEL_DISABLE or Policy.deny names it.
+    Fix: take it out of ATTNSEL_DISABLE.
+    Source: your policy.
+    """
+    if name in policy.deny:
+        return Bad("policy.deny", ",".join(policy.deny), Words(f"a list without {name}"))
+    return None
+
+
+@wish("RUNTIME001", evidence="runtime", trips=("cudnn", {}))
+def refused_when_it_ran(name: str, policy: Policy) -> Bad | None:
+    """The kernel itself refused this very call earlier in this process.
+
+    Why: a plan did not build or a launch ran out of resources; it is remembered, so that the next call
+    goes straight to the candidate that works.
+    Fix: read the kernel's own words beside the code; attnsel.configure() forgets what was remembered.
+    Source: this process.
+    """
+    return None  # recorded refusals come from the evidence, see attnsel.evaluate
