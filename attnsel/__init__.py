@@ -7,3 +7,72 @@ _root = _Path(__file__).resolve().parent.parent
 if (_root / "pyproject.toml").is_file() and (_root / "rules").is_dir():
     __path__.append(str(_root))
 del _root
+
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+from attnsel._version import __version__
+from attnsel.environment import Device, Environment
+from attnsel.errors import InvalidInput, NoBackendError, UnsupportedArgument
+from attnsel.params import AttentionParams, Tensors, TensorSpec
+from attnsel.policy import Policy
+from attnsel.select import Candidate, Evidence, Selection, select
+from attnsel.settings import Settings, configure, override
+
+if _TYPE_CHECKING:
+    from attnsel.functional import attention
+    from attnsel.module import DotProductAttention
+    from attnsel.runtime.run import cache_info, clear_cache
+
+# What needs torch is imported when it is asked for: planning works where torch is not installed.
+_NEEDS_TORCH = {
+    "DotProductAttention": "attnsel.module",
+    "attention": "attnsel.functional",
+    "cache_info": "attnsel.runtime.run",
+    "clear_cache": "attnsel.runtime.run",
+}
+
+__all__ = [
+    "AttentionParams",
+    "Candidate",
+    "Device",
+    "DotProductAttention",
+    "Environment",
+    "Evidence",
+    "InvalidInput",
+    "NoBackendError",
+    "Policy",
+    "Selection",
+    "Settings",
+    "TensorSpec",
+    "Tensors",
+    "UnsupportedArgument",
+    "__version__",
+    "attention",
+    "cache_info",
+    "clear_cache",
+    "configure",
+    "override",
+    "select",
+]
+
+
+def __getattr__(name: str) -> _Any:
+    module = _NEEDS_TORCH.get(name)
+    if module is None:
+        raise AttributeError(f"module 'attnsel' has no attribute {name!r}")
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"attnsel.{name} runs attention and needs PyTorch: pip install 'attnsel[torch]'. "
+            "Planning (attnsel.select, the attnsel command) works without it."
+        ) from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

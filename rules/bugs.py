@@ -1,0 +1,389 @@
+"""BUG0xx: what is accepted, runs and is wrong, or takes the process down.
+
+Each rule refuses what its report shows and no more; where no fixed release is known, the interval is open.
+A policy can allow a known bug by its code. ``sdpa.cudnn`` runs on the same libcudnn as ``cudnn``, so bugs of
+the library touch both; there a folded mask is what cuDNN calls a bias.
+"""
+
+from __future__ import annotations
+
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams, Tensors, TensorSpec
+from attnsel.rules.api import rule
+from attnsel.verdict import AtLeast, Bad, Multiple, OneOf, Words
+from attnsel.versions import cudnn, cudnn_frontend, torch
+
+BOTH = ("cudnn", "sdpa.cudnn")
+HOPPER = frozenset({90})
+BLACKWELL = range(100, 110)
+PACKED = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
+
+
+def score_tensor(p: AttentionParams) -> bool:
+    """cuDNN adds a tensor to the scores: a bias, or the mask that PyTorch passes as one."""
+    return p.has_bias or p.attn_mask_type == "arbitrary"
+
+
+# libcudnn.
+
+
+@rule("BUG001", *BOTH, when=cudnn("==9.10.0", "==9.10.1"), evidence="source", passes={"cudnn": "9.10.2"})
+def withdrawn_releases(p: AttentionParams, env: Environment) -> Bad | None:
+    """cuDNN 9.10.0 and 9.10.1 have known attention bugs
+
+    Why: NVIDIA's own frontend refuses every FP16 and BF16 attention graph on them (FP8 on 9.10.0 only), and
+    PyTorch's continuous integration crashed.
+    Fix: cuDNN 9.10.2 or newer.
+    Source: cudnn-frontend 1.32, sdpa_support_surface.h, lines 215 and 287; TransformerEngine v2.18,
+    fused_attn.cpp, line 468; pytorch#168378.
+    """
+    if p.fp8_attention and env.cudnn is not None and env.cudnn.patch == 1:
+        return None
+    return Bad("cudnn", env.cudnn, Words("9.10.2 or newer, or 9.9 and older"))
+
+
+@rule(
+    "BUG002",
+    "cudnn",
+    when=cudnn("==9.14.0"),
+    evidence="source",
+    trips={"attn_mask_type": "no_mask", "window_size": (512, 512)},
+    passes={"attn_mask_type": "causal", "window_size": (512, 0)},
+)
+def windows_on_9_14_0(p: AttentionParams, env: Environment) -> Bad | None:
+    """cuDNN 9.14.0 reads out of bounds with a window over more than 1024 keys
+
+    Why: sliding windows without a causal mask end in an illegal memory access.
+    Fix: any other cuDNN.
+    Source: cudnn-frontend 1.32, sdpa_support_surface.h, line 294; TransformerEngine#2344.
+    """
+    if p.window_size[0] != -1 and not p.causal and p.max_seqlen_kv > 1024:
+        return Bad("window_size", p.window_size, OneOf((-1, -1)))
+    return None
+
+
+@rule(
+    "BUG003",
+    "cudnn",
+    when=cudnn("<=9.15.0"),
+    evidence="source",
+    trips={"cuda_graph": True, "max_seqlen_q": 1000},
+    passes={"cuda_graph": True},
+)
+def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+    """Up to cuDNN 9.15.0 CUDA graphs need keys in multiples of 128 for training
+
+    Why: for other lengths the frontend quietly adds a padding mask, whose lengths a captured graph does not
+    hold.
+    Fix: pad the keys, give a padding mask yourself, or cuDNN 9.15.1.
+    Source: TransformerEngine#2344 and v2.18, fused_attn.cpp, lines 510-522.
+    """
+    if not p.cuda_graph or not p.is_training or p.padding or p.qkv_format not in ("bshd", "sbhd"):
+        return None
+    return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(128)) if p.max_seqlen_kv % 128 else None
+
+
+@rule(
+    "BUG004",
+    "sdpa.cudnn",
+    when=cudnn(">=9.10.0,<=9.15.0"),
+    arch=HOPPER | frozenset(BLACKWELL),
+    evidence="reported",
+    trips={"cudnn": "9.10.2", "max_seqlen_q": 261},
+    passes={"cudnn": "9.10.2"},
+)
+def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> Bad | None:
+    """cuDNN 9.10 to 9.15.0 in PyTorch: wrong gradients for odd query lengths
+
+    Why: the backward reads and writes out of bounds when the number of queries is no multiple of 128.
+    Fix: pad the queries, or cuDNN 9.15.1 and newer (wheels for CUDA 13).
+    Source: pytorch#169849, pytorch#167101 (cuDNN <= 9.15.0), pytorch#171627.
+    """
+    if p.is_training and p.max_seqlen_q % 128:
+        return Bad("max_seqlen_q", p.max_seqlen_q, Multiple(128))
+    return None
+
+
+@rule(
+    "BUG005",
+    *BOTH,
+    when=cudnn(">=9.19.0"),
+    arch=BLACKWELL,
+    evidence="reported",
+    trips={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 2048, "num_gqa_groups": 4},
+    passes={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 2048, "num_gqa_groups": 8},
+)
+def few_kv_heads_decoding(p: AttentionParams, env: Environment) -> Bad | None:
+    """On B200 decoding with fewer than 8 key/value heads is silently wrong
+
+    Why: single-query attention loses accuracy in a way that only long generations show (92 % of them damaged,
+    36 points on one benchmark). sm120 is not affected.
+    Fix: repeat the key/value heads to 8 or more, or use sdpa.efficient. No fixed cuDNN is known.
+    Source: pytorch#193893 (cuDNN 9.19 and 9.20), pytorch#194927 (blocks single queries from 9.19 on).
+    """
+    if p.max_seqlen_q == 1 and p.num_gqa_groups < 8:
+        return Bad("num_gqa_groups", p.num_gqa_groups, AtLeast(8))
+    return None
+
+
+@rule(
+    "BUG006",
+    *BOTH,
+    when=cudnn(">=9.19.0,<9.26.0"),
+    arch=HOPPER,
+    evidence="reported",
+    trips={"attn_mask_type": "arbitrary", "max_seqlen_q": 704},
+    passes={"attn_mask_type": "arbitrary", "max_seqlen_q": 640},
+)
+def half_filled_key_tile(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Hopper a mask or bias over s_kv % 128 == 64 keys gives NaN in dQ
+
+    Why: the empty half of the last tile of 128 keys is scored 0 instead of -inf; a row whose log-sum-exp is
+    below -88.7 overflows there. Forward, dK and dV are right.
+    Fix: pad the keys to a multiple of 128 (masked), use a causal flag instead of a mask, or cuDNN 9.26.
+    Source: pytorch#196678 (torch 2.11 to 2.13, cuDNN 9.19 and 9.20), pytorch#196861 (up to 9.25.1), trl#7181.
+    """
+    if p.is_training and score_tensor(p) and p.max_seqlen_kv % 128 == 64:
+        return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(128))
+    return None
+
+
+@rule(
+    "BUG007",
+    "cudnn",
+    when=(cudnn(">=9.12.0,<=9.15.0"), cudnn_frontend("<1.15.0")),
+    arch=HOPPER,
+    evidence="reported",
+    trips={"max_seqlen_q": 1000},
+)
+def odd_key_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+    """cuDNN 9.12 to 9.15.0 with an old frontend: NaN gradients at odd lengths
+
+    Why: the backward goes wrong when the keys are no multiple of 128 and there is no padding mask. From 1.15
+    on the frontend adds the mask by itself.
+    Fix: nvidia-cudnn-frontend 1.15 or newer, or a padding mask.
+    Source: NVIDIA/cudnn-frontend#160.
+    """
+    if p.is_training and p.qkv_format != "thd" and not p.padding and p.max_seqlen_kv % 128:
+        return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(128))
+    return None
+
+
+ONE_QUERY = {"max_seqlen_q": 1, "max_seqlen_kv": 128, "attn_mask_type": "no_mask"}
+
+
+@rule(
+    "BUG008",
+    *BOTH,
+    when=cudnn(">=9.25.0"),
+    arch=HOPPER,
+    evidence="reported",
+    trips=ONE_QUERY,
+    passes={**ONE_QUERY, "attn_mask_type": "padding"},
+)
+def one_query_backward(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Hopper cuDNN 9.25 and newer give NaN in dK, dV for a single query
+
+    Why: strongly negative scores over keys in multiples of 128 come back as NaN; 97 keys, or a padding mask,
+    are right.
+    Fix: a padding mask with the full lengths. No fixed cuDNN is known.
+    Source: NVIDIA/cudnn-frontend#1072 (9.25.1 and 9.26.0 on H200).
+    """
+    if p.is_training and p.max_seqlen_q == 1 and p.max_seqlen_kv % 128 == 0 and not p.padding:
+        return Bad("max_seqlen_q", 1, Words("more than one query, or a padding mask"))
+    return None
+
+
+@rule(
+    "BUG009",
+    *BOTH,
+    when=cudnn(">=9.26.0"),
+    evidence="reported",
+    trips={**ONE_QUERY, "batch_size": 1, "num_heads": 1},
+    passes={**ONE_QUERY, "batch_size": 2, "num_heads": 1},
+)
+def planner_crash(p: AttentionParams, env: Environment) -> Bad | None:
+    """cuDNN 9.26 and newer crash while planning a backward of one row
+
+    Why: with one sequence, one query head and one query the planner segfaults, and the process with it.
+    Fix: any other shape (two queries, say), or an older cuDNN. No fixed cuDNN is known.
+    Source: NVIDIA/cudnn-frontend#1071; reproduced without a GPU on 9.26.0 and 9.28.0, not on 9.18.1.
+    """
+    if p.is_training and p.batch_size == p.num_heads == p.max_seqlen_q == 1:
+        return Bad("max_seqlen_q", 1, Words("more than one query, head or sequence"))
+    return None
+
+
+@rule(
+    "BUG010",
+    "cudnn",
+    when=cudnn(">=9.26.0"),
+    evidence="reported",
+    trips={**PACKED, "max_seqlen_q": 1, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
+    passes={**PACKED, "max_seqlen_q": 2, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
+)
+def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Bad | None:
+    """cuDNN 9.26 and newer lose log-sum-exps of packed single queries
+
+    Why: with grouped heads and one query per sequence only the first head of each group is written; the
+    output is right, whatever uses the log-sum-exp (backward, merging) is not.
+    Fix: padded sequences. No fixed cuDNN is known.
+    Source: NVIDIA/cudnn-frontend#1083 (9.26 and 9.27, every architecture); flashinfer-ai/flashinfer#5245.
+    """
+    needs_lse = p.return_lse or p.is_training
+    if needs_lse and p.qkv_format == "thd" and p.gqa and p.max_seqlen_q == 1:
+        return Bad("num_gqa_groups", p.num_gqa_groups, OneOf(p.num_heads))
+    return None
+
+
+@rule(
+    "BUG011",
+    "cudnn",
+    when=cudnn("<9.18.0"),
+    arch=HOPPER,
+    evidence="reported",
+    trips={**PACKED, "pad_between_seqs": True},
+    passes={**PACKED},
+)
+def gaps_between_sequences(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Hopper gaps between packed sequences give NaN gradients below cuDNN 9.18
+
+    Why: the backward's workspace is not initialised where no token lies. Blackwell is not affected.
+    Fix: cuDNN 9.18, or sequences packed without gaps.
+    Source: NVIDIA/TransformerEngine#2186 (seen with 9.7.1).
+    """
+    if p.is_training and p.pad_between_seqs:
+        return Bad("pad_between_seqs", True, OneOf(False))
+    return None
+
+
+@rule(
+    "BUG012",
+    "cudnn",
+    when=cudnn("<9.26.0"),
+    evidence="reported",
+    trips={**PACKED, "softmax_type": "learnable", "head_dim_qk": 192},
+    passes={**PACKED, "softmax_type": "learnable"},
+)
+def sink_gradient_of_packed(p: AttentionParams, env: Environment) -> Bad | None:
+    """Below cuDNN 9.26 the gradient of learnt sinks is wrong for packed sequences
+
+    Why: the generic kernel reads the saved log-sum-exps as if they were dense, even past their end. Value
+    head dimensions 64, 128 and 256 have kernels of their own.
+    Fix: cuDNN 9.26, or pad head_dim_v to one of those.
+    Source: NVIDIA/TransformerEngine#3249, NVIDIA/TransformerEngine#3470.
+    """
+    if not p.is_training or p.qkv_format != "thd" or p.softmax_type != "learnable":
+        return None
+    return None if p.head_dim_v in (64, 128, 256) else Bad("head_dim_v", p.head_dim_v, OneOf(64, 128, 256))
+
+
+@rule(
+    "BUG013",
+    "cudnn",
+    arch=frozenset({89, 120}),
+    evidence="source",
+    trips={"kv_cache": "contiguous", "is_training": False, "attn_mask_type": "padding_causal"},
+)
+def caches_on_ada(p: AttentionParams, env: Environment) -> Bad | None:
+    """On sm89 and sm120 cuDNN is wrong with a key/value cache
+
+    Why: TransformerEngine found a numerical error on sm89 and switched the combination off for every version
+    until it is resolved.
+    Fix: sdpa.efficient, triton or tiled for decoding.
+    Source: NVIDIA/TransformerEngine#1776, NVIDIA/TransformerEngine#2121; v2.18, utils.py, lines 845-847.
+    """
+    return Bad("kv_cache", p.kv_cache, OneOf("none")) if p.kv_cache != "none" else None
+
+
+# PyTorch.
+
+
+@rule(
+    "BUG030",
+    "sdpa.cudnn",
+    when=torch("==2.5.0"),
+    arch=HOPPER,
+    evidence="reported",
+    passes={"is_training": False},
+)
+def nan_in_torch_2_5_0(p: AttentionParams, env: Environment) -> Bad | None:
+    """PyTorch 2.5.0's cuDNN attention trains into NaN
+
+    Why: 2.5.0 made it the default on Hopper; gradients turned to NaN, and 2.5.1 put it last again.
+    Fix: PyTorch 2.5.1 or newer.
+    Source: huggingface/diffusers#9768, pytorch#138649, pytorch#139298.
+    """
+    return Bad("is_training", True, OneOf(False)) if p.is_training else None
+
+
+def _shared_kv_head(rows: int) -> Tensors:
+    kv = TensorSpec(shape=(1, rows, 64, 64), stride=(rows * 64, 64, 0, 1))
+    return Tensors(k=kv, v=kv)
+
+
+_HEAD_AXIS = {"bshd": 2, "sbhd": 2, "bhsd": 1}
+
+
+def _one_kv_head_in_memory(p: AttentionParams) -> bool:
+    """k and v are views that repeat one head (stride 0), as ``expand`` makes them."""
+    axis = _HEAD_AXIS.get(p.layout.kv_format)
+    specs = (p.tensors.k, p.tensors.v)
+    return axis is not None and all(
+        s is not None and len(s.shape) == 4 and s.stride[axis] == 0 for s in specs
+    )
+
+
+@rule(
+    "BUG031",
+    "sdpa.efficient",
+    when=torch("<2.14.0"),
+    device={"cuda"},
+    evidence="source",
+    trips={
+        "is_training": False,
+        "batch_size": 1,
+        "num_heads": 64,
+        "head_dim_qk": 64,
+        "max_seqlen_q": 1,
+        "max_seqlen_kv": 512,
+        "tensors": _shared_kv_head(512),
+    },
+    passes={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 512},
+)
+def heads_taken_for_rows(p: AttentionParams, env: Environment) -> Bad | None:
+    """Before PyTorch 2.14 the efficient kernel misreads a repeated key/value head
+
+    Why: when k and v repeat one head by stride 0 and the last tile holds one query, it treats heads as rows.
+    It then reads past the end above 32 heads, forgets a causal mask over more keys than queries, and takes
+    the wrong row of a mask tensor.
+    Fix: copy k and v (adaptation "contiguous"), or PyTorch 2.14.
+    Source: kernel_forward.h of the 2.13.0 and 2.14.1 wheels ("iterate over heads instead of queries");
+    pytorch#192138, pytorch#191984.
+    """
+    if p.is_training or p.return_lse or p.max_seqlen_q % 32 != 1 or not _one_kv_head_in_memory(p):
+        return None
+    misread = p.num_heads > 32 or (p.causal and p.max_seqlen_kv > p.max_seqlen_q)
+    if not misread and (p.attn_mask_type != "arbitrary" or p.max_seqlen_q == 1):
+        return None
+    return Bad("tensors.k", p.tensors.k.stride if p.tensors.k else None, Words("contiguous key/value heads"))
+
+
+@rule(
+    "BUG032",
+    "sdpa.efficient",
+    device={"cuda"},
+    evidence="reported",
+    trips={"attn_mask_type": "arbitrary", "batch_size": 1, "max_seqlen_q": 53936},
+    passes={"attn_mask_type": "arbitrary", "batch_size": 1, "max_seqlen_q": 46344},
+)
+def long_masks_backward(p: AttentionParams, env: Environment) -> Bad | None:
+    """The efficient backward fails with a mask of more than 2**31 scores
+
+    Why: lengths above 46344 with a mask end in an error in the backward, after the forward has run.
+    Fix: no mask (causal is free), or triton or tiled.
+    Source: pytorch#147585 (s = 53936 fails, 46344 runs). No fixed release is known.
+    """
+    if p.is_training and p.attn_mask_type == "arbitrary" and p.max_seqlen_q * p.max_seqlen_kv > 46344**2:
+        return Bad("attn_mask_type", "arbitrary", Words("no mask tensor above 46344 x 46344"))
+    return None

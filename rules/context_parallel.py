@@ -1,0 +1,318 @@
+"""CP0xx: one sequence spread over ``cp_size`` ranks.
+
+Nothing of attnsel executes context parallelism yet; these rules say what its design supports. Lengths and
+head counts of a question are global. A causal sequence is cut into ``2 * cp_size`` chunks and rank r holds
+chunks r and 2 * cp_size - 1 - r (head and tail, so that all ranks work equally); otherwise into ``cp_size``.
+
+p2p         key/value chunks travel around a ring; partial results are merged by their log-sum-exp
+all_gather  every rank gathers all keys and values
+a2a         all-to-all: each rank gets whole sequences of some heads
+a2a+p2p     a2a within a node, p2p between nodes
+"""
+
+from __future__ import annotations
+
+from attnsel.candidates import CANDIDATES
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rule
+from attnsel.verdict import Bad, EqualTo, Multiple, OneOf, Unknown, Words
+from attnsel.versions import cudnn
+
+ALL = tuple(CANDIDATES)
+SDPA = ("sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math")
+NO_OFFSETS = ("cudnn", *SDPA)  # kernels that cannot be told where in the sequence a chunk lies
+RING = ("p2p", "a2a+p2p")
+
+
+def _length(p: AttentionParams, of: int) -> Bad | None:
+    """An objection to a length that is no multiple. With gaps between sequences the padded lengths count."""
+    if p.pad_between_seqs:
+        return None
+    for field in ("max_seqlen_q", "max_seqlen_kv"):
+        if getattr(p, field) % of:
+            return Bad(field, getattr(p, field), Multiple(of))
+    return None
+
+
+@rule(
+    "CP001",
+    *ALL,
+    evidence="source",
+    trips={"cp_size": 2, "max_seqlen_q": 16534},
+    passes={"cp_size": 2, "max_seqlen_q": 16536},
+)
+def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Bad | None:
+    """With a causal mask, lengths must divide into 2 * cp_size chunks
+
+    Why: each rank holds one chunk from the head and one from the tail, so that all have the same work.
+    Fix: pad the sequence at its end; under a causal mask the padding changes no result.
+    Source: TransformerEngine v2.18, context_parallel.py (DualChunkSwap); te_api matrix, "length constraint".
+    """
+    if p.context_parallel and p.causal and p.cp_comm_type != "all_gather":
+        return _length(p, 2 * p.cp_size)
+    return None
+
+
+@rule(
+    "CP002",
+    *ALL,
+    evidence="source",
+    trips={"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 1022},
+    passes={"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 1028},
+)
+def even_chunks(p: AttentionParams, env: Environment) -> Bad | None:
+    """Without a causal mask, lengths must divide into cp_size chunks
+
+    Why: every rank holds as many rows as the others.
+    Fix: pad the sequence, with a mask that hides the padding.
+    Source: TransformerEngine v2.18, context_parallel.py; te_api matrix, "length constraint".
+    """
+    if p.context_parallel and not p.causal and p.cp_comm_type != "all_gather":
+        return _length(p, p.cp_size)
+    return None
+
+
+@rule(
+    "CP003",
+    *ALL,
+    evidence="source",
+    trips={"cp_size": 2, "cp_comm_type": "all_gather", "attn_mask_type": "no_mask", "max_seqlen_q": 1026},
+    passes={"cp_size": 2, "cp_comm_type": "all_gather", "attn_mask_type": "no_mask", "max_seqlen_q": 1028},
+)
+def even_local_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+    """With all_gather, the lengths on each rank must be even
+
+    Why: it always cuts a rank's rows into a head and a tail chunk.
+    Fix: pad the sequence to a multiple of 2 * cp_size, or use another cp_comm_type.
+    Source: TransformerEngine v2.18, context_parallel.py, line 3097.
+    """
+    if p.context_parallel and p.cp_comm_type == "all_gather":
+        return _length(p, 2 * p.cp_size)
+    return None
+
+
+@rule(
+    "CP004",
+    *ALL,
+    evidence="source",
+    trips={"cp_size": 4, "cp_comm_type": "a2a", "num_heads": 18},
+    passes={"cp_size": 4, "cp_comm_type": "a2a", "num_heads": 16, "num_gqa_groups": 4},
+)
+def heads_over_ranks(p: AttentionParams, env: Environment) -> Bad | None:
+    """With a2a, query heads and key/value heads must divide over the ranks
+
+    Why: each rank gets whole heads of both kinds. With a2a+p2p only the a2a part counts, whose size a
+    question does not say: both counts must be even.
+    Fix: another cp_comm_type, or fewer ranks.
+    Source: TransformerEngine v2.18, context_parallel.py, line 4246; te_api matrix, "head constraint".
+    """
+    if not p.context_parallel or p.cp_comm_type not in ("a2a", "a2a+p2p"):
+        return None
+    ranks = p.cp_size if p.cp_comm_type == "a2a" else 2
+    for field in ("num_heads", "num_gqa_groups"):
+        if getattr(p, field) % ranks:
+            return Bad(field, getattr(p, field), Multiple(ranks))
+    return None
+
+
+@rule(
+    "CP005",
+    "sdpa.math",
+    evidence="measured",
+    trips={"cp_size": 2},
+    passes={"cp_size": 2, "cp_comm_type": "a2a"},
+)
+def merging_needs_lse(p: AttentionParams, env: Environment) -> Bad | None:
+    """Around a ring, a kernel must give its log-sum-exp
+
+    Why: partial results of different keys can only be merged with it; sdpa.math has none.
+    Fix: all_gather or a2a, or any other kernel.
+    Source: torch 2.13, _scaled_dot_product_attention_math returns (output, probabilities).
+    """
+    if p.context_parallel and p.cp_comm_type in RING:
+        return Bad("cp_comm_type", p.cp_comm_type, OneOf("all_gather", "a2a"))
+    return None
+
+
+@rule(
+    "CP006",
+    *NO_OFFSETS,
+    evidence="source",
+    trips={"cp_size": 2, "window_size": (256, 0)},
+    passes={"cp_size": 2, "window_size": (256, 0), "cp_comm_type": "a2a"},
+)
+def windows_need_offsets(p: AttentionParams, env: Environment) -> Bad | None:
+    """Around a ring, a window needs a kernel with position offsets
+
+    Why: kernels without offsets can run a chunk pair only when it is fully visible or on the diagonal; the
+    edge of a window crosses other pairs.
+    Fix: triton and tiled take offsets; all_gather and a2a keep positions together.
+    Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, context_parallel.py,
+    line 5057.
+    """
+    if p.context_parallel and p.windowed and p.cp_comm_type in RING:
+        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a", "all_gather"))
+    return None
+
+
+@rule(
+    "CP007",
+    "cudnn",
+    evidence="source",
+    trips={"cp_size": 2, "softmax_type": "learnable"},
+    passes={"cp_size": 2, "softmax_type": "learnable", "cp_comm_type": "a2a"},
+)
+def sinks_once(p: AttentionParams, env: Environment) -> Bad | None:
+    """With attention sinks, cuDNN's context parallelism is a2a only
+
+    Why: a sink belongs into a row's denominator once; partial softmaxes would each count it. Kernels with
+    offsets leave it out of the parts and add it when merging.
+    Fix: cp_comm_type a2a, or triton or tiled.
+    Source: TransformerEngine v2.18, utils.py, lines 1148-1155; TransformerEngine#2541.
+    """
+    if p.context_parallel and p.softmax_type != "vanilla" and p.cp_comm_type != "a2a":
+        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
+    return None
+
+
+@rule(
+    "CP008",
+    *NO_OFFSETS,
+    evidence="source",
+    trips={"cp_size": 2, "attention_dropout": 0.125},
+    passes={"cp_size": 2, "attention_dropout": 0.125, "is_training": False},
+)
+def dropout_by_counter(p: AttentionParams, env: Environment) -> Bad | None:
+    """Dropout over ranks needs a generator that counts by position
+
+    Why: the same pair must be dropped whichever rank computes it, forward and backward; these kernels draw
+    from the generator of their own device.
+    Fix: triton and tiled number every pair; or leave dropout out.
+    Source: attnsel/backends/tiled/philox.py; attnsel/backends/sdpa/ops.py (random numbers per call).
+    """
+    if p.context_parallel and p.dropout:
+        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
+    return None
+
+
+@rule(
+    "CP009",
+    *ALL,
+    evidence="source",
+    trips={"cp_size": 2, "kv_cache": "contiguous", "is_training": False},
+    passes={"cp_size": 1, "kv_cache": "contiguous", "is_training": False},
+)
+def no_cache(p: AttentionParams, env: Environment) -> Bad | None:
+    """Context parallelism and a key/value cache exclude each other
+
+    Why: the cache of one sequence would have to live on several ranks.
+    Fix: cp_size 1 for inference with a cache.
+    Source: TransformerEngine v2.18, utils.py, lines 852-856; attnsel's design.
+    """
+    return Bad("kv_cache", p.kv_cache, OneOf("none")) if p.context_parallel and p.kv_cache != "none" else None
+
+
+@rule(
+    "CP010",
+    *NO_OFFSETS,
+    evidence="source",
+    trips={"cp_size": 2, "max_seqlen_q": 2048, "max_seqlen_kv": 4096},
+    passes={"cp_size": 2, "max_seqlen_q": 2048, "max_seqlen_kv": 4096, "attn_mask_type": "no_mask"},
+)
+def causal_over_equal_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+    """Causal chunks without position offsets need equal lengths
+
+    Why: only then does the diagonal run through the corners of the chunks.
+    Fix: triton and tiled take offsets; a2a keeps sequences whole.
+    Source: TransformerEngine v2.18, utils.py, lines 1177-1280 (causal cross attention).
+    """
+    if p.context_parallel and p.causal and p.cp_comm_type != "a2a" and p.max_seqlen_q != p.max_seqlen_kv:
+        return Bad("max_seqlen_q", p.max_seqlen_q, EqualTo("max_seqlen_kv", p.max_seqlen_kv))
+    return None
+
+
+@rule(
+    "CP011",
+    *ALL,
+    evidence="policy",
+    trips={"cp_size": 2, "core_attention_bias_type": "post_scale_bias"},
+    passes={"cp_size": 2},
+)
+def masks_over_ranks(p: AttentionParams, env: Environment) -> Unknown | None:
+    """How mask and bias tensors are spread over ranks is not designed yet
+
+    Why: each rank would need its rows of them, and the columns as they travel; lengths of padded batches
+    likewise.
+    Fix: causal and no_mask, packed (thd) sequences instead of padding.
+    Source: attnsel's design, which is silent about it.
+    """
+    if not p.context_parallel:
+        return None
+    if p.has_bias:
+        return Unknown("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
+    if p.attn_mask_type == "arbitrary" or (p.padding and p.qkv_format != "thd"):
+        return Unknown("attn_mask_type", p.attn_mask_type, Words("causal, no_mask, or padding with thd"))
+    return None
+
+
+@rule(
+    "CP012",
+    *NO_OFFSETS,
+    evidence="source",
+    trips={"cp_size": 2, "core_attention_bias_type": "alibi"},
+    passes={"cp_size": 2, "core_attention_bias_type": "alibi", "cp_comm_type": "a2a"},
+)
+def alibi_needs_offsets(p: AttentionParams, env: Environment) -> Bad | None:
+    """ALiBi over ranks needs a kernel with position offsets
+
+    Why: its penalty is a distance in the whole sequence, not within a chunk.
+    Fix: triton and tiled take offsets; a2a keeps positions together.
+    Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, utils.py, line 1177.
+    """
+    if p.context_parallel and p.core_attention_bias_type == "alibi" and p.cp_comm_type != "a2a":
+        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
+    return None
+
+
+@rule(
+    "CP020",
+    "cudnn",
+    when=cudnn("<9.0.0"),
+    evidence="source",
+    trips={"cp_size": 2, "max_seqlen_q": 16576, "cudnn": "8.9.7"},
+    passes={"cp_size": 2, "max_seqlen_q": 16640, "cudnn": "8.9.7"},
+)
+def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Bad | None:
+    """Below cuDNN 9.0 each causal chunk must be a multiple of 64 long
+
+    Why: every step of the exchange is a cuDNN call of its own, on chunks of s / (2 * cp_size) rows, and
+    cuDNN 8 wants multiples of 64. So s must be a multiple of 128 * cp_size: with cp_size 2, 16534 is not
+    divisible at all, 16576 / 4 is not a multiple of 64, and 16640 is the next that works.
+    Fix: pad the sequence, or cuDNN 9.
+    Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
+    """
+    chunked = p.causal or p.cp_comm_type == "all_gather"
+    if p.context_parallel and chunked and p.cp_comm_type != "a2a":
+        return _length(p, 64 * 2 * p.cp_size)
+    return None
+
+
+@rule(
+    "CP021",
+    "cudnn",
+    when=cudnn("<9.0.0"),
+    evidence="source",
+    trips={"cp_size": 2, "max_seqlen_q": 4160, "attn_mask_type": "no_mask", "cudnn": "8.9.7"},
+    passes={"cp_size": 2, "max_seqlen_q": 4224, "attn_mask_type": "no_mask", "cudnn": "8.9.7"},
+)
+def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Bad | None:
+    """Below cuDNN 9.0 each rank's part must be a multiple of 64 long
+
+    Why: around a ring every step is a cuDNN call on s / cp_size rows, and cuDNN 8 wants multiples of 64.
+    Fix: pad the sequence to a multiple of 64 * cp_size, or cuDNN 9.
+    Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
+    """
+    if p.context_parallel and not p.causal and p.cp_comm_type in RING:
+        return _length(p, 64 * p.cp_size)
+    return None

@@ -1,0 +1,43 @@
+"""TILED0xx: what flash attention in plain PyTorch operations cannot do. It is a short list on purpose."""
+
+from __future__ import annotations
+
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rule
+from attnsel.verdict import Bad, OneOf, Words
+
+
+@rule("TILED001", "tiled", evidence="measured", trips={"dtype": "fp8_e4m3"})
+def no_fp8(p: AttentionParams, env: Environment) -> Bad | None:
+    """tiled does not run attention in FP8
+
+    Why: plain PyTorch operations have no scaled FP8 matrix product for attention's shapes.
+    Fix: cast q, k, v to bf16, or use a recipe without fp8_dpa.
+    Source: attnsel/backends/tiled/forward.py: accumulation in float32 or float64 from 16-bit inputs and up.
+    """
+    if p.dtype.startswith("fp8"):
+        return Bad("dtype", p.dtype, OneOf("bf16", "fp16", "fp32"))
+    return Bad("fp8", True, Words("a recipe with fp8_dpa=False")) if p.fp8_attention else None
+
+
+@rule(
+    "TILED002",
+    "tiled",
+    evidence="source",
+    trips={
+        "qkv_layout": "paged_kv_bshd_bshd_bshd",
+        "kv_cache": "paged",
+        "page_size": 64,
+        "is_training": False,
+    },
+    passes={"kv_cache": "contiguous", "is_training": False},
+)
+def no_paged_cache(p: AttentionParams, env: Environment) -> Bad | None:
+    """tiled reads no paged key/value cache
+
+    Why: following a block table would read it on the host, block by block.
+    Fix: a contiguous cache, or gather the pages first.
+    Source: attnsel/backends/contract.py: its inputs have no block table.
+    """
+    return Bad("kv_cache", "paged", OneOf("contiguous")) if p.kv_cache == "paged" else None

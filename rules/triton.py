@@ -1,0 +1,221 @@
+"""TRITON0xx: where attnsel's own Triton kernels compile, fit and make sense.
+
+The tables behind these rules come from compiling flash kernels ahead of time for every architecture with
+the Triton wheels of PyPI: registers and spills by cuobjdump, shared memory by the compiler's metadata.
+"""
+
+from __future__ import annotations
+
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rule
+from attnsel.verdict import AtLeast, AtMost, Bad, OneOf, Unknown, Words
+from attnsel.versions import Version, triton
+
+CUDA = {"cuda"}
+TURING = frozenset({75})
+LATENT = (576, 512)  # head dimensions of latent attention in its absorbed form: forward only
+
+
+def widest(p: AttentionParams) -> tuple[str, int]:
+    """The larger head dimension and its field."""
+    if p.head_dim_qk >= p.head_dim_v:
+        return "head_dim_qk", p.head_dim_qk
+    return "head_dim_v", p.head_dim_v
+
+
+@rule("TRITON001", "triton", evidence="measured", trips={"gpu": "cpu"})
+def needs_an_nvidia_gpu(p: AttentionParams, env: Environment) -> Bad | None:
+    """The Triton kernels run on NVIDIA GPUs
+
+    Why: on CPU tensors Triton can only interpret a kernel (a second for what a GPU does in a microsecond),
+    which is for tests and never chosen by itself. For AMD the kernels compile, but nothing has run there.
+    Fix: tiled and sdpa.* run on other devices.
+    Source: interpreter timings with Triton 3.7.1, 0.1 to 0.8 s for s = 128 to 1024.
+    """
+    return None if env.device.type == "cuda" else Bad("device", env.device.type, OneOf("cuda"))
+
+
+@rule(
+    "TRITON002",
+    "triton",
+    device=CUDA,
+    evidence="compiler",
+    trips={"gpu": "V100"},
+    passes={"gpu": "T4", "dtype": "fp16"},
+)
+def needs_turing(p: AttentionParams, env: Environment) -> Bad | None:
+    """The Triton kernels need Turing or newer (sm75)
+
+    Why: Triton gave up Volta's tensor cores; what it compiles for sm70 multiplies element by element.
+    Fix: sdpa.efficient uses Volta's tensor cores.
+    Source: kernels compiled for sm70 with Triton 3.0 to 3.9: no HMMA instruction; triton#5066.
+    """
+    return Bad("arch", env.arch, AtLeast(75)) if env.arch is not None and env.arch < 75 else None
+
+
+@rule(
+    "TRITON003",
+    "triton",
+    arch=TURING,
+    evidence="compiler",
+    trips={"dtype": "bf16"},
+    passes={"dtype": "fp16"},
+)
+def turing_has_no_bf16(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Turing the Triton kernels compute in fp16
+
+    Why: Turing's tensor cores know fp16 only; bf16 and fp32 would run on plain multiply-adds.
+    Fix: cast to fp16 (mind its range of ±65504).
+    Source: kernels compiled for sm75: HMMA.1688 for fp16 only.
+    """
+    return Bad("dtype", p.dtype, OneOf("fp16")) if p.dtype in ("bf16", "fp32") else None
+
+
+@rule("TRITON004", "triton", evidence="compiler", trips={"dtype": "fp64"})
+def dtypes(p: AttentionParams, env: Environment) -> Bad | None:
+    """The Triton kernels take fp16, bf16 and fp32
+
+    Fix: tiled and sdpa.math compute in fp64.
+    Source: attnsel's kernel table was compiled for these three.
+    """
+    return Bad("dtype", "fp64", OneOf("fp32", "bf16", "fp16")) if p.dtype == "fp64" else None
+
+
+@rule("TRITON005", "triton", evidence="compiler", trips={"dtype": "fp8_e4m3"})
+def no_fp8(p: AttentionParams, env: Environment) -> Bad | None:
+    """The Triton kernels do not run attention in FP8
+
+    Fix: cast q, k, v to bf16, or use a recipe without fp8_dpa; cudnn plans FP8 attention.
+    Source: attnsel's kernels take no scales.
+    """
+    if p.dtype.startswith("fp8"):
+        return Bad("dtype", p.dtype, OneOf("bf16", "fp16"))
+    return Bad("fp8", True, Words("a recipe with fp8_dpa=False")) if p.fp8_attention else None
+
+
+@rule("TRITON006", "triton", evidence="documented", trips={"platform": "windows"})
+def linux_only(p: AttentionParams, env: Environment) -> Bad | None:
+    """The Triton kernels need Linux
+
+    Why: PyPI has Triton wheels for Linux only.
+    Fix: use Linux or WSL; sdpa.* and tiled run elsewhere.
+    Source: the file list of the triton releases 3.0 to 3.9 on PyPI.
+    """
+    return None if env.platform == "linux" else Bad("platform", env.platform, OneOf("linux"))
+
+
+# Which Triton.
+
+
+@rule("TRITON010", "triton", when=triton("<3.2.0"), evidence="policy", passes={"triton": "3.2.0"})
+def oldest_triton(p: AttentionParams, env: Environment) -> Bad:
+    """The Triton kernels are built for Triton 3.2 and newer
+
+    Why: 3.2 comes with PyTorch 2.6, the oldest that attnsel runs on.
+    Fix: upgrade PyTorch, which brings its Triton along.
+    Source: attnsel's pyproject.toml.
+    """
+    return Bad("triton", env.triton, AtLeast(Version(3, 2)))
+
+
+@rule(
+    "TRITON011",
+    "triton",
+    when=triton(">=3.3.0,<3.4.0"),
+    arch=TURING,
+    evidence="compiler",
+    trips={"dtype": "fp16"},
+    passes={"triton": "3.4.0", "dtype": "fp16"},
+)
+def turing_lost(p: AttentionParams, env: Environment) -> Bad:
+    """Triton 3.3 does not compile the kernels for Turing
+
+    Why: its pass manager fails on them, with and without attnsel's hook. Triton 3.2 still compiles for
+    Turing's tensor cores; from 3.4 on it falls back to plain multiply-adds, and attnsel's hook into the
+    compiler's stages brings the tensor cores back.
+    Fix: Triton 3.2, or 3.4 and newer.
+    Source: kernels compiled for sm75 with Triton 3.0.0 to 3.9.0.
+    """
+    return Bad("triton", env.triton, Words("3.2, or 3.4 and newer"))
+
+
+@rule(
+    "TRITON012",
+    "triton",
+    when=triton("<3.3.0"),
+    arch=range(100, 130),
+    evidence="compiler",
+    passes={"triton": "3.3.1"},
+)
+def blackwell_untried(p: AttentionParams, env: Environment) -> Unknown:
+    """Triton before 3.3 was not tried for Blackwell
+
+    Why: the kernels were compiled for sm100, sm103, sm110, sm120 and sm121 with newer releases.
+    Fix: PyTorch 2.7 and newer bring Triton 3.3 and newer.
+    Source: ahead-of-time compilation with Triton 3.7.1 (ptxas 13.1 above sm90).
+    """
+    return Unknown("triton", env.triton, AtLeast(Version(3, 3)))
+
+
+# What fits.
+
+
+@rule(
+    "TRITON020",
+    "triton",
+    device=CUDA,
+    evidence="compiler",
+    trips={"head_dim_qk": 320},
+    passes={"head_dim_qk": 576, "head_dim_v": 512, "is_training": False},
+)
+def head_dim_limit(p: AttentionParams, env: Environment) -> Bad | None:
+    """Triton kernels stop at head_dim 256, but for 576/512 without a backward
+
+    Why: wider tiles leave no configuration that fits shared memory and does not spill.
+    Fix: sdpa.efficient and tiled have no limit.
+    Source: table of forward, dK/dV and dQ kernels compiled for sm75 to sm121 with Triton 3.7.1.
+    """
+    field, width = widest(p)
+    if width <= 256 or (not p.is_training and (p.head_dim_qk, p.head_dim_v) == LATENT):
+        return None
+    return Bad(field, width, AtMost(256))
+
+
+@rule(
+    "TRITON021",
+    "triton",
+    arch=TURING,
+    evidence="compiler",
+    trips={"dtype": "fp16", "head_dim_qk": 256},
+    passes={"dtype": "fp16", "head_dim_qk": 256, "is_training": False},
+)
+def turing_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Turing the Triton backward stops at head_dim 128
+
+    Why: no dK/dV tile for 256 fits Turing's 64 KiB without spilling registers; head dimensions between are
+    padded to 256.
+    Fix: sdpa.efficient trains with wider heads on Turing.
+    Source: table of kernels compiled for sm75 with Triton 3.7.1 (least spill 16x32, 4 warps, stack 32).
+    """
+    field, width = widest(p)
+    return Bad(field, width, AtMost(128)) if p.is_training and width > 128 else None
+
+
+@rule(
+    "TRITON022",
+    "triton",
+    arch=range(80, 130),
+    evidence="compiler",
+    trips={"dtype": "fp32", "head_dim_qk": 256},
+    passes={"dtype": "fp32"},
+)
+def wide_fp32_untried(p: AttentionParams, env: Environment) -> Unknown | None:
+    """Wide fp32 heads were not compiled
+
+    Why: the table of tiles was made for 16-bit elements; fp32 needs twice the shared memory.
+    Fix: bf16 or fp16, or head dimensions up to 128.
+    Source: table of kernels compiled for sm80 to sm121 with Triton 3.7.1.
+    """
+    field, width = widest(p)
+    return Unknown(field, width, AtMost(128)) if p.dtype == "fp32" and width > 128 else None

@@ -1,0 +1,102 @@
+"""``attnsel.attention``: one call, no module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name
+from attnsel.runtime.run import attend
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    qkv_format: str = "bshd",
+    attn_mask_type: str = "no_mask",
+    attention_mask: Any = None,
+    window_size: tuple[int, int] | None = None,
+    bottom_right_diagonal: bool | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    attention_dropout: float = 0.0,
+    core_attention_bias_type: str = "no_bias",
+    core_attention_bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softmax_type: str = "vanilla",
+    softmax_offset: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_kv_padded: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
+    is_training: bool | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    return_max_logit: bool = False,
+    backend: str | None = None,
+    adapt: str | None = None,
+) -> Any:
+    """Scaled dot-product attention by the best kernel that can run exactly this call.
+
+    ``q`` is [b, s_q, h, d] (``bshd``), [s_q, b, h, d] (``sbhd``), [b, h, s_q, d] (``bhsd``) or packed
+    [t_q, h, d] (``thd``); ``k`` and ``v`` alike with g kv heads, g dividing h, and head dimension e for v.
+    The result has q's format with head dimension e.
+
+    attn_mask_type: no_mask, causal, padding, padding_causal, causal_bottom_right,
+        padding_causal_bottom_right or arbitrary. ``causal`` starts at the top left corner.
+    attention_mask: bool, True = masked OUT. With padding types [b, 1, 1, s] (a pair for q and kv when they
+        differ); with ``arbitrary`` anything that broadcasts to [b, h, s_q, s_kv].
+    window_size: (left, right) keys around the diagonal, inclusive, -1 for no bound.
+    softmax_scale: 1 / sqrt(d) if None.
+    core_attention_bias: with core_attention_bias_type pre_scale_bias or post_scale_bias, broadcastable to
+        [b, h, s_q, s_kv]; gets a gradient if it requires one. ``alibi`` takes alibi_slopes, float32 [h] or
+        [b, h], and computes them if None.
+    softmax_type: ``off-by-one`` adds a zero logit to the denominator, ``learnable`` adds softmax_offset [h].
+    cu_seqlens_*: int32 [b + 1], real lengths; *_padded: where sequences start when there are gaps.
+    max_seqlen_*: for ``thd``; on a GPU an upper bound is used if None, since reading it would wait.
+    attention_dropout: applied whenever it is above 0: pass 0 outside training.
+    is_training: whether a backward will be needed; None: whether some input requires a gradient.
+    return_lse, return_max_logit: also return the log-sum-exp ([b, h, s_q], packed [h, t_q], float32, natural
+        logarithm, not differentiable) and the largest score per head ([h]).
+    backend: run this candidate or raise. adapt: "auto" or "never".
+
+    Raises InvalidInput naming the argument, NoBackendError with every reason when nothing can run.
+    """
+    training = is_training if is_training is not None else attention_dropout > 0.0
+    static = config(
+        qkv_format=qkv_format,
+        attn_mask_type=mask_name(attn_mask_type),
+        window_size=None if window_size is None else tuple(window_size),
+        bottom_right_diagonal=bottom_right_diagonal,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        attention_dropout=attention_dropout,
+        softmax_type=softmax_type,
+        bias_type=core_attention_bias_type,
+        is_training=training,
+        deterministic=deterministic,
+        return_lse=return_lse,
+        return_max_logit=return_max_logit,
+        backend=backend,
+        adapt=adapt,
+    )
+    extras = Extras(
+        attention_mask,
+        core_attention_bias,
+        alibi_slopes,
+        softmax_offset,
+        cu_seqlens_q,
+        cu_seqlens_kv,
+        cu_seqlens_q_padded,
+        cu_seqlens_kv_padded,
+        max_seqlen_q,
+        max_seqlen_kv,
+    )
+    if all(extra is None for extra in extras):
+        extras = NO_EXTRAS
+    return attend(static, q, k, v, extras)

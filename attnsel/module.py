@@ -1,0 +1,326 @@
+"""``DotProductAttention``: TransformerEngine's module, on whichever kernel can run the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnsel.errors import InvalidInput, UnsupportedArgument
+from attnsel.runtime.bind import Bound
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name
+from attnsel.runtime.run import attend, explain
+from attnsel.select import Selection
+
+# Arguments of TransformerEngine's that attnsel does not act on yet, and the value that asks for nothing.
+_NOT_YET_INIT: dict[str, Any] = {"cp_group": None, "cp_global_ranks": None, "cp_stream": None}
+_NOT_YET_FORWARD: dict[str, Any] = {
+    "inference_params": None,
+    "pad_between_seqs": None,
+    "fp8_output": False,
+    "bf16_backward": False,
+    "num_splits": 1,
+    "score_mod": None,
+    "score_mod_bprop": None,
+    "score_mod_tensors": None,
+    "score_mod_bprop_tensors": None,
+    "qkv_layer": None,
+    "kv_layer": None,
+    "qkv_interleave_dim": -3,
+}
+
+
+class DotProductAttention(nn.Module):
+    """softmax(softmax_scale * Q K^T + …) V, with TransformerEngine's names, defaults and output shape.
+
+    num_attention_heads, num_gqa_groups: query and key/value heads of the whole model; each rank of a tensor
+        parallel group of ``tp_size`` holds 1/tp_size of them.
+    kv_channels: head dimension, or (head_dim_qk, head_dim_v).
+    attention_dropout: applied in training mode.
+    qkv_format: ``sbhd``, ``bshd`` or ``thd``. attn_mask_type, window_size, bottom_right_diagonal: see
+        :func:`attnsel.attention`; each can be overridden per call.
+    softmax_scale: 1 / sqrt(head_dim_qk) if None. softmax_type: ``vanilla``, ``off-by-one`` or ``learnable``
+        (parameter ``softmax_offset`` [1, h, 1, 1]).
+    return_max_logit: also return the largest score per head, [h].
+    softcap: softcap * tanh(score / softcap); 0 is off. Not in TransformerEngine.
+    backend: run this candidate or raise NoBackendError. adapt: "auto" or "never".
+    get_rng_state_tracker: returns a tracker whose ``fork()`` context holds while dropout draws.
+    layer_number: a label in debug output.
+
+    Raises InvalidInput for values that cannot be right, UnsupportedArgument for TransformerEngine arguments
+    that attnsel does not act on yet: nothing that is passed is ignored.
+    """
+
+    softmax_offset: Tensor | None
+
+    def __init__(
+        self,
+        num_attention_heads: int,
+        kv_channels: int | tuple[int, int],
+        num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0,
+        qkv_format: str = "sbhd",
+        attn_mask_type: str = "causal",
+        window_size: tuple[int, int] | None = None,
+        bottom_right_diagonal: bool | None = None,
+        sequence_parallel: bool = False,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        tp_group: Any = None,
+        layer_number: int | None = None,
+        attention_type: str = "self",
+        cp_group: Any = None,
+        cp_global_ranks: list[int] | None = None,
+        cp_stream: Any = None,
+        cp_comm_type: str = "p2p",
+        softmax_scale: float | None = None,
+        softmax_type: str = "vanilla",
+        return_max_logit: bool = False,
+        name: str | None = None,
+        *,
+        softcap: float = 0.0,
+        deterministic: bool = False,
+        backend: str | None = None,
+        adapt: str | None = None,
+    ) -> None:
+        super().__init__()
+        _refuse_not_yet(
+            _NOT_YET_INIT, cp_group=cp_group, cp_global_ranks=cp_global_ranks, cp_stream=cp_stream
+        )
+        groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
+        _check_heads(num_attention_heads, groups, tp_size)
+        if qkv_format not in ("sbhd", "bshd", "thd"):
+            raise InvalidInput("qkv_format", qkv_format, "must be one of sbhd, bshd, thd")
+        if attention_type not in ("self", "cross"):
+            raise InvalidInput("attention_type", attention_type, "must be self or cross")
+        if not 0.0 <= attention_dropout < 1.0:
+            raise InvalidInput("attention_dropout", attention_dropout, "must be at least 0 and below 1")
+        if softmax_type not in ("vanilla", "off-by-one", "learnable"):
+            raise InvalidInput("softmax_type", softmax_type, "must be one of vanilla, off-by-one, learnable")
+        channels = kv_channels if isinstance(kv_channels, tuple) else (kv_channels, kv_channels)
+        if len(channels) != 2 or any(not isinstance(n, int) or n <= 0 for n in channels):
+            raise InvalidInput("kv_channels", kv_channels, "must be a positive int or a pair of them")
+        self.num_attention_heads = num_attention_heads // tp_size
+        self.num_gqa_groups = groups // tp_size
+        self.head_dim_qk, self.head_dim_v = channels
+        self.attention_dropout = attention_dropout
+        self.attention_type = attention_type
+        self.cp_comm_type = cp_comm_type  # read once there is a cp_group
+        self.tp_group = tp_group
+        self.layer_number = layer_number
+        self.name = name
+        # With sequence parallelism TransformerEngine draws dropout outside the tracker.
+        self._rng_tracker = None if sequence_parallel else get_rng_state_tracker
+        self._static: dict[str, Any] = {
+            "qkv_format": qkv_format,
+            "attn_mask_type": mask_name(attn_mask_type),
+            "window_size": None if window_size is None else tuple(window_size),
+            "bottom_right_diagonal": bottom_right_diagonal,
+            "softmax_scale": softmax_scale,
+            "softcap": softcap,
+            "softmax_type": softmax_type,
+            "deterministic": deterministic,
+            "return_max_logit": return_max_logit,
+            "flatten_heads": True,
+            "backend": backend,
+            "adapt": adapt,
+            "num_gqa_groups": self.num_gqa_groups,
+            "label": name or ("" if layer_number is None else f"layer {layer_number}"),
+        }
+        self._configs = _both_modes(self._static, attention_dropout)
+        if softmax_type == "learnable":
+            self.softmax_offset = nn.Parameter(torch.zeros(1, self.num_attention_heads, 1, 1))
+        else:
+            self.register_parameter("softmax_offset", None)
+
+    def forward(
+        self,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        attention_mask: Any = None,
+        qkv_format: str | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_kv: Tensor | None = None,
+        cu_seqlens_q_padded: Tensor | None = None,
+        cu_seqlens_kv_padded: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        attn_mask_type: str | None = None,
+        window_size: tuple[int, int] | None = None,
+        bottom_right_diagonal: bool | None = None,
+        checkpoint_core_attention: bool = False,
+        core_attention_bias_type: str = "no_bias",
+        core_attention_bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        fast_zero_fill: bool = True,
+        softmax_scale: float | None = None,
+        **not_yet: Any,
+    ) -> Any:
+        """Attention of these tensors; shapes and defaults as in TransformerEngine.
+
+        query_layer: [s, b, h, d], [b, s, h, d] or [t, h, d]. The result is [..., h * e] with the query's
+        leading dimensions; with return_max_logit the pair (result, [h]).
+
+        Arguments given here override the constructor's for this call. ``fast_zero_fill`` makes no
+        difference: outputs are always fully written. ``checkpoint_core_attention`` recomputes in backward.
+
+        Raises InvalidInput, UnsupportedArgument, or NoBackendError with every reason.
+        """
+        if not_yet:
+            _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
+        static = self._config(
+            qkv_format, attn_mask_type, window_size, bottom_right_diagonal, core_attention_bias_type, softmax_scale
+        )  # fmt: skip
+        if (
+            attention_mask is None
+            and cu_seqlens_q is None
+            and core_attention_bias is None
+            and self.softmax_offset is None
+            and alibi_slopes is None
+            and cu_seqlens_kv is None
+            and cu_seqlens_q_padded is None
+            and cu_seqlens_kv_padded is None
+            and max_seqlen_q is None
+            and max_seqlen_kv is None
+        ):
+            extras = NO_EXTRAS
+        else:
+            extras = Extras(
+                attention_mask,
+                core_attention_bias,
+                alibi_slopes,
+                self.softmax_offset,
+                cu_seqlens_q,
+                cu_seqlens_kv,
+                cu_seqlens_q_padded,
+                cu_seqlens_kv_padded,
+                max_seqlen_q,
+                max_seqlen_kv,
+            )
+        if checkpoint_core_attention or (static.attention_dropout and self._rng_tracker is not None):
+            return self._run_wrapped(static, query_layer, key_layer, value_layer, extras, checkpoint_core_attention)
+        return attend(static, query_layer, key_layer, value_layer, extras, self.__dict__)
+
+    def explain(
+        self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, **arguments: Any
+    ) -> Selection:
+        """The selection ``forward`` would get for these arguments, without running anything."""
+        overrides = [
+            arguments.pop(name, default)
+            for name, default in (
+                ("qkv_format", None),
+                ("attn_mask_type", None),
+                ("window_size", None),
+                ("bottom_right_diagonal", None),
+                ("core_attention_bias_type", "no_bias"),
+                ("softmax_scale", None),
+            )
+        ]
+        for name in ("checkpoint_core_attention", "fast_zero_fill"):
+            arguments.pop(name, None)
+        tensors = {name: arguments.pop(name, None) for name in Extras._fields if name not in ("softmax_offset", "dropout_seed")}
+        _refuse_not_yet(_NOT_YET_FORWARD, **arguments)
+        extras = Extras(softmax_offset=self.softmax_offset, **tensors)
+        static = self._config(*overrides)
+        selection = explain(static, query_layer, key_layer, value_layer, extras)
+        self.__dict__["_last"] = selection
+        return selection
+
+    @property
+    def last_selection(self) -> Selection | None:
+        """What ran, or was explained, last. None before the first call and in a copy; compiled code does
+        not record what it runs."""
+        last = self.__dict__.get("_last")
+        return last.selection if isinstance(last, Bound) else last
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state.pop("_last", None)  # holds closures over kernels
+        return state
+
+    def _config(
+        self,
+        qkv_format: str | None,
+        attn_mask_type: str | None,
+        window_size: tuple[int, int] | None,
+        bottom_right_diagonal: bool | None,
+        bias_type: str,
+        softmax_scale: float | None,
+    ) -> Config:
+        """This call's static side; the module's own unless something is overridden."""
+        if (
+            qkv_format is None
+            and attn_mask_type is None
+            and window_size is None
+            and bottom_right_diagonal is None
+            and softmax_scale is None
+            and bias_type == "no_bias"
+        ):
+            return self._configs[self.training]
+        fields = dict(self._static)
+        if qkv_format is not None:
+            fields["qkv_format"] = qkv_format
+        if attn_mask_type is not None:
+            fields["attn_mask_type"] = mask_name(attn_mask_type)
+            if bottom_right_diagonal is None:
+                fields["bottom_right_diagonal"] = None  # the mask type given here decides
+        if window_size is not None:
+            fields["window_size"] = tuple(window_size)
+        if bottom_right_diagonal is not None:
+            fields["bottom_right_diagonal"] = bottom_right_diagonal
+        if softmax_scale is not None:
+            fields["softmax_scale"] = softmax_scale
+        fields["bias_type"] = bias_type
+        dropout = self.attention_dropout if self.training else 0.0
+        return config(**fields, attention_dropout=dropout, is_training=self.training)
+
+    def _run_wrapped(
+        self, static: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, recompute: bool
+    ) -> Any:
+        """Inside the caller's RNG context, and inside a checkpoint if asked."""
+
+        def core(q: Tensor, k: Tensor, v: Tensor) -> Any:
+            if static.attention_dropout and self._rng_tracker is not None:
+                context: AbstractContextManager[Any] = self._rng_tracker().fork()
+                with context:
+                    return attend(static, q, k, v, extras, self.__dict__)
+            return attend(static, q, k, v, extras, self.__dict__)
+
+        if not recompute:
+            return core(q, k, v)
+        return torch.utils.checkpoint.checkpoint(core, q, k, v, use_reentrant=False)
+
+    def extra_repr(self) -> str:
+        told = f"heads={self.num_attention_heads}/{self.num_gqa_groups}, d={self.head_dim_qk}/{self.head_dim_v}"
+        return f"{told}, {self._static['qkv_format']}, {self._static['attn_mask_type']}"
+
+
+def _both_modes(static: dict[str, Any], dropout: float) -> dict[bool, Config]:
+    """The module's Config in training and in eval mode."""
+    return {
+        True: config(**static, attention_dropout=dropout, is_training=True),
+        False: config(**static, attention_dropout=0.0, is_training=False),
+    }
+
+
+def _check_heads(heads: int, groups: int, tp_size: int) -> None:
+    if not isinstance(heads, int) or heads <= 0:
+        raise InvalidInput("num_attention_heads", heads, "must be a positive int")
+    if not isinstance(groups, int) or groups <= 0 or heads % groups:
+        raise InvalidInput("num_gqa_groups", groups, f"must be a positive divisor of {heads}")
+    if tp_size <= 0 or heads % tp_size or groups % tp_size:
+        raise InvalidInput("tp_size", tp_size, f"must divide {heads} heads and {groups} groups")
+
+
+def _refuse_not_yet(known: dict[str, Any], **given: Any) -> None:
+    """Raise for arguments that ask for something attnsel does not do, or that do not exist."""
+    for name, value in given.items():
+        if name not in known:
+            raise TypeError(f"DotProductAttention got an unexpected argument {name!r}")
+        if value is not known[name] and value != known[name]:
+            raise UnsupportedArgument(f"{name} = {value!r}: not supported yet; allowed: {known[name]!r}")
+

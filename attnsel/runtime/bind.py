@@ -1,0 +1,322 @@
+"""A selection turned into a closure: everything that can be decided once is decided here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnsel.backends import sdpa, tiled
+from attnsel.backends.contract import Grads, Inputs, Spec
+from attnsel.params import AttentionParams
+from attnsel.runtime.alibi import default_slopes
+from attnsel.runtime.autograd import Attend, ContractKernel
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras
+from attnsel.runtime.inputs import check_contents, check_tensors, mask_pair
+from attnsel.select import Candidate, Selection
+from attnsel.settings import Settings
+
+Run = Callable[[Tensor, Tensor, Tensor, Extras], Any]
+
+KERNELS: dict[str, ContractKernel] = {
+    "tiled": ContractKernel(tiled.forward, tiled.backward),
+    **{name: ContractKernel(kernel.forward, kernel.backward) for name, kernel in sdpa.KERNELS.items()},
+}
+
+
+class Bound(NamedTuple):
+    """A closure for one call signature, and the selection it carries out."""
+
+    run: Run
+    selection: Selection
+
+
+class CannotPrepare(Exception):
+    """The chosen kernel refuses this call when it is prepared, in these words."""
+
+
+def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
+    """The kernel's view of a call."""
+    left, right = p.window_size
+    scale = config.softmax_scale
+    return Spec(
+        packed=p.qkv_format == "thd",
+        softmax_scale=1.0 / math.sqrt(p.head_dim_qk) if scale is None else float(scale),
+        window_left=left,
+        window_right=right,
+        bottom_right=bool(p.bottom_right_diagonal),
+        softcap=p.softcap,
+        softmax_type=p.softmax_type,
+        dropout_p=p.attention_dropout,
+        deterministic=p.deterministic,
+        return_max_logit=p.return_max_logit,
+        need_lse=p.return_lse,
+        need_grad=need_grad,
+    )
+
+
+def bind(
+    selection: Selection,
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    need_grad: bool,
+    settings: Settings,
+) -> Bound:
+    """Prepare the chosen kernel for calls with this signature.
+
+    Raises CannotPrepare when the kernel refuses what the rules allowed.
+    """
+    assert selection.backend is not None
+    candidate = selection[selection.backend]
+    spec = make_spec(config, selection.params, need_grad)
+    own_dropout = candidate.name == "tiled"
+    gather = _gather(config, spec, _adaptation(candidate, selection.params), own_dropout, settings)
+    if candidate.name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
+        return Bound(_through_contract(KERNELS[candidate.name], spec, gather, config), selection)
+    example = gather(q, k, v, extras)
+    try:
+        call = sdpa.bind(candidate.name, spec, example)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise CannotPrepare(str(error)) from error
+    finish = _finish(config, example)
+    plain = extras is NO_EXTRAS and not candidate.adaptations and config.bias_type == "no_bias"
+    if plain or _only_folds(candidate, extras, config):
+        return Bound(_fast(config, call, finish), selection)
+    return Bound(_with_extras(call, gather, finish), selection)
+
+
+# ---- ways to run ------------------------------------------------------------------------------------
+
+
+def _fast(config: Config, call: Callable[..., Tensor], finish: Callable[[Tensor], Tensor]) -> Run:
+    """q, k and v alone: two views, the kernel, a view back."""
+    if config.qkv_format == "bshd":
+
+        def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
+            return finish(call(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)))
+
+    elif config.qkv_format == "sbhd":
+
+        def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
+            return finish(call(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)))
+
+    else:
+
+        def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
+            return finish(call(q, k, v))
+
+    return run
+
+
+def _with_extras(call: Callable[..., Tensor], gather: Gather, finish: Callable[[Tensor], Tensor]) -> Run:
+    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
+        i = gather(q, k, v, extras)
+        return finish(
+            call(i.q, i.k, i.v, i.attn_mask, i.bias, i.alibi_slopes, i.seqlens_q, i.seqlens_kv)
+        )
+
+    return run
+
+
+def _through_contract(kernel: ContractKernel, spec: Spec, gather: Gather, config: Config) -> Run:
+    """Our own autograd around the kernel's forward and backward; the way to lse and max_logit too."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
+        inputs = gather(q, k, v, extras)
+        detached = inputs  # Attend's forward runs without grad mode: nothing is recorded twice
+        out, lse, max_logit = Attend.apply(
+            kernel, spec, detached, inputs.q, inputs.k, inputs.v, inputs.bias, inputs.softmax_offset
+        )
+        results = [_finish(config, inputs)(out)]
+        if config.return_lse:
+            results.append(lse)
+        if config.return_max_logit:
+            results.append(max_logit)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return run
+
+
+def gradients(
+    selection: Selection,
+    config: Config,
+    settings: Settings,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    dout: Tensor,
+) -> Grads:
+    """Forward and backward of the chosen kernel in one go, with no autograd around them.
+
+    For operators that recompute (``runtime/compiled.py``): inside one, autograd records nothing.
+    """
+    assert selection.backend is not None
+    candidate, kernel = selection[selection.backend], KERNELS[selection.backend]
+    spec = make_spec(config, selection.params, need_grad=True)
+    adapt = _adaptation(candidate, selection.params)
+    inputs = _gather(config, spec, adapt, candidate.name == "tiled", settings)(q, k, v, extras)
+    to_kernel, to_caller = _TO_KERNEL[config.qkv_format], _TO_CALLER[config.qkv_format]
+    if config.flatten_heads:
+        dout = dout.unflatten(-1, (selection.params.num_heads, selection.params.head_dim_v))
+    grads = kernel.backward(spec, inputs, kernel.forward(spec, inputs), to_kernel(dout))
+    dk, dv = (
+        grad if grad.shape == to_kernel(t).shape else _sum_copies(grad, to_kernel(t).shape)
+        for grad, t in ((grads.k, k), (grads.v, v))
+    )
+    dbias = grads.bias
+    if dbias is not None and config.bias_type == "pre_scale_bias":
+        dbias = dbias * spec.softmax_scale
+    return Grads(to_caller(grads.q), to_caller(dk), to_caller(dv), dbias, grads.softmax_offset)
+
+
+def _sum_copies(grad: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of repeated kv heads, [b, h, s, d] or [t, h, d], summed over the copies of each."""
+    copies = grad.unflatten(1, (shape[1], -1))
+    return copies.sum(2, dtype=torch.promote_types(grad.dtype, torch.float32)).to(grad.dtype)
+
+
+# ---- tensors on their way in and out ----------------------------------------------------------------
+
+Gather = Callable[[Tensor, Tensor, Tensor, Extras], Inputs]
+
+_TO_KERNEL: dict[str, Callable[[Tensor], Tensor]] = {
+    "bshd": lambda t: t.transpose(1, 2),
+    "sbhd": lambda t: t.permute(1, 2, 0, 3),
+    "bhsd": lambda t: t,
+    "thd": lambda t: t,
+}
+
+_TO_CALLER: dict[str, Callable[[Tensor], Tensor]] = {
+    "bshd": lambda t: t.transpose(1, 2),
+    "sbhd": lambda t: t.permute(2, 0, 1, 3),
+    "bhsd": lambda t: t,
+    "thd": lambda t: t,
+}
+
+
+def _gather(
+    config: Config, spec: Spec, adapt: Callable[..., Any] | None, own_dropout: bool, settings: Settings
+) -> Gather:
+    """The call's tensors as the kernel takes them; contents of lengths checked where that is free."""
+    to_kernel = _TO_KERNEL[config.qkv_format]
+    padding = "padding" in config.attn_mask_type
+    arbitrary = config.attn_mask_type == "arbitrary"
+    pre_scale = spec.softmax_scale if config.bias_type == "pre_scale_bias" else None
+
+    def gather(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Inputs:
+        if padding and (settings.check or _readable(extras)):
+            check_contents(config, check_tensors(config, q, k, v, extras), q, k, extras)
+        if adapt is not None:
+            q, k, v = adapt(q, k, v)
+        q, k, v = to_kernel(q), to_kernel(k), to_kernel(v)
+        seqlens_q = seqlens_kv = None
+        if padding and not spec.packed:
+            seqlens_q, seqlens_kv = _lengths(extras)
+        bias = extras.core_attention_bias
+        if bias is not None and pre_scale is not None:
+            bias = bias * pre_scale  # (x + bias) * scale = x * scale + bias * scale
+        slopes = extras.alibi_slopes
+        if slopes is None and config.bias_type == "alibi":
+            slopes = default_slopes(q.shape[1], q.device)
+        seed = offset = None
+        if own_dropout and spec.dropout_p:
+            # Drawn from the device's generator, so that checkpointing and manual_seed replay it.
+            seed = extras.dropout_seed
+            if seed is None:
+                seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=q.device)
+            offset = torch.zeros((), dtype=torch.int64, device=q.device)
+        sink = extras.softmax_offset
+        return Inputs(
+            q=q,
+            k=k,
+            v=v,
+            attn_mask=extras.attention_mask if arbitrary else None,
+            bias=bias,
+            alibi_slopes=slopes,
+            softmax_offset=None if sink is None else sink.reshape(-1),
+            seqlens_q=seqlens_q,
+            seqlens_kv=seqlens_kv,
+            cu_seqlens_q=extras.cu_seqlens_q if spec.packed else None,
+            cu_seqlens_kv=extras.cu_seqlens_kv if spec.packed else None,
+            cu_seqlens_q_padded=extras.cu_seqlens_q_padded,
+            cu_seqlens_kv_padded=extras.cu_seqlens_kv_padded,
+            dropout_seed=seed,
+            dropout_offset=offset,
+            max_seqlen_q=extras.max_seqlen_q if spec.packed else None,
+            max_seqlen_kv=extras.max_seqlen_kv if spec.packed else None,
+        )
+
+    return gather
+
+
+def _readable(extras: Extras) -> bool:
+    """Whether length tensors and padding masks lie on the CPU, where reading them waits for nothing."""
+    held = [extras.cu_seqlens_q, *mask_pair(extras)]
+    return all(t is None or (t.device.type == "cpu" and type(t) is Tensor) for t in held)
+
+
+def _lengths(extras: Extras) -> tuple[Tensor, Tensor]:
+    """int32 [b] real rows of q and kv, on their device and without reading them back."""
+    if extras.cu_seqlens_q is not None and extras.cu_seqlens_kv is not None:
+        lengths_q = extras.cu_seqlens_q[1:] - extras.cu_seqlens_q[:-1]
+        if extras.cu_seqlens_kv is extras.cu_seqlens_q:
+            return lengths_q, lengths_q
+        return lengths_q, extras.cu_seqlens_kv[1:] - extras.cu_seqlens_kv[:-1]
+    masks = mask_pair(extras)
+    lengths = [(~mask).flatten(1).sum(1, dtype=torch.int32) for mask in dict.fromkeys(masks)]
+    return lengths[0], lengths[-1]
+
+
+def _finish(config: Config, example: Inputs) -> Callable[[Tensor], Tensor]:
+    """The kernel's output in the caller's format: [..., h, e], or [..., h * e] for modules."""
+    if config.qkv_format == "thd":
+        if not config.flatten_heads:
+            return lambda out: out
+        width = example.q.shape[1] * example.v.shape[-1]
+        return lambda out: out.reshape(out.shape[0], width)
+    b, h, s, _ = example.q.shape
+    e = example.v.shape[-1]
+    if config.qkv_format == "bshd":
+        if config.flatten_heads:
+            return lambda out: out.transpose(1, 2).reshape(b, s, h * e)
+    elif config.qkv_format == "sbhd" and config.flatten_heads:
+        return lambda out: out.permute(2, 0, 1, 3).reshape(s, b, h * e)
+    return _TO_CALLER[config.qkv_format]
+
+
+# ---- adaptations, carried out -----------------------------------------------------------------------
+
+
+def _only_folds(candidate: Candidate, extras: Extras, config: Config) -> bool:
+    """The mask follows from the spec alone: the backend folds it without any other tensor."""
+    names = [adaptation.name for adaptation in candidate.adaptations]
+    return extras is NO_EXTRAS and names == ["fold_mask"] and config.bias_type == "no_bias"
+
+
+def _adaptation(candidate: Candidate, p: AttentionParams) -> Callable[..., Any] | None:
+    """Copies and head expansion as the selection lists them; masks are folded by the backend."""
+    names = {adaptation.name for adaptation in candidate.adaptations}
+    copies = "contiguous" in names
+    repeats = p.num_heads // p.num_gqa_groups if "expand_gqa" in names else 1
+    if not copies and repeats == 1:
+        return None
+    head_dim = {"bshd": 2, "sbhd": 2, "bhsd": 1, "thd": 1}[p.qkv_format]
+    copied = [copies and spec is not None for spec in (p.tensors.q, p.tensors.k, p.tensors.v)]
+
+    def adapt(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dense = [
+            t.clone(memory_format=torch.contiguous_format) if copy else t
+            for t, copy in zip((q, k, v), copied, strict=True)
+        ]
+        if repeats > 1:
+            dense[1:] = [t.repeat_interleave(repeats, dim=head_dim) for t in dense[1:]]
+        return dense[0], dense[1], dense[2]
+
+    return adapt

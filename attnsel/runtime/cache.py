@@ -1,0 +1,72 @@
+"""A bounded dictionary in front of everything slow: read without a lock, written under one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+V = TypeVar("V")
+
+
+class CacheInfo(NamedTuple):
+    """Counters of one cache. ``hits`` may miss a few that happened at the same instant on two threads."""
+
+    hits: int
+    misses: int
+    size: int
+    limit: int
+
+
+class BoundedCache(Generic[V]):
+    """Keys to values, oldest quarter out when full.
+
+    A look-up is one ``dict.get``: reordering on every hit would cost more than what is cached here is
+    worth. Values are made outside the lock, so making one may use other caches; of two threads that make
+    the same value, the first to finish wins and both return it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.items: dict[Hashable, V] = {}
+        self.hits = 0
+        self.misses = 0
+        self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):  # a child must not inherit a lock that another thread held
+            os.register_at_fork(after_in_child=self._new_lock)
+
+    def _new_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> V | None:
+        value = self.items.get(key)
+        if value is not None:
+            self.hits += 1
+        return value
+
+    def add(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of ``key``, made now if it is missing."""
+        value = make()
+        with self._lock:
+            self.misses += 1
+            present = self.items.get(key)
+            if present is not None:
+                return present
+            if len(self.items) >= self.limit:
+                for old in list(self.items)[: max(1, self.limit // 4)]:
+                    del self.items[old]
+            self.items[key] = value
+        return value
+
+    def drop(self, key: Hashable) -> None:
+        with self._lock:
+            self.items.pop(key, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self.items = {}
+            self.hits = self.misses = 0
+
+    def info(self) -> CacheInfo:
+        return CacheInfo(self.hits, self.misses, len(self.items), self.limit)

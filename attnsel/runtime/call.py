@@ -1,0 +1,116 @@
+"""What one attention call is, apart from q, k and v: its static side and its other tensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from attnsel.errors import InvalidInput
+from attnsel.layout import FORMATS
+from attnsel.params import read_mask_type
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Config:
+    """The static side of a call. Interned by :func:`config`, so it hashes and compares by identity."""
+
+    qkv_format: str = "bshd"
+    attn_mask_type: str = "no_mask"
+    window_size: tuple[int, int] | None = None
+    bottom_right_diagonal: bool | None = None
+    softmax_scale: float | None = None  # None: 1 / sqrt(head_dim_qk)
+    softcap: float = 0.0
+    attention_dropout: float = 0.0  # what really happens in this call: 0 outside training
+    softmax_type: str = "vanilla"
+    bias_type: str = "no_bias"
+    is_training: bool = False  # besides what needs a gradient
+    deterministic: bool = False
+    return_lse: bool = False
+    return_max_logit: bool = False
+    flatten_heads: bool = False  # output [..., h * e] instead of [..., h, e]
+    backend: str | None = None
+    adapt: str | None = None
+    num_gqa_groups: int | None = None  # what the caller promised; None: whatever k has
+    label: str = ""
+    replayable: bool = False  # dropout must be replayed from a seed tensor (see runtime/compiled.py)
+
+    text: str = ""  # all of the above as JSON, for operators whose arguments are plain values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return read_config, (self.text,)  # a copy of a module shares the interned object
+
+
+class Extras(NamedTuple):
+    """The other tensors of a call, under TransformerEngine's names. Shapes as there."""
+
+    attention_mask: Any = None  # bool, True = masked out; a pair (q, kv) for cross attention with padding
+    core_attention_bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    softmax_offset: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_kv: Tensor | None = None
+    cu_seqlens_q_padded: Tensor | None = None
+    cu_seqlens_kv_padded: Tensor | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_kv: int | None = None
+    dropout_seed: Tensor | None = None  # int64 scalar; drawn from the device's generator if None
+
+
+NO_EXTRAS = Extras()
+
+
+_by_text: dict[str, Config] = {}  # one object per content; as many as a program has kinds of calls
+
+
+@torch.compiler.assume_constant_result
+def config(**given: Any) -> Config:
+    """The one Config with these fields. Raises InvalidInput for what can be judged without tensors."""
+    return _interned(**given)
+
+
+@lru_cache(maxsize=4096)
+def read_config(text: str) -> Config:
+    """The Config whose ``text`` this is."""
+    given = json.loads(text)
+    if given["window_size"] is not None:
+        given["window_size"] = tuple(given["window_size"])
+    return _interned(**given)
+
+
+@lru_cache(maxsize=4096)
+def _interned(**given: Any) -> Config:
+    made = Config(**given)
+    if made.qkv_format not in FORMATS:
+        raise InvalidInput("qkv_format", made.qkv_format, f"must be one of {', '.join(FORMATS)}")
+    scale = made.softmax_scale
+    if scale is not None and not (isinstance(scale, (int, float)) and abs(scale) < float("inf")):
+        raise InvalidInput("softmax_scale", scale, "must be a finite number")
+    values = {field.name: getattr(made, field.name) for field in fields(made) if field.name != "text"}
+    object.__setattr__(made, "text", json.dumps(values))
+    return _by_text.setdefault(made.text, made)
+
+
+def mask_name(attn_mask_type: str) -> str:
+    """A mask type's one spelling."""
+    name: str = read_mask_type(attn_mask_type)
+    return name
+
+
+def signature(extras: Extras) -> tuple[Any, ...]:
+    """What of the other tensors a choice may depend on: everything but their contents."""
+    return tuple([_shape_of(value) for value in extras])
+
+
+def _shape_of(value: Any) -> Any:
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple(_shape_of(item) for item in value)
+    return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)

@@ -1,0 +1,390 @@
+"""Tensors checked, and turned into the question they ask. Runs once per call signature.
+
+Every complaint names the argument, what it is and what it must be, before anything is launched.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams, Tensors, TensorSpec, read_dtype
+from attnsel.runtime.call import Config, Extras
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_AXES = {"bshd": (0, 2, 1), "sbhd": (1, 2, 0), "bhsd": (0, 1, 2)}  # where b, h, s stand
+_RANK = {"bshd": 4, "sbhd": 4, "bhsd": 4, "thd": 3}
+_BIAS_SHAPES = {  # which of [b, h] are not 1
+    (True, True): "bhss",
+    (False, True): "1hss",
+    (True, False): "b1ss",
+    (False, False): "11ss",
+}
+
+
+class Sizes(NamedTuple):
+    """b, h, g, s_q, s_kv, d, e of one call; s_q and s_kv are the longest sequences of a packed batch."""
+
+    batch: int
+    heads: int
+    groups: int
+    seqlen_q: int
+    seqlen_kv: int
+    head_dim_qk: int
+    head_dim_v: int
+
+
+def check_tensors(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
+    """Shapes, types and devices against each other. Raises InvalidInput; returns what they amount to."""
+    fmt = config.qkv_format
+    named = {"query_layer": q, "key_layer": k, "value_layer": v}
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidInput(name, type(tensor).__name__, "must be a torch.Tensor")
+        if tensor.dim() != _RANK[fmt]:
+            raise InvalidInput(
+                f"{name}.shape", tuple(tensor.shape), f"must have {_RANK[fmt]} dimensions with qkv_format {fmt!r}"
+            )
+    for name, tensor in (("key_layer", k), ("value_layer", v)):
+        if tensor.dtype != q.dtype:
+            raise InvalidInput(f"{name}.dtype", str(tensor.dtype), f"must be query_layer's, {q.dtype}")
+    for name, tensor in (("key_layer", k), ("value_layer", v), *_other_tensors(extras)):
+        if tensor.device != q.device:
+            raise InvalidInput(f"{name}.device", str(tensor.device), f"must be query_layer's, {q.device}")
+    if not q.dtype.is_floating_point:
+        raise InvalidInput("query_layer.dtype", str(q.dtype), "must be a floating-point type")
+    if fmt == "thd":
+        sizes = _packed_sizes(q, k, v, extras)
+    else:
+        sizes = _dense_sizes(fmt, q, k, v)
+        _check_dense_lengths(config, sizes, extras)
+    if sizes.heads == 0 or sizes.groups == 0 or sizes.heads % sizes.groups:
+        raise InvalidInput(
+            "key_layer.shape",
+            tuple(k.shape),
+            f"must have a number of heads that divides query_layer's {sizes.heads}, not {sizes.groups}",
+        )
+    if config.num_gqa_groups is not None and sizes.groups != config.num_gqa_groups:
+        raise InvalidInput(
+            "key_layer.shape", tuple(k.shape), f"must have num_gqa_groups = {config.num_gqa_groups} heads"
+        )
+    if sizes.head_dim_qk == 0 or sizes.head_dim_v == 0:
+        raise InvalidInput("value_layer.shape", tuple(v.shape), "must have a head dimension above 0")
+    _check_mask(config, sizes, extras)
+    _check_scores(config, sizes, extras)
+    return sizes
+
+
+def ask(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, training: bool) -> AttentionParams:
+    """The question these tensors ask. Raises InvalidInput, also for what contradicts itself."""
+    sizes = check_tensors(config, q, k, v, extras)
+    bias, slopes = extras.core_attention_bias, extras.alibi_slopes
+    fields: dict[str, Any] = {}
+    if bias is not None:
+        pair = (bias.dim() == 4 and bias.shape[0] > 1, bias.dim() >= 3 and bias.shape[-3] > 1)
+        fields["core_attention_bias_shape"] = _BIAS_SHAPES[pair]
+        fields["core_attention_bias_requires_grad"] = bool(training and bias.requires_grad)
+    if slopes is not None:
+        fields["alibi_slopes_shape"] = tuple(slopes.shape)
+    if extras.cu_seqlens_q_padded is not None:
+        fields["pad_between_seqs"] = True
+    return AttentionParams(
+        dtype=read_dtype(q.dtype),
+        qkv_layout=config.qkv_format,
+        batch_size=max(sizes.batch, 1),
+        num_heads=sizes.heads,
+        num_gqa_groups=sizes.groups,
+        max_seqlen_q=sizes.seqlen_q,
+        max_seqlen_kv=sizes.seqlen_kv,
+        head_dim_qk=sizes.head_dim_qk,
+        head_dim_v=sizes.head_dim_v,
+        attn_mask_type=config.attn_mask_type,
+        window_size=config.window_size,
+        bottom_right_diagonal=config.bottom_right_diagonal,
+        core_attention_bias_type=config.bias_type,
+        softmax_type=config.softmax_type,
+        softcap=config.softcap,
+        attention_dropout=config.attention_dropout,
+        is_training=training,
+        deterministic=config.deterministic or torch.are_deterministic_algorithms_enabled(),
+        return_lse=config.return_lse,
+        return_max_logit=config.return_max_logit,
+        tensors=Tensors(
+            q=_spec(q), k=_spec(k), v=_spec(v), mask=_mask_spec(config, extras.attention_mask)
+        ),
+        **fields,
+    )
+
+
+def check_contents(config: Config, sizes: Sizes, q: Tensor, k: Tensor, extras: Extras) -> None:
+    """What the numbers in length tensors must be. Reads them, so: CPU tensors, or on request."""
+    for name, cu, padded, rows in (
+        ("cu_seqlens_q", extras.cu_seqlens_q, extras.cu_seqlens_q_padded, q.shape[0]),
+        ("cu_seqlens_kv", extras.cu_seqlens_kv, extras.cu_seqlens_kv_padded, k.shape[0]),
+    ):
+        if cu is None:
+            continue
+        values = cu.tolist()
+        _check_ascending(name, values)
+        longest = sizes.seqlen_q if name == "cu_seqlens_q" else sizes.seqlen_kv
+        lengths = [b - a for a, b in zip(values, values[1:], strict=False)]
+        if max(lengths, default=0) > longest:
+            raise InvalidInput(name, values, f"must not hold a sequence longer than {longest} rows")
+        if config.qkv_format != "thd":
+            continue
+        if padded is None:
+            if values[-1] != rows:
+                raise InvalidInput(name, values, f"must end at the number of tokens, {rows}")
+            continue
+        starts = padded.tolist()
+        _check_ascending(f"{name}_padded", starts)
+        room = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        if starts[-1] > rows:
+            raise InvalidInput(f"{name}_padded", starts, f"must not end beyond the number of tokens, {rows}")
+        if any(length > space for length, space in zip(lengths, room, strict=True)):
+            raise InvalidInput(name, values, f"must fit into the room that {name}_padded gives, {starts}")
+    if config.attn_mask_type != "arbitrary":
+        for name, mask in zip(("attention_mask (q)", "attention_mask (kv)"), mask_pair(extras), strict=False):
+            rows_masked = mask.reshape(mask.shape[0], -1)
+            if bool((rows_masked[:, :-1] & ~rows_masked[:, 1:]).any()):
+                raise InvalidInput(
+                    name, tuple(mask.shape), "must mask the end of each sequence (True = masked out); for "
+                    "another pattern use attn_mask_type 'arbitrary'"
+                )  # fmt: skip
+
+
+def mask_pair(extras: Extras) -> tuple[Tensor, ...]:
+    """The padding masks of q and kv; the same one twice for self attention; empty without a mask."""
+    mask = extras.attention_mask
+    if mask is None:
+        return ()
+    return tuple(mask) if isinstance(mask, (tuple, list)) else (mask, mask)
+
+
+# ---- sizes ------------------------------------------------------------------------------------------
+
+
+def _dense_sizes(fmt: str, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+    b, h, s = _AXES[fmt]
+    for name, tensor in (("key_layer", k), ("value_layer", v)):
+        if tensor.shape[b] != q.shape[b]:
+            raise InvalidInput(
+                f"{name}.shape", tuple(tensor.shape), f"must have query_layer's batch size, {q.shape[b]}"
+            )
+    if v.shape[h] != k.shape[h] or v.shape[s] != k.shape[s]:
+        raise InvalidInput(
+            "value_layer.shape",
+            tuple(v.shape),
+            f"must have key_layer's {k.shape[h]} heads and {k.shape[s]} rows",
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise InvalidInput(
+            "key_layer.shape", tuple(k.shape), f"must have query_layer's head dimension, {q.shape[-1]}"
+        )
+    return Sizes(
+        q.shape[b], q.shape[h], k.shape[h], q.shape[s], k.shape[s], q.shape[-1], v.shape[-1]
+    )
+
+
+def _packed_sizes(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
+    if q.shape[-1] != k.shape[-1]:
+        raise InvalidInput(
+            "key_layer.shape", tuple(k.shape), f"must have query_layer's head dimension, {q.shape[-1]}"
+        )
+    if v.shape[:2] != k.shape[:2]:
+        raise InvalidInput(
+            "value_layer.shape", tuple(v.shape), f"must have key_layer's tokens and heads, {tuple(k.shape[:2])}"
+        )
+    cu_q, cu_kv = extras.cu_seqlens_q, extras.cu_seqlens_kv
+    for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_kv", cu_kv)):
+        if cu is None:
+            raise InvalidInput(name, None, "must be given with qkv_format 'thd': int32 [batch + 1]")
+    assert cu_q is not None
+    assert cu_kv is not None
+    batch = _check_cu_seqlens(extras)
+    if (extras.cu_seqlens_q_padded is None) != (extras.cu_seqlens_kv_padded is None):
+        raise InvalidInput("cu_seqlens_q_padded", "one of two", "must be given for q and kv, or for neither")
+    return Sizes(
+        batch,
+        q.shape[1],
+        k.shape[1],
+        _longest(cu_q, extras.max_seqlen_q, q.shape[0]),
+        _longest(cu_kv, extras.max_seqlen_kv, k.shape[0]),
+        q.shape[-1],
+        v.shape[-1],
+    )
+
+
+def _longest(cu: Tensor, given: int | None, tokens: int) -> int:
+    """The longest sequence: as given, read on the CPU, else bounded by the tokens so as not to wait."""
+    if given is not None:
+        return int(given)
+    if cu.device.type != "cpu" or type(cu) is not torch.Tensor or cu.numel() < 2:
+        return tokens
+    return max(0, int((cu[1:] - cu[:-1]).max()))
+
+
+def _check_cu_seqlens(extras: Extras) -> int:
+    """Types and shapes of the length tensors; the batch size they say."""
+    lengths = [
+        (name, getattr(extras, name))
+        for name in ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+        if getattr(extras, name) is not None
+    ]
+    first_name, first = lengths[0]
+    for name, cu in lengths:
+        if cu.dtype != torch.int32:
+            raise InvalidInput(f"{name}.dtype", str(cu.dtype), "must be torch.int32")
+        if cu.dim() != 1 or cu.numel() < 2:
+            raise InvalidInput(f"{name}.shape", tuple(cu.shape), "must be [batch + 1]")
+        if cu.shape != first.shape:
+            raise InvalidInput(
+                f"{name}.shape", tuple(cu.shape), f"must be {first_name}'s shape, {tuple(first.shape)}"
+            )
+    return int(first.numel()) - 1
+
+
+def _check_dense_lengths(config: Config, sizes: Sizes, extras: Extras) -> None:
+    """cu_seqlens beside dense tensors say how many rows of each sequence are real."""
+    for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+        if getattr(extras, name) is not None:
+            raise InvalidInput(name, "a tensor", "must be left out unless qkv_format is 'thd'")
+    given = [extras.cu_seqlens_q is not None, extras.cu_seqlens_kv is not None]
+    padding = "padding" in config.attn_mask_type
+    if any(given):
+        if not all(given):
+            missing = "cu_seqlens_q" if given[1] else "cu_seqlens_kv"
+            raise InvalidInput(missing, None, "must be given together with its sibling")
+        if not padding:
+            raise InvalidInput(
+                "attn_mask_type", config.attn_mask_type, "must be a padding type when cu_seqlens are given"
+            )
+        if extras.attention_mask is not None:
+            raise InvalidInput("attention_mask", "a tensor", "must be left out when cu_seqlens are given")
+        if _check_cu_seqlens(extras) != sizes.batch:
+            raise InvalidInput(
+                "cu_seqlens_q.shape", tuple(extras.cu_seqlens_q.shape), f"must be [batch + 1] = [{sizes.batch + 1}]"  # type: ignore[union-attr]
+            )  # fmt: skip
+    elif padding and extras.attention_mask is None:
+        raise InvalidInput(
+            "attn_mask_type", config.attn_mask_type, "needs cu_seqlens_q and cu_seqlens_kv, or an attention_mask"
+        )
+
+
+def _check_ascending(name: str, values: list[int]) -> None:
+    if values[0] != 0 or any(b < a for a, b in zip(values, values[1:], strict=False)):
+        raise InvalidInput(name, values, "must start at 0 and never descend")
+
+
+# ---- masks, bias, sinks -----------------------------------------------------------------------------
+
+
+def _check_mask(config: Config, sizes: Sizes, extras: Extras) -> None:
+    mask, kind = extras.attention_mask, config.attn_mask_type
+    if mask is None:
+        if kind == "arbitrary":
+            raise InvalidInput("attention_mask", None, "must be given with attn_mask_type 'arbitrary'")
+        return
+    if kind != "arbitrary" and ("padding" not in kind or config.qkv_format == "thd"):
+        raise InvalidInput(
+            "attention_mask",
+            "a tensor",
+            f"must be left out with attn_mask_type {kind!r} and qkv_format {config.qkv_format!r}",
+        )
+    full = (sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_kv)
+    if kind == "arbitrary":
+        masks = (mask,)
+        wanted = [full]
+    else:
+        masks = mask_pair(extras)
+        if len(masks) != 2:
+            raise InvalidInput("attention_mask", f"{len(masks)} tensors", "must be one mask, or one for q and one for kv")
+        if not isinstance(mask, (tuple, list)) and sizes.seqlen_q != sizes.seqlen_kv:
+            raise InvalidInput("attention_mask", "one tensor", "must be a pair (q, kv) when their lengths differ")
+        wanted = [(sizes.batch, 1, 1, sizes.seqlen_q), (sizes.batch, 1, 1, sizes.seqlen_kv)]
+    for tensor, shape in zip(masks, wanted, strict=True):
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.bool:
+            kind_of = str(getattr(tensor, "dtype", type(tensor).__name__))
+            raise InvalidInput("attention_mask.dtype", kind_of, "must be torch.bool, True = masked out")
+        fits = tuple(tensor.shape) == shape if "padding" in kind else _broadcasts(tensor.shape, shape)
+        if not fits:
+            how = "be" if "padding" in kind else "broadcast to"
+            raise InvalidInput("attention_mask.shape", tuple(tensor.shape), f"must {how} {list(shape)}")
+
+
+def _check_scores(config: Config, sizes: Sizes, extras: Extras) -> None:
+    """Bias, ALiBi slopes and sinks against the call and against what its types announce."""
+    bias, slopes, offset = extras.core_attention_bias, extras.alibi_slopes, extras.softmax_offset
+    announced = config.bias_type in ("pre_scale_bias", "post_scale_bias")
+    if announced and bias is None:
+        raise InvalidInput("core_attention_bias", None, f"must be given with core_attention_bias_type {config.bias_type!r}")
+    if bias is not None and not announced:
+        raise InvalidInput(
+            "core_attention_bias_type", config.bias_type, "must be pre_scale_bias or post_scale_bias with a bias"
+        )
+    full = (sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_kv)
+    if bias is not None:
+        if not _broadcasts(bias.shape, full):
+            raise InvalidInput("core_attention_bias.shape", tuple(bias.shape), f"must broadcast to {list(full)}")
+        if not bias.dtype.is_floating_point:
+            raise InvalidInput("core_attention_bias.dtype", str(bias.dtype), "must be a floating-point type")
+    if slopes is not None:
+        if config.bias_type != "alibi":
+            raise InvalidInput("core_attention_bias_type", config.bias_type, "must be 'alibi' with alibi_slopes")
+        if tuple(slopes.shape) not in ((sizes.heads,), (sizes.batch, sizes.heads)) or slopes.dtype != torch.float32:
+            raise InvalidInput(
+                "alibi_slopes",
+                f"{slopes.dtype} {tuple(slopes.shape)}",
+                f"must be float32 [{sizes.heads}] or [{sizes.batch}, {sizes.heads}]",
+            )
+    if (config.softmax_type == "learnable") != (offset is not None):
+        raise InvalidInput(
+            "softmax_offset",
+            None if offset is None else tuple(offset.shape),
+            "must be given exactly when softmax_type is 'learnable'",
+        )
+    if offset is not None and offset.numel() != sizes.heads:
+        raise InvalidInput("softmax_offset.shape", tuple(offset.shape), f"must hold one value per head, [{sizes.heads}]")
+
+
+def _broadcasts(shape: Any, full: tuple[int, ...]) -> bool:
+    padded = (1,) * (len(full) - len(shape)) + tuple(shape)
+    return len(shape) <= len(full) and all(a in (1, b) for a, b in zip(padded, full, strict=True))
+
+
+def _other_tensors(extras: Extras) -> list[tuple[str, Tensor]]:
+    named: list[tuple[str, Tensor]] = []
+    for name, value in zip(Extras._fields, extras, strict=True):
+        items = value if isinstance(value, (tuple, list)) else (value,)
+        named += [(name, item) for item in items if isinstance(item, torch.Tensor)]
+    return named
+
+
+# ---- specs ------------------------------------------------------------------------------------------
+
+
+def _spec(t: Tensor) -> TensorSpec | None:
+    """How a tensor lies in memory; None when it is dense and aligned, which asks nothing of a kernel."""
+    alignment = math.gcd(t.storage_offset() * t.element_size(), 16)
+    if t.is_contiguous() and alignment == 16:
+        return None
+    return TensorSpec(
+        shape=tuple(t.shape),
+        stride=tuple(t.stride()),
+        dtype=read_dtype(t.dtype),
+        alignment=alignment,
+        requires_grad=t.requires_grad,
+    )
+
+
+def _mask_spec(config: Config, mask: Any) -> TensorSpec | None:
+    if config.attn_mask_type != "arbitrary" or not isinstance(mask, torch.Tensor):
+        return None
+    shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    stride = (0,) * (4 - mask.dim()) + tuple(mask.stride())
+    return TensorSpec(shape=shape, stride=stride, dtype="bool")

@@ -1,0 +1,126 @@
+"""What this process was told: the policy, and how much to say. The only reader of ``ATTNSEL_*``.
+
+The environment is read once, at first use; :func:`configure` reads it again and adds to it;
+:func:`override` changes it for one block of code, one thread or task at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from pydantic import Field
+
+from attnsel._model import FrozenModel
+from attnsel.errors import InvalidInput
+from attnsel.policy import Policy
+
+VARIABLES: dict[str, str] = {
+    "ATTNSEL_BACKENDS": "allow",
+    "ATTNSEL_DISABLE": "deny",
+    "ATTNSEL_ADAPT": "adapt",
+    "ATTNSEL_ALLOW_KNOWN_BUGS": "allow_known_bugs",
+    "ATTNSEL_DETERMINISTIC": "deterministic",
+    "ATTNSEL_DEBUG": "debug",
+    "ATTNSEL_DEBUG_FORMAT": "debug_format",
+    "ATTNSEL_DEBUG_FILE": "debug_file",
+    "ATTNSEL_DEBUG_RANKS": "debug_ranks",
+    "ATTNSEL_CHECK": "check",
+}
+
+
+class Settings(FrozenModel):
+    """The policy, and what is told about choices."""
+
+    policy: Policy = Field(default_factory=Policy)
+    debug: Literal[0, 1, 2] = Field(
+        default=0, description="0: warn on slow paths; 1: a line per new selection; 2: the whole report"
+    )
+    debug_format: Literal["text", "json"] = "text"
+    debug_file: str | None = Field(default=None, description="append there instead of standard error")
+    debug_ranks: Literal["0", "all"] = Field(default="0", description="which ranks speak")
+    check: bool = Field(
+        default=False, description="read cu_seqlens and masks back from the GPU to check them (synchronises)"
+    )
+
+
+_POLICY_FIELDS = frozenset(Policy.model_fields)
+_SETTINGS_FIELDS = frozenset(Settings.model_fields) - {"policy"}
+
+_lock = threading.Lock()
+_process: Settings | None = None
+_override: ContextVar[Settings | None] = ContextVar("attnsel_settings", default=None)
+
+
+def current() -> Settings:
+    """The settings in force here and now."""
+    return _override.get() or _process or _load()
+
+
+def configure(**changes: Any) -> Settings:
+    """Set this process's settings: the environment variables, then ``changes`` on top.
+
+    ``changes`` are fields of :class:`Settings` or :class:`attnsel.Policy`. With none, the environment is
+    read afresh and earlier calls are undone. Raises InvalidInput naming the field or the variable.
+    """
+    global _process
+    settings = _changed(_from_environment(os.environ), changes)
+    with _lock:
+        _process = settings
+    return settings
+
+
+@contextmanager
+def override(**changes: Any) -> Iterator[Settings]:
+    """Other settings inside a ``with`` block, for this thread or task only."""
+    token = _override.set(_changed(current(), changes))
+    try:
+        yield current()
+    finally:
+        _override.reset(token)
+
+
+def _load() -> Settings:
+    global _process
+    with _lock:
+        if _process is None:
+            _process = _from_environment(os.environ)
+        return _process
+
+
+def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
+    unknown = sorted(set(changes) - _POLICY_FIELDS - _SETTINGS_FIELDS - {"policy"})
+    if unknown:
+        allowed = ", ".join(sorted(_POLICY_FIELDS | _SETTINGS_FIELDS | {"policy"}))
+        raise InvalidInput(unknown[0], changes[unknown[0]], f"there is no such setting; allowed: {allowed}")
+    policy = changes.get("policy", settings.policy)
+    policy_changes = {name: value for name, value in changes.items() if name in _POLICY_FIELDS}
+    if policy_changes:
+        policy = policy.replace(**policy_changes)
+    rest = {name: value for name, value in changes.items() if name in _SETTINGS_FIELDS}
+    return settings.replace(policy=policy, **rest)
+
+
+def _from_environment(environ: Any) -> Settings:
+    policy: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for variable, field in VARIABLES.items():
+        text = environ.get(variable, "").strip()
+        if not text:
+            continue
+        value: Any = text
+        if field == "debug":
+            value = int(text) if text.lstrip("-").isdecimal() else text
+        if field == "allow_known_bugs":
+            value = tuple(part.strip().upper().replace("ALL", "all") for part in text.split(","))
+        try:
+            # One at a time, so that an error names the variable that holds it.
+            (Policy if field in _POLICY_FIELDS else Settings)(**{field: value})
+        except InvalidInput as error:
+            raise InvalidInput(variable, text, error.allowed) from None
+        (policy if field in _POLICY_FIELDS else rest)[field] = value
+    return Settings(policy=Policy(**policy), **rest)

@@ -1,0 +1,155 @@
+"""Folding: one additive mask that says what a kernel cannot say itself.
+
+Window, bottom-right causal, padding by lengths, ALiBi, post-scale bias and boolean masks become one tensor
+added to the scaled scores, in the smallest broadcastable shape [1|b, 1|h, 1|s_q, s_kv] and q's dtype
+(float32 beside float16 and bfloat16 where the kernel takes it and the mask holds real scores: ALiBi at
+distance 4096 is off by 0.03 in bfloat16). attnsel's boolean masks are True = masked OUT, SDPA's are
+True = keep: only additive masks leave this module, so the two never meet.
+
+Masked entries are -inf where the kernel is known to give 0 for a row that sees nothing, else a large finite
+number (``hidden_score``). Tested on CPU, torch 2.13, forward and backward, float64 to float16: flash and math
+give 0 and zero gradients for rows of -inf, no NaN anywhere, but flash reports an LSE of 0 for them. cuDNN
+mishandles -inf (``convert_boolean_attn_mask_cudnn`` in attention.cpp folds to -65504 for it) and nothing
+committed shows what the memory-efficient backward does, so both get the finite number, and their dead rows
+are zeroed after the kernel: the zeroed output also zeroes those rows' gradients exactly.
+
+Gradient of the mask: math and efficient give one; flash on CPU raises when the mask requires it, cuDNN has no
+formula for it; flash on CUDA takes no mask. Masking is by addition: a NaN or inf in a masked key or value
+still reaches the output (as with F.sdpa), so padding must be finite.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from attnsel.backends.contract import Inputs, Spec
+from torch import Tensor
+
+from .plan import MASK_ALIGNMENT, MaskPlan, Traits, mask_itemsize, shape4
+
+
+class Folded(NamedTuple):
+    """``mask`` goes to the kernel; rows where ``dead_rows`` is True must be zero in its output."""
+
+    mask: Tensor | None  # [1|b, 1|h, 1|s_q, s_kv]; efficient: a view expanded to [b, h, s_q, s_kv]
+    dead_rows: Tensor | None  # bool [1|b, 1|h, s_q, 1]
+
+
+def hidden_score(dtype: torch.dtype) -> float:
+    """The finite stand-in for -inf: no kernel overflows when it multiplies scores by log2(e) = 1.44."""
+    return -65504.0 if dtype == torch.float16 else -0.25 * torch.finfo(torch.float32).max
+
+
+def fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, *, want_lse: bool = False) -> Folded:
+    """The folded mask of one call and the rows that see nothing.
+
+    Differentiable in ``inputs.bias``. ``want_lse`` asks for the dead rows also of a kernel that zeroes its
+    output itself, because their LSE must become -inf.
+    """
+    mask = None if plan.shape is None else _additive(traits, plan, spec, inputs)
+    dead = None
+    if mask is not None and plan.may_be_dead and (want_lse or not traits.dead_rows_zero):
+        dead = _dead_rows(plan, mask.detach(), inputs.q.shape[2])
+    if mask is not None and not traits.dead_rows_zero:
+        # Contiguous: the CUDA kernels read columns with stride 1, and a bias may have any strides.
+        mask = mask.clamp(min=hidden_score(mask.dtype)).contiguous()
+    if plan.q_lengths:
+        assert inputs.seqlens_q is not None
+        rows = torch.arange(inputs.q.shape[2], device=inputs.q.device)
+        beyond = (rows >= inputs.seqlens_q.view(-1, 1)).view(-1, 1, rows.shape[0], 1)
+        dead = beyond if dead is None else dead | beyond
+    if mask is not None and traits.kernel == "sdpa.efficient":
+        mask = align(mask).expand(*inputs.q.shape[:3], inputs.k.shape[2])
+    return Folded(mask, dead)
+
+
+def _additive(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs) -> Tensor:
+    """The mask with -inf at hidden entries, [1|b, 1|h, 1|s_q, s_kv]."""
+    hidden = _hidden(plan, inputs)
+    dtype = torch.float32 if mask_itemsize(traits, inputs) == 4 else inputs.q.dtype
+    score = None
+    if inputs.alibi_slopes is not None:
+        slopes = inputs.alibi_slopes.detach()
+        slopes = slopes.reshape(-1, slopes.shape[-1], 1, 1)
+        score = _distance(plan, inputs) * -slopes.to(torch.promote_types(inputs.q.dtype, torch.float32))
+    if inputs.bias is not None:
+        bias = _four_dims(inputs.bias)
+        score = bias if score is None else score + bias
+    if score is None:
+        assert hidden is not None
+        assert plan.shape is not None
+        zeros = torch.zeros(plan.shape, dtype=dtype, device=inputs.q.device)
+        return zeros.masked_fill_(hidden, -torch.inf)
+    score = score.to(dtype)
+    if hidden is not None:
+        score = torch.where(hidden, -torch.inf, score)
+    return score.expand(*score.shape[:3], inputs.k.shape[2])
+
+
+def _hidden(plan: MaskPlan, inputs: Inputs) -> Tensor | None:
+    """Bool, broadcastable to [b, h, s_q, s_kv], True where a query must not see a key; None: sees all."""
+    parts = []
+    if inputs.attn_mask is not None:
+        parts.append(_four_dims(inputs.attn_mask))
+    columns = torch.arange(inputs.k.shape[2], device=inputs.q.device)
+    if plan.kv_lengths:
+        assert inputs.seqlens_kv is not None
+        parts.append(columns > inputs.seqlens_kv.view(-1, 1, 1, 1))
+    if plan.lo is not None or plan.hi is not None:
+        rows = torch.arange(inputs.q.shape[2], device=inputs.q.device).view(-1, 1) + _shift(plan, inputs)
+        if plan.hi is not None:
+            parts.append(columns > rows + plan.hi)
+        if plan.lo is not None:
+            parts.append(columns < rows + plan.lo)
+    if not parts:
+        return None
+    hidden = parts[0]
+    for part in parts[1:]:
+        hidden = hidden | part
+    return hidden
+
+
+def _shift(plan: MaskPlan, inputs: Inputs) -> Tensor | int:
+    """len_kv - len_q of each batch row, [b, 1, 1, 1], when the bounds are relative to it; else 0."""
+    if not plan.per_row:
+        return 0
+    b, _, s_q, _ = inputs.q.shape
+    every = torch.ones(b, dtype=torch.int64, device=inputs.q.device)
+    len_q = every * s_q if inputs.seqlens_q is None else inputs.seqlens_q
+    len_kv = every * inputs.k.shape[2] if inputs.seqlens_kv is None else inputs.seqlens_kv
+    shift: Tensor = (len_kv.long() - len_q).view(-1, 1, 1, 1)
+    return shift
+
+
+def _distance(plan: MaskPlan, inputs: Inputs) -> Tensor:
+    """|j - i - shift|, integer, [1|b, 1, s_q, s_kv]."""
+    rows = torch.arange(inputs.q.shape[2], device=inputs.q.device).view(-1, 1) + _shift(plan, inputs)
+    columns = torch.arange(inputs.k.shape[2], device=inputs.q.device)
+    distance = (columns - rows - plan.diagonal).abs_()
+    return _four_dims(distance)
+
+
+def _four_dims(t: Tensor) -> Tensor:
+    return t.reshape(shape4(tuple(t.shape)))
+
+
+def _dead_rows(plan: MaskPlan, mask: Tensor, s_q: int) -> Tensor:
+    """Bool [1|b, 1|h, s_q, 1]: rows whose every visible column is -inf in ``mask``."""
+    if not plan.is_causal:
+        return (mask == -torch.inf).all(-1, keepdim=True).expand(*mask.shape[:2], s_q, 1)
+    # One mask row for all queries, the triangle drawn by the kernel: row r sees the columns up to r.
+    alive = (mask != -torch.inf).cumsum(-1) > 0  # [1|b, 1|h, 1, s_kv]
+    last = torch.arange(s_q, device=mask.device).clamp_(max=mask.shape[-1] - 1)
+    return alive.squeeze(2).index_select(2, last).logical_not().unsqueeze(3)
+
+
+def align(mask: Tensor) -> Tensor:
+    """Rows of a contiguous mask on multiples of 8 elements, as the memory-efficient kernel asks.
+
+    F.sdpa's ``pad_bias``: the last dimension is padded in memory and sliced off again, which autograd tracks.
+    """
+    width = mask.shape[-1]
+    if width % MASK_ALIGNMENT == 0:
+        return mask
+    return torch.nn.functional.pad(mask, (0, -width % MASK_ALIGNMENT)).narrow(-1, 0, width)

@@ -1,0 +1,139 @@
+"""The contract's forward and backward, by the explicit backward ops.
+
+For callers that merge partial results (context parallelism) or differentiate through lse.
+"""
+
+from __future__ import annotations
+
+import torch
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from torch import Tensor
+
+from .guards import check_call
+from .masks import fold
+from .ops import FLASH_CUDA, MATH, Forward, resolve, run_backward, run_forward
+from .plan import MaskPlan, plan_mask
+from .shapes import cut_head_dim, op_lse, pad_head_dim, plain_lse, prepared, sum_heads, with_lse_gradient
+
+
+def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
+    """The contract's forward. ``lse`` is float32 (float64 for float64 inputs), None from math.
+
+    Raises ValueError as ``bind`` does.
+    """
+    traits = resolve(kernel, inputs.q.device.type)
+    check_call(traits, spec, inputs)
+    plan = plan_mask(traits, spec, inputs)
+    if traits is MATH and spec.need_grad:
+        return _math_forward(spec, plan, inputs)
+    want_lse = traits.returns_lse and (spec.need_lse or spec.need_grad)
+    with torch.no_grad():
+        folded = fold(traits, plan, spec, inputs, want_lse=want_lse)
+        q, k, v = prepared(traits, inputs)
+        out, lse, rng = run_forward(
+            traits,
+            q,
+            k,
+            v,
+            folded.mask,
+            is_causal=plan.is_causal,
+            scale=spec.softmax_scale,
+            dropout_p=spec.dropout_p,
+            want_lse=want_lse,
+        )
+        out = cut_head_dim(out, inputs.v.shape[3])
+        lse = plain_lse(lse, inputs.q.shape[2]) if want_lse and lse is not None else None
+        if folded.dead_rows is not None:
+            out = out.masked_fill(folded.dead_rows, 0.0)
+            if lse is not None:
+                lse = lse.masked_fill(folded.dead_rows.squeeze(3), -torch.inf)
+    return Result(out, lse, None, rng)
+
+
+def backward(
+    kernel: str, spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Tensor | None = None
+) -> Grads:
+    """The contract's backward, from ``result.out`` and ``result.lse`` (which may be merged ones).
+
+    ``dlse`` [b, h, s_q] is the gradient of lse; it costs copies of q, k, v, out and dout, head_dim widened.
+
+    Raises ValueError for math without a forward under need_grad, and for math with ``dlse``.
+    """
+    traits = resolve(kernel, inputs.q.device.type)
+    if traits is MATH:
+        return _math_backward(spec, inputs, result, dout, dlse)
+    if result.lse is None:
+        raise ValueError("the forward gave no lse: it needs need_lse or need_grad")
+    plan = plan_mask(traits, spec, inputs)
+    needs_bias = inputs.bias is not None and traits.mask_grad and inputs.bias.requires_grad
+    with torch.no_grad():
+        folded = fold(traits, plan, spec, inputs, want_lse=True)
+        out, lse = result.out, result.lse
+        if folded.dead_rows is not None:
+            dout = dout.masked_fill(folded.dead_rows, 0.0)
+            dlse = None if dlse is None else dlse.masked_fill(folded.dead_rows.squeeze(3), 0.0)
+        # A dead row's probabilities are exp(score - lse): +inf makes them 0 where -inf would make NaN.
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+        q, k, v = inputs.q, inputs.k, inputs.v
+        if dlse is not None:
+            q, k, v, out, dout = with_lse_gradient(traits, q, k, v, out, dout, dlse)
+        q, k, v = prepared(traits, inputs._replace(q=q, k=k, v=v))
+        if traits is FLASH_CUDA:
+            out, dout = pad_head_dim(out), pad_head_dim(dout)
+        # The ops read the rows of out and dout with stride 1; flash on CPU gives garbage otherwise.
+        out, dout = (t if t.stride(-1) == 1 else t.contiguous() for t in (out, dout))
+        dq, dk, dv, dmask = run_backward(
+            traits,
+            dout,
+            q,
+            k,
+            v,
+            folded.mask,
+            Forward(out, op_lse(traits, lse), result.saved),
+            is_causal=plan.is_causal,
+            scale=spec.softmax_scale,
+            dropout_p=spec.dropout_p,
+            mask_grad=needs_bias,
+        )
+        dk, dv = sum_heads(dk, inputs.k.shape[1]), sum_heads(dv, inputs.v.shape[1])
+        dbias = None
+        if needs_bias and dmask is not None:
+            assert inputs.bias is not None
+            dbias = dmask.float().sum_to_size(inputs.bias.shape).to(inputs.bias.dtype)
+    d, e = inputs.q.shape[3], inputs.v.shape[3]
+    return Grads(cut_head_dim(dq, d), cut_head_dim(dk, d), cut_head_dim(dv, e), dbias)
+
+
+def _math_forward(spec: Spec, plan: MaskPlan, inputs: Inputs) -> Result:
+    """Math has no backward op: its graph, from detached inputs, is what is saved."""
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_() for t in inputs[:3]]
+        bias = inputs.bias
+        if bias is not None and bias.requires_grad:
+            bias = bias.detach().requires_grad_()
+            leaves.append(bias)
+        inputs = inputs._replace(q=leaves[0], k=leaves[1], v=leaves[2], bias=bias)
+        mask, dead_rows = fold(MATH, plan, spec, inputs)
+        out, _, _ = run_forward(
+            MATH,
+            leaves[0],
+            leaves[1],
+            leaves[2],
+            mask,
+            is_causal=plan.is_causal,
+            scale=spec.softmax_scale,
+            dropout_p=spec.dropout_p,
+        )
+        if dead_rows is not None:
+            out = out.masked_fill(dead_rows, 0.0)
+    return Result(out.detach(), None, None, (out, tuple(leaves)))
+
+
+def _math_backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Tensor | None) -> Grads:
+    if dlse is not None:
+        raise ValueError("dlse: sdpa.math gives no lse")
+    if not result.saved:
+        raise ValueError("sdpa.math ran without need_grad: there is nothing to differentiate")
+    out, leaves = result.saved
+    grads = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    return Grads(*grads)

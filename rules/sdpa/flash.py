@@ -1,0 +1,218 @@
+"""SDPA1xx: PyTorch's FlashAttention 2 kernel on CUDA. For CPUs see ``cpu``."""
+
+from __future__ import annotations
+
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rule
+from attnsel.rules.sdpa.common import CUDA, widest
+from attnsel.verdict import AtLeast, AtMost, Bad, EqualTo, OneOf, Unknown, Words
+
+# Compute capabilities whose 100 KiB of shared memory FA2's widest backward tiles exceed.
+SMALL_SHARED_MEMORY = frozenset({86, 87, 88, 89, 120, 121})
+
+
+@rule("SDPA100", "sdpa.flash", evidence="source", trips={"device": "mps"}, passes={"gpu": "cpu"})
+def flash_devices(p: AttentionParams, env: Environment) -> Bad | Unknown | None:
+    """The flash kernel exists on NVIDIA GPUs and CPUs
+
+    Why: attnsel calls the op of those two. ROCm builds answer the same op with AOTriton or CK, whose limits
+    were not read; XPU and MPS have other ops.
+    Fix: sdpa.math and tiled run on every device.
+    Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/ops.py, "TRAITS".
+    """
+    if env.device.type in ("cuda", "cpu"):
+        return None
+    if env.device.type == "rocm":
+        return Unknown("device", "rocm", OneOf("cuda", "cpu"))
+    return Bad("device", env.device.type, OneOf("cuda", "cpu"))
+
+
+@rule(
+    "SDPA101",
+    "sdpa.flash",
+    device=CUDA,
+    evidence="source",
+    trips={"attn_mask_type": "arbitrary"},
+)
+def flash_takes_no_mask(p: AttentionParams, env: Environment) -> Bad | None:
+    """The flash kernel takes no mask tensor on CUDA
+
+    Why: FlashAttention 2 computes its mask from indices; the op has no argument for one, and even an all-True
+    mask rules it out in F.sdpa.
+    Fix: sdpa.efficient and sdpa.cudnn take masks; say causal or no_mask where the mask is just that.
+    Source: check_for_attn_mask, PyTorch sdp_utils_cpp.h (A, B, C, D).
+    """
+    if p.attn_mask_type != "arbitrary":
+        return None
+    return Bad("attn_mask_type", "arbitrary", Words("no_mask or causal: there is no argument for a mask"))
+
+
+@rule("SDPA102", "sdpa.flash", device=CUDA, evidence="source", trips={"dtype": "fp32"})
+def flash_half_precision(p: AttentionParams, env: Environment) -> Bad | None:
+    """The flash kernel computes in fp16 or bf16 on CUDA
+
+    Fix: cast q, k and v; autocast does.
+    Source: check_dtypes_low_precision, PyTorch sdp_utils.cpp (A, B, C).
+    """
+    if p.dtype in ("fp32", "fp64"):
+        return Bad("dtype", p.dtype, OneOf("bf16", "fp16"))
+    return None
+
+
+@rule("SDPA103", "sdpa.flash", device=CUDA, evidence="source", trips={"gpu": "T4"})
+def flash_needs_ampere(p: AttentionParams, env: Environment) -> Bad | None:
+    """The flash kernel needs Ampere or newer (sm80)
+
+    Why: FlashAttention 2 is built on instructions that Turing and Volta lack.
+    Fix: sdpa.efficient runs on Turing and Volta; triton on Turing.
+    Source: check_flash_attention_hardware_support, PyTorch sdp_utils.cpp (A, B, C).
+    """
+    return Bad("arch", env.arch, AtLeast(80)) if env.arch is not None and env.arch < 80 else None
+
+
+@rule(
+    "SDPA104",
+    "sdpa.flash",
+    evidence="measured",
+    trips={"head_dim_qk": 192, "head_dim_v": 128},
+    passes={"head_dim_qk": 192},
+)
+def flash_equal_head_dims(p: AttentionParams, env: Environment) -> Bad | None:
+    """The flash kernel wants head_dim_v equal to head_dim_qk
+
+    Fix: pad the smaller one with zeros, keep the softmax scale of the true head_dim_qk, and cut the output.
+    Source: check_head_dim_size_flash, PyTorch sdp_utils.cpp (A, B, C); the CPU kernel raises "Q/K/V should
+    have the same head size" (torch 2.13).
+    """
+    if p.head_dim_v < p.head_dim_qk:
+        return Bad("head_dim_v", p.head_dim_v, EqualTo("head_dim_qk", p.head_dim_qk))
+    if p.head_dim_v > p.head_dim_qk:
+        return Bad("head_dim_qk", p.head_dim_qk, EqualTo("head_dim_v", p.head_dim_v))
+    return None
+
+
+@rule("SDPA105", "sdpa.flash", device=CUDA, evidence="source", trips={"head_dim_qk": 320})
+def flash_head_dim_limit(p: AttentionParams, env: Environment) -> Bad | None:
+    """The flash kernel has head dimensions up to 256 on CUDA
+
+    Fix: sdpa.efficient has no limit, at a lower speed.
+    Source: check_head_dim_size_flash, PyTorch sdp_utils.cpp (A, B, C); flash_api.cpp, "at most 256".
+    """
+    field = widest(p)
+    width = getattr(p, field)
+    return Bad(field, width, AtMost(256)) if width > 256 else None
+
+
+@rule(
+    "SDPA106",
+    "sdpa.flash",
+    device=CUDA,
+    evidence="source",
+    trips={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
+    passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
+)
+def flash_causal_corner(p: AttentionParams, env: Environment) -> Bad | None:
+    """The flash kernel's causal mask ends at the bottom right
+
+    Why: FlashAttention 2.1 and newer align the last query with the last key; F.sdpa promises the top left and
+    therefore gives up the kernel when the lengths differ. attnsel calls the op with its own meaning.
+    Fix: causal_bottom_right with s_q at most s_kv (decoding, chunked prefill) is native; otherwise another
+    kernel takes the mask.
+    Source: check_flash_causal_non_square_seqlens in A, B, C; torch/nn/attention/bias.py of torch 2.13, where
+    LOWER_RIGHT calls the same op with is_causal=True.
+    """
+    if not p.causal or p.padding or p.max_seqlen_q == p.max_seqlen_kv:
+        return None
+    if p.bottom_right and p.max_seqlen_q < p.max_seqlen_kv:
+        return None
+    return Bad(
+        "attn_mask_type", p.attn_mask_type, Words("equal lengths, or causal_bottom_right with s_q <= s_kv")
+    )
+
+
+@rule(
+    "SDPA107",
+    "sdpa.flash",
+    arch=SMALL_SHARED_MEMORY,
+    evidence="source",
+    trips={"gpu": "RTX 4090", "head_dim_qk": 224},
+    passes={"gpu": "RTX 4090", "head_dim_qk": 256},
+)
+def flash_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
+    """On sm86 to sm89 and sm12x the flash backward stops at head_dim 192
+
+    Why: its tiles for wider heads want more shared memory than these cards give a block. Above 224 there is a
+    smaller variant, without dropout.
+    Fix: pad the head to 256 (without dropout), use sdpa.efficient, or an A100- or H100-class card.
+    Source: check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120 in B and C; A names sm86 to
+    sm89 only.
+    """
+    width = max(p.head_dim_qk, p.head_dim_v)
+    if not p.is_training or width <= 192:
+        return None
+    if width <= 224:
+        return Bad(widest(p), width, Words("at most 192, or more than 224 without dropout"))
+    return Bad("attention_dropout", p.attention_dropout, OneOf(0.0)) if p.dropout else None
+
+
+@rule(
+    "SDPA108",
+    "sdpa.flash",
+    "sdpa.efficient",
+    device=CUDA,
+    evidence="documented",
+    trips={"deterministic": True},
+    passes={"deterministic": True, "is_training": False},
+)
+def backward_follows_torch(p: AttentionParams, env: Environment) -> Unknown | None:
+    """This backward is deterministic only with torch's deterministic algorithms
+
+    Why: the ops have no argument for it; they read PyTorch's global setting, which a plan cannot see. Without
+    it (or with warn_only) they add gradients with atomics, in any order. The forward is deterministic.
+    Fix: call torch.use_deterministic_algorithms(True); attnsel checks it when the kernel is called.
+    Source: pytorch#182551 (table of SDPA determinism); attention_backward.cu, num_splits_key;
+    attnsel/backends/sdpa/guards.py, "deterministic".
+    """
+    if p.deterministic and p.is_training:
+        return Unknown("deterministic", True, Words("torch.use_deterministic_algorithms(True) when it runs"))
+    return None
+
+
+@rule(
+    "SDPA109",
+    "sdpa.flash",
+    device=CUDA,
+    evidence="source",
+    trips={"batch_size": 65536, "max_seqlen_q": 16},
+    passes={"batch_size": 65535, "max_seqlen_q": 16},
+)
+def flash_grid(p: AttentionParams, env: Environment) -> Bad | None:
+    """The flash kernel takes at most 65535 sequences and 65535 heads
+
+    Why: they are the y and z dimensions of its launch grid, which CUDA limits.
+    Fix: split the batch.
+    Source: flash_fwd_launch_template.h, dim3 grid(num_m_block, b, h); CUDA C++ Programming Guide, maximum y-
+    and z-dimension of a grid.
+    """
+    return grid_limit(p)
+
+
+def grid_limit(p: AttentionParams) -> Bad | None:
+    """An objection to more sequences or heads than a launch grid has room for."""
+    for field in ("batch_size", "num_heads"):
+        if getattr(p, field) > 65535:
+            return Bad(field, getattr(p, field), AtMost(65535))
+    return None
+
+
+@rule("SDPA110", "sdpa.flash", device=CUDA, evidence="reported", trips={"platform": "windows"})
+def flash_on_windows(p: AttentionParams, env: Environment) -> Unknown | None:
+    """Windows wheels of PyTorch may lack the flash kernel
+
+    Why: for a long time they were built without USE_FLASH_ATTENTION; torch.backends.cuda.
+    is_flash_attention_available() tells for one build.
+    Fix: use Linux or WSL, or sdpa.efficient.
+    Source: Comfy-Org/ComfyUI#9299.
+    """
+    return Unknown("platform", "windows", OneOf("linux")) if env.platform == "windows" else None
