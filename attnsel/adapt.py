@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from attnsel.params import DType
 
 
+Applied = tuple[AttentionParams, Adaptation] | None
+
+
 class Adapter(NamedTuple):
     """``fields``: objections to these can be met; ``apply``: the question after the change, or None."""
 
     name: str
     fields: frozenset[str]
-    apply: Callable[[AttentionParams], tuple[AttentionParams, Adaptation] | None]
+    apply: Callable[[AttentionParams], Applied]
 
 
-def _contiguous(p: AttentionParams) -> tuple[AttentionParams, Adaptation] | None:
+def _contiguous(p: AttentionParams) -> Applied:
     """Copy q, k and v into dense memory.
 
     Exact: a copy holds the same numbers; gradients are copied back through the same indices.
@@ -35,11 +38,11 @@ def _contiguous(p: AttentionParams) -> tuple[AttentionParams, Adaptation] | None
     rows_q = p.batch_size * p.max_seqlen_q * p.num_heads * p.head_dim_qk
     rows_kv = p.batch_size * p.max_seqlen_kv * p.num_gqa_groups * (p.head_dim_qk + p.head_dim_v)
     size = (rows_q + rows_kv) * ITEMSIZE[p.dtype]
-    changed = p.replace(tensors=Tensors(mask=p.tensors.mask))
+    changed = p.derive(tensors=Tensors(mask=p.tensors.mask))
     return changed, Adaptation("contiguous", "copies q, k, v into dense memory", size)
 
 
-def _expand_gqa(p: AttentionParams) -> tuple[AttentionParams, Adaptation] | None:
+def _expand_gqa(p: AttentionParams) -> Applied:
     """Repeat each key/value head for the query heads of its group.
 
     Exact: query head n reads kv head n // (h // g) either way; the gradient of a kv head is the sum over
@@ -49,7 +52,7 @@ def _expand_gqa(p: AttentionParams) -> tuple[AttentionParams, Adaptation] | None
         return None
     per_head = p.batch_size * p.max_seqlen_kv * (p.head_dim_qk + p.head_dim_v)
     size = p.num_heads * per_head * ITEMSIZE[p.dtype]
-    changed = p.replace(
+    changed = p.derive(
         num_gqa_groups=p.num_heads, tensors=Tensors(q=p.tensors.q, mask=p.tensors.mask)
     )
     text = f"repeats {p.num_gqa_groups} kv heads to {p.num_heads}"
@@ -77,7 +80,7 @@ def folded_mask_shape(p: AttentionParams) -> tuple[int, int, int, int]:
     return batch, heads, p.max_seqlen_q, p.max_seqlen_kv
 
 
-def _fold_mask(p: AttentionParams) -> tuple[AttentionParams, Adaptation] | None:
+def _fold_mask(p: AttentionParams) -> Applied:
     """Write windows, diagonals, padding, ALiBi and bias into one additive mask.
 
     Exact: softmax(x + m) with m = -inf where a pair is hidden and the bias elsewhere is the same sum; rows
@@ -94,7 +97,7 @@ def _fold_mask(p: AttentionParams) -> tuple[AttentionParams, Adaptation] | None:
         shape=shape, stride=stride, dtype=dtype, requires_grad=p.core_attention_bias_requires_grad
     )
     size = batch * heads * rows * columns * ITEMSIZE[p.dtype]
-    changed = p.replace(
+    changed = p.derive(
         attn_mask_type="arbitrary",
         window_size=(-1, -1),
         bottom_right_diagonal=None,
@@ -140,18 +143,27 @@ def adapt_to(
     p: AttentionParams,
     reasons: list[Reason],
     ask: Callable[[AttentionParams], list[Reason]],
+    memo: dict[tuple[str, AttentionParams], Applied],
 ) -> tuple[tuple[Adaptation, ...], list[Reason]]:
     """Apply what is listed until nothing is refused or nothing helps.
 
-    ``ask`` returns the reasons against a changed question. Returns what was applied and the reasons that
-    remain; when some remain, nothing is to be applied.
+    ``ask`` returns the reasons against a changed question; ``memo`` shares changed questions between the
+    candidates of one selection. Returns what was applied and the reasons that remain; when some remain,
+    nothing is to be applied.
     """
+    within_reach = frozenset().union(*(ADAPTERS[name].fields for name in names))
+    if any(not reason.unknown and reason.field not in within_reach for reason in reasons):
+        return (), reasons  # something stays refused whatever is adapted
     applied: list[Adaptation] = []
     left = list(names)
     while left:
         refused = {reason.field for reason in reasons if not reason.unknown}
         for name in left:
-            changed = ADAPTERS[name].apply(p) if ADAPTERS[name].fields & refused else None
+            if not ADAPTERS[name].fields & refused:
+                continue
+            if (name, p) not in memo:
+                memo[name, p] = ADAPTERS[name].apply(p)
+            changed = memo[name, p]
             if changed is not None:
                 break
         else:

@@ -30,13 +30,14 @@ class Folded(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def fold(env: Environment, ignored: tuple[str, ...] = ()) -> Folded:
-    """The rules whose gates are open in ``env``, without those a policy overrides."""
+def fold(env: Environment, fp8: bool, ignored: tuple[str, ...] = ()) -> Folded:
+    """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy overrides."""
     known_bugs_off = "all" in ignored
     rules = tuple(
         (rule.body, rule)
         for rule in _all_rules()
-        if rule.applies(env)
+        if rule.fp8 in (None, fp8)
+        and rule.applies(env)
         and not (rule.family == "BUG" and (known_bugs_off or rule.code in ignored))
     )
     by_candidate = {
@@ -53,7 +54,7 @@ def _all_rules() -> tuple[Rule, ...]:
 def findings(p: AttentionParams, env: Environment, ignored: tuple[str, ...] = ()) -> dict[str, list[Reason]]:
     """Every reason against every candidate, as the question stands."""
     found: dict[str, list[Reason]] = {name: [] for name in CANDIDATES}
-    for body, rule in fold(env, ignored).rules:
+    for body, rule in fold(env, p.fp8_attention, ignored).rules:
         finding = body(p, env)
         if finding is not None:
             reason = Reason(rule, finding)
@@ -68,15 +69,20 @@ def findings_for(
     """Every reason against one candidate."""
     return [
         Reason(rule, finding)
-        for body, rule in fold(env, ignored).by_candidate[name]
+        for body, rule in fold(env, p.fp8_attention, ignored).by_candidate[name]
         if (finding := body(p, env)) is not None
     ]
 
 
 def wishes(name: str, policy: Policy) -> list[Reason]:
     """Reasons that rest on the policy alone."""
-    return [
+    return list(_wishes(name, policy))
+
+
+@lru_cache(maxsize=1024)
+def _wishes(name: str, policy: Policy) -> tuple[Reason, ...]:
+    return tuple(
         Reason(page, finding)
         for page in REGISTRY.wishes.values()
         if (finding := page.body(name, policy)) is not None
-    ]
+    )

@@ -131,7 +131,8 @@ class DotProductAttention(nn.Module):
             "label": name or ("" if layer_number is None else f"layer {layer_number}"),
         }
         self._configs = _both_modes(self._static, attention_dropout)
-        if softmax_type == "learnable":
+        self._learnable = softmax_type == "learnable"  # reading a parameter costs more than this flag
+        if self._learnable:
             self.softmax_offset = nn.Parameter(torch.zeros(1, self.num_attention_heads, 1, 1))
         else:
             self.register_parameter("softmax_offset", None)
@@ -172,6 +173,7 @@ class DotProductAttention(nn.Module):
         """
         if not_yet:
             _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
+        offset = self.softmax_offset if self._learnable else None
         static = self._config(
             qkv_format, attn_mask_type, window_size, bottom_right_diagonal, core_attention_bias_type, softmax_scale
         )  # fmt: skip
@@ -179,7 +181,7 @@ class DotProductAttention(nn.Module):
             attention_mask is None
             and cu_seqlens_q is None
             and core_attention_bias is None
-            and self.softmax_offset is None
+            and offset is None
             and alibi_slopes is None
             and cu_seqlens_kv is None
             and cu_seqlens_q_padded is None
@@ -193,7 +195,7 @@ class DotProductAttention(nn.Module):
                 attention_mask,
                 core_attention_bias,
                 alibi_slopes,
-                self.softmax_offset,
+                offset,
                 cu_seqlens_q,
                 cu_seqlens_kv,
                 cu_seqlens_q_padded,

@@ -179,8 +179,9 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
     asked = p.replace(deterministic=True) if policy.deterministic and not p.deterministic else p
     ignored = policy.allow_known_bugs
     found = findings(asked, env, ignored)
+    memo: dict[Any, Any] = {}
     judged = [
-        (_judge(info, asked, env, policy, evidence, found[info.name])) for info in CANDIDATES.values()
+        _judge(info, asked, env, policy, evidence, found[info.name], memo) for info in CANDIDATES.values()
     ]
     candidates = _rank(judged, asked, env, policy)
     return Selection(asked, env, policy, evidence, candidates, _choose(candidates, env))
@@ -198,15 +199,19 @@ def _judge(
     policy: Policy,
     evidence: Evidence,
     reasons: list[Reason],
+    memo: dict[Any, Any],
 ) -> Candidate:
     """Rules, then adaptations, then wishes and what was learnt: one candidate's verdict."""
     name, adaptations = info.name, ()
     if reasons and info.adaptations and policy.adapt == "auto":
         applied, left = adapt_to(
-            info.adaptations, p, reasons, lambda q: findings_for(name, q, env, policy.allow_known_bugs)
+            info.adaptations, p, reasons, lambda q: findings_for(name, q, env, policy.allow_known_bugs), memo
         )
         if all(reason.unknown for reason in left):
             adaptations, reasons = applied, left
+        elif applied:  # what stands in the way even after every change is a reason too
+            known = {reason.code for reason in reasons}
+            reasons = reasons + [reason for reason in left if reason.code not in known]
     reasons = [*reasons, *wishes(name, policy)]
     if evidence.refusals:
         reasons += evidence.against(name, p)

@@ -14,7 +14,7 @@
         if p.is_training and p.head_dim_qk > 128:
             return Bad("head_dim_qk", p.head_dim_qk, AtMost(128))
 
-Gates (``when``, ``arch``, ``device``) are folded away once per environment; only bodies run per
+Gates (``when``, ``arch``, ``device``, ``fp8``) are folded away once per environment; only bodies run per
 question. A body reads its two arguments and nothing else, never raises, and returns ``Bad``,
 ``Unknown`` or None. ``trips`` and ``passes`` are examples: the page shows them, the tests run them.
 """
@@ -68,9 +68,14 @@ class Rule(Page):
     when: tuple[Versions, ...]
     arch: Container[int] | None
     device: Container[str] | None
+    fp8: bool | None
     body: Body
     trips: Example
     passes: Example
+
+    def concerns(self, p: AttentionParams) -> bool:
+        """Whether it is about this kind of question: FP8 attention, other, or both."""
+        return self.fp8 is None or self.fp8 == p.fp8_attention
 
     def applies(self, env: Environment) -> bool:
         """Whether the gates are open in this environment."""
@@ -131,6 +136,7 @@ def rule(
     when: Versions | Iterable[Versions] = (),
     arch: Container[int] | None = None,
     device: Container[str] | None = None,
+    fp8: bool | None = None,
     evidence: str,
     trips: Example | None = None,
     passes: Example | None = None,
@@ -140,7 +146,8 @@ def rule(
 
     ``when``: version sets that must all hold. ``arch``: architectures, e.g. ``{90}`` or
     ``range(80, 90)``. ``device``: device types, e.g. ``{"cuda"}``; a rule with ``arch`` is about CUDA
-    already. ``trips``/``passes``: fields of AttentionParams, or ``gpu`` and component versions, that
+    already. ``fp8``: only questions that run attention in FP8 (True), or only others (False).
+    ``trips``/``passes``: fields of AttentionParams, or ``gpu`` and component versions, that
     differ from the defaults inside the gates.
 
     Raises ValueError at import for a rule that could not be explained: no docstring, no ``Source:``.
@@ -162,6 +169,7 @@ def rule(
             when=gates,
             arch=arch,
             device=device,
+            fp8=fp8,
             body=body,
             evidence=evidence,
             trips=dict(trips or {}),

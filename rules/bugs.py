@@ -96,7 +96,7 @@ def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> Bad | None:
     """cuDNN 9.10 to 9.15.0 in PyTorch: wrong gradients for odd query lengths
 
     Why: the backward reads and writes out of bounds when the number of queries is no multiple of 128.
-    Fix: pad the queries, or cuDNN 9.15.1 and newer (wheels for CUDA 13).
+    Fix: pad the queries, or cuDNN 9.15.1 and newer.
     Source: pytorch#169849, pytorch#167101 (cuDNN <= 9.15.0), pytorch#171627.
     """
     if p.is_training and p.max_seqlen_q % 128:

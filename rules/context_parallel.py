@@ -49,7 +49,7 @@ def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: pad the sequence at its end; under a causal mask the padding changes no result.
     Source: TransformerEngine v2.18, context_parallel.py (DualChunkSwap); te_api matrix, "length constraint".
     """
-    if p.context_parallel and p.causal and p.cp_comm_type != "all_gather":
+    if p.cp_size > 1 and p.causal and p.cp_comm_type != "all_gather":
         return _length(p, 2 * p.cp_size)
     return None
 
@@ -68,7 +68,7 @@ def even_chunks(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: pad the sequence, with a mask that hides the padding.
     Source: TransformerEngine v2.18, context_parallel.py; te_api matrix, "length constraint".
     """
-    if p.context_parallel and not p.causal and p.cp_comm_type != "all_gather":
+    if p.cp_size > 1 and not p.causal and p.cp_comm_type != "all_gather":
         return _length(p, p.cp_size)
     return None
 
@@ -87,7 +87,7 @@ def even_local_lengths(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: pad the sequence to a multiple of 2 * cp_size, or use another cp_comm_type.
     Source: TransformerEngine v2.18, context_parallel.py, line 3097.
     """
-    if p.context_parallel and p.cp_comm_type == "all_gather":
+    if p.cp_size > 1 and p.cp_comm_type == "all_gather":
         return _length(p, 2 * p.cp_size)
     return None
 
@@ -107,7 +107,7 @@ def heads_over_ranks(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: another cp_comm_type, or fewer ranks.
     Source: TransformerEngine v2.18, context_parallel.py, line 4246; te_api matrix, "head constraint".
     """
-    if not p.context_parallel or p.cp_comm_type not in ("a2a", "a2a+p2p"):
+    if p.cp_size == 1 or p.cp_comm_type not in ("a2a", "a2a+p2p"):
         return None
     ranks = p.cp_size if p.cp_comm_type == "a2a" else 2
     for field in ("num_heads", "num_gqa_groups"):
@@ -130,7 +130,7 @@ def merging_needs_lse(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: all_gather or a2a, or any other kernel.
     Source: torch 2.13, _scaled_dot_product_attention_math returns (output, probabilities).
     """
-    if p.context_parallel and p.cp_comm_type in RING:
+    if p.cp_size > 1 and p.cp_comm_type in RING:
         return Bad("cp_comm_type", p.cp_comm_type, OneOf("all_gather", "a2a"))
     return None
 
@@ -151,7 +151,7 @@ def windows_need_offsets(p: AttentionParams, env: Environment) -> Bad | None:
     Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, context_parallel.py,
     line 5057.
     """
-    if p.context_parallel and p.windowed and p.cp_comm_type in RING:
+    if p.cp_size > 1 and p.windowed and p.cp_comm_type in RING:
         return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a", "all_gather"))
     return None
 
@@ -171,7 +171,7 @@ def sinks_once(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: cp_comm_type a2a, or triton or tiled.
     Source: TransformerEngine v2.18, utils.py, lines 1148-1155; TransformerEngine#2541.
     """
-    if p.context_parallel and p.softmax_type != "vanilla" and p.cp_comm_type != "a2a":
+    if p.cp_size > 1 and p.softmax_type != "vanilla" and p.cp_comm_type != "a2a":
         return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
     return None
 
@@ -191,7 +191,7 @@ def dropout_by_counter(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: triton and tiled number every pair; or leave dropout out.
     Source: attnsel/backends/tiled/philox.py; attnsel/backends/sdpa/ops.py (random numbers per call).
     """
-    if p.context_parallel and p.dropout:
+    if p.cp_size > 1 and p.dropout:
         return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
     return None
 
@@ -210,7 +210,7 @@ def no_cache(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: cp_size 1 for inference with a cache.
     Source: TransformerEngine v2.18, utils.py, lines 852-856; attnsel's design.
     """
-    return Bad("kv_cache", p.kv_cache, OneOf("none")) if p.context_parallel and p.kv_cache != "none" else None
+    return Bad("kv_cache", p.kv_cache, OneOf("none")) if p.cp_size > 1 and p.kv_cache != "none" else None
 
 
 @rule(
@@ -227,7 +227,7 @@ def causal_over_equal_lengths(p: AttentionParams, env: Environment) -> Bad | Non
     Fix: triton and tiled take offsets; a2a keeps sequences whole.
     Source: TransformerEngine v2.18, utils.py, lines 1177-1280 (causal cross attention).
     """
-    if p.context_parallel and p.causal and p.cp_comm_type != "a2a" and p.max_seqlen_q != p.max_seqlen_kv:
+    if p.cp_size > 1 and p.causal and p.cp_comm_type != "a2a" and p.max_seqlen_q != p.max_seqlen_kv:
         return Bad("max_seqlen_q", p.max_seqlen_q, EqualTo("max_seqlen_kv", p.max_seqlen_kv))
     return None
 
@@ -247,7 +247,7 @@ def masks_over_ranks(p: AttentionParams, env: Environment) -> Unknown | None:
     Fix: causal and no_mask, packed (thd) sequences instead of padding.
     Source: attnsel's design, which is silent about it.
     """
-    if not p.context_parallel:
+    if p.cp_size == 1:
         return None
     if p.has_bias:
         return Unknown("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
@@ -270,7 +270,7 @@ def alibi_needs_offsets(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: triton and tiled take offsets; a2a keeps positions together.
     Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, utils.py, line 1177.
     """
-    if p.context_parallel and p.core_attention_bias_type == "alibi" and p.cp_comm_type != "a2a":
+    if p.cp_size > 1 and p.core_attention_bias_type == "alibi" and p.cp_comm_type != "a2a":
         return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
     return None
 
@@ -293,7 +293,7 @@ def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Bad | None:
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
     chunked = p.causal or p.cp_comm_type == "all_gather"
-    if p.context_parallel and chunked and p.cp_comm_type != "a2a":
+    if p.cp_size > 1 and chunked and p.cp_comm_type != "a2a":
         return _length(p, 64 * 2 * p.cp_size)
     return None
 
@@ -313,6 +313,6 @@ def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: pad the sequence to a multiple of 64 * cp_size, or cuDNN 9.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
-    if p.context_parallel and not p.causal and p.cp_comm_type in RING:
+    if p.cp_size > 1 and not p.causal and p.cp_comm_type in RING:
         return _length(p, 64 * p.cp_size)
     return None

@@ -46,7 +46,7 @@ def known_before_unknown(c: Standing, p: AttentionParams, env: Environment, poli
 
 @preference("PREF004", evidence="policy")
 def proven_before_unproven(c: Standing, p: AttentionParams, env: Environment, policy: Policy) -> int:
-    """A kernel of ours that no committed result shows on this architecture comes after proven ones.
+    """A kernel of ours that no committed result shows here comes after proven ones.
 
     Why: compiled and interpreted is not the same as run.
     Source: benchmarks/results/ in attnsel's repository.

@@ -39,19 +39,19 @@ def needs_an_nvidia_gpu(p: AttentionParams, env: Environment) -> Bad | None:
 @rule(
     "TRITON002",
     "triton",
-    device=CUDA,
+    arch=range(50, 75),
     evidence="compiler",
     trips={"gpu": "V100"},
     passes={"gpu": "T4", "dtype": "fp16"},
 )
-def needs_turing(p: AttentionParams, env: Environment) -> Bad | None:
+def needs_turing(p: AttentionParams, env: Environment) -> Bad:
     """The Triton kernels need Turing or newer (sm75)
 
     Why: Triton gave up Volta's tensor cores; what it compiles for sm70 multiplies element by element.
     Fix: sdpa.efficient uses Volta's tensor cores.
     Source: kernels compiled for sm70 with Triton 3.0 to 3.9: no HMMA instruction; triton#5066.
     """
-    return Bad("arch", env.arch, AtLeast(75)) if env.arch is not None and env.arch < 75 else None
+    return Bad("arch", env.arch, AtLeast(75))
 
 
 @rule(

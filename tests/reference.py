@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from attnsel.backends.contract import Inputs, Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Spec
 
 
 def attention_reference(

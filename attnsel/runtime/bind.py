@@ -19,7 +19,7 @@ from attnsel.runtime.inputs import check_contents, check_tensors, mask_pair
 from attnsel.select import Candidate, Selection
 from attnsel.settings import Settings
 
-Run = Callable[[Tensor, Tensor, Tensor, Extras], Any]
+Run = Callable[..., Any]  # (q, k, v, extras) -> what ``attend`` returns
 
 KERNELS: dict[str, ContractKernel] = {
     "tiled": ContractKernel(tiled.forward, tiled.backward),
@@ -28,10 +28,11 @@ KERNELS: dict[str, ContractKernel] = {
 
 
 class Bound(NamedTuple):
-    """A closure for one call signature, and the selection it carries out."""
+    """A closure for one call signature, the selection it carries out and the settings it was made under."""
 
     run: Run
     selection: Selection
+    settings: Settings
 
 
 class CannotPrepare(Exception):
@@ -78,7 +79,7 @@ def bind(
     own_dropout = candidate.name == "tiled"
     gather = _gather(config, spec, _adaptation(candidate, selection.params), own_dropout, settings)
     if candidate.name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
-        return Bound(_through_contract(KERNELS[candidate.name], spec, gather, config), selection)
+        return Bound(_through_contract(KERNELS[candidate.name], spec, gather, config), selection, settings)
     example = gather(q, k, v, extras)
     try:
         call = sdpa.bind(candidate.name, spec, example)
@@ -87,8 +88,8 @@ def bind(
     finish = _finish(config, example)
     plain = extras is NO_EXTRAS and not candidate.adaptations and config.bias_type == "no_bias"
     if plain or _only_folds(candidate, extras, config):
-        return Bound(_fast(config, call, finish), selection)
-    return Bound(_with_extras(call, gather, finish), selection)
+        return Bound(_fast(config, call, finish), selection, settings)
+    return Bound(_with_extras(call, gather, finish), selection, settings)
 
 
 # ---- ways to run ------------------------------------------------------------------------------------
@@ -143,37 +144,32 @@ def _through_contract(kernel: ContractKernel, spec: Spec, gather: Gather, config
     return run
 
 
-def gradients(
-    selection: Selection,
-    config: Config,
-    settings: Settings,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    dout: Tensor,
-) -> Grads:
-    """Forward and backward of the chosen kernel in one go, with no autograd around them.
+def bind_gradients(selection: Selection, config: Config, settings: Settings) -> Callable[..., Grads]:
+    """``run(q, k, v, extras, dout)``: forward and backward of the chosen kernel in one go.
 
     For operators that recompute (``runtime/compiled.py``): inside one, autograd records nothing.
     """
     assert selection.backend is not None
-    candidate, kernel = selection[selection.backend], KERNELS[selection.backend]
-    spec = make_spec(config, selection.params, need_grad=True)
-    adapt = _adaptation(candidate, selection.params)
-    inputs = _gather(config, spec, adapt, candidate.name == "tiled", settings)(q, k, v, extras)
+    candidate, kernel, p = selection[selection.backend], KERNELS[selection.backend], selection.params
+    spec = make_spec(config, p, need_grad=True)
+    gather = _gather(config, spec, _adaptation(candidate, p), candidate.name == "tiled", settings)
     to_kernel, to_caller = _TO_KERNEL[config.qkv_format], _TO_CALLER[config.qkv_format]
-    if config.flatten_heads:
-        dout = dout.unflatten(-1, (selection.params.num_heads, selection.params.head_dim_v))
-    grads = kernel.backward(spec, inputs, kernel.forward(spec, inputs), to_kernel(dout))
-    dk, dv = (
-        grad if grad.shape == to_kernel(t).shape else _sum_copies(grad, to_kernel(t).shape)
-        for grad, t in ((grads.k, k), (grads.v, v))
-    )
-    dbias = grads.bias
-    if dbias is not None and config.bias_type == "pre_scale_bias":
-        dbias = dbias * spec.softmax_scale
-    return Grads(to_caller(grads.q), to_caller(dk), to_caller(dv), dbias, grads.softmax_offset)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor) -> Grads:
+        inputs = gather(q, k, v, extras)
+        if config.flatten_heads:
+            dout = dout.unflatten(-1, (p.num_heads, p.head_dim_v))
+        grads = kernel.backward(spec, inputs, kernel.forward(spec, inputs), to_kernel(dout))
+        dk, dv = (
+            grad if grad.shape == to_kernel(t).shape else _sum_copies(grad, to_kernel(t).shape)
+            for grad, t in ((grads.k, k), (grads.v, v))
+        )
+        dbias = grads.bias
+        if dbias is not None and config.bias_type == "pre_scale_bias":
+            dbias = dbias * spec.softmax_scale
+        return Grads(to_caller(grads.q), to_caller(dk), to_caller(dv), dbias, grads.softmax_offset)
+
+    return run
 
 
 def _sum_copies(grad: Tensor, shape: torch.Size) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
@@ -24,7 +24,7 @@ class BoundedCache(Generic[V]):
 
     A look-up is one ``dict.get``: reordering on every hit would cost more than what is cached here is
     worth. Values are made outside the lock, so making one may use other caches; of two threads that make
-    the same value, the first to finish wins and both return it.
+    the same value, the first to finish wins.
     """
 
     def __init__(self, limit: int) -> None:
@@ -45,9 +45,8 @@ class BoundedCache(Generic[V]):
             self.hits += 1
         return value
 
-    def add(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of ``key``, made now if it is missing."""
-        value = make()
+    def add(self, key: Hashable, value: V) -> V:
+        """The value of ``key``: this one, or the one that another thread put there first."""
         with self._lock:
             self.misses += 1
             present = self.items.get(key)
@@ -58,10 +57,6 @@ class BoundedCache(Generic[V]):
                     del self.items[old]
             self.items[key] = value
         return value
-
-    def drop(self, key: Hashable) -> None:
-        with self._lock:
-            self.items.pop(key, None)
 
     def clear(self) -> None:
         with self._lock:

@@ -105,13 +105,13 @@ def _choose_while_tracing(
     Runs while Dynamo traces, on empty tensors of the traced shapes.
     """
     from attnsel.backends import sdpa
-    from attnsel.runtime.run import find
+    from attnsel.runtime.run import prepare
 
     cfg = read_config(text)
     if cfg.return_lse or cfg.return_max_logit:
         return ""
     with torch.set_grad_enabled(need_grad):
-        bound = find(cfg, *(_empty(*shape) for shape in (q, k, v)))
+        bound = prepare(cfg, *(_empty(*shape) for shape in (q, k, v)))
     if bound.selection.backend not in sdpa.KERNELS:
         return ""
     name = f"run_{hashlib.sha256(repr((text, q, k, v, need_grad)).encode()).hexdigest()}"

@@ -7,18 +7,21 @@ module, so modules stay deep-copyable and picklable.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from attnsel import debug
 from attnsel.backends import sdpa
+from attnsel.backends.contract import Grads
 from attnsel.environment import Device, Environment
+from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.policy import Policy
 from attnsel.runtime import compiled
-from attnsel.backends.contract import Grads
-from attnsel.runtime.bind import Bound, CannotPrepare, bind, gradients
+from attnsel.runtime.bind import Bound, CannotPrepare, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, signature
 from attnsel.runtime.inputs import ask
@@ -26,8 +29,14 @@ from attnsel.select import NO_EVIDENCE, Evidence, Refusal, Selection, select
 from attnsel.settings import Settings, current
 
 _bound: BoundedCache[Bound] = BoundedCache(limit=4096)
+_backwards: BoundedCache[Bound] = BoundedCache(limit=4096)  # of operators that recompute
+_settings: BoundedCache[Settings] = BoundedCache(limit=256)
 _evidence: Evidence = NO_EVIDENCE
 _evidence_lock = threading.Lock()
+_MOST_REFUSALS = 256
+
+# One look for all device types, where this torch has it: asking for a tensor's own type costs a microsecond.
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def attend(
@@ -45,21 +54,28 @@ def attend(
     """
     if torch.compiler.is_compiling():
         return compiled.attend(config, q, k, v, extras)
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
+    if _any_autocast():
         q, k, v = _autocast(q, k, v)
-    bound = find(config, q, k, v, extras)
+    settings = current()
+    key = _key(config, settings, q, k, v, extras)
+    bound = _bound.get(key)
+    if bound is None:
+        bound, result = _first_call(key, config, q, k, v, extras, settings)
+    else:
+        result = bound.run(q, k, v, extras)
     if holder is not None:
         holder["_last"] = bound
-    return bound.run(q, k, v, extras)
+    return result
 
 
-def find(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO_EXTRAS) -> Bound:
-    """The bound closure for this signature, from the cache if it was met before."""
-    settings = current()
+def _key(
+    config: Config, settings: Settings, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> tuple[Any, ...]:
+    """The call's signature: all that a choice, or a closure made for it, may depend on."""
     try:
-        key = (
+        return (
             config,
-            settings,
+            id(settings),  # hashing a model costs microseconds; the entry keeps this object alive
             torch.is_grad_enabled(),
             torch.are_deterministic_algorithms_enabled(),
             q.shape, q.stride(), q.storage_offset(), q.dtype, q.device, q.requires_grad,
@@ -67,17 +83,29 @@ def find(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO_EX
             v.shape, v.stride(), v.storage_offset(), v.dtype, v.device, v.requires_grad,
             None if extras is NO_EXTRAS else signature(extras),
         )  # fmt: skip
-    except AttributeError:  # something that is no tensor: let the checks name it
-        ask(config, q, k, v, extras, config.is_training)
+    except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
+        ask(config, q, k, v, extras, config.is_training)  # lets the checks name it
         raise
-    return _bound.get(key) or _bound.add(key, lambda: _choose(config, q, k, v, extras, settings))
+
+
+def prepare(config: Config, q: Tensor, k: Tensor, v: Tensor) -> Bound:
+    """The closure that would run this call. Nothing runs and nothing is remembered: for tracing."""
+    settings = current()
+    need_grad = _needs_grad(q, k, v, NO_EXTRAS)
+    while True:
+        selection = _select(config, q, k, v, NO_EXTRAS, settings, _evidence).require()
+        debug.announce(selection, settings, config.label)
+        try:
+            return bind(selection, config, q, k, v, NO_EXTRAS, need_grad, settings)
+        except CannotPrepare as error:
+            _learn([_refusal(selection, error)], settings)
 
 
 def explain(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO_EXTRAS) -> Selection:
     """The selection this call would get, without running it."""
-    if torch.is_autocast_enabled(q.device.type):
+    if _any_autocast():
         q, k, v = _autocast(q, k, v)
-    return _select(config, q, k, v, extras, current())
+    return _select(config, q, k, v, extras, current(), _evidence)
 
 
 def recompute_gradients(
@@ -85,8 +113,16 @@ def recompute_gradients(
 ) -> Grads:
     """Gradients of ``attend`` without autograd: the same choice, forward and backward in one go."""
     settings = current()
-    selection = _select(config, q, k, v, extras, settings).require()
-    return gradients(selection, config, settings, q, k, v, extras, dout)
+    key = _key(config, settings, q, k, v, extras)
+    bound = _backwards.get(key)
+    if bound is None:
+        settings = _same_settings(settings)
+        selection = _select(config, q, k, v, extras, settings, _evidence).require()
+        run = bind_gradients(selection, config, settings)
+        bound = Bound(run, selection, settings)
+        if not isinstance(q, FakeTensor):
+            bound = _backwards.add((*key[:1], id(settings), *key[2:]), bound)
+    return bound.run(q, k, v, extras, dout)
 
 
 def cache_info() -> CacheInfo:
@@ -100,11 +136,15 @@ def clear_cache() -> None:
     with _evidence_lock:
         _evidence = NO_EVIDENCE
     _bound.clear()
+    _backwards.clear()
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What autocast does to F.scaled_dot_product_attention: float32 and 16-bit inputs to its type."""
-    dtype = torch.get_autocast_dtype(q.device.type)
+    device = q.device.type if isinstance(q, Tensor) else "meta"
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
     castable = (torch.float32, torch.float16, torch.bfloat16)
     cast = [t.to(dtype) if isinstance(t, Tensor) and t.dtype in castable else t for t in (q, k, v)]
     return cast[0], cast[1], cast[2]
@@ -114,15 +154,16 @@ def _needs_grad(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> bool:
     if not torch.is_grad_enabled():
         return False
     others = (extras.core_attention_bias, extras.softmax_offset)
-    return any(t is not None and t.requires_grad for t in (q, k, v, *others))
+    return any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, *others))
 
 
 def _select(
-    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
+    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings, evidence: Evidence
 ) -> Selection:
-    training = config.is_training or _needs_grad(q, k, v, extras)
+    # Dropout that is asked for takes place, whatever is said about training.
+    training = config.is_training or config.attention_dropout > 0.0 or _needs_grad(q, k, v, extras)
     p = ask(config, q, k, v, extras, training)
-    return select(p, _environment(q), policy=_policy(config, settings), evidence=_evidence)
+    return select(p, _environment(q), policy=_policy(config, settings), evidence=evidence)
 
 
 def _policy(config: Config, settings: Settings) -> Policy:
@@ -145,21 +186,75 @@ def _environment(q: Tensor) -> Environment:
     return Environment.detect(q.device)
 
 
-def _choose(
-    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
-) -> Bound:
-    """Select and prepare; a kernel that refuses to be prepared is evidence, and the next one is tried."""
-    global _evidence
+# ---- the first call of a signature ------------------------------------------------------------------
+
+
+def _first_call(
+    key: tuple[Any, ...],
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    settings: Settings,
+) -> tuple[Bound, Any]:
+    """Choose, prepare, run. A kernel that refuses is evidence against it, and the next candidate is tried.
+
+    A refusal to run counts only if another candidate then runs the very same call: where all of them fail,
+    the call is at fault (inference tensors in a graph, an exhausted GPU), and nothing is remembered.
+    """
+    settings = _same_settings(settings)
+    key = (*key[:1], id(settings), *key[2:])
+    bound = _bound.get(key)
+    if bound is not None:
+        return bound, bound.run(q, k, v, extras)
     need_grad = _needs_grad(q, k, v, extras)
+    evidence, learnt = _evidence, []
+    cause: Exception | None = None
     while True:
-        selection = _select(config, q, k, v, extras, settings).require()
+        selection = _select(config, q, k, v, extras, settings, evidence)
+        try:
+            selection.require()
+        except NoBackendError as error:
+            raise error from cause
         debug.announce(selection, settings, config.label)
         try:
-            return bind(selection, config, q, k, v, extras, need_grad, settings)
-        except CannotPrepare as error:
-            assert selection.backend is not None
-            refusal = Refusal(selection.backend, selection.params, str(error))
-            debug.warn_fallback(selection.backend, str(error), settings)
-            with _evidence_lock:
-                _evidence = _evidence.plus(refusal)
+            bound = bind(selection, config, q, k, v, extras, need_grad, settings)
+            result = bound.run(q, k, v, extras)
+        except _REFUSALS as error:
+            if isinstance(error, _NOT_REFUSALS) or isinstance(q, FakeTensor):
+                raise
+            cause = error
+            refusal = _refusal(selection, error)
+            learnt.append(refusal)
+            evidence = evidence.plus(refusal)
+            continue
+        _learn(learnt, settings)
+        if not isinstance(q, FakeTensor):  # the first real call is still to come
+            bound = _bound.add(key, bound)
+        return bound, result
 
+
+_REFUSALS = (CannotPrepare, RuntimeError, ValueError)
+_NOT_REFUSALS = (InvalidInput, torch.OutOfMemoryError)
+
+
+def _refusal(selection: Selection, error: Exception) -> Refusal:
+    assert selection.backend is not None
+    return Refusal(selection.backend, selection.params, str(error) or type(error).__name__)
+
+
+def _learn(refusals: list[Refusal], settings: Settings) -> None:
+    """Share refusals with later calls, and say each once. The oldest of too many are forgotten."""
+    global _evidence
+    for refusal in refusals:
+        with _evidence_lock:
+            if refusal in _evidence.refusals:
+                continue
+            _evidence = Evidence((*_evidence.refusals[-_MOST_REFUSALS + 1 :], refusal))
+        debug.warn_fallback(refusal.candidate, refusal.message, settings)
+
+
+def _same_settings(settings: Settings) -> Settings:
+    """The object that stands for these settings in keys: an equal one met before, if there is one."""
+    return _settings.get(settings) or _settings.add(settings, settings)

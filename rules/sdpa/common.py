@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attnsel.environment import Environment
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
 from attnsel.rules.api import rule
@@ -252,7 +254,7 @@ def mask_broadcasts(p: AttentionParams, env: Environment) -> Bad | None:
     return Bad("tensors.mask", mask.shape, Words(f"a shape that broadcasts to {list(full)}"))
 
 
-MASK_GRADIENT = {
+MASK_GRADIENT: dict[str, Any] = {
     "evidence": "measured",
     "trips": {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_requires_grad": True},
     "passes": {"core_attention_bias_type": "post_scale_bias"},
@@ -284,7 +286,10 @@ def last_dimension_contiguous(p: AttentionParams, env: Environment) -> Bad | Non
     Fix: attnsel copies the tensor (adaptation "contiguous").
     Source: check_last_dim_stride_equals_1_dense, torch 2.13 sdp_utils_cpp.h; measured on CPU, torch 2.13.
     """
-    for name, spec in (("q", p.tensors.q), ("k", p.tensors.k), ("v", p.tensors.v)):
+    tensors = p.tensors
+    if tensors.q is tensors.k is tensors.v is None:
+        return None
+    for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
         if spec is not None and spec.last_stride != 1:
             return Bad(f"tensors.{name}", spec.stride, Words("a contiguous last dimension"))
     return None
@@ -308,10 +313,10 @@ def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Bad | None:
     Source: TORCH_CHECK "not correctly aligned" in torch 2.13 kernel_forward.h; storage-offset check in C;
     cudnn-frontend 1.32 sdpa_support_surface.h, line 35.
     """
-    size = ITEMSIZE[p.dtype]
-    if p.head_dim_qk * size % VECTOR:
-        return None  # such rows are copied and padded for flash, and refused elsewhere
-    for name, spec in (("q", p.tensors.q), ("k", p.tensors.k), ("v", p.tensors.v)):
+    tensors, size = p.tensors, ITEMSIZE[p.dtype]
+    if tensors.q is tensors.k is tensors.v is None or p.head_dim_qk * size % VECTOR:
+        return None  # rows of other widths are copied and padded for flash, and refused elsewhere
+    for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
         if spec is None:
             continue
         if spec.alignment < VECTOR:

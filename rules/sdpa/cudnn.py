@@ -49,14 +49,21 @@ def cudnn_nine(p: AttentionParams, env: Environment) -> Bad:
     return Bad("cudnn", env.cudnn, AtLeast(Version(9)))
 
 
-@rule("SDPA303", CUDNN, device=CUDA, evidence="source", trips={"gpu": "T4"})
-def cudnn_needs_ampere(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "SDPA303",
+    CUDNN,
+    arch=range(50, 80),
+    evidence="source",
+    trips={"gpu": "T4"},
+    passes={"gpu": "A100"},
+)
+def cudnn_needs_ampere(p: AttentionParams, env: Environment) -> Bad:
     """SDPA's cuDNN kernel needs Ampere or newer (sm80)
 
     Fix: sdpa.efficient runs on Turing and Volta; triton on Turing.
     Source: check_cudnn_hardware_support, PyTorch sdp_utils.cpp (A, B, C).
     """
-    return Bad("arch", env.arch, AtLeast(80)) if env.arch is not None and env.arch < 80 else None
+    return Bad("arch", env.arch, AtLeast(80))
 
 
 @rule(

@@ -60,15 +60,22 @@ def flash_half_precision(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@rule("SDPA103", "sdpa.flash", device=CUDA, evidence="source", trips={"gpu": "T4"})
-def flash_needs_ampere(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "SDPA103",
+    "sdpa.flash",
+    arch=range(50, 80),
+    evidence="source",
+    trips={"gpu": "T4"},
+    passes={"gpu": "A100"},
+)
+def flash_needs_ampere(p: AttentionParams, env: Environment) -> Bad:
     """The flash kernel needs Ampere or newer (sm80)
 
     Why: FlashAttention 2 is built on instructions that Turing and Volta lack.
     Fix: sdpa.efficient runs on Turing and Volta; triton on Turing.
     Source: check_flash_attention_hardware_support, PyTorch sdp_utils.cpp (A, B, C).
     """
-    return Bad("arch", env.arch, AtLeast(80)) if env.arch is not None and env.arch < 80 else None
+    return Bad("arch", env.arch, AtLeast(80))
 
 
 @rule(

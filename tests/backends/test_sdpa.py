@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.backends.sdpa import KERNELS, bind, bound, ops, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import attention_reference
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.sdpa import KERNELS, bind, bound, ops, run
+from reference import attention_reference
 
 torch.set_num_threads(1)
 
@@ -61,6 +62,7 @@ CASES = [
     Case("causal with lengths", CAUSAL, {"seqlens_q": [21, 5], "seqlens_kv": [9, 0]}),
     Case("causal self lengths", CAUSAL, {"seqlens": [21, 8]}, {"s_kv": 21}),
     Case("bottom-right self lengths", {**CAUSAL, "bottom_right": True}, {"seqlens": [21, 8]}, {"s_kv": 21}),
+    Case("bottom-right window, self lengths", {"window_left": 3, "bottom_right": True}, {"seqlens": [21, 8]}),
     Case("full self lengths", {}, {"seqlens": [21, 8]}, {"s_kv": 21}),
     Case(
         "bottom-right lengths",
@@ -288,6 +290,33 @@ def test_partial_results_merge_and_differentiate() -> None:
     close(grads[0].q + grads[1].q, dq, 1e-12)
     close(torch.cat([g.k for g in grads], 2), dk, 1e-12)
     close(torch.cat([g.v for g in grads], 2), dv, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name", "explicit"),
+    [
+        ("sdpa.flash", "lengths of queries", False),
+        ("sdpa.math", "lengths of queries", False),
+        ("sdpa.math", "lengths of queries", True),
+        ("sdpa.flash", "lengths of queries", True),
+        ("sdpa.flash", "bottom-right tall, dead rows", True),
+        ("sdpa.flash", "a length of 0", True),
+    ],
+)
+def test_garbage_in_the_gradient_of_a_zeroed_row_goes_nowhere(kernel: str, name: str, explicit: bool) -> None:
+    spec, inputs = make(next(c for c in CASES if c.name == name))
+    expected, lse, _ = attention_reference(spec, inputs)
+    dead = (lse == -math.inf)[..., None]
+    dout = torch.randn(expected.shape)
+    exact = torch.autograd.grad(expected, inputs[:3], dout.double().masked_fill(dead, 0.0))
+    garbage = dout.masked_fill(dead, math.nan)
+    if explicit:
+        result = KERNELS[kernel].forward(spec, inputs)
+        grads = KERNELS[kernel].backward(spec, inputs, result, garbage)[:3]
+    else:
+        grads = torch.autograd.grad(call(kernel, spec, inputs), inputs[:3], garbage)
+    for grad, one in zip(grads, exact, strict=True):
+        close(grad, one, 1e-4)
 
 
 def test_a_gradient_reaches_one_input_alone() -> None:
@@ -561,6 +590,7 @@ class StandIn:
         if self.traits is ops.EFFICIENT:
             mask, out, lse, *rng, _p, needed, is_causal = args
             assert lse.shape[2] % 32 == 0
+            assert torch.isinf(lse[..., s_q:]).all()
             lse, needs_mask = lse[..., :s_q], needed[3]
         elif self.traits is ops.CUDNN:
             out, lse, *rng, mask, _cu_q, _cu_k, _max_q, _max_k, _p, is_causal = args

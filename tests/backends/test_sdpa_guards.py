@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.sdpa import bind, check, check_call, ops, resolve, violations
-from attnsel.backends.sdpa.conditions import FIRST, GUARDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.sdpa import bind, check, check_call, ops, resolve, violations
+from attnsel.backends.sdpa.conditions import FIRST, GUARDS
 
 torch.set_num_threads(1)
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.sdpa import fold, folded_mask_bytes, ops, plan_mask
 from attnsel.backends.sdpa.masks import align, hidden_score
 from attnsel.backends.sdpa.plan import folded_mask_bytes as bytes_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 torch.set_num_threads(1)
 

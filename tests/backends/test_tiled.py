@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.backends.tiled import Blocks, backward, forward
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import attention_reference
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.tiled import Blocks, backward, forward
+from reference import attention_reference
 
 torch.set_num_threads(1)
 

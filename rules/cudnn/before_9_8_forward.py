@@ -1,0 +1,334 @@
+"""FP16/BF16 attention in cuDNN below 9.8: devices, element types, lengths and head dimensions.
+
+A cuDNN this old cannot be asked without a GPU. What is known comes from two places by the same maker,
+TransformerEngine's table and the checks of cudnn-frontend, each at a named release. Where they agree, a
+rule refuses; where only one of them speaks against a call, the page says which was followed, and the
+verdict is Unknown when there is no ground to prefer either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attnsel.rules.api import rule
+from attnsel.verdict import AtLeast, AtMost, Bad, EqualTo, Multiple, OneOf, Unknown, Words
+from attnsel.versions import Version, cudnn
+
+if TYPE_CHECKING:
+    from attnsel.environment import Environment
+    from attnsel.params import AttentionParams
+    from attnsel.rules.api import Body
+
+AMPERE_ADA = range(80, 90)
+HOPPER = {90}
+BLACKWELL = range(100, 130)
+
+
+def half_precision(code: str, **about: Any) -> Callable[[Body], Body]:
+    """``@rule`` on ``cudnn`` for FP16/BF16 attention; FP8 attention has rules of its own (CUDNN3xx)."""
+
+    return rule(code, "cudnn", fp8=False, **about)
+
+
+def widest(p: AttentionParams) -> str:
+    """The field of the larger head dimension."""
+    return "head_dim_qk" if p.head_dim_qk >= p.head_dim_v else "head_dim_v"
+
+
+def wider_than(p: AttentionParams, limit: int) -> Bad | None:
+    field = widest(p)
+    width = getattr(p, field)
+    return Bad(field, width, AtMost(limit)) if width > limit else None
+
+
+# The library and the device.
+
+
+@half_precision("CUDNN101", when=cudnn("<8.9.0"), evidence="source", trips={}, passes={"dtype": "fp8_e4m3"})
+def library_too_old(p: AttentionParams, env: Environment) -> Bad | None:
+    """Fused attention of any length begins with cuDNN 8.9.0
+
+    Why: earlier releases know fused attention up to 512 tokens only, through another interface.
+    Fix: install a newer cuDNN; from 9.8 on almost every feature is there.
+    Source: TransformerEngine v2.18, fused_attn.cpp, the override "FP16/BF16 fused attention is supported by
+    cuDNN 8.9.0+".
+    """
+    return Bad("cudnn", env.cudnn, AtLeast(Version(8, 9)))
+
+
+@half_precision(
+    "CUDNN102",
+    when=cudnn(">=8.9.0,<8.9.3"),
+    arch={86, 87, 89},
+    evidence="source",
+    trips={},
+    passes={"dtype": "fp8_e4m3"},
+)
+def first_architectures(p: AttentionParams, env: Environment) -> Bad | None:
+    """Below cuDNN 8.9.3 only sm80 and sm90 have attention kernels
+
+    Fix: cuDNN 8.9.3 or newer brings the other Ampere and Ada cards.
+    Source: TransformerEngine v2.18, fused_attn.cpp, comment "architecture"; v2.3 says the same.
+    """
+    return Bad("arch", env.arch, OneOf(80, 90))
+
+
+@half_precision(
+    "CUDNN103",
+    when=cudnn(">=8.9.0,<8.9.3"),
+    arch={80, 90},
+    evidence="source",
+    trips={},
+    passes={"dtype": "fp8_e4m3"},
+)
+def frontend_starts_at_8_9_3(p: AttentionParams, env: Environment) -> Unknown | None:
+    """For cuDNN 8.9.0 to 8.9.2 TransformerEngine says yes and the frontend no
+
+    Why: TransformerEngine takes these releases on sm80 and sm90. The frontend, which is what builds a plan,
+    required 8.9.3 at its release 1.10 and has no such check in 1.23.
+    Fix: cuDNN 8.9.3 or newer.
+    Source: TransformerEngine v2.18, fused_attn.cpp, "architecture"; cudnn-frontend v1.10.0,
+    scaled_dot_product_flash_attention.h ("requires cudnn version 8.9.3 and above") and test_mhas.py.
+    """
+    return Unknown("cudnn", env.cudnn, AtLeast(Version(8, 9, 3)))
+
+
+@half_precision(
+    "CUDNN104",
+    when=cudnn("<9.7.0"),
+    arch=BLACKWELL,
+    evidence="source",
+    trips={},
+    passes={"dtype": "fp8_e4m3"},
+)
+def blackwell_from_9_7(p: AttentionParams, env: Environment) -> Bad | None:
+    """Blackwell needs cuDNN 9.7.0
+
+    Why: older releases carry no kernels for it.
+    Fix: install cuDNN 9.7.0 or newer (9.8 can be checked against the library).
+    Source: TransformerEngine v2.18, fused_attn.cpp, "architecture"; cudnn-frontend v1.10.0 release notes name
+    9.7.0 as the first backend with Blackwell features.
+    """
+    return Bad("cudnn", env.cudnn, AtLeast(Version(9, 7)))
+
+
+@half_precision(
+    "CUDNN105",
+    when=cudnn(">=9.7.0,<9.8.0"),
+    arch=range(101, 130),
+    evidence="source",
+    trips={},
+    passes={"dtype": "fp8_e4m3"},
+)
+def later_blackwell_on_9_7(p: AttentionParams, env: Environment) -> Unknown | None:
+    """On cuDNN 9.7 only sm100 is known to run; later Blackwell chips are not
+
+    Why: TransformerEngine accepts sm103 like sm100, and refuses sm120 until 9.18.1 although cuDNN 9.8 itself
+    accepts it. Nobody could ask 9.7 without a GPU, and CUDA 12.8, its toolkit, predates sm103 and sm121.
+    Fix: cuDNN 9.8 or newer, whose answers are checked.
+    Source: TransformerEngine v2.18, fused_attn.cpp, "architecture" and the sm_arch_ == 120 override (PR
+    #2775); libcudnn 9.8 asked without a GPU accepts sm120.
+    """
+    return Unknown("cudnn", env.cudnn, AtLeast(Version(9, 8)))
+
+
+@half_precision(
+    "CUDNN106",
+    when=cudnn("<9.8.0"),
+    arch=range(50, 80),
+    evidence="source",
+    trips={"gpu": "T4"},
+    passes={"gpu": "T4", "dtype": "fp8_e4m3"},
+)
+def ampere_or_newer(p: AttentionParams, env: Environment) -> Bad | None:
+    """Fused attention needs an Ampere GPU (sm80) or newer
+
+    Fix: another candidate: no cuDNN release supports older GPUs.
+    Source: cudnn-frontend v1.10.0, scaled_dot_product_flash_attention.h ("requires Ampere and above"), and
+    cudnn-frontend#116; TransformerEngine d0067d0, utils.py line 569.
+    """
+    return Bad("arch", env.arch, AtLeast(80))
+
+
+# Element type, heads, lengths.
+
+
+@half_precision("CUDNN107", when=cudnn("<9.8.0"), evidence="documented", trips={"dtype": "fp32"})
+def half_types_only(p: AttentionParams, env: Environment) -> Bad | None:
+    """The tensors must be float16 or bfloat16
+
+    Fix: cast q, k and v, or run under autocast.
+    Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Limitations"; TransformerEngine d0067d0,
+    utils.py line 628.
+    """
+    if p.dtype in ("fp32", "fp64"):
+        return Bad("dtype", p.dtype, OneOf("bf16", "fp16"))
+    return None
+
+
+@half_precision("CUDNN108", when=cudnn("<8.9.7"), evidence="documented", trips={"num_gqa_groups": 4})
+def grouped_heads(p: AttentionParams, env: Environment) -> Bad | None:
+    """Grouped-query attention needs cuDNN 8.9.7
+
+    Fix: a newer cuDNN, or repeat the key and value heads.
+    Source: cuDNN 8.9.7 release notes (GQA added); TransformerEngine v2.18, fused_attn.cpp, "number of heads".
+    """
+    if p.gqa:
+        return Bad("num_gqa_groups", p.num_gqa_groups, EqualTo("num_heads", p.num_heads))
+    return None
+
+
+@half_precision("CUDNN109", when=cudnn("<9.0.0"), evidence="source", trips={"max_seqlen_q": 16534})
+def query_length_of_64(p: AttentionParams, env: Environment) -> Bad | None:
+    """Below cuDNN 9.0.0 the query length must be a multiple of 64
+
+    Why: the kernels work on whole tiles of 64 rows (inferred).
+    Fix: pad the queries, or use cuDNN 9.0.0 or newer.
+    Source: TransformerEngine v2.18, fused_attn.cpp, "sequence length"; TransformerEngine#1051. The frontend
+    is milder for 8.9.7 alone: there it refuses odd lengths only with padding or dropout (v1.10.0, "For cuDNN
+    version below 9.0.0"). The stricter one is followed: padding is exact and cheap.
+    """
+    if p.max_seqlen_q % 64:
+        return Bad("max_seqlen_q", p.max_seqlen_q, Multiple(64))
+    return None
+
+
+@half_precision("CUDNN110", when=cudnn("<9.0.0"), evidence="source", trips={"max_seqlen_kv": 2049})
+def key_length_of_64(p: AttentionParams, env: Environment) -> Bad | None:
+    """Below cuDNN 9.0.0 the key length must be a multiple of 64
+
+    Why: as for queries (CUDNN109): whole tiles of 64 only.
+    Fix: pad keys and values behind a mask, or use cuDNN 9.0.0 or newer.
+    Source: TransformerEngine v2.18, fused_attn.cpp, "sequence length"; cudnn-frontend v1.10.0 says it for
+    s_kv below 8.9.7, and below 9.0.0 with padding or dropout.
+    """
+    if p.max_seqlen_kv % 64:
+        return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(64))
+    return None
+
+
+# Head dimensions.
+
+
+@half_precision("CUDNN111", when=cudnn("<9.8.0"), evidence="documented", trips={"head_dim_qk": 100})
+def head_dim_qk_of_8(p: AttentionParams, env: Environment) -> Bad | None:
+    """The head dimension of queries and keys must be a multiple of 8
+
+    Fix: pad q and k with zeros: scores stay the same (keep the softmax scale of the original dimension).
+    Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Limitations"; TransformerEngine v2.18,
+    fused_attn.cpp, "multiples of 8".
+    """
+    if p.head_dim_qk % 8:
+        return Bad("head_dim_qk", p.head_dim_qk, Multiple(8))
+    return None
+
+
+@half_precision("CUDNN112", when=cudnn("<9.8.0"), evidence="documented", trips={"head_dim_v": 100})
+def head_dim_v_of_8(p: AttentionParams, env: Environment) -> Bad | None:
+    """The head dimension of values must be a multiple of 8
+
+    Fix: pad v with zeros and cut the output.
+    Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Limitations"; TransformerEngine v2.18,
+    fused_attn.cpp, "multiples of 8".
+    """
+    if p.head_dim_v % 8:
+        return Bad("head_dim_v", p.head_dim_v, Multiple(8))
+    return None
+
+
+@half_precision("CUDNN113", when=cudnn("<8.9.6"), evidence="source", trips={"head_dim_qk": 96})
+def head_dim_of_64(p: AttentionParams, env: Environment) -> Bad | None:
+    """Below cuDNN 8.9.6 the head dimension must be a multiple of 64
+
+    Fix: pad to 64 or 128, or use cuDNN 8.9.6 or newer.
+    Source: cudnn-frontend v1.1.2 to v1.10.0, scaled_dot_product_flash_attention.h ("d not a multiple of 64").
+    TransformerEngine asks for a multiple of 8 at every version; the frontend is followed, since it refuses to
+    build such a graph.
+    """
+    if p.head_dim_qk % 64:
+        return Bad("head_dim_qk", p.head_dim_qk, Multiple(64))
+    return None
+
+
+@half_precision("CUDNN114", when=cudnn("<8.9.6"), evidence="source", trips={"head_dim_v": 64})
+def equal_head_dims(p: AttentionParams, env: Environment) -> Bad | None:
+    """Below cuDNN 8.9.6 values must have the head dimension of the keys
+
+    Fix: cuDNN 8.9.6 or newer, or pad the smaller of the two with zeros.
+    Source: cudnn-frontend v1.3.0 to v1.8.0, test_mhas.py ("d_qk != d_v is only supported on 8.9.6 onwards").
+    TransformerEngine has no such clause; the makers' own tests are followed.
+    """
+    if p.head_dim_qk != p.head_dim_v:
+        return Bad("head_dim_v", p.head_dim_v, Words(f"head_dim_qk ({p.head_dim_qk})"))
+    return None
+
+
+@half_precision(
+    "CUDNN115",
+    when=cudnn("<9.8.0"),
+    arch=AMPERE_ADA,
+    evidence="source",
+    trips={"head_dim_qk": 256, "is_training": False},
+)
+def head_dim_ampere(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Ampere and Ada the head dimension is at most 128
+
+    Why: the kernels of these releases stop there; 9.10.2 brought a general engine, for the forward pass only.
+    Fix: for inference cuDNN 9.10.2 or newer; for training another candidate.
+    Source: TransformerEngine v2.18, fused_attn.cpp, "head dimension"; TransformerEngine#1610, #1115;
+    cudnn-frontend 1.32, sdpa_support_surface.h (9.9 or below on ampere).
+    """
+    return wider_than(p, 128)
+
+
+@half_precision(
+    "CUDNN116",
+    when=cudnn("<9.1.0"),
+    arch=HOPPER,
+    evidence="source",
+    trips={"head_dim_qk": 192, "head_dim_v": 128, "is_training": False},
+)
+def head_dim_hopper_128(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Hopper the head dimension is at most 128 below cuDNN 9.1.0
+
+    Fix: cuDNN 9.1.0 for inference up to 256; training above 128 needs 9.5.0 (CUDNN204).
+    Source: TransformerEngine v2.18, fused_attn.cpp ("9.1: <= 256 + Hopper + fprop"). TransformerEngine v2.3
+    and cudnn-frontend v1.10.0 put the edge at 9.0.0; the later, narrower statement is followed.
+    """
+    return wider_than(p, 128)
+
+
+@half_precision(
+    "CUDNN117",
+    when=cudnn(">=9.1.0,<9.8.0"),
+    arch=HOPPER,
+    evidence="source",
+    trips={"head_dim_qk": 512, "is_training": False},
+    passes={"head_dim_qk": 256, "is_training": False},
+)
+def head_dim_hopper_256(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Hopper the head dimension is at most 256
+
+    Fix: for inference cuDNN 9.10.2 or newer takes any multiple of 8; for training another candidate.
+    Source: TransformerEngine v2.18, fused_attn.cpp, "head dimension"; cudnn-frontend 1.32,
+    sdpa_support_surface.h (9.9 or below on hopper).
+    """
+    return wider_than(p, 256)
+
+
+@half_precision(
+    "CUDNN118",
+    when=cudnn("<9.8.0"),
+    arch=BLACKWELL,
+    evidence="source",
+    trips={"head_dim_qk": 192, "head_dim_v": 128},
+)
+def head_dim_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Blackwell the head dimension is at most 128 in cuDNN 9.7
+
+    Fix: cuDNN 9.9 for inference, 9.11 for training with 192/128.
+    Source: TransformerEngine v2.18, fused_attn.cpp, "head dimension"; cudnn-frontend 1.32,
+    sdpa_support_surface.h (9.8 or below on blackwell).
+    """
+    return wider_than(p, 128)

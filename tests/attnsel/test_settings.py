@@ -1,0 +1,77 @@
+"""Policies and settings: where they come from, and how far they reach."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import attnsel
+from attnsel import InvalidInput, Policy
+from attnsel.settings import VARIABLES, configure, current, override
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    configure()
+    yield
+    monkeypatch.undo()
+    configure()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("ATTNSEL_BACKENDS", "triton, sdpa.flash", "allow", ("triton", "sdpa.flash")),
+        ("ATTNSEL_DISABLE", "cudnn", "deny", ("cudnn",)),
+        ("ATTNSEL_ADAPT", "never", "adapt", "never"),
+        ("ATTNSEL_ALLOW_KNOWN_BUGS", "bug007,BUG008", "allow_known_bugs", ("BUG007", "BUG008")),
+        ("ATTNSEL_DETERMINISTIC", "1", "deterministic", True),
+    ],
+)
+def test_the_environment_sets_the_policy(monkeypatch, variable, text, field, value):
+    monkeypatch.setenv(variable, text)
+    assert getattr(configure().policy, field) == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("ATTNSEL_BACKENDS", "fast"),
+        ("ATTNSEL_DEBUG", "3"),
+        ("ATTNSEL_DEBUG", "yes"),
+        ("ATTNSEL_ADAPT", "maybe"),
+        ("ATTNSEL_DEBUG_FORMAT", "xml"),
+        ("ATTNSEL_DETERMINISTIC", "perhaps"),
+    ],
+)
+def test_a_bad_variable_is_named_with_its_value(monkeypatch, variable, text):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(InvalidInput) as caught:
+        configure()
+    assert caught.value.field == variable
+    assert caught.value.value == text
+
+
+def test_an_override_ends_with_its_block_and_stays_in_its_thread():
+    seen = []
+    with override(deny=("cudnn",), debug=2):
+        assert current().policy.deny == ("cudnn",)
+        assert current().debug == 2
+        thread = threading.Thread(target=lambda: seen.append(current().policy.deny))
+        thread.start()
+        thread.join()
+    assert seen == [()]
+    assert current().policy == Policy()
+
+
+def test_an_unknown_setting_is_an_error():
+    with pytest.raises(InvalidInput, match="no such setting"):
+        attnsel.configure(backends="cudnn")
+
+
+def test_names_of_candidates_are_checked():
+    with pytest.raises(InvalidInput, match=r"sdpa\.flash"):
+        Policy(allow=("flash",))

@@ -1,0 +1,126 @@
+"""Context parallelism, as a specification of what the design supports."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnsel.environment import Environment
+from attnsel.verdict import Unknown
+
+H100 = Environment.describe(gpu="H100", torch="2.13.0")
+OLD = Environment.describe(gpu="H100", cudnn="8.9.7")
+ALL = ("cudnn", "triton", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math", "tiled")
+NO_OFFSETS = tuple(name for name in ALL if name not in ("triton", "tiled"))
+ISSUE_1051 = {"batch_size": 48, "num_heads": 18, "head_dim_qk": 128, "cp_size": 2}
+
+
+def cp(codes, candidate, env=H100, **fields):
+    return {code for code in codes(candidate, env, **{"cp_size": 2, **fields}) if code.startswith("CP")}
+
+
+@pytest.mark.parametrize("candidate", ALL)
+def test_one_rank_is_no_context_parallelism(codes, candidate):
+    fields = {"cp_size": 1, "max_seqlen_q": 16533, "softmax_type": "learnable", "attention_dropout": 0.125}
+    assert cp(codes, candidate, **fields) == set()
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (16534, {"CP001", "CP020"}),  # not even divisible by 2 * cp_size
+        (16576, {"CP020"}),  # chunks of 4144, which is no multiple of 64
+        (16640, set()),
+    ],
+)
+def test_cudnn_8_wants_chunks_of_64(codes, length, expected):
+    assert cp(codes, "cudnn", OLD, max_seqlen_q=length, **ISSUE_1051) == expected
+
+
+def test_the_way_out_of_issue_1051_is_16640(findings):
+    required = findings("cudnn", OLD, max_seqlen_q=16534, **ISSUE_1051)["CP020"].required
+    assert list(required.repairs(16534)) == [16640]
+
+
+def test_cudnn_9_wants_whole_chunks_only(codes):
+    assert cp(codes, "cudnn", max_seqlen_q=16534) == {"CP001"}
+    assert cp(codes, "cudnn", max_seqlen_q=16536) == set()
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(4160, {"CP021"}), (4224, set())]
+)  # 4160 / 2 is no multiple of 64
+def test_cudnn_8_without_causal_mask(codes, length, expected):
+    assert cp(codes, "cudnn", OLD, attn_mask_type="no_mask", max_seqlen_q=length) == expected
+
+
+@pytest.mark.parametrize("candidate", ["triton", "tiled", "sdpa.flash"])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"cp_size": 4, "max_seqlen_q": 4100}, {"CP001"}),
+        ({"cp_size": 4, "max_seqlen_q": 4104}, set()),
+        ({"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 4100}, set()),
+        ({"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 4102}, {"CP002"}),
+        ({"cp_comm_type": "all_gather", "attn_mask_type": "no_mask", "max_seqlen_q": 4098}, {"CP003"}),
+        ({"cp_comm_type": "all_gather", "max_seqlen_q": 4100}, set()),
+    ],
+)
+def test_lengths(codes, candidate, fields, expected):
+    assert cp(codes, candidate, **fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("comm", "heads", "groups", "refused"),
+    [
+        ("a2a", 16, 4, False),
+        ("a2a", 18, 18, True),
+        ("a2a", 16, 2, True),
+        ("a2a+p2p", 18, 2, False),
+        ("a2a+p2p", 9, 9, True),
+        ("p2p", 9, 3, False),
+    ],
+)
+def test_heads(codes, comm, heads, groups, refused):
+    fields = {"cp_size": 4, "cp_comm_type": comm, "num_heads": heads, "num_gqa_groups": groups}
+    assert ("CP004" in cp(codes, "triton", **fields)) is refused
+
+
+@pytest.mark.parametrize(
+    ("comm", "refused"), [("p2p", True), ("a2a+p2p", True), ("all_gather", False), ("a2a", False)]
+)
+def test_math_has_no_lse_for_a_ring(codes, comm, refused):
+    assert ("CP005" in cp(codes, "sdpa.math", cp_comm_type=comm)) is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"window_size": (128, 0)}, "CP006"),
+        ({"attention_dropout": 0.125}, "CP008"),
+        ({"max_seqlen_q": 2048, "max_seqlen_kv": 4096}, "CP010"),
+        ({"core_attention_bias_type": "alibi"}, "CP012"),
+    ],
+)
+def test_what_needs_offsets_is_for_triton_and_tiled(codes, fields, code):
+    assert all(code in cp(codes, name, **fields) for name in NO_OFFSETS)
+    assert cp(codes, "triton", **fields) == cp(codes, "tiled", **fields) == set()
+
+
+@pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a", "a2a+p2p"])
+def test_sinks(codes, comm):
+    fields = {"softmax_type": "learnable", "cp_comm_type": comm}
+    assert ("CP007" in cp(codes, "cudnn", **fields)) is (comm != "a2a")
+    assert cp(codes, "triton", **fields) == set()
+
+
+@pytest.mark.parametrize("candidate", ALL)
+def test_no_cache(codes, candidate):
+    assert "CP009" in cp(codes, candidate, kv_cache="contiguous", is_training=False)
+
+
+@pytest.mark.parametrize("candidate", ALL)
+def test_masks_are_not_designed_yet(findings, candidate):
+    for fields in ({"attn_mask_type": "arbitrary"}, {"attn_mask_type": "padding_causal"}):
+        assert isinstance(findings(candidate, H100, cp_size=2, **fields)["CP011"], Unknown)
+    packed = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
+    assert "CP011" not in findings(candidate, H100, cp_size=2, **packed)

@@ -1,0 +1,150 @@
+"""The house: what is in the wheel, who imports whom, and what the tree must not hold."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/backends"}
+
+# Imports go one way: a module may import what stands in an earlier row, or in its own.
+LAYERS = [
+    ["_version", "errors", "_model", "versions", "layout", "recipes", "gpus"],
+    ["params", "environment", "candidates"],
+    ["policy"],
+    ["verdict"],
+    ["rules"],
+    ["evaluate", "adapt"],
+    ["unlock"],
+    ["report"],
+    ["select", "settings"],
+    ["debug"],
+    ["backends"],
+    ["runtime"],
+    ["module", "functional"],
+    ["cli", "__main__"],
+]
+TORCH_FREE = {name for row in LAYERS[:10] for name in row} | {"cli", "__main__", "__init__"}
+BACKENDS_MAY_IMPORT = {"params", "layout", "verdict", "backends", "errors"}
+
+
+def sources():
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path, package.replace("/", "."), path.relative_to(ROOT / folder)
+
+
+def layer_of(module: str) -> str:
+    """The row name of ``attnsel.x.y``: x."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(path: Path, *, top_level_only: bool):
+    """Modules imported by a file, outside ``if TYPE_CHECKING`` blocks."""
+    tree = ast.parse(path.read_text())
+    stack = list(tree.body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}" if node.module == "attnsel" else node.module
+        elif not (top_level_only and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def test_imports_go_one_way():
+    rows = {name: i for i, row in enumerate(LAYERS) for name in row}
+    wrong = []
+    for path, package, relative in sources():
+        module = f"{package}.{relative.with_suffix('').as_posix().replace('/', '.')}"
+        here = layer_of(module)
+        if here == "__init__":
+            continue
+        assert here in rows, f"{module}: give it a place in LAYERS"
+        for target in imports(path, top_level_only=True):
+            if not target.startswith("attnsel."):
+                continue
+            there = layer_of(target)
+            if there in rows and rows[there] > rows[here]:
+                wrong.append(f"{module} imports {target}")
+            if here == "backends" and there not in BACKENDS_MAY_IMPORT:
+                wrong.append(f"{module} imports {target}")
+            if there == "backends" and here not in ("backends", "runtime"):
+                wrong.append(f"{module} imports {target}: only runtime may")
+    assert not wrong
+
+
+def test_planning_needs_no_torch():
+    wrong = []
+    for path, package, relative in sources():
+        module = f"{package}.{relative.with_suffix('').as_posix().replace('/', '.')}"
+        if layer_of(module) in TORCH_FREE:
+            heavy = {t.split(".")[0] for t in imports(path, top_level_only=True)} & {"torch", "triton", "cudnn"}
+            wrong += [f"{module} imports {name}" for name in heavy]
+    assert not wrong
+
+
+def test_sub_packages_are_all_declared():
+    text = (ROOT / "pyproject.toml").read_text()
+    missing = [
+        name
+        for path, package, relative in sources()
+        if path.name == "__init__.py"
+        and f'"{(name := ".".join((package, *relative.parts[:-1])))}"' not in text
+    ]
+    assert not missing
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("build")
+    out = tmp_path_factory.mktemp("wheel")
+    copy = tmp_path_factory.mktemp("tree") / "attnsel"
+    # From a copy: setuptools leaves build/ and an egg-info beside the sources.
+    subprocess.run(
+        ["git", "clone", "-q", str(ROOT), str(copy)] if (ROOT / ".git").exists() else ["cp", "-r", str(ROOT), str(copy)],
+        check=True,
+    )  # fmt: skip
+    run = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(copy)]
+    subprocess.run(run, check=True, capture_output=True)
+    return next(out.glob("*.whl")), copy
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_tree(wheel):
+    path, copy = wheel
+    held = {name for name in zipfile.ZipFile(path).namelist() if name.endswith((".py", ".typed"))}
+    expected = {
+        f"{package}/{file.relative_to(copy / folder).as_posix()}"
+        for folder, package in FOLDERS.items()
+        for file in (copy / folder).rglob("*")
+        if file.suffix in (".py", ".typed")
+    }
+    assert held == expected
+
+
+def test_nothing_imports_the_bare_top_level_names():
+    wrong = [
+        str(path)
+        for path, _, _ in sources()
+        for target in imports(path, top_level_only=False)
+        if target.split(".")[0] in ("rules", "backends")
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_files_stay_readable(folder):
+    """A file of more than 450 lines is two subjects."""
+    long = [f"{p} has {n} lines" for p in (ROOT / folder).rglob("*.py") if (n := len(p.read_text().splitlines())) > 450]
+    assert not long
