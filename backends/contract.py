@@ -33,7 +33,8 @@ class Spec:
 
         -window_left <= j - i - shift <= window_right        (a bound of -1 means no bound)
 
-    so causal is ``window_right == 0``. A row that sees no key gives 0 and an LSE of -inf.
+    so causal is ``window_right == 0``. A row that sees no key gives 0 and an LSE of -inf (with sinks: the
+    sink's logit). Lengths count rows of the tensors given, without offsets.
 
     Score of a visible pair, in float32 or better::
 
@@ -58,7 +59,16 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-    """The tensors of one call. Everything but q, k, v may be None."""
+    """The tensors of one call. Everything but q, k, v may be None.
+
+    ``bias.requires_grad`` decides whether its gradient is made; ``alibi_slopes`` get none. Packed calls use
+    of a mask or bias what lies inside each sequence's own lengths. Rows beyond a sequence's length never
+    reach a result in ``tiled``; the SDPA kernels want them finite.
+
+    Dropout keeps the pair (query i, key j) of head n in sequence m iff the 32-bit word j % 4 of
+    philox4x32-10(counter = (j // 4, i, n, m), key = seed XOR rotl64(offset, 32)) is at least
+    round(dropout_p * 2^32): any split of a sequence drops the same entries, on every backend that says so.
+    """
 
     q: Tensor  # [b, h, s_q, d]   or [t_q, h, d]
     k: Tensor  # [b, g, s_kv, d]  or [t_kv, g, d]; h % g == 0, query head n reads kv head n // (h // g)
@@ -82,8 +92,9 @@ class Inputs(NamedTuple):
 class Result(NamedTuple):
     """What a forward gives back.
 
-    ``lse`` is natural-log, float32, ``[b, h, s_q]`` (packed: ``[h, t_q]``), sinks included.
-    ``max_logit`` is ``[h]`` float32, the largest score any visible pair had.
+    ``lse`` is natural-log, float32 (float64 for float64 inputs), ``[b, h, s_q]`` (packed: ``[h, t_q]``),
+    sinks included. ``max_logit`` is ``[h]`` of that type, the largest score any visible pair had, sinks not
+    counted, -inf where there is none. ``out`` and ``lse`` may be merged ones when they go to a backward.
     ``saved`` is the backend's own and goes back to its backward untouched.
     """
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attnsel.backends.contract import Inputs, Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Spec
 
 from .guards import check_call
 from .masks import fold
-from .ops import EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, forward_op, resolve, without_autocast
+from .ops import EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, forward_op, resolve, shielded_math_op
 from .plan import MaskPlan, Traits, plan_mask
 from .shapes import HEAD_DIM_MULTIPLE, cut_head_dim, expand_heads, pad_head_dim
 
@@ -28,7 +29,7 @@ def bind(kernel: str, spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
     plan = plan_mask(traits, spec, inputs)
     raw = _raw(traits, spec, plan, inputs)
     if plan.shape is None and not plan.q_lengths and not plan.same_lengths:
-        return _no_mask_call(raw, inputs)
+        return _no_mask_call(raw)
     return _mask_call(traits, spec, plan, raw, inputs)
 
 
@@ -44,11 +45,10 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
             return op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
 
     elif traits is MATH:
-        gqa, device_type = h != g, inputs.q.device.type
+        gqa, op = h != g, shielded_math_op(inputs.q.device.type)
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-            with without_autocast(device_type):
-                return op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=gqa)[0]  # type: ignore[no-any-return]
+            return op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=gqa)[0]  # type: ignore[no-any-return]
 
     elif traits is not FLASH_CUDA:  # efficient, cuDNN
         expand = traits is EFFICIENT and h != g
@@ -72,10 +72,8 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
     return raw
 
 
-def _no_mask_call(raw: Callable[..., Tensor], inputs: Inputs) -> Callable[..., Tensor]:
-    """``raw`` that refuses the tensors it was not bound for."""
-    if inputs.seqlens_kv is not None:
-        raise AssertionError("a plan with lengths of keys has a mask or relies on lengths of queries")
+def _no_mask_call(raw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``raw`` that refuses the mask it was not bound for."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, attn_mask: None = None) -> Tensor:
         if attn_mask is not None:

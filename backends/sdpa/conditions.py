@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-from attnsel.backends.contract import Inputs, Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Spec
 
 from .ops import CUDNN, EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH
 from .plan import Traits, shape4

@@ -76,8 +76,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnsel.backends.contract import Inputs, Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Spec
 
 from .conditions import FIRST, GUARDS
 from .ops import resolve

@@ -23,8 +23,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attnsel.backends.contract import Inputs, Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Spec
 
 from .plan import MASK_ALIGNMENT, MaskPlan, Traits, mask_itemsize, shape4
 
@@ -95,7 +96,7 @@ def _hidden(plan: MaskPlan, inputs: Inputs) -> Tensor | None:
     columns = torch.arange(inputs.k.shape[2], device=inputs.q.device)
     if plan.kv_lengths:
         assert inputs.seqlens_kv is not None
-        parts.append(columns > inputs.seqlens_kv.view(-1, 1, 1, 1))
+        parts.append(columns >= inputs.seqlens_kv.view(-1, 1, 1, 1))
     if plan.lo is not None or plan.hi is not None:
         rows = torch.arange(inputs.q.shape[2], device=inputs.q.device).view(-1, 1) + _shift(plan, inputs)
         if plan.hi is not None:

@@ -26,7 +26,6 @@ dropped differ between kernels although their rate does not.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -206,14 +205,20 @@ def _checked(name: str, positional: list[str], keywords: set[str]) -> Callable[.
     return overload  # type: ignore[no-any-return]
 
 
-def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Math is composite: under autocast its products would run in the low precision, unlike F.sdpa's."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return _AS_IT_IS
+def shielded_math_op(device_type: str) -> Callable[..., Any]:
+    """The math op outside autocast: it is composite, and its products would run in the low precision."""
+    op = forward_op(MATH)
+    if not torch.amp.is_autocast_available(device_type):
+        return op
+    is_autocast_enabled = torch.is_autocast_enabled
 
+    def shielded(*args: Any, **kwargs: Any) -> Any:
+        if is_autocast_enabled(device_type):
+            with torch.autocast(device_type, enabled=False):
+                return op(*args, **kwargs)
+        return op(*args, **kwargs)
 
-_AS_IT_IS = nullcontext()
+    return shielded
 
 
 def run_forward(
@@ -238,8 +243,8 @@ def run_forward(
         return Forward(out, lse, ())
     if traits is MATH:
         gqa = q.shape[1] != k.shape[1]
-        with without_autocast(q.device.type):
-            out, _ = op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=gqa)
+        op = shielded_math_op(q.device.type)
+        out, _ = op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=gqa)
         return Forward(out, None, ())
     if traits is EFFICIENT:
         out, lse, seed, offset = op(q, k, v, mask, want_lse, dropout_p, is_causal, scale=scale)

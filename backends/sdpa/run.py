@@ -6,8 +6,9 @@ For callers that merge partial results (context parallelism) or differentiate th
 from __future__ import annotations
 
 import torch
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
 
 from .guards import check_call
 from .masks import fold

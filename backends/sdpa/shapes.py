@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attnsel.backends.contract import Inputs
 from torch import Tensor
+
+from attnsel.backends.contract import Inputs
 
 from .ops import EFFICIENT, FLASH_CPU, FLASH_CUDA
 from .plan import Traits
