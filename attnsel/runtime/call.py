@@ -105,7 +105,8 @@ def mask_name(attn_mask_type: str) -> str:
 
 def signature(extras: Extras) -> tuple[Any, ...]:
     """What of the other tensors a choice may depend on: everything but their contents."""
-    return tuple([_shape_of(value) for value in extras])
+    # One tensor for both lengths is more than two equal ones: some kernels then need no mask.
+    return (extras.cu_seqlens_q is extras.cu_seqlens_kv, *[_shape_of(value) for value in extras])
 
 
 def _shape_of(value: Any) -> Any:
