@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,8 +21,8 @@ class FrozenModel(BaseModel):
 
     if TYPE_CHECKING:
         # Kept in the instance's dictionary: pydantic's private attributes cost a microsecond to read.
-        _key: tuple[Any, ...]
-        _hash: int
+        _key: ClassVar[tuple[Any, ...]]
+        _hash: ClassVar[int]
 
     def __init__(self, **data: Any) -> None:
         try:

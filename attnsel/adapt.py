@@ -52,9 +52,7 @@ def _expand_gqa(p: AttentionParams) -> Applied:
         return None
     per_head = p.batch_size * p.max_seqlen_kv * (p.head_dim_qk + p.head_dim_v)
     size = p.num_heads * per_head * ITEMSIZE[p.dtype]
-    changed = p.derive(
-        num_gqa_groups=p.num_heads, tensors=Tensors(q=p.tensors.q, mask=p.tensors.mask)
-    )
+    changed = p.derive(num_gqa_groups=p.num_heads, tensors=Tensors(q=p.tensors.q, mask=p.tensors.mask))
     text = f"repeats {p.num_gqa_groups} kv heads to {p.num_heads}"
     return changed, Adaptation("expand_gqa", text, size)
 
@@ -112,7 +110,7 @@ def _fold_mask(p: AttentionParams) -> Applied:
 
 
 def _what_is_folded(p: AttentionParams) -> list[str]:
-    words = []
+    words: list[str] = []
     if p.attn_mask_type not in ("no_mask", "arbitrary"):
         words.append(p.attn_mask_type)
     if p.windowed:
@@ -129,9 +127,7 @@ ADAPTERS: dict[str, Adapter] = {
         Adapter("expand_gqa", frozenset({"num_gqa_groups"}), _expand_gqa),
         Adapter(
             "fold_mask",
-            frozenset(
-                {"attn_mask_type", "window_size", "core_attention_bias_type", "bottom_right_diagonal"}
-            ),
+            frozenset({"attn_mask_type", "window_size", "core_attention_bias_type", "bottom_right_diagonal"}),
             _fold_mask,
         ),
     )

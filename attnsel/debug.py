@@ -54,9 +54,14 @@ def announce(selection: Selection, settings: Settings, label: str = "") -> None:
 def is_slow_path(selection: Selection) -> bool:
     """A GPU call that lands on a last resort."""
     name = selection.backend
-    return name is not None and CANDIDATES[name].last_resort and selection.environment.device.type in (
-        "cuda",
-        "rocm",
+    return (
+        name is not None
+        and CANDIDATES[name].last_resort
+        and selection.environment.device.type
+        in (
+            "cuda",
+            "rocm",
+        )
     )
 
 

@@ -36,8 +36,16 @@ VersionField = Annotated[
 ]
 
 COMPONENTS = (
-    "torch", "triton", "cudnn", "cudnn_frontend", "cuda", "python", "flash_attn", "flash_attn_3", "flash_attn_4",
-)  # fmt: skip
+    "torch",
+    "triton",
+    "cudnn",
+    "cudnn_frontend",
+    "cuda",
+    "python",
+    "flash_attn",
+    "flash_attn_3",
+    "flash_attn_4",
+)
 """The fields of an environment that hold a version."""
 
 
@@ -99,12 +107,9 @@ class Environment(FrozenModel):
             )
         given: dict[str, Version | None] = {}
         for name, value in versions.items():
-            try:
-                given[name] = _read_version(value)
-            except ValueError as error:
-                raise InvalidInput(name, value, str(error)) from None
+            given[name] = _component(name, value)
         device = describe_device(gpu)
-        filled: dict[str, Version | None] = {**_fitting_release(device, given), **given}
+        filled: dict[str, Any] = {**_fitting_release(device, given), **given}
         if device.type != "cuda":
             filled = {
                 name: (None if name in ("cudnn", "cudnn_frontend", "cuda") and name not in given else value)
@@ -120,6 +125,14 @@ class Environment(FrozenModel):
         Works with torch, triton and cuDNN present or absent. Asking for a CUDA device initialises CUDA.
         """
         return _detect(_device_key(device))
+
+
+def _component(name: str, value: Any) -> Version | None:
+    try:
+        version: Version | None = _read_version(value)
+    except ValueError as error:
+        raise InvalidInput(name, value, str(error)) from None
+    return version
 
 
 def describe_device(gpu: str | None) -> Device:
@@ -184,7 +197,12 @@ def _fitting_release(device: Device, given: dict[str, Version | None]) -> dict[s
         break  # the first thing stated decides; the rest is stated by hand
     row = rows[-1]
     release = row._asdict()
-    if device.arch is not None and device.arch >= 100 and row.torch < _BLACKWELL_TORCH and "torch" not in given:
+    if (
+        device.arch is not None
+        and device.arch >= 100
+        and row.torch < _BLACKWELL_TORCH
+        and "torch" not in given
+    ):
         release = {**RELEASES[5]._asdict(), "cuda": Version(12, 8, 0), "cudnn": row.cudnn}
     return {**release, "cudnn_frontend": _FRONTEND, "python": Version(3, 12, 0)}
 
@@ -193,7 +211,13 @@ def _impossible(env: Environment) -> list[str]:
     """Contradictions inside one environment. They are said, not corrected."""
     found = []
     arch, cudnn, cuda = env.arch, env.cudnn, env.cuda
-    first_cuda = {75: Version(10), 80: Version(11), 86: Version(11, 1), 89: Version(11, 8), 90: Version(11, 8)}
+    first_cuda = {
+        75: Version(10),
+        80: Version(11),
+        86: Version(11, 1),
+        89: Version(11, 8),
+        90: Version(11, 8),
+    }
     needed = Version(12, 8) if arch is not None and arch >= 100 else first_cuda.get(arch or 0)
     if needed and cuda and cuda < needed:
         found.append(f"sm{arch} needs CUDA {needed.major}.{needed.minor} or newer, not {cuda}")
@@ -214,7 +238,7 @@ def _device_key(device: Any) -> str:
 @lru_cache(maxsize=64)
 def _detect(device: str) -> Environment:
     torch_version = _installed("torch")
-    versions: dict[str, Version | None] = {
+    versions: dict[str, Any] = {
         "torch": torch_version,
         "triton": _installed("triton", "pytorch-triton"),
         "cudnn": _installed("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
@@ -277,9 +301,11 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
 
 def _installed(*distributions: str) -> Version | None:
     """The version of the first of these distributions that is installed."""
-    for name in distributions:
-        try:
-            return Version.parse(importlib.metadata.version(name))
-        except (importlib.metadata.PackageNotFoundError, ValueError):
-            continue
-    return None
+    return next((version for version in map(_distribution, distributions) if version), None)
+
+
+def _distribution(name: str) -> Version | None:
+    try:
+        return Version.parse(importlib.metadata.version(name))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None

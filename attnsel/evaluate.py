@@ -40,9 +40,7 @@ def fold(env: Environment, fp8: bool, ignored: tuple[str, ...] = ()) -> Folded:
         and rule.applies(env)
         and not (rule.family == "BUG" and (known_bugs_off or rule.code in ignored))
     )
-    by_candidate = {
-        name: tuple(pair for pair in rules if name in pair[1].candidates) for name in CANDIDATES
-    }
+    by_candidate = {name: tuple(pair for pair in rules if name in pair[1].candidates) for name in CANDIDATES}
     return Folded(rules, by_candidate)
 
 

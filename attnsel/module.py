@@ -204,7 +204,9 @@ class DotProductAttention(nn.Module):
                 max_seqlen_kv,
             )
         if checkpoint_core_attention or (static.attention_dropout and self._rng_tracker is not None):
-            return self._run_wrapped(static, query_layer, key_layer, value_layer, extras, checkpoint_core_attention)
+            return self._run_wrapped(
+                static, query_layer, key_layer, value_layer, extras, checkpoint_core_attention
+            )
         return attend(static, query_layer, key_layer, value_layer, extras, self.__dict__)
 
     def explain(
@@ -224,7 +226,11 @@ class DotProductAttention(nn.Module):
         ]
         for name in ("checkpoint_core_attention", "fast_zero_fill"):
             arguments.pop(name, None)
-        tensors = {name: arguments.pop(name, None) for name in Extras._fields if name not in ("softmax_offset", "dropout_seed")}
+        tensors = {
+            name: arguments.pop(name, None)
+            for name in Extras._fields
+            if name not in ("softmax_offset", "dropout_seed")
+        }
         _refuse_not_yet(_NOT_YET_FORWARD, **arguments)
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
         static = self._config(*overrides)
@@ -297,7 +303,9 @@ class DotProductAttention(nn.Module):
         return torch.utils.checkpoint.checkpoint(core, q, k, v, use_reentrant=False)
 
     def extra_repr(self) -> str:
-        told = f"heads={self.num_attention_heads}/{self.num_gqa_groups}, d={self.head_dim_qk}/{self.head_dim_v}"
+        told = (
+            f"heads={self.num_attention_heads}/{self.num_gqa_groups}, d={self.head_dim_qk}/{self.head_dim_v}"
+        )
         return f"{told}, {self._static['qkv_format']}, {self._static['attn_mask_type']}"
 
 
@@ -325,4 +333,3 @@ def _refuse_not_yet(known: dict[str, Any], **given: Any) -> None:
             raise TypeError(f"DotProductAttention got an unexpected argument {name!r}")
         if value is not known[name] and value != known[name]:
             raise UnsupportedArgument(f"{name} = {value!r}: not supported yet; allowed: {known[name]!r}")
-

@@ -300,7 +300,9 @@ class AttentionParams(FrozenModel):
     @cached_property
     def score_bytes(self) -> int:
         """Bytes of one [b, h, s_q, s_kv] tensor in ``dtype``: what a kernel that stores scores needs."""
-        return self.batch_size * self.num_heads * self.max_seqlen_q * self.max_seqlen_kv * ITEMSIZE[self.dtype]
+        return (
+            self.batch_size * self.num_heads * self.max_seqlen_q * self.max_seqlen_kv * ITEMSIZE[self.dtype]
+        )
 
 
 def check_params(p: AttentionParams) -> None:

@@ -67,7 +67,11 @@ def environment_words(env: Environment) -> list[str]:
         first = f"{device.name or 'GPU'} ({arch})"
     words = [first]
     names = {"cudnn": "cuDNN", "cuda": "CUDA", "cudnn_frontend": "frontend"}
-    shown = ("cudnn", "cudnn_frontend", "torch", "triton", "cuda") if device.type == "cuda" else ("torch", "triton")
+    shown = (
+        ("cudnn", "cudnn_frontend", "torch", "triton", "cuda")
+        if device.type == "cuda"
+        else ("torch", "triton")
+    )
     for component in shown:
         version = getattr(env, component)
         star = "*" if component in env.assumed else ""
@@ -139,7 +143,7 @@ def _candidate_lines(candidate: Candidate, place: int, width: int, selection: Se
     if candidate.verdict != "refused":
         texts.append(_runs_text(candidate, selection))
     texts += [f"{reason.code}  {reason.message}  [{reason.evidence}]" for reason in candidate.reasons]
-    lines = []
+    lines: list[str] = []
     for text in texts:
         lead = head if not lines else " " * len(head)
         deeper = " " * len(head) + ("" if candidate.verdict != "refused" and text == texts[0] else "  ")

@@ -202,7 +202,8 @@ def _judge(
     memo: dict[Any, Any],
 ) -> Candidate:
     """Rules, then adaptations, then wishes and what was learnt: one candidate's verdict."""
-    name, adaptations = info.name, ()
+    name = info.name
+    adaptations: tuple[Adaptation, ...] = ()
     if reasons and info.adaptations and policy.adapt == "auto":
         applied, left = adapt_to(
             info.adaptations, p, reasons, lambda q: findings_for(name, q, env, policy.allow_known_bugs), memo
@@ -257,9 +258,7 @@ def _rank(
     for key, candidate in standing:
         if above is not None:
             decided = next((i for i, (a, b) in enumerate(zip(above, key, strict=True)) if a != b), None)
-            candidate = candidate._replace(
-                placed_by=None if decided is None else preferences[decided][0]
-            )
+            candidate = candidate._replace(placed_by=None if decided is None else preferences[decided][0])
         ranked.append(candidate)
         above = key
     return (*ranked, *refused)

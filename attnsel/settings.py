@@ -36,7 +36,7 @@ VARIABLES: dict[str, str] = {
 class Settings(FrozenModel):
     """The policy, and what is told about choices."""
 
-    policy: Policy = Field(default_factory=Policy)
+    policy: Policy = Policy()
     debug: Literal[0, 1, 2] = Field(
         default=0, description="0: warn on slow paths; 1: a line per new selection; 2: the whole report"
     )

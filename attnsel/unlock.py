@@ -83,9 +83,7 @@ def find_unlocks(selection: Selection, ask: Ask) -> tuple[Unlock, ...]:
     return tuple(sorted(found.values(), key=lambda u: (EFFECTS.index(u.effect), u.rank, u.candidate)))
 
 
-def _proposals(
-    selection: Selection, name: str, reasons: tuple[Reason, ...]
-) -> Iterator[Iterator[_Proposal]]:
+def _proposals(selection: Selection, name: str, reasons: tuple[Reason, ...]) -> Iterator[Iterator[_Proposal]]:
     """Groups of alternatives; within a group only the first that works is wanted."""
     p, env, policy = selection.params, selection.environment, selection.policy
     components: list[str] = []
@@ -171,9 +169,7 @@ _EFFECT_OF_FIELD: dict[str, str] = {
 _ONLY_UPWARDS = frozenset({"max_seqlen_q", "max_seqlen_kv", "head_dim_qk", "head_dim_v"})
 
 
-def _repairs(
-    p: AttentionParams, env: Environment, policy: Policy, reason: Reason
-) -> Iterator[_Proposal]:
+def _repairs(p: AttentionParams, env: Environment, policy: Policy, reason: Reason) -> Iterator[_Proposal]:
     """Values the failing rule would accept for the field it blames."""
     field = reason.field
     effect = _EFFECT_OF_FIELD.get(field)

@@ -33,7 +33,9 @@ class Version(NamedTuple):
             if text and len(text) <= 4 and all(isinstance(n, int) and n >= 0 for n in text):
                 return cls(*text[:3])
             raise ValueError(f"not a version: {text!r}; allowed: up to four non-negative integers")
-        if isinstance(text, int) or (isinstance(text, str) and text.strip().isdecimal() and int(text) >= 1000):
+        if isinstance(text, int) or (
+            isinstance(text, str) and text.strip().isdecimal() and int(text) >= 1000
+        ):
             return cls._from_cudnn_number(int(text))
         try:
             release = _PackagingVersion(text).release

@@ -14,7 +14,7 @@ from attnsel.backends.contract import Grads, Inputs, Spec
 from attnsel.params import AttentionParams
 from attnsel.runtime.alibi import default_slopes
 from attnsel.runtime.autograd import Attend, ContractKernel
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras
+from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.inputs import check_contents, check_tensors, mask_pair
 from attnsel.select import Candidate, Selection
 from attnsel.settings import Settings
@@ -77,7 +77,8 @@ def bind(
     candidate = selection[selection.backend]
     spec = make_spec(config, selection.params, need_grad)
     own_dropout = candidate.name == "tiled"
-    gather = _gather(config, spec, _adaptation(candidate, selection.params), own_dropout, settings)
+    adapt = _adaptation(candidate, selection.params)
+    gather = _gather(config, spec, adapt, own_dropout, settings)
     if candidate.name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
         return Bound(_through_contract(KERNELS[candidate.name], spec, gather, config), selection, settings)
     example = gather(q, k, v, extras)
@@ -86,10 +87,11 @@ def bind(
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise CannotPrepare(str(error)) from error
     finish = _finish(config, example)
-    plain = extras is NO_EXTRAS and not candidate.adaptations and config.bias_type == "no_bias"
-    if plain or _only_folds(candidate, extras, config):
-        return Bound(_fast(config, call, finish), selection, settings)
-    return Bound(_with_extras(call, gather, finish), selection, settings)
+    if any(other is not None for other in _others(example)):
+        return Bound(_with_others(call, gather, finish), selection, settings)
+    if adapt is not None:
+        return Bound(_adapted(call, gather, finish), selection, settings)
+    return Bound(_fast(config, call, finish), selection, settings)
 
 
 # ---- ways to run ------------------------------------------------------------------------------------
@@ -115,12 +117,22 @@ def _fast(config: Config, call: Callable[..., Tensor], finish: Callable[[Tensor]
     return run
 
 
-def _with_extras(call: Callable[..., Tensor], gather: Gather, finish: Callable[[Tensor], Tensor]) -> Run:
+def _others(i: Inputs) -> tuple[Tensor | None, ...]:
+    """What a bound SDPA call takes besides q, k and v."""
+    return i.attn_mask, i.bias, i.alibi_slopes, i.seqlens_q, i.seqlens_kv
+
+
+def _adapted(call: Callable[..., Tensor], gather: Gather, finish: Callable[[Tensor], Tensor]) -> Run:
     def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
-        i = gather(q, k, v, extras)
-        return finish(
-            call(i.q, i.k, i.v, i.attn_mask, i.bias, i.alibi_slopes, i.seqlens_q, i.seqlens_kv)
-        )
+        return finish(call(*gather(q, k, v, extras)[:3]))
+
+    return run
+
+
+def _with_others(call: Callable[..., Tensor], gather: Gather, finish: Callable[[Tensor], Tensor]) -> Run:
+    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
+        inputs = gather(q, k, v, extras)
+        return finish(call(*inputs[:3], *_others(inputs)))
 
     return run
 
@@ -288,12 +300,6 @@ def _finish(config: Config, example: Inputs) -> Callable[[Tensor], Tensor]:
 
 
 # ---- adaptations, carried out -----------------------------------------------------------------------
-
-
-def _only_folds(candidate: Candidate, extras: Extras, config: Config) -> bool:
-    """The mask follows from the spec alone: the backend folds it without any other tensor."""
-    names = [adaptation.name for adaptation in candidate.adaptations]
-    return extras is NO_EXTRAS and names == ["fold_mask"] and config.bias_type == "no_bias"
 
 
 def _adaptation(candidate: Candidate, p: AttentionParams) -> Callable[..., Any] | None:

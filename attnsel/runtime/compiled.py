@@ -299,7 +299,7 @@ def _backward(call: _Call, dout: Tensor, bias_grad: bool) -> tuple[Tensor, Tenso
 
 @_backward_op.register_fake
 def _backward_fake(dout: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    call, bias_grad = _Call(*rest[:-1], True), rest[-1]
+    call, bias_grad = _Call._make((*rest[:-1], True)), rest[-1]
     none = call.q.new_empty(0)
     return (
         *(t.new_empty(t.shape) for t in (call.q, call.k, call.v)),
@@ -321,7 +321,7 @@ def _autograd(ctx: Any, dout: Tensor | None, *unused: Any) -> tuple[Any, ...]:
     none = (None,) * len(_Call._fields)
     if dout is None:
         return none
-    call = _Call(*ctx.saved_tensors, *ctx.plain, True)
+    call = _Call._make((*ctx.saved_tensors, *ctx.plain, True))
     dq, dk, dv, dbias, doffset = torch.ops.attnsel.attend_backward(dout, *call[:-1], ctx.bias_grad)
     return (
         dq,

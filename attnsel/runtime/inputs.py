@@ -84,7 +84,12 @@ def ask(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, trainin
     """The question these tensors ask. Raises InvalidInput, also for what contradicts itself."""
     sizes = check_tensors(config, q, k, v, extras)
     bias, slopes = extras.core_attention_bias, extras.alibi_slopes
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {
+        "attn_mask_type": config.attn_mask_type,
+        "window_size": config.window_size,
+        "core_attention_bias_type": config.bias_type,
+        "softmax_type": config.softmax_type,
+    }
     if bias is not None:
         pair = (bias.dim() == 4 and bias.shape[0] > 1, bias.dim() >= 3 and bias.shape[-3] > 1)
         fields["core_attention_bias_shape"] = _BIAS_SHAPES[pair]
@@ -93,21 +98,19 @@ def ask(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, trainin
         fields["alibi_slopes_shape"] = tuple(slopes.shape)
     if extras.cu_seqlens_q_padded is not None:
         fields["pad_between_seqs"] = True
+    if sizes.batch == 0:  # no sequences: the question counts at least one, of no rows
+        sizes = sizes._replace(batch=1, seqlen_q=0, seqlen_kv=0)
     return AttentionParams(
         dtype=read_dtype(q.dtype),
         qkv_layout=config.qkv_format,
-        batch_size=max(sizes.batch, 1),
+        batch_size=sizes.batch,
         num_heads=sizes.heads,
         num_gqa_groups=sizes.groups,
         max_seqlen_q=sizes.seqlen_q,
         max_seqlen_kv=sizes.seqlen_kv,
         head_dim_qk=sizes.head_dim_qk,
         head_dim_v=sizes.head_dim_v,
-        attn_mask_type=config.attn_mask_type,
-        window_size=config.window_size,
         bottom_right_diagonal=config.bottom_right_diagonal,
-        core_attention_bias_type=config.bias_type,
-        softmax_type=config.softmax_type,
         softcap=config.softcap,
         attention_dropout=config.attention_dropout,
         is_training=training,
@@ -298,7 +301,7 @@ def _check_mask(config: Config, sizes: Sizes, extras: Extras) -> None:
         )
     full = (sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_kv)
     if kind == "arbitrary":
-        masks = (mask,)
+        masks: tuple[Any, ...] = (mask,)
         wanted = [full]
     else:
         masks = mask_pair(extras)

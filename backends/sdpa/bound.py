@@ -42,13 +42,13 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
     if traits is FLASH_CPU:
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-            return op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
+            return op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
 
     elif traits is MATH:
         gqa, op = h != g, shielded_math_op(inputs.q.device.type)
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-            return op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=gqa)[0]  # type: ignore[no-any-return]
+            return op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=gqa)[0]
 
     elif traits is not FLASH_CUDA:  # efficient, cuDNN
         expand = traits is EFFICIENT and h != g
@@ -56,12 +56,12 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
             if expand:
                 k, v = expand_heads(k, h), expand_heads(v, h)
-            return op(q, k, v, mask, want_lse, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+            return op(q, k, v, mask, want_lse, dropout_p, is_causal, scale=scale)[0]
 
     elif d % HEAD_DIM_MULTIPLE == 0:
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-            return op(q, k, v, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
+            return op(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
 
     else:
 

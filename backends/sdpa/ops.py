@@ -202,7 +202,7 @@ def _checked(name: str, positional: list[str], keywords: set[str]) -> Callable[.
         raise RuntimeError(
             f"aten::{name} of torch {torch.__version__} has other arguments: {overload._schema}"
         )
-    return overload  # type: ignore[no-any-return]
+    return overload
 
 
 def shielded_math_op(device_type: str) -> Callable[..., Any]:
@@ -279,7 +279,7 @@ def run_backward(
         return (*op(dout, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale), None)
     if traits is EFFICIENT:
         needed = [True, True, True, mask_grad]
-        return op(dout, q, k, v, mask, out, lse, *rng, dropout_p, needed, is_causal, scale=scale)  # type: ignore[no-any-return]
+        return op(dout, q, k, v, mask, out, lse, *rng, dropout_p, needed, is_causal, scale=scale)
     lengths = (None, None, q.shape[2], k.shape[2])
     if traits is CUDNN:
         grads = op(dout, q, k, v, out, lse, *rng, mask, *lengths, dropout_p, is_causal, scale=scale)

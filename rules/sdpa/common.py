@@ -223,7 +223,8 @@ def alibi_is_a_mask(p: AttentionParams, env: Environment) -> Bad | None:
 
 
 def _mask(*shape: int, **about: object) -> Tensors:
-    stride, step = [], 1
+    stride: list[int] = []
+    step = 1
     for size in reversed(shape):
         stride.insert(0, step)
         step *= size

@@ -24,7 +24,15 @@ def test_every_gpu_of_the_catalogue_can_be_described(gpu):
 
 @pytest.mark.parametrize(
     ("spelling", "arch"),
-    [("h100", 90), ("RTX4090", 89), ("4090", 89), ("NVIDIA A100", 80), ("sm90", 90), ("sm_86", 86), ("9.0", 90)],
+    [
+        ("h100", 90),
+        ("RTX4090", 89),
+        ("4090", 89),
+        ("NVIDIA A100", 80),
+        ("sm90", 90),
+        ("sm_86", 86),
+        ("9.0", 90),
+    ],
 )
 def test_a_gpu_is_found_however_it_is_spelt(spelling, arch):
     assert Environment.describe(spelling).arch == arch

@@ -252,8 +252,12 @@ _fields = {
 }  # fmt: skip
 _machines = st.builds(
     lambda gpu, cudnn, torch: Environment.describe(gpu, cudnn=cudnn, torch=torch),
-    st.sampled_from(["V100", "T4", "A100", "RTX 4090", "H100", "B200", "B300", "RTX 5090", "GB10", "sm110", "cpu"]),
-    st.sampled_from(["8.8.0", "8.9.7", "9.0.0", "9.1.0", "9.3.0", "9.7.1", "9.10.0", "9.14.0", "9.26.0", None]),
+    st.sampled_from(
+        ["V100", "T4", "A100", "RTX 4090", "H100", "B200", "B300", "RTX 5090", "GB10", "sm110", "cpu"]
+    ),
+    st.sampled_from(
+        ["8.8.0", "8.9.7", "9.0.0", "9.1.0", "9.3.0", "9.7.1", "9.10.0", "9.14.0", "9.26.0", None]
+    ),
     st.sampled_from(["2.2.2", "2.6.0", "2.9.1", "2.13.0", "2.14.1", None]),
 )
 _policies = st.sampled_from(
