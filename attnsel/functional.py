@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name
+from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, window_pair
 from attnsel.runtime.run import attend
 
 
@@ -71,7 +71,7 @@ def attention(
     static = config(
         qkv_format=qkv_format,
         attn_mask_type=mask_name(attn_mask_type),
-        window_size=None if window_size is None else tuple(window_size),
+        window_size=window_pair(window_size),
         bottom_right_diagonal=bottom_right_diagonal,
         softmax_scale=softmax_scale,
         softcap=softcap,

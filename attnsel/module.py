@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attnsel.errors import InvalidInput, UnsupportedArgument
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
 from attnsel.runtime.run import attend, explain
 from attnsel.select import Selection
 
@@ -117,7 +119,7 @@ class DotProductAttention(nn.Module):
         self._static: dict[str, Any] = {
             "qkv_format": qkv_format,
             "attn_mask_type": mask_name(attn_mask_type),
-            "window_size": None if window_size is None else tuple(window_size),
+            "window_size": window_pair(window_size),
             "bottom_right_diagonal": bottom_right_diagonal,
             "softmax_scale": softmax_scale,
             "softcap": softcap,
@@ -127,9 +129,13 @@ class DotProductAttention(nn.Module):
             "flatten_heads": True,
             "backend": backend,
             "adapt": adapt,
+            "num_attention_heads": self.num_attention_heads,
             "num_gqa_groups": self.num_gqa_groups,
+            "head_dim_qk": self.head_dim_qk,
+            "head_dim_v": self.head_dim_v,
             "label": name or ("" if layer_number is None else f"layer {layer_number}"),
         }
+        _check_names(self._static)
         self._configs = _both_modes(self._static, attention_dropout)
         self._learnable = softmax_type == "learnable"  # reading a parameter costs more than this flag
         if self._learnable:
@@ -277,7 +283,7 @@ class DotProductAttention(nn.Module):
             if bottom_right_diagonal is None:
                 fields["bottom_right_diagonal"] = None  # the mask type given here decides
         if window_size is not None:
-            fields["window_size"] = tuple(window_size)
+            fields["window_size"] = window_pair(window_size)
         if bottom_right_diagonal is not None:
             fields["bottom_right_diagonal"] = bottom_right_diagonal
         if softmax_scale is not None:
@@ -324,6 +330,15 @@ def _check_heads(heads: int, groups: int, tp_size: int) -> None:
         raise InvalidInput("num_gqa_groups", groups, f"must be a positive divisor of {heads}")
     if tp_size <= 0 or heads % tp_size or groups % tp_size:
         raise InvalidInput("tp_size", tp_size, f"must divide {heads} heads and {groups} groups")
+
+
+def _check_names(static: dict[str, Any]) -> None:
+    """What no later argument can put right, said before the first call. Raises InvalidInput."""
+    window = static["window_size"]
+    if window is not None and min(window) < -1:
+        raise InvalidInput("window_size", window, "must have bounds of at least -1")
+    AttentionParams(attn_mask_type=static["attn_mask_type"], softcap=static["softcap"])
+    Policy(**{name: static[name] for name in ("backend", "adapt") if static[name] is not None})
 
 
 def _refuse_not_yet(known: dict[str, Any], **given: Any) -> None:

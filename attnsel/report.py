@@ -188,6 +188,7 @@ def _unlock_lines(selection: Selection, width: int) -> list[str]:
                 width,
                 initial_indent=lead,
                 subsequent_indent="      ",
+                break_on_hyphens=False,
             )
             if unlock.paste != unlock.change:
                 lines.append(f"      {unlock.paste}")

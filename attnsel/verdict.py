@@ -175,10 +175,8 @@ class Reason(NamedTuple):
     def message(self) -> str:
         finding = self.finding
         observed = "not known or not installed" if finding.observed is None else finding.observed
-        text = f"{finding.field} is {observed}; needs {finding.required}"
-        if self.rule.when_text:
-            text = f"{text} ({self.rule.when_text})"
-        return f"{text}; {finding.note}" if finding.note else text
+        text = f"{self.rule.title} — {finding.field} is {observed}, needs {finding.required}"
+        return f"{text} ({finding.note})" if finding.note else text
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -16,8 +16,8 @@ from attnsel.rules.cudnn.since_9_8_forward import (
     SM8X,
 )
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
-from attnsel.verdict import Bad, Multiple, OneOf, Words
-from attnsel.versions import cudnn, cudnn_frontend
+from attnsel.verdict import AtLeast, Bad, Multiple, OneOf, Words
+from attnsel.versions import Version, cudnn, cudnn_frontend
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
@@ -64,7 +64,7 @@ def newer_frontend_older_library(p: AttentionParams, env: Environment) -> Bad | 
     and so is 9.22.0.
     """
     if p.is_training:
-        return Bad("cudnn_frontend", str(env.cudnn_frontend), Words("1.27.0 or newer, or 1.23"))
+        return Bad("cudnn_frontend", env.cudnn_frontend, AtLeast(Version(1, 27)), "or 1.23")
     return None
 
 

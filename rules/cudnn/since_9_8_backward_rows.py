@@ -147,8 +147,8 @@ def one_row_crash(p: AttentionParams, env: Environment) -> Bad | None:
 
     Why: the library's planner crashes; nothing can be caught.
     Fix: cuDNN 9.25; or pad the queries to 2.
-    Source: cudnn-frontend#1071 (9.26.0); asked 9.25.1 (accepted), 9.26.1 and 9.28.0 (segmentation fault,
-    any number of keys, head dimension and layout).
+    Source: cudnn-frontend#1071 (9.26.0); asked 9.25.1 (accepted), 9.26.1 and 9.28.0 (segmentation fault with
+    any mask, layout and number of keys; some calls with dropout on Blackwell or head dimension 256 pass).
     """
     if p.is_training and p.max_seqlen_q == 1 and p.batch_size == 1 and p.num_heads == 1:
         return Bad("max_seqlen_q", 1, Words("at least 2"))

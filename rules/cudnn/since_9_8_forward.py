@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from attnsel.rules.cudnn.before_9_8_forward import half_precision, wider_than
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
-from attnsel.verdict import AtMost, Bad, Multiple, OneOf, Words
-from attnsel.versions import cudnn, cudnn_frontend
+from attnsel.verdict import AtLeast, AtMost, Bad, Multiple, OneOf, Words
+from attnsel.versions import Version, cudnn, cudnn_frontend
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
@@ -46,7 +46,7 @@ def broken_releases(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("not supported on cuDNN 9.10.0/9.10.1 due to known
     bugs"); TransformerEngine v2.18, fused_attn.cpp, refuses them too.
     """
-    return Bad("cudnn", str(env.cudnn), Words("9.10.2 or newer"))
+    return Bad("cudnn", env.cudnn, AtLeast(Version(9, 10, 2)))
 
 
 @half_precision("CUDNN002", when=SINCE_9_8, arch=range(80), evidence="library", trips={}, passes=FP8)
@@ -57,7 +57,7 @@ def needs_ampere(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("requires SM80"); asked 9.8.0, 9.10.2, 9.13.0,
     9.18.1, 9.28.0 with a T4, all refuse.
     """
-    return Bad("gpu", f"sm{env.arch}", Words("sm80 or newer"))
+    return Bad("arch", env.arch, AtLeast(80))
 
 
 # Element types.

@@ -25,14 +25,33 @@ def widest(p: AttentionParams) -> str:
 # Where it runs.
 
 
-@rule("SDPA001", *ALL, when=torch("<2.5.0"), evidence="source", passes={"torch": "2.5.0"})
-def torch_not_studied(p: AttentionParams, env: Environment) -> Unknown:
-    """SDPA kernels before PyTorch 2.5 are not described here
+@rule(
+    "SDPA001",
+    *FUSED,
+    when=torch("<2.5.0"),
+    evidence="documented",
+    trips={"head_dim_qk": 256},
+    passes={"torch": "2.4.1"},
+)
+def torch_not_studied(p: AttentionParams, env: Environment) -> Unknown | None:
+    """Before PyTorch 2.5 only plain attention is documented for SDPA
 
-    Why: the oldest checks that were read are those of 2.5.1; the ops' arguments were different before.
+    Why: the oldest checks that were read are those of 2.5.1. From 2.2 on the release notes promise
+    FlashAttention-2 behind SDPA; what else those releases refuse was not read.
     Fix: use PyTorch 2.6 or newer.
-    Source: PyTorch 2.5.1, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (A).
+    Source: PyTorch 2.2 release notes, "scaled_dot_product_attention and FlashAttention-2"; PyTorch 2.5.1,
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (A).
     """
+    plain = (
+        p.dtype in ("fp16", "bf16")
+        and p.head_dim_qk == p.head_dim_v
+        and p.head_dim_qk <= 128
+        and p.attn_mask_type in ("no_mask", "causal")
+        and p.max_seqlen_q == p.max_seqlen_kv
+        and not p.gqa
+    )
+    if plain and env.torch is not None and env.torch >= (2, 2):
+        return None
     return Unknown("torch", env.torch, Words("2.5 or newer"))
 
 
