@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import AMPERE_ADA, BLACKWELL, HOPPER, half_precision, wider_than
-from attnsel.rules.cudnn.before_9_8_layouts import PACKED, packed
+from attnsel.rules.cudnn.before_9_8_layouts import packed
+from attnsel.rules.cudnn.vocabulary import (
+    AMPERE_ADA,
+    ANY_BLACKWELL,
+    HOPPER,
+    PACKED,
+    half_precision,
+    wider_than,
+)
 from attnsel.verdict import Bad, EqualTo, Multiple, OneOf, Unknown, Words
 from attnsel.versions import cudnn
 
@@ -121,7 +128,7 @@ def deterministic_ampere(p: AttentionParams, env: Environment) -> Unknown | None
 @half_precision(
     "CUDNN206",
     when=cudnn("<9.8.0"),
-    arch=BLACKWELL,
+    arch=ANY_BLACKWELL,
     evidence="source",
     trips={"deterministic": True},
 )
@@ -221,7 +228,7 @@ def bias_gradient_shape(p: AttentionParams, env: Environment) -> Bad | None:
 @half_precision(
     "CUDNN211",
     when=cudnn("<9.8.0"),
-    arch=BLACKWELL,
+    arch=ANY_BLACKWELL,
     evidence="source",
     trips={"attention_dropout": 0.1, "core_attention_bias_type": "post_scale_bias"},
     passes={"attention_dropout": 0.1},

@@ -8,38 +8,15 @@ verdict is Unknown when there is no ground to prefer either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attnsel.rules.api import rule
-from attnsel.verdict import AtLeast, AtMost, Bad, EqualTo, Multiple, OneOf, Unknown, Words
+from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, ANY_BLACKWELL, HOPPER, half_precision, wider_than
+from attnsel.verdict import AtLeast, Bad, EqualTo, Multiple, OneOf, Unknown, Words
 from attnsel.versions import Version, cudnn
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
-    from attnsel.rules.api import Body
-
-AMPERE_ADA = range(80, 90)
-HOPPER = {90}
-BLACKWELL = range(100, 130)
-
-
-def half_precision(code: str, **about: Any) -> Callable[[Body], Body]:
-    """``@rule`` on ``cudnn`` for FP16/BF16 attention; FP8 attention has rules of its own (CUDNN3xx)."""
-
-    return rule(code, "cudnn", fp8=False, **about)
-
-
-def widest(p: AttentionParams) -> str:
-    """The field of the larger head dimension."""
-    return "head_dim_qk" if p.head_dim_qk >= p.head_dim_v else "head_dim_v"
-
-
-def wider_than(p: AttentionParams, limit: int) -> Bad | None:
-    field = widest(p)
-    width = getattr(p, field)
-    return Bad(field, width, AtMost(limit)) if width > limit else None
 
 
 # The library and the device.
@@ -97,7 +74,7 @@ def frontend_starts_at_8_9_3(p: AttentionParams, env: Environment) -> Unknown | 
 @half_precision(
     "CUDNN104",
     when=cudnn("<9.7.0"),
-    arch=BLACKWELL,
+    arch=ANY_BLACKWELL,
     evidence="source",
     trips={},
     passes={"dtype": "fp8_e4m3"},
@@ -320,7 +297,7 @@ def head_dim_hopper_256(p: AttentionParams, env: Environment) -> Bad | None:
 @half_precision(
     "CUDNN118",
     when=cudnn("<9.8.0"),
-    arch=BLACKWELL,
+    arch=ANY_BLACKWELL,
     evidence="source",
     trips={"head_dim_qk": 192, "head_dim_v": 128},
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import AMPERE_ADA, half_precision, wider_than
+from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, PACKED, PAGED, half_precision, wider_than
 from attnsel.verdict import Bad, EqualTo, OneOf, Unknown, Words
 from attnsel.versions import cudnn
 
@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
 
-PACKED = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
-PAGED = {
-    "qkv_layout": "paged_kv_bshd_bshd_bshd",
-    "kv_cache": "paged",
-    "page_size": 64,
-    "is_training": False,
-    "attn_mask_type": "padding",
-}
 LARGEST_INT32 = 2**31 - 1
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import BLACKWELL, HOPPER, half_precision
+from attnsel.rules.cudnn.vocabulary import ANY_BLACKWELL, HOPPER, WINDOW, half_precision
 from attnsel.verdict import Bad, Multiple, OneOf, Required, Words
 from attnsel.versions import cudnn
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams
 
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024}
-WINDOW = {"window_size": (128, 0)}
 
 
 def anchored_bottom_right(p: AttentionParams) -> bool:
@@ -385,7 +384,7 @@ def square_window_hopper(p: AttentionParams, env: Environment) -> Bad | None:
 @half_precision(
     "CUDNN420",
     when=cudnn("==9.7.0"),
-    arch=BLACKWELL,
+    arch=ANY_BLACKWELL,
     evidence="source",
     trips={**WINDOW, "attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={**WINDOW, "attn_mask_type": "causal_bottom_right"},

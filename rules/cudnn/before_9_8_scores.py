@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import AMPERE_ADA, half_precision
+from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, half_precision
 from attnsel.verdict import Bad, OneOf, Unknown, Words
 from attnsel.versions import cudnn
 

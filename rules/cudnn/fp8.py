@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnsel.rules.api import rule
+from attnsel.rules.cudnn.vocabulary import BLACKWELL, CONSUMER_BLACKWELL, HOPPER
 from attnsel.verdict import AtLeast, Bad, OneOf, Unknown, Words
 from attnsel.versions import Version, cudnn
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
     from attnsel.rules.api import Body
-
-HOPPER = {90}
-BLACKWELL = range(100, 110)
-CONSUMER_BLACKWELL = range(120, 130)
 
 
 def recipe(kind: str, **fields: Any) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.fp8 import BLACKWELL, DELAYED, HOPPER, MXFP8, bottom_right, fp8
-from attnsel.rules.cudnn.fp8_shapes import INFERENCE, PACKED, PAGED
+from attnsel.rules.cudnn.fp8 import DELAYED, MXFP8, bottom_right, fp8
+from attnsel.rules.cudnn.fp8_shapes import INFERENCE
+from attnsel.rules.cudnn.vocabulary import BLACKWELL, HOPPER, PACKED, PAGED
 from attnsel.verdict import Bad, OneOf, Unknown, Words
 from attnsel.versions import cudnn
 

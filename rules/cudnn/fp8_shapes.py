@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.fp8 import DELAYED, HOPPER, bottom_right, fp8
+from attnsel.rules.cudnn.fp8 import DELAYED, bottom_right, fp8
+from attnsel.rules.cudnn.vocabulary import HOPPER
 from attnsel.verdict import AtMost, Bad, Multiple, OneOf, Required, Unknown, Words
 from attnsel.versions import cudnn
 
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams
 
 INFERENCE = {**DELAYED, "is_training": False}
-PACKED = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
-PAGED = {
-    "qkv_layout": "paged_kv_bshd_bshd_bshd",
-    "kv_cache": "paged",
-    "page_size": 64,
-    "is_training": False,
-    "attn_mask_type": "padding",
-}
 
 
 # Head dimensions and lengths.

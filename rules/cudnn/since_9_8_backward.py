@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import half_precision, wider_than
-from attnsel.rules.cudnn.since_9_8_forward import (
+from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
+from attnsel.rules.cudnn.vocabulary import (
+    AMPERE_ADA,
     BLACKWELL,
     CONSUMER_BLACKWELL,
     HOPPER,
-    SM8X,
+    half_precision,
+    wider_than,
 )
-from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
 from attnsel.verdict import AtLeast, Bad, Multiple, OneOf, Words
 from attnsel.versions import Version, cudnn, cudnn_frontend
 
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 DEEPSEEK = {"head_dim_qk": 192, "head_dim_v": 128}
 BIAS = {"core_attention_bias_type": "post_scale_bias"}
 BIAS_GRADIENT = {**BIAS, "core_attention_bias_requires_grad": True}
-NARROW_ONLY = frozenset((*SM8X, 110, *CONSUMER_BLACKWELL))
+NARROW_ONLY = frozenset((*AMPERE_ADA, 110, *CONSUMER_BLACKWELL))
 """Architectures whose backward never goes beyond 128."""
-ROW_WISE = frozenset((*SM8X, *CONSUMER_BLACKWELL))
+ROW_WISE = frozenset((*AMPERE_ADA, *CONSUMER_BLACKWELL))
 """Architectures that share the sm80 backward."""
 
 

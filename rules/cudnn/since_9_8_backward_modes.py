@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import half_precision
 from attnsel.rules.cudnn.since_9_8_backward import (
     BIAS,
     BIAS_GRADIENT,
@@ -15,8 +14,14 @@ from attnsel.rules.cudnn.since_9_8_backward import (
     bias_gradient,
     no_bias_gradient,
 )
-from attnsel.rules.cudnn.since_9_8_forward import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, THD
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
+from attnsel.rules.cudnn.vocabulary import (
+    BLACKWELL,
+    BLACKWELL_THOR,
+    CONSUMER_BLACKWELL,
+    PACKED,
+    half_precision,
+)
 from attnsel.verdict import Bad, EqualTo, OneOf, Words
 from attnsel.versions import cudnn
 
@@ -118,7 +123,7 @@ def deterministic_alibi(p: AttentionParams, env: Environment) -> Bad | None:
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     evidence="library",
-    trips={**THD, **DETERMINISTIC},
+    trips={**PACKED, **DETERMINISTIC},
     passes=DETERMINISTIC,
 )
 def deterministic_packed(p: AttentionParams, env: Environment) -> Bad | None:
@@ -138,7 +143,7 @@ def deterministic_packed(p: AttentionParams, env: Environment) -> Bad | None:
     when=SINCE_9_8,
     arch={110},
     evidence="library",
-    trips={**THD, **DETERMINISTIC},
+    trips={**PACKED, **DETERMINISTIC},
     passes=DETERMINISTIC,
 )
 def deterministic_packed_thor(p: AttentionParams, env: Environment) -> Bad | None:
@@ -160,8 +165,8 @@ def deterministic_packed_thor(p: AttentionParams, env: Environment) -> Bad | Non
     when=cudnn(">=9.8.0,<9.18.1"),
     arch=CONSUMER_BLACKWELL,
     evidence="library",
-    trips=THD,
-    passes={**THD, "is_training": False},
+    trips=PACKED,
+    passes={**PACKED, "is_training": False},
 )
 def packed_backward_consumer_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
     """On sm120 the packed (thd) backward needs cuDNN 9.18.1
@@ -179,8 +184,8 @@ def packed_backward_consumer_blackwell(p: AttentionParams, env: Environment) -> 
     when=cudnn(">=9.18.1"),
     arch={87, 121},
     evidence="library",
-    trips=THD,
-    passes={**THD, "is_training": False},
+    trips=PACKED,
+    passes={**PACKED, "is_training": False},
 )
 def packed_backward_orin_spark(p: AttentionParams, env: Environment) -> Bad | None:
     """On sm87 and sm121 there is no packed (thd) backward
@@ -199,8 +204,8 @@ def packed_backward_orin_spark(p: AttentionParams, env: Environment) -> Bad | No
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     evidence="library",
-    trips={**THD, "head_dim_v": 64},
-    passes=THD,
+    trips={**PACKED, "head_dim_v": 64},
+    passes=PACKED,
 )
 def packed_backward_unequal(p: AttentionParams, env: Environment) -> Bad | None:
     """On sm8x and sm12x the packed (thd) backward needs equal head dimensions
@@ -218,8 +223,8 @@ def packed_backward_unequal(p: AttentionParams, env: Environment) -> Bad | None:
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     evidence="library",
-    trips={**THD, **BIAS_GRADIENT},
-    passes={**THD, **BIAS},
+    trips={**PACKED, **BIAS_GRADIENT},
+    passes={**PACKED, **BIAS},
 )
 def packed_bias_gradient(p: AttentionParams, env: Environment) -> Bad | None:
     """On sm8x and sm12x a bias has no gradient with packed sequences (thd)
@@ -235,8 +240,8 @@ def packed_bias_gradient(p: AttentionParams, env: Environment) -> Bad | None:
     when=SINCE_9_8,
     arch=BLACKWELL_THOR,
     evidence="library",
-    trips={**THD, **BIAS_GRADIENT},
-    passes={**THD, **BIAS},
+    trips={**PACKED, **BIAS_GRADIENT},
+    passes={**PACKED, **BIAS},
 )
 def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
     """On Blackwell a bias has no gradient with packed sequences (thd)
@@ -253,8 +258,8 @@ def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> Bad 
     when=cudnn(">=9.18.1"),
     arch=CONSUMER_BLACKWELL,
     evidence="library",
-    trips={**THD, "qkv_layout": "t3hd"},
-    passes=THD,
+    trips={**PACKED, "qkv_layout": "t3hd"},
+    passes=PACKED,
 )
 def packed_backward_interleaved(p: AttentionParams, env: Environment) -> Bad | None:
     """On sm120 the packed (thd) backward takes no q inside a shared buffer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import half_precision
 from attnsel.rules.cudnn.since_9_8_backward import (
     BIAS,
     BIAS_GRADIENT,
@@ -16,8 +15,8 @@ from attnsel.rules.cudnn.since_9_8_backward import (
     bias_gradient,
     no_bias_gradient,
 )
-from attnsel.rules.cudnn.since_9_8_forward import BLACKWELL_THOR
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
+from attnsel.rules.cudnn.vocabulary import BLACKWELL_THOR, half_precision
 from attnsel.verdict import Bad, OneOf, Words
 from attnsel.versions import cudnn
 

@@ -7,8 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import half_precision, wider_than
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
+from attnsel.rules.cudnn.vocabulary import (
+    AMPERE_ADA,
+    BLACKWELL,
+    BLACKWELL_THOR,
+    CONSUMER_BLACKWELL,
+    HOPPER,
+    PACKED,
+    PAGED,
+    half_precision,
+    wider_than,
+)
 from attnsel.verdict import AtLeast, AtMost, Bad, Multiple, OneOf, Words
 from attnsel.versions import Version, cudnn, cudnn_frontend
 
@@ -16,21 +26,8 @@ if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
 
-SM8X = range(80, 90)
-HOPPER = range(90, 100)
-BLACKWELL = range(100, 110)
-BLACKWELL_THOR = range(100, 120)
-CONSUMER_BLACKWELL = range(120, 130)
 
 FP32 = {"dtype": "fp32", "is_training": False}
-THD = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
-PAGED = {
-    "qkv_layout": "paged_kv_bshd_bshd_bshd",
-    "kv_cache": "paged",
-    "page_size": 64,
-    "is_training": False,
-    "attn_mask_type": "padding_causal",
-}
 FP8 = {"dtype": "fp8_e4m3"}
 
 
@@ -182,7 +179,7 @@ def head_dim_v_multiple(p: AttentionParams, env: Environment) -> Bad | None:
 @half_precision(
     "CUDNN160",
     when=cudnn(">=9.8.0,<9.10.0"),
-    arch=SM8X,
+    arch=AMPERE_ADA,
     evidence="library",
     trips={"head_dim_qk": 192, "is_training": False},
 )
@@ -318,12 +315,12 @@ def innermost_stride(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@half_precision("CUDNN170", when=cudnn(">=9.8.0,<9.18.1"), arch=SM8X, evidence="library", trips=THD)
+@half_precision("CUDNN170", when=cudnn(">=9.8.0,<9.18.1"), arch=AMPERE_ADA, evidence="library", trips=PACKED)
 def packed_ampere(p: AttentionParams, env: Environment) -> Bad | None:
     """On Ampere and Ada packed sequences (thd) need cuDNN 9.18.1
 
     Fix: cuDNN 9.18.1 or newer; or bshd with a padding mask.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("THD (ragged offset) is only supported in Hopper
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("PACKED (ragged offset) is only supported in Hopper
     and above"); asked 9.8.0 to 9.18.0 (refused), 9.18.1 (accepted).
     """
     if p.qkv_format == "thd":

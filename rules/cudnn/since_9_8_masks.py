@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import half_precision
 from attnsel.rules.cudnn.before_9_8_masks import anchored_bottom_right, wants_top_left
+from attnsel.rules.cudnn.vocabulary import WINDOW, half_precision
 from attnsel.verdict import AtMost, Bad, OneOf, Required, Words
 from attnsel.versions import cudnn
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SINCE_9_8 = cudnn(">=9.8.0")
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096}
-WINDOW = {"window_size": (128, 0)}
 
 
 def bounded_left(p: AttentionParams) -> bool:

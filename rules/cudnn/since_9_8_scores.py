@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.before_9_8_forward import half_precision, wider_than
-from attnsel.rules.cudnn.since_9_8_forward import BLACKWELL
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
+from attnsel.rules.cudnn.vocabulary import BLACKWELL, half_precision, wider_than
 from attnsel.verdict import Bad, OneOf, Words
 from attnsel.versions import cudnn
 
