@@ -157,6 +157,7 @@ _EFFECT_OF_FIELD: dict[str, str] = {
     "head_dim_qk": "exact",
     "head_dim_v": "exact",
     "qkv_layout": "exact",
+    "bottom_right_diagonal": "exact",
     "cp_comm_type": "exact",
     "dtype": "config",
     "deterministic": "config",
@@ -179,6 +180,8 @@ def _repairs(p: AttentionParams, env: Environment, policy: Policy, reason: Reaso
     for value in reason.finding.required.repairs(observed):
         if value == observed or (field in _ONLY_UPWARDS and not value > observed):
             continue
+        if field == "bottom_right_diagonal" and (p.padding or p.max_seqlen_q != p.max_seqlen_kv):
+            continue  # the two corners are one only where both lengths are the same
         changes: dict[str, Any] = {field: value}
         if field.startswith("max_seqlen"):
             if not _end_padding_is_exact(p):

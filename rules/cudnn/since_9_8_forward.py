@@ -320,7 +320,7 @@ def packed_ampere(p: AttentionParams, env: Environment) -> Bad | None:
     """On Ampere and Ada packed sequences (thd) need cuDNN 9.18.1
 
     Fix: cuDNN 9.18.1 or newer; or bshd with a padding mask.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("PACKED (ragged offset) is only supported in Hopper
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("THD (ragged offset) is only supported in Hopper
     and above"); asked 9.8.0 to 9.18.0 (refused), 9.18.1 (accepted).
     """
     if p.qkv_format == "thd":
