@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput
-from attnsel.params import ITEMSIZE
 from attnsel.rules import REGISTRY, Rule
 from attnsel.verdict import AtLeast, Reason
 from attnsel.versions import Version
@@ -182,49 +181,58 @@ def _repairs(p: AttentionParams, env: Environment, policy: Policy, reason: Reaso
             continue
         if field == "bottom_right_diagonal" and (p.padding or p.max_seqlen_q != p.max_seqlen_kv):
             continue  # the two corners are one only where both lengths are the same
-        changes: dict[str, Any] = {field: value}
-        if field.startswith("max_seqlen"):
-            if not _end_padding_is_exact(p):
+        for changes in _together(p, field, value):
+            try:
+                changed = p.replace(**changes)
+            except InvalidInput:
                 continue
-            if p.max_seqlen_q == p.max_seqlen_kv:
-                changes = {"max_seqlen_q": value, "max_seqlen_kv": value}
-        try:
-            changed = p.replace(**changes)
-        except InvalidInput:
-            continue
-        text, paste = _describe(p, field, observed, value)
-        yield _Proposal(text, effect, paste, tuple(changes.items()), changed, env, policy)
+            text, paste = _describe(p, field, observed, value, tuple(changes))
+            yield _Proposal(text, effect, paste, tuple(changes.items()), changed, env, policy)
+
+
+def _together(p: AttentionParams, field: str, value: Any) -> Iterator[dict[str, Any]]:
+    """The field alone, and with its sibling where both are one number to the user."""
+    if field.startswith("max_seqlen"):
+        if _end_padding_is_exact(p):
+            both = p.max_seqlen_q == p.max_seqlen_kv
+            yield {"max_seqlen_q": value, "max_seqlen_kv": value} if both else {field: value}
+        return
+    yield {field: value}
+    if field in ("head_dim_qk", "head_dim_v") and p.head_dim_qk == p.head_dim_v:
+        yield {"head_dim_qk": value, "head_dim_v": value}
 
 
 def _end_padding_is_exact(p: AttentionParams) -> bool:
     """Whether rows appended at the end of the sequence cannot change what was there.
 
     A padding mask hides them; a top-left causal mask over equal lengths does too. Elsewhere the padding
-    would need a mask of its own, which is a second change.
+    would need a mask of its own, which is a second change. Packed sequences have no end to append to.
     """
+    if p.qkv_format == "thd":
+        return False
     return p.padding or (p.causal and not p.bottom_right and p.max_seqlen_q == p.max_seqlen_kv)
 
 
-def _describe(p: AttentionParams, field: str, observed: Any, value: Any) -> tuple[str, str]:
+def _describe(
+    p: AttentionParams, field: str, observed: Any, value: Any, changed: tuple[str, ...]
+) -> tuple[str, str]:
     """The change in words, and as a line of Python."""
     if field.startswith("max_seqlen"):
         more = value - observed
-        axis = {"bshd": "(0, 0, 0, 0, 0, {})", "sbhd": "(0, 0, 0, 0, 0, 0, 0, {})"}.get(
-            p.qkv_format, "(0, 0, 0, {})"
-        )
+        behind = {"bshd": 2, "sbhd": 3, "bhsd": 1}[p.qkv_format]  # dimensions after the sequence's
+        pads = ", ".join(["0, 0"] * behind + [f"0, {more}"])
         share = f"+{100 * more / max(observed, 1):.2g} %"
         return (
             f"round the sequence {observed} up to {value} ({share})",
-            f"x = torch.nn.functional.pad(x, {axis.format(more)})  # q, k, v; cut the output back",
+            f"x = torch.nn.functional.pad(x, ({pads}))  # q, k, v; cut the output back",
         )
     if field in ("head_dim_qk", "head_dim_v"):
-        tensors = "v" if field == "head_dim_v" else "q, k"
-        rows = p.batch_size * p.max_seqlen_kv * p.num_gqa_groups * (value - observed) * ITEMSIZE[p.dtype]
-        return (
-            f"pad {field} {observed} → {value} (+{100 * (value - observed) / observed:.0f} %, "
-            f"{rows / 2**20:.0f} MiB)",
-            f"x = torch.nn.functional.pad(x, (0, {value - observed}))  # {tensors}; keep softmax_scale",
-        )
+        name = field if len(changed) == 1 else "head_dim"
+        tensors = {"head_dim_v": "v", "head_dim_qk": "q, k"}.get(name, "q, k, v")
+        paste = f"x = torch.nn.functional.pad(x, (0, {value - observed}))  # {tensors}; keep softmax_scale"
+        if "head_dim_v" in changed:
+            paste += ", cut the output back"
+        return f"pad {name} {observed} → {value} (+{100 * (value - observed) / observed:.0f} %)", paste
     text = f"{field} {observed} → {value}"
     if field == "dtype":
         text = f"cast to {value}"
