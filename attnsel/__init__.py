@@ -20,9 +20,10 @@ from attnsel.select import Candidate, Evidence, Selection, select
 from attnsel.settings import Settings, configure, override
 
 if _TYPE_CHECKING:
-    from attnsel.functional import attention
-    from attnsel.module import DotProductAttention
-    from attnsel.runtime.run import cache_info, clear_cache
+    from attnsel.functional import attention as attention
+    from attnsel.module import DotProductAttention as DotProductAttention
+    from attnsel.runtime.run import cache_info as cache_info
+    from attnsel.runtime.run import clear_cache as clear_cache
 
 # What needs torch is imported when it is asked for: planning works where torch is not installed.
 _NEEDS_TORCH = {
@@ -36,7 +37,6 @@ __all__ = [
     "AttentionParams",
     "Candidate",
     "Device",
-    "DotProductAttention",
     "Environment",
     "Evidence",
     "InvalidInput",
@@ -48,9 +48,6 @@ __all__ = [
     "Tensors",
     "UnsupportedArgument",
     "__version__",
-    "attention",
-    "cache_info",
-    "clear_cache",
     "configure",
     "override",
     "select",
@@ -75,4 +72,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_NEEDS_TORCH])

@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from attnsel.select import Selection
 
 
-_SAYS_WHAT_IT_SHOULD_BE = frozenset({"literal_error", "enum"})
-
-
 class InvalidInput(ValueError):
     """Something that was passed in cannot be right: names the field, the value and what is allowed."""
 
@@ -32,9 +29,11 @@ class InvalidInput(ValueError):
             return cause
         field = ".".join(str(part) for part in first["loc"]) or "input"
         allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        if first["type"] == "missing" and len(first["loc"]) > 1:
+            field, allowed = str(first["loc"][0]), "must hold more values"
         if first["type"] == "extra_forbidden":
             allowed = "there is no such field"
-        if first["type"] in _SAYS_WHAT_IT_SHOULD_BE or first["msg"].startswith("Input should be "):
+        if first["msg"].startswith("Input should be "):
             allowed = f"must be {allowed}"
         invalid = cls(field, first["input"], allowed)
         if len(problems) > 1:

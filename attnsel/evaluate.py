@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.candidates import CANDIDATES
+from attnsel.errors import InvalidInput
 from attnsel.rules import REGISTRY, Rule, load_all
 from attnsel.verdict import Reason
 
@@ -33,6 +34,10 @@ class Folded(NamedTuple):
 def fold(env: Environment, fp8: bool, ignored: tuple[str, ...] = ()) -> Folded:
     """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy overrides."""
     known_bugs_off = "all" in ignored
+    for code in ignored:
+        if code != "all" and code not in REGISTRY.pages:
+            bugs = ", ".join(code for code in REGISTRY.pages if code.startswith("BUG"))
+            raise InvalidInput("allow_known_bugs", code, f"must be 'all' or among {bugs}")
     rules = tuple(
         (rule.body, rule)
         for rule in _all_rules()

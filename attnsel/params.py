@@ -223,7 +223,7 @@ class AttentionParams(FrozenModel):
             ("max_seqlen_kv", "max_seqlen_q", -1, 4096),
             ("head_dim_v", "head_dim_qk", 0, 128),
         ):
-            if data.get(name) is None or data[name] == unset:
+            if data.get(name) is None or str(data[name]) == str(unset):  # a command line gives text
                 data[name] = data.get(source, default)
         if data.get("window_size") is None:
             data["window_size"] = (-1, -1)

@@ -258,8 +258,17 @@ def _read_page(code: str, fn: Callable[..., Any]) -> tuple[str, str, str]:
 def _gate_text(gates: tuple[Versions, ...], arch: Container[int] | None) -> str:
     names = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "torch": "torch", "cuda": "CUDA"}
     parts = [f"{names.get(gate.component, gate.component)} {gate}" for gate in gates]
-    if isinstance(arch, range):
-        parts.append(f"sm{arch.start} to sm{arch.stop - 1}")
-    elif isinstance(arch, (set, frozenset, tuple)):
-        parts.append("/".join(f"sm{number}" for number in sorted(arch)))
+    if isinstance(arch, (range, set, frozenset, tuple)):
+        parts.append("/".join(_arch_runs(sorted(arch))))
     return ", ".join(parts)
+
+
+def _arch_runs(archs: list[int]) -> list[str]:
+    """``[80, 81, …, 89, 110]`` as ``sm80 to sm89`` and ``sm110``."""
+    runs: list[list[int]] = []
+    for arch in archs:
+        if runs and arch == runs[-1][-1] + 1:
+            runs[-1].append(arch)
+        else:
+            runs.append([arch])
+    return [f"sm{run[0]}" if len(run) == 1 else f"sm{run[0]} to sm{run[-1]}" for run in runs]

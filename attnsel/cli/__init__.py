@@ -1,0 +1,70 @@
+"""The ``attnsel`` command. Each command is imported when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, UnusedCliTokensError
+
+from attnsel._version import __version__
+from attnsel.cli.output import BAD_INPUT, BROKEN_PIPE, FOUND, INTERRUPTED, complain
+from attnsel.errors import InvalidInput
+
+_COMMANDS = {
+    "explain": ("attnsel.cli.explain:explain", "which kernel runs, why the others cannot, how to get them"),
+    "matrix": ("attnsel.cli.matrix:matrix", "the answer over a grid of any two fields"),
+    "rules": ("attnsel.cli.rules:rules", "everything that is known, one entry per rule"),
+    "rule": ("attnsel.cli.rules:rule", "the page of one rule: why, since when, how sure, examples"),
+    "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
+}
+
+
+def build_app(argv: Sequence[str]) -> App:
+    """The application, which imports nothing but the command that ``argv`` names."""
+    app = App(
+        name="attnsel",
+        help="Which attention kernel will run, why each of the others cannot, and the way to a faster one.",
+        version=__version__,
+        help_format="markdown",
+        suppress_keyboard_interrupt=False,
+    )
+    for place, (name, (target, summary)) in enumerate(_COMMANDS.items()):
+        # Beside a command's own page the summary would replace its docstring.
+        app.command(target, name=name, help=None if name in argv[:1] else summary, sort_key=place)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; never a traceback for what a user typed."""
+    for stream in (sys.stdout, sys.stderr):
+        if not (getattr(stream, "encoding", None) or "").lower().startswith("utf"):
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                reconfigure(errors="replace")
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = build_app(words)(
+            words,
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else FOUND
+    except UnusedCliTokensError as error:
+        complain(f"unexpected: {' '.join(error.unused_tokens or ())}; flags begin with --")
+    except CycloptsError as error:
+        complain(str(error))
+    except InvalidInput as error:
+        from attnsel.cli.flags import blame
+
+        complain(blame(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads on (| head). The interpreter flushes once more at exit; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return BAD_INPUT

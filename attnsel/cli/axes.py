@@ -1,0 +1,92 @@
+"""One axis of a matrix: ``head_dim_qk=64,128``, ``max_seqlen_q=1024:16384:*2``, ``gpu=A100,H100``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, NamedTuple, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from attnsel.cli.flags import plain_type
+from attnsel.environment import COMPONENTS
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
+from attnsel.recipes import KINDS
+
+MACHINE = ("gpu", *COMPONENTS)
+_RANGE = re.compile(r"(\d+):(\d+):([+*])(\d+)")
+_MOST_VALUES = 100_000
+
+
+class Axis(NamedTuple):
+    """A field and its values, each with the text a user would call it by."""
+
+    field: str
+    labels: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    @property
+    def of_machine(self) -> bool:
+        return self.field in MACHINE
+
+
+def read_axis(flag: str, text: str) -> Axis:
+    """Raises InvalidInput naming ``flag`` for an unknown field or a value the field cannot take."""
+    name, equals, values = text.partition("=")
+    field = name.strip().replace("-", "_")
+    fields = [*AttentionParams.model_fields, "fp8_recipe", *MACHINE]
+    if not equals or not values.strip():
+        raise InvalidInput(flag, text, "must be FIELD=VALUE,VALUE,… or FIELD=FIRST:LAST:+STEP (or :*FACTOR)")
+    if field not in fields or field in ("tensors", "fp8_meta"):
+        allowed = ", ".join(name for name in fields if name not in ("tensors", "fp8_meta"))
+        raise InvalidInput(flag, text, f"there is no field {field!r}; allowed: {allowed}")
+    labels = tuple(
+        dict.fromkeys(label for part in values.split(",") for label in _spread(flag, part.strip()))
+    )
+    return Axis(field, labels, tuple(_read_value(flag, field, label) for label in labels))
+
+
+def _spread(flag: str, part: str) -> list[str]:
+    """The values that one part between commas stands for: itself, or a range with both ends."""
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        if part and ":" not in part:
+            return [part]
+        raise InvalidInput(flag, part, "must be a value, FIRST:LAST:+STEP or FIRST:LAST:*FACTOR")
+    first, last, step = int(match[1]), int(match[2]), int(match[4])
+    grows = step >= 1 if match[3] == "+" else step >= 2 and first >= 1
+    if not grows or first > last:
+        raise InvalidInput(flag, part, "must rise: FIRST at most LAST, a STEP of 1 or a FACTOR of 2 or more")
+    values: list[str] = []
+    while first <= last:
+        values.append(str(first))
+        if len(values) > _MOST_VALUES:
+            raise InvalidInput(flag, part, f"holds more than {_MOST_VALUES} values")
+        first = first + step if match[3] == "+" else first * step
+    return values
+
+
+def _read_value(flag: str, field: str, label: str) -> Any:
+    """A label as the field's own type, checked as far as one field alone can be."""
+    if field in MACHINE:
+        return label
+    if field == "fp8_recipe":
+        if label not in KINDS:
+            raise InvalidInput(flag, f"{field}={label}", f"must be one of {', '.join(KINDS)}")
+        return label
+    info = AttentionParams.model_fields[field]
+    kind, optional = plain_type(info.annotation)
+    if optional and label.casefold() == "none":
+        return None
+    pair = kind == tuple[int, int]
+    value: Any = label.split("x") if get_origin(kind) is tuple else label
+    if pair and len(value) != 2:
+        raise InvalidInput(flag, f"{field}={label}", "must be two numbers such as 128x0")
+    checked: Any = info.annotation
+    for bound in info.metadata:  # not the Field itself, whose other names belong to the model
+        checked = Annotated[checked, bound]
+    try:
+        return TypeAdapter(checked).validate_python(value)
+    except ValidationError as error:
+        allowed = InvalidInput.from_pydantic(error).allowed
+        raise InvalidInput(flag, f"{field}={label}", allowed) from None

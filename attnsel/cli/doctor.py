@@ -1,0 +1,178 @@
+"""``attnsel doctor``: what is installed, what runs here, and what is wrong."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import platform
+from typing import Any
+
+from attnsel._version import __version__
+from attnsel.candidates import CANDIDATES
+from attnsel.cli.findings import Call, Finding, find, settings_in_force, variables
+from attnsel.cli.flags import Json
+from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, tell, wrap
+from attnsel.cli.probe import Machine, Probe, examine, redact
+from attnsel.params import AttentionParams, DType
+from attnsel.policy import Policy
+from attnsel.report import environment_words, size
+from attnsel.rules import find_rule
+from attnsel.select import Candidate, select
+
+_MARKS = {"error": "✖", "warning": "?", "note": "i"}
+_DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")
+
+
+def doctor(*, json: Json = False) -> int:
+    """What is installed here, what a plain causal call gets on each device, and what is wrong.
+
+    Libraries are imported in child processes, so that one that crashes is told, not felt. No user name,
+    host name or home folder is printed: the output is meant for bug reports.
+
+    --json prints one object: attnsel, python, platform, components (installed, loads, version,
+    trouble), devices (environments), gpus_in_sight, calls (device, dtype, training, backend,
+    verdicts), variables, settings (null if a variable is invalid) and findings (level, text, fix).
+
+    Exit code: 0 nothing is wrong, 4 a finding is an error.
+    """
+    machine = examine()
+    calls = plain_calls(machine)
+    findings = find(machine, calls)
+    if json:
+        print(jsonlib.dumps(_as_dict(machine, calls, findings), indent=2, ensure_ascii=False))
+    else:
+        _tell(machine, calls, findings)
+    return CHECK_FAILED if any(finding.level == "error" for finding in findings) else FOUND
+
+
+def plain_calls(machine: Machine) -> list[Call]:
+    """A plain causal call per device and dtype, training and inference, under the policy in force."""
+    settings = settings_in_force()
+    policy = Policy() if settings is None else settings.policy
+    calls = []
+    for number, env in enumerate(machine.environments):
+        for dtype in _DTYPES:
+            for training in (True, False):
+                answer = select(AttentionParams(dtype=dtype, is_training=training), env, policy=policy)
+                verdicts = {c.name: _verdict(c) for c in answer}
+                calls.append(Call(number, dtype, training, answer.backend, verdicts))
+    return calls
+
+
+def _verdict(candidate: Candidate) -> dict[str, Any]:
+    reason = candidate.reasons[0] if candidate.reasons else None
+    return {
+        "verdict": candidate.verdict,
+        "plan_only": candidate.plan_only,
+        "code": None if reason is None else reason.code,
+        "message": None if reason is None else reason.message,
+    }
+
+
+def _word(verdict: dict[str, Any]) -> str:
+    if verdict["verdict"] == "refused":
+        return f"✖ {verdict['code']}"
+    if verdict["plan_only"]:
+        return "plan"
+    return "✔" if verdict["verdict"] == "eligible" else f"? {verdict['code']}"
+
+
+def _as_dict(machine: Machine, calls: list[Call], findings: list[Finding]) -> dict[str, Any]:
+    settings = settings_in_force()
+    return {
+        "attnsel": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "components": {
+            name: {
+                "installed": probe.installed,
+                "loads": probe.loads,
+                "version": probe.said.get("version"),
+                "trouble": probe.trouble,
+            }
+            for name, probe in machine.probes.items()
+        },
+        "devices": [env.model_dump(mode="json") for env in machine.environments],
+        "gpus_in_sight": list(machine.gpus_in_sight),
+        "calls": [call._asdict() for call in calls],
+        "variables": variables(os.environ),
+        "settings": None if settings is None else _settings_dict(settings.model_dump(mode="json")),
+        "findings": [finding._asdict() for finding in findings],
+    }
+
+
+def _settings_dict(settings: dict[str, Any]) -> dict[str, Any]:
+    file = settings.get("debug_file")
+    return {**settings, "debug_file": None if file is None else redact(file)}
+
+
+def _tell(machine: Machine, calls: list[Call], findings: list[Finding]) -> None:
+    system = f"{platform.system()} {platform.machine()}"
+    lines = [f"attnsel {__version__} · Python {platform.python_version()} · {system}", "", "Installed"]
+    for name, probe in machine.probes.items():
+        lines.append(f"  {name.replace('_', '-'):<16}{_state(name, probe)}")
+    lines += ["", "ATTNSEL_ variables"]
+    told = variables(os.environ)
+    lines += [f"  {name}={value}" for name, value in told.items()] or ["  none set"]
+    tell("\n".join(lines))
+    for number, env in enumerate(machine.environments):
+        memory = f" · {size(env.device.memory)}" if env.device.memory else ""
+        words = " · ".join(environment_words(env)) + memory
+        tell("\n".join(["", f"Device {number}: what a plain causal call gets", *wrap(words, "  ")]))
+        _tell_calls([call for call in calls if call.device == number])
+    tell("\n".join(_finding_lines(findings)))
+
+
+def _state(name: str, probe: Probe) -> str:
+    if probe.installed is None:
+        return "not installed"
+    version = str(probe.said.get("version") or probe.installed)
+    if probe.loads is False:
+        return f"{version}  ✖ does not load: {probe.trouble}"
+    notes = []
+    if name == "torch" and probe.loads:
+        build = probe.said.get("cuda_build")
+        hip = probe.said.get("hip_build")
+        notes.append(f"CUDA {build} build" if build else f"ROCm {hip} build" if hip else "CPU build")
+    if probe.loads:
+        notes.append("✔ loads")
+    return "  ".join([version, *notes])
+
+
+def _tell_calls(calls: list[Call]) -> None:
+    """Candidates down, calls along; calls that got the same answers share a column."""
+    columns: dict[tuple[str, ...], list[Call]] = {}
+    for call in calls:
+        words = tuple(
+            _word(call.verdicts[name]) + (" ←" if call.backend == name else "") for name in CANDIDATES
+        )
+        columns.setdefault(words, []).append(call)
+    in_columns(
+        ("", *(_label(group) for group in columns.values())),
+        [tuple(row) for row in zip(CANDIDATES, *columns, strict=True)],
+    )
+    lines = ["  ←  chosen"]
+    if any(word.startswith("plan") for words in columns for word in words):
+        lines.append("  plan  known to the planner; attnsel does not run it yet")
+    codes = {verdict["code"] for call in calls for verdict in call.verdicts.values() if verdict["code"]}
+    for code in sorted(codes):
+        lines += wrap(find_rule(code).title, f"  {code}  ")
+    tell("\n".join(lines))
+
+
+def _label(calls: list[Call]) -> str:
+    """Several calls in few words: ``bf16/fp16 train+infer``."""
+    by_kinds: dict[str, list[str]] = {}
+    for dtype in dict.fromkeys(call.dtype for call in calls):
+        kinds = "+".join("train" if call.training else "infer" for call in calls if call.dtype == dtype)
+        by_kinds.setdefault(kinds, []).append(dtype)
+    return ", ".join(f"{'/'.join(dtypes)} {kinds}" for kinds, dtypes in by_kinds.items())
+
+
+def _finding_lines(findings: list[Finding]) -> list[str]:
+    errors = sum(finding.level == "error" for finding in findings)
+    lines = ["", "Findings: nothing is wrong" if not errors else f"Findings: {errors} wrong"]
+    for finding in findings:
+        lines += wrap(finding.text, f"  {_MARKS[finding.level]} ")
+        lines += wrap(finding.fix, "      → ") if finding.fix else []
+    return lines

@@ -1,0 +1,100 @@
+"""A rule's examples as command lines: what its page shows can be pasted into a shell."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from attnsel.cli.flags import FLAG_OF
+from attnsel.environment import COMPONENTS, Environment
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
+from attnsel.rules import Page, Rule, Wish
+from attnsel.rules.examples import question
+
+Example = Mapping[str, Any]
+
+
+def example_commands(page: Page) -> dict[str, str]:
+    """``{"trips": command line, "passes": …}``, without those that no command line can say."""
+    told: dict[str, str | None] = {}
+    if isinstance(page, Wish):
+        told["trips"] = _of_policy(page.trips[1])
+    if isinstance(page, Rule):
+        for name, example in (("trips", page.trips), ("passes", page.passes)):
+            try:
+                _, env = question(page, example)
+            except (InvalidInput, ValueError):
+                continue
+            told[name] = command_of(example, env)
+    return {name: command for name, command in told.items() if command is not None}
+
+
+def command_of(example: Example, env: Environment) -> str | None:
+    """``attnsel explain …`` for an example in its environment; None where none says the same.
+
+    What no flag can say (tensor specs, unusual recipes) goes in as JSON.
+    """
+    where = _where(example, env)
+    if where is None:
+        return None
+    asked = {name: value for name, value in example.items() if name in AttentionParams.model_fields}
+    words = [_flag_words(field, value, asked) for field, value in asked.items()]
+    if None in words:
+        stdin = shlex.quote(json.dumps(jsonable(asked)))
+        return f"echo {stdin} | {shlex.join(['attnsel', 'explain', '--params', '-', *where])}"
+    return shlex.join(["attnsel", "explain", *where, *(word for part in words for word in part or ())])
+
+
+def jsonable(value: Any) -> Any:
+    """An example as JSON: tuples as lists, models as objects, versions as text."""
+    if isinstance(value, Mapping):
+        return {str(name): jsonable(item) for name, item in value.items()}
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", exclude_defaults=True)
+    if type(value) in (tuple, list):
+        return [jsonable(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+
+
+def _where(example: Example, env: Environment) -> list[str] | None:
+    """The machine as flags; None for a device that --gpu cannot name."""
+    device = env.device
+    if device.type not in ("cuda", "cpu") or (device.type == "cpu" and device.name != "CPU"):
+        return None
+    words = ["--gpu", "cpu" if device.type == "cpu" else device.name]
+    for component in COMPONENTS:
+        version = getattr(env, component)
+        if component in example or (version is not None and component not in env.assumed):
+            words += [FLAG_OF[component].name, str(version or "none")]
+    return [*words, "--platform", env.platform] if "platform" in example else words
+
+
+def _flag_words(field: str, value: Any, asked: Example) -> list[str] | None:
+    """One field as words of a command line; None where it cannot be said so."""
+    if field == "fp8_meta":
+        recipe = value.get("recipe") if isinstance(value, Mapping) else None
+        plain = isinstance(recipe, Mapping) and set(recipe) == {"kind", "fp8_dpa"} and recipe["fp8_dpa"]
+        return ["--fp8-recipe", recipe["kind"]] if recipe and plain and asked.get("fp8") else None
+    if field == "fp8" and value and asked.get("fp8_meta"):
+        return []  # --fp8-recipe says both
+    flag = FLAG_OF.get(field)
+    if flag is None or value is None:
+        return None
+    if isinstance(value, bool):
+        return [flag.name if value else flag.negative]
+    if isinstance(value, (tuple, list)):
+        return [flag.name, *map(str, value)]
+    return [flag.name, str(value)]
+
+
+def _of_policy(fields: Example) -> str | None:
+    """A policy as flags; None where there is nothing to say or no flag to say it."""
+    if not fields or any(field not in FLAG_OF for field in fields):
+        return None
+    words = ["attnsel", "explain", "--gpu", "H100"]
+    for field, value in fields.items():
+        words += [FLAG_OF[field].name, ",".join(value) if isinstance(value, (tuple, list)) else str(value)]
+    return shlex.join(words)

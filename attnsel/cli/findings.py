@@ -1,0 +1,176 @@
+"""What the doctor makes of a machine: each finding with its level and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from attnsel.candidates import CANDIDATES, OLDEST_TORCH
+from attnsel.cli.probe import Machine, Probe, read_version, redact
+from attnsel.environment import RELEASES, Environment
+from attnsel.errors import InvalidInput
+from attnsel.settings import VARIABLES, Settings, configure
+from attnsel.versions import Version
+
+
+class Finding(NamedTuple):
+    """``error``: something is wrong. ``warning``: probably not as meant. ``note``: good to know."""
+
+    level: Literal["error", "warning", "note"]
+    text: str
+    fix: str = ""
+
+
+class Call(NamedTuple):
+    """What a plain call got on one device; ``verdicts`` is a code or a word per candidate."""
+
+    device: int
+    dtype: str
+    training: bool
+    backend: str | None
+    verdicts: dict[str, dict[str, Any]]
+
+
+def find(machine: Machine, calls: list[Call]) -> list[Finding]:
+    """Everything that is wrong or worth knowing, the worst first."""
+    found = [*_settings(os.environ), *_libraries(machine.probes), *_torch(machine), *_devices(machine, calls)]
+    order = ("error", "warning", "note")
+    return sorted(found, key=lambda finding: order.index(finding.level))
+
+
+def settings_in_force() -> Settings | None:
+    """The settings of this process; None where a variable holds what it cannot."""
+    try:
+        return configure()
+    except InvalidInput:
+        return None
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The ATTNSEL_ variables that are set."""
+    return {name: redact(value) for name, value in sorted(environ.items()) if name.startswith("ATTNSEL_")}
+
+
+def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        configure()
+    except InvalidInput as error:
+        yield Finding("error", redact(str(error)), f"set {error.field} to what is allowed, or unset it")
+    for name in variables(environ):
+        if name not in VARIABLES:
+            near = difflib.get_close_matches(name, VARIABLES, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(VARIABLES)}"
+            yield Finding("warning", f"{name} is set and nothing reads it", fix)
+
+
+def _libraries(probes: Mapping[str, Probe]) -> Iterator[Finding]:
+    for name, probe in probes.items():
+        if probe.loads is False:
+            text = (
+                f"{name.replace('_', '-')} {probe.installed} is installed and does not load: {probe.trouble}"
+            )
+            yield Finding("error", text, f"reinstall it: pip install --force-reinstall {_pip_name(name)}")
+
+
+def _pip_name(component: str) -> str:
+    return {"cudnn_frontend": "nvidia-cudnn-frontend"}.get(component, component)
+
+
+def _torch(machine: Machine) -> Iterator[Finding]:
+    probe, triton = machine.probes["torch"], machine.probes["triton"]
+    if probe.installed is None:
+        yield Finding(
+            "note", "torch is not installed: attnsel can plan here, not run", "pip install 'attnsel[torch]'"
+        )
+        return
+    version = read_version(probe.installed)
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    if version is not None and version < OLDEST_TORCH:
+        yield Finding(
+            "error",
+            f"torch {version} is too old: attnsel runs on {oldest} or newer",
+            f"pip install 'torch>={oldest}'",
+        )
+    if not probe.loads:
+        return
+    cuda_build = probe.said.get("cuda_build")
+    if machine.gpus_in_sight and not cuda_build and not probe.said.get("hip_build"):
+        yield Finding(
+            "error",
+            f"there is a GPU ({machine.gpus_in_sight[0]}) and torch {probe.installed} is a CPU build",
+            "install a CUDA build: https://pytorch.org/get-started/locally/",
+        )
+    if machine.gpus_in_sight and cuda_build and not probe.said.get("cuda_available"):
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        yield Finding(
+            "note" if hidden else "error",
+            f"there is a GPU ({machine.gpus_in_sight[0]}) and torch {probe.installed} cannot use it",
+            f"check CUDA_VISIBLE_DEVICES, and that the driver is new enough for CUDA {cuda_build}",
+        )
+    if triton.installed is not None and (cuda_build or probe.said.get("hip_build")):
+        yield from _triton(version, read_version(triton.installed))
+    frontend = machine.probes["cudnn_frontend"].said.get("cudnn")
+    loaded = machine.environments[0].cudnn
+    second = None if frontend is None else Version.parse(int(frontend))
+    if loaded is not None and second not in (None, loaded):
+        yield Finding(
+            "warning",
+            f"torch loads cuDNN {loaded} and cudnn-frontend {second}: two libraries are there",
+            "keep one nvidia-cudnn package, and no other cuDNN on LD_LIBRARY_PATH",
+        )
+
+
+def _triton(torch: Version | None, triton: Version | None) -> Iterator[Finding]:
+    """A torch wheel names one triton: another minor version breaks torch.compile and may break kernels."""
+    release = next((r for r in RELEASES if torch is not None and r.torch[:2] == torch[:2]), None)
+    if release is None or triton is None or release.triton[:2] == triton[:2]:
+        return
+    text = f"torch {torch} came with triton {release.triton}, and triton {triton} is installed"
+    yield Finding("error", text, f"pip install 'triton=={release.triton.major}.{release.triton.minor}.*'")
+
+
+def _devices(machine: Machine, calls: list[Call]) -> Iterator[Finding]:
+    for number, env in enumerate(machine.environments):
+        name = f"device {number} ({env.device.name})"
+        for warning in env.warnings:
+            yield Finding("error", f"{name}: {warning}", "install versions that fit each other")
+        built_for = machine.probes["torch"].said.get("arch_list") or []
+        if env.device.type == "cuda" and built_for and not runs_on(env, built_for):
+            yield Finding(
+                "error",
+                f"{name}: torch has no kernels for sm{env.arch}, only for {', '.join(built_for)}",
+                "install a torch build for this GPU: https://pytorch.org/get-started/locally/",
+            )
+        if env.device.type not in ("cuda", "rocm"):
+            continue
+        slow = [c for c in calls if c.device == number and c.dtype != "fp32" and _slow(c.backend)]
+        for call in slow:
+            kind = "training" if call.training else "inference"
+            yield Finding(
+                "warning",
+                f"{name}: plain {call.dtype} {kind} gets {call.backend or 'no backend'}, which is slow",
+                f"attnsel explain --dtype {call.dtype} --{kind}",
+            )
+    if not machine.gpus_in_sight and all(env.device.type == "cpu" for env in machine.environments):
+        yield Finding("note", "no GPU here", "plan for another machine: attnsel explain --gpu H100")
+
+
+def _slow(backend: str | None) -> bool:
+    return backend is None or CANDIDATES[backend].last_resort
+
+
+def runs_on(env: Environment, built_for: list[str]) -> bool:
+    """Whether a build's code runs on a device: same major and no newer minor, or PTX that is no newer."""
+    arch = env.arch
+    if arch is None:
+        return True
+    for entry in built_for:
+        kind, _, digits = entry.partition("_")
+        number = int("".join(filter(str.isdecimal, digits)) or 0)
+        binary = kind == "sm" and number // 10 == arch // 10 and number <= arch
+        # "sm_90a" and "sm_100f" are binaries too; the letter only narrows what runs them.
+        if binary or (kind == "compute" and number <= arch):
+            return True
+    return False

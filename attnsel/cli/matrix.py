@@ -1,0 +1,274 @@
+"""``attnsel matrix``: the answer over a grid of two fields."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import json as jsonlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple
+
+from cyclopts import Group, Parameter
+
+from attnsel.candidates import CANDIDATES
+from attnsel.cli.axes import Axis, read_axis
+from attnsel.cli.flags import OUTPUT, Json
+from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, tell, wrap
+from attnsel.cli.question import Question, asks, with_recipe
+from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
+from attnsel.report import environment_words, params_words
+from attnsel.select import Selection, select
+
+_NOTES = {
+    "?": "nobody has checked",
+    "+": "after an exact change of the call, which its backend makes",
+    "°": "unproven on that architecture",
+}
+
+
+_GRID = Group("The grid", sort_key=0)
+
+
+class Cell(NamedTuple):
+    """One answer: what is shown, whether something runs, the codes against it, and all of it as data."""
+
+    text: str
+    found: bool
+    codes: tuple[str, ...]
+    data: dict[str, Any]
+
+
+@asks
+def matrix(
+    question: Question,
+    *,
+    rows: Annotated[str, Parameter(group=_GRID, help="FIELD=VALUES down the side")],
+    cols: Annotated[str, Parameter(group=_GRID, help="FIELD=VALUES along the top")],
+    candidate: Annotated[
+        str | None,
+        Parameter(group=_GRID, help="ask about this candidate instead of which one is chosen"),
+    ] = None,
+    csv: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print CSV")] = False,
+    json: Json = False,
+) -> int:
+    """The chosen backend, or one candidate's verdict, over a grid of any two fields.
+
+    A field is one of the call's (head_dim_qk, max_seqlen_kv, dtype, …; also fp8_recipe), gpu, or a
+    component (cudnn, torch, …). Values stand between commas; 64:256:+64 counts up and 1024:16384:*2
+    multiplies, both ends included; window_size=128x0 is a pair. Every other flag holds for all cells.
+    Combinations that contradict themselves are "invalid" cells.
+
+    --json prints one object: rows and cols (field, values), candidate, cells: a list per row of
+    {backend, verdict, codes, adaptations, unproven} or {invalid: message}. backend is the chosen one,
+    or null; the others speak of it, or of --candidate.
+
+    Exit code: 0 some cell has a backend, 2 bad input or no valid cell, 3 no cell has one.
+    """
+    if candidate is not None and candidate not in CANDIDATES:
+        raise InvalidInput("--candidate", candidate, f"allowed: {', '.join(CANDIDATES)}")
+    down, along = read_axis("--rows", rows), read_axis("--cols", cols)
+    if down.field == along.field:
+        raise InvalidInput("--cols", cols, f"{along.field} is the field of --rows already")
+    grid = Grid(question, down, along, candidate)
+    with _no_collections():
+        cells = list(_watched(grid.cells(), len(down.values) * len(along.values)))
+    table = [cells[i : i + len(along.values)] for i in range(0, len(cells), len(along.values))]
+    if grid.first_error is not None and all("invalid" in cell.data for cell in cells):
+        raise grid.first_error
+    if json:
+        print(jsonlib.dumps(_as_dict(grid, table), ensure_ascii=False))
+    elif csv:
+        _print_csv(grid, table)
+    else:
+        _print_table(grid, table)
+    return FOUND if any(cell.found for cell in cells) else NO_BACKEND
+
+
+class Grid:
+    """The questions of a grid, asked row by row; parameters and environments are built once each."""
+
+    def __init__(self, question: Question, down: Axis, along: Axis, candidate: str | None) -> None:
+        self.question, self.down, self.along, self.candidate = question, down, along, candidate
+        self.first_error: InvalidInput | None = None
+        self.seen: list[Selection] = []  # a few, to tell what all cells have in common
+        self._calls: dict[tuple[int, int], AttentionParams | InvalidInput] = {}
+        self._machines: dict[tuple[int, int], Environment] = {}
+
+    def cells(self) -> Iterator[Cell]:
+        corner_rows = {0, len(self.down.values) - 1}
+        corner_cols = {0, len(self.along.values) - 1}
+        for row in range(len(self.down.values)):
+            for col in range(len(self.along.values)):
+                call = self._call(row, col)
+                if isinstance(call, InvalidInput):
+                    yield Cell("invalid", False, (), {"invalid": str(call)})
+                    continue
+                selection = select(call, self._machine(row, col), policy=self.question.policy)
+                if len(self.seen) < 2 or (row in corner_rows and col in corner_cols):
+                    self.seen.append(selection)
+                yield _chosen(selection) if self.candidate is None else _judged(selection, self.candidate)
+
+    def _call(self, row: int, col: int) -> AttentionParams | InvalidInput:
+        # An axis of the machine does not change the call: one object serves the whole row or column.
+        key = (0 if self.down.of_machine else row, 0 if self.along.of_machine else col)
+        call = self._calls.get(key)
+        if call is None:
+            fields = {
+                axis.field: axis.values[place]
+                for axis, place in ((self.down, row), (self.along, col))
+                if not axis.of_machine
+            }
+            try:
+                call = self.question.ask(**with_recipe(fields))
+            except InvalidInput as error:
+                call = error
+                self.first_error = self.first_error or error
+            if self.down.of_machine or self.along.of_machine:
+                self._calls[key] = call
+        return call
+
+    def _machine(self, row: int, col: int) -> Environment:
+        key = (row if self.down.of_machine else 0, col if self.along.of_machine else 0)
+        machine = self._machines.get(key)
+        if machine is None:
+            parts = {
+                axis.field: axis.values[place]
+                for axis, place in ((self.down, row), (self.along, col))
+                if axis.of_machine
+            }
+            machine = self._machines[key] = self.question.where(**parts)
+        return machine
+
+
+def _chosen(selection: Selection) -> Cell:
+    """The cell that names the choice."""
+    name = selection.backend
+    if name is None:
+        codes = tuple(dict.fromkeys(r.code for c in selection for r in c.reasons))
+        return Cell("none", False, (), {"backend": None, "verdict": "refused", "codes": list(codes)})
+    found = selection[name]
+    return Cell(name + _marks(found), True, (), {"backend": name, **_facts(found)})
+
+
+def _judged(selection: Selection, name: str) -> Cell:
+    """The cell that says yes or no to one candidate."""
+    found = selection[name]
+    codes = tuple(dict.fromkeys(reason.code for reason in found.reasons))
+    data = {"backend": selection.backend, **_facts(found)}
+    if found.verdict == "eligible":
+        return Cell("✔" + _marks(found), True, (), data)
+    mark = "?" if found.verdict == "unknown" else "✖"
+    more = f" +{len(codes) - 1}" if len(codes) > 1 else ""
+    return Cell(f"{mark} {codes[0]}{more}", found.verdict == "unknown", codes[:1], data)
+
+
+def _facts(found: Any) -> dict[str, Any]:
+    return {
+        "verdict": found.verdict,
+        "codes": [reason.code for reason in found.reasons],
+        "adaptations": [adaptation.name for adaptation in found.adaptations],
+        "unproven": found.unproven,
+    }
+
+
+def _marks(found: Any) -> str:
+    marks = "?" if found.verdict == "unknown" else ""
+    return marks + ("+" if found.adaptations else "") + ("°" if found.unproven else "")
+
+
+def _watched(cells: Iterable[Cell], total: int) -> Iterator[Cell]:
+    """``cells``, with a bar on standard error once a person has waited for a second."""
+    if not sys.stderr.isatty():
+        yield from cells
+        return
+    bar: Any = None
+    began = time.monotonic()
+    try:
+        for done, cell in enumerate(cells):
+            yield cell
+            if done % 512:
+                continue
+            if bar is None and time.monotonic() - began > 1:
+                from rich.console import Console
+                from rich.progress import Progress
+
+                bar = Progress(console=Console(stderr=True), transient=True)
+                bar.start()
+                task = bar.add_task("selecting", total=total)
+            if bar is not None:
+                bar.update(task, completed=done)
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Answers hold no cycles, and the collector would walk all of them again and again (15 % of the time)."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _as_dict(grid: Grid, table: list[list[Cell]]) -> dict[str, Any]:
+    return {
+        "rows": {"field": grid.down.field, "values": list(grid.down.labels)},
+        "cols": {"field": grid.along.field, "values": list(grid.along.labels)},
+        "candidate": grid.candidate,
+        "cells": [[cell.data for cell in row] for row in table],
+    }
+
+
+def _print_csv(grid: Grid, table: list[list[Cell]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([f"{grid.down.field} \\ {grid.along.field}", *grid.along.labels])
+    for label, row in zip(grid.down.labels, table, strict=True):
+        writer.writerow([label, *(cell.text for cell in row)])
+
+
+def _print_table(grid: Grid, table: list[list[Cell]]) -> None:
+    machines = [environment_words(selection.environment) for selection in grid.seen]
+    common = _in_all(machines)
+    if any(len(words) > len(common) and "* assumed" in words for words in machines):
+        common.append("the rest as it goes with each")
+    tell("\n".join(wrap(" · ".join(common))))
+    tell("\n".join(wrap(" · ".join(_in_all([params_words(selection.params) for selection in grid.seen])))))
+    head = (f"{grid.down.field} ↓ {grid.along.field} →", *grid.along.labels)
+    labelled = zip(grid.down.labels, table, strict=True)
+    in_columns(head, [(label, *(cell.text for cell in row)) for label, row in labelled])
+    tell("\n".join(_legend(grid, [cell for row in table for cell in row])))
+
+
+def _in_all(lists: list[list[str]]) -> list[str]:
+    """The words of the first list that all have."""
+    return [word for word in lists[0] if all(word in other for other in lists)]
+
+
+def _legend(grid: Grid, cells: list[Cell]) -> list[str]:
+    """What the codes and marks in the table mean; only those that are there."""
+    from attnsel.rules import find_rule
+
+    shown = {cell.text for cell in cells}
+    lines: list[str] = []
+    for code in sorted({code for cell in cells for code in cell.codes}):
+        lines += wrap(find_rule(code).title, f"  {code}  ")
+    for mark, meaning in _NOTES.items():
+        if any(mark in text.split(" ")[0] for text in shown):
+            lines.append(f"  {mark}  {meaning}")
+    if "none" in shown:
+        lines.append("  none  no candidate can run; attnsel explain says why")
+    if "invalid" in shown:
+        first = next(cell.data["invalid"] for cell in cells if "invalid" in cell.data)
+        lines += wrap(f"contradicts itself, such as: {first}", "  invalid  ")
+    if any(" +" in text for text in shown):
+        lines.append("  +n  so many further reasons; --json has them all")
+    return lines

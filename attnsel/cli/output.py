@@ -1,0 +1,125 @@
+"""What every command's output shares: exit codes, widths, colours, one-line errors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+FOUND = 0
+BAD_INPUT = 2
+NO_BACKEND = 3
+CHECK_FAILED = 4
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+_WIDEST = 100
+
+# What a mark or a code looks like on a terminal; plain text everywhere else.
+_STYLES = {
+    "attnsel.yes": "green",
+    "attnsel.no": "red",
+    "attnsel.unknown": "yellow",
+    "attnsel.code": "cyan",
+    "attnsel.quiet": "dim",
+    "attnsel.warning": "yellow",
+}
+_PATTERNS = (
+    r"(?P<yes>✔)",
+    r"(?P<no>✖)",
+    r"(?<!\S)(?P<unknown>\?)(?!\S)",
+    r"\b(?P<code>[A-Z]{2,}\d{3})\b",
+    r"(?P<quiet>\[(?:library|compiler|source|documented|reported|measured|policy|runtime)\])",
+    r"(?P<quiet>· placed by )",
+    r"(?m)^(?P<warning>! .*)$",
+)
+
+
+def on_terminal() -> bool:
+    """Whether a person reads standard output, or wants it to look that way."""
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def text_width() -> int:
+    """Columns for running text: the terminal's, at most 100; 80 where there is none."""
+    if not sys.stdout.isatty():
+        return 80
+    return max(40, min(shutil.get_terminal_size().columns, _WIDEST))
+
+
+def tell(text: str) -> None:
+    """Print a finished text, with colours only for a person."""
+    if not on_terminal():
+        print(text)
+        return
+    from rich.console import Console
+    from rich.highlighter import RegexHighlighter
+    from rich.theme import Theme
+
+    class Marks(RegexHighlighter):
+        base_style = "attnsel."
+        highlights: ClassVar[list[str]] = list(_PATTERNS)
+
+    console = Console(theme=Theme(_STYLES), highlight=False)
+    # The text is wrapped already, and a bracket in it is a bracket.
+    console.print(Marks()(text), soft_wrap=True)
+
+
+def complain(message: str) -> None:
+    """One line on standard error."""
+    print(f"attnsel: {' '.join(message.split())}", file=sys.stderr)
+
+
+def wrap(text: str, lead: str = "", indent: str | None = None) -> list[str]:
+    """``text`` folded to the width; ``lead`` before the first line, ``indent`` before the others."""
+    return textwrap.wrap(
+        text,
+        text_width(),
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead) if indent is None else indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def in_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], title: str = "") -> None:
+    """A table; what does not fit side by side continues in a further table below, never folded."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = list(rows)
+    console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    for columns in _fitting(head, cells, console.width):
+        table = Table(title=title or None, title_justify="left", title_style="", box=_box())
+        for column in columns:
+            table.add_column(Text(head[column]), no_wrap=True)
+        for row in cells:
+            table.add_row(*(Text(row[column], style=_style_of(row[column])) for column in columns))
+        console.print(table)
+
+
+def _fitting(head: tuple[str, ...], rows: list[tuple[str, ...]], width: int) -> list[list[int]]:
+    """Column numbers in groups that fit; every group begins with the first column, the rows' names."""
+    widths = [max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)]
+    groups: list[list[int]] = [[0]]
+    for column in range(1, len(head)):
+        last = groups[-1]
+        if len(last) > 1 and 1 + sum(widths[c] for c in last) + widths[column] > width:
+            groups.append([0, column])
+        else:
+            last.append(column)
+    return groups
+
+
+def _box() -> Any:
+    from rich import box
+
+    return box.SQUARE if (sys.stdout.encoding or "").lower().startswith("utf") else box.ASCII
+
+
+def _style_of(cell: str) -> str:
+    return {"✔": "green", "✖": "red", "?": "yellow", "i": ""}.get(cell[:1], "")

@@ -1,0 +1,181 @@
+"""What is really here, asked in child processes: a library that crashes on import is only a finding."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnsel.environment import Environment
+from attnsel.versions import Version
+
+_TIMEOUT = 120  # seconds; a first import of torch from a network disk takes a minute
+
+# Distributions by the names pip lists them under.
+DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
+    "torch": ("torch",),
+    "triton": ("triton", "pytorch-triton", "triton-windows"),
+    "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    "cudnn_frontend": ("nvidia-cudnn-frontend",),
+    "flash_attn": ("flash-attn",),
+    "flash_attn_3": ("flash-attn-3",),
+    "flash_attn_4": ("flash-attn-4",),
+}
+
+# Each prints one JSON object on its last line; what a library prints before that is let go.
+_SCRIPTS: dict[str, str] = {
+    "torch": """
+import json, torch
+from attnsel import Environment
+cuda = torch.cuda.is_available()
+names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if cuda else [None]
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda_build": torch.version.cuda,
+    "hip_build": torch.version.hip,
+    "cuda_available": cuda,
+    "arch_list": torch.cuda.get_arch_list() if cuda else [],
+    "devices": [Environment.detect(name).model_dump(mode="json") for name in names],
+}))
+""",
+    "triton": "import json, triton; print(json.dumps({'version': triton.__version__}))",
+    "cudnn_frontend": """
+import json, cudnn
+print(json.dumps({"version": cudnn.__version__, "cudnn": cudnn.backend_version()}))
+""",
+}
+
+
+class Probe(NamedTuple):
+    """One component: the version pip lists, whether it loads (None: not tried), what it said."""
+
+    installed: str | None
+    loads: bool | None
+    said: dict[str, Any]
+    trouble: str = ""
+
+
+class Machine(NamedTuple):
+    """Everything the doctor looks at."""
+
+    probes: dict[str, Probe]
+    environments: tuple[Environment, ...]
+    gpus_in_sight: tuple[str, ...]  # what the driver lists, torch or no torch
+
+
+def examine() -> Machine:
+    """Look at this machine. Nothing risky is imported in this process."""
+    installed = {name: _installed(distributions) for name, distributions in DISTRIBUTIONS.items()}
+    to_try = [name for name in _SCRIPTS if installed[name] is not None]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        answers = dict(zip(to_try, pool.map(lambda name: _run(_SCRIPTS[name]), to_try), strict=True))
+        gpus = _gpus_in_sight()
+    probes = {name: Probe(version, *answers.get(name, (None, {}, ""))) for name, version in installed.items()}
+    devices = probes["torch"].said.get("devices", [])
+    environments = tuple(Environment(**device) for device in devices)
+    if not environments:
+        # torch cannot be asked; what it would run on is then the CPU, without torch.
+        environments = (_without_torch(installed),)
+    return Machine(probes, environments, gpus)
+
+
+def redact(text: str) -> str:
+    """Without home folder, user name and host name: findings are pasted into public bug reports."""
+    home = str(Path.home())
+    if len(home) > 1:
+        text = text.replace(home, "~")
+    user = os.environ.get("USER") or os.environ.get("USERNAME") or ""
+    if user:
+        text = re.sub(rf"(?<=[\\/]){re.escape(user)}(?=[\\/]|$)", "USER", text)
+    host = platform.node()
+    return text.replace(host, "HOST") if len(host) > 3 else text
+
+
+def _installed(distributions: tuple[str, ...]) -> str | None:
+    """The version of the first of these that is installed, as pip would list it."""
+    found = (next(iter(importlib.metadata.distributions(name=name)), None) for name in distributions)
+    return next((distribution.version for distribution in found if distribution is not None), None)
+
+
+def read_version(text: str | None) -> Version | None:
+    """A version, or None where there is none or it is not one: a finding is not worth a crash."""
+    try:
+        return None if text is None else Version.parse(text)
+    except ValueError:
+        return None
+
+
+def _without_torch(installed: dict[str, str | None]) -> Environment:
+    versions = {name: read_version(version) for name, version in installed.items() if name != "torch"}
+    described = Environment.describe(
+        "cpu", torch=None, **versions, python=".".join(map(str, sys.version_info[:3]))
+    )
+    return described.replace(detected=True, assumed=())
+
+
+def _run(script: str) -> tuple[bool, dict[str, Any], str]:
+    """Whether a script ran, the object it printed, and in one line what went wrong."""
+    # The child must find the attnsel that runs here, also in a checkout that is not installed.
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), root) if part)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return False, {}, f"no answer within {_TIMEOUT} s"
+    except OSError as error:
+        return False, {}, redact(f"no Python to ask: {error}")
+    if done.returncode < 0:
+        try:
+            name = signal.Signals(-done.returncode).name
+        except ValueError:
+            name = f"signal {-done.returncode}"
+        return False, {}, f"killed by {name}"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode:
+        return False, {}, redact(lines[-1] if lines else f"exit code {done.returncode}")
+    try:
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+    except (json.JSONDecodeError, IndexError):
+        return False, {}, "an answer that cannot be read"
+    return True, said, ""
+
+
+def _gpus_in_sight() -> tuple[str, ...]:
+    """Names of the NVIDIA GPUs the driver knows; ("NVIDIA GPU",) where it has no names."""
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        try:
+            done = subprocess.run(
+                [tool, "--query-gpu=name", "--format=csv,noheader"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        else:
+            if done.returncode == 0:
+                return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+    folder = Path("/proc/driver/nvidia/gpus")
+    try:
+        return ("NVIDIA GPU",) * len(list(folder.iterdir()))
+    except OSError:
+        return ()

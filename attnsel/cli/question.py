@@ -1,0 +1,172 @@
+"""What a command line asks: flags and files brought together.
+
+``@asks`` gives a command every flag of :class:`AttentionParams`, of a machine and of :class:`Policy`; the
+command receives what was stated as one :class:`Question`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from attnsel import settings
+from attnsel.cli.flags import FLAGS, THE_CALL, THE_MACHINE, Flag
+from attnsel.environment import Environment, describe_device
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
+from attnsel.recipes import KINDS
+
+_PARAMS_FILE = Annotated[
+    Path | None,
+    Parameter(
+        name="--params",
+        group=THE_CALL,
+        allow_leading_hyphen=True,
+        help="JSON of AttentionParams, or of an earlier --json; - reads standard input; flags win over it",
+    ),
+]
+_ENV_FILE = Annotated[
+    Path | None,
+    Parameter(
+        name="--env",
+        group=THE_MACHINE,
+        allow_leading_hyphen=True,
+        help="JSON of Environment, or of an earlier --json; - reads standard input; flags win over it",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was stated on the command line, before anything is asked."""
+
+    params: Mapping[str, Any]
+    from_file: Mapping[str, str]  # fields that a file stated, and which file
+    environment: Environment | None
+    machine: Mapping[str, Any]
+    policy: Policy
+
+    def ask(self, **fields: Any) -> AttentionParams:
+        """The call, with some fields changed. Raises InvalidInput."""
+        try:
+            return AttentionParams(**{**self.params, **fields})
+        except InvalidInput as error:
+            file = self.from_file.get(error.field.split(".")[0])
+            if file is None or error.field in fields:
+                raise
+            raise InvalidInput(f"{file}: {error.field}", error.value, error.allowed) from None
+
+    def where(self, **changes: Any) -> Environment:
+        """The machine, with some parts changed. Raises InvalidInput."""
+        machine = {**self.machine, **changes}
+        if self.environment is None and "gpu" in machine:
+            platform = machine.pop("platform", None)
+            described = Environment.describe(**machine)
+            return described if platform is None else described.replace(platform=platform)
+        base = self.environment or Environment.detect()
+        if not machine:
+            return base
+        # Another GPU or version makes it a machine that is not in front of us.
+        machine["assumed"] = tuple(name for name in base.assumed if name not in machine)
+        if "gpu" in machine:
+            machine["device"] = describe_device(machine.pop("gpu"))
+        return base.replace(**machine, detected=False)
+
+
+def asks(command: Callable[..., int]) -> Callable[..., int]:
+    """Every flag of a question for ``command``, which receives them as its first argument."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in list(inspect.signature(command).parameters.values())[1:]
+    ]
+    only = inspect.Parameter.KEYWORD_ONLY
+    files = [
+        inspect.Parameter("params", only, default=None, annotation=_PARAMS_FILE),
+        inspect.Parameter("env", only, default=None, annotation=_ENV_FILE),
+    ]
+
+    def run(**given: Any) -> int:
+        stated = {flag: given.pop(flag.parameter.name, None) for flag in FLAGS}
+        question = _question(stated, given.pop("params", None), given.pop("env", None))
+        return command(question, **given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    signature = inspect.Signature([files[0], *(flag.parameter for flag in FLAGS), files[1], *own])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    return run
+
+
+def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Path | None) -> Question:
+    given: dict[str, dict[str, Any]] = {"params": {}, "machine": {}, "policy": {}}
+    for flag, value in stated.items():
+        if value is not None:
+            given[flag.part][flag.field] = value
+    params = with_recipe(given["params"])
+    base: dict[str, Any] = {}
+    if params_file is not None:
+        base = _read_json(params_file, "params", "--params")
+    environment = None
+    if env_file is not None:
+        described = _read_json(env_file, "environment", "--env")
+        described.pop("warnings", None)  # told by an earlier --json, and worked out again
+        try:
+            environment = Environment(**described)
+        except InvalidInput as error:
+            raise InvalidInput(f"{_called(env_file)}: {error.field}", error.value, error.allowed) from None
+    bugs = given["policy"].get("allow_known_bugs")
+    if bugs is not None:
+        given["policy"]["allow_known_bugs"] = tuple(
+            code if code == "all" else code.upper() for code in bugs.replace(" ", "").split(",") if code
+        )
+    policy = settings.current().policy
+    return Question(
+        params={**base, **params},
+        from_file={field: _called(params_file) for field in base if field not in params},
+        environment=environment,
+        machine=given["machine"],
+        policy=policy.replace(**given["policy"]) if given["policy"] else policy,
+    )
+
+
+def with_recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fp8_recipe`` written out in the fields of AttentionParams. Raises InvalidInput."""
+    fields = dict(fields)
+    kind = fields.pop("fp8_recipe", None)
+    if kind is not None:
+        if kind not in KINDS:
+            raise InvalidInput("fp8_recipe", kind, f"must be one of {', '.join(KINDS)}")
+        fields |= {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True}}}
+    return fields
+
+
+def _read_json(path: Path, part: str, flag: str) -> dict[str, Any]:
+    """An object from a file; ``part`` of it where the file holds a whole answer. Raises InvalidInput."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        data = json.loads(text)
+    except OSError as error:
+        raise InvalidInput(flag, str(path), error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise InvalidInput(flag, str(path), "is no UTF-8 text; needs JSON") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidInput(flag, str(path), f"is no JSON: {where}: {error.msg}") from None
+    if isinstance(data, dict) and isinstance(data.get(part), dict):
+        data = data[part]
+    if not isinstance(data, dict):
+        raise InvalidInput(flag, str(path), "must hold a JSON object")
+    return data
+
+
+def _called(path: Path | None) -> str:
+    return "standard input" if str(path) == "-" else str(path)

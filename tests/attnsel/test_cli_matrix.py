@@ -1,0 +1,181 @@
+"""``attnsel matrix``: two fields against each other."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from attnsel import AttentionParams, Environment, select
+from attnsel.cli import main
+from attnsel.cli.axes import read_axis
+from attnsel.errors import InvalidInput
+
+
+@pytest.fixture
+def run(capsys):
+    """``code, out, err = run("…")``."""
+
+    def call(line: str | list[str]) -> tuple[int, str, str]:
+        code = main(line.split() if isinstance(line, str) else line)
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("head_dim_qk=64,128", (64, 128)),
+        ("head-dim-qk=64", (64,)),
+        ("num_heads=64:256:+64", (64, 128, 192, 256)),
+        ("num_heads=60:250:+64", (60, 124, 188)),
+        ("max_seqlen_q=1024:16384:*2", (1024, 2048, 4096, 8192, 16384)),
+        ("num_heads=1,8:10:+1,32", (1, 8, 9, 10, 32)),
+        ("num_heads=8,8", (8,)),
+        ("window_size=128x0,-1x-1", ((128, 0), (-1, -1))),
+        ("alibi_slopes_shape=none,16,2x16", (None, (16,), (2, 16))),
+        ("is_training=true,false", (True, False)),
+        ("attention_dropout=0,0.1", (0.0, 0.1)),
+        ("dtype=bfloat16,fp32", ("bf16", "fp32")),
+        ("attn_mask_type=none,padding,causal", ("no_mask", "padding", "causal")),
+        ("num_gqa_groups=0,4", (0, 4)),
+        ("fp8_recipe=delayed,mxfp8", ("delayed", "mxfp8")),
+        ("gpu=A100,sm90", ("A100", "sm90")),
+        ("cudnn=9.1.0,none", ("9.1.0", "none")),
+    ],
+)
+def test_an_axis(text, values):
+    axis = read_axis("--rows", text)
+    assert axis.values == values
+    assert len(axis.labels) == len(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("head_dim_qk", "must be FIELD=VALUE"),
+        ("head_dim_qk=", "must be FIELD=VALUE"),
+        ("head_dim=64", "there is no field 'head_dim'; allowed: dtype"),
+        ("tensors=1", "there is no field 'tensors'"),
+        ("head_dim_qk=64,,", "must be a value"),
+        ("head_dim_qk=0", "must be greater than 0"),
+        ("head_dim_qk=wide", "must be a valid integer"),
+        ("head_dim_qk=64:128", "FIRST:LAST:+STEP"),
+        ("head_dim_qk=128:64:+8", "must rise"),
+        ("head_dim_qk=0:64:*2", "must rise"),
+        ("head_dim_qk=1:64:*1", "must rise"),
+        ("head_dim_qk=1:9999999:+1", "more than 100000"),
+        ("window_size=128", "two numbers such as 128x0"),
+        ("dtype=bf17", "must be 'bf16'"),
+        ("fp8_recipe=magic", "delayed, current, mxfp8, block"),
+    ],
+)
+def test_an_axis_that_cannot_be(run, text, told):
+    with pytest.raises(InvalidInput) as error:
+        read_axis("--rows", text)
+    assert told in str(error.value)
+    code, out, err = run(["matrix", "--rows", text, "--cols", "num_heads=8", "--gpu", "H100"])
+    assert (code, out) == (2, "")
+    assert err.startswith("attnsel: --rows ")
+
+
+GRID = "matrix --rows head_dim_qk=64,128,256 --cols cudnn=8.9.7,9.1.0,9.5.0 --gpu H100"
+
+
+def test_each_cell_is_its_own_question(run):
+    code, out, _ = run(f"{GRID} --json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["rows"] == {"field": "head_dim_qk", "values": ["64", "128", "256"]}
+    assert told["cols"] == {"field": "cudnn", "values": ["8.9.7", "9.1.0", "9.5.0"]}
+    assert told["candidate"] is None
+    for row, head_dim in zip(told["cells"], (64, 128, 256), strict=True):
+        for cell, cudnn in zip(row, ("8.9.7", "9.1.0", "9.5.0"), strict=True):
+            answer = select(AttentionParams(head_dim_qk=head_dim), Environment.describe("H100", cudnn=cudnn))
+            assert cell["backend"] == answer.backend
+
+
+def test_one_candidate_with_its_first_reason_and_a_legend(run):
+    code, out, _ = run(f"{GRID} --candidate cudnn")
+    assert code == 0
+    row = next(line for line in out.splitlines() if line.startswith("│ 256"))
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[1].startswith("✖ CUDNN")
+    assert cells[2:] == ["✖ CUDNN204", "✔"]
+    assert "  CUDNN204  Backward above head_dim 128" in out
+    assert out.startswith("H100 (sm90)")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_csv(run):
+    code, out, _ = run(f"{GRID} --csv")
+    rows = list(csv.reader(io.StringIO(out)))
+    assert code == 0
+    assert rows[0] == ["head_dim_qk \\ cudnn", "8.9.7", "9.1.0", "9.5.0"]
+    assert [row[0] for row in rows[1:]] == ["64", "128", "256"]
+    assert rows[3][3] == "cudnn"
+
+
+def test_other_flags_and_files_hold_for_every_cell(run, tmp_path):
+    file = tmp_path / "call.json"
+    file.write_text('{"num_heads": 12}')
+    line = f"matrix --rows num_gqa_groups=4,5 --cols gpu=A100,H100 --params {file} --backend tiled --json"
+    cells = json.loads(run(line)[1])["cells"]
+    assert [cell["backend"] for cell in cells[0]] == ["tiled", "tiled"]
+    assert "must divide num_heads = 12" in cells[1][0]["invalid"]
+
+
+def test_contradictions_are_cells_not_crashes(run):
+    code, out, _ = run("matrix --rows num_heads=16,10 --cols num_gqa_groups=4,5 --gpu H100")
+    assert code == 0
+    assert out.count("│ invalid") == 2
+    assert "invalid  contradicts itself, such as: num_gqa_groups = 5: must divide" in out
+
+
+def test_nothing_but_contradictions_is_bad_input(run):
+    code, out, err = run("matrix --rows num_heads=16,10 --cols num_gqa_groups=3,7 --gpu H100")
+    assert (code, out) == (2, "")
+    assert "--num-gqa-groups 3: must divide" in err
+
+
+def test_no_backend_anywhere(run):
+    code, out, _ = run("matrix --rows softcap=30,50 --cols gpu=A100,H100 --backend cudnn")
+    assert code == 3
+    assert out.count("│ none") == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("matrix --rows gpu=H99 --cols num_heads=8", "--gpu H99: unknown GPU"),
+        (
+            "matrix --rows num_heads=8 --cols num_heads=4 --gpu H100",
+            "num_heads is the field of --rows already",
+        ),
+        (
+            "matrix --rows num_heads=8 --cols head_dim_qk=64 --gpu H100 --candidate x",
+            "--candidate x: allowed: ",
+        ),
+        ("matrix --rows num_heads=8", "--cols"),
+    ],
+)
+def test_bad_input(run, line, told):
+    code, out, err = run(line)
+    assert (code, out) == (2, "")
+    assert told in err
+
+
+def test_many_columns_continue_below(run):
+    out = run("matrix --rows dtype=bf16,fp16 --cols head_dim_qk=8:256:+8 --gpu A100")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    heads = [line for line in out.splitlines() if "dtype ↓ head_dim_qk →" in line]
+    shown = [int(word) for line in heads for word in line.split("│")[2:] if word.strip()]
+    assert shown == list(range(8, 257, 8))
+
+
+def test_a_recipe_is_an_axis(run):
+    told = json.loads(run("matrix --rows fp8_recipe=delayed,mxfp8 --cols gpu=H100,B200 --json")[1])
+    assert all("invalid" not in cell for row in told["cells"] for cell in row)
