@@ -77,15 +77,14 @@ def findings_for(
     ]
 
 
-def wishes(name: str, policy: Policy) -> list[Reason]:
-    """Reasons that rest on the policy alone."""
-    return list(_wishes(name, policy))
-
-
-@lru_cache(maxsize=1024)
-def _wishes(name: str, policy: Policy) -> tuple[Reason, ...]:
-    return tuple(
-        Reason(page, finding)
-        for page in REGISTRY.wishes.values()
-        if (finding := page.body(name, policy)) is not None
-    )
+@lru_cache(maxsize=256)
+def wishes(policy: Policy) -> dict[str, tuple[Reason, ...]]:
+    """Per candidate, the reasons that rest on the policy alone."""
+    return {
+        name: tuple(
+            Reason(page, finding)
+            for page in REGISTRY.wishes.values()
+            if (finding := page.body(name, policy)) is not None
+        )
+        for name in CANDIDATES
+    }

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from attnsel.adapt import adapt_to
@@ -213,9 +214,11 @@ def _judge(
         elif applied:  # what stands in the way even after every change is a reason too
             known = {reason.code for reason in reasons}
             reasons = reasons + [reason for reason in left if reason.code not in known]
-    reasons = [*reasons, *wishes(name, policy)]
+    unwanted = wishes(policy)[name]
+    if unwanted:
+        reasons = [*reasons, *unwanted]
     if evidence.refusals:
-        reasons += evidence.against(name, p)
+        reasons = reasons + evidence.against(name, p)
     verdict: Verdict = "eligible"
     if reasons:
         verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
@@ -243,30 +246,36 @@ def _rank(
     judged: list[Candidate], p: AttentionParams, env: Environment, policy: Policy
 ) -> tuple[Candidate, ...]:
     """Standing candidates by preference, each told which preference put it below the one above."""
-    preferences = _preferences()
-    standing: list[tuple[tuple[int, ...], Candidate]] = []
+    codes, rates = _preferences()
+    standing: list[tuple[list[int], Candidate]] = []
     refused: list[Candidate] = []
     for candidate in judged:
         if candidate.verdict == "refused":
             refused.append(candidate)
             continue
         seen = Standing(candidate.name, candidate.verdict, candidate.adaptations, candidate.unproven)
-        standing.append((tuple([rate(seen, p, env, policy) for _, rate in preferences]), candidate))
-    standing.sort(key=lambda pair: pair[0])
+        standing.append(([rate(seen, p, env, policy) for rate in rates], candidate))
+    standing.sort(key=_by_key)
     ranked: list[Candidate] = []
-    above: tuple[int, ...] | None = None
+    above: list[int] | None = None
     for key, candidate in standing:
-        if above is not None:
-            decided = next((i for i, (a, b) in enumerate(zip(above, key, strict=True)) if a != b), None)
-            candidate = candidate._replace(placed_by=None if decided is None else preferences[decided][0])
+        if above is not None and above != key:
+            decided = 0
+            while above[decided] == key[decided]:
+                decided += 1
+            candidate = Candidate._make((*candidate[:-1], codes[decided]))  # placed_by stands last
         ranked.append(candidate)
         above = key
     return (*ranked, *refused)
 
 
+_by_key = itemgetter(0)
+
+
 @lru_cache(maxsize=1)
-def _preferences() -> tuple[tuple[str, Any], ...]:
-    return tuple((page.code, page.value) for page in REGISTRY.preferences.values())
+def _preferences() -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    pages = REGISTRY.preferences.values()
+    return tuple(page.code for page in pages), tuple(page.value for page in pages)
 
 
 def _choose(candidates: tuple[Candidate, ...], env: Environment) -> str | None:
