@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
+from attnsel.params import ITEMSIZE, AttentionParams, TensorSpec
 from attnsel.verdict import Adaptation, Reason
 
 if TYPE_CHECKING:
     from attnsel.params import DType
 
+
+_MASK = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1))
 
 Applied = tuple[AttentionParams, Adaptation] | None
 
@@ -38,7 +40,7 @@ def _contiguous(p: AttentionParams) -> Applied:
     rows_q = p.batch_size * p.max_seqlen_q * p.num_heads * p.head_dim_qk
     rows_kv = p.batch_size * p.max_seqlen_kv * p.num_gqa_groups * (p.head_dim_qk + p.head_dim_v)
     size = (rows_q + rows_kv) * ITEMSIZE[p.dtype]
-    changed = p.derive(tensors=Tensors(mask=p.tensors.mask))
+    changed = p.derive(tensors=p.tensors.derive(q=None, k=None, v=None))
     return changed, Adaptation("contiguous", "copies q, k, v into dense memory", size)
 
 
@@ -52,7 +54,7 @@ def _expand_gqa(p: AttentionParams) -> Applied:
         return None
     per_head = p.batch_size * p.max_seqlen_kv * (p.head_dim_qk + p.head_dim_v)
     size = p.num_heads * per_head * ITEMSIZE[p.dtype]
-    changed = p.derive(num_gqa_groups=p.num_heads, tensors=Tensors(q=p.tensors.q, mask=p.tensors.mask))
+    changed = p.derive(num_gqa_groups=p.num_heads, tensors=p.tensors.derive(k=None, v=None))
     text = f"repeats {p.num_gqa_groups} kv heads to {p.num_heads}"
     return changed, Adaptation("expand_gqa", text, size)
 
@@ -91,7 +93,7 @@ def _fold_mask(p: AttentionParams) -> Applied:
     batch, heads, rows, columns = shape
     stride = (heads * rows * columns, rows * columns, columns, 1)
     dtype: DType = p.dtype
-    spec = TensorSpec(
+    spec = _MASK.derive(
         shape=shape, stride=stride, dtype=dtype, requires_grad=p.core_attention_bias_requires_grad
     )
     size = batch * heads * rows * columns * ITEMSIZE[p.dtype]
@@ -103,7 +105,7 @@ def _fold_mask(p: AttentionParams) -> Applied:
         core_attention_bias_shape=None,
         core_attention_bias_requires_grad=False,
         alibi_slopes_shape=None,
-        tensors=Tensors(q=p.tensors.q, k=p.tensors.k, v=p.tensors.v, mask=spec),
+        tensors=p.tensors.derive(mask=spec),
     )
     folded = ", ".join(_what_is_folded(p))
     return changed, Adaptation("fold_mask", f"folds {folded} into a mask", size, quadratic=True)

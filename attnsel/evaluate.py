@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import InvalidInput
@@ -23,30 +23,24 @@ if TYPE_CHECKING:
 load_all()
 
 
-class Folded(NamedTuple):
-    """The open rules of one environment: all of them, and per candidate."""
-
-    rules: tuple[tuple[Callable[..., Any], Rule], ...]
-    by_candidate: dict[str, tuple[tuple[Callable[..., Any], Rule], ...]]
+Pair = tuple[Callable[..., Any], Rule]
 
 
 @lru_cache(maxsize=512)
-def fold(env: Environment, fp8: bool, ignored: tuple[str, ...] = ()) -> Folded:
+def fold(env: Environment, fp8: bool, ignored: tuple[str, ...] = ()) -> tuple[Pair, ...]:
     """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy overrides."""
     known_bugs_off = "all" in ignored
     for code in ignored:
         if code != "all" and code not in REGISTRY.pages:
             bugs = ", ".join(code for code in REGISTRY.pages if code.startswith("BUG"))
             raise InvalidInput("allow_known_bugs", code, f"must be 'all' or among {bugs}")
-    rules = tuple(
+    return tuple(
         (rule.body, rule)
         for rule in _all_rules()
         if rule.fp8 in (None, fp8)
         and rule.applies(env)
         and not (rule.family == "BUG" and (known_bugs_off or rule.code in ignored))
     )
-    by_candidate = {name: tuple(pair for pair in rules if name in pair[1].candidates) for name in CANDIDATES}
-    return Folded(rules, by_candidate)
 
 
 @lru_cache(maxsize=1)
@@ -57,24 +51,13 @@ def _all_rules() -> tuple[Rule, ...]:
 def findings(p: AttentionParams, env: Environment, ignored: tuple[str, ...] = ()) -> dict[str, list[Reason]]:
     """Every reason against every candidate, as the question stands."""
     found: dict[str, list[Reason]] = {name: [] for name in CANDIDATES}
-    for body, rule in fold(env, p.fp8_attention, ignored).rules:
+    for body, rule in fold(env, p.fp8_attention, ignored):
         finding = body(p, env)
         if finding is not None:
             reason = Reason(rule, finding)
             for name in rule.candidates:
                 found[name].append(reason)
     return found
-
-
-def findings_for(
-    name: str, p: AttentionParams, env: Environment, ignored: tuple[str, ...] = ()
-) -> list[Reason]:
-    """Every reason against one candidate."""
-    return [
-        Reason(rule, finding)
-        for body, rule in fold(env, p.fp8_attention, ignored).by_candidate[name]
-        if (finding := body(p, env)) is not None
-    ]
 
 
 @lru_cache(maxsize=256)

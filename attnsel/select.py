@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from attnsel.adapt import adapt_to
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateInfo
 from attnsel.environment import Environment
 from attnsel.errors import NoBackendError
-from attnsel.evaluate import findings, findings_for, wishes
+from attnsel.evaluate import findings, wishes
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.report import render
@@ -180,9 +180,18 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
     asked = p.replace(deterministic=True) if policy.deterministic and not p.deterministic else p
     ignored = policy.allow_known_bugs
     found = findings(asked, env, ignored)
-    memo: dict[Any, Any] = {}
+    changed: dict[Any, Any] = {}
+    answers: dict[AttentionParams, dict[str, list[Reason]]] = {}
+
+    def again(name: str, q: AttentionParams) -> list[Reason]:
+        """Reasons against a changed question; candidates that are changed alike share the work."""
+        if q not in answers:
+            answers[q] = findings(q, env, ignored)
+        return answers[q][name]
+
     judged = [
-        _judge(info, asked, env, policy, evidence, found[info.name], memo) for info in CANDIDATES.values()
+        _judge(info, asked, env, policy, evidence, found[info.name], again, changed)
+        for info in CANDIDATES.values()
     ]
     candidates = _rank(judged, asked, env, policy)
     return Selection(asked, env, policy, evidence, candidates, _choose(candidates, env))
@@ -200,15 +209,14 @@ def _judge(
     policy: Policy,
     evidence: Evidence,
     reasons: list[Reason],
-    memo: dict[Any, Any],
+    again: Callable[[str, AttentionParams], list[Reason]],
+    changed: dict[Any, Any],
 ) -> Candidate:
     """Rules, then adaptations, then wishes and what was learnt: one candidate's verdict."""
     name = info.name
     adaptations: tuple[Adaptation, ...] = ()
     if reasons and info.adaptations and policy.adapt == "auto":
-        applied, left = adapt_to(
-            info.adaptations, p, reasons, lambda q: findings_for(name, q, env, policy.allow_known_bugs), memo
-        )
+        applied, left = adapt_to(info.adaptations, p, reasons, partial(again, name), changed)
         if all(reason.unknown for reason in left):
             adaptations, reasons = applied, left
         elif applied:  # what stands in the way even after every change is a reason too
