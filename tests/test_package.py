@@ -122,7 +122,15 @@ def wheel(tmp_path_factory):
     return next(out.glob("*.whl")), copy
 
 
-@pytest.mark.slow
+def test_a_checkout_finds_its_own_rules_and_backends_from_its_root():
+    """Run from the root, the checkout's attnsel/ hides an installed one: all three folders must be its own."""
+    code = "import attnsel, attnsel.rules, attnsel.backends; print(attnsel.rules.__file__, attnsel.backends.__file__)"
+    run = [sys.executable, "-S", "-c", f"import sys; sys.path[1:1] = {sys.path!r}; {code}"]
+    told = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert str(ROOT / "rules") in told
+    assert str(ROOT / "backends") in told
+
+
 def test_the_wheel_holds_the_tree(wheel):
     path, copy = wheel
     held = {name for name in zipfile.ZipFile(path).namelist() if name.endswith((".py", ".typed"))}
