@@ -27,8 +27,13 @@ Pair = tuple[Callable[..., Any], Rule]
 
 
 @lru_cache(maxsize=512)
-def fold(env: Environment, fp8: bool, ignored: tuple[str, ...] = ()) -> tuple[Pair, ...]:
-    """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy overrides."""
+def fold(
+    env: Environment, fp8: bool, ignored: tuple[str, ...] = (), adaptable: bool = False
+) -> tuple[Pair, ...]:
+    """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy overrides.
+
+    ``adaptable``: only those that speak about a candidate with adaptations.
+    """
     known_bugs_off = "all" in ignored
     for code in ignored:
         if code != "all" and code not in REGISTRY.pages:
@@ -39,6 +44,7 @@ def fold(env: Environment, fp8: bool, ignored: tuple[str, ...] = ()) -> tuple[Pa
         for rule in _all_rules()
         if rule.fp8 in (None, fp8)
         and rule.applies(env)
+        and (not adaptable or any(CANDIDATES[name].adaptations for name in rule.candidates))
         and not (rule.family == "BUG" and (known_bugs_off or rule.code in ignored))
     )
 
@@ -48,10 +54,12 @@ def _all_rules() -> tuple[Rule, ...]:
     return tuple(REGISTRY.rules.values())
 
 
-def findings(p: AttentionParams, env: Environment, ignored: tuple[str, ...] = ()) -> dict[str, list[Reason]]:
-    """Every reason against every candidate, as the question stands."""
+def findings(
+    p: AttentionParams, env: Environment, ignored: tuple[str, ...] = (), adaptable: bool = False
+) -> dict[str, list[Reason]]:
+    """Every reason against every candidate, as the question stands; or against those that adapt."""
     found: dict[str, list[Reason]] = {name: [] for name in CANDIDATES}
-    for body, rule in fold(env, p.fp8_attention, ignored):
+    for body, rule in fold(env, p.fp8_attention, ignored, adaptable):
         finding = body(p, env)
         if finding is not None:
             reason = Reason(rule, finding)

@@ -124,6 +124,15 @@ class Fp8Meta(FrozenModel):
     recipe: SerializeAsAny[_Recipe] | None = None
 
 
+_FOLLOWS = (
+    ("num_gqa_groups", "num_heads", 0),
+    ("max_seqlen_kv", "max_seqlen_q", -1),
+    ("head_dim_v", "head_dim_qk", 0),
+)
+"""Fields that follow another one unless they are stated, and the value that says so."""
+
+_NONE_IS_UNSTATED = frozenset({"num_gqa_groups", "max_seqlen_kv", "head_dim_v", "window_size"})
+
 _NO_META = Fp8Meta()
 _NO_TENSORS = Tensors()
 
@@ -206,11 +215,11 @@ class AttentionParams(FrozenModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_what_follows(cls, data: Any) -> Any:
-        """Defaults that depend on other fields, and TransformerEngine's normalisation of windows."""
+    def _read(cls, data: Any) -> Any:
+        """None for "not stated", and TransformerEngine's context_parallel, which follows from cp_size."""
         if not isinstance(data, dict):
             return data
-        data = dict(data)
+        data = {k: v for k, v in data.items() if v is not None or k not in _NONE_IS_UNSTATED}
         context_parallel = data.pop("context_parallel", None)
         if context_parallel is not None and bool(context_parallel) != (data.get("cp_size", 1) != 1):
             raise InvalidInput(
@@ -218,26 +227,27 @@ class AttentionParams(FrozenModel):
                 context_parallel,
                 f"must follow cp_size, which is {data.get('cp_size', 1)!r}; leave it out",
             )
-        for name, source, unset, default in (
-            ("num_gqa_groups", "num_heads", 0, 16),
-            ("max_seqlen_kv", "max_seqlen_q", -1, 4096),
-            ("head_dim_v", "head_dim_qk", 0, 128),
-        ):
-            if data.get(name) is None or str(data[name]) == str(unset):  # a command line gives text
-                data[name] = data.get(source, default)
-        if data.get("window_size") is None:
-            data["window_size"] = (-1, -1)
         return data
 
     def model_post_init(self, context: Any, /) -> None:
-        """Checks across fields, then the normalisations that make equal questions equal."""
+        """Fill in what follows, check across fields, then bring equal questions to one form."""
+        values, stated = self.__dict__, self.__pydantic_fields_set__
+        for name, source, unstated in _FOLLOWS:
+            if values[name] == unstated:
+                values[name] = values[source]
+                stated.discard(name)  # so that replace() lets it follow again
         check_params(self)
-        values = self.__dict__
         values["window_size"] = normalise_window(self.window_size, self.attn_mask_type)
         values["bottom_right_diagonal"] = diagonal_of(self.attn_mask_type, self.bottom_right_diagonal)
         if self.core_attention_bias_type in ("pre_scale_bias", "post_scale_bias"):
             values["core_attention_bias_shape"] = self.core_attention_bias_shape or "1hss"
         super().model_post_init(context)
+
+    def replace(self, **changes: Any) -> AttentionParams:
+        """A copy with some fields changed, validated. What was never stated follows the changes."""
+        if "attn_mask_type" in changes and self.window_size == (-1, 0):
+            changes.setdefault("window_size", (-1, -1))  # the right bound was the causal mask's own
+        return super().replace(**changes)
 
     # Words that several rules share.
     @cached_property

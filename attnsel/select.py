@@ -177,7 +177,7 @@ def select(
 
 @lru_cache(maxsize=8192)
 def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
-    asked = p.replace(deterministic=True) if policy.deterministic and not p.deterministic else p
+    asked = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
     ignored = policy.allow_known_bugs
     found = findings(asked, env, ignored)
     changed: dict[Any, Any] = {}
@@ -186,7 +186,7 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
     def again(name: str, q: AttentionParams) -> list[Reason]:
         """Reasons against a changed question; candidates that are changed alike share the work."""
         if q not in answers:
-            answers[q] = findings(q, env, ignored)
+            answers[q] = findings(q, env, ignored, adaptable=True)
         return answers[q][name]
 
     judged = [

@@ -183,7 +183,7 @@ def _repairs(p: AttentionParams, env: Environment, policy: Policy, reason: Reaso
             continue  # the two corners are one only where both lengths are the same
         for changes in _together(p, field, value):
             try:
-                changed = p.replace(**changes)
+                changed = p.derive(**changes)  # nothing else may follow along
             except InvalidInput:
                 continue
             text, paste = _describe(p, field, observed, value, tuple(changes))

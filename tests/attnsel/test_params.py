@@ -124,6 +124,13 @@ def test_replace_checks_what_it_changes():
         p.replace(num_gqa_groups=5)
 
 
+def test_what_was_never_stated_follows_a_change():
+    assert AttentionParams(max_seqlen_q=1024).replace(max_seqlen_q=2048).max_seqlen_kv == 2048
+    assert AttentionParams(num_heads=16).replace(num_heads=32).num_gqa_groups == 32
+    assert AttentionParams().replace(attn_mask_type="no_mask").window_size == (-1, -1)
+    assert AttentionParams(num_heads=16, num_gqa_groups=16).replace(num_heads=32).num_gqa_groups == 16
+
+
 def test_replacing_the_longer_field_keeps_what_was_stated():
     p = AttentionParams(head_dim_qk=192, head_dim_v=128)
     assert p.replace(head_dim_qk=256).head_dim_v == 128

@@ -295,5 +295,5 @@ def test_every_way_out_that_is_shown_works(fields, env):
         versions = {name: value for name, value in unlock.changes if name in type(env).model_fields}
         values = {name: value for name, value in unlock.changes if name in type(p).model_fields}
         wishes = {name[7:]: value for name, value in unlock.changes if name.startswith("policy.")}
-        again = select(p.replace(**values), env.replace(**versions), policy=Policy(**wishes))
+        again = select(p.derive(**values), env.replace(**versions), policy=Policy(**wishes))
         assert again[unlock.candidate].eligible
