@@ -8,6 +8,7 @@ out (``backends/``), and its tests hold the result against the unadapted referen
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from attnsel.params import ITEMSIZE, AttentionParams, TensorSpec
@@ -149,13 +150,12 @@ def adapt_to(
     candidates of one selection. Returns what was applied and the reasons that remain; when some remain,
     nothing is to be applied.
     """
-    within_reach = frozenset().union(*(ADAPTERS[name].fields for name in names))
-    if any(not reason.unknown and reason.field not in within_reach for reason in reasons):
+    refused = {reason.field for reason in reasons if not reason.unknown}
+    if not refused <= _within_reach(names):
         return (), reasons  # something stays refused whatever is adapted
     applied: list[Adaptation] = []
     left = list(names)
-    while left:
-        refused = {reason.field for reason in reasons if not reason.unknown}
+    while left and refused:
         for name in left:
             if not ADAPTERS[name].fields & refused:
                 continue
@@ -170,4 +170,11 @@ def adapt_to(
         p, adaptation = changed
         applied.append(adaptation)
         reasons = ask(p)
+        refused = {reason.field for reason in reasons if not reason.unknown}
     return tuple(applied), reasons
+
+
+@lru_cache(maxsize=64)
+def _within_reach(names: tuple[str, ...]) -> frozenset[str]:
+    """The fields that these adaptations can do something about."""
+    return frozenset().union(*(ADAPTERS[name].fields for name in names))
