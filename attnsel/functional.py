@@ -85,6 +85,19 @@ def attention(
         backend=backend,
         adapt=adapt,
     )
+    if (
+        attention_mask is None
+        and core_attention_bias is None
+        and alibi_slopes is None
+        and softmax_offset is None
+        and cu_seqlens_q is None
+        and cu_seqlens_kv is None
+        and cu_seqlens_q_padded is None
+        and cu_seqlens_kv_padded is None
+        and max_seqlen_q is None
+        and max_seqlen_kv is None
+    ):
+        return attend(static, q, k, v, NO_EXTRAS)
     extras = Extras(
         attention_mask,
         core_attention_bias,
@@ -97,6 +110,4 @@ def attention(
         max_seqlen_q,
         max_seqlen_kv,
     )
-    if all(extra is None for extra in extras):
-        extras = NO_EXTRAS
     return attend(static, q, k, v, extras)

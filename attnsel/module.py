@@ -181,8 +181,13 @@ class DotProductAttention(nn.Module):
             _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
         offset = self.softmax_offset if self._learnable else None
         static = self._config(
-            qkv_format, attn_mask_type, window_size, bottom_right_diagonal, core_attention_bias_type, softmax_scale
-        )  # fmt: skip
+            qkv_format,
+            attn_mask_type,
+            window_size,
+            bottom_right_diagonal,
+            core_attention_bias_type,
+            softmax_scale,
+        )
         if (
             attention_mask is None
             and cu_seqlens_q is None

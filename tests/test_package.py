@@ -123,8 +123,8 @@ def wheel(tmp_path_factory):
 
 
 def test_a_checkout_finds_its_own_rules_and_backends_from_its_root():
-    """Run from the root, the checkout's attnsel/ hides an installed one: all three folders must be its own."""
-    code = "import attnsel, attnsel.rules, attnsel.backends; print(attnsel.rules.__file__, attnsel.backends.__file__)"
+    """Run from the root, the checkout's attnsel/ hides an installed one: all folders must be its own."""
+    code = "import attnsel.rules as r, attnsel.backends as b; print(r.__file__, b.__file__)"
     run = [sys.executable, "-S", "-c", f"import sys; sys.path[1:1] = {sys.path!r}; {code}"]
     told = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert str(ROOT / "rules") in told

@@ -19,4 +19,5 @@ def default_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes, dtype=torch.float32, device=device)
+    with torch.inference_mode(False):  # autograd could not save an inference tensor later
+        return torch.tensor(slopes, dtype=torch.float32, device=device)

@@ -15,7 +15,8 @@ from attnsel.params import AttentionParams
 from attnsel.runtime.alibi import default_slopes
 from attnsel.runtime.autograd import Attend, ContractKernel
 from attnsel.runtime.call import Config, Extras
-from attnsel.runtime.inputs import check_contents, check_tensors, mask_pair
+from attnsel.runtime.contents import check_contents
+from attnsel.runtime.inputs import check_tensors, mask_pair
 from attnsel.select import Candidate, Selection
 from attnsel.settings import Settings
 
@@ -216,6 +217,7 @@ def _gather(
     to_kernel = _TO_KERNEL[config.qkv_format]
     padding = "padding" in config.attn_mask_type
     arbitrary = config.attn_mask_type == "arbitrary"
+    alibi = config.bias_type == "alibi"
     pre_scale = spec.softmax_scale if config.bias_type == "pre_scale_bias" else None
 
     def gather(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Inputs:
@@ -231,7 +233,7 @@ def _gather(
         if bias is not None and pre_scale is not None:
             bias = bias * pre_scale  # (x + bias) * scale = x * scale + bias * scale
         slopes = extras.alibi_slopes
-        if slopes is None and config.bias_type == "alibi":
+        if slopes is None and alibi:
             slopes = default_slopes(q.shape[1], q.device)
         seed = offset = None
         if own_dropout and spec.dropout_p:

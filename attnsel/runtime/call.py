@@ -6,8 +6,10 @@ import json
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from attnsel.errors import InvalidInput
 from attnsel.layout import FORMATS
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class _Referable:
+    __slots__ = ("__weakref__",)  # dataclasses add it themselves from Python 3.11 on
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Config:
+class Config(_Referable):
     """The static side of a call. Interned by :func:`config`, so it hashes and compares by identity."""
 
     qkv_format: str = "bshd"
@@ -37,7 +43,10 @@ class Config:
     flatten_heads: bool = False  # output [..., h * e] instead of [..., h, e]
     backend: str | None = None
     adapt: str | None = None
-    num_gqa_groups: int | None = None  # what the caller promised; None: whatever k has
+    num_attention_heads: int | None = None  # what a module was built for; None: whatever the tensors have
+    num_gqa_groups: int | None = None
+    head_dim_qk: int | None = None
+    head_dim_v: int | None = None
     label: str = ""
     replayable: bool = False  # dropout must be replayed from a seed tensor (see runtime/compiled.py)
 
@@ -66,13 +75,29 @@ class Extras(NamedTuple):
 NO_EXTRAS = Extras()
 
 
-_by_text: dict[str, Config] = {}  # one object per content; as many as a program has kinds of calls
+# One object per content, for as long as somebody holds it: a scale that is learnt makes a new one each step.
+_by_text: WeakValueDictionary[str, Config] = WeakValueDictionary()
+
+
+def config(**given: Any) -> Config:
+    """The one Config with these fields. Raises InvalidInput for what can be judged without tensors."""
+    if torch.compiler.is_compiling():
+        return _constant(**{name: _specialised(value) for name, value in given.items()})
+    return _interned(**given)
 
 
 @torch.compiler.assume_constant_result
-def config(**given: Any) -> Config:
-    """The one Config with these fields. Raises InvalidInput for what can be judged without tensors."""
+def _constant(**given: Any) -> Config:
     return _interned(**given)
+
+
+def _specialised(value: Any) -> Any:
+    """A number that dynamic shapes made symbolic (even a default is one), as the number it is."""
+    if isinstance(value, (int, float)):
+        return guard_scalar(value)
+    if isinstance(value, tuple):
+        return tuple([guard_scalar(n) for n in value])
+    return value
 
 
 @lru_cache(maxsize=4096)
@@ -101,6 +126,16 @@ def mask_name(attn_mask_type: str) -> str:
     """A mask type's one spelling."""
     name: str = read_mask_type(attn_mask_type)
     return name
+
+
+def window_pair(window_size: Any) -> tuple[int, int] | None:
+    """A window as a pair of ints. Raises InvalidInput for anything else but None."""
+    if window_size is None:
+        return None
+    pair = tuple(window_size) if isinstance(window_size, (tuple, list)) else ()
+    if len(pair) != 2 or not all(isinstance(n, int) for n in pair):
+        raise InvalidInput("window_size", window_size, "must be (left, right) or None")
+    return pair
 
 
 def signature(extras: Extras) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, read_config
@@ -31,10 +32,17 @@ def attend(cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
     need_grad = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or _others_need_grad(extras)
     )
-    if extras is NO_EXTRAS and _static(q) and _static(k) and _static(v):
+    # Default ALiBi slopes come from a cache that a graph must not hold.
+    traceable = extras is NO_EXTRAS and cfg.bias_type == "no_bias"
+    if traceable and _static(q) and _static(k) and _static(v):
         name = _choose_while_tracing(cfg.text, _shape(q), _shape(k), _shape(v), need_grad)
         if name:
             return getattr(_traced, name)(q, k, v, extras)
+    return opaque(cfg, q, k, v, extras, need_grad)
+
+
+def opaque(cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, need_grad: bool) -> Any:
+    """One call of the operator that chooses when it runs; for tensors without data, their shapes."""
     seed = None
     if cfg.attention_dropout:
         # Made outside the operator, so that backward and recomputation see the same one.
@@ -93,6 +101,7 @@ def _static(t: Tensor) -> bool:
 
 
 def _shape(t: Tensor) -> tuple[Any, ...]:
+    # Dynamo cannot trace storage_offset(): a view that starts off a 16-byte boundary is not seen here.
     return tuple(t.shape), tuple(t.stride()), t.dtype, str(t.device), t.requires_grad
 
 
@@ -102,7 +111,7 @@ def _choose_while_tracing(
 ) -> str:
     """Where ``_traced`` holds the closure eager mode would run; "" when a graph cannot hold its operators.
 
-    Runs while Dynamo traces, on empty tensors of the traced shapes.
+    Runs while Dynamo traces, on fake tensors of the traced shapes: nothing is allocated.
     """
     from attnsel.backends import sdpa
     from attnsel.runtime.run import prepare
@@ -110,7 +119,7 @@ def _choose_while_tracing(
     cfg = read_config(text)
     if cfg.return_lse or cfg.return_max_logit:
         return ""
-    with torch.set_grad_enabled(need_grad):
+    with torch.set_grad_enabled(need_grad), FakeTensorMode():
         bound = prepare(cfg, *(_empty(*shape) for shape in (q, k, v)))
     if bound.selection.backend not in sdpa.KERNELS:
         return ""
@@ -283,9 +292,9 @@ def _backward(call: _Call, dout: Tensor, bias_grad: bool) -> tuple[Tensor, Tenso
     if call.bias is not None:  # inside an operator tensors have lost their requires_grad
         extras = extras._replace(core_attention_bias=call.bias.detach().requires_grad_(bias_grad))
     grads = recompute_gradients(cfg, call.q, call.k, call.v, extras, dout)
-    none = call.q.new_empty(0)
-    dbias = grads.bias if bias_grad and grads.bias is not None else none
-    doffset = none
+    # One empty tensor for each: an operator's outputs may not be the same tensor.
+    dbias = grads.bias if bias_grad and grads.bias is not None else call.q.new_empty(0)
+    doffset = call.q.new_empty(0)
     if call.softmax_offset is not None and grads.softmax_offset is not None:
         doffset = grads.softmax_offset.reshape(call.softmax_offset.shape)
     return (
@@ -300,11 +309,10 @@ def _backward(call: _Call, dout: Tensor, bias_grad: bool) -> tuple[Tensor, Tenso
 @_backward_op.register_fake
 def _backward_fake(dout: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     call, bias_grad = _Call._make((*rest[:-1], True)), rest[-1]
-    none = call.q.new_empty(0)
-    return (
-        *(t.new_empty(t.shape) for t in (call.q, call.k, call.v)),
-        call.bias.new_empty(call.bias.shape) if call.bias is not None and bias_grad else none,
-        none if call.softmax_offset is None else call.softmax_offset.new_empty(call.softmax_offset.shape),
+    dbias = call.bias if call.bias is not None and bias_grad else None
+    return tuple(
+        call.q.new_empty(0) if t is None else t.new_empty(t.shape)
+        for t in (call.q, call.k, call.v, dbias, call.softmax_offset)
     )
 
 

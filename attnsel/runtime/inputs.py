@@ -44,15 +44,17 @@ def check_tensors(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extra
     fmt = config.qkv_format
     named = {"query_layer": q, "key_layer": k, "value_layer": v}
     for name, tensor in named.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidInput(name, type(tensor).__name__, "must be a torch.Tensor")
+        _check_dense_tensor(name, tensor)
         if tensor.dim() != _RANK[fmt]:
             raise InvalidInput(
-                f"{name}.shape", tuple(tensor.shape), f"must have {_RANK[fmt]} dimensions with qkv_format {fmt!r}"
+                f"{name}.shape",
+                tuple(tensor.shape),
+                f"must have {_RANK[fmt]} dimensions with qkv_format {fmt!r}",
             )
     for name, tensor in (("key_layer", k), ("value_layer", v)):
         if tensor.dtype != q.dtype:
             raise InvalidInput(f"{name}.dtype", str(tensor.dtype), f"must be query_layer's, {q.dtype}")
+    _check_extras(extras)
     for name, tensor in (("key_layer", k), ("value_layer", v), *_other_tensors(extras)):
         if tensor.device != q.device:
             raise InvalidInput(f"{name}.device", str(tensor.device), f"must be query_layer's, {q.device}")
@@ -69,10 +71,7 @@ def check_tensors(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extra
             tuple(k.shape),
             f"must have a number of heads that divides query_layer's {sizes.heads}, not {sizes.groups}",
         )
-    if config.num_gqa_groups is not None and sizes.groups != config.num_gqa_groups:
-        raise InvalidInput(
-            "key_layer.shape", tuple(k.shape), f"must have num_gqa_groups = {config.num_gqa_groups} heads"
-        )
+    _check_promises(config, sizes, q, k, v)
     if sizes.head_dim_qk == 0 or sizes.head_dim_v == 0:
         raise InvalidInput("value_layer.shape", tuple(v.shape), "must have a head dimension above 0")
     _check_mask(config, sizes, extras)
@@ -117,48 +116,47 @@ def ask(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, trainin
         deterministic=config.deterministic or torch.are_deterministic_algorithms_enabled(),
         return_lse=config.return_lse,
         return_max_logit=config.return_max_logit,
-        tensors=Tensors(
-            q=_spec(q), k=_spec(k), v=_spec(v), mask=_mask_spec(config, extras.attention_mask)
-        ),
+        tensors=Tensors(q=_spec(q), k=_spec(k), v=_spec(v), mask=_mask_spec(config, extras.attention_mask)),
         **fields,
     )
 
 
-def check_contents(config: Config, sizes: Sizes, q: Tensor, k: Tensor, extras: Extras) -> None:
-    """What the numbers in length tensors must be. Reads them, so: CPU tensors, or on request."""
-    for name, cu, padded, rows in (
-        ("cu_seqlens_q", extras.cu_seqlens_q, extras.cu_seqlens_q_padded, q.shape[0]),
-        ("cu_seqlens_kv", extras.cu_seqlens_kv, extras.cu_seqlens_kv_padded, k.shape[0]),
+def _check_dense_tensor(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidInput(name, type(tensor).__name__, "must be a torch.Tensor")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        found = "nested" if tensor.is_nested else str(tensor.layout)
+        raise InvalidInput(f"{name}.layout", found, "must be dense and strided")
+
+
+def _check_extras(extras: Extras) -> None:
+    """That each of the other arguments is of its kind at all."""
+    for name, value in zip(Extras._fields, extras, strict=True):
+        if value is None:
+            continue
+        if name.startswith("max_seqlen"):
+            # A tensor would have to be read back, and its value is not part of the call's signature.
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidInput(name, value, "must be an int, at least 0")
+            continue
+        items = value if name == "attention_mask" and isinstance(value, (tuple, list)) else (value,)
+        for item in items:
+            _check_dense_tensor(name, item)
+
+
+def _check_promises(config: Config, sizes: Sizes, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """The heads and head dimensions that a module was built for."""
+    for field, found, name, t in (
+        ("num_attention_heads", sizes.heads, "query_layer", q),
+        ("num_gqa_groups", sizes.groups, "key_layer", k),
+        ("head_dim_qk", sizes.head_dim_qk, "query_layer", q),
+        ("head_dim_v", sizes.head_dim_v, "value_layer", v),
     ):
-        if cu is None:
-            continue
-        values = cu.tolist()
-        _check_ascending(name, values)
-        longest = sizes.seqlen_q if name == "cu_seqlens_q" else sizes.seqlen_kv
-        lengths = [b - a for a, b in zip(values, values[1:], strict=False)]
-        if max(lengths, default=0) > longest:
-            raise InvalidInput(name, values, f"must not hold a sequence longer than {longest} rows")
-        if config.qkv_format != "thd":
-            continue
-        if padded is None:
-            if values[-1] != rows:
-                raise InvalidInput(name, values, f"must end at the number of tokens, {rows}")
-            continue
-        starts = padded.tolist()
-        _check_ascending(f"{name}_padded", starts)
-        room = [b - a for a, b in zip(starts, starts[1:], strict=False)]
-        if starts[-1] > rows:
-            raise InvalidInput(f"{name}_padded", starts, f"must not end beyond the number of tokens, {rows}")
-        if any(length > space for length, space in zip(lengths, room, strict=True)):
-            raise InvalidInput(name, values, f"must fit into the room that {name}_padded gives, {starts}")
-    if config.attn_mask_type != "arbitrary":
-        for name, mask in zip(("attention_mask (q)", "attention_mask (kv)"), mask_pair(extras), strict=False):
-            rows_masked = mask.reshape(mask.shape[0], -1)
-            if bool((rows_masked[:, :-1] & ~rows_masked[:, 1:]).any()):
-                raise InvalidInput(
-                    name, tuple(mask.shape), "must mask the end of each sequence (True = masked out); for "
-                    "another pattern use attn_mask_type 'arbitrary'"
-                )  # fmt: skip
+        promised = getattr(config, field)
+        if promised is not None and found != promised:
+            raise InvalidInput(
+                f"{name}.shape", tuple(t.shape), f"must have {field} = {promised}, not {found}"
+            )
 
 
 def mask_pair(extras: Extras) -> tuple[Tensor, ...]:
@@ -189,9 +187,7 @@ def _dense_sizes(fmt: str, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         raise InvalidInput(
             "key_layer.shape", tuple(k.shape), f"must have query_layer's head dimension, {q.shape[-1]}"
         )
-    return Sizes(
-        q.shape[b], q.shape[h], k.shape[h], q.shape[s], k.shape[s], q.shape[-1], v.shape[-1]
-    )
+    return Sizes(q.shape[b], q.shape[h], k.shape[h], q.shape[s], k.shape[s], q.shape[-1], v.shape[-1])
 
 
 def _packed_sizes(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
@@ -201,7 +197,9 @@ def _packed_sizes(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
         )
     if v.shape[:2] != k.shape[:2]:
         raise InvalidInput(
-            "value_layer.shape", tuple(v.shape), f"must have key_layer's tokens and heads, {tuple(k.shape[:2])}"
+            "value_layer.shape",
+            tuple(v.shape),
+            f"must have key_layer's tokens and heads, {tuple(k.shape[:2])}",
         )
     cu_q, cu_kv = extras.cu_seqlens_q, extras.cu_seqlens_kv
     for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_kv", cu_kv)):
@@ -269,19 +267,17 @@ def _check_dense_lengths(config: Config, sizes: Sizes, extras: Extras) -> None:
             )
         if extras.attention_mask is not None:
             raise InvalidInput("attention_mask", "a tensor", "must be left out when cu_seqlens are given")
-        if _check_cu_seqlens(extras) != sizes.batch:
+        sequences = _check_cu_seqlens(extras)
+        if sequences != sizes.batch:
             raise InvalidInput(
-                "cu_seqlens_q.shape", tuple(extras.cu_seqlens_q.shape), f"must be [batch + 1] = [{sizes.batch + 1}]"  # type: ignore[union-attr]
-            )  # fmt: skip
+                "cu_seqlens_q.shape", (sequences + 1,), f"must be [batch + 1] = [{sizes.batch + 1}]"
+            )
     elif padding and extras.attention_mask is None:
         raise InvalidInput(
-            "attn_mask_type", config.attn_mask_type, "needs cu_seqlens_q and cu_seqlens_kv, or an attention_mask"
+            "attn_mask_type",
+            config.attn_mask_type,
+            "needs cu_seqlens_q and cu_seqlens_kv, or an attention_mask",
         )
-
-
-def _check_ascending(name: str, values: list[int]) -> None:
-    if values[0] != 0 or any(b < a for a, b in zip(values, values[1:], strict=False)):
-        raise InvalidInput(name, values, "must start at 0 and never descend")
 
 
 # ---- masks, bias, sinks -----------------------------------------------------------------------------
@@ -301,19 +297,28 @@ def _check_mask(config: Config, sizes: Sizes, extras: Extras) -> None:
         )
     full = (sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_kv)
     if kind == "arbitrary":
+        if isinstance(mask, (tuple, list)):
+            raise InvalidInput(
+                "attention_mask", f"{len(mask)} tensors", "must be one tensor when 'arbitrary'"
+            )
         masks: tuple[Any, ...] = (mask,)
         wanted = [full]
     else:
         masks = mask_pair(extras)
         if len(masks) != 2:
-            raise InvalidInput("attention_mask", f"{len(masks)} tensors", "must be one mask, or one for q and one for kv")
+            raise InvalidInput(
+                "attention_mask", f"{len(masks)} tensors", "must be one mask, or one for q and one for kv"
+            )
         if not isinstance(mask, (tuple, list)) and sizes.seqlen_q != sizes.seqlen_kv:
-            raise InvalidInput("attention_mask", "one tensor", "must be a pair (q, kv) when their lengths differ")
+            raise InvalidInput(
+                "attention_mask", "one tensor", "must be a pair (q, kv) when their lengths differ"
+            )
         wanted = [(sizes.batch, 1, 1, sizes.seqlen_q), (sizes.batch, 1, 1, sizes.seqlen_kv)]
     for tensor, shape in zip(masks, wanted, strict=True):
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.bool:
-            kind_of = str(getattr(tensor, "dtype", type(tensor).__name__))
-            raise InvalidInput("attention_mask.dtype", kind_of, "must be torch.bool, True = masked out")
+        if tensor.dtype != torch.bool:
+            raise InvalidInput(
+                "attention_mask.dtype", str(tensor.dtype), "must be torch.bool, True = masked out"
+            )
         fits = tuple(tensor.shape) == shape if "padding" in kind else _broadcasts(tensor.shape, shape)
         if not fits:
             how = "be" if "padding" in kind else "broadcast to"
@@ -325,25 +330,46 @@ def _check_scores(config: Config, sizes: Sizes, extras: Extras) -> None:
     bias, slopes, offset = extras.core_attention_bias, extras.alibi_slopes, extras.softmax_offset
     announced = config.bias_type in ("pre_scale_bias", "post_scale_bias")
     if announced and bias is None:
-        raise InvalidInput("core_attention_bias", None, f"must be given with core_attention_bias_type {config.bias_type!r}")
+        raise InvalidInput(
+            "core_attention_bias", None, f"must be given with core_attention_bias_type {config.bias_type!r}"
+        )
     if bias is not None and not announced:
         raise InvalidInput(
-            "core_attention_bias_type", config.bias_type, "must be pre_scale_bias or post_scale_bias with a bias"
+            "core_attention_bias_type",
+            config.bias_type,
+            "must be pre_scale_bias or post_scale_bias with a bias",
         )
     full = (sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_kv)
     if bias is not None:
         if not _broadcasts(bias.shape, full):
-            raise InvalidInput("core_attention_bias.shape", tuple(bias.shape), f"must broadcast to {list(full)}")
+            raise InvalidInput(
+                "core_attention_bias.shape", tuple(bias.shape), f"must broadcast to {list(full)}"
+            )
         if not bias.dtype.is_floating_point:
             raise InvalidInput("core_attention_bias.dtype", str(bias.dtype), "must be a floating-point type")
+        if config.bias_type == "pre_scale_bias" and config.softcap:
+            raise InvalidInput(
+                "core_attention_bias_type",
+                config.bias_type,
+                "must be post_scale_bias with softcap: no kernel adds a bias inside the cap",
+            )
     if slopes is not None:
         if config.bias_type != "alibi":
-            raise InvalidInput("core_attention_bias_type", config.bias_type, "must be 'alibi' with alibi_slopes")
-        if tuple(slopes.shape) not in ((sizes.heads,), (sizes.batch, sizes.heads)) or slopes.dtype != torch.float32:
+            raise InvalidInput(
+                "core_attention_bias_type", config.bias_type, "must be 'alibi' with alibi_slopes"
+            )
+        if (
+            tuple(slopes.shape) not in ((sizes.heads,), (sizes.batch, sizes.heads))
+            or slopes.dtype != torch.float32
+        ):
             raise InvalidInput(
                 "alibi_slopes",
                 f"{slopes.dtype} {tuple(slopes.shape)}",
                 f"must be float32 [{sizes.heads}] or [{sizes.batch}, {sizes.heads}]",
+            )
+        if slopes.requires_grad and torch.is_grad_enabled():
+            raise InvalidInput(
+                "alibi_slopes.requires_grad", True, "must be False: no kernel gives their gradient"
             )
     if (config.softmax_type == "learnable") != (offset is not None):
         raise InvalidInput(
@@ -352,7 +378,11 @@ def _check_scores(config: Config, sizes: Sizes, extras: Extras) -> None:
             "must be given exactly when softmax_type is 'learnable'",
         )
     if offset is not None and offset.numel() != sizes.heads:
-        raise InvalidInput("softmax_offset.shape", tuple(offset.shape), f"must hold one value per head, [{sizes.heads}]")
+        raise InvalidInput(
+            "softmax_offset.shape", tuple(offset.shape), f"must hold one value per head, [{sizes.heads}]"
+        )
+    if offset is not None and not offset.dtype.is_floating_point:
+        raise InvalidInput("softmax_offset.dtype", str(offset.dtype), "must be a floating-point type")
 
 
 def _broadcasts(shape: Any, full: tuple[int, ...]) -> bool:

@@ -36,6 +36,9 @@ _evidence_lock = threading.Lock()
 _MOST_REFUSALS = 256
 
 # One look for all device types, where this torch has it: asking for a tensor's own type costs a microsecond.
+_deterministic: Callable[[], bool] = getattr(
+    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
+)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -58,10 +61,11 @@ def attend(
         q, k, v = _autocast(q, k, v)
     settings = current()
     key = _key(config, settings, q, k, v, extras)
-    bound = _bound.get(key)
+    bound = _bound.items.get(key)
     if bound is None:
         bound, result = _first_call(key, config, q, k, v, extras, settings)
     else:
+        _bound.hits += 1
         result = bound.run(q, k, v, extras)
     if holder is not None:
         holder["_last"] = bound
@@ -75,9 +79,10 @@ def _key(
     try:
         return (
             config,
+            type(q),  # tensors without data must not meet closures made for those with
             id(settings),  # hashing a model costs microseconds; the entry keeps this object alive
             torch.is_grad_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
+            _deterministic(),
             q.shape, q.stride(), q.storage_offset(), q.dtype, q.device, q.requires_grad,
             k.shape, k.stride(), k.storage_offset(), k.dtype, k.device, k.requires_grad,
             v.shape, v.stride(), v.storage_offset(), v.dtype, v.device, v.requires_grad,
@@ -119,9 +124,7 @@ def recompute_gradients(
         settings = _same_settings(settings)
         selection = _select(config, q, k, v, extras, settings, _evidence).require()
         run = bind_gradients(selection, config, settings)
-        bound = Bound(run, selection, settings)
-        if not isinstance(q, FakeTensor):
-            bound = _backwards.add((*key[:1], id(settings), *key[2:]), bound)
+        bound = _backwards.add((*key[:2], id(settings), *key[3:]), Bound(run, selection, settings))
     return bound.run(q, k, v, extras, dout)
 
 
@@ -174,7 +177,7 @@ def _policy(config: Config, settings: Settings) -> Policy:
     if config.replayable:
         # sdpa.math has no backward outside autograd; with dropout all of these draw for themselves, and a
         # recompute could not drop the same entries.
-        barred = sdpa.KERNELS if config.attention_dropout else ("sdpa.math",)
+        barred = tuple(sdpa.KERNELS) if config.attention_dropout else ("sdpa.math",) * config.is_training
         changes["deny"] = tuple(dict.fromkeys((*policy.deny, *barred)))
     return policy.replace(**changes) if changes else policy
 
@@ -200,15 +203,18 @@ def _first_call(
 ) -> tuple[Bound, Any]:
     """Choose, prepare, run. A kernel that refuses is evidence against it, and the next candidate is tried.
 
-    A refusal to run counts only if another candidate then runs the very same call: where all of them fail,
-    the call is at fault (inference tensors in a graph, an exhausted GPU), and nothing is remembered.
+    A refusal counts only if another candidate then runs the very same call: where all of them fail, the call
+    or the device is at fault, and nothing is remembered.
     """
     settings = _same_settings(settings)
-    key = (*key[:1], id(settings), *key[2:])
+    key = (*key[:2], id(settings), *key[3:])
     bound = _bound.get(key)
     if bound is not None:
         return bound, bound.run(q, k, v, extras)
     need_grad = _needs_grad(q, k, v, extras)
+    if isinstance(q, FakeTensor) or q.device.type == "meta":
+        bound = _shapes_only(config, q, k, v, extras, settings, need_grad)
+        return bound, bound.run(q, k, v, extras)
     evidence, learnt = _evidence, []
     cause: Exception | None = None
     while True:
@@ -222,7 +228,7 @@ def _first_call(
             bound = bind(selection, config, q, k, v, extras, need_grad, settings)
             result = bound.run(q, k, v, extras)
         except _REFUSALS as error:
-            if isinstance(error, _NOT_REFUSALS) or isinstance(q, FakeTensor):
+            if isinstance(error, _NOT_REFUSALS) or (need_grad and _any_inference(q, k, v)):
                 raise
             cause = error
             refusal = _refusal(selection, error)
@@ -230,13 +236,28 @@ def _first_call(
             evidence = evidence.plus(refusal)
             continue
         _learn(learnt, settings)
-        if not isinstance(q, FakeTensor):  # the first real call is still to come
-            bound = _bound.add(key, bound)
-        return bound, result
+        return _bound.add(key, bound), result
+
+
+def _shapes_only(
+    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings, need_grad: bool
+) -> Bound:
+    """For tensors without data: checked and chosen as ever, but no kernel sees them. Not remembered."""
+    selection = _select(config, q, k, v, extras, settings, _evidence).require()
+
+    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
+        return compiled.opaque(config, q, k, v, extras, need_grad)
+
+    return Bound(run, selection, settings)
 
 
 _REFUSALS = (CannotPrepare, RuntimeError, ValueError)
 _NOT_REFUSALS = (InvalidInput, torch.OutOfMemoryError)
+
+
+def _any_inference(*tensors: Tensor) -> bool:
+    """Tensors that autograd refuses to save, whichever kernel runs; some kernels happen not to save them."""
+    return any(t.is_inference() for t in tensors)
 
 
 def _refusal(selection: Selection, error: Exception) -> Refusal:

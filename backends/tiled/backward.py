@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
 
 from .sequences import (
     Sequence,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attnsel.backends.contract import Inputs, Result, Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Result, Spec
 
 from .sequences import accumulation_dtype, check, dense_problem, empty_like_rows, packed_problems
 from .tiles import (

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from attnsel.backends.contract import Spec
 from torch import Tensor
+
+from attnsel.backends.contract import Spec
 
 from .philox import Key, keep_mask, keep_scale
 

@@ -261,9 +261,16 @@ _machines = st.builds(
     st.sampled_from(["2.2.2", "2.6.0", "2.9.1", "2.13.0", "2.14.1", None]),
 )
 _policies = st.sampled_from(
-    [Policy(), Policy(adapt="never"), Policy(backend="cudnn"), Policy(allow=("tiled",)), Policy(deny=("tiled",)),
-     Policy(deterministic=True), Policy(allow_known_bugs=("all",))]
-)  # fmt: skip
+    [
+        Policy(),
+        Policy(adapt="never"),
+        Policy(backend="cudnn"),
+        Policy(allow=("tiled",)),
+        Policy(deny=("tiled",)),
+        Policy(deterministic=True),
+        Policy(allow_known_bugs=("all",)),
+    ]
+)
 
 
 @settings(max_examples=300, deadline=None)

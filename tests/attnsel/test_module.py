@@ -1,0 +1,251 @@
+"""``DotProductAttention``: TransformerEngine's arguments, each acted on or refused, none ignored."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnsel import DotProductAttention, InvalidInput, NoBackendError, UnsupportedArgument, attention
+from attnsel.module import _NOT_YET_FORWARD, _NOT_YET_INIT
+
+torch.set_num_threads(1)
+
+
+def qkv(s: int = 6, h: int = 4, g: int = 4, d: int = 8, e: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, s, n, m, generator=gen) for n, m in ((h, d), (g, d), (g, e)))
+    return q, k, v
+
+
+def build(**arguments: Any) -> DotProductAttention:
+    given = {"num_attention_heads": 4, "kv_channels": 8, "qkv_format": "bshd", **arguments}
+    return DotProductAttention(**given)
+
+
+# Construction
+
+
+def test_defaults_are_transformer_engines() -> None:
+    parameters = inspect.signature(DotProductAttention.__init__).parameters
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+    assert list(parameters)[1:4] == ["num_attention_heads", "kv_channels", "num_gqa_groups"]
+    assert (defaults["qkv_format"], defaults["attn_mask_type"]) == ("sbhd", "causal")
+    assert defaults["attention_dropout"] == 0.0
+    assert defaults["softmax_type"] == "vanilla"
+    forward = inspect.signature(DotProductAttention.forward).parameters
+    assert list(forward)[1:6] == ["query_layer", "key_layer", "value_layer", "attention_mask", "qkv_format"]
+
+
+BAD_CONSTRUCTION: list[tuple[dict[str, Any], str]] = [
+    ({"num_attention_heads": 0}, "num_attention_heads"),
+    ({"num_attention_heads": 4.0}, "num_attention_heads"),
+    ({"num_gqa_groups": 3}, "num_gqa_groups"),
+    ({"num_gqa_groups": 0}, "num_gqa_groups"),
+    ({"num_gqa_groups": 8}, "num_gqa_groups"),
+    ({"tp_size": 3}, "tp_size"),
+    ({"tp_size": 0}, "tp_size"),
+    ({"num_gqa_groups": 2, "tp_size": 4}, "tp_size"),
+    ({"kv_channels": 0}, "kv_channels"),
+    ({"kv_channels": (8,)}, "kv_channels"),
+    ({"kv_channels": (8, -8)}, "kv_channels"),
+    ({"kv_channels": 8.0}, "kv_channels"),
+    ({"attention_dropout": 1.0}, "attention_dropout"),
+    ({"attention_dropout": -0.1}, "attention_dropout"),
+    ({"attention_dropout": math.nan}, "attention_dropout"),
+    ({"qkv_format": "bhsd"}, "qkv_format"),
+    ({"attn_mask_type": "diagonal"}, "attn_mask_type"),
+    ({"attention_type": "both"}, "attention_type"),
+    ({"softmax_type": "sigmoid"}, "softmax_type"),
+    ({"softmax_scale": math.nan}, "softmax_scale"),
+    ({"softcap": -1.0}, "softcap"),
+    ({"window_size": (-2, 0)}, "window_size"),
+    ({"window_size": 5}, "window_size"),
+    ({"backend": "flash"}, "backend"),
+    ({"adapt": "sometimes"}, "adapt"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "field"), BAD_CONSTRUCTION, ids=lambda value: str(value))
+def test_bad_construction_is_named(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        build(**arguments)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", _NOT_YET_INIT)
+def test_constructor_arguments_not_acted_on_are_refused(name: str) -> None:
+    build(**{name: _NOT_YET_INIT[name]})  # what asks for nothing is taken
+    with pytest.raises(UnsupportedArgument, match=name):
+        build(**{name: object()})
+
+
+def test_unknown_arguments_are_type_errors() -> None:
+    with pytest.raises(TypeError, match="dropout_rate"):
+        build(dropout_rate=0.1)
+    with pytest.raises(TypeError, match="mask"):
+        build()(*qkv(), mask=None)
+    with pytest.raises(TypeError, match="mask"):
+        build().explain(*qkv(), mask=None)
+
+
+NOT_YET: dict[str, Any] = {
+    "inference_params": object(),
+    "pad_between_seqs": True,
+    "fp8_output": True,
+    "bf16_backward": True,
+    "num_splits": 2,
+    "score_mod": print,
+    "score_mod_bprop": print,
+    "score_mod_tensors": {"x": torch.ones(1)},
+    "score_mod_bprop_tensors": {"x": torch.ones(1)},
+    "qkv_layer": torch.ones(2, 6, 3, 4, 8),
+    "kv_layer": torch.ones(2, 6, 2, 4, 8),
+    "qkv_interleave_dim": -2,
+}
+
+
+def test_every_argument_not_acted_on_is_tried_here() -> None:
+    assert NOT_YET.keys() == _NOT_YET_FORWARD.keys()
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_forward_arguments_not_acted_on_are_refused(name: str) -> None:
+    module = build()
+    module(*qkv(), **{name: _NOT_YET_FORWARD[name]})
+    for call in (module, module.explain):
+        with pytest.raises(UnsupportedArgument, match=name):
+            call(*qkv(), **{name: NOT_YET[name]})
+
+
+# What the module was built for is held
+
+
+@pytest.mark.parametrize(
+    ("tensors", "field"),
+    [
+        ({"h": 8}, "query_layer.shape"),
+        ({"h": 8, "g": 8}, "query_layer.shape"),
+        ({"g": 2}, "key_layer.shape"),
+        ({"d": 16}, "query_layer.shape"),
+        ({"e": 16}, "value_layer.shape"),
+    ],
+    ids=str,
+)
+def test_tensors_of_other_sizes_than_built_for_are_refused(tensors: dict[str, int], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        build()(*qkv(**tensors))
+    assert caught.value.field == field
+
+
+def test_tensor_parallel_rank_takes_its_share_of_heads() -> None:
+    module = build(num_attention_heads=8, num_gqa_groups=4, tp_size=2, softmax_type="learnable")
+    assert module.softmax_offset is not None
+    assert module.softmax_offset.shape == (1, 4, 1, 1)
+    assert module(*qkv(g=2)).shape == (2, 6, 32)
+
+
+def test_head_dims_may_differ() -> None:
+    assert build(kv_channels=(8, 4))(*qkv(e=4)).shape == (2, 6, 16)
+
+
+# Overrides per call
+
+
+OVERRIDES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"attn_mask_type": "no_mask"}, {"attn_mask_type": "no_mask"}),
+    ({"attn_mask_type": "causal,padding"}, {"attn_mask_type": "padding_causal"}),
+    ({"window_size": (2, 0)}, {"attn_mask_type": "causal", "window_size": (2, 0)}),
+    ({"window_size": [2, 0]}, {"attn_mask_type": "causal", "window_size": (2, 0)}),
+    ({"softmax_scale": 0.7}, {"attn_mask_type": "causal", "softmax_scale": 0.7}),
+    (
+        {"core_attention_bias_type": "alibi"},
+        {"attn_mask_type": "causal", "core_attention_bias_type": "alibi"},
+    ),
+    (
+        {"attn_mask_type": "no_mask", "window_size": (2, 2), "bottom_right_diagonal": False},
+        {"attn_mask_type": "no_mask", "window_size": (2, 2), "bottom_right_diagonal": False},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "meant"), OVERRIDES, ids=lambda value: str(value))
+def test_arguments_of_a_call_override_the_modules(given: dict[str, Any], meant: dict[str, Any]) -> None:
+    if "padding" in meant["attn_mask_type"]:
+        cu = torch.tensor([0, 6, 9], dtype=torch.int32)
+        given, meant = ({**g, "cu_seqlens_q": cu, "cu_seqlens_kv": cu} for g in (given, meant))
+    module = build()
+    plain = module(*qkv())
+    out = module(*qkv(), **given)
+    assert torch.equal(out, attention(*qkv(), **meant).flatten(-2))
+    assert not torch.equal(out, plain)
+    assert torch.equal(module(*qkv()), plain)
+
+
+def test_format_of_a_call_overrides_the_modules() -> None:
+    module = build(qkv_format="sbhd")
+    out = module(*qkv(), qkv_format="bshd")
+    swapped = module(*(t.transpose(0, 1) for t in qkv()))
+    torch.testing.assert_close(out, swapped.transpose(0, 1))
+
+
+def test_mask_type_of_a_call_takes_its_own_corner() -> None:
+    module = build(attn_mask_type="causal_bottom_right", bottom_right_diagonal=True)
+    q, k, v = qkv()
+    out = module(q[:, :3], k, v, attn_mask_type="causal")
+    assert torch.equal(out, attention(q[:, :3], k, v, attn_mask_type="causal").flatten(-2))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_fast_zero_fill_makes_no_difference(fast: bool) -> None:
+    assert torch.equal(build()(*qkv(), fast_zero_fill=fast), build()(*qkv()))
+
+
+def test_max_logit_makes_a_pair() -> None:
+    out, max_logit = build(return_max_logit=True)(*qkv())
+    assert (out.shape, max_logit.shape) == ((2, 6, 32), (4,))
+
+
+def test_learnable_offset_starts_at_zero_and_counts_as_one_more_key() -> None:
+    learnable, off_by_one = build(softmax_type="learnable"), build(softmax_type="off-by-one")
+    torch.testing.assert_close(learnable(*qkv()), off_by_one(*qkv()))
+
+
+# Asking instead of running
+
+
+def test_last_selection_is_none_before_the_first_call() -> None:
+    assert build().last_selection is None
+
+
+def test_explain_takes_the_arguments_of_forward() -> None:
+    module = build()
+    bias = torch.randn(1, 4, 6, 6, requires_grad=True)
+    arguments: dict[str, Any] = {
+        "attn_mask_type": "no_mask",
+        "core_attention_bias_type": "post_scale_bias",
+        "core_attention_bias": bias,
+        "checkpoint_core_attention": True,
+        "fast_zero_fill": False,
+    }
+    explained = module.explain(*qkv(), **arguments)
+    module(*qkv(), **arguments)
+    assert module.last_selection is explained
+    assert explained.params.core_attention_bias_requires_grad
+
+
+def test_explain_says_why_nothing_runs_without_raising() -> None:
+    module = build(softcap=1.0, backend="sdpa.flash")
+    selection = module.explain(*qkv())
+    assert selection.backend is None
+    assert "SDPA004" in [reason.code for reason in selection["sdpa.flash"].reasons]
+    with pytest.raises(NoBackendError, match="SDPA004"):
+        module(*qkv())
+
+
+def test_repr_tells_the_sizes() -> None:
+    assert "heads=4/2, d=8/4, bshd, causal" in repr(build(num_gqa_groups=2, kv_channels=(8, 4)))

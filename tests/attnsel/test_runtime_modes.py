@@ -1,0 +1,389 @@
+"""The modes PyTorch code runs in: autocast, no gradients, tensors without data, recomputation, copies."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from attnsel import DotProductAttention, attention, clear_cache
+
+torch.set_num_threads(1)
+
+
+def qkv(
+    *shape: int, seed: int = 0, grad: bool = False, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
+    gen = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(shape or (2, 6, 4, 8), generator=gen, dtype=dtype).requires_grad_(grad) for _ in "qkv"
+    )
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
+    """F.scaled_dot_product_attention on [b, s, h, d]."""
+    out = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), **arguments)
+    return out.transpose(1, 2)
+
+
+def lengths(*values: int) -> Tensor:
+    return torch.tensor([0, *itertools.accumulate(values)], dtype=torch.int32)
+
+
+# Every kind of way a call is run: the bare op, a folded mask, copies, our own autograd.
+WAYS: dict[str, dict[str, Any]] = {
+    "bare": {},
+    "causal": {"attn_mask_type": "causal"},
+    "folded": {"window_size": (2, 1)},
+    "alibi": {"core_attention_bias_type": "alibi"},
+    "padding": {"attn_mask_type": "padding", "cu_seqlens_q": lengths(6, 3), "cu_seqlens_kv": lengths(6, 3)},
+    "tiled": {"softcap": 2.0},
+    "tiled alibi": {"softcap": 2.0, "core_attention_bias_type": "alibi"},
+    "lse": {"return_lse": True},
+}
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def first(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+# Autocast
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_autocast_gives_the_type_and_numbers_of_f_sdpa(given: torch.dtype, causal: bool) -> None:
+    tensors = [t.to(given) for t in qkv()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(*tensors, attn_mask_type="causal" if causal else "no_mask", backend="sdpa.flash")
+        wanted = sdpa(*tensors, is_causal=causal)
+    assert out.dtype == wanted.dtype == torch.bfloat16
+    assert torch.equal(out, wanted)
+
+
+def test_autocast_casts_mixed_types_to_one() -> None:
+    q, k, v = qkv()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(q, k.bfloat16(), v.half())
+    assert out.dtype == torch.bfloat16
+
+
+def test_autocast_leaves_float64_as_it_is() -> None:
+    tensors = qkv(dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attention(*tensors).dtype == sdpa(*tensors).dtype == torch.float64
+
+
+@pytest.mark.parametrize("backend", ["sdpa.flash", "sdpa.math", "tiled"])
+def test_gradients_under_autocast_have_the_types_of_the_inputs(backend: str) -> None:
+    q, k, v = qkv(grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(q, k, v, backend=backend)
+    out.float().square().sum().backward()
+    plain = attention(*qkv(), attn_mask_type="no_mask", backend="tiled")
+    torch.testing.assert_close(out.float(), plain, rtol=0, atol=2e-2)
+    assert q.grad is not None
+    assert q.grad.dtype == torch.float32
+
+
+def test_autocast_on_and_off_alternate_freely() -> None:
+    tensors = qkv()
+    for _ in range(2):
+        assert attention(*tensors).dtype == torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert attention(*tensors).dtype == torch.bfloat16
+            with torch.autocast("cpu", enabled=False):
+                assert attention(*tensors).dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_autocast_of_another_device_changes_nothing() -> None:
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=True):
+        assert attention(*qkv()).dtype == torch.float32
+
+
+# Without gradients
+
+
+@ways
+def test_gradients_work_before_and_after_inference_mode(way: str) -> None:
+    clear_cache()  # whatever is kept must be usable in the other mode
+    wanted = None
+    for _ in range(2):
+        with torch.inference_mode():
+            inside = first(attention(*qkv(), **WAYS[way]))
+            assert inside.is_inference()
+        with torch.no_grad():
+            assert not first(attention(*qkv(grad=True), **WAYS[way])).requires_grad
+        q, k, v = qkv(grad=True)
+        out = first(attention(q, k, v, **WAYS[way]))
+        assert out.requires_grad
+        out.square().sum().backward()
+        assert q.grad is not None
+        assert wanted is None or torch.equal(q.grad, wanted)
+        wanted = q.grad
+        torch.testing.assert_close(out.detach(), inside.clone(), rtol=0, atol=1e-6)
+
+
+@ways
+def test_only_the_inputs_that_ask_get_a_gradient(way: str) -> None:
+    q, k, v = qkv()
+    k.requires_grad_()
+    first(attention(q, k, v, **WAYS[way])).sum().backward()
+    assert k.grad is not None
+    assert q.grad is None
+
+
+# Tensors without data
+
+
+@ways
+def test_meta_tensors_give_the_shape_and_type(way: str) -> None:
+    arguments = {n: t.to("meta") if isinstance(t, Tensor) else t for n, t in WAYS[way].items()}
+    q, k, v = (t.to("meta", torch.bfloat16).requires_grad_() for t in qkv())
+    out = first(attention(q, k, v, **arguments))
+    assert (out.shape, out.dtype, out.device.type) == ((2, 6, 4, 8), torch.bfloat16, "meta")
+    out.sum().backward()
+    assert q.grad is not None
+    assert q.grad.shape == q.shape
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@ways
+def test_fake_tensors_give_the_shape_type_and_device(way: str, device: str) -> None:
+    clear_cache()
+    real = first(attention(*qkv(), **WAYS[way]))
+    clear_cache()
+    # Without CUDA, torch 2.13 itself aborts at the first view of a fake CUDA tensor that requires a gradient.
+    grad = device == "cpu" or torch.cuda.is_available()
+    with FakeTensorMode() as mode:
+
+        def fake(t: Tensor) -> Tensor:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+
+        arguments = {n: fake(t) if isinstance(t, Tensor) else t for n, t in WAYS[way].items()}
+        q, k, v = (fake(t).requires_grad_(grad) for t in qkv())
+        out = first(attention(q, k, v, **arguments))
+        assert isinstance(out, FakeTensor)
+        assert out.fake_mode is mode
+        assert (out.shape, out.dtype, out.device.type) == (real.shape, real.dtype, device)
+        if grad:
+            out.sum().backward()
+            assert q.grad is not None
+            assert (q.grad.shape, q.grad.device.type) == (q.shape, device)
+    # Nothing that was made of fakes stays behind.
+    assert torch.equal(first(attention(*qkv(), **WAYS[way])), real)
+
+
+def test_module_runs_under_a_fake_mode_with_its_parameters() -> None:
+    with FakeTensorMode():
+        module = DotProductAttention(4, 8, qkv_format="bshd", softmax_type="learnable")
+        q = torch.empty(2, 6, 4, 8)
+        assert module(q, q, q).shape == (2, 6, 32)
+
+
+# Recomputation
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize(
+    "arguments",
+    [*WAYS.values(), {"attention_dropout": 0.4, "backend": "tiled"}, {"attention_dropout": 0.4}],
+    ids=[*WAYS, "dropout, tiled", "dropout"],
+)
+def test_checkpointing_changes_no_number(arguments: dict[str, Any], reentrant: bool) -> None:
+    def run(*inputs: Tensor) -> Tensor:
+        return first(attention(*inputs, **arguments))
+
+    results = []
+    for wrapped in (False, True):
+        inputs = qkv(grad=True)
+        torch.manual_seed(3)
+        out = checkpoint(run, *inputs, use_reentrant=reentrant) if wrapped else run(*inputs)
+        out.square().sum().backward()
+        results.append([out.detach(), *(t.grad for t in inputs)])
+    for plain, recomputed in zip(*results, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+@pytest.mark.parametrize("softmax_type", ["vanilla", "learnable"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_checkpoint_core_attention_changes_no_number(dropout: float, softmax_type: str) -> None:
+    module = DotProductAttention(
+        4, 8, attention_dropout=dropout, qkv_format="bshd", softmax_type=softmax_type
+    )
+    results = []
+    for recompute in (False, True):
+        q, k, v = qkv(grad=True)
+        module.zero_grad()
+        torch.manual_seed(3)
+        out = module(q, k, v, checkpoint_core_attention=recompute)
+        out.square().sum().backward()
+        offset = None if module.softmax_offset is None else module.softmax_offset.grad
+        results.append([out.detach(), q.grad, k.grad, v.grad, offset])
+    for plain, recomputed in zip(*results, strict=True):
+        assert plain is recomputed is None or torch.equal(plain, recomputed)
+
+
+def test_saved_tensor_hooks_see_what_is_saved() -> None:
+    packed: list[Tensor] = []
+
+    def pack(t: Tensor) -> Tensor:
+        packed.append(t)
+        return t
+
+    q, k, v = qkv(grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        attention(q, k, v, backend="tiled").sum().backward()
+    assert len(packed) >= 5  # q, k, v, out, lse
+
+
+def test_second_derivative_is_refused_in_words() -> None:
+    q, k, v = qkv(grad=True)
+    out = attention(q, k, v, backend="tiled").square().sum()
+    (grad,) = torch.autograd.grad(out, q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("backend", ["sdpa.math", "tiled"])
+def test_dropout_follows_manual_seed_and_keeps_the_mean(backend: str) -> None:
+    q, k, v = qkv(8, 64, 2, 8)
+    v = torch.ones_like(v)
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(attention(q, k, v, attention_dropout=0.25, backend=backend))
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert abs(draws[0].mean().item() - 1.0) < 0.02
+
+
+def test_dropout_asked_for_takes_place_whatever_is_said_about_training() -> None:
+    v = torch.ones(2, 6, 4, 8)
+    out = attention(*qkv()[:2], v, attention_dropout=0.5, is_training=False)
+    assert not torch.allclose(out, v)
+
+
+def test_module_drops_only_in_training_mode() -> None:
+    module = DotProductAttention(4, 8, attention_dropout=0.5, qkv_format="bshd")
+    q, k, _ = qkv()
+    ones = torch.ones(2, 6, 4, 8)
+    assert not torch.allclose(module(q, k, ones), ones.flatten(-2))
+    torch.testing.assert_close(module.eval()(q, k, ones), ones.flatten(-2))
+
+
+def test_rng_tracker_holds_while_dropout_draws() -> None:
+    entered: list[int] = []
+
+    class Tracker:
+        def fork(self) -> Any:
+            entered.append(1)
+            return torch.random.fork_rng(devices=[])
+
+    module = DotProductAttention(
+        4, 8, attention_dropout=0.5, qkv_format="bshd", get_rng_state_tracker=Tracker
+    )
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    module(*qkv())
+    assert entered == [1]
+    assert torch.equal(torch.get_rng_state(), state)
+    module.eval()(*qkv())
+    assert entered == [1]
+
+
+# Copies, state and functional calls
+
+
+def build(softmax_type: str = "learnable") -> DotProductAttention:
+    module = DotProductAttention(
+        4,
+        8,
+        4,
+        qkv_format="bshd",
+        window_size=(3, 0),
+        softmax_type=softmax_type,
+        softmax_scale=0.3,
+        name="block",
+    )
+    if module.softmax_offset is not None:
+        nn.init.normal_(module.softmax_offset, generator=torch.Generator().manual_seed(1))
+    return module
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda m: pickle.loads(pickle.dumps(m))}
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["before a call", "after a call"])
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("softmax_type", ["vanilla", "learnable"])
+def test_copies_of_a_module_give_the_same_numbers(softmax_type: str, how: str, called: bool) -> None:
+    module = build(softmax_type)
+    if called:
+        module(*qkv())
+    twin = COPIES[how](module)
+    assert twin.last_selection is None
+    assert torch.equal(twin(*qkv()), module(*qkv()))
+    assert repr(twin) == repr(module)
+    assert twin.state_dict().keys() == module.state_dict().keys()
+
+
+def test_module_is_saved_and_loaded_whole(tmp_path: Any) -> None:
+    module = build()
+    module(*qkv())
+    torch.save(module, tmp_path / "module.pt")
+    loaded = torch.load(tmp_path / "module.pt", weights_only=False)
+    assert torch.equal(loaded(*qkv()), module(*qkv()))
+
+
+def test_state_dict_holds_the_learnable_offset_alone() -> None:
+    assert build("vanilla").state_dict() == {}
+    assert build("off-by-one").state_dict() == {}
+    module = build()
+    assert list(module.state_dict()) == ["softmax_offset"]
+    other = DotProductAttention(
+        4, 8, 4, qkv_format="bshd", window_size=(3, 0), softmax_type="learnable", softmax_scale=0.3
+    )
+    assert not torch.equal(other(*qkv()), module(*qkv()))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other(*qkv()), module(*qkv()))
+
+
+def test_functional_call_uses_the_parameters_it_is_given() -> None:
+    module = build()
+    offset = torch.full((1, 4, 1, 1), 5.0, requires_grad=True)
+    out = torch.func.functional_call(module, {"softmax_offset": offset}, qkv())
+    assert not torch.allclose(out, module(*qkv()))
+    out.sum().backward()
+    assert offset.grad is not None
+    assert module.softmax_offset is not None
+    assert module.softmax_offset.grad is None
+
+
+def test_module_moves_between_types() -> None:
+    module = build().bfloat16()
+    q, k, v = qkv(dtype=torch.bfloat16, grad=True)
+    module(q, k, v).float().sum().backward()
+    assert module.softmax_offset is not None
+    assert module.softmax_offset.grad is not None
+    assert module.softmax_offset.grad.dtype == torch.bfloat16
+
+
+def test_forward_hooks_run() -> None:
+    module, seen = build(), []
+    module.register_forward_hook(lambda m, i, out: seen.append(out.shape))
+    module(*qkv())
+    assert seen == [(2, 6, 32)]
