@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -557,3 +558,26 @@ def test_result_of_a_head_dim_of_one_is_finite() -> None:
     out = attention(q, k, v)
     assert math.isfinite(out.sum().item())
     torch.testing.assert_close(out, wanted.transpose(1, 2), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("fmt", ["bshd", "sbhd", "bhsd"])
+def test_repeated_kv_heads_give_their_gradients_back(fmt: str) -> None:
+    """No CPU kernel needs kv heads repeated; sdpa.efficient on a GPU does. Carried out here by hand."""
+    from attnsel.runtime.bind import bind, bind_gradients
+    from attnsel.runtime.call import NO_EXTRAS, config
+    from attnsel.runtime.run import explain
+    from attnsel.settings import current
+    from attnsel.verdict import Adaptation
+
+    call = Call(Case("", mask_type("causal"), sizes={"g": 2}), fmt)
+    static = config(qkv_format=fmt, attn_mask_type="causal")
+    selection = explain(static, *call.qkv)
+    flash = selection["sdpa.flash"]._replace(adaptations=(Adaptation("expand_gqa", "", 0),))
+    adapted = dataclasses.replace(selection, candidates=(flash,), backend="sdpa.flash")
+    wanted = call.expected()
+    out = bind(adapted, static, *call.qkv, NO_EXTRAS, True, current()).run(*call.qkv, NO_EXTRAS)
+    assert_close({"out": out.detach(), **call.gradients(out)}, wanted, torch.float64)
+    with torch.no_grad():
+        grads = bind_gradients(adapted, static, current())(*call.qkv, NO_EXTRAS, call.to_caller(call.dout))
+    named = {f"d{name}": back(grad, fmt) for name, grad in zip("qkv", grads[:3], strict=True)}
+    assert_close(named, wanted, torch.float64)
