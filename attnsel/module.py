@@ -21,7 +21,6 @@ from attnsel.select import Selection
 _NOT_YET_INIT: dict[str, Any] = {"cp_group": None, "cp_global_ranks": None, "cp_stream": None}
 _NOT_YET_FORWARD: dict[str, Any] = {
     "inference_params": None,
-    "pad_between_seqs": None,
     "fp8_output": False,
     "bf16_backward": False,
     "num_splits": 1,
@@ -165,6 +164,7 @@ class DotProductAttention(nn.Module):
         alibi_slopes: Tensor | None = None,
         fast_zero_fill: bool = True,
         softmax_scale: float | None = None,
+        pad_between_seqs: bool | None = None,
         **not_yet: Any,
     ) -> Any:
         """Attention of these tensors; shapes and defaults as in TransformerEngine.
@@ -172,13 +172,16 @@ class DotProductAttention(nn.Module):
         query_layer: [s, b, h, d], [b, s, h, d] or [t, h, d]. The result is [..., h * e] with the query's
         leading dimensions; with return_max_logit the pair (result, [h]).
 
-        Arguments given here override the constructor's for this call. ``fast_zero_fill`` makes no
+        pad_between_seqs says whether *_padded leave gaps; None: as they are given. Arguments given here
+        override the constructor's for this call. ``fast_zero_fill`` makes no
         difference: outputs are always fully written. ``checkpoint_core_attention`` recomputes in backward.
 
         Raises InvalidInput, UnsupportedArgument, or NoBackendError with every reason.
         """
         if not_yet:
             _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
+        if pad_between_seqs and cu_seqlens_q_padded is None:
+            raise InvalidInput("pad_between_seqs", True, "needs cu_seqlens_q_padded and cu_seqlens_kv_padded")
         offset = self.softmax_offset if self._learnable else None
         static = self._config(
             qkv_format,
@@ -235,7 +238,7 @@ class DotProductAttention(nn.Module):
                 ("softmax_scale", None),
             )
         ]
-        for name in ("checkpoint_core_attention", "fast_zero_fill"):
+        for name in ("checkpoint_core_attention", "fast_zero_fill", "pad_between_seqs"):
             arguments.pop(name, None)
         tensors = {
             name: arguments.pop(name, None)

@@ -95,7 +95,6 @@ def test_unknown_arguments_are_type_errors() -> None:
 
 NOT_YET: dict[str, Any] = {
     "inference_params": object(),
-    "pad_between_seqs": True,
     "fp8_output": True,
     "bf16_backward": True,
     "num_splits": 2,
@@ -249,3 +248,10 @@ def test_explain_says_why_nothing_runs_without_raising() -> None:
 
 def test_repr_tells_the_sizes() -> None:
     assert "heads=4/2, d=8/4, bshd, causal" in repr(build(num_gqa_groups=2, kv_channels=(8, 4)))
+
+
+def test_gaps_that_are_announced_must_be_given() -> None:
+    with pytest.raises(InvalidInput, match="cu_seqlens_q_padded") as caught:
+        build()(*qkv(), pad_between_seqs=True)
+    assert caught.value.field == "pad_between_seqs"
+    assert torch.equal(build()(*qkv(), pad_between_seqs=False), build()(*qkv()))
