@@ -34,24 +34,35 @@ def fold(
 
     ``adaptable``: only those that speak about a candidate with adaptations.
     """
-    known_bugs_off = "all" in ignored
+    if adaptable:
+        codes = _adaptable_codes()
+        return tuple([pair for pair in fold(env, fp8, ignored) if pair[1].code in codes])
     for code in ignored:
         if code != "all" and code not in REGISTRY.pages:
             bugs = ", ".join(code for code in REGISTRY.pages if code.startswith("BUG"))
             raise InvalidInput("allow_known_bugs", code, f"must be 'all' or among {bugs}")
+    waved = frozenset(code for code in REGISTRY.pages if code.startswith("BUG")) & (
+        REGISTRY.pages.keys() if "all" in ignored else frozenset(ignored)
+    )
     return tuple(
-        (rule.body, rule)
-        for rule in _all_rules()
-        if rule.fp8 in (None, fp8)
-        and rule.applies(env)
-        and (not adaptable or any(CANDIDATES[name].adaptations for name in rule.candidates))
-        and not (rule.family == "BUG" and (known_bugs_off or rule.code in ignored))
+        [
+            (rule.body, rule)
+            for rule in _all_rules()
+            if rule.fp8 in (None, fp8) and rule.code not in waved and rule.applies(env)
+        ]
     )
 
 
 @lru_cache(maxsize=1)
 def _all_rules() -> tuple[Rule, ...]:
     return tuple(REGISTRY.rules.values())
+
+
+@lru_cache(maxsize=1)
+def _adaptable_codes() -> frozenset[str]:
+    return frozenset(
+        rule.code for rule in _all_rules() if any(CANDIDATES[name].adaptations for name in rule.candidates)
+    )
 
 
 def findings(

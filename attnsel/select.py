@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from operator import itemgetter
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from attnsel.adapt import adapt_to
@@ -254,36 +254,35 @@ def _rank(
     judged: list[Candidate], p: AttentionParams, env: Environment, policy: Policy
 ) -> tuple[Candidate, ...]:
     """Standing candidates by preference, each told which preference put it below the one above."""
-    codes, rates = _preferences()
-    standing: list[tuple[list[int], Candidate]] = []
+    large = p.score_bytes > _GIB
+    standing: list[Candidate] = []
     refused: list[Candidate] = []
     for candidate in judged:
-        if candidate.verdict == "refused":
-            refused.append(candidate)
-            continue
-        seen = Standing(candidate.name, candidate.verdict, candidate.adaptations, candidate.unproven)
-        standing.append(([rate(seen, p, env, policy) for rate in rates], candidate))
-    standing.sort(key=_by_key)
-    ranked: list[Candidate] = []
-    above: list[int] | None = None
-    for key, candidate in standing:
-        if above is not None and above != key:
-            decided = 0
-            while above[decided] == key[decided]:
-                decided += 1
-            candidate = Candidate._make((*candidate[:-1], codes[decided]))  # placed_by stands last
-        ranked.append(candidate)
-        above = key
+        (refused if candidate.verdict == "refused" else standing).append(candidate)
+    seen = tuple([Standing(c.name, c.verdict, len(c.adaptations), c.unproven, large) for c in standing])
+    ranked = [
+        standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by stands last
+        for i, code in _order(seen, env.arch, policy)
+    ]
     return (*ranked, *refused)
 
 
-_by_key = itemgetter(0)
+_GIB = 1 << 30
 
 
-@lru_cache(maxsize=1)
-def _preferences() -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    pages = REGISTRY.preferences.values()
-    return tuple(page.code for page in pages), tuple(page.value for page in pages)
+@lru_cache(maxsize=4096)
+def _order(
+    standing: tuple[Standing, ...], arch: int | None, policy: Policy
+) -> tuple[tuple[int, str | None], ...]:
+    """Indices best first, each with the code of the first preference in which it loses to the one above."""
+    pages = tuple(REGISTRY.preferences.values())
+    keys = [[page.value(c, arch, policy) for page in pages] for c in standing]
+    order = sorted(range(len(standing)), key=keys.__getitem__)
+    codes: list[str | None] = [None]
+    for above, below in pairwise(order):
+        lost = (page.code for page, a, b in zip(pages, keys[above], keys[below], strict=True) if a != b)
+        codes.append(next(lost, None))
+    return tuple(zip(order, codes, strict=False))
 
 
 def _choose(candidates: tuple[Candidate, ...], env: Environment) -> str | None:

@@ -129,12 +129,16 @@ class Adaptation(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A candidate on its way into the ranking: what preferences may read."""
+    """A candidate on its way into the ranking: all that preferences may read of it and of the question.
+
+    So little of it that equal rankings are common, and remembered.
+    """
 
     name: str
     verdict: Verdict
-    adaptations: tuple[Adaptation, ...]
+    changes: int  # adaptations
     unproven: bool
+    large_scores: bool  # one [b, h, s_q, s_kv] tensor is more than a GiB
 
 
 class Reason(NamedTuple):

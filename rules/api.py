@@ -81,9 +81,14 @@ class Rule(Page):
         """Whether the gates are open in this environment."""
         if self.device is not None and env.device.type not in self.device:
             return False
-        if self.arch is not None and (env.arch is None or env.arch not in self.arch):
-            return False
-        return all(getattr(env, versions.component) in versions for versions in self.when)
+        if self.arch is not None:
+            arch = env.device.arch
+            if arch is None or arch not in self.arch:
+                return False
+        for versions in self.when:
+            if getattr(env, versions.component) not in versions:
+                return False
+        return True
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -98,7 +103,7 @@ class Wish(Page):
 class Preference(Page):
     """One reason to put a candidate before another: the lower value goes first."""
 
-    value: Callable[[Standing, AttentionParams, Environment, Policy], int]
+    value: Callable[[Standing, int | None, Policy], int]
 
 
 class Registry:
@@ -211,9 +216,9 @@ def wish(code: str, *, evidence: str = "policy", trips: tuple[str, Example]) -> 
 
 
 def preference(code: str, *, evidence: str) -> Callable[[Any], Any]:
-    """Register an ordering: ``fn(standing, p, env, policy) -> int``; lower first, first code decides."""
+    """Register an ordering: ``fn(standing, arch, policy) -> int``; lower first, first code decides."""
 
-    def register(fn: Callable[[Standing, AttentionParams, Environment, Policy], int]) -> Any:
+    def register(fn: Callable[[Standing, int | None, Policy], int]) -> Any:
         title, text, source = _read_page(code, fn)
         REGISTRY.add(
             Preference(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from attnsel.candidates import CANDIDATES
-from attnsel.environment import Environment
-from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules.api import preference
 from attnsel.verdict import Standing
@@ -15,7 +13,7 @@ PROVEN: frozenset[tuple[str, int]] = frozenset()
 
 
 @preference("PREF001", evidence="policy")
-def your_order(c: Standing, p: AttentionParams, env: Environment, policy: Policy) -> int:
+def your_order(c: Standing, arch: int | None, policy: Policy) -> int:
     """The order you gave comes before every other consideration.
 
     Why: ATTNSEL_BACKENDS=triton,sdpa.flash is a preference as well as a limit.
@@ -25,7 +23,7 @@ def your_order(c: Standing, p: AttentionParams, env: Environment, policy: Policy
 
 
 @preference("PREF002", evidence="measured")
-def last_resorts_last(c: Standing, p: AttentionParams, env: Environment, policy: Policy) -> int:
+def last_resorts_last(c: Standing, arch: int | None, policy: Policy) -> int:
     """Candidates that are right everywhere and slow on a GPU come last.
 
     Why: sdpa.math stores every score, tiled launches many small operations.
@@ -35,7 +33,7 @@ def last_resorts_last(c: Standing, p: AttentionParams, env: Environment, policy:
 
 
 @preference("PREF003", evidence="policy")
-def known_before_unknown(c: Standing, p: AttentionParams, env: Environment, policy: Policy) -> int:
+def known_before_unknown(c: Standing, arch: int | None, policy: Policy) -> int:
     """What is known to run comes before what nobody has checked.
 
     Why: an unknown may refuse when it runs; attnsel then goes on to the next.
@@ -45,7 +43,7 @@ def known_before_unknown(c: Standing, p: AttentionParams, env: Environment, poli
 
 
 @preference("PREF004", evidence="policy")
-def proven_before_unproven(c: Standing, p: AttentionParams, env: Environment, policy: Policy) -> int:
+def proven_before_unproven(c: Standing, arch: int | None, policy: Policy) -> int:
     """A kernel of ours that no committed result shows here comes after proven ones.
 
     Why: compiled and interpreted is not the same as run.
@@ -59,7 +57,7 @@ _CUDNN_FIRST = ("cudnn", "sdpa.cudnn", "triton", "sdpa.flash", "sdpa.efficient")
 
 
 @preference("PREF005", evidence="reported")
-def faster_family_first(c: Standing, p: AttentionParams, env: Environment, policy: Policy) -> int:
+def faster_family_first(c: Standing, arch: int | None, policy: Policy) -> int:
     """cuDNN leads on Hopper and datacentre Blackwell, flash-type kernels lead elsewhere.
 
     Why: cuDNN's Hopper kernels reach about 1.6x FlashAttention-2 at head_dim 128 forward; on Ampere it
@@ -67,28 +65,27 @@ def faster_family_first(c: Standing, p: AttentionParams, env: Environment, polic
     Source: FlashAttention-3 paper, figures for H100 (cuDNN 617 against 362 TFLOP/s, head_dim 128, 2k);
     transformers PR #48163; TransformerEngine prefers fused attention from sm90 on (utils.py 1647-1660).
     """
-    order = _CUDNN_FIRST if env.arch is not None and 90 <= env.arch < 120 else _FLASH_FIRST
+    order = _CUDNN_FIRST if arch is not None and 90 <= arch < 120 else _FLASH_FIRST
     return order.index(c.name) if c.name in order else len(order)
 
 
 @preference("PREF006", evidence="measured")
-def leaner_last_resort(c: Standing, p: AttentionParams, env: Environment, policy: Policy) -> int:
+def leaner_last_resort(c: Standing, arch: int | None, policy: Policy) -> int:
     """Among last resorts, sdpa.math goes first while its scores are small, tiled otherwise.
 
     Why: sdpa.math is a handful of large operations and holds all scores at once; tiled holds a block.
     One GiB is where a score tensor stops being a detail on the smallest card of the catalogue (16 GiB).
     Source: attnsel's choice; the size is printed in the report.
     """
-    if c.name == "sdpa.math":
-        return 1 if p.score_bytes > 1 << 30 else 0
-    return 1 if c.name == "tiled" and p.score_bytes <= 1 << 30 else 0
+    first = "tiled" if c.large_scores else "sdpa.math"
+    return int(CANDIDATES[c.name].last_resort and c.name != first)
 
 
 @preference("PREF007", evidence="policy")
-def fewer_changes_first(c: Standing, p: AttentionParams, env: Environment, policy: Policy) -> int:
+def fewer_changes_first(c: Standing, arch: int | None, policy: Policy) -> int:
     """Of two that are otherwise alike, the one that takes the call as it is goes first.
 
     Why: an adaptation costs memory and time on every call.
     Source: attnsel's design.
     """
-    return len(c.adaptations)
+    return c.changes
