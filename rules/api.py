@@ -85,7 +85,7 @@ class Rule(Page):
             arch = env.device.arch
             if arch is None or arch not in self.arch:
                 return False
-        for versions in self.when:
+        for versions in self.when:  # noqa: SIM110 - a generator would cost more than the loop
             if getattr(env, versions.component) not in versions:
                 return False
         return True
