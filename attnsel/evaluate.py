@@ -36,7 +36,7 @@ def fold(
     """
     if adaptable:
         codes = _adaptable_codes()
-        return tuple([pair for pair in fold(env, fp8, ignored) if pair[1].code in codes])
+        return tuple([pair for pair in fold(env, fp8, ignored, False) if pair[1].code in codes])
     for code in ignored:
         if code != "all" and code not in REGISTRY.pages:
             bugs = ", ".join(code for code in REGISTRY.pages if code.startswith("BUG"))
