@@ -1,0 +1,114 @@
+"""How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
+
+Every row was compiled ahead of time (``gate.py``): it fits the architecture's shared memory and spills nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Block(NamedTuple):
+    """Rows and columns of a tile, and how a program is laid out."""
+
+    m: int
+    n: int
+    warps: int = 4
+    stages: int = 2
+
+
+class Tiles(NamedTuple):
+    """The tiles of one call's passes."""
+
+    forward: Block
+    dkdv: Block
+    dq: Block
+    dbias: Block
+
+
+# Opt-in shared memory per block, bytes: CUDA C programming guide, compute capabilities (less the reserved KiB).
+SHARED_MEMORY = {
+    75: 65536,
+    80: 166912,
+    86: 101376,
+    87: 166912,
+    89: 101376,
+    90: 232448,
+    100: 232448,
+    103: 232448,
+    110: 232448,
+    120: 101376,
+    121: 101376,
+}
+ARCHS = (75, 80, 86, 89, 90, 100, 120)
+
+# (family, pass) -> {widest padded head dimension: block}. None: no tile that fits and does not spill.
+_TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
+    (75, "forward"): {64: Block(128, 64, 8, 1), 128: Block(128, 64, 8, 1), 256: Block(64, 32, 4, 1)},
+    (75, "dkdv"): {64: Block(64, 64, 8, 1), 128: Block(32, 64, 8, 1), 256: None},
+    (75, "dq"): {64: Block(64, 32, 4, 1), 128: Block(64, 32, 4, 1), 256: Block(32, 32, 8, 1)},
+    (80, "forward"): {64: Block(128, 64, 4, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 64, 8, 1)},
+    (80, "dkdv"): {64: Block(64, 64, 4, 2), 128: Block(64, 64, 8, 2), 256: Block(32, 32, 8, 2)},
+    (80, "dq"): {64: Block(128, 64, 8, 2), 128: Block(64, 32, 4, 2), 256: Block(64, 32, 8, 1)},
+    (86, "forward"): {64: Block(128, 64, 4, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 64, 8, 1)},
+    (86, "dkdv"): {64: Block(64, 64, 4, 2), 128: Block(64, 64, 8, 2), 256: Block(32, 32, 8, 2)},
+    (86, "dq"): {64: Block(128, 64, 8, 2), 128: Block(64, 32, 4, 2), 256: Block(64, 32, 8, 1)},
+    (90, "forward"): {64: Block(128, 128, 8, 2), 128: Block(128, 128, 8, 2), 256: Block(128, 64, 8, 1)},
+    (90, "dkdv"): {64: Block(64, 128, 8, 2), 128: Block(64, 64, 8, 2), 256: Block(32, 32, 8, 2)},
+    (90, "dq"): {64: Block(128, 64, 8, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 32, 8, 2)},
+    (100, "forward"): {64: Block(128, 128, 8, 2), 128: Block(128, 64, 8, 2), 256: Block(128, 64, 8, 2)},
+    (100, "dkdv"): {64: Block(64, 128, 8, 2), 128: Block(64, 64, 8, 2), 256: Block(32, 32, 8, 2)},
+    (100, "dq"): {64: Block(128, 64, 8, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 32, 8, 1)},
+    (120, "forward"): {64: Block(64, 64, 4, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 64, 8, 1)},
+    (120, "dkdv"): {64: Block(64, 64, 4, 2), 128: Block(32, 64, 8, 2), 256: Block(32, 32, 8, 2)},
+    (120, "dq"): {64: Block(128, 64, 8, 2), 128: Block(64, 32, 4, 2), 256: Block(64, 32, 8, 1)},
+}
+_DBIAS = {64: Block(64, 64, 4, 1), 128: Block(64, 32, 4, 1), 256: Block(32, 32, 8, 1)}
+# float32 multiplies without tensor cores, as plain PyTorch does: small tiles keep it out of local memory.
+_FLOAT32 = {64: Block(32, 32, 4, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}
+
+PASSES = ("forward", "dkdv", "dq", "dbias")
+
+
+def pad(width: int) -> int:
+    """The power of two a head dimension is padded to; dots want at least 16."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def choose(name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block:
+    """The tile of one pass (``PASSES``) on an architecture such as 90.
+
+    Raises ValueError where the table has none: head dimensions over 256, or 129 to 256 in Turing's dK/dV pass.
+    """
+    width = max(64, pad(head_dim_qk), pad(head_dim_v))
+    if width > 256:
+        raise ValueError(
+            f"Triton kernels stop at head_dim 256, got {head_dim_qk} (q, k) and {head_dim_v} (v)"
+        )
+    if itemsize == 4:
+        return _FLOAT32[width]
+    if name == "dbias":
+        return _DBIAS[width]
+    block = _TABLE[_family(arch), name][width]
+    if block is None:
+        raise ValueError(
+            f"no {name} tile for head_dim {head_dim_qk} (q, k) and {head_dim_v} (v) fits sm{arch} without "
+            "spilling; at most 128"
+        )
+    return block
+
+
+def _family(arch: int) -> int:
+    """The table's row for an architecture: equal shared memory and matrix instructions."""
+    if arch in (86, 89):
+        return 86
+    for family in (120, 100, 90, 80, 75):
+        if arch >= family:
+            return family
+    raise ValueError(f"the Triton kernels need sm75 (Turing) or newer, got sm{arch}")
+
+
+def interpreted(s_q: int, s_kv: int) -> Tiles:
+    """Tiles for the interpreter, whose cost is the number of tiles: as few as hold the sequences, up to 128."""
+    block = Block(max(16, min(128, pad(s_q))), max(16, min(128, pad(s_kv))))
+    return Tiles(block, block, block, block)
