@@ -148,7 +148,8 @@ def _rows_of_dkdv(
         x = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         x, t = score(
             x, rows[None, :], cols[:, None], len_q, len_kv, diag, scale2, cap, window_left, window_right,
-            Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, MASKED, LEFT, RIGHT, SOFTCAP, ALIBI,
+            Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, False, MASKED and LEFT,
+            MASKED and RIGHT, SOFTCAP, ALIBI,
         )  # fmt: skip
         p = tl.exp2(x - lse2[None, :])
         dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
@@ -435,7 +436,8 @@ def _dscore(
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x, t = score(
         x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, window_left, window_right,
-        Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, MASKED, LEFT, RIGHT, SOFTCAP, ALIBI,
+        Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, MASKED, MASKED and LEFT,
+            MASKED and RIGHT, SOFTCAP, ALIBI,
     )  # fmt: skip
     p = tl.exp2(x - lse2[:, None])
     dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
@@ -722,7 +724,7 @@ def dbias_kernel(
                 Delta + z64 * row_b + head64 * row_h + first_q,
                 m0, q_s, do_s, len_q, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
             )  # fmt: skip
-            begin, full_begin, full_end, end = span(
+            begin, _, _, end = span(
                 m0, BLOCK_M, len_kv, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, False
             )
             if not ALL_COLS:

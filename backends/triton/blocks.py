@@ -1,6 +1,6 @@
 """How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
 
-Every row was compiled ahead of time (``gate.py``): it fits the architecture's shared memory and spills nothing.
+Every row was compiled ahead of time (``gate.py``): it fits in shared memory and spills nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from typing import NamedTuple
 
 
 class Block(NamedTuple):
-    """Rows and columns of a tile, and how a program is laid out."""
+    """Rows and columns of a tile, and how a program is laid out.
+
+    ``split``: tiles that no bound crosses get a loop without masks; two loops may need more registers.
+    """
 
     m: int
     n: int
     warps: int = 4
     stages: int = 2
+    split: bool = True
 
 
 class Tiles(NamedTuple):
@@ -26,7 +30,7 @@ class Tiles(NamedTuple):
     dbias: Block
 
 
-# Opt-in shared memory per block, bytes: CUDA C programming guide, compute capabilities (less the reserved KiB).
+# Opt-in shared memory per block, bytes, less the reserved KiB: CUDA C programming guide.
 SHARED_MEMORY = {
     75: 65536,
     80: 166912,
@@ -78,7 +82,7 @@ def pad(width: int) -> int:
 def choose(name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block:
     """The tile of one pass (``PASSES``) on an architecture such as 90.
 
-    Raises ValueError where the table has none: head dimensions over 256, or 129 to 256 in Turing's dK/dV pass.
+    Raises ValueError where it has none: head dimensions over 256, or over 128 in Turing's dK/dV pass.
     """
     width = max(64, pad(head_dim_qk), pad(head_dim_v))
     if width > 256:
@@ -109,6 +113,6 @@ def _family(arch: int) -> int:
 
 
 def interpreted(s_q: int, s_kv: int) -> Tiles:
-    """Tiles for the interpreter, whose cost is the number of tiles: as few as hold the sequences, up to 128."""
+    """Tiles for the interpreter, whose cost is their number: as few as hold the sequences, up to 128."""
     block = Block(max(16, min(128, pad(s_q))), max(16, min(128, pad(s_kv))))
     return Tiles(block, block, block, block)

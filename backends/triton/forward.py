@@ -59,7 +59,8 @@ def _columns(
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         x, _ = score(
             x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, window_left, window_right,
-            Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, MASKED, LEFT, RIGHT, SOFTCAP, ALIBI,
+            Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, MASKED, MASKED and LEFT,
+            MASKED and RIGHT, SOFTCAP, ALIBI,
         )  # fmt: skip
         new_peak = tl.maximum(peak, tl.max(x, 1))
         # Where nothing was visible yet both are -inf, and -inf - -inf is NaN.

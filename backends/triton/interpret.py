@@ -33,6 +33,16 @@ _twins: dict[int, Any] = {}
 _library: dict[int, Any] = {}
 
 
+class _Called(interpreter.InterpretedFunction):  # type: ignore[misc]
+    """A function that kernels call: the kernel's launch has patched triton.language already.
+
+    The interpreter patches it anew at every such call, which was a third of the time.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.rewrite()(*args, **kwargs)
+
+
 def launch(kernel: Any, grid: tuple[int, ...], args: dict[str, Any]) -> None:
     """``kernel[grid](**args)`` on CPU tensors, one program after the other."""
     with _lock, _interpreted_language(), _repaired_bf16(), np.errstate(all="ignore"):
@@ -48,7 +58,9 @@ def _twin(kernel: Any) -> Any:
         copy = types.FunctionType(fn.__code__, own, fn.__name__, fn.__defaults__, fn.__closure__)
         copy.__kwdefaults__, copy.__annotations__ = fn.__kwdefaults__, dict(fn.__annotations__)
         copy.__module__, copy.__qualname__ = fn.__module__, fn.__qualname__
-        made = _twins[id(kernel)] = interpreter.InterpretedFunction(copy)
+        # The launch patches the modules it sees here; the library's functions use core.
+        own["_core"] = tl.core
+        made = _twins[id(kernel)] = _Called(copy)
         for name, value in list(own.items()):
             if isinstance(value, JITFunction) and not value.fn.__module__.startswith("triton."):
                 own[name] = _twin(value)
@@ -71,7 +83,7 @@ def _interpreted_language() -> Iterator[None]:
             for name, value in names.items():
                 if isinstance(value, JITFunction):
                     if id(value) not in _library:
-                        _library[id(value)] = interpreter.InterpretedFunction(value.fn)
+                        _library[id(value)] = _Called(value.fn)
                     setattr(module, name, _library[id(value)])
         yield
     finally:

@@ -35,6 +35,17 @@ class Launch:
     block: Block
 
 
+def _split(call: Call, block: Block) -> bool:
+    """A loop of its own for unmasked tiles, where scores are cheap enough for that to show."""
+    i = call.inputs
+    return block.split and i.bias is None and i.attn_mask is None and not call.spec.dropout_p
+
+
+def _make(name: str, kernel: Any, programs: int, args: dict[str, Any], block: Block) -> Launch:
+    """A launch with the arguments that its kernel has: a compiled one refuses any other."""
+    return Launch(name, kernel, programs, {each: args[each] for each in kernel.arg_names}, block)
+
+
 def check(spec: Spec, inputs: Inputs) -> None:
     """ValueError, before any launch, for what the kernels cannot take."""
     check_features(spec, inputs)
@@ -135,6 +146,7 @@ def shared_args(call: Call) -> dict[str, Any]:
     bias = None if i.bias is None else four_dims(i.bias.detach())
     mask = None if i.attn_mask is None else four_dims(i.attn_mask).view(torch.uint8)
     slopes = None if i.alibi_slopes is None else i.alibi_slopes.contiguous()
+    per_sequence = slopes is not None and slopes.dim() == 2 and slopes.shape[0] > 1
     dropout = bool(spec.dropout_p)
     # Words are compared as signed integers with the top bit flipped.
     threshold = min(round(spec.dropout_p * 2**32), 2**32 - 1) - 2**31
@@ -158,9 +170,7 @@ def shared_args(call: Call) -> dict[str, Any]:
         **strides("v", i.v, spec.packed),
         **broadcast_strides("bias", bias),
         **broadcast_strides("mask", mask),
-        "slope_b": slopes.stride(0)
-        if slopes is not None and slopes.dim() == 2 and slopes.shape[0] > 1
-        else 0,
+        "slope_b": slopes.stride(0) if slopes is not None and per_sequence else 0,
         "group": call.heads // max(1, call.groups),
         "rows_q": i.q.shape[0 if spec.packed else 2],
         "rows_kv": i.k.shape[0 if spec.packed else 2],
@@ -180,8 +190,6 @@ def shared_args(call: Call) -> dict[str, Any]:
         "RIGHT": spec.window_right >= 0,
         "BOTTOM_RIGHT": spec.bottom_right,
         "SOFTCAP": bool(spec.softcap),
-        # Unmasked tiles in a loop of their own, where scores are cheap enough for that to show.
-        "SPLIT": bias is None and mask is None and not dropout,
         "PRECISION": "ieee",
     }
 
@@ -232,9 +240,10 @@ def forward_launch(
         "batch": call.batch,
         "BLOCK_M": block.m,
         "BLOCK_N": block.n,
+        "SPLIT": _split(call, block),
         "SINK": call.spec.softmax_type != "vanilla",
     }
-    return Launch("forward", forward_kernel, tiles * call.heads * call.batch, args, block)
+    return _make("forward", forward_kernel, tiles * call.heads * call.batch, args, block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +264,15 @@ ROWS_BLOCK = 64  # rows of a program of the first backward pass
 
 
 def backward_launches(
-    call: Call, arch: int | None, result: Result, dlse: Tensor | None, buffers: Buffers
+    call: Call,
+    arch: int | None,
+    result: Result,
+    dlse: Tensor | None,
+    buffers: Buffers,
+    only: str | None = None,
 ) -> list[Launch]:
-    """In the order they run: rows, dkdv, dq, and dbias where the bias wants a gradient."""
+    """In the order they run: rows, dkdv, dq, and dbias where the bias wants a gradient; or ``only`` one."""
     packed, shared = call.spec.packed, shared_args(call)
-    assert result.lse is not None
     common = {
         **shared,
         "DOut": buffers.dout,
@@ -268,38 +281,48 @@ def backward_launches(
         **strides("do", buffers.dout, packed),
         **_row_strides("row", buffers.lse2, packed),
     }
-    blocks = {name: call.block(name, arch) for name in ("dkdv", "dq")}
-    launches = [_rows_launch(call, result, dlse, buffers)]
-    block = blocks["dkdv"]
+    makers = {
+        "rows": lambda: _rows_launch(call, result, dlse, buffers),
+        "dkdv": lambda: _dkdv_launch(call, call.block("dkdv", arch), common, buffers),
+        "dq": lambda: _dq_launch(call, call.block("dq", arch), common, buffers),
+    }
+    if buffers.dbias is not None:
+        dbias = buffers.dbias
+        makers["dbias"] = lambda: _dbias_launch(call, call.block("dbias", arch), common, dbias)
+    return [make() for name, make in makers.items() if only in (None, name)]
+
+
+def _dkdv_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
     tiles = tile_count(call.longest_kv, block.n)
     args = {
         **common,
         "DK": buffers.dk,
         "DV": buffers.dv,
-        **strides("dk", buffers.dk, packed),
-        **strides("dv", buffers.dv, packed),
+        **strides("dk", buffers.dk, call.spec.packed),
+        **strides("dv", buffers.dv, call.spec.packed),
         "tiles": tiles,
         "groups": call.groups,
         "BLOCK_M": block.m,
         "BLOCK_N": block.n,
+        "SPLIT": _split(call, block),
         "DEAD_ROWS": may_have_dead_rows(call),
     }
-    launches.append(Launch("dkdv", dkdv_kernel, tiles * call.groups * call.batch, args, block))
-    block = blocks["dq"]
+    return _make("dkdv", dkdv_kernel, tiles * call.groups * call.batch, args, block)
+
+
+def _dq_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
     tiles = tile_count(call.longest_q, block.m)
     args = {
         **common,
         "DQ": buffers.dq,
-        **strides("dq", buffers.dq, packed),
+        **strides("dq", buffers.dq, call.spec.packed),
         "tiles": tiles,
         "heads": call.heads,
         "BLOCK_M": block.m,
         "BLOCK_N": block.n,
+        "SPLIT": _split(call, block),
     }
-    launches.append(Launch("dq", dq_kernel, tiles * call.heads * call.batch, args, block))
-    if buffers.dbias is not None:
-        launches.append(_dbias_launch(call, arch, common, buffers.dbias))
-    return launches
+    return _make("dq", dq_kernel, tiles * call.heads * call.batch, args, block)
 
 
 def _row_strides(prefix: str, t: Tensor, packed: bool) -> dict[str, int]:
@@ -339,11 +362,10 @@ def _rows_launch(call: Call, result: Result, dlse: Tensor | None, buffers: Buffe
         "BLOCK_E": pad(call.e),
         "BLOCK_M": ROWS_BLOCK,
     }
-    return Launch("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 4, 1))
+    return _make("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 4, 1))
 
 
-def _dbias_launch(call: Call, arch: int | None, common: dict[str, Any], dbias: Tensor) -> Launch:
-    block = call.block("dbias", arch)
+def _dbias_launch(call: Call, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:
     bias_b, bias_h, rows, cols = dbias.shape
     # A dimension of size 1 is both full and broadcast where the call's is 1 as well.
     all_rows, all_cols = rows == 1, cols == 1
@@ -365,4 +387,4 @@ def _dbias_launch(call: Call, arch: int | None, common: dict[str, Any], dbias: T
         "ALL_ROWS": all_rows,
         "ALL_COLS": all_cols,
     }
-    return Launch("dbias", dbias_kernel, tiles * tiles_kv * bias_b * bias_h, args, block)
+    return _make("dbias", dbias_kernel, tiles * tiles_kv * bias_b * bias_h, args, block)

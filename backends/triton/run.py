@@ -20,12 +20,12 @@ NEG_INF = float("-inf")
 def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None) -> Result:
     """Attention as the contract states it; ``tiles`` overrides the table.
 
-    ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``); ``lse`` is always given.
+    ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``); ``lse`` always.
     Rows that see no key give 0 and -inf (with sinks the sink's logit); padded rows, and packed rows of no
     sequence, 0 and -inf.
 
-    Raises ValueError, before any launch, for a dtype, head dimension, stride or architecture the kernels do not
-    have, and for what is missing from ``inputs``.
+    Raises ValueError, before any launch, for a dtype, head dimension, stride or architecture that the kernels
+    do not have, and for what is missing from ``inputs``.
     """
     _launch.check(spec, inputs)
     call, q = make_call(spec, inputs, tiles), inputs.q
@@ -65,8 +65,8 @@ def backward(
 ) -> Grads:
     """Gradients of ``(out * dout).sum() + (lse * dlse).sum()``; ``tiles`` overrides the table.
 
-    ``result`` may hold an ``out`` and ``lse`` merged from several parts of the keys. The bias's gradient is made
-    when ``inputs.bias.requires_grad``, summed over what the bias broadcasts over, one tile at a time.
+    ``result`` may hold an ``out`` and ``lse`` merged from several parts of the keys. The bias's gradient is
+    made when ``inputs.bias.requires_grad``, summed over what the bias broadcasts over, one tile at a time.
 
     Raises ValueError as ``forward`` does, and without ``result.lse``.
     """

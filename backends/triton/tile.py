@@ -14,7 +14,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def sequence(z, Len, Cu, Start, rows):
-    """First row in memory (int64) and length (int32) of sequence z, inside ``rows`` whatever the tensors say."""
+    """First row in memory (int64) and length (int32) of sequence z, inside ``rows`` whatever was given."""
     if Cu is not None:
         begin = tl.load(Cu + z)
         length = tl.load(Cu + z + 1) - begin
@@ -88,7 +88,7 @@ def score(
     mask_q,
     mask_kv,
     slope2,
-    MASKED: tl.constexpr,
+    TAIL: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -97,7 +97,8 @@ def score(
     """Scores in units of log2(e), -inf where invisible, and the softcap's tanh (else the scores again).
 
     ``scale2`` is softmax_scale * log2(e), or softmax_scale / softcap with a softcap; ``diag`` is
-    q_offset - kv_offset + shift, so that ``cols - rows - diag`` is the contract's j - i - shift.
+    q_offset - kv_offset + shift, so that ``cols - rows - diag`` is the contract's j - i - shift. TAIL, LEFT
+    and RIGHT say which bounds this tile may cross: the last column's, the window's.
     """
     x = x * scale2
     t = x
@@ -114,13 +115,13 @@ def score(
         inside = (rows < len_q) & (cols < len_kv)
         at = Mask + (rows * tl.cast(mask_q, tl.int64) + cols * tl.cast(mask_kv, tl.int64))
         x = tl.where(tl.load(at, mask=inside, other=1) != 0, float("-inf"), x)
-    if MASKED:
-        visible = cols < len_kv
-        if LEFT:
-            visible = visible & (cols - rows - diag >= -window_left)
-        if RIGHT:
-            visible = visible & (cols - rows - diag <= window_right)
-        x = tl.where(visible, x, float("-inf"))
+    # One bound per row against the bare columns: a difference per pair would cost registers.
+    if TAIL:
+        x = tl.where(cols < len_kv, x, float("-inf"))
+    if LEFT:
+        x = tl.where(cols >= rows + (diag - window_left), x, float("-inf"))
+    if RIGHT:
+        x = tl.where(cols <= rows + (diag + window_right), x, float("-inf"))
     return x, t
 
 
