@@ -724,7 +724,7 @@ def dbias_kernel(
                 Delta + z64 * row_b + head64 * row_h + first_q,
                 m0, q_s, do_s, len_q, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
             )  # fmt: skip
-            begin, _, _, end = span(
+            begin, _full_begin, _full_end, end = span(
                 m0, BLOCK_M, len_kv, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, False
             )
             if not ALL_COLS:
@@ -738,7 +738,7 @@ def dbias_kernel(
                 v = load_rows(
                     V + z64 * v_b + g64 * v_h + first_kv * v_s, n, v_s, len_kv, E, BLOCK_E, BLOCK_N, True
                 )
-                ds, _ = _dscore(
+                ds, _tanh = _dscore(
                     q, k, v, dout, lse2, delta, rows, cols, len_q, len_kv, diag, scale2, cap, window_left,
                     window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv, slope2, key, q_offset,
                     kv_offset, head, z, threshold, keep_scale, True, LEFT, RIGHT, SOFTCAP,

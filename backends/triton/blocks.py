@@ -48,27 +48,105 @@ ARCHS = (75, 80, 86, 89, 90, 100, 120)
 
 # (family, pass) -> {widest padded head dimension: block}. None: no tile that fits and does not spill.
 _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
-    (75, "forward"): {64: Block(128, 64, 8, 1), 128: Block(128, 64, 8, 1), 256: Block(64, 32, 4, 1)},
-    (75, "dkdv"): {64: Block(64, 64, 8, 1), 128: Block(32, 64, 8, 1), 256: None},
-    (75, "dq"): {64: Block(64, 32, 4, 1), 128: Block(64, 32, 4, 1), 256: Block(32, 32, 8, 1)},
-    (80, "forward"): {64: Block(128, 64, 4, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 64, 8, 1)},
-    (80, "dkdv"): {64: Block(64, 64, 4, 2), 128: Block(64, 64, 8, 2), 256: Block(32, 32, 8, 2)},
-    (80, "dq"): {64: Block(128, 64, 8, 2), 128: Block(64, 32, 4, 2), 256: Block(64, 32, 8, 1)},
-    (86, "forward"): {64: Block(128, 64, 4, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 64, 8, 1)},
-    (86, "dkdv"): {64: Block(64, 64, 4, 2), 128: Block(64, 64, 8, 2), 256: Block(32, 32, 8, 2)},
-    (86, "dq"): {64: Block(128, 64, 8, 2), 128: Block(64, 32, 4, 2), 256: Block(64, 32, 8, 1)},
-    (90, "forward"): {64: Block(128, 128, 8, 2), 128: Block(128, 128, 8, 2), 256: Block(128, 64, 8, 1)},
-    (90, "dkdv"): {64: Block(64, 128, 8, 2), 128: Block(64, 64, 8, 2), 256: Block(32, 32, 8, 2)},
-    (90, "dq"): {64: Block(128, 64, 8, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 32, 8, 2)},
-    (100, "forward"): {64: Block(128, 128, 8, 2), 128: Block(128, 64, 8, 2), 256: Block(128, 64, 8, 2)},
-    (100, "dkdv"): {64: Block(64, 128, 8, 2), 128: Block(64, 64, 8, 2), 256: Block(32, 32, 8, 2)},
-    (100, "dq"): {64: Block(128, 64, 8, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 32, 8, 1)},
-    (120, "forward"): {64: Block(64, 64, 4, 2), 128: Block(128, 64, 8, 2), 256: Block(64, 64, 8, 1)},
-    (120, "dkdv"): {64: Block(64, 64, 4, 2), 128: Block(32, 64, 8, 2), 256: Block(32, 32, 8, 2)},
-    (120, "dq"): {64: Block(128, 64, 8, 2), 128: Block(64, 32, 4, 2), 256: Block(64, 32, 8, 1)},
+    (75, "forward"): {
+        64: Block(128, 64, 4, 1, split=False),
+        128: Block(128, 64, 8, 1, split=False),
+        256: Block(64, 32, 8, 1),
+    },
+    (75, "dkdv"): {
+        64: Block(32, 128, 8, 1, split=False),
+        128: Block(32, 64, 8, 1, split=False),
+        256: None,
+    },
+    (75, "dq"): {
+        64: Block(64, 32, 4, 1),
+        128: Block(64, 32, 4, 1),
+        256: Block(32, 32, 8, 1),
+    },
+    (80, "forward"): {
+        64: Block(128, 64, 4, 3, split=False),
+        128: Block(128, 64, 8, 3),
+        256: Block(64, 64, 8, 2),
+    },
+    (80, "dkdv"): {
+        64: Block(32, 128, 8, 2, split=False),
+        128: Block(64, 64, 8, 2, split=False),
+        256: Block(32, 64, 8, 2, split=False),
+    },
+    (80, "dq"): {
+        64: Block(128, 64, 8, 2),
+        128: Block(128, 32, 8, 2),
+        256: Block(64, 32, 8, 2),
+    },
+    (86, "forward"): {
+        64: Block(128, 128, 8, 2, split=False),
+        128: Block(128, 64, 8, 3),
+        256: Block(64, 64, 8, 1),
+    },
+    (86, "dkdv"): {
+        64: Block(32, 128, 8, 2, split=False),
+        128: Block(64, 64, 8, 2, split=False),
+        256: Block(32, 32, 8, 2, split=False),
+    },
+    (86, "dq"): {
+        64: Block(128, 64, 8, 2),
+        128: Block(128, 32, 8, 2),
+        256: Block(64, 32, 8, 1),
+    },
+    (90, "forward"): {
+        64: Block(128, 128, 8, 2),
+        128: Block(128, 128, 8, 2),
+        256: Block(128, 64, 8, 2),
+    },
+    (90, "dkdv"): {
+        64: Block(64, 128, 8, 2, split=False),
+        128: Block(32, 128, 8, 2, split=False),
+        256: Block(32, 32, 8, 2, split=False),
+    },
+    (90, "dq"): {
+        64: Block(128, 64, 8, 2),
+        128: Block(128, 64, 8, 2),
+        256: Block(64, 32, 8, 2),
+    },
+    (100, "forward"): {
+        64: Block(128, 128, 8, 2),
+        128: Block(128, 64, 8, 2),
+        256: Block(128, 64, 8, 2, split=False),
+    },
+    (100, "dkdv"): {
+        64: Block(64, 128, 8, 2, split=False),
+        128: Block(64, 64, 8, 2, split=False),
+        256: Block(32, 32, 8, 2, split=False),
+    },
+    (100, "dq"): {
+        64: Block(128, 64, 8, 2),
+        128: Block(128, 64, 8, 2),
+        256: Block(128, 32, 8, 2),
+    },
+    (120, "forward"): {
+        64: Block(128, 128, 8, 1),
+        128: Block(128, 64, 8, 3),
+        256: Block(64, 64, 8, 1),
+    },
+    (120, "dkdv"): {
+        64: Block(64, 128, 8, 2, split=False),
+        128: Block(64, 64, 8, 1, split=False),
+        256: Block(32, 32, 8, 2, split=False),
+    },
+    (120, "dq"): {
+        64: Block(128, 64, 8, 2),
+        128: Block(128, 32, 8, 2),
+        256: Block(64, 32, 8, 1),
+    },
 }
-_DBIAS = {64: Block(64, 64, 4, 1), 128: Block(64, 32, 4, 1), 256: Block(32, 32, 8, 1)}
-# float32 multiplies without tensor cores, as plain PyTorch does: small tiles keep it out of local memory.
+# With a bias, a mask or dropout a pair takes many more registers; stages 1 on Turing, as above.
+_HEAVY: dict[str, dict[int, Block]] = {
+    "forward": {64: Block(64, 64, 4, 2), 128: Block(64, 32, 8, 2), 256: Block(32, 32, 8, 1)},
+    "dkdv": {64: Block(32, 32, 4, 2), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)},
+    "dq": {64: Block(64, 32, 4, 2), 128: Block(32, 32, 4, 1), 256: Block(32, 32, 8, 1)},
+    "dbias": {64: Block(32, 32, 4, 1), 128: Block(32, 32, 8, 1), 256: Block(32, 32, 8, 1)},
+}
+# float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
 _FLOAT32 = {64: Block(32, 32, 4, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}
 
 PASSES = ("forward", "dkdv", "dq", "dbias")
@@ -79,8 +157,10 @@ def pad(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def choose(name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block:
-    """The tile of one pass (``PASSES``) on an architecture such as 90.
+def choose(
+    name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int, heavy: bool = False
+) -> Block:
+    """The tile of one pass (``PASSES``) on an architecture such as 90; ``heavy``: bias, mask or dropout.
 
     Raises ValueError where it has none: head dimensions over 256, or over 128 in Turing's dK/dV pass.
     """
@@ -91,9 +171,11 @@ def choose(name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: in
         )
     if itemsize == 4:
         return _FLOAT32[width]
-    if name == "dbias":
-        return _DBIAS[width]
-    block = _TABLE[_family(arch), name][width]
+    family = _family(arch)
+    block = _HEAVY["dbias"][width] if name == "dbias" else _TABLE[family, name][width]
+    if block is not None and heavy:
+        block = _HEAVY[name][width]
+        return block._replace(stages=1) if family == 75 else block
     if block is None:
         raise ValueError(
             f"no {name} tile for head_dim {head_dim_qk} (q, k) and {head_dim_v} (v) fits sm{arch} without "

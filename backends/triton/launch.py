@@ -37,8 +37,7 @@ class Launch:
 
 def _split(call: Call, block: Block) -> bool:
     """A loop of its own for unmasked tiles, where scores are cheap enough for that to show."""
-    i = call.inputs
-    return block.split and i.bias is None and i.attn_mask is None and not call.spec.dropout_p
+    return block.split and not call.heavy
 
 
 def _make(name: str, kernel: Any, programs: int, args: dict[str, Any], block: Block) -> Launch:
@@ -88,13 +87,19 @@ class Call:
     def e(self) -> int:
         return self.inputs.v.shape[-1]
 
+    @property
+    def heavy(self) -> bool:
+        """Whether scoring a pair takes loads or random numbers of its own."""
+        i = self.inputs
+        return i.bias is not None or i.attn_mask is not None or bool(self.spec.dropout_p)
+
     def block(self, name: str, arch: int | None) -> Block:
         """This pass's tile; ``arch`` None: on the interpreter."""
         if self.tiles is not None:
             return getattr(self.tiles, name)
         if arch is None:
             return getattr(interpreted(self.longest_q, self.longest_kv), name)
-        return choose(name, arch, self.d, self.e, self.inputs.q.element_size())
+        return choose(name, arch, self.d, self.e, self.inputs.q.element_size(), self.heavy)
 
 
 def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> Call:
