@@ -6,13 +6,16 @@ import importlib.util
 import json
 
 import pytest
+import torch
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 import triton
 
+from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import turing
+from attnsel.backends.triton.aot import compile_launch
 from attnsel.backends.triton.blocks import ARCHS, PASSES, SHARED_MEMORY, choose
 from attnsel.backends.triton.gate import (
     Configuration,
@@ -22,6 +25,7 @@ from attnsel.backends.triton.gate import (
     report_on,
     run_gate,
 )
+from attnsel.backends.triton.launch import Buffers, backward_launches, forward_launch, make_call
 
 REPRESENTATIVE = [
     Configuration("forward", 75, 64, 64, "fp16"),
@@ -118,3 +122,46 @@ def test_turing_is_compiled_for_float16_only() -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_whole_table(arch: int) -> None:
     assert [report for report in run_gate([arch]) if not report.ok] == []
+
+
+def meta_inputs(packed: bool, size: int) -> Inputs:
+    """Every optional tensor at once, every dimension of ``size`` but the head dimension, no memory."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    qkv = empty(size, size, 64) if packed else empty(size, size, size, 64)
+    cu, lengths = empty(size + 1, dtype=torch.int32), empty(size, dtype=torch.int32)
+    places = {f"cu_seqlens_{name}": cu for name in ("q", "kv", "q_padded", "kv_padded")}
+    scalar = empty(dtype=torch.int64)
+    return Inputs(
+        qkv,
+        qkv,
+        qkv,
+        attn_mask=empty(size, size, size, size, dtype=torch.bool),
+        bias=empty(size, size, size, size),
+        alibi_slopes=empty(size, size, dtype=torch.float32),
+        softmax_offset=empty(size, dtype=torch.float32),
+        **(places if packed else {"seqlens_q": lengths, "seqlens_kv": lengths}),
+        dropout_seed=scalar,
+        dropout_offset=scalar,
+        max_seqlen_q=size,
+        max_seqlen_kv=size,
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_sizes_of_one_and_packed_calls_compile(packed: bool) -> None:
+    """Triton turns an argument of 1 into a constant: other types meet in the kernel then."""
+    inputs = meta_inputs(packed, 1)
+    spec = Spec(packed=packed, window_left=3, window_right=0, softmax_type="learnable", dropout_p=0.1)
+    call = make_call(spec, inputs)
+    q = inputs.q
+    lse = torch.empty((1, 1) if packed else (1, 1, 1), dtype=torch.float32, device="meta")
+    partial = torch.empty(1, 1, 1, dtype=torch.float32, device="meta")
+    buffers = Buffers(q, lse, lse, q, q, q, inputs.bias, partial)
+    launches = [forward_launch(call, 80, q, lse, partial, call.block("forward", 80))]
+    launches += backward_launches(call, 80, Result(q, lse), lse, buffers)
+    assert [launch.name for launch in launches] == ["forward", "rows", "dkdv", "dq", "dbias"]
+    for launch in launches:
+        assert compile_launch(launch, 80).fits, launch.name
