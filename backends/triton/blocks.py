@@ -149,6 +149,16 @@ _HEAVY: dict[str, dict[int, Block]] = {
 # float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
 _FLOAT32 = {64: Block(32, 32, 4, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}
 
+# Forward above 256, 16-bit: 576/512 of multi-head latent attention.
+_LATENT = {
+    75: Block(16, 32, 8, 1),
+    80: Block(32, 64, 8, 1),
+    86: Block(32, 32, 8, 1),
+    90: Block(64, 32, 8, 1, split=False),
+    100: Block(32, 32, 8, 1),
+    120: Block(32, 32, 8, 1),
+}
+
 PASSES = ("forward", "dkdv", "dq", "dbias")
 
 
@@ -157,18 +167,23 @@ def pad(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+def pieces(width: int) -> tuple[int, int]:
+    """A query's head dimension as a power of two and the rest, each padded by itself; (width, 0) up to 256."""
+    first = 1 << (width.bit_length() - 1)
+    return (width, 0) if width <= 256 or width == first else (first, width - first)
+
+
 def choose(
     name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int, heavy: bool = False
 ) -> Block:
     """The tile of one pass (``PASSES``) on an architecture such as 90; ``heavy``: bias, mask or dropout.
 
-    Raises ValueError where it has none: head dimensions over 256, or over 128 in Turing's dK/dV pass.
+    Raises ValueError where there is none: head dimensions over 256 in a backward pass or in float32, over
+    576 (q, k) and 512 (v) anywhere, over 128 in Turing's dK/dV pass.
     """
     width = max(64, pad(head_dim_qk), pad(head_dim_v))
     if width > 256:
-        raise ValueError(
-            f"Triton kernels stop at head_dim 256, got {head_dim_qk} (q, k) and {head_dim_v} (v)"
-        )
+        return _choose_latent(name, arch, head_dim_qk, head_dim_v, itemsize)
     if itemsize == 4:
         return _FLOAT32[width]
     family = _family(arch)
@@ -182,6 +197,15 @@ def choose(
             "spilling; at most 128"
         )
     return block
+
+
+def _choose_latent(name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block:
+    got = f"got {head_dim_qk} (q, k) and {head_dim_v} (v)"
+    if name != "forward" or head_dim_qk > 576 or head_dim_v > 512:
+        raise ValueError(f"Triton kernels stop at head_dim 256, the forward at 576 and 512; {got}")
+    if itemsize == 4:
+        raise ValueError(f"in float32 the Triton kernels stop at head_dim 256; {got}")
+    return _LATENT[_family(arch)]
 
 
 def _family(arch: int) -> int:

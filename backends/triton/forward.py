@@ -12,6 +12,7 @@ def _columns(
     total,
     peak,
     q,
+    q2,
     begin,
     end,
     K,
@@ -41,7 +42,9 @@ def _columns(
     threshold,
     D: tl.constexpr,
     E: tl.constexpr,
+    D2: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_D2: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
@@ -57,6 +60,9 @@ def _columns(
         cols = n + tl.arange(0, BLOCK_N)
         k = load_rows(K, n, k_s, len_kv, D, BLOCK_D, BLOCK_N, MASKED)
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if D2:
+            k2 = load_rows(K + D, n, k_s, len_kv, D2, BLOCK_D2, BLOCK_N, MASKED)
+            x = tl.dot(q2, tl.trans(k2), x, input_precision=PRECISION)
         x, _ = score(
             x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, window_left, window_right,
             Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, MASKED, MASKED and LEFT,
@@ -136,7 +142,9 @@ def forward_kernel(
     keep_scale,
     D: tl.constexpr,
     E: tl.constexpr,
+    D2: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_D2: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -183,6 +191,10 @@ def forward_kernel(
         scale2 = scale * LOG2E
 
     q = load_rows(Q, m0, q_s, len_q, D, BLOCK_D, BLOCK_M, True)
+    q2 = q
+    if D2:
+        # A head dimension such as 576 is not padded to 1024 but taken as 512 + 64.
+        q2 = load_rows(Q + D, m0, q_s, len_q, D2, BLOCK_D2, BLOCK_M, True)
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -191,22 +203,22 @@ def forward_kernel(
     )
     if SPLIT and LEFT:
         acc, total, peak = _columns(
-            acc, total, peak, q, begin, full_begin, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2, cap,
+            acc, total, peak, q, q2, begin, full_begin, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2, cap,
             window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-            q_offset, kv_offset, head, z, threshold, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
+            q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
             True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
         )  # fmt: skip
     if SPLIT:
         acc, total, peak = _columns(
-            acc, total, peak, q, full_begin, full_end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2, cap,
+            acc, total, peak, q, q2, full_begin, full_end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2, cap,
             window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-            q_offset, kv_offset, head, z, threshold, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
+            q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
             False, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
         )  # fmt: skip
     acc, total, peak = _columns(
-        acc, total, peak, q, full_end, end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2, cap,
+        acc, total, peak, q, q2, full_end, end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2, cap,
         window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-        q_offset, kv_offset, head, z, threshold, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
+        q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
         True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from . import launch as _launch
 from .blocks import ARCHS, SHARED_MEMORY
 from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
 
-HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
+HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
 FEATURES = ("full", "causal")  # shipped for every head dimension and dtype
 
 
@@ -78,7 +78,10 @@ def configurations(
     features: Iterable[str] = FEATURES,
     kernels: Iterable[str] = ("forward", "dkdv", "dq"),
 ) -> list[Configuration]:
-    """The shipped table. On Turing fp16 only, and no dK/dV pass above head_dim 128: rules say so."""
+    """The shipped table, without what rules refuse.
+
+    On Turing fp16 only, and no dK/dV pass above head_dim 128; no backward above 256.
+    """
     return [
         Configuration(kernel, arch, d, e, dtype, feature)
         for arch in archs
@@ -88,6 +91,7 @@ def configurations(
         for feature in features
         for kernel in kernels
         if not (arch < 80 and kernel == "dkdv" and max(d, e) > 128)
+        if kernel == "forward" or max(d, e) <= 256
     ]
 
 

@@ -17,9 +17,11 @@ from attnsel.backends.tiled.sequences import check as check_features
 from attnsel.backends.tiled.sequences import four_dims
 
 from .backward import dbias_kernel, dkdv_kernel, dq_kernel, rows_kernel
-from .blocks import Block, Tiles, choose, interpreted, pad
+from .blocks import Block, Tiles, choose, interpreted, pad, pieces
 from .forward import forward_kernel
 
+# Head dimensions of a forward without a backward: multi-head latent attention's 576 and 512.
+WIDEST = {"q": 576, "k": 576, "v": 512}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _NO_BOUND = 1 << 30  # positions stay below: no window is wider
 
@@ -58,8 +60,10 @@ def check(spec: Spec, inputs: Inputs) -> None:
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.shape[-1] > 1 and t.stride(-1) != 1:
             raise ValueError(f"the innermost stride of {name} is {t.stride(-1)}; the kernels need 1")
-        if t.shape[-1] > 256:
-            raise ValueError(f"Triton kernels stop at head_dim 256; {name} has {t.shape[-1]}")
+        limit = 256 if spec.need_grad else WIDEST[name]
+        if t.shape[-1] > limit:
+            direction = " with a backward" if spec.need_grad else ""
+            raise ValueError(f"Triton kernels stop at head_dim {limit}{direction}; {name} has {t.shape[-1]}")
     if max(spec.q_offset, spec.kv_offset, -spec.q_offset, -spec.kv_offset) >= _NO_BOUND:
         raise ValueError(
             f"positions must stay below 2**30, got q_offset {spec.q_offset}, kv_offset {spec.kv_offset}"
@@ -153,6 +157,7 @@ def shared_args(call: Call) -> dict[str, Any]:
     slopes = None if i.alibi_slopes is None else i.alibi_slopes.contiguous()
     per_sequence = slopes is not None and slopes.dim() == 2 and slopes.shape[0] > 1
     dropout = bool(spec.dropout_p)
+    first, second = pieces(call.d)
     # Words are compared as signed integers with the top bit flipped.
     threshold = min(round(spec.dropout_p * 2**32), 2**32 - 1) - 2**31
     return {
@@ -187,9 +192,11 @@ def shared_args(call: Call) -> dict[str, Any]:
         "kv_offset": spec.kv_offset,
         "threshold": threshold,
         "keep_scale": 1.0 / (1.0 - spec.dropout_p) if spec.dropout_p < 1.0 else 0.0,
-        "D": call.d,
+        "D": first,
+        "D2": second,
         "E": call.e,
-        "BLOCK_D": pad(call.d),
+        "BLOCK_D": pad(first),
+        "BLOCK_D2": pad(second),
         "BLOCK_E": pad(call.e),
         "LEFT": spec.window_left >= 0,
         "RIGHT": spec.window_right >= 0,

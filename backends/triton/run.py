@@ -71,6 +71,8 @@ def backward(
     Raises ValueError as ``forward`` does, and without ``result.lse``.
     """
     _launch.check(spec, inputs)
+    if max(inputs.q.shape[-1], inputs.v.shape[-1]) > 256:
+        raise ValueError("the backward stops at head_dim 256")
     if result.lse is None:
         raise ValueError("the backward needs result.lse")
     with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):

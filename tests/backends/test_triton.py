@@ -115,6 +115,21 @@ def test_head_dims(d: int, e: int) -> None:
     check_case(*build(Case("", CAUSAL, {}, sizes), torch.float16), Tiles(*[Block(32, 32)] * 4))
 
 
+@pytest.mark.parametrize(("d", "e"), [(576, 512), (320, 40)])
+def test_wide_heads_without_a_backward(d: int, e: int) -> None:
+    sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
+    spec, inputs = build(Case("", {**CAUSAL, "need_grad": False}, {}, sizes), torch.bfloat16)
+    result = forward(spec, inputs, tiles=SMALL)
+    wanted, plain = (attention_reference(spec, inputs, at) for at in (torch.float64, torch.bfloat16))
+    unit = torch.finfo(torch.bfloat16).eps * wanted[0].abs().max().item()
+    assert error(result.out, wanted[0]) <= 2 * error(plain[0], wanted[0]) + 2 * unit
+    assert error(result.lse, wanted[1]) < 1e-5
+    with pytest.raises(ValueError, match="stops at head_dim 256"):
+        backward(spec, inputs, result, result.out)
+    with pytest.raises(ValueError, match="stop at head_dim 256 with a backward"):
+        forward(dataclasses.replace(spec, need_grad=True), inputs)
+
+
 def test_lse_and_max_logit_have_float32_precision() -> None:
     spec, inputs = build(Case("", {**CAUSAL, "softcap": 2.0}, {"bias": "b h s_q s_kv"}), torch.bfloat16)
     result = forward(spec, inputs, tiles=SMALL)
@@ -457,7 +472,7 @@ def test_compiling_still_works_after_a_launch_on_cpu_tensors() -> None:
         ("innermost stride of k is 2", {"k": torch.randn(2, 2, 27, 16)[..., ::2]}),
         ("must share float16", {"v": torch.randn(2, 2, 27, 8, dtype=torch.float64)}),
         ("differ in head_dim", {"k": torch.randn(2, 2, 27, 9)}),
-        ("stop at head_dim 256; v has 257", {"v": torch.randn(2, 2, 27, 257)}),
+        ("stop at head_dim 256 with a backward; v has 257", {"v": torch.randn(2, 2, 27, 257)}),
         ("do not divide", {"k": torch.randn(2, 3, 27, 8), "v": torch.randn(2, 3, 27, 8)}),
     ],
 )

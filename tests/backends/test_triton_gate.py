@@ -36,6 +36,7 @@ REPRESENTATIVE = [
     Configuration("forward", 90, 128, 128, "bf16"),
     Configuration("dkdv", 90, 128, 128, "bf16"),
     Configuration("forward", 120, 128, 128, "bf16", "full"),
+    Configuration("forward", 86, 576, 512, "bf16"),
 ]
 
 
@@ -108,10 +109,18 @@ def test_table_has_a_tile_for_everything_the_rules_allow() -> None:
                     choose(name, arch, d, e, 2)
 
 
-@pytest.mark.parametrize(("arch", "d", "message"), [(70, 64, "sm75"), (90, 257, "stop at head_dim 256")])
-def test_outside_the_table_is_refused(arch: int, d: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "arch", "d", "itemsize", "message"),
+    [
+        ("forward", 70, 64, 2, "sm75"),
+        ("dq", 90, 257, 2, "stop at head_dim 256"),
+        ("forward", 90, 577, 2, "the forward at 576"),
+        ("forward", 90, 576, 4, "in float32"),
+    ],
+)
+def test_outside_the_table_is_refused(name: str, arch: int, d: int, itemsize: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        choose("forward", arch, d, 64, 2)
+        choose(name, arch, d, 64, itemsize)
 
 
 def test_turing_is_compiled_for_float16_only() -> None:
