@@ -24,7 +24,12 @@ CANDIDATES: dict[str, CandidateInfo] = {
     for info in (
         CandidateInfo("cudnn", "cuDNN fused attention", False, (), component="cudnn"),
         CandidateInfo(
-            "triton", "attnsel's Triton flash attention", False, (), component="triton", owned=True
+            "triton",
+            "attnsel's Triton flash attention",
+            True,
+            ("contiguous",),
+            component="triton",
+            owned=True,
         ),
         CandidateInfo("sdpa.cudnn", "PyTorch SDPA, cuDNN kernel", True, _MASKED, component="torch"),
         CandidateInfo("sdpa.flash", "PyTorch SDPA, flash kernel", True, _MASKED, component="torch"),

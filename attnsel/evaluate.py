@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import InvalidInput
 from attnsel.rules import REGISTRY, Rule, load_all
+from attnsel.rules.api import INTERPRETED
 from attnsel.verdict import Reason
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ def fold(
         if code != "all" and code not in REGISTRY.pages:
             bugs = ", ".join(code for code in REGISTRY.pages if code.startswith("BUG"))
             raise InvalidInput("allow_known_bugs", code, f"must be 'all' or among {bugs}")
-    waved = frozenset(code for code in REGISTRY.pages if code.startswith("BUG")) & (
-        REGISTRY.pages.keys() if "all" in ignored else frozenset(ignored)
-    )
+    waved = {code for code in ignored if code.startswith("BUG") or code == INTERPRETED}
+    if "all" in ignored:
+        waved.update(code for code in REGISTRY.pages if code.startswith("BUG"))
     return tuple(
         [
             (rule.body, rule)

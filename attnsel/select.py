@@ -18,6 +18,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.report import render
 from attnsel.rules import REGISTRY
+from attnsel.rules.api import INTERPRETED
 from attnsel.rules.preferences import PROVEN
 from attnsel.unlock import Unlock, find_unlocks
 from attnsel.verdict import Adaptation, Bad, Reason, Standing, Verdict, Words
@@ -179,6 +180,8 @@ def select(
 def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
     asked = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
     ignored = policy.allow_known_bugs
+    if policy.backend == "triton":
+        ignored = (*ignored, INTERPRETED)
     found = findings(asked, env, ignored)
     changed: dict[Any, Any] = {}
     answers: dict[AttentionParams, dict[str, list[Reason]]] = {}

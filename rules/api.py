@@ -132,6 +132,9 @@ class Registry:
 
 REGISTRY = Registry()
 
+INTERPRETED = "TRITON007"
+"""The one rule a forced backend lifts: backend="triton" on CPU tensors asks for the interpreter."""
+
 _CODE = re.compile(r"[A-Z]+\d{3}$")
 
 

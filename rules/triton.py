@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import rule
+from attnsel.rules.api import INTERPRETED, rule
 from attnsel.verdict import AtLeast, AtMost, Bad, OneOf, Unknown, Words
 from attnsel.versions import Version, triton
 
 CUDA = {"cuda"}
+OTHER_DEVICES = frozenset({"rocm", "mps", "xpu", "meta", "other"})
 TURING = frozenset({75})
 LATENT = (576, 512)  # head dimensions of latent attention in its absorbed form: forward only
 
@@ -24,16 +25,48 @@ def widest(p: AttentionParams) -> tuple[str, int]:
     return "head_dim_v", p.head_dim_v
 
 
-@rule("TRITON001", "triton", evidence="measured", trips={"gpu": "cpu"})
+@rule("TRITON001", "triton", device=OTHER_DEVICES, evidence="compiler", trips={"device": "rocm"})
 def needs_an_nvidia_gpu(p: AttentionParams, env: Environment) -> Bad | None:
     """The Triton kernels run on NVIDIA GPUs
 
-    Why: on CPU tensors Triton can only interpret a kernel (a second for what a GPU does in a microsecond),
-    which is for tests and never chosen by itself. For AMD the kernels compile, but nothing has run there.
+    Why: for AMD the kernels compile, but nothing of attnsel's has run there.
     Fix: tiled and sdpa.* run on other devices.
+    Source: ahead-of-time compilation with Triton 3.7.1; attnsel's launch code sets CUDA devices only.
+    """
+    return Bad("device", env.device.type, OneOf("cuda"))
+
+
+@rule(
+    INTERPRETED, "triton", device={"cpu"}, evidence="measured", trips={"gpu": "cpu"}, passes={"gpu": "H100"}
+)
+def interpreted_only_when_asked(p: AttentionParams, env: Environment) -> Bad | None:
+    """On CPU tensors the Triton kernels are interpreted, and only when asked for
+
+    Why: an interpreted kernel takes a second for what a GPU does in a microsecond; it is for tests and for
+    curiosity.
+    Fix: backend="triton" runs it all the same.
     Source: interpreter timings with Triton 3.7.1, 0.1 to 0.8 s for s = 128 to 1024.
     """
-    return None if env.device.type == "cuda" else Bad("device", env.device.type, OneOf("cuda"))
+    return Bad("device", "cpu", Words("cuda, or backend='triton' to interpret it"))
+
+
+@rule(
+    "TRITON008",
+    "triton",
+    evidence="compiler",
+    trips={"tensors": {"q": {"shape": (2, 8, 16, 128), "stride": (32768, 4096, 256, 2)}}},
+)
+def innermost_stride(p: AttentionParams, env: Environment) -> Bad | None:
+    """The Triton kernels read head dimensions that lie side by side
+
+    Why: a tile's row is loaded as one run of memory; every other stride is taken as it is.
+    Fix: x.contiguous(), or adapt="auto", which copies.
+    Source: attnsel's kernels, backends/triton/tile.py.
+    """
+    for name, spec in (("q", p.tensors.q), ("k", p.tensors.k), ("v", p.tensors.v)):
+        if spec is not None and spec.last_stride != 1:
+            return Bad(f"tensors.{name}", f"innermost stride {spec.last_stride}", Words("1: a dense copy"))
+    return None
 
 
 @rule(

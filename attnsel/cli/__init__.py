@@ -17,6 +17,10 @@ _COMMANDS = {
     "matrix": ("attnsel.cli.matrix:matrix", "the answer over a grid of any two fields"),
     "rules": ("attnsel.cli.rules:rules", "everything that is known, one entry per rule"),
     "rule": ("attnsel.cli.rules:rule", "the page of one rule: why, since when, how sure, examples"),
+    "conformance": (
+        "attnsel.cli.conformance:conformance",
+        "the Triton kernels, compiled for GPUs that are not here",
+    ),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
 }
 

@@ -26,6 +26,8 @@ KERNELS: dict[str, ContractKernel] = {
     "tiled": ContractKernel(tiled.forward, tiled.backward),
     **{name: ContractKernel(kernel.forward, kernel.backward) for name, kernel in sdpa.KERNELS.items()},
 }
+# These drop by the contract's counter-based generator, from a seed that is given to them.
+REPLAY_DROPOUT = frozenset({"tiled", "triton"})
 
 
 class Bound(NamedTuple):
@@ -38,6 +40,17 @@ class Bound(NamedTuple):
 
 class CannotPrepare(Exception):
     """The chosen kernel refuses this call when it is prepared, in these words."""
+
+
+def kernel_of(name: str) -> ContractKernel:
+    """The kernel behind a candidate. Raises CannotPrepare where its library does not load."""
+    if name == "triton" and name not in KERNELS:
+        try:
+            from attnsel.backends import triton
+        except ImportError as error:
+            raise CannotPrepare(str(error)) from error
+        KERNELS[name] = ContractKernel(triton.forward, triton.backward)
+    return KERNELS[name]
 
 
 def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
@@ -77,11 +90,11 @@ def bind(
     assert selection.backend is not None
     candidate = selection[selection.backend]
     spec = make_spec(config, selection.params, need_grad)
-    own_dropout = candidate.name == "tiled"
+    own_dropout = candidate.name in REPLAY_DROPOUT
     adapt = _adaptation(candidate, selection.params)
     gather = _gather(config, spec, adapt, own_dropout, settings)
     if candidate.name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
-        return Bound(_through_contract(KERNELS[candidate.name], spec, gather, config), selection, settings)
+        return Bound(_through_contract(kernel_of(candidate.name), spec, gather, config), selection, settings)
     example = gather(q, k, v, extras)
     try:
         call = sdpa.bind(candidate.name, spec, example)
@@ -163,9 +176,9 @@ def bind_gradients(selection: Selection, config: Config, settings: Settings) -> 
     For operators that recompute (``runtime/compiled.py``): inside one, autograd records nothing.
     """
     assert selection.backend is not None
-    candidate, kernel, p = selection[selection.backend], KERNELS[selection.backend], selection.params
+    candidate, kernel, p = selection[selection.backend], kernel_of(selection.backend), selection.params
     spec = make_spec(config, p, need_grad=True)
-    gather = _gather(config, spec, _adaptation(candidate, p), candidate.name == "tiled", settings)
+    gather = _gather(config, spec, _adaptation(candidate, p), candidate.name in REPLAY_DROPOUT, settings)
     to_kernel, to_caller = _TO_KERNEL[config.qkv_format], _TO_CALLER[config.qkv_format]
 
     def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor) -> Grads:

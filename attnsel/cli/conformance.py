@@ -1,0 +1,102 @@
+"""``attnsel conformance``: the rules against the real thing. So far: Triton's compiler."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from attnsel.cli.flags import Json
+from attnsel.cli.output import FOUND, complain, tell
+from attnsel.errors import InvalidInput
+
+SOMETHING_FOUND = 4
+UNAVAILABLE = 2
+
+
+def conformance(
+    *,
+    backend: str = "triton",
+    arch: Annotated[str, Parameter(help="architectures, e.g. 75,80,90; all shipped ones if left out")] = "",
+    head_dim: Annotated[str, Parameter(help="head dimensions, e.g. 64,128 or 192x128; all if left out")] = "",
+    json: Json = False,
+) -> int:
+    """Compile every shipped Triton configuration ahead of time, with no GPU, and read what came out.
+
+    Registers, spills, shared memory against the architecture's limit, and the matrix instructions in the
+    machine code. Takes about a second per kernel; the whole table is some hundred kernels.
+
+    --json prints {"kernels": [{kernel, arch, head_dim_qk, head_dim_v, dtype, feature, block, warps, stages,
+    registers, spills, shared_memory, shared_memory_limit, matrix_instructions, seconds, error, ok}]}.
+
+    Exit code: 0 all compile, fit, spill nothing and use the tensor cores; 2 bad input, or torch or Triton
+    is missing; 4 some do not.
+    """
+    if backend != "triton":
+        raise InvalidInput("--backend", backend, "allowed: triton")
+    try:
+        from attnsel.backends.triton import gate
+    except ImportError as error:
+        complain(f"{error}; planning (attnsel explain, matrix) works without it")
+        return UNAVAILABLE
+    archs = _numbers("--arch", arch, gate.ARCHS) or gate.ARCHS
+    chosen: dict[str, Any] = {}
+    if head_dim:
+        chosen["head_dims"] = _head_dims(head_dim)
+    reports = _watched(gate, gate.configurations(archs, **chosen))
+    if json:
+        print(jsonlib.dumps({"kernels": [report.as_json() for report in reports]}))
+    else:
+        _print(reports)
+    return FOUND if all(report.ok for report in reports) else SOMETHING_FOUND
+
+
+def _numbers(flag: str, text: str, allowed: tuple[int, ...]) -> tuple[int, ...]:
+    words = [word.strip().removeprefix("sm") for word in text.split(",") if word.strip()]
+    for word in words:
+        if not word.isdecimal() or int(word) not in allowed:
+            raise InvalidInput(flag, word, f"allowed: {', '.join(map(str, allowed))}")
+    return tuple(map(int, words))
+
+
+def _head_dims(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = []
+    for word in text.split(","):
+        numbers = word.strip().split("x")
+        if len(numbers) > 2 or not all(n.isdecimal() and 0 < int(n) <= 576 for n in numbers):
+            raise InvalidInput("--head-dim", word, "must be a number up to 576, or two as in 192x128")
+        pairs.append((int(numbers[0]), int(numbers[-1])))
+    return tuple(pairs)
+
+
+def _watched(gate: Any, wanted: list[Any]) -> list[Any]:
+    """All reports; a bar on standard error while a person waits."""
+    if not sys.stderr.isatty():
+        return list(gate.reports(wanted))
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compiling", total=len(wanted))
+        return list(gate.reports(wanted, lambda done, total, report: bar.update(task, completed=done)))
+
+
+def _print(reports: list[Any]) -> None:
+    """One line per kernel, 80 columns, then what is wrong in words."""
+    line = "{:>4} {:8} {:>7} {:5} {:7} {:>8} {:>2} {:>2} {:>4} {:>6} {:>9} {}"
+    tell(
+        line.format("sm", "kernel", "d", "dtype", "mask", "tile", "w", "s", "regs", "spills", "smem KiB", "")
+    )
+    for r in reports:
+        tile = "-" if r.block is None else f"{r.block[0]}x{r.block[1]}"
+        used = f"{r.shared_memory // 1024}/{r.shared_memory_limit // 1024}"
+        dims = f"{r.head_dim_qk}/{r.head_dim_v}"
+        found = (tile, r.warps, r.stages, r.registers, r.spills, used, "✔" if r.ok else "✖")
+        tell(line.format(r.arch, r.kernel, dims, r.dtype, r.feature, *found))
+    bad = [r for r in reports if not r.ok]
+    tell(f"{len(reports) - len(bad)} of {len(reports)} compile, fit, do not spill and use the tensor cores")
+    for r in bad:
+        why = r.error or "spills, does not fit or has no matrix instruction"
+        tell(f"  sm{r.arch} {r.kernel} {r.head_dim_qk}/{r.head_dim_v} {r.dtype} {r.feature}: {why}")

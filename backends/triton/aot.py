@@ -1,0 +1,131 @@
+"""Compile a launch for a GPU that is not there, and read from the machine code what it needs.
+
+Triton's wheels carry ptxas, cuobjdump and nvdisasm; no driver is involved. ``STACK`` of cuobjdump is 0
+exactly when no register is spilled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from . import turing
+from .blocks import SHARED_MEMORY
+from .launch import Launch
+
+_POINTERS = {
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "float32": "*fp32",
+    "int32": "*i32",
+    "int64": "*i64",
+    "uint8": "*u8",
+}
+_MATRIX = re.compile(r"\b(?:HMMA|IMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|OMMA|QMMA|DMMA)[.\w]*")
+_LOCAL = re.compile(r"\b(?:STL|LDL)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What one kernel needs on one architecture."""
+
+    registers: int  # per thread
+    stack: int  # bytes per thread; not 0: registers are spilled
+    spills: int  # local loads and stores in the machine code
+    shared_memory: int  # bytes per block
+    shared_memory_limit: int
+    matrix_instructions: tuple[str, ...]
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        return self.shared_memory <= self.shared_memory_limit
+
+    @property
+    def clean(self) -> bool:
+        return self.fits and not self.stack and not self.spills
+
+
+def compile_launch(launch: Launch, arch: int) -> Compiled:
+    """Compile what ``launch`` would run, for ``arch`` such as 90, specialised as a launch would be.
+
+    Raises what Triton raises when it cannot compile.
+    """
+    signature, constants, attributes = _specialised(launch)
+    source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
+    options = {
+        "num_warps": launch.block.warps,
+        "num_stages": launch.block.stages,
+        "enable_fp_fusion": True,
+    }
+    hook = turing.tensor_cores() if arch == turing.ARCH else contextlib.nullcontext()
+    start = time.perf_counter()
+    with hook:
+        made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    seconds = time.perf_counter() - start
+    return _read(made.asm["cubin"], made.metadata.shared, SHARED_MEMORY[arch], seconds)
+
+
+def _specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
+    """Signature, constants and divisibility hints of a launch, as Triton's own binder makes them."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for position, parameter in enumerate(launch.kernel.params):
+        value = launch.args[parameter.name]
+        plain = parameter.do_not_specialize
+        if isinstance(value, Tensor):
+            signature[parameter.name] = _POINTERS[str(value.dtype).removeprefix("torch.")]
+            attributes[(position,)] = [["tt.divisibility", 16]]
+        elif parameter.is_constexpr or value is None or (type(value) is int and value == 1 and not plain):
+            signature[parameter.name] = "constexpr"
+            constants[(position,)] = value
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0 and not plain:
+                attributes[(position,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
+
+
+def _read(cubin: bytes, shared: int, limit: int, seconds: float) -> Compiled:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
+        code = _tool("nvdisasm", "-c", file.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise RuntimeError(f"cuobjdump reports no resource usage: {usage.strip()[:200]}")
+    return Compiled(
+        registers=int(found[1]),
+        stack=int(found[2]),
+        spills=len(_LOCAL.findall(code)),
+        shared_memory=shared,
+        shared_memory_limit=limit,
+        matrix_instructions=tuple(sorted(set(_MATRIX.findall(code)))),
+        seconds=seconds,
+    )
+
+
+@cache
+def _binaries() -> Path:
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def _tool(name: str, *arguments: str) -> str:
+    done = subprocess.run([str(_binaries() / name), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr if done.returncode else done.stdout

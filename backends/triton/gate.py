@@ -1,0 +1,211 @@
+"""The offline gate: every configuration that ships is compiled for its architecture, with no GPU.
+
+The launches are those ``run.py`` would make, of tensors without memory: what is proven here is what runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Result, Spec
+
+from . import launch as _launch
+from .blocks import ARCHS, SHARED_MEMORY
+from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
+
+HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
+FEATURES = ("full", "causal")  # shipped for every head dimension and dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One kernel to compile. ``feature``: full, causal, window, or "all" (every optional tensor at once)."""
+
+    kernel: str  # forward, rows, dkdv, dq, dbias
+    arch: int
+    head_dim_qk: int
+    head_dim_v: int
+    dtype: str  # fp16, bf16, fp32
+    feature: str = "causal"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """What the compiler said of one configuration; ``error`` when it said no."""
+
+    kernel: str
+    arch: int
+    head_dim_qk: int
+    head_dim_v: int
+    dtype: str
+    feature: str
+    block: tuple[int, int] | None
+    warps: int
+    stages: int
+    registers: int
+    spills: int  # local loads and stores, or the stack's bytes where there are none of those
+    shared_memory: int  # bytes
+    shared_memory_limit: int
+    matrix_instructions: tuple[str, ...]
+    seconds: float
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Compiled, fits, spills nothing, and uses the tensor cores where it multiplies 16-bit numbers."""
+        tensor_cores = bool(self.matrix_instructions) or self.kernel == "rows" or self.dtype == "fp32"
+        fits = self.shared_memory <= self.shared_memory_limit
+        return self.error is None and fits and not self.spills and tensor_cores
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ok": self.ok}
+
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def configurations(
+    archs: Iterable[int] = ARCHS,
+    *,
+    head_dims: Iterable[tuple[int, int]] = HEAD_DIMS,
+    dtypes: Iterable[str] = ("bf16", "fp16"),
+    features: Iterable[str] = FEATURES,
+    kernels: Iterable[str] = ("forward", "dkdv", "dq"),
+) -> list[Configuration]:
+    """The shipped table, without what rules refuse.
+
+    On Turing fp16 only, and no dK/dV pass above head_dim 128; no backward above 256.
+    """
+    return [
+        Configuration(kernel, arch, d, e, dtype, feature)
+        for arch in archs
+        for d, e in head_dims
+        for dtype in dtypes
+        if arch >= 80 or dtype == "fp16"
+        for feature in features
+        for kernel in kernels
+        if not (arch < 80 and kernel == "dkdv" and max(d, e) > 128)
+        if kernel == "forward" or max(d, e) <= 256
+    ]
+
+
+def run_gate(
+    archs: Iterable[int] = ARCHS,
+    *,
+    progress: Callable[[int, int, KernelReport], None] | None = None,
+    **chosen: Any,
+) -> list[KernelReport]:
+    """Compile and report every configuration of ``archs``; ``chosen`` narrows as ``configurations`` does.
+
+    ``progress(done, total, report)`` is called after each. A refusal of the compiler is a report as well.
+    """
+    return list(reports(configurations(archs, **chosen), progress))
+
+
+def reports(
+    wanted: list[Configuration], progress: Callable[[int, int, KernelReport], None] | None = None
+) -> Iterator[KernelReport]:
+    for done, configuration in enumerate(wanted, 1):
+        report = report_on(configuration)
+        if progress is not None:
+            progress(done, len(wanted), report)
+        yield report
+
+
+def report_on(c: Configuration) -> KernelReport:
+    from .aot import compile_launch
+
+    names = (c.kernel, c.arch, c.head_dim_qk, c.head_dim_v, c.dtype, c.feature)
+    limit, start, launch = SHARED_MEMORY[c.arch], time.perf_counter(), None
+    try:
+        launch = launch_of(c)
+        made = compile_launch(launch, c.arch)
+    except Exception as error:  # the compiler's own failures have no common type
+        words = f"{type(error).__name__}: {error}".strip()
+        block = launch and (launch.block.m, launch.block.n)
+        warps, stages = (launch.block.warps, launch.block.stages) if launch else (0, 0)
+        return KernelReport(
+            *names, block, warps, stages, 0, 0, 0, limit, (), time.perf_counter() - start, words[:500]
+        )
+    b = launch.block
+    return KernelReport(
+        *names,
+        (b.m, b.n),
+        b.warps,
+        b.stages,
+        made.registers,
+        made.spills or made.stack,
+        made.shared_memory,
+        limit,
+        made.matrix_instructions,
+        made.seconds,
+    )
+
+
+def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
+    """The launch a training call of this configuration would make: b 2, h 16, g 4, bshd."""
+    spec, inputs = _call(c, sequence)
+    call = make_call(spec, inputs)
+    q = inputs.q
+    out = _meta(2, sequence, 16, c.head_dim_v, dtype=q.dtype).transpose(1, 2)
+    lse = _meta(2, 16, sequence, dtype=torch.float32)
+    if c.kernel == "forward":
+        return _launch.forward_launch(call, c.arch, out, lse, None, call.block("forward", c.arch))
+    dsinks = None
+    if spec.softmax_type == "learnable":
+        dsinks = _meta(16, 2, tile_count(sequence, ROWS_BLOCK), dtype=torch.float32)
+    buffers = Buffers(out, lse, lse, q, inputs.k, inputs.v, inputs.bias, dsinks)
+    for launch in _launch.backward_launches(call, c.arch, Result(out, lse), None, buffers, only=c.kernel):
+        return launch
+    raise ValueError(f"no kernel {c.kernel!r} in this call")
+
+
+def _call(c: Configuration, sequence: int) -> tuple[Spec, Inputs]:
+    dtype = _DTYPES[c.dtype]
+    q, k, v = (
+        _meta(2, sequence, heads, width, dtype=dtype).transpose(1, 2)
+        for heads, width in ((16, c.head_dim_qk), (4, c.head_dim_qk), (4, c.head_dim_v))
+    )
+    spec = Spec(softmax_scale=c.head_dim_qk**-0.5, need_grad=True)
+    inputs = Inputs(q, k, v)
+    if c.feature == "full":
+        return spec, inputs
+    if c.feature == "causal":
+        return Spec(**_fields(spec) | {"window_right": 0}), inputs
+    if c.feature == "window":
+        return Spec(**_fields(spec) | {"window_left": 512, "window_right": 0}), inputs
+    if c.feature != "all":
+        raise ValueError(f"feature is {c.feature!r}; allowed: full, causal, window, all")
+    every = {
+        "window_left": 512,
+        "window_right": 0,
+        "bottom_right": True,
+        "softcap": 30.0,
+        "softmax_type": "learnable",
+        "dropout_p": 0.1,
+    }
+    lengths, scalar = _meta(2, dtype=torch.int32), _meta(1, dtype=torch.int64)
+    return Spec(**_fields(spec) | every), inputs._replace(
+        attn_mask=_meta(2, 1, 1, sequence, dtype=torch.bool),
+        bias=_meta(1, 16, sequence, sequence, dtype=dtype),
+        alibi_slopes=_meta(16, dtype=torch.float32),
+        softmax_offset=_meta(16, dtype=torch.float32),
+        seqlens_q=lengths,
+        seqlens_kv=lengths,
+        dropout_seed=scalar,
+        dropout_offset=scalar,
+    )
+
+
+def _fields(spec: Spec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+
+
+def _meta(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")

@@ -1,0 +1,402 @@
+"""A call as launches: which kernels run, over which grid, with which arguments. Nothing here runs one.
+
+A ``Launch`` is made from tensors of any device, meta included, so that what is compiled ahead of time
+(``aot.py``) is exactly what would run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.tiled.sequences import check as check_features
+from attnsel.backends.tiled.sequences import four_dims
+
+from .backward import dbias_kernel, dkdv_kernel, dq_kernel, rows_kernel
+from .blocks import Block, Tiles, choose, interpreted, pad, pieces
+from .forward import forward_kernel
+
+# Head dimensions of a forward without a backward: multi-head latent attention's 576 and 512.
+WIDEST = {"q": 576, "k": 576, "v": 512}
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_NO_BOUND = 1 << 30  # positions stay below: no window is wider
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch: ``kernel[(programs,)](**args)`` with ``block``'s warps and stages."""
+
+    name: str  # forward, rows, dkdv, dq, dbias
+    kernel: Any  # a triton JITFunction
+    programs: int
+    args: dict[str, Any]
+    block: Block
+
+
+def _split(call: Call, block: Block) -> bool:
+    """A loop of its own for unmasked tiles, where scores are cheap enough for that to show."""
+    return block.split and not call.heavy
+
+
+def _make(name: str, kernel: Any, programs: int, args: dict[str, Any], block: Block) -> Launch:
+    """A launch with the arguments that its kernel has: a compiled one refuses any other."""
+    return Launch(name, kernel, programs, {each: args[each] for each in kernel.arg_names}, block)
+
+
+def check(spec: Spec, inputs: Inputs) -> None:
+    """ValueError, before any launch, for what the kernels cannot take."""
+    check_features(spec, inputs)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise ValueError(
+            f"q, k and v must share float16, bfloat16 or float32, got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q and k differ in head_dim: {q.shape[-1]} and {k.shape[-1]}")
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.shape[-1] > 1 and t.stride(-1) != 1:
+            raise ValueError(f"the innermost stride of {name} is {t.stride(-1)}; the kernels need 1")
+        limit = 256 if spec.need_grad else WIDEST[name]
+        if t.shape[-1] > limit:
+            direction = " with a backward" if spec.need_grad else ""
+            raise ValueError(f"Triton kernels stop at head_dim {limit}{direction}; {name} has {t.shape[-1]}")
+    if max(spec.q_offset, spec.kv_offset, -spec.q_offset, -spec.kv_offset) >= _NO_BOUND:
+        raise ValueError(
+            f"positions must stay below 2**30, got q_offset {spec.q_offset}, kv_offset {spec.kv_offset}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What every launch of a call shares."""
+
+    spec: Spec
+    inputs: Inputs
+    batch: int
+    heads: int
+    groups: int
+    longest_q: int
+    longest_kv: int
+    tiles: Tiles | None  # overrides the table
+
+    @property
+    def d(self) -> int:
+        return self.inputs.q.shape[-1]
+
+    @property
+    def e(self) -> int:
+        return self.inputs.v.shape[-1]
+
+    @property
+    def heavy(self) -> bool:
+        """Whether scoring a pair takes loads or random numbers of its own."""
+        i = self.inputs
+        return i.bias is not None or i.attn_mask is not None or bool(self.spec.dropout_p)
+
+    def block(self, name: str, arch: int | None) -> Block:
+        """This pass's tile; ``arch`` None: on the interpreter."""
+        if self.tiles is not None:
+            return getattr(self.tiles, name)
+        if arch is None:
+            return getattr(interpreted(self.longest_q, self.longest_kv), name)
+        return choose(name, arch, self.d, self.e, self.inputs.q.element_size(), self.heavy)
+
+
+def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> Call:
+    q, k = inputs.q, inputs.k
+    if not spec.packed:
+        return Call(spec, inputs, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], tiles)
+    assert inputs.cu_seqlens_q is not None
+    assert inputs.cu_seqlens_kv is not None
+    return Call(
+        spec,
+        inputs,
+        inputs.cu_seqlens_q.numel() - 1,
+        q.shape[1],
+        k.shape[1],
+        _longest(inputs.max_seqlen_q, inputs.cu_seqlens_q, q.shape[0]),
+        _longest(inputs.max_seqlen_kv, inputs.cu_seqlens_kv, k.shape[0]),
+        tiles,
+    )
+
+
+def _longest(told: int | None, cu_seqlens: Tensor, rows: int) -> int:
+    """The longest sequence of a packed batch; where it would cost a synchronisation, all rows."""
+    if told is not None:
+        return min(told, rows)
+    if cu_seqlens.device.type == "cpu" and cu_seqlens.numel() > 1:
+        return min(max(0, int((cu_seqlens[1:] - cu_seqlens[:-1]).max())), rows)
+    return rows
+
+
+def strides(prefix: str, t: Tensor, packed: bool) -> dict[str, int]:
+    """Batch, head and row strides of ``[b, h, s, d]`` or packed ``[t, h, d]``."""
+    b, h, s = (0, t.stride(1), t.stride(0)) if packed else t.stride()[:3]
+    return {f"{prefix}_b": b, f"{prefix}_h": h, f"{prefix}_s": s}
+
+
+def broadcast_strides(prefix: str, t: Tensor | None) -> dict[str, int]:
+    """The four strides of a bias or mask, 0 where it broadcasts."""
+    names = [f"{prefix}_{dim}" for dim in ("b", "h", "q", "kv")]
+    if t is None:
+        return dict.fromkeys(names, 0)
+    return {
+        name: 0 if size == 1 else step for name, size, step in zip(names, t.shape, t.stride(), strict=True)
+    }
+
+
+def shared_args(call: Call) -> dict[str, Any]:
+    """Arguments that the score of a pair depends on: the same in the forward and every backward pass."""
+    spec, i = call.spec, call.inputs
+    bias = None if i.bias is None else four_dims(i.bias.detach())
+    mask = None if i.attn_mask is None else four_dims(i.attn_mask).view(torch.uint8)
+    slopes = None if i.alibi_slopes is None else i.alibi_slopes.contiguous()
+    per_sequence = slopes is not None and slopes.dim() == 2 and slopes.shape[0] > 1
+    dropout = bool(spec.dropout_p)
+    first, second = pieces(call.d)
+    # Words are compared as signed integers with the top bit flipped.
+    threshold = min(round(spec.dropout_p * 2**32), 2**32 - 1) - 2**31
+    return {
+        "Q": i.q.detach(),
+        "K": i.k.detach(),
+        "V": i.v.detach(),
+        "Bias": bias,
+        "Mask": mask,
+        "Slopes": slopes,
+        "LenQ": None if spec.packed else i.seqlens_q,
+        "LenKV": None if spec.packed else i.seqlens_kv,
+        "CuQ": i.cu_seqlens_q if spec.packed else None,
+        "CuKV": i.cu_seqlens_kv if spec.packed else None,
+        "StartQ": i.cu_seqlens_q_padded if spec.packed else None,
+        "StartKV": i.cu_seqlens_kv_padded if spec.packed else None,
+        "Seed": on_device(i.dropout_seed, i.q) if dropout else None,
+        "Offset": on_device(i.dropout_offset, i.q) if dropout else None,
+        **strides("q", i.q, spec.packed),
+        **strides("k", i.k, spec.packed),
+        **strides("v", i.v, spec.packed),
+        **broadcast_strides("bias", bias),
+        **broadcast_strides("mask", mask),
+        "slope_b": slopes.stride(0) if slopes is not None and per_sequence else 0,
+        "group": call.heads // max(1, call.groups),
+        "rows_q": i.q.shape[0 if spec.packed else 2],
+        "rows_kv": i.k.shape[0 if spec.packed else 2],
+        "scale": float(spec.softmax_scale),
+        "cap": float(spec.softcap),
+        "window_left": min(spec.window_left, _NO_BOUND),
+        "window_right": min(spec.window_right, _NO_BOUND),
+        "q_offset": spec.q_offset,
+        "kv_offset": spec.kv_offset,
+        "threshold": threshold,
+        "keep_scale": 1.0 / (1.0 - spec.dropout_p) if spec.dropout_p < 1.0 else 0.0,
+        "D": first,
+        "D2": second,
+        "E": call.e,
+        "BLOCK_D": pad(first),
+        "BLOCK_D2": pad(second),
+        "BLOCK_E": pad(call.e),
+        "LEFT": spec.window_left >= 0,
+        "RIGHT": spec.window_right >= 0,
+        "BOTTOM_RIGHT": spec.bottom_right,
+        "SOFTCAP": bool(spec.softcap),
+        "PRECISION": "ieee",
+    }
+
+
+def on_device(t: Tensor | None, like: Tensor) -> Tensor | None:
+    return t if t is None else t.to(device=like.device, dtype=torch.int64, non_blocking=True)
+
+
+def tile_count(rows: int, size: int) -> int:
+    return -(-rows // size)
+
+
+def may_have_dead_rows(call: Call) -> bool:
+    """Whether a row of a sequence may see no key at all, for all that shapes and flags tell."""
+    spec, i = call.spec, call.inputs
+    if any(t is not None for t in (i.bias, i.attn_mask, i.seqlens_kv, i.cu_seqlens_kv)):
+        return True
+    shifted = spec.bottom_right and call.longest_q > call.longest_kv
+    apart = spec.kv_offset != spec.q_offset and (spec.window_left >= 0 or spec.window_right >= 0)
+    too_long = spec.window_left >= 0 and call.longest_q != call.longest_kv
+    return shifted or apart or too_long or call.longest_kv == 0
+
+
+def sinks_of(call: Call) -> Tensor | None:
+    """The learnable sink logits [h]; off-by-one has none to load."""
+    if call.spec.softmax_type != "learnable" or call.inputs.softmax_offset is None:
+        return None
+    return call.inputs.softmax_offset.detach().contiguous()
+
+
+def forward_launch(
+    call: Call, arch: int | None, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
+) -> Launch:
+    """``max_logit``: float32 [h, b, tiles], or None."""
+    packed = call.spec.packed
+    tiles = tile_count(call.longest_q, block.m)
+    args = {
+        **shared_args(call),
+        "Out": out,
+        "Lse": lse,
+        "MaxLogit": max_logit,
+        "Sinks": sinks_of(call),
+        **strides("o", out, packed),
+        "lse_b": 0 if packed else lse.stride(0),
+        "lse_h": lse.stride(0) if packed else lse.stride(1),
+        "tiles": tiles,
+        "heads": call.heads,
+        "batch": call.batch,
+        "BLOCK_M": block.m,
+        "BLOCK_N": block.n,
+        "SPLIT": _split(call, block),
+        "SINK": call.spec.softmax_type != "vanilla",
+    }
+    return _make("forward", forward_kernel, tiles * call.heads * call.batch, args, block)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The backward's results and what its passes hand on, all allocated by the caller."""
+
+    dout: Tensor
+    lse2: Tensor  # float32 [b, h, s_q] or [h, t_q], contiguous; so is delta
+    delta: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None
+    dsinks: Tensor | None  # float32 [h, b, tiles of ROWS_BLOCK]
+
+
+ROWS_BLOCK = 64  # rows of a program of the first backward pass
+
+
+def backward_launches(
+    call: Call,
+    arch: int | None,
+    result: Result,
+    dlse: Tensor | None,
+    buffers: Buffers,
+    only: str | None = None,
+) -> list[Launch]:
+    """In the order they run: rows, dkdv, dq, and dbias where the bias wants a gradient; or ``only`` one."""
+    packed, shared = call.spec.packed, shared_args(call)
+    common = {
+        **shared,
+        "DOut": buffers.dout,
+        "Lse2": buffers.lse2,
+        "Delta": buffers.delta,
+        **strides("do", buffers.dout, packed),
+        **_row_strides("row", buffers.lse2, packed),
+    }
+    makers = {
+        "rows": lambda: _rows_launch(call, result, dlse, buffers),
+        "dkdv": lambda: _dkdv_launch(call, call.block("dkdv", arch), common, buffers),
+        "dq": lambda: _dq_launch(call, call.block("dq", arch), common, buffers),
+    }
+    if buffers.dbias is not None:
+        dbias = buffers.dbias
+        makers["dbias"] = lambda: _dbias_launch(call, call.block("dbias", arch), common, dbias)
+    return [make() for name, make in makers.items() if only in (None, name)]
+
+
+def _dkdv_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
+    tiles = tile_count(call.longest_kv, block.n)
+    args = {
+        **common,
+        "DK": buffers.dk,
+        "DV": buffers.dv,
+        **strides("dk", buffers.dk, call.spec.packed),
+        **strides("dv", buffers.dv, call.spec.packed),
+        "tiles": tiles,
+        "groups": call.groups,
+        "BLOCK_M": block.m,
+        "BLOCK_N": block.n,
+        "SPLIT": _split(call, block),
+        "DEAD_ROWS": may_have_dead_rows(call),
+    }
+    return _make("dkdv", dkdv_kernel, tiles * call.groups * call.batch, args, block)
+
+
+def _dq_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
+    tiles = tile_count(call.longest_q, block.m)
+    args = {
+        **common,
+        "DQ": buffers.dq,
+        **strides("dq", buffers.dq, call.spec.packed),
+        "tiles": tiles,
+        "heads": call.heads,
+        "BLOCK_M": block.m,
+        "BLOCK_N": block.n,
+        "SPLIT": _split(call, block),
+    }
+    return _make("dq", dq_kernel, tiles * call.heads * call.batch, args, block)
+
+
+def _row_strides(prefix: str, t: Tensor, packed: bool) -> dict[str, int]:
+    """Batch and head strides of per-row tensors, ``[b, h, s]`` or packed ``[h, t]``."""
+    b, h = (0, t.stride(0)) if packed else t.stride()[:2]
+    return {f"{prefix}_b": b, f"{prefix}_h": h}
+
+
+def _rows_launch(call: Call, result: Result, dlse: Tensor | None, buffers: Buffers) -> Launch:
+    packed, i = call.spec.packed, call.inputs
+    tiles = tile_count(call.longest_q, ROWS_BLOCK)
+    assert result.lse is not None
+    args = {
+        "Out": result.out,
+        "DOut": buffers.dout,
+        "Lse": result.lse,
+        "DLse": dlse,
+        "Lse2": buffers.lse2,
+        "Delta": buffers.delta,
+        "Sinks": sinks_of(call),
+        "DSinks": buffers.dsinks,
+        "LenQ": None if packed else i.seqlens_q,
+        "CuQ": i.cu_seqlens_q if packed else None,
+        "StartQ": i.cu_seqlens_q_padded if packed else None,
+        **strides("o", result.out, packed),
+        **strides("do", buffers.dout, packed),
+        **_row_strides("lse", result.lse, packed),
+        "lse_s": result.lse.stride(-1),
+        **(_row_strides("dlse", dlse, packed) if dlse is not None else {"dlse_b": 0, "dlse_h": 0}),
+        "dlse_s": 0 if dlse is None else dlse.stride(-1),
+        **_row_strides("row", buffers.lse2, packed),
+        "tiles": tiles,
+        "heads": call.heads,
+        "batch": call.batch,
+        "rows_q": i.q.shape[0 if packed else 2],
+        "E": call.e,
+        "BLOCK_E": pad(call.e),
+        "BLOCK_M": ROWS_BLOCK,
+    }
+    return _make("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 4, 1))
+
+
+def _dbias_launch(call: Call, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:
+    bias_b, bias_h, rows, cols = dbias.shape
+    # A dimension of size 1 is both full and broadcast where the call's is 1 as well.
+    all_rows, all_cols = rows == 1, cols == 1
+    tiles = 1 if all_rows else tile_count(rows, block.m)
+    tiles_kv = 1 if all_cols else tile_count(cols, block.n)
+    args = {
+        **common,
+        "DBias": dbias,
+        **broadcast_strides("dbias", dbias),
+        "tiles": tiles,
+        "tiles_kv": tiles_kv,
+        "batch": call.batch if bias_b == 1 else 1,
+        "heads": call.heads if bias_h == 1 else 1,
+        "programs_h": bias_h,
+        "bias_rows": rows,
+        "bias_cols": cols,
+        "BLOCK_M": block.m,
+        "BLOCK_N": block.n,
+        "ALL_ROWS": all_rows,
+        "ALL_COLS": all_cols,
+    }
+    return _make("dbias", dbias_kernel, tiles * tiles_kv * bias_b * bias_h, args, block)

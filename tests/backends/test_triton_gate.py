@@ -1,0 +1,176 @@
+"""The kernels through the real compiler, for GPUs that are not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+import triton
+
+from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.triton import turing
+from attnsel.backends.triton.aot import compile_launch
+from attnsel.backends.triton.blocks import ARCHS, PASSES, SHARED_MEMORY, choose
+from attnsel.backends.triton.gate import (
+    Configuration,
+    KernelReport,
+    configurations,
+    launch_of,
+    report_on,
+    run_gate,
+)
+from attnsel.backends.triton.launch import Buffers, backward_launches, forward_launch, make_call
+
+REPRESENTATIVE = [
+    Configuration("forward", 75, 64, 64, "fp16"),
+    Configuration("dkdv", 75, 128, 128, "fp16"),
+    Configuration("forward", 80, 128, 128, "bf16"),
+    Configuration("dkdv", 80, 64, 64, "bf16"),
+    Configuration("dq", 86, 128, 128, "bf16"),
+    Configuration("forward", 90, 128, 128, "bf16"),
+    Configuration("dkdv", 90, 128, 128, "bf16"),
+    Configuration("forward", 120, 128, 128, "bf16", "full"),
+    Configuration("forward", 86, 576, 512, "bf16"),
+]
+
+
+@pytest.mark.parametrize("configuration", REPRESENTATIVE, ids=str)
+def test_compiles_into_tensor_core_code_that_fits_and_spills_nothing(configuration: Configuration) -> None:
+    report = report_on(configuration)
+    assert report.error is None
+    assert report.spills == 0
+    assert 0 < report.shared_memory <= report.shared_memory_limit
+    assert 0 < report.registers <= 255
+    wanted = {75: "HMMA.1688", 80: "HMMA.16816", 86: "HMMA.16816", 90: "HGMMA", 120: "HMMA.16816"}
+    assert any(name.startswith(wanted[configuration.arch]) for name in report.matrix_instructions)
+    assert report.ok
+
+
+@pytest.mark.parametrize("kernel", ["forward", "rows", "dkdv", "dq", "dbias"])
+def test_every_feature_at_once_compiles_and_fits(kernel: str) -> None:
+    """Rare features may cost registers; they may not cost the launch."""
+    report = report_on(Configuration(kernel, 80, 64, 64, "bf16", "all"))
+    assert report.error is None
+    assert report.shared_memory <= report.shared_memory_limit
+
+
+def test_turings_hook_is_out_again_afterwards() -> None:
+    before = triton.knobs.runtime.add_stages_inspection_hook
+    with turing.tensor_cores():
+        assert triton.knobs.runtime.add_stages_inspection_hook is not before
+        with turing.tensor_cores():  # a second compile inside, from a callback
+            pass
+    assert triton.knobs.runtime.add_stages_inspection_hook is before
+
+
+def test_what_the_compiler_refuses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr("attnsel.backends.triton.aot.compile_launch", refuse)
+    seen: list[tuple[int, int]] = []
+    chosen = {"head_dims": [(64, 64)], "dtypes": ["fp16"], "features": ["full"]}
+    reports = run_gate([80], progress=lambda done, total, _: seen.append((done, total)), **chosen)
+    assert [report.error for report in reports] == ["RuntimeError: PassManager::run failed"] * 3
+    assert not any(report.ok for report in reports)
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_report_has_the_documented_fields() -> None:
+    report = KernelReport(
+        "forward", 80, 64, 64, "fp16", "causal", (64, 64), 4, 2, 99, 0, 1024, 166912, ("HMMA.16816.F32",), 0.5
+    )
+    fields = json.loads(json.dumps(report.as_json()))
+    wanted = "kernel arch head_dim_qk head_dim_v dtype block warps stages registers spills shared_memory "
+    wanted += "shared_memory_limit matrix_instructions seconds"
+    assert set(wanted.split()) <= fields.keys()
+
+
+def test_launches_carry_exactly_the_arguments_of_their_kernels() -> None:
+    for kernel in ("forward", "rows", "dkdv", "dq", "dbias"):
+        launch = launch_of(Configuration(kernel, 90, 64, 64, "bf16", "all"))
+        assert list(launch.args) == launch.kernel.arg_names
+
+
+def test_table_has_a_tile_for_everything_the_rules_allow() -> None:
+    for arch in {*ARCHS, *SHARED_MEMORY}:
+        for d, e in [(8, 8), (64, 64), (80, 96), (128, 128), (192, 128), (256, 256)]:
+            for name in PASSES:
+                if arch < 80 and name == "dkdv" and d > 128:
+                    with pytest.raises(ValueError, match="at most 128"):
+                        choose(name, arch, d, e, 2)
+                else:
+                    choose(name, arch, d, e, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "d", "itemsize", "message"),
+    [
+        ("forward", 70, 64, 2, "sm75"),
+        ("dq", 90, 257, 2, "stop at head_dim 256"),
+        ("forward", 90, 577, 2, "the forward at 576"),
+        ("forward", 90, 576, 4, "in float32"),
+    ],
+)
+def test_outside_the_table_is_refused(name: str, arch: int, d: int, itemsize: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose(name, arch, d, 64, itemsize)
+
+
+def test_turing_is_compiled_for_float16_only() -> None:
+    assert {c.dtype for c in configurations([75])} == {"fp16"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_whole_table(arch: int) -> None:
+    assert [report for report in run_gate([arch]) if not report.ok] == []
+
+
+def meta_inputs(packed: bool, size: int) -> Inputs:
+    """Every optional tensor at once, every dimension of ``size`` but the head dimension, no memory."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    qkv = empty(size, size, 64) if packed else empty(size, size, size, 64)
+    cu, lengths = empty(size + 1, dtype=torch.int32), empty(size, dtype=torch.int32)
+    places = {f"cu_seqlens_{name}": cu for name in ("q", "kv", "q_padded", "kv_padded")}
+    scalar = empty(dtype=torch.int64)
+    return Inputs(
+        qkv,
+        qkv,
+        qkv,
+        attn_mask=empty(size, size, size, size, dtype=torch.bool),
+        bias=empty(size, size, size, size),
+        alibi_slopes=empty(size, size, dtype=torch.float32),
+        softmax_offset=empty(size, dtype=torch.float32),
+        **(places if packed else {"seqlens_q": lengths, "seqlens_kv": lengths}),
+        dropout_seed=scalar,
+        dropout_offset=scalar,
+        max_seqlen_q=size,
+        max_seqlen_kv=size,
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_sizes_of_one_and_packed_calls_compile(packed: bool) -> None:
+    """Triton turns an argument of 1 into a constant: other types meet in the kernel then."""
+    inputs = meta_inputs(packed, 1)
+    spec = Spec(packed=packed, window_left=3, window_right=0, softmax_type="learnable", dropout_p=0.1)
+    call = make_call(spec, inputs)
+    q = inputs.q
+    lse = torch.empty((1, 1) if packed else (1, 1, 1), dtype=torch.float32, device="meta")
+    partial = torch.empty(1, 1, 1, dtype=torch.float32, device="meta")
+    buffers = Buffers(q, lse, lse, q, q, q, inputs.bias, partial)
+    launches = [forward_launch(call, 80, q, lse, partial, call.block("forward", 80))]
+    launches += backward_launches(call, 80, Result(q, lse), lse, buffers)
+    assert [launch.name for launch in launches] == ["forward", "rows", "dkdv", "dq", "dbias"]
+    for launch in launches:
+        assert compile_launch(launch, 80).fits, launch.name
