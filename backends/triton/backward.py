@@ -274,7 +274,7 @@ def dkdv_kernel(
     begin, full_begin, full_end, end = span(
         n0, BLOCK_N, reach, -diag - window_right, window_left - diag, BLOCK_M, RIGHT, LEFT, SPLIT
     )
-    if SPLIT and not LEFT:
+    if SPLIT:
         full_end = end
     for r in range(0, group):
         head = g * group + r
@@ -307,7 +307,7 @@ def dkdv_kernel(
                 BLOCK_M, False, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, DEAD_ROWS,
                 PRECISION,
             )  # fmt: skip
-        if LEFT or not SPLIT:
+        if not SPLIT:
             dk, dv = _rows_of_dkdv(
                 dk, dv, k, v, full_end, end, q, dout, lse2, delta, q_s, do_s, cols, len_q, len_kv, diag,
                 scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv, slope2,
@@ -572,16 +572,9 @@ def dq_kernel(
         m0, q_s, do_s, len_q, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
     )  # fmt: skip
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    begin, full_begin, full_end, end = span(
+    _begin, full_begin, full_end, end = span(
         m0, BLOCK_M, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, SPLIT
     )
-    if SPLIT and LEFT:
-        dq = _columns_of_dq(
-            dq, q, dout, lse2, delta, begin, full_begin, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,
-            cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-            q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
-            True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
-        )  # fmt: skip
     if SPLIT:
         dq = _columns_of_dq(
             dq, q, dout, lse2, delta, full_begin, full_end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,

@@ -71,7 +71,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
     (80, "dkdv"): {
         64: Block(32, 128, 8, 2, split=False),
         128: Block(64, 64, 8, 2, split=False),
-        256: Block(32, 64, 8, 2, split=False),
+        256: Block(32, 32, 8, 2, split=False),
     },
     (80, "dq"): {
         64: Block(128, 64, 8, 2),
@@ -115,7 +115,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
     },
     (100, "dkdv"): {
         64: Block(64, 128, 8, 2, split=False),
-        128: Block(64, 64, 8, 2, split=False),
+        128: Block(64, 128, 8, 1, split=False),
         256: Block(32, 32, 8, 2, split=False),
     },
     (100, "dq"): {
@@ -147,7 +147,7 @@ _HEAVY: dict[str, dict[int, Block]] = {
     "dbias": {64: Block(32, 32, 4, 1), 128: Block(32, 32, 8, 1), 256: Block(32, 32, 8, 1)},
 }
 # float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
-_FLOAT32 = {64: Block(32, 32, 4, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}
+_FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}
 
 # Forward above 256, 16-bit: 576/512 of multi-head latent attention.
 _LATENT = {
@@ -168,7 +168,7 @@ def pad(width: int) -> int:
 
 
 def pieces(width: int) -> tuple[int, int]:
-    """A query's head dimension as a power of two and the rest, each padded alone; (width, 0) up to 256."""
+    """A wide head dimension as a power of two and the rest, padded one by one; (width, 0) up to 256."""
     first = 1 << (width.bit_length() - 1)
     return (width, 0) if width <= 256 or width == first else (first, width - first)
 

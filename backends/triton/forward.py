@@ -198,16 +198,9 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    begin, full_begin, full_end, end = span(
+    _begin, full_begin, full_end, end = span(
         m0, BLOCK_M, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, SPLIT
     )
-    if SPLIT and LEFT:
-        acc, total, peak = _columns(
-            acc, total, peak, q, q2, begin, full_begin, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,
-            cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-            q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
-            True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
-        )  # fmt: skip
     if SPLIT:
         acc, total, peak = _columns(
             acc, total, peak, q, q2, full_begin, full_end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,

@@ -39,7 +39,8 @@ class Launch:
 
 def _split(call: Call, block: Block) -> bool:
     """A loop of its own for unmasked tiles, where scores are cheap enough for that to show."""
-    return block.split and not call.heavy
+    # A left bound would make it three loops, whose registers spill.
+    return block.split and not call.heavy and call.spec.window_left < 0
 
 
 def _make(name: str, kernel: Any, programs: int, args: dict[str, Any], block: Block) -> Launch:
@@ -103,7 +104,9 @@ class Call:
             return getattr(self.tiles, name)
         if arch is None:
             return getattr(interpreted(self.longest_q, self.longest_kv), name)
-        return choose(name, arch, self.d, self.e, self.inputs.q.element_size(), self.heavy)
+        # Both bounds at once spill in Blackwell's wide forward tiles.
+        windowed = name == "forward" and arch >= 100 and self.spec.window_left >= 0
+        return choose(name, arch, self.d, self.e, self.inputs.q.element_size(), self.heavy or windowed)
 
 
 def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> Call:
