@@ -38,10 +38,11 @@ def conformance(
         raise InvalidInput("--backend", backend, "allowed: triton")
     try:
         from attnsel.backends.triton import gate
+        from attnsel.backends.triton.blocks import ARCHS
     except ImportError as error:
         complain(f"{error}; planning (attnsel explain, matrix) works without it")
         return UNAVAILABLE
-    archs = _numbers("--arch", arch, gate.ARCHS) or gate.ARCHS
+    archs = _numbers("--arch", arch, ARCHS) or ARCHS
     chosen: dict[str, Any] = {}
     if head_dim:
         chosen["head_dims"] = _head_dims(head_dim)

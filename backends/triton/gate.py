@@ -128,7 +128,7 @@ def report_on(c: Configuration) -> KernelReport:
         made = compile_launch(launch, c.arch)
     except Exception as error:  # the compiler's own failures have no common type
         words = f"{type(error).__name__}: {error}".strip()
-        block = launch and (launch.block.m, launch.block.n)
+        block = (launch.block.m, launch.block.n) if launch else None
         warps, stages = (launch.block.warps, launch.block.stages) if launch else (0, 0)
         return KernelReport(
             *names, block, warps, stages, 0, 0, 0, limit, (), time.perf_counter() - start, words[:500]
