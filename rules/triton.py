@@ -203,14 +203,15 @@ def blackwell_untried(p: AttentionParams, env: Environment) -> Unknown:
     passes={"head_dim_qk": 576, "head_dim_v": 512, "is_training": False},
 )
 def head_dim_limit(p: AttentionParams, env: Environment) -> Bad | None:
-    """Triton kernels stop at head_dim 256, but for 576/512 without a backward
+    """Triton kernels stop at head_dim 256, but for 16-bit 576/512 without a backward
 
     Why: wider tiles leave no configuration that fits shared memory and does not spill.
     Fix: sdpa.efficient and tiled have no limit.
     Source: table of forward, dK/dV and dQ kernels compiled for sm75 to sm121 with Triton 3.7.1.
     """
     field, width = widest(p)
-    if width <= 256 or (not p.is_training and (p.head_dim_qk, p.head_dim_v) == LATENT):
+    latent = (p.head_dim_qk, p.head_dim_v) == LATENT and p.dtype in ("fp16", "bf16")
+    if width <= 256 or (latent and not p.is_training):
         return None
     return Bad(field, width, AtMost(256))
 
