@@ -54,7 +54,7 @@ def test_triton_3_3_lost_turing(codes, triton, refused):
 
 def test_volta_and_cpus_are_refused(codes):
     assert "TRITON002" in codes("triton", Environment.describe(gpu="V100"), dtype="fp16")
-    assert codes("triton", CPU) == {"TRITON001"}
+    assert codes("triton", CPU) == {"TRITON007"}
 
 
 def test_linux_only(codes):
