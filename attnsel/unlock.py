@@ -115,11 +115,15 @@ def _versions(
             for versions in rule.when:
                 if versions.component == component:
                     edges.update(versions.edges())
-    for reason in reasons:
-        if reason.field == component and isinstance(reason.finding.required, AtLeast):
-            edges.add(reason.finding.required.limit)
+    stated = [
+        reason.finding.required.limit
+        for reason in reasons
+        if reason.field == component and isinstance(reason.finding.required, AtLeast)
+    ]
+    lowest = max(stated, default=None)  # a rule that names a minimum knows more than where gates end
+    edges.update(stated)
     for version in sorted(edges):
-        if current is not None and version <= current:
+        if (current is not None and version <= current) or (lowest is not None and version < lowest):
             continue
         changed = env.replace(
             **{component: version, "assumed": tuple(n for n in env.assumed if n != component)}

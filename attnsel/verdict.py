@@ -178,7 +178,9 @@ class Reason(NamedTuple):
     @property
     def message(self) -> str:
         finding = self.finding
-        observed = "not known or not installed" if finding.observed is None else finding.observed
+        observed = finding.observed
+        if observed is None:
+            observed = "not known" if finding.field == "arch" else "not installed"
         text = f"{self.rule.title} — {finding.field} is {observed}, needs {finding.required}"
         return f"{text} ({finding.note})" if finding.note else text
 

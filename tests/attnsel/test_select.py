@@ -304,3 +304,10 @@ def test_every_way_out_that_is_shown_works(fields, env):
         wishes = {name[7:]: value for name, value in unlock.changes if name.startswith("policy.")}
         again = select(p.derive(**values), env.replace(**versions), policy=Policy(**wishes))
         assert again[unlock.candidate].eligible
+
+
+def test_a_missing_library_is_offered_in_a_version_attnsel_runs_on():
+    bare = Environment.describe("cpu", torch=None)
+    offers = [u for u in select(AttentionParams(), bare).unlocks if u.candidate == "sdpa.flash"]
+    assert [str(value) for u in offers for _, value in u.changes] == ["2.6.0"]
+    assert "torch is not installed" in select(AttentionParams(), bare).report()
