@@ -148,7 +148,6 @@ def rule(
     evidence: str,
     trips: Example | None = None,
     passes: Example | None = None,
-    registry: Registry | None = None,
 ) -> Callable[[Body], Body]:
     """Register a constraint on ``candidates``.
 
@@ -170,26 +169,19 @@ def rule(
     gates = (when,) if isinstance(when, Versions) else tuple(when)
 
     def register(body: Body) -> Body:
-        title, text, source = _read_page(code, body)
-        item = Rule(
-            code=code,
+        page = Rule(
+            **_page(code, body, evidence),
             candidates=candidates,
             when=gates,
             arch=arch,
             device=device,
             fp8=fp8,
             body=body,
-            evidence=evidence,
             trips=dict(trips or {}),
             passes=dict(passes or {}),
-            name=body.__name__,
-            title=title,
-            text=text,
-            source=source,
-            module=body.__module__,
             when_text=_gate_text(gates, arch),
         )
-        (registry or REGISTRY).add(item)
+        REGISTRY.add(page)
         return body
 
     return register
@@ -199,20 +191,7 @@ def wish(code: str, *, evidence: str = "policy", trips: tuple[str, Example]) -> 
     """Register a refusal by policy: ``fn(candidate_name, policy) -> Bad | None``."""
 
     def register(fn: Callable[[str, Policy], Bad | None]) -> Any:
-        title, text, source = _read_page(code, fn)
-        REGISTRY.add(
-            Wish(
-                code=code,
-                name=fn.__name__,
-                title=title,
-                text=text,
-                source=source,
-                evidence=evidence,
-                module=fn.__module__,
-                body=fn,
-                trips=trips,
-            )
-        )
+        REGISTRY.add(Wish(**_page(code, fn, evidence), body=fn, trips=trips))
         return fn
 
     return register
@@ -222,19 +201,7 @@ def preference(code: str, *, evidence: str) -> Callable[[Any], Any]:
     """Register an ordering: ``fn(standing, arch, policy) -> int``; lower first, first code decides."""
 
     def register(fn: Callable[[Standing, int | None, Policy], int]) -> Any:
-        title, text, source = _read_page(code, fn)
-        REGISTRY.add(
-            Preference(
-                code=code,
-                name=fn.__name__,
-                title=title,
-                text=text,
-                source=source,
-                evidence=evidence,
-                module=fn.__module__,
-                value=fn,
-            )
-        )
+        REGISTRY.add(Preference(**_page(code, fn, evidence), value=fn))
         return fn
 
     return register
@@ -252,7 +219,8 @@ def find_rule(code: str) -> Page:
     raise KeyError(f"no rule {code!r}{'; near: ' + ', '.join(near) if near else ''}")
 
 
-def _read_page(code: str, fn: Callable[..., Any]) -> tuple[str, str, str]:
+def _page(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
+    """What every kind of page says, from its code and its docstring."""
     doc = inspect.getdoc(fn)
     if not doc:
         raise ValueError(f"{code}: a rule needs a docstring; it is what users read")
@@ -260,7 +228,15 @@ def _read_page(code: str, fn: Callable[..., Any]) -> tuple[str, str, str]:
     source = re.search(r"^Source: (.+?)(?=\n[A-Z]\w+:|\Z)", text, re.MULTILINE | re.DOTALL)
     if not source:
         raise ValueError(f"{code}: the docstring needs a line 'Source: …'")
-    return title.rstrip("."), text.strip(), " ".join(source[1].split())
+    return {
+        "code": code,
+        "name": fn.__name__,
+        "title": title.rstrip("."),
+        "text": text.strip(),
+        "source": " ".join(source[1].split()),
+        "evidence": evidence,
+        "module": fn.__module__,
+    }
 
 
 def _gate_text(gates: tuple[Versions, ...], arch: Container[int] | None) -> str:

@@ -9,11 +9,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from attnsel.cli.flags import Json
-from attnsel.cli.output import FOUND, complain, tell
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, complain, tell
 from attnsel.errors import InvalidInput
-
-SOMETHING_FOUND = 4
-UNAVAILABLE = 2
 
 
 def conformance(
@@ -41,7 +38,7 @@ def conformance(
         from attnsel.backends.triton.blocks import ARCHS
     except ImportError as error:
         complain(f"{error}; planning (attnsel explain, matrix) works without it")
-        return UNAVAILABLE
+        return BAD_INPUT
     archs = _numbers("--arch", arch, ARCHS) or ARCHS
     chosen: dict[str, Any] = {}
     if head_dim:
@@ -51,7 +48,7 @@ def conformance(
         print(jsonlib.dumps({"kernels": [report.as_json() for report in reports]}))
     else:
         _print(reports)
-    return FOUND if all(report.ok for report in reports) else SOMETHING_FOUND
+    return FOUND if all(report.ok for report in reports) else CHECK_FAILED
 
 
 def _numbers(flag: str, text: str, allowed: tuple[int, ...]) -> tuple[int, ...]:

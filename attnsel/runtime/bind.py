@@ -156,9 +156,8 @@ def _through_contract(kernel: ContractKernel, spec: Spec, gather: Gather, config
 
     def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
         inputs = gather(q, k, v, extras)
-        detached = inputs  # Attend's forward runs without grad mode: nothing is recorded twice
         out, lse, max_logit = Attend.apply(
-            kernel, spec, detached, inputs.q, inputs.k, inputs.v, inputs.bias, inputs.softmax_offset
+            kernel, spec, inputs, inputs.q, inputs.k, inputs.v, inputs.bias, inputs.softmax_offset
         )
         results = [_finish(config, inputs)(out)]
         if config.return_lse:

@@ -21,8 +21,9 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from attnsel.gpus import SHARED_MEMORY
+
 from . import turing
-from .blocks import SHARED_MEMORY
 from .launch import Launch
 
 _POINTERS = {

@@ -30,20 +30,6 @@ class Tiles(NamedTuple):
     dbias: Block
 
 
-# Opt-in shared memory per block, bytes, less the reserved KiB: CUDA C programming guide.
-SHARED_MEMORY = {
-    75: 65536,
-    80: 166912,
-    86: 101376,
-    87: 166912,
-    89: 101376,
-    90: 232448,
-    100: 232448,
-    103: 232448,
-    110: 232448,
-    120: 101376,
-    121: 101376,
-}
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 
 # (family, pass) -> {widest padded head dimension: block}. None: no tile that fits and does not spill.

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.gpus import SHARED_MEMORY
 
 from . import launch as _launch
-from .blocks import ARCHS, SHARED_MEMORY
+from .blocks import ARCHS
 from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
