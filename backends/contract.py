@@ -72,7 +72,7 @@ class Inputs(NamedTuple):
 
     q: Tensor  # [b, h, s_q, d]   or [t_q, h, d]
     k: Tensor  # [b, g, s_kv, d]  or [t_kv, g, d]; h % g == 0, query head n reads kv head n // (h // g)
-    v: Tensor  # [b, g, s_kv, e]  or [t_kv, g, e]
+    v: Tensor  # [b, g, s_kv, e]  or [t_kv, g, e]; with a block_table both are pools [pages, g, page_size, .]
     attn_mask: Tensor | None = None  # bool, True = masked OUT, broadcastable to [b, h, s_q, s_kv]
     bias: Tensor | None = None  # added after the scale; broadcastable to [b, h, s_q, s_kv]
     alibi_slopes: Tensor | None = None  # float32 [h] or [b, h]
@@ -87,6 +87,9 @@ class Inputs(NamedTuple):
     dropout_offset: Tensor | None = None
     max_seqlen_q: int | None = None  # packed only: longest sequence, given so that nothing is read back
     max_seqlen_kv: int | None = None
+    # int32 [b, n], rows contiguous: row j of sequence m is row j % page_size of page block_table[m, j // page_size].
+    # Then seqlens_kv is required, q dense or packed, and there is no backward. Entries past a length are not read.
+    block_table: Tensor | None = None
 
 
 class Result(NamedTuple):
