@@ -87,8 +87,9 @@ class Inputs(NamedTuple):
     dropout_offset: Tensor | None = None
     max_seqlen_q: int | None = None  # packed only: longest sequence, given so that nothing is read back
     max_seqlen_kv: int | None = None
-    # int32 [b, n], rows contiguous: row j of sequence m is row j % page_size of page block_table[m, j // page_size].
-    # Then seqlens_kv is required, q dense or packed, and there is no backward. Entries past a length are not read.
+    # int32 [b, n], rows contiguous: row j of sequence m lies in page block_table[m, j // page_size] at
+    # j % page_size. Then seqlens_kv is required, q is dense or packed, there is no backward, and entries
+    # past a length are not read.
     block_table: Tensor | None = None
 
 
