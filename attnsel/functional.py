@@ -34,6 +34,7 @@ def attention(
     cu_seqlens_kv_padded: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_kv: int | None = None,
+    block_table: Tensor | None = None,
     is_training: bool | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
@@ -59,6 +60,10 @@ def attention(
     softmax_type: ``off-by-one`` adds a zero logit to the denominator, ``learnable`` adds softmax_offset [h].
     cu_seqlens_*: int32 [b + 1], real lengths; *_padded: where sequences start when there are gaps.
     max_seqlen_*: for ``thd``; on a GPU an upper bound is used if None, since reading it would wait.
+    block_table: int32 [b, n]; k and v are then pools of pages, [pages, page_size, g, d] and [.., e], whatever
+        q's format (``bshd``, ``sbhd`` or ``thd``), and row j of sequence m is row j % page_size of page
+        block_table[m, j // page_size]. Takes a padding mask type and cu_seqlens_kv, for the lengths; no
+        gradient. Entries past a sequence's length are not read.
     attention_dropout: applied whenever it is above 0: pass 0 outside training.
     is_training: whether a backward will be needed; None: whether some input requires a gradient.
     return_lse, return_max_logit: also return the log-sum-exp ([b, h, s_q], packed [h, t_q], float32, natural
@@ -96,6 +101,7 @@ def attention(
         and cu_seqlens_kv_padded is None
         and max_seqlen_q is None
         and max_seqlen_kv is None
+        and block_table is None
     ):
         return attend(static, q, k, v, NO_EXTRAS)
     extras = Extras(
@@ -109,5 +115,6 @@ def attention(
         cu_seqlens_kv_padded,
         max_seqlen_q,
         max_seqlen_kv,
+        block_table,
     )
     return attend(static, q, k, v, extras)

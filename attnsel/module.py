@@ -165,6 +165,7 @@ class DotProductAttention(nn.Module):
         fast_zero_fill: bool = True,
         softmax_scale: float | None = None,
         pad_between_seqs: bool | None = None,
+        block_table: Tensor | None = None,
         **not_yet: Any,
     ) -> Any:
         """Attention of these tensors; shapes and defaults as in TransformerEngine.
@@ -172,9 +173,11 @@ class DotProductAttention(nn.Module):
         query_layer: [s, b, h, d], [b, s, h, d] or [t, h, d]. The result is [..., h * e] with the query's
         leading dimensions; with return_max_logit the pair (result, [h]).
 
-        pad_between_seqs says whether *_padded leave gaps; None: as they are given. Arguments given here
-        override the constructor's for this call. ``fast_zero_fill`` makes no
-        difference: outputs are always fully written. ``checkpoint_core_attention`` recomputes in backward.
+        block_table: int32 [b, n] for keys and values in pages, see :func:`attnsel.attention`;
+        TransformerEngine takes InferenceParams instead. pad_between_seqs says whether *_padded leave gaps;
+        None: as they are given. Arguments given here override the constructor's for this call.
+        ``fast_zero_fill`` makes no difference: outputs are always fully written.
+        ``checkpoint_core_attention`` recomputes in backward.
 
         Raises InvalidInput, UnsupportedArgument, or NoBackendError with every reason.
         """
@@ -202,6 +205,7 @@ class DotProductAttention(nn.Module):
             and cu_seqlens_kv_padded is None
             and max_seqlen_q is None
             and max_seqlen_kv is None
+            and block_table is None
         ):
             extras = NO_EXTRAS
         else:
@@ -216,6 +220,7 @@ class DotProductAttention(nn.Module):
                 cu_seqlens_kv_padded,
                 max_seqlen_q,
                 max_seqlen_kv,
+                block_table,
             )
         if checkpoint_core_attention or (static.attention_dropout and self._rng_tracker is not None):
             return self._run_wrapped(

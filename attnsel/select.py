@@ -248,8 +248,8 @@ def _plan_only(info: CandidateInfo, p: AttentionParams, env: Environment) -> str
         return "FP8 attention is planned, not run"
     if p.context_parallel:
         return "context parallelism is planned, not run"
-    if p.kv_cache != "none":
-        return "KV caches are planned, not run"
+    if p.kv_cache == "contiguous":
+        return "contiguous KV caches are planned, not run"
     return None
 
 

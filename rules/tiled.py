@@ -19,25 +19,3 @@ def no_fp8(p: AttentionParams, env: Environment) -> Bad | None:
     if p.dtype.startswith("fp8"):
         return Bad("dtype", p.dtype, OneOf("bf16", "fp16", "fp32"))
     return Bad("fp8", True, Words("a recipe with fp8_dpa=False")) if p.fp8_attention else None
-
-
-@rule(
-    "TILED002",
-    "tiled",
-    evidence="source",
-    trips={
-        "qkv_layout": "paged_kv_bshd_bshd_bshd",
-        "kv_cache": "paged",
-        "page_size": 64,
-        "is_training": False,
-    },
-    passes={"kv_cache": "contiguous", "is_training": False},
-)
-def no_paged_cache(p: AttentionParams, env: Environment) -> Bad | None:
-    """tiled reads no paged key/value cache
-
-    Why: following a block table would read it on the host, block by block.
-    Fix: a contiguous cache, or gather the pages first.
-    Source: attnsel/backends/contract.py: its inputs have no block table.
-    """
-    return Bad("kv_cache", "paged", OneOf("contiguous")) if p.kv_cache == "paged" else None

@@ -231,15 +231,21 @@ def _gather(
     arbitrary = config.attn_mask_type == "arbitrary"
     alibi = config.bias_type == "alibi"
     pre_scale = spec.softmax_scale if config.bias_type == "pre_scale_bias" else None
+    pool_to_kernel = _TO_KERNEL["bshd"]
 
     def gather(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Inputs:
         if padding and (settings.check or _readable(extras)):
             check_contents(config, check_tensors(config, q, k, v, extras), q, k, extras)
         if adapt is not None:
             q, k, v = adapt(q, k, v)
-        q, k, v = to_kernel(q), to_kernel(k), to_kernel(v)
+        table = extras.block_table
+        kv_to_kernel = to_kernel if table is None else pool_to_kernel
+        q, k, v = to_kernel(q), kv_to_kernel(k), kv_to_kernel(v)
         seqlens_q = seqlens_kv = None
-        if padding and not spec.packed:
+        if table is not None:
+            seqlens_q = None if spec.packed else _differences(extras.cu_seqlens_q)
+            seqlens_kv = _differences(extras.cu_seqlens_kv)
+        elif padding and not spec.packed:
             seqlens_q, seqlens_kv = _lengths(extras)
         bias = extras.core_attention_bias
         if bias is not None and pre_scale is not None:
@@ -266,13 +272,14 @@ def _gather(
             seqlens_q=seqlens_q,
             seqlens_kv=seqlens_kv,
             cu_seqlens_q=extras.cu_seqlens_q if spec.packed else None,
-            cu_seqlens_kv=extras.cu_seqlens_kv if spec.packed else None,
+            cu_seqlens_kv=extras.cu_seqlens_kv if spec.packed and table is None else None,
             cu_seqlens_q_padded=extras.cu_seqlens_q_padded,
             cu_seqlens_kv_padded=extras.cu_seqlens_kv_padded,
             dropout_seed=seed,
             dropout_offset=offset,
             max_seqlen_q=extras.max_seqlen_q if spec.packed else None,
-            max_seqlen_kv=extras.max_seqlen_kv if spec.packed else None,
+            max_seqlen_kv=extras.max_seqlen_kv if spec.packed or table is not None else None,
+            block_table=None if table is None else table.contiguous(),
         )
 
     return gather
@@ -280,17 +287,21 @@ def _gather(
 
 def _readable(extras: Extras) -> bool:
     """Whether length tensors and padding masks lie on the CPU, where reading them waits for nothing."""
-    held = [extras.cu_seqlens_q, *mask_pair(extras)]
+    held = [extras.cu_seqlens_q, extras.cu_seqlens_kv, extras.block_table, *mask_pair(extras)]
     return all(t is None or (t.device.type == "cpu" and type(t) is Tensor) for t in held)
 
 
-def _lengths(extras: Extras) -> tuple[Tensor, Tensor]:
+def _differences(cu_seqlens: Tensor | None) -> Tensor | None:
+    return None if cu_seqlens is None else cu_seqlens[1:] - cu_seqlens[:-1]
+
+
+def _lengths(extras: Extras) -> tuple[Tensor | None, Tensor | None]:
     """int32 [b] real rows of q and kv, on their device and without reading them back."""
-    if extras.cu_seqlens_q is not None and extras.cu_seqlens_kv is not None:
-        lengths_q = extras.cu_seqlens_q[1:] - extras.cu_seqlens_q[:-1]
+    if extras.cu_seqlens_q is not None:
+        lengths_q = _differences(extras.cu_seqlens_q)
         if extras.cu_seqlens_kv is extras.cu_seqlens_q:
             return lengths_q, lengths_q
-        return lengths_q, extras.cu_seqlens_kv[1:] - extras.cu_seqlens_kv[:-1]
+        return lengths_q, _differences(extras.cu_seqlens_kv)
     masks = mask_pair(extras)
     lengths = [(~mask).flatten(1).sum(1, dtype=torch.int32) for mask in dict.fromkeys(masks)]
     return lengths[0], lengths[-1]

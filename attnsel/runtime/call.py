@@ -69,6 +69,7 @@ class Extras(NamedTuple):
     cu_seqlens_kv_padded: Tensor | None = None
     max_seqlen_q: int | None = None
     max_seqlen_kv: int | None = None
+    block_table: Tensor | None = None  # int32 [b, n]: k and v are pools of pages
     dropout_seed: Tensor | None = None  # int64 scalar; drawn from the device's generator if None
 
 

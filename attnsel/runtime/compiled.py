@@ -64,6 +64,7 @@ def opaque(cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, need_gr
         extras.cu_seqlens_kv,
         extras.cu_seqlens_q_padded,
         extras.cu_seqlens_kv_padded,
+        extras.block_table,
         seed,
         extras.max_seqlen_q,
         extras.max_seqlen_kv,
@@ -152,6 +153,7 @@ class _Call(NamedTuple):
     cu_seqlens_kv: Tensor | None
     cu_seqlens_q_padded: Tensor | None
     cu_seqlens_kv_padded: Tensor | None
+    block_table: Tensor | None
     seed: Tensor | None
     max_seqlen_q: int | None
     max_seqlen_kv: int | None
@@ -178,6 +180,7 @@ class _Call(NamedTuple):
             self.cu_seqlens_kv_padded,
             self.max_seqlen_q,
             self.max_seqlen_kv,
+            self.block_table,
             self.seed,
         )
         return NO_EXTRAS if all(extra is None for extra in extras) else extras
@@ -197,6 +200,7 @@ def _attend_op(
     cu_seqlens_kv: Tensor | None,
     cu_seqlens_q_padded: Tensor | None,
     cu_seqlens_kv_padded: Tensor | None,
+    block_table: Tensor | None,
     seed: Tensor | None,
     max_seqlen_q: int | None,
     max_seqlen_kv: int | None,
@@ -205,7 +209,8 @@ def _attend_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     call = _Call(
         q, k, v, mask, mask_kv, bias, alibi_slopes, softmax_offset, cu_seqlens_q, cu_seqlens_kv,
-        cu_seqlens_q_padded, cu_seqlens_kv_padded, seed, max_seqlen_q, max_seqlen_kv, config, need_grad,
+        cu_seqlens_q_padded, cu_seqlens_kv_padded, block_table, seed, max_seqlen_q, max_seqlen_kv, config,
+        need_grad,
     )  # fmt: skip
     return _forward(call)
 
@@ -270,6 +275,7 @@ def _backward_op(
     cu_seqlens_kv: Tensor | None,
     cu_seqlens_q_padded: Tensor | None,
     cu_seqlens_kv_padded: Tensor | None,
+    block_table: Tensor | None,
     seed: Tensor | None,
     max_seqlen_q: int | None,
     max_seqlen_kv: int | None,
@@ -278,7 +284,8 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     call = _Call(
         q, k, v, mask, mask_kv, bias, alibi_slopes, softmax_offset, cu_seqlens_q, cu_seqlens_kv,
-        cu_seqlens_q_padded, cu_seqlens_kv_padded, seed, max_seqlen_q, max_seqlen_kv, config, True,
+        cu_seqlens_q_padded, cu_seqlens_kv_padded, block_table, seed, max_seqlen_q, max_seqlen_kv, config,
+        True,
     )  # fmt: skip
     return _backward(call, dout, bias_grad)
 
@@ -320,8 +327,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     call = _Call(*inputs)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*call[:13])
-    ctx.plain = call[13:16]
+    ctx.save_for_backward(*call[:14])
+    ctx.plain = call[14:17]
     ctx.bias_grad = call.bias is not None and ctx.needs_input_grad[5]
 
 

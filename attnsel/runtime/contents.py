@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from attnsel.backends.tiled.sequences import wrong_page
 from attnsel.errors import InvalidInput
 from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.inputs import Sizes, mask_pair
@@ -27,7 +28,7 @@ def check_contents(config: Config, sizes: Sizes, q: Tensor, k: Tensor, extras: E
         lengths = [b - a for a, b in pairwise(values)]
         if max(lengths, default=0) > longest:
             raise InvalidInput(name, values, f"must not hold a sequence longer than {longest} rows")
-        if config.qkv_format != "thd":
+        if config.qkv_format != "thd" or (name == "cu_seqlens_kv" and extras.block_table is not None):
             continue
         if padded is None:
             if values[-1] != rows:
@@ -40,6 +41,16 @@ def check_contents(config: Config, sizes: Sizes, q: Tensor, k: Tensor, extras: E
             raise InvalidInput(f"{name}_padded", starts, f"must not end beyond the number of tokens, {rows}")
         if any(length > space for length, space in zip(lengths, room, strict=True)):
             raise InvalidInput(name, values, f"must fit into the room that {name}_padded gives, {starts}")
+    if extras.block_table is not None and extras.cu_seqlens_kv is not None:
+        lengths = extras.cu_seqlens_kv[1:] - extras.cu_seqlens_kv[:-1]
+        wrong = wrong_page(extras.block_table, lengths, page_size=k.shape[1], pages=k.shape[0])
+        if wrong is not None:
+            sequence, entry, page = wrong
+            raise InvalidInput(
+                f"block_table[{sequence}, {entry}]",
+                page,
+                f"must be a page of the pool, 0 to {k.shape[0] - 1}",
+            )
     if config.attn_mask_type != "arbitrary":
         for name, mask in zip(("attention_mask (q)", "attention_mask (kv)"), mask_pair(extras), strict=False):
             rows_masked = mask.reshape(mask.shape[0], -1)

@@ -41,15 +41,15 @@ class Sizes(NamedTuple):
 
 def check_tensors(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
     """Shapes, types and devices against each other. Raises InvalidInput; returns what they amount to."""
-    fmt = config.qkv_format
-    named = {"query_layer": q, "key_layer": k, "value_layer": v}
-    for name, tensor in named.items():
+    fmt, paged = config.qkv_format, extras.block_table is not None
+    for name, tensor in (("query_layer", q), ("key_layer", k), ("value_layer", v)):
         _check_dense_tensor(name, tensor)
-        if tensor.dim() != _RANK[fmt]:
+        pool = paged and tensor is not q
+        rank = 4 if pool else _RANK[fmt]
+        if tensor.dim() != rank:
+            given = "a block_table: [pages, page_size, g, d]" if pool else f"qkv_format {fmt!r}"
             raise InvalidInput(
-                f"{name}.shape",
-                tuple(tensor.shape),
-                f"must have {_RANK[fmt]} dimensions with qkv_format {fmt!r}",
+                f"{name}.shape", tuple(tensor.shape), f"must have {rank} dimensions with {given}"
             )
     for name, tensor in (("key_layer", k), ("value_layer", v)):
         if tensor.dtype != q.dtype:
@@ -60,7 +60,9 @@ def check_tensors(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extra
             raise InvalidInput(f"{name}.device", str(tensor.device), f"must be query_layer's, {q.device}")
     if not q.dtype.is_floating_point:
         raise InvalidInput("query_layer.dtype", str(q.dtype), "must be a floating-point type")
-    if fmt == "thd":
+    if paged:
+        sizes = _paged_sizes(config, q, k, v, extras)
+    elif fmt == "thd":
         sizes = _packed_sizes(q, k, v, extras)
     else:
         sizes = _dense_sizes(fmt, q, k, v)
@@ -97,11 +99,19 @@ def ask(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, trainin
         fields["alibi_slopes_shape"] = tuple(slopes.shape)
     if extras.cu_seqlens_q_padded is not None:
         fields["pad_between_seqs"] = True
+    layout = config.qkv_format
+    if extras.block_table is not None:
+        if training:
+            raise InvalidInput(
+                "block_table", "a tensor", "must be left out where a backward is needed: a cache has none"
+            )
+        layout = f"paged_kv_{layout}_bshd_bshd"
+        fields |= {"kv_cache": "paged", "page_size": k.shape[1]}
     if sizes.batch == 0:  # no sequences: the question counts at least one, of no rows
         sizes = sizes._replace(batch=1, seqlen_q=0, seqlen_kv=0)
     return AttentionParams(
         dtype=read_dtype(q.dtype),
-        qkv_layout=config.qkv_format,
+        qkv_layout=layout,
         batch_size=sizes.batch,
         num_heads=sizes.heads,
         num_gqa_groups=sizes.groups,
@@ -219,6 +229,52 @@ def _packed_sizes(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
         q.shape[-1],
         v.shape[-1],
     )
+
+
+def _paged_sizes(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
+    """k and v are pools [pages, page_size, g, d or e]; a block table says whose pages they are."""
+    fmt, table, cu_q = config.qkv_format, extras.block_table, extras.cu_seqlens_q
+    assert table is not None
+    if fmt == "bhsd":
+        raise InvalidInput("qkv_format", fmt, "must be bshd, sbhd or thd with a block_table")
+    for name in ("attention_mask", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+        if getattr(extras, name) is not None:
+            raise InvalidInput(name, "a tensor", "must be left out with a block_table")
+    if "padding" not in config.attn_mask_type:
+        raise InvalidInput(
+            "attn_mask_type", config.attn_mask_type, "must be a padding type with a block_table"
+        )
+    if extras.cu_seqlens_kv is None:
+        raise InvalidInput("cu_seqlens_kv", None, "must be given with a block_table: int32 [batch + 1]")
+    if fmt == "thd" and cu_q is None:
+        raise InvalidInput("cu_seqlens_q", None, "must be given with qkv_format 'thd': int32 [batch + 1]")
+    batch = _check_cu_seqlens(extras)
+    if fmt != "thd" and q.shape[_AXES[fmt][0]] != batch:
+        raise InvalidInput(
+            "cu_seqlens_kv.shape", (batch + 1,), f"must be [batch + 1] = [{q.shape[_AXES[fmt][0]] + 1}]"
+        )
+    if v.shape[:3] != k.shape[:3]:
+        raise InvalidInput(
+            "value_layer.shape", tuple(v.shape), f"must have key_layer's pages, {tuple(k.shape[:3])}"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise InvalidInput(
+            "key_layer.shape", tuple(k.shape), f"must have query_layer's head dimension, {q.shape[-1]}"
+        )
+    if k.shape[0] == 0 or k.shape[1] == 0:
+        raise InvalidInput("key_layer.shape", tuple(k.shape), "must hold at least one page of one row")
+    if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != batch:
+        raise InvalidInput(
+            "block_table", f"{table.dtype} {tuple(table.shape)}", f"must be int32 [{batch}, n]"
+        )
+    room = table.shape[1] * k.shape[1]
+    if fmt == "thd":
+        assert cu_q is not None
+        rows = _longest(cu_q, extras.max_seqlen_q, q.shape[0])
+    else:
+        rows = q.shape[_AXES[fmt][2]]
+    longest = room if extras.max_seqlen_kv is None else min(room, extras.max_seqlen_kv)
+    return Sizes(batch, q.shape[-2], k.shape[2], rows, longest, q.shape[-1], v.shape[-1])
 
 
 def _longest(cu: Tensor, given: int | None, tokens: int) -> int:

@@ -116,8 +116,7 @@ def _wanted_of(s: Sequence, wanted: _Wanted) -> _Wanted:
 
 def _backward(dense: Dense, blocks: Blocks | None, given: _Given, wanted: _Wanted) -> None:
     dq, dk, dv, dbias, dsinks = wanted
-    dropout = dense.dropout_key is not None
-    blocks = blocks or choose_blocks(dense.q.device, dense.q, dense.k, dense.v, dropout)
+    blocks = blocks or choose_blocks(dense)
     for chunk in chunks(dense, blocks):
         n, g, h = (slice(x.start, x.stop) for x in (chunk.n, chunk.g, chunk.h))
         dk_acc = torch.zeros(dk[n, g].shape, dtype=dense.a, device=dk.device)

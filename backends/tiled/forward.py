@@ -59,8 +59,7 @@ def forward(spec: Spec, inputs: Inputs, *, blocks: Blocks | None = None) -> Resu
 
 def _forward(dense: Dense, blocks: Blocks | None, out: Tensor, lse: Tensor, max_logit: Tensor | None) -> None:
     """Fill ``out`` [b, h, s_q, e] and ``lse`` [b, h, s_q], raise ``max_logit`` [h]."""
-    q, dropout = dense.q, dense.dropout_key is not None
-    blocks = blocks or choose_blocks(q.device, q, dense.k, dense.v, dropout)
+    q, blocks = dense.q, blocks or choose_blocks(dense)
     for chunk in chunks(dense, blocks):
         n, h = slice(chunk.n.start, chunk.n.stop), slice(chunk.h.start, chunk.h.stop)
         for rows in split(q.shape[2], blocks.q):

@@ -64,8 +64,53 @@ def check(spec: Spec, inputs: Inputs) -> None:
         raise ValueError("softmax_type 'learnable' needs inputs.softmax_offset, a tensor [h]")
     if spec.dropout_p and inputs.dropout_seed is None:
         raise ValueError("dropout_p > 0 needs inputs.dropout_seed, an int64 scalar tensor")
-    if spec.packed and (inputs.cu_seqlens_q is None or inputs.cu_seqlens_kv is None):
+    if inputs.block_table is not None:
+        _check_pages(spec, inputs, inputs.block_table)
+    elif spec.packed and inputs.cu_seqlens_kv is None:
         raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
+    if spec.packed and inputs.cu_seqlens_q is None:
+        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q")
+
+
+def _check_pages(spec: Spec, inputs: Inputs, table: Tensor) -> None:
+    """Shapes and types; on the CPU also that every page in use exists."""
+    pool, lengths = inputs.k, inputs.seqlens_kv
+    if spec.need_grad:
+        raise ValueError("a call with a block_table has no backward")
+    if lengths is None:
+        raise ValueError("a block_table needs inputs.seqlens_kv, int32 [b]")
+    if pool.dim() != 4 or inputs.v.shape[:3] != pool.shape[:3]:
+        raise ValueError(
+            "with a block_table k and v are pools [pages, g, page_size, d or e], "
+            f"got {list(pool.shape)} and {list(inputs.v.shape)}"
+        )
+    if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != lengths.numel():
+        raise ValueError(
+            f"block_table must be int32 [{lengths.numel()}, n], got {table.dtype} {list(table.shape)}"
+        )
+    if table.device.type != "cpu" or lengths.device.type != "cpu":
+        return
+    wrong = wrong_page(table, lengths, pool.shape[2], pool.shape[0])
+    if wrong is not None:
+        raise ValueError(f"block_table{list(wrong[:2])} is {wrong[2]}, outside the {pool.shape[0]} pages")
+
+
+def wrong_page(table: Tensor, lengths: Tensor, page_size: int, pages: int) -> tuple[int, int, int] | None:
+    """The first entry in use that points outside of the pool, as (sequence, entry, page). Reads tensors."""
+    used = torch.arange(table.shape[1], device=table.device) * page_size < lengths[:, None]
+    wrong = (used & ((table < 0) | (table >= pages))).nonzero()
+    if wrong.shape[0] == 0:
+        return None
+    sequence, entry = wrong[0].tolist()
+    return sequence, entry, int(table[sequence, entry])
+
+
+def longest_kv(inputs: Inputs) -> int:
+    """Columns that dense or paged sequences may reach."""
+    if inputs.block_table is None:
+        return inputs.k.shape[-2]
+    room = inputs.block_table.shape[1] * inputs.k.shape[2]
+    return room if inputs.max_seqlen_kv is None else min(room, inputs.max_seqlen_kv)
 
 
 def dense_problem(spec: Spec, inputs: Inputs) -> Dense:
@@ -87,14 +132,16 @@ def dense_problem(spec: Spec, inputs: Inputs) -> Dense:
         q=inputs.q,
         k=inputs.k,
         v=inputs.v,
+        s_kv=longest_kv(inputs),
         a=a,
         bias=None if inputs.bias is None else four_dims(inputs.bias),
         mask=None if inputs.attn_mask is None else four_dims(inputs.attn_mask),
         alibi_slopes=slopes[None] if slopes is not None and slopes.dim() == 1 else slopes,
         sinks=sinks,
         seqlens_q=None if spec.packed else inputs.seqlens_q,
-        seqlens_kv=None if spec.packed else inputs.seqlens_kv,
+        seqlens_kv=None if spec.packed and inputs.block_table is None else inputs.seqlens_kv,
         dropout_key=key,
+        block_table=inputs.block_table,
     )
 
 
@@ -106,22 +153,24 @@ def packed_problems(spec: Spec, inputs: Inputs) -> Iterator[tuple[Sequence, Dens
     whole = dense_problem(spec, inputs)
     for sequence in _sequences(inputs):
         i = sequence.number
-        slopes = whole.alibi_slopes
+        slopes, table, lengths = whole.alibi_slopes, whole.block_table, whole.seqlens_kv
         yield (
             sequence,
             Dense(
                 spec=spec,
                 q=sequence.of_q(whole.q),
-                k=sequence.of_kv(whole.k),
-                v=sequence.of_kv(whole.v),
+                k=sequence.of_kv(whole.k) if table is None else whole.k,
+                v=sequence.of_kv(whole.v) if table is None else whole.v,
+                s_kv=len(sequence.kv),
                 a=whole.a,
                 bias=None if whole.bias is None else sequence.of_pairs(whole.bias),
                 mask=None if whole.mask is None else sequence.of_pairs(whole.mask),
                 alibi_slopes=slopes[i : i + 1] if slopes is not None and slopes.shape[0] != 1 else slopes,
                 sinks=whole.sinks,
                 seqlens_q=None,
-                seqlens_kv=None,
+                seqlens_kv=None if lengths is None else lengths[i : i + 1],
                 dropout_key=whole.dropout_key,
+                block_table=None if table is None else table[i : i + 1],
                 first_sequence=i,
             ),
         )
@@ -130,8 +179,15 @@ def packed_problems(spec: Spec, inputs: Inputs) -> Iterator[tuple[Sequence, Dens
 def _sequences(inputs: Inputs) -> list[Sequence]:
     cu_q, cu_kv = inputs.cu_seqlens_q, inputs.cu_seqlens_kv
     assert cu_q is not None
-    assert cu_kv is not None
     start_q = cu_q if inputs.cu_seqlens_q_padded is None else inputs.cu_seqlens_q_padded
+    if inputs.block_table is not None:
+        lengths, begins = torch.stack([cu_q, start_q]).tolist()
+        columns = range(longest_kv(inputs))
+        return [
+            Sequence(i, _rows(i, lengths, begins, inputs.q.shape[0]), columns)
+            for i in range(cu_q.numel() - 1)
+        ]
+    assert cu_kv is not None
     start_kv = cu_kv if inputs.cu_seqlens_kv_padded is None else inputs.cu_seqlens_kv_padded
     # One device-to-host copy for all four.
     lists: list[list[int]] = torch.stack([cu_q, cu_kv, start_q, start_kv]).tolist()

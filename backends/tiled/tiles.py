@@ -28,14 +28,15 @@ class Blocks(NamedTuple):
     elements: int
 
 
-def choose_blocks(device: torch.device, q: Tensor, k: Tensor, v: Tensor, dropout: bool) -> Blocks:
+def choose_blocks(dense: Dense) -> Blocks:
     """Tiles that stay in cache on a CPU (2 MiB of float32), and that fill an accelerator elsewhere."""
-    if device.type == "cpu":
+    q, k, v = dense.q, dense.k, dense.v
+    if q.device.type == "cpu":
         rows, cols, elements = 256, 512, 1 << 19
     else:
         # Philox holds several int64 words per entry: smaller tiles with dropout keep the peak in bounds.
-        rows, cols, elements = 2048, 2048, 1 << (22 if dropout else 24)
-    rows, cols = max(1, min(rows, q.shape[-2])), max(1, min(cols, k.shape[-2]))
+        rows, cols, elements = 2048, 2048, 1 << (24 if dense.dropout_key is None else 22)
+    rows, cols = max(1, min(rows, q.shape[-2])), max(1, min(cols, dense.s_kv))
     while rows > 16 and _group_elements(q, k, v, rows, cols) > elements:
         rows //= 2
     return Blocks(rows, cols, elements)
@@ -56,8 +57,9 @@ class Dense:
 
     spec: Spec
     q: Tensor  # [b, h, s_q, d]
-    k: Tensor  # [b, g, s_kv, d]
+    k: Tensor  # [b, g, s_kv, d]; with a block_table [pages, g, page_size, d]
     v: Tensor  # [b, g, s_kv, e]
+    s_kv: int
     a: torch.dtype
     bias: Tensor | None  # 4 dims, each full or 1; so is the mask
     mask: Tensor | None
@@ -66,6 +68,7 @@ class Dense:
     seqlens_q: Tensor | None  # [b]
     seqlens_kv: Tensor | None
     dropout_key: Key | None
+    block_table: Tensor | None = None  # [b, n]
     first_sequence: int = 0  # index of batch entry 0 in the whole call
 
     @property
@@ -74,7 +77,7 @@ class Dense:
         if not self.spec.bottom_right:
             return 0
         if self.seqlens_q is None and self.seqlens_kv is None:
-            return self.k.shape[2] - self.q.shape[2]
+            return self.s_kv - self.q.shape[2]
         return None
 
 
@@ -106,7 +109,7 @@ def chunks(dense: Dense, blocks: Blocks) -> Iterator[Chunk]:
 
 def columns(dense: Dense, rows: range, size: int) -> Iterator[range]:
     """Column blocks that the band lets these rows reach; all of them where the shift is not static."""
-    spec, shift, first, last = dense.spec, dense.static_shift, 0, dense.k.shape[2]
+    spec, shift, first, last = dense.spec, dense.static_shift, 0, dense.s_kv
     if shift is not None:
         to_column = spec.q_offset + shift - spec.kv_offset
         if spec.window_left >= 0:
@@ -144,9 +147,23 @@ def padding(seqlens: Tensor | None, chunk: Chunk, positions: range) -> Tensor | 
 
 def load_kv(t: Tensor, dense: Dense, chunk: Chunk, cols: range) -> Tensor:
     """``[n, g, k, d]`` in the accumulation type; padding is zeroed, as 0 * NaN would leak."""
-    block = t[chunk.n.start : chunk.n.stop, chunk.g.start : chunk.g.stop, cols.start : cols.stop].to(dense.a)
+    if dense.block_table is not None:
+        block = _gather_pages(t, dense.block_table, chunk, cols).to(dense.a)
+    else:
+        n, g, at = (slice(x.start, x.stop) for x in (chunk.n, chunk.g, cols))
+        block = t[n, g, at].to(dense.a)
     pad = padding(dense.seqlens_kv, chunk, cols)
     return block if pad is None else block.masked_fill(pad[:, None, :, None], 0.0)
+
+
+def _gather_pages(pool: Tensor, table: Tensor, chunk: Chunk, cols: range) -> Tensor:
+    """``[n, g, k, d]`` of a pool ``[pages, g, page_size, d]``; entries that point nowhere read some page."""
+    page_size = pool.shape[2]
+    index = torch.arange(cols.start, cols.stop, device=pool.device)
+    pages = table[chunk.n.start : chunk.n.stop, index // page_size].long().clamp(0, pool.shape[0] - 1)
+    # Two index tensors around a slice put their dimensions in front: [n, k, g, d].
+    picked = pool[pages, chunk.g.start : chunk.g.stop, index % page_size]
+    return picked.transpose(1, 2)
 
 
 def load_rows(t: Tensor, dense: Dense, chunk: Chunk, rows: range, dead: Tensor | None) -> Tensor:
@@ -180,8 +197,11 @@ def distances(dense: Dense, chunk: Chunk, rows: range, cols: range) -> Tensor:
     if dense.static_shift is not None:
         return distance - dense.static_shift
     shift: Tensor | int = 0
-    for seqlens, whole, sign in ((dense.seqlens_kv, dense.k, 1), (dense.seqlens_q, dense.q, -1)):
-        length = whole.shape[2] if seqlens is None else seqlens[chunk.n.start : chunk.n.stop]
+    for seqlens, whole, sign in (
+        (dense.seqlens_kv, dense.s_kv, 1),
+        (dense.seqlens_q, dense.q.shape[2], -1),
+    ):
+        length = whole if seqlens is None else seqlens[chunk.n.start : chunk.n.stop]
         shift = shift + sign * length
     assert isinstance(shift, Tensor)
     return distance - shift[:, None, None, None, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +53,8 @@ def assert_same(actual: list[Tensor], wanted: list[Tensor], atol: float = 2e-6) 
         torch.testing.assert_close(a, w, rtol=1e-5, atol=atol)
 
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+WITH_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"attn_mask_type": "causal"},
@@ -77,10 +80,12 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("groups", [4, 2], ids=["mha", "gqa"])
+@pytest.mark.parametrize(
+    ("backend", "groups"), [(None, 4), (None, 2), pytest.param("triton", 2, marks=WITH_TRITON)]
+)
 @pytest.mark.parametrize("name", CALLS)
-def test_compiled_call_equals_eager(name: str, groups: int, dynamic: bool) -> None:
-    arguments = CALLS[name]
+def test_compiled_call_equals_eager(name: str, backend: str | None, groups: int, dynamic: bool) -> None:
+    arguments = CALLS[name] | {"backend": backend}
     compiled = torch.compile(
         lambda q, k, v: attention(q, k, v, **arguments), fullgraph=True, dynamic=dynamic, backend="aot_eager"
     )
@@ -398,6 +403,7 @@ OPERANDS = (
     "cu_seqlens_kv",
     "cu_seqlens_q_padded",
     "cu_seqlens_kv_padded",
+    "block_table",
     "seed",
     "max_seqlen_q",
     "max_seqlen_kv",
@@ -413,7 +419,20 @@ OPCHECKS: dict[str, dict[str, Any]] = {
     "sinks": {"softmax_type": "learnable", "softmax_offset": torch.randn(1, 4, 1, 1, requires_grad=True)},
     "dropout": {"attention_dropout": 0.3, "seed": torch.tensor(5)},
     "padding": {"attn_mask_type": "padding", "cu_seqlens_q": lengths(6, 3), "cu_seqlens_kv": lengths(6, 3)},
+    "pages": {
+        "attn_mask_type": "padding",
+        "cu_seqlens_kv": lengths(6, 3),
+        "q": torch.randn(2, 6, 4, 8),
+        "k": torch.randn(4, 3, 2, 8),
+        "v": torch.randn(4, 3, 2, 8),
+        "block_table": torch.tensor([[2, 0], [3, 1]], dtype=torch.int32),
+        "need_grad": False,
+    },
 }
+if HAS_TRITON:
+    TRITON = {"backend": "triton"}
+    OPCHECKS |= {f"triton, {name}": OPCHECKS[name] | TRITON for name in ("plain", "sinks", "dropout", "bias")}
+    OPCHECKS["triton, lse"] = OPCHECKS["lse"] | TRITON
 
 
 @pytest.mark.parametrize("name", OPCHECKS)
@@ -421,8 +440,8 @@ def test_forward_operator_passes_opcheck(name: str) -> None:
     torch.library.opcheck(torch.ops.attnsel.attend.default, op_arguments(**OPCHECKS[name]))
 
 
-@pytest.mark.parametrize("name", ["plain", "flattened heads", "bias", "sinks", "dropout", "padding"])
+@pytest.mark.parametrize("name", [name for name in OPCHECKS if "lse" not in name and name != "pages"])
 def test_backward_operator_passes_opcheck(name: str) -> None:
     arguments = [t.detach() if isinstance(t, Tensor) else t for t in op_arguments(**OPCHECKS[name])][:-1]
     dout = torch.randn(2, 6, 32) if "flatten" in name else torch.randn(2, 6, 4, 8)
-    torch.library.opcheck(torch.ops.attnsel.attend_backward.default, (dout, *arguments, name == "bias"))
+    torch.library.opcheck(torch.ops.attnsel.attend_backward.default, (dout, *arguments, "bias" in name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import itertools
 import pickle
 from typing import Any
@@ -192,12 +193,19 @@ def test_module_runs_under_a_fake_mode_with_its_parameters() -> None:
 
 # Recomputation
 
+WITH_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 @pytest.mark.parametrize(
     "arguments",
-    [*WAYS.values(), {"attention_dropout": 0.4, "backend": "tiled"}, {"attention_dropout": 0.4}],
-    ids=[*WAYS, "dropout, tiled", "dropout"],
+    [
+        *WAYS.values(),
+        {"attention_dropout": 0.4, "backend": "tiled"},
+        {"attention_dropout": 0.4},
+        pytest.param({"attention_dropout": 0.4, "backend": "triton"}, marks=WITH_TRITON),
+    ],
+    ids=[*WAYS, "dropout, tiled", "dropout", "dropout, triton"],
 )
 def test_checkpointing_changes_no_number(arguments: dict[str, Any], reentrant: bool) -> None:
     def run(*inputs: Tensor) -> Tensor:

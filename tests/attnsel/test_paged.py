@@ -1,0 +1,161 @@
+"""Keys and values in pages, through the public API: the same numbers as without pages, or a clear error."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+import attnsel
+from attnsel import InvalidInput, NoBackendError, attention
+
+BACKENDS = ["tiled", pytest.param("triton", marks=pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+))]  # fmt: skip
+LENGTHS_Q, LENGTHS_KV = [3, 1, 4], [21, 0, 33]
+H, G, D, E, PAGE = 4, 2, 16, 8, 8
+
+
+def cu(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+
+
+class Cache:
+    """Three sequences in shuffled pages, and the same keys and values packed."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        used = [-(-n // PAGE) for n in LENGTHS_KV]
+        pages = torch.randperm(sum(used) + 3).tolist()
+        self.k = torch.full((len(pages), PAGE, G, D), float("nan"))
+        self.v = torch.full((len(pages), PAGE, G, E), float("nan"))
+        self.table = torch.full((3, max(used) + 1), -7, dtype=torch.int32)
+        self.packed_k, self.packed_v = torch.randn(sum(LENGTHS_KV), G, D), torch.randn(sum(LENGTHS_KV), G, E)
+        row = 0
+        for sequence, length in enumerate(LENGTHS_KV):
+            for first in range(0, length, PAGE):
+                page, count = pages.pop(), min(PAGE, length - first)
+                self.table[sequence, first // PAGE] = page
+                self.k[page, :count] = self.packed_k[row : row + count]
+                self.v[page, :count] = self.packed_v[row : row + count]
+                row += count
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["padding", "padding_causal_bottom_right"])
+def test_packed_queries_over_pages_equal_packed_keys(backend: str, kind: str) -> None:
+    cache, q, lengths = Cache(), torch.randn(sum(LENGTHS_Q), H, D), cu(LENGTHS_KV)
+    cu_q = cu(LENGTHS_Q)
+    paged = attention(
+        q, cache.k, cache.v, qkv_format="thd", attn_mask_type=kind, cu_seqlens_q=cu_q, cu_seqlens_kv=lengths,
+        block_table=cache.table, backend=backend, return_lse=True,
+    )  # fmt: skip
+    plain = attention(
+        q, cache.packed_k, cache.packed_v, qkv_format="thd", attn_mask_type=kind, cu_seqlens_q=cu_q,
+        cu_seqlens_kv=lengths, backend="tiled", return_lse=True,
+    )  # fmt: skip
+    torch.testing.assert_close(paged, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fmt", ["bshd", "sbhd"])
+def test_one_query_row_over_pages_equals_packed_keys(backend: str, fmt: str) -> None:
+    cache, q, lengths = Cache(), torch.randn(3, H, D), cu(LENGTHS_KV)
+    paged = attention(
+        q[:, None] if fmt == "bshd" else q[None], cache.k, cache.v, qkv_format=fmt, attn_mask_type="padding",
+        cu_seqlens_kv=lengths, block_table=cache.table, backend=backend,
+    )  # fmt: skip
+    plain = attention(
+        q, cache.packed_k, cache.packed_v, qkv_format="thd", attn_mask_type="padding",
+        cu_seqlens_q=cu([1, 1, 1]), cu_seqlens_kv=lengths, backend="tiled",
+    )  # fmt: skip
+    torch.testing.assert_close(paged.reshape(plain.shape), plain, rtol=1e-5, atol=1e-5)
+
+
+def test_the_module_reads_pages() -> None:
+    cache, q = Cache(), torch.randn(3, 1, H, D)
+    module = attnsel.DotProductAttention(H, (D, E), G, qkv_format="bshd").eval()
+    arguments = {
+        "attn_mask_type": "padding_causal_bottom_right",
+        "cu_seqlens_kv": cu(LENGTHS_KV),
+        "block_table": cache.table,
+    }
+    out = module(q, cache.k, cache.v, **arguments)
+    chosen = module.explain(q, cache.k, cache.v, **arguments)
+    assert out.shape == (3, 1, H * E)
+    assert chosen.backend == "tiled"
+    assert chosen.params.qkv_layout == "paged_kv_bshd_bshd_bshd"
+    assert chosen.params.page_size == PAGE
+    assert {r.code for r in chosen["sdpa.efficient"].reasons} >= {"SDPA008"}
+    assert out[1].eq(0).all()  # an empty sequence
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_pages_compile_without_a_graph_break(dynamic: bool) -> None:
+    cache, q, lengths = Cache(), torch.randn(3, 1, H, D), cu(LENGTHS_KV)
+
+    def call(q: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return attention(
+            q, cache.k, cache.v, attn_mask_type="padding", cu_seqlens_kv=lengths, block_table=table
+        )
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="eager", dynamic=dynamic)
+    torch.testing.assert_close(compiled(q, cache.table), call(q, cache.table))
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("block_table[2, 1]", {"page": 99}),
+        ("block_table[0, 0]", {"page_of_first": -1}),
+        ("block_table", {"block_table": torch.zeros(3, 5)}),
+        ("block_table", {"block_table": torch.zeros(2, 5, dtype=torch.int32)}),
+        ("cu_seqlens_kv", {"cu_seqlens_kv": None}),
+        ("cu_seqlens_kv", {"max_seqlen_kv": 20}),
+        ("cu_seqlens_kv", {"cu_seqlens_kv": cu([21, 0, 49])}),
+        ("cu_seqlens_kv.shape", {"cu_seqlens_kv": cu([1, 2])}),
+        ("attn_mask_type", {"attn_mask_type": "causal"}),
+        ("qkv_format", {"qkv_format": "bhsd"}),
+        ("key_layer.shape", {"k": torch.randn(9, PAGE, G)}),
+        ("value_layer.shape", {"v": torch.randn(2, PAGE, G, E)}),
+        ("attention_mask", {"attention_mask": torch.zeros(3, 1, 1, 1, dtype=torch.bool)}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
+)
+def test_what_cannot_be_is_named_before_anything_runs(field: str, changes: dict) -> None:
+    cache, changes = Cache(), dict(changes)
+    if "page" in changes:
+        cache.table[2, 1] = changes.pop("page")
+    if "page_of_first" in changes:
+        cache.table[0, 0] = changes.pop("page_of_first")
+    arguments = {
+        "k": cache.k,
+        "v": cache.v,
+        "attn_mask_type": "padding",
+        "cu_seqlens_kv": cu(LENGTHS_KV),
+        "block_table": cache.table,
+        **changes,
+    }
+    with pytest.raises(InvalidInput) as caught:
+        attention(torch.randn(3, 1, H, D), **arguments)
+    assert caught.value.field == field
+
+
+def test_a_gradient_through_pages_is_refused() -> None:
+    cache = Cache()
+    with pytest.raises(InvalidInput, match="block_table"):
+        attention(
+            torch.randn(3, 1, H, D, requires_grad=True), cache.k, cache.v, attn_mask_type="padding",
+            cu_seqlens_kv=cu(LENGTHS_KV), block_table=cache.table,
+        )  # fmt: skip
+
+
+def test_a_kernel_that_reads_no_pages_says_so() -> None:
+    cache = Cache()
+    with pytest.raises(NoBackendError, match="SDPA008"):
+        attention(
+            torch.randn(3, 1, H, D), cache.k, cache.v, attn_mask_type="padding",
+            cu_seqlens_kv=cu(LENGTHS_KV), block_table=cache.table, backend="sdpa.math",
+        )  # fmt: skip
