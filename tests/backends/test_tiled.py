@@ -26,6 +26,7 @@ from attention_cases import (
     Observed,
     assert_matches,
     build,
+    calls,
     cases,
     error,
     expected,
@@ -425,46 +426,6 @@ def test_expanded_dout_is_read_as_it_is() -> None:
     expanded = torch.ones((), dtype=torch.float64).expand(result.out.shape)
     wanted = backward(spec, inputs, result, expanded.contiguous())
     assert torch.equal(backward(spec, inputs, result, expanded).q, wanted.q)
-
-
-@st.composite
-def calls(draw: st.DrawFn) -> Case:
-    """Any combination of features the contract allows."""
-    is_packed = draw(st.booleans())
-    group = draw(st.integers(1, 3))
-    sizes = {"g": draw(st.integers(1, 2)), "d": draw(st.integers(1, 9)), "e": draw(st.integers(1, 9))}
-    sizes["h"] = group * sizes["g"]
-    if is_packed:
-        sizes["b"] = len(LENGTHS_Q)
-    else:
-        sizes |= {"b": draw(st.integers(1, 3)), "s_q": draw(st.integers(0, 35))}
-        sizes["s_kv"] = draw(st.integers(0, 35))
-    bound, offset = st.integers(-1, 30), st.integers(0, 12)
-    spec = {
-        "packed": is_packed,
-        "window_left": draw(bound),
-        "window_right": draw(bound),
-        "bottom_right": draw(st.booleans()),
-        "softcap": draw(st.sampled_from([0.0, 0.8])),
-        "softmax_type": draw(st.sampled_from(["vanilla", "off-by-one", "learnable"])),
-        "dropout_p": draw(st.sampled_from([0.0, 0.4])),
-        "q_offset": draw(offset),
-        "kv_offset": draw(offset),
-    }
-    pairs = st.tuples(*(st.sampled_from(["1", name]) for name in ("b", "h", "s_q", "s_kv"))).map(" ".join)
-    optional = {
-        "bias": pairs,
-        "attn_mask": pairs,
-        "alibi_slopes": st.sampled_from(["h", "b h"]),
-        "cu_seqlens_padded" if is_packed else "seqlens_q": st.just("b"),
-        "seqlens_kv": st.just("b"),
-    }
-    if is_packed:
-        del optional["seqlens_kv"]
-    tensors = {name: draw(shape) for name, shape in optional.items() if draw(st.booleans())}
-    if spec["softmax_type"] == "learnable":
-        tensors["softmax_offset"] = "h"
-    return Case("drawn", spec, tensors, sizes)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
