@@ -145,6 +145,15 @@ _LATENT = {
     120: Block(32, 32, 8, 1),
 }
 
+# The forward through tensor descriptors (forward_descriptor.py), 16-bit. Four warps are what Hopper's
+# specialisation takes: it adds eight. Compiled with Triton 3.5.1 to 3.9.0: specialised, fits, spills nothing;
+# never timed. Not here, for the compiler's reasons: Blackwell at 256 (spills), and 12x, where 3.7 and 3.8
+# do not compile it and the other releases spill.
+_DESCRIPTOR: dict[int, dict[int, Block]] = {
+    90: {64: Block(128, 128, 4, 3), 128: Block(128, 128, 4, 2), 256: Block(128, 64, 4, 2)},
+    100: {64: Block(128, 128, 4, 2), 128: Block(128, 128, 8, 2)},
+}
+
 PASSES = ("forward", "dkdv", "dq", "dbias")
 
 
@@ -183,6 +192,12 @@ def choose(
             "spilling; at most 128"
         )
     return block
+
+
+def choose_descriptor(arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block | None:
+    """The tile of the forward through tensor descriptors; None where it has none."""
+    width = max(64, pad(head_dim_qk), pad(head_dim_v))
+    return _DESCRIPTOR.get(_family(arch), {}).get(width) if itemsize == 2 else None
 
 
 def _choose_latent(name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block:

@@ -1,0 +1,126 @@
+"""Which forwards go through tensor descriptors, and what such a launch needs: nothing here runs one.
+
+PLACEHOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from .blocks import Block, choose_descriptor, interpreted
+from .forward_descriptor import forward_descriptor_kernel
+from .launch import Call, Launch, forward_args, make_launch
+
+VARIANTS = ("pointer", "descriptor")
+# Releases whose machine code was looked at (3.4 has no allocator of its own per context, and other tiles).
+_RELEASES = ((3, 5), (3, 9))
+_ALIGNMENT = 16  # bytes, of a descriptor's base and strides
+_WIDEST_STRIDE = 1 << 40  # bytes
+
+
+def descriptor_block(call: Call, arch: int | None, variant: str | None) -> Block | None:
+    """The descriptor kernel's tile where this forward shall use it; ``variant`` None: as the table says.
+
+    Raises ValueError for an unknown variant, and when "descriptor" is asked for and cannot be had.
+    """
+    if variant not in (None, *VARIANTS):
+        raise ValueError(
+            f"variant is {variant!r}; allowed: {', '.join(VARIANTS)}, or None for the table's choice"
+        )
+    if variant == "pointer":
+        return None
+    forced = variant == "descriptor"
+    if not forced and (arch is None or arch < 90 or call.tiles is not None):
+        return None
+    reason = obstacle(call)
+    block = None if reason else _tile(call, arch)
+    if not forced:
+        # Fewer rows than one tile has: the time goes into starting up.
+        return block if block is not None and call.longest_q >= block.m else None
+    if block is None:
+        reason = reason or f"the table has no tile for head_dim {call.d} and {call.e} on sm{arch}"
+        raise ValueError(f"variant 'descriptor' is not possible: {reason}")
+    return block
+
+
+def obstacle(call: Call) -> str | None:
+    """Why the descriptor kernel cannot take this call on any device; None: it can."""
+    spec, i = call.spec, call.inputs
+    if not _RELEASES[0] <= _release() <= _RELEASES[1]:
+        return f"Triton {triton.__version__} was not tried with it (3.5 to 3.9 were)"
+    if i.q.element_size() != 2:
+        return f"it has no {i.q.dtype} tile"
+    if max(call.d, call.e) > 256:
+        return f"it stops at head_dim 256, got {call.d} and {call.e}"
+    if spec.return_max_logit or spec.dropout_p:
+        return "it has no largest logit and no dropout"
+    for name in ("bias", "attn_mask", "block_table"):
+        if getattr(i, name) is not None:
+            return f"it takes no {name}"
+    for name, t in (("q", i.q), ("k", i.k), ("v", i.v)):
+        if reason := _unreachable(name, t, spec.packed):
+            return reason
+    return None
+
+
+def _release() -> tuple[int, int]:
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _unreachable(name: str, t: Tensor, packed: bool) -> str | None:
+    """What of ``[b, h, s, d]`` (packed ``[t, h, d]``) the hardware's descriptors cannot address."""
+    size = t.element_size()
+    if t.data_ptr() % _ALIGNMENT:
+        return f"{name} does not begin at a multiple of {_ALIGNMENT} bytes"
+    row = t.stride(0 if packed else 2)
+    if row < t.shape[-1] or row * size >= _WIDEST_STRIDE:
+        return f"the row stride of {name} is {row}"
+    outer = (0, 1) if packed else (0, 1, 2)
+    for dim in outer:
+        if t.shape[dim] > 1 and t.stride(dim) * size % _ALIGNMENT:
+            return f"stride {t.stride(dim)} of {name} is no multiple of {_ALIGNMENT} bytes"
+    return None if row * size % _ALIGNMENT == 0 else f"the row stride of {name} is {row}"
+
+
+def _tile(call: Call, arch: int | None) -> Block | None:
+    if call.tiles is not None:
+        return call.tiles.forward
+    if arch is None:
+        return interpreted(call.longest_q, call.longest_kv).forward
+    return choose_descriptor(arch, call.d, call.e, call.inputs.q.element_size())
+
+
+def descriptor_launch(call: Call, out: Tensor, lse: Tensor, block: Block) -> Launch:
+    """The forward as a launch of the descriptor kernel; run it inside ``scratch_memory``."""
+    i = call.inputs
+    rows_kv = i.k.shape[0 if call.spec.packed else 2]
+    args, programs = forward_args(call, out, lse, block)
+    args["TAIL"] = call.spec.packed or i.seqlens_kv is not None or rows_kv % block.n != 0
+    return make_launch("forward_descriptor", forward_descriptor_kernel, programs, args, block)
+
+
+@contextlib.contextmanager
+def scratch_memory(device: torch.device) -> Iterator[None]:
+    """Where descriptors made in a kernel live: memory of torch's allocator, on the stream of the launch.
+
+    The caller's own ``triton.set_allocator`` holds again afterwards.
+    """
+    from triton.runtime import _allocation
+
+    def allocate(size: int, alignment: int, stream: int | None) -> Tensor:
+        return torch.empty(size, dtype=torch.int8, device=device)
+
+    allocator: ContextVar[Any] = _allocation._allocator
+    token = allocator.set(allocate)
+    try:
+        yield
+    finally:
+        allocator.reset(token)
