@@ -1,6 +1,11 @@
 """Which forwards go through tensor descriptors, and what such a launch needs: nothing here runs one.
 
-PLACEHOLDER
+The descriptor kernel is the default where ``blocks.py`` has a tile for it; DEFAULT turns that off. It has been
+compiled and interpreted; it has not run on a GPU, let alone been timed. For it: its machine code is specialised
+as it should be, Triton checks such a kernel on Hopper itself (triton#7658), and published figures for Hopper
+(forward, head_dim 128, facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to 526 with
+specialised warps. Against it: a program first makes three descriptors, so short calls keep the pointer kernel.
+``forward(..., variant=...)`` runs either, for the benchmark that settles it.
 """
 
 from __future__ import annotations
@@ -18,9 +23,13 @@ from .blocks import Block, choose_descriptor, interpreted
 from .forward_descriptor import forward_descriptor_kernel
 from .launch import Call, Launch, forward_args, make_launch
 
+DEFAULT = True
 VARIANTS = ("pointer", "descriptor")
-# Releases whose machine code was looked at (3.4 has no allocator of its own per context, and other tiles).
+# Releases whose machine code was looked at. In 3.4 256 does not fit, and one allocator serves all threads.
 _RELEASES = ((3, 5), (3, 9))
+# An estimate: the three descriptors cost about as much as one tile of 128 keys.
+_LEAST_KEYS = 1024
+_LEAST_ROWS = 128  # of a tile
 _ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 _WIDEST_STRIDE = 1 << 40  # bytes
 
@@ -36,18 +45,22 @@ def descriptor_block(call: Call, arch: int | None, variant: str | None) -> Block
         )
     if variant == "pointer":
         return None
-    forced = variant == "descriptor"
-    if not forced and (arch is None or arch < 90 or call.tiles is not None):
+    if variant is None and not (DEFAULT and arch is not None and arch >= 90 and _worth_it(call)):
         return None
     reason = obstacle(call)
     block = None if reason else _tile(call, arch)
-    if not forced:
-        # Fewer rows than one tile has: the time goes into starting up.
-        return block if block is not None and call.longest_q >= block.m else None
-    if block is None:
-        reason = reason or f"the table has no tile for head_dim {call.d} and {call.e} on sm{arch}"
+    if variant is not None and block is None:
+        reason = reason or f"no tile for head_dim {call.d} and {call.e} or a feature of the call on sm{arch}"
         raise ValueError(f"variant 'descriptor' is not possible: {reason}")
     return block
+
+
+def _worth_it(call: Call) -> bool:
+    """Whether the programs have enough to do; tiles of the caller's own are the pointer kernel's."""
+    spec, keys = call.spec, call.longest_kv
+    if spec.window_left >= 0 and spec.window_right >= 0:
+        keys = min(keys, spec.window_left + spec.window_right)
+    return call.tiles is None and keys >= _LEAST_KEYS and call.longest_q >= _LEAST_ROWS
 
 
 def obstacle(call: Call) -> str | None:
@@ -82,19 +95,23 @@ def _unreachable(name: str, t: Tensor, packed: bool) -> str | None:
         return f"{name} does not begin at a multiple of {_ALIGNMENT} bytes"
     row = t.stride(0 if packed else 2)
     if row < t.shape[-1] or row * size >= _WIDEST_STRIDE:
-        return f"the row stride of {name} is {row}"
-    outer = (0, 1) if packed else (0, 1, 2)
-    for dim in outer:
-        if t.shape[dim] > 1 and t.stride(dim) * size % _ALIGNMENT:
-            return f"stride {t.stride(dim)} of {name} is no multiple of {_ALIGNMENT} bytes"
-    return None if row * size % _ALIGNMENT == 0 else f"the row stride of {name} is {row}"
+        return f"the row stride of {name} is {row}: rows that overlap or lie too far apart"
+    # Where there is only one, nothing is a stride away; but the row's stride is in the descriptor all the same.
+    for step, count in [(row, 2), *((t.stride(dim), t.shape[dim]) for dim in range(t.dim() - 1))]:
+        if count > 1 and step * size % _ALIGNMENT:
+            return f"a stride of {name} is {step}, which is no multiple of {_ALIGNMENT} bytes"
+    return None
 
 
 def _tile(call: Call, arch: int | None) -> Block | None:
+    if arch is not None and arch < 90:
+        return None
     if call.tiles is not None:
         return call.tiles.forward
     if arch is None:
         return interpreted(call.longest_q, call.longest_kv).forward
+    if arch >= 100 and (call.spec.softcap or (call.spec.window_left >= 0 and call.spec.window_right >= 0)):
+        return None  # these spill
     return choose_descriptor(arch, call.d, call.e, call.inputs.q.element_size())
 
 

@@ -1,9 +1,9 @@
 """The forward of common calls on Hopper and Blackwell: tensor descriptors and specialised warps.
 
 The same sums as ``forward.py``, in the one shape that Triton's warp specialisation takes on Hopper:
-descriptors made in the kernel, four warps, and a single loop that holds both products and, for every tile, the
-masks. One warp group then only has tiles copied by the tensor memory accelerator, the others multiply. Hopper
-divides the rows between two of them, so nothing here may be reduced over rows: no largest logit.
+descriptors made in the kernel, four warps, and a single loop that holds both products and, for every tile,
+the masks. One warp group then only has tiles copied by the tensor memory accelerator, the others multiply.
+Hopper divides the rows between two of them, so nothing here may be reduced over rows: no largest logit.
 """
 
 import triton
