@@ -1,11 +1,11 @@
 """Which forwards go through tensor descriptors, and what such a launch needs: nothing here runs one.
 
-The descriptor kernel is the default where ``blocks.py`` has a tile for it; DEFAULT turns that off. It has been
-compiled and interpreted; it has not run on a GPU, let alone been timed. For it: its machine code is specialised
-as it should be, Triton checks such a kernel on Hopper itself (triton#7658), and published figures for Hopper
-(forward, head_dim 128, facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to 526 with
-specialised warps. Against it: a program first makes three descriptors, so short calls keep the pointer kernel.
-``forward(..., variant=...)`` runs either, for the benchmark that settles it.
+The descriptor kernel is the default where ``blocks.py`` has a tile for it; DEFAULT turns that off. It was
+compiled and interpreted; it has not run on a GPU, let alone been timed. For it: its machine code is
+specialised as it should be, Triton checks such a kernel on Hopper itself (triton#7658), and published figures
+for Hopper (forward, head_dim 128, facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to
+526 with specialised warps. Against it: a program first makes three descriptors, so that short calls keep the
+pointer kernel. ``forward(..., variant=...)`` runs either, for the benchmark that settles it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _unreachable(name: str, t: Tensor, packed: bool) -> str | None:
     row = t.stride(0 if packed else 2)
     if row < t.shape[-1] or row * size >= _WIDEST_STRIDE:
         return f"the row stride of {name} is {row}: rows that overlap or lie too far apart"
-    # Where there is only one, nothing is a stride away; but the row's stride is in the descriptor all the same.
+    # Where there is only one, nothing is a stride away; a row's stride is in the descriptor all the same.
     for step, count in [(row, 2), *((t.stride(dim), t.shape[dim]) for dim in range(t.dim() - 1))]:
         if count > 1 and step * size % _ALIGNMENT:
             return f"a stride of {name} is {step}, which is no multiple of {_ALIGNMENT} bytes"

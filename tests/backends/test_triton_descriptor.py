@@ -151,11 +151,16 @@ def test_garbage_between_packed_sequences_reaches_nothing() -> None:
     assert torch.equal(result.out, clean.out)
 
 
-def test_packed_sequence_of_no_rows_at_the_end_of_memory() -> None:
-    spec, inputs = build(packed("", CAUSAL), torch.float16)
-    cu = torch.tensor([0, 5, inputs.q.shape[0], inputs.q.shape[0]], dtype=torch.int32)
-    cu_kv = torch.tensor([0, 9, inputs.k.shape[0], inputs.k.shape[0]], dtype=torch.int32)
-    inputs = inputs._replace(cu_seqlens_q=cu, cu_seqlens_kv=cu_kv)
+def test_packed_memory_that_ends_with_a_tile_and_a_sequence_of_no_rows() -> None:
+    """Whole tiles of memory are not whole tiles of a sequence, and the last one begins where nothing is."""
+    spec, inputs = build(packed("", {}), torch.float16)
+    inputs = inputs._replace(
+        q=inputs.q[:16],
+        k=inputs.k[:32],
+        v=inputs.v[:32],
+        cu_seqlens_q=torch.tensor([0, 5, 16, 16], dtype=torch.int32),
+        cu_seqlens_kv=torch.tensor([0, 9, 32, 32], dtype=torch.int32),
+    )
     assert_right(spec, inputs, forced(spec, inputs))
 
 
