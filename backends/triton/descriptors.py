@@ -66,7 +66,7 @@ def _worth_it(call: Call) -> bool:
 def obstacle(call: Call) -> str | None:
     """Why the descriptor kernel cannot take this call on any device; None: it can."""
     spec, i = call.spec, call.inputs
-    if not _RELEASES[0] <= _release() <= _RELEASES[1]:
+    if not tried():
         return f"Triton {triton.__version__} was not tried with it (3.5 to 3.9 were)"
     if i.q.element_size() != 2:
         return f"it has no {i.q.dtype} tile"
@@ -83,9 +83,10 @@ def obstacle(call: Call) -> str | None:
     return None
 
 
-def _release() -> tuple[int, int]:
+def tried() -> bool:
+    """Whether the installed Triton is one that the kernel was compiled with."""
     major, minor = triton.__version__.split(".")[:2]
-    return int(major), int(minor)
+    return _RELEASES[0] <= (int(major), int(minor)) <= _RELEASES[1]
 
 
 def _unreachable(name: str, t: Tensor, packed: bool) -> str | None:
