@@ -146,7 +146,7 @@ _LATENT = {
 }
 
 # The forward through tensor descriptors (forward_descriptor.py), 16-bit; descriptors.py says when it runs.
-# Hopper's specialisation takes four warps, no other number, and adds eight. Compiled with Triton 3.5.1, 3.6.0,
+# Hopper takes four warps, no other number, and adds eight. Compiled with Triton 3.5.1, 3.6.0,
 # 3.7.1, 3.8.0 and 3.9.0: specialised, fits, spills nothing; never timed. Left out for what the compiler did:
 # sm100 at 256 (stack of 344 bytes), and sm120, where 3.7 and 3.8 fail and 3.5 and 3.6 spill.
 _DESCRIPTOR: dict[int, dict[int, Block]] = {
