@@ -26,7 +26,8 @@ def conformance(
     machine code. Takes about a second per kernel; the whole table is some hundred kernels.
 
     --json prints {"kernels": [{kernel, arch, head_dim_qk, head_dim_v, dtype, feature, block, warps, stages,
-    registers, spills, shared_memory, shared_memory_limit, matrix_instructions, seconds, error, ok}]}.
+    registers, spills, shared_memory, shared_memory_limit, matrix_instructions, seconds, error, specialised,
+    ok}]}.
 
     Exit code: 0 all compile, fit, spill nothing and use the tensor cores; 2 bad input, or torch or Triton
     is missing; 4 some do not.
@@ -83,7 +84,7 @@ def _watched(gate: Any, wanted: list[Any]) -> list[Any]:
 
 def _print(reports: list[Any]) -> None:
     """One line per kernel, 80 columns, then what is wrong in words."""
-    line = "{:>4} {:8} {:>7} {:5} {:7} {:>8} {:>2} {:>2} {:>4} {:>6} {:>9} {}"
+    line = "{:>3} {:18} {:>7} {:5} {:6} {:>7} {:>2} {:>2} {:>4} {:>6} {:>8} {}"
     tell(
         line.format("sm", "kernel", "d", "dtype", "mask", "tile", "w", "s", "regs", "spills", "smem KiB", "")
     )

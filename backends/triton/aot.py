@@ -49,6 +49,8 @@ class Compiled:
     shared_memory_limit: int
     matrix_instructions: tuple[str, ...]
     seconds: float
+    warps: int  # of a program, with those that warp specialisation adds
+    specialised: bool  # warps hand registers over to one another
 
     @property
     def fits(self) -> bool:
@@ -76,7 +78,7 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
     with hook:
         made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     seconds = time.perf_counter() - start
-    return _read(made.asm["cubin"], made.metadata.shared, SHARED_MEMORY[arch], seconds)
+    return _read(made.asm["cubin"], made.metadata, SHARED_MEMORY[arch], seconds)
 
 
 def _specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
@@ -102,7 +104,7 @@ def _specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], 
     return signature, constants, attributes
 
 
-def _read(cubin: bytes, shared: int, limit: int, seconds: float) -> Compiled:
+def _read(cubin: bytes, metadata: Any, limit: int, seconds: float) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -115,10 +117,12 @@ def _read(cubin: bytes, shared: int, limit: int, seconds: float) -> Compiled:
         registers=int(found[1]),
         stack=int(found[2]),
         spills=len(_LOCAL.findall(code)),
-        shared_memory=shared,
+        shared_memory=metadata.shared,
         shared_memory_limit=limit,
         matrix_instructions=tuple(sorted(set(_MATRIX.findall(code)))),
         seconds=seconds,
+        warps=metadata.num_warps,
+        specialised="USETMAXREG" in code,
     )
 
 

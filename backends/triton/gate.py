@@ -16,8 +16,9 @@ from torch import Tensor
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.gpus import SHARED_MEMORY
 
+from . import descriptors
 from . import launch as _launch
-from .blocks import ARCHS
+from .blocks import ARCHS, choose_descriptor
 from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
@@ -28,7 +29,7 @@ FEATURES = ("full", "causal")  # shipped for every head dimension and dtype
 class Configuration:
     """One kernel to compile. ``feature``: full, causal, window, or "all" (every optional tensor at once)."""
 
-    kernel: str  # forward, rows, dkdv, dq, dbias
+    kernel: str  # forward, forward_descriptor, rows, dkdv, dq, dbias
     arch: int
     head_dim_qk: int
     head_dim_v: int
@@ -47,7 +48,7 @@ class KernelReport:
     dtype: str
     feature: str
     block: tuple[int, int] | None
-    warps: int
+    warps: int  # of a program, with those that warp specialisation adds
     stages: int
     registers: int
     spills: int  # local loads and stores, or the stack's bytes where there are none of those
@@ -56,13 +57,18 @@ class KernelReport:
     matrix_instructions: tuple[str, ...]
     seconds: float
     error: str | None = None
+    specialised: bool = False  # warps hand registers over to one another
 
     @property
     def ok(self) -> bool:
-        """Compiled, fits, spills nothing, and uses the tensor cores where it multiplies 16-bit numbers."""
+        """Compiled, fits, spills nothing, and uses the tensor cores where it multiplies 16-bit numbers.
+
+        The descriptor kernel is there for its specialised warps: Triton ignores the wish without a word.
+        """
         tensor_cores = bool(self.matrix_instructions) or self.kernel == "rows" or self.dtype == "fp32"
         fits = self.shared_memory <= self.shared_memory_limit
-        return self.error is None and fits and not self.spills and tensor_cores
+        as_meant = self.specialised or self.kernel != "forward_descriptor"
+        return self.error is None and fits and not self.spills and tensor_cores and as_meant
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"ok": self.ok}
@@ -77,7 +83,7 @@ def configurations(
     head_dims: Iterable[tuple[int, int]] = HEAD_DIMS,
     dtypes: Iterable[str] = ("bf16", "fp16"),
     features: Iterable[str] = FEATURES,
-    kernels: Iterable[str] = ("forward", "dkdv", "dq"),
+    kernels: Iterable[str] = ("forward", "forward_descriptor", "dkdv", "dq"),
 ) -> list[Configuration]:
     """The shipped table, without what rules refuse.
 
@@ -92,7 +98,8 @@ def configurations(
         for feature in features
         for kernel in kernels
         if not (arch < 80 and kernel == "dkdv" and max(d, e) > 128)
-        if kernel == "forward" or max(d, e) <= 256
+        if kernel.startswith("forward") or max(d, e) <= 256
+        if kernel != "forward_descriptor" or (dtype != "fp32" and choose_descriptor(arch, d, e, 2))
     ]
 
 
@@ -138,7 +145,7 @@ def report_on(c: Configuration) -> KernelReport:
     return KernelReport(
         *names,
         (b.m, b.n),
-        b.warps,
+        made.warps,
         b.stages,
         made.registers,
         made.spills or made.stack,
@@ -146,6 +153,7 @@ def report_on(c: Configuration) -> KernelReport:
         limit,
         made.matrix_instructions,
         made.seconds,
+        specialised=made.specialised,
     )
 
 
@@ -158,6 +166,10 @@ def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
     lse = _meta(2, 16, sequence, dtype=torch.float32)
     if c.kernel == "forward":
         return _launch.forward_launch(call, c.arch, out, lse, None, call.block("forward", c.arch))
+    if c.kernel == "forward_descriptor":
+        block = descriptors.descriptor_block(call, c.arch, "descriptor")
+        assert block is not None
+        return descriptors.descriptor_launch(call, out, lse, block)
     dsinks = None
     if spec.softmax_type == "learnable":
         dsinks = _meta(16, 2, tile_count(sequence, ROWS_BLOCK), dtype=torch.float32)

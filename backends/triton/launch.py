@@ -30,7 +30,7 @@ _NO_BOUND = 1 << 30  # positions stay below: no window is wider
 class Launch:
     """One kernel launch: ``kernel[(programs,)](**args)`` with ``block``'s warps and stages."""
 
-    name: str  # forward, rows, dkdv, dq, dbias
+    name: str  # forward, forward_descriptor, rows, dkdv, dq, dbias
     kernel: Any  # a triton JITFunction
     programs: int
     args: dict[str, Any]
@@ -43,7 +43,7 @@ def _split(call: Call, block: Block) -> bool:
     return block.split and not call.heavy and call.spec.window_left < 0
 
 
-def _make(name: str, kernel: Any, programs: int, args: dict[str, Any], block: Block) -> Launch:
+def make_launch(name: str, kernel: Any, programs: int, args: dict[str, Any], block: Block) -> Launch:
     """A launch with the arguments that its kernel has: a compiled one refuses any other."""
     return Launch(name, kernel, programs, {each: args[each] for each in kernel.arg_names}, block)
 
@@ -235,30 +235,34 @@ def sinks_of(call: Call) -> Tensor | None:
     return call.inputs.softmax_offset.detach().contiguous()
 
 
-def forward_launch(
-    call: Call, arch: int | None, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
-) -> Launch:
-    """``max_logit``: float32 [h, b, tiles], or None."""
+def forward_args(call: Call, out: Tensor, lse: Tensor, block: Block) -> tuple[dict[str, Any], int]:
+    """What every forward kernel takes, and its number of programs."""
     packed = call.spec.packed
     tiles = tile_count(call.longest_q, block.m)
     args = {
         **shared_args(call),
         "Out": out,
         "Lse": lse,
-        "MaxLogit": max_logit,
         "Sinks": sinks_of(call),
         **strides("o", out, packed),
         "lse_b": 0 if packed else lse.stride(0),
         "lse_h": lse.stride(0) if packed else lse.stride(1),
         "tiles": tiles,
         "heads": call.heads,
-        "batch": call.batch,
         "BLOCK_M": block.m,
         "BLOCK_N": block.n,
-        "SPLIT": _split(call, block),
         "SINK": call.spec.softmax_type != "vanilla",
     }
-    return _make("forward", forward_kernel, tiles * call.heads * call.batch, args, block)
+    return args, tiles * call.heads * call.batch
+
+
+def forward_launch(
+    call: Call, arch: int | None, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
+) -> Launch:
+    """``max_logit``: float32 [h, b, tiles], or None."""
+    args, programs = forward_args(call, out, lse, block)
+    args |= {"MaxLogit": max_logit, "batch": call.batch, "SPLIT": _split(call, block)}
+    return make_launch("forward", forward_kernel, programs, args, block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +326,7 @@ def _dkdv_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buff
         "SPLIT": _split(call, block),
         "DEAD_ROWS": may_have_dead_rows(call),
     }
-    return _make("dkdv", dkdv_kernel, tiles * call.groups * call.batch, args, block)
+    return make_launch("dkdv", dkdv_kernel, tiles * call.groups * call.batch, args, block)
 
 
 def _dq_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
@@ -337,7 +341,7 @@ def _dq_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buffer
         "BLOCK_N": block.n,
         "SPLIT": _split(call, block),
     }
-    return _make("dq", dq_kernel, tiles * call.heads * call.batch, args, block)
+    return make_launch("dq", dq_kernel, tiles * call.heads * call.batch, args, block)
 
 
 def _row_strides(prefix: str, t: Tensor, packed: bool) -> dict[str, int]:
@@ -377,7 +381,7 @@ def _rows_launch(call: Call, result: Result, dlse: Tensor | None, buffers: Buffe
         "BLOCK_E": pad(call.e),
         "BLOCK_M": ROWS_BLOCK,
     }
-    return _make("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 4, 1))
+    return make_launch("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 4, 1))
 
 
 def _dbias_launch(call: Call, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:
@@ -402,4 +406,4 @@ def _dbias_launch(call: Call, block: Block, common: dict[str, Any], dbias: Tenso
         "ALL_ROWS": all_rows,
         "ALL_COLS": all_cols,
     }
-    return _make("dbias", dbias_kernel, tiles * tiles_kv * bias_b * bias_h, args, block)
+    return make_launch("dbias", dbias_kernel, tiles * tiles_kv * bias_b * bias_h, args, block)

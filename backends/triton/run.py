@@ -10,6 +10,7 @@ from torch import Tensor
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.sequences import empty_like_rows, four_dims
 
+from . import descriptors
 from . import launch as _launch
 from .blocks import Tiles
 from .launch import ROWS_BLOCK, Buffers, Call, Launch, make_call, tile_count
@@ -17,8 +18,11 @@ from .launch import ROWS_BLOCK, Buffers, Call, Launch, make_call, tile_count
 NEG_INF = float("-inf")
 
 
-def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None) -> Result:
+def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None, variant: str | None = None) -> Result:
     """Attention as the contract states it; ``tiles`` overrides the table.
+
+    ``variant`` names the kernel, for benchmarks: "pointer" takes every call, "descriptor" (Hopper, Blackwell
+    and the interpreter) what ``descriptors.obstacle`` lets through; None: ``descriptors.py`` chooses.
 
     ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``); ``lse`` always.
     Rows that see no key give 0 and -inf (with sinks the sink's logit); padded rows, and packed rows of no
@@ -38,6 +42,9 @@ def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None) -> Result
         # Rows of no sequence are nobody's to write.
         out.zero_()
         lse.fill_(NEG_INF)
+    if described := descriptors.descriptor_block(call, arch, variant):
+        _run(descriptors.descriptor_launch(call, out, lse, described), q.device, arch)
+        return Result(out, lse)
     block = call.block("forward", arch)
     partial = None
     if spec.return_max_logit:
@@ -145,7 +152,11 @@ def _run(launch: Launch, device: torch.device, arch: int | None) -> None:
         return
     from .turing import tensor_cores
 
-    hook = tensor_cores() if arch == 75 else contextlib.nullcontext()
+    hook: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if arch == 75:
+        hook = tensor_cores()
+    elif launch.name == "forward_descriptor":
+        hook = descriptors.scratch_memory(device)
     with torch.cuda.device(device), hook:
         launch.kernel[(launch.programs,)](
             **launch.args,
