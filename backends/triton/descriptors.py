@@ -1,11 +1,12 @@
 """Which forwards go through tensor descriptors, and what such a launch needs: nothing here runs one.
 
-The descriptor kernel is the default where ``blocks.py`` has a tile for it; DEFAULT turns that off. It was
-compiled and interpreted; it has not run on a GPU, let alone been timed. For it: its machine code is
-specialised as it should be, Triton checks such a kernel on Hopper itself (triton#7658), and published figures
-for Hopper (forward, head_dim 128, facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to
-526 with specialised warps. Against it: a program first makes three descriptors, so that short calls keep the
-pointer kernel. ``forward(..., variant=...)`` runs either, for the benchmark that settles it.
+The descriptor kernel compiles and is right on the interpreter; whether it wins, only a GPU can tell, and none
+has run it. Until a result under benchmarks/results says so it is not chosen by itself: DEFAULT is off, and
+``forward(..., variant="descriptor")`` runs it, for the benchmark that settles it. For it: its machine code is
+specialised as it should be, and published figures for Hopper (forward, head_dim 128,
+facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to 526 with specialised warps. Against
+it: a program first makes three descriptors, so that short calls would keep the pointer kernel, and a fault in
+how specialised warps wait for each other would hang the GPU rather than fail.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .blocks import Block, choose_descriptor, interpreted
 from .forward_descriptor import forward_descriptor_kernel
 from .launch import Call, Launch, forward_args, make_launch
 
-DEFAULT = True
+DEFAULT = False
 VARIANTS = ("pointer", "descriptor")
 # Releases whose machine code was looked at. In 3.4 256 does not fit, and one allocator serves all threads.
 _RELEASES = ((3, 5), (3, 9))

@@ -272,13 +272,13 @@ def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = N
         (None, long_call(), False),
     ],
 )
-def test_where_it_is_chosen(
+def test_where_it_is_chosen_once_it_is_the_default(
     arch: int | None, call: Any, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert descriptor_block(call, arch, None) is None
+    monkeypatch.setattr(descriptors, "DEFAULT", True)
     assert (descriptor_block(call, arch, None) is not None) == chosen
     assert descriptor_block(call, arch, "pointer") is None
-    monkeypatch.setattr(descriptors, "DEFAULT", False)
-    assert descriptor_block(call, arch, None) is None
 
 
 def test_asking_for_it_where_there_is_no_tile_is_refused() -> None:
