@@ -5,6 +5,8 @@ Every row was compiled ahead of time (``gate.py``): it fits in shared memory and
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -28,6 +30,7 @@ class Tiles(NamedTuple):
     dkdv: Block
     dq: Block
     dbias: Block
+    decode: Block | None = None  # None: the forward's
 
 
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
@@ -145,7 +148,14 @@ _LATENT = {
     120: Block(32, 32, 8, 1),
 }
 
-PASSES = ("forward", "dkdv", "dq", "dbias")
+# Decode: columns, warps and stages per family and width; rows are DECODE_ROWS.
+_DECODE = {
+    75: {64: Block(64, 64, 4, 1), 128: Block(64, 64, 4, 1), 256: Block(64, 32, 8, 1), 512: Block(64, 32, 8, 1)},
+}
+DECODE_ROWS = (16, 32, 64)
+MAX_SPLITS = 128  # what one program of the merge reads at once
+
+PASSES = ("forward", "dkdv", "dq", "dbias", "decode")
 
 
 def pad(width: int) -> int:
@@ -160,16 +170,51 @@ def pieces(width: int) -> tuple[int, int]:
 
 
 def choose(
-    name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int, heavy: bool = False
+    name: str,
+    arch: int,
+    head_dim_qk: int,
+    head_dim_v: int,
+    itemsize: int,
+    heavy: bool = False,
+    rows: int = 64,
+    page_size: int = 0,
 ) -> Block:
     """The tile of one pass (``PASSES``) on an architecture such as 90; ``heavy``: bias, mask or dropout.
+
+    ``rows``: of a decode call, query rows times heads of a group. ``page_size``: of keys in pages.
 
     Raises ValueError where there is none: head dimensions over 256 in a backward pass or in float32, over
     576 (q, k) and 512 (v) anywhere, over 128 in Turing's dK/dV pass.
     """
     width = max(64, pad(head_dim_qk), pad(head_dim_v))
     if width > 256:
-        return _choose_latent(name, arch, head_dim_qk, head_dim_v, itemsize)
+        _check_latent(name, head_dim_qk, head_dim_v, itemsize)
+    if name == "decode":
+        return _fit_pages(_choose_decode(arch, width, itemsize, heavy, rows), page_size)
+    block = _choose_dense(name, arch, width, itemsize, heavy)
+    if block is None:
+        raise ValueError(
+            f"no {name} tile for head_dim {head_dim_qk} (q, k) and {head_dim_v} (v) fits sm{arch} without "
+            "spilling; at most 128"
+        )
+    return _fit_pages(block, page_size)
+
+
+def _fit_pages(block: Block, page_size: int) -> Block:
+    """Fewer columns where that lets a page hold whole tiles: one page number is read per tile then."""
+    columns = math.gcd(block.n, page_size)
+    return block._replace(n=columns) if columns >= 64 else block
+
+
+def _choose_decode(arch: int, width: int, itemsize: int, heavy: bool, rows: int) -> Block:
+    family = _family(arch)
+    m = next((m for m in DECODE_ROWS if rows <= m), DECODE_ROWS[-1])
+    return _DECODE[family][min(width, 512)]._replace(m=m)
+
+
+def _choose_dense(name: str, arch: int, width: int, itemsize: int, heavy: bool) -> Block | None:
+    if width > 256:
+        return _LATENT[_family(arch)]
     if itemsize == 4:
         return _FLOAT32[width]
     family = _family(arch)
@@ -177,21 +222,15 @@ def choose(
     if block is not None and heavy:
         block = _HEAVY[name][width]
         return block._replace(stages=1) if family == 75 else block
-    if block is None:
-        raise ValueError(
-            f"no {name} tile for head_dim {head_dim_qk} (q, k) and {head_dim_v} (v) fits sm{arch} without "
-            "spilling; at most 128"
-        )
     return block
 
 
-def _choose_latent(name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block:
+def _check_latent(name: str, head_dim_qk: int, head_dim_v: int, itemsize: int) -> None:
     got = f"got {head_dim_qk} (q, k) and {head_dim_v} (v)"
-    if name != "forward" or head_dim_qk > 576 or head_dim_v > 512:
+    if name not in ("forward", "decode") or head_dim_qk > 576 or head_dim_v > 512:
         raise ValueError(f"Triton kernels stop at head_dim 256, the forward at 576 and 512; {got}")
     if itemsize == 4:
         raise ValueError(f"in float32 the Triton kernels stop at head_dim 256; {got}")
-    return _LATENT[_family(arch)]
 
 
 def _family(arch: int) -> int:
@@ -204,7 +243,29 @@ def _family(arch: int) -> int:
     raise ValueError(f"the Triton kernels need sm75 (Turing) or newer, got sm{arch}")
 
 
+# Of ``split_count``'s estimate, in the time of one tile: to start a program and write its part, and to merge.
+_START, _MERGE = 2, 2
+
+
+@lru_cache(maxsize=4096)
+def split_count(programs: int, processors: int, tiles: int) -> int:
+    """Over how many programs a row block's keys are split, 1 to MAX_SPLITS: the least estimated time.
+
+    ``programs``: row blocks of the call; ``processors``: of the device, which hold two programs each (0: one
+    program runs after the other, as on the interpreter); ``tiles``: of the longest keys. The estimate is a
+    model, in tiles: rounds of programs over the device, each of a start and a share of the tiles, and a merge.
+    """
+    if not processors:
+        return 1
+
+    def time(splits: int) -> int:
+        rounds = -(-programs * splits // (2 * processors))
+        return rounds * (_START - (-tiles // splits)) + (_MERGE if splits > 1 else 0)
+
+    return min(range(1, max(1, min(MAX_SPLITS, tiles)) + 1), key=time)
+
+
 def interpreted(s_q: int, s_kv: int) -> Tiles:
     """Tiles for the interpreter, whose cost is their number: as few as hold the sequences, up to 128."""
     block = Block(max(16, min(128, pad(s_q))), max(16, min(128, pad(s_kv))))
-    return Tiles(block, block, block, block)
+    return Tiles(*[block] * len(Tiles._fields))

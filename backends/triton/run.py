@@ -13,12 +13,18 @@ from attnsel.backends.tiled.sequences import empty_like_rows, four_dims
 from . import launch as _launch
 from .blocks import Tiles
 from .launch import ROWS_BLOCK, Buffers, Call, Launch, make_call, tile_count
+from .launch_decode import choose_splits, decode_launches, make_parts
 
 NEG_INF = float("-inf")
 
 
-def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None) -> Result:
+def forward(
+    spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None, splits: int | None = None
+) -> Result:
     """Attention as the contract states it; ``tiles`` overrides the table.
+
+    Short queries are decoded: their keys are split over programs. ``splits`` overrides over how many, up to
+    ``blocks.MAX_SPLITS``, for queries of any length; 0 means the kernel for long queries.
 
     ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``); ``lse`` always.
     Rows that see no key give 0 and -inf (with sinks the sink's logit); padded rows, and packed rows of no
@@ -38,17 +44,32 @@ def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None) -> Result
         # Rows of no sequence are nobody's to write.
         out.zero_()
         lse.fill_(NEG_INF)
-    block = call.block("forward", arch)
+    block = call.block("decode", arch)
+    splits = choose_splits(call, block, _processors(q.device), splits)
+    if not splits:
+        block = call.block("forward", arch)
     partial = None
     if spec.return_max_logit:
-        shape = (call.heads, call.batch, tile_count(call.longest_q, block.m))
-        partial = torch.empty(shape, dtype=torch.float32, device=q.device)
-    _run(_launch.forward_launch(call, arch, out, lse, partial, block), q.device, arch)
+        programs = call.longest_q if splits else tile_count(call.longest_q, block.m)
+        partial = torch.empty((call.heads, call.batch, programs), dtype=torch.float32, device=q.device)
+    if splits:
+        launches = decode_launches(call, out, lse, partial, make_parts(call, splits), block)
+    else:
+        launches = [_launch.forward_launch(call, arch, out, lse, partial, block)]
+    for launch in launches:
+        _run(launch, q.device, arch)
     return Result(out, lse, None if partial is None else _largest(partial))
 
 
+def _processors(device: torch.device) -> int:
+    """Streaming multiprocessors; 0 for the interpreter."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def _largest(partial: Tensor) -> Tensor:
-    """[h, b, tiles] to [h]; -inf where there is nothing."""
+    """[h, b, tiles or rows] to [h]; -inf where there is nothing."""
     if partial.shape[1] * partial.shape[2] == 0:
         return partial.new_full(partial.shape[:1], NEG_INF)
     return partial.amax((1, 2))
@@ -70,6 +91,8 @@ def backward(
 
     Raises ValueError as ``forward`` does, and without ``result.lse``.
     """
+    if inputs.block_table is not None:
+        raise ValueError("keys and values in pages (block_table) have no backward")
     _launch.check(spec, inputs)
     if max(inputs.q.shape[-1], inputs.v.shape[-1]) > 256:
         raise ValueError("the backward stops at head_dim 256")
