@@ -148,11 +148,46 @@ _LATENT = {
     120: Block(32, 32, 8, 1),
 }
 
-# Decode: columns, warps and stages per family and width; rows are DECODE_ROWS.
-_DECODE = {
-    75: {64: Block(64, 64, 4, 1), 128: Block(64, 64, 4, 1), 256: Block(64, 32, 8, 1), 512: Block(64, 32, 8, 1)},
-}
+# Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: take fewer rows.
 DECODE_ROWS = (16, 32, 64)
+_DECODE: dict[int, dict[int, tuple[tuple[int, int, int] | None, ...]]] = {
+    75: {
+        64: ((64, 4, 1), (64, 4, 1), (64, 4, 1)),
+        128: ((64, 4, 1), (64, 4, 1), (64, 8, 1)),
+        256: ((32, 4, 1), (32, 4, 1), (32, 8, 1)),
+        512: ((32, 8, 1), (16, 8, 1), None),
+    },
+    80: {
+        64: ((128, 4, 3), (128, 4, 3), (64, 4, 3)),
+        128: ((64, 4, 3), (64, 4, 3), (64, 8, 2)),
+        256: ((64, 4, 2), (64, 8, 2), (32, 8, 2)),
+        512: ((32, 8, 1), (32, 8, 2), None),
+    },
+    86: {
+        64: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
+        128: ((64, 4, 2), (64, 4, 2), (64, 8, 2)),
+        256: ((32, 4, 2), (32, 4, 2), (32, 8, 2)),
+        512: ((32, 8, 1), (32, 8, 1), None),
+    },
+    90: {
+        64: ((128, 4, 3), (64, 4, 3), (128, 4, 3)),
+        128: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
+        256: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
+        512: ((32, 8, 2), (32, 8, 2), (32, 8, 1)),
+    },
+    100: {
+        64: ((128, 4, 3), (64, 4, 3), (64, 4, 3)),
+        128: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
+        256: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
+        512: ((32, 8, 2), (32, 8, 2), None),
+    },
+    120: {
+        64: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
+        128: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
+        256: ((32, 4, 2), (32, 8, 2), (32, 8, 2)),
+        512: ((32, 8, 1), (32, 8, 1), None),
+    },
+}
 MAX_SPLITS = 128  # what one program of the merge reads at once
 
 PASSES = ("forward", "dkdv", "dq", "dbias", "decode")
@@ -201,15 +236,29 @@ def choose(
 
 
 def _fit_pages(block: Block, page_size: int) -> Block:
-    """Fewer columns where that lets a page hold whole tiles: one page number is read per tile then."""
+    """Fewer columns where that lets a page hold whole tiles: one page number is read per tile then.
+
+    Triton's pipeliner counts the load of a page number as a level before that of the page: keys are as many
+    tiles ahead as without pages with twice the stages less one.
+    """
+    if not page_size:
+        return block
     columns = math.gcd(block.n, page_size)
-    return block._replace(n=columns) if columns >= 64 else block
+    n = columns if columns >= 64 else block.n
+    return block._replace(n=n, stages=2 * block.stages - 1)
 
 
 def _choose_decode(arch: int, width: int, itemsize: int, heavy: bool, rows: int) -> Block:
-    family = _family(arch)
+    of_rows = _DECODE[_family(arch)][min(width, 512)]
     m = next((m for m in DECODE_ROWS if rows <= m), DECODE_ROWS[-1])
-    return _DECODE[family][min(width, 512)]._replace(m=m)
+    if width <= 256 and (itemsize == 4 or heavy):
+        # As the forward's, with no more rows than there are.
+        block = _choose_dense("forward", arch, width, itemsize, heavy)
+        assert block is not None
+        return block._replace(m=min(m, block.m))
+    allowed = [(m, of) for m, of in zip(DECODE_ROWS, of_rows, strict=True) if of is not None]
+    m, (n, warps, stages) = next((each for each in allowed if each[0] >= m), allowed[-1])
+    return Block(m, n, warps, stages)
 
 
 def _choose_dense(name: str, arch: int, width: int, itemsize: int, heavy: bool) -> Block | None:
@@ -252,8 +301,8 @@ def split_count(programs: int, processors: int, tiles: int) -> int:
     """Over how many programs a row block's keys are split, 1 to MAX_SPLITS: the least estimated time.
 
     ``programs``: row blocks of the call; ``processors``: of the device, which hold two programs each (0: one
-    program runs after the other, as on the interpreter); ``tiles``: of the longest keys. The estimate is a
-    model, in tiles: rounds of programs over the device, each of a start and a share of the tiles, and a merge.
+    program runs after the other, as on the interpreter); ``tiles``: of the longest keys. The estimate, a model
+    and not a measurement: rounds of programs over the device, each a start and a share of the tiles; a merge.
     """
     if not processors:
         return 1

@@ -33,8 +33,8 @@ class Parts:
 def choose_splits(call: Call, block: Block, processors: int, asked: int | None = None) -> int:
     """Over how many programs the keys of a row block are split; 0: not a call to decode.
 
-    ``processors``: streaming multiprocessors of the device, 0 on the interpreter, which runs one program after
-    the other. ``asked`` overrides the choice; raises ValueError above MAX_SPLITS and below 0.
+    ``processors``: streaming multiprocessors of the device, 0 on the interpreter. ``asked`` overrides the
+    choice; raises ValueError above MAX_SPLITS and below 0.
     """
     if asked is not None:
         if not 0 <= asked <= MAX_SPLITS:

@@ -29,9 +29,7 @@ def check_pages(spec: Spec, inputs: Inputs) -> None:
         raise ValueError(f"page_size must be at least 1, got k of {list(k.shape)}")
     batch = _batch(spec, inputs)
     if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != batch:
-        raise ValueError(
-            f"block_table must be int32 [{batch}, n], got {table.dtype} {list(table.shape)}"
-        )
+        raise ValueError(f"block_table must be int32 [{batch}, n], got {table.dtype} {list(table.shape)}")
     if table.shape[1] > 1 and table.stride(1) != 1:
         raise ValueError(f"rows of block_table must be contiguous, got strides {table.stride()}")
     if lengths is None or lengths.dtype != torch.int32 or lengths.shape != (batch,):
@@ -56,8 +54,8 @@ def _check_entries(table: Tensor, lengths: Tensor, pages: int, page_size: int, l
         sequence, entry = found[0].tolist()
         allowed = f"0 to {pages - 1}" if pages else "none: the pools are empty"
         raise ValueError(
-            f"block_table[{sequence}, {entry}] is {int(table[sequence, entry])}; allowed: {allowed} (sequence "
-            f"{sequence} has {int(lengths[sequence])} rows in pages of {page_size})"
+            f"block_table[{sequence}, {entry}] is {int(table[sequence, entry])}; allowed: {allowed} "
+            f"(sequence {sequence} has {int(lengths[sequence])} rows in pages of {page_size})"
         )
 
 
@@ -76,7 +74,7 @@ def longest_paged(inputs: Inputs) -> int:
 
 
 def page_args(inputs: Inputs) -> dict[str, Any]:
-    """The kernels' arguments for pages. PAGE_SIZE is a constant of the kernel: it divides every column by it."""
+    """The kernels' arguments for pages. PAGE_SIZE is a constant of theirs: every column is divided by it."""
     table = inputs.block_table
     return {
         "Table": table,

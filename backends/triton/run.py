@@ -18,9 +18,7 @@ from .launch_decode import choose_splits, decode_launches, make_parts
 NEG_INF = float("-inf")
 
 
-def forward(
-    spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None, splits: int | None = None
-) -> Result:
+def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None, splits: int | None = None) -> Result:
     """Attention as the contract states it; ``tiles`` overrides the table.
 
     Short queries are decoded: their keys are split over programs. ``splits`` overrides over how many, up to

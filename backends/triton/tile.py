@@ -196,9 +196,7 @@ def kept(key, rows, cols, head, z, threshold):
 
 
 @triton.jit
-def finish(
-    acc, total, peak, real, Sinks, head, keep_scale, SINK: tl.constexpr, DROPOUT: tl.constexpr
-):
+def finish(acc, total, peak, real, Sinks, head, keep_scale, SINK: tl.constexpr, DROPOUT: tl.constexpr):
     """Output [m, e] and natural-log LSE [m] of rows whose every key was seen; 0 and -inf where not ``real``.
 
     ``head`` is one head or one per row [m]; without learnable Sinks the sink's logit is 0.
