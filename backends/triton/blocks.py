@@ -138,6 +138,13 @@ _HEAVY: dict[str, dict[int, Block]] = {
 # float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
 _FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}
 
+# Forward over pages, whose addresses take registers, where they spill in the tile above.
+_PAGED = {
+    (80, 64): Block(128, 64, 8, 3, split=False),
+    (80, 256): Block(64, 32, 8, 2),
+    (120, 64): Block(128, 64, 8, 3, split=False),
+}
+
 # Forward above 256, 16-bit: 576/512 of multi-head latent attention.
 _LATENT = {
     75: Block(16, 32, 8, 1),
@@ -232,6 +239,8 @@ def choose(
             f"no {name} tile for head_dim {head_dim_qk} (q, k) and {head_dim_v} (v) fits sm{arch} without "
             "spilling; at most 128"
         )
+    if page_size and itemsize == 2 and not heavy:
+        block = _PAGED.get((_family(arch), width), block)
     return _fit_pages(block, page_size)
 
 
@@ -301,8 +310,8 @@ def split_count(programs: int, processors: int, tiles: int) -> int:
     """Over how many programs a row block's keys are split, 1 to MAX_SPLITS: the least estimated time.
 
     ``programs``: row blocks of the call; ``processors``: of the device, which hold two programs each (0: one
-    program runs after the other, as on the interpreter); ``tiles``: of the longest keys. The estimate, a model
-    and not a measurement: rounds of programs over the device, each a start and a share of the tiles; a merge.
+    program runs after the other, as on the interpreter); ``tiles``: of the longest keys. The estimate is not
+    a measurement: rounds of programs over the device, each a start and a share of the tiles, and a merge.
     """
     if not processors:
         return 1
