@@ -261,10 +261,10 @@ def _choose_decode(arch: int, width: int, itemsize: int, heavy: bool, rows: int)
     of_rows = _DECODE[_family(arch)][min(width, 512)]
     m = next((m for m in DECODE_ROWS if rows <= m), DECODE_ROWS[-1])
     if width <= 256 and (itemsize == 4 or heavy):
-        # As the forward's, with no more rows than there are.
+        # As the forward's, with no more rows than there are; and few, as each has its own head.
         block = _choose_dense("forward", arch, width, itemsize, heavy)
         assert block is not None
-        return block._replace(m=min(m, block.m))
+        return block._replace(m=min(m, block.m, 32))
     allowed = [(m, of) for m, of in zip(DECODE_ROWS, of_rows, strict=True) if of is not None]
     m, (n, warps, stages) = next((each for each in allowed if each[0] >= m), allowed[-1])
     return Block(m, n, warps, stages)

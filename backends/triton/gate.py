@@ -176,8 +176,9 @@ def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
     lse = _meta(2, _HEADS, queries, dtype=torch.float32)
     if decoded:
         # Both ways out of the kernel are compiled: one split writes the results itself.
-        parts = make_parts(call, 1 if c.feature == "paged" else 8)
-        launches = decode_launches(call, out, lse, None, parts, call.block("decode", c.arch))
+        block = call.block("decode", c.arch)
+        parts = make_parts(call, 1 if c.feature == "paged" else 8, block)
+        launches = decode_launches(call, out, lse, None, parts, block)
         return next(launch for launch in launches if launch.name == c.kernel)
     if c.kernel == "forward":
         return _launch.forward_launch(call, c.arch, out, lse, None, call.block("forward", c.arch))

@@ -51,7 +51,7 @@ def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None, splits: i
         programs = call.longest_q if splits else tile_count(call.longest_q, block.m)
         partial = torch.empty((call.heads, call.batch, programs), dtype=torch.float32, device=q.device)
     if splits:
-        launches = decode_launches(call, out, lse, partial, make_parts(call, splits), block)
+        launches = decode_launches(call, out, lse, partial, make_parts(call, splits, block), block)
     else:
         launches = [_launch.forward_launch(call, arch, out, lse, partial, block)]
     for launch in launches:

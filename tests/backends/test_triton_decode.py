@@ -182,8 +182,9 @@ def test_memory_is_a_row_per_split(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, inputs = build(Case("", CAUSAL, {}, sizes), torch.float32)
     with Observed() as observed:
         forward(spec, inputs, splits=4)
-    assert observed.largest == 4 * inputs.q.numel()
-    assert not {"_local_scalar_dense", "item", "nonzero", "equal"} & observed.calls.keys()
+    assert observed.largest == inputs.k.numel()  # a view of it
+    copying = {"clone", "copy_", "_to_copy", "index", "index_select", "gather", "expand", "repeat"}
+    assert not (copying | {"_local_scalar_dense", "item", "nonzero", "equal"}) & observed.calls.keys()
 
 
 # When, and over how many programs
