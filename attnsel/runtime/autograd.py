@@ -13,8 +13,11 @@ from attnsel.backends.contract import Grads, Inputs, Result, Spec
 
 
 class ContractKernel(NamedTuple):
+    """``prepare`` raises where a forward or the backward that follows would, and runs nothing."""
+
     forward: Callable[[Spec, Inputs], Result]
     backward: Callable[..., Grads]
+    prepare: Callable[[Spec, Inputs], None] | None = None
 
 
 class Attend(torch.autograd.Function):

@@ -49,7 +49,7 @@ def kernel_of(name: str) -> ContractKernel:
             from attnsel.backends import triton
         except ImportError as error:
             raise CannotPrepare(str(error)) from error
-        KERNELS[name] = ContractKernel(triton.forward, triton.backward)
+        KERNELS[name] = ContractKernel(triton.forward, triton.backward, triton.prepare)
     return KERNELS[name]
 
 
@@ -94,7 +94,10 @@ def bind(
     adapt = _adaptation(candidate, selection.params)
     gather = _gather(config, spec, adapt, own_dropout, settings)
     if candidate.name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
-        return Bound(_through_contract(kernel_of(candidate.name), spec, gather, config), selection, settings)
+        kernel = kernel_of(candidate.name)
+        if kernel.prepare is not None:
+            _prove(kernel.prepare, spec, gather, q, k, v, extras)
+        return Bound(_through_contract(kernel, spec, gather, config), selection, settings)
     example = gather(q, k, v, extras)
     try:
         call = sdpa.bind(candidate.name, spec, example)
@@ -106,6 +109,26 @@ def bind(
     if adapt is not None:
         return Bound(_adapted(call, gather, finish), selection, settings)
     return Bound(_fast(config, call, finish), selection, settings)
+
+
+def _prove(
+    prepare: Callable[[Spec, Inputs], None],
+    spec: Spec,
+    gather: Gather,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+) -> None:
+    """Forward and backward get ready before the first forward runs: later is too late for another kernel."""
+    if spec.dropout_p and extras.dropout_seed is None:
+        # Nothing is drawn here: checkpointing expects the first call to draw what a repeated one does.
+        extras = extras._replace(dropout_seed=torch.zeros((), dtype=torch.int64, device=q.device))
+    inputs = gather(q, k, v, extras)
+    try:
+        prepare(spec, inputs)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise CannotPrepare(str(error)) from error
 
 
 # ---- ways to run ------------------------------------------------------------------------------------

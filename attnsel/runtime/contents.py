@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from attnsel.backends.tiled.sequences import wrong_page
+from attnsel.backends.pages import wrong_page
 from attnsel.errors import InvalidInput
 from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.inputs import Sizes, mask_pair

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.pages import check_pages, longest_paged
 
 from .philox import make_key
 from .tiles import Dense
@@ -65,52 +66,15 @@ def check(spec: Spec, inputs: Inputs) -> None:
     if spec.dropout_p and inputs.dropout_seed is None:
         raise ValueError("dropout_p > 0 needs inputs.dropout_seed, an int64 scalar tensor")
     if inputs.block_table is not None:
-        _check_pages(spec, inputs, inputs.block_table)
+        check_pages(spec, inputs)
     elif spec.packed and inputs.cu_seqlens_kv is None:
         raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
     if spec.packed and inputs.cu_seqlens_q is None:
         raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q")
 
 
-def _check_pages(spec: Spec, inputs: Inputs, table: Tensor) -> None:
-    """Shapes and types; on the CPU also that every page in use exists."""
-    pool, lengths = inputs.k, inputs.seqlens_kv
-    if spec.need_grad:
-        raise ValueError("a call with a block_table has no backward")
-    if lengths is None:
-        raise ValueError("a block_table needs inputs.seqlens_kv, int32 [b]")
-    if pool.dim() != 4 or inputs.v.shape[:3] != pool.shape[:3]:
-        raise ValueError(
-            "with a block_table k and v are pools [pages, g, page_size, d or e], "
-            f"got {list(pool.shape)} and {list(inputs.v.shape)}"
-        )
-    if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != lengths.numel():
-        raise ValueError(
-            f"block_table must be int32 [{lengths.numel()}, n], got {table.dtype} {list(table.shape)}"
-        )
-    if table.device.type != "cpu" or lengths.device.type != "cpu":
-        return
-    wrong = wrong_page(table, lengths, pool.shape[2], pool.shape[0])
-    if wrong is not None:
-        raise ValueError(f"block_table{list(wrong[:2])} is {wrong[2]}, outside the {pool.shape[0]} pages")
-
-
-def wrong_page(table: Tensor, lengths: Tensor, page_size: int, pages: int) -> tuple[int, int, int] | None:
-    """The first entry in use that points outside of the pool, as (sequence, entry, page). Reads tensors."""
-    used = torch.arange(table.shape[1], device=table.device) * page_size < lengths[:, None]
-    wrong = (used & ((table < 0) | (table >= pages))).nonzero()
-    if wrong.shape[0] == 0:
-        return None
-    sequence, entry = wrong[0].tolist()
-    return sequence, entry, int(table[sequence, entry])
-
-
-def longest_kv(inputs: Inputs) -> int:
-    """Columns that dense or paged sequences may reach."""
-    if inputs.block_table is None:
-        return inputs.k.shape[-2]
-    room = inputs.block_table.shape[1] * inputs.k.shape[2]
-    return room if inputs.max_seqlen_kv is None else min(room, inputs.max_seqlen_kv)
+def _longest_kv(inputs: Inputs) -> int:
+    return inputs.k.shape[-2] if inputs.block_table is None else longest_paged(inputs)
 
 
 def dense_problem(spec: Spec, inputs: Inputs) -> Dense:
@@ -132,7 +96,7 @@ def dense_problem(spec: Spec, inputs: Inputs) -> Dense:
         q=inputs.q,
         k=inputs.k,
         v=inputs.v,
-        s_kv=longest_kv(inputs),
+        s_kv=_longest_kv(inputs),
         a=a,
         bias=None if inputs.bias is None else four_dims(inputs.bias),
         mask=None if inputs.attn_mask is None else four_dims(inputs.attn_mask),
@@ -182,7 +146,7 @@ def _sequences(inputs: Inputs) -> list[Sequence]:
     start_q = cu_q if inputs.cu_seqlens_q_padded is None else inputs.cu_seqlens_q_padded
     if inputs.block_table is not None:
         lengths, begins = torch.stack([cu_q, start_q]).tolist()
-        columns = range(longest_kv(inputs))
+        columns = range(_longest_kv(inputs))
         return [
             Sequence(i, _rows(i, lengths, begins, inputs.q.shape[0]), columns)
             for i in range(cu_q.numel() - 1)

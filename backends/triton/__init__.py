@@ -16,6 +16,6 @@ except ImportError as error:
     ) from error
 
 from .blocks import Block, Tiles
-from .run import backward, forward
+from .run import backward, forward, prepare
 
-__all__ = ["Block", "Tiles", "backward", "forward"]
+__all__ = ["Block", "Tiles", "backward", "forward", "prepare"]

@@ -5,6 +5,8 @@ Every row was compiled ahead of time (``gate.py``): it fits in shared memory and
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -28,6 +30,7 @@ class Tiles(NamedTuple):
     dkdv: Block
     dq: Block
     dbias: Block
+    decode: Block | None = None  # None: the forward's
 
 
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
@@ -135,6 +138,13 @@ _HEAVY: dict[str, dict[int, Block]] = {
 # float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
 _FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}
 
+# Forward over pages, whose addresses take registers, where they spill in the tile above.
+_PAGED = {
+    (80, 64): Block(128, 64, 8, 3, split=False),
+    (80, 256): Block(64, 32, 8, 2),
+    (120, 64): Block(128, 64, 8, 3, split=False),
+}
+
 # Forward above 256, 16-bit: 576/512 of multi-head latent attention.
 _LATENT = {
     75: Block(16, 32, 8, 1),
@@ -154,7 +164,49 @@ _DESCRIPTOR: dict[int, dict[int, Block]] = {
     100: {64: Block(128, 128, 4, 2), 128: Block(128, 128, 8, 2)},
 }
 
-PASSES = ("forward", "dkdv", "dq", "dbias")
+# Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: take fewer rows.
+DECODE_ROWS = (16, 32, 64)
+_DECODE: dict[int, dict[int, tuple[tuple[int, int, int] | None, ...]]] = {
+    75: {
+        64: ((64, 4, 1), (64, 4, 1), (64, 4, 1)),
+        128: ((64, 4, 1), (64, 4, 1), (64, 8, 1)),
+        256: ((32, 4, 1), (32, 4, 1), (32, 8, 1)),
+        512: ((32, 8, 1), (16, 8, 1), None),
+    },
+    80: {
+        64: ((128, 4, 3), (128, 4, 3), (64, 4, 3)),
+        128: ((64, 4, 3), (64, 4, 3), (64, 8, 2)),
+        256: ((64, 4, 2), (64, 8, 2), (32, 8, 2)),
+        512: ((32, 8, 1), (32, 8, 2), None),
+    },
+    86: {
+        64: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
+        128: ((64, 4, 2), (64, 4, 2), (64, 8, 2)),
+        256: ((32, 4, 2), (32, 4, 2), (32, 8, 2)),
+        512: ((32, 8, 1), (32, 8, 1), None),
+    },
+    90: {
+        64: ((128, 4, 3), (64, 4, 3), (128, 4, 3)),
+        128: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
+        256: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
+        512: ((32, 8, 2), (32, 8, 2), (32, 8, 1)),
+    },
+    100: {
+        64: ((128, 4, 3), (64, 4, 3), (64, 4, 3)),
+        128: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
+        256: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
+        512: ((32, 8, 2), (32, 8, 2), None),
+    },
+    120: {
+        64: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
+        128: ((64, 4, 2), (64, 8, 2), (64, 8, 2)),
+        256: ((32, 4, 2), (32, 8, 2), (32, 8, 2)),
+        512: ((32, 8, 1), (32, 8, 1), None),
+    },
+}
+MAX_SPLITS = 128  # what one program of the merge reads at once
+
+PASSES = ("forward", "dkdv", "dq", "dbias", "decode")
 
 
 def pad(width: int) -> int:
@@ -169,16 +221,67 @@ def pieces(width: int) -> tuple[int, int]:
 
 
 def choose(
-    name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int, heavy: bool = False
+    name: str,
+    arch: int,
+    head_dim_qk: int,
+    head_dim_v: int,
+    itemsize: int,
+    heavy: bool = False,
+    rows: int = 64,
+    page_size: int = 0,
 ) -> Block:
     """The tile of one pass (``PASSES``) on an architecture such as 90; ``heavy``: bias, mask or dropout.
+
+    ``rows``: of a decode call, query rows times heads of a group. ``page_size``: of keys in pages.
 
     Raises ValueError where there is none: head dimensions over 256 in a backward pass or in float32, over
     576 (q, k) and 512 (v) anywhere, over 128 in Turing's dK/dV pass.
     """
     width = max(64, pad(head_dim_qk), pad(head_dim_v))
     if width > 256:
-        return _choose_latent(name, arch, head_dim_qk, head_dim_v, itemsize)
+        _check_latent(name, head_dim_qk, head_dim_v, itemsize)
+    if name == "decode":
+        return _fit_pages(_choose_decode(arch, width, itemsize, heavy, rows), page_size)
+    block = _choose_dense(name, arch, width, itemsize, heavy)
+    if block is None:
+        raise ValueError(
+            f"no {name} tile for head_dim {head_dim_qk} (q, k) and {head_dim_v} (v) fits sm{arch} without "
+            "spilling; at most 128"
+        )
+    if page_size and itemsize == 2 and not heavy:
+        block = _PAGED.get((_family(arch), width), block)
+    return _fit_pages(block, page_size)
+
+
+def _fit_pages(block: Block, page_size: int) -> Block:
+    """Fewer columns where that lets a page hold whole tiles: one page number is read per tile then.
+
+    Triton's pipeliner counts the load of a page number as a level before that of the page: keys are as many
+    tiles ahead as without pages with twice the stages less one.
+    """
+    if not page_size:
+        return block
+    columns = math.gcd(block.n, page_size)
+    n = columns if columns >= 64 else block.n
+    return block._replace(n=n, stages=2 * block.stages - 1)
+
+
+def _choose_decode(arch: int, width: int, itemsize: int, heavy: bool, rows: int) -> Block:
+    of_rows = _DECODE[_family(arch)][min(width, 512)]
+    m = next((m for m in DECODE_ROWS if rows <= m), DECODE_ROWS[-1])
+    if width <= 256 and (itemsize == 4 or heavy):
+        # As the forward's, with no more rows than there are; and few, as each has its own head.
+        block = _choose_dense("forward", arch, width, itemsize, heavy)
+        assert block is not None
+        return block._replace(m=min(m, block.m, 32))
+    allowed = [(m, of) for m, of in zip(DECODE_ROWS, of_rows, strict=True) if of is not None]
+    m, (n, warps, stages) = next((each for each in allowed if each[0] >= m), allowed[-1])
+    return Block(m, n, warps, stages)
+
+
+def _choose_dense(name: str, arch: int, width: int, itemsize: int, heavy: bool) -> Block | None:
+    if width > 256:
+        return _LATENT[_family(arch)]
     if itemsize == 4:
         return _FLOAT32[width]
     family = _family(arch)
@@ -186,11 +289,6 @@ def choose(
     if block is not None and heavy:
         block = _HEAVY[name][width]
         return block._replace(stages=1) if family == 75 else block
-    if block is None:
-        raise ValueError(
-            f"no {name} tile for head_dim {head_dim_qk} (q, k) and {head_dim_v} (v) fits sm{arch} without "
-            "spilling; at most 128"
-        )
     return block
 
 
@@ -200,13 +298,12 @@ def choose_descriptor(arch: int, head_dim_qk: int, head_dim_v: int, itemsize: in
     return _DESCRIPTOR.get(_family(arch), {}).get(width) if itemsize == 2 else None
 
 
-def _choose_latent(name: str, arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block:
+def _check_latent(name: str, head_dim_qk: int, head_dim_v: int, itemsize: int) -> None:
     got = f"got {head_dim_qk} (q, k) and {head_dim_v} (v)"
-    if name != "forward" or head_dim_qk > 576 or head_dim_v > 512:
+    if name not in ("forward", "decode") or head_dim_qk > 576 or head_dim_v > 512:
         raise ValueError(f"Triton kernels stop at head_dim 256, the forward at 576 and 512; {got}")
     if itemsize == 4:
         raise ValueError(f"in float32 the Triton kernels stop at head_dim 256; {got}")
-    return _LATENT[_family(arch)]
 
 
 def _family(arch: int) -> int:
@@ -219,7 +316,29 @@ def _family(arch: int) -> int:
     raise ValueError(f"the Triton kernels need sm75 (Turing) or newer, got sm{arch}")
 
 
+# Of ``split_count``'s estimate, in the time of one tile: to start a program and write its part, and to merge.
+_START, _MERGE = 2, 2
+
+
+@lru_cache(maxsize=4096)
+def split_count(programs: int, processors: int, tiles: int) -> int:
+    """Over how many programs a row block's keys are split, 1 to MAX_SPLITS: the least estimated time.
+
+    ``programs``: row blocks of the call; ``processors``: of the device, which hold two programs each (0: one
+    program runs after the other, as on the interpreter); ``tiles``: of the longest keys. The estimate is not
+    a measurement: rounds of programs over the device, each a start and a share of the tiles, and a merge.
+    """
+    if not processors:
+        return 1
+
+    def time(splits: int) -> int:
+        rounds = -(-programs * splits // (2 * processors))
+        return rounds * (_START - (-tiles // splits)) + (_MERGE if splits > 1 else 0)
+
+    return min(range(1, max(1, min(MAX_SPLITS, tiles)) + 1), key=time)
+
+
 def interpreted(s_q: int, s_kv: int) -> Tiles:
     """Tiles for the interpreter, whose cost is their number: as few as hold the sequences, up to 128."""
     block = Block(max(16, min(128, pad(s_q))), max(16, min(128, pad(s_kv))))
-    return Tiles(block, block, block, block)
+    return Tiles(*[block] * len(Tiles._fields))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .blocks import Block, choose_descriptor, interpreted
 from .forward_descriptor import forward_descriptor_kernel
-from .launch import Call, Launch, forward_args, make_launch
+from .launch import Call, Launch, forward_args, make_launch, tile_count
 
 DEFAULT = False
 VARIANTS = ("pointer", "descriptor")
@@ -121,8 +121,13 @@ def descriptor_launch(call: Call, out: Tensor, lse: Tensor, block: Block) -> Lau
     """The forward as a launch of the descriptor kernel; run it inside ``scratch_memory``."""
     i = call.inputs
     rows_kv = i.k.shape[0 if call.spec.packed else 2]
-    args, programs = forward_args(call, out, lse, block)
-    args["TAIL"] = call.spec.packed or i.seqlens_kv is not None or rows_kv % block.n != 0
+    tiles = tile_count(call.longest_q, block.m)
+    args = {
+        **forward_args(call, out, lse, None, block),
+        "tiles": tiles,
+        "TAIL": call.spec.packed or i.seqlens_kv is not None or rows_kv % block.n != 0,
+    }
+    programs = tiles * call.heads * call.batch
     return make_launch("forward_descriptor", forward_descriptor_kernel, programs, args, block)
 
 

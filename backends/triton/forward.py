@@ -3,11 +3,24 @@
 import triton
 import triton.language as tl
 
-from .tile import LN2, LOG2E, dropout_key, kept, load_rows, score, sequence, span, store_rows
+from .tile import (
+    LN2,
+    LOG2E,
+    dropout_key,
+    finish,
+    kept,
+    load_cached,
+    load_rows,
+    page_of,
+    score,
+    sequence,
+    span,
+    store_rows,
+)
 
 
 @triton.jit
-def _columns(
+def columns(
     acc,
     total,
     peak,
@@ -19,6 +32,10 @@ def _columns(
     V,
     k_s,
     v_s,
+    Table,
+    k_p,
+    v_p,
+    pages,
     rows,
     len_q,
     len_kv,
@@ -47,6 +64,7 @@ def _columns(
     BLOCK_D2: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     MASKED: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
@@ -55,13 +73,20 @@ def _columns(
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Columns [begin, end) of one row block into acc [m, e], total [m] and peak [m] (in units of log2(e))."""
+    """Columns [begin, end) of one row block into acc [m, e], total [m] and peak [m] (in units of log2(e)).
+
+    ``head``, ``slope2``, Bias and Mask belong to the block, or as [m, 1] to each row. ``k_p`` and ``v_p`` are
+    the strides of pages, where Table [n] says in which ones the keys and values lie.
+    """
     for n in range(begin, end, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = load_rows(K, n, k_s, len_kv, D, BLOCK_D, BLOCK_N, MASKED)
+        page = 0
+        if PAGE_SIZE:
+            page = page_of(Table, n, len_kv, pages, PAGE_SIZE, BLOCK_N)
+        k = load_cached(K, page, n, k_s, k_p, len_kv, D, BLOCK_D, BLOCK_N, PAGE_SIZE, MASKED)
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if D2:
-            k2 = load_rows(K + D, n, k_s, len_kv, D2, BLOCK_D2, BLOCK_N, MASKED)
+            k2 = load_cached(K + D, page, n, k_s, k_p, len_kv, D2, BLOCK_D2, BLOCK_N, PAGE_SIZE, MASKED)
             x = tl.dot(q2, tl.trans(k2), x, input_precision=PRECISION)
         x, _ = score(
             x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, window_left, window_right,
@@ -78,7 +103,7 @@ def _columns(
         if DROPOUT:
             keep = kept(key, rows[:, None] + q_offset, cols[None, :] + kv_offset, head, z, threshold)
             p = tl.where(keep, p, 0.0)
-        v = load_rows(V, n, v_s, len_kv, E, BLOCK_E, BLOCK_N, MASKED)
+        v = load_cached(V, page, n, v_s, v_p, len_kv, E, BLOCK_E, BLOCK_N, PAGE_SIZE, MASKED)
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
     return acc, total, peak
 
@@ -103,6 +128,7 @@ def forward_kernel(
     StartKV,
     Seed,
     Offset,
+    Table,  # int32 [b, n] of pages; None: keys and values lie dense or packed
     q_b,
     q_h,
     q_s,
@@ -126,12 +152,14 @@ def forward_kernel(
     mask_q,
     mask_kv,
     slope_b,
+    table_b,
     tiles,  # row blocks of the longest sequence
     heads,
     group,
     batch,
     rows_q,
     rows_kv,
+    pages,
     scale,
     cap,
     window_left,
@@ -148,6 +176,7 @@ def forward_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,  # 0: no pages
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
@@ -173,8 +202,13 @@ def forward_kernel(
     reach = tl.where(m0 < len_q, len_kv, 0)
 
     Q += z64 * q_b + head.to(tl.int64) * q_h + first_q * q_s
-    K += z64 * k_b + (head // group).to(tl.int64) * k_h + first_kv * k_s
-    V += z64 * v_b + (head // group).to(tl.int64) * v_h + first_kv * v_s
+    K += (head // group).to(tl.int64) * k_h
+    V += (head // group).to(tl.int64) * v_h
+    if PAGE_SIZE:
+        Table += z64 * table_b
+    else:
+        K += z64 * k_b + first_kv * k_s
+        V += z64 * v_b + first_kv * v_s
     if Bias is not None:
         Bias += z64 * bias_b + head.to(tl.int64) * bias_h
     if Mask is not None:
@@ -202,38 +236,25 @@ def forward_kernel(
         m0, BLOCK_M, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, SPLIT
     )
     if SPLIT:
-        acc, total, peak = _columns(
-            acc, total, peak, q, q2, full_begin, full_end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,
-            cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-            q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
-            False, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
+        acc, total, peak = columns(
+            acc, total, peak, q, q2, full_begin, full_end, K, V, k_s, v_s, Table, k_b, v_b, pages, rows,
+            len_q, len_kv, diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q,
+            mask_kv, slope2, key, q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2,
+            BLOCK_E, BLOCK_N, PAGE_SIZE, False, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None,
+            PRECISION,
         )  # fmt: skip
-    acc, total, peak = _columns(
-        acc, total, peak, q, q2, full_end, end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2, cap,
-        window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-        q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
-        True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
+    acc, total, peak = columns(
+        acc, total, peak, q, q2, full_end, end, K, V, k_s, v_s, Table, k_b, v_b, pages, rows, len_q, len_kv,
+        diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2,
+        key, q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
+        PAGE_SIZE, True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
     )  # fmt: skip
 
     real = rows < len_q
     if MaxLogit is not None:
         largest = tl.max(tl.where(real, peak, float("-inf")), 0) * LN2
         tl.store(MaxLogit + (head.to(tl.int64) * batch + z) * tiles + block, largest)
-    if SINK:
-        # One more key, whose value is 0.
-        sink2 = 0.0
-        if Sinks is not None:
-            sink2 = tl.load(Sinks + head).to(tl.float32) * LOG2E
-        new_peak = tl.maximum(peak, sink2)
-        rescale = tl.exp2(peak - new_peak)
-        total = total * rescale + tl.exp2(sink2 - new_peak)
-        acc = acc * rescale[:, None]
-        peak = new_peak
-    dead = (peak == float("-inf")) | (rows >= len_q)
-    safe = tl.where(dead, 1.0, total)
-    factor = keep_scale / safe if Seed is not None else 1.0 / safe
-    acc = tl.where(dead[:, None], 0.0, acc * factor[:, None])
-    lse = tl.where(dead, float("-inf"), (peak + tl.log2(safe)) * LN2)
+    acc, lse = finish(acc, total, peak, real, Sinks, head, keep_scale, SINK, Seed is not None)
     # Dense rows past the length hold zeros; packed memory there belongs to others.
     limit = rows_q
     if CuQ is not None:

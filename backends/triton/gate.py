@@ -18,23 +18,30 @@ from attnsel.gpus import SHARED_MEMORY
 
 from . import descriptors
 from . import launch as _launch
-from .blocks import ARCHS, choose_descriptor
+from .blocks import ARCHS, DECODE_ROWS, choose_descriptor
 from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
+from .launch_decode import decode_launches, make_parts
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
-FEATURES = ("full", "causal")  # shipped for every head dimension and dtype
+FEATURES = ("full", "causal", "paged", "paged-256")  # shipped for every head dimension and dtype
+KERNELS = ("forward", "forward_descriptor", "dkdv", "dq", "decode", "merge")
+_PAGE_SIZES = {"paged": 16, "paged-256": 256}  # smaller than a tile; several tiles
+_HEADS, _GROUPS = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One kernel to compile. ``feature``: full, causal, window, or "all" (every optional tensor at once)."""
+    """One kernel to compile. ``feature``: full, causal, window, paged (pages of 16 rows, causal), paged-256,
+    or "all" (every optional tensor at once).
+    """
 
-    kernel: str  # forward, forward_descriptor, rows, dkdv, dq, dbias
+    kernel: str  # forward, forward_descriptor, rows, dkdv, dq, dbias, decode, merge
     arch: int
     head_dim_qk: int
     head_dim_v: int
     dtype: str  # fp16, bf16, fp32
     feature: str = "causal"
+    rows: int = 64  # of a tile of decode: query rows times heads of a group, one of DECODE_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,8 @@ class KernelReport:
 
         The descriptor kernel is there for its specialised warps: Triton ignores the wish without a word.
         """
-        tensor_cores = bool(self.matrix_instructions) or self.kernel == "rows" or self.dtype == "fp32"
+        multiplies = self.kernel not in ("rows", "merge") and self.dtype != "fp32"
+        tensor_cores = bool(self.matrix_instructions) or not multiplies
         fits = self.shared_memory <= self.shared_memory_limit
         as_meant = self.specialised or self.kernel != "forward_descriptor"
         return self.error is None and fits and not self.spills and tensor_cores and as_meant
@@ -83,14 +91,15 @@ def configurations(
     head_dims: Iterable[tuple[int, int]] = HEAD_DIMS,
     dtypes: Iterable[str] = ("bf16", "fp16"),
     features: Iterable[str] = FEATURES,
-    kernels: Iterable[str] = ("forward", "forward_descriptor", "dkdv", "dq"),
+    kernels: Iterable[str] = KERNELS,
 ) -> list[Configuration]:
     """The shipped table, without what rules refuse.
 
-    On Turing fp16 only, and no dK/dV pass above head_dim 128; no backward above 256.
+    On Turing fp16 only, and no dK/dV pass above head_dim 128; no backward above 256 or with pages. Decode
+    comes with each of its tiles, causal.
     """
     return [
-        Configuration(kernel, arch, d, e, dtype, feature)
+        Configuration(kernel, arch, d, e, dtype, feature, rows)
         for arch in archs
         for d, e in head_dims
         for dtype in dtypes
@@ -98,9 +107,20 @@ def configurations(
         for feature in features
         for kernel in kernels
         if not (arch < 80 and kernel == "dkdv" and max(d, e) > 128)
-        if kernel.startswith("forward") or max(d, e) <= 256
+        if kernel in _FORWARD or (max(d, e) <= 256 and feature not in _PAGE_SIZES)
         if kernel != "forward_descriptor" or (dtype != "fp32" and choose_descriptor(arch, d, e, 2))
+        if feature not in _LEFT_OUT.get(kernel, ())
+        for rows in (DECODE_ROWS if kernel == "decode" else DECODE_ROWS[-1:])
     ]
+
+
+_FORWARD = ("forward", "forward_descriptor", "decode", "merge")
+# Causal decode does more, and what the merge does depends on neither.
+_LEFT_OUT = {
+    "forward_descriptor": tuple(_PAGE_SIZES),
+    "decode": ("full",),
+    "merge": ("full", "window", *_PAGE_SIZES),
+}
 
 
 def run_gate(
@@ -158,12 +178,20 @@ def report_on(c: Configuration) -> KernelReport:
 
 
 def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
-    """The launch a training call of this configuration would make: b 2, h 16, g 4, bshd."""
-    spec, inputs = _call(c, sequence)
+    """The launch a call of this configuration would make: b 2, h 16, g 4, bshd."""
+    decoded = c.kernel in ("decode", "merge")
+    queries = c.rows * _GROUPS // _HEADS if decoded else sequence
+    spec, inputs = _call(c, queries, sequence)
     call = make_call(spec, inputs)
     q = inputs.q
-    out = _meta(2, sequence, 16, c.head_dim_v, dtype=q.dtype).transpose(1, 2)
-    lse = _meta(2, 16, sequence, dtype=torch.float32)
+    out = _meta(2, queries, _HEADS, c.head_dim_v, dtype=q.dtype).transpose(1, 2)
+    lse = _meta(2, _HEADS, queries, dtype=torch.float32)
+    if decoded:
+        # Both ways out of the kernel are compiled: one split writes the results itself.
+        block = call.block("decode", c.arch)
+        parts = make_parts(call, 1 if c.feature == "paged" else 8, block)
+        launches = decode_launches(call, out, lse, None, parts, block)
+        return next(launch for launch in launches if launch.name == c.kernel)
     if c.kernel == "forward":
         return _launch.forward_launch(call, c.arch, out, lse, None, call.block("forward", c.arch))
     if c.kernel == "forward_descriptor":
@@ -172,29 +200,36 @@ def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
         return descriptors.descriptor_launch(call, out, lse, block)
     dsinks = None
     if spec.softmax_type == "learnable":
-        dsinks = _meta(16, 2, tile_count(sequence, ROWS_BLOCK), dtype=torch.float32)
+        dsinks = _meta(_HEADS, 2, tile_count(sequence, ROWS_BLOCK), dtype=torch.float32)
     buffers = Buffers(out, lse, lse, q, inputs.k, inputs.v, inputs.bias, dsinks)
     for launch in _launch.backward_launches(call, c.arch, Result(out, lse), None, buffers, only=c.kernel):
         return launch
     raise ValueError(f"no kernel {c.kernel!r} in this call")
 
 
-def _call(c: Configuration, sequence: int) -> tuple[Spec, Inputs]:
+def _call(c: Configuration, queries: int, sequence: int) -> tuple[Spec, Inputs]:
     dtype = _DTYPES[c.dtype]
-    q, k, v = (
-        _meta(2, sequence, heads, width, dtype=dtype).transpose(1, 2)
-        for heads, width in ((16, c.head_dim_qk), (4, c.head_dim_qk), (4, c.head_dim_v))
+    page_size = _PAGE_SIZES.get(c.feature, 0)
+    pools = (512, page_size) if page_size else (2, sequence)
+    q = _meta(2, queries, _HEADS, c.head_dim_qk, dtype=dtype).transpose(1, 2)
+    k, v = (
+        _meta(*pools, _GROUPS, width, dtype=dtype).transpose(1, 2) for width in (c.head_dim_qk, c.head_dim_v)
     )
-    spec = Spec(softmax_scale=c.head_dim_qk**-0.5, need_grad=True)
+    spec = Spec(softmax_scale=c.head_dim_qk**-0.5, need_grad=not page_size)
     inputs = Inputs(q, k, v)
+    lengths, scalar = _meta(2, dtype=torch.int32), _meta(1, dtype=torch.int64)
     if c.feature == "full":
         return spec, inputs
     if c.feature == "causal":
         return Spec(**_fields(spec) | {"window_right": 0}), inputs
+    if page_size:
+        table = _meta(2, sequence // page_size, dtype=torch.int32)
+        paged = inputs._replace(block_table=table, seqlens_kv=lengths)
+        return Spec(**_fields(spec) | {"window_right": 0, "bottom_right": True}), paged
     if c.feature == "window":
         return Spec(**_fields(spec) | {"window_left": 512, "window_right": 0}), inputs
     if c.feature != "all":
-        raise ValueError(f"feature is {c.feature!r}; allowed: full, causal, window, all")
+        raise ValueError(f"feature is {c.feature!r}; allowed: {', '.join(FEATURES)}, window, all")
     every = {
         "window_left": 512,
         "window_right": 0,
@@ -203,12 +238,11 @@ def _call(c: Configuration, sequence: int) -> tuple[Spec, Inputs]:
         "softmax_type": "learnable",
         "dropout_p": 0.1,
     }
-    lengths, scalar = _meta(2, dtype=torch.int32), _meta(1, dtype=torch.int64)
     return Spec(**_fields(spec) | every), inputs._replace(
         attn_mask=_meta(2, 1, 1, sequence, dtype=torch.bool),
-        bias=_meta(1, 16, sequence, sequence, dtype=dtype),
-        alibi_slopes=_meta(16, dtype=torch.float32),
-        softmax_offset=_meta(16, dtype=torch.float32),
+        bias=_meta(1, _HEADS, queries, sequence, dtype=dtype),
+        alibi_slopes=_meta(_HEADS, dtype=torch.float32),
+        softmax_offset=_meta(_HEADS, dtype=torch.float32),
         seqlens_q=lengths,
         seqlens_kv=lengths,
         dropout_seed=scalar,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.pages import longest_paged, page_size
 from attnsel.backends.tiled.sequences import check as check_features
 from attnsel.backends.tiled.sequences import four_dims
 
@@ -30,7 +31,7 @@ _NO_BOUND = 1 << 30  # positions stay below: no window is wider
 class Launch:
     """One kernel launch: ``kernel[(programs,)](**args)`` with ``block``'s warps and stages."""
 
-    name: str  # forward, forward_descriptor, rows, dkdv, dq, dbias
+    name: str  # forward, forward_descriptor, decode, merge, rows, dkdv, dq, dbias
     kernel: Any  # a triton JITFunction
     programs: int
     args: dict[str, Any]
@@ -93,6 +94,11 @@ class Call:
         return self.inputs.v.shape[-1]
 
     @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads // max(1, self.groups)
+
+    @property
     def heavy(self) -> bool:
         """Whether scoring a pair takes loads or random numbers of its own."""
         i = self.inputs
@@ -101,30 +107,33 @@ class Call:
     def block(self, name: str, arch: int | None) -> Block:
         """This pass's tile; ``arch`` None: on the interpreter."""
         if self.tiles is not None:
-            return getattr(self.tiles, name)
+            return getattr(self.tiles, name) or self.tiles.forward
+        rows = self.longest_q * self.group
         if arch is None:
-            return getattr(interpreted(self.longest_q, self.longest_kv), name)
+            return getattr(interpreted(rows if name == "decode" else self.longest_q, self.longest_kv), name)
         # Both bounds at once spill in Blackwell's wide forward tiles.
         windowed = name == "forward" and arch >= 100 and self.spec.window_left >= 0
-        return choose(name, arch, self.d, self.e, self.inputs.q.element_size(), self.heavy or windowed)
+        heavy = self.heavy or windowed
+        return choose(
+            name, arch, self.d, self.e, self.inputs.q.element_size(), heavy, rows, page_size(self.inputs)
+        )
 
 
 def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> Call:
     q, k = inputs.q, inputs.k
-    if not spec.packed:
-        return Call(spec, inputs, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], tiles)
-    assert inputs.cu_seqlens_q is not None
-    assert inputs.cu_seqlens_kv is not None
-    return Call(
-        spec,
-        inputs,
-        inputs.cu_seqlens_q.numel() - 1,
-        q.shape[1],
-        k.shape[1],
-        _longest(inputs.max_seqlen_q, inputs.cu_seqlens_q, q.shape[0]),
-        _longest(inputs.max_seqlen_kv, inputs.cu_seqlens_kv, k.shape[0]),
-        tiles,
-    )
+    batch, longest_q, longest_kv = q.shape[0], q.shape[2 if not spec.packed else 0], 0
+    if spec.packed:
+        assert inputs.cu_seqlens_q is not None
+        batch = inputs.cu_seqlens_q.numel() - 1
+        longest_q = _longest(inputs.max_seqlen_q, inputs.cu_seqlens_q, q.shape[0])
+    if inputs.block_table is not None:
+        longest_kv = longest_paged(inputs)
+    elif spec.packed:
+        assert inputs.cu_seqlens_kv is not None
+        longest_kv = _longest(inputs.max_seqlen_kv, inputs.cu_seqlens_kv, k.shape[0])
+    else:
+        longest_kv = k.shape[2]
+    return Call(spec, inputs, batch, q.shape[1], k.shape[1], longest_q, longest_kv, tiles)
 
 
 def _longest(told: int | None, cu_seqlens: Tensor, rows: int) -> int:
@@ -161,6 +170,8 @@ def shared_args(call: Call) -> dict[str, Any]:
     per_sequence = slopes is not None and slopes.dim() == 2 and slopes.shape[0] > 1
     dropout = bool(spec.dropout_p)
     first, second = pieces(call.d)
+    # Pools of pages have a dense tensor's dimensions, pages for batch entries.
+    packed_kv = spec.packed and i.block_table is None
     # Words are compared as signed integers with the top bit flipped.
     threshold = min(round(spec.dropout_p * 2**32), 2**32 - 1) - 2**31
     return {
@@ -171,22 +182,23 @@ def shared_args(call: Call) -> dict[str, Any]:
         "Mask": mask,
         "Slopes": slopes,
         "LenQ": None if spec.packed else i.seqlens_q,
-        "LenKV": None if spec.packed else i.seqlens_kv,
+        "LenKV": None if packed_kv else i.seqlens_kv,
         "CuQ": i.cu_seqlens_q if spec.packed else None,
-        "CuKV": i.cu_seqlens_kv if spec.packed else None,
+        "CuKV": i.cu_seqlens_kv if packed_kv else None,
         "StartQ": i.cu_seqlens_q_padded if spec.packed else None,
-        "StartKV": i.cu_seqlens_kv_padded if spec.packed else None,
+        "StartKV": i.cu_seqlens_kv_padded if packed_kv else None,
         "Seed": on_device(i.dropout_seed, i.q) if dropout else None,
         "Offset": on_device(i.dropout_offset, i.q) if dropout else None,
         **strides("q", i.q, spec.packed),
-        **strides("k", i.k, spec.packed),
-        **strides("v", i.v, spec.packed),
+        **strides("k", i.k, packed_kv),
+        **strides("v", i.v, packed_kv),
+        **page_args(i),
         **broadcast_strides("bias", bias),
         **broadcast_strides("mask", mask),
         "slope_b": slopes.stride(0) if slopes is not None and per_sequence else 0,
-        "group": call.heads // max(1, call.groups),
+        "group": call.group,
         "rows_q": i.q.shape[0 if spec.packed else 2],
-        "rows_kv": i.k.shape[0 if spec.packed else 2],
+        "rows_kv": i.k.shape[0] if packed_kv else call.longest_kv,
         "scale": float(spec.softmax_scale),
         "cap": float(spec.softcap),
         "window_left": min(spec.window_left, _NO_BOUND),
@@ -206,6 +218,17 @@ def shared_args(call: Call) -> dict[str, Any]:
         "BOTTOM_RIGHT": spec.bottom_right,
         "SOFTCAP": bool(spec.softcap),
         "PRECISION": "ieee",
+    }
+
+
+def page_args(inputs: Inputs) -> dict[str, Any]:
+    """The kernels' arguments for pages. PAGE_SIZE is a constant of theirs: every column is divided by it."""
+    table = inputs.block_table
+    return {
+        "Table": table,
+        "table_b": 0 if table is None else table.stride(0),
+        "pages": 0 if table is None else inputs.k.shape[0],
+        "PAGE_SIZE": page_size(inputs),
     }
 
 
@@ -235,34 +258,39 @@ def sinks_of(call: Call) -> Tensor | None:
     return call.inputs.softmax_offset.detach().contiguous()
 
 
-def forward_args(call: Call, out: Tensor, lse: Tensor, block: Block) -> tuple[dict[str, Any], int]:
-    """What every forward kernel takes, and its number of programs."""
+def forward_args(
+    call: Call, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
+) -> dict[str, Any]:
+    """Arguments of the kernels that write results."""
     packed = call.spec.packed
-    tiles = tile_count(call.longest_q, block.m)
-    args = {
+    return {
         **shared_args(call),
         "Out": out,
         "Lse": lse,
+        "MaxLogit": max_logit,
         "Sinks": sinks_of(call),
         **strides("o", out, packed),
         "lse_b": 0 if packed else lse.stride(0),
         "lse_h": lse.stride(0) if packed else lse.stride(1),
-        "tiles": tiles,
         "heads": call.heads,
+        "batch": call.batch,
         "BLOCK_M": block.m,
         "BLOCK_N": block.n,
         "SINK": call.spec.softmax_type != "vanilla",
     }
-    return args, tiles * call.heads * call.batch
 
 
 def forward_launch(
     call: Call, arch: int | None, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
 ) -> Launch:
     """``max_logit``: float32 [h, b, tiles], or None."""
-    args, programs = forward_args(call, out, lse, block)
-    args |= {"MaxLogit": max_logit, "batch": call.batch, "SPLIT": _split(call, block)}
-    return make_launch("forward", forward_kernel, programs, args, block)
+    tiles = tile_count(call.longest_q, block.m)
+    args = {
+        **forward_args(call, out, lse, max_logit, block),
+        "tiles": tiles,
+        "SPLIT": _split(call, block),
+    }
+    return make_launch("forward", forward_kernel, tiles * call.heads * call.batch, args, block)
 
 
 @dataclass(frozen=True, slots=True)

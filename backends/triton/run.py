@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.sequences import empty_like_rows, four_dims
@@ -14,15 +17,25 @@ from . import descriptors
 from . import launch as _launch
 from .blocks import Tiles
 from .launch import ROWS_BLOCK, Buffers, Call, Launch, make_call, tile_count
+from .launch_decode import choose_splits, decode_launches, make_parts
 
 NEG_INF = float("-inf")
 
 
-def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None, variant: str | None = None) -> Result:
+def forward(
+    spec: Spec,
+    inputs: Inputs,
+    *,
+    tiles: Tiles | None = None,
+    splits: int | None = None,
+    variant: str | None = None,
+) -> Result:
     """Attention as the contract states it; ``tiles`` overrides the table.
 
-    ``variant`` names the kernel, for benchmarks: "pointer" takes every call, "descriptor" (Hopper, Blackwell
-    and the interpreter) what ``descriptors.obstacle`` lets through; None: ``descriptors.py`` chooses.
+    Short queries are decoded: their keys are split over programs. ``splits`` overrides over how many, up to
+    ``blocks.MAX_SPLITS``, for queries of any length; 0 means a kernel for long queries. ``variant`` names
+    that kernel, for benchmarks: "pointer" takes every call, "descriptor" (Hopper, Blackwell, interpreter)
+    what ``descriptors.obstacle`` lets through; None: ``descriptors.py`` chooses.
 
     ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``); ``lse`` always.
     Rows that see no key give 0 and -inf (with sinks the sink's logit); padded rows, and packed rows of no
@@ -32,30 +45,87 @@ def forward(spec: Spec, inputs: Inputs, *, tiles: Tiles | None = None, variant: 
     do not have, and for what is missing from ``inputs``.
     """
     _launch.check(spec, inputs)
-    call, q = make_call(spec, inputs, tiles), inputs.q
-    arch = _arch(q)
-    out = empty_like_rows(q, call.e)
-    lse = torch.empty(
-        (call.heads, q.shape[0]) if spec.packed else q.shape[:3], dtype=torch.float32, device=q.device
-    )
+    call, device = make_call(spec, inputs, tiles), inputs.q.device
+    arch = _arch(inputs.q)
+    out, lse = _results(call)
     if spec.packed:
         # Rows of no sequence are nobody's to write.
         out.zero_()
         lse.fill_(NEG_INF)
-    if described := descriptors.descriptor_block(call, arch, variant):
-        _run(descriptors.descriptor_launch(call, out, lse, described), q.device, arch)
-        return Result(out, lse)
-    block = call.block("forward", arch)
-    partial = None
-    if spec.return_max_logit:
-        shape = (call.heads, call.batch, tile_count(call.longest_q, block.m))
-        partial = torch.empty(shape, dtype=torch.float32, device=q.device)
-    _run(_launch.forward_launch(call, arch, out, lse, partial, block), q.device, arch)
-    return Result(out, lse, None if partial is None else _largest(partial))
+    launches, largest = _forward_launches(call, arch, _processors(device), out, lse, splits, variant)
+    for launch in launches:
+        _run(launch, device, arch)
+    return Result(out, lse, None if largest is None else _largest(largest))
+
+
+def _results(call: Call) -> tuple[Tensor, Tensor]:
+    """Memory for out and lse."""
+    q = call.inputs.q
+    shape = (call.heads, q.shape[0]) if call.spec.packed else q.shape[:3]
+    return empty_like_rows(q, call.e), torch.empty(shape, dtype=torch.float32, device=q.device)
+
+
+def _forward_launches(
+    call: Call,
+    arch: int | None,
+    processors: int,
+    out: Tensor,
+    lse: Tensor,
+    splits: int | None = None,
+    variant: str | None = None,
+) -> tuple[list[Launch], Tensor | None]:
+    """In the order they run; and where they leave largest scores [h, b, tiles or rows], if asked for."""
+    block = call.block("decode", arch)
+    if variant is not None and splits is None:
+        splits = 0
+    splits = choose_splits(call, block, processors, splits)
+    if not splits:
+        if described := descriptors.descriptor_block(call, arch, variant):
+            return [descriptors.descriptor_launch(call, out, lse, described)], None
+        block = call.block("forward", arch)
+    largest = None
+    if call.spec.return_max_logit:
+        rows = call.longest_q if splits else tile_count(call.longest_q, block.m)
+        largest = torch.empty((call.heads, call.batch, rows), dtype=torch.float32, device=out.device)
+    if splits:
+        return decode_launches(call, out, lse, largest, make_parts(call, splits, block), block), largest
+    return [_launch.forward_launch(call, arch, out, lse, largest, block)], largest
+
+
+def prepare(spec: Spec, inputs: Inputs) -> None:
+    """Compile and load all that a forward, and with ``spec.need_grad`` a backward, would launch; run nothing.
+
+    A backward that turns out not to compile after its forward has run is too late for another kernel.
+    Nothing is allocated on the device. Raises what ``forward`` and ``backward`` would, before either runs.
+    """
+    _launch.check(spec, inputs)
+    arch, device = _arch(inputs.q), inputs.q.device
+    call = make_call(spec, Inputs(*[_without_data(value) for value in inputs]))
+    out, lse = _results(call)
+    launches, _ = _forward_launches(call, arch, _processors(device), out, lse)
+    if spec.need_grad:
+        launches += _launch.backward_launches(call, arch, Result(out, lse), None, _buffers(call, out))
+    if arch is not None:
+        for launch in launches:
+            _compile(launch, device, arch)
+
+
+def _without_data(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return empty.requires_grad_(value.requires_grad)
+
+
+def _processors(device: torch.device) -> int:
+    """Streaming multiprocessors; 0 for the interpreter."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _largest(partial: Tensor) -> Tensor:
-    """[h, b, tiles] to [h]; -inf where there is nothing."""
+    """[h, b, tiles or rows] to [h]; -inf where there is nothing."""
     if partial.shape[1] * partial.shape[2] == 0:
         return partial.new_full(partial.shape[:1], NEG_INF)
     return partial.amax((1, 2))
@@ -77,6 +147,8 @@ def backward(
 
     Raises ValueError as ``forward`` does, and without ``result.lse``.
     """
+    if inputs.block_table is not None:
+        raise ValueError("keys and values in pages (block_table) have no backward")
     _launch.check(spec, inputs)
     if max(inputs.q.shape[-1], inputs.v.shape[-1]) > 256:
         raise ValueError("the backward stops at head_dim 256")
@@ -150,17 +222,37 @@ def _run(launch: Launch, device: torch.device, arch: int | None) -> None:
 
         interpret.launch(launch.kernel, (launch.programs,), launch.args)
         return
-    from .turing import tensor_cores
+    with _around(launch, device, arch):
+        launch.kernel[(launch.programs,)](**launch.args, **_options(launch))
 
-    hook: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if arch == 75:
-        hook = tensor_cores()
-    elif launch.name == "forward_descriptor":
-        hook = descriptors.scratch_memory(device)
-    with torch.cuda.device(device), hook:
-        launch.kernel[(launch.programs,)](
-            **launch.args,
-            num_warps=launch.block.warps,
-            num_stages=launch.block.stages,
-            enable_fp_fusion=True,  # off by default from Triton 3.10 on
-        )
+
+def _compile(launch: Launch, device: torch.device, arch: int) -> None:
+    with _around(launch, device, arch):
+        compiled = launch.kernel.warmup(grid=(launch.programs,), **launch.args, **_options(launch))
+        # Loading it finds what the device lacks: shared memory, registers.
+        _ = compiled.run
+
+
+def _options(launch: Launch) -> dict[str, Any]:
+    return {
+        "num_warps": launch.block.warps,
+        "num_stages": launch.block.stages,
+        "enable_fp_fusion": True,  # off by default from Triton 3.10 on
+    }
+
+
+@contextlib.contextmanager
+def _around(launch: Launch, device: torch.device, arch: int) -> Iterator[None]:
+    """The device, and what a kernel needs beside it. Triton's own errors come out as RuntimeError."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.cuda.device(device))
+        if arch == 75:
+            from .turing import tensor_cores
+
+            stack.enter_context(tensor_cores())
+        elif launch.name == "forward_descriptor":
+            stack.enter_context(descriptors.scratch_memory(device))
+        try:
+            yield
+        except TritonError as error:
+            raise RuntimeError(f"Triton refuses the {launch.name} kernel on sm{arch}: {error}") from error

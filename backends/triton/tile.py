@@ -57,6 +57,53 @@ def load_rows(
 
 
 @triton.jit
+def page_of(Table, n, length, pages, PAGE_SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Page (int64) of rows [n, n + ROWS) of a sequence: one where pages hold whole tiles, else one per row.
+
+    Whatever the table holds, the page is one of the pool's; entries past the length are not read.
+    """
+    if PAGE_SIZE % ROWS == 0:
+        page = tl.load(Table + n // PAGE_SIZE)
+    else:
+        row = n + tl.arange(0, ROWS)
+        page = tl.load(Table + row // PAGE_SIZE, mask=row < length, other=0)
+    return tl.minimum(tl.maximum(page, 0), pages - 1).to(tl.int64)
+
+
+@triton.jit
+def load_cached(
+    Base,
+    page,
+    first,
+    stride,
+    page_stride,
+    length,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    GUARD: tl.constexpr,
+):
+    """``load_rows`` of keys or values that may lie in pages (PAGE_SIZE not 0), as ``page_of`` gave them."""
+    if PAGE_SIZE == 0:
+        return load_rows(Base, first, stride, length, WIDTH, BLOCK, ROWS, GUARD)
+    elif PAGE_SIZE % ROWS == 0:
+        inside = first % PAGE_SIZE
+        start = Base + page * page_stride
+        return load_rows(start, inside, stride, length - first + inside, WIDTH, BLOCK, ROWS, GUARD)
+    else:
+        row = first + tl.arange(0, ROWS)
+        col = tl.arange(0, BLOCK)
+        at = Base + (page * page_stride + (row % PAGE_SIZE).to(tl.int64) * stride)[:, None] + col[None, :]
+        if GUARD:
+            return tl.load(at, mask=(row < length)[:, None] & (col < WIDTH)[None, :], other=0.0)
+        elif BLOCK != WIDTH:
+            return tl.load(at, mask=(col < WIDTH)[None, :], other=0.0)
+        else:
+            return tl.load(at)
+
+
+@triton.jit
 def store_rows(
     Base, value, first, stride, length, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):
@@ -149,9 +196,32 @@ def kept(key, rows, cols, head, z, threshold):
 
 
 @triton.jit
+def finish(acc, total, peak, real, Sinks, head, keep_scale, SINK: tl.constexpr, DROPOUT: tl.constexpr):
+    """Output [m, e] and natural-log LSE [m] of rows whose every key was seen; 0 and -inf where not ``real``.
+
+    ``head`` is one head or one per row [m]; without learnable Sinks the sink's logit is 0.
+    """
+    if SINK:
+        # One more key, whose value is 0.
+        sink2 = 0.0
+        if Sinks is not None:
+            sink2 = tl.load(Sinks + head).to(tl.float32) * LOG2E
+        new_peak = tl.maximum(peak, sink2)
+        rescale = tl.exp2(peak - new_peak)
+        total = total * rescale + tl.exp2(sink2 - new_peak)
+        acc = acc * rescale[:, None]
+        peak = new_peak
+    dead = (peak == float("-inf")) | (real == 0)
+    safe = tl.where(dead, 1.0, total)
+    factor = keep_scale / safe if DROPOUT else 1.0 / safe
+    acc = tl.where(dead[:, None], 0.0, acc * factor[:, None])
+    return acc, tl.where(dead, float("-inf"), (peak + tl.log2(safe)) * LN2)
+
+
+@triton.jit
 def span(
     m0,
-    M: tl.constexpr,
+    M,
     length,
     reach_low,
     reach_high,

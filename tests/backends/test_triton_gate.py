@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import triton
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import turing
 from attnsel.backends.triton.aot import compile_launch
-from attnsel.backends.triton.blocks import ARCHS, PASSES, choose
+from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, choose
 from attnsel.backends.triton.gate import (
     Configuration,
     KernelReport,
@@ -25,7 +26,8 @@ from attnsel.backends.triton.gate import (
     report_on,
     run_gate,
 )
-from attnsel.backends.triton.launch import Buffers, backward_launches, forward_launch, make_call
+from attnsel.backends.triton.launch import Buffers, backward_launches, check, forward_launch, make_call
+from attnsel.backends.triton.launch_decode import decode_launches, make_parts
 from attnsel.gpus import SHARED_MEMORY
 
 REPRESENTATIVE = [
@@ -38,6 +40,11 @@ REPRESENTATIVE = [
     Configuration("dkdv", 90, 128, 128, "bf16"),
     Configuration("forward", 120, 128, 128, "bf16", "full"),
     Configuration("forward", 86, 576, 512, "bf16"),
+    Configuration("forward", 80, 64, 64, "bf16", "paged"),
+    Configuration("forward", 90, 128, 128, "bf16", "paged-256"),
+    Configuration("decode", 75, 128, 128, "fp16", "causal", rows=64),
+    Configuration("decode", 80, 128, 128, "bf16", "paged", rows=16),
+    Configuration("decode", 90, 576, 512, "bf16", "paged-256", rows=64),
 ]
 
 
@@ -53,7 +60,13 @@ def test_compiles_into_tensor_core_code_that_fits_and_spills_nothing(configurati
     assert report.ok
 
 
-@pytest.mark.parametrize("kernel", ["forward", "rows", "dkdv", "dq", "dbias"])
+def test_the_merge_multiplies_no_matrices() -> None:
+    report = report_on(Configuration("merge", 80, 128, 128, "bf16"))
+    assert (report.error, report.spills, report.matrix_instructions) == (None, 0, ())
+    assert report.ok
+
+
+@pytest.mark.parametrize("kernel", ["forward", "decode", "merge", "rows", "dkdv", "dq", "dbias"])
 def test_every_feature_at_once_compiles_and_fits(kernel: str) -> None:
     """Rare features may cost registers; they may not cost the launch."""
     report = report_on(Configuration(kernel, 80, 64, 64, "bf16", "all"))
@@ -94,7 +107,7 @@ def test_report_has_the_documented_fields() -> None:
 
 
 def test_launches_carry_exactly_the_arguments_of_their_kernels() -> None:
-    for kernel in ("forward", "rows", "dkdv", "dq", "dbias"):
+    for kernel in ("forward", "decode", "merge", "rows", "dkdv", "dq", "dbias"):
         launch = launch_of(Configuration(kernel, 90, 64, 64, "bf16", "all"))
         assert list(launch.args) == launch.kernel.arg_names
 
@@ -126,6 +139,22 @@ def test_outside_the_table_is_refused(name: str, arch: int, d: int, itemsize: in
 
 def test_turing_is_compiled_for_float16_only() -> None:
     assert {c.dtype for c in configurations([75])} == {"fp16"}
+
+
+def test_pages_and_decode_are_compiled_without_a_backward() -> None:
+    made = configurations([80], head_dims=[(128, 128), (576, 512)], dtypes=["bf16"])
+    paged = {(c.kernel, c.feature) for c in made if "paged" in c.feature}
+    assert paged == {(k, f) for k in ("forward", "decode") for f in ("paged", "paged-256")}
+    assert {c.rows for c in made if c.kernel == "decode"} == set(DECODE_ROWS)
+    assert [c.feature for c in made if c.kernel == "merge"] == ["causal"] * 2
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_decode_takes_the_rows_there_are(arch: int) -> None:
+    for width in (64, 128, 256):
+        rows = [choose("decode", arch, width, width, 2, rows=n).m for n in (1, 16, 17, 33, 999)]
+        assert rows == [16, 16, 32, 64, 64]
+    assert choose("decode", arch, 576, 512, 2, rows=128).m == (64 if arch == 90 else 32)
 
 
 @pytest.mark.slow
@@ -165,6 +194,7 @@ def test_sizes_of_one_and_packed_calls_compile(packed: bool) -> None:
     """Triton turns an argument of 1 into a constant: other types meet in the kernel then."""
     inputs = meta_inputs(packed, 1)
     spec = Spec(packed=packed, window_left=3, window_right=0, softmax_type="learnable", dropout_p=0.1)
+    spec = replace(spec, return_max_logit=True)
     call = make_call(spec, inputs)
     q = inputs.q
     lse = torch.empty((1, 1) if packed else (1, 1, 1), dtype=torch.float32, device="meta")
@@ -173,5 +203,29 @@ def test_sizes_of_one_and_packed_calls_compile(packed: bool) -> None:
     launches = [forward_launch(call, 80, q, lse, partial, call.block("forward", 80))]
     launches += backward_launches(call, 80, Result(q, lse), lse, buffers)
     assert [launch.name for launch in launches] == ["forward", "rows", "dkdv", "dq", "dbias"]
+    block = call.block("decode", 80)
+    launches += decode_launches(call, q, lse, partial, make_parts(call, 1, block), block)
+    launches += decode_launches(call, q, lse, partial, make_parts(call, 2, block), block)
+    assert [launch.name for launch in launches[5:]] == ["decode", "decode", "merge"]
+    for launch in launches:
+        assert compile_launch(launch, 80).fits, launch.name
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_one_page_for_one_sequence_compiles(packed: bool, page_size: int) -> None:
+    inputs = meta_inputs(packed, 1)
+    pool = torch.empty(1, 1, page_size, 64, dtype=torch.float16, device="meta")
+    one = torch.empty(1, dtype=torch.int32, device="meta")
+    inputs = inputs._replace(
+        k=pool, v=pool, cu_seqlens_kv=None, cu_seqlens_kv_padded=None, seqlens_kv=one, block_table=one[None]
+    )
+    spec = Spec(packed=packed, window_right=0, bottom_right=True, dropout_p=0.1)
+    check(spec, inputs)
+    call, q = make_call(spec, inputs), inputs.q
+    lse = torch.empty((1, 1) if packed else (1, 1, 1), dtype=torch.float32, device="meta")
+    launches = [forward_launch(call, 80, q, lse, None, call.block("forward", 80))]
+    block = call.block("decode", 80)
+    launches += decode_launches(call, q, lse, None, make_parts(call, 2, block), block)
     for launch in launches:
         assert compile_launch(launch, 80).fits, launch.name

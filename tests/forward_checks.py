@@ -1,0 +1,78 @@
+"""For the tests of decode and of pages: a forward held against the definition, and keys put in pages."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attention_cases import error, int32
+from attnsel.backends.contract import Inputs, Result, Spec
+from reference import attention_reference
+
+GARBAGE = (-1, 2**31 - 1, -(2**31))
+
+
+def assert_errs_little_more(result: Result, spec: Spec, inputs: Inputs) -> None:
+    """At most twice the error of the same computation in plain PyTorch, and two ulp."""
+    dtype = inputs.q.dtype
+    actual = (result.out, result.lse, result.max_logit)
+    wanted, plain = (attention_reference(spec, inputs, at) for at in (torch.float64, dtype))
+    for name, a, w, p in zip(("out", "lse", "max_logit"), actual, wanted, plain, strict=True):
+        assert a is not None, name
+        finite = w[w.isfinite()]
+        unit = torch.finfo(dtype).eps * finite.abs().max().item() if finite.numel() else 0.0
+        assert error(a, w) <= 2 * error(p, w) + 2 * unit, name
+
+
+def pages_of(
+    spec: Spec, inputs: Inputs, page_size: int, layout: Callable[[Tensor], Tensor] = lambda pool: pool
+) -> tuple[Spec, Inputs]:
+    """The same call with its keys in shuffled pages; NaN wherever no row of a sequence lies.
+
+    Two pages belong to nobody, every table is two entries wider than its sequence, and the entries that no
+    sequence uses hold garbage. ``layout`` gives the pools other strides.
+    """
+    rows = _rows_of_each(spec, inputs)
+    lengths = [k.shape[1] for k, _ in rows]
+    counts = [-(-length // page_size) for length in lengths]
+    order = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(0)).tolist()
+    pools = []
+    for t in (inputs.k, inputs.v):
+        shape = (len(order), t.shape[1], page_size, t.shape[-1])
+        pools.append(torch.full(shape, math.nan, dtype=t.dtype))
+    entries = max(counts, default=0) + 2
+    table = int32([GARBAGE[n % 3] for n in range(len(lengths) * entries)]).view(-1, entries)
+    for number, (k, v) in enumerate(rows):
+        for entry in range(counts[number]):
+            page = table[number, entry] = order.pop()
+            part = slice(entry * page_size, min((entry + 1) * page_size, lengths[number]))
+            pools[0][page, :, : part.stop - part.start] = k[:, part]
+            pools[1][page, :, : part.stop - part.start] = v[:, part]
+    return dataclasses.replace(spec, need_grad=False), inputs._replace(
+        k=layout(pools[0]),
+        v=layout(pools[1]),
+        block_table=table,
+        seqlens_kv=int32(lengths),
+        cu_seqlens_kv=None,
+        cu_seqlens_kv_padded=None,
+        max_seqlen_kv=None,
+    )
+
+
+def _rows_of_each(spec: Spec, inputs: Inputs) -> list[tuple[Tensor, Tensor]]:
+    """The keys and values [g, length, ...] of every sequence."""
+    if not spec.packed:
+        lengths = [inputs.k.shape[2]] * inputs.k.shape[0]
+        if inputs.seqlens_kv is not None:
+            lengths = inputs.seqlens_kv.tolist()
+        return [(inputs.k[n, :, :m], inputs.v[n, :, :m]) for n, m in enumerate(lengths)]
+    assert inputs.cu_seqlens_kv is not None
+    cu = inputs.cu_seqlens_kv.tolist()
+    padded = inputs.cu_seqlens_kv_padded
+    starts = cu if padded is None else padded.tolist()
+    parts = [slice(starts[n], starts[n] + cu[n + 1] - cu[n]) for n in range(len(cu) - 1)]
+    return [(inputs.k[part].transpose(0, 1), inputs.v[part].transpose(0, 1)) for part in parts]
