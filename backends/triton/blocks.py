@@ -155,7 +155,7 @@ _LATENT = {
     120: Block(32, 32, 8, 1),
 }
 
-# Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: take fewer rows.
+# Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: take more rows, or fewer.
 DECODE_ROWS = (16, 32, 64)
 _DECODE: dict[int, dict[int, tuple[tuple[int, int, int] | None, ...]]] = {
     75: {
@@ -173,8 +173,8 @@ _DECODE: dict[int, dict[int, tuple[tuple[int, int, int] | None, ...]]] = {
     86: {
         64: ((64, 4, 3), (64, 4, 3), (64, 4, 3)),
         128: ((64, 4, 2), (64, 4, 2), (64, 8, 2)),
-        256: ((32, 4, 2), (32, 4, 2), (32, 8, 2)),
-        512: ((32, 8, 1), (32, 8, 1), None),
+        256: ((32, 4, 2), (32, 8, 2), (32, 8, 2)),
+        512: (None, (32, 8, 1), None),
     },
     90: {
         64: ((128, 4, 3), (64, 4, 3), (128, 4, 3)),
