@@ -155,7 +155,7 @@ _LATENT = {
     120: Block(32, 32, 8, 1),
 }
 
-# Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: take more rows, or fewer.
+# Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: more rows or fewer.
 DECODE_ROWS = (16, 32, 64)
 _DECODE: dict[int, dict[int, tuple[tuple[int, int, int] | None, ...]]] = {
     75: {
