@@ -48,8 +48,8 @@ def choose_splits(call: Call, block: Block, processors: int, asked: int | None =
 
 def make_parts(call: Call, splits: int, block: Block) -> Parts | None:
     """Memory for the parts; None for one split, which writes the results itself."""
-    # 64 rows of latent attention take every register: what finishes them would be spilled.
-    crowded = block.m == 64 and max(call.d, call.e) > 256
+    # More than 16 rows of latent attention take every register: what finishes them would be spilled.
+    crowded = block.m > 16 and max(call.d, call.e) > 256
     if splits == 1 and not crowded:
         return None
     shape = (splits, call.batch, call.longest_q, call.heads)
