@@ -60,10 +60,15 @@ class Compiled:
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:
-    """Compile what ``launch`` would run, for ``arch`` such as 90, specialised as a launch would be.
+    """What ``launch`` needs when compiled for ``arch`` such as 90. Raises what Triton raises."""
+    start = time.perf_counter()
+    made = build(launch, arch)
+    seconds = time.perf_counter() - start
+    return _read(made.asm["cubin"], made.metadata.shared, SHARED_MEMORY[arch], seconds)
 
-    Raises what Triton raises when it cannot compile.
-    """
+
+def build(launch: Launch, arch: int) -> Any:
+    """Triton's compiled kernel for ``arch``, specialised as a launch would be; no driver is involved."""
     signature, constants, attributes = _specialised(launch)
     source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     options = {
@@ -72,11 +77,8 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
         "enable_fp_fusion": True,
     }
     hook = turing.tensor_cores() if arch == turing.ARCH else contextlib.nullcontext()
-    start = time.perf_counter()
     with hook:
-        made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    seconds = time.perf_counter() - start
-    return _read(made.asm["cubin"], made.metadata.shared, SHARED_MEMORY[arch], seconds)
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def _specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
