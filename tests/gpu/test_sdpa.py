@@ -63,6 +63,8 @@ def test_kernel_against_the_reference(
     )
     spec, inputs = build(case, dtype, scale=scale)
     inputs = onto(device, inputs)
+    if inputs.bias is not None:
+        inputs.bias.requires_grad_()
     why = refusal(name, spec, inputs)
     if why:
         pytest.skip(why)
@@ -121,10 +123,8 @@ def test_the_chooser_chooses_and_what_it_chose_is_right(
     q, k, v = (
         torch.randn(2, s, n, d, generator=gen).to(device, torch.float16).requires_grad_() for n in (4, 2, 2)
     )
-    given = {name: value for name, value in arguments.items() if name != "window_size"}
-    module = DotProductAttention(
-        4, d, 2, qkv_format="bshd", window_size=arguments.get("window_size"), **given
-    )
+    given = {"attn_mask_type": "no_mask", **arguments, "window_size": arguments.get("window_size")}
+    module = DotProductAttention(4, d, 2, qkv_format="bshd", **given)
     out = module(q, k, v)
     out.float().sum().backward()
     spec = Spec(

@@ -182,7 +182,8 @@ def test_drops_the_same_entries_as_tiled(
     dropout_p: float, offsets: tuple[int, int], device: torch.device
 ) -> None:
     """The identity as values shows every dropped entry as a zero of the output."""
-    spec = Spec(dropout_p=dropout_p, q_offset=offsets[0], kv_offset=offsets[1])
+    # Scores near 0: no probability is lost in float16.
+    spec = Spec(softmax_scale=0.05, dropout_p=dropout_p, q_offset=offsets[0], kv_offset=offsets[1])
     rows, keys = (300, 128) if device.type == "cuda" else (19, 32)
     gen = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 4, rows, 8, generator=gen), torch.randn(2, 2, keys, 8, generator=gen)
