@@ -138,6 +138,9 @@ def _nvidia_smi(field: str) -> str | None:
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
-    command += ["-i", str(torch.cuda.current_device())] if torch.cuda.is_available() else []
+    if torch.cuda.is_available():
+        # By its own name: CUDA_VISIBLE_DEVICES renumbers devices for torch alone.
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+        command += [] if uuid is None else ["-i", f"GPU-{uuid}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None

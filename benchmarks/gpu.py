@@ -223,7 +223,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print("gpu.py: no CUDA device here. --device cpu rehearses on Triton's interpreter.", file=sys.stderr)
         return 2
     if told.shards is None:
-        told.shards = max(1, min(8, (os.cpu_count() or 1) // 2)) if told.device == "cuda" else 1
+        told.shards = max(1, min(12, (os.cpu_count() or 1) - 2)) if told.device == "cuda" else 1
     described = describe(torch.device(told.device))
     name = file_name(described["name"])
     tested = run_tests(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import clocks
 import kernels
 import measure
 from attention import FULL, QUICK, Call, Case, cases
@@ -158,6 +159,53 @@ def test_samples_are_taken_in_turn_each_time_from_another() -> None:
     order: list[str] = []
     HostClock().rounds([lambda: order.append("a"), lambda: order.append("b")], 3)
     assert "".join(order) == "abbaab"
+
+
+class Device:
+    """A device of events: what is asked of it, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.now = 0.0
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at = -1.0
+
+            def record(self) -> None:
+                device.now += 1.0
+                self.at = device.now
+                device.asked.append("event")
+
+            def synchronize(self) -> None:
+                device.asked.append("wait")
+
+            def elapsed_time(self, end: Event) -> float:
+                return end.at - self.at
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(clocks, "FLUSHED", 16)
+
+    def zero_(self) -> None:
+        self.asked.append("flush")
+
+
+def test_a_sample_on_a_gpu_follows_a_flush_that_covers_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    clock = clocks.CudaClock(CPU)
+    clock._buffer = device  # type: ignore[assignment]
+    monkeypatch.setattr(clock, "host", lambda call: 1500.0)  # microseconds; a flush takes a millisecond here
+    device.asked.clear()
+    found = clock.rounds([lambda: device.asked.append("call")], 2)
+    assert found == [[1.0, 1.0]]
+    assert device.asked == ["flush"] * 4 + ["event", "call", "event", "wait"] + ["flush"] * 4 + [
+        "event",
+        "call",
+        "event",
+        "wait",
+    ]
 
 
 # Telling

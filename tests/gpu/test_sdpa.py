@@ -134,11 +134,11 @@ def test_the_chooser_chooses_and_what_it_chose_is_right(
         softcap=arguments.get("softcap", 0.0),
     )
     wanted = attention_reference(spec, Inputs(*[t.detach().transpose(1, 2) for t in (q, k, v)]))[0]
-    assert error(out, wanted.transpose(1, 2).flatten(2)) < 5e-3, module.last_selection.report()
+    assert error(out, wanted.transpose(1, 2).flatten(2)) < 1e-2, module.last_selection.report()
     assert module.last_selection.backend not in (None, "sdpa.math")
 
 
-@pytest.mark.parametrize("backend", ["cudnn", "sdpa.flash"])
+@pytest.mark.parametrize("backend", ["sdpa.cudnn", "sdpa.flash"])
 def test_what_cannot_run_says_why(backend: str, device: torch.device) -> None:
     q = torch.zeros(1, 8, 2, 8, device=device, dtype=torch.float16)
     with pytest.raises(NoBackendError, match=backend):

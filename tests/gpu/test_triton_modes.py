@@ -52,7 +52,7 @@ def test_forced_it_runs_and_is_right(device: torch.device) -> None:
     )
     out = module(q, k, v)
     assert module.last_selection.backend == "triton"
-    assert error(out, reference_of(q, k, v, **CAUSAL)) < 5e-3
+    assert error(out, reference_of(q, k, v, **CAUSAL)) < 1e-2
     assert all(t.isfinite().all() for t in with_gradients(out, [q, k, v]))
 
 
@@ -62,7 +62,7 @@ def test_chosen_for_what_no_other_fused_kernel_does(device: torch.device) -> Non
     module = DotProductAttention(4, q.shape[-1], 2, qkv_format="bshd", attn_mask_type="no_mask", softcap=5.0)
     out = module(q, k, v)
     assert module.last_selection.backend == "triton"
-    assert error(out, reference_of(q, k, v, softcap=5.0)) < 5e-3
+    assert error(out, reference_of(q, k, v, softcap=5.0)) < 1e-2
 
 
 def test_packed_calls(device: torch.device) -> None:
@@ -75,7 +75,7 @@ def test_packed_calls(device: torch.device) -> None:
     out = attention(q, k, v, **arguments, **lengths, **longest)
     spec = Spec(packed=True, softmax_scale=q.shape[-1] ** -0.5, **CAUSAL)
     wanted = attention_reference(spec, Inputs(q, k, v, **lengths))[0]
-    assert error(out, wanted) < 5e-3
+    assert error(out, wanted) < 1e-2
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
