@@ -153,17 +153,19 @@ def run_tests(told: Any, described: dict[str, Any], path: Path, until: float) ->
             return recorded
 
         said = 0.0
-        while time.monotonic() < until:
-            busy = [shard.tend() for shard in shards]
-            if not any(busy):
-                break
-            time.sleep(0.5)
-            if time.monotonic() - said > 10:
-                said = time.monotonic()
-                _say(f"tests: {keep(ended=False)['summary']}")
-        for shard in shards:
-            shard.end()
-        recorded = keep(ended=True)
+        try:
+            while time.monotonic() < until:
+                busy = [shard.tend() for shard in shards]
+                if not any(busy):
+                    break
+                time.sleep(0.5)
+                if time.monotonic() - said > 10:
+                    said = time.monotonic()
+                    _say(f"tests: {keep(ended=False)['summary']}")
+        finally:
+            for shard in shards:
+                shard.end()
+            recorded = keep(ended=True)
         if not recorded["rows"]:
             logs = sorted(Path(folder).glob("*.log"))
             _say("no test was collected:\n" + "\n".join(log.read_text()[-2000:] for log in logs))
@@ -241,4 +243,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -11,7 +11,10 @@ result is reported as wrong and not timed. README.md beside this file says how t
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -22,7 +25,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from attention import FULL, KINDS, QUICK, REHEARSAL, TARGETS, Call, Case, cases
+from attention import FULL, KINDS, QUICK, REHEARSAL, TARGETS, Call, Case, Grid, cases
 from clocks import Clock, CudaClock, HostClock, copy_rate, describe, file_name, state
 from measure import ROOT, number, progress, record, write
 
@@ -216,6 +219,38 @@ def device_lost(device: torch.device) -> str:
     return ""
 
 
+# ---- compiling --------------------------------------------------------------------------------------
+
+
+def compile_ahead(words: Sequence[str], until: float) -> None:
+    """This program several times over, each for a part of the cases: Triton's cache then has every kernel.
+
+    One process compiles one kernel at a time, and the table takes minutes of that. What is not there in time
+    is compiled when it is needed.
+    """
+    parts = max(1, min(12, (os.cpu_count() or 1) - 2))
+    command = [sys.executable, __file__, *words]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    workers = [subprocess.Popen([*command, "--compile", f"{n}/{parts}"], **quiet) for n in range(parts)]
+    try:
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(max(0.0, until - time.monotonic()))
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def compile_cases(planned: Iterable[Case], wanted: Sequence[Column], device: torch.device) -> None:
+    """Call our own kernels once in each case. What fails here is told when it is measured."""
+    own = [column for column in wanted if CANDIDATES[column.candidate].owned]
+    for case in planned:
+        for column in own:
+            with contextlib.suppress(Exception):
+                _work(Call.of(case, device), column.kernel)()
+
+
 # ---- telling ----------------------------------------------------------------------------------------
 
 
@@ -305,10 +340,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", action="append", choices=KINDS, help="only this; may be repeated")
     parser.add_argument("--kernel", action="append", metavar="NAME", help=f"only this beside {BASELINE}")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="begin no case after this time")
+    parser.add_argument("--compile", metavar="I/N", help="time nothing: compile every Nth case from the Ith")
     told = parser.parse_args(words)
     if told.device == "cuda" and not torch.cuda.is_available():
         print(NO_CUDA, file=sys.stderr)
         return 2
+    start = time.monotonic()
     device = torch.device(told.device)
     rehearsed = device.type == "cpu"
     grid = REHEARSAL if rehearsed else QUICK if told.quick else FULL
@@ -316,11 +353,19 @@ def main(words: Sequence[str] | None = None) -> int:
     unknown = sorted(set(names) - CANDIDATES.keys())
     if unknown:
         parser.error(f"--kernel {', '.join(unknown)}: not a candidate; there are {', '.join(CANDIDATES)}")
-    return _run(told, grid, device, columns(names), rehearsed)
+    wanted = columns(names)
+    if told.compile:
+        part, parts = map(int, told.compile.split("/"))
+        compile_cases(cases(grid, tuple(told.kind or KINDS))[part::parts], wanted, device)
+        return 0
+    if not rehearsed:
+        most = 180.0 if told.budget is None else 0.4 * told.budget
+        compile_ahead(sys.argv[1:] if words is None else words, until=start + most)
+    return _run(told, grid, device, wanted, start)
 
 
-def _run(told: Any, grid: Any, device: torch.device, wanted: list[Column], rehearsed: bool) -> int:
-    start = time.monotonic()
+def _run(told: Any, grid: Grid, device: torch.device, wanted: list[Column], start: float) -> int:
+    rehearsed = device.type == "cpu"
     described = describe(device)
     path = told.json or (None if rehearsed else default_path(described))
     clock: Clock = HostClock() if rehearsed else CudaClock(device)

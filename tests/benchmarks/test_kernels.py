@@ -6,9 +6,12 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import torch
 from rich.console import Console
 
 import clocks
+import gpu
 import kernels
 import measure
 from attention import FULL, QUICK, Call, Case, cases
@@ -252,6 +256,43 @@ def test_names_of_gpus_become_names_of_files() -> None:
 # The programs
 
 
+def test_compiling_calls_our_own_kernels_once_in_each_case_and_minds_no_failure() -> None:
+    called: list[str] = []
+
+    def forward(*call: object) -> Result:
+        called.append("forward")
+        return tiled.forward(*call)  # type: ignore[arg-type]
+
+    def fail(*call: object) -> Result:
+        raise RuntimeError("not today")
+
+    columns = [
+        Column("triton", "triton", ContractKernel(forward, tiled.backward)),
+        Column("triton variant", "triton", ContractKernel(fail, tiled.backward)),
+        Column("sdpa.flash", "sdpa.flash", ContractKernel(fail, tiled.backward)),
+    ]
+    kernels.compile_cases([SMALL, SMALL._replace(kind="forward")], columns, CPU)
+    assert called == ["forward", "forward"]
+    assert kernels.main(["--device", "cpu", "--compile", "0/9", "--kind", "decode"]) == 0
+
+
+def test_what_compiles_ahead_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.sys, "executable", shutil.which("sleep"))
+    monkeypatch.setattr(kernels, "__file__", "600")
+    monkeypatch.setattr(kernels.os, "cpu_count", lambda: 4)
+    made: list[Any] = []
+    popen = subprocess.Popen
+
+    def starting(command: list[str], **rest: Any) -> Any:
+        assert command[2:] == ["--quick", "--compile", f"{len(made)}/2"]
+        made.append(popen([*command[:2]], **rest))
+        return made[-1]
+
+    monkeypatch.setattr(kernels.subprocess, "Popen", starting)
+    kernels.compile_ahead(["--quick"], until=0.0)
+    assert [process.returncode for process in made] == [-9, -9]
+
+
 @pytest.mark.parametrize("how", ["interrupted", "out of time", "the device is lost"])
 def test_what_was_measured_stays(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Case] = []
@@ -307,6 +348,24 @@ def test_a_rehearsal_goes_all_the_way_and_is_no_measurement(tmp_path: Path) -> N
         assert rows[kind, "triton"]["status"] == rows[kind, "sdpa.flash"]["status"] == "measured"
         assert rows[kind, "triton"]["ratio"] > 0
         assert rows[kind, "sdpa.efficient"]["status"] == "refused"
+
+
+def test_a_test_that_hangs_is_ended_and_the_rest_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--gpu-device')\n")
+    tests = tmp_path / "test_it.py"
+    tests.write_text("import time\ndef test_a(): time.sleep(600)\ndef test_b(): pass\n")
+    monkeypatch.setattr(gpu, "STALLED_S", 8)
+    shard = gpu.Shard(0, 1, SimpleNamespace(device="cpu", tests=[str(tests)]), tmp_path)
+    try:
+        while shard.tend():
+            time.sleep(0.1)
+    finally:
+        shard.end()
+        shard.log.close()
+    outcomes = {test.rpartition("::")[2]: held.outcome for test, held in shard.outcomes().items()}
+    assert outcomes == {"test_a": "unfinished", "test_b": "passed"}
 
 
 def test_the_session_records_what_ran_and_goes_on_behind_a_crash(tmp_path: Path) -> None:
