@@ -134,7 +134,11 @@ def measure(
             put(column, "out of memory", f"the reference: {_first_line(error)}")
         return list(rows.values())
     environment = Environment.detect(device)
+    lost = ""
     for column in wanted:
+        if lost:
+            put(column, "failed", f"not tried: {lost}")
+            continue
         chosen = select(case.params, environment, policy=Policy(backend=column.candidate))[column.candidate]
         if chosen.verdict == "refused":
             put(column, "refused", "; ".join(f"{r.code} {r.message}" for r in chosen.reasons))
@@ -148,7 +152,11 @@ def measure(
             put(column, "out of memory", _first_line(error))
         except Exception as error:  # a kernel's or a compiler's, of whatever type
             put(column, "failed", _first_line(error))
-    if works:
+            lost = device_lost(device) and f"the device was lost to {column.name}"
+    if lost:
+        for name in works:
+            rows[name] = _with(rows[name], status="failed", reason=f"right, but not timed: {lost}")
+    elif works:
         _time(case, rows, works, clock, count)
     return list(rows.values())
 

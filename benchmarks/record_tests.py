@@ -8,6 +8,7 @@ Run again with the same file it goes on behind what was run, the test that ended
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class _Recorder:
         message = "\n".join(_message(r) for r in self.phases if r.outcome == outcome != "passed")
         seconds = round(sum(report.duration for report in self.phases), 3)
         self._write({"test": nodeid, "outcome": outcome, "seconds": seconds, "message": message[-_LONGEST:]})
-        if "CUDA error" in message and self.session is not None:
+        if outcome == "failed" and self.session is not None and _device_lost():
             self.session.shouldstop = "after a fault of the device nothing runs in this process"
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -68,6 +69,17 @@ def _message(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):  # a skip: file, line, reason
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     return report.longreprtext
+
+
+def _device_lost() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import shutil
 import subprocess
-import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +15,6 @@ import torch
 from rich.console import Console
 
 import clocks
-import gpu
 import kernels
 import measure
 from attention import FULL, QUICK, Call, Case, cases
@@ -141,6 +136,23 @@ def test_what_cannot_run_is_a_row_with_its_reason() -> None:
     assert rows["sdpa.cudnn"].status == "refused"
     assert "SDPA300" in rows["sdpa.cudnn"].reason
     assert rows["right"].status == "measured"
+
+
+def test_after_a_fault_of_the_device_nothing_is_blamed_on_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*call: object) -> Result:
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    monkeypatch.setattr(kernels, "device_lost", lambda device: "RuntimeError: CUDA error")
+    columns = [
+        Column("before", "tiled", TILED),
+        Column("faulty", "tiled", ContractKernel(fault, tiled.backward)),
+        Column("after", "tiled", TILED),
+    ]
+    before, faulty, after = kernels.measure(SMALL, columns, CPU, HostClock(), 2)
+    assert "illegal memory access" in faulty.reason
+    assert after.reason == "not tried: the device was lost to faulty"
+    assert before.reason == "right, but not timed: the device was lost to faulty"
+    assert {row.status for row in (before, faulty, after)} == {"failed"}
 
 
 def test_ratios_are_medians_of_pairs_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,22 +330,16 @@ def test_what_was_measured_stays(how: str, tmp_path: Path, monkeypatch: pytest.M
     assert words_of[how] in recorded["stopped"]
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("program", ["kernels.py", "gpu.py"])
-def test_without_cuda_it_says_so(program: str) -> None:
+def test_without_cuda_it_says_so(program: str, run: Any) -> None:
     done = run(f"benchmarks/{program}")
     assert done.returncode == 2
     assert "no CUDA device" in done.stderr
     assert "--device cpu" in done.stderr
 
 
-def test_a_rehearsal_goes_all_the_way_and_is_no_measurement(tmp_path: Path) -> None:
+def test_a_rehearsal_goes_all_the_way_and_is_no_measurement(tmp_path: Path, run: Any) -> None:
     pytest.importorskip("triton")
     file = tmp_path / "kernels.json"
     done = run("benchmarks/kernels.py", "--device", "cpu", "--json", file)
@@ -348,48 +354,3 @@ def test_a_rehearsal_goes_all_the_way_and_is_no_measurement(tmp_path: Path) -> N
         assert rows[kind, "triton"]["status"] == rows[kind, "sdpa.flash"]["status"] == "measured"
         assert rows[kind, "triton"]["ratio"] > 0
         assert rows[kind, "sdpa.efficient"]["status"] == "refused"
-
-
-def test_a_test_that_hangs_is_ended_and_the_rest_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--gpu-device')\n")
-    tests = tmp_path / "test_it.py"
-    tests.write_text("import time\ndef test_a(): time.sleep(600)\ndef test_b(): pass\n")
-    monkeypatch.setattr(gpu, "STALLED_S", 8)
-    shard = gpu.Shard(0, 1, SimpleNamespace(device="cpu", tests=[str(tests)]), tmp_path)
-    try:
-        while shard.tend():
-            time.sleep(0.1)
-    finally:
-        shard.end()
-        shard.log.close()
-    outcomes = {test.rpartition("::")[2]: held.outcome for test, held in shard.outcomes().items()}
-    assert outcomes == {"test_a": "unfinished", "test_b": "passed"}
-
-
-def test_the_session_records_what_ran_and_goes_on_behind_a_crash(tmp_path: Path) -> None:
-    tests = tmp_path / "test_it.py"
-    tests.write_text(
-        "import os, pytest\n"
-        "def test_a(): pass\n"
-        "def test_b(): os._exit(3)\n"
-        "def test_c(): assert 1 == 2, 'told'\n"
-        "def test_d(): pytest.skip('not here')\n"
-    )
-    words = ["--device", "cpu", "--out", tmp_path, "--kernels", "--kind decode --kernel sdpa.flash"]
-    done = run("benchmarks/gpu.py", *words, "--budget", "120", "--tests", tests, "tests/gpu/conftest.py")
-    assert done.returncode == 1
-    recorded = json.loads((tmp_path / "gpu-tests-interpreter.json").read_text(encoding="utf-8"))
-    outcomes = {row["test"].rpartition("::")[2]: row for row in recorded["rows"]}
-    assert {name: row["outcome"] for name, row in outcomes.items()} == {
-        "test_a": "passed",
-        "test_b": "unfinished",
-        "test_c": "failed",
-        "test_d": "skipped",
-    }
-    assert "told" in outcomes["test_c"]["message"]
-    assert outcomes["test_d"]["message"] == "not here"
-    assert recorded["summary"] == {"passed": 1, "failed": 1, "skipped": 1, "unfinished": 1}
-    assert recorded["complete"] is False
-    assert json.loads((tmp_path / "kernels-interpreter.json").read_text())["measurement"] is False
