@@ -238,8 +238,12 @@ def compile_ahead(words: Sequence[str], until: float) -> None:
     """
     parts = max(1, min(12, (os.cpu_count() or 1) - 2))
     command = [sys.executable, __file__, *words]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    workers = [subprocess.Popen([*command, "--compile", f"{n}/{parts}"], **quiet) for n in range(parts)]
+    workers = [
+        subprocess.Popen(
+            [*command, "--compile", f"{n}/{parts}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for n in range(parts)
+    ]
     try:
         for worker in workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
