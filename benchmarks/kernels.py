@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import os
 import statistics
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,12 +48,17 @@ NO_CUDA = (
 )
 
 
+# Kernels that a backend's forward may be told to take by ``variant``, beside what it takes by itself.
+VARIANTS = {"triton": ("pointer",)}
+
+
 class Column(NamedTuple):
     """A kernel as the table shows it. A variant of one is a column more: its own name and functions."""
 
     name: str
     candidate: str  # whose rules speak for it
     kernel: ContractKernel
+    kinds: tuple[str, ...] = KINDS  # where it differs from the others of its candidate
 
 
 @dataclass(frozen=True)
@@ -101,11 +108,18 @@ def columns(names: Sequence[str] = ()) -> list[Column]:
     """What attnsel has code for and is meant to be fast; ``names`` narrows."""
     found = []
     for name, info in CANDIDATES.items():
-        if info.runs_here and not info.last_resort and (not names or name in names):
-            try:
-                found.append(Column(name, name, kernel_of(name)))
-            except CannotPrepare as error:
-                print(f"{name} is left out: {error}", file=sys.stderr)
+        if not info.runs_here or info.last_resort or (names and name not in names):
+            continue
+        try:
+            kernel = kernel_of(name)
+        except CannotPrepare as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        found.append(Column(name, name, kernel))
+        if "variant" in inspect.signature(kernel.forward).parameters:
+            for variant in VARIANTS.get(name, ()):
+                told = kernel._replace(forward=partial(kernel.forward, variant=variant))
+                found.append(Column(f"{name} {variant}", name, told, ("forward",)))
     return found
 
 
@@ -116,6 +130,7 @@ def measure(
     case: Case, wanted: Sequence[Column], device: torch.device, clock: Clock, count: int
 ) -> list[Row]:
     """A row per column: asked of the rules, checked, then timed in turn with the others."""
+    wanted = [column for column in wanted if case.kind in column.kinds]
     rows: dict[str, Row] = {}
     works: dict[str, Any] = {}
 
@@ -258,7 +273,7 @@ def compile_cases(planned: Iterable[Case], wanted: Sequence[Column], device: tor
     """Call our own kernels once in each case. What fails here is told when it is measured."""
     own = [column for column in wanted if CANDIDATES[column.candidate].owned]
     for case in planned:
-        for column in own:
+        for column in (column for column in own if case.kind in column.kinds):
             with contextlib.suppress(Exception):
                 _work(Call.of(case, device), column.kernel)()
 

@@ -265,6 +265,26 @@ def test_names_of_gpus_become_names_of_files() -> None:
     assert file_name("NVIDIA GeForce RTX 4090") == "geforce-rtx-4090"
 
 
+def test_a_variant_of_a_kernel_is_a_column_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str | None] = []
+
+    def forward(spec: Any, inputs: Any, *, variant: str | None = None) -> Result:
+        told.append(variant)
+        return tiled.forward(spec, inputs)
+
+    monkeypatch.setattr(kernels, "kernel_of", lambda name: ContractKernel(forward, tiled.backward))
+    monkeypatch.setattr(kernels, "VARIANTS", {"triton": ("pointer",)})
+    columns = kernels.columns(["triton", "sdpa.flash"])
+    assert [column.name for column in columns] == ["triton", "triton pointer", "sdpa.flash"]
+    rows = kernels.measure(SMALL._replace(kind="forward"), columns, CPU, HostClock(), 1)
+    assert [row.name for row in rows] == ["triton", "triton pointer", "sdpa.flash"]
+    assert set(told) == {None, "pointer"}
+    assert [row.name for row in kernels.measure(SMALL, columns, CPU, HostClock(), 1)] == [
+        "triton",
+        "sdpa.flash",
+    ]
+
+
 # The programs
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -54,10 +57,12 @@ def skip_what_rules_refuse(arch: int | None, dtype: torch.dtype, width: int = 0)
         pytest.skip("TRITON022: wide fp32 heads are not shipped")
 
 
-def check(spec: Spec, inputs: Inputs) -> None:
-    actual, dout, dlse = carried_out(forward, backward, spec, inputs)
+def check(spec: Spec, inputs: Inputs, **told: str) -> None:
+    actual, dout, dlse = carried_out(partial(forward, **told), backward, spec, inputs)
     dtype = inputs.q.dtype
     wanted, plain = (expected(spec, inputs, dout, dlse, at) for at in (torch.float64, dtype))
+    if not spec.return_max_logit:
+        wanted.pop("max_logit")
     assert_errs_little_more(actual, wanted, plain, dtype)
 
 
@@ -83,22 +88,32 @@ def test_every_feature_where_a_tile_is_larger_than_the_sequence(case: Case, devi
 HEAD_DIMS = [(64, 64), (80, 80), (128, 128), (192, 128), (40, 72), (256, 256), (1, 17)]
 
 
+# Where the forward chooses between kernels, the one that takes every call is asked for as well.
+VARIANTS: list[Any] = [{}]
+if "variant" in inspect.signature(forward).parameters:
+    elsewhere = pytest.mark.cuda_only("the grid above is by this kernel")
+    VARIANTS.append(pytest.param({"variant": "pointer"}, marks=elsewhere))
+
+
 @dtypes
+@pytest.mark.parametrize("told", VARIANTS, ids=str)
 @pytest.mark.parametrize("spec", [{}, CAUSAL, {"window_left": 7, "window_right": 0}], ids=str)
 @pytest.mark.parametrize(("d", "e"), HEAD_DIMS)
 def test_head_dims(
     d: int,
     e: int,
     spec: dict[str, int],
+    told: dict[str, str],
     dtype: torch.dtype,
     device: torch.device,
     arch: int | None,
     scale: int,
 ) -> None:
+    """Without a max logit: what asks for one goes to the general kernel."""
     skip_what_rules_refuse(arch, dtype, max(d, e))
     sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
-    call, inputs = build(Case("", spec, {}, sizes), dtype, scale=scale)
-    check(call, onto(device, inputs))
+    call, inputs = build(Case("", {**spec, "return_max_logit": False}, {}, sizes), dtype, scale=scale)
+    check(call, onto(device, inputs), **told)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
