@@ -59,16 +59,11 @@ class Compiled:
         return self.fits and not self.stack and not self.spills
 
 
-def compile_launch(launch: Launch, arch: int) -> Compiled:
-    """What ``launch`` needs when compiled for ``arch`` such as 90. Raises what Triton raises."""
-    start = time.perf_counter()
-    made = build(launch, arch)
-    seconds = time.perf_counter() - start
-    return _read(made.asm["cubin"], made.metadata.shared, SHARED_MEMORY[arch], seconds)
-
-
 def build(launch: Launch, arch: int) -> Any:
-    """Triton's compiled kernel for ``arch``, specialised as a launch would be; no driver is involved."""
+    """Compile what ``launch`` would run, for ``arch`` such as 90, specialised as a launch would be.
+
+    Raises what Triton raises when it cannot compile.
+    """
     signature, constants, attributes = _specialised(launch)
     source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     options = {
@@ -79,6 +74,14 @@ def build(launch: Launch, arch: int) -> Any:
     hook = turing.tensor_cores() if arch == turing.ARCH else contextlib.nullcontext()
     with hook:
         return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def compile_launch(launch: Launch, arch: int) -> Compiled:
+    """What ``launch`` needs when ``build`` has compiled it for ``arch``."""
+    start = time.perf_counter()
+    made = build(launch, arch)
+    seconds = time.perf_counter() - start
+    return _read(made.asm["cubin"], made.metadata.shared, SHARED_MEMORY[arch], seconds)
 
 
 def _specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
