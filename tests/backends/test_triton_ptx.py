@@ -24,7 +24,8 @@ CALLS += [(kernel, "causal") for kernel in ("forward", "rows", "dkdv", "dq")]  #
 def with_memory(args: dict[str, Any]) -> dict[str, Any]:
     """Any memory for tensors that have none: only addresses are looked at."""
     return {
-        name: torch.zeros(64) if isinstance(value, torch.Tensor) else value for name, value in args.items()
+        name: torch.zeros(64, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+        for name, value in args.items()
     }
 
 
