@@ -62,7 +62,8 @@ def check(spec: Spec, inputs: Inputs) -> None:
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.shape[-1] > 1 and t.stride(-1) != 1:
             raise ValueError(f"the innermost stride of {name} is {t.stride(-1)}; the kernels need 1")
-        apart = t.stride(0 if spec.packed else 2)
+        rows = 0 if spec.packed else 2
+        apart = t.stride(rows) if t.shape[rows] > 1 else 0
         if abs(apart) >= _FARTHEST:
             raise ValueError(f"rows of {name} lie {apart} elements apart; the kernels need fewer than 2**24")
         limit = 256 if spec.need_grad else WIDEST[name]
