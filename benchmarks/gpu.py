@@ -216,7 +216,6 @@ def main(words: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
     try:
         import torch
-
         from clocks import describe, file_name
     except ModuleNotFoundError:
         parser.error("torch is needed: pip install 'attnsel[torch]'")

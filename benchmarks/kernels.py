@@ -24,12 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
 from attention import FULL, KINDS, QUICK, REHEARSAL, TARGETS, Call, Case, Grid, cases
 from clocks import Clock, CudaClock, HostClock, copy_rate, describe, file_name, state
 from measure import ROOT, number, progress, record, write
+from rich.console import Console
+from rich.table import Table
 
 try:
     import torch

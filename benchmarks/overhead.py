@@ -20,12 +20,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from measure import ROOT, Row, pairs, quiet, record, row, show, steps, write
+
 from attnsel import AttentionParams, Environment
 from attnsel.evaluate import fold
 from attnsel.policy import Policy
 from attnsel.recipes import DelayedScaling
 from attnsel.select import NO_EVIDENCE, _select, select
-from measure import ROOT, Row, pairs, quiet, record, row, show, steps, write
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
 try:

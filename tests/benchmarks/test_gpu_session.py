@@ -8,9 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 import gpu
+import pytest
 
 
 @pytest.mark.slow

@@ -10,19 +10,19 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-from rich.console import Console
-
 import clocks
 import kernels
 import measure
+import pytest
+import torch
 from attention import FULL, QUICK, Call, Case, cases
+from clocks import HostClock, file_name
+from kernels import Column, Row
+from rich.console import Console
+
 from attnsel.backends import tiled
 from attnsel.backends.contract import Result
 from attnsel.runtime.autograd import ContractKernel
-from clocks import HostClock, file_name
-from kernels import Column, Row
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu import proves
 
 from attnsel.candidates import CANDIDATES
 from attnsel.rules.preferences import PROVEN
-from gpu import proves
 
 RESULTS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "results"
 GRID = "tests/gpu/test_triton_features.py::test_every_feature[plain-torch.float16]"
