@@ -15,13 +15,20 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import Progress, TextColumn
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
+T = TypeVar("T")
+
+
+class Recorded(Protocol):
+    """What a record has rows of."""
+
+    def as_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -118,16 +125,23 @@ def pairs(first: Callable[[], Any], second: Callable[[], Any], *, count: int, ca
 
 
 def steps(named: Sequence[tuple[str, Callable[[], list[Row]]]]) -> Iterator[Row]:
-    """Run the sections one by one. The line that says which is drawn between them, never during one."""
+    """Run the sections one by one."""
+    sections = dict(named)
+    for name in progress(list(sections)):
+        yield from sections[name]()
+
+
+def progress(things: Sequence[T]) -> Iterator[T]:
+    """One after the other. The line that says which is drawn between them, never during one."""
     console = Console(stderr=True)
-    columns = TextColumn("[{task.completed}/{task.total}] {task.description}")
+    columns = (TextColumn("[{task.completed}/{task.total}] {task.description}"), TimeElapsedColumn())
     with Progress(
-        columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("", total=len(named))
-        for name, section in named:
-            bar.update(task, description=name, refresh=True)
-            yield from section()
+        task = bar.add_task("", total=len(things))
+        for thing in things:
+            bar.update(task, description=str(thing), refresh=True)
+            yield thing
             bar.update(task, advance=1, refresh=True)
 
 
@@ -162,14 +176,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def record(name: str, rows: Sequence[Row], **more: Any) -> dict[str, Any]:
+def record(name: str, rows: Sequence[Recorded], **more: Any) -> dict[str, Any]:
     """Everything a reader needs to judge the figures, and nothing about whose machine it was."""
+    changes = _git("status", "--porcelain", "--", "attnsel", "rules", "backends")
     return {
         "benchmark": name,
         "date": datetime.now(timezone.utc).date().isoformat(),
         **more,
         "commit": _git("rev-parse", "HEAD"),
-        "modified": bool(_git("status", "--porcelain", "--", "attnsel", "rules", "backends")),
+        "modified": None if changes is None else bool(changes),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
@@ -178,15 +193,21 @@ def record(name: str, rows: Sequence[Row], **more: Any) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            **{package: _version(package) for package in ("torch", "pydantic", "cyclopts", "rich")},
+            **{package: _version(package) for package in ("torch", "triton", "pydantic", "cyclopts", "rich")},
         },
         "rows": [r.as_dict() for r in rows],
     }
 
 
 def write(path: Path, recorded: dict[str, Any]) -> None:
+    """Whole or not at all: who reads, or stops this, never finds half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(recorded, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(recorded, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _cpu() -> str:

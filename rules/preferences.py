@@ -7,8 +7,10 @@ from attnsel.policy import Policy
 from attnsel.rules.api import preference
 from attnsel.verdict import Standing
 
-# (candidate, architecture) pairs that a result file under benchmarks/results/ shows running. PyTorch's
-# own kernels are tested by PyTorch on each architecture that their rules admit; ours are not until we do.
+# (candidate, architecture) pairs that a benchmarks/results/gpu-tests-*.json shows running: a whole run of
+# tests/gpu that passed. benchmarks/gpu.py makes the file and says what it proves, and
+# tests/benchmarks/test_proven.py holds the two together. PyTorch's own kernels are tested by PyTorch on each
+# architecture that their rules admit; ours are not until we do.
 PROVEN: frozenset[tuple[str, int]] = frozenset()
 
 
@@ -47,7 +49,7 @@ def proven_before_unproven(c: Standing, arch: int | None, policy: Policy) -> int
     """A kernel of ours that no committed result shows here comes after proven ones.
 
     Why: compiled and interpreted is not the same as run.
-    Source: benchmarks/results/ in attnsel's repository.
+    Source: benchmarks/results/gpu-tests-*.json in attnsel's repository.
     """
     return int(c.unproven)
 

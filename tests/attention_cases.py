@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from reference import attention_reference
 
 LENGTHS_Q, LENGTHS_KV = [11, 0, 17], [13, 9, 20]  # of the packed cases
 FLOAT_INPUTS = ("q", "k", "v", "bias", "softmax_offset")
+POSITIONS = ("window_left", "window_right", "q_offset", "kv_offset")
 
 
 @dataclass(frozen=True)
@@ -174,29 +175,39 @@ def starts(lengths: list[int], gap: int = 0) -> Tensor:
     return int32([gap + total if gap else total for total in sums])
 
 
-def build(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Spec, Inputs]:
-    """A call with the case's features on normally distributed tensors."""
+def build(
+    case: Case, dtype: torch.dtype = torch.float64, seed: int = 0, scale: int = 1
+) -> tuple[Spec, Inputs]:
+    """A call with the case's features on normally distributed tensors.
+
+    ``scale`` multiplies lengths, window bounds and offsets: a GPU's tiles are larger than the interpreter's.
+    """
     gen = torch.Generator().manual_seed(seed)
     size = {"b": 2, "h": 4, "g": 2, "s_q": 21, "s_kv": 27, "d": 8, "e": 8, "1": 1, **case.sizes}
+    size["s_q"], size["s_kv"] = size["s_q"] * scale, size["s_kv"] * scale
+    lengths_q, lengths_kv = [n * scale for n in LENGTHS_Q], [n * scale for n in LENGTHS_KV]
 
     def normal(*names: str) -> Tensor:
         return torch.randn([size[name] for name in names], generator=gen, dtype=torch.float64).to(dtype)
 
     spec = Spec(softmax_scale=size["d"] ** -0.5, return_max_logit=True, need_lse=True, need_grad=True)
     spec = dataclasses.replace(spec, **case.spec)
+    spec = dataclasses.replace(
+        spec, **{name: at * scale for name in POSITIONS if (at := getattr(spec, name)) > 0}
+    )
     made: dict[str, Tensor] = {}
     if spec.packed:
         gap = 3 if "cu_seqlens_padded" in case.tensors else 0
-        size["s_q"], size["s_kv"] = max(LENGTHS_Q), max(LENGTHS_KV)
+        size["s_q"], size["s_kv"] = max(lengths_q), max(lengths_kv)
         # Two rows more than the sequences take: packed memory may end in rows of no sequence.
-        size["t_q"] = sum(LENGTHS_Q) + len(LENGTHS_Q) * gap + 2
-        size["t_kv"] = sum(LENGTHS_KV) + len(LENGTHS_KV) * gap + 2
+        size["t_q"] = sum(lengths_q) + len(lengths_q) * gap + 2
+        size["t_kv"] = sum(lengths_kv) + len(lengths_kv) * gap + 2
         made |= {"q": normal("t_q", "h", "d"), "k": normal("t_kv", "g", "d"), "v": normal("t_kv", "g", "e")}
-        made |= {"cu_seqlens_q": starts(LENGTHS_Q), "cu_seqlens_kv": starts(LENGTHS_KV)}
+        made |= {"cu_seqlens_q": starts(lengths_q), "cu_seqlens_kv": starts(lengths_kv)}
         if gap:
             made |= {
-                "cu_seqlens_q_padded": starts(LENGTHS_Q, gap),
-                "cu_seqlens_kv_padded": starts(LENGTHS_KV, gap),
+                "cu_seqlens_q_padded": starts(lengths_q, gap),
+                "cu_seqlens_kv_padded": starts(lengths_kv, gap),
             }
     else:
         made["q"], made["k"] = normal("b", "h", "s_q", "d"), normal("b", "g", "s_kv", "d")
@@ -209,20 +220,43 @@ def build(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> tupl
         elif name == "attn_mask":
             made[name] = normal(*shape.split()) > 0.3
         elif name == "seqlens_q":
-            made[name] = int32([max(0, size["s_q"] - 9 * n) for n in range(size["b"])])
+            made[name] = int32([max(0, size["s_q"] - 9 * scale * n) for n in range(size["b"])])
         elif name == "seqlens_kv":
-            made[name] = int32([max(0, size["s_kv"] - 8 - 3 * n) for n in range(size["b"])])
+            made[name] = int32([max(0, size["s_kv"] - (8 + 3 * n) * scale) for n in range(size["b"])])
     if spec.dropout_p:
         made["dropout_seed"], made["dropout_offset"] = torch.tensor(1234), torch.tensor(5678)
     return spec, Inputs(**made)
 
 
 def upstream(result: Result, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Random gradients of out and lse, in their dtypes."""
+    """Random gradients of out and lse, in their dtypes and on their device."""
     gen = torch.Generator().manual_seed(seed)
     assert result.lse is not None
-    dout = torch.randn(result.out.shape, generator=gen, dtype=torch.float64).to(result.out.dtype)
-    return dout, torch.randn(result.lse.shape, generator=gen, dtype=torch.float64).to(result.lse.dtype)
+    dout = torch.randn(result.out.shape, generator=gen, dtype=torch.float64).to(result.out)
+    return dout, torch.randn(result.lse.shape, generator=gen, dtype=torch.float64).to(result.lse)
+
+
+def onto(device: torch.device | str, inputs: Inputs) -> Inputs:
+    """The same call on another device."""
+    return Inputs(*[t.to(device) if isinstance(t, Tensor) else t for t in inputs])
+
+
+def carried_out(
+    forward: Callable[..., Result],
+    backward: Callable[..., Grads],
+    spec: Spec,
+    inputs: Inputs,
+    dlse: bool = True,
+) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+    """A kernel's forward and backward by name, and the dout and dlse that went in."""
+    if inputs.bias is not None:
+        inputs = inputs._replace(bias=inputs.bias.detach().requires_grad_())
+    result = forward(spec, inputs)
+    dout, into_lse = upstream(result)
+    grads = backward(spec, inputs, result, dout, into_lse if dlse else None)
+    named = {"out": result.out, "lse": result.lse, "max_logit": result.max_logit}
+    named |= {f"d{name}": grad for name, grad in grads._asdict().items()}
+    return {k: t for k, t in named.items() if t is not None}, dout, into_lse if dlse else None
 
 
 def expected(
@@ -259,6 +293,21 @@ def assert_matches(actual: dict[str, Tensor], wanted: dict[str, Tensor], toleran
     assert actual.keys() == wanted.keys()
     wrong = {name: error(actual[name], wanted[name]) for name in wanted}
     assert {name: e for name, e in wrong.items() if not e <= tolerance} == {}
+
+
+def assert_errs_little_more(
+    actual: dict[str, Tensor],
+    wanted: dict[str, Tensor],
+    plain: dict[str, Tensor],
+    dtype: torch.dtype,
+) -> None:
+    """At most twice (gradients: thrice) the error of the same computation in plain PyTorch, and two ulp."""
+    assert actual.keys() == wanted.keys()
+    for name in wanted:
+        factor = 3 if name.startswith("d") else 2
+        finite = wanted[name][wanted[name].isfinite()]
+        unit = torch.finfo(dtype).eps * finite.abs().max().item() if finite.numel() else 0.0
+        assert error(actual[name], wanted[name]) <= factor * error(plain[name], wanted[name]) + 2 * unit, name
 
 
 def poison(t: Tensor, lengths: list[int]) -> Tensor:

@@ -61,7 +61,7 @@ class Compiled:
         return self.fits and not self.stack and not self.spills
 
 
-def compile_launch(launch: Launch, arch: int) -> Compiled:
+def build(launch: Launch, arch: int) -> Any:
     """Compile what ``launch`` would run, for ``arch`` such as 90, specialised as a launch would be.
 
     Raises what Triton raises when it cannot compile.
@@ -74,9 +74,14 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
         "enable_fp_fusion": True,
     }
     hook = turing.tensor_cores() if arch == turing.ARCH else contextlib.nullcontext()
-    start = time.perf_counter()
     with hook:
-        made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def compile_launch(launch: Launch, arch: int) -> Compiled:
+    """What ``launch`` needs when ``build`` has compiled it for ``arch``."""
+    start = time.perf_counter()
+    made = build(launch, arch)
     seconds = time.perf_counter() - start
     return _read(made.asm["cubin"], made.metadata, SHARED_MEMORY[arch], seconds)
 

@@ -25,6 +25,7 @@ from .forward import forward_kernel
 WIDEST = {"q": 576, "k": 576, "v": 512}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _NO_BOUND = 1 << 30  # positions stay below: no window is wider
+_FARTHEST = 1 << 24  # elements between rows: within a tile of 128 of them addresses have 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,10 @@ def check(spec: Spec, inputs: Inputs) -> None:
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.shape[-1] > 1 and t.stride(-1) != 1:
             raise ValueError(f"the innermost stride of {name} is {t.stride(-1)}; the kernels need 1")
+        rows = 0 if spec.packed else 2
+        apart = t.stride(rows) if t.shape[rows] > 1 else 0
+        if abs(apart) >= _FARTHEST:
+            raise ValueError(f"rows of {name} lie {apart} elements apart; the kernels need fewer than 2**24")
         limit = 256 if spec.need_grad else WIDEST[name]
         if t.shape[-1] > limit:
             direction = " with a backward" if spec.need_grad else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ from attention_cases import (
     STRIDES,
     Case,
     Observed,
+    assert_errs_little_more,
     build,
+    carried_out,
     cases,
     error,
     expected,
@@ -53,32 +56,10 @@ UNEVEN = Tiles(Block(32, 16), Block(16, 32), Block(16, 32), Block(32, 16))
 
 
 def run(
-    spec: Spec, inputs: Inputs, tiles: Tiles | None = SMALL, dlse: bool = True
+    spec: Spec, inputs: Inputs, tiles: Tiles | None = SMALL
 ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
     """Forward and backward by name, and the dout and dlse that went in."""
-    if inputs.bias is not None:
-        inputs = inputs._replace(bias=inputs.bias.detach().requires_grad_())
-    result = forward(spec, inputs, tiles=tiles)
-    dout, into_lse = upstream(result)
-    grads = backward(spec, inputs, result, dout, into_lse if dlse else None, tiles=tiles)
-    named = {"out": result.out, "lse": result.lse, "max_logit": result.max_logit}
-    named |= {f"d{name}": grad for name, grad in grads._asdict().items()}
-    return {k: t for k, t in named.items() if t is not None}, dout, into_lse if dlse else None
-
-
-def assert_errs_little_more(
-    actual: dict[str, Tensor],
-    wanted: dict[str, Tensor],
-    plain: dict[str, Tensor],
-    dtype: torch.dtype,
-) -> None:
-    """At most twice (gradients: thrice) the error of the same computation in plain PyTorch, and two ulp."""
-    assert actual.keys() == wanted.keys()
-    for name in wanted:
-        factor = 3 if name.startswith("d") else 2
-        finite = wanted[name][wanted[name].isfinite()]
-        unit = torch.finfo(dtype).eps * finite.abs().max().item() if finite.numel() else 0.0
-        assert error(actual[name], wanted[name]) <= factor * error(plain[name], wanted[name]) + 2 * unit, name
+    return carried_out(partial(forward, tiles=tiles), partial(backward, tiles=tiles), spec, inputs)
 
 
 def check_case(spec: Spec, inputs: Inputs, tiles: Tiles | None = SMALL) -> None:
