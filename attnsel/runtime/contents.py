@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from attnsel.backends.pages import wrong_page
 from attnsel.errors import InvalidInput
 from attnsel.runtime.call import Config, Extras
-from attnsel.runtime.inputs import Sizes, mask_pair
+from attnsel.runtime.inputs import mask_pair
+from attnsel.runtime.sizes import Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
