@@ -5,8 +5,9 @@ The launches are those ``run.py`` would make, of tensors without memory: what is
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.gpus import SHARED_MEMORY
 
 from . import launch as _launch
-from .blocks import ARCHS
+from . import pool
+from .blocks import ARCHS, Block
 from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
@@ -100,53 +102,76 @@ def run_gate(
     archs: Iterable[int] = ARCHS,
     *,
     progress: Callable[[int, int, KernelReport], None] | None = None,
+    jobs: int = 1,
     **chosen: Any,
 ) -> list[KernelReport]:
     """Compile and report every configuration of ``archs``; ``chosen`` narrows as ``configurations`` does.
 
     ``progress(done, total, report)`` is called after each. A refusal of the compiler is a report as well.
+    With ``jobs`` over 1 that many processes compile.
     """
-    return list(reports(configurations(archs, **chosen), progress))
+    return reports(configurations(archs, **chosen), progress, jobs)
 
 
 def reports(
-    wanted: list[Configuration], progress: Callable[[int, int, KernelReport], None] | None = None
-) -> Iterator[KernelReport]:
-    for done, configuration in enumerate(wanted, 1):
-        report = report_on(configuration)
-        if progress is not None:
-            progress(done, len(wanted), report)
-        yield report
+    wanted: list[Configuration],
+    progress: Callable[[int, int, KernelReport], None] | None = None,
+    jobs: int = 1,
+) -> list[KernelReport]:
+    """In the order of ``wanted``; ``progress`` hears of them as they are done."""
+    made: dict[int, KernelReport] = {}
+    with contextlib.closing(_made(wanted, min(jobs, len(wanted)))) as coming:
+        for place, report in coming:
+            made[place] = report
+            if progress is not None:
+                progress(len(made), len(wanted), report)
+    return [made[place] for place in range(len(wanted))]
+
+
+def _made(wanted: list[Configuration], jobs: int) -> Generator[tuple[int, KernelReport], None, None]:
+    if jobs <= 1:
+        for place, configuration in enumerate(wanted):
+            yield place, report_on(configuration)
+        return
+    with contextlib.closing(pool.apply(report_on, wanted, jobs)) as values:
+        for place, value in values:
+            yield place, value if isinstance(value, KernelReport) else refused(wanted[place], value)
 
 
 def report_on(c: Configuration) -> KernelReport:
     from .aot import compile_launch
 
-    names = (c.kernel, c.arch, c.head_dim_qk, c.head_dim_v, c.dtype, c.feature)
-    limit, start, launch = SHARED_MEMORY[c.arch], time.perf_counter(), None
+    start, launch = time.perf_counter(), None
     try:
         launch = launch_of(c)
         made = compile_launch(launch, c.arch)
     except Exception as error:  # the compiler's own failures have no common type
-        words = f"{type(error).__name__}: {error}".strip()
-        block = (launch.block.m, launch.block.n) if launch else None
-        warps, stages = (launch.block.warps, launch.block.stages) if launch else (0, 0)
-        return KernelReport(
-            *names, block, warps, stages, 0, 0, 0, limit, (), time.perf_counter() - start, words[:500]
-        )
+        return refused(c, error, launch.block if launch else None, time.perf_counter() - start)
     b = launch.block
     return KernelReport(
-        *names,
+        *_named(c),
         (b.m, b.n),
         b.warps,
         b.stages,
         made.registers,
         made.spills or made.stack,
         made.shared_memory,
-        limit,
+        made.shared_memory_limit,
         made.matrix_instructions,
         made.seconds,
     )
+
+
+def refused(
+    c: Configuration, error: Exception, block: Block | None = None, seconds: float = 0.0
+) -> KernelReport:
+    tile = ((block.m, block.n), block.warps, block.stages) if block else (None, 0, 0)
+    words = f"{type(error).__name__}: {error}".strip()[:500]
+    return KernelReport(*_named(c), *tile, 0, 0, 0, SHARED_MEMORY[c.arch], (), seconds, words)
+
+
+def _named(c: Configuration) -> tuple[str, int, int, int, str, str]:
+    return c.kernel, c.arch, c.head_dim_qk, c.head_dim_v, c.dtype, c.feature
 
 
 def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
