@@ -28,7 +28,7 @@ FEATURES = ("full", "causal")  # shipped for every head dimension and dtype
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One kernel to compile. ``feature``: full, causal, window, or "all" (every optional tensor at once)."""
+    """One kernel to compile. ``feature``: a key of ``_CALLS``, "all" being every optional tensor at once."""
 
     kernel: str  # forward, rows, dkdv, dq, dbias
     arch: int
@@ -175,12 +175,16 @@ def _named(c: Configuration) -> tuple[str, int, int, int, str, str]:
 
 
 def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
-    """The launch a training call of this configuration would make: b 2, h 16, g 4, bshd."""
+    """The launch a training call of this configuration would make: b 2, h 16, g 4, bshd or thd."""
     spec, inputs = _call(c, sequence)
     call = make_call(spec, inputs)
     q = inputs.q
-    out = _meta(2, sequence, 16, c.head_dim_v, dtype=q.dtype).transpose(1, 2)
-    lse = _meta(2, 16, sequence, dtype=torch.float32)
+    if spec.packed:
+        out = _meta(2 * sequence, 16, c.head_dim_v, dtype=q.dtype)
+        lse = _meta(16, 2 * sequence, dtype=torch.float32)
+    else:
+        out = _meta(2, sequence, 16, c.head_dim_v, dtype=q.dtype).transpose(1, 2)
+        lse = _meta(2, 16, sequence, dtype=torch.float32)
     if c.kernel == "forward":
         return _launch.forward_launch(call, c.arch, out, lse, None, call.block("forward", c.arch))
     dsinks = None
@@ -192,45 +196,59 @@ def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
     raise ValueError(f"no kernel {c.kernel!r} in this call")
 
 
+_BAND = {"window_left": 512, "window_right": 0}
+# What a call asks for beyond plain attention: fields of its Spec, and its optional tensors.
+_CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "full": ({}, ()),
+    "causal": ({"window_right": 0}, ()),
+    "window": (_BAND, ()),
+    "bias": ({}, ("bias",)),
+    "mask": ({}, ("attn_mask",)),
+    "dropout": ({"window_right": 0, "dropout_p": 0.1}, ("dropout_seed", "dropout_offset")),
+    "alibi": (_BAND, ("alibi_slopes",)),
+    "softcap": ({**_BAND, "softcap": 30.0}, ()),
+    "packed": ({"window_right": 0, "packed": True}, ("cu_seqlens_q", "cu_seqlens_kv")),
+    "all": (
+        {
+            **_BAND,
+            "bottom_right": True,
+            "softcap": 30.0,
+            "softmax_type": "learnable",
+            "dropout_p": 0.1,
+        },
+        (
+            *("attn_mask", "bias", "alibi_slopes", "softmax_offset", "seqlens_q", "seqlens_kv"),
+            *("dropout_seed", "dropout_offset"),
+        ),
+    ),
+}
+
+
 def _call(c: Configuration, sequence: int) -> tuple[Spec, Inputs]:
+    if c.feature not in _CALLS:
+        raise ValueError(f"feature is {c.feature!r}; allowed: {', '.join(_CALLS)}")
+    fields, names = _CALLS[c.feature]
+    spec = Spec(softmax_scale=c.head_dim_qk**-0.5, need_grad=True, **fields)
     dtype = _DTYPES[c.dtype]
-    q, k, v = (
-        _meta(2, sequence, heads, width, dtype=dtype).transpose(1, 2)
+    dense = (
+        _meta(2, sequence, heads, width, dtype=dtype)
         for heads, width in ((16, c.head_dim_qk), (4, c.head_dim_qk), (4, c.head_dim_v))
     )
-    spec = Spec(softmax_scale=c.head_dim_qk**-0.5, need_grad=True)
-    inputs = Inputs(q, k, v)
-    if c.feature == "full":
-        return spec, inputs
-    if c.feature == "causal":
-        return Spec(**_fields(spec) | {"window_right": 0}), inputs
-    if c.feature == "window":
-        return Spec(**_fields(spec) | {"window_left": 512, "window_right": 0}), inputs
-    if c.feature != "all":
-        raise ValueError(f"feature is {c.feature!r}; allowed: full, causal, window, all")
-    every = {
-        "window_left": 512,
-        "window_right": 0,
-        "bottom_right": True,
-        "softcap": 30.0,
-        "softmax_type": "learnable",
-        "dropout_p": 0.1,
-    }
+    q, k, v = (t.flatten(0, 1) if spec.packed else t.transpose(1, 2) for t in dense)
     lengths, scalar = _meta(2, dtype=torch.int32), _meta(1, dtype=torch.int64)
-    return Spec(**_fields(spec) | every), inputs._replace(
-        attn_mask=_meta(2, 1, 1, sequence, dtype=torch.bool),
-        bias=_meta(1, 16, sequence, sequence, dtype=dtype),
-        alibi_slopes=_meta(16, dtype=torch.float32),
-        softmax_offset=_meta(16, dtype=torch.float32),
-        seqlens_q=lengths,
-        seqlens_kv=lengths,
-        dropout_seed=scalar,
-        dropout_offset=scalar,
-    )
-
-
-def _fields(spec: Spec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+    optional = {
+        "attn_mask": _meta(2, 1, 1, sequence, dtype=torch.bool),
+        "bias": _meta(1, 16, sequence, sequence, dtype=dtype),
+        "alibi_slopes": _meta(16, dtype=torch.float32),
+        "softmax_offset": _meta(16, dtype=torch.float32),
+        "seqlens_q": lengths,
+        "seqlens_kv": lengths,
+        "cu_seqlens_q": _meta(3, dtype=torch.int32),
+        "cu_seqlens_kv": _meta(3, dtype=torch.int32),
+        "dropout_seed": scalar,
+        "dropout_offset": scalar,
+    }
+    return spec, Inputs(q, k, v, **{name: optional[name] for name in names})
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -205,6 +205,7 @@ def shared_args(call: Call) -> dict[str, Any]:
         "RIGHT": spec.window_right >= 0,
         "BOTTOM_RIGHT": spec.bottom_right,
         "SOFTCAP": bool(spec.softcap),
+        "DROPOUT": (1 if spec.kv_offset % 4 else 4) if dropout else 0,
         "PRECISION": "ieee",
     }
 
