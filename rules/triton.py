@@ -181,14 +181,52 @@ def turing_lost(p: AttentionParams, env: Environment) -> Bad:
     evidence="compiler",
     passes={"triton": "3.3.1"},
 )
-def blackwell_untried(p: AttentionParams, env: Environment) -> Unknown:
-    """Triton before 3.3 was not tried for Blackwell
+def blackwell_unknown_to_triton(p: AttentionParams, env: Environment) -> Bad:
+    """Triton before 3.3 knows no Blackwell
 
-    Why: the kernels were compiled for sm100, sm103, sm110, sm120 and sm121 with newer releases.
+    Why: on the first dot for sm100 or sm120 its compiler stops at an assertion, "computeCapability not
+    supported", and takes the process with it.
     Fix: PyTorch 2.7 and newer bring Triton 3.3 and newer.
-    Source: ahead-of-time compilation with Triton 3.7.1 (ptxas 13.1 above sm90).
+    Source: kernels compiled for sm100 and sm120 with Triton 3.2.0: AccelerateMatmul.cpp:36 aborts.
     """
-    return Unknown("triton", env.triton, AtLeast(Version(3, 3)))
+    return Bad("triton", env.triton, AtLeast(Version(3, 3)))
+
+
+@rule(
+    "TRITON013",
+    "triton",
+    when=triton("<3.6.0"),
+    arch={103, 121},
+    evidence="compiler",
+    passes={"triton": "3.6.0"},
+)
+def newer_blackwell(p: AttentionParams, env: Environment) -> Bad:
+    """sm103 and sm121 need Triton 3.6
+
+    Why: the assembler that older releases carry, ptxas 12.8, does not know these architectures.
+    Fix: Triton 3.6, which comes with PyTorch 2.10, or newer.
+    Source: kernels compiled with Triton 3.5.1 ("Value 'sm_103a' is not defined") and 3.6.0.
+    """
+    return Bad("triton", env.triton, AtLeast(Version(3, 6)))
+
+
+@rule(
+    "TRITON014",
+    "triton",
+    when=triton("<3.7.0"),
+    arch={110},
+    evidence="compiler",
+    trips={"gpu": "sm110", "triton": "3.6.0"},
+    passes={"gpu": "sm110", "triton": "3.7.1"},
+)
+def thor(p: AttentionParams, env: Environment) -> Bad:
+    """sm110 needs Triton 3.7
+
+    Why: the assembler that older releases carry does not know this architecture.
+    Fix: Triton 3.7, which comes with PyTorch 2.13, or newer.
+    Source: kernels compiled with Triton 3.6.0 ("sm_110a is not defined") and 3.7.1.
+    """
+    return Bad("triton", env.triton, AtLeast(Version(3, 7)))
 
 
 # What fits.

@@ -1,6 +1,7 @@
 """How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
 
-Every row was compiled ahead of time (``gate.py``): it fits in shared memory and spills nothing.
+Every row was compiled ahead of time (``gate.py``) with Triton 3.6 to 3.9: it fits in shared memory and spills
+nothing. A larger tile that only one release compiles without spills is not taken.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ ARCHS = (75, 80, 86, 89, 90, 100, 120)
 # (family, pass) -> {widest padded head dimension: block}. None: no tile that fits and does not spill.
 _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
     (75, "forward"): {
-        64: Block(128, 64, 4, 1, split=False),
-        128: Block(128, 64, 8, 1, split=False),
+        64: Block(128, 32, 4, 1, split=False),
+        128: Block(128, 32, 8, 1, split=False),
         256: Block(64, 32, 8, 1),
     },
     (75, "dkdv"): {
@@ -55,7 +56,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 64, 8, 2),
     },
     (80, "dkdv"): {
-        64: Block(32, 128, 8, 2, split=False),
+        64: Block(32, 64, 8, 2, split=False),
         128: Block(64, 64, 8, 2, split=False),
         256: Block(32, 32, 8, 2, split=False),
     },
@@ -65,7 +66,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 32, 8, 2),
     },
     (86, "forward"): {
-        64: Block(128, 128, 8, 2, split=False),
+        64: Block(128, 64, 4, 3, split=False),
         128: Block(128, 64, 8, 3),
         256: Block(64, 64, 8, 1),
     },
@@ -85,7 +86,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(128, 64, 8, 2),
     },
     (90, "dkdv"): {
-        64: Block(64, 128, 8, 2, split=False),
+        64: Block(32, 128, 8, 2, split=False),
         128: Block(32, 128, 8, 2, split=False),
         256: Block(32, 32, 8, 2, split=False),
     },
@@ -95,9 +96,9 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 32, 8, 2),
     },
     (100, "forward"): {
-        64: Block(128, 128, 8, 2),
+        64: Block(128, 64, 8, 2, split=False),
         128: Block(128, 64, 8, 2),
-        256: Block(128, 64, 8, 2, split=False),
+        256: Block(64, 64, 8, 2, split=False),
     },
     (100, "dkdv"): {
         64: Block(64, 128, 8, 2, split=False),
@@ -110,12 +111,12 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(128, 32, 8, 2),
     },
     (120, "forward"): {
-        64: Block(128, 128, 8, 1),
+        64: Block(128, 64, 8, 2),
         128: Block(128, 64, 8, 3),
         256: Block(64, 64, 8, 1),
     },
     (120, "dkdv"): {
-        64: Block(64, 128, 8, 2, split=False),
+        64: Block(32, 128, 8, 2, split=False),
         128: Block(64, 64, 8, 1, split=False),
         256: Block(32, 32, 8, 2, split=False),
     },
@@ -128,9 +129,9 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
 # With a bias, a mask or dropout a pair takes many more registers; stages 1 on Turing, as above.
 _HEAVY: dict[str, dict[int, Block]] = {
     "forward": {64: Block(64, 64, 4, 2), 128: Block(64, 32, 8, 2), 256: Block(32, 32, 8, 1)},
-    "dkdv": {64: Block(32, 32, 4, 2), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)},
+    "dkdv": {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)},
     "dq": {64: Block(64, 32, 4, 2), 128: Block(32, 32, 4, 1), 256: Block(32, 32, 8, 1)},
-    "dbias": {64: Block(32, 32, 4, 1), 128: Block(32, 32, 8, 1), 256: Block(32, 32, 8, 1)},
+    "dbias": {64: Block(32, 32, 8, 1), 128: Block(16, 64, 8, 1), 256: Block(32, 32, 8, 1)},
 }
 # float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
 _FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}

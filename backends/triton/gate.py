@@ -6,6 +6,7 @@ The launches are those ``run.py`` would make, of tensors without memory: what is
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
@@ -144,7 +145,9 @@ def report_on(c: Configuration) -> KernelReport:
     start, launch = time.perf_counter(), None
     try:
         launch = launch_of(c)
-        made = compile_launch(launch, c.arch)
+        # What ptxas refuses Triton prints in full, though it is in the error as well.
+        with contextlib.redirect_stdout(io.StringIO()):
+            made = compile_launch(launch, c.arch)
     except Exception as error:  # the compiler's own failures have no common type
         return refused(c, error, launch.block if launch else None, time.perf_counter() - start)
     b = launch.block
