@@ -9,7 +9,7 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import INTERPRETED, rule
-from attnsel.verdict import AtLeast, AtMost, Bad, OneOf, Unknown, Words
+from attnsel.verdict import AtLeast, AtMost, Bad, OneOf, Words
 from attnsel.versions import Version, triton
 
 CUDA = {"cuda"}
@@ -272,22 +272,3 @@ def turing_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
     """
     field, width = widest(p)
     return Bad(field, width, AtMost(128)) if p.is_training and width > 128 else None
-
-
-@rule(
-    "TRITON022",
-    "triton",
-    arch=range(80, 130),
-    evidence="compiler",
-    trips={"dtype": "fp32", "head_dim_qk": 256},
-    passes={"dtype": "fp32"},
-)
-def wide_fp32_untried(p: AttentionParams, env: Environment) -> Unknown | None:
-    """Wide fp32 heads were not compiled
-
-    Why: the table of tiles was made for 16-bit elements; fp32 needs twice the shared memory.
-    Fix: bf16 or fp16, or head dimensions up to 128.
-    Source: table of kernels compiled for sm80 to sm121 with Triton 3.7.1.
-    """
-    field, width = widest(p)
-    return Unknown(field, width, AtMost(128)) if p.dtype == "fp32" and width > 128 else None
