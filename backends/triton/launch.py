@@ -106,7 +106,10 @@ class Call:
             return getattr(interpreted(self.longest_q, self.longest_kv), name)
         # Both bounds at once spill in Blackwell's wide forward tiles.
         windowed = name == "forward" and arch >= 100 and self.spec.window_left >= 0
-        return choose(name, arch, self.d, self.e, self.inputs.q.element_size(), self.heavy or windowed)
+        # Rows that Triton does not know to be aligned are loaded element by element, which takes registers.
+        ragged = bool(self.d % 16 or self.e % 16)
+        heavy = self.heavy or windowed or ragged
+        return choose(name, arch, self.d, self.e, self.inputs.q.element_size(), heavy)
 
 
 def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> Call:
@@ -378,7 +381,7 @@ def _rows_launch(call: Call, result: Result, dlse: Tensor | None, buffers: Buffe
         "BLOCK_E": pad(call.e),
         "BLOCK_M": ROWS_BLOCK,
     }
-    return _make("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 4, 1))
+    return _make("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 8, 1))
 
 
 def _dbias_launch(call: Call, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:
