@@ -9,7 +9,7 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import INTERPRETED, rule
-from attnsel.verdict import AtLeast, AtMost, Bad, OneOf, Unknown, Words
+from attnsel.verdict import AtLeast, AtMost, Bad, OneOf, Words
 from attnsel.versions import Version, triton
 
 CUDA = {"cuda"}
@@ -181,14 +181,52 @@ def turing_lost(p: AttentionParams, env: Environment) -> Bad:
     evidence="compiler",
     passes={"triton": "3.3.1"},
 )
-def blackwell_untried(p: AttentionParams, env: Environment) -> Unknown:
-    """Triton before 3.3 was not tried for Blackwell
+def blackwell_unknown_to_triton(p: AttentionParams, env: Environment) -> Bad:
+    """Triton before 3.3 knows no Blackwell
 
-    Why: the kernels were compiled for sm100, sm103, sm110, sm120 and sm121 with newer releases.
+    Why: on the first dot for sm100 or sm120 its compiler stops at an assertion, "computeCapability not
+    supported", and takes the process with it.
     Fix: PyTorch 2.7 and newer bring Triton 3.3 and newer.
-    Source: ahead-of-time compilation with Triton 3.7.1 (ptxas 13.1 above sm90).
+    Source: kernels compiled for sm100 and sm120 with Triton 3.2.0: AccelerateMatmul.cpp:36 aborts.
     """
-    return Unknown("triton", env.triton, AtLeast(Version(3, 3)))
+    return Bad("triton", env.triton, AtLeast(Version(3, 3)))
+
+
+@rule(
+    "TRITON013",
+    "triton",
+    when=triton("<3.6.0"),
+    arch={103, 121},
+    evidence="compiler",
+    passes={"triton": "3.6.0"},
+)
+def newer_blackwell(p: AttentionParams, env: Environment) -> Bad:
+    """sm103 and sm121 need Triton 3.6
+
+    Why: the assembler that older releases carry, ptxas 12.8, does not know these architectures.
+    Fix: Triton 3.6, which comes with PyTorch 2.10, or newer.
+    Source: kernels compiled with Triton 3.5.1 ("Value 'sm_103a' is not defined") and 3.6.0.
+    """
+    return Bad("triton", env.triton, AtLeast(Version(3, 6)))
+
+
+@rule(
+    "TRITON014",
+    "triton",
+    when=triton("<3.7.0"),
+    arch={110},
+    evidence="compiler",
+    trips={"gpu": "sm110", "triton": "3.6.0"},
+    passes={"gpu": "sm110", "triton": "3.7.1"},
+)
+def thor(p: AttentionParams, env: Environment) -> Bad:
+    """sm110 needs Triton 3.7
+
+    Why: the assembler that older releases carry does not know this architecture.
+    Fix: Triton 3.7, which comes with PyTorch 2.13, or newer.
+    Source: kernels compiled with Triton 3.6.0 ("sm_110a is not defined") and 3.7.1.
+    """
+    return Bad("triton", env.triton, AtLeast(Version(3, 7)))
 
 
 # What fits.
@@ -207,7 +245,8 @@ def head_dim_limit(p: AttentionParams, env: Environment) -> Bad | None:
 
     Why: wider tiles leave no configuration that fits shared memory and does not spill.
     Fix: sdpa.efficient and tiled have no limit.
-    Source: table of forward, dK/dV and dQ kernels compiled for sm75 to sm121 with Triton 3.7.1.
+    Source: table of forward, dK/dV and dQ kernels compiled for sm75 to sm121 with Triton 3.7.1: head
+    dimensions 40 to 256 in 16 bits, to 256 in float32.
     """
     field, width = widest(p)
     latent = (p.head_dim_qk, p.head_dim_v) == LATENT and p.dtype in ("fp16", "bf16")
@@ -234,22 +273,3 @@ def turing_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
     """
     field, width = widest(p)
     return Bad(field, width, AtMost(128)) if p.is_training and width > 128 else None
-
-
-@rule(
-    "TRITON022",
-    "triton",
-    arch=range(80, 130),
-    evidence="compiler",
-    trips={"dtype": "fp32", "head_dim_qk": 256},
-    passes={"dtype": "fp32"},
-)
-def wide_fp32_untried(p: AttentionParams, env: Environment) -> Unknown | None:
-    """Wide fp32 heads were not compiled
-
-    Why: the table of tiles was made for 16-bit elements; fp32 needs twice the shared memory.
-    Fix: bf16 or fp16, or head dimensions up to 128.
-    Source: table of kernels compiled for sm80 to sm121 with Triton 3.7.1.
-    """
-    field, width = widest(p)
-    return Unknown(field, width, AtMost(128)) if p.dtype == "fp32" and width > 128 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import sys
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ def conformance(
     backend: str = "triton",
     arch: Annotated[str, Parameter(help="architectures, e.g. 75,80,90; all shipped ones if left out")] = "",
     head_dim: Annotated[str, Parameter(help="head dimensions, e.g. 64,128 or 192x128; all if left out")] = "",
+    jobs: Annotated[int, Parameter(help="processes that compile; one per core if left out")] = 0,
     json: Json = False,
 ) -> int:
     """Compile every shipped Triton configuration ahead of time, with no GPU, and read what came out.
@@ -40,11 +42,13 @@ def conformance(
     except ImportError as error:
         complain(f"{error}; planning (attnsel explain, matrix) works without it")
         return BAD_INPUT
+    if jobs < 0:
+        raise InvalidInput("--jobs", jobs, "must be positive, or 0 for one per core")
     archs = _numbers("--arch", arch, ARCHS) or ARCHS
     chosen: dict[str, Any] = {}
     if head_dim:
         chosen["head_dims"] = _head_dims(head_dim)
-    reports = _watched(gate, gate.configurations(archs, **chosen))
+    reports = _watched(gate, gate.configurations(archs, **chosen), jobs or len(os.sched_getaffinity(0)))
     if json:
         print(jsonlib.dumps({"kernels": [report.as_json() for report in reports]}))
     else:
@@ -70,16 +74,20 @@ def _head_dims(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def _watched(gate: Any, wanted: list[Any]) -> list[Any]:
+def _watched(gate: Any, wanted: list[Any], jobs: int) -> list[Any]:
     """All reports; a bar on standard error while a person waits."""
     if not sys.stderr.isatty():
-        return list(gate.reports(wanted))
+        return list(gate.reports(wanted, jobs=jobs))
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("compiling", total=len(wanted))
-        return list(gate.reports(wanted, lambda done, total, report: bar.update(task, completed=done)))
+
+        def watch(done: int, total: int, report: Any) -> None:
+            bar.update(task, completed=done)
+
+        return list(gate.reports(wanted, watch, jobs))
 
 
 def _print(reports: list[Any]) -> None:

@@ -7,6 +7,7 @@ exactly when no register is spilled.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import subprocess
 import tempfile
@@ -66,8 +67,7 @@ def build(launch: Launch, arch: int) -> Any:
 
     Raises what Triton raises when it cannot compile.
     """
-    signature, constants, attributes = _specialised(launch)
-    source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
+    source = _source(launch)
     options = {
         "num_warps": launch.block.warps,
         "num_stages": launch.block.stages,
@@ -84,6 +84,22 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
     made = build(launch, arch)
     seconds = time.perf_counter() - start
     return _read(made.asm["cubin"], made.metadata, SHARED_MEMORY[arch], seconds)
+
+
+def _source(launch: Launch) -> ASTSource:
+    signature, constants, attributes = _specialised(launch)
+    if "constexprs" in inspect.signature(ASTSource).parameters:
+        return ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
+    # Triton 3.2 names its constants, leaves them out of the signature and has a class for the hints.
+    from triton.backends.compiler import AttrsDescriptor
+
+    names = list(signature)
+    return ASTSource(
+        launch.kernel,
+        {name: kind for name, kind in signature.items() if kind != "constexpr"},
+        constants={names[position]: value for (position,), value in constants.items()},
+        attrs=AttrsDescriptor.from_hints({position: 16 for (position,) in attributes}),
+    )
 
 
 def _specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:

@@ -94,7 +94,7 @@ def _rows_of_dkdv(
     Delta,
     q_s,
     do_s,
-    cols,
+    n0,
     len_q,
     len_kv,
     diag,
@@ -134,6 +134,8 @@ def _rows_of_dkdv(
 
     So P^T and dS^T come out of their dots as the left operands of the next, with no change of layout.
     """
+    BLOCK_N: tl.constexpr = k.shape[0]
+    cols = n0 + tl.arange(0, BLOCK_N)
     for m in range(begin, end, BLOCK_M):
         rows = m + tl.arange(0, BLOCK_M)
         lse2 = tl.load(Lse2 + rows, mask=rows < len_q, other=float("inf"))
@@ -154,7 +156,8 @@ def _rows_of_dkdv(
         p = tl.exp2(x - lse2[None, :])
         dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
         if DROPOUT:
-            keep = kept(key, rows[None, :] + q_offset, cols[:, None] + kv_offset, head, z, threshold)
+            keep = kept(key, rows + q_offset, n0 + kv_offset, head, z, threshold, BLOCK_N, DROPOUT)
+            keep = tl.trans(keep)
             dv = tl.dot(tl.where(keep, p, 0.0).to(dout.dtype), dout, dv, input_precision=PRECISION)
             dp = tl.where(keep, dp * keep_scale, 0.0)
         else:
@@ -239,6 +242,7 @@ def dkdv_kernel(
     RIGHT: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr,
     SPLIT: tl.constexpr,
     DEAD_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -294,25 +298,25 @@ def dkdv_kernel(
             slope2 = tl.load(Slopes + z * slope_b + head) * LOG2E
         if SPLIT and RIGHT:
             dk, dv = _rows_of_dkdv(
-                dk, dv, k, v, begin, full_begin, q, dout, lse2, delta, q_s, do_s, cols, len_q, len_kv, diag,
+                dk, dv, k, v, begin, full_begin, q, dout, lse2, delta, q_s, do_s, n0, len_q, len_kv, diag,
                 scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv, slope2,
                 key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
-                True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, DEAD_ROWS, PRECISION,
+                True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, DEAD_ROWS, PRECISION,
             )  # fmt: skip
         if SPLIT:
             dk, dv = _rows_of_dkdv(
-                dk, dv, k, v, full_begin, full_end, q, dout, lse2, delta, q_s, do_s, cols, len_q, len_kv,
+                dk, dv, k, v, full_begin, full_end, q, dout, lse2, delta, q_s, do_s, n0, len_q, len_kv,
                 diag, scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv,
                 slope2, key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E,
-                BLOCK_M, False, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, DEAD_ROWS,
+                BLOCK_M, False, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, DEAD_ROWS,
                 PRECISION,
             )  # fmt: skip
         if not SPLIT:
             dk, dv = _rows_of_dkdv(
-                dk, dv, k, v, full_end, end, q, dout, lse2, delta, q_s, do_s, cols, len_q, len_kv, diag,
+                dk, dv, k, v, full_end, end, q, dout, lse2, delta, q_s, do_s, n0, len_q, len_kv, diag,
                 scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv, slope2,
                 key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
-                True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, DEAD_ROWS, PRECISION,
+                True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, DEAD_ROWS, PRECISION,
             )  # fmt: skip
     limit = rows_kv
     if CuKV is not None:
@@ -379,11 +383,10 @@ def _columns_of_dq(
 ):
     """Columns [begin, end) of one row block into dq [m, d]."""
     for n in range(begin, end, BLOCK_N):
-        cols = n + tl.arange(0, BLOCK_N)
         k = load_rows(K, n, k_s, len_kv, D, BLOCK_D, BLOCK_N, MASKED)
         v = load_rows(V, n, v_s, len_kv, E, BLOCK_E, BLOCK_N, MASKED)
         ds, t = _dscore(
-            q, k, v, dout, lse2, delta, rows, cols, len_q, len_kv, diag, scale2, cap, window_left,
+            q, k, v, dout, lse2, delta, rows, n, len_q, len_kv, diag, scale2, cap, window_left,
             window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key, q_offset, kv_offset,
             head, z, threshold, keep_scale, MASKED, LEFT, RIGHT, SOFTCAP, ALIBI, DROPOUT, PRECISION,
         )  # fmt: skip
@@ -402,7 +405,7 @@ def _dscore(
     lse2,
     delta,
     rows,
-    cols,
+    n,
     len_q,
     len_kv,
     diag,
@@ -433,6 +436,8 @@ def _dscore(
     PRECISION: tl.constexpr,
 ):
     """The gradient of a tile's biased scores [m, n], before the softcap's derivative, and its tanh."""
+    BLOCK_N: tl.constexpr = k.shape[0]
+    cols = n + tl.arange(0, BLOCK_N)
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x, t = score(
         x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, window_left, window_right,
@@ -442,7 +447,7 @@ def _dscore(
     p = tl.exp2(x - lse2[:, None])
     dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     if DROPOUT:
-        keep = kept(key, rows[:, None] + q_offset, cols[None, :] + kv_offset, head, z, threshold)
+        keep = kept(key, rows + q_offset, n + kv_offset, head, z, threshold, BLOCK_N, DROPOUT)
         dp = tl.where(keep, dp * keep_scale, 0.0)
     return p * (dp - delta[:, None]), t
 
@@ -531,6 +536,7 @@ def dq_kernel(
     RIGHT: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -580,13 +586,13 @@ def dq_kernel(
             dq, q, dout, lse2, delta, full_begin, full_end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,
             cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
             q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
-            False, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
+            False, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, PRECISION,
         )  # fmt: skip
     dq = _columns_of_dq(
         dq, q, dout, lse2, delta, full_end, end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,
         cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
         q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
-        True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
+        True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, PRECISION,
     )  # fmt: skip
     limit = rows_q
     if CuQ is not None:
@@ -673,6 +679,7 @@ def dbias_kernel(
     RIGHT: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program per tile of the bias: it sums over whatever the bias broadcasts over."""
@@ -724,7 +731,6 @@ def dbias_kernel(
                 begin = tl.maximum(begin, tile_kv * BLOCK_N)
                 end = tl.minimum(end, tile_kv * BLOCK_N + BLOCK_N)
             for n in range(begin, end, BLOCK_N):
-                cols = n + tl.arange(0, BLOCK_N)
                 k = load_rows(
                     K + z64 * k_b + g64 * k_h + first_kv * k_s, n, k_s, len_kv, D, BLOCK_D, BLOCK_N, True
                 )
@@ -732,10 +738,10 @@ def dbias_kernel(
                     V + z64 * v_b + g64 * v_h + first_kv * v_s, n, v_s, len_kv, E, BLOCK_E, BLOCK_N, True
                 )
                 ds, _tanh = _dscore(
-                    q, k, v, dout, lse2, delta, rows, cols, len_q, len_kv, diag, scale2, cap, window_left,
+                    q, k, v, dout, lse2, delta, rows, n, len_q, len_kv, diag, scale2, cap, window_left,
                     window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv, slope2, key, q_offset,
                     kv_offset, head, z, threshold, keep_scale, True, LEFT, RIGHT, SOFTCAP,
-                    Slopes is not None, Seed is not None, PRECISION,
+                    Slopes is not None, DROPOUT, PRECISION,
                 )  # fmt: skip
                 acc += ds
     DBias += bias_z.to(tl.int64) * dbias_b + bias_head.to(tl.int64) * dbias_h

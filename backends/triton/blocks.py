@@ -1,6 +1,7 @@
 """How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
 
-Every row was compiled ahead of time (``gate.py``): it fits in shared memory and spills nothing.
+Every row was compiled ahead of time (``gate.py``) with Triton 3.6 to 3.9: it fits in shared memory and spills
+nothing, but for 8 accesses of sm90's dK/dV pass at 128 with 3.9: benchmarks/results/triton-versions.json.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ ARCHS = (75, 80, 86, 89, 90, 100, 120)
 # (family, pass) -> {widest padded head dimension: block}. None: no tile that fits and does not spill.
 _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
     (75, "forward"): {
-        64: Block(128, 64, 4, 1, split=False),
-        128: Block(128, 64, 8, 1, split=False),
+        64: Block(128, 32, 4, 1, split=False),
+        128: Block(128, 32, 8, 1, split=False),
         256: Block(64, 32, 8, 1),
     },
     (75, "dkdv"): {
@@ -58,7 +59,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 64, 8, 2),
     },
     (80, "dkdv"): {
-        64: Block(32, 128, 8, 2, split=False),
+        64: Block(32, 64, 8, 2, split=False),
         128: Block(64, 64, 8, 2, split=False),
         256: Block(32, 32, 8, 2, split=False),
     },
@@ -68,7 +69,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 32, 8, 2),
     },
     (86, "forward"): {
-        64: Block(128, 128, 8, 2, split=False),
+        64: Block(128, 64, 4, 3, split=False),
         128: Block(128, 64, 8, 3),
         256: Block(64, 64, 8, 1),
     },
@@ -88,7 +89,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(128, 64, 8, 2),
     },
     (90, "dkdv"): {
-        64: Block(64, 128, 8, 2, split=False),
+        64: Block(32, 128, 8, 2, split=False),
         128: Block(32, 128, 8, 2, split=False),
         256: Block(32, 32, 8, 2, split=False),
     },
@@ -98,9 +99,9 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 32, 8, 2),
     },
     (100, "forward"): {
-        64: Block(128, 128, 8, 2),
+        64: Block(64, 64, 4, 2, split=False),
         128: Block(128, 64, 8, 2),
-        256: Block(128, 64, 8, 2, split=False),
+        256: Block(64, 64, 8, 2, split=False),
     },
     (100, "dkdv"): {
         64: Block(64, 128, 8, 2, split=False),
@@ -113,12 +114,12 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(128, 32, 8, 2),
     },
     (120, "forward"): {
-        64: Block(128, 128, 8, 1),
+        64: Block(128, 64, 8, 2),
         128: Block(128, 64, 8, 3),
         256: Block(64, 64, 8, 1),
     },
     (120, "dkdv"): {
-        64: Block(64, 128, 8, 2, split=False),
+        64: Block(32, 128, 8, 2, split=False),
         128: Block(64, 64, 8, 1, split=False),
         256: Block(32, 32, 8, 2, split=False),
     },
@@ -128,15 +129,16 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 32, 8, 1),
     },
 }
-# With a bias, a mask or dropout a pair takes many more registers; stages 1 on Turing, as above.
+# With a bias, a mask or dropout a pair takes many more registers; stages 1 on Turing, as above, and on
+# Blackwell. At 64 and 128 nothing spills with every feature at once either, at 256 some passes do.
 _HEAVY: dict[str, dict[int, Block]] = {
     "forward": {64: Block(64, 64, 4, 2), 128: Block(64, 32, 8, 2), 256: Block(32, 32, 8, 1)},
-    "dkdv": {64: Block(32, 32, 4, 2), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)},
+    "dkdv": {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)},
     "dq": {64: Block(64, 32, 4, 2), 128: Block(32, 32, 4, 1), 256: Block(32, 32, 8, 1)},
-    "dbias": {64: Block(32, 32, 4, 1), 128: Block(32, 32, 8, 1), 256: Block(32, 32, 8, 1)},
+    "dbias": {64: Block(32, 32, 8, 1), 128: Block(16, 64, 8, 1), 256: Block(32, 32, 8, 1)},
 }
 # float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
-_FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 16, 4, 1)}
+_FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)}
 
 # Forward over pages, whose addresses take registers, where they spill in the tile above.
 _PAGED = {
@@ -288,7 +290,7 @@ def _choose_dense(name: str, arch: int, width: int, itemsize: int, heavy: bool) 
     block = _HEAVY["dbias"][width] if name == "dbias" else _TABLE[family, name][width]
     if block is not None and heavy:
         block = _HEAVY[name][width]
-        return block._replace(stages=1) if family == 75 else block
+        return block._replace(stages=1) if family in (75, 100) else block
     return block
 
 

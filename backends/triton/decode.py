@@ -100,6 +100,7 @@ def decode_kernel(
     BOTTOM_RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINK: tl.constexpr,
+    DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -166,7 +167,7 @@ def decode_kernel(
         acc, total, peak, q, q2, begin, end, K, V, k_s, v_s, Table, k_b, v_b, pages, rows, len_q, len_kv,
         diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2,
         key, q_offset, kv_offset, head[:, None], z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
-        PAGE_SIZE, True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
+        PAGE_SIZE, True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, PRECISION,
     )  # fmt: skip
 
     col = tl.arange(0, BLOCK_E)
@@ -174,7 +175,7 @@ def decode_kernel(
     if PartOut is None:
         if MaxLogit is not None:
             tl.store(MaxLogit + (head64 * batch + z) * longest_q + rows, peak * LN2, mask=rows < longest_q)
-        acc, lse = finish(acc, total, peak, real, Sinks, head, keep_scale, SINK, Seed is not None)
+        acc, lse = finish(acc, total, peak, real, Sinks, head, keep_scale, SINK, DROPOUT)
         # Dense rows past the length hold zeros; packed memory there belongs to others.
         limit = rows_q
         if CuQ is not None:

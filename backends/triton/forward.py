@@ -101,7 +101,7 @@ def columns(
         total = total * rescale + tl.sum(p, 1)
         peak = new_peak
         if DROPOUT:
-            keep = kept(key, rows[:, None] + q_offset, cols[None, :] + kv_offset, head, z, threshold)
+            keep = kept(key, rows + q_offset, n + kv_offset, head, z, threshold, BLOCK_N, DROPOUT)
             p = tl.where(keep, p, 0.0)
         v = load_cached(V, page, n, v_s, v_p, len_kv, E, BLOCK_E, BLOCK_N, PAGE_SIZE, MASKED)
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
@@ -182,6 +182,7 @@ def forward_kernel(
     BOTTOM_RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINK: tl.constexpr,
+    DROPOUT: tl.constexpr,  # columns that share a draw: 4, or 1 at odd offsets; 0: no dropout
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -240,14 +241,14 @@ def forward_kernel(
             acc, total, peak, q, q2, full_begin, full_end, K, V, k_s, v_s, Table, k_b, v_b, pages, rows,
             len_q, len_kv, diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q,
             mask_kv, slope2, key, q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2,
-            BLOCK_E, BLOCK_N, PAGE_SIZE, False, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None,
+            BLOCK_E, BLOCK_N, PAGE_SIZE, False, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT,
             PRECISION,
         )  # fmt: skip
     acc, total, peak = columns(
         acc, total, peak, q, q2, full_end, end, K, V, k_s, v_s, Table, k_b, v_b, pages, rows, len_q, len_kv,
         diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2,
         key, q_offset, kv_offset, head, z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
-        PAGE_SIZE, True, LEFT, RIGHT, SOFTCAP, Slopes is not None, Seed is not None, PRECISION,
+        PAGE_SIZE, True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, PRECISION,
     )  # fmt: skip
 
     real = rows < len_q

@@ -5,8 +5,10 @@ The launches are those ``run.py`` would make, of tensors without memory: what is
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,9 +18,9 @@ from torch import Tensor
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.gpus import SHARED_MEMORY
 
-from . import descriptors
+from . import descriptors, pool
 from . import launch as _launch
-from .blocks import ARCHS, DECODE_ROWS, choose_descriptor
+from .blocks import ARCHS, DECODE_ROWS, Block, choose_descriptor
 from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
 from .launch_decode import decode_launches, make_parts
 
@@ -31,8 +33,8 @@ _HEADS, _GROUPS = 16, 4
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One kernel to compile. ``feature``: full, causal, window, paged (pages of 16 rows, causal), paged-256,
-    or "all" (every optional tensor at once).
+    """One kernel to compile. ``feature``: a key of ``_CALLS``, "paged" being pages of 16 rows and "all" every
+    optional tensor at once.
     """
 
     kernel: str  # forward, forward_descriptor, rows, dkdv, dq, dbias, decode, merge
@@ -127,65 +129,94 @@ def run_gate(
     archs: Iterable[int] = ARCHS,
     *,
     progress: Callable[[int, int, KernelReport], None] | None = None,
+    jobs: int = 1,
     **chosen: Any,
 ) -> list[KernelReport]:
     """Compile and report every configuration of ``archs``; ``chosen`` narrows as ``configurations`` does.
 
     ``progress(done, total, report)`` is called after each. A refusal of the compiler is a report as well.
+    With ``jobs`` over 1 that many processes compile.
     """
-    return list(reports(configurations(archs, **chosen), progress))
+    return reports(configurations(archs, **chosen), progress, jobs)
 
 
 def reports(
-    wanted: list[Configuration], progress: Callable[[int, int, KernelReport], None] | None = None
-) -> Iterator[KernelReport]:
-    for done, configuration in enumerate(wanted, 1):
-        report = report_on(configuration)
-        if progress is not None:
-            progress(done, len(wanted), report)
-        yield report
+    wanted: list[Configuration],
+    progress: Callable[[int, int, KernelReport], None] | None = None,
+    jobs: int = 1,
+) -> list[KernelReport]:
+    """In the order of ``wanted``; ``progress`` hears of them as they are done."""
+    made: dict[int, KernelReport] = {}
+    with contextlib.closing(_made(wanted, min(jobs, len(wanted)))) as coming:
+        for place, report in coming:
+            made[place] = report
+            if progress is not None:
+                progress(len(made), len(wanted), report)
+    return [made[place] for place in range(len(wanted))]
+
+
+def _made(wanted: list[Configuration], jobs: int) -> Generator[tuple[int, KernelReport], None, None]:
+    if jobs <= 1:
+        for place, configuration in enumerate(wanted):
+            yield place, report_on(configuration)
+        return
+    with contextlib.closing(pool.apply(report_on, wanted, jobs)) as values:
+        for place, value in values:
+            yield place, value if isinstance(value, KernelReport) else refused(wanted[place], value)
 
 
 def report_on(c: Configuration) -> KernelReport:
     from .aot import compile_launch
 
-    names = (c.kernel, c.arch, c.head_dim_qk, c.head_dim_v, c.dtype, c.feature)
-    limit, start, launch = SHARED_MEMORY[c.arch], time.perf_counter(), None
+    start, launch = time.perf_counter(), None
     try:
         launch = launch_of(c)
-        made = compile_launch(launch, c.arch)
+        # What ptxas refuses Triton prints in full, though it is in the error as well.
+        with contextlib.redirect_stdout(io.StringIO()):
+            made = compile_launch(launch, c.arch)
     except Exception as error:  # the compiler's own failures have no common type
-        words = f"{type(error).__name__}: {error}".strip()
-        block = (launch.block.m, launch.block.n) if launch else None
-        warps, stages = (launch.block.warps, launch.block.stages) if launch else (0, 0)
-        return KernelReport(
-            *names, block, warps, stages, 0, 0, 0, limit, (), time.perf_counter() - start, words[:500]
-        )
+        return refused(c, error, launch.block if launch else None, time.perf_counter() - start)
     b = launch.block
     return KernelReport(
-        *names,
+        *_named(c),
         (b.m, b.n),
         made.warps,
         b.stages,
         made.registers,
         made.spills or made.stack,
         made.shared_memory,
-        limit,
+        made.shared_memory_limit,
         made.matrix_instructions,
         made.seconds,
         specialised=made.specialised,
     )
 
 
+def refused(
+    c: Configuration, error: Exception, block: Block | None = None, seconds: float = 0.0
+) -> KernelReport:
+    tile = ((block.m, block.n), block.warps, block.stages) if block else (None, 0, 0)
+    words = f"{type(error).__name__}: {error}".strip()[:500]
+    return KernelReport(*_named(c), *tile, 0, 0, 0, SHARED_MEMORY[c.arch], (), seconds, words)
+
+
+def _named(c: Configuration) -> tuple[str, int, int, int, str, str]:
+    return c.kernel, c.arch, c.head_dim_qk, c.head_dim_v, c.dtype, c.feature
+
+
 def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
-    """The launch a call of this configuration would make: b 2, h 16, g 4, bshd."""
+    """The launch a call of this configuration would make: b 2, h 16, g 4, bshd or thd."""
     decoded = c.kernel in ("decode", "merge")
     queries = c.rows * _GROUPS // _HEADS if decoded else sequence
     spec, inputs = _call(c, queries, sequence)
     call = make_call(spec, inputs)
     q = inputs.q
-    out = _meta(2, queries, _HEADS, c.head_dim_v, dtype=q.dtype).transpose(1, 2)
-    lse = _meta(2, _HEADS, queries, dtype=torch.float32)
+    if spec.packed:
+        out = _meta(2 * queries, _HEADS, c.head_dim_v, dtype=q.dtype)
+        lse = _meta(_HEADS, 2 * queries, dtype=torch.float32)
+    else:
+        out = _meta(2, queries, _HEADS, c.head_dim_v, dtype=q.dtype).transpose(1, 2)
+        lse = _meta(2, _HEADS, queries, dtype=torch.float32)
     if decoded:
         # Both ways out of the kernel are compiled: one split writes the results itself.
         block = call.block("decode", c.arch)
@@ -207,51 +238,65 @@ def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
     raise ValueError(f"no kernel {c.kernel!r} in this call")
 
 
+_BAND = {"window_left": 512, "window_right": 0}
+# What a call asks for beyond plain attention: fields of its Spec, and its optional tensors.
+_CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "full": ({}, ()),
+    "causal": ({"window_right": 0}, ()),
+    "window": (_BAND, ()),
+    "bias": ({}, ("bias",)),
+    "mask": ({}, ("attn_mask",)),
+    "dropout": ({"window_right": 0, "dropout_p": 0.1}, ("dropout_seed", "dropout_offset")),
+    "alibi": (_BAND, ("alibi_slopes",)),
+    "softcap": ({**_BAND, "softcap": 30.0}, ()),
+    "paged": ({"window_right": 0, "bottom_right": True}, ("block_table", "seqlens_kv")),
+    "paged-256": ({"window_right": 0, "bottom_right": True}, ("block_table", "seqlens_kv")),
+    "packed": ({"window_right": 0, "packed": True}, ("cu_seqlens_q", "cu_seqlens_kv")),
+    "all": (
+        {
+            **_BAND,
+            "bottom_right": True,
+            "softcap": 30.0,
+            "softmax_type": "learnable",
+            "dropout_p": 0.1,
+        },
+        (
+            *("attn_mask", "bias", "alibi_slopes", "softmax_offset", "seqlens_q", "seqlens_kv"),
+            *("dropout_seed", "dropout_offset"),
+        ),
+    ),
+}
+
+
 def _call(c: Configuration, queries: int, sequence: int) -> tuple[Spec, Inputs]:
-    dtype = _DTYPES[c.dtype]
+    if c.feature not in _CALLS:
+        raise ValueError(f"feature is {c.feature!r}; allowed: {', '.join(_CALLS)}")
+    fields, names = _CALLS[c.feature]
     page_size = _PAGE_SIZES.get(c.feature, 0)
+    spec = Spec(softmax_scale=c.head_dim_qk**-0.5, need_grad=not page_size, **fields)
+    dtype = _DTYPES[c.dtype]
     pools = (512, page_size) if page_size else (2, sequence)
-    q = _meta(2, queries, _HEADS, c.head_dim_qk, dtype=dtype).transpose(1, 2)
-    k, v = (
-        _meta(*pools, _GROUPS, width, dtype=dtype).transpose(1, 2) for width in (c.head_dim_qk, c.head_dim_v)
+    dense = (
+        _meta(2, queries, _HEADS, c.head_dim_qk, dtype=dtype),
+        _meta(*pools, _GROUPS, c.head_dim_qk, dtype=dtype),
+        _meta(*pools, _GROUPS, c.head_dim_v, dtype=dtype),
     )
-    spec = Spec(softmax_scale=c.head_dim_qk**-0.5, need_grad=not page_size)
-    inputs = Inputs(q, k, v)
+    q, k, v = (t.flatten(0, 1) if spec.packed else t.transpose(1, 2) for t in dense)
     lengths, scalar = _meta(2, dtype=torch.int32), _meta(1, dtype=torch.int64)
-    if c.feature == "full":
-        return spec, inputs
-    if c.feature == "causal":
-        return Spec(**_fields(spec) | {"window_right": 0}), inputs
-    if page_size:
-        table = _meta(2, sequence // page_size, dtype=torch.int32)
-        paged = inputs._replace(block_table=table, seqlens_kv=lengths)
-        return Spec(**_fields(spec) | {"window_right": 0, "bottom_right": True}), paged
-    if c.feature == "window":
-        return Spec(**_fields(spec) | {"window_left": 512, "window_right": 0}), inputs
-    if c.feature != "all":
-        raise ValueError(f"feature is {c.feature!r}; allowed: {', '.join(FEATURES)}, window, all")
-    every = {
-        "window_left": 512,
-        "window_right": 0,
-        "bottom_right": True,
-        "softcap": 30.0,
-        "softmax_type": "learnable",
-        "dropout_p": 0.1,
+    optional = {
+        "attn_mask": _meta(2, 1, 1, sequence, dtype=torch.bool),
+        "bias": _meta(1, _HEADS, queries, sequence, dtype=dtype),
+        "alibi_slopes": _meta(_HEADS, dtype=torch.float32),
+        "softmax_offset": _meta(_HEADS, dtype=torch.float32),
+        "seqlens_q": lengths,
+        "seqlens_kv": lengths,
+        "cu_seqlens_q": _meta(3, dtype=torch.int32),
+        "cu_seqlens_kv": _meta(3, dtype=torch.int32),
+        "dropout_seed": scalar,
+        "dropout_offset": scalar,
+        "block_table": _meta(2, sequence // max(1, page_size), dtype=torch.int32),
     }
-    return Spec(**_fields(spec) | every), inputs._replace(
-        attn_mask=_meta(2, 1, 1, sequence, dtype=torch.bool),
-        bias=_meta(1, _HEADS, queries, sequence, dtype=dtype),
-        alibi_slopes=_meta(_HEADS, dtype=torch.float32),
-        softmax_offset=_meta(_HEADS, dtype=torch.float32),
-        seqlens_q=lengths,
-        seqlens_kv=lengths,
-        dropout_seed=scalar,
-        dropout_offset=scalar,
-    )
-
-
-def _fields(spec: Spec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+    return spec, Inputs(q, k, v, **{name: optional[name] for name in names})
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -118,7 +118,9 @@ class Call:
             return getattr(interpreted(rows if name == "decode" else self.longest_q, self.longest_kv), name)
         # Both bounds at once spill in Blackwell's wide forward tiles.
         windowed = name == "forward" and arch >= 100 and self.spec.window_left >= 0
-        heavy = self.heavy or windowed
+        # Rows that Triton does not know to be aligned are loaded element by element, which takes registers.
+        ragged = bool(self.d % 16 or self.e % 16)
+        heavy = self.heavy or windowed or ragged
         return choose(
             name, arch, self.d, self.e, self.inputs.q.element_size(), heavy, rows, page_size(self.inputs)
         )
@@ -222,6 +224,7 @@ def shared_args(call: Call) -> dict[str, Any]:
         "RIGHT": spec.window_right >= 0,
         "BOTTOM_RIGHT": spec.bottom_right,
         "SOFTCAP": bool(spec.softcap),
+        "DROPOUT": (1 if spec.kv_offset % 4 else 4) if dropout else 0,
         "PRECISION": "ieee",
     }
 
@@ -414,7 +417,7 @@ def _rows_launch(call: Call, result: Result, dlse: Tensor | None, buffers: Buffe
         "BLOCK_E": pad(call.e),
         "BLOCK_M": ROWS_BLOCK,
     }
-    return make_launch("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 4, 1))
+    return make_launch("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 8, 1))
 
 
 def _dbias_launch(call: Call, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:

@@ -82,7 +82,6 @@ def decode_launches(
         "BLOCK_S": MAX_SPLITS,
         # As many parts as 4 warps hold in 32 registers each.
         "CHUNK": max(4, min(32, 4096 // pad(call.e))),
-        "DROPOUT": bool(call.spec.dropout_p),
     }
     programs = tiles * splits * call.groups * call.batch
     launches = [make_launch("decode", decode_kernel, programs, args, block)]

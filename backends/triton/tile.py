@@ -183,15 +183,26 @@ def dropout_key(Seed, Offset):
 
 
 @triton.jit
-def kept(key, rows, cols, head, z, threshold):
-    """Which pairs dropout keeps; rows and cols are absolute positions, ``threshold`` is signed.
+def kept(key, rows, first, head, z, threshold, N: tl.constexpr, SHARED: tl.constexpr):
+    """Which pairs ``[m, N]`` dropout keeps: rows ``[m]`` and columns from ``first`` on, absolute positions.
 
-    Comparing as signed after flipping the top bit lets the threshold travel as an int32 argument.
+    A draw makes the words of four neighbouring columns. SHARED 4: ``first`` is a multiple of four, and each
+    draw is made once; 1: once per pair. ``threshold`` is compared as signed after flipping the top bit: it
+    travels as an int32 argument.
     """
-    zero = rows * 0 + cols * 0
-    w0, w1, w2, w3 = tl.philox(key, zero + (cols >> 2), zero + rows, zero + head, zero + z)
-    lane = zero + (cols & 3)
-    word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
+    if SHARED == 4:
+        cols = (first >> 2) + tl.arange(0, N // 4)
+    else:
+        cols = first + tl.arange(0, N)
+    zero = rows[:, None] * 0 + cols[None, :] * 0
+    if SHARED == 4:
+        w0, w1, w2, w3 = tl.philox(key, zero + cols[None, :], zero + rows[:, None], zero + head, zero + z)
+        word = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [rows.shape[0], N])
+    else:
+        counter = zero + (cols >> 2)[None, :]
+        w0, w1, w2, w3 = tl.philox(key, counter, zero + rows[:, None], zero + head, zero + z)
+        lane = zero + (cols & 3)[None, :]
+        word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
     return word.to(tl.int32, bitcast=True) ^ -2147483648 >= threshold
 
 

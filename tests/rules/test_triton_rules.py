@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from attnsel.environment import Environment
-from attnsel.verdict import Unknown
 
 H100 = Environment.describe(gpu="H100", torch="2.13.0")
 T4 = Environment.describe(gpu="T4", torch="2.13.0")
@@ -61,16 +60,26 @@ def test_linux_only(codes):
     assert codes("triton", H100.replace(platform="windows")) == {"TRITON006"}
 
 
-def test_wide_heads(codes, findings):
+def test_wide_heads(codes):
     assert codes("triton", H100, head_dim_qk=320) == {"TRITON020"}
     assert codes("triton", H100, head_dim_qk=576, head_dim_v=512, is_training=False) == set()
     assert codes("triton", H100, head_dim_qk=576, head_dim_v=512) == {"TRITON020"}
-    assert isinstance(findings("triton", H100, dtype="fp32", head_dim_qk=256)["TRITON022"], Unknown)
+    assert codes("triton", H100, dtype="fp32", head_dim_qk=256) == set()
 
 
-def test_old_triton_on_blackwell_is_unknown(findings):
-    env = Environment.describe(gpu="B200", torch="2.6.0", triton="3.2.0")
-    assert isinstance(findings("triton", env)["TRITON012"], Unknown)
+@pytest.mark.parametrize(
+    ("gpu", "triton", "refused"),
+    [
+        ("B200", "3.2.0", {"TRITON012"}),
+        ("B200", "3.3.1", set()),
+        ("B300", "3.5.1", {"TRITON013"}),
+        ("GB10", "3.6.0", set()),
+        ("sm110", "3.6.0", {"TRITON014"}),
+        ("sm110", "3.7.1", set()),
+    ],
+)
+def test_which_triton_knows_which_blackwell(codes, gpu, triton, refused):
+    assert codes("triton", Environment.describe(gpu=gpu, torch="2.13.0", triton=triton)) == refused
 
 
 @pytest.mark.parametrize("env", [H100, T4, CPU])

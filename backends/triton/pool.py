@@ -1,0 +1,88 @@
+"""Compile in worker processes: the compiler keeps a core busy, and the Turing hook is process-wide.
+
+A compiler that ends its process (LLVM aborts on what it does not expect) costs one report, not the run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Generator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+
+def apply(
+    function: Callable[[Any], Any], wanted: list[Any], jobs: int
+) -> Generator[tuple[int, Any], None, None]:
+    """``(place in wanted, function(wanted[place]))`` as they are done, ``jobs`` at a time.
+
+    The value is a RuntimeError where the process ended. Leaving early, an interrupt included, ends the rest.
+    """
+    waiting = deque(enumerate(wanted))
+    workers: dict[Connection, _Worker] = {}
+    try:
+        while waiting or workers:
+            while waiting and len(workers) < jobs:
+                worker = _Worker(function)
+                workers[worker.pipe] = worker
+                worker.give(*waiting.popleft())
+            for pipe in wait(list(workers)):
+                worker = workers[pipe]  # type: ignore[index]
+                place, value = worker.place, worker.take()
+                if waiting and not isinstance(value, RuntimeError):
+                    worker.give(*waiting.popleft())
+                else:
+                    del workers[worker.pipe]
+                    worker.close()
+                yield place, value
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+class _Worker:
+    """A process that computes one value after the other, and what it is at."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        # Not forked: a child would inherit the locks of torch's threads.
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(function, theirs), daemon=True)
+        # An interrupt from the keyboard reaches every process of the terminal: only the parent is to see it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self.place = -1
+
+    def give(self, place: int, argument: Any) -> None:
+        self.place = place
+        self.pipe.send(argument)
+
+    def take(self) -> Any:
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            return RuntimeError(f"the compiling process ended with exit code {self.process.exitcode}")
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _work(function: Callable[[Any], Any], pipe: Connection) -> None:
+    # A failing pass prints its whole module; what matters is in the error.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    while True:
+        try:
+            argument = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(function(argument))

@@ -1,0 +1,107 @@
+"""What each release of Triton makes of attnsel's kernels, with no GPU: registers, spills, shared memory.
+
+    python benchmarks/triton_versions.py 3.6.0 3.7.1 --json benchmarks/results/triton-versions.json
+
+Each release is unpacked by pip into a folder of its own, in front of this environment's Triton, and compiles
+a part of the table: every pass at head_dim 64 and 128 and the forward at 256, for every architecture. Results
+are merged into the file by release, so releases can be added one at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+RELEASES = ("3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0")
+ROOT = Path(__file__).parents[1]
+WANTED = (
+    *((d, kernel, "causal") for d in (64, 128) for kernel in ("forward", "rows", "dkdv", "dq")),
+    *((d, kernel, "full") for d in (64, 128) for kernel in ("forward", "dkdv")),
+    *((d, "dbias", "bias") for d in (64, 128)),
+    (256, "forward", "causal"),
+)
+FIELDS = ("registers", "spills", "shared_memory", "matrix_instructions", "error")
+
+
+def compile_here(jobs: int) -> dict[str, Any]:
+    """With the Triton that imports here: what it made, by kernel, architecture, head dims and feature."""
+    from attnsel.backends.triton import gate
+    from attnsel.backends.triton.blocks import ARCHS
+
+    wanted = [
+        gate.Configuration(kernel, arch, d, d, "fp16" if arch == 75 else "bf16", feature)
+        for arch in ARCHS
+        if arch != 89  # the same machine code as for 86
+        for d, kernel, feature in WANTED
+    ]
+
+    def watch(done: int, total: int, report: gate.KernelReport) -> None:
+        print(f"\r  {done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    reports = gate.reports(wanted, watch, jobs)
+    kernels = [
+        {
+            "kernel": f"{r.kernel} sm{r.arch} d{r.head_dim_qk} {r.feature}",
+            "tile": [*(r.block or ()), r.warps, r.stages],
+            **{name: getattr(r, name) for name in FIELDS},
+            "ok": r.ok,
+        }
+        for r in reports
+    ]
+    return {"ok": sum(r.ok for r in reports), "total": len(reports), "kernels": kernels}
+
+
+def compile_with(release: str, jobs: int) -> dict[str, Any]:
+    """The same in a fresh process that sees this release."""
+    with tempfile.TemporaryDirectory(prefix=f"triton-{release}-") as folder:
+        print(f"Triton {release}", file=sys.stderr, flush=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
+        subprocess.run([*pip, f"triton=={release}"], check=True)
+        seen = [folder, str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, seen)),
+            "TRITON_CACHE_DIR": f"{folder}/cache",
+        }
+        command = [sys.executable, __file__, "--here", "--jobs", str(jobs)]
+        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    made: dict[str, Any] = json.loads(done.stdout)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("releases", nargs="*", default=RELEASES)
+    parser.add_argument("--json", type=Path, help="merge the results into this file")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--here", action="store_true", help="the installed Triton only, JSON to stdout")
+    options = parser.parse_args()
+    if options.here:
+        print(json.dumps(compile_here(options.jobs)))
+        return
+    for release in options.releases:
+        made = compile_with(release, options.jobs)
+        print(f"  {made['ok']} of {made['total']} compile, fit, do not spill and use the tensor cores")
+        for kernel in made["kernels"]:
+            if not kernel["ok"]:
+                print(f"    {kernel['kernel']}: {kernel['error'] or kernel}")
+        if options.json:
+            known = json.loads(options.json.read_text()) if options.json.exists() else {}
+            merged = {name: known.get(name) for name in sorted({*known, release})} | {release: made}
+            text = ",\n".join(f"{json.dumps(name)}: {_lines(merged[name])}" for name in merged)
+            options.json.write_text(f"{{\n{text}\n}}\n")
+
+
+def _lines(made: dict[str, Any]) -> str:
+    """A kernel per line, so that a change shows as one."""
+    head = json.dumps({name: value for name, value in made.items() if name != "kernels"})[:-1]
+    return head + ', "kernels": [\n' + ",\n".join(map(json.dumps, made["kernels"])) + "\n]}"
+
+
+if __name__ == "__main__":
+    main()
