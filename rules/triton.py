@@ -15,6 +15,7 @@ from attnsel.versions import Version, triton
 CUDA = {"cuda"}
 OTHER_DEVICES = frozenset({"rocm", "mps", "xpu", "meta", "other"})
 TURING = frozenset({75})
+_ROWS_APART = 1 << 24  # elements; backends/triton/launch.py refuses them as well
 LATENT = (576, 512)  # head dimensions of latent attention in its absorbed form: forward only
 
 
@@ -66,6 +67,33 @@ def innermost_stride(p: AttentionParams, env: Environment) -> Bad | None:
     for name, spec in (("q", p.tensors.q), ("k", p.tensors.k), ("v", p.tensors.v)):
         if spec is not None and spec.last_stride != 1:
             return Bad(f"tensors.{name}", f"innermost stride {spec.last_stride}", Words("1: a dense copy"))
+    return None
+
+
+@rule(
+    "TRITON009",
+    "triton",
+    evidence="measured",
+    trips={"tensors": {"k": {"shape": (1, 8, 1, 128), "stride": (1 << 27, 1 << 24, 128, 1)}}},
+    passes={"tensors": {"k": {"shape": (1, 8, 1, 128), "stride": (1 << 26, 1 << 23, 128, 1)}}},
+)
+def rows_far_apart(p: AttentionParams, env: Environment) -> Bad | None:
+    """The Triton kernels address the rows of a tile with 32 bits
+
+    Why: rows 2^24 elements apart or more put the last row of a tile of 128 beyond 2^31.
+    Fix: x.contiguous().
+    Source: attnsel's kernels, backends/triton/tile.py; the interpreter read other memory.
+    """
+    row = {"bshd": 1, "sbhd": 0, "thd": 0, "bhsd": 2}
+    for name, spec, fmt in (
+        ("q", p.tensors.q, p.layout.q_format),
+        ("k", p.tensors.k, p.layout.kv_format),
+        ("v", p.tensors.v, p.layout.kv_format),
+    ):
+        if spec is None or spec.shape[row[fmt]] <= 1:
+            continue
+        if spec.stride[row[fmt]] >= _ROWS_APART:
+            return Bad(f"tensors.{name}", f"row stride {spec.stride[row[fmt]]}", AtMost(_ROWS_APART - 1))
     return None
 
 

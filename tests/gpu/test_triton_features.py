@@ -48,13 +48,11 @@ not_interpreted = pytest.mark.cuda_only("tests/backends/test_triton.py has it")
 
 
 def skip_what_rules_refuse(arch: int | None, dtype: torch.dtype, width: int = 0) -> None:
-    """TRITON003, TRITON021 and TRITON022: what attnsel does not run is not this suite's to prove."""
+    """TRITON003 and TRITON021: what attnsel does not run is not this suite's to prove."""
     if arch is not None and arch < 80 and dtype != torch.float16:
         pytest.skip("TRITON003: on Turing the kernels compute in fp16")
     if arch is not None and arch < 80 and width > 128:
         pytest.skip("TRITON021: on Turing the backward stops at head_dim 128")
-    if dtype == torch.float32 and width > 128:
-        pytest.skip("TRITON022: wide fp32 heads are not shipped")
 
 
 def check(spec: Spec, inputs: Inputs, **told: str) -> None:
