@@ -48,7 +48,7 @@ NO_CUDA = (
 
 
 # Kernels that a backend's forward may be told to take by ``variant``, beside what it takes by itself.
-VARIANTS = {"triton": ("pointer",)}
+VARIANTS = {"triton": ("descriptor",)}
 
 
 class Column(NamedTuple):
