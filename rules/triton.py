@@ -257,6 +257,25 @@ def thor(p: AttentionParams, env: Environment) -> Bad:
     return Bad("triton", env.triton, AtLeast(Version(3, 7)))
 
 
+@rule(
+    "TRITON015",
+    "triton",
+    when=triton(">=3.4.0,<3.5.0"),
+    arch={100},
+    evidence="compiler",
+    trips={"is_training": True},
+    passes={"is_training": False},
+)
+def backward_lost_on_sm100(p: AttentionParams, env: Environment) -> Bad | None:
+    """Triton 3.4 does not compile the backward for sm100
+
+    Why: a pass of its compiler fails on the dK/dV kernel in every tile that uses tcgen05; smaller ones pass.
+    Fix: Triton 3.3, or 3.5 and newer.
+    Source: dK/dV compiled for sm100 at head_dim 64 and 128 with Triton 3.3.1 to 3.9.0.
+    """
+    return Bad("triton", env.triton, Words("3.3, or 3.5 and newer")) if p.is_training else None
+
+
 # What fits.
 
 

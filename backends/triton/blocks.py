@@ -1,7 +1,8 @@
 """How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
 
-Every row was compiled ahead of time (``gate.py``) with Triton 3.6 to 3.9: it fits in shared memory and spills
-nothing, but for 8 accesses of sm90's dK/dV pass at 128 with 3.9: benchmarks/results/triton-versions.json.
+Every row was compiled ahead of time (``gate.py``) with Triton 3.6 to 3.9, full and causal: it fits in shared
+memory and spills nothing, but for 8 accesses of sm90's dK/dV pass at 128 with 3.9. Packed calls, and softcap or
+ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
     },
 }
 # With a bias, a mask or dropout a pair takes many more registers; stages 1 on Turing, as above, and on
-# Blackwell. At 64 and 128 nothing spills with every feature at once either, at 256 some passes do.
+# Blackwell. With every feature at once nothing spills at 64 and 128 with Triton 3.7; 256 was not tried.
 _HEAVY: dict[str, dict[int, Block]] = {
     "forward": {64: Block(64, 64, 4, 2), 128: Block(64, 32, 8, 2), 256: Block(32, 32, 8, 1)},
     "dkdv": {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)},

@@ -195,9 +195,10 @@ def report_on(c: Configuration) -> KernelReport:
 def refused(
     c: Configuration, error: Exception, block: Block | None = None, seconds: float = 0.0
 ) -> KernelReport:
-    tile = ((block.m, block.n), block.warps, block.stages) if block else (None, 0, 0)
+    tile, warps, stages = ((block.m, block.n), block.warps, block.stages) if block else (None, 0, 0)
     words = f"{type(error).__name__}: {error}".strip()[:500]
-    return KernelReport(*_named(c), *tile, 0, 0, 0, SHARED_MEMORY[c.arch], (), seconds, words)
+    limit = SHARED_MEMORY[c.arch]
+    return KernelReport(*_named(c), tile, warps, stages, 0, 0, 0, limit, (), seconds, words)
 
 
 def _named(c: Configuration) -> tuple[str, int, int, int, str, str]:
@@ -283,7 +284,7 @@ def _call(c: Configuration, queries: int, sequence: int) -> tuple[Spec, Inputs]:
     )
     q, k, v = (t.flatten(0, 1) if spec.packed else t.transpose(1, 2) for t in dense)
     lengths, scalar = _meta(2, dtype=torch.int32), _meta(1, dtype=torch.int64)
-    optional = {
+    optional: dict[str, Any] = {
         "attn_mask": _meta(2, 1, 1, sequence, dtype=torch.bool),
         "bias": _meta(1, _HEADS, queries, sequence, dtype=dtype),
         "alibi_slopes": _meta(_HEADS, dtype=torch.float32),

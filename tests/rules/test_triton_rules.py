@@ -72,6 +72,7 @@ def test_wide_heads(codes):
     [
         ("B200", "3.2.0", {"TRITON012"}),
         ("B200", "3.3.1", set()),
+        ("B200", "3.4.0", {"TRITON015"}),
         ("B300", "3.5.1", {"TRITON013"}),
         ("GB10", "3.6.0", set()),
         ("sm110", "3.6.0", {"TRITON014"}),
@@ -79,7 +80,8 @@ def test_wide_heads(codes):
     ],
 )
 def test_which_triton_knows_which_blackwell(codes, gpu, triton, refused):
-    assert codes("triton", Environment.describe(gpu=gpu, torch="2.13.0", triton=triton)) == refused
+    env = Environment.describe(gpu=gpu, torch="2.13.0", triton=triton)
+    assert codes("triton", env, is_training=True) == refused
 
 
 @pytest.mark.parametrize("env", [H100, T4, CPU])
