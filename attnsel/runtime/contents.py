@@ -43,8 +43,8 @@ def check_contents(config: Config, sizes: Sizes, q: Tensor, k: Tensor, extras: E
         if any(length > space for length, space in zip(lengths, room, strict=True)):
             raise InvalidInput(name, values, f"must fit into the room that {name}_padded gives, {starts}")
     if extras.block_table is not None and extras.cu_seqlens_kv is not None:
-        lengths = extras.cu_seqlens_kv[1:] - extras.cu_seqlens_kv[:-1]
-        wrong = wrong_page(extras.block_table, lengths, page_size=k.shape[1], pages=k.shape[0])
+        rows_kv = extras.cu_seqlens_kv[1:] - extras.cu_seqlens_kv[:-1]
+        wrong = wrong_page(extras.block_table, rows_kv, page_size=k.shape[1], pages=k.shape[0])
         if wrong is not None:
             sequence, entry, page = wrong
             raise InvalidInput(

@@ -227,9 +227,9 @@ def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
     if c.kernel == "forward":
         return _launch.forward_launch(call, c.arch, out, lse, None, call.block("forward", c.arch))
     if c.kernel == "forward_descriptor":
-        block = descriptors.descriptor_block(call, c.arch, "descriptor")
-        assert block is not None
-        return descriptors.descriptor_launch(call, out, lse, block)
+        described = descriptors.descriptor_block(call, c.arch, "descriptor")
+        assert described is not None
+        return descriptors.descriptor_launch(call, out, lse, described)
     dsinks = None
     if spec.softmax_type == "learnable":
         dsinks = _meta(_HEADS, 2, tile_count(sequence, ROWS_BLOCK), dtype=torch.float32)
