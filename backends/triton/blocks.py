@@ -1,8 +1,8 @@
 """How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
 
 Every row was compiled ahead of time (``gate.py``) with Triton 3.6 to 3.9, full and causal: it fits in shared
-memory and spills nothing, but for 8 accesses of sm90's dK/dV pass at 128 with 3.9. Packed calls, and softcap or
-ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
+memory and spills nothing, but for 8 accesses of sm90's dK/dV pass at 128 with 3.9. Packed calls, and softcap
+or ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
 """
 
 from __future__ import annotations
