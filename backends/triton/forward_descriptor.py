@@ -9,7 +9,7 @@ Hopper divides the rows between two of them, so nothing here may be reduced over
 import triton
 import triton.language as tl
 
-from .tile import LN2, LOG2E, score, sequence, span, store_rows
+from .tile import LOG2E, finish, score, sequence, span, store_rows
 
 
 @triton.jit(do_not_specialize=["q_offset", "kv_offset", "window_left", "window_right", "tiles"])
@@ -124,20 +124,7 @@ def forward_descriptor_kernel(
         v = v_rows.load([n, 0])
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
 
-    if SINK:
-        # One more key, whose value is 0.
-        sink2 = 0.0
-        if Sinks is not None:
-            sink2 = tl.load(Sinks + head).to(tl.float32) * LOG2E
-        new_peak = tl.maximum(peak, sink2)
-        rescale = tl.exp2(peak - new_peak)
-        total = total * rescale + tl.exp2(sink2 - new_peak)
-        acc = acc * rescale[:, None]
-        peak = new_peak
-    dead = (peak == float("-inf")) | (rows >= len_q)
-    safe = tl.where(dead, 1.0, total)
-    acc = tl.where(dead[:, None], 0.0, acc * (1.0 / safe)[:, None])
-    lse = tl.where(dead, float("-inf"), (peak + tl.log2(safe)) * LN2)
+    acc, lse = finish(acc, total, peak, rows < len_q, Sinks, head, 1.0, SINK, False)
     # Dense rows past the length hold zeros; packed memory there belongs to others.
     limit = rows_q
     if CuQ is not None:
