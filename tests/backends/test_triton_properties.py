@@ -30,7 +30,7 @@ blocks = st.builds(Block, m=sizes, n=sizes, warps=st.just(4), stages=st.just(1),
 tiles = st.builds(Tiles, *[blocks] * len(Tiles._fields))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     case=calls(),
     layouts=st.tuples(*[st.sampled_from(sorted(LAYOUTS))] * 3),
