@@ -17,12 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import attnsel
 from attnsel.backends.cudnn.ask.libraries import Missing, cache_folder, find_cudnn
 from attnsel.backends.cudnn.ask.store import Store, identity, key_of
 from attnsel.backends.cudnn.graph import Graph
 
-# Deaths that a question causes; others (SIGKILL, say) come from outside and are not remembered.
-_OWN_FAULT = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS"})
+# Deaths that a question causes. Others are not remembered: SIGKILL comes from outside, and libcudnn aborts
+# when something of its surroundings is not there.
+_OWN_FAULT = frozenset({"SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS"})
+_WORKER = "attnsel.backends.cudnn.ask.worker"
 _TIMEOUT = 120.0  # seconds for one question; a build of a plan took up to 5 on two cores
 
 
@@ -181,7 +184,7 @@ class _Child:
         self._log, self._printed = log, Path(self._folder.name, "stderr.log")
         with self._printed.open("w") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__.replace("client", "worker"), json.dumps({**settings, "log": str(log)})],
+                [sys.executable, "-m", _WORKER, json.dumps({**settings, "log": str(log)})],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -267,7 +270,7 @@ class _Child:
 
 def _environment(settings: dict[str, Any], log: Path) -> dict[str, str]:
     """The child finds the attnsel that runs here, the libcudnn that was chosen, and a log to write to."""
-    root = str(Path(__file__).resolve().parents[3])
+    root = str(Path(attnsel.__file__).resolve().parents[1])
     ours = [part for part in (os.environ.get("PYTHONPATH"), root) if part]
     found = {
         **os.environ,
@@ -281,5 +284,6 @@ def _environment(settings: dict[str, Any], log: Path) -> dict[str, str]:
         found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (folder, others)))
     if settings["pretend"]:
         major, minor, patch = (int(part) for part in settings["pretend"].split("."))
-        found["ATTNSEL_CUDNN_VERSION"] = str(10000 * major + 100 * minor + patch if major >= 9 else 1000 * major + 100 * minor + patch)
+        base = 10_000 if major >= 9 else 1_000
+        found["ATTNSEL_CUDNN_VERSION"] = str(base * major + 100 * minor + patch)
     return found

@@ -40,15 +40,23 @@ def _load(paths: list[str], missing: Callable[[object], Missing], every: bool) -
     return loaded
 
 
-def _driver(cache: Path) -> list[str]:
-    """The machine's own driver, or a stand-in. Returns notes."""
+def _or_stand_in(source: str, soname: str, cache: Path) -> list[str]:
+    """Load the machine's own library, or a stand-in. Returns notes."""
     try:
-        ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL)
     except OSError:
-        path, note = libraries.stand_in("libcuda.c", "libcuda.so.1", cache)
+        path, note = libraries.stand_in(source, soname, cache)
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         return [note] if note else []
     return []
+
+
+def _cublas(cudnn: str, cache: Path) -> list[str]:
+    """cuBLASLt by the names that libcudnn knows, unless it will find the real one beside itself."""
+    if any(Path(cudnn).parent.glob("../../cublas/lib/libcublasLt.so.*")):
+        return []
+    names = ("libcublasLt.so.12", "libcublasLt.so.13")
+    return [note for name in names for note in _or_stand_in("libcublasLt.c", name, cache)]
 
 
 def _frontend(library: ctypes.CDLL) -> Any:
@@ -91,8 +99,9 @@ class Judge:
                     "pip install 'nvidia-cudnn-frontend<1.26' for those; the rules answer without it",
                 )
             return
-        path = libraries.find_cudnn(settings.get("cudnn"))
-        self.notes += _driver(self.cache)
+        path = settings["cudnn"]
+        self.notes += _or_stand_in("libcuda.c", "libcuda.so.1", self.cache)
+        self.notes += _cublas(path, self.cache)
         _load(libraries.find_nvrtc(path), libraries.no_nvrtc, every=False)
         library = _load([path], libraries.no_cudnn, every=True)
         number = ctypes.c_size_t(library.cudnnGetVersion()).value
@@ -111,7 +120,8 @@ class Judge:
         return {"cudnn": cudnn, "cudnn_frontend": self.cudnn.__version__}
 
     def answer(self, graph: Graph, device: dict[str, Any], build: bool) -> dict[str, Any]:
-        """One verdict. Whatever the frontend raises is a refusal, with its stage and its words."""
+        """One verdict, at check_support. Whatever is raised up to there is a refusal, with its stage and its
+        words; a plan that then does not build is told, and changes nothing: without a GPU it proves little."""
         reached = ["declare"]
         said: dict[str, Any] = {"supported": False, "engines": [], "workspace": None, "message": ""}
         began = time.perf_counter()
@@ -126,11 +136,11 @@ class Judge:
                 made = declare(graph, self.cudnn, device_property=described, sm_version=version)
                 check(made, self.cudnn, reached)
                 said["engines"] = engines(made)
-                if build:
-                    reached.append("build_plans")
-                    made.build_plans()
-                    said["workspace"] = made.get_workspace_size()
             said["supported"] = True
+            if build and not self.pretended:
+                reached.append("build_plans")
+                made.build_plans()
+                said["workspace"] = made.get_workspace_size()
         except Exception as error:  # bindings raise many types, and each of them is an answer
             said["message"] = str(error).strip()
         said["stage"] = reached[-1]
