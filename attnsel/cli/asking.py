@@ -75,9 +75,13 @@ class Comparison:
         lines = ["", _fold(f"Asked {who}:", width, "  ", "  ")]
         lines += [_fold(note, width, "! ", "  ") for note in self.notes]
         if self.wanted is not None:
-            lines.append(_fold(f"not cuDNN {self.wanted}, which was stated: it is not here", width, "! ", "  "))
+            lines.append(
+                _fold(f"not cuDNN {self.wanted}, which was stated: it is not here", width, "! ", "  ")
+            )
         if self.asked.inexpressible is not None:
-            lines.append(_fold(f"there is no graph for it: {self.asked.inexpressible}", width, "    ✖ ", "      "))
+            lines.append(
+                _fold(f"there is no graph for it: {self.asked.inexpressible}", width, "    ✖ ", "      ")
+            )
         for name, answer in self.asked.answers.items():
             mark = {True: "✔", False: "✖", None: "?"}[answer.supported]
             text = f"{mark} {name:<9}"
@@ -141,6 +145,4 @@ def ask(p: AttentionParams, env: Environment, cudnn_lib: str | None) -> Comparis
 
 
 def _fold(text: str, width: int, lead: str, indent: str) -> str:
-    return textwrap.fill(
-        text, width, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False
-    )
+    return textwrap.fill(text, width, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False)

@@ -30,7 +30,9 @@ Json = Annotated[
 CudnnLib = Annotated[
     str | None,
     Parameter(
-        name="--cudnn-lib", group=THE_MACHINE, help="libcudnn, a file or folder; the environment's if left out"
+        name="--cudnn-lib",
+        group=THE_MACHINE,
+        help="libcudnn, a file or folder; the environment's if left out",
     ),
 ]
 

@@ -42,7 +42,9 @@ def find_cudnn(wanted: str | None) -> str:
     A bare file name means: wherever the system's loader finds it. Raises Missing.
     """
     if platform.system() != "Linux":
-        raise Missing("platform", f"libcudnn can be asked on Linux only, not on {platform.system()}; {_STILL}")
+        raise Missing(
+            "platform", f"libcudnn can be asked on Linux only, not on {platform.system()}; {_STILL}"
+        )
     if wanted is not None:
         path = Path(wanted).expanduser()
         for place in (path, path / LIBCUDNN, path / "lib" / LIBCUDNN, path / "nvidia/cudnn/lib" / LIBCUDNN):

@@ -15,8 +15,41 @@ from attnsel.layout import LAYOUTS
 from attnsel.params import AttentionParams
 
 _LENGTHS = (1, 1, 2, 3, 8, 63, 64, 65, 127, 128, 129, 192, 256, 512, 960, 1000, 1024, 1025, 2048, 4096, 16534)
-_WIDTHS = (8, 16, 40, 64, 64, 72, 96, 120, 128, 128, 128, 136, 144, 160, 192, 200, 248, 256, 264, 384, 512, 520)
-_PAIRS = ((192, 128), (192, 128), (128, 64), (64, 128), (160, 96), (136, 64), (136, 72), (256, 128), (100, 64))
+_WIDTHS = (
+    8,
+    16,
+    40,
+    64,
+    64,
+    72,
+    96,
+    120,
+    128,
+    128,
+    128,
+    136,
+    144,
+    160,
+    192,
+    200,
+    248,
+    256,
+    264,
+    384,
+    512,
+    520,
+)
+_PAIRS = (
+    (192, 128),
+    (192, 128),
+    (128, 64),
+    (64, 128),
+    (160, 96),
+    (136, 64),
+    (136, 72),
+    (256, 128),
+    (100, 64),
+)
 _MASKS = (
     *("no_mask", "causal", "causal", "causal", "causal_bottom_right"),
     *("padding", "padding_causal", "padding_causal_bottom_right"),
@@ -59,7 +92,32 @@ def _draw(rng: random.Random, near: Sequence[Mapping[str, Any]], fp8: bool) -> d
                 change(rng, fields)
     if fp8:
         _fp8(rng, fields)
+    _settle(fields)
     return fields
+
+
+def _settle(fields: dict[str, Any]) -> None:
+    """Let go of specs that later changes have made those of another call."""
+    specs = fields.get("tensors")
+    if specs is None:
+        return
+    fitting = fields.get("qkv_layout", "bshd_bshd_bshd") == "bshd_bshd_bshd" and all(
+        tuple(spec["shape"]) == _shape(name, fields) for name, spec in specs.items()
+    )
+    if not fitting:
+        del fields["tensors"]
+
+
+def _shape(name: str, fields: dict[str, Any]) -> tuple[int, int, int, int]:
+    """[b, s, h, d] of q, k or v."""
+    heads, rows = fields.get("num_heads", 16), fields.get("max_seqlen_q", 4096)
+    width = fields.get("head_dim_qk", 128)
+    if name != "q":
+        heads = fields.get("num_gqa_groups") or heads
+        rows = fields.get("max_seqlen_kv", rows)
+    if name == "v":
+        width = fields.get("head_dim_v", width)
+    return fields.get("batch_size", 2), rows, heads, width
 
 
 def _sizes(rng: random.Random, fields: dict[str, Any]) -> None:
@@ -186,12 +244,7 @@ def _never(rng: random.Random, fields: dict[str, Any]) -> None:
 def _strides(rng: random.Random, fields: dict[str, Any]) -> None:
     """q, k or v in memory of its own: rows with gaps, one head for all, or the head dimension not last."""
     name = rng.choice("qkv")
-    rows, heads = ("max_seqlen_q", "num_heads") if name == "q" else ("max_seqlen_kv", "num_gqa_groups")
-    b, h = fields.get("batch_size", 2), fields.get(heads, fields.get("num_heads", 16))
-    s = fields.get(rows, fields.get("max_seqlen_q", 4096))
-    d = fields.get("head_dim_qk", 128)
-    if name == "v":
-        d = fields.get("head_dim_v", d)
+    b, s, h, d = _shape(name, fields)
     kind = rng.choice(("gaps", "gaps", "shared", "last"))
     width = h * d + rng.choice((8, 64))
     stride = {

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +24,21 @@ _LOG_LIMIT = 8000  # characters of the library's log that go into an answer
 _LAST_WITH_RULES = (1, 26)  # frontends before it check a graph by themselves, with any handle
 
 
-def _load(paths: list[str], missing: Callable[[object], Missing], every: bool) -> ctypes.CDLL:
-    """Load libraries for all to see; ``every`` one, or as many as can be but at least one."""
-    loaded, trouble = None, None
-    for path in paths:
-        try:
-            loaded = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        except OSError as error:
-            trouble = error
-            if every:
-                break
-    if loaded is None or (every and trouble):
-        raise missing(trouble) from None
-    return loaded
+def _load(path: str) -> ctypes.CDLL | OSError:
+    """A library for all to see, or why not."""
+    try:
+        return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return error
 
 
 def _or_stand_in(source: str, soname: str, cache: Path) -> list[str]:
     """Load the machine's own library, or a stand-in. Returns notes."""
-    try:
-        ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL)
-    except OSError:
-        path, note = libraries.stand_in(source, soname, cache)
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        return [note] if note else []
-    return []
+    if isinstance(_load(soname), ctypes.CDLL):
+        return []
+    path, note = libraries.stand_in(source, soname, cache)
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return [note] if note else []
 
 
 def _cublas(cudnn: str, cache: Path) -> list[str]:
@@ -102,8 +92,12 @@ class Judge:
         path = settings["cudnn"]
         self.notes += _or_stand_in("libcuda.c", "libcuda.so.1", self.cache)
         self.notes += _cublas(path, self.cache)
-        _load(libraries.find_nvrtc(path), libraries.no_nvrtc, every=False)
-        library = _load([path], libraries.no_cudnn, every=True)
+        nvrtc = [_load(name) for name in libraries.find_nvrtc(path)]
+        if all(isinstance(one, OSError) for one in nvrtc):
+            raise libraries.no_nvrtc(nvrtc[0])
+        library = _load(path)
+        if isinstance(library, OSError):
+            raise libraries.no_cudnn(library)
         number = ctypes.c_size_t(library.cudnnGetVersion()).value
         if number < 90800:
             found = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
@@ -120,8 +114,8 @@ class Judge:
         return {"cudnn": cudnn, "cudnn_frontend": self.cudnn.__version__}
 
     def answer(self, graph: Graph, device: dict[str, Any], build: bool) -> dict[str, Any]:
-        """One verdict, at check_support. Whatever is raised up to there is a refusal, with its stage and its
-        words; a plan that then does not build is told, and changes nothing: without a GPU it proves little."""
+        """One verdict, at check_support. What is raised up to there is a refusal, with its stage and words;
+        a plan that then does not build is told and changes nothing: without a GPU it proves little."""
         reached = ["declare"]
         said: dict[str, Any] = {"supported": False, "engines": [], "workspace": None, "message": ""}
         began = time.perf_counter()
