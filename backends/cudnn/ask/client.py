@@ -111,7 +111,7 @@ class Library:
         """The versions of libcudnn and the frontend, as loaded. Raises Missing."""
         key = key_of("versions", self._who)
         known = self._store.get(key)
-        if known is None:
+        if known is None or not {"cudnn", "cudnn_frontend"} <= known.keys():
             known = dict(self._started().ready)
             self._store.put(key, known)
         return known
@@ -121,7 +121,7 @@ class Library:
         key = key_of(graph.as_dict(), device, build, self._who)
         known = self._store.get(key)
         if known is not None:
-            with contextlib.suppress(TypeError):  # kept by another version of attnsel
+            with contextlib.suppress(TypeError, KeyError):  # kept by another version of attnsel
                 return replace(Answer(**{**known, "engines": tuple(known["engines"])}), remembered=True)
         versions = self.versions()
         judge: Literal["library", "frontend"] = "frontend" if self._pretend else "library"
