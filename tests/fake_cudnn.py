@@ -1,7 +1,7 @@
 """A stand-in for cudnn-frontend: it writes down what a graph is made of, and answers as it is told.
 
 ``install`` makes it a package of a folder, for worker processes. What it does with a graph is decided by the
-head dimension of q: see ``_FATE``.
+head dimension of q: ``CRASH``, ``HANG``, ``REFUSE``, ``NO_PLAN``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from types import SimpleNamespace
 
 __version__ = os.environ.get("FAKE_FRONTEND", "1.23.0")
 
+_REFUSAL = """No valid engine configs for X
+{"engineId":2,"smVersion":900,"knobChoices":{}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: too much shared memory at: a > b
+Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: ptr->isSupported()
+"""
 CRASH, HANG, REFUSE, NO_PLAN = 88, 96, 104, 112
 
 data_type = SimpleNamespace(
@@ -118,8 +123,9 @@ class pygraph:
         if fate == HANG:
             time.sleep(60)
         if fate == REFUSE:
-            Path(os.environ["CUDNN_LOGDEST_DBG"]).write_text("E! what the library logged\n")
-            raise cudnnGraphNotSupportedError('No valid engine configs for X\n{"engineId":0}')
+            with Path(os.environ["CUDNN_LOGDEST_DBG"]).open("a") as log:
+                log.write("E! what the library logged\n")
+            raise cudnnGraphNotSupportedError(_REFUSAL)
 
     def build_plans(self):
         if self.tensors["q"].dim[3] == NO_PLAN:

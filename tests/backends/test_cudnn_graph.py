@@ -11,6 +11,7 @@ import fake_cudnn
 from attnsel.backends.cudnn.build import check, declare, engines
 from attnsel.backends.cudnn.call import Strided, dense, planned
 from attnsel.backends.cudnn.graph import UIDS, Graph, backward, forward
+from attnsel.backends.cudnn.words import engine_refusals, in_short
 from attnsel.errors import UnsupportedArgument
 from attnsel.params import AttentionParams
 
@@ -352,3 +353,31 @@ def test_the_last_stage_reached_is_where_it_failed():
     check(fine, fake_cudnn, reached := [])
     assert reached[-1] == "check_support"
     assert engines(fine) == ["eng0", "eng1"]
+
+
+# Refusals.
+
+REFUSAL = """No valid engine configs for ____
+{"engineId":1,"smVersion":900,"knobChoices":{"CUDNN_KNOB_TYPE_KERNEL_CFG":-1}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT; Reason: too much shared memory at: exceeds(x)
+Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: ptr->isSupported()
+
+{"engineId":2,"smVersion":900,"knobChoices":{}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Blackwell is supported at: !x
+{"engineId":3,"smVersion":900,"knobChoices":{}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Blackwell is supported at: !y
+"""
+
+
+def test_each_engine_has_its_own_reason():
+    found = engine_refusals(REFUSAL)
+    assert [(r.engine, r.arch) for r in found] == [(1, 90), (2, 90), (3, 90)]
+    assert found[0].status == "NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT"
+    assert found[0].reason == "too much shared memory"
+
+
+def test_a_refusal_is_told_in_a_line():
+    assert in_short(REFUSAL) == (
+        "no engine takes it (engine 1: too much shared memory; engine 2, 3: only Blackwell is supported)"
+    )
+    assert in_short("hidden_dim should be\tmultiple of 8\nmore") == "hidden_dim should be multiple of 8"

@@ -21,6 +21,7 @@ import attnsel
 from attnsel.backends.cudnn.ask.libraries import Missing, cache_folder, find_cudnn
 from attnsel.backends.cudnn.ask.store import Store, identity, key_of
 from attnsel.backends.cudnn.graph import Graph
+from attnsel.backends.cudnn.words import in_short
 
 # Deaths that a question causes. Others are not remembered: SIGKILL comes from outside, and libcudnn aborts
 # when something of its surroundings is not there.
@@ -55,8 +56,8 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """The refusal in one line: what comes first is what a person needs."""
-        return " ".join((self.message or self.stage).split("\n", 1)[0].split())
+        """The refusal in one line."""
+        return in_short(self.message or self.stage)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -277,6 +278,7 @@ def _environment(settings: dict[str, Any], log: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(ours),
         "CUDNN_LOGDEST_DBG": str(log),
         "CUDNN_LOGERR_DBG": "1",
+        "CUDNN_LOGLEVEL_DBG": "1",
     }
     if os.path.isabs(settings["cudnn"]):
         others = os.environ.get("LD_LIBRARY_PATH")

@@ -73,6 +73,7 @@ class Judge:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.cache = Path(settings["cache"])
         self.log = Path(settings["log"])
+        self.read = 0  # bytes of the log that earlier answers hold
         self.notes: list[str] = []
         if settings.get("frontend"):
             sys.path.insert(0, settings["frontend"])
@@ -145,12 +146,13 @@ class Judge:
     def _logged(self) -> str:
         """What the library wrote to its log since the last question."""
         try:
-            with self.log.open("r+", errors="replace") as file:
+            with self.log.open("rb") as file:
+                file.seek(self.read)
                 text = file.read()
-                file.truncate(0)
         except OSError:
             return ""
-        return text[-_LOG_LIMIT:]
+        self.read += len(text)
+        return text.decode(errors="replace").strip()[-_LOG_LIMIT:]
 
 
 def main(settings: dict[str, Any]) -> None:
