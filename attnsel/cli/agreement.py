@@ -16,6 +16,7 @@ from attnsel.rules import REGISTRY
 if TYPE_CHECKING:
     from attnsel.backends.cudnn.ask.client import Library
 
+_PLAIN = AttentionParams().model_dump(mode="json")
 GPUS = ("A100", "RTX 4090", "H100", "B200", "RTX 5090")
 
 
@@ -30,12 +31,13 @@ class Disagreement:
     library: str
 
     def as_dict(self) -> dict[str, Any]:
+        stated = self.params.model_dump(mode="json")
         return {
             "outcome": self.outcome,
             "gpu": self.gpu,
             "codes": list(self.codes),
             "library": self.library,
-            "params": self.params.model_dump(mode="json", exclude_defaults=True),
+            "params": {name: value for name, value in stated.items() if value != _PLAIN[name]},
         }
 
 
