@@ -133,12 +133,12 @@ def test_a_checkout_finds_its_own_rules_and_backends_from_its_root():
 
 def test_the_wheel_holds_the_tree(wheel):
     path, copy = wheel
-    held = {name for name in zipfile.ZipFile(path).namelist() if name.endswith((".py", ".typed"))}
+    held = {name for name in zipfile.ZipFile(path).namelist() if name.endswith((".py", ".typed", ".c"))}
     expected = {
         f"{package}/{file.relative_to(copy / folder).as_posix()}"
         for folder, package in FOLDERS.items()
         for file in (copy / folder).rglob("*")
-        if file.suffix in (".py", ".typed")
+        if file.suffix in (".py", ".typed", ".c")
     }
     assert held == expected
 

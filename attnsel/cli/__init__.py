@@ -19,7 +19,7 @@ _COMMANDS = {
     "rule": ("attnsel.cli.rules:rule", "the page of one rule: why, since when, how sure, examples"),
     "conformance": (
         "attnsel.cli.conformance:conformance",
-        "the Triton kernels, compiled for GPUs that are not here",
+        "Triton kernels against the compiler, cuDNN rules against libcudnn, with no GPU",
     ),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
 }

@@ -1,4 +1,4 @@
-"""``attnsel conformance``: the rules against the real thing. So far: Triton's compiler."""
+"""``attnsel conformance``: what is claimed against the real thing, Triton's compiler or libcudnn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import Json
+from attnsel.cli.flags import CudnnLib, Json
 from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, complain, tell
 from attnsel.errors import InvalidInput
 
@@ -20,22 +20,33 @@ def conformance(
     arch: Annotated[str, Parameter(help="architectures, e.g. 75,80,90; all shipped ones if left out")] = "",
     head_dim: Annotated[str, Parameter(help="head dimensions, e.g. 64,128 or 192x128; all if left out")] = "",
     jobs: Annotated[int, Parameter(help="processes that compile; one per core if left out")] = 0,
+    samples: Annotated[int, Parameter(help="cudnn: questions at random, each for every GPU")] = 200,
+    seed: Annotated[int, Parameter(help="cudnn: another seed, other questions")] = 0,
+    cudnn_lib: CudnnLib = None,
     json: Json = False,
 ) -> int:
     """Compile every shipped Triton configuration ahead of time, with no GPU, and read what came out.
+
+    With --backend cudnn: put random questions to the rules and to the real libcudnn, and tell where they
+    differ (--arch then defaults to 80,89,90,100,120). A false accept is a rule that is missing.
 
     Registers, spills, shared memory against the architecture's limit, and the matrix instructions in the
     machine code. Takes about a second per kernel; the whole table is some hundred kernels.
 
     --json prints {"kernels": [{kernel, arch, head_dim_qk, head_dim_v, dtype, feature, block, warps, stages,
     registers, spills, shared_memory, shared_memory_limit, matrix_instructions, seconds, error, specialised,
-    ok}]}.
+    ok}]}; with --backend cudnn {cudnn, cudnn_frontend, stage, gpus, seed, samples, asked, the count of each
+    outcome, bounds at 95 %, disagreements: [{outcome, gpu, codes, library, params}], notes}.
 
-    Exit code: 0 all compile, fit, spill nothing and use the tensor cores; 2 bad input, or torch or Triton
-    is missing; 4 some do not.
+    Exit code: 0 all compile, fit, spill nothing and use the tensor cores, or no false accept; 2 bad input,
+    or something is missing; 4 some do not, or a false accept.
     """
+    if backend == "cudnn":
+        from attnsel.cli.conformance_cudnn import conformance_cudnn
+
+        return conformance_cudnn(arch, samples, seed, cudnn_lib, json)
     if backend != "triton":
-        raise InvalidInput("--backend", backend, "allowed: triton")
+        raise InvalidInput("--backend", backend, "allowed: triton, cudnn")
     try:
         from attnsel.backends.triton import gate
         from attnsel.backends.triton.blocks import ARCHS

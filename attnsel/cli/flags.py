@@ -27,6 +27,15 @@ Json = Annotated[
     bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print JSON instead of text")
 ]
 
+CudnnLib = Annotated[
+    str | None,
+    Parameter(
+        name="--cudnn-lib",
+        group=THE_MACHINE,
+        help="libcudnn, a file or folder; the environment's if left out",
+    ),
+]
+
 
 class Flag(NamedTuple):
     """One flag: where its value goes and how it is written."""

@@ -103,7 +103,7 @@ def test_conformance_reports_one_kernel_per_configuration(capsys):
     [
         (["--arch", "42"], "--arch 42"),
         (["--head-dim", "wide"], "--head-dim wide"),
-        (["--backend", "cudnn"], "--backend cudnn"),
+        (["--backend", "tiled"], "--backend tiled"),
     ],
 )
 def test_conformance_names_a_bad_flag(words, told, capsys):

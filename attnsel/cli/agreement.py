@@ -1,0 +1,131 @@
+"""Rules against libcudnn over questions at random: the count, the bound, every disagreement."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attnsel.cli.library import Outcome, by_library, by_rules, outcome
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules import REGISTRY
+
+if TYPE_CHECKING:
+    from attnsel.backends.cudnn.ask.client import Library
+
+_PLAIN = AttentionParams().model_dump(mode="json")
+GPUS = ("A100", "RTX 4090", "H100", "B200", "RTX 5090")
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One question with two answers. ``codes``: the rules that refuse; ``library``: its words, "" for yes."""
+
+    outcome: Outcome
+    gpu: str
+    params: AttentionParams
+    codes: tuple[str, ...]
+    library: str
+
+    def as_dict(self) -> dict[str, Any]:
+        stated = self.params.model_dump(mode="json")
+        return {
+            "outcome": self.outcome,
+            "gpu": self.gpu,
+            "codes": list(self.codes),
+            "library": self.library,
+            "params": {name: value for name, value in stated.items() if value != _PLAIN[name]},
+        }
+
+
+@dataclass
+class Tally:
+    """What came out so far."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    accepted: int = 0  # by the library
+    crashes: int = 0
+    disagreements: list[Disagreement] = field(default_factory=list)
+
+    @property
+    def asked(self) -> int:
+        return self.outcomes.total()
+
+    def as_dict(self) -> dict[str, Any]:
+        wrong, strict = self.outcomes["false accept"], self.outcomes["false reject"]
+        return {
+            "asked": self.asked,
+            "accepted_by_library": self.accepted,
+            "planner_crashes": self.crashes,
+            **{name.replace(" ", "_"): self.outcomes[name] for name in _OUTCOMES},
+            "false_accept_bound_95": upper_bound(wrong, self.asked),
+            "false_reject_bound_95": upper_bound(strict, self.asked),
+        }
+
+
+_OUTCOMES = ("agree", "false accept", "false reject", "known bug", "unknown", "no answer")
+
+
+def upper_bound(seen: int, asked: int) -> float:
+    """The largest rate that ``seen`` among ``asked`` leaves believable at 95 %: Wilson's score, and the rule
+    of three where nothing was seen."""
+    if not asked:
+        return 1.0
+    if not seen:
+        return min(1.0, 3.0 / asked)
+    z, rate = 1.96, seen / asked
+    centre = rate + z * z / (2 * asked)
+    spread = z * math.sqrt(rate * (1 - rate) / asked + z * z / (4 * asked * asked))
+    return min(1.0, (centre + spread) / (1 + z * z / asked))
+
+
+def starting_points(fp8: bool) -> list[dict[str, Any]]:
+    """The rules' own examples, both sides of every limit, as far as they are about the call."""
+    found = []
+    for rule in REGISTRY.rules.values():
+        if "cudnn" not in rule.candidates:
+            continue
+        for example in (rule.trips, rule.passes):
+            fields = {name: value for name, value in example.items() if name in AttentionParams.model_fields}
+            about_fp8 = bool(fields.get("fp8")) or str(fields.get("dtype", "")).startswith("fp8")
+            if about_fp8 == fp8 and "cp_size" not in fields:
+                found.append(fields)
+    return found
+
+
+def compare(
+    library: Library,
+    questions: Iterable[AttentionParams],
+    gpus: Sequence[str] = GPUS,
+    watch: Callable[[Tally], None] = lambda tally: None,
+    rotate: bool = False,
+) -> Tally:
+    """Put every question to rules and library, on each GPU, or with ``rotate`` on one after the other.
+
+    Raises Missing when the library cannot be asked.
+    """
+    from attnsel.backends.cudnn.ask.device import device_json
+
+    versions = library.versions()
+    places = []
+    for gpu in gpus:
+        env = Environment.describe(gpu, **versions)
+        assert env.arch is not None
+        device = device_json(env.arch, env.device.name, env.device.memory, env.device.sm_count)
+        places.append((gpu, env, device))
+    tally = Tally()
+    for number, p in enumerate(questions):
+        turn = number % len(places)
+        for gpu, env, device in places[turn : turn + 1] if rotate else places:
+            verdict, asked = by_rules(p, env), by_library(library, p, device)
+            kind = outcome(verdict, asked)
+            tally.outcomes[kind] += 1
+            tally.accepted += asked.supported is True
+            tally.crashes += any(answer.crashed for answer in asked.answers.values())
+            if kind not in ("agree", "known bug", "unknown"):
+                tally.disagreements.append(Disagreement(kind, gpu, p, verdict.codes, asked.words))
+            watch(tally)
+    return tally

@@ -1,0 +1,116 @@
+"""``attnsel conformance --backend cudnn``: the rules against the real libcudnn."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from attnsel.cli.agreement import GPUS, Disagreement, Tally, compare, starting_points, upper_bound
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, complain, tell, wrap
+from attnsel.environment import describe_device
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
+from attnsel.report import params_words
+from attnsel.rules import REGISTRY
+
+if TYPE_CHECKING:
+    from attnsel.backends.cudnn.ask.client import Library
+
+_SHOWN = 3  # disagreements written out per group; --json holds all of them
+
+
+def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None, json: bool) -> int:
+    """See ``attnsel conformance``."""
+    from attnsel.backends.cudnn.ask.client import Library
+    from attnsel.backends.cudnn.ask.libraries import Missing
+    from attnsel.backends.cudnn.ask.sample import samples as draw
+
+    if samples < 1:
+        raise InvalidInput("--samples", samples, "must be at least 1")
+    gpus = _gpus(arch)
+    try:
+        with Library(cudnn_lib) as library:
+            versions = library.versions()
+            questions = draw(seed, samples, starting_points(fp8=False))
+            tally = _watched(library, questions, gpus, samples * len(gpus))
+            notes = library.notes
+    except Missing as missing:
+        complain(str(missing))
+        return BAD_INPUT
+    about = {**versions, "stage": "check_support", "gpus": list(gpus), "seed": seed, "samples": samples}
+    if json:
+        found = [one.as_dict() for one in tally.disagreements]
+        said = {**about, **tally.as_dict(), "disagreements": found, "notes": notes}
+        print(jsonlib.dumps(said, ensure_ascii=False))
+    else:
+        _tell(tally, about, notes)
+    return CHECK_FAILED if tally.outcomes["false accept"] else FOUND
+
+
+def _gpus(arch: str) -> tuple[str, ...]:
+    """Cards or architectures, by commas; "90" is sm90. Raises InvalidInput."""
+    if not arch:
+        return GPUS
+    names = []
+    for word in filter(None, (part.strip() for part in arch.split(","))):
+        name = f"sm{word}" if word.isdecimal() else word
+        if describe_device(name).arch is None:
+            raise InvalidInput("--arch", word, "must be GPUs or architectures, e.g. H100 or 90")
+        names.append(name)
+    if not names:
+        raise InvalidInput("--arch", arch, "must be GPUs or architectures, e.g. H100 or 90")
+    return tuple(names)
+
+
+def _watched(
+    library: Library, questions: Iterable[AttentionParams], gpus: tuple[str, ...], total: int
+) -> Tally:
+    """The comparison; a bar on standard error while a person waits."""
+    if not sys.stderr.isatty():
+        return compare(library, questions, gpus)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("asking libcudnn", total=total)
+        return compare(library, questions, gpus, lambda tally: bar.update(task, completed=tally.asked))
+
+
+def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
+    """The count, then the disagreements by what they have in common."""
+    count, asked = tally.outcomes, tally.asked
+    for note in notes:
+        tell("\n".join(wrap(note, "! ")))
+    tell(f"cuDNN {about['cudnn']} · frontend {about['cudnn_frontend']} · judged at {about['stage']}")
+    tell(f"{about['samples']} questions (seed {about['seed']}) on {', '.join(about['gpus'])}: {asked} asked")
+    rows = (
+        ("both agree", count["agree"], ""),
+        ("false accepts", count["false accept"], _bound(count["false accept"], asked)),
+        ("false rejects", count["false reject"], _bound(count["false reject"], asked)),
+        ("refused as a known bug, library accepts", count["known bug"], ""),
+        ("unknown to the rules", count["unknown"], ""),
+        ("no answer in time", count["no answer"], ""),
+        ("planner crashes, all of them refusals", tally.crashes, ""),
+    )
+    for name, number, bound in rows:
+        if number or bound or name == "both agree":
+            tell(f"  {number:>7}  {name}{bound}")
+    groups: dict[tuple[str, str], list[Disagreement]] = defaultdict(list)
+    for one in tally.disagreements:
+        why = ", ".join(one.codes) if one.outcome == "false reject" else one.library
+        groups[one.outcome, why].append(one)
+    sizes = Counter({key: len(found) for key, found in groups.items()})
+    for (kind, why), number in sizes.most_common():
+        tell("\n".join(["", *wrap(f"{kind} × {number}: {why}", "✖ ")]))
+        for one in groups[kind, why][:_SHOWN]:
+            tell("\n".join(wrap(f"{one.gpu}: {' '.join(params_words(one.params))}", "    ", "      ")))
+    if any(kind == "false reject" for kind, _ in groups):
+        code = next(one.codes[0] for one in tally.disagreements if one.outcome == "false reject")
+        tell(f"\nWhy a rule: attnsel rule {REGISTRY.pages[code].code}")
+
+
+def _bound(seen: int, asked: int) -> str:
+    return f" (at 95 %: at most {100 * upper_bound(seen, asked):.2g} % of all questions)"

@@ -1,0 +1,101 @@
+"""The rules beside the real library: one question put to both, and what to call the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from attnsel.environment import Environment
+from attnsel.errors import UnsupportedArgument
+from attnsel.evaluate import findings
+from attnsel.params import AttentionParams
+from attnsel.verdict import Reason
+
+if TYPE_CHECKING:
+    from attnsel.backends.cudnn.ask.client import Answer, Library
+
+Outcome = Literal["agree", "false accept", "false reject", "known bug", "unknown", "no answer"]
+
+# Not about what cuDNN can do: what is installed here, and known bugs, which compile and are wrong.
+_NOT_THE_LIBRARY = ("INSTALL",)
+
+
+class Verdict(NamedTuple):
+    """What the rules say of cuDNN; ``reasons`` without those about what is installed."""
+
+    eligible: bool
+    reasons: tuple[Reason, ...]
+
+    @property
+    def refusing(self) -> tuple[str, ...]:
+        """Codes of plain refusals: neither known bugs nor doubts."""
+        return tuple(r.code for r in self.reasons if not r.unknown and not r.code.startswith("BUG"))
+
+    @property
+    def bugs(self) -> tuple[str, ...]:
+        return tuple(r.code for r in self.reasons if r.code.startswith("BUG"))
+
+    @property
+    def words(self) -> str:
+        if not self.reasons:
+            return "accept"
+        return f"{'refuse' if self.refusing or self.bugs else 'unknown'} ({', '.join(self.codes)})"
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(r.code for r in self.reasons))
+
+
+class Asked(NamedTuple):
+    """The library on one question: each graph's answer, or why there is no graph to ask about."""
+
+    answers: Mapping[str, Answer]  # forward, and backward for training
+    inexpressible: str | None = None
+
+    @property
+    def supported(self) -> bool | None:
+        if self.inexpressible is not None:
+            return False
+        said = [answer.supported for answer in self.answers.values()]
+        return False if False in said else (None if None in said else True)
+
+    @property
+    def words(self) -> str:
+        """Why not, in a line; "" where it is supported."""
+        if self.inexpressible is not None:
+            return self.inexpressible
+        told = [f"{name}: {a.words}" for name, a in self.answers.items() if a.supported is not True]
+        return "; ".join(told)
+
+
+def by_rules(p: AttentionParams, env: Environment) -> Verdict:
+    reasons = tuple(r for r in findings(p, env)["cudnn"] if not r.code.startswith(_NOT_THE_LIBRARY))
+    return Verdict(not reasons, reasons)
+
+
+def by_library(library: Library, p: AttentionParams, device: dict[str, Any], build: bool = False) -> Asked:
+    """Both graphs of a training call, whatever the first answer is; the forward's of an inference."""
+    from attnsel.backends.cudnn.call import planned
+    from attnsel.backends.cudnn.graph import backward, forward
+
+    try:
+        call = planned(p)
+    except UnsupportedArgument as error:
+        return Asked({}, str(error))
+    answers = {"forward": library.ask(forward(call), device, build=build)}
+    if p.is_training:
+        answers["backward"] = library.ask(backward(call), device, build=build)
+    return Asked(answers)
+
+
+def outcome(verdict: Verdict, asked: Asked) -> Outcome:
+    """A rule that refuses where the library accepts is a false reject, unless it names a known bug."""
+    if asked.supported is None:
+        return "no answer"
+    if verdict.refusing:
+        return "false reject" if asked.supported else "agree"
+    if verdict.bugs:
+        return "known bug" if asked.supported else "agree"
+    if verdict.reasons:
+        return "unknown"
+    return "agree" if asked.supported else "false accept"

@@ -1,0 +1,8 @@
+"""cuDNN's fused attention, and questions to libcudnn about GPUs that are not here.
+
+``call``      what a graph is made of: the planner makes it from ``AttentionParams``, the runtime from tensors
+``graph``     from a call to a plain description of its forward and backward graph: no cuDNN, no torch
+``words``     what the library says when it refuses, for people
+``build``     from a description to a graph of the frontend
+``ask/``      the real library's word on a description, in a child process, for a described GPU
+"""

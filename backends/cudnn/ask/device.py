@@ -1,0 +1,109 @@
+"""A GPU as cuDNN describes one: the JSON that its device-property descriptor reads.
+
+The format is undocumented; what 9.8 to 9.28 ask for was learnt from their error messages. Unknown keys are
+ignored and missing ones refused, so one superset serves all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from attnsel.gpus import CATALOGUE, SHARED_MEMORY
+
+
+class _Arch(NamedTuple):
+    threads_per_sm: int
+    blocks_per_sm: int
+    like: str  # the catalogue's card that stands in where a bare architecture is asked about
+
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+_ARCHS: dict[int, _Arch] = {
+    70: _Arch(2048, 32, "V100"),
+    75: _Arch(1024, 16, "T4"),
+    80: _Arch(2048, 32, "A100"),
+    86: _Arch(1536, 16, "A10"),
+    87: _Arch(1536, 16, "Orin"),
+    89: _Arch(1536, 24, "RTX 4090"),
+    90: _Arch(2048, 32, "H100"),
+    100: _Arch(2048, 32, "B200"),
+    103: _Arch(2048, 32, "B300"),
+    110: _Arch(1536, 24, "Thor"),
+    120: _Arch(1536, 24, "RTX 5090"),
+    121: _Arch(1536, 24, "GB10"),
+}
+
+
+class _Board(NamedTuple):
+    sm_count: int
+    memory_gib: int
+    clock_mhz: int
+    memory_mhz: int
+    bus_bits: int
+    l2_mib: int
+
+
+# NVIDIA's data sheets and architecture white papers (boost clock, memory clock and bus, L2). Of these only
+# the architecture, the SM count and the shared memory were seen to change an answer.
+_BOARDS: dict[str, _Board] = {
+    "V100": _Board(80, 32, 1530, 877, 4096, 6),
+    "T4": _Board(40, 16, 1590, 5001, 256, 4),
+    "A100": _Board(108, 80, 1410, 1593, 5120, 40),
+    "A10": _Board(72, 24, 1695, 6251, 384, 6),
+    "RTX 3090": _Board(82, 24, 1695, 9751, 384, 6),
+    "L4": _Board(58, 24, 2040, 6251, 192, 48),
+    "L40S": _Board(142, 48, 2520, 9001, 384, 96),
+    "RTX 4090": _Board(128, 24, 2520, 10501, 384, 72),
+    "H100": _Board(132, 80, 1980, 2619, 5120, 50),
+    "H200": _Board(132, 141, 1980, 3201, 6144, 50),
+    "B200": _Board(148, 180, 1965, 3996, 8192, 126),
+    "B300": _Board(148, 288, 1920, 3996, 8192, 126),
+    "RTX 5090": _Board(170, 32, 2407, 14001, 512, 96),
+    "GB10": _Board(48, 128, 2418, 4266, 256, 24),
+    "Orin": _Board(16, 32, 1300, 3200, 256, 4),
+    "Thor": _Board(20, 128, 1575, 4266, 256, 32),
+}
+
+OLDEST_ARCH = min(_ARCHS)
+
+
+def device_json(
+    arch: int, name: str = "", memory: int | None = None, sm_count: int | None = None
+) -> dict[str, Any]:
+    """What cuDNN's descriptor reads for this architecture (90 is sm90); known cards by name.
+
+    Raises ValueError for an architecture that nothing is known about.
+    """
+    if arch not in _ARCHS:
+        raise ValueError(f"nothing is known about sm{arch}; allowed: {', '.join(f'sm{a}' for a in _ARCHS)}")
+    limits = _ARCHS[arch]
+    card = CATALOGUE.get(name.casefold().replace(" ", ""))
+    board = _BOARDS[card.name if card is not None and card.arch == arch else limits.like]
+    return {
+        "deviceName": f"NVIDIA {name or limits.like}",
+        "deviceVer": 10 * arch,
+        "driverVer": 13000,
+        "cudaDeviceId": 0,
+        "pciDeviceId": 0,
+        "isTccDriver": 0,
+        "supportCoopLaunch": 1,
+        "multiProcessorCount": sm_count or board.sm_count,
+        "smCountOrigin": 0,
+        "warpSize": 32,
+        "maxGridSize": [2**31 - 1, 65535, 65535],
+        "maxBlockSize": [1024, 1024, 64],
+        "maxThreadsPerBlock": 1024,
+        "maxThreadsPerSM": limits.threads_per_sm,
+        "maxCtasPerSM": limits.blocks_per_sm,
+        "regsPerBlock": 65536,
+        "maxRegistersPerSM": 65536,
+        "maxSharedMemoryPerBlock": 49152,
+        "maxSharedMemoryPerBlockOptin": SHARED_MEMORY[arch],
+        "oversizedSharedMemoryPerBlock": 0,
+        "reservedSharedMemoryPerBlock": 1024 if arch >= 80 else 0,
+        "totalGlobalMem": memory or board.memory_gib << 30,
+        "smClockRateKHz": 1000 * board.clock_mhz,
+        "memClockRateKHz": 1000 * board.memory_mhz,
+        "memoryBusWidth": board.bus_bits,
+        "l2CacheSize": board.l2_mib << 20,
+    }

@@ -1,0 +1,180 @@
+"""The child process that loads libcudnn and answers one question after another.
+
+Started by ``client`` as ``python -m attnsel.backends.cudnn.ask.worker SETTINGS``. It speaks JSON lines:
+first who it is ({"ready": …} or {"missing": …}), then one answer per line read. What libraries print goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from attnsel.backends.cudnn.ask import libraries
+from attnsel.backends.cudnn.ask.libraries import Missing
+from attnsel.backends.cudnn.build import check, declare, engines
+from attnsel.backends.cudnn.graph import Graph
+
+_LOG_LIMIT = 8000  # characters of the library's log that go into an answer
+_LAST_WITH_RULES = (1, 26)  # frontends before it check a graph by themselves, with any handle
+
+
+def _load(path: str) -> ctypes.CDLL | OSError:
+    """A library for all to see, or why not."""
+    try:
+        return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return error
+
+
+def _or_stand_in(source: str, soname: str, cache: Path) -> list[str]:
+    """Load the machine's own library, or a stand-in. Returns notes."""
+    if isinstance(_load(soname), ctypes.CDLL):
+        return []
+    path, note = libraries.stand_in(source, soname, cache)
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return [note] if note else []
+
+
+def _cublas(cudnn: str, cache: Path) -> list[str]:
+    """cuBLASLt by the names that libcudnn knows, unless it will find the real one beside itself."""
+    if any(Path(cudnn).parent.glob("../../cublas/lib/libcublasLt.so.*")):
+        return []
+    names = ("libcublasLt.so.12", "libcublasLt.so.13")
+    return [note for name in names for note in _or_stand_in("libcublasLt.c", name, cache)]
+
+
+def _frontend(library: ctypes.CDLL) -> Any:
+    """The frontend's module, made to call ``library`` and no other libcudnn."""
+    try:
+        import cudnn
+    except ImportError as error:
+        raise Missing(
+            "frontend",
+            f"cudnn-frontend does not import ({error}): pip install 'nvidia-cudnn-frontend<1.29'; "
+            "the rules answer without it",
+        ) from None
+    cudnn._pybind_module._set_dlhandle_cudnn(library._handle)
+    return cudnn
+
+
+def _version_of(cudnn: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in cudnn.__version__.split(".")[:2])
+
+
+class Judge:
+    """Answers with libcudnn, or, for versions that cannot be asked, with the frontend's own checks."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.cache = Path(settings["cache"])
+        self.log = Path(settings["log"])
+        self.read = 0  # bytes of the log that earlier answers hold
+        self.notes: list[str] = []
+        if settings.get("frontend"):
+            sys.path.insert(0, settings["frontend"])
+        self.pretended: str | None = settings.get("pretend")
+        if self.pretended:
+            path, note = libraries.stand_in("libcudnn.c", libraries.LIBCUDNN, self.cache)
+            self.notes += [note] if note else []
+            self.cudnn = _frontend(ctypes.CDLL(path))
+            if _version_of(self.cudnn) >= _LAST_WITH_RULES:
+                raise Missing(
+                    "frontend",
+                    f"cuDNN {self.pretended} cannot be asked about a described GPU (9.8.0 is the first), and "
+                    f"cudnn-frontend {self.cudnn.__version__} has no checks of its own: "
+                    "pip install 'nvidia-cudnn-frontend<1.26' for those; the rules answer without it",
+                )
+            return
+        path = settings["cudnn"]
+        self.notes += _or_stand_in("libcuda.c", "libcuda.so.1", self.cache)
+        self.notes += _cublas(path, self.cache)
+        nvrtc = [_load(name) for name in libraries.find_nvrtc(path)]
+        if all(isinstance(one, OSError) for one in nvrtc):
+            raise libraries.no_nvrtc(nvrtc[0])
+        library = _load(path)
+        if isinstance(library, OSError):
+            raise libraries.no_cudnn(library)
+        number = ctypes.c_size_t(library.cudnnGetVersion()).value
+        if number < 90800:
+            found = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+            raise Missing(
+                "device",
+                f"cuDNN {found} at {path} cannot be asked about a described GPU, 9.8.0 is the first; say "
+                f"--cudnn {found} to hear the frontend's own checks; the rules answer without it",
+            )
+        self.cudnn = _frontend(library)
+
+    def versions(self) -> dict[str, str]:
+        number = self.cudnn.backend_version()
+        cudnn = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+        return {"cudnn": cudnn, "cudnn_frontend": self.cudnn.__version__}
+
+    def answer(self, graph: Graph, device: dict[str, Any], build: bool) -> dict[str, Any]:
+        """One verdict, at check_support. What is raised up to there is a refusal, with its stage and words;
+        a plan that then does not build is told and changes nothing: without a GPU it proves little."""
+        reached = ["declare"]
+        said: dict[str, Any] = {"supported": False, "engines": [], "workspace": None, "message": ""}
+        began = time.perf_counter()
+        try:
+            if self.pretended:
+                made = declare(graph, self.cudnn, handle=1, sm_version=device["deviceVer"] // 10)
+                reached.append("validate")
+                made.validate()
+            else:
+                described = self.cudnn.create_device_properties(json.dumps(device))
+                version = device["deviceVer"] // 10
+                made = declare(graph, self.cudnn, device_property=described, sm_version=version)
+                check(made, self.cudnn, reached)
+                said["engines"] = engines(made)
+            said["supported"] = True
+            if build and not self.pretended:
+                reached.append("build_plans")
+                made.build_plans()
+                said["workspace"] = made.get_workspace_size()
+        except Exception as error:  # bindings raise many types, and each of them is an answer
+            said["message"] = str(error).strip()
+        said["stage"] = reached[-1]
+        said["seconds"] = time.perf_counter() - began
+        said["log"] = self._logged()
+        return said
+
+    def _logged(self) -> str:
+        """What the library wrote to its log since the last question."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.read)
+                text = file.read()
+        except OSError:
+            return ""
+        self.read += len(text)
+        return text.decode(errors="replace").strip()[-_LOG_LIMIT:]
+
+
+def main(settings: dict[str, Any]) -> None:
+    # Libraries print where they like: answers get a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def tell(said: dict[str, Any]) -> None:
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
+
+    try:
+        judge = Judge(settings)
+        tell({"ready": judge.versions(), "notes": judge.notes})
+    except Missing as missing:
+        tell({"missing": missing.what, "message": str(missing)})
+        return
+    for line in sys.stdin:
+        question = json.loads(line)
+        graph = Graph.from_dict(question["graph"])
+        tell(judge.answer(graph, question["device"], question["build"]))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,252 @@
+"""A cuDNN attention graph as plain values: which tensors, which options. No cuDNN and no torch in here.
+
+``forward`` and ``backward`` turn a :class:`Call` into a :class:`Graph`; ``build`` hands that to the frontend.
+Tensors are logical [b, h, s, d]; the layout is in the strides. Their names are the keywords of the
+frontend's sdpa functions, and a name's uid is the same in every graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from attnsel.backends.cudnn.call import Call, Four, Strided, dense
+
+Option = bool | int | float | str
+
+_NAMES = (
+    *("q", "k", "v", "o", "stats", "score_max", "score_sum_exp"),
+    *("dO", "dQ", "dK", "dV", "bias", "dBias", "seq_len_q", "seq_len_kv", "seed", "offset"),
+    *("paged_attention_k_table", "paged_attention_v_table", "sink_token", "dSink_token"),
+    *("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o", "amax_s", "amax_o"),
+    *("descale_o", "descale_dO", "descale_dP", "scale_dQ", "scale_dK", "scale_dV", "scale_dP"),
+    *("amax_dQ", "amax_dK", "amax_dV", "amax_dP"),
+)
+UIDS: dict[str, int] = {name: number for number, name in enumerate(_NAMES, start=1)}
+FIRST_RAGGED_UID = 100
+
+
+class Tensor(NamedTuple):
+    """One tensor of a graph. ``ragged`` names the tensor that says where each sequence begins in it."""
+
+    name: str
+    uid: int
+    dims: Four
+    strides: Four
+    dtype: str
+    ragged: str = ""
+
+
+class Ragged(NamedTuple):
+    """Offsets [b+1, 1, 1, 1] in elements: the cu_seqlens of one side times ``unit``, the token's stride."""
+
+    name: str
+    uid: int
+    side: str  # q or kv
+    unit: int
+    dtype: str  # int32 or int64
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One node and its tensors. Hashable, and written as JSON and back without loss."""
+
+    node: str  # sdpa, sdpa_backward, sdpa_fp8, sdpa_fp8_backward
+    io_dtype: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    ragged: tuple[Ragged, ...]
+    options: tuple[tuple[str, Option], ...]
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor by name. Raises KeyError."""
+        for tensor in (*self.inputs, *self.outputs):
+            if tensor.name == name:
+                return tensor
+        raise KeyError(name)
+
+    def option(self, name: str, otherwise: Any = None) -> Any:
+        return dict(self.options).get(name, otherwise)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "io_dtype": self.io_dtype,
+            "inputs": [tensor._asdict() for tensor in self.inputs],
+            "outputs": [tensor._asdict() for tensor in self.outputs],
+            "ragged": [offsets._asdict() for offsets in self.ragged],
+            "options": dict(self.options),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Graph:
+        return cls(
+            data["node"],
+            data["io_dtype"],
+            tuple(_tensor(entry) for entry in data["inputs"]),
+            tuple(_tensor(entry) for entry in data["outputs"]),
+            tuple(Ragged(**entry) for entry in data["ragged"]),
+            tuple(sorted(data["options"].items())),
+        )
+
+    def key(self) -> str:
+        """A digest that differs when anything at all differs."""
+        text = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _tensor(entry: dict[str, Any]) -> Tensor:
+    return Tensor(**{**entry, "dims": tuple(entry["dims"]), "strides": tuple(entry["strides"])})
+
+
+class _Draft:
+    """Tensors of a graph in the making; ragged offsets are shared by tensors with equal token strides."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.ragged: dict[tuple[str, int], Ragged] = {}
+
+    def offsets(self, side: str, unit: int) -> str:
+        found = self.ragged.get((side, unit))
+        if found is None:
+            uid = FIRST_RAGGED_UID + len(self.ragged)
+            entries = self.call.q.dims[0] + 1
+            found = Ragged(f"ragged_{side}_{unit}", uid, side, unit, self.call.offset_dtype, entries)
+            self.ragged[side, unit] = found
+        return found.name
+
+    def make(self, name: str, shape: Strided, dtype: str, side: str = "") -> Tensor:
+        packed = {"q": self.call.packed_q, "kv": self.call.packed_kv}.get(side, False)
+        ragged = self.offsets(side, shape.strides[2]) if packed else ""
+        return Tensor(name, UIDS[name], shape.dims, shape.strides, dtype, ragged)
+
+    def read(self, name: str, shape: Strided, dtype: str, side: str = "") -> None:
+        self.inputs.append(self.make(name, shape, dtype, side))
+
+    def write(self, name: str, shape: Strided, dtype: str, side: str = "") -> None:
+        self.outputs.append(self.make(name, shape, dtype, side))
+
+    def scalars(self, *names: str, write: bool = False) -> None:
+        for name in names:
+            (self.write if write else self.read)(name, _ONE, "fp32")
+
+    def finish(self, node: str, options: dict[str, Option]) -> Graph:
+        return Graph(
+            node,
+            self.call.dtype,
+            tuple(self.inputs),
+            tuple(self.outputs),
+            tuple(self.ragged.values()),
+            tuple(sorted(options.items())),
+        )
+
+
+_ONE = dense((1, 1, 1, 1), "bhsd")
+
+
+def forward(call: Call) -> Graph:
+    """The forward graph. Stats (the log-sum-exp) are written when a backward or the caller needs them.
+
+    With ``max_logit`` score_max and score_sum_exp take their place: the library gives them together, and
+    not beside stats; stats = score_max + log(score_sum_exp).
+    """
+    draft = _Draft(call)
+    _read_qkv(draft)
+    options = _read_features(draft)
+    fp8 = call.fp8
+    if fp8 is not None:
+        draft.scalars("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+    if call.pages is not None:
+        b = call.q.dims[0]
+        table = dense((b, 1, call.pages.per_sequence, 1), "bhsd")
+        draft.read("paged_attention_k_table", table, "int32")
+        draft.read("paged_attention_v_table", table, "int32")
+        options["max_seq_len_kv"] = call.pages.max_seqlen_kv
+    draft.write("o", call.out, call.dtype if fp8 is None else fp8.out_dtype, "q")
+    options["generate_stats"] = (call.need_lse or call.need_grad) and not call.max_logit
+    if call.max_logit:
+        draft.write("score_max", rows(call), "fp32")
+        draft.write("score_sum_exp", rows(call), "fp32")
+    elif options["generate_stats"]:
+        draft.write("stats", rows(call), "fp32")
+    if fp8 is not None:
+        draft.scalars("amax_s", "amax_o", write=True)
+    return draft.finish("sdpa" if fp8 is None else "sdpa_fp8", options)
+
+
+def backward(call: Call) -> Graph:
+    """The backward graph: from dO and the forward's stats to dQ, dK, dV and, where asked, dBias and
+    dSink_token."""
+    draft = _Draft(call)
+    fp8 = call.fp8
+    _read_qkv(draft)
+    draft.read("o", call.out, call.dtype if fp8 is None else fp8.out_dtype, "q")
+    draft.read("dO", call.dout or call.out, call.dtype if fp8 is None else fp8.dout_dtype, "q")
+    draft.read("stats", rows(call), "fp32")
+    options = _read_features(draft)
+    if fp8 is not None:
+        draft.scalars("descale_q", "descale_k", "descale_v", "descale_o", "descale_dO", "descale_s")
+        draft.scalars("descale_dP", "scale_s", "scale_dQ", "scale_dK", "scale_dV", "scale_dP")
+    grad = call.dtype if fp8 is None else fp8.grad_dtype
+    draft.write("dQ", call.dq or call.q, grad, "q")
+    draft.write("dK", call.dk or call.k, grad, "kv")
+    draft.write("dV", call.dv or call.v, grad, "kv")
+    if call.bias is not None and call.bias_grad:
+        draft.write("dBias", call.bias, call.bias_dtype or call.dtype)
+    if call.sink_grad:
+        draft.write("dSink_token", _sink(call), "fp32")
+    if fp8 is not None:
+        draft.scalars("amax_dQ", "amax_dK", "amax_dV", "amax_dP", write=True)
+    options["deterministic"] = call.deterministic
+    return draft.finish("sdpa_backward" if fp8 is None else "sdpa_fp8_backward", options)
+
+
+def rows(call: Call) -> Strided:
+    """Stats: one float32 per query row, dense [b, h, s_q, 1], padded for packed sequences too (sm8x and
+    sm12x take no packed ones)."""
+    b, h, s_q, _ = call.q.dims
+    return dense((b, h, s_q, 1), "bhsd")
+
+
+def _sink(call: Call) -> Strided:
+    return dense((1, call.q.dims[1], 1, 1), "bhsd")
+
+
+def _read_qkv(draft: _Draft) -> None:
+    call = draft.call
+    draft.read("q", call.q, call.dtype, "q")
+    draft.read("k", call.k, call.dtype, "kv")
+    draft.read("v", call.v, call.dtype, "kv")
+
+
+def _read_features(draft: _Draft) -> dict[str, Option]:
+    """What both directions are told alike. cuDNN's left bound counts the diagonal, ours does not."""
+    call = draft.call
+    options: dict[str, Option] = {"attn_scale": call.softmax_scale}
+    if call.bias is not None:
+        draft.read("bias", call.bias, call.bias_dtype or call.dtype)
+    if call.alibi:
+        options["alibi"] = True
+    if call.padding:
+        lengths = dense((call.q.dims[0], 1, 1, 1), "bhsd")
+        draft.read("seq_len_q", lengths, "int32")
+        draft.read("seq_len_kv", lengths, "int32")
+        options["padding"] = True
+    if call.window_left >= 0:
+        options["left_bound"] = call.window_left + 1
+    if call.window_right >= 0:
+        options["right_bound"] = call.window_right
+    if call.bottom_right:
+        options["bottom_right"] = True
+    if call.dropout:
+        options["dropout"] = call.dropout
+        draft.read("seed", _ONE, "int64")
+        draft.read("offset", _ONE, "int64")
+    if call.sink:
+        draft.read("sink_token", _sink(call), "fp32")
+    return options
