@@ -51,6 +51,8 @@ def _cublas(cudnn: str, cache: Path) -> list[str]:
 
 def _frontend(library: ctypes.CDLL) -> Any:
     """The frontend's module, made to call ``library`` and no other libcudnn."""
+    # It imports torch where it can, which takes seconds and is not needed to plan.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     try:
         import cudnn
     except ImportError as error:
