@@ -92,7 +92,7 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
     (90, "dkdv"): {
         64: Block(32, 128, 8, 2, split=False),
         128: Block(32, 128, 8, 2, split=False),
-        256: Block(32, 32, 8, 2, split=False),
+        256: Block(32, 32, 8, 1, split=False),
     },
     (90, "dq"): {
         64: Block(128, 64, 8, 2),
@@ -145,6 +145,7 @@ _FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 32
 _PAGED = {
     (80, 64): Block(128, 64, 8, 3, split=False),
     (80, 256): Block(64, 32, 8, 2),
+    (86, 64): Block(128, 64, 8, 3, split=False),
     (120, 64): Block(128, 64, 8, 3, split=False),
 }
 
