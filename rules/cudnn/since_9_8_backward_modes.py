@@ -22,7 +22,7 @@ from attnsel.rules.cudnn.vocabulary import (
     PACKED,
     half_precision,
 )
-from attnsel.verdict import Bad, EqualTo, OneOf, Words
+from attnsel.verdict import AtLeast, Bad, EqualTo, OneOf, Words
 from attnsel.versions import cudnn
 
 if TYPE_CHECKING:
@@ -155,6 +155,51 @@ def deterministic_packed_thor(p: AttentionParams, env: Environment) -> Bad | Non
     if p.deterministic and packed_training(p):
         return Bad("deterministic", True, OneOf(False))
     return None
+
+
+ONE_KEY = {**DETERMINISTIC, **BIAS, "max_seqlen_kv": 1}
+
+
+def biased_single_key(p: AttentionParams) -> Bad | None:
+    biased = p.has_bias and p.core_attention_bias_shape != "111s"
+    if deterministic_training(p) and biased and p.max_seqlen_kv == 1:
+        return Bad("max_seqlen_kv", 1, AtLeast(2))
+    return None
+
+
+@half_precision(
+    "CUDNN266",
+    when=cudnn(">=9.18.0,<9.21.0"),
+    arch=BLACKWELL,
+    evidence="library",
+    trips=ONE_KEY,
+    passes={**ONE_KEY, "max_seqlen_kv": 2},
+)
+def deterministic_bias_of_one_key(p: AttentionParams, env: Environment) -> Bad | None:
+    """Before cuDNN 9.21 Blackwell has no deterministic backward of a bias over one key
+
+    Fix: cuDNN 9.21.1 or newer, or deterministic=False; a bias of shape 111s is taken.
+    Source: asked 9.18.1 and 9.20.0 (no engine), 9.21.1, 9.22, 9.24, 9.26 and 9.28.0 (accepted); 9.18.0 and
+    9.21.0 were not asked.
+    """
+    return biased_single_key(p)
+
+
+@half_precision(
+    "CUDNN267",
+    when=cudnn(">=9.10.2"),
+    arch={110},
+    evidence="library",
+    trips=ONE_KEY,
+    passes={**ONE_KEY, "max_seqlen_kv": 2},
+)
+def deterministic_bias_of_one_key_thor(p: AttentionParams, env: Environment) -> Bad | None:
+    """Thor (sm110) has no deterministic backward of a bias over one key
+
+    Fix: deterministic=False; a bias of shape 111s is taken.
+    Source: asked from 9.10.2 to 9.28.0, all refuse.
+    """
+    return biased_single_key(p)
 
 
 # Packed sequences.
