@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,7 +169,7 @@ def measure(
             lost = device_lost(device) and f"the device was lost to {column.name}"
     if lost:
         for name in works:
-            rows[name] = _with(rows[name], status="failed", reason=f"right, but not timed: {lost}")
+            rows[name] = replace(rows[name], status="failed", reason=f"right, but not timed: {lost}")
     elif works:
         _time(case, rows, works, clock, count)
     return list(rows.values())
@@ -195,7 +195,7 @@ def _time(case: Case, rows: dict[str, Row], works: dict[str, Any], clock: Clock,
         # One after the other they ran; what fails now is the machine's, and no figure would be comparable.
         status = "out of memory" if isinstance(error, torch.OutOfMemoryError) else "failed"
         for name in works:
-            rows[name] = _with(rows[name], status=status, reason=f"timed together: {_first_line(error)}")
+            rows[name] = replace(rows[name], status=status, reason=f"timed together: {_first_line(error)}")
         return
     for name in works:
         low, median, high = _quartiles(samples[name])
@@ -203,7 +203,7 @@ def _time(case: Case, rows: dict[str, Row], works: dict[str, Any], clock: Clock,
         if BASELINE in works and name != BASELINE:
             pairs = zip(samples[BASELINE], samples[name], strict=True)
             ratio = statistics.median(base / own for base, own in pairs)
-        rows[name] = _with(
+        rows[name] = replace(
             rows[name],
             ms=median,
             ms_low=low,
@@ -213,10 +213,6 @@ def _time(case: Case, rows: dict[str, Row], works: dict[str, Any], clock: Clock,
             host_us=host[name],
             ratio=ratio,
         )
-
-
-def _with(row: Row, **changed: Any) -> Row:
-    return Row(**{**asdict(row), **changed})
 
 
 def _quartiles(samples: Sequence[float]) -> tuple[float, float, float]:

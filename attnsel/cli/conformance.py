@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
-import sys
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from attnsel.cli.flags import CudnnLib, Json
-from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, complain, tell
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, tell
 from attnsel.errors import InvalidInput
 
 
@@ -59,7 +58,9 @@ def conformance(
     chosen: dict[str, Any] = {}
     if head_dim:
         chosen["head_dims"] = _head_dims(head_dim)
-    reports = _watched(gate, gate.configurations(archs, **chosen), jobs or len(os.sched_getaffinity(0)))
+    wanted = gate.configurations(archs, **chosen)
+    with bar("compiling", len(wanted)) as move:
+        reports = gate.reports(wanted, lambda done, *_: move(done), jobs or len(os.sched_getaffinity(0)))
     if json:
         print(jsonlib.dumps({"kernels": [report.as_json() for report in reports]}))
     else:
@@ -83,22 +84,6 @@ def _head_dims(text: str) -> tuple[tuple[int, int], ...]:
             raise InvalidInput("--head-dim", word, "must be a number up to 576, or two as in 192x128")
         pairs.append((int(numbers[0]), int(numbers[-1])))
     return tuple(pairs)
-
-
-def _watched(gate: Any, wanted: list[Any], jobs: int) -> list[Any]:
-    """All reports; a bar on standard error while a person waits."""
-    if not sys.stderr.isatty():
-        return list(gate.reports(wanted, jobs=jobs))
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=len(wanted))
-
-        def watch(done: int, total: int, report: Any) -> None:
-            bar.update(task, completed=done)
-
-        return list(gate.reports(wanted, watch, jobs))
 
 
 def _print(reports: list[Any]) -> None:

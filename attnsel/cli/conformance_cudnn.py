@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json as jsonlib
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnsel.cli.agreement import GPUS, Disagreement, Tally, compare, starting_points, upper_bound
-from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, complain, tell, wrap
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, tell, wrap
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput
-from attnsel.params import AttentionParams
 from attnsel.report import params_words
 from attnsel.rules import REGISTRY
-
-if TYPE_CHECKING:
-    from attnsel.backends.cudnn.ask.client import Library
 
 _SHOWN = 3  # disagreements written out per group; --json holds all of them
 
@@ -35,7 +29,8 @@ def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None,
         with Library(cudnn_lib) as library:
             versions = library.versions()
             questions = draw(seed, samples, starting_points(fp8=False))
-            tally = _watched(library, questions, gpus, samples * len(gpus))
+            with bar("asking libcudnn", samples * len(gpus)) as move:
+                tally = compare(library, questions, gpus, lambda tally: move(tally.asked))
             notes = library.notes
     except Missing as missing:
         complain(str(missing))
@@ -63,20 +58,6 @@ def _gpus(arch: str) -> tuple[str, ...]:
     if not names:
         raise InvalidInput("--arch", arch, "must be GPUs or architectures, e.g. H100 or 90")
     return tuple(names)
-
-
-def _watched(
-    library: Library, questions: Iterable[AttentionParams], gpus: tuple[str, ...], total: int
-) -> Tally:
-    """The comparison; a bar on standard error while a person waits."""
-    if not sys.stderr.isatty():
-        return compare(library, questions, gpus)
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("asking libcudnn", total=total)
-        return compare(library, questions, gpus, lambda tally: bar.update(task, completed=tally.asked))
 
 
 def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 Outcome = Literal["agree", "false accept", "false reject", "known bug", "unknown", "no answer"]
 
-# Not about what cuDNN can do: what is installed here, and known bugs, which compile and are wrong.
-_NOT_THE_LIBRARY = ("INSTALL",)
+# Codes about what is installed here, which is not about what cuDNN can do.
+_NOT_THE_LIBRARY = "INSTALL"
 
 
 class Verdict(NamedTuple):
@@ -34,12 +34,6 @@ class Verdict(NamedTuple):
     @property
     def bugs(self) -> tuple[str, ...]:
         return tuple(r.code for r in self.reasons if r.code.startswith("BUG"))
-
-    @property
-    def words(self) -> str:
-        if not self.reasons:
-            return "accept"
-        return f"{'refuse' if self.refusing or self.bugs else 'unknown'} ({', '.join(self.codes)})"
 
     @property
     def codes(self) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 FOUND = 0
@@ -71,6 +72,20 @@ def tell(text: str) -> None:
 def complain(message: str) -> None:
     """One line on standard error."""
     print(f"attnsel: {' '.join(message.split())}", file=sys.stderr)
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Called with how much is done, it moves a bar on standard error while a person waits; else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=total)
+        yield lambda done: shown.update(task, completed=done)
 
 
 def wrap(text: str, lead: str = "", indent: str | None = None) -> list[str]:

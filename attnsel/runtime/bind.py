@@ -17,6 +17,7 @@ from attnsel.runtime.autograd import Attend, ContractKernel
 from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.contents import check_contents
 from attnsel.runtime.inputs import check_tensors, mask_pair
+from attnsel.runtime.sizes import lengths_of
 from attnsel.select import Candidate, Selection
 from attnsel.settings import Settings
 
@@ -266,8 +267,8 @@ def _gather(
         q, k, v = to_kernel(q), kv_to_kernel(k), kv_to_kernel(v)
         seqlens_q = seqlens_kv = None
         if table is not None:
-            seqlens_q = None if spec.packed else _differences(extras.cu_seqlens_q)
-            seqlens_kv = _differences(extras.cu_seqlens_kv)
+            seqlens_q = None if spec.packed else _lengths_if_given(extras.cu_seqlens_q)
+            seqlens_kv = _lengths_if_given(extras.cu_seqlens_kv)
         elif padding and not spec.packed:
             seqlens_q, seqlens_kv = _lengths(extras)
         bias = extras.core_attention_bias
@@ -314,17 +315,17 @@ def _readable(extras: Extras) -> bool:
     return all(t is None or (t.device.type == "cpu" and type(t) is Tensor) for t in held)
 
 
-def _differences(cu_seqlens: Tensor | None) -> Tensor | None:
-    return None if cu_seqlens is None else cu_seqlens[1:] - cu_seqlens[:-1]
+def _lengths_if_given(cu_seqlens: Tensor | None) -> Tensor | None:
+    return None if cu_seqlens is None else lengths_of(cu_seqlens)
 
 
 def _lengths(extras: Extras) -> tuple[Tensor | None, Tensor | None]:
     """int32 [b] real rows of q and kv, on their device and without reading them back."""
     if extras.cu_seqlens_q is not None:
-        lengths_q = _differences(extras.cu_seqlens_q)
+        lengths_q = _lengths_if_given(extras.cu_seqlens_q)
         if extras.cu_seqlens_kv is extras.cu_seqlens_q:
             return lengths_q, lengths_q
-        return lengths_q, _differences(extras.cu_seqlens_kv)
+        return lengths_q, _lengths_if_given(extras.cu_seqlens_kv)
     masks = mask_pair(extras)
     lengths = [(~mask).flatten(1).sum(1, dtype=torch.int32) for mask in dict.fromkeys(masks)]
     return lengths[0], lengths[-1]

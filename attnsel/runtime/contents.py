@@ -9,7 +9,7 @@ from attnsel.backends.pages import wrong_page
 from attnsel.errors import InvalidInput
 from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.inputs import mask_pair
-from attnsel.runtime.sizes import Sizes
+from attnsel.runtime.sizes import Sizes, lengths_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ def check_contents(config: Config, sizes: Sizes, q: Tensor, k: Tensor, extras: E
         if any(length > space for length, space in zip(lengths, room, strict=True)):
             raise InvalidInput(name, values, f"must fit into the room that {name}_padded gives, {starts}")
     if extras.block_table is not None and extras.cu_seqlens_kv is not None:
-        rows_kv = extras.cu_seqlens_kv[1:] - extras.cu_seqlens_kv[:-1]
+        rows_kv = lengths_of(extras.cu_seqlens_kv)
         wrong = wrong_page(extras.block_table, rows_kv, page_size=k.shape[1], pages=k.shape[0])
         if wrong is not None:
             sequence, entry, page = wrong

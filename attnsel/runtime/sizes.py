@@ -38,6 +38,18 @@ def sizes_of(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) ->
     return sizes
 
 
+def lengths_of(cu_seqlens: Tensor) -> Tensor:
+    """int32 [b] from int32 [b + 1], where it lies."""
+    return cu_seqlens[1:] - cu_seqlens[:-1]
+
+
+def _check_head_dim(q: Tensor, k: Tensor) -> None:
+    if q.shape[-1] != k.shape[-1]:
+        raise InvalidInput(
+            "key_layer.shape", tuple(k.shape), f"must have query_layer's head dimension, {q.shape[-1]}"
+        )
+
+
 def _dense_sizes(fmt: str, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
     b, h, s = _AXES[fmt]
     for name, tensor in (("key_layer", k), ("value_layer", v)):
@@ -51,18 +63,12 @@ def _dense_sizes(fmt: str, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
             tuple(v.shape),
             f"must have key_layer's {k.shape[h]} heads and {k.shape[s]} rows",
         )
-    if q.shape[-1] != k.shape[-1]:
-        raise InvalidInput(
-            "key_layer.shape", tuple(k.shape), f"must have query_layer's head dimension, {q.shape[-1]}"
-        )
+    _check_head_dim(q, k)
     return Sizes(q.shape[b], q.shape[h], k.shape[h], q.shape[s], k.shape[s], q.shape[-1], v.shape[-1])
 
 
 def _packed_sizes(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
-    if q.shape[-1] != k.shape[-1]:
-        raise InvalidInput(
-            "key_layer.shape", tuple(k.shape), f"must have query_layer's head dimension, {q.shape[-1]}"
-        )
+    _check_head_dim(q, k)
     if v.shape[:2] != k.shape[:2]:
         raise InvalidInput(
             "value_layer.shape",
@@ -115,10 +121,7 @@ def _paged_sizes(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
         raise InvalidInput(
             "value_layer.shape", tuple(v.shape), f"must have key_layer's pages, {tuple(k.shape[:3])}"
         )
-    if q.shape[-1] != k.shape[-1]:
-        raise InvalidInput(
-            "key_layer.shape", tuple(k.shape), f"must have query_layer's head dimension, {q.shape[-1]}"
-        )
+    _check_head_dim(q, k)
     if k.shape[0] == 0 or k.shape[1] == 0:
         raise InvalidInput("key_layer.shape", tuple(k.shape), "must hold at least one page of one row")
     if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != batch:
@@ -141,7 +144,7 @@ def _longest(cu: Tensor, given: int | None, tokens: int) -> int:
         return int(given)
     if cu.device.type != "cpu" or type(cu) is not torch.Tensor or cu.numel() < 2:
         return tokens
-    return max(0, int((cu[1:] - cu[:-1]).max()))
+    return max(0, int(lengths_of(cu).max()))
 
 
 def _check_cu_seqlens(extras: Extras) -> int:

@@ -202,10 +202,9 @@ def _given(spec: TensorSpec | None, order: str, otherwise: Strided) -> Strided:
     """A spec's strides in [b, h, s, d] order."""
     if spec is None:
         return otherwise
-    letters = "thd" if order == "thd" else order
-    if len(spec.stride) != len(letters):
-        raise UnsupportedArgument(f"tensors: {len(letters)} strides are needed for {order}: {spec.stride}")
-    stride = dict(zip(letters, spec.stride, strict=True))
+    if len(spec.stride) != len(order):
+        raise UnsupportedArgument(f"tensors: {len(order)} strides are needed for {order}: {spec.stride}")
+    stride = dict(zip(order, spec.stride, strict=True))
     token = stride.get("s", stride.get("t", 0))
     batch = stride.get("b", otherwise.dims[2] * token)
     return Strided(otherwise.dims, (batch, stride["h"], token, stride["d"]))

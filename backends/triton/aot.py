@@ -68,14 +68,9 @@ def build(launch: Launch, arch: int) -> Any:
     Raises what Triton raises when it cannot compile.
     """
     source = _source(launch)
-    options = {
-        "num_warps": launch.block.warps,
-        "num_stages": launch.block.stages,
-        "enable_fp_fusion": True,
-    }
     hook = turing.tensor_cores() if arch == turing.ARCH else contextlib.nullcontext()
     with hook:
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.block.options)
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:

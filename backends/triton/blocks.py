@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Block(NamedTuple):
@@ -23,6 +23,15 @@ class Block(NamedTuple):
     warps: int = 4
     stages: int = 2
     split: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a kernel is compiled with, at a launch as ahead of time."""
+        return {
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+            "enable_fp_fusion": True,  # off by default from Triton 3.10 on
+        }
 
 
 class Tiles(NamedTuple):

@@ -30,7 +30,7 @@ class Parts:
     peak: Tensor | None  # where max_logit is asked for
 
 
-def choose_splits(call: Call, block: Block, processors: int, asked: int | None = None) -> int:
+def choose_splits(call: Call, arch: int | None, processors: int, asked: int | None = None) -> int:
     """Over how many programs the keys of a row block are split; 0: not a call to decode.
 
     ``processors``: streaming multiprocessors of the device, 0 on the interpreter. ``asked`` overrides the
@@ -42,6 +42,7 @@ def choose_splits(call: Call, block: Block, processors: int, asked: int | None =
         return asked
     if call.longest_q > SHORT:
         return 0
+    block = call.block("decode", arch)
     programs = call.batch * call.groups * tile_count(call.longest_q * call.group, block.m)
     return split_count(programs, processors, tile_count(call.longest_kv, block.n))
 

@@ -75,14 +75,12 @@ def _forward_launches(
     variant: str | None = None,
 ) -> tuple[list[Launch], Tensor | None]:
     """In the order they run; and where they leave largest scores [h, b, tiles or rows], if asked for."""
-    block = call.block("decode", arch)
     if variant is not None and splits is None:
         splits = 0
-    splits = choose_splits(call, block, processors, splits)
-    if not splits:
-        if described := descriptors.descriptor_block(call, arch, variant):
-            return [descriptors.descriptor_launch(call, out, lse, described)], None
-        block = call.block("forward", arch)
+    splits = choose_splits(call, arch, processors, splits)
+    if not splits and (described := descriptors.descriptor_block(call, arch, variant)):
+        return [descriptors.descriptor_launch(call, out, lse, described)], None
+    block = call.block("decode" if splits else "forward", arch)
     largest = None
     if call.spec.return_max_logit:
         rows = call.longest_q if splits else tile_count(call.longest_q, block.m)
@@ -223,22 +221,14 @@ def _run(launch: Launch, device: torch.device, arch: int | None) -> None:
         interpret.launch(launch.kernel, (launch.programs,), launch.args)
         return
     with _around(launch, device, arch):
-        launch.kernel[(launch.programs,)](**launch.args, **_options(launch))
+        launch.kernel[(launch.programs,)](**launch.args, **launch.block.options)
 
 
 def _compile(launch: Launch, device: torch.device, arch: int) -> None:
     with _around(launch, device, arch):
-        compiled = launch.kernel.warmup(grid=(launch.programs,), **launch.args, **_options(launch))
+        compiled = launch.kernel.warmup(grid=(launch.programs,), **launch.args, **launch.block.options)
         # Loading it finds what the device lacks: shared memory, registers.
         _ = compiled.run
-
-
-def _options(launch: Launch) -> dict[str, Any]:
-    return {
-        "num_warps": launch.block.warps,
-        "num_stages": launch.block.stages,
-        "enable_fp_fusion": True,  # off by default from Triton 3.10 on
-    }
 
 
 @contextlib.contextmanager

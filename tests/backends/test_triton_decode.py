@@ -194,7 +194,7 @@ def asked(s_q: int, s_kv: int, processors: int = 132, **sizes: int) -> int:
     shape = {"b": 1, "h": 32, "g": 8, "d": 128, "e": 128, "s_q": s_q, "s_kv": s_kv, **sizes}
     q = torch.empty(shape["b"], shape["h"], s_q, shape["d"], device="meta")
     k = torch.empty(shape["b"], shape["g"], s_kv, shape["d"], device="meta")
-    return choose_splits(make_call(Spec(), Inputs(q, k, k)), Block(16, 64), processors)
+    return choose_splits(make_call(Spec(), Inputs(q, k, k), Tiles(*[Block(16, 64)] * 5)), 90, processors)
 
 
 def test_short_queries_are_decoded() -> None:

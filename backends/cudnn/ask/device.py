@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attnsel.gpus import CATALOGUE, SHARED_MEMORY
+from attnsel.gpus import CATALOGUE, SHARED_MEMORY, Gpu
 
 
 class _Arch(NamedTuple):
@@ -35,8 +35,6 @@ _ARCHS: dict[int, _Arch] = {
 
 
 class _Board(NamedTuple):
-    sm_count: int
-    memory_gib: int
     clock_mhz: int
     memory_mhz: int
     bus_bits: int
@@ -46,25 +44,25 @@ class _Board(NamedTuple):
 # NVIDIA's data sheets and architecture white papers (boost clock, memory clock and bus, L2). Of these only
 # the architecture, the SM count and the shared memory were seen to change an answer.
 _BOARDS: dict[str, _Board] = {
-    "V100": _Board(80, 32, 1530, 877, 4096, 6),
-    "T4": _Board(40, 16, 1590, 5001, 256, 4),
-    "A100": _Board(108, 80, 1410, 1593, 5120, 40),
-    "A10": _Board(72, 24, 1695, 6251, 384, 6),
-    "RTX 3090": _Board(82, 24, 1695, 9751, 384, 6),
-    "L4": _Board(58, 24, 2040, 6251, 192, 48),
-    "L40S": _Board(142, 48, 2520, 9001, 384, 96),
-    "RTX 4090": _Board(128, 24, 2520, 10501, 384, 72),
-    "H100": _Board(132, 80, 1980, 2619, 5120, 50),
-    "H200": _Board(132, 141, 1980, 3201, 6144, 50),
-    "B200": _Board(148, 180, 1965, 3996, 8192, 126),
-    "B300": _Board(148, 288, 1920, 3996, 8192, 126),
-    "RTX 5090": _Board(170, 32, 2407, 14001, 512, 96),
-    "GB10": _Board(48, 128, 2418, 4266, 256, 24),
-    "Orin": _Board(16, 32, 1300, 3200, 256, 4),
-    "Thor": _Board(20, 128, 1575, 4266, 256, 32),
+    "V100": _Board(1530, 877, 4096, 6),
+    "T4": _Board(1590, 5001, 256, 4),
+    "A100": _Board(1410, 1593, 5120, 40),
+    "A10": _Board(1695, 6251, 384, 6),
+    "RTX 3090": _Board(1695, 9751, 384, 6),
+    "L4": _Board(2040, 6251, 192, 48),
+    "L40S": _Board(2520, 9001, 384, 96),
+    "RTX 4090": _Board(2520, 10501, 384, 72),
+    "H100": _Board(1980, 2619, 5120, 50),
+    "H200": _Board(1980, 3201, 6144, 50),
+    "B200": _Board(1965, 3996, 8192, 126),
+    "B300": _Board(1920, 3996, 8192, 126),
+    "RTX 5090": _Board(2407, 14001, 512, 96),
+    "GB10": _Board(2418, 4266, 256, 24),
+    "Orin": _Board(1300, 3200, 256, 4),
+    "Thor": _Board(1575, 4266, 256, 32),
 }
-
-OLDEST_ARCH = min(_ARCHS)
+# Boards of Jetson, which the catalogue does not offer.
+_JETSON = {"Orin": Gpu("Orin", 87, 32, 16), "Thor": Gpu("Thor", 110, 128, 20)}
 
 
 def device_json(
@@ -77,8 +75,10 @@ def device_json(
     if arch not in _ARCHS:
         raise ValueError(f"nothing is known about sm{arch}; allowed: {', '.join(f'sm{a}' for a in _ARCHS)}")
     limits = _ARCHS[arch]
-    card = CATALOGUE.get(name.casefold().replace(" ", ""))
-    board = _BOARDS[card.name if card is not None and card.arch == arch else limits.like]
+    card = CATALOGUE.get(_key(name))
+    if card is None or card.arch != arch:
+        card = _JETSON.get(limits.like) or CATALOGUE[_key(limits.like)]
+    board = _BOARDS[card.name]
     return {
         "deviceName": f"NVIDIA {name or limits.like}",
         "deviceVer": 10 * arch,
@@ -87,7 +87,7 @@ def device_json(
         "pciDeviceId": 0,
         "isTccDriver": 0,
         "supportCoopLaunch": 1,
-        "multiProcessorCount": sm_count or board.sm_count,
+        "multiProcessorCount": sm_count or card.sm_count,
         "smCountOrigin": 0,
         "warpSize": 32,
         "maxGridSize": [2**31 - 1, 65535, 65535],
@@ -101,9 +101,13 @@ def device_json(
         "maxSharedMemoryPerBlockOptin": SHARED_MEMORY[arch],
         "oversizedSharedMemoryPerBlock": 0,
         "reservedSharedMemoryPerBlock": 1024 if arch >= 80 else 0,
-        "totalGlobalMem": memory or board.memory_gib << 30,
+        "totalGlobalMem": memory or (card.memory_gib or 0) << 30,
         "smClockRateKHz": 1000 * board.clock_mhz,
         "memClockRateKHz": 1000 * board.memory_mhz,
         "memoryBusWidth": board.bus_bits,
         "l2CacheSize": board.l2_mib << 20,
     }
+
+
+def _key(name: str) -> str:
+    return name.casefold().replace(" ", "")

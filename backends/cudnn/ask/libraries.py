@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-OLDEST_CUDNN = (9, 8, 0)  # the first that plans for a described device
 LIBCUDNN = "libcudnn.so.9"
 _STILL = "the rules answer without it"
 

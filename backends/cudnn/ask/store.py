@@ -42,9 +42,7 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, timeout=10, isolation_level=None)
         try:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)"
-            )
+            connection.execute(_TABLE)
         except sqlite3.Error:
             connection.close()
             raise
