@@ -22,7 +22,7 @@ OLDEST_TORCH = (2, 6)  # what attnsel runs on; older ones can be planned for
 CANDIDATES: dict[str, CandidateInfo] = {
     info.name: info
     for info in (
-        CandidateInfo("cudnn", "cuDNN fused attention", False, (), component="cudnn"),
+        CandidateInfo("cudnn", "cuDNN fused attention", True, (), component="cudnn"),
         CandidateInfo(
             "triton",
             "attnsel's Triton flash attention",

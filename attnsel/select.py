@@ -25,11 +25,19 @@ from attnsel.verdict import Adaptation, Bad, Reason, Standing, Verdict, Words
 
 
 class Refusal(NamedTuple):
-    """A kernel refused this very call when it was prepared or launched, in these words."""
+    """A kernel refused this very call when it was prepared or launched, in these words.
+
+    ``likely``: codes of rules that may explain it, the likeliest first.
+    """
 
     candidate: str
     params: AttentionParams
     message: str
+    likely: tuple[str, ...] = ()
+
+    @property
+    def hint(self) -> str:
+        return f"closest to {', '.join(self.likely)}" if self.likely else ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,9 @@ class Evidence:
     def against(self, name: str, p: AttentionParams) -> list[Reason]:
         page = REGISTRY.pages["RUNTIME001"]
         return [
-            Reason(page, Bad("kernel", refusal.message, Words("a kernel that accepts this call")))
+            Reason(
+                page, Bad("kernel", refusal.message, Words("a kernel that accepts this call"), refusal.hint)
+            )
             for refusal in self.refusals
             if refusal.candidate == name and refusal.params == p
         ]
