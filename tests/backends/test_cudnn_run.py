@@ -31,11 +31,17 @@ from attention_cases import (
     starts,
     upstream,
 )
+from attnsel import AttentionParams
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.cudnn import plans, session, tensors
+from attnsel.backends.cudnn.ask.sample import samples
+from attnsel.backends.cudnn.call import Call, Strided, planned
 from attnsel.backends.cudnn.plans import PLANS, PlanCache, Refused
 from attnsel.backends.cudnn.run import backward, forward, prepare
 from attnsel.backends.slopes import default_slopes
+from attnsel.errors import InvalidInput, UnsupportedArgument
+from attnsel.runtime.bind import make_spec
+from attnsel.runtime.call import config
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -410,3 +416,80 @@ def test_a_gradient_of_the_lse_is_refused() -> None:
     assert result.lse is not None
     with pytest.raises(ValueError, match="dlse"):
         backward(spec, inputs, result, torch.zeros_like(result.out), torch.zeros_like(result.lse))
+
+
+# ---- planner and runtime ----------------------------------------------------------------------------
+
+
+def meta(shape: Strided, dtype: torch.dtype, packed: bool) -> Tensor:
+    """A tensor without data that lies as a call says; packed ones full of sequences of the same length."""
+    b, h, s, d = shape.dims
+    _, head, token, inner = shape.strides
+    if not packed:
+        return torch.empty_strided(shape.dims, shape.strides, dtype=dtype, device="meta")
+    return torch.empty_strided((b * s, h, d), (token, head, inner), dtype=dtype, device="meta")
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+ROUND = {"batch_size": 8, "max_seqlen_q": 256, "max_seqlen_kv": 256}  # what no bucket rounds up
+
+
+def question(p: AttentionParams) -> AttentionParams | None:
+    """The question in sizes that packed calls have too; None for what the runtime does not hand to cuDNN."""
+    if p.layout.q_format != p.layout.kv_format:
+        return None
+    if p.fp8_attention or p.kv_cache != "none" or p.context_parallel or p.dtype not in DTYPES:
+        return None
+    try:
+        changed = p.replace(**ROUND, tensors={}) if p.qkv_format == "thd" else p
+        planned(changed)
+    except (InvalidInput, UnsupportedArgument):
+        return None
+    return changed
+
+
+def comparable(call: Call) -> dict[str, Any]:
+    """Its fields; strides of dimensions with one entry, which nobody reads, are 0."""
+
+    def told(t: Strided) -> Strided:
+        zeroed = [0 if n == 1 else stride for n, stride in zip(t.dims, t.strides, strict=True)]
+        return Strided(t.dims, tuple(zeroed))  # type: ignore[arg-type]
+
+    fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+    return {name: told(value) if isinstance(value, Strided) else value for name, value in fields.items()}
+
+
+def test_the_runtime_builds_the_graphs_that_the_planner_asks_about() -> None:
+    compared = 0
+    for drawn in samples(seed=3, count=600):
+        p = question(drawn)
+        if p is None:
+            continue
+        wanted = planned(p)
+        packed_q = wanted.packed_q
+        q, k, v = (meta(t, DTYPES[p.dtype], packed_q) for t in (wanted.q, wanted.k, wanted.v))
+        bias = None
+        if wanted.bias is not None:
+            bias = torch.empty(wanted.bias.dims, dtype=q.dtype, device="meta", requires_grad=wanted.bias_grad)
+        lengths = torch.empty(p.batch_size, dtype=torch.int32, device="meta") if p.padding else None
+        cu = torch.empty(p.batch_size + 1, dtype=torch.int32, device="meta") if packed_q else None
+        inputs = Inputs(
+            q,
+            k,
+            v,
+            bias=bias,
+            alibi_slopes=torch.empty(p.num_heads, device="meta") if wanted.alibi else None,
+            seqlens_q=None if packed_q else lengths,
+            seqlens_kv=None if packed_q else lengths,
+            cu_seqlens_q=cu,
+            cu_seqlens_kv=cu,
+            max_seqlen_q=p.max_seqlen_q,
+            max_seqlen_kv=p.max_seqlen_kv,
+        )
+        spec = make_spec(config(softmax_scale=wanted.softmax_scale), p, p.is_training)
+        spec = dataclasses.replace(spec, dropout_p=wanted.dropout)  # nothing is dropped outside training
+        call = tensors.problem(spec, inputs).call
+        made = dataclasses.replace(call, bias_dtype=wanted.bias_dtype)
+        assert comparable(made) == comparable(wanted), p
+        compared += 1
+    assert compared > 250
