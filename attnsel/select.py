@@ -243,8 +243,9 @@ def _judge(
     verdict: Verdict = "eligible"
     if reasons:
         verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
-    # An own kernel is proven per architecture; without a GPU there is none to be unproven on.
-    unproven = info.owned and env.arch is not None and (name, env.arch) not in PROVEN
+    # What is ours is proven per architecture; without a GPU there is none to be unproven on.
+    ours = info.owned or info.called
+    unproven = ours and env.arch is not None and (name, env.arch) not in PROVEN
     return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(info, p, env), unproven)
 
 
@@ -272,7 +273,12 @@ def _rank(
     refused: list[Candidate] = []
     for candidate in judged:
         (refused if candidate.verdict == "refused" else standing).append(candidate)
-    seen = tuple([Standing(c.name, c.verdict, len(c.adaptations), c.unproven, large) for c in standing])
+    seen = tuple(
+        [
+            Standing(c.name, c.verdict, len(c.adaptations), c.unproven and CANDIDATES[c.name].owned, large)
+            for c in standing
+        ]
+    )
     ranked = [
         standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by stands last
         for i, code in _order(seen, env.arch, policy)
