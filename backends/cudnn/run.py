@@ -16,7 +16,7 @@ from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.cudnn import session as _session
 from attnsel.backends.cudnn import tensors as _tensors
 from attnsel.backends.cudnn.call import Call, Strided
-from attnsel.backends.cudnn.graph import Graph, rows
+from attnsel.backends.cudnn.graph import Graph
 from attnsel.backends.cudnn.plans import plan_of
 from attnsel.backends.cudnn.tensors import buffer_of, problem
 from attnsel.backends.tiled.sequences import four_dims
@@ -55,9 +55,9 @@ def forward(spec: Spec, inputs: Inputs) -> Result:
         out = buffers["o"] = buffer_of(call.out, inputs.q)
         if spec.packed:
             out.zero_()  # rows of no sequence are nobody's to write
-        for name in ("stats", "score_max", "score_sum_exp"):
-            if any(tensor.name == name for tensor in graph.outputs):
-                buffers[name] = _per_row(call, inputs.q)
+        b, h, s_q, _ = call.q.dims
+        for name in found.per_row:
+            buffers[name] = torch.empty((b, h, s_q, 1), dtype=torch.float32, device=session.device)
         plan.run(session, buffers)
         return _result(spec, call, inputs, out, buffers)
 
@@ -81,7 +81,7 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
         buffers = _shared(call, graph, inputs)
         buffers["o"] = _as_declared(result.out, call.out, inputs.q)
         buffers["dO"] = _as_declared(dout, call.out, inputs.q)
-        buffers["stats"] = _stats(call, inputs, result)
+        buffers["stats"] = _stats(call, inputs, result, buffers)
         for name, shape, like in _gradients(call, inputs):
             buffers[name] = buffer_of(shape, like)
             if like.dim() == 3:
@@ -127,10 +127,6 @@ def _shared(call: Call, graph: Graph, inputs: Inputs) -> dict[str, Tensor]:
     return buffers
 
 
-def _per_row(call: Call, q: Tensor) -> Tensor:
-    return torch.empty(rows(call).dims, dtype=torch.float32, device=q.device)
-
-
 def _as_declared(t: Tensor, shape: Strided, like: Tensor) -> Tensor:
     """``t`` where it already lies as the plan was built for, else a copy that does: a plan for every way a
     gradient may lie would be built after its forward ran."""
@@ -141,15 +137,16 @@ def _as_declared(t: Tensor, shape: Strided, like: Tensor) -> Tensor:
     return buffer_of(shape, like).copy_(t)
 
 
-def _stats(call: Call, inputs: Inputs, result: Result) -> Tensor:
+def _stats(call: Call, inputs: Inputs, result: Result, buffers: dict[str, Tensor]) -> Tensor:
     """The log-sum-exp as cuDNN reads it, [b, h, s_q, 1]. Rows that stand for nothing get +inf: exp(x - lse)
     is 0 there, where -inf would make it NaN."""
     if result.lse is None:
-        return _harmless(result.saved[0])
+        stats: Tensor = result.saved[0]
+        return stats
     if result.lse.dim() == 3:
         return _harmless(result.lse).contiguous().unsqueeze(3)
     b, h, s_q, _ = call.q.dims
-    tokens = _tensors.tokens_of(call, inputs)
+    tokens = _tensors.tokens_of(call, inputs, buffers["seq_len_q"])
     place = (tokens.sequence * s_q + tokens.row).masked_fill(tokens.outside, b * s_q)
     flat = result.lse.new_full((b * s_q + 1, h), INF)
     flat[place] = _harmless(result.lse).t()
@@ -172,30 +169,51 @@ def _gradients(call: Call, inputs: Inputs) -> tuple[tuple[str, Strided, Tensor],
 
 def _result(spec: Spec, call: Call, inputs: Inputs, out: Tensor, buffers: dict[str, Tensor]) -> Result:
     """Rows that stand for nothing are set here, whatever cuDNN left in them."""
-    dead = _tensors.rows_of(call, inputs)
-    tokens = _tensors.tokens_of(call, inputs) if spec.packed else None
-    if dead.dead is not None:
-        if tokens is None:
-            out.masked_fill_(dead.dead[:, None, :, None], 0.0)
-        elif dead.blind is not None:
-            out.masked_fill_(dead.blind[tokens.sequence, tokens.row][:, None, None], 0.0)
-    stats, max_logit = buffers.get("stats"), None
-    if call.max_logit:
-        largest = buffers["score_max"]
-        if dead.dead is not None:
-            largest = largest.masked_fill(dead.dead[:, None, :, None], -INF)
-        max_logit = largest.amax((0, 2, 3))
-        stats = buffers["score_max"] + buffers["score_sum_exp"].log()
+    if spec.packed:
+        return _packed_result(spec, call, inputs, out, buffers)
+    rows = _tensors.rows_of(call, inputs, buffers)
+    dead = rows.dead
+    if dead is not None:
+        out.masked_fill_(dead[:, None, :, None], 0.0)
+    max_logit = _largest(buffers, dead) if call.max_logit else None
+    stats = _log_sum_exp(buffers)
+    if stats is not None:
+        stats = _with_dead_rows(stats, rows, buffers.get("sink_token")).squeeze(3)
+    return Result(out, stats, max_logit)
+
+
+def _packed_result(spec: Spec, call: Call, inputs: Inputs, out: Tensor, buffers: dict[str, Tensor]) -> Result:
+    """``out`` is 0 where cuDNN wrote nothing, so only rows that see no key are left to set."""
+    stats = _log_sum_exp(buffers)
+    if _tensors.same_lengths(call, inputs) and not spec.need_lse and not call.max_logit:
+        return Result(out, None, None, () if stats is None else (stats,))
+    rows = _tensors.rows_of(call, inputs, buffers)
+    tokens = _tensors.tokens_of(call, inputs, buffers["seq_len_q"])
+    if rows.blind is not None:
+        out.masked_fill_(rows.blind[tokens.sequence, tokens.row][:, None, None], 0.0)
+    max_logit = _largest(buffers, rows.dead) if call.max_logit else None
     if stats is None:
         return Result(out, None, max_logit)
-    stats = _with_dead_rows(stats, dead, buffers.get("sink_token"))
-    if tokens is None:
-        return Result(out, stats.squeeze(3), max_logit)
+    stats = _with_dead_rows(stats, rows, buffers.get("sink_token"))
     if not spec.need_lse:
-        return Result(out, None, max_logit, (stats,))
+        return Result(out, None, max_logit, (_harmless(stats),))
     lse = stats.squeeze(3).transpose(1, 2)[tokens.sequence, tokens.row]
-    lse = lse.masked_fill(tokens.outside[:, None], -INF).t().contiguous()
-    return Result(out, lse, max_logit)
+    return Result(out, lse.masked_fill(tokens.outside[:, None], -INF).t().contiguous(), max_logit)
+
+
+def _log_sum_exp(buffers: dict[str, Tensor]) -> Tensor | None:
+    """Stats, or the two numbers that come in their place beside the largest score."""
+    if "score_max" in buffers:
+        return buffers["score_max"] + buffers["score_sum_exp"].log()
+    return buffers.get("stats")
+
+
+def _largest(buffers: dict[str, Tensor], dead: Tensor | None) -> Tensor:
+    """[h], -inf where no pair is visible."""
+    largest = buffers["score_max"]
+    if dead is not None:
+        largest = largest.masked_fill(dead[:, None, :, None], -INF)
+    return largest.amax((0, 2, 3))
 
 
 def _with_dead_rows(stats: Tensor, dead: _tensors.Rows, sinks: Tensor | None) -> Tensor:
@@ -211,10 +229,10 @@ def _with_dead_rows(stats: Tensor, dead: _tensors.Rows, sinks: Tensor | None) ->
 def _grads(call: Call, inputs: Inputs, buffers: dict[str, Tensor]) -> Grads:
     dq, dk, dv = buffers["dQ"], buffers["dK"], buffers["dV"]
     if not call.packed_q:
-        dead = _tensors.rows_of(call, inputs).dead
+        dead = _tensors.rows_of(call, inputs, buffers).dead
         if dead is not None:
             dq.masked_fill_(dead[:, None, :, None], 0.0)
-        absent = _tensors.absent_keys(call, inputs)
+        absent = _tensors.absent_keys(call, buffers)
         if absent is not None:
             for grad in (dk, dv):
                 grad.masked_fill_(absent[:, None, :, None], 0.0)

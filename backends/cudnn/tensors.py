@@ -39,6 +39,7 @@ class Problem(NamedTuple):
     forward_digest: str
     backward: Graph | None
     backward_digest: str
+    per_row: tuple[str, ...]  # outputs of the forward with one number for each query row
 
 
 def check(spec: Spec, inputs: Inputs) -> None:
@@ -125,7 +126,8 @@ def _problem(spec: Spec, q: Facts, k: Facts, v: Facts, bias: Any, others: Any) -
     call = _call(spec, q, k, v, bias, others)
     there = forward(call)
     back = backward(call) if spec.need_grad else None
-    return Problem(call, there, there.key(), back, "" if back is None else back.key())
+    per_row = tuple([t.name for t in there.outputs if t.name in ("stats", "score_max", "score_sum_exp")])
+    return Problem(call, there, there.key(), back, "" if back is None else back.key(), per_row)
 
 
 def _call(spec: Spec, q: Facts, k: Facts, v: Facts, bias: Any, others: Any) -> Call:
@@ -226,8 +228,13 @@ def length_buffers(call: Call, graph: Graph, inputs: Inputs) -> dict[str, Tensor
     """seq_len_q and seq_len_kv [b], and the offsets [b + 1] at which packed sequences begin, in elements."""
     if not call.padding:
         return {}
-    q_lengths, kv_lengths = lengths(call, inputs)
-    found = {"seq_len_q": q_lengths, "seq_len_kv": kv_lengths}
+    len_q = _lengths(call, inputs.seqlens_q, inputs.cu_seqlens_q if call.packed_q else None, call.q, inputs)
+    if same_lengths(call, inputs):
+        len_kv = len_q
+    else:
+        cu = inputs.cu_seqlens_kv if call.packed_kv else None
+        len_kv = _lengths(call, inputs.seqlens_kv, cu, call.k, inputs)
+    found = {"seq_len_q": len_q, "seq_len_kv": len_kv}
     for offsets in graph.ragged:
         starts = _starts(inputs, offsets.side)
         dtype = torch.int64 if offsets.dtype == "int64" else torch.int32
@@ -235,24 +242,21 @@ def length_buffers(call: Call, graph: Graph, inputs: Inputs) -> dict[str, Tensor
     return found
 
 
-def lengths(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """int32 [b] of both sides, b as the graph has it: sequences added to a packed batch are empty."""
+def same_lengths(call: Call, inputs: Inputs) -> bool:
+    """Whether queries and keys are known to be equally long, without a look at the data."""
+    return call.packed_kv and inputs.cu_seqlens_q is inputs.cu_seqlens_kv
+
+
+def _lengths(call: Call, given: Tensor | None, cu: Tensor | None, side: Strided, inputs: Inputs) -> Tensor:
+    """int32 [b], b as the graph has it: sequences added to a packed batch are empty."""
     b = call.q.dims[0]
-    found = []
-    for side, given, cu, rows in (
-        ("q", inputs.seqlens_q, inputs.cu_seqlens_q, call.q.dims[2]),
-        ("kv", inputs.seqlens_kv, inputs.cu_seqlens_kv, call.k.dims[2]),
-    ):
-        if cu is not None and (call.packed_q if side == "q" else call.packed_kv):
-            one = _repeat_last(cu, b + 1).diff()
-        elif given is not None:
-            one = given
-            if one.shape[0] < b:
-                one = torch.nn.functional.pad(one, (0, b - one.shape[0]))
-        else:
-            one = torch.full((b,), rows, dtype=torch.int32, device=inputs.q.device)
-        found.append(one.to(torch.int32))
-    return found[0], found[1]
+    if cu is not None:
+        return _repeat_last(cu, b + 1).diff()
+    if given is None:
+        return torch.full((b,), side.dims[2], dtype=torch.int32, device=inputs.q.device)
+    if given.shape[0] < b:
+        given = torch.nn.functional.pad(given, (0, b - given.shape[0]))
+    return given.to(torch.int32)
 
 
 def _starts(inputs: Inputs, side: str) -> Tensor:
@@ -296,37 +300,40 @@ class Rows(NamedTuple):
         return self.absent | self.blind
 
 
-def tokens_of(call: Call, inputs: Inputs) -> Tokens:
-    """For packed queries."""
+def tokens_of(call: Call, inputs: Inputs, len_q: Tensor) -> Tokens:
+    """For packed queries of these lengths [b]."""
     starts = _starts(inputs, "q")
     token = torch.arange(inputs.q.shape[0], device=inputs.q.device, dtype=starts.dtype)
     sequence = torch.searchsorted(starts[1:], token, right=True).clamp_(max=starts.shape[0] - 2)
     row = token - starts[sequence]
-    outside = (row < 0) | (row >= lengths(call, inputs)[0][sequence])
-    return Tokens(sequence, row.clamp(0, call.q.dims[2] - 1), outside)
+    outside = (row < 0) | (row >= len_q[sequence])
+    return Tokens(sequence, row.clamp_(0, call.q.dims[2] - 1), outside)
 
 
-def rows_of(call: Call, inputs: Inputs) -> Rows:
+def rows_of(call: Call, inputs: Inputs, buffers: dict[str, Tensor]) -> Rows:
     """Told from lengths and bounds alone. What cuDNN leaves in such rows is not documented."""
+    if not call.padding and not _may_be_blind(call):
+        return _ALL_ROWS
     b, _, s_q, _ = call.q.dims
     row = torch.arange(s_q, device=inputs.q.device)[None]
     if not call.padding:
-        if not _may_be_blind(call):
-            return Rows(None, None)
         return Rows(None, _blind(call, row, s_q, call.k.dims[2]).expand(b, s_q))
-    len_q, len_kv = (one[:, None] for one in lengths(call, inputs))
+    len_q, len_kv = buffers["seq_len_q"][:, None], buffers["seq_len_kv"][:, None]
     absent = row >= len_q
-    if inputs.cu_seqlens_q is not None and inputs.cu_seqlens_q is inputs.cu_seqlens_kv and call.packed_kv:
-        return Rows(absent, None)  # equal lengths: every row sees itself
+    if same_lengths(call, inputs):
+        return Rows(absent, None)  # every row sees itself
     return Rows(absent, _blind(call, row, len_q, len_kv) & ~absent)
 
 
-def absent_keys(call: Call, inputs: Inputs) -> Tensor | None:
+_ALL_ROWS = Rows(None, None)
+
+
+def absent_keys(call: Call, buffers: dict[str, Tensor]) -> Tensor | None:
     """bool [b, s_kv]: keys beyond their sequence, of a dense padded batch."""
     if not call.padding or call.packed_kv or call.pages is not None:
         return None
-    column = torch.arange(call.k.dims[2], device=inputs.q.device)
-    return column >= lengths(call, inputs)[1][:, None]
+    len_kv = buffers["seq_len_kv"]
+    return torch.arange(call.k.dims[2], device=len_kv.device) >= len_kv[:, None]
 
 
 def _may_be_blind(call: Call) -> bool:
