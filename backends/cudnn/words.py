@@ -57,7 +57,7 @@ def in_short(message: str) -> str:
     told = [f"engine {', '.join(map(str, engines))}: {reason}" for reason, engines in shown.items()]
     more = len(by_reason) - min(len(told), _SHOWN)
     rest = f"; {more} more" if more > 0 else ""
-    return f"no engine takes it on sm{refusals[0].arch} ({'; '.join(told[:_SHOWN])}{rest})"
+    return f"no engine takes it ({'; '.join(told[:_SHOWN])}{rest})"
 
 
 def refusal(node: str, stage: str, message: str, logged: Sequence[str] = ()) -> str:

@@ -324,7 +324,7 @@ def test_the_cache_is_bounded_and_drops_the_least_recently_used_but_never_a_capt
 def test_a_build_that_fails_is_tried_again_and_waiters_hear_of_it() -> None:
     spec, inputs = build(Case("plain"), torch.float32)
     emulated_cudnn.refuse.append("sdpa_backward")
-    with pytest.raises(Refused, match=r"no backward plan \(check_support\): no engine takes it on sm90"):
+    with pytest.raises(Refused, match=r"no backward plan \(check_support\): no engine takes it"):
         prepare(spec, inputs)
     emulated_cudnn.refuse.clear()
     prepare(spec, inputs)
