@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attnsel.versions import Version
+
 
 class Session(NamedTuple):
     """cuDNN as one thread uses it on one device. ``handle`` runs on the thread's current stream."""
@@ -43,11 +45,6 @@ def current(device: torch.device) -> Session:
     return Session(cudnn, kept.handle, device, versions)
 
 
-def version() -> str:
-    """The libcudnn that plans would be built with, such as "9.13.0". Raises RuntimeError."""
-    return _frontend()[1][0]
-
-
 @lru_cache(maxsize=1)
 def _frontend() -> tuple[Any, tuple[str, str]]:
     """The frontend's module, and the versions of libcudnn and of itself."""
@@ -60,8 +57,14 @@ def _frontend() -> tuple[Any, tuple[str, str]]:
             f"cudnn-frontend does not load ({error}): pip install 'nvidia-cudnn-frontend<1.29', and "
             "nvidia-cudnn-cu12 where PyTorch brings no libcudnn"
         ) from error
-    base = 10_000 if number >= 90_000 else 1_000
-    return cudnn, (f"{number // base}.{number % base // 100}.{number % 100}", cudnn.__version__)
+    others = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    if others is not None and others != number:
+        # The rules, known bugs among them, were asked about PyTorch's.
+        raise RuntimeError(
+            f"cudnn-frontend loads libcudnn {Version.parse(number)} and PyTorch {Version.parse(others)}: install one of "
+            "them only, or take the other out of LD_LIBRARY_PATH"
+        )
+    return cudnn, (str(Version.parse(number)), cudnn.__version__)
 
 
 # ---- handles ----------------------------------------------------------------------------------------

@@ -105,6 +105,15 @@ def test_a_frontend_that_does_not_load_is_one_sentence(
         session.current(CUDA0)
 
 
+def test_two_libcudnns_in_one_process_are_refused(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    with pytest.raises(RuntimeError, match=r"loads libcudnn 9\.18\.1 and PyTorch 9\.10\.2"):
+        session.current(CUDA0)
+
+
 class Log:
     """A libcudnn that logs when it is told to."""
 
