@@ -61,8 +61,8 @@ def _frontend() -> tuple[Any, tuple[str, str]]:
     if others is not None and others != number:
         # The rules, known bugs among them, were asked about PyTorch's.
         raise RuntimeError(
-            f"cudnn-frontend loads libcudnn {Version.parse(number)} and PyTorch {Version.parse(others)}: install one of "
-            "them only, or take the other out of LD_LIBRARY_PATH"
+            f"cudnn-frontend loads libcudnn {Version.parse(number)} and PyTorch {Version.parse(others)}: "
+            "install one of them only, or take the other out of LD_LIBRARY_PATH"
         )
     return cudnn, (str(Version.parse(number)), cudnn.__version__)
 
