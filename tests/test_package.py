@@ -29,6 +29,7 @@ LAYERS = [
     ["backends"],
     ["runtime"],
     ["module", "functional"],
+    ["flash_attn"],
     ["cli", "__main__"],
 ]
 TORCH_FREE = {name for row in LAYERS[:10] for name in row} | {"cli", "__main__", "__init__"}
