@@ -75,9 +75,7 @@ def _segments(row: Row) -> tuple[list[tuple[str, int]], int]:
     return runs, repeats
 
 
-def _bar(
-    segments: list[tuple[str, int]], row: Row, total: int, repeats: int, width: int
-) -> tuple[str, str]:
+def _bar(segments: list[tuple[str, int]], row: Row, total: int, repeats: int, width: int) -> tuple[str, str]:
     """Where segments start, and the segments, wider ones wider; each at least as wide as its label."""
     labels = [f" {_OWNER.get(letter, letter.lower())} {heads}×{row.cell} " for letter, heads in segments]
     tail = f"×{repeats}" if repeats > 1 else ""

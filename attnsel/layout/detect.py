@@ -27,7 +27,7 @@ class TensorLayout(NamedTuple):
 
     name: str  # q, k or v
     dims: str  # a letter for each dimension: b batch (or page), s rows, t packed rows, h heads, d head_dim
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # -1 where even that is not said (nested tensors)
     stride: tuple[int, ...] | None  # None: sparse, nested, or of symbolic sizes
     offset: int | None  # from the start of its storage; None where strides are, and under torch.compile
     itemsize: int
@@ -193,10 +193,10 @@ class Layout(NamedTuple):
 def detect_layout(q: Any, k: Any, v: Any, qkv_format: str, *, paged: bool = False) -> Layout:
     """How three tensors lie in memory, by TransformerEngine's name where it has one.
 
-    ``qkv_format`` says how they are indexed: bshd, sbhd, thd, bhsd, or TransformerEngine's mixed ones, such as
-    thd_2bshd. ``paged``: k and v are pools of pages, [pages, page_size, g, d]. No data is read, and nothing
-    waits for a GPU. Every triple of the right ranks has an answer: meta and fake tensors, subclasses without
-    storage and sparse tensors too, with None for what they do not say.
+    ``qkv_format`` says how they are indexed: bshd, sbhd, thd, bhsd, or one of TransformerEngine's mixed ones,
+    such as thd_2bshd. ``paged``: k and v are pools of pages, [pages, page_size, g, d]. No data is read, and
+    nothing waits for a GPU. Every triple of the right ranks has an answer: meta and fake tensors, subclasses
+    without storage and sparse tensors too, with None for what they do not say.
 
     Raises InvalidInput for an unknown format, or a tensor of another rank.
     """
@@ -269,10 +269,10 @@ def _storages(tensors: tuple[Any, ...]) -> list[_Storage | None]:
         for j, other in enumerate(found):
             if other is None:
                 continue
-            same = other[0] is storage
-            touching = bool(address and other[1]) and address < other[1] + other[2] and other[1] < address + size
-            if same or touching:
-                number, origin = min(number, j), min(origin, other[1])
+            begins, ends = other[1], other[1] + other[2]
+            touching = bool(address and begins) and address < ends and begins < address + size
+            if other[0] is storage or touching:
+                number, origin = min(number, j), min(origin, begins)
         numbered.append(_Storage(number, address, origin))
     order = {number: i for i, number in enumerate(dict.fromkeys(s.number for s in numbered if s is not None))}
     return [None if s is None else s._replace(number=order[s.number]) for s in numbered]
@@ -282,13 +282,14 @@ def _storage(t: Any) -> tuple[Any, int, int] | None:
     """(the storage, its address, its size in bytes); None where there is none."""
     try:
         storage = t.untyped_storage()
-        return storage, int(storage.data_ptr()), int(storage.nbytes())
+        address = int(storage.data_ptr())
+        return storage, address, int(storage.nbytes()) if address else 0  # a fake one's may be symbolic
     except Exception:  # sparse, functorch's and wrapping tensors each raise something else
         return None
 
 
 def _tensor(name: str, dims: str, t: Any, held: _Storage | None) -> TensorLayout:
-    shape, stride, offset = tuple(t.shape), None, None
+    shape, stride, offset = _said(lambda: tuple(t.shape), (-1,) * len(dims)), None, None
     strided = bool(_said(lambda: str(t.layout) == "torch.strided" and not t.is_nested, False))
     if strided:
         stride, offset = _said(lambda: (tuple(t.stride()), t.storage_offset()), (None, None))
