@@ -88,6 +88,8 @@ def head_dim(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     d, dk, e = (t.shape[3] for t in inputs[:3])
     if d != dk:
         return f"q and k must have one head_dim; got {d} and {dk}"
+    if d == 0 or e == 0:
+        return f"head dims must be above 0; got {d} and {e}"
     return f"head_dim_v {e} must equal head_dim_qk {d}" if traits.equal_head_dims and e != d else None
 
 
