@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, window_pair
-from attnsel.runtime.packed import unpack
+from attnsel.runtime.packed import missing, unpack
 from attnsel.runtime.run import attend
 
 
@@ -100,6 +100,8 @@ def attention(
     if qkv_layer is not None or kv_layer is not None or qkv_interleave_dim != -3:
         paged = block_table is not None
         q, k, v = unpack(q, k, v, qkv_layer, kv_layer, qkv_interleave_dim, qkv_format, paged)
+    elif q is None or k is None or v is None:
+        raise missing(q, k, v)
     if (
         attention_mask is None
         and core_attention_bias is None

@@ -14,7 +14,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
-from attnsel.runtime.packed import unpack
+from attnsel.runtime.packed import missing, unpack
 from attnsel.runtime.run import attend, explain
 from attnsel.select import Selection
 
@@ -210,6 +210,8 @@ class DotProductAttention(nn.Module):
                 static.qkv_format,
                 block_table is not None,
             )
+        elif query_layer is None or key_layer is None or value_layer is None:
+            raise missing(query_layer, key_layer, value_layer)
         if (
             attention_mask is None
             and cu_seqlens_q is None
@@ -273,21 +275,24 @@ class DotProductAttention(nn.Module):
             for name in Extras._fields
             if name not in ("softmax_offset", "dropout_seed")
         }
-        packed = [arguments.pop(name, None) for name in ("qkv_layer", "kv_layer")]
+        qkv_layer, kv_layer = arguments.pop("qkv_layer", None), arguments.pop("kv_layer", None)
         interleave_dim = arguments.pop("qkv_interleave_dim", -3)
         _refuse_not_yet(_NOT_YET_FORWARD, **arguments)
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
         static = self._config(*overrides)
-        if any(buffer is not None for buffer in packed) or interleave_dim != -3:
+        if qkv_layer is not None or kv_layer is not None or interleave_dim != -3:
             query_layer, key_layer, value_layer = unpack(
                 query_layer,
                 key_layer,
                 value_layer,
-                *packed,
+                qkv_layer,
+                kv_layer,
                 interleave_dim,
                 static.qkv_format,
                 extras.block_table is not None,
             )
+        elif query_layer is None or key_layer is None or value_layer is None:
+            raise missing(query_layer, key_layer, value_layer)
         selection = explain(static, query_layer, key_layer, value_layer, extras)
         self.__dict__["_last"] = selection
         return selection

@@ -6,7 +6,9 @@ import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attnsel.layout.detect import Layout, Row, TensorLayout
+    from attnsel.layout.detect import Layout
+    from attnsel.layout.packing import Row
+    from attnsel.layout.tensors import TensorLayout
 
 _WORDS = {"b": "batch", "s": "rows", "t": "tokens", "h": "heads", "d": "head_dim"}
 _OWNER = {".": "(q)"}  # heads of q that were copied: no strided view of them can be had

@@ -49,4 +49,10 @@ def unpack(
         allowed = f"must have size {count} in dimension {interleave_dim} (qkv_interleave_dim)"
         raise InvalidInput(f"{name}.shape", tuple(packed.shape), allowed)
     views = packed.unbind(interleave_dim)
-    return views if count == 3 else (q, *views)
+    return (views[0], views[1], views[2]) if count == 3 else (q, views[0], views[1])
+
+
+def missing(q: Any, k: Any, v: Any) -> InvalidInput:
+    """What to raise where one of the three is None and nothing packed stands for it."""
+    name = "query_layer" if q is None else "key_layer" if k is None else "value_layer"
+    return InvalidInput(name, None, "must be given, or qkv_layer or kv_layer that holds it")

@@ -111,6 +111,16 @@ def last_stride(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     return None
 
 
+def result_rows(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    q = inputs.q
+    if traits not in (FLASH_CPU, FLASH_CUDA) or q.shape[3] == 1 or 1 not in q.stride()[:3]:
+        return None
+    laid_out = q if traits is FLASH_CPU else q.transpose(1, 2)  # as the op sees it
+    if torch.empty_like(laid_out, device="meta").stride(3) == 1:
+        return None
+    return f"q of strides {q.stride()} makes a result whose rows do not lie side by side"
+
+
 def alignment(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     if traits.device != "cuda" or (traits is FLASH_CUDA and inputs.q.shape[3] % 8):
         return None
@@ -246,6 +256,7 @@ GUARDS: tuple[Guard, ...] = (
     head_dim,
     empty,
     last_stride,
+    result_rows,
     alignment,
     head_dim_multiple,
     head_dim_max,

@@ -428,6 +428,7 @@ layout sb(h+2hg)d: q, k and v are views of one buffer
 def test_the_drawing_of_one_buffer_for_all() -> None:
     buffer = torch.empty(128, 2, 18, 64, dtype=torch.bfloat16, device="meta")
     assert detect(*buffer.split([16, 1, 1], 2), "sbhd").describe() == DRAWN
+    assert f"```\n{DRAWN}\n```" in (Path(__file__).parents[2] / "README.md").read_text()
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

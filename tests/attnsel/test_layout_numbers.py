@@ -128,6 +128,7 @@ def questions(draw: st.DrawFn) -> dict[str, Any]:
         "shared": draw(st.sampled_from(["", "kv", "qkv"])),
         "lengths": lengths,
         "causal": draw(st.booleans()),
+        "dout": draw(strided((*shapes[0][:-1], e))),
         "seed": draw(st.integers(0, 99)),
     }
 
@@ -183,7 +184,9 @@ def right_or_refused(question: dict[str, Any], backend: str | None, adapt: str, 
     wanted = reference(question["fmt"], *views_of(question, doubles), about, right)
     assert_rounding(out, wanted)
     if train:
-        dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+        shape, stride, offset = question["dout"]
+        flat = torch.randn(reach((shape, stride, offset)), generator=torch.Generator().manual_seed(1))
+        dout = flat.as_strided(shape, stride, offset) if shape == out.shape else torch.ones_like(out)
         wanted_grads: tuple[Tensor | None, ...] = (None,) * len(bases)
         if wanted.requires_grad:  # where there is no row, nothing depends on anything
             wanted_grads = torch.autograd.grad(wanted, doubles, dout.double(), allow_unused=True)
