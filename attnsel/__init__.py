@@ -14,6 +14,7 @@ from typing import Any as _Any
 from attnsel._version import __version__
 from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput, NoBackendError, UnsupportedArgument
+from attnsel.layout import Layout, detect_layout
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.policy import Policy
 from attnsel.select import Candidate, Evidence, Selection, select
@@ -40,6 +41,7 @@ __all__ = [
     "Environment",
     "Evidence",
     "InvalidInput",
+    "Layout",
     "NoBackendError",
     "Policy",
     "Selection",
@@ -49,6 +51,7 @@ __all__ = [
     "UnsupportedArgument",
     "__version__",
     "configure",
+    "detect_layout",
     "override",
     "select",
 ]

@@ -14,6 +14,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
+from attnsel.runtime.packed import missing, unpack
 from attnsel.runtime.run import attend, explain
 from attnsel.select import Selection
 
@@ -28,9 +29,6 @@ _NOT_YET_FORWARD: dict[str, Any] = {
     "score_mod_bprop": None,
     "score_mod_tensors": None,
     "score_mod_bprop_tensors": None,
-    "qkv_layer": None,
-    "kv_layer": None,
-    "qkv_interleave_dim": -3,
 }
 
 
@@ -144,9 +142,9 @@ class DotProductAttention(nn.Module):
 
     def forward(
         self,
-        query_layer: Tensor,
-        key_layer: Tensor,
-        value_layer: Tensor,
+        query_layer: Tensor | None = None,
+        key_layer: Tensor | None = None,
+        value_layer: Tensor | None = None,
         attention_mask: Any = None,
         qkv_format: str | None = None,
         cu_seqlens_q: Tensor | None = None,
@@ -166,12 +164,19 @@ class DotProductAttention(nn.Module):
         softmax_scale: float | None = None,
         pad_between_seqs: bool | None = None,
         block_table: Tensor | None = None,
+        qkv_layer: Tensor | None = None,
+        kv_layer: Tensor | None = None,
+        qkv_interleave_dim: int = -3,
         **not_yet: Any,
     ) -> Any:
         """Attention of these tensors; shapes and defaults as in TransformerEngine.
 
         query_layer: [s, b, h, d], [b, s, h, d] or [t, h, d]. The result is [..., h * e] with the query's
         leading dimensions; with return_max_logit the pair (result, [h]).
+
+        qkv_layer: one buffer instead of the three, [.., 3, h, d], or [.., h, 3, d] with qkv_interleave_dim
+        -2; kv_layer: the same for keys and values, [.., 2, g, d] or [.., g, 2, d]. They are read where they
+        lie, and get a gradient of their own shape.
 
         block_table: int32 [b, n] for keys and values in pages, see :func:`attnsel.attention`;
         TransformerEngine takes InferenceParams instead. pad_between_seqs says whether *_padded leave gaps;
@@ -194,6 +199,19 @@ class DotProductAttention(nn.Module):
             core_attention_bias_type,
             softmax_scale,
         )
+        if qkv_layer is not None or kv_layer is not None or qkv_interleave_dim != -3:
+            query_layer, key_layer, value_layer = unpack(
+                query_layer,
+                key_layer,
+                value_layer,
+                qkv_layer,
+                kv_layer,
+                qkv_interleave_dim,
+                static.qkv_format,
+                block_table is not None,
+            )
+        elif query_layer is None or key_layer is None or value_layer is None:
+            raise missing(query_layer, key_layer, value_layer)
         if (
             attention_mask is None
             and cu_seqlens_q is None
@@ -229,9 +247,16 @@ class DotProductAttention(nn.Module):
         return attend(static, query_layer, key_layer, value_layer, extras, self.__dict__)
 
     def explain(
-        self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, **arguments: Any
+        self,
+        query_layer: Tensor | None = None,
+        key_layer: Tensor | None = None,
+        value_layer: Tensor | None = None,
+        **arguments: Any,
     ) -> Selection:
-        """The selection ``forward`` would get for these arguments, without running anything."""
+        """The selection ``forward`` would get for these arguments, without running anything.
+
+        Its report, and its ``layout``, say how the tensors lie where they are not dense.
+        """
         overrides = [
             arguments.pop(name, default)
             for name, default in (
@@ -250,9 +275,24 @@ class DotProductAttention(nn.Module):
             for name in Extras._fields
             if name not in ("softmax_offset", "dropout_seed")
         }
+        qkv_layer, kv_layer = arguments.pop("qkv_layer", None), arguments.pop("kv_layer", None)
+        interleave_dim = arguments.pop("qkv_interleave_dim", -3)
         _refuse_not_yet(_NOT_YET_FORWARD, **arguments)
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
         static = self._config(*overrides)
+        if qkv_layer is not None or kv_layer is not None or interleave_dim != -3:
+            query_layer, key_layer, value_layer = unpack(
+                query_layer,
+                key_layer,
+                value_layer,
+                qkv_layer,
+                kv_layer,
+                interleave_dim,
+                static.qkv_format,
+                extras.block_table is not None,
+            )
+        elif query_layer is None or key_layer is None or value_layer is None:
+            raise missing(query_layer, key_layer, value_layer)
         selection = explain(static, query_layer, key_layer, value_layer, extras)
         self.__dict__["_last"] = selection
         return selection

@@ -25,6 +25,8 @@ def render(selection: Selection, width: int = 80) -> str:
     wish = _policy_words(selection)
     if wish:
         lines += _wrap_items(["policy", *wish], width)
+    if selection.layout is not None:
+        lines += selection.layout.describe(width).splitlines()
     lines.append("")
     place = 0
     for candidate in selection.candidates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateInfo
 from attnsel.environment import Environment
 from attnsel.errors import NoBackendError
 from attnsel.evaluate import findings, wishes
+from attnsel.layout import Layout
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.report import render
@@ -105,7 +106,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The answer. ``candidates`` stand best first, refused ones last; ``backend`` names the choice."""
+    """The answer. ``candidates`` stand best first, refused ones last; ``backend`` names the choice.
+
+    ``layout``: where the tensors of the call lie, if there were tensors and they are not plainly dense.
+    """
 
     params: AttentionParams
     environment: Environment
@@ -113,6 +117,7 @@ class Selection:
     evidence: Evidence
     candidates: tuple[Candidate, ...]
     backend: str | None
+    layout: Layout | None = None
 
     def __getitem__(self, name: str) -> Candidate:
         for candidate in self.candidates:
@@ -140,6 +145,10 @@ class Selection:
         """The whole answer as text: what ATTNSEL_DEBUG=2 prints and NoBackendError carries."""
         return render(self, width)
 
+    def located(self, layout: Layout) -> Selection:
+        """The same answer, to be told together with where the tensors lie."""
+        return replace(self, layout=layout)
+
     def require(self) -> Selection:
         """Itself, if something can run. Raises NoBackendError with the report otherwise."""
         if self.backend is None:
@@ -163,6 +172,8 @@ class Selection:
             "policy": self.policy.model_dump(mode="json"),
             "candidates": [candidate.as_dict() for candidate in self.candidates],
         }
+        if self.layout is not None:
+            out["layout"] = self.layout.as_dict()
         if unlocks:
             out["unlocks"] = [unlock.as_dict() for unlock in self.unlocks]
         return out

@@ -19,6 +19,7 @@ from attnsel.backends import sdpa
 from attnsel.backends.contract import Grads
 from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput, NoBackendError
+from attnsel.layout import detect_layout
 from attnsel.policy import Policy
 from attnsel.runtime import compiled
 from attnsel.runtime.bind import Bound, CannotPrepare, bind, bind_gradients
@@ -111,7 +112,7 @@ def explain(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO
     """The selection this call would get, without running it."""
     if _any_autocast():
         q, k, v = _autocast(q, k, v)
-    return _select(config, q, k, v, extras, current(), _evidence)
+    return _located(_select(config, q, k, v, extras, current(), _evidence), config, q, k, v, extras)
 
 
 def recompute_gradients(
@@ -170,6 +171,16 @@ def _select(
     return select(p, _environment(q), policy=_policy(config, settings), evidence=evidence)
 
 
+def _located(
+    selection: Selection, config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> Selection:
+    """The selection with where its tensors lie, if some tensor is not dense and aligned."""
+    specs = selection.params.tensors
+    if specs.q is specs.k is specs.v is None:
+        return selection
+    return selection.located(detect_layout(q, k, v, config.qkv_format, paged=extras.block_table is not None))
+
+
 def _policy(config: Config, settings: Settings) -> Policy:
     policy = settings.policy
     changes: dict[str, Any] = {
@@ -220,6 +231,7 @@ def _first_call(
     cause: Exception | None = None
     while True:
         selection = _select(config, q, k, v, extras, settings, evidence)
+        selection = _located(selection, config, q, k, v, extras)
         try:
             selection.require()
         except NoBackendError as error:
