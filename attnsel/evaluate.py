@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import InvalidInput
+from attnsel.memory import memory_parts
 from attnsel.rules import REGISTRY, Rule, load_all
 from attnsel.rules.api import INTERPRETED
 from attnsel.verdict import Reason
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
     from attnsel.policy import Policy
+    from attnsel.verdict import Adaptation
 
 load_all()
 
@@ -78,6 +80,15 @@ def findings(
             for name in rule.candidates:
                 found[name].append(reason)
     return found
+
+
+def over_memory(
+    name: str, p: AttentionParams, env: Environment, policy: Policy, adaptations: tuple[Adaptation, ...]
+) -> list[Reason]:
+    """The reason against a candidate whose call takes more memory than the policy allows."""
+    page = REGISTRY.wishes["POLICY004"]
+    finding = page.body(name, policy, memory_parts(name, p, env, adaptations))
+    return [] if finding is None else [Reason(page, finding)]
 
 
 @lru_cache(maxsize=256)

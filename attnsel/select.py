@@ -13,7 +13,7 @@ from attnsel.adapt import adapt_to
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateInfo
 from attnsel.environment import Environment
 from attnsel.errors import NoBackendError
-from attnsel.evaluate import findings, wishes
+from attnsel.evaluate import findings, over_memory, wishes
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.report import render
@@ -228,6 +228,8 @@ def _judge(
     unwanted = wishes(policy)[name]
     if unwanted:
         reasons = [*reasons, *unwanted]
+    if policy.memory_limit is not None:
+        reasons = [*reasons, *over_memory(name, p, env, policy, adaptations)]
     if evidence.refusals:
         reasons = reasons + evidence.against(name, p)
     verdict: Verdict = "eligible"

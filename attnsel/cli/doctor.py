@@ -15,7 +15,7 @@ from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, tell, wrap
 from attnsel.cli.probe import Machine, Probe, examine, redact
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
-from attnsel.report import environment_words, size
+from attnsel.report import environment_words
 from attnsel.rules import find_rule
 from attnsel.select import Candidate, select
 
