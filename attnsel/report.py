@@ -183,8 +183,7 @@ def _unlock_lines(selection: Selection, width: int) -> list[str]:
                 subsequent_indent="      ",
                 break_on_hyphens=False,
             )
-            if unlock.paste != unlock.change:
-                lines.append(f"      {unlock.paste}")
+            lines += [f"      {line}" for line in unlock.paste.splitlines() if line not in unlock.change]
     return ["", *lines] if lines else []
 
 
