@@ -183,8 +183,21 @@ def _unlock_lines(selection: Selection, width: int) -> list[str]:
                 subsequent_indent="      ",
                 break_on_hyphens=False,
             )
-            lines += [f"      {line}" for line in unlock.paste.splitlines() if line not in unlock.change]
+            lines += [
+                f"      {line}"
+                for paste in unlock.paste.splitlines()
+                if paste not in unlock.change
+                for line in _shell_lines(paste, width - 6)
+            ]
     return ["", *lines] if lines else []
+
+
+def _shell_lines(paste: str, width: int) -> list[str]:
+    """A line to paste; one for pip is continued where it does not fit."""
+    command = "pip install "
+    if len(paste) <= width or not paste.startswith(command):
+        return [paste]
+    return [f"{command}\\", f"  {paste.removeprefix(command)}"]
 
 
 def _closing_lines(selection: Selection, width: int) -> list[str]:

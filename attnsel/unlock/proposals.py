@@ -29,7 +29,7 @@ Move = Mapping[str, Any]
 """Fields and the values they take, on top of what was changed before."""
 
 # What can be switched off without asking anything else of the kernel: worth a try against every rule.
-_SWITCHES: tuple[tuple[str, Any], ...] = (
+SWITCHES: tuple[tuple[str, Any], ...] = (
     ("deterministic", False),
     ("attention_dropout", 0.0),
     ("return_lse", False),
@@ -84,12 +84,12 @@ def _unasked(
 ) -> Iterator[Move]:
     """Moves that may answer a rule whatever field it blames: switches, every rule's values, other GPUs."""
     p = question.p
-    for field, off in _SWITCHES:
+    for field, off in SWITCHES:
         if getattr(p, field) != off:
-            yield _switch(question, field, off)
+            yield switched_off(question, field, off)
     for reason in reasons:
         if isinstance(reason.rule, Rule):
-            yield from _values(p, reason)
+            yield from values_against(p, reason)
     if hardware and question.env.device is base.env.device:
         for gpu in nearest_gpus(base.env):
             yield {"gpu": gpu.name}
@@ -120,7 +120,7 @@ def _answers(
         # It speaks about an adapted question: nobody but the engine can tell what helps.
         found += [move for move, _ in shared]
     else:
-        own = list(_values(question.p, reason))
+        own = list(values_against(question.p, reason))
         for move, after in shared:
             said = _says(rule, after)
             if said is None or (said != reason.finding and move in own):
@@ -144,13 +144,13 @@ def _says(rule: Rule, question: Question) -> Any:
 # ---- values -----------------------------------------------------------------------------------------
 
 
-def _switch(question: Question, field: str, off: Any) -> Move:
+def switched_off(question: Question, field: str, off: Any) -> Move:
     if field == "deterministic" and question.policy.deterministic:
         return {field: off, "policy.deterministic": off}  # the policy would switch it on again
     return {field: off}
 
 
-def _values(p: AttentionParams, reason: Reason) -> Iterator[Move]:
+def values_against(p: AttentionParams, reason: Reason) -> Iterator[Move]:
     """Values that the failing rule would accept for the field it blames."""
     field = reason.field
     if field not in EFFECT_OF_FIELD or field == "deterministic":

@@ -214,25 +214,35 @@ def _best_card(
     return {**made, "gpu": card.name}, newer
 
 
-def _reach(
-    base: Question, name: str, made: dict[str, Any], component: str, engine: _Engine
-) -> Reach:
-    """Which newer versions would not do. Single releases are holes; a longer gap ends the suggestion."""
+def _reach(base: Question, name: str, made: dict[str, Any], component: str, engine: _Engine) -> Reach:
+    """Which newer versions would not do, so that what is pasted does not install one of them."""
     version: Version = made[component]
     current = base.value(component)
+    newer = [edge for edge in edges(name, component) if edge > version]
     if current is not None and version < current:
-        return Reach(below=min(edge for edge in edges(name, component) if edge > version))
-    holes: list[Version] = []
-    for edge in edges(name, component):
-        if edge <= version:
+        return Reach(below=newer[0])
+    good = [engine.eligible(name, changed(base, {**made, component: edge})) for edge in newer]
+    without: list[str] = []
+    for i, edge in enumerate(newer):
+        if good[i]:
             continue
-        if engine.eligible(name, changed(base, {**made, component: edge})):
-            continue
-        after = [later for later in edges(name, component) if later > edge]
-        if not after or after[0] != edge.next_patch():
-            return Reach(edge, tuple(hole for hole in holes if hole < edge))
-        holes.append(edge)
-    return Reach(None, tuple(holes))
+        releases = None if i + 1 == len(newer) else _releases(version, edge, newer[i + 1])
+        if not any(good[i:]) or releases is None or len(without) + len(releases) > _MOST_LEFT_OUT:
+            return Reach(edge, tuple(without))
+        without += [release for release in releases if release not in without]
+    return Reach(None, tuple(without))
+
+
+_MOST_LEFT_OUT = 4  # releases in a line for pip; beyond that it names the first bad one as a bound
+
+
+def _releases(version: Version, low: Version, high: Version) -> list[str] | None:
+    """``9.8``, ``9.10.0``: prefixes that cover all releases from ``low`` to below ``high``, or None."""
+    if low.major != high.major or (low.minor != high.minor and low.patch and low[:2] == version[:2]):
+        return None
+    minors = [f"{low.major}.{minor}" for minor in range(low.minor, high.minor)]
+    first = low.patch if low.minor == high.minor else 0
+    return minors + [f"{high.major}.{high.minor}.{patch}" for patch in range(first, high.patch)]
 
 
 def _plain(value: Any) -> Any:

@@ -24,10 +24,10 @@ class Said(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How far the version that was found holds: ``below`` the first that fails for good, without ``holes``."""
+    """How far the version that was found holds: ``below`` this one, and without releases ``9.8`` or ``9.10.1``."""
 
     below: Version | None = None
-    holes: tuple[Version, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 class Told(NamedTuple):
@@ -155,8 +155,13 @@ def _version(
     if current is not None and version < current:
         return Said(f"go back to {product} {version}", paste)
     verb = f"install {product}" if current is None else f"upgrade {product} to"
-    below = "" if reach.below is None else f", below {reach.below}"
-    return Said(f"{verb} ≥ {version}{below}", paste)
+    text = f"{verb} ≥ {version}"
+    if reach.below is not None:
+        text += f", below {reach.below}"
+    minors = [release for release in reach.without if release.count(".") == 1]
+    if minors:  # that single patches are left out is for pip to know
+        text += f", not {', '.join(minors[:-1])} or {minors[-1]}" if minors[1:] else f", not {minors[0]}"
+    return Said(text, paste)
 
 
 def _install_line(component: str, version: Version, reach: Reach, env: Environment) -> str:
@@ -170,7 +175,7 @@ def _install_line(component: str, version: Version, reach: Reach, env: Environme
         package = "nvidia-cudnn-frontend"
         below = below or Version(1, 29)  # what our extra takes
     bounds = [f">={version}"]
-    bounds += [f"!={hole}.*" for hole in reach.holes]
+    bounds += [f"!={release}.*" for release in reach.without]
     if below is not None:
         bounds.append(f"<{below}")
     return f"pip install '{package}{','.join(bounds)}'"
