@@ -1,8 +1,8 @@
 """What a candidate allocates while it runs, beyond the call's own tensors, their results and gradients.
 
 Counted: stored scores, ``tiled``'s tiles, and what adaptations make (masks, copies, repeated heads). Not
-counted: rows of statistics such as the log-sum-exp, which grow with s and not with s * s. cuDNN's workspace is
-known to the library alone, once a plan is built; ``attnsel explain --ask-library`` prints it.
+counted: rows of statistics such as the log-sum-exp, which grow with s and not with s * s. cuDNN's workspace
+is known to the library alone, once a plan is built; ``attnsel explain --ask-library`` prints it.
 """
 
 from __future__ import annotations

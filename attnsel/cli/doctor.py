@@ -18,6 +18,7 @@ from attnsel.policy import Policy
 from attnsel.report import environment_words
 from attnsel.rules import find_rule
 from attnsel.select import Candidate, select
+from attnsel.verdict import size
 
 _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")

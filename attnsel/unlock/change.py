@@ -1,8 +1,8 @@
 """A change of a question: how it is made, what it costs, which of its parts belong together.
 
 A change is a mapping from fields to new values: fields of AttentionParams, components of an Environment,
-``gpu``, and fields of a Policy behind ``policy.``. Everything else that has to follow (a padded tensor is a new,
-dense one) follows here and nowhere else, so that what was checked is what :meth:`Unlock.apply` makes.
+``gpu``, and fields of a Policy behind ``policy.``. Everything else that has to follow (a padded tensor is a
+new, dense one) follows here and nowhere else, so that what was checked is what ``Unlock.apply`` makes.
 """
 
 from __future__ import annotations

@@ -180,9 +180,9 @@ def _same_question(p: AttentionParams, field: str, value: Any) -> bool:
         return True
     if square and {p.attn_mask_type, value} == {"causal", "causal_bottom_right"}:
         return True
-    if p.max_seqlen_q == 1 and p.bottom_right and not p.windowed:
-        if value == ("padding" if p.padding else "no_mask"):
-            return True  # the one query sees every key either way
+    sees_all = p.max_seqlen_q == 1 and p.bottom_right and not p.windowed
+    if sees_all and value == ("padding" if p.padding else "no_mask"):
+        return True
     return value == ("padding" if p.attn_mask_type == "no_mask" else f"padding_{p.attn_mask_type}")
 
 
@@ -243,9 +243,7 @@ def _versions(name: str, question: Question, base: Question, reason: Reason, rul
                 yield {component: down}
 
 
-def _first_silent(
-    question: Question, rule: Rule, component: str, versions: list[Version]
-) -> Version | None:
+def _first_silent(question: Question, rule: Rule, component: str, versions: list[Version]) -> Version | None:
     """The first of these versions at which the rule has nothing to say."""
     adapted = _says(rule, question) is None  # by its body it is silent already; its gates must close
     for version in versions:

@@ -1,9 +1,12 @@
 """The search for the cheapest sets of changes, each put to the engine as a question of its own.
 
 Sets are taken in the order of their cost. One that leaves the candidate refused is extended by whatever
-answers the reason that has the fewest answers; one that makes it eligible is kept, and nothing that contains its
-fields is looked at again. So what is found is minimal, and nothing cheaper of what the rules propose is missed,
-within the bounds below. Measured on 3,000 random questions: see tests/attnsel/test_unlock.py.
+answers the reason that has the fewest answers; one that makes it eligible is kept, and nothing that contains
+its fields is looked at again. So what is found is minimal, and within the bounds below nothing cheaper of
+what the rules propose is missed: tests/attnsel/test_unlock.py compares with all sets of two.
+
+Measured on 1,350 random failing questions of five refused candidates each: 24 questions to the engine at the
+median, 63 at the 90th percentile, 148 at most; 7, 22 and 210 ms, most of it for machines never seen before.
 """
 
 from __future__ import annotations
@@ -47,9 +50,9 @@ MOST_ASKED = 48  # questions per candidate in the search; 0.1 ms each, and candi
 class Unlock(NamedTuple):
     """A smallest set of changes after which ``candidate`` is eligible, checked by asking the engine again.
 
-    ``changes`` maps fields (``max_seqlen_q``, ``cudnn``, ``gpu``, ``policy.deny``) to their new values; ``paste``
-    has a line for a shell or for Python per change. ``effect`` is that of the dearest change, one of
-    :data:`EFFECTS`. ``rank`` is the place the candidate would take, 1 being first.
+    ``changes`` maps fields (``max_seqlen_q``, ``cudnn``, ``gpu``, ``policy.deny``) to their new values;
+    ``paste`` has a line for a shell or for Python per change. ``effect`` is that of the dearest change, one
+    of :data:`EFFECTS`. ``rank`` is the place the candidate would take, 1 being first.
     """
 
     candidate: str
@@ -183,9 +186,8 @@ def _unlock(base: Question, name: str, cost: Cost, changes: Changes, engine: _En
     if "gpu" in made:
         made, archs = _best_card(base, name, made, engine)
         changes = tuple(sorted(made.items()))
-    reach = {
-        component: _reach(base, name, made, component, engine) for component in made if component in COMPONENTS
-    }
+    software = [component for component in made if component in COMPONENTS]
+    reach = {component: _reach(base, name, made, component, engine) for component in software}
     said = say(base, made, Told(reach, archs))
     standing = engine.ranked(changed(base, made))
     return Unlock(

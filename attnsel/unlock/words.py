@@ -24,7 +24,7 @@ class Said(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How far the version that was found holds: ``below`` this one, and without releases ``9.8`` or ``9.10.1``."""
+    """How far the version that was found holds: ``below`` another, and without ``9.8`` or ``9.10.1``."""
 
     below: Version | None = None
     without: tuple[str, ...] = ()
@@ -39,9 +39,7 @@ class Told(NamedTuple):
 
 def say(question: Question, changes: Mapping[str, Any], told: Told) -> list[Said]:
     """Every part of a change, the dearest first."""
-    return [
-        _say(question, parts, changes[parts[0]], told, changes) for parts in grouped(question, changes)
-    ]
+    return [_say(question, parts, changes[parts[0]], told, changes) for parts in grouped(question, changes)]
 
 
 def _say(
