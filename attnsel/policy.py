@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, WrapValidator
@@ -29,11 +30,15 @@ def _read_name(value: Any) -> Any:
     return _read_names([value])[0]
 
 
+_SIZE = re.compile(r"\d*\.?\d+ *[A-Za-z]*")
+
+
 def _read_size(value: Any, read: Any) -> Any:
     if value is None or (isinstance(value, str) and value.strip().casefold() == "none"):
         return None
+    whole = not isinstance(value, str) or _SIZE.fullmatch(value.strip())  # pydantic stops at the unit
     try:
-        amount = read(value)
+        amount = read(value) if whole else None
     except ValueError:
         amount = None
     if amount is None or amount < 0:
