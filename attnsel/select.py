@@ -123,7 +123,10 @@ class Selection:
 
     @cached_property
     def unlocks(self) -> tuple[Unlock, ...]:
-        """Minimal changes that make refused candidates eligible, each re-checked by the engine."""
+        """Smallest sets of changes that make refused candidates eligible, each re-checked by the engine.
+
+        Searched when first asked for; ``unlock.apply(params, environment, policy)`` makes one.
+        """
         return find_unlocks(self, _ask, _ask_about)
 
     def report(self, width: int = 80) -> str:

@@ -192,10 +192,11 @@ def _elements(p: AttentionParams) -> int:
 
 def _distance(question: Question, field: str, value: Any) -> int:
     if field == "gpu":
-        archs = list(SHARED_MEMORY)
-        here, there = question.env.arch, _device(value).arch
-        older = there is not None and here is not None and there < here
-        return abs(archs.index(there) - archs.index(here)) + len(archs) * older if here in archs else 0
+        archs, here, there = list(SHARED_MEMORY), question.env.arch, _device(value).arch
+        if here not in archs or there not in archs:
+            return 0
+        steps = archs.index(there) - archs.index(here)
+        return steps if steps >= 0 else len(archs) - steps  # an older one only where no newer one does
     if field not in COMPONENTS:
         return 0
     old, new = question.value(field), value
@@ -213,7 +214,7 @@ def _number(version: Version) -> int:
 def grouped(question: Question, changes: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The fields of a change, those that are one change to the user side by side."""
     left = dict.fromkeys(sorted(changes, key=_told_order))
-    groups = []
+    groups: list[tuple[str, ...]] = []
     for pair in (LENGTHS, WIDTHS, ("deterministic", "policy.deterministic")):
         first, second = pair
         if (

@@ -175,7 +175,7 @@ def _same_question(p: AttentionParams, field: str, value: Any) -> bool:
     if field == "core_attention_bias_shape":
         return True  # rules ask for the same bias, expanded
     if field == "num_gqa_groups":
-        return value % p.num_gqa_groups == 0 and p.num_heads % value == 0
+        return bool(value % p.num_gqa_groups == 0 and p.num_heads % value == 0)
     if field != "attn_mask_type":
         return True
     if square and {p.attn_mask_type, value} == {"causal", "causal_bottom_right"}:
@@ -183,7 +183,7 @@ def _same_question(p: AttentionParams, field: str, value: Any) -> bool:
     sees_all = p.max_seqlen_q == 1 and p.bottom_right and not p.windowed
     if sees_all and value == ("padding" if p.padding else "no_mask"):
         return True
-    return value == ("padding" if p.attn_mask_type == "no_mask" else f"padding_{p.attn_mask_type}")
+    return bool(value == ("padding" if p.attn_mask_type == "no_mask" else f"padding_{p.attn_mask_type}"))
 
 
 def _together(p: AttentionParams, field: str, value: Any) -> Iterator[Move]:
