@@ -158,7 +158,8 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
         scores = memory_parts("sdpa.math", selection.params, selection.environment)
         notes += [f"{size(amount)} for the {what}" for what, amount in scores]
     if candidate.unproven:
-        notes.append(f"unproven on sm{selection.environment.arch}: compiled only")
+        how = "compiled only" if info.owned else "not run there yet"
+        notes.append(f"unproven on sm{selection.environment.arch}: {how}")
     if candidate.plan_only:
         notes.append(f"plan only: {candidate.plan_only}")
     told = ", ".join([words, *notes])

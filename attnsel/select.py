@@ -25,11 +25,19 @@ from attnsel.verdict import Adaptation, Bad, Reason, Standing, Verdict, Words
 
 
 class Refusal(NamedTuple):
-    """A kernel refused this very call when it was prepared or launched, in these words."""
+    """A kernel refused this very call when it was prepared or launched, in these words.
+
+    ``likely``: codes of rules that may explain it, the likeliest first.
+    """
 
     candidate: str
     params: AttentionParams
     message: str
+    likely: tuple[str, ...] = ()
+
+    @property
+    def hint(self) -> str:
+        return f"closest to {', '.join(self.likely)}" if self.likely else ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,9 @@ class Evidence:
     def against(self, name: str, p: AttentionParams) -> list[Reason]:
         page = REGISTRY.pages["RUNTIME001"]
         return [
-            Reason(page, Bad("kernel", refusal.message, Words("a kernel that accepts this call")))
+            Reason(
+                page, Bad("kernel", refusal.message, Words("a kernel that accepts this call"), refusal.hint)
+            )
             for refusal in self.refusals
             if refusal.candidate == name and refusal.params == p
         ]
@@ -252,8 +262,9 @@ def _judge(
     verdict: Verdict = "eligible"
     if reasons:
         verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
-    # An own kernel is proven per architecture; without a GPU there is none to be unproven on.
-    unproven = info.owned and env.arch is not None and (name, env.arch) not in PROVEN
+    # What is ours is proven per architecture; without a GPU there is none to be unproven on.
+    ours = info.owned or info.called
+    unproven = ours and env.arch is not None and (name, env.arch) not in PROVEN
     return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(info, p, env), unproven)
 
 
@@ -281,7 +292,12 @@ def _rank(
     refused: list[Candidate] = []
     for candidate in judged:
         (refused if candidate.verdict == "refused" else standing).append(candidate)
-    seen = tuple([Standing(c.name, c.verdict, len(c.adaptations), c.unproven, large) for c in standing])
+    seen = tuple(
+        [
+            Standing(c.name, c.verdict, len(c.adaptations), c.unproven and CANDIDATES[c.name].owned, large)
+            for c in standing
+        ]
+    )
     ranked = [
         standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by stands last
         for i, code in _order(seen, env.arch, policy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from attnsel.backends import sdpa, tiled
 from attnsel.backends.contract import Grads, Inputs, Spec
+from attnsel.backends.slopes import default_slopes
 from attnsel.params import AttentionParams
-from attnsel.runtime.alibi import default_slopes
 from attnsel.runtime.autograd import Attend, ContractKernel
 from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.contents import check_contents
@@ -27,8 +28,13 @@ KERNELS: dict[str, ContractKernel] = {
     "tiled": ContractKernel(tiled.forward, tiled.backward),
     **{name: ContractKernel(kernel.forward, kernel.backward) for name, kernel in sdpa.KERNELS.items()},
 }
-# These drop by the contract's counter-based generator, from a seed that is given to them.
-REPLAY_DROPOUT = frozenset({"tiled", "triton"})
+# These drop from a seed that is given to them (tiled and triton the very same entries), so a repeated call
+# can drop what the first one did.
+REPLAY_DROPOUT = frozenset({"tiled", "triton", "cudnn"})
+
+
+# Their libraries take long to import, or are not there.
+_LOADED_WHEN_CHOSEN = {"triton": "attnsel.backends.triton", "cudnn": "attnsel.backends.cudnn.run"}
 
 
 class Bound(NamedTuple):
@@ -45,12 +51,12 @@ class CannotPrepare(Exception):
 
 def kernel_of(name: str) -> ContractKernel:
     """The kernel behind a candidate. Raises CannotPrepare where its library does not load."""
-    if name == "triton" and name not in KERNELS:
+    if name not in KERNELS and name in _LOADED_WHEN_CHOSEN:
         try:
-            from attnsel.backends import triton
+            module = import_module(_LOADED_WHEN_CHOSEN[name])
         except ImportError as error:
             raise CannotPrepare(str(error)) from error
-        KERNELS[name] = ContractKernel(triton.forward, triton.backward, triton.prepare)
+        KERNELS[name] = ContractKernel(module.forward, module.backward, module.prepare)
     return KERNELS[name]
 
 
