@@ -99,7 +99,8 @@ def find_unlocks(selection: Selection, ask: Ask, ask_about: AskAbout) -> tuple[U
             continue
         ways = _search(base, candidate, engine, hardware=False)
         if all(cost.risks for cost, _ in ways):  # no software and no parameter helps
-            ways = _search(base, candidate, engine, hardware=True)[:1] + ways
+            elsewhere = _search(base, candidate, engine, hardware=True)[:1]
+            ways = [way for way in elsewhere if not way[0].risks] + ways
         found += [_unlock(base, candidate.name, cost, changes, engine) for cost, changes in ways]
     return tuple(sorted(found, key=lambda u: (*u.cost[:5], u.rank, u.cost.distance, u.candidate)))
 
