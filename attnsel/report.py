@@ -6,6 +6,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
+from attnsel.memory import memory_parts
+from attnsel.verdict import size
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
@@ -119,20 +121,10 @@ def params_words(p: AttentionParams) -> list[str]:
     return words
 
 
-def size(count: int) -> str:
-    """Bytes for people."""
-    amount, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
-
-
 def _policy_words(selection: Selection) -> list[str]:
     policy = selection.policy
     return [
-        f"{name}={value}"
+        f"{name}={size(value) if name == 'memory_limit' else value}"
         for name in type(policy).model_fields
         if (value := getattr(policy, name)) != type(policy).model_fields[name].default
     ]
@@ -165,7 +157,8 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
     if info.last_resort and selection.environment.device.type != "cpu":
         notes.append("slow")
     if candidate.name == "sdpa.math":
-        notes.append(f"{size(selection.params.score_bytes)} for the scores")
+        scores = memory_parts("sdpa.math", selection.params, selection.environment)
+        notes += [f"{size(amount)} for the {what}" for what, amount in scores]
     if candidate.unproven:
         how = "compiled only" if info.owned else "not run there yet"
         notes.append(f"unproven on sm{selection.environment.arch}: {how}")
@@ -193,9 +186,21 @@ def _unlock_lines(selection: Selection, width: int) -> list[str]:
                 subsequent_indent="      ",
                 break_on_hyphens=False,
             )
-            if unlock.paste != unlock.change:
-                lines.append(f"      {unlock.paste}")
+            lines += [
+                f"      {line}"
+                for paste in unlock.paste.splitlines()
+                if paste not in unlock.change
+                for line in _shell_lines(paste, width - 6)
+            ]
     return ["", *lines] if lines else []
+
+
+def _shell_lines(paste: str, width: int) -> list[str]:
+    """A line to paste; one for pip is continued where it does not fit."""
+    command = "pip install "
+    if len(paste) <= width or not paste.startswith(command):
+        return [paste]
+    return [f"{command}\\", f"  {paste.removeprefix(command)}"]
 
 
 def _closing_lines(selection: Selection, width: int) -> list[str]:

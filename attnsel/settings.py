@@ -25,6 +25,7 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_ADAPT": "adapt",
     "ATTNSEL_ALLOW_KNOWN_BUGS": "allow_known_bugs",
     "ATTNSEL_DETERMINISTIC": "deterministic",
+    "ATTNSEL_MEMORY_LIMIT": "memory_limit",
     "ATTNSEL_DEBUG": "debug",
     "ATTNSEL_DEBUG_FORMAT": "debug_format",
     "ATTNSEL_DEBUG_FILE": "debug_file",

@@ -22,6 +22,16 @@ EVIDENCE: dict[str, str] = {
 }
 
 
+def size(count: int) -> str:
+    """Bytes for people."""
+    amount, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
 class Required:
     """What a field should have been. ``repairs`` proposes values, each to be re-checked by the engine."""
 
@@ -57,6 +67,18 @@ class Multiple(NamedTuple("_Multiple", [("of", int)]), Required):
 
     def repairs(self, observed: Any) -> Iterator[Any]:
         yield -(-observed // self.of) * self.of
+
+
+class AtLeastBytes(NamedTuple("_AtLeastBytes", [("bytes", int)]), Required):
+    """An amount of memory, in bytes; said in units."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"at least {size(self.bytes)}"
+
+    def repairs(self, observed: Any) -> Iterator[Any]:
+        yield self.bytes
 
 
 class OneOf(Required):

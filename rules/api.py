@@ -95,7 +95,7 @@ class Rule(Page):
 class Wish(Page):
     """A refusal that rests on what the user asked for, or on what happened in this process."""
 
-    body: Callable[[str, Policy], Bad | None]
+    body: Callable[..., Bad | None]  # (name, policy), and what one call takes where that matters
     trips: tuple[str, Example]  # a candidate, and the fields of a Policy that refuses it
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from attnsel.memory import Part
 from attnsel.policy import Policy
 from attnsel.rules.api import wish
-from attnsel.verdict import Bad, OneOf, Words
+from attnsel.verdict import AtLeastBytes, Bad, OneOf, Words, size
 
 
 @wish("POLICY001", trips=("triton", {"backend": "cudnn"}))
@@ -44,6 +45,24 @@ def denied(name: str, policy: Policy) -> Bad | None:
     if name in policy.deny:
         return Bad("policy.deny", ",".join(policy.deny), Words(f"a list without {name}"))
     return None
+
+
+@wish("POLICY004", trips=("sdpa.math", {"memory_limit": "1MiB"}))
+def over_the_memory_limit(name: str, policy: Policy, parts: tuple[Part, ...] = ()) -> Bad | None:
+    """This call would take more memory than the policy allows
+
+    Why: Policy.memory_limit (ATTNSEL_MEMORY_LIMIT) bounds what a candidate allocates while it runs, beyond
+    the call's tensors, results and gradients: scores that are stored, folded masks, copies, repeated heads
+    and tiled's tiles. cuDNN's workspace is not known before a plan is built and is not counted, neither for
+    cudnn nor for sdpa.cudnn; nor are rows of statistics, which grow with s alone.
+    Fix: raise the limit, or use a kernel that stores no scores and a call that needs no adaptation.
+    Source: your policy; attnsel/memory.py says how each figure is made.
+    """
+    need = sum(amount for _, amount in parts)
+    if policy.memory_limit is None or need <= policy.memory_limit:
+        return None
+    made = ", ".join(f"{size(amount)} {what}" for what, amount in parts)
+    return Bad("policy.memory_limit", size(policy.memory_limit), AtLeastBytes(need), made)
 
 
 @wish("RUNTIME001", evidence="runtime", trips=("cudnn", {}))

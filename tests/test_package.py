@@ -20,6 +20,7 @@ LAYERS = [
     ["params", "environment", "candidates"],
     ["policy"],
     ["verdict"],
+    ["memory"],
     ["rules"],
     ["evaluate", "adapt"],
     ["unlock"],

@@ -15,9 +15,10 @@ from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, tell, wrap
 from attnsel.cli.probe import Machine, Probe, examine, redact
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
-from attnsel.report import environment_words, size
+from attnsel.report import environment_words
 from attnsel.rules import find_rule
 from attnsel.select import Candidate, select
+from attnsel.verdict import size
 
 _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")

@@ -299,11 +299,8 @@ def test_every_way_out_that_is_shown_works(fields, env):
     except InvalidInput:
         return
     for unlock in select(p, env).unlocks:
-        versions = {name: value for name, value in unlock.changes if name in type(env).model_fields}
-        values = {name: value for name, value in unlock.changes if name in type(p).model_fields}
-        wishes = {name[7:]: value for name, value in unlock.changes if name.startswith("policy.")}
-        again = select(p.derive(**values), env.replace(**versions), policy=Policy(**wishes))
-        assert again[unlock.candidate].eligible
+        p2, env2, policy = unlock.apply(p, env, Policy())
+        assert select(p2, env2, policy=policy)[unlock.candidate].eligible
 
 
 def test_a_missing_library_is_offered_in_a_version_attnsel_runs_on():
