@@ -29,15 +29,15 @@ Pair = tuple[Callable[..., Any], Rule]
 
 @lru_cache(maxsize=512)
 def fold(
-    env: Environment, fp8: bool, ignored: tuple[str, ...] = (), adaptable: bool = False
+    env: Environment, fp8: bool, ignored: tuple[str, ...] = (), among: tuple[str, ...] = ()
 ) -> tuple[Pair, ...]:
     """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy overrides.
 
-    ``adaptable``: only those that speak about a candidate with adaptations.
+    ``among``: only those that speak about one of these candidates.
     """
-    if adaptable:
-        codes = _adaptable_codes()
-        return tuple([pair for pair in fold(env, fp8, ignored, False) if pair[1].code in codes])
+    if among:
+        named = frozenset(among)
+        return tuple([pair for pair in fold(env, fp8, ignored) if not named.isdisjoint(pair[1].candidates)])
     for code in ignored:
         if code != "all" and code not in REGISTRY.pages:
             bugs = ", ".join(code for code in REGISTRY.pages if code.startswith("BUG"))
@@ -59,19 +59,12 @@ def _all_rules() -> tuple[Rule, ...]:
     return tuple(REGISTRY.rules.values())
 
 
-@lru_cache(maxsize=1)
-def _adaptable_codes() -> frozenset[str]:
-    return frozenset(
-        rule.code for rule in _all_rules() if any(CANDIDATES[name].adaptations for name in rule.candidates)
-    )
-
-
 def findings(
-    p: AttentionParams, env: Environment, ignored: tuple[str, ...] = (), adaptable: bool = False
+    p: AttentionParams, env: Environment, ignored: tuple[str, ...] = (), among: tuple[str, ...] = ()
 ) -> dict[str, list[Reason]]:
-    """Every reason against every candidate, as the question stands; or against those that adapt."""
+    """Every reason against every candidate, as the question stands; or against some of them."""
     found: dict[str, list[Reason]] = {name: [] for name in CANDIDATES}
-    for body, rule in fold(env, p.fp8_attention, ignored, adaptable):
+    for body, rule in fold(env, p.fp8_attention, ignored, among):
         finding = body(p, env)
         if finding is not None:
             reason = Reason(rule, finding)

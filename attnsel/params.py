@@ -116,6 +116,13 @@ class Tensors(FrozenModel):
     k: TensorSpec | None = None
     v: TensorSpec | None = None
     mask: TensorSpec | None = None
+    mask_hides_nothing: bool = Field(
+        default=False, description="no pair is masked out, which was known without reading a GPU"
+    )
+    ragged: bool = Field(
+        default=False,
+        description="thd: padded to its longest sequence the batch would more than double, or nobody knows",
+    )
 
 
 class Fp8Meta(FrozenModel):
@@ -313,6 +320,16 @@ class AttentionParams(FrozenModel):
         return (
             self.batch_size * self.num_heads * self.max_seqlen_q * self.max_seqlen_kv * ITEMSIZE[self.dtype]
         )
+
+    @cached_property
+    def flops(self) -> int:
+        """Operations of the matrix products, forward and, in training, backward, as if no pair were hidden.
+
+        Forward Q K^T and P V; backward the scores again, dO V^T, dV, dQ and dK (FlashAttention-2, appendix).
+        """
+        pairs = self.batch_size * self.num_heads * self.max_seqlen_q * self.max_seqlen_kv
+        d, e = self.head_dim_qk, self.head_dim_v
+        return 2 * pairs * (4 * d + 3 * e if self.is_training else d + e)
 
 
 def check_params(p: AttentionParams) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from attnsel.adapt import adapt_to
+from attnsel.adapt import adapt_to, overhead
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateInfo
 from attnsel.environment import Environment
 from attnsel.errors import NoBackendError
@@ -88,7 +88,7 @@ class Candidate(NamedTuple):
             "plan_only": self.plan_only,
             "unproven": self.unproven,
             "placed_by": self.placed_by,
-            "adaptations": [adaptation._asdict() for adaptation in self.adaptations],
+            "adaptations": [adaptation.as_dict() for adaptation in self.adaptations],
             "reasons": [reason.as_dict() for reason in self.reasons],
         }
 
@@ -184,13 +184,14 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
         ignored = (*ignored, INTERPRETED)
     found = findings(asked, env, ignored)
     changed: dict[Any, Any] = {}
-    answers: dict[AttentionParams, dict[str, list[Reason]]] = {}
+    answers: dict[tuple[AttentionParams, tuple[str, ...]], dict[str, list[Reason]]] = {}
 
     def again(name: str, q: AttentionParams) -> list[Reason]:
-        """Reasons against a changed question; candidates that are changed alike share the work."""
-        if q not in answers:
-            answers[q] = findings(q, env, ignored, adaptable=True)
-        return answers[q][name]
+        """Reasons against a changed question; candidates that may be changed alike share the work."""
+        alike = _changed_alike(CANDIDATES[name].adaptations)
+        if (q, alike) not in answers:
+            answers[q, alike] = findings(q, env, ignored, alike)
+        return answers[q, alike][name]
 
     judged = [
         _judge(info, asked, env, policy, evidence, found[info.name], again, changed)
@@ -198,6 +199,12 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
     ]
     candidates = _rank(judged, asked, env, policy)
     return Selection(asked, env, policy, evidence, candidates, _choose(candidates, env))
+
+
+@lru_cache(maxsize=64)
+def _changed_alike(adaptations: tuple[str, ...]) -> tuple[str, ...]:
+    """The candidates for which just these changes may be made."""
+    return tuple(info.name for info in CANDIDATES.values() if info.adaptations == adaptations)
 
 
 def _ask(p: AttentionParams, env: Environment, policy: Policy) -> Selection:
@@ -218,7 +225,7 @@ def _judge(
     """Rules, then adaptations, then wishes and what was learnt: one candidate's verdict."""
     name = info.name
     adaptations: tuple[Adaptation, ...] = ()
-    if reasons and info.adaptations and policy.adapt == "auto":
+    if (reasons or p.tensors.mask_hides_nothing) and info.adaptations and policy.adapt == "auto":
         applied, left = adapt_to(info.adaptations, p, reasons, partial(again, name), changed)
         if all(reason.unknown for reason in left):
             adaptations, reasons = applied, left
@@ -262,7 +269,14 @@ def _rank(
     refused: list[Candidate] = []
     for candidate in judged:
         (refused if candidate.verdict == "refused" else standing).append(candidate)
-    seen = tuple([Standing(c.name, c.verdict, len(c.adaptations), c.unproven, large) for c in standing])
+    seen = tuple(
+        [
+            Standing(
+                c.name, c.verdict, overhead(c.adaptations, p) if c.adaptations else 0, c.unproven, large
+            )
+            for c in standing
+        ]
+    )
     ranked = [
         standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by stands last
         for i, code in _order(seen, env.arch, policy)
