@@ -84,21 +84,23 @@ def _search(
 ) -> tuple[tuple[Adaptation, ...], list[Reason]]:
     """Meet one objection after the other. ``chosen`` is always applied to the question as it was asked, in
     the order of ``ADAPTERS``; a target may grow while others come in."""
-    p, applied = _apply(names, asked, chosen, memo) or (asked, ())
+    p, applied = (chosen and _apply(names, asked, chosen, memo)) or (asked, ())
     refused = {reason.field for reason in reasons if not reason.unknown}
     if not refused <= _within_reach(names):
         return (), reasons  # something stays refused whatever is adapted
     for _ in range(_MOST_ROUNDS):
         if not refused:
             break
-        for name in names:
-            adapter = ADAPTERS[name]
-            if not adapter.fields & refused:
+        for name, fields, aim, _ in _adapters(names):
+            if fields.isdisjoint(refused):
                 continue
-            target = adapter.aim(p, reasons)
-            if target is None or (name in chosen and (grown := _joined(chosen[name], target)) == chosen[name]):
+            target = aim(p, reasons)
+            if target is None:
                 continue
-            trial = {**chosen, name: grown if name in chosen else target}
+            before = chosen.get(name)
+            if before is not None and (target := _joined(before, target)) == before:
+                continue
+            trial = {**chosen, name: target}
             changed = _apply(names, asked, trial, memo)
             if changed is not None and changed[0] != p:
                 break
@@ -133,6 +135,11 @@ def _apply(
             p = changed[0]
             applied.append(changed[1])
     return (p, tuple(applied)) if applied else None
+
+
+@lru_cache(maxsize=64)
+def _adapters(names: tuple[str, ...]) -> tuple[Adapter, ...]:
+    return tuple(ADAPTERS[name] for name in names)
 
 
 @lru_cache(maxsize=64)

@@ -158,7 +158,8 @@ def pad_sequence(p: AttentionParams, target: Target) -> Applied:
     if not _padding_shows_nowhere(p, more_q, more_kv):
         if p.attn_mask_type == "arbitrary":
             return None
-        changes["attn_mask_type"] = "padding" if p.attn_mask_type == "no_mask" else f"padding_{p.attn_mask_type}"
+        plain = p.attn_mask_type == "no_mask"
+        changes["attn_mask_type"] = "padding" if plain else f"padding_{p.attn_mask_type}"
     moved = (("q",) if more_q else ()) + (("k", "v") if more_kv else ())
     tensors = _dense(p, *moved)
     mask = p.tensors.mask
@@ -170,12 +171,9 @@ def pad_sequence(p: AttentionParams, target: Target) -> Applied:
     changed = p.derive(**changes, **tensors)
     size = _bytes(changed, *moved) + _score_input_bytes(p, changed)
     size += p.batch_size * more_q * p.num_heads * p.head_dim_v * ITEMSIZE[p.dtype]  # of the output
-    grown = [
-        f"{name} {a} → {b}" for name, a, b in (("s_q", p.max_seqlen_q, s_q), ("s_kv", p.max_seqlen_kv, s_kv)) if a != b
-    ]
-    text = f"pads {', '.join(grown)}"
-    if more_q == more_kv and p.max_seqlen_q == p.max_seqlen_kv:
-        text = f"pads the sequence {p.max_seqlen_q} → {s_q}"
+    text = f"pads the sequence {p.max_seqlen_q} → {s_q}"
+    if more_q != more_kv or p.max_seqlen_q != p.max_seqlen_kv:
+        text = "pads " + ", ".join(f"{name} {getattr(p, name)} → {to}" for name, to in target)
     flops = changed.flops - p.flops
     return changed, Adaptation("pad_sequence", text, size, flops=flops, changes=target)
 
@@ -226,7 +224,7 @@ def pad_head_dim_qk(p: AttentionParams, target: Target) -> Applied:
     if p.layout.paged:
         return None
     to = dict(target)["head_dim_qk"]
-    changed = p.derive(head_dim_qk=to, **_dense(p, "q", "k"))
+    changed = p.resized(head_dim_qk=to, **_dense(p, "q", "k"))
     text = f"pads head_dim_qk {p.head_dim_qk} → {to}"
     size = _bytes(changed, "q", "k")
     return changed, Adaptation("pad_head_dim_qk", text, size, flops=changed.flops - p.flops, changes=target)
@@ -241,7 +239,7 @@ def pad_head_dim_v(p: AttentionParams, target: Target) -> Applied:
     if p.layout.paged:
         return None
     to = dict(target)["head_dim_v"]
-    changed = p.derive(head_dim_v=to, **_dense(p, "v"))
+    changed = p.resized(head_dim_v=to, **_dense(p, "v"))
     rows = p.batch_size * p.max_seqlen_q * p.num_heads
     size = _bytes(changed, "v") + rows * (to - p.head_dim_v) * ITEMSIZE[p.dtype]
     text = f"pads head_dim_v {p.head_dim_v} → {to}"
@@ -256,7 +254,7 @@ def expand_gqa(p: AttentionParams, target: Target) -> Applied:
     """
     if not p.gqa or p.layout.paged:
         return None
-    changed = p.derive(num_gqa_groups=p.num_heads, **_dense(p, "k", "v"))
+    changed = p.resized(num_gqa_groups=p.num_heads, **_dense(p, "k", "v"))
     text = f"repeats {p.num_gqa_groups} kv heads to {p.num_heads}"
     return changed, Adaptation("expand_gqa", text, _bytes(changed, "k", "v"))
 
@@ -269,7 +267,7 @@ def contiguous(p: AttentionParams, target: Target) -> Applied:
     names = [name for name, _ in target if getattr(p.tensors, name) is not None]
     if not names:
         return None
-    changed = p.derive(**_dense(p, *names))
+    changed = p.resized(**_dense(p, *names))
     text = f"copies {', '.join(names)} into dense memory"
     return changed, Adaptation("contiguous", text, _bytes(p, *names), changes=target)
 
@@ -323,7 +321,8 @@ def folded_mask_shape(p: AttentionParams) -> tuple[int, int, int, int]:
     mask = p.tensors.mask
     if mask is not None and len(mask.shape) == 4:
         batch, heads = max(batch, mask.shape[0]), max(heads, mask.shape[1])
-    if p.attn_mask_type not in ("no_mask", "padding") or p.windowed or p.core_attention_bias_type != "no_bias":
+    plain = p.core_attention_bias_type == "no_bias" and not p.windowed
+    if p.attn_mask_type not in ("no_mask", "padding") or not plain:
         rows = p.max_seqlen_q
     return batch, heads, rows, p.max_seqlen_kv
 

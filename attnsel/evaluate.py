@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import InvalidInput
-from attnsel.rules import REGISTRY, Rule, load_all
+from attnsel.params import AttentionParams
+from attnsel.reads import ALL, fields_read
+from attnsel.rules import REGISTRY, Page, Rule, load_all
 from attnsel.rules.api import INTERPRETED
 from attnsel.verdict import Reason
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
     from attnsel.policy import Policy
 
 load_all()
@@ -29,12 +30,20 @@ Pair = tuple[Callable[..., Any], Rule]
 
 @lru_cache(maxsize=512)
 def fold(
-    env: Environment, fp8: bool, ignored: tuple[str, ...] = (), among: tuple[str, ...] = ()
+    env: Environment,
+    fp8: bool,
+    ignored: tuple[str, ...] = (),
+    among: tuple[str, ...] = (),
+    changed: frozenset[str] = frozenset(),
 ) -> tuple[Pair, ...]:
     """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy overrides.
 
-    ``among``: only those that speak about one of these candidates.
+    ``among``: only those that speak about one of these candidates; of them, those that read a field which
+    ``changed``.
     """
+    if changed:
+        pairs = fold(env, fp8, ignored, among)
+        return tuple([pair for pair in pairs if not changed.isdisjoint(_fields_read(pair[1]))])
     if among:
         named = frozenset(among)
         return tuple([pair for pair in fold(env, fp8, ignored) if not named.isdisjoint(pair[1].candidates)])
@@ -59,18 +68,51 @@ def _all_rules() -> tuple[Rule, ...]:
     return tuple(REGISTRY.rules.values())
 
 
-def findings(
-    p: AttentionParams, env: Environment, ignored: tuple[str, ...] = (), among: tuple[str, ...] = ()
-) -> dict[str, list[Reason]]:
-    """Every reason against every candidate, as the question stands; or against some of them."""
+_FIELDS = tuple(AttentionParams.model_fields)
+
+
+@lru_cache(maxsize=1024)
+def _fields_read(rule: Page) -> frozenset[str]:
+    return fields_read(rule.body) if isinstance(rule, Rule) else ALL
+
+
+def findings(p: AttentionParams, env: Environment, ignored: tuple[str, ...] = ()) -> dict[str, list[Reason]]:
+    """Every reason against every candidate, as the question stands."""
     found: dict[str, list[Reason]] = {name: [] for name in CANDIDATES}
-    for body, rule in fold(env, p.fp8_attention, ignored, among):
+    for body, rule in fold(env, p.fp8_attention, ignored):
         finding = body(p, env)
         if finding is not None:
             reason = Reason(rule, finding)
             for name in rule.candidates:
                 found[name].append(reason)
     return found
+
+
+def findings_again(
+    p: AttentionParams,
+    before: AttentionParams,
+    found: dict[str, list[Reason]],
+    env: Environment,
+    ignored: tuple[str, ...],
+    among: tuple[str, ...],
+) -> dict[str, list[Reason]]:
+    """``findings`` about some candidates for a question that another, with its findings, was changed into."""
+    changed = frozenset(
+        [name for name, a, b in zip(_FIELDS, p._key, before._key, strict=True) if a is not b and a != b]
+    )
+    pairs = fold(env, p.fp8_attention, ignored, among, changed)
+    again: dict[str, list[Reason]] = {}
+    for name in among:
+        reasons = found[name]
+        again[name] = [r for r in reasons if changed.isdisjoint(_fields_read(r.rule))] if reasons else []
+    for body, rule in pairs:
+        finding = body(p, env)
+        if finding is not None:
+            reason = Reason(rule, finding)
+            for name in rule.candidates:
+                if name in again:
+                    again[name].append(reason)
+    return again
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from attnsel.adapt import adapt_to, overhead
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateInfo
 from attnsel.environment import Environment
 from attnsel.errors import NoBackendError
-from attnsel.evaluate import findings, wishes
+from attnsel.evaluate import findings, findings_again, wishes
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.report import render
@@ -190,7 +190,7 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
         """Reasons against a changed question; candidates that may be changed alike share the work."""
         alike = _changed_alike(CANDIDATES[name].adaptations)
         if (q, alike) not in answers:
-            answers[q, alike] = findings(q, env, ignored, alike)
+            answers[q, alike] = findings_again(q, asked, found, env, ignored, alike)
         return answers[q, alike][name]
 
     judged = [
@@ -271,9 +271,7 @@ def _rank(
         (refused if candidate.verdict == "refused" else standing).append(candidate)
     seen = tuple(
         [
-            Standing(
-                c.name, c.verdict, overhead(c.adaptations, p) if c.adaptations else 0, c.unproven, large
-            )
+            Standing(c.name, c.verdict, overhead(c.adaptations, p) if c.adaptations else 0, c.unproven, large)
             for c in standing
         ]
     )

@@ -21,7 +21,7 @@ LAYERS = [
     ["policy"],
     ["verdict"],
     ["rules"],
-    ["adaptations"],
+    ["adaptations", "reads"],
     ["evaluate", "adapt"],
     ["unlock"],
     ["report"],

@@ -147,10 +147,8 @@ class PadSequence(Step):
 
     def _bias(self, bias: Tensor) -> Tensor:
         """Zeros behind the dimensions that are not broadcast."""
-        for axis in (-2, -1):
-            if bias.dim() >= -axis and bias.shape[axis] != 1:
-                bias = lengthened(bias, axis, self.to[axis])
-        return bias
+        axes = [axis for axis in (-2, -1) if bias.dim() >= -axis and bias.shape[axis] != 1]
+        return enlarged(bias, {axis: self.to[axis] for axis in axes})
 
     def _mask(self, extras: Extras) -> Any:
         """Added keys masked out; added rows of a padding mask are padding."""
@@ -161,17 +159,18 @@ class PadSequence(Step):
             if isinstance(mask, (tuple, list)):
                 return tuple(longer)
             return longer[0] if self.to[0] == self.to[1] else tuple(longer)
+        to: dict[int, int] = {}
         if self.to[1] > self.rows[1]:
             mask = mask.expand(*mask.shape[:-1], self.rows[1]) if mask.dim() else mask.expand(self.rows[1])
-            mask = lengthened(mask, -1, self.to[1], True)
+            to[-1] = self.to[1]
         if mask.dim() > 1 and mask.shape[-2] != 1:
-            mask = lengthened(mask, -2, self.to[0], True)
-        return mask
+            to[-2] = self.to[0]
+        return enlarged(mask, to, True)
 
     def _lengths(self, device: torch.device) -> dict[str, Tensor]:
         """The real lengths; one tensor for both where they are equal, which some kernels profit from."""
-        b = self.before.batch_size
-        cu = [torch.arange(b + 1, dtype=torch.int32, device=device) * rows for rows in dict.fromkeys(self.rows)]
+        ends = torch.arange(self.before.batch_size + 1, dtype=torch.int32, device=device)
+        cu = [ends * rows for rows in dict.fromkeys(self.rows)]
         return {"cu_seqlens_q": cu[0], "cu_seqlens_kv": cu[-1]}
 
     def out(self, out: Tensor, call: Call) -> Tensor:
@@ -330,11 +329,24 @@ def _with_room(cu: Tensor, rows: int) -> Tensor:
 
 def lengthened(t: Tensor, axis: int, to: int, value: float = 0.0) -> Tensor:
     """``t`` with ``value`` behind what it holds along one axis; dense, and itself where nothing is added."""
-    more = to - t.shape[axis]
-    if more == 0:
+    return enlarged(t, {axis: to}, value)
+
+
+def enlarged(t: Tensor, to: dict[int, int], value: float = 0.0) -> Tensor:
+    """``lengthened`` along several axes at once, in one piece of memory.
+
+    ``torch.nn.functional.pad`` would keep channels-last strides, which some shapes of q, k and v seem to have.
+    """
+    shape = list(t.shape)
+    for axis, length in to.items():
+        shape[axis] = length
+    if shape == list(t.shape):
         return t
-    behind = t.dim() - 1 - axis if axis >= 0 else -1 - axis
-    return torch.nn.functional.pad(t, (*[0, 0] * behind, 0, more), value=value).contiguous()
+    held = made = t.new_full(shape, value)
+    for axis in to:
+        held = held.narrow(axis, 0, t.shape[axis])
+    held.copy_(t)
+    return made
 
 
 STEPS: dict[str, type[Step]] = {
