@@ -335,7 +335,7 @@ def lengthened(t: Tensor, axis: int, to: int, value: float = 0.0) -> Tensor:
 def enlarged(t: Tensor, to: dict[int, int], value: float = 0.0) -> Tensor:
     """``lengthened`` along several axes at once, in one piece of memory.
 
-    ``torch.nn.functional.pad`` would keep channels-last strides, which some shapes of q, k and v seem to have.
+    ``torch.nn.functional.pad`` would keep channels-last strides, which some shapes seem to have.
     """
     shape = list(t.shape)
     for axis, length in to.items():
