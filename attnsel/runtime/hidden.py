@@ -1,7 +1,7 @@
 """Masks that are known to hide nothing, without reading a GPU.
 
 Three ways to know: the mask lies on the CPU, where it is read (of an expanded one, what it is made of); it
-was made by ``full_mask``; or the caller said so with ``hides_nothing``. The last two are a note on the tensor
+was made by ``open_mask``; or the caller said so with ``hides_nothing``. The last two are a note on the tensor
 that holds until PyTorch changes it in place. Reading a CPU mask is part of looking a call up: contents may
 change between two calls, and memory shared with NumPy changes without a trace.
 """
@@ -27,7 +27,7 @@ def hides_nothing(mask: Tensor) -> Tensor:
     return mask
 
 
-def full_mask(*shape: int, device: Any = None) -> Tensor:
+def open_mask(*shape: int, device: Any = None) -> Tensor:
     """A bool mask that hides nothing, known as such: one element, expanded, so that it takes no memory."""
     return hides_nothing(torch.zeros(1, dtype=torch.bool, device=device).expand(*shape))
 

@@ -22,7 +22,7 @@ from attnsel.adapt import ADAPTERS
 from attnsel.runtime import run
 from attnsel.runtime.adapted import STEPS, Adapted, adapted, lengthened
 from attnsel.runtime.adapted import Call as Operands
-from attnsel.runtime.hidden import full_mask, hides_nothing
+from attnsel.runtime.hidden import open_mask, hides_nothing
 from attnsel.runtime.inputs import ask
 from attnsel.select import select
 from attnsel.verdict import Adaptation
@@ -267,9 +267,9 @@ def test_what_is_known_of_a_mask_elsewhere_is_what_was_said() -> None:
         assert known_to_hide_nothing(hides_nothing(elsewhere))
         elsewhere.logical_not_()  # an in-place change: no longer what was spoken of
         assert not known_to_hide_nothing(elsewhere)
-        assert known_to_hide_nothing(full_mask(2, 1, 8, 8, device="meta"))
-        assert known_to_hide_nothing((full_mask(2, 1, 1, 8), full_mask(2, 1, 1, 4)))
-        assert not known_to_hide_nothing((full_mask(2, 1, 1, 8), elsewhere))
+        assert known_to_hide_nothing(open_mask(2, 1, 8, 8, device="meta"))
+        assert known_to_hide_nothing((open_mask(2, 1, 1, 8), open_mask(2, 1, 1, 4)))
+        assert not known_to_hide_nothing((open_mask(2, 1, 1, 8), elsewhere))
     assert known_to_hide_nothing(torch.zeros(1, dtype=torch.bool).expand(3, 1, 5, 5))
     assert not known_to_hide_nothing(torch.ones(1, dtype=torch.bool).expand(3, 1, 5, 5))
 
