@@ -22,8 +22,8 @@ from attnsel.settings import Settings, configure, override
 if _TYPE_CHECKING:
     from attnsel.functional import attention as attention
     from attnsel.module import DotProductAttention as DotProductAttention
-    from attnsel.runtime.hidden import open_mask as open_mask
     from attnsel.runtime.hidden import hides_nothing as hides_nothing
+    from attnsel.runtime.hidden import open_mask as open_mask
     from attnsel.runtime.run import cache_info as cache_info
     from attnsel.runtime.run import clear_cache as clear_cache
 

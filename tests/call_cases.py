@@ -253,7 +253,7 @@ class Call:
 
     def refused(self, backend: str) -> bool:
         """Whether this candidate is not able to run this call on a CPU."""
-        if backend == "tiled":
+        if backend in ("tiled", "triton"):
             return False
         if any(self.arguments.get(name, "vanilla") != "vanilla" for name in ONLY_TILED):
             return True

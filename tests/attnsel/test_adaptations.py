@@ -22,7 +22,7 @@ from attnsel.adapt import ADAPTERS
 from attnsel.runtime import run
 from attnsel.runtime.adapted import STEPS, Adapted, adapted, lengthened
 from attnsel.runtime.adapted import Call as Operands
-from attnsel.runtime.hidden import open_mask, hides_nothing
+from attnsel.runtime.hidden import hides_nothing, open_mask
 from attnsel.runtime.inputs import ask
 from attnsel.select import select
 from attnsel.verdict import Adaptation
