@@ -142,7 +142,8 @@ class PadSequence(Step):
         if extras.attention_mask is not None:
             extras = extras._replace(attention_mask=self._mask(extras))
         elif self.after.padding and not self.before.padding:
-            extras = extras._replace(**self._lengths(q.device))
+            cu_q, cu_kv = self._lengths(q.device)
+            extras = extras._replace(cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv)
         return Call(q, k, v, extras)
 
     def _bias(self, bias: Tensor) -> Tensor:
@@ -167,11 +168,11 @@ class PadSequence(Step):
             to[-2] = self.to[0]
         return enlarged(mask, to, True)
 
-    def _lengths(self, device: torch.device) -> dict[str, Tensor]:
+    def _lengths(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The real lengths; one tensor for both where they are equal, which some kernels profit from."""
         ends = torch.arange(self.before.batch_size + 1, dtype=torch.int32, device=device)
         cu = [ends * rows for rows in dict.fromkeys(self.rows)]
-        return {"cu_seqlens_q": cu[0], "cu_seqlens_kv": cu[-1]}
+        return cu[0], cu[-1]
 
     def out(self, out: Tensor, call: Call) -> Tensor:
         return out.narrow(self.axis, 0, self.rows[0])

@@ -298,6 +298,9 @@ def longest_is_a_bound(backend: str) -> None:
             attention(*call.qkv, **{**call.arguments, name: 8}, backend=backend)
         with pytest.raises(InvalidInput, match=name):
             attention(*call.qkv, **{**call.arguments, name: torch.tensor(9)}, backend=backend)
+        core, rest = module_for(call, backend, "forward")
+        with pytest.raises(InvalidInput, match="longer than 8"):
+            core(*call.qkv, **{**rest, name: 8})
 
 
 def pages_are_read(backend: str) -> None:
