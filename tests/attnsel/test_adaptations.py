@@ -413,3 +413,16 @@ def test_padding_a_tensor_keeps_it_dense(shape: list[int], data: st.DataObject) 
     assert padded.is_contiguous()
     torch.testing.assert_close(padded.narrow(axis, 0, t.shape[axis]), t)
     assert not padded.narrow(axis, t.shape[axis], more).any()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_an_adapted_call_compiles_in_one_graph(dynamic: bool) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, attn_mask_type="causal", backend="sdpa.flash")
+
+    q, k, v = (torch.randn(2, 9, h, d, requires_grad=True) for h, d in ((4, 8), (2, 8), (2, 5)))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    wanted, out = call(q, k, v), compiled(q, k, v)
+    torch.testing.assert_close(out, wanted)
+    grads, expected = (torch.autograd.grad(t.square().sum(), (q, k, v)) for t in (out, wanted))
+    torch.testing.assert_close(grads, expected)
