@@ -23,6 +23,8 @@ from attnsel.settings import Settings, configure, override
 if _TYPE_CHECKING:
     from attnsel.functional import attention as attention
     from attnsel.module import DotProductAttention as DotProductAttention
+    from attnsel.runtime.hidden import hides_nothing as hides_nothing
+    from attnsel.runtime.hidden import open_mask as open_mask
     from attnsel.runtime.run import cache_info as cache_info
     from attnsel.runtime.run import clear_cache as clear_cache
 
@@ -32,6 +34,8 @@ _NEEDS_TORCH = {
     "attention": "attnsel.functional",
     "cache_info": "attnsel.runtime.run",
     "clear_cache": "attnsel.runtime.run",
+    "open_mask": "attnsel.runtime.hidden",
+    "hides_nothing": "attnsel.runtime.hidden",
 }
 
 __all__ = [

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from attnsel.errors import InvalidInput, UnsupportedArgument
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, CpCommType
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
 from attnsel.runtime.packed import missing, unpack
 from attnsel.runtime.run import attend, explain
+from attnsel.runtime.sizes import packed_starts
 from attnsel.select import Selection
 
 # Arguments of TransformerEngine's that attnsel does not act on yet, and the value that asks for nothing.
@@ -47,7 +48,8 @@ class DotProductAttention(nn.Module):
     softcap: softcap * tanh(score / softcap); 0 is off. Not in TransformerEngine.
     backend: run this candidate or raise NoBackendError. adapt: "auto" or "never".
     get_rng_state_tracker: returns a tracker whose ``fork()`` context holds while dropout draws.
-    layer_number: a label in debug output.
+    layer_number: a label in debug output. attention_type is held to its two values, and tp_group is kept for
+        who asks for it: lengths and masks say all that the computation needs.
 
     Raises InvalidInput for values that cannot be right, UnsupportedArgument for TransformerEngine arguments
     that attnsel does not act on yet: nothing that is passed is ignored.
@@ -95,6 +97,9 @@ class DotProductAttention(nn.Module):
             raise InvalidInput("qkv_format", qkv_format, "must be one of sbhd, bshd, thd")
         if attention_type not in ("self", "cross"):
             raise InvalidInput("attention_type", attention_type, "must be self or cross")
+        if cp_comm_type not in get_args(CpCommType):
+            allowed = ", ".join(get_args(CpCommType))
+            raise InvalidInput("cp_comm_type", cp_comm_type, f"must be one of {allowed}")
         if not 0.0 <= attention_dropout < 1.0:
             raise InvalidInput("attention_dropout", attention_dropout, "must be at least 0 and below 1")
         if softmax_type not in ("vanilla", "off-by-one", "learnable"):
@@ -180,16 +185,18 @@ class DotProductAttention(nn.Module):
 
         block_table: int32 [b, n] for keys and values in pages, see :func:`attnsel.attention`;
         TransformerEngine takes InferenceParams instead. pad_between_seqs says whether *_padded leave gaps;
-        None: as they are given. Arguments given here override the constructor's for this call.
-        ``fast_zero_fill`` makes no difference: outputs are always fully written.
+        None: as they are given; False: they leave none, and are not needed. Arguments given here override the
+        constructor's for this call. ``fast_zero_fill`` makes no difference: outputs are always fully written.
         ``checkpoint_core_attention`` recomputes in backward.
 
         Raises InvalidInput, UnsupportedArgument, or NoBackendError with every reason.
         """
         if not_yet:
             _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
-        if pad_between_seqs and cu_seqlens_q_padded is None:
-            raise InvalidInput("pad_between_seqs", True, "needs cu_seqlens_q_padded and cu_seqlens_kv_padded")
+        if pad_between_seqs is not None:
+            cu_seqlens_q_padded, cu_seqlens_kv_padded = packed_starts(
+                pad_between_seqs, (cu_seqlens_q, cu_seqlens_kv), (cu_seqlens_q_padded, cu_seqlens_kv_padded)
+            )
         offset = self.softmax_offset if self._learnable else None
         static = self._config(
             qkv_format,
@@ -268,8 +275,14 @@ class DotProductAttention(nn.Module):
                 ("softmax_scale", None),
             )
         ]
-        for name in ("checkpoint_core_attention", "fast_zero_fill", "pad_between_seqs"):
+        for name in ("checkpoint_core_attention", "fast_zero_fill"):
             arguments.pop(name, None)
+        gaps = arguments.pop("pad_between_seqs", None)
+        if gaps is not None:
+            sides = ("cu_seqlens_q", "cu_seqlens_kv")
+            lengths, padded = (tuple(arguments.get(s + end) for s in sides) for end in ("", "_padded"))
+            starts = packed_starts(gaps, lengths, padded)
+            arguments |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
         tensors = {
             name: arguments.pop(name, None)
             for name in Extras._fields

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams
     from attnsel.select import Candidate, Selection
     from attnsel.unlock import Unlock
+    from attnsel.verdict import Adaptation
 
 _NAME = 15  # columns for a candidate's name
 _MARK = {"eligible": "✔", "unknown": "?", "refused": "✖"}
@@ -121,6 +122,16 @@ def params_words(p: AttentionParams) -> list[str]:
     return words
 
 
+def adaptation_words(a: Adaptation, p: AttentionParams) -> str:
+    """A change and what it costs: memory it makes, and work beyond the call's own."""
+    words = [a.text]
+    if a.bytes:
+        words.append(size(a.bytes))
+    if a.flops:
+        words.append(f"+{100 * a.flops / max(1, p.flops):.2g} % work")
+    return ", ".join(words)
+
+
 def _policy_words(selection: Selection) -> list[str]:
     policy = selection.policy
     return [
@@ -150,7 +161,7 @@ def _candidate_lines(candidate: Candidate, place: int, width: int, selection: Se
 def _runs_text(candidate: Candidate, selection: Selection) -> str:
     words = "runs" if candidate.verdict == "eligible" else "may run: nobody has checked"
     if candidate.adaptations:
-        changes = "; ".join(f"{a.text}, {size(a.bytes)}" for a in candidate.adaptations)
+        changes = "; ".join(adaptation_words(a, selection.params) for a in candidate.adaptations)
         words += f" ({changes})"
     notes = []
     info = CANDIDATES[candidate.name]

@@ -9,11 +9,11 @@ from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from attnsel.adapt import adapt_to
+from attnsel.adapt import adapt_to, overhead
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateInfo
 from attnsel.environment import Environment
 from attnsel.errors import NoBackendError
-from attnsel.evaluate import findings, over_memory, wishes
+from attnsel.evaluate import findings, findings_again, over_memory, wishes
 from attnsel.layout import Layout
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
@@ -99,7 +99,7 @@ class Candidate(NamedTuple):
             "plan_only": self.plan_only,
             "unproven": self.unproven,
             "placed_by": self.placed_by,
-            "adaptations": [adaptation._asdict() for adaptation in self.adaptations],
+            "adaptations": [adaptation.as_dict() for adaptation in self.adaptations],
             "reasons": [reason.as_dict() for reason in self.reasons],
         }
 
@@ -205,13 +205,14 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
     asked, ignored = _as_wished(p, policy)
     found = findings(asked, env, ignored)
     changed: dict[Any, Any] = {}
-    answers: dict[AttentionParams, dict[str, list[Reason]]] = {}
+    answers: dict[tuple[AttentionParams, tuple[str, ...]], dict[str, list[Reason]]] = {}
 
     def again(name: str, q: AttentionParams) -> list[Reason]:
-        """Reasons against a changed question; candidates that are changed alike share the work."""
-        if q not in answers:
-            answers[q] = findings(q, env, ignored, adaptable=True)
-        return answers[q][name]
+        """Reasons against a changed question; candidates that may be changed alike share the work."""
+        alike = _changed_alike(CANDIDATES[name].adaptations)
+        if (q, alike) not in answers:
+            answers[q, alike] = findings_again(q, asked, found, env, ignored, alike)
+        return answers[q, alike][name]
 
     judged = [
         _judge(info, asked, env, policy, evidence, found[info.name], again, changed)
@@ -228,6 +229,12 @@ def _as_wished(p: AttentionParams, policy: Policy) -> tuple[AttentionParams, tup
     return asked, (*ignored, INTERPRETED) if policy.backend == "triton" else ignored
 
 
+@lru_cache(maxsize=64)
+def _changed_alike(adaptations: tuple[str, ...]) -> tuple[str, ...]:
+    """The candidates for which just these changes may be made."""
+    return tuple(info.name for info in CANDIDATES.values() if info.adaptations == adaptations)
+
+
 def _ask(p: AttentionParams, env: Environment, policy: Policy) -> Selection:
     """A hypothetical question for the search for ways out; kept out of the memo of real ones."""
     return _select.__wrapped__(p, env, policy, NO_EVIDENCE)
@@ -238,7 +245,7 @@ def _ask_about(name: str, p: AttentionParams, env: Environment, policy: Policy) 
     asked, ignored = _as_wished(p, policy)
 
     def about(name: str, q: AttentionParams) -> list[Reason]:
-        return findings(q, env, ignored, about=name)[name]
+        return findings(q, env, ignored, (name,))[name]
 
     return _judge(CANDIDATES[name], asked, env, policy, NO_EVIDENCE, about(name, asked), about, {})
 
@@ -256,7 +263,7 @@ def _judge(
     """Rules, then adaptations, then wishes and what was learnt: one candidate's verdict."""
     name = info.name
     adaptations: tuple[Adaptation, ...] = ()
-    if reasons and info.adaptations and policy.adapt == "auto":
+    if (reasons or p.tensors.mask_hides_nothing) and info.adaptations and policy.adapt == "auto":
         applied, left = adapt_to(info.adaptations, p, reasons, partial(again, name), changed)
         if all(reason.unknown for reason in left):
             adaptations, reasons = applied, left
@@ -305,7 +312,13 @@ def _rank(
         (refused if candidate.verdict == "refused" else standing).append(candidate)
     seen = tuple(
         [
-            Standing(c.name, c.verdict, len(c.adaptations), c.unproven and CANDIDATES[c.name].owned, large)
+            Standing(
+                c.name,
+                c.verdict,
+                overhead(c.adaptations, p) if c.adaptations else 0,
+                c.unproven and CANDIDATES[c.name].owned,
+                large,
+            )
             for c in standing
         ]
     )

@@ -142,12 +142,21 @@ class Unknown(NamedTuple):
 
 
 class Adaptation(NamedTuple):
-    """An exact change of the call that lets a candidate run it, and what it costs every time."""
+    """An exact change of the call that lets a candidate run it, and what it costs every time.
+
+    ``changes``: fields and the values they are brought to, where a change can be made in several ways.
+    """
 
     name: str
     text: str
-    bytes: int  # extra memory while the call runs
+    bytes: int  # memory that the change makes in a forward
     quadratic: bool = False  # grows with s_q * s_kv
+    flops: int = 0  # operations that the kernel does more, forward and, in training, backward
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**self._asdict(), "changes": dict(self.changes)}
 
 
 class Standing(NamedTuple):
@@ -158,7 +167,7 @@ class Standing(NamedTuple):
 
     name: str
     verdict: Verdict
-    changes: int  # adaptations
+    overhead: int  # what adaptations add, in sixteenths of the attention's own work
     unproven: bool  # a kernel of ours that no result shows running here
     large_scores: bool  # one [b, h, s_q, s_kv] tensor is more than a GiB
 

@@ -22,6 +22,7 @@ LAYERS = [
     ["verdict"],
     ["memory"],
     ["rules"],
+    ["adaptations", "reads"],
     ["evaluate", "adapt"],
     ["unlock"],
     ["report"],
@@ -32,7 +33,7 @@ LAYERS = [
     ["module", "functional"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:10] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:11] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {"params", "layout", "gpus", "verdict", "versions", "backends", "errors"}
 
 
