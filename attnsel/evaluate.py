@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import InvalidInput
-from attnsel.rules import REGISTRY, Rule, load_all
+from attnsel.rules import REGISTRY, Rule, load_families
 from attnsel.rules.api import INTERPRETED
 from attnsel.verdict import Reason
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams
     from attnsel.policy import Policy
 
-load_all()
+load_families()
 
 
 Pair = tuple[Callable[..., Any], Rule]

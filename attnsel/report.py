@@ -165,7 +165,8 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
     if candidate.name == "sdpa.math":
         notes.append(f"{size(selection.params.score_bytes)} for the scores")
     if candidate.unproven:
-        notes.append(f"unproven on sm{selection.environment.arch}: compiled only")
+        why = f"{info.plugin} declares no proof" if info.plugin else "compiled only"
+        notes.append(f"unproven on {selection.environment.target}: {why}")
     if candidate.plan_only:
         notes.append(f"plan only: {candidate.plan_only}")
     told = ", ".join([words, *notes])

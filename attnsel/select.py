@@ -15,6 +15,7 @@ from attnsel.environment import Environment
 from attnsel.errors import NoBackendError
 from attnsel.evaluate import findings, wishes
 from attnsel.params import AttentionParams
+from attnsel.plugins import load_plugins
 from attnsel.policy import Policy
 from attnsel.report import render
 from attnsel.rules import REGISTRY
@@ -178,6 +179,7 @@ def select(
 
 @lru_cache(maxsize=8192)
 def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
+    load_plugins()
     asked = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
     ignored = policy.allow_known_bugs
     if policy.backend == "triton":
@@ -235,6 +237,8 @@ def _judge(
         verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
     # An own kernel is proven per architecture; without a GPU there is none to be unproven on.
     unproven = info.owned and env.arch is not None and (name, env.arch) not in PROVEN
+    if info.plugin:
+        unproven = env.target not in info.proven_on
     return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(info, p, env), unproven)
 
 

@@ -66,9 +66,12 @@ def faster_family_first(c: Standing, arch: int | None, policy: Policy) -> int:
     was measured 12 to 18 % slower than flash.
     Source: FlashAttention-3 paper, figures for H100 (cuDNN 617 against 362 TFLOP/s, head_dim 128, 2k);
     transformers PR #48163; TransformerEngine prefers fused attention from sm90 on (utils.py 1647-1660).
+    A plug-in stands where its maker says, or behind these.
     """
     order = _CUDNN_FIRST if arch is not None and 90 <= arch < 120 else _FLASH_FIRST
-    return order.index(c.name) if c.name in order else len(order)
+    place = CANDIDATES[c.name].place
+    name, beside = (c.name, 0) if place is None else place
+    return 2 * (order.index(name) if name in order else len(order)) + beside
 
 
 @preference("PREF006", evidence="measured")

@@ -21,6 +21,7 @@ LAYERS = [
     ["policy"],
     ["verdict"],
     ["rules"],
+    ["plugins"],
     ["evaluate", "adapt"],
     ["unlock"],
     ["report"],
@@ -31,7 +32,7 @@ LAYERS = [
     ["module", "functional"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:10] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:11] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {"params", "layout", "gpus", "verdict", "backends", "errors"}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from attnsel.backends import sdpa, tiled
 from attnsel.backends.contract import Grads, Inputs, Spec
+from attnsel.candidates import CANDIDATES
 from attnsel.params import AttentionParams
 from attnsel.runtime.alibi import default_slopes
 from attnsel.runtime.autograd import Attend, ContractKernel
@@ -51,7 +54,41 @@ def kernel_of(name: str) -> ContractKernel:
         except ImportError as error:
             raise CannotPrepare(str(error)) from error
         KERNELS[name] = ContractKernel(triton.forward, triton.backward, triton.prepare)
+    if name not in KERNELS and CANDIDATES[name].plugin:
+        KERNELS[name] = _kernel_of_plugin(name)
     return KERNELS[name]
+
+
+def _kernel_of_plugin(name: str) -> ContractKernel:
+    """Import it. Raises CannotPrepare, whatever goes wrong in a stranger's module."""
+    info = CANDIDATES[name]
+    try:
+        module = importlib.import_module(info.kernel)
+        functions = [getattr(module, part) for part in ("forward", "backward")]
+        functions.append(getattr(module, "prepare", None))
+    except Exception as error:
+        raise CannotPrepare(f"{info.kernel} of {info.plugin}: {type(error).__name__}: {error}") from error
+    return ContractKernel(*(None if function is None else _refusing(function) for function in functions))
+
+
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose odder errors count as refusals too: the next candidate may well run."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except (RuntimeError, ValueError):
+            raise
+        except Exception as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    return call
+
+
+def replays_dropout(name: str) -> bool:
+    """Whether a candidate drops by the contract's generator: all that take the contract do."""
+    return name in REPLAY_DROPOUT or bool(CANDIDATES[name].plugin)
 
 
 def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
@@ -91,7 +128,7 @@ def bind(
     assert selection.backend is not None
     candidate = selection[selection.backend]
     spec = make_spec(config, selection.params, need_grad)
-    own_dropout = candidate.name in REPLAY_DROPOUT
+    own_dropout = replays_dropout(candidate.name)
     adapt = _adaptation(candidate, selection.params)
     gather = _gather(config, spec, adapt, own_dropout, settings)
     if candidate.name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
@@ -201,7 +238,7 @@ def bind_gradients(selection: Selection, config: Config, settings: Settings) -> 
     assert selection.backend is not None
     candidate, kernel, p = selection[selection.backend], kernel_of(selection.backend), selection.params
     spec = make_spec(config, p, need_grad=True)
-    gather = _gather(config, spec, _adaptation(candidate, p), candidate.name in REPLAY_DROPOUT, settings)
+    gather = _gather(config, spec, _adaptation(candidate, p), replays_dropout(candidate.name), settings)
     to_kernel, to_caller = _TO_KERNEL[config.qkv_format], _TO_CALLER[config.qkv_format]
 
     def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor) -> Grads:
