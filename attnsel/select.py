@@ -26,11 +26,15 @@ from attnsel.verdict import Adaptation, Bad, Reason, Standing, Verdict, Words
 
 
 class Refusal(NamedTuple):
-    """A kernel refused this very call when it was prepared or launched, in these words."""
+    """A kernel refused this very call when it was prepared or launched, in these words.
+
+    ``code`` RUNTIME002: it ran, and its numbers were wrong.
+    """
 
     candidate: str
     params: AttentionParams
     message: str
+    code: str = "RUNTIME001"
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,9 @@ class Evidence:
         return self if refusal in self.refusals else Evidence((*self.refusals, refusal))
 
     def against(self, name: str, p: AttentionParams) -> list[Reason]:
-        page = REGISTRY.pages["RUNTIME001"]
+        wanted = {"RUNTIME001": "a kernel that accepts this call", "RUNTIME002": "the numbers tiled gives"}
         return [
-            Reason(page, Bad("kernel", refusal.message, Words("a kernel that accepts this call")))
+            Reason(REGISTRY.pages[refusal.code], Bad("kernel", refusal.message, Words(wanted[refusal.code])))
             for refusal in self.refusals
             if refusal.candidate == name and refusal.params == p
         ]

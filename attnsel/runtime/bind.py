@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -262,6 +263,29 @@ def _sum_copies(grad: Tensor, shape: torch.Size) -> Tensor:
     """The gradient of repeated kv heads, [b, h, s, d] or [t, h, d], summed over the copies of each."""
     copies = grad.unflatten(1, (shape[1], -1))
     return copies.sum(2, dtype=torch.promote_types(grad.dtype, torch.float32)).to(grad.dtype)
+
+
+def contract_call(
+    config: Config,
+    p: AttentionParams,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    settings: Settings,
+    *,
+    dropout: bool,
+) -> tuple[Spec, Inputs]:
+    """The call as the contract states it, with nothing adapted; ``dropout`` False leaves dropout out."""
+    spec = make_spec(config, p, need_grad=False)
+    if not dropout:
+        spec = replace(spec, dropout_p=0.0)
+    return spec, _gather(config, spec, None, dropout, settings)(q, k, v, extras)
+
+
+def to_contract(config: Config, t: Tensor) -> Tensor:
+    """A tensor in the caller's format, as a view with the contract's dimensions."""
+    return _TO_KERNEL[config.qkv_format](t)
 
 
 # ---- tensors on their way in and out ----------------------------------------------------------------

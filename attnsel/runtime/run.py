@@ -20,7 +20,7 @@ from attnsel.backends.contract import Grads
 from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.policy import Policy
-from attnsel.runtime import compiled
+from attnsel.runtime import compiled, selfcheck
 from attnsel.runtime.bind import Bound, CannotPrepare, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, signature
@@ -122,10 +122,23 @@ def recompute_gradients(
     bound = _backwards.get(key)
     if bound is None:
         settings = _same_settings(settings)
+        made = _checked_gradients(config, q, k, v, extras, settings)
+        bound = _backwards.add((*key[:2], id(settings), *key[3:]), made)
+    return bound.run(q, k, v, extras, dout)
+
+
+def _checked_gradients(
+    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
+) -> Bound:
+    while True:
         selection = _select(config, q, k, v, extras, settings, _evidence).require()
         run = bind_gradients(selection, config, settings)
-        bound = _backwards.add((*key[:2], id(settings), *key[3:]), Bound(run, selection, settings))
-    return bound.run(q, k, v, extras, dout)
+        try:
+            selfcheck.check_gradients(run, selection, config, q, k, v, extras, settings)
+        except selfcheck.Disagreement as error:
+            _learn([_refusal(selection, error)], settings)
+            continue
+        return Bound(run, selection, settings)
 
 
 def cache_info() -> CacheInfo:
@@ -140,6 +153,7 @@ def clear_cache() -> None:
         _evidence = NO_EVIDENCE
     _bound.clear()
     _backwards.clear()
+    selfcheck.clear()
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,6 +240,7 @@ def _first_call(
         debug.announce(selection, settings, config.label)
         try:
             bound = bind(selection, config, q, k, v, extras, need_grad, settings)
+            settled = selfcheck.check(bound, config, q, k, v, extras, need_grad)
             result = bound.run(q, k, v, extras)
         except _REFUSALS as error:
             if isinstance(error, _NOT_REFUSALS) or (need_grad and _any_inference(q, k, v)):
@@ -236,7 +251,7 @@ def _first_call(
             evidence = evidence.plus(refusal)
             continue
         _learn(learnt, settings)
-        return _bound.add(key, bound), result
+        return _bound.add(key, bound) if settled else bound, result
 
 
 def _shapes_only(
@@ -251,7 +266,7 @@ def _shapes_only(
     return Bound(run, selection, settings)
 
 
-_REFUSALS = (CannotPrepare, RuntimeError, ValueError)
+_REFUSALS = (CannotPrepare, selfcheck.Disagreement, RuntimeError, ValueError)
 _NOT_REFUSALS = (InvalidInput, torch.OutOfMemoryError)
 
 
@@ -262,7 +277,8 @@ def _any_inference(*tensors: Tensor) -> bool:
 
 def _refusal(selection: Selection, error: Exception) -> Refusal:
     assert selection.backend is not None
-    return Refusal(selection.backend, selection.params, str(error) or type(error).__name__)
+    code = "RUNTIME002" if isinstance(error, selfcheck.Disagreement) else "RUNTIME001"
+    return Refusal(selection.backend, selection.params, str(error) or type(error).__name__, code)
 
 
 def _learn(refusals: list[Refusal], settings: Settings) -> None:
@@ -273,7 +289,8 @@ def _learn(refusals: list[Refusal], settings: Settings) -> None:
             if refusal in _evidence.refusals:
                 continue
             _evidence = Evidence((*_evidence.refusals[-_MOST_REFUSALS + 1 :], refusal))
-        debug.warn_fallback(refusal.candidate, refusal.message, settings)
+        wrong = refusal.code == "RUNTIME002"
+        debug.warn_fallback(refusal.candidate, refusal.message, settings, wrong=wrong)
 
 
 def _same_settings(settings: Settings) -> Settings:
