@@ -130,14 +130,17 @@ def recompute_gradients(
 def _checked_gradients(
     config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
 ) -> Bound:
+    evidence, learnt = _evidence, []
     while True:
-        selection = _select(config, q, k, v, extras, settings, _evidence).require()
+        selection = _select(config, q, k, v, extras, settings, evidence).require()
         run = bind_gradients(selection, config, settings)
         try:
             selfcheck.check_gradients(run, selection, config, q, k, v, extras, settings)
         except selfcheck.Disagreement as error:
-            _learn([_refusal(selection, error)], settings)
+            learnt.append(_refusal(selection, error))
+            evidence = evidence.plus(learnt[-1])
             continue
+        _learn(learnt, settings)
         return Bound(run, selection, settings)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,8 @@ from attnsel.params import AttentionParams
 from attnsel.plugins import Plugin, Registry, rule
 from attnsel.rules.takes import FEATURES, WORDS
 from attnsel.verdict import Bad
+from plugin_packages import ROOT, by_hand, python
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "sample_plugin"
 
 # Each is all of planning.py: what it does wrong, and words that must tell so.
@@ -52,14 +51,6 @@ BROKEN = {
         "must begin with ACME",
     ),
 }
-PLANNING = """
-from attnsel.plugins import Plugin, Registry, rule
-
-def plugin(**changes):
-    given = dict(name="acme", title="t", family="ACME", kernel="acme_kernel", takes={"cpu", "fp32"})
-    return Plugin(**{**given, **changes})
-
-"""
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +62,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(site)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
     return site
-
-
-def by_hand(folder: Path, name: str, planning: str, kernel: str = "") -> Path:
-    """A package with one entry point, as an installer would leave it."""
-    (folder / f"{name}_planning.py").write_text(PLANNING + planning)
-    (folder / f"{name}_kernel.py").write_text(kernel)
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[attnsel.backends]\n{name} = {name}_planning:PLUGIN\n")
-    return folder
-
-
-def python(code: str, *folders: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a new process in which these folders hold installed packages."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
-    path = os.pathsep.join(str(folder) for folder in (*folders, ROOT))
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**clean, "PYTHONPATH": path, **environ},
-        timeout=300,
-    )
 
 
 def attnsel(*words: str, site: Path, **environ: str) -> subprocess.CompletedProcess[str]:
