@@ -52,7 +52,7 @@ def refused_when_it_ran(name: str, policy: Policy) -> Bad | None:
 
     Why: a plan did not build or a launch ran out of resources; it is remembered, so that the next call
     goes straight to the candidate that works.
-    Fix: read the kernel's own words beside the code; attnsel.configure() forgets what was remembered.
+    Fix: read the kernel's own words beside the code; attnsel.clear_cache() forgets what was remembered.
     Source: this process.
     """
     return None  # recorded refusals come from the evidence, see attnsel.evaluate

@@ -65,11 +65,11 @@ def _kernel_of_plugin(name: str) -> ContractKernel:
     info = CANDIDATES[name]
     try:
         module = importlib.import_module(info.kernel)
-        functions = [getattr(module, part) for part in ("forward", "backward")]
-        functions.append(getattr(module, "prepare", None))
+        forward, backward = _refusing(module.forward), _refusing(module.backward)
+        prepare = getattr(module, "prepare", None)
     except Exception as error:
         raise CannotPrepare(f"{info.kernel} of {info.plugin}: {type(error).__name__}: {error}") from error
-    return ContractKernel(*(None if function is None else _refusing(function) for function in functions))
+    return ContractKernel(forward, backward, None if prepare is None else _refusing(prepare))
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
