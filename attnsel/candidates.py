@@ -16,6 +16,7 @@ class CandidateInfo(NamedTuple):
     last_resort: bool = False  # right everywhere, slow on a GPU
     component: str | None = None  # what must be installed for it
     owned: bool = False  # a kernel of ours: proven on an architecture by our own results only
+    called: bool = False  # its makers' kernel, called by code of ours that is proven in the same way
     plugin: str = ""  # the distribution it comes from and its version; empty for attnsel's own
     proven_on: frozenset[str] = frozenset()  # of a plug-in: where its maker shows it right ("sm90", "cpu")
     kernel: str = ""  # of a plug-in: the module that holds forward and backward
@@ -29,7 +30,7 @@ OLDEST_TORCH = (2, 6)  # what attnsel runs on; older ones can be planned for
 CANDIDATES: dict[str, CandidateInfo] = {
     info.name: info
     for info in (
-        CandidateInfo("cudnn", "cuDNN fused attention", False, (), component="cudnn"),
+        CandidateInfo("cudnn", "cuDNN fused attention", True, (), component="cudnn", called=True),
         CandidateInfo(
             "triton",
             "attnsel's Triton flash attention",

@@ -165,8 +165,10 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
     if candidate.name == "sdpa.math":
         notes.append(f"{size(selection.params.score_bytes)} for the scores")
     if candidate.unproven:
-        why = f"{info.plugin} declares no proof" if info.plugin else "compiled only"
-        notes.append(f"unproven on {selection.environment.target}: {why}")
+        how = "compiled only" if info.owned else "not run there yet"
+        if info.plugin:
+            how = f"{info.plugin} declares no proof"
+        notes.append(f"unproven on {selection.environment.target}: {how}")
     if candidate.plan_only:
         notes.append(f"plan only: {candidate.plan_only}")
     told = ", ".join([words, *notes])

@@ -28,13 +28,19 @@ from attnsel.verdict import Adaptation, Bad, Reason, Standing, Verdict, Words
 class Refusal(NamedTuple):
     """A kernel refused this very call when it was prepared or launched, in these words.
 
-    ``code`` RUNTIME002: it ran, and its numbers were wrong.
+    ``likely``: codes of rules that may explain it, the likeliest first. ``code`` RUNTIME002: it ran, and its
+    numbers were wrong.
     """
 
     candidate: str
     params: AttentionParams
     message: str
+    likely: tuple[str, ...] = ()
     code: str = "RUNTIME001"
+
+    @property
+    def hint(self) -> str:
+        return f"closest to {', '.join(self.likely)}" if self.likely else ""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,10 @@ class Evidence:
     def against(self, name: str, p: AttentionParams) -> list[Reason]:
         wanted = {"RUNTIME001": "a kernel that accepts this call", "RUNTIME002": "the numbers tiled gives"}
         return [
-            Reason(REGISTRY.pages[refusal.code], Bad("kernel", refusal.message, Words(wanted[refusal.code])))
+            Reason(
+                REGISTRY.pages[refusal.code],
+                Bad("kernel", refusal.message, Words(wanted[refusal.code]), refusal.hint),
+            )
             for refusal in self.refusals
             if refusal.candidate == name and refusal.params == p
         ]
@@ -239,8 +248,9 @@ def _judge(
     verdict: Verdict = "eligible"
     if reasons:
         verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
-    # An own kernel is proven per architecture; without a GPU there is none to be unproven on.
-    unproven = info.owned and env.arch is not None and (name, env.arch) not in PROVEN
+    # What is ours is proven per architecture; without a GPU there is none to be unproven on.
+    ours = info.owned or info.called
+    unproven = ours and env.arch is not None and (name, env.arch) not in PROVEN
     if info.plugin:
         unproven = env.target not in info.proven_on
     return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(info, p, env), unproven)
@@ -270,7 +280,12 @@ def _rank(
     refused: list[Candidate] = []
     for candidate in judged:
         (refused if candidate.verdict == "refused" else standing).append(candidate)
-    seen = tuple([Standing(c.name, c.verdict, len(c.adaptations), c.unproven, large) for c in standing])
+    seen = tuple(
+        [
+            Standing(c.name, c.verdict, len(c.adaptations), c.unproven and CANDIDATES[c.name].owned, large)
+            for c in standing
+        ]
+    )
     ranked = [
         standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by stands last
         for i, code in _order(seen, env.arch, policy)

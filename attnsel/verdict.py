@@ -137,7 +137,7 @@ class Standing(NamedTuple):
     name: str
     verdict: Verdict
     changes: int  # adaptations
-    unproven: bool
+    unproven: bool  # a kernel of ours that no result shows running here
     large_scores: bool  # one [b, h, s_q, s_kv] tensor is more than a GiB
 
 

@@ -33,7 +33,7 @@ LAYERS = [
     ["cli", "__main__"],
 ]
 TORCH_FREE = {name for row in LAYERS[:11] for name in row} | {"cli", "__main__", "__init__"}
-BACKENDS_MAY_IMPORT = {"params", "layout", "gpus", "verdict", "backends", "errors"}
+BACKENDS_MAY_IMPORT = {"params", "layout", "gpus", "verdict", "versions", "backends", "errors"}
 
 
 def sources():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +13,13 @@ from torch import Tensor
 
 from attnsel.backends import sdpa, tiled
 from attnsel.backends.contract import Grads, Inputs, Spec
+from attnsel.backends.slopes import default_slopes
 from attnsel.candidates import CANDIDATES
 from attnsel.params import AttentionParams
-from attnsel.runtime.alibi import default_slopes
 from attnsel.runtime.autograd import Attend, ContractKernel
 from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.contents import check_contents
+from attnsel.runtime.foreign import kernel_of_plugin
 from attnsel.runtime.inputs import check_tensors, mask_pair
 from attnsel.runtime.sizes import lengths_of
 from attnsel.select import Candidate, Selection
@@ -31,8 +31,13 @@ KERNELS: dict[str, ContractKernel] = {
     "tiled": ContractKernel(tiled.forward, tiled.backward),
     **{name: ContractKernel(kernel.forward, kernel.backward) for name, kernel in sdpa.KERNELS.items()},
 }
-# These drop by the contract's counter-based generator, from a seed that is given to them.
-REPLAY_DROPOUT = frozenset({"tiled", "triton"})
+# These drop from a seed that is given to them (tiled and triton the very same entries), so a repeated call
+# can drop what the first one did.
+REPLAY_DROPOUT = frozenset({"tiled", "triton", "cudnn"})
+
+
+# Their libraries take long to import, or are not there.
+_LOADED_WHEN_CHOSEN = {"triton": "attnsel.backends.triton", "cudnn": "attnsel.backends.cudnn.run"}
 
 
 class Bound(NamedTuple):
@@ -49,42 +54,16 @@ class CannotPrepare(Exception):
 
 def kernel_of(name: str) -> ContractKernel:
     """The kernel behind a candidate. Raises CannotPrepare where its library does not load."""
-    if name == "triton" and name not in KERNELS:
+    if name not in KERNELS:
         try:
-            from attnsel.backends import triton
+            if CANDIDATES[name].plugin:
+                KERNELS[name] = kernel_of_plugin(name)
+            else:
+                module = import_module(_LOADED_WHEN_CHOSEN[name])
+                KERNELS[name] = ContractKernel(module.forward, module.backward, module.prepare)
         except ImportError as error:
             raise CannotPrepare(str(error)) from error
-        KERNELS[name] = ContractKernel(triton.forward, triton.backward, triton.prepare)
-    if name not in KERNELS and CANDIDATES[name].plugin:
-        KERNELS[name] = _kernel_of_plugin(name)
     return KERNELS[name]
-
-
-def _kernel_of_plugin(name: str) -> ContractKernel:
-    """Import it. Raises CannotPrepare, whatever goes wrong in a stranger's module."""
-    info = CANDIDATES[name]
-    try:
-        module = importlib.import_module(info.kernel)
-        forward, backward = _refusing(module.forward), _refusing(module.backward)
-        prepare = getattr(module, "prepare", None)
-    except Exception as error:
-        raise CannotPrepare(f"{info.kernel} of {info.plugin}: {type(error).__name__}: {error}") from error
-    return ContractKernel(forward, backward, None if prepare is None else _refusing(prepare))
-
-
-def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose odder errors count as refusals too: the next candidate may well run."""
-
-    @wraps(function)
-    def call(*arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except (RuntimeError, ValueError):
-            raise
-        except Exception as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-    return call
 
 
 def replays_dropout(name: str) -> bool:

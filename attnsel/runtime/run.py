@@ -25,6 +25,7 @@ from attnsel.runtime.bind import Bound, CannotPrepare, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, signature
 from attnsel.runtime.inputs import ask
+from attnsel.runtime.refusals import refusal_of
 from attnsel.select import NO_EVIDENCE, Evidence, Refusal, Selection, select
 from attnsel.settings import Settings, current
 
@@ -103,7 +104,7 @@ def prepare(config: Config, q: Tensor, k: Tensor, v: Tensor) -> Bound:
         try:
             return bind(selection, config, q, k, v, NO_EXTRAS, need_grad, settings)
         except CannotPrepare as error:
-            _learn([_refusal(selection, error)], settings)
+            _learn([refusal_of(selection, error)], settings)
 
 
 def explain(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO_EXTRAS) -> Selection:
@@ -137,7 +138,7 @@ def _checked_gradients(
         try:
             selfcheck.check_gradients(run, selection, config, q, k, v, extras, settings)
         except selfcheck.Disagreement as error:
-            learnt.append(_refusal(selection, error))
+            learnt.append(refusal_of(selection, error))
             evidence = evidence.plus(learnt[-1])
             continue
         _learn(learnt, settings)
@@ -249,7 +250,7 @@ def _first_call(
             if isinstance(error, _NOT_REFUSALS) or (need_grad and _any_inference(q, k, v)):
                 raise
             cause = error
-            refusal = _refusal(selection, error)
+            refusal = refusal_of(selection, error)
             learnt.append(refusal)
             evidence = evidence.plus(refusal)
             continue
@@ -278,12 +279,6 @@ def _any_inference(*tensors: Tensor) -> bool:
     return any(t.is_inference() for t in tensors)
 
 
-def _refusal(selection: Selection, error: Exception) -> Refusal:
-    assert selection.backend is not None
-    code = "RUNTIME002" if isinstance(error, selfcheck.Disagreement) else "RUNTIME001"
-    return Refusal(selection.backend, selection.params, str(error) or type(error).__name__, code)
-
-
 def _learn(refusals: list[Refusal], settings: Settings) -> None:
     """Share refusals with later calls, and say each once. The oldest of too many are forgotten."""
     global _evidence
@@ -292,8 +287,9 @@ def _learn(refusals: list[Refusal], settings: Settings) -> None:
             if refusal in _evidence.refusals:
                 continue
             _evidence = Evidence((*_evidence.refusals[-_MOST_REFUSALS + 1 :], refusal))
+        words = f"{refusal.message} ({refusal.hint})" if refusal.hint else refusal.message
         wrong = refusal.code == "RUNTIME002"
-        debug.warn_fallback(refusal.candidate, refusal.message, settings, wrong=wrong)
+        debug.warn_fallback(refusal.candidate, words, settings, wrong=wrong)
 
 
 def _same_settings(settings: Settings) -> Settings:

@@ -1,10 +1,10 @@
 """The first call of a kernel that nobody has proven here, compared with ``tiled`` before it counts.
 
-``ATTNSEL_SELFCHECK``: ``unproven`` (default) checks own kernels on an architecture that no committed result
-shows, and plug-ins where their makers declare no proof; ``all`` checks every candidate but ``tiled``; ``0``
-none. A check runs the bound closure itself on the caller's tensors, forward and, when a gradient is needed,
-backward, and holds a few rows against ``yardstick``. Where they disagree, that is evidence against the
-candidate for this question, and the next one runs.
+``ATTNSEL_SELFCHECK``: ``unproven`` (default) checks what is ours (kernels, and the code around cuDNN's) on an
+architecture that no committed result shows, and plug-ins where their makers declare no proof; ``all`` checks
+every candidate but ``tiled``; ``0`` none. A check runs the bound closure itself on the caller's tensors,
+forward and, when a gradient is needed, backward, and holds a few rows against ``yardstick``. Where they
+disagree, that is evidence against the candidate for this question, and the next one runs.
 
 One check covers all lengths of a kind (the same power of two, and a multiple of 128, of 16, or neither): a
 decode loop whose keys grow by one would otherwise check at every step.
@@ -12,7 +12,7 @@ decode loop whose keys grow by one would otherwise check at every step.
 What it leaves alone: PyTorch's random generators, gradients and saved tensors of the caller; a CUDA graph
 under capture (it cannot read results there: such a call runs, and is checked when it next comes outside a
 capture). Traced graphs hold PyTorch's own kernels only; others go through an operator that comes here when
-it runs. What cannot be compared: dropout of kernels that draw for themselves, so they are checked without;
+it runs. What cannot be compared: dropout of kernels that keep other entries, so they are checked without;
 max_logit, which depends on all rows; numbers that are not finite where the reference's are not.
 """
 
@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Grads, Inputs, Spec
+from attnsel.candidates import CANDIDATES
 from attnsel.debug import SelfCheckWarning
 from attnsel.params import AttentionParams, TensorSpec
 from attnsel.runtime import yardstick
-from attnsel.runtime.bind import Bound, bind, contract_call, replays_dropout, to_contract
+from attnsel.runtime.bind import Bound, bind, bind_gradients, contract_call, to_contract
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import Config, Extras, config
 from attnsel.runtime.yardstick import Numbers, Rows
@@ -61,7 +62,9 @@ def check(
         need_grad and any(t.is_inference() for t in (q, k, v))
     ):
         return True  # a subclass may do anything; autograd refuses inference tensors in its own words
-    run = _without_own_dropout(bound, cfg, q, k, v, extras, need_grad)
+    run = bound.run
+    if cfg.attention_dropout and not _drops_as_tiled(selection):
+        run = bind(*_without_dropout(selection, cfg), q, k, v, extras, need_grad, bound.settings).run
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, extras: Extras, douts: _Into) -> Numbers:
         return _through_autograd(run, cfg, q, k, v, extras, need_grad, douts)
@@ -83,6 +86,8 @@ def check_gradients(
     """The same for ``bind_gradients``, which operators that recompute use. Raises Disagreement."""
     if not _wanted(selection, settings) or _settled(selection, q, True) or _capturing(q):
         return
+    if cfg.attention_dropout and not _drops_as_tiled(selection):
+        run = bind_gradients(*_without_dropout(selection, cfg), settings)
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, extras: Extras, douts: _Into) -> Numbers:
         p = selection.params
@@ -211,12 +216,11 @@ def _compare(
     need_grad: bool,
     settings: Settings,
 ) -> None:
-    name = selection.backend or ""
     if cfg.attention_dropout and extras.dropout_seed is None:
         extras = extras._replace(dropout_seed=torch.tensor(3, dtype=torch.int64, device=q.device))
     try:
         q, k, v = _telling(cfg, q, k, v, paged=extras.block_table is not None)
-        dropout = replays_dropout(name)
+        dropout = _drops_as_tiled(selection)
         spec, inputs = contract_call(cfg, selection.params, q, k, v, extras, settings, dropout=dropout)
         pieces = yardstick.choose_rows(spec, inputs)
         if not pieces or not _comparable(inputs):
@@ -286,17 +290,16 @@ def _through_autograd(
     return {**numbers, **into.gradients(cfg, *told)}
 
 
-def _without_own_dropout(
-    bound: Bound, cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, need_grad: bool
-) -> Callable[..., Any]:
-    """The closure; where the kernel draws for itself, one that is bound without dropout."""
-    if not cfg.attention_dropout or replays_dropout(bound.selection.backend or ""):
-        return bound.run
+def _drops_as_tiled(selection: Selection) -> bool:
+    """Whether the candidate drops the very entries that the contract's generator names."""
+    name = selection.backend or ""
+    return name in ("tiled", "triton") or bool(CANDIDATES[name].plugin)
+
+
+def _without_dropout(selection: Selection, cfg: Config) -> tuple[Selection, Config]:
     given = {name: getattr(cfg, name) for name in Config.__slots__ if name != "text"}
-    plain = config(**{**given, "attention_dropout": 0.0})
-    params = bound.selection.params.derive(attention_dropout=0.0)
-    selection = dataclasses.replace(bound.selection, params=params)
-    return bind(selection, plain, q, k, v, extras, need_grad, bound.settings).run
+    params = selection.params.derive(attention_dropout=0.0)
+    return dataclasses.replace(selection, params=params), config(**{**given, "attention_dropout": 0.0})
 
 
 def _telling(cfg: Config, q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> tuple[Tensor, Tensor, Tensor]:

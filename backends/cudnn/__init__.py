@@ -5,4 +5,8 @@
 ``words``     what the library says when it refuses, for people
 ``build``     from a description to a graph of the frontend
 ``ask/``      the real library's word on a description, in a child process, for a described GPU
+``tensors``   from the contract's tensors to a call, and to the buffers behind a graph's names
+``session``   the frontend, a handle per thread and device, the library's log
+``plans``     execution plans: built once, kept, counted
+``run``       the contract: prepare, forward, backward
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from attnsel.backends.cudnn.graph import Graph
@@ -130,3 +131,18 @@ def check(made: Any, cudnn: Any, reached: list[str]) -> None:
 def engines(made: Any) -> list[str]:
     """Names of the planned engines, best first."""
     return [made.get_plan_name_at_index(i) for i in range(made.get_execution_plan_count())]
+
+
+def backend_only(made: Any, cudnn: Any) -> None:
+    """Leave to the walk over plans only those of libcudnn itself.
+
+    From frontend 1.28 on a graph's plans may begin with engines written in Python (FROST). Those ignore the
+    offsets of packed sequences (cudnn-frontend#737), and no question to the library is about them.
+    """
+    if not hasattr(made, "plans"):
+        return
+    written_in_python = import_module(f"{cudnn.__name__}.engines.engine_ids").is_python_engine
+    plans = enumerate(made.plans)
+    names = [made.get_plan_name_at_index(i) for i, plan in plans if written_in_python(plan.engine_id)]
+    if names:
+        made.deselect_engines(names)

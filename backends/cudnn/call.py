@@ -101,7 +101,9 @@ def planned(p: AttentionParams) -> Call:
         raise UnsupportedArgument("core_attention_bias_type: cuDNN adds a bias after the scale only")
     if p.context_parallel:
         raise UnsupportedArgument("cp_size: a graph knows one rank only")
-    q, k, v, out = _layouts(p)
+    q, k, v = _layouts(p)
+    packed_q = p.layout.q_format == "thd"
+    packed_kv = p.layout.kv_format == "thd" and not p.layout.paged
     left, right = p.window_size
     # Without any bound there is no diagonal to anchor.
     anchored = p.bottom_right_diagonal is True and (left >= 0 or right >= 0)
@@ -112,11 +114,11 @@ def planned(p: AttentionParams) -> Call:
         q=q,
         k=k,
         v=v,
-        out=out,
+        out=own_memory(q, packed_q, p.head_dim_v),
         softmax_scale=1.0 / math.sqrt(p.head_dim_qk),
-        packed_q=p.layout.q_format == "thd",
-        packed_kv=p.layout.kv_format == "thd" and not p.layout.paged,
-        offset_dtype="int64" if max(map(_elements, (q, k, v, out))) > _INT32 else "int32",
+        packed_q=packed_q,
+        packed_kv=packed_kv,
+        offset_dtype="int64" if max(map(_elements, (q, k, v))) > _INT32 else "int32",
         padding=p.padding,
         window_left=left,
         window_right=right,
@@ -132,6 +134,9 @@ def planned(p: AttentionParams) -> Call:
         need_grad=p.is_training,
         max_logit=p.return_max_logit,
         deterministic=p.deterministic,
+        dq=own_memory(q, packed_q),
+        dk=own_memory(k, packed_kv),
+        dv=own_memory(v, packed_kv),
         fp8=fp8,
     )
 
@@ -147,20 +152,29 @@ def dense(dims: Four, order: str) -> Strided:
     return Strided(dims, (stride["b"], stride["h"], stride["s"], stride["d"]))
 
 
+def own_memory(like: Strided, packed: bool, width: int | None = None) -> Strided:
+    """Dense memory for as many rows as ``like`` has, of ``width``, dimensions in the order of ``like``'s."""
+    b, h, s, d = like.dims
+    dims = (b, h, s, d if width is None else width)
+    if packed:
+        return dense(dims, "thd")
+    order = sorted(zip("bhs", like.strides, strict=False), key=lambda pair: pair[1], reverse=True)
+    return dense(dims, "".join(letter for letter, _ in order) + "d")
+
+
 def _elements(tensor: Strided) -> int:
     """One more than the largest index: an upper bound for packed buffers."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.dims, tensor.strides, strict=True))
 
 
-def _layouts(p: AttentionParams) -> tuple[Strided, Strided, Strided, Strided]:
-    """q, k, v and out as the layout's name says, each replaced by its spec where there is one."""
+def _layouts(p: AttentionParams) -> tuple[Strided, Strided, Strided]:
+    """q, k and v as the layout's name says, each replaced by its spec where there is one."""
     b, h, g = p.batch_size, p.num_heads, p.num_gqa_groups
     d, e = p.head_dim_qk, p.head_dim_v
     layout = p.layout
     dims_q: Four = (b, h, p.max_seqlen_q, d)
     dims_k: Four = (b, g, p.max_seqlen_kv, d)
     dims_v: Four = (b, g, p.max_seqlen_kv, e)
-    out = dense((b, h, p.max_seqlen_q, e), layout.q_format)
     kv_order = layout.kv_format
     if p.page_size is not None:
         count = b * -(-p.max_seqlen_kv // p.page_size)
@@ -181,7 +195,6 @@ def _layouts(p: AttentionParams) -> tuple[Strided, Strided, Strided, Strided]:
         _given(p.tensors.q, layout.q_format, q),
         _given(p.tensors.k, kv_order, k),
         _given(p.tensors.v, kv_order, v),
-        out,
     )
 
 

@@ -19,6 +19,7 @@ from attnsel.backends.cudnn.ask import libraries
 from attnsel.backends.cudnn.ask.libraries import Missing
 from attnsel.backends.cudnn.build import check, declare, engines
 from attnsel.backends.cudnn.graph import Graph
+from attnsel.versions import Version
 
 _LOG_LIMIT = 8000  # characters of the library's log that go into an answer
 _LAST_WITH_RULES = (1, 26)  # frontends before it check a graph by themselves, with any handle
@@ -103,7 +104,7 @@ class Judge:
             raise libraries.no_cudnn(library)
         number = ctypes.c_size_t(library.cudnnGetVersion()).value
         if number < 90800:
-            found = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+            found = Version.parse(number)
             raise Missing(
                 "device",
                 f"cuDNN {found} at {path} cannot be asked about a described GPU, 9.8.0 is the first; say "
@@ -112,9 +113,8 @@ class Judge:
         self.cudnn = _frontend(library)
 
     def versions(self) -> dict[str, str]:
-        number = self.cudnn.backend_version()
-        cudnn = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
-        return {"cudnn": cudnn, "cudnn_frontend": self.cudnn.__version__}
+        cudnn = Version.parse(self.cudnn.backend_version())
+        return {"cudnn": str(cudnn), "cudnn_frontend": self.cudnn.__version__}
 
     def answer(self, graph: Graph, device: dict[str, Any], build: bool) -> dict[str, Any]:
         """One verdict, at check_support. What is raised up to there is a refusal, with its stage and words;

@@ -1,0 +1,207 @@
+"""cuDNN through attnsel's own graphs: features against float64, plans, and what was said of this GPU before.
+
+On a CPU the graphs are carried out by the emulation in tests/emulated_cudnn.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import emulated_cudnn
+from attention_cases import (
+    BOTTOM_RIGHT,
+    CASES,
+    CAUSAL,
+    Case,
+    assert_errs_little_more,
+    build,
+    carried_out,
+    error,
+    expected,
+    onto,
+    packed,
+)
+from attnsel import DotProductAttention, Environment, attention, select
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.cudnn import session
+from attnsel.backends.cudnn.plans import PLANS, Refused
+from attnsel.backends.slopes import default_slopes
+
+if importlib.util.find_spec("cudnn") is None and torch.cuda.is_available():
+    pytest.skip("nvidia-cudnn-frontend is not installed", allow_module_level=True)
+
+from attnsel.backends.cudnn.run import backward, forward, prepare
+
+DTYPES = [
+    torch.float16,
+    pytest.param(torch.bfloat16, marks=pytest.mark.cuda_only("one 16-bit type shows it")),
+]
+ALIBI = Case("alibi, cuDNN's own slopes", CAUSAL)
+HERE = [
+    case
+    for case in CASES
+    if not {"attn_mask", "alibi_slopes"} & case.tensors.keys()
+    and not {"softcap", "q_offset", "kv_offset", "dropout_p"} & case.spec.keys()
+    and "head_dim" not in case.name
+] + [
+    ALIBI,
+    packed("window", {"window_left": 3, "window_right": 0}),
+    packed("sinks", {**CAUSAL, "softmax_type": "learnable"}, {"softmax_offset": "h"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def emulated_where_there_is_no_gpu(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if device.type == "cpu":
+        made = session.Session(emulated_cudnn, object(), device, ("9.13.0", "1.23.0"))
+        monkeypatch.setattr(session, "current", lambda device: made)
+        PLANS.clear()
+    yield
+    if device.type == "cpu":
+        PLANS.clear()
+
+
+def made(
+    case: Case, dtype: torch.dtype, device: torch.device, scale: int, d: int = 64
+) -> tuple[Spec, Inputs]:
+    case = dataclasses.replace(case, sizes={"d": d, "e": d, **case.sizes})
+    spec, inputs = build(case, dtype, scale=scale)
+    # The largest score has a graph of its own, which not every version has.
+    spec = dataclasses.replace(spec, return_max_logit=False)
+    inputs = onto(device, inputs)
+    if case.name == ALIBI.name:
+        inputs = inputs._replace(alibi_slopes=default_slopes(inputs.q.shape[1], inputs.q.device))
+    return spec, inputs
+
+
+def check(spec: Spec, inputs: Inputs) -> None:
+    try:
+        prepare(spec, inputs)
+    except Refused as refused:
+        pytest.skip(str(refused))
+    actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
+    dtype = inputs.q.dtype
+    wanted, plain = (expected(spec, inputs, dout, None, at) for at in (torch.float64, dtype))
+    wanted.pop("max_logit")
+    assert_errs_little_more(actual, wanted, plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+def test_every_feature(case: Case, dtype: torch.dtype, device: torch.device, scale: int) -> None:
+    check(*made(case, dtype, device, scale))
+
+
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+@pytest.mark.parametrize("spec", [{}, CAUSAL, BOTTOM_RIGHT, {"window_left": 9, "window_right": 0}], ids=str)
+def test_head_dims(d: int, spec: dict[str, int], device: torch.device, scale: int) -> None:
+    check(*made(Case("", spec, {}, {"s_kv": 40}), torch.bfloat16, device, scale, d))
+
+
+def test_the_largest_score(device: torch.device, scale: int) -> None:
+    spec, inputs = made(Case("", CAUSAL), torch.float16, device, scale)
+    spec = dataclasses.replace(spec, return_max_logit=True, need_grad=False)
+    try:
+        result = forward(spec, inputs)
+    except Refused as refused:
+        pytest.skip(str(refused))
+    wanted = expected(spec, inputs, torch.zeros((), device=device), None)
+    assert result.max_logit is not None
+    assert result.lse is not None
+    assert error(result.max_logit, wanted["max_logit"]) < 2e-2
+    assert error(result.lse, wanted["lse"]) < 2e-2
+
+
+def test_dropout_repeats_for_a_seed_and_keeps_the_mean(device: torch.device, scale: int) -> None:
+    rows = 16 * scale
+    q, v = (torch.full((2, 4, rows, 64), x, dtype=torch.float16, device=device) for x in (0.0, 1.0))
+    spec = Spec(softmax_scale=0.125, dropout_p=0.25)
+    outs = []
+    for number in (1, 1, 2):
+        seed = torch.tensor(number, device=device)
+        try:
+            outs.append(forward(spec, Inputs(q, q, v, dropout_seed=seed)).out)
+        except Refused as refused:
+            pytest.skip(str(refused))
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    assert outs[0].float().mean().item() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.cuda_only("CUDA graphs")
+def test_a_captured_call_replays(device: torch.device) -> None:
+    q, k, v = (torch.randn(2, 256, 4, 64, dtype=torch.float16, device=device) for _ in "qkv")
+    module = DotProductAttention(4, 64, qkv_format="bshd", attn_mask_type="causal", backend="cudnn")
+    module(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = module(q, k, v)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert error(out, module(q, k, v)) == 0.0
+    assert PLANS.info().pinned >= 1
+
+
+@pytest.mark.cuda_only("streams")
+def test_side_streams_and_threads(device: torch.device) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    q, k, v = (torch.randn(2, 256, 4, 64, dtype=torch.float16, device=device) for _ in "qkv")
+    wanted = attention(q, k, v, backend="cudnn")
+    torch.cuda.synchronize()
+
+    def work(_: int) -> Tensor:
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            out: Tensor = attention(q, k, v, backend="cudnn")
+            torch.cuda.current_stream().synchronize()
+            return out
+
+    before = PLANS.info().builds
+    with ThreadPoolExecutor(4) as pool:
+        for out in pool.map(work, range(16)):
+            assert torch.equal(out, wanted)
+    assert PLANS.info().builds == before
+
+
+@pytest.mark.cuda_only("asks the real card")
+def test_what_the_rules_and_the_described_card_say_is_what_the_card_says(device: torch.device) -> None:
+    """check_support with a handle, against the rules on this machine, for a few hundred drawn questions."""
+    from attnsel.backends.cudnn.ask.sample import samples
+    from attnsel.backends.cudnn.build import check as ask
+    from attnsel.backends.cudnn.build import declare
+    from attnsel.backends.cudnn.call import planned
+    from attnsel.backends.cudnn.graph import backward as backward_graph
+    from attnsel.backends.cudnn.graph import forward as forward_graph
+    from attnsel.errors import UnsupportedArgument
+
+    here, env = session.current(device), Environment.detect(device)
+    wrong, asked = [], 0
+    for p in samples(seed=1, count=400):
+        candidate = select(p, env)["cudnn"]
+        if any(reason.code.startswith("BUG") for reason in candidate.reasons):
+            continue  # known bugs compile, and one of them ends the process
+        try:
+            call = planned(p)
+        except UnsupportedArgument:
+            continue
+        graphs = [forward_graph(call)] + ([backward_graph(call)] if p.is_training else [])
+        try:
+            for graph in graphs:
+                ask(declare(graph, here.cudnn, handle=here.handle), here.cudnn, [])
+            said, words = True, ""
+        except Exception as error:  # the bindings raise many types
+            said, words = False, str(error).splitlines()[0]
+        asked += 1
+        if candidate.verdict != "unknown" and (candidate.verdict == "eligible") != said:
+            wrong.append((p.model_dump(exclude_defaults=True), [r.code for r in candidate.reasons], words))
+    false_accepts = [one for one in wrong if not one[1]]
+    assert asked > 200
+    assert not false_accepts, false_accepts[:5]
+    assert len(wrong) <= asked // 100, wrong[:5]
