@@ -1,4 +1,7 @@
-"""The candidates: the finest things that can be chosen, so that no choice hides inside another."""
+"""The candidates: the finest things that can be chosen, so that no choice hides inside another.
+
+Those of plug-ins join them when they are first needed: see attnsel/plugins.py.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ class CandidateInfo(NamedTuple):
     component: str | None = None  # what must be installed for it
     owned: bool = False  # a kernel of ours: proven on an architecture by our own results only
     called: bool = False  # its makers' kernel, called by code of ours that is proven in the same way
+    plugin: str = ""  # the distribution it comes from and its version; empty for attnsel's own
+    proven_on: frozenset[str] = frozenset()  # of a plug-in: where its maker shows it right ("sm90", "cpu")
+    kernel: str = ""  # of a plug-in: the module that holds forward and backward
+    place: tuple[str, int] | None = None  # of a plug-in: -1 before or 1 after that candidate
 
 
 _SHAPED = (

@@ -28,7 +28,11 @@ class SlowPathWarning(UserWarning):
 
 
 class FallbackWarning(UserWarning):
-    """A chosen kernel refused when it ran, and the next candidate took over."""
+    """A chosen kernel refused when it ran, or gave wrong numbers, and the next candidate took over."""
+
+
+class SelfCheckWarning(UserWarning):
+    """A kernel that should have been compared with ``tiled`` could not be."""
 
 
 class CopyWarning(UserWarning):
@@ -142,11 +146,12 @@ def speaks(settings: Settings) -> bool:
     return settings.debug_ranks == "all" or _rank() == 0
 
 
-def warn_fallback(candidate: str, message: str, settings: Settings) -> None:
-    """One warning when a prepared kernel refuses after all, with the library's own words."""
+def warn_fallback(candidate: str, message: str, settings: Settings, *, wrong: bool = False) -> None:
+    """One warning when a prepared kernel refuses after all, with the library's own words, or is ``wrong``."""
     if speaks(settings):
+        what = "gave other numbers than tiled" if wrong else "refused when it ran"
         warnings.warn(
-            f"{candidate} refused when it ran: {message}; the next candidate runs",
+            f"{candidate} {what}: {message}; the next candidate runs",
             FallbackWarning,
             stacklevel=2,
         )

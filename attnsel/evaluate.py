@@ -15,7 +15,7 @@ from attnsel.errors import InvalidInput
 from attnsel.memory import memory_parts
 from attnsel.params import AttentionParams
 from attnsel.reads import ALL, fields_read
-from attnsel.rules import REGISTRY, Page, Rule, load_all
+from attnsel.rules import REGISTRY, Page, Rule, load_families
 from attnsel.rules.api import INTERPRETED
 from attnsel.verdict import Reason
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attnsel.policy import Policy
     from attnsel.verdict import Adaptation
 
-load_all()
+load_families()
 
 
 Pair = tuple[Callable[..., Any], Rule]

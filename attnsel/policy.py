@@ -17,6 +17,10 @@ def _read_names(value: Any) -> Any:
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, (list, tuple, set, frozenset)):
         names = tuple(sorted(value) if isinstance(value, (set, frozenset)) else value)
+        if any(name not in CANDIDATES for name in names):
+            from attnsel.plugins import load_plugins  # late: only a name that is not ours needs them
+
+            load_plugins()
         for name in names:
             if name not in CANDIDATES:
                 raise ValueError(f"{name!r} is no candidate; allowed: {', '.join(CANDIDATES)}")

@@ -172,7 +172,9 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
         notes += [f"{size(amount)} for the {what}" for what, amount in scores]
     if candidate.unproven:
         how = "compiled only" if info.owned else "not run there yet"
-        notes.append(f"unproven on sm{selection.environment.arch}: {how}")
+        if info.plugin:
+            how = f"{info.plugin} declares no proof"
+        notes.append(f"unproven on {selection.environment.target}: {how}")
     if candidate.plan_only:
         notes.append(f"plan only: {candidate.plan_only}")
     told = ", ".join([words, *notes])

@@ -16,6 +16,7 @@ from attnsel.errors import NoBackendError
 from attnsel.evaluate import findings, findings_again, over_memory, wishes
 from attnsel.layout import Layout
 from attnsel.params import AttentionParams
+from attnsel.plugins import load_plugins
 from attnsel.policy import Policy
 from attnsel.report import render
 from attnsel.rules import REGISTRY
@@ -28,13 +29,15 @@ from attnsel.verdict import Adaptation, Bad, Reason, Standing, Verdict, Words
 class Refusal(NamedTuple):
     """A kernel refused this very call when it was prepared or launched, in these words.
 
-    ``likely``: codes of rules that may explain it, the likeliest first.
+    ``likely``: codes of rules that may explain it, the likeliest first. ``code`` RUNTIME002: it ran, and its
+    numbers were wrong.
     """
 
     candidate: str
     params: AttentionParams
     message: str
     likely: tuple[str, ...] = ()
+    code: str = "RUNTIME001"
 
     @property
     def hint(self) -> str:
@@ -51,10 +54,11 @@ class Evidence:
         return self if refusal in self.refusals else Evidence((*self.refusals, refusal))
 
     def against(self, name: str, p: AttentionParams) -> list[Reason]:
-        page = REGISTRY.pages["RUNTIME001"]
+        wanted = {"RUNTIME001": "a kernel that accepts this call", "RUNTIME002": "the numbers tiled gives"}
         return [
             Reason(
-                page, Bad("kernel", refusal.message, Words("a kernel that accepts this call"), refusal.hint)
+                REGISTRY.pages[refusal.code],
+                Bad("kernel", refusal.message, Words(wanted[refusal.code]), refusal.hint),
             )
             for refusal in self.refusals
             if refusal.candidate == name and refusal.params == p
@@ -202,6 +206,7 @@ def select(
 
 @lru_cache(maxsize=8192)
 def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
+    load_plugins()
     asked, ignored = _as_wished(p, policy)
     found = findings(asked, env, ignored)
     changed: dict[Any, Any] = {}
@@ -283,6 +288,8 @@ def _judge(
     # What is ours is proven per architecture; without a GPU there is none to be unproven on.
     ours = info.owned or info.called
     unproven = ours and env.arch is not None and (name, env.arch) not in PROVEN
+    if info.plugin:
+        unproven = env.target not in info.proven_on
     return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(info, p, env), unproven)
 
 
@@ -316,7 +323,7 @@ def _rank(
                 c.name,
                 c.verdict,
                 overhead(c.adaptations, p) if c.adaptations else 0,
-                c.unproven and CANDIDATES[c.name].owned,
+                c.unproven and not CANDIDATES[c.name].called,
                 large,
             )
             for c in standing

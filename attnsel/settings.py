@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from attnsel._model import FrozenModel
 from attnsel.errors import InvalidInput
@@ -31,7 +31,13 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_DEBUG_FILE": "debug_file",
     "ATTNSEL_DEBUG_RANKS": "debug_ranks",
     "ATTNSEL_CHECK": "check",
+    "ATTNSEL_SELFCHECK": "selfcheck",
 }
+
+
+def _read_selfcheck(value: Any) -> Any:
+    """ "0" from 0 and False too, which say it as well in code."""
+    return "0" if value is False or (isinstance(value, int) and value == 0) else value
 
 
 class Settings(FrozenModel):
@@ -46,6 +52,9 @@ class Settings(FrozenModel):
     debug_ranks: Literal["0", "all"] = Field(default="0", description="which ranks speak")
     check: bool = Field(
         default=False, description="read cu_seqlens and masks back from the GPU to check them (synchronises)"
+    )
+    selfcheck: Annotated[Literal["0", "unproven", "all"], BeforeValidator(_read_selfcheck)] = Field(
+        default="unproven", description="whose first call is compared with tiled"
     )
 
 

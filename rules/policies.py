@@ -71,7 +71,19 @@ def refused_when_it_ran(name: str, policy: Policy) -> Bad | None:
 
     Why: a plan did not build or a launch ran out of resources; it is remembered, so that the next call
     goes straight to the candidate that works.
-    Fix: read the kernel's own words beside the code; attnsel.configure() forgets what was remembered.
+    Fix: read the kernel's own words beside the code; attnsel.clear_cache() forgets what was remembered.
     Source: this process.
     """
     return None  # recorded refusals come from the evidence, see attnsel.evaluate
+
+
+@wish("RUNTIME002", evidence="runtime", trips=("triton", {}))
+def gave_wrong_numbers(name: str, policy: Policy) -> Bad | None:
+    """Its numbers were not those of tiled when this very call was first made
+
+    Why: the first call of an unproven kernel is compared with plain PyTorch operations in float32; what
+    rounding explains is allowed, with a margin. The figures stand beside the code.
+    Fix: report them; ATTNSEL_SELFCHECK=0 uses the kernel as it is; attnsel.clear_cache() forgets.
+    Source: this process; attnsel/runtime/selfcheck.py.
+    """
+    return None  # as above

@@ -84,9 +84,13 @@ def faster_family_first(c: Standing, arch: int | None, policy: Policy) -> int:
     was measured 12 to 18 % slower than flash.
     Source: FlashAttention-3 paper, figures for H100 (cuDNN 617 against 362 TFLOP/s, head_dim 128, 2k);
     transformers PR #48163; TransformerEngine prefers fused attention from sm90 on (utils.py 1647-1660).
+    A plug-in stands where its maker says, or behind these.
     """
     families = _families(arch)
-    return next((i for i, names in enumerate(families) if c.name in names), len(families))
+    place = CANDIDATES[c.name].place
+    name, beside = (c.name, 0) if place is None else place
+    family = next((i for i, names in enumerate(families) if name in names), len(families))
+    return 3 * family + beside  # beside is -1, 0 or 1
 
 
 @preference("PREF006", evidence="measured")

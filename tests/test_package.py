@@ -22,7 +22,7 @@ LAYERS = [
     ["verdict"],
     ["memory"],
     ["rules"],
-    ["adaptations", "reads"],
+    ["adaptations", "reads", "plugins"],
     ["evaluate", "adapt"],
     ["unlock"],
     ["report"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -13,11 +14,13 @@ from torch import Tensor
 from attnsel.backends import sdpa, tiled
 from attnsel.backends.contract import Grads, Inputs, Spec
 from attnsel.backends.slopes import default_slopes
+from attnsel.candidates import CANDIDATES
 from attnsel.params import AttentionParams
 from attnsel.runtime.adapted import Call, adapted
 from attnsel.runtime.autograd import Attend, ContractKernel
 from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.contents import check_contents
+from attnsel.runtime.foreign import kernel_of_plugin
 from attnsel.runtime.inputs import check_tensors, mask_pair
 from attnsel.runtime.sizes import lengths_of
 from attnsel.select import Selection
@@ -52,13 +55,21 @@ class CannotPrepare(Exception):
 
 def kernel_of(name: str) -> ContractKernel:
     """The kernel behind a candidate. Raises CannotPrepare where its library does not load."""
-    if name not in KERNELS and name in _LOADED_WHEN_CHOSEN:
+    if name not in KERNELS:
         try:
-            module = import_module(_LOADED_WHEN_CHOSEN[name])
+            if CANDIDATES[name].plugin:
+                KERNELS[name] = kernel_of_plugin(name)
+            else:
+                module = import_module(_LOADED_WHEN_CHOSEN[name])
+                KERNELS[name] = ContractKernel(module.forward, module.backward, module.prepare)
         except ImportError as error:
             raise CannotPrepare(str(error)) from error
-        KERNELS[name] = ContractKernel(module.forward, module.backward, module.prepare)
     return KERNELS[name]
+
+
+def replays_dropout(name: str) -> bool:
+    """Whether a candidate drops by the contract's generator: all that take the contract do."""
+    return name in REPLAY_DROPOUT or bool(CANDIDATES[name].plugin)
 
 
 def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
@@ -125,7 +136,7 @@ def _bind(
 ) -> Run:
     """``bind`` for tensors that are as the kernel wants them."""
     spec = make_spec(config, p, need_grad)
-    gather = _gather(config, spec, name in REPLAY_DROPOUT, settings)
+    gather = _gather(config, spec, replays_dropout(name), settings)
     if name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
         kernel = kernel_of(name)
         if kernel.prepare is not None:
@@ -234,7 +245,7 @@ def _bind_gradients(
 ) -> Callable[..., Grads]:
     kernel = kernel_of(name)
     spec = make_spec(config, p, need_grad=True)
-    gather = _gather(config, spec, name in REPLAY_DROPOUT, settings)
+    gather = _gather(config, spec, replays_dropout(name), settings)
     to_kernel, to_caller = _TO_KERNEL[config.qkv_format], _TO_CALLER[config.qkv_format]
 
     def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor) -> Grads:
@@ -248,6 +259,29 @@ def _bind_gradients(
         return Grads(to_caller(grads.q), to_caller(grads.k), to_caller(grads.v), dbias, grads.softmax_offset)
 
     return run
+
+
+def contract_call(
+    config: Config,
+    p: AttentionParams,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    settings: Settings,
+    *,
+    dropout: bool,
+) -> tuple[Spec, Inputs]:
+    """The call as the contract states it, with nothing adapted; ``dropout`` False leaves dropout out."""
+    spec = make_spec(config, p, need_grad=False)
+    if not dropout:
+        spec = replace(spec, dropout_p=0.0)
+    return spec, _gather(config, spec, dropout, settings)(q, k, v, extras)
+
+
+def to_contract(config: Config, t: Tensor) -> Tensor:
+    """A tensor in the caller's format, as a view with the contract's dimensions."""
+    return _TO_KERNEL[config.qkv_format](t)
 
 
 # ---- tensors on their way in and out ----------------------------------------------------------------
