@@ -282,7 +282,9 @@ def _rank(
         (refused if candidate.verdict == "refused" else standing).append(candidate)
     seen = tuple(
         [
-            Standing(c.name, c.verdict, len(c.adaptations), c.unproven and CANDIDATES[c.name].owned, large)
+            Standing(
+                c.name, c.verdict, len(c.adaptations), c.unproven and not CANDIDATES[c.name].called, large
+            )
             for c in standing
         ]
     )
