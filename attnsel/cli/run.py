@@ -18,8 +18,9 @@ from attnsel.errors import InvalidInput
 FAILED = 1  # what Python exits with after an exception
 
 def run(
-    program: str,
-    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    program: Annotated[str, Parameter(help="a script, a folder with a `__main__.py`, or with -m a module")],
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="the program's own")],
     module: Annotated[
         bool, Parameter(name=["-m", "--module"], negative="", show_default=False, help="a module, not a file")
     ] = False,
@@ -48,8 +49,8 @@ def run(
         attnsel run -m package.train --lr 3e-4
         torchrun --nproc-per-node 2 -m attnsel run train.py
 
-    Processes that the program forks inherit the name; those that it spawns call attnsel.flash_attn.install()
-    themselves.
+    Processes that the program makes through multiprocessing have the name too; other programs that it starts
+    do not.
 
     Exit code: the program's own; 1 after an exception; 2 where there is nothing to run.
     """
@@ -130,7 +131,8 @@ def _execute(program: str, module: bool) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        sys.excepthook(type(error), error, _below(error.__traceback__))
+        error = error.with_traceback(_below(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
     return FOUND
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import multiprocessing.spawn
 import pkgutil
 import subprocess
 import sys
 import threading
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 logger = logging.getLogger("attnsel")
 
@@ -76,6 +78,7 @@ def install(*, force: bool = False) -> Installed | None:
 
     ``flash_attn.cute`` (FlashAttention-4) and whatever else installed packages keep under the name stay
     importable. Names that were imported from a real ``flash_attn`` before this call remain what they are.
+    Processes that multiprocessing makes have the name from their start.
     """
     global _state
     with _lock:
@@ -89,6 +92,7 @@ def install(*, force: bool = False) -> Installed | None:
         before = {name: sys.modules[name] for name in NAMES if name in sys.modules}
         sys.modules.update(ours)
         _adopt(ours)
+        multiprocessing.spawn.get_preparation_data = _preparation
         _state = _State(Installed(NAMES, version, why), ours, before)
         logger.info("%s", _state.installed)
         return _state.installed
@@ -106,6 +110,8 @@ def uninstall() -> bool:
             del sys.modules[name]
             if name in _state.before:
                 sys.modules[name] = _state.before[name]
+        if multiprocessing.spawn.get_preparation_data is _preparation:
+            multiprocessing.spawn.get_preparation_data = _stdlib_preparation
         logger.info("%s is no longer attnsel's in this process", NAME)
         _state = None
         return True
@@ -207,3 +213,24 @@ def _adopt(ours: dict[str, ModuleType]) -> None:
         parent, _, leaf = name.rpartition(".")
         if parent in (NAME, _LAYERS) and name not in ours and module is not None:
             setattr(ours[parent], leaf, module)
+
+
+# ---- spawned processes -----------------------------------------------------------------------------------
+
+# A process that is spawned imports the program's main module before anything of ours could run there, except
+# for what unpickles with the instructions that multiprocessing sends it first.
+
+_stdlib_preparation = multiprocessing.spawn.get_preparation_data
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    return {**_stdlib_preparation(name), "attnsel": _InChild()}
+
+
+class _InChild:
+    """Unpickled, it installs: the parent has decided already, so nothing is asked again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        home = str(Path(__file__).resolve().parents[2])  # the child's sys.path is not the parent's yet
+        code = f"import sys; sys.path.append({home!r}); from attnsel.flash_attn.shim import install; "
+        return exec, (f"{code}install(force=True)",)
