@@ -34,8 +34,8 @@ NAMES = (NAME, _LAYERS, *MODULES)
 _PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-import torch
 from flash_attn import flash_attn_func
+import torch
 if not torch.cuda.is_available():
     sys.exit("torch sees no GPU here")
 for number in range(torch.cuda.device_count()):

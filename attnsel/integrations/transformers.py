@@ -101,9 +101,10 @@ def attention_forward(
         "deterministic": bool(deterministic),
     }
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
-        return _masked(q, k, v, attention_mask, shared), None
     given = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
+        _refuse_lengths_beside_a_mask(given)
+        return _masked(q, k, v, attention_mask, shared), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen = _what_is_seen(attention_mask, causal, sliding_window, q, k, position_ids, given)
     if seen.packed:
@@ -133,8 +134,8 @@ def _what_is_seen(
     # Without a causal mask transformers' flash path takes as many keys ahead as back.
     pattern = _Pattern(causal, left, -1 if causal else left)
     if any(value is not None for value in given):
-        if mask is not None and not (isinstance(mask, Visible) and mask.cu_seqlens_q is None) :
-            raise InvalidInput("cu_seq_lens_q", "a tensor", "must be left out when an attention_mask is given")
+        if isinstance(mask, Tensor) or (isinstance(mask, Visible) and mask.cu_seqlens_q is not None):
+            _refuse_lengths_beside_a_mask(given)
         return _flattened(pattern, q, k, given)
     if isinstance(mask, Visible):
         if (mask.seqlen_q, mask.seqlen_kv) != (q.shape[1], k.shape[1]):
@@ -143,8 +144,11 @@ def _what_is_seen(
                 f"for {mask.seqlen_q} rows and {mask.seqlen_kv} keys",
                 f"must be for {q.shape[1]} rows and {k.shape[1]} keys",
             )
-        return mask
-    if mask is None and position_ids is not None and causal and _may_restart(position_ids, q, k):
+        if mask.cu_seqlens_q is not None or not mask.causal:
+            return mask
+        left, right = mask.window or (-1, -1)
+        mask, pattern = None, _Pattern(True, left, right)
+    if mask is None and position_ids is not None and pattern.causal and _may_restart(position_ids, q, k):
         pattern = pattern._replace(sequences=_sequences(position_ids))
     seen = None
     if mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
@@ -155,6 +159,11 @@ def _what_is_seen(
             "attention_mask", shape, "must be [b, 1, s_q, s_kv], or [b, s_kv] without holes between real keys"
         )
     return seen
+
+
+def _refuse_lengths_beside_a_mask(given: tuple[Any, ...]) -> None:
+    if any(value is not None for value in given):
+        raise InvalidInput("cu_seq_lens_q", "a tensor", "must be left out when an attention_mask is given")
 
 
 def _flattened(pattern: _Pattern, q: Tensor, k: Tensor, given: tuple[Any, ...]) -> Visible:
