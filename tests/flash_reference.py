@@ -1,8 +1,8 @@
 """FlashAttention-2's definition in plain PyTorch, one sequence at a time, and its functions under one face.
 
-Written from the package's documentation, not from attnsel: the yardstick of tests/flash_attn. In float64 it is
-the truth; at the inputs' own precision it is plain PyTorch, whose error an implementation may at most double
-(forward) or triple (gradients).
+Written from the package's documentation, not from attnsel: the yardstick of tests/flash_attn. In float64 it
+is the truth; at the inputs' own precision it is plain PyTorch, whose error an implementation may at most
+double (forward) or triple (gradients).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def one_sequence(
     keep: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """q [s_q, h, d], k and v [s_k, g, d], slopes [h], keep bool [h, s_q, s_k] -> (out [s_q, h, d], lse [h, s_q])."""
+    """q [s_q, h, d], k, v [s_k, g, d], slopes [h], keep bool [h, s_q, s_k] -> (out like q, lse [h, s_q])."""
     s_q, h, d = q.shape
     s_k, g = k.shape[:2]
     k, v = (t.repeat_interleave(h // g, dim=1).transpose(0, 1) for t in (k, v))
@@ -91,7 +91,7 @@ class Problem:
         return slopes if slopes is None or slopes.dim() == 1 else slopes[sequence]
 
     def expected(self, dtype: torch.dtype, keep: Tensor | None = None) -> dict[str, Tensor]:
-        """out [t_q, h, d], lse [h, t_q] and gradients by the definition. ``keep``: bool [b, h, >= s_q, >= s_k]."""
+        """out [t_q, h, d], lse [h, t_q] and gradients by the definition. ``keep``: bool [b, h, s_q, s_k]."""
         q, k, v = (t.to(dtype).requires_grad_() for t in (self.q, self.k, self.v))
         known = {
             name: self.args[name]

@@ -1,4 +1,4 @@
-"""``flash_attn_with_kvcache``: what it writes, what it sees, against the definition on the cache it leaves."""
+"""``flash_attn_with_kvcache``: what it writes, and what it sees of the cache that it leaves."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Case:
         self._check_seen(q, held, [length + self.new for length in lengths], pads, out, lse, args)
 
     def _pages(self, entries: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Each of the three entries in one page of 256 rows, and a second page that is there but not needed."""
+        """Each of the three entries in a page of 256 rows, and a second page that is not needed."""
         pools = [torch.full((7, 256, G, D), torch.nan).to(self.dtype) for _ in range(2)]
         table = int32([[5, 1], [0, 2], [3, 4]])
         for pool, t in zip(pools, entries, strict=True):

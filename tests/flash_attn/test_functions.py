@@ -160,7 +160,7 @@ def test_causal_is_aligned_to_the_bottom_right() -> None:
 
 
 def test_an_open_right_side_beside_a_left_bound_is_as_wide_as_the_keys() -> None:
-    """As the package has it, which shows with many more queries than keys: row i sees j <= i + 2 s_k - s_q."""
+    """As in the package; it shows with many more queries than keys: row i sees j <= i + 2 s_k - s_q."""
     q, k = torch.zeros(1, 8, 1, 16).half(), torch.zeros(1, 2, 1, 16).half()
     out = flash_attn_func(q, k, torch.eye(2, 16)[None, :, None].half(), window_size=(1, -1))
     seen = [(row[:2] > 0).tolist() for row in out[0, :, 0]]
@@ -168,7 +168,7 @@ def test_an_open_right_side_beside_a_left_bound_is_as_wide_as_the_keys() -> None
 
 
 def test_s_dmask_is_what_the_package_documents() -> None:
-    """Rounded to 128, negative where dropped, normalised by the package's own way: block maxima from the right."""
+    """Rounded to 128, negative where dropped, normalised as the package does: block maxima from the right."""
     q, k, v = (torch.randn(2, s, 2, 32).half() for s in (70, 200, 200))
     _, lse, s_dmask = flash_attn_func(q, k, v, 0.25, causal=True, return_attn_probs=True)
     assert s_dmask.shape == (2, 2, 128, 256)
@@ -179,11 +179,10 @@ def test_s_dmask_is_what_the_package_documents() -> None:
     block = flash_attn.interface._get_block_size_n(q.device, 32, True, True)
     scores = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) * 32**-0.5
     scores = scores.masked_fill(~visible, -INF)
-    factors = []
-    for first in range(0, 200, block):
-        factors.append(
-            (scores[..., first:].amax(-1, keepdim=True) - lse[..., None]).exp().expand(-1, -1, -1, block)
-        )
+    factors = [
+        (scores[..., first:].amax(-1, keepdim=True) - lse[..., None]).exp().expand(-1, -1, -1, block)
+        for first in range(0, 200, block)
+    ]
     normalised = s_dmask[:, :, :70, :200].float().abs() * torch.cat(factors, -1)[..., :200]
     torch.testing.assert_close(normalised, scores.softmax(-1), rtol=2e-3, atol=1e-5)
 
