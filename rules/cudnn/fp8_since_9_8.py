@@ -157,13 +157,18 @@ def three_masks(p: AttentionParams, env: Environment) -> Bad | None:
     """On Hopper below cuDNN 9.26 three masks at once kill the process in FP8 training
 
     Why: the planner of the backward crashes; nothing can be caught. A left bound, a right bound (a causal
-    mask has one) and padding count one each; beside two of them so does dropout, and so does a sink.
+    mask has one) and padding count one each; beside two of them so does dropout, and so do learnt sinks.
+    Dropout and learnt sinks together crash beside padding or shared heads.
     Fix: cuDNN 9.26.1 or newer, or fewer of them.
     Source: asked on sm90: 9.8.0 to 9.18.1 (segmentation fault), 9.26.1 (accepted); nothing in between.
     """
-    count = masks(p)
-    if p.is_training and (count == 3 or (count == 2 and (p.dropout or p.softmax_type != "vanilla"))):
+    if not p.is_training:
+        return None
+    count, learnt = masks(p), p.softmax_type == "learnable"
+    if count == 3 or (count == 2 and (p.dropout or learnt)):
         return Bad("window_size", p.window_size, Words("at most two of left bound, right bound and padding"))
+    if p.dropout and learnt and (p.padding or p.gqa):
+        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
     return None
 
 
@@ -179,15 +184,20 @@ def three_masks(p: AttentionParams, env: Environment) -> Bad | None:
     },
     passes={**DELAYED, "softmax_type": "learnable", "attn_mask_type": "padding_causal"},
 )
-def grouped_sink_gradient(p: AttentionParams, env: Environment) -> Bad | None:
-    """FP8 training with learnt sinks, shared heads and two masks kills the process
+def padding_and_more(p: AttentionParams, env: Environment) -> Bad | None:
+    """FP8 training with padding and too much beside it kills the process
 
-    Why: the planner of the backward crashes; nothing can be caught. A left bound, a right bound (a causal
-    mask has one) and padding count as a mask each.
-    Fix: as many key heads as query heads (repeat them), or no padding.
+    Why: the planner of the backward crashes; nothing can be caught. Too much is dropout together with learnt
+    sinks, and either of them together with shared heads and a diagonal (a causal mask or a window).
+    Fix: no padding, or as many key heads as query heads (repeat them), or no dropout.
     Source: asked on sm90 and sm100: 9.26.1 and 9.28.0 (segmentation fault); with one of them less accepted.
     """
-    if p.is_training and p.gqa and p.softmax_type == "learnable" and masks(p) > 1:
+    learnt = p.softmax_type == "learnable"
+    if not (p.is_training and p.padding and (p.dropout or learnt)):
+        return None
+    if p.dropout and learnt:
+        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
+    if p.gqa and p.window_size != (-1, -1):
         return Bad("num_gqa_groups", p.num_gqa_groups, OneOf(p.num_heads))
     return None
 
