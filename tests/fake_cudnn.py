@@ -117,7 +117,8 @@ class pygraph:
                 "sdpa_mxfp8(): incompatible function arguments. The following argument types are supported:\n"
                 "    1. (self: pygraph, q: tensor, k: tensor, v: tensor, descale_q: tensor, "
                 "descale_k: tensor, descale_v: tensor, attn_scale: object = None, "
-                "diagonal_band_right_bound: object = None, name: str = '', generate_stats: object) -> list\n\nInvoked with: seq_len_q: 1"
+                "diagonal_band_right_bound: object = None, name: str = '', generate_stats: object) -> list"
+                "\n\nInvoked with: seq_len_q: 1"
             )
         return self._node("sdpa_mxfp8", 3, keywords)
 

@@ -204,7 +204,12 @@ def forward(call: Call) -> Graph:
 
 def backward(call: Call) -> Graph:
     """The backward graph: from dO and the forward's stats to dQ, dK, dV and, where asked, dBias and
-    dSink_token."""
+    dSink_token.
+
+    max_total_seq_len_q and _kv stay unset for packed sequences. The library, asked with and without them,
+    takes the same calls with the same engines; they only make the workspace smaller (on sm90 and sm100), and
+    a plan is kept for batches that may hold more tokens than the first (NVIDIA/cudnn-frontend#462).
+    """
     draft = _Draft(call)
     fp8 = call.fp8
     _read_qkv(draft)

@@ -228,12 +228,22 @@ def packed_training_hopper(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@fp8("CUDNN362", "mxfp8", arch=BLACKWELL, evidence="source", trips={**MXFP8, **PACKED}, passes=MXFP8)
+@fp8(
+    "CUDNN362",
+    "mxfp8",
+    when=cudnn_frontend("<1.28.0"),
+    arch=BLACKWELL,
+    evidence="library",
+    trips={**MXFP8, **PACKED},
+    passes=MXFP8,
+)
 def packed_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
-    """MXFP8 takes no packed sequences (thd)
+    """MXFP8 takes packed sequences (thd) from cudnn-frontend 1.28 on
 
-    Fix: padded sequences (bshd).
-    Source: TransformerEngine d0067d0, utils.py lines 703 to 720.
+    Why: they come with a padding mask, for which sdpa_mxfp8 has no input before (CUDNN367).
+    Fix: cudnn-frontend 1.28, or sequences of one length.
+    Source: libcudnn 9.28 asked without a GPU takes them with frontend 1.28. TransformerEngine d0067d0,
+    utils.py lines 703 to 720, never asks for them; the library is followed.
     """
     if packed(p):
         return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))

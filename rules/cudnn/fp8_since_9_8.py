@@ -249,17 +249,17 @@ def alibi_bottom_right(p: AttentionParams, env: Environment) -> Bad | None:
 @fp8(
     "CUDNN378",
     arch=CONSUMER_BLACKWELL,
-    when=cudnn(">=9.18.1"),
+    when=(cudnn(">=9.18.1"), cudnn_frontend("<1.28.0")),
     evidence="library",
     trips={**INFERENCE, **PACKED},
     passes=INFERENCE,
 )
 def packed_consumer(p: AttentionParams, env: Environment) -> Bad | None:
-    """On consumer Blackwell (sm120) FP8 takes no packed sequences (thd)
+    """On consumer Blackwell (sm120) FP8 takes packed sequences (thd) from frontend 1.28 on
 
-    Fix: bshd with a padding mask.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("sdpa fp8 with THD not supported for sm120 yet");
-    asked 9.18.1 to 9.28.0.
+    Fix: cudnn-frontend 1.28, or bshd with a padding mask.
+    Source: cudnn-frontend 1.20 to 1.27, sdpa_support_surface.h ("sdpa fp8 with THD not supported for sm120
+    yet"); asked 9.18.1 to 9.28.0 with frontend 1.23 (refused), 9.28.0 with 1.28 (accepted).
     """
     if "thd" in (p.layout.q_format, p.layout.kv_format):
         return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))

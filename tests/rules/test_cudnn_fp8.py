@@ -196,7 +196,7 @@ TABLE = [
     ("H100", "9.15.1", {**TENSORS, **PACKED}, {"CUDNN361"}),
     ("H100", "9.15.1", {**TENSORS, **INFERENCE, **PACKED}, set()),
     ("H100", "9.7.0", {**TENSORS, **INFERENCE, **PACKED}, {"CUDNN363"}),
-    ("RTX 5090", "9.28.0", {**TENSORS, **INFERENCE, **PACKED}, {"CUDNN378"}),
+    ("RTX 5090", "9.28.0", {**TENSORS, **INFERENCE, **PACKED}, set()),
     ("B200", "9.28.0", {**MXFP8, "dtype": "fp8_e5m2"}, {"CUDNN381"}),
     ("H100", "9.20.0", {**DELAYED, "qkv_layout": "sbhd"}, set()),
     ("H100", "9.20.0", {**DELAYED, "kv_cache": "contiguous", **INFERENCE}, set()),
@@ -220,6 +220,7 @@ def test_table(gpu: str, version: str, fields: dict[str, Any], expected: set[str
         ("1.20.0", {**DELAYED, "softmax_type": "learnable"}, {"CUDNN382"}),
         ("1.21.0", {**DELAYED, "softmax_type": "learnable"}, set()),
         ("1.27.0", {**MXFP8, "attn_mask_type": "padding"}, {"CUDNN367"}),
+        ("1.27.0", {**MXFP8, **PACKED}, {"CUDNN362", "CUDNN367"}),
         ("1.28.0", {**MXFP8, "attn_mask_type": "padding"}, set()),
     ],
 )
