@@ -381,8 +381,10 @@ class Spy:
     def __getattr__(self, name):
         kind = type(self._p)
         if name not in kind.model_fields:
-            made = getattr(kind, name)
-            return made.func(self) if hasattr(made, "func") else made.fget(self)
+            made = getattr(kind, name)  # a property, a cached one, or attnsel's lazy
+            return next(getattr(made, name) for name in ("fget", "func", "compute") if hasattr(made, name))(
+                self
+            )
         value = getattr(self._p, name)
         if hasattr(type(value), "model_fields"):
             return Spy(value, self._seen, f"{self._path}{name}.")
