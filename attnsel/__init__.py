@@ -14,6 +14,7 @@ from typing import Any as _Any
 from attnsel._version import __version__
 from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput, NoBackendError, UnsupportedArgument
+from attnsel.layout import Layout, detect_layout
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.policy import Policy
 from attnsel.select import Candidate, Evidence, Selection, select
@@ -22,6 +23,8 @@ from attnsel.settings import Settings, configure, override
 if _TYPE_CHECKING:
     from attnsel.functional import attention as attention
     from attnsel.module import DotProductAttention as DotProductAttention
+    from attnsel.runtime.hidden import hides_nothing as hides_nothing
+    from attnsel.runtime.hidden import open_mask as open_mask
     from attnsel.runtime.run import cache_info as cache_info
     from attnsel.runtime.run import clear_cache as clear_cache
 
@@ -31,6 +34,8 @@ _NEEDS_TORCH = {
     "attention": "attnsel.functional",
     "cache_info": "attnsel.runtime.run",
     "clear_cache": "attnsel.runtime.run",
+    "open_mask": "attnsel.runtime.hidden",
+    "hides_nothing": "attnsel.runtime.hidden",
 }
 
 __all__ = [
@@ -40,6 +45,7 @@ __all__ = [
     "Environment",
     "Evidence",
     "InvalidInput",
+    "Layout",
     "NoBackendError",
     "Policy",
     "Selection",
@@ -49,6 +55,7 @@ __all__ = [
     "UnsupportedArgument",
     "__version__",
     "configure",
+    "detect_layout",
     "override",
     "select",
 ]

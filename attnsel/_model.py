@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnsel.errors import InvalidInput
 
 M = TypeVar("M", bound="FrozenModel")
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):
+    """``functools.cached_property`` without the lock that it takes before Python 3.12: two threads that
+    compute the same value of something frozen do no harm."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> lazy[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        value = instance.__dict__[self.name] = self.compute(instance)
+        return value
 
 
 class FrozenModel(BaseModel):
@@ -17,7 +41,7 @@ class FrozenModel(BaseModel):
     Equality and hash run over the declared fields, and nothing else can influence them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False, ignored_types=(lazy,))
 
     if TYPE_CHECKING:
         # Kept in the instance's dictionary: pydantic's private attributes cost a microsecond to read.

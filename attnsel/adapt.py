@@ -1,148 +1,60 @@
-"""Exact changes of a call that let a candidate run it: what they turn the question into, what they cost.
+"""Which exact changes of a call let a candidate run it, and what they weigh against the attention itself.
 
-Each is a pure function on the question. The engine asks the rules again about what comes out, so an
-adaptation never vouches for a candidate: the rules do. The backend that lists an adaptation carries it
-out (``backends/``), and its tests hold the result against the unadapted reference.
+The engine asks the rules again about the changed question, so an adaptation never vouches for a candidate:
+the rules do. ``adaptations.py`` holds each change with its proof; ``runtime/adapted.py`` carries them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from attnsel.params import ITEMSIZE, AttentionParams, TensorSpec
+from attnsel import adaptations as made
+from attnsel.adaptations import Applied, Target
+from attnsel.params import AttentionParams
 from attnsel.verdict import Adaptation, Reason
-
-if TYPE_CHECKING:
-    from attnsel.params import DType
-
-
-_MASK = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1))
-
-Applied = tuple[AttentionParams, Adaptation] | None
 
 
 class Adapter(NamedTuple):
-    """``fields``: objections to these can be met; ``apply``: the question after the change, or None."""
+    """One change. ``fields``: objections to these can be met. ``aim(p, reasons)``: what the objections ask
+    for, None where nothing does. ``apply(p, target)``: the question after the change, or None."""
 
     name: str
     fields: frozenset[str]
-    apply: Callable[[AttentionParams], Applied]
+    aim: Callable[[AttentionParams, list[Reason]], Target | None]
+    apply: Callable[[AttentionParams, Target], Applied]
 
 
-def _contiguous(p: AttentionParams) -> Applied:
-    """Copy q, k and v into dense memory.
+_LENGTHS = frozenset({"max_seqlen_q", "max_seqlen_kv"})
+_MEMORY = frozenset({"tensors.q", "tensors.k", "tensors.v"})
+_VISIBILITY = frozenset(
+    {"attn_mask_type", "window_size", "core_attention_bias_type", "bottom_right_diagonal"}
+)
 
-    Exact: a copy holds the same numbers; gradients are copied back through the same indices.
-    """
-    if p.tensors.q is None and p.tensors.k is None and p.tensors.v is None:
-        return None
-    rows_q = p.batch_size * p.max_seqlen_q * p.num_heads * p.head_dim_qk
-    rows_kv = p.batch_size * p.max_seqlen_kv * p.num_gqa_groups * (p.head_dim_qk + p.head_dim_v)
-    size = (rows_q + rows_kv) * ITEMSIZE[p.dtype]
-    changed = p.derive(tensors=p.tensors.derive(q=None, k=None, v=None))
-    return changed, Adaptation("contiguous", "copies q, k, v into dense memory", size)
-
-
-def _expand_gqa(p: AttentionParams) -> Applied:
-    """Repeat each key/value head for the query heads of its group.
-
-    Exact: query head n reads kv head n // (h // g) either way; the gradient of a kv head is the sum over
-    its copies, which autograd forms.
-    """
-    if not p.gqa:
-        return None
-    per_head = p.batch_size * p.max_seqlen_kv * (p.head_dim_qk + p.head_dim_v)
-    size = p.num_heads * per_head * ITEMSIZE[p.dtype]
-    changed = p.derive(num_gqa_groups=p.num_heads, tensors=p.tensors.derive(k=None, v=None))
-    text = f"repeats {p.num_gqa_groups} kv heads to {p.num_heads}"
-    return changed, Adaptation("expand_gqa", text, size)
-
-
-def folded_mask_shape(p: AttentionParams) -> tuple[int, int, int, int]:
-    """The smallest [b|1, h|1, s_q, s_kv] that holds everything about visibility and bias.
-
-    Padding differs per sequence; ALiBi differs per head (and per sequence with slopes of [b, h]).
-    """
-    batch = heads = 1
-    if p.padding:
-        batch = p.batch_size
-    if p.has_bias:
-        shape = p.core_attention_bias_shape or "1hss"
-        batch = p.batch_size if shape[0] == "b" else batch
-        heads = p.num_heads if shape[1] == "h" else heads
-    if p.core_attention_bias_type == "alibi":
-        heads = p.num_heads
-        batch = p.batch_size if len(p.alibi_slopes_shape or ()) == 2 else batch
-    mask = p.tensors.mask
-    if mask is not None and len(mask.shape) == 4:
-        batch, heads = max(batch, mask.shape[0]), max(heads, mask.shape[1])
-    return batch, heads, p.max_seqlen_q, p.max_seqlen_kv
-
-
-def _fold_mask(p: AttentionParams) -> Applied:
-    """Write windows, diagonals, padding, ALiBi and bias into one additive mask.
-
-    Exact: softmax(x + m) with m = -inf where a pair is hidden and the bias elsewhere is the same sum; rows
-    that see no key give 0 in both. The gradient of a bias is the gradient of m summed over broadcast
-    dimensions.
-    """
-    if p.qkv_format == "thd":
-        return None  # packed sequences have no [b, h, s_q, s_kv] to mask
-    shape = folded_mask_shape(p)
-    batch, heads, rows, columns = shape
-    stride = (heads * rows * columns, rows * columns, columns, 1)
-    dtype: DType = p.dtype
-    spec = _MASK.derive(
-        shape=shape, stride=stride, dtype=dtype, requires_grad=p.core_attention_bias_requires_grad
-    )
-    size = batch * heads * rows * columns * ITEMSIZE[p.dtype]
-    changed = p.derive(
-        attn_mask_type="arbitrary",
-        window_size=(-1, -1),
-        bottom_right_diagonal=None,
-        core_attention_bias_type="no_bias",
-        core_attention_bias_shape=None,
-        core_attention_bias_requires_grad=False,
-        alibi_slopes_shape=None,
-        tensors=p.tensors.derive(mask=spec),
-    )
-    folded = ", ".join(_what_is_folded(p))
-    return changed, Adaptation("fold_mask", f"folds {folded} into a mask", size, quadratic=True)
-
-
-def _what_is_folded(p: AttentionParams) -> list[str]:
-    words: list[str] = []
-    if p.attn_mask_type not in ("no_mask", "arbitrary"):
-        words.append(p.attn_mask_type)
-    if p.windowed:
-        words.append(f"window {p.window_size}")
-    if p.core_attention_bias_type != "no_bias":
-        words.append(p.core_attention_bias_type)
-    return words or ["the mask"]
-
-
+# In the order in which they are carried out: what is padded or repeated is dense already, and a mask is
+# folded over the lengths and heads that the kernel sees.
 ADAPTERS: dict[str, Adapter] = {
     adapter.name: adapter
     for adapter in (
-        Adapter("contiguous", frozenset({"tensors.q", "tensors.k", "tensors.v"}), _contiguous),
-        Adapter("expand_gqa", frozenset({"num_gqa_groups"}), _expand_gqa),
-        Adapter(
-            "fold_mask",
-            frozenset({"attn_mask_type", "window_size", "core_attention_bias_type", "bottom_right_diagonal"}),
-            _fold_mask,
-        ),
+        Adapter("drop_mask", frozenset({"attn_mask_type"}), made.nothing_to_choose, made.drop_mask),
+        Adapter("unpack", frozenset({"qkv_layout"}), made.nothing_to_choose, made.unpack),
+        Adapter("pad_sequence", _LENGTHS, made.longer, made.pad_sequence),
+        Adapter("pad_head_dim_qk", frozenset({"head_dim_qk"}), made.wider_qk, made.pad_head_dim_qk),
+        Adapter("pad_head_dim_v", frozenset({"head_dim_v"}), made.wider_v, made.pad_head_dim_v),
+        Adapter("expand_gqa", frozenset({"num_gqa_groups"}), made.nothing_to_choose, made.expand_gqa),
+        Adapter("contiguous", _MEMORY, made.blamed_tensors, made.contiguous),
+        Adapter("pack", frozenset({"qkv_layout"}), made.nothing_to_choose, made.pack),
+        Adapter("fold_mask", _VISIBILITY, made.nothing_to_choose, made.fold_mask),
     )
 }
 
+Memo = dict[tuple[str, AttentionParams, Target], Applied]
+Ask = Callable[[AttentionParams], list[Reason]]
+
 
 def adapt_to(
-    names: tuple[str, ...],
-    p: AttentionParams,
-    reasons: list[Reason],
-    ask: Callable[[AttentionParams], list[Reason]],
-    memo: dict[tuple[str, AttentionParams], Applied],
+    names: tuple[str, ...], p: AttentionParams, reasons: list[Reason], ask: Ask, memo: Memo
 ) -> tuple[tuple[Adaptation, ...], list[Reason]]:
     """Apply what is listed until nothing is refused or nothing helps.
 
@@ -150,31 +62,120 @@ def adapt_to(
     candidates of one selection. Returns what was applied and the reasons that remain; when some remain,
     nothing is to be applied.
     """
+    if p.tensors.mask_hides_nothing and "drop_mask" in names:
+        # Free, and less work for every kernel: done whether or not the mask is in the way.
+        without = _apply(names, p, {"drop_mask": ()}, memo)
+        if without is not None:
+            applied, left = _search(names, p, ask(without[0]), ask, memo, {"drop_mask": ()})
+            if all(reason.unknown for reason in left):
+                return applied, left
+    if not reasons:
+        return (), reasons
+    return _search(names, p, reasons, ask, memo, {})
+
+
+def _search(
+    names: tuple[str, ...],
+    asked: AttentionParams,
+    reasons: list[Reason],
+    ask: Ask,
+    memo: Memo,
+    chosen: dict[str, Target],
+) -> tuple[tuple[Adaptation, ...], list[Reason]]:
+    """Meet one objection after the other. ``chosen`` is always applied to the question as it was asked, in
+    the order of ``ADAPTERS``; a target may grow while others come in."""
+    p, applied = (chosen and _apply(names, asked, chosen, memo)) or (asked, ())
     refused = {reason.field for reason in reasons if not reason.unknown}
     if not refused <= _within_reach(names):
         return (), reasons  # something stays refused whatever is adapted
-    applied: list[Adaptation] = []
-    left = list(names)
-    while left and refused:
-        for name in left:
-            if not ADAPTERS[name].fields & refused:
+    for _ in range(_MOST_ROUNDS):
+        if not refused:
+            break
+        for name, fields, aim, _ in _adapters(names):
+            if fields.isdisjoint(refused):
                 continue
-            if (name, p) not in memo:
-                memo[name, p] = ADAPTERS[name].apply(p)
-            changed = memo[name, p]
-            if changed is not None:
+            target = aim(p, reasons)
+            if target is None:
+                continue
+            before = chosen.get(name)
+            if before is not None and (target := _joined(before, target)) == before:
+                continue
+            trial = {**chosen, name: target}
+            changed = _apply(names, asked, trial, memo)
+            if changed is not None and changed[0] != p:
                 break
         else:
             break
-        left.remove(name)
-        p, adaptation = changed
-        applied.append(adaptation)
+        chosen, (p, applied) = trial, changed
         reasons = ask(p)
         refused = {reason.field for reason in reasons if not reason.unknown}
-    return tuple(applied), reasons
+    return applied, reasons
+
+
+_MOST_ROUNDS = 12  # every adapter once, and three tensors or head dimensions that grow in turn
+
+
+def _joined(before: Target, after: Target) -> Target:
+    return tuple(sorted({**dict(before), **dict(after)}.items()))
+
+
+def _apply(
+    names: tuple[str, ...], p: AttentionParams, chosen: dict[str, Target], memo: Memo
+) -> tuple[AttentionParams, tuple[Adaptation, ...]] | None:
+    """The question after all that is chosen; None where the first change does not apply."""
+    applied: list[Adaptation] = []
+    for name in names:
+        if name not in chosen:
+            continue
+        key = (name, p, chosen[name])
+        if key not in memo:
+            memo[key] = ADAPTERS[name].apply(p, chosen[name])
+        changed = memo[key]
+        if changed is not None:  # a tensor that another change made dense needs no copy
+            p = changed[0]
+            applied.append(changed[1])
+    return (p, tuple(applied)) if applied else None
+
+
+@lru_cache(maxsize=64)
+def _adapters(names: tuple[str, ...]) -> tuple[Adapter, ...]:
+    return tuple(ADAPTERS[name] for name in names)
 
 
 @lru_cache(maxsize=64)
 def _within_reach(names: tuple[str, ...]) -> frozenset[str]:
     """The fields that these adaptations can do something about."""
     return frozenset().union(*(ADAPTERS[name].fields for name in names))
+
+
+def stages(
+    p: AttentionParams, adaptations: tuple[Adaptation, ...]
+) -> Iterator[tuple[Adaptation, AttentionParams, AttentionParams]]:
+    """Each adaptation of a selected candidate with the question before it and after it."""
+    for adaptation in adaptations:
+        changed = ADAPTERS[adaptation.name].apply(p, adaptation.changes)
+        if changed is None:
+            raise ValueError(f"{adaptation.name} does not apply to {p!r}")
+        yield adaptation, p, changed[0]
+        p = changed[0]
+
+
+# ---- what it weighs ---------------------------------------------------------------------------------
+
+# Operations that a GPU's tensor cores do while its memory moves a byte: dense 16-bit peak over bandwidth is
+# 156 on an A100, 203 on a T4, 295 on an H100 and 281 on a B200 (NVIDIA's data sheets).
+FLOPS_PER_BYTE = 200
+_MOST = 16 * 64
+
+
+def overhead(adaptations: tuple[Adaptation, ...], p: AttentionParams) -> int:
+    """What adaptations add to every call, in sixteenths of the attention's own work; 0 for what is free.
+
+    What a change makes is written once and read once, and once more each in a backward. In sixteenths,
+    rounded up, because preferences compare it: a finer figure would claim to know too much.
+    """
+    moved = sum(a.bytes for a in adaptations) * (4 if p.is_training else 2)
+    more = sum(a.flops for a in adaptations) + moved * FLOPS_PER_BYTE
+    if not more:
+        return 0
+    return min(_MOST, -(-16 * more // max(1, p.flops)))

@@ -8,14 +8,18 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnsel.candidates import CANDIDATES
 from attnsel.report import one_line
 from attnsel.settings import Settings
+from attnsel.verdict import size
 
 if TYPE_CHECKING:
+    from attnsel.params import AttentionParams
     from attnsel.select import Selection
+    from attnsel.verdict import Adaptation
 
 logger = logging.getLogger("attnsel")
 
@@ -25,7 +29,18 @@ class SlowPathWarning(UserWarning):
 
 
 class FallbackWarning(UserWarning):
-    """A chosen kernel refused when it ran, and the next candidate took over."""
+    """A chosen kernel refused when it ran, or gave wrong numbers, and the next candidate took over."""
+
+
+class SelfCheckWarning(UserWarning):
+    """A kernel that should have been compared with ``tiled`` could not be."""
+
+
+class CopyWarning(UserWarning):
+    """A tensor is copied on every call, which another layout or size of the caller's would spare.
+
+    Silenced like any warning: ``warnings.simplefilter("ignore", attnsel.debug.CopyWarning)``.
+    """
 
 
 _lock = threading.Lock()
@@ -35,6 +50,8 @@ _MOST_REMEMBERED = 4096  # selections; far above what one program meets
 
 def announce(selection: Selection, settings: Settings, label: str = "") -> None:
     """Say what was selected, if these settings ask for it and it was not said before."""
+    if selection.backend is not None and selection[selection.backend].adaptations:
+        _warn_copies(selection, settings, label)
     slow = is_slow_path(selection)
     if not settings.debug and not slow:
         return
@@ -49,6 +66,66 @@ def announce(selection: Selection, settings: Settings, label: str = "") -> None:
         warnings.warn(one_line(selection), SlowPathWarning, stacklevel=2)
         return
     _emit(_text(selection, settings, label), settings)
+
+
+def _warn_copies(selection: Selection, settings: Settings, label: str) -> None:
+    """One warning per module and kind of copy, whatever the sizes: with the line that would avoid it."""
+    p, name = selection.params, selection.backend
+    assert name is not None
+    for adaptation in selection[name].adaptations:
+        if adaptation.name not in _SPARED:
+            continue
+        key = (label, name, adaptation.name, adaptation.changes)
+        with _lock:
+            if key in _told or not speaks(settings):
+                continue
+            _told.add(key)
+        whose = f"{label}: " if label else ""
+        warnings.warn(
+            f"{whose}{name} {adaptation.text} on every call ({size(adaptation.bytes)}): "
+            f"{_SPARED[adaptation.name](adaptation, p)}",
+            CopyWarning,
+            stacklevel=2,
+        )
+
+
+def _dense_copy(a: Adaptation, p: AttentionParams) -> str:
+    names = [name for name, _ in a.changes]
+    lines = "; ".join(f"{name} = {name}.contiguous()" for name in names)
+    return f"call {lines} once before, or make the projection emit {p.qkv_format} in dense memory"
+
+
+def _wider_heads(a: Adaptation, p: AttentionParams) -> str:
+    (field, to), *_ = a.changes
+    if field == "head_dim_qk":
+        scale = f"softmax_scale={p.head_dim_qk} ** -0.5"
+        return f"make the projections of q and k {to} wide per head, zero weights in the rest, with {scale}"
+    return f"make the projection of v {to} wide per head, zero weights in the rest, and cut the output back"
+
+
+def _longer_batches(a: Adaptation, p: AttentionParams) -> str:
+    lengths = ", ".join(str(n) for n in dict.fromkeys(to for _, to in a.changes))
+    return f"pad to {lengths} rows where batches are made, and leave the result so long"
+
+
+def _repeated_heads(a: Adaptation, p: AttentionParams) -> str:
+    copies, axis = p.num_heads // p.num_gqa_groups, 1 if p.qkv_format in ("bhsd", "thd") else 2
+    return f"where k and v are kept, keep k.repeat_interleave({copies}, dim={axis}), and v alike"
+
+
+def _padded_batch(a: Adaptation, p: AttentionParams) -> str:
+    return "give a padded batch: qkv_format='bshd' with the same cu_seqlens"
+
+
+# What a caller can do about each copy.
+_SPARED: dict[str, Callable[[Adaptation, AttentionParams], str]] = {
+    "contiguous": _dense_copy,
+    "pad_head_dim_qk": _wider_heads,
+    "pad_head_dim_v": _wider_heads,
+    "pad_sequence": _longer_batches,
+    "expand_gqa": _repeated_heads,
+    "unpack": _padded_batch,
+}
 
 
 def is_slow_path(selection: Selection) -> bool:
@@ -70,11 +147,12 @@ def speaks(settings: Settings) -> bool:
     return settings.debug_ranks == "all" or _rank() == 0
 
 
-def warn_fallback(candidate: str, message: str, settings: Settings) -> None:
-    """One warning when a prepared kernel refuses after all, with the library's own words."""
+def warn_fallback(candidate: str, message: str, settings: Settings, *, wrong: bool = False) -> None:
+    """One warning when a prepared kernel refuses after all, with the library's own words, or is ``wrong``."""
     if speaks(settings):
+        what = "gave other numbers than tiled" if wrong else "refused when it ran"
         warnings.warn(
-            f"{candidate} refused when it ran: {message}; the next candidate runs",
+            f"{candidate} {what}: {message}; the next candidate runs",
             FallbackWarning,
             stacklevel=2,
         )

@@ -86,6 +86,11 @@ class Environment(FrozenModel):
         return self.device.arch
 
     @property
+    def target(self) -> str:
+        """What a kernel is proven for: an architecture ("sm90"), or a device type without one ("cpu")."""
+        return self.device.type if self.device.arch is None else f"sm{self.device.arch}"
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What cannot be true of one machine, in words; empty for a consistent environment."""
         return tuple(_impossible(self))

@@ -7,14 +7,18 @@ from typing import Any
 from torch import Tensor
 
 from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, window_pair
+from attnsel.runtime.packed import missing, unpack
 from attnsel.runtime.run import attend
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
     *,
+    qkv_layer: Tensor | None = None,
+    kv_layer: Tensor | None = None,
+    qkv_interleave_dim: int = -3,
     qkv_format: str = "bshd",
     attn_mask_type: str = "no_mask",
     attention_mask: Any = None,
@@ -46,8 +50,11 @@ def attention(
 
     ``q`` is [b, s_q, h, d] (``bshd``), [s_q, b, h, d] (``sbhd``), [b, h, s_q, d] (``bhsd``) or packed
     [t_q, h, d] (``thd``); ``k`` and ``v`` alike with g kv heads, g dividing h, and head dimension e for v.
-    The result has q's format with head dimension e.
+    The result has q's format with head dimension e. Any strides will do.
 
+    qkv_layer, kv_layer: one buffer instead of q, k and v, or of k and v, as TransformerEngine packs them:
+        [.., 3, h, d] and [.., 2, g, d]; with qkv_interleave_dim -2 [.., h, 3, d] and [.., g, 2, d]. Not with
+        ``bhsd``. They are read where they lie, and get a gradient of their own shape.
     attn_mask_type: no_mask, causal, padding, padding_causal, causal_bottom_right,
         padding_causal_bottom_right or arbitrary. ``causal`` starts at the top left corner.
     attention_mask: bool, True = masked OUT. With padding types [b, 1, 1, s] (a pair for q and kv when they
@@ -90,6 +97,11 @@ def attention(
         backend=backend,
         adapt=adapt,
     )
+    if qkv_layer is not None or kv_layer is not None or qkv_interleave_dim != -3:
+        paged = block_table is not None
+        q, k, v = unpack(q, k, v, qkv_layer, kv_layer, qkv_interleave_dim, qkv_format, paged)
+    elif q is None or k is None or v is None:
+        raise missing(q, k, v)
     if (
         attention_mask is None
         and core_attention_bias is None

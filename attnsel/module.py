@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from attnsel.errors import InvalidInput, UnsupportedArgument
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, CpCommType
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
+from attnsel.runtime.packed import missing, unpack
 from attnsel.runtime.run import attend, explain
+from attnsel.runtime.sizes import packed_starts
 from attnsel.select import Selection
 
 # Arguments of TransformerEngine's that attnsel does not act on yet, and the value that asks for nothing.
@@ -28,9 +30,6 @@ _NOT_YET_FORWARD: dict[str, Any] = {
     "score_mod_bprop": None,
     "score_mod_tensors": None,
     "score_mod_bprop_tensors": None,
-    "qkv_layer": None,
-    "kv_layer": None,
-    "qkv_interleave_dim": -3,
 }
 
 
@@ -49,7 +48,8 @@ class DotProductAttention(nn.Module):
     softcap: softcap * tanh(score / softcap); 0 is off. Not in TransformerEngine.
     backend: run this candidate or raise NoBackendError. adapt: "auto" or "never".
     get_rng_state_tracker: returns a tracker whose ``fork()`` context holds while dropout draws.
-    layer_number: a label in debug output.
+    layer_number: a label in debug output. attention_type is held to its two values, and tp_group is kept for
+        who asks for it: lengths and masks say all that the computation needs.
 
     Raises InvalidInput for values that cannot be right, UnsupportedArgument for TransformerEngine arguments
     that attnsel does not act on yet: nothing that is passed is ignored.
@@ -97,6 +97,9 @@ class DotProductAttention(nn.Module):
             raise InvalidInput("qkv_format", qkv_format, "must be one of sbhd, bshd, thd")
         if attention_type not in ("self", "cross"):
             raise InvalidInput("attention_type", attention_type, "must be self or cross")
+        if cp_comm_type not in get_args(CpCommType):
+            allowed = ", ".join(get_args(CpCommType))
+            raise InvalidInput("cp_comm_type", cp_comm_type, f"must be one of {allowed}")
         if not 0.0 <= attention_dropout < 1.0:
             raise InvalidInput("attention_dropout", attention_dropout, "must be at least 0 and below 1")
         if softmax_type not in ("vanilla", "off-by-one", "learnable"):
@@ -144,9 +147,9 @@ class DotProductAttention(nn.Module):
 
     def forward(
         self,
-        query_layer: Tensor,
-        key_layer: Tensor,
-        value_layer: Tensor,
+        query_layer: Tensor | None = None,
+        key_layer: Tensor | None = None,
+        value_layer: Tensor | None = None,
         attention_mask: Any = None,
         qkv_format: str | None = None,
         cu_seqlens_q: Tensor | None = None,
@@ -166,6 +169,9 @@ class DotProductAttention(nn.Module):
         softmax_scale: float | None = None,
         pad_between_seqs: bool | None = None,
         block_table: Tensor | None = None,
+        qkv_layer: Tensor | None = None,
+        kv_layer: Tensor | None = None,
+        qkv_interleave_dim: int = -3,
         **not_yet: Any,
     ) -> Any:
         """Attention of these tensors; shapes and defaults as in TransformerEngine.
@@ -173,18 +179,24 @@ class DotProductAttention(nn.Module):
         query_layer: [s, b, h, d], [b, s, h, d] or [t, h, d]. The result is [..., h * e] with the query's
         leading dimensions; with return_max_logit the pair (result, [h]).
 
+        qkv_layer: one buffer instead of the three, [.., 3, h, d], or [.., h, 3, d] with qkv_interleave_dim
+        -2; kv_layer: the same for keys and values, [.., 2, g, d] or [.., g, 2, d]. They are read where they
+        lie, and get a gradient of their own shape.
+
         block_table: int32 [b, n] for keys and values in pages, see :func:`attnsel.attention`;
         TransformerEngine takes InferenceParams instead. pad_between_seqs says whether *_padded leave gaps;
-        None: as they are given. Arguments given here override the constructor's for this call.
-        ``fast_zero_fill`` makes no difference: outputs are always fully written.
+        None: as they are given; False: they leave none, and are not needed. Arguments given here override the
+        constructor's for this call. ``fast_zero_fill`` makes no difference: outputs are always fully written.
         ``checkpoint_core_attention`` recomputes in backward.
 
         Raises InvalidInput, UnsupportedArgument, or NoBackendError with every reason.
         """
         if not_yet:
             _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
-        if pad_between_seqs and cu_seqlens_q_padded is None:
-            raise InvalidInput("pad_between_seqs", True, "needs cu_seqlens_q_padded and cu_seqlens_kv_padded")
+        if pad_between_seqs is not None:
+            cu_seqlens_q_padded, cu_seqlens_kv_padded = packed_starts(
+                pad_between_seqs, (cu_seqlens_q, cu_seqlens_kv), (cu_seqlens_q_padded, cu_seqlens_kv_padded)
+            )
         offset = self.softmax_offset if self._learnable else None
         static = self._config(
             qkv_format,
@@ -194,6 +206,19 @@ class DotProductAttention(nn.Module):
             core_attention_bias_type,
             softmax_scale,
         )
+        if qkv_layer is not None or kv_layer is not None or qkv_interleave_dim != -3:
+            query_layer, key_layer, value_layer = unpack(
+                query_layer,
+                key_layer,
+                value_layer,
+                qkv_layer,
+                kv_layer,
+                qkv_interleave_dim,
+                static.qkv_format,
+                block_table is not None,
+            )
+        elif query_layer is None or key_layer is None or value_layer is None:
+            raise missing(query_layer, key_layer, value_layer)
         if (
             attention_mask is None
             and cu_seqlens_q is None
@@ -229,9 +254,16 @@ class DotProductAttention(nn.Module):
         return attend(static, query_layer, key_layer, value_layer, extras, self.__dict__)
 
     def explain(
-        self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, **arguments: Any
+        self,
+        query_layer: Tensor | None = None,
+        key_layer: Tensor | None = None,
+        value_layer: Tensor | None = None,
+        **arguments: Any,
     ) -> Selection:
-        """The selection ``forward`` would get for these arguments, without running anything."""
+        """The selection ``forward`` would get for these arguments, without running anything.
+
+        Its report, and its ``layout``, say how the tensors lie where they are not dense.
+        """
         overrides = [
             arguments.pop(name, default)
             for name, default in (
@@ -243,16 +275,37 @@ class DotProductAttention(nn.Module):
                 ("softmax_scale", None),
             )
         ]
-        for name in ("checkpoint_core_attention", "fast_zero_fill", "pad_between_seqs"):
+        for name in ("checkpoint_core_attention", "fast_zero_fill"):
             arguments.pop(name, None)
+        gaps = arguments.pop("pad_between_seqs", None)
+        if gaps is not None:
+            sides = ("cu_seqlens_q", "cu_seqlens_kv")
+            lengths, padded = (tuple(arguments.get(s + end) for s in sides) for end in ("", "_padded"))
+            starts = packed_starts(gaps, lengths, padded)
+            arguments |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
         tensors = {
             name: arguments.pop(name, None)
             for name in Extras._fields
             if name not in ("softmax_offset", "dropout_seed")
         }
+        qkv_layer, kv_layer = arguments.pop("qkv_layer", None), arguments.pop("kv_layer", None)
+        interleave_dim = arguments.pop("qkv_interleave_dim", -3)
         _refuse_not_yet(_NOT_YET_FORWARD, **arguments)
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
         static = self._config(*overrides)
+        if qkv_layer is not None or kv_layer is not None or interleave_dim != -3:
+            query_layer, key_layer, value_layer = unpack(
+                query_layer,
+                key_layer,
+                value_layer,
+                qkv_layer,
+                kv_layer,
+                interleave_dim,
+                static.qkv_format,
+                extras.block_table is not None,
+            )
+        elif query_layer is None or key_layer is None or value_layer is None:
+            raise missing(query_layer, key_layer, value_layer)
         selection = explain(static, query_layer, key_layer, value_layer, extras)
         self.__dict__["_last"] = selection
         return selection

@@ -6,7 +6,6 @@ Names follow TransformerEngine's ``AttentionParams``; the differences are listed
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from attnsel._model import FrozenModel
+from attnsel._model import FrozenModel, lazy
 from attnsel.errors import InvalidInput
 from attnsel.layout import LAYOUTS, LayoutName, read_layout
 from attnsel.recipes import _Recipe, read_recipe
@@ -116,6 +115,13 @@ class Tensors(FrozenModel):
     k: TensorSpec | None = None
     v: TensorSpec | None = None
     mask: TensorSpec | None = None
+    mask_hides_nothing: bool = Field(
+        default=False, description="no pair is masked out, which was known without reading a GPU"
+    )
+    ragged: bool = Field(
+        default=False,
+        description="thd: padded to its longest sequence the batch would more than double, or nobody knows",
+    )
 
 
 class Fp8Meta(FrozenModel):
@@ -249,12 +255,27 @@ class AttentionParams(FrozenModel):
             changes.setdefault("window_size", (-1, -1))  # the right bound was the causal mask's own
         return super().replace(**changes)
 
+    def resized(self, **changes: Any) -> AttentionParams:
+        """``derive`` for sizes and memory alone (``_SIZES``): no check across fields can object to what a
+        change of these leaves, and what was worked out from the others still holds. For the engine's own use.
+        """
+        values = {**self.__dict__, **changes}
+        for name in _LOST_WHEN_RESIZED:
+            values.pop(name, None)
+        made = type(self).__new__(type(self))
+        object.__setattr__(made, "__dict__", values)
+        object.__setattr__(made, "__pydantic_fields_set__", self.model_fields_set | changes.keys())
+        object.__setattr__(made, "__pydantic_extra__", None)
+        object.__setattr__(made, "__pydantic_private__", None)
+        FrozenModel.model_post_init(made, None)
+        return made
+
     # Words that several rules share.
-    @cached_property
+    @lazy
     def layout(self) -> LayoutName:
         return LAYOUTS[self.qkv_layout]
 
-    @cached_property
+    @lazy
     def qkv_format(self) -> str:
         return self.layout.q_format
 
@@ -262,57 +283,74 @@ class AttentionParams(FrozenModel):
     def context_parallel(self) -> bool:
         return self.cp_size > 1
 
-    @cached_property
+    @lazy
     def causal(self) -> bool:
         """Some key after the query is hidden because of the mask type."""
         return "causal" in self.attn_mask_type
 
-    @cached_property
+    @lazy
     def bottom_right(self) -> bool:
         """The mask type itself is anchored at the bottom right."""
         return "bottom_right" in self.attn_mask_type
 
-    @cached_property
+    @lazy
     def padding(self) -> bool:
         return "padding" in self.attn_mask_type
 
-    @cached_property
+    @lazy
     def windowed(self) -> bool:
         """A real window: more than no bound at all or a causal mask's own right bound."""
         left, right = self.window_size
         return left != -1 or right not in (-1, 0)
 
-    @cached_property
+    @lazy
     def has_bias(self) -> bool:
         """A bias tensor is added (ALiBi is not one: kernels compute it)."""
         return self.core_attention_bias_type in ("pre_scale_bias", "post_scale_bias")
 
-    @cached_property
+    @lazy
     def gqa(self) -> bool:
         return self.num_heads != self.num_gqa_groups
 
-    @cached_property
+    @lazy
     def dropout(self) -> bool:
         """Dropout that takes place: outside training there is none."""
         return self.is_training and self.attention_dropout > 0.0
 
-    @cached_property
+    @lazy
     def recipe(self) -> _Recipe | None:
         return self.fp8_meta.recipe
 
-    @cached_property
+    @lazy
     def fp8_attention(self) -> bool:
         """The attention itself runs in FP8: FP8 tensors, or an FP8 recipe that covers attention."""
         return self.dtype.startswith("fp8") or (
             self.fp8 and self.recipe is not None and self.recipe.attention_in_fp8
         )
 
-    @cached_property
+    @lazy
     def score_bytes(self) -> int:
         """Bytes of one [b, h, s_q, s_kv] tensor in ``dtype``: what a kernel that stores scores needs."""
         return (
             self.batch_size * self.num_heads * self.max_seqlen_q * self.max_seqlen_kv * ITEMSIZE[self.dtype]
         )
+
+    @lazy
+    def flops(self) -> int:
+        """Operations of the matrix products, forward and, in training, backward, as if no pair were hidden.
+
+        Forward Q K^T and P V; backward the scores again, dO V^T, dV, dQ and dK (FlashAttention-2, appendix).
+        """
+        pairs = self.batch_size * self.num_heads * self.max_seqlen_q * self.max_seqlen_kv
+        d, e = self.head_dim_qk, self.head_dim_v
+        return 2 * pairs * (4 * d + 3 * e if self.is_training else d + e)
+
+
+# What ``resized`` may change: sequences, heads, head dimensions, and where they lie.
+_SIZES = frozenset(
+    {"max_seqlen_q", "max_seqlen_kv", "num_gqa_groups", "head_dim_qk", "head_dim_v", "qkv_layout", "tensors"}
+)
+_LOST_WHEN_RESIZED = ("layout", "qkv_format", "gqa", "score_bytes", "flops")
 
 
 def check_params(p: AttentionParams) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ByteSize, Field, WrapValidator
 
 from attnsel._model import FrozenModel
 from attnsel.candidates import CANDIDATES
@@ -16,6 +17,10 @@ def _read_names(value: Any) -> Any:
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, (list, tuple, set, frozenset)):
         names = tuple(sorted(value) if isinstance(value, (set, frozenset)) else value)
+        if any(name not in CANDIDATES for name in names):
+            from attnsel.plugins import load_plugins  # late: only a name that is not ours needs them
+
+            load_plugins()
         for name in names:
             if name not in CANDIDATES:
                 raise ValueError(f"{name!r} is no candidate; allowed: {', '.join(CANDIDATES)}")
@@ -29,6 +34,23 @@ def _read_name(value: Any) -> Any:
     return _read_names([value])[0]
 
 
+_SIZE = re.compile(r"\d*\.?\d+ *[A-Za-z]*")
+
+
+def _read_size(value: Any, read: Any) -> Any:
+    if value is None or (isinstance(value, str) and value.strip().casefold() == "none"):
+        return None
+    whole = not isinstance(value, str) or _SIZE.fullmatch(value.strip())  # pydantic stops at the unit
+    try:
+        amount = read(value) if whole else None
+    except ValueError:
+        amount = None
+    if amount is None or amount < 0:
+        raise ValueError("must be a size of at least 0 such as 2GiB, 500MB or a number of bytes")
+    return amount
+
+
+Size = Annotated[ByteSize | None, WrapValidator(_read_size)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_read_names)]
 
 
@@ -47,3 +69,7 @@ class Policy(FrozenModel):
         default=(), description="BUG codes to ignore, for those who know their build is patched"
     )
     deterministic: bool = Field(default=False, description="refuse what is not deterministic")
+    memory_limit: Size = Field(
+        default=None,
+        description="most memory, such as 2GiB, that a call may take for scores, masks, copies and tiles",
+    )

@@ -6,12 +6,15 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
+from attnsel.memory import memory_parts
+from attnsel.verdict import size
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
     from attnsel.select import Candidate, Selection
     from attnsel.unlock import Unlock
+    from attnsel.verdict import Adaptation
 
 _NAME = 15  # columns for a candidate's name
 _MARK = {"eligible": "✔", "unknown": "?", "refused": "✖"}
@@ -25,6 +28,8 @@ def render(selection: Selection, width: int = 80) -> str:
     wish = _policy_words(selection)
     if wish:
         lines += _wrap_items(["policy", *wish], width)
+    if selection.layout is not None:
+        lines += selection.layout.describe(width).splitlines()
     lines.append("")
     place = 0
     for candidate in selection.candidates:
@@ -117,20 +122,20 @@ def params_words(p: AttentionParams) -> list[str]:
     return words
 
 
-def size(count: int) -> str:
-    """Bytes for people."""
-    amount, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+def adaptation_words(a: Adaptation, p: AttentionParams) -> str:
+    """A change and what it costs: memory it makes, and work beyond the call's own."""
+    words = [a.text]
+    if a.bytes:
+        words.append(size(a.bytes))
+    if a.flops:
+        words.append(f"+{100 * a.flops / max(1, p.flops):.2g} % work")
+    return ", ".join(words)
 
 
 def _policy_words(selection: Selection) -> list[str]:
     policy = selection.policy
     return [
-        f"{name}={value}"
+        f"{name}={size(value) if name == 'memory_limit' else value}"
         for name in type(policy).model_fields
         if (value := getattr(policy, name)) != type(policy).model_fields[name].default
     ]
@@ -156,17 +161,20 @@ def _candidate_lines(candidate: Candidate, place: int, width: int, selection: Se
 def _runs_text(candidate: Candidate, selection: Selection) -> str:
     words = "runs" if candidate.verdict == "eligible" else "may run: nobody has checked"
     if candidate.adaptations:
-        changes = "; ".join(f"{a.text}, {size(a.bytes)}" for a in candidate.adaptations)
+        changes = "; ".join(adaptation_words(a, selection.params) for a in candidate.adaptations)
         words += f" ({changes})"
     notes = []
     info = CANDIDATES[candidate.name]
     if info.last_resort and selection.environment.device.type != "cpu":
         notes.append("slow")
     if candidate.name == "sdpa.math":
-        notes.append(f"{size(selection.params.score_bytes)} for the scores")
+        scores = memory_parts("sdpa.math", selection.params, selection.environment)
+        notes += [f"{size(amount)} for the {what}" for what, amount in scores]
     if candidate.unproven:
         how = "compiled only" if info.owned else "not run there yet"
-        notes.append(f"unproven on sm{selection.environment.arch}: {how}")
+        if info.plugin:
+            how = f"{info.plugin} declares no proof"
+        notes.append(f"unproven on {selection.environment.target}: {how}")
     if candidate.plan_only:
         notes.append(f"plan only: {candidate.plan_only}")
     told = ", ".join([words, *notes])
@@ -191,9 +199,21 @@ def _unlock_lines(selection: Selection, width: int) -> list[str]:
                 subsequent_indent="      ",
                 break_on_hyphens=False,
             )
-            if unlock.paste != unlock.change:
-                lines.append(f"      {unlock.paste}")
+            lines += [
+                f"      {line}"
+                for paste in unlock.paste.splitlines()
+                if paste not in unlock.change
+                for line in _shell_lines(paste, width - 6)
+            ]
     return ["", *lines] if lines else []
+
+
+def _shell_lines(paste: str, width: int) -> list[str]:
+    """A line to paste; one for pip is continued where it does not fit."""
+    command = "pip install "
+    if len(paste) <= width or not paste.startswith(command):
+        return [paste]
+    return [f"{command}\\", f"  {paste.removeprefix(command)}"]
 
 
 def _closing_lines(selection: Selection, width: int) -> list[str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from attnsel.adapt import adapt_to
+from attnsel.adapt import adapt_to, overhead
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateInfo
 from attnsel.environment import Environment
 from attnsel.errors import NoBackendError
-from attnsel.evaluate import findings, wishes
+from attnsel.evaluate import findings, findings_again, over_memory, wishes
+from attnsel.layout import Layout
 from attnsel.params import AttentionParams
+from attnsel.plugins import load_plugins
 from attnsel.policy import Policy
 from attnsel.report import render
 from attnsel.rules import REGISTRY
@@ -27,13 +29,15 @@ from attnsel.verdict import Adaptation, Bad, Reason, Standing, Verdict, Words
 class Refusal(NamedTuple):
     """A kernel refused this very call when it was prepared or launched, in these words.
 
-    ``likely``: codes of rules that may explain it, the likeliest first.
+    ``likely``: codes of rules that may explain it, the likeliest first. ``code`` RUNTIME002: it ran, and its
+    numbers were wrong.
     """
 
     candidate: str
     params: AttentionParams
     message: str
     likely: tuple[str, ...] = ()
+    code: str = "RUNTIME001"
 
     @property
     def hint(self) -> str:
@@ -50,10 +54,11 @@ class Evidence:
         return self if refusal in self.refusals else Evidence((*self.refusals, refusal))
 
     def against(self, name: str, p: AttentionParams) -> list[Reason]:
-        page = REGISTRY.pages["RUNTIME001"]
+        wanted = {"RUNTIME001": "a kernel that accepts this call", "RUNTIME002": "the numbers tiled gives"}
         return [
             Reason(
-                page, Bad("kernel", refusal.message, Words("a kernel that accepts this call"), refusal.hint)
+                REGISTRY.pages[refusal.code],
+                Bad("kernel", refusal.message, Words(wanted[refusal.code]), refusal.hint),
             )
             for refusal in self.refusals
             if refusal.candidate == name and refusal.params == p
@@ -98,14 +103,17 @@ class Candidate(NamedTuple):
             "plan_only": self.plan_only,
             "unproven": self.unproven,
             "placed_by": self.placed_by,
-            "adaptations": [adaptation._asdict() for adaptation in self.adaptations],
+            "adaptations": [adaptation.as_dict() for adaptation in self.adaptations],
             "reasons": [reason.as_dict() for reason in self.reasons],
         }
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The answer. ``candidates`` stand best first, refused ones last; ``backend`` names the choice."""
+    """The answer. ``candidates`` stand best first, refused ones last; ``backend`` names the choice.
+
+    ``layout``: where the tensors of the call lie, if there were tensors and they are not plainly dense.
+    """
 
     params: AttentionParams
     environment: Environment
@@ -113,6 +121,7 @@ class Selection:
     evidence: Evidence
     candidates: tuple[Candidate, ...]
     backend: str | None
+    layout: Layout | None = None
 
     def __getitem__(self, name: str) -> Candidate:
         for candidate in self.candidates:
@@ -133,12 +142,19 @@ class Selection:
 
     @cached_property
     def unlocks(self) -> tuple[Unlock, ...]:
-        """Minimal changes that make refused candidates eligible, each re-checked by the engine."""
-        return find_unlocks(self, _ask)
+        """Smallest sets of changes that make refused candidates eligible, each re-checked by the engine.
+
+        Searched when first asked for; ``unlock.apply(params, environment, policy)`` makes one.
+        """
+        return find_unlocks(self, _ask, _ask_about)
 
     def report(self, width: int = 80) -> str:
         """The whole answer as text: what ATTNSEL_DEBUG=2 prints and NoBackendError carries."""
         return render(self, width)
+
+    def located(self, layout: Layout) -> Selection:
+        """The same answer, to be told together with where the tensors lie."""
+        return replace(self, layout=layout)
 
     def require(self) -> Selection:
         """Itself, if something can run. Raises NoBackendError with the report otherwise."""
@@ -163,6 +179,8 @@ class Selection:
             "policy": self.policy.model_dump(mode="json"),
             "candidates": [candidate.as_dict() for candidate in self.candidates],
         }
+        if self.layout is not None:
+            out["layout"] = self.layout.as_dict()
         if unlocks:
             out["unlocks"] = [unlock.as_dict() for unlock in self.unlocks]
         return out
@@ -188,19 +206,18 @@ def select(
 
 @lru_cache(maxsize=8192)
 def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
-    asked = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
-    ignored = policy.allow_known_bugs
-    if policy.backend == "triton":
-        ignored = (*ignored, INTERPRETED)
+    load_plugins()
+    asked, ignored = _as_wished(p, policy)
     found = findings(asked, env, ignored)
     changed: dict[Any, Any] = {}
-    answers: dict[AttentionParams, dict[str, list[Reason]]] = {}
+    answers: dict[tuple[AttentionParams, tuple[str, ...]], dict[str, list[Reason]]] = {}
 
     def again(name: str, q: AttentionParams) -> list[Reason]:
-        """Reasons against a changed question; candidates that are changed alike share the work."""
-        if q not in answers:
-            answers[q] = findings(q, env, ignored, adaptable=True)
-        return answers[q][name]
+        """Reasons against a changed question; candidates that may be changed alike share the work."""
+        alike = _changed_alike(CANDIDATES[name].adaptations)
+        if (q, alike) not in answers:
+            answers[q, alike] = findings_again(q, asked, found, env, ignored, alike)
+        return answers[q, alike][name]
 
     judged = [
         _judge(info, asked, env, policy, evidence, found[info.name], again, changed)
@@ -210,9 +227,32 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
     return Selection(asked, env, policy, evidence, candidates, _choose(candidates, env))
 
 
+def _as_wished(p: AttentionParams, policy: Policy) -> tuple[AttentionParams, tuple[str, ...]]:
+    """The question under a policy, and the codes of rules that the policy overrides."""
+    asked = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
+    ignored = policy.allow_known_bugs
+    return asked, (*ignored, INTERPRETED) if policy.backend == "triton" else ignored
+
+
+@lru_cache(maxsize=64)
+def _changed_alike(adaptations: tuple[str, ...]) -> tuple[str, ...]:
+    """The candidates for which just these changes may be made."""
+    return tuple(info.name for info in CANDIDATES.values() if info.adaptations == adaptations)
+
+
 def _ask(p: AttentionParams, env: Environment, policy: Policy) -> Selection:
     """A hypothetical question for the search for ways out; kept out of the memo of real ones."""
     return _select.__wrapped__(p, env, policy, NO_EVIDENCE)
+
+
+def _ask_about(name: str, p: AttentionParams, env: Environment, policy: Policy) -> Candidate:
+    """One candidate's part of :func:`_ask`, at a fraction of its price."""
+    asked, ignored = _as_wished(p, policy)
+
+    def about(name: str, q: AttentionParams) -> list[Reason]:
+        return findings(q, env, ignored, (name,))[name]
+
+    return _judge(CANDIDATES[name], asked, env, policy, NO_EVIDENCE, about(name, asked), about, {})
 
 
 def _judge(
@@ -228,7 +268,7 @@ def _judge(
     """Rules, then adaptations, then wishes and what was learnt: one candidate's verdict."""
     name = info.name
     adaptations: tuple[Adaptation, ...] = ()
-    if reasons and info.adaptations and policy.adapt == "auto":
+    if (reasons or p.tensors.mask_hides_nothing) and info.adaptations and policy.adapt == "auto":
         applied, left = adapt_to(info.adaptations, p, reasons, partial(again, name), changed)
         if all(reason.unknown for reason in left):
             adaptations, reasons = applied, left
@@ -238,6 +278,8 @@ def _judge(
     unwanted = wishes(policy)[name]
     if unwanted:
         reasons = [*reasons, *unwanted]
+    if policy.memory_limit is not None:
+        reasons = [*reasons, *over_memory(name, p, env, policy, adaptations)]
     if evidence.refusals:
         reasons = reasons + evidence.against(name, p)
     verdict: Verdict = "eligible"
@@ -246,6 +288,8 @@ def _judge(
     # What is ours is proven per architecture; without a GPU there is none to be unproven on.
     ours = info.owned or info.called
     unproven = ours and env.arch is not None and (name, env.arch) not in PROVEN
+    if info.plugin:
+        unproven = env.target not in info.proven_on
     return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(info, p, env), unproven)
 
 
@@ -275,7 +319,13 @@ def _rank(
         (refused if candidate.verdict == "refused" else standing).append(candidate)
     seen = tuple(
         [
-            Standing(c.name, c.verdict, len(c.adaptations), c.unproven and CANDIDATES[c.name].owned, large)
+            Standing(
+                c.name,
+                c.verdict,
+                overhead(c.adaptations, p) if c.adaptations else 0,
+                c.unproven and not CANDIDATES[c.name].called,
+                large,
+            )
             for c in standing
         ]
     )

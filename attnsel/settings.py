@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from attnsel._model import FrozenModel
 from attnsel.errors import InvalidInput
@@ -25,12 +25,19 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_ADAPT": "adapt",
     "ATTNSEL_ALLOW_KNOWN_BUGS": "allow_known_bugs",
     "ATTNSEL_DETERMINISTIC": "deterministic",
+    "ATTNSEL_MEMORY_LIMIT": "memory_limit",
     "ATTNSEL_DEBUG": "debug",
     "ATTNSEL_DEBUG_FORMAT": "debug_format",
     "ATTNSEL_DEBUG_FILE": "debug_file",
     "ATTNSEL_DEBUG_RANKS": "debug_ranks",
     "ATTNSEL_CHECK": "check",
+    "ATTNSEL_SELFCHECK": "selfcheck",
 }
+
+
+def _read_selfcheck(value: Any) -> Any:
+    """ "0" from 0 and False too, which say it as well in code."""
+    return "0" if value is False or (isinstance(value, int) and value == 0) else value
 
 
 class Settings(FrozenModel):
@@ -45,6 +52,9 @@ class Settings(FrozenModel):
     debug_ranks: Literal["0", "all"] = Field(default="0", description="which ranks speak")
     check: bool = Field(
         default=False, description="read cu_seqlens and masks back from the GPU to check them (synchronises)"
+    )
+    selfcheck: Annotated[Literal["0", "unproven", "all"], BeforeValidator(_read_selfcheck)] = Field(
+        default="unproven", description="whose first call is compared with tiled"
     )
 
 

@@ -22,6 +22,16 @@ EVIDENCE: dict[str, str] = {
 }
 
 
+def size(count: int) -> str:
+    """Bytes for people."""
+    amount, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
 class Required:
     """What a field should have been. ``repairs`` proposes values, each to be re-checked by the engine."""
 
@@ -57,6 +67,18 @@ class Multiple(NamedTuple("_Multiple", [("of", int)]), Required):
 
     def repairs(self, observed: Any) -> Iterator[Any]:
         yield -(-observed // self.of) * self.of
+
+
+class AtLeastBytes(NamedTuple("_AtLeastBytes", [("bytes", int)]), Required):
+    """An amount of memory, in bytes; said in units."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"at least {size(self.bytes)}"
+
+    def repairs(self, observed: Any) -> Iterator[Any]:
+        yield self.bytes
 
 
 class OneOf(Required):
@@ -120,12 +142,21 @@ class Unknown(NamedTuple):
 
 
 class Adaptation(NamedTuple):
-    """An exact change of the call that lets a candidate run it, and what it costs every time."""
+    """An exact change of the call that lets a candidate run it, and what it costs every time.
+
+    ``changes``: fields and the values they are brought to, where a change can be made in several ways.
+    """
 
     name: str
     text: str
-    bytes: int  # extra memory while the call runs
+    bytes: int  # memory that the change makes in a forward
     quadratic: bool = False  # grows with s_q * s_kv
+    flops: int = 0  # operations that the kernel does more, forward and, in training, backward
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**self._asdict(), "changes": dict(self.changes)}
 
 
 class Standing(NamedTuple):
@@ -136,7 +167,7 @@ class Standing(NamedTuple):
 
     name: str
     verdict: Verdict
-    changes: int  # adaptations
+    overhead: int  # what adaptations add, in sixteenths of the attention's own work
     unproven: bool  # a kernel of ours that no result shows running here
     large_scores: bool  # one [b, h, s_q, s_kv] tensor is more than a GiB
 

@@ -71,9 +71,11 @@ upgrade = next(u for u in answer.unlocks if u.candidate == "cudnn" and u.effect 
 newer = select(call, machine.replace(**dict(upgrade.changes)))
 print(f"{upgrade.change}: {answer.backend} → {newer.backend}")
 
-heading("with v padded to 192 instead: nothing to install")
-padded = select(call.replace(head_dim_v=192), machine)
-print(f"head_dim_v 128 → 192: {answer.backend} → {padded.backend}")
+heading("without the changes that attnsel makes for a kernel")
+for adaptation in answer[answer.backend].adaptations if answer.backend else ():
+    print(f"{answer.backend} {adaptation.text}: {adaptation.bytes >> 20} MiB on every call")
+plain = select(call, machine, policy=Policy(adapt="never"))
+print(f"adapt='never': {answer.backend} → {plain.backend}")
 
 heading("only flash-type kernels allowed")
 strict = select(call, machine, policy=Policy(allow=("sdpa.flash", "triton")))

@@ -95,7 +95,7 @@ class Rule(Page):
 class Wish(Page):
     """A refusal that rests on what the user asked for, or on what happened in this process."""
 
-    body: Callable[[str, Policy], Bad | None]
+    body: Callable[..., Bad | None]  # (name, policy), and what one call takes where that matters
     trips: tuple[str, Example]  # a candidate, and the fields of a Policy that refuses it
 
 
@@ -107,10 +107,14 @@ class Preference(Page):
 
 
 class Registry:
-    """Everything that was written down, in order. Codes are unique across kinds."""
+    """Everything that was written down, in order. Codes are unique across kinds.
 
-    def __init__(self) -> None:
+    A plug-in makes one for its own rules and says which ``candidate`` they are about.
+    """
+
+    def __init__(self, candidate: str | None = None) -> None:
         self.pages: dict[str, Page] = {}
+        self.candidate = candidate
 
     def add(self, page: Page) -> None:
         if page.code in self.pages:
@@ -148,6 +152,7 @@ def rule(
     evidence: str,
     trips: Example | None = None,
     passes: Example | None = None,
+    registry: Registry | None = None,
 ) -> Callable[[Body], Body]:
     """Register a constraint on ``candidates``.
 
@@ -155,15 +160,17 @@ def rule(
     ``range(80, 90)``. ``device``: device types, e.g. ``{"cuda"}``; a rule with ``arch`` is about CUDA
     already. ``fp8``: only questions that run attention in FP8 (True), or only others (False).
     ``trips``/``passes``: fields of AttentionParams, or ``gpu`` and component versions, that
-    differ from the defaults inside the gates.
+    differ from the defaults inside the gates. ``registry``: a plug-in's own; None is attnsel's.
 
     Raises ValueError at import for a rule that could not be explained: no docstring, no ``Source:``.
     """
     if not _CODE.match(code):
         raise ValueError(f"rule code {code!r}: capital letters and three digits, such as CUDNN204")
-    unknown = [name for name in candidates if name not in CANDIDATES]
+    target = REGISTRY if registry is None else registry
+    allowed = tuple(CANDIDATES) if target.candidate is None else (target.candidate,)
+    unknown = [name for name in candidates if name not in allowed]
     if unknown or not candidates:
-        raise ValueError(f"{code}: candidates {unknown or 'missing'}; allowed: {', '.join(CANDIDATES)}")
+        raise ValueError(f"{code}: candidates {unknown or 'missing'}; allowed: {', '.join(allowed)}")
     if evidence not in EVIDENCE:
         raise ValueError(f"{code}: evidence {evidence!r}; allowed: {', '.join(EVIDENCE)}")
     gates = (when,) if isinstance(when, Versions) else tuple(when)
@@ -181,7 +188,7 @@ def rule(
             passes=dict(passes or {}),
             when_text=_gate_text(gates, arch),
         )
-        REGISTRY.add(page)
+        target.add(page)
         return body
 
     return register

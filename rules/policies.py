@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from attnsel.memory import Part
 from attnsel.policy import Policy
 from attnsel.rules.api import wish
-from attnsel.verdict import Bad, OneOf, Words
+from attnsel.verdict import AtLeastBytes, Bad, OneOf, Words, size
 
 
 @wish("POLICY001", trips=("triton", {"backend": "cudnn"}))
@@ -46,13 +47,43 @@ def denied(name: str, policy: Policy) -> Bad | None:
     return None
 
 
+@wish("POLICY004", trips=("sdpa.math", {"memory_limit": "1MiB"}))
+def over_the_memory_limit(name: str, policy: Policy, parts: tuple[Part, ...] = ()) -> Bad | None:
+    """This call would take more memory than the policy allows
+
+    Why: Policy.memory_limit (ATTNSEL_MEMORY_LIMIT) bounds what a candidate allocates while it runs, beyond
+    the call's tensors, results and gradients: scores that are stored, folded masks, copies, repeated heads
+    and tiled's tiles. cuDNN's workspace is not known before a plan is built and is not counted, neither for
+    cudnn nor for sdpa.cudnn; nor are rows of statistics, which grow with s alone.
+    Fix: raise the limit, or use a kernel that stores no scores and a call that needs no adaptation.
+    Source: your policy; attnsel/memory.py says how each figure is made.
+    """
+    need = sum(amount for _, amount in parts)
+    if policy.memory_limit is None or need <= policy.memory_limit:
+        return None
+    made = ", ".join(f"{size(amount)} {what}" for what, amount in parts)
+    return Bad("policy.memory_limit", size(policy.memory_limit), AtLeastBytes(need), made)
+
+
 @wish("RUNTIME001", evidence="runtime", trips=("cudnn", {}))
 def refused_when_it_ran(name: str, policy: Policy) -> Bad | None:
     """The kernel itself refused this very call earlier in this process.
 
     Why: a plan did not build or a launch ran out of resources; it is remembered, so that the next call
     goes straight to the candidate that works.
-    Fix: read the kernel's own words beside the code; attnsel.configure() forgets what was remembered.
+    Fix: read the kernel's own words beside the code; attnsel.clear_cache() forgets what was remembered.
     Source: this process.
     """
     return None  # recorded refusals come from the evidence, see attnsel.evaluate
+
+
+@wish("RUNTIME002", evidence="runtime", trips=("triton", {}))
+def gave_wrong_numbers(name: str, policy: Policy) -> Bad | None:
+    """Its numbers were not those of tiled when this very call was first made
+
+    Why: the first call of an unproven kernel is compared with plain PyTorch operations in float32; what
+    rounding explains is allowed, with a margin. The figures stand beside the code.
+    Fix: report them; ATTNSEL_SELFCHECK=0 uses the kernel as it is; attnsel.clear_cache() forgets.
+    Source: this process; attnsel/runtime/selfcheck.py.
+    """
+    return None  # as above

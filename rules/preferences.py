@@ -54,8 +54,26 @@ def proven_before_unproven(c: Standing, arch: int | None, policy: Policy) -> int
     return int(c.unproven)
 
 
-_FLASH_FIRST = ("sdpa.flash", "triton", "cudnn", "sdpa.cudnn", "sdpa.efficient")
-_CUDNN_FIRST = ("cudnn", "sdpa.cudnn", "triton", "sdpa.flash", "sdpa.efficient")
+@preference("PREF008", evidence="reported")
+def costly_changes_last(c: Standing, arch: int | None, policy: Policy) -> int:
+    """A kernel that takes half as much work again to adapt to comes after those that fit better.
+
+    Why: the fastest family is up to 1.7 times as fast as the next; copies and padding that add half of the
+    attention's own work leave little of that, and take memory besides. Among last resorts PREF006 decides.
+    Source: FlashAttention-3 paper, figures for H100 (see PREF005); attnsel/adapt.py, "overhead".
+    """
+    return int(c.overhead > _HALF and not CANDIDATES[c.name].last_resort)
+
+
+_HALF = 8  # sixteenths
+
+# Families of like speed, the fastest first.
+_FLASH_FIRST = (("sdpa.flash", "triton"), ("cudnn", "sdpa.cudnn"), ("sdpa.efficient",))
+_CUDNN_FIRST = (("cudnn", "sdpa.cudnn"), ("triton", "sdpa.flash"), ("sdpa.efficient",))
+
+
+def _families(arch: int | None) -> tuple[tuple[str, ...], ...]:
+    return _CUDNN_FIRST if arch is not None and 90 <= arch < 120 else _FLASH_FIRST
 
 
 @preference("PREF005", evidence="reported")
@@ -66,9 +84,13 @@ def faster_family_first(c: Standing, arch: int | None, policy: Policy) -> int:
     was measured 12 to 18 % slower than flash.
     Source: FlashAttention-3 paper, figures for H100 (cuDNN 617 against 362 TFLOP/s, head_dim 128, 2k);
     transformers PR #48163; TransformerEngine prefers fused attention from sm90 on (utils.py 1647-1660).
+    A plug-in stands where its maker says, or behind these.
     """
-    order = _CUDNN_FIRST if arch is not None and 90 <= arch < 120 else _FLASH_FIRST
-    return order.index(c.name) if c.name in order else len(order)
+    families = _families(arch)
+    place = CANDIDATES[c.name].place
+    name, beside = (c.name, 0) if place is None else place
+    family = next((i for i, names in enumerate(families) if name in names), len(families))
+    return 3 * family + beside  # beside is -1, 0 or 1
 
 
 @preference("PREF006", evidence="measured")
@@ -84,10 +106,22 @@ def leaner_last_resort(c: Standing, arch: int | None, policy: Policy) -> int:
 
 
 @preference("PREF007", evidence="policy")
-def fewer_changes_first(c: Standing, arch: int | None, policy: Policy) -> int:
-    """Of two that are otherwise alike, the one that takes the call as it is goes first.
+def lighter_changes_first(c: Standing, arch: int | None, policy: Policy) -> int:
+    """Of two that are as fast, the one that adapts the call with less work goes first.
 
-    Why: an adaptation costs memory and time on every call.
-    Source: attnsel's design.
+    Why: a copy costs memory and time on every call: none is made for a kernel that is no better.
+    Source: attnsel/adapt.py, "overhead": bytes moved and operations added, against the attention's own.
     """
-    return c.changes
+    return c.overhead
+
+
+@preference("PREF009", evidence="policy")
+def order_within_a_family(c: Standing, arch: int | None, policy: Policy) -> int:
+    """Within a family, the kernel with fewer layers between it and the call goes first.
+
+    Why: cudnn asks the library itself, with every feature it has; sdpa.cudnn sees what PyTorch passes on.
+    Between sdpa.flash and triton: the one written for the architecture goes first.
+    Source: attnsel's choice.
+    """
+    order = [name for names in _families(arch) for name in names]
+    return order.index(c.name) if c.name in order else len(order)

@@ -20,7 +20,9 @@ LAYERS = [
     ["params", "environment", "candidates"],
     ["policy"],
     ["verdict"],
+    ["memory"],
     ["rules"],
+    ["adaptations", "reads", "plugins"],
     ["evaluate", "adapt"],
     ["unlock"],
     ["report"],
@@ -32,7 +34,7 @@ LAYERS = [
     ["flash_attn"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:10] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:11] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {"params", "layout", "gpus", "verdict", "versions", "backends", "errors"}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from attnsel.cli.library import Asked, Verdict, by_library, by_rules, outcome
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.report import size
+from attnsel.verdict import size
 from attnsel.versions import Version
 
 _OLDEST = Version(9, 8)

@@ -15,9 +15,10 @@ from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, tell, wrap
 from attnsel.cli.probe import Machine, Probe, examine, redact
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
-from attnsel.report import environment_words, size
+from attnsel.report import environment_words
 from attnsel.rules import find_rule
 from attnsel.select import Candidate, select
+from attnsel.verdict import size
 
 _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")
@@ -30,8 +31,9 @@ def doctor(*, json: Json = False) -> int:
     host name or home folder is printed: the output is meant for bug reports.
 
     --json prints one object: attnsel, python, platform, components (installed, loads, version,
-    trouble), devices (environments), gpus_in_sight, calls (device, dtype, training, backend,
-    verdicts), variables, settings (null if a variable is invalid) and findings (level, text, fix).
+    trouble), plugins (entry, distribution, name, loads, trouble), devices (environments),
+    gpus_in_sight, calls (device, dtype, training, backend, verdicts), variables, settings (null if a
+    variable is invalid) and findings (level, text, fix).
 
     Exit code: 0 nothing is wrong, 4 a finding is an error.
     """
@@ -92,6 +94,16 @@ def _as_dict(machine: Machine, calls: list[Call], findings: list[Finding]) -> di
             }
             for name, probe in machine.probes.items()
         },
+        "plugins": [
+            {
+                "entry": found.entry,
+                "distribution": found.distribution,
+                "name": None if found.plugin is None else found.plugin.name,
+                "loads": probe.loads if found.plugin else False,
+                "trouble": redact(probe.trouble),
+            }
+            for found, probe in machine.plugins
+        ],
         "devices": [env.model_dump(mode="json") for env in machine.environments],
         "gpus_in_sight": list(machine.gpus_in_sight),
         "calls": [call._asdict() for call in calls],
@@ -111,6 +123,14 @@ def _tell(machine: Machine, calls: list[Call], findings: list[Finding]) -> None:
     lines = [f"attnsel {__version__} · Python {platform.python_version()} · {system}", "", "Installed"]
     for name, probe in machine.probes.items():
         lines.append(f"  {name.replace('_', '-'):<16}{_state(name, probe)}")
+    if machine.plugins:
+        lines += ["", "Plug-ins"]
+    for found, probe in machine.plugins:
+        name = found.entry if found.plugin is None else found.plugin.name
+        state = "✖ left out" if found.plugin is None else "✖ does not load" if probe.loads is False else ""
+        lines.append(
+            f"  {name:<16}{found.distribution}  {state or ('✔ loads' if probe.loads else '')}".rstrip()
+        )
     lines += ["", "ATTNSEL_ variables"]
     told = variables(os.environ)
     lines += [f"  {name}={value}" for name, value in told.items()] or ["  none set"]

@@ -35,9 +35,9 @@ def explain(
 
     --json prints one object: backend (the choice, or null), params, environment (with warnings),
     policy, candidates (best first: name, verdict, eligible, executable, plan_only, unproven, placed_by,
-    adaptations, reasons) and unlocks (changes that make a refused candidate eligible); with --ask-library
-    also library (judge, cudnn, cudnn_frontend, supported, rules, agree, answers, notes; or missing and
-    message).
+    adaptations, reasons) and unlocks (smallest sets of changes that make a refused candidate eligible, as
+    text, as lines to paste and as fields with their new values); with --ask-library also library (judge,
+    cudnn, cudnn_frontend, supported, rules, agree, answers, notes; or missing and message).
 
     Exit code: 0 a backend was found, 2 bad input, 3 no backend.
     """

@@ -35,7 +35,13 @@ class Call(NamedTuple):
 
 def find(machine: Machine, calls: list[Call]) -> list[Finding]:
     """Everything that is wrong or worth knowing, the worst first."""
-    found = [*_settings(os.environ), *_libraries(machine.probes), *_torch(machine), *_devices(machine, calls)]
+    found = [
+        *_settings(os.environ),
+        *_libraries(machine.probes),
+        *_plugins(machine),
+        *_torch(machine),
+        *_devices(machine, calls),
+    ]
     order = ("error", "warning", "note")
     return sorted(found, key=lambda finding: order.index(finding.level))
 
@@ -72,6 +78,17 @@ def _libraries(probes: Mapping[str, Probe]) -> Iterator[Finding]:
                 f"{name.replace('_', '-')} {probe.installed} is installed and does not load: {probe.trouble}"
             )
             yield Finding("error", text, f"reinstall it: pip install --force-reinstall {_pip_name(name)}")
+
+
+def _plugins(machine: Machine) -> Iterator[Finding]:
+    for found, probe in machine.plugins:
+        if found.plugin is None:
+            text = f"the plug-in {found.entry!r} of {found.distribution} is left out: {redact(found.trouble)}"
+            yield Finding("error", text, "update or uninstall it, or tell its maker")
+        elif probe.loads is False:
+            name = found.plugin.name
+            text = f"the kernel of {name} ({found.distribution}) does not load: {probe.trouble}"
+            yield Finding("error", text, f"ATTNSEL_DISABLE={name}, or reinstall it")
 
 
 def _pip_name(component: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from cyclopts import Group, Parameter
+from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from attnsel.environment import COMPONENTS, Environment
@@ -76,6 +77,8 @@ def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, 
             kind, text = str, f"{text}; commas between"
         else:
             extra["consume_multiple"] = True
+    if kind is ByteSize:
+        kind = str  # the model reads units
     if get_origin(kind) is Literal:
         kind = str  # the model knows aliases ("bfloat16") and names what is allowed
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default

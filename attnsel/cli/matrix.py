@@ -21,6 +21,7 @@ from attnsel.cli.question import Question, asks, with_recipe
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
+from attnsel.plugins import load_plugins
 from attnsel.report import environment_words, params_words
 from attnsel.select import Selection, select
 
@@ -69,6 +70,7 @@ def matrix(
 
     Exit code: 0 some cell has a backend, 2 bad input or no valid cell, 3 no cell has one.
     """
+    load_plugins()
     if candidate is not None and candidate not in CANDIDATES:
         raise InvalidInput("--candidate", candidate, f"allowed: {', '.join(CANDIDATES)}")
     down, along = read_axis("--rows", rows), read_axis("--cols", cols)

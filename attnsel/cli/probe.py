@@ -11,11 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnsel.environment import Environment
+from attnsel.plugins import Found, PluginWarning, load_plugins
 from attnsel.versions import Version
 
 _TIMEOUT = 120  # seconds; a first import of torch from a network disk takes a minute
@@ -70,6 +72,7 @@ class Machine(NamedTuple):
     probes: dict[str, Probe]
     environments: tuple[Environment, ...]
     gpus_in_sight: tuple[str, ...]  # what the driver lists, torch or no torch
+    plugins: tuple[tuple[Found, Probe], ...] = ()
 
 
 def examine() -> Machine:
@@ -85,7 +88,22 @@ def examine() -> Machine:
     if not environments:
         # torch cannot be asked; what it would run on is then the CPU, without torch.
         environments = (_without_torch(installed),)
-    return Machine(probes, environments, gpus)
+    return Machine(probes, environments, gpus, _plugins(torch=bool(probes["torch"].loads)))
+
+
+def _plugins(torch: bool) -> tuple[tuple[Found, Probe], ...]:
+    """Every plug-in, and whether its kernel's module loads (without torch nobody can tell)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)  # the doctor says it in its own words
+        found = load_plugins()
+    told = []
+    for each in found:
+        probe = Probe(each.distribution, None, {}, each.trouble)
+        if each.plugin is not None and torch:
+            script = f"import {each.plugin.kernel} as k; k.forward, k.backward; print('{{}}')"
+            probe = Probe(each.distribution, *_run(script))
+        told.append((each, probe))
+    return tuple(told)
 
 
 def redact(text: str) -> str:

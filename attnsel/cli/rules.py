@@ -105,6 +105,8 @@ def _names(candidates: tuple[str, ...]) -> str:
     """Candidates in few words."""
     if set(candidates) == set(CANDIDATES):
         return "all"
+    if set(candidates) == {name for name, info in CANDIDATES.items() if not info.plugin}:
+        return "all but plug-ins"
     sdpa = [name for name in CANDIDATES if name.startswith("sdpa.")]
     if set(sdpa) <= set(candidates):
         return ", ".join(["sdpa.*", *(name for name in candidates if name not in sdpa)])

@@ -6,4 +6,6 @@
 ``cache``    which closure belongs to which call signature
 ``autograd`` gradients around a kernel of the contract
 ``compiled`` the same under torch.compile
+``foreign``  kernels of plug-ins; ``selfcheck`` the first call of an unproven kernel, held against tiled
+``yardstick`` which rows of it, and how far rounding may put them off
 """

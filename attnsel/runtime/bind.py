@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -13,13 +14,16 @@ from torch import Tensor
 from attnsel.backends import sdpa, tiled
 from attnsel.backends.contract import Grads, Inputs, Spec
 from attnsel.backends.slopes import default_slopes
+from attnsel.candidates import CANDIDATES
 from attnsel.params import AttentionParams
+from attnsel.runtime.adapted import Call, adapted
 from attnsel.runtime.autograd import Attend, ContractKernel
 from attnsel.runtime.call import Config, Extras
 from attnsel.runtime.contents import check_contents
+from attnsel.runtime.foreign import kernel_of_plugin
 from attnsel.runtime.inputs import check_tensors, mask_pair
 from attnsel.runtime.sizes import lengths_of
-from attnsel.select import Candidate, Selection
+from attnsel.select import Selection
 from attnsel.settings import Settings
 
 Run = Callable[..., Any]  # (q, k, v, extras) -> what ``attend`` returns
@@ -51,13 +55,21 @@ class CannotPrepare(Exception):
 
 def kernel_of(name: str) -> ContractKernel:
     """The kernel behind a candidate. Raises CannotPrepare where its library does not load."""
-    if name not in KERNELS and name in _LOADED_WHEN_CHOSEN:
+    if name not in KERNELS:
         try:
-            module = import_module(_LOADED_WHEN_CHOSEN[name])
+            if CANDIDATES[name].plugin:
+                KERNELS[name] = kernel_of_plugin(name)
+            else:
+                module = import_module(_LOADED_WHEN_CHOSEN[name])
+                KERNELS[name] = ContractKernel(module.forward, module.backward, module.prepare)
         except ImportError as error:
             raise CannotPrepare(str(error)) from error
-        KERNELS[name] = ContractKernel(module.forward, module.backward, module.prepare)
     return KERNELS[name]
+
+
+def replays_dropout(name: str) -> bool:
+    """Whether a candidate drops by the contract's generator: all that take the contract do."""
+    return name in REPLAY_DROPOUT or bool(CANDIDATES[name].plugin)
 
 
 def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
@@ -95,27 +107,50 @@ def bind(
     Raises CannotPrepare when the kernel refuses what the rules allowed.
     """
     assert selection.backend is not None
-    candidate = selection[selection.backend]
-    spec = make_spec(config, selection.params, need_grad)
-    own_dropout = candidate.name in REPLAY_DROPOUT
-    adapt = _adaptation(candidate, selection.params)
-    gather = _gather(config, spec, adapt, own_dropout, settings)
-    if candidate.name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
-        kernel = kernel_of(candidate.name)
+    name, p = selection.backend, selection.params
+    change = adapted(config, p, selection[name].adaptations)
+    if change is None:
+        return Bound(_bind(name, config, p, q, k, v, extras, need_grad, settings), selection, settings)
+    looks = "padding" in config.attn_mask_type or (settings.check and extras.attention_mask is not None)
+
+    def check(call: Call) -> None:
+        if looks:  # before anything is changed: complaints speak of the caller's own arguments
+            _check_readable(config, *call, settings)
+
+    asked = Call(q, k, v, extras)
+    check(asked)
+    run = _bind(name, change.config, change.params, *change.enter(asked)[-1], need_grad, settings)
+    return Bound(change.around(run, check), selection, settings)
+
+
+def _bind(
+    name: str,
+    config: Config,
+    p: AttentionParams,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    need_grad: bool,
+    settings: Settings,
+) -> Run:
+    """``bind`` for tensors that are as the kernel wants them."""
+    spec = make_spec(config, p, need_grad)
+    gather = _gather(config, spec, replays_dropout(name), settings)
+    if name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
+        kernel = kernel_of(name)
         if kernel.prepare is not None:
             _prove(kernel.prepare, spec, gather, q, k, v, extras)
-        return Bound(_through_contract(kernel, spec, gather, config), selection, settings)
+        return _through_contract(kernel, spec, gather, config)
     example = gather(q, k, v, extras)
     try:
-        call = sdpa.bind(candidate.name, spec, example)
+        call = sdpa.bind(name, spec, example)
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise CannotPrepare(str(error)) from error
     finish = _finish(config, example)
     if any(other is not None for other in _others(example)):
-        return Bound(_with_others(call, gather, finish), selection, settings)
-    if adapt is not None:
-        return Bound(_adapted(call, gather, finish), selection, settings)
-    return Bound(_fast(config, call, finish), selection, settings)
+        return _with_others(call, gather, finish)
+    return _fast(config, call, finish)
 
 
 def _prove(
@@ -166,13 +201,6 @@ def _others(i: Inputs) -> tuple[Tensor | None, ...]:
     return i.attn_mask, i.bias, i.alibi_slopes, i.seqlens_q, i.seqlens_kv
 
 
-def _adapted(call: Callable[..., Tensor], gather: Gather, finish: Callable[[Tensor], Tensor]) -> Run:
-    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
-        return finish(call(*gather(q, k, v, extras)[:3]))
-
-    return run
-
-
 def _with_others(call: Callable[..., Tensor], gather: Gather, finish: Callable[[Tensor], Tensor]) -> Run:
     def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
         inputs = gather(q, k, v, extras)
@@ -205,9 +233,19 @@ def bind_gradients(selection: Selection, config: Config, settings: Settings) -> 
     For operators that recompute (``runtime/compiled.py``): inside one, autograd records nothing.
     """
     assert selection.backend is not None
-    candidate, kernel, p = selection[selection.backend], kernel_of(selection.backend), selection.params
+    name, p = selection.backend, selection.params
+    change = adapted(config, p, selection[name].adaptations)
+    if change is None:
+        return _bind_gradients(name, config, p, settings)
+    return change.around_gradients(_bind_gradients(name, change.config, change.params, settings))
+
+
+def _bind_gradients(
+    name: str, config: Config, p: AttentionParams, settings: Settings
+) -> Callable[..., Grads]:
+    kernel = kernel_of(name)
     spec = make_spec(config, p, need_grad=True)
-    gather = _gather(config, spec, _adaptation(candidate, p), candidate.name in REPLAY_DROPOUT, settings)
+    gather = _gather(config, spec, replays_dropout(name), settings)
     to_kernel, to_caller = _TO_KERNEL[config.qkv_format], _TO_CALLER[config.qkv_format]
 
     def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor) -> Grads:
@@ -215,22 +253,35 @@ def bind_gradients(selection: Selection, config: Config, settings: Settings) -> 
         if config.flatten_heads:
             dout = dout.unflatten(-1, (p.num_heads, p.head_dim_v))
         grads = kernel.backward(spec, inputs, kernel.forward(spec, inputs), to_kernel(dout))
-        dk, dv = (
-            grad if grad.shape == to_kernel(t).shape else _sum_copies(grad, to_kernel(t).shape)
-            for grad, t in ((grads.k, k), (grads.v, v))
-        )
         dbias = grads.bias
         if dbias is not None and config.bias_type == "pre_scale_bias":
             dbias = dbias * spec.softmax_scale
-        return Grads(to_caller(grads.q), to_caller(dk), to_caller(dv), dbias, grads.softmax_offset)
+        return Grads(to_caller(grads.q), to_caller(grads.k), to_caller(grads.v), dbias, grads.softmax_offset)
 
     return run
 
 
-def _sum_copies(grad: Tensor, shape: torch.Size) -> Tensor:
-    """The gradient of repeated kv heads, [b, h, s, d] or [t, h, d], summed over the copies of each."""
-    copies = grad.unflatten(1, (shape[1], -1))
-    return copies.sum(2, dtype=torch.promote_types(grad.dtype, torch.float32)).to(grad.dtype)
+def contract_call(
+    config: Config,
+    p: AttentionParams,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    settings: Settings,
+    *,
+    dropout: bool,
+) -> tuple[Spec, Inputs]:
+    """The call as the contract states it, with nothing adapted; ``dropout`` False leaves dropout out."""
+    spec = make_spec(config, p, need_grad=False)
+    if not dropout:
+        spec = replace(spec, dropout_p=0.0)
+    return spec, _gather(config, spec, dropout, settings)(q, k, v, extras)
+
+
+def to_contract(config: Config, t: Tensor) -> Tensor:
+    """A tensor in the caller's format, as a view with the contract's dimensions."""
+    return _TO_KERNEL[config.qkv_format](t)
 
 
 # ---- tensors on their way in and out ----------------------------------------------------------------
@@ -252,9 +303,7 @@ _TO_CALLER: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _gather(
-    config: Config, spec: Spec, adapt: Callable[..., Any] | None, own_dropout: bool, settings: Settings
-) -> Gather:
+def _gather(config: Config, spec: Spec, own_dropout: bool, settings: Settings) -> Gather:
     """The call's tensors as the kernel takes them; contents of lengths checked where that is free."""
     to_kernel = _TO_KERNEL[config.qkv_format]
     padding = "padding" in config.attn_mask_type
@@ -264,10 +313,8 @@ def _gather(
     pool_to_kernel = _TO_KERNEL["bshd"]
 
     def gather(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Inputs:
-        if padding and (settings.check or _readable(extras)):
-            check_contents(config, check_tensors(config, q, k, v, extras), q, k, extras)
-        if adapt is not None:
-            q, k, v = adapt(q, k, v)
+        if padding:
+            _check_readable(config, q, k, v, extras, settings)
         table = extras.block_table
         kv_to_kernel = to_kernel if table is None else pool_to_kernel
         q, k, v = to_kernel(q), kv_to_kernel(k), kv_to_kernel(v)
@@ -315,6 +362,14 @@ def _gather(
     return gather
 
 
+def _check_readable(
+    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
+) -> None:
+    """What length tensors and masks hold, where reading them waits for nothing or was asked for."""
+    if settings.check or _readable(extras):
+        check_contents(config, check_tensors(config, q, k, v, extras), q, k, extras)
+
+
 def _readable(extras: Extras) -> bool:
     """Whether length tensors and padding masks lie on the CPU, where reading them waits for nothing."""
     held = [extras.cu_seqlens_q, extras.cu_seqlens_kv, extras.block_table, *mask_pair(extras)]
@@ -352,28 +407,3 @@ def _finish(config: Config, example: Inputs) -> Callable[[Tensor], Tensor]:
     elif config.qkv_format == "sbhd" and config.flatten_heads:
         return lambda out: out.permute(2, 0, 1, 3).reshape(s, b, h * e)
     return _TO_CALLER[config.qkv_format]
-
-
-# ---- adaptations, carried out -----------------------------------------------------------------------
-
-
-def _adaptation(candidate: Candidate, p: AttentionParams) -> Callable[..., Any] | None:
-    """Copies and head expansion as the selection lists them; masks are folded by the backend."""
-    names = {adaptation.name for adaptation in candidate.adaptations}
-    copies = "contiguous" in names
-    repeats = p.num_heads // p.num_gqa_groups if "expand_gqa" in names else 1
-    if not copies and repeats == 1:
-        return None
-    head_dim = {"bshd": 2, "sbhd": 2, "bhsd": 1, "thd": 1}[p.qkv_format]
-    copied = [copies and spec is not None for spec in (p.tensors.q, p.tensors.k, p.tensors.v)]
-
-    def adapt(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dense = [
-            t.clone(memory_format=torch.contiguous_format) if copy else t
-            for t, copy in zip((q, k, v), copied, strict=True)
-        ]
-        if repeats > 1:
-            dense[1:] = [t.repeat_interleave(repeats, dim=head_dim) for t in dense[1:]]
-        return dense[0], dense[1], dense[2]
-
-    return adapt

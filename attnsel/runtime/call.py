@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from attnsel.errors import InvalidInput
 from attnsel.layout import FORMATS
 from attnsel.params import read_mask_type
+from attnsel.runtime.hidden import known_to_hide_nothing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,7 +143,9 @@ def window_pair(window_size: Any) -> tuple[int, int] | None:
 def signature(extras: Extras) -> tuple[Any, ...]:
     """What of the other tensors a choice may depend on: everything but their contents."""
     # One tensor for both lengths is more than two equal ones: some kernels then need no mask.
-    return (extras.cu_seqlens_q is extras.cu_seqlens_kv, *[_shape_of(value) for value in extras])
+    same = extras.cu_seqlens_q is extras.cu_seqlens_kv
+    mask = extras.attention_mask
+    return (same, mask is not None and known_to_hide_nothing(mask), *[_shape_of(value) for value in extras])
 
 
 def _shape_of(value: Any) -> Any:

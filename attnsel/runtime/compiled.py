@@ -115,6 +115,7 @@ def _choose_while_tracing(
     Runs while Dynamo traces, on fake tensors of the traced shapes: nothing is allocated.
     """
     from attnsel.backends import sdpa
+    from attnsel.runtime.adapted import STEPS
     from attnsel.runtime.run import prepare
 
     cfg = read_config(text)
@@ -122,8 +123,9 @@ def _choose_while_tracing(
         return ""
     with torch.set_grad_enabled(need_grad), FakeTensorMode():
         bound = prepare(cfg, *(_empty(*shape) for shape in (q, k, v)))
-    if bound.selection.backend not in sdpa.KERNELS:
-        return ""
+    chosen = bound.selection.backend
+    if chosen not in sdpa.KERNELS or any(a.name in STEPS for a in bound.selection[chosen].adaptations):
+        return ""  # steps hold whole questions, which Dynamo would guard field by field
     name = f"run_{hashlib.sha256(repr((text, q, k, v, need_grad)).encode()).hexdigest()}"
     setattr(_traced, name, bound.run)
     return name

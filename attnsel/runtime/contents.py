@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attnsel.backends.pages import wrong_page
 from attnsel.errors import InvalidInput
 from attnsel.runtime.call import Config, Extras
+from attnsel.runtime.hidden import is_noted
 from attnsel.runtime.inputs import mask_pair
 from attnsel.runtime.sizes import Sizes, lengths_of
 
@@ -52,6 +53,9 @@ def check_contents(config: Config, sizes: Sizes, q: Tensor, k: Tensor, extras: E
                 page,
                 f"must be a page of the pool, 0 to {k.shape[0] - 1}",
             )
+    for mask in dict.fromkeys(mask_pair(extras)):
+        if is_noted(mask) and bool(mask.any()):
+            raise InvalidInput("attention_mask", tuple(mask.shape), "must hide nothing, as was said of it")
     if config.attn_mask_type != "arbitrary":
         for name, mask in zip(("attention_mask (q)", "attention_mask (kv)"), mask_pair(extras), strict=False):
             rows_masked = mask.reshape(mask.shape[0], -1)

@@ -89,7 +89,7 @@ def _bound(
     assert selection.backend is not None
     name, kernel = selection.backend, _bind.kernel_of(selection.backend)
     spec = _bind.make_spec(config, selection.params, need_grad=True)
-    gather = _bind._gather(config, spec, None, name in _bind.REPLAY_DROPOUT, settings)
+    gather = _bind._gather(config, spec, name in _bind.REPLAY_DROPOUT, settings)
     to_kernel, to_caller = _bind._TO_KERNEL[config.qkv_format], _bind._TO_CALLER[config.qkv_format]
     if kernel.prepare is not None:
         _bind._prove(kernel.prepare, spec, gather, q, k, v, extras)

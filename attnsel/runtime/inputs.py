@@ -13,6 +13,7 @@ import torch
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, Tensors, TensorSpec, read_dtype
 from attnsel.runtime.call import Config, Extras
+from attnsel.runtime.hidden import known_to_hide_nothing
 from attnsel.runtime.sizes import Sizes, sizes_of
 
 if TYPE_CHECKING:
@@ -108,9 +109,27 @@ def ask(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, trainin
         deterministic=config.deterministic or torch.are_deterministic_algorithms_enabled(),
         return_lse=config.return_lse,
         return_max_logit=config.return_max_logit,
-        tensors=Tensors(q=_spec(q), k=_spec(k), v=_spec(v), mask=_mask_spec(config, extras.attention_mask)),
+        tensors=Tensors(
+            q=_spec(q),
+            k=_spec(k),
+            v=_spec(v),
+            mask=_mask_spec(config, extras.attention_mask),
+            mask_hides_nothing=(
+                extras.attention_mask is not None and known_to_hide_nothing(extras.attention_mask)
+            ),
+            ragged=layout == "thd" and _ragged(sizes, q, k),
+        ),
         **fields,
     )
+
+
+def _ragged(sizes: Sizes, q: Tensor, k: Tensor) -> bool:
+    """Whether a padded batch would have more than twice the rows of these packed sequences.
+
+    The longest sequence counts as it is known; on a GPU without max_seqlen_* that is all tokens.
+    """
+    padded = sizes.batch * max(sizes.seqlen_q, 1), sizes.batch * max(sizes.seqlen_kv, 1)
+    return padded[0] > 2 * q.shape[0] or padded[1] > 2 * k.shape[0]
 
 
 def _check_dense_tensor(name: str, tensor: Any) -> None:

@@ -1,4 +1,7 @@
-"""A kernel that refuses what the rules allowed: its own words, and the rules that may explain them."""
+"""A kernel that refuses what the rules allowed: its own words, and the rules that may explain them.
+
+Or one that ran and was wrong: the figures.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
 from attnsel.rules.cudnn.words import rules_that_say
+from attnsel.runtime.selfcheck import Disagreement
 from attnsel.select import Refusal, Selection, select
 from attnsel.versions import Version
 
@@ -21,6 +25,8 @@ def refusal_of(selection: Selection, error: Exception) -> Refusal:
     name = selection.backend
     assert name is not None
     message = str(error) or type(error).__name__
+    if isinstance(error, Disagreement):
+        return Refusal(name, selection.params, message, code="RUNTIME002")
     likely: tuple[str, ...] = ()
     if name in _SPEAK_AS_CUDNN:
         likely = likely_rules(name, message, selection.params, selection.environment)

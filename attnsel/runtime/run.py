@@ -19,8 +19,9 @@ from attnsel.backends import sdpa
 from attnsel.backends.contract import Grads
 from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput, NoBackendError
+from attnsel.layout import detect_layout
 from attnsel.policy import Policy
-from attnsel.runtime import compiled
+from attnsel.runtime import compiled, selfcheck
 from attnsel.runtime.bind import Bound, CannotPrepare, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, signature
@@ -111,7 +112,7 @@ def explain(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO
     """The selection this call would get, without running it."""
     if _any_autocast():
         q, k, v = _autocast(q, k, v)
-    return _select(config, q, k, v, extras, current(), _evidence)
+    return _located(_select(config, q, k, v, extras, current(), _evidence), config, q, k, v, extras)
 
 
 def recompute_gradients(
@@ -123,10 +124,26 @@ def recompute_gradients(
     bound = _backwards.get(key)
     if bound is None:
         settings = _same_settings(settings)
-        selection = _select(config, q, k, v, extras, settings, _evidence).require()
-        run = bind_gradients(selection, config, settings)
-        bound = _backwards.add((*key[:2], id(settings), *key[3:]), Bound(run, selection, settings))
+        made = _checked_gradients(config, q, k, v, extras, settings)
+        bound = _backwards.add((*key[:2], id(settings), *key[3:]), made)
     return bound.run(q, k, v, extras, dout)
+
+
+def _checked_gradients(
+    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
+) -> Bound:
+    evidence, learnt = _evidence, []
+    while True:
+        selection = _select(config, q, k, v, extras, settings, evidence).require()
+        run = bind_gradients(selection, config, settings)
+        try:
+            selfcheck.check_gradients(run, selection, config, q, k, v, extras, settings)
+        except selfcheck.Disagreement as error:
+            learnt.append(refusal_of(selection, error))
+            evidence = evidence.plus(learnt[-1])
+            continue
+        _learn(learnt, settings)
+        return Bound(run, selection, settings)
 
 
 def cache_info() -> CacheInfo:
@@ -141,6 +158,7 @@ def clear_cache() -> None:
         _evidence = NO_EVIDENCE
     _bound.clear()
     _backwards.clear()
+    selfcheck.clear()
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,6 +186,16 @@ def _select(
     training = config.is_training or config.attention_dropout > 0.0 or _needs_grad(q, k, v, extras)
     p = ask(config, q, k, v, extras, training)
     return select(p, _environment(q), policy=_policy(config, settings), evidence=evidence)
+
+
+def _located(
+    selection: Selection, config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> Selection:
+    """The selection with where its tensors lie, if some tensor is not dense and aligned."""
+    specs = selection.params.tensors
+    if specs.q is specs.k is specs.v is None:
+        return selection
+    return selection.located(detect_layout(q, k, v, config.qkv_format, paged=extras.block_table is not None))
 
 
 def _policy(config: Config, settings: Settings) -> Policy:
@@ -220,6 +248,7 @@ def _first_call(
     cause: Exception | None = None
     while True:
         selection = _select(config, q, k, v, extras, settings, evidence)
+        selection = _located(selection, config, q, k, v, extras)
         try:
             selection.require()
         except NoBackendError as error:
@@ -227,6 +256,7 @@ def _first_call(
         debug.announce(selection, settings, config.label)
         try:
             bound = bind(selection, config, q, k, v, extras, need_grad, settings)
+            settled = selfcheck.check(bound, config, q, k, v, extras, need_grad)
             result = bound.run(q, k, v, extras)
         except _REFUSALS as error:
             if isinstance(error, _NOT_REFUSALS) or (need_grad and _any_inference(q, k, v)):
@@ -237,7 +267,7 @@ def _first_call(
             evidence = evidence.plus(refusal)
             continue
         _learn(learnt, settings)
-        return _bound.add(key, bound), result
+        return _bound.add(key, bound) if settled else bound, result
 
 
 def _shapes_only(
@@ -252,7 +282,7 @@ def _shapes_only(
     return Bound(run, selection, settings)
 
 
-_REFUSALS = (CannotPrepare, RuntimeError, ValueError)
+_REFUSALS = (CannotPrepare, selfcheck.Disagreement, RuntimeError, ValueError)
 _NOT_REFUSALS = (InvalidInput, torch.OutOfMemoryError)
 
 
@@ -270,7 +300,8 @@ def _learn(refusals: list[Refusal], settings: Settings) -> None:
                 continue
             _evidence = Evidence((*_evidence.refusals[-_MOST_REFUSALS + 1 :], refusal))
         words = f"{refusal.message} ({refusal.hint})" if refusal.hint else refusal.message
-        debug.warn_fallback(refusal.candidate, words, settings)
+        wrong = refusal.code == "RUNTIME002"
+        debug.warn_fallback(refusal.candidate, words, settings, wrong=wrong)
 
 
 def _same_settings(settings: Settings) -> Settings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -41,6 +41,22 @@ def sizes_of(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) ->
 def lengths_of(cu_seqlens: Tensor) -> Tensor:
     """int32 [b] from int32 [b + 1], where it lies."""
     return cu_seqlens[1:] - cu_seqlens[:-1]
+
+
+def packed_starts(gaps: bool, lengths: tuple[Any, ...], padded: tuple[Any, ...]) -> tuple[Any, Any]:
+    """*_padded as ``pad_between_seqs`` says: needed for gaps; without any they say what the lengths say.
+
+    Raises InvalidInput where the two contradict each other, as far as that can be seen without waiting.
+    """
+    if gaps:
+        if padded[0] is None or padded[1] is None:
+            raise InvalidInput("pad_between_seqs", True, "needs cu_seqlens_q_padded and cu_seqlens_kv_padded")
+        return padded[0], padded[1]
+    for name, cu, starts in zip(("cu_seqlens_q", "cu_seqlens_kv"), lengths, padded, strict=True):
+        readable = all(type(t) is torch.Tensor and t.device.type == "cpu" for t in (cu, starts))
+        if readable and not torch.equal(cu, starts):
+            raise InvalidInput("pad_between_seqs", False, f"must be True: {name}_padded leaves gaps")
+    return None, None
 
 
 def _check_head_dim(q: Tensor, k: Tensor) -> None:

@@ -82,8 +82,11 @@ class _Lent:
 
     def __init__(self, cudnn: Any, index: int) -> None:
         self.index = index
+        self.handle: Any = None
+        self.stream: int | None = None
         with _free_lock:
-            self.handle, self.stream = _free[index].pop() if _free[index] else (None, None)
+            if _free[index]:
+                self.handle, self.stream = _free[index].pop()
         if self.handle is None:
             with torch.cuda.device(index):  # a handle belongs to the device that is current now
                 self.handle = cudnn.create_handle()

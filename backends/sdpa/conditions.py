@@ -88,6 +88,8 @@ def head_dim(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     d, dk, e = (t.shape[3] for t in inputs[:3])
     if d != dk:
         return f"q and k must have one head_dim; got {d} and {dk}"
+    if d == 0 or e == 0:
+        return f"head dims must be above 0; got {d} and {e}"
     return f"head_dim_v {e} must equal head_dim_qk {d}" if traits.equal_head_dims and e != d else None
 
 
@@ -107,6 +109,16 @@ def last_stride(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
         if t.stride(3) != 1:
             return f"{name}.stride(-1) must be 1; got {t.stride(3)}"
     return None
+
+
+def result_rows(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    q = inputs.q
+    if traits not in (FLASH_CPU, FLASH_CUDA) or q.shape[3] == 1 or 1 not in q.stride()[:3]:
+        return None
+    laid_out = q if traits is FLASH_CPU else q.transpose(1, 2)  # as the op sees it
+    if torch.empty_like(laid_out, device="meta").stride(3) == 1:
+        return None
+    return f"q of strides {q.stride()} makes a result whose rows do not lie side by side"
 
 
 def alignment(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
@@ -244,6 +256,7 @@ GUARDS: tuple[Guard, ...] = (
     head_dim,
     empty,
     last_stride,
+    result_rows,
     alignment,
     head_dim_multiple,
     head_dim_max,

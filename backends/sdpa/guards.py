@@ -23,11 +23,15 @@ read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": 
     heads              all          k and v head counts differ or do not  flash CPU: h 4 over 3 or k 2, v 1:
                                     divide h                              garbage; h 2 under 4 kills the
                                                                           process (SIGFPE)
-    head_dim           all          d of q and k differ; flash: e != d    raises
+    head_dim           all          d of q and k differ; d or e of 0;     raises; math takes 0
+                                    flash: e != d
     empty              fused        a size of 0 anywhere                  flash CPU: s_q, s_kv or h of 0 kills
                                                                           the process (SIGFPE)
     last_stride        fused        stride(-1) != 1; d = e = 1 waived on  flash CPU: garbage, no error; CUDA:
                                     flash and cuDNN                       raises
+    result_rows        flash        strides of q that tie at 1 where q    the result, laid out as q, is not
+                                    overlaps or is expanded               written in rows: garbage, no error
+                                                                          (F.sdpa too)
     alignment          CUDA         address or a stride not a multiple    misaligned address: the CUDA context
                                     of 16 bytes (flash CUDA with d % 8:   is lost; efficient raises
                                     waived, it is copied)
@@ -66,10 +70,10 @@ read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": 
     =================  ===========  ====================================  ====================================
 
 Not guards. The direct ops ignore autocast: the runtime casts (``ops`` shields math's inner products).
-Expanded (stride 0) and overlapping inputs, storage offsets, strides beyond 2**31 bytes, fp16 and fp64 give
-F.sdpa's numbers on flash CPU, and math takes every empty shape. Alignment depends on the address, which
-shapes and strides do not tell: a cache of bound calls keys on ``data_ptr() % 16`` too. NaN in masked keys
-reaches the output.
+Expanded (stride 0) and overlapping inputs beyond ``result_rows``, storage offsets, strides beyond 2**31
+bytes, fp16 and fp64 give F.sdpa's numbers on flash CPU, and math takes every shape without rows. Alignment
+depends on the address, which shapes and strides do not tell: a cache of bound calls keys on
+``data_ptr() % 16`` too. NaN in masked keys reaches the output.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 
 from .guards import check_call
@@ -65,6 +66,8 @@ def backward(
         return _math_backward(spec, inputs, result, dout, dlse)
     if result.lse is None:
         raise ValueError("the forward gave no lse: it needs need_lse or need_grad")
+    check_call(traits, spec, inputs)
+    check_gradients(spec, inputs, result, dout, dlse)
     plan = plan_mask(traits, spec, inputs)
     needs_bias = inputs.bias is not None and traits.mask_grad and inputs.bias.requires_grad
     with torch.no_grad():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 
 from .sequences import (
@@ -77,6 +78,7 @@ def backward(
     check(spec, inputs)
     if result.lse is None:
         raise ValueError("the backward needs result.lse")
+    check_gradients(spec, inputs, result, dout, dlse)
     q, bias, softmax_offset = inputs.q, inputs.bias, inputs.softmax_offset
     a, device = accumulation_dtype(q), q.device
     with torch.no_grad(), torch.autocast(device.type, enabled=False):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import check_tensors
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.pages import check_pages, longest_paged
 
@@ -55,10 +56,7 @@ def four_dims(t: Tensor) -> Tensor:
 
 
 def check(spec: Spec, inputs: Inputs) -> None:
-    """ValueError for what no rule of selection could have let through."""
-    h, g = inputs.q.shape[1], inputs.k.shape[1]
-    if (h % g if g else h) or inputs.v.shape[1] != g:
-        raise ValueError(f"{h} query heads do not divide over {g} key and {inputs.v.shape[1]} value heads")
+    """ValueError for tensors that do not fit each other, or that the spec calls for and are missing."""
     if spec.softmax_type not in SOFTMAX_TYPES:
         raise ValueError(f"softmax_type is {spec.softmax_type!r}; allowed: {', '.join(SOFTMAX_TYPES)}")
     if spec.softmax_type == "learnable" and inputs.softmax_offset is None:
@@ -71,6 +69,7 @@ def check(spec: Spec, inputs: Inputs) -> None:
         raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
     if spec.packed and inputs.cu_seqlens_q is None:
         raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q")
+    check_tensors(spec, inputs)
 
 
 def _longest_kv(inputs: Inputs) -> int:

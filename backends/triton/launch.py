@@ -52,14 +52,12 @@ def make_launch(name: str, kernel: Any, programs: int, args: dict[str, Any], blo
 
 def check(spec: Spec, inputs: Inputs) -> None:
     """ValueError, before any launch, for what the kernels cannot take."""
-    check_features(spec, inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
     if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         raise ValueError(
             f"q, k and v must share float16, bfloat16 or float32, got {q.dtype}, {k.dtype}, {v.dtype}"
         )
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q and k differ in head_dim: {q.shape[-1]} and {k.shape[-1]}")
+    check_features(spec, inputs)
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.shape[-1] > 1 and t.stride(-1) != 1:
             raise ValueError(f"the innermost stride of {name} is {t.stride(-1)}; the kernels need 1")

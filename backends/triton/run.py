@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.sequences import empty_like_rows, four_dims
 
@@ -152,6 +153,7 @@ def backward(
         raise ValueError("the backward stops at head_dim 256")
     if result.lse is None:
         raise ValueError("the backward needs result.lse")
+    check_gradients(spec, inputs, result, dout, dlse)
     with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
         call = make_call(spec, inputs, tiles)
         arch = _arch(inputs.q)

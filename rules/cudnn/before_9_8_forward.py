@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, ANY_BLACKWELL, HOPPER, half_precision, wider_than
-from attnsel.verdict import AtLeast, Bad, EqualTo, Multiple, OneOf, Unknown, Words
+from attnsel.verdict import AtLeast, Bad, EqualTo, Multiple, OneOf, Unknown
 from attnsel.versions import Version, cudnn
 
 if TYPE_CHECKING:
@@ -236,8 +236,10 @@ def equal_head_dims(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend v1.3.0 to v1.8.0, test_mhas.py ("d_qk != d_v is only supported on 8.9.6 onwards").
     TransformerEngine has no such clause; the makers' own tests are followed.
     """
-    if p.head_dim_qk != p.head_dim_v:
-        return Bad("head_dim_v", p.head_dim_v, Words(f"head_dim_qk ({p.head_dim_qk})"))
+    if p.head_dim_v < p.head_dim_qk:
+        return Bad("head_dim_v", p.head_dim_v, EqualTo("head_dim_qk", p.head_dim_qk))
+    if p.head_dim_qk < p.head_dim_v:
+        return Bad("head_dim_qk", p.head_dim_qk, EqualTo("head_dim_v", p.head_dim_v))
     return None
 
 

@@ -348,6 +348,29 @@ def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Bad | None:
 
 
 @rule(
+    "SDPA023",
+    "sdpa.flash",
+    evidence="measured",
+    trips={"tensors": _q((16384, 1, 128, 1))},
+    passes={"tensors": _q((8388608, 2048, 128, 1))},
+)
+def head_dim_alone_steps_by_one(p: AttentionParams, env: Environment) -> Bad | None:
+    """No dimension of q but head_dim may have stride 1 on the flash kernels
+
+    Why: their result is allocated with q's strides. Where q overlaps itself or is expanded, and two strides
+    tie at 1, the result's rows do not lie side by side, and the kernels write as if they did: wrong numbers
+    without an error, from F.sdpa too. A dimension of size 1 with stride 1 counts.
+    Fix: attnsel copies the tensor (adaptation "contiguous").
+    Source: measured on CPU, torch 2.13: q [1, 2, 1, 3] of strides (1, 1, 2, 1) errs by 0.9; empty_like(query)
+    in PyTorch's attention.cpp, out = at::empty_like(q_padded) in its flash_api.cpp for CUDA.
+    """
+    q = p.tensors.q
+    if q is not None and q.shape[-1] > 1 and 1 in q.stride[:-1]:
+        return Bad("tensors.q", q.stride, Words("stride 1 in head_dim alone"))
+    return None
+
+
+@rule(
     "SDPA022",
     *FUSED,
     when=torch("<2.7.0"),

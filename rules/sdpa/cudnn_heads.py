@@ -9,7 +9,7 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
 from attnsel.rules.sdpa.common import CUDA, widest
-from attnsel.verdict import AtMost, Bad, Multiple, Words
+from attnsel.verdict import AtMost, Bad, EqualTo, Multiple, OneOf
 from attnsel.versions import cudnn, torch
 
 CUDNN = "sdpa.cudnn"
@@ -178,7 +178,8 @@ def wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
     if not p.is_training or max(head_dims(p)) <= 128 or head_dims(p) in (DEEPSEEK, (256, 256)):
         return None
     field = "head_dim_v" if p.head_dim_v < p.head_dim_qk else "head_dim_qk"
-    return Bad(field, getattr(p, field), Words("192/128 or 256/256 (head_dim_qk/head_dim_v), or at most 128"))
+    note = "both head dimensions; or 192/128 (head_dim_qk/head_dim_v), or at most 128"
+    return Bad(field, getattr(p, field), OneOf(256), note)
 
 
 @rule(
@@ -199,5 +200,5 @@ def unequal_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
     d, e = head_dims(p)
     if not p.is_training or d == e or min(d, e) < 128 or (d, e) == DEEPSEEK:
         return None
-    field = "head_dim_v" if e < d else "head_dim_qk"
-    return Bad(field, getattr(p, field), Words("equal head dimensions, or 192/128"))
+    field, other = ("head_dim_v", "head_dim_qk") if e < d else ("head_dim_qk", "head_dim_v")
+    return Bad(field, getattr(p, field), EqualTo(other, max(d, e)), "or 192/128")

@@ -159,7 +159,7 @@ def flash_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
     if not p.is_training or width <= 192:
         return None
     if width <= 224:
-        return Bad(widest(p), width, Words("at most 192, or more than 224 without dropout"))
+        return Bad(widest(p), width, OneOf(256), "or at most 192; 256 without dropout only")
     return Bad("attention_dropout", p.attention_dropout, OneOf(0.0)) if p.dropout else None
 
 

@@ -102,9 +102,6 @@ NOT_YET: dict[str, Any] = {
     "score_mod_bprop": print,
     "score_mod_tensors": {"x": torch.ones(1)},
     "score_mod_bprop_tensors": {"x": torch.ones(1)},
-    "qkv_layer": torch.ones(2, 6, 3, 4, 8),
-    "kv_layer": torch.ones(2, 6, 2, 4, 8),
-    "qkv_interleave_dim": -2,
 }
 
 

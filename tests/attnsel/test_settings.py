@@ -29,6 +29,7 @@ def fresh(monkeypatch):
         ("ATTNSEL_ADAPT", "never", "adapt", "never"),
         ("ATTNSEL_ALLOW_KNOWN_BUGS", "bug007,BUG008", "allow_known_bugs", ("BUG007", "BUG008")),
         ("ATTNSEL_DETERMINISTIC", "1", "deterministic", True),
+        ("ATTNSEL_MEMORY_LIMIT", "2GiB", "memory_limit", 2 << 30),
     ],
 )
 def test_the_environment_sets_the_policy(monkeypatch, variable, text, field, value):
@@ -45,6 +46,7 @@ def test_the_environment_sets_the_policy(monkeypatch, variable, text, field, val
         ("ATTNSEL_ADAPT", "maybe"),
         ("ATTNSEL_DEBUG_FORMAT", "xml"),
         ("ATTNSEL_DETERMINISTIC", "perhaps"),
+        ("ATTNSEL_MEMORY_LIMIT", "plenty"),
     ],
 )
 def test_a_bad_variable_is_named_with_its_value(monkeypatch, variable, text):

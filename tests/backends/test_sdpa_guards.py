@@ -46,6 +46,7 @@ def broken(traits: ops.Traits, inputs: Inputs, **spec: Any) -> set[str]:
 
 BASE = qkv()
 LAST_STRIDE_2 = normal(2, 4, 6, 16, dtype=torch.float16)[..., ::2]
+TIED = normal(400, dtype=torch.float16).as_strided((2, 4, 6, 8), (1, 1, 1, 1))
 WITH_GRAD = BASE._replace(q=BASE.q.clone().requires_grad_())
 BIAS = normal(1, 4, 6, 8, dtype=torch.float16)
 LENGTHS = torch.tensor([3, 4], dtype=torch.int32)
@@ -80,6 +81,8 @@ REFUSED: list[tuple[str, tuple[ops.Traits, ...], Inputs, dict[str, Any]]] = [
     ("last_stride", FUSED, BASE._replace(q=LAST_STRIDE_2), {}),
     ("last_stride", FUSED, BASE._replace(k=normal(2, 4, 8, 1, dtype=torch.float16).expand(2, 4, 8, 8)), {}),
     ("last_stride", (ops.EFFICIENT,), qkv((2, 4, 6, 1), (2, 4, 8, 1))._replace(q=LAST_STRIDE_2[..., :1]), {}),
+    ("head_dim", ALL, qkv((2, 4, 6, 0), (2, 4, 8, 0)), {}),
+    ("result_rows", (ops.FLASH_CPU, ops.FLASH_CUDA), BASE._replace(q=TIED), {}),
     ("alignment", CUDA, BASE._replace(q=normal(385, dtype=torch.float16)[1:].view(2, 4, 6, 8)), {}),
     ("alignment", CUDA, BASE._replace(k=normal(2, 4, 8, 12, dtype=torch.float16)[..., :8]), {}),
     ("head_dim_multiple", (ops.EFFICIENT, ops.CUDNN), qkv((2, 4, 6, 12), (2, 4, 8, 12)), {}),
@@ -261,6 +264,15 @@ def test_flash_on_cpu_ignores_the_last_stride() -> None:
     truth = F.scaled_dot_product_attention(q, k, k)
     assert (raw_flash(q, k, k) - truth).abs().max() > 0.1
     assert "last_stride" in broken(ops.FLASH_CPU, Inputs(q, k, k))
+
+
+def test_flash_writes_rows_into_a_result_that_has_none_where_strides_of_q_tie() -> None:
+    q, k = normal(4).as_strided((1, 1, 2, 3), (1, 2, 1, 1)), normal(1, 1, 2, 3)
+    truth = F.scaled_dot_product_attention(q.contiguous(), k, k)
+    assert (F.scaled_dot_product_attention(q, k, k) - truth).abs().max() > 0.1
+    assert broken(ops.FLASH_CPU, Inputs(q, k, k)) == {"result_rows"}
+    sliding = normal(20).as_strided((1, 1, 2, 3), (9, 9, 2, 1))  # overlaps, and no stride ties
+    assert broken(ops.FLASH_CPU, Inputs(sliding, k, k)) == set()
 
 
 def test_flash_on_cpu_ignores_an_empty_mask_and_refuses_a_boolean_one() -> None:

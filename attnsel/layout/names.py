@@ -1,4 +1,4 @@
-"""How q, k and v lie in memory, by name.
+"""Layouts by name.
 
 The names are TransformerEngine's (``te_api.md`` section 4): letters in memory order, ``_`` between
 tensors, ``3`` or ``2`` where several tensors interleave in one buffer. The name is for people; where

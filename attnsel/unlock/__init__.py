@@ -1,0 +1,29 @@
+"""Ways out: the smallest sets of changes that make a refused candidate eligible.
+
+=============  ==========================================================
+file           about
+=============  ==========================================================
+``change``     what a change is: how it is made, what it costs
+``proposals``  what the failing rules propose
+``search``     which sets of proposals work, cheapest first
+``words``      how a set is told
+=============  ==========================================================
+
+They are shown, never applied by themselves: a cast to fp16 is for the user to decide.
+"""
+
+from attnsel.unlock.change import EFFECTS, Cost, Question, changed, cost_of
+from attnsel.unlock.search import MOST_ASKED, MOST_CHANGES, MOST_WAYS, Unlock, find_unlocks
+
+__all__ = [
+    "EFFECTS",
+    "MOST_ASKED",
+    "MOST_CHANGES",
+    "MOST_WAYS",
+    "Cost",
+    "Question",
+    "Unlock",
+    "changed",
+    "cost_of",
+    "find_unlocks",
+]

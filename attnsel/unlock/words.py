@@ -1,0 +1,213 @@
+"""A change in words, and as lines to paste: for a shell where it is about software, for Python elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnsel.environment import COMPONENTS
+from attnsel.gpus import CATALOGUE
+from attnsel.unlock.change import LENGTHS, WIDTHS, Question, grouped
+from attnsel.verdict import size
+from attnsel.versions import Version
+
+if TYPE_CHECKING:
+    from attnsel.environment import Environment
+    from attnsel.params import AttentionParams
+
+
+class Said(NamedTuple):
+    """One change: what to do, and what to paste for it."""
+
+    text: str
+    paste: str
+
+
+class Reach(NamedTuple):
+    """How far the version that was found holds: ``below`` another, and without ``9.8`` or ``9.10.1``."""
+
+    below: Version | None = None
+    without: tuple[str, ...] = ()
+
+
+class Told(NamedTuple):
+    """What only the engine can say about a change: where else it would work."""
+
+    reach: Mapping[str, Reach]  # by component
+    archs: frozenset[int]  # architectures that do as well as the one that was chosen
+
+
+def say(question: Question, changes: Mapping[str, Any], told: Told) -> list[Said]:
+    """Every part of a change, the dearest first."""
+    return [_say(question, parts, changes[parts[0]], told, changes) for parts in grouped(question, changes)]
+
+
+def _say(
+    question: Question, parts: tuple[str, ...], value: Any, told: Told, changes: Mapping[str, Any]
+) -> Said:
+    field, p = parts[0], question.p
+    if field == "gpu":
+        text = gpu_text(value, told.archs)
+        return Said(text, text)
+    if field in COMPONENTS:
+        return _version(question, field, value, told.reach[field], changes)
+    if field in LENGTHS:
+        return _length(p, parts, value)
+    if field in WIDTHS:
+        return _width(p, parts, value)
+    if field == "num_gqa_groups":
+        return _repeat(p, value)
+    if field.startswith("policy.") or "policy.deterministic" in parts:
+        text = _WISHES[parts[-1].removeprefix("policy.")](value)
+        return Said(text, text)
+    return _setting(p, field, value)
+
+
+# ---- values -----------------------------------------------------------------------------------------
+
+
+def percent(share: float) -> str:
+    """``+0.25 %``; two digits."""
+    amount = 100 * share
+    return f"+{amount:.2g} %" if amount < 10 else f"+{amount:.0f} %"
+
+
+def _length(p: AttentionParams, parts: tuple[str, ...], value: int) -> Said:
+    old = getattr(p, parts[0])
+    behind = {"bshd": 2, "sbhd": 3, "bhsd": 1}[p.qkv_format]  # dimensions after the sequence's
+    pads = ", ".join(["0, 0"] * behind + [f"0, {value - old}"])
+    what = "the sequence" if len(parts) == 2 else parts[0]
+    tensors = {"max_seqlen_q": "q", "max_seqlen_kv": "k, v"}.get(what, "q, k, v")
+    if p.has_bias:
+        tensors += "; the bias likewise"
+    cut = "" if parts == ("max_seqlen_kv",) else "; cut the output back"
+    return Said(
+        f"round {what} {old} up to {value} ({percent(value / max(old, 1) - 1)})",
+        f"x = torch.nn.functional.pad(x, ({pads}))  # {tensors}{cut}",
+    )
+
+
+def _width(p: AttentionParams, parts: tuple[str, ...], value: int) -> Said:
+    old = getattr(p, parts[0])
+    what = "head_dim" if len(parts) == 2 else parts[0]
+    tensors = {"head_dim_v": "v", "head_dim_qk": "q, k"}.get(what, "q, k, v")
+    paste = f"x = torch.nn.functional.pad(x, (0, {value - old}))  # {tensors}; keep softmax_scale"
+    if "head_dim_v" in parts:
+        paste += ", cut the output back"
+    return Said(f"pad {what} {old} → {value} ({percent(value / old - 1)} {tensors.upper()})", paste)
+
+
+def _repeat(p: AttentionParams, value: int) -> Said:
+    old, axis = p.num_gqa_groups, {"bshd": 2, "sbhd": 2, "bhsd": 1, "thd": 1}[p.layout.kv_format]
+    return Said(
+        f"repeat {old} kv head{'s' * (old > 1)} to {value} ({percent(value / old - 1)} K, V)",
+        f"x = x.repeat_interleave({value // old}, dim={axis})  # k, v",
+    )
+
+
+_CAVEATS = {"fp16": "range ±65504: watch for overflow", "bf16": "about 3 digits"}
+_TORCH_NAMES = {
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+
+
+def _setting(p: AttentionParams, field: str, value: Any) -> Said:
+    old = getattr(p, field)
+    paste = f"params = params.replace({field}={value!r})"
+    if field == "dtype":
+        caveat = _CAVEATS.get(value)
+        paste = f"q, k, v = (x.to(torch.{_TORCH_NAMES[value]}) for x in (q, k, v))"
+        return Said(f"cast to {value}" + (f" ({caveat})" if caveat else ""), paste)
+    note = ""
+    if field == "attn_mask_type":
+        note = "with every length full" if "padding" in value and not p.padding else "the same pairs"
+    elif field == "bottom_right_diagonal":
+        note = "the same for equal lengths"
+    elif field == "core_attention_bias_type":
+        note = "the bias times softmax_scale"
+    elif field == "core_attention_bias_shape":
+        note = "the same bias, expanded"
+    elif field == "qkv_layout":
+        note = "pad the sequences" if p.qkv_format == "thd" else "a copy"
+    return Said(f"{field} {old} → {value}" + (f" ({note})" if note else ""), paste)
+
+
+# ---- software and hardware --------------------------------------------------------------------------
+
+_PRODUCTS = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "torch": "PyTorch", "cuda": "CUDA"}
+_PRODUCTS |= {"triton": "Triton"}
+
+
+def _version(
+    question: Question, component: str, version: Version, reach: Reach, changes: Mapping[str, Any]
+) -> Said:
+    current = question.value(component)
+    product = _PRODUCTS.get(component, component.replace("_", "-"))
+    env = question.env if "cuda" not in changes else question.env.derive(cuda=changes["cuda"])
+    paste = _install_line(component, version, reach, env)
+    if current is not None and version < current:
+        return Said(f"go back to {product} {version}", paste)
+    verb = f"install {product}" if current is None else f"upgrade {product} to"
+    text = f"{verb} ≥ {version}"
+    if reach.below is not None:
+        text += f", below {reach.below}"
+    minors = [release for release in reach.without if release.count(".") == 1]
+    if minors:  # that single patches are left out is for pip to know
+        text += f", not {', '.join(minors[:-1])} or {minors[-1]}" if minors[1:] else f", not {minors[0]}"
+    return Said(text, paste)
+
+
+def _install_line(component: str, version: Version, reach: Reach, env: Environment) -> str:
+    if component == "cuda":
+        return f"install a torch build for CUDA {version.major}.{version.minor} or newer"
+    package = component.replace("_", "-")
+    below = reach.below
+    if component == "cudnn":
+        package = f"nvidia-cudnn-cu{13 if env.cuda is not None and env.cuda.major >= 13 else 12}"
+    if component == "cudnn_frontend":
+        package = "nvidia-cudnn-frontend"
+        below = below or Version(1, 29)  # what our extra takes
+    bounds = [f">={version}"]
+    bounds += [f"!={release}.*" for release in reach.without]
+    if below is not None:
+        bounds.append(f"<{below}")
+    return f"pip install '{package}{','.join(bounds)}'"
+
+
+def gpu_text(name: str, archs: frozenset[int]) -> str:
+    """``a GPU of sm80 or newer, e.g. A10``, where ``archs`` are all architectures that would do."""
+    every = sorted({gpu.arch for gpu in CATALOGUE.values()})
+    fit = [arch for arch in every if arch in archs]
+    if len(fit) == 1:
+        return f"a GPU of sm{fit[0]}, e.g. {name}"
+    if fit == [arch for arch in every if arch >= fit[0]]:
+        which = f"sm{fit[0]} or newer"
+    elif fit == [arch for arch in every if fit[0] <= arch <= fit[-1]]:
+        which = f"sm{fit[0]} to sm{fit[-1]}"
+    else:
+        which = f"{', '.join(f'sm{arch}' for arch in fit[:-1])} or sm{fit[-1]}"
+    return f"a GPU of {which}, e.g. {name}"
+
+
+# ---- policy -----------------------------------------------------------------------------------------
+
+
+def _listed(variable: str, names: Sequence[str]) -> str:
+    return f"{variable}={','.join(names)}"
+
+
+_WISHES: dict[str, Any] = {
+    "backend": lambda name: f"backend={name!r}",
+    "allow": lambda names: _listed("ATTNSEL_BACKENDS", names),
+    "deny": lambda names: _listed("ATTNSEL_DISABLE", names),
+    "adapt": lambda value: f"ATTNSEL_ADAPT={value}",
+    "allow_known_bugs": lambda codes: _listed("ATTNSEL_ALLOW_KNOWN_BUGS", codes),
+    "deterministic": lambda value: f"ATTNSEL_DETERMINISTIC={int(value)}",
+    "memory_limit": lambda count: f"ATTNSEL_MEMORY_LIMIT={size(count).replace(' ', '')}",
+}
+"""By field of a Policy: the variable that sets it."""

@@ -1,0 +1,104 @@
+"""``qkv_layer`` and ``kv_layer``: the views they stand for, no copy, a gradient of their own shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnsel import DotProductAttention, InvalidInput, attention, detect_layout
+from layout_cases import B, D, H, S, about_lengths, buffers_of, cut, watched
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("fmt", ["bshd", "sbhd", "thd"])
+@pytest.mark.parametrize("packing", ["3hd", "h3d", "hd_2hd", "hd_h2d"])
+def test_packed_inputs_are_the_views_they_stand_for(packing: str, fmt: str) -> None:
+    g = H if packing in ("3hd", "h3d") else 4
+    buffers, about = buffers_of(fmt, packing, g), about_lengths(fmt, 5, S * B - 5)
+    given_as: dict[str, Any] = {"qkv_interleave_dim": -3 if packing in ("3hd", "hd_2hd") else -2}
+    if g == H:
+        given_as["qkv_layer"] = buffers[0]
+    else:
+        given_as |= {"kv_layer": buffers[1]}
+    first = () if g == H else (buffers[0],)
+    with watched() as copies:
+        out = attention(*first, qkv_format=fmt, **given_as, **about)
+    assert fmt == "thd" or copies.seen == []
+    plain = attention(*cut(fmt, packing, g, buffers), qkv_format=fmt, **about)
+    assert torch.equal(out, plain)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    for grad, same in zip(
+        torch.autograd.grad(out, buffers, dout), torch.autograd.grad(plain, buffers, dout), strict=True
+    ):
+        assert torch.equal(grad, same)
+
+    mask = {"attn_mask_type": "no_mask", **about}
+    core = DotProductAttention(H, D, num_gqa_groups=g, qkv_format=fmt)
+    names = ("query_layer", "key_layer", "value_layer")
+    packed = dict(zip(names, first, strict=False)) | given_as
+    assert torch.equal(core(**packed, **mask), plain.flatten(-2))
+    layout = core.explain(**packed, **mask).layout
+    assert layout is not None
+    assert layout.name == detect_layout(*cut(fmt, packing, g, buffers), fmt).name
+    assert layout.known
+
+
+def test_packed_inputs_under_compile() -> None:
+    buffer = torch.randn(S, B, 3, H, D, requires_grad=True)
+
+    def call(x: Tensor) -> Tensor:
+        return attention(qkv_layer=x, qkv_format="sbhd", attn_mask_type="causal")
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(buffer)
+    (grad,) = torch.autograd.grad(compiled.sum(), buffer)
+    eager = call(buffer)
+    torch.testing.assert_close(compiled, eager)
+    torch.testing.assert_close(grad, torch.autograd.grad(eager.sum(), buffer)[0])
+    torch._dynamo.reset()
+
+
+QKV = torch.randn(B, S, 3, 4, 8)
+KV, Q = QKV[:, :, :2], QKV[:, :, 0]
+TABLE = torch.zeros(2, 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"qkv_layer": QKV, "kv_layer": KV}, "kv_layer"),
+        ({"qkv_layer": QKV, "q": Q}, "query_layer"),
+        ({"qkv_layer": QKV, "v": Q}, "value_layer"),
+        ({"q": Q, "kv_layer": KV, "k": Q}, "key_layer"),
+        ({"kv_layer": KV}, "query_layer"),
+        ({"q": Q}, "key_layer"),
+        ({}, "query_layer"),
+        ({"q": Q, "k": Q, "v": Q, "qkv_interleave_dim": -2}, "qkv_interleave_dim"),
+        ({"qkv_layer": QKV, "qkv_interleave_dim": 2}, "qkv_interleave_dim"),
+        ({"qkv_layer": QKV, "qkv_interleave_dim": -2}, "qkv_layer.shape"),
+        ({"qkv_layer": KV}, "qkv_layer.shape"),
+        ({"q": Q, "kv_layer": QKV}, "kv_layer.shape"),
+        ({"qkv_layer": Q}, "qkv_layer.shape"),
+        ({"qkv_layer": QKV, "qkv_format": "thd"}, "qkv_layer.shape"),
+        ({"qkv_layer": QKV, "qkv_format": "bhsd"}, "qkv_format"),
+        ({"qkv_layer": QKV, "block_table": TABLE}, "block_table"),
+        ({"qkv_layer": [QKV]}, "qkv_layer"),
+        ({"qkv_layer": QKV.to_sparse()}, "qkv_layer.layout"),
+        ({"q": Q, "kv_layer": KV[:1]}, "key_layer.shape"),
+        ({"q": Q, "kv_layer": KV[..., :6]}, "key_layer.shape"),
+    ],
+)
+def test_packed_inputs_that_cannot_be_right(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        attention(**arguments)
+    assert caught.value.field == field
+    names = {"q": "query_layer", "k": "key_layer", "v": "value_layer"}
+    core = DotProductAttention(4, 8, qkv_format="bshd", attn_mask_type="no_mask")
+    if arguments.get("qkv_format") != "bhsd":
+        with pytest.raises(InvalidInput) as caught:
+            core(**{names.get(name, name): value for name, value in arguments.items()})
+        assert caught.value.field == field

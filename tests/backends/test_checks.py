@@ -1,0 +1,99 @@
+"""Kernels called without the module: the same checks, and strides taken or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnsel import DotProductAttention, NoBackendError, attention
+from attnsel.backends import sdpa, tiled
+from attnsel.backends.contract import Inputs, Result, Spec
+from layout_cases import BACKENDS, HAS_TRITON, B, S, assert_rounding, reference
+
+torch.set_num_threads(1)
+
+
+def direct(backend: str) -> tuple[Callable[..., Result], Callable[..., Any]]:
+    if backend == "triton":
+        from attnsel.backends import triton
+
+        return triton.forward, triton.backward
+    if backend == "tiled":
+        return tiled.forward, tiled.backward
+    return sdpa.KERNELS[backend].forward, sdpa.KERNELS[backend].backward
+
+
+X = torch.randn(2, 4, 6, 8)
+LENGTHS = torch.tensor([3, 6], dtype=torch.int32)
+UNFIT: dict[str, dict[str, Any]] = {
+    "rank": {"q": X[0]},
+    "batch of k and v": {"k": X[:1], "v": X[:1]},
+    "rows of v": {"v": X[:, :, :5]},
+    "heads of v": {"v": X[:, :2]},
+    "heads that do not divide": {"k": X[:, :3], "v": X[:, :3]},
+    "more kv heads": {"q": X[:, :2]},
+    "head_dim of k": {"k": X[..., :7]},
+    "no head_dim": {"q": X[..., :0], "k": X[..., :0]},
+    "dtype of v": {"v": X.double()},
+    "integers": dict.fromkeys("qkv", X.long()),
+    "device of k": {"k": X.to("meta")},
+    "sparse k": {"k": X.to_sparse()},
+    "mask that does not broadcast": {"attn_mask": torch.zeros(2, 4, 5, 6, dtype=torch.bool)},
+    "mask of numbers": {"attn_mask": torch.zeros(6, 6)},
+    "bias that does not broadcast": {"bias": torch.zeros(3, 1, 6, 6)},
+    "bias of integers": {"bias": torch.zeros(6, 6, dtype=torch.int32)},
+    "slopes": {"alibi_slopes": torch.zeros(3)},
+    "lengths of one sequence": {"seqlens_kv": LENGTHS[:1]},
+    "lengths as fractions": {"seqlens_kv": LENGTHS.float()},
+    "lengths elsewhere": {"seqlens_kv": LENGTHS.to("meta")},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_kernel_called_directly_checks_what_the_module_checks(name: str, backend: str) -> None:
+    forward, backward = direct(backend)
+    spec, inputs = Spec(need_grad=True), Inputs(X, X, X)._replace(**UNFIT[name])
+    with pytest.raises(ValueError, match=r"\w"):
+        forward(spec, inputs)
+    result = Result(X, X[..., 0].contiguous(), None, ())
+    with pytest.raises(ValueError, match=r"\w"):
+        backward(spec, inputs, result, X)
+
+
+@pytest.mark.parametrize("backend", ["tiled", "sdpa.flash", *(["triton"] if HAS_TRITON else [])])
+@pytest.mark.parametrize("wrong", ["out", "lse", "dout", "dlse"])
+def test_a_backward_checks_what_comes_back(wrong: str, backend: str) -> None:
+    forward, backward = direct(backend)
+    spec = Spec(need_grad=True)
+    result = forward(spec, Inputs(X, X, X))
+    assert result.lse is not None
+    given: dict[str, Tensor] = {"out": result.out, "lse": result.lse, "dout": X, "dlse": result.lse}
+    given[wrong] = given[wrong][:1]
+    with pytest.raises(ValueError, match=rf"{wrong} must be \[2, 4, 6"):
+        backward(
+            spec,
+            Inputs(X, X, X),
+            result._replace(out=given["out"], lse=given["lse"]),
+            given["dout"],
+            given["dlse"],
+        )
+
+
+@pytest.mark.parametrize("backend", ["sdpa.flash", *(["triton"] if HAS_TRITON else [])])
+def test_a_stride_that_a_kernel_cannot_take_is_refused_or_copied_and_counted(backend: str) -> None:
+    q = torch.randn(B, S, 4, 16)[..., ::2]
+    with pytest.raises(ValueError, match=r"stride.* 1.*got 2|stride of q is 2"):
+        direct(backend)[0](Spec(), Inputs(*[q.transpose(1, 2)] * 3))
+    with pytest.raises(NoBackendError) as caught:
+        attention(q, q, q, backend=backend, adapt="never")
+    assert {reason.code for reason in caught.value.selection[backend].reasons} & {"SDPA020", "TRITON008"}
+    core = DotProductAttention(4, 8, qkv_format="bshd", attn_mask_type="no_mask", backend=backend)
+    assert_rounding(core(q, q, q), reference("bshd", *[q.double()] * 3, {}).flatten(-2))
+    assert core.last_selection is not None
+    (copy,) = core.last_selection[backend].adaptations
+    assert (copy.name, copy.bytes) == ("contiguous", 3 * q.numel() * 4)
