@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnsel.candidates import CANDIDATES
-from attnsel.report import one_line, size
+from attnsel.report import one_line
 from attnsel.settings import Settings
+from attnsel.verdict import size
 
 if TYPE_CHECKING:
     from attnsel.params import AttentionParams

@@ -26,7 +26,9 @@ DTYPES = {
     "INT32": torch.int32,
     "INT64": torch.int64,
 }
-data_type = SimpleNamespace(**{name: name for name in (*DTYPES, "FP8_E4M3", "FP8_E5M2", "NOT_SET")})
+data_type = SimpleNamespace(
+    **{name: name for name in (*DTYPES, "FP8_E4M3", "FP8_E5M2", "FP8_E8M0", "NOT_SET")}
+)
 diagonal_alignment = Enum("diagonal_alignment", "TOP_LEFT BOTTOM_RIGHT")
 heur_mode = Enum("heur_mode", "A FALLBACK")
 NAN = float("nan")

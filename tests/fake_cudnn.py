@@ -28,9 +28,10 @@ CRASH, HANG, REFUSE, NO_PLAN = 88, 96, 104, 112
 data_type = SimpleNamespace(
     **{
         name: name
-        for name in "BFLOAT16 HALF FLOAT DOUBLE FP8_E4M3 FP8_E5M2 INT32 INT64 NOT_SET".split()  # noqa: SIM905
+        for name in "BFLOAT16 HALF FLOAT DOUBLE FP8_E4M3 FP8_E5M2 FP8_E8M0 INT32 INT64 NOT_SET".split()  # noqa: SIM905
     }
 )
+tensor_reordering = Enum("tensor_reordering", "F8_128x4")
 diagonal_alignment = Enum("diagonal_alignment", "TOP_LEFT BOTTOM_RIGHT")
 heur_mode = Enum("heur_mode", "A FALLBACK")
 
@@ -80,9 +81,15 @@ class pygraph:
     def __init__(self, **how):
         self.how, self.calls, self.tensors, self.stages = how, [], {}, []
 
-    def tensor(self, *, name, dim, stride, data_type, uid, ragged_offset=None):
+    def tensor(self, *, name, dim, stride, data_type, uid, ragged_offset=None, reordering_type=None):
         made = Tensor(
-            name=name, dim=dim, stride=stride, data_type=data_type, uid=uid, ragged_offset=ragged_offset
+            name=name,
+            dim=dim,
+            stride=stride,
+            data_type=data_type,
+            uid=uid,
+            ragged_offset=ragged_offset,
+            reordering_type=reordering_type,
         )
         self.tensors[name] = made
         return made
@@ -103,6 +110,20 @@ class pygraph:
 
     def sdpa_fp8_backward(self, **keywords):
         return self._node("sdpa_fp8_backward", 7, keywords)
+
+    def sdpa_mxfp8(self, **keywords):
+        if "use_padding_mask" in keywords:  # in the words of a binding of frontend 1.23
+            raise TypeError(
+                "sdpa_mxfp8(): incompatible function arguments. The following argument types are supported:\n"
+                "    1. (self: pygraph, q: tensor, k: tensor, v: tensor, descale_q: tensor, "
+                "descale_k: tensor, descale_v: tensor, attn_scale: object = None, "
+                "diagonal_band_right_bound: object = None, name: str = '', generate_stats: object) -> list"
+                "\n\nInvoked with: seq_len_q: 1"
+            )
+        return self._node("sdpa_mxfp8", 3, keywords)
+
+    def sdpa_mxfp8_backward(self, **keywords):
+        return self._node("sdpa_mxfp8_backward", 6, keywords)
 
     def validate(self):
         self.stages.append("validate")

@@ -49,6 +49,7 @@ class Tally:
     accepted: int = 0  # by the library
     crashes: int = 0
     disagreements: list[Disagreement] = field(default_factory=list)
+    fp8: Counter[str] = field(default_factory=Counter)  # outcomes of the questions about FP8 attention
 
     @property
     def asked(self) -> int:
@@ -63,7 +64,18 @@ class Tally:
             **{name.replace(" ", "_"): self.outcomes[name] for name in _OUTCOMES},
             "false_accept_bound_95": upper_bound(wrong, self.asked),
             "false_reject_bound_95": upper_bound(strict, self.asked),
+            "fp8": _counts(self.fp8),
         }
+
+
+def _counts(outcomes: Counter[str]) -> dict[str, Any]:
+    asked = outcomes.total()
+    return {
+        "asked": asked,
+        **{name.replace(" ", "_"): outcomes[name] for name in _OUTCOMES},
+        "false_accept_bound_95": upper_bound(outcomes["false accept"], asked),
+        "false_reject_bound_95": upper_bound(outcomes["false reject"], asked),
+    }
 
 
 _OUTCOMES = ("agree", "false accept", "false reject", "known bug", "unknown", "no answer")
@@ -82,16 +94,15 @@ def upper_bound(seen: int, asked: int) -> float:
     return min(1.0, (centre + spread) / (1 + z * z / asked))
 
 
-def starting_points(fp8: bool) -> list[dict[str, Any]]:
-    """The rules' own examples, both sides of every limit, as far as they are about the call."""
+def starting_points() -> list[dict[str, Any]]:
+    """The rules' own examples, both sides of every limit, as far as they are about the call of one rank."""
     found = []
     for rule in REGISTRY.rules.values():
         if "cudnn" not in rule.candidates:
             continue
         for example in (rule.trips, rule.passes):
             fields = {name: value for name, value in example.items() if name in AttentionParams.model_fields}
-            about_fp8 = bool(fields.get("fp8")) or str(fields.get("dtype", "")).startswith("fp8")
-            if about_fp8 == fp8 and "cp_size" not in fields:
+            if "cp_size" not in fields:
                 found.append(fields)
     return found
 
@@ -123,6 +134,8 @@ def compare(
             verdict, asked = by_rules(p, env), by_library(library, p, device)
             kind = outcome(verdict, asked)
             tally.outcomes[kind] += 1
+            if p.fp8_attention:
+                tally.fp8[kind] += 1
             tally.accepted += asked.supported is True
             tally.crashes += any(answer.crashed for answer in asked.answers.values())
             if kind not in ("agree", "known bug", "unknown"):

@@ -28,7 +28,7 @@ def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None,
     try:
         with Library(cudnn_lib) as library:
             versions = library.versions()
-            questions = draw(seed, samples, starting_points(fp8=False))
+            questions = draw(seed, samples, starting_points())
             with bar("asking libcudnn", samples * len(gpus)) as move:
                 tally = compare(library, questions, gpus, lambda tally: move(tally.asked))
             notes = library.notes

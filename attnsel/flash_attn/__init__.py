@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from attnsel.flash_attn.arguments import FlashAttentionError
@@ -25,9 +26,7 @@ __version__ = "2.8.4"
 
 def install(*args: Any, **kwargs: Any) -> Any:
     """Put these names under ``flash_attn`` in this process; see ``attnsel.flash_attn.shim.install``."""
-    from attnsel.flash_attn import shim
-
-    return shim.install(*args, **kwargs)
+    return import_module("attnsel.flash_attn.shim").install(*args, **kwargs)
 
 
 __all__ = [

@@ -142,11 +142,14 @@ def check_pages(block_table: Any, k: Tensor, batch: int) -> None:
 
 
 def number(name: str, value: Any) -> float:
-    """A float from a number or a 0-d tensor."""
+    """A finite float from a number or a 0-d tensor."""
     try:
-        return float(value)
+        result = float(value)
     except (TypeError, ValueError):
         refuse(name, value, "must be a number")
+    if not -float("inf") < result < float("inf"):
+        refuse(name, value, "must be a finite number")
+    return result
 
 
 # ---- what is visible --------------------------------------------------------------------------------
@@ -200,8 +203,8 @@ def static_side(
         window = None
     if not 0.0 <= (p := number("dropout_p", dropout_p)) < 1.0:
         refuse("dropout_p", dropout_p, "must be at least 0 and below 1")
-    if not 0.0 <= (cap := number("softcap", softcap)) < float("inf"):
-        refuse("softcap", softcap, "must be a finite number, 0 for none")
+    if (cap := number("softcap", softcap)) < 0.0:
+        refuse("softcap", softcap, "must be above 0, or 0 for none")
     return config(
         qkv_format=qkv_format,
         attn_mask_type=kind,

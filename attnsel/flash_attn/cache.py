@@ -153,8 +153,8 @@ def _checked(
     capacity = k_cache.shape[1]
     if block_table is not None:
         check_pages(block_table, k_cache, batch)
-        for name, t in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
-            if t is not None:
+        for name, other in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
+            if other is not None:
                 refuse(name, "a tensor", "must be None with a block_table")
         capacity *= block_table.shape[1]
     elif cache_batch_idx is not None:

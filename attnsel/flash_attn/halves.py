@@ -54,9 +54,8 @@ def _flash_attn_forward(
     rng_state = _rng_state(dropout_p, q.device)
     extras = Extras(alibi_slopes=alibi_slopes, dropout_seed=rng_state[0] if dropout_p else None)
     with torch.no_grad():
-        out, lse, s_dmask = with_probabilities(
-            cfg, *(rows_contiguous(t) for t in (q, k, v)), extras, bounds, None, None
-        )
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+        out, lse, s_dmask = with_probabilities(cfg, q, k, v, extras, bounds, None, None)
     return out, lse, s_dmask if return_softmax else q.new_empty(0), rng_state
 
 

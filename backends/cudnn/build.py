@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from attnsel.backends.cudnn.graph import Graph
+from attnsel.backends.cudnn.graph import Graph, Tensor
+from attnsel.errors import UnsupportedArgument
 
 _DTYPES = {
     "bf16": "BFLOAT16",
@@ -14,6 +15,7 @@ _DTYPES = {
     "fp64": "DOUBLE",
     "fp8_e4m3": "FP8_E4M3",
     "fp8_e5m2": "FP8_E5M2",
+    "fp8_e8m0": "FP8_E8M0",
     "int32": "INT32",
     "int64": "INT64",
 }
@@ -22,6 +24,8 @@ _RETURNED = {
     "sdpa_backward": ("dQ", "dK", "dV"),
     "sdpa_fp8": ("o", "stats", "amax_s", "amax_o"),
     "sdpa_fp8_backward": ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV", "amax_dP"),
+    "sdpa_mxfp8": ("o", "stats", "amax_o"),
+    "sdpa_mxfp8_backward": ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV"),
 }
 """What each of the frontend's functions returns; other outputs are handed in as tensors."""
 
@@ -70,11 +74,15 @@ def declare(
             stride=list(tensor.strides),
             data_type=dtype[tensor.dtype],
             **({"ragged_offset": ragged[tensor.ragged]} if tensor.ragged else {}),
+            **_reordered(tensor, cudnn),
         )
         for tensor in (*graph.inputs, *handed)
     }
     arguments = _options(graph, cudnn, tensors)
-    results = getattr(made, graph.node)(**tensors, **arguments, name=graph.node)
+    try:
+        results = getattr(made, graph.node)(**tensors, **arguments, name=graph.node)
+    except TypeError as error:
+        raise _unknown_words(graph, cudnn, {**tensors, **arguments}, error) from error
     results = dict(zip(returned, results, strict=True))
     for tensor in graph.outputs:
         if tensor.name in returned:
@@ -88,11 +96,29 @@ def declare(
     return made
 
 
+def _reordered(tensor: Tensor, cudnn: Any) -> dict[str, Any]:
+    if not tensor.reordering:
+        return {}
+    return {"reordering_type": getattr(cudnn.tensor_reordering, tensor.reordering)}
+
+
+def _unknown_words(graph: Graph, cudnn: Any, given: dict[str, Any], error: TypeError) -> Exception:
+    """A binding refuses words it does not know with its whole signature: name the words instead."""
+    said = str(error).split("Invoked with", 1)[0]
+    unknown = [name for name in given if f"{name}:" not in said] if "supported:" in said else []
+    if not unknown:
+        return error
+    return UnsupportedArgument(
+        f"{graph.node} of cudnn-frontend {cudnn.__version__} does not take {', '.join(unknown)}"
+    )
+
+
 def _options(graph: Graph, cudnn: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     """Keywords of the sdpa functions; takes the dropout tensors out of ``tensors``, they go in a tuple."""
     given = dict(graph.options)
-    fp8 = graph.node.startswith("sdpa_fp8")
-    bound = "{}_bound" if fp8 else "diagonal_band_{}_bound"
+    # The forward functions came in two generations, and the newer MXFP8 one is of the first.
+    short = graph.node in ("sdpa_fp8", "sdpa_fp8_backward", "sdpa_mxfp8_backward")
+    bound = "{}_bound" if short else "diagonal_band_{}_bound"
     keywords: dict[str, Any] = {"attn_scale": given["attn_scale"]}
     for side in ("left", "right"):
         if f"{side}_bound" in given:

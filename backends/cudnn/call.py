@@ -34,11 +34,15 @@ class Pages(NamedTuple):
 
 
 class Fp8(NamedTuple):
-    """Per-tensor scaled FP8. ``out_dtype`` and ``grad_dtype``: what o and the gradients are written in."""
+    """Scaled FP8. ``out_dtype`` and ``grad_dtype``: what o and the gradients are written in.
+
+    ``block``: elements that share a scale, 32 for MXFP8; 0 is one scale for the whole tensor.
+    """
 
     out_dtype: str
     dout_dtype: str
     grad_dtype: str
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +244,42 @@ def _pages(p: AttentionParams) -> Pages | None:
     return Pages(-(-p.max_seqlen_kv // p.page_size), p.max_seqlen_kv)
 
 
+_MXFP8_BLOCK = 32  # OCP Microscaling Formats (MX) v1.0, table 1
+_NOT_IN_MXFP8 = {
+    "dropout": ("attention_dropout", "dropout"),
+    "return_max_logit": ("return_max_logit", "largest score"),
+    "page_size": ("kv_cache", "paged cache"),
+}
+
+
 def _fp8(p: AttentionParams) -> Fp8 | None:
-    """How TransformerEngine's recipes ask: delayed scaling writes FP8, current scaling half precision."""
+    """How TransformerEngine's recipes ask: delayed scaling writes FP8, the others half precision.
+
+    Gradients come in, and under delayed scaling go out, in E5M2, unless the recipe's format is E4M3.
+    """
     if not p.fp8_attention:
         return None
-    kind = getattr(p.recipe, "kind", None)
-    if kind not in ("delayed", "current"):
-        raise UnsupportedArgument(f"fp8_meta: no graph here for recipe {kind!r}; allowed: delayed, current")
-    if p.core_attention_bias_type != "no_bias":
-        raise UnsupportedArgument("core_attention_bias_type: FP8 attention of cuDNN has no bias and no ALiBi")
+    recipe = p.recipe
+    kind = getattr(recipe, "kind", None)
+    if recipe is None or kind not in ("delayed", "current", "mxfp8"):
+        raise UnsupportedArgument(
+            f"fp8_meta: cuDNN attention has no recipe {kind!r}; allowed: delayed, current, mxfp8"
+        )
+    if not recipe.attention_in_fp8:
+        raise UnsupportedArgument("fp8_meta: the tensors are FP8, and the recipe leaves attention alone")
+    if p.has_bias:
+        raise UnsupportedArgument("core_attention_bias_type: FP8 attention of cuDNN has no bias")
+    if p.core_attention_bias_type == "alibi" and (p.is_training or kind == "mxfp8"):
+        raise UnsupportedArgument("core_attention_bias_type: this FP8 attention of cuDNN has no ALiBi")
     half = "bf16" if p.dtype.startswith("fp8") else p.dtype
-    out = "fp8_e4m3" if kind == "delayed" else half
-    return Fp8(out, "fp8_e5m2", "fp8_e5m2" if kind == "delayed" else half)
+    gradient = "fp8_e5m2" if recipe.fp8_format == "HYBRID" else "fp8_e4m3"
+    if kind == "delayed":
+        return Fp8("fp8_e4m3", gradient, gradient)
+    if kind == "current":
+        return Fp8(half, gradient, half)
+    if recipe.fp8_mha:
+        raise UnsupportedArgument("fp8_meta: block-scaled FP8 attention of cuDNN has no FP8 output (fp8_mha)")
+    for field, (stated, what) in _NOT_IN_MXFP8.items():
+        if getattr(p, field):
+            raise UnsupportedArgument(f"{stated}: block-scaled FP8 attention of cuDNN has no {what}")
+    return Fp8(half, gradient, half, _MXFP8_BLOCK)

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from attnsel.backends.cudnn.call import Call, Four, Strided, dense
+from attnsel.backends.cudnn.call import Call, Four, Fp8, Strided, dense
 
 Option = bool | int | float | str
 
@@ -23,13 +23,15 @@ _NAMES = (
     *("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o", "amax_s", "amax_o"),
     *("descale_o", "descale_dO", "descale_dP", "scale_dQ", "scale_dK", "scale_dV", "scale_dP"),
     *("amax_dQ", "amax_dK", "amax_dV", "amax_dP"),
+    *("q_T", "k_T", "dO_T", "o_f16", "dO_f16", "descale_q_T", "descale_k_T", "descale_dO_T"),
 )
 UIDS: dict[str, int] = {name: number for number, name in enumerate(_NAMES, start=1)}
 FIRST_RAGGED_UID = 100
 
 
 class Tensor(NamedTuple):
-    """One tensor of a graph. ``ragged`` names the tensor that says where each sequence begins in it."""
+    """One tensor of a graph. ``ragged`` names the tensor that says where each sequence begins in it;
+    ``reordering`` is F8_128x4 for block scales: the order in which the matrix unit reads them."""
 
     name: str
     uid: int
@@ -37,6 +39,7 @@ class Tensor(NamedTuple):
     strides: Four
     dtype: str
     ragged: str = ""
+    reordering: str = ""
 
 
 class Ragged(NamedTuple):
@@ -54,7 +57,7 @@ class Ragged(NamedTuple):
 class Graph:
     """One node and its tensors. Hashable, and written as JSON and back without loss."""
 
-    node: str  # sdpa, sdpa_backward, sdpa_fp8, sdpa_fp8_backward
+    node: str  # sdpa, sdpa_fp8 or sdpa_mxfp8, and each with _backward
     io_dtype: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -120,6 +123,18 @@ class _Draft:
             self.ragged[side, unit] = found
         return found.name
 
+    def block_scales(self, name: str, of: Strided, along: str) -> None:
+        """Read one E8M0 scale per block of ``of`` along d or s, padded to whole tiles of 128 rows by 4
+        scales, as the reordered layout stores them."""
+        assert self.call.fp8 is not None
+        b, h, s, d = of.dims
+        block = self.call.fp8.block
+        rows, columns = _up(s, 128), _up(-(-d // block), 4)
+        if along == "s":
+            rows, columns = _up(-(-s // block), 4), _up(d, 128)
+        shape = dense((b, h, rows, columns), "bhsd")
+        self.inputs.append(Tensor(name, UIDS[name], *shape, "fp8_e8m0", reordering="F8_128x4"))
+
     def make(self, name: str, shape: Strided, dtype: str, side: str = "") -> Tensor:
         packed = {"q": self.call.packed_q, "kv": self.call.packed_kv}.get(side, False)
         ragged = self.offsets(side, shape.strides[2]) if packed else ""
@@ -146,6 +161,10 @@ class _Draft:
         )
 
 
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 _ONE = dense((1, 1, 1, 1), "bhsd")
 
 
@@ -159,7 +178,11 @@ def forward(call: Call) -> Graph:
     _read_qkv(draft)
     options = _read_features(draft)
     fp8 = call.fp8
-    if fp8 is not None:
+    if fp8 is not None and fp8.block:
+        draft.block_scales("descale_q", call.q, "d")
+        draft.block_scales("descale_k", call.k, "d")
+        draft.block_scales("descale_v", call.v, "s")
+    elif fp8 is not None:
         draft.scalars("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
     if call.pages is not None:
         b = call.q.dims[0]
@@ -175,21 +198,29 @@ def forward(call: Call) -> Graph:
     elif options["generate_stats"]:
         draft.write("stats", rows(call), "fp32")
     if fp8 is not None:
-        draft.scalars("amax_s", "amax_o", write=True)
-    return draft.finish("sdpa" if fp8 is None else "sdpa_fp8", options)
+        draft.scalars(*(("amax_o",) if fp8.block else ("amax_s", "amax_o")), write=True)
+    return draft.finish(_node(fp8), options)
 
 
 def backward(call: Call) -> Graph:
     """The backward graph: from dO and the forward's stats to dQ, dK, dV and, where asked, dBias and
-    dSink_token."""
+    dSink_token.
+
+    max_total_seq_len_q and _kv stay unset for packed sequences. The library, asked with and without them,
+    takes the same calls with the same engines; they only make the workspace smaller (on sm90 and sm100), and
+    a plan is kept for batches that may hold more tokens than the first (NVIDIA/cudnn-frontend#462).
+    """
     draft = _Draft(call)
     fp8 = call.fp8
     _read_qkv(draft)
-    draft.read("o", call.out, call.dtype if fp8 is None else fp8.out_dtype, "q")
-    draft.read("dO", call.dout or call.out, call.dtype if fp8 is None else fp8.dout_dtype, "q")
+    if fp8 is not None and fp8.block:
+        _read_block_scaled(draft, fp8)
+    else:
+        draft.read("o", call.out, call.dtype if fp8 is None else fp8.out_dtype, "q")
+        draft.read("dO", call.dout or call.out, call.dtype if fp8 is None else fp8.dout_dtype, "q")
     draft.read("stats", rows(call), "fp32")
     options = _read_features(draft)
-    if fp8 is not None:
+    if fp8 is not None and not fp8.block:
         draft.scalars("descale_q", "descale_k", "descale_v", "descale_o", "descale_dO", "descale_s")
         draft.scalars("descale_dP", "scale_s", "scale_dQ", "scale_dK", "scale_dV", "scale_dP")
     grad = call.dtype if fp8 is None else fp8.grad_dtype
@@ -201,9 +232,33 @@ def backward(call: Call) -> Graph:
     if call.sink_grad:
         draft.write("dSink_token", _sink(call), "fp32")
     if fp8 is not None:
-        draft.scalars("amax_dQ", "amax_dK", "amax_dV", "amax_dP", write=True)
+        draft.scalars("amax_dQ", "amax_dK", "amax_dV", *(() if fp8.block else ("amax_dP",)), write=True)
     options["deterministic"] = call.deterministic
-    return draft.finish("sdpa_backward" if fp8 is None else "sdpa_fp8_backward", options)
+    return draft.finish(f"{_node(fp8)}_backward", options)
+
+
+def _node(fp8: Fp8 | None) -> str:
+    if fp8 is None:
+        return "sdpa"
+    return "sdpa_mxfp8" if fp8.block else "sdpa_fp8"
+
+
+def _read_block_scaled(draft: _Draft, fp8: Fp8) -> None:
+    """What a block-scaled backward reads beside q, k and v. A product sums over d or over s, and the blocks
+    must lie along that dimension: q, k and dO come in twice, scaled along d and (``_T``) along s. The rows'
+    sums of dO times o are taken in half precision."""
+    call = draft.call
+    dout = call.dout or call.out
+    draft.read("q_T", call.q, call.dtype, "q")
+    draft.read("k_T", call.k, call.dtype, "kv")
+    draft.read("o_f16", call.out, fp8.out_dtype, "q")
+    draft.read("dO_f16", dout, fp8.out_dtype, "q")
+    draft.read("dO", dout, fp8.dout_dtype, "q")
+    draft.read("dO_T", dout, fp8.dout_dtype, "q")
+    for name, of in (("q", call.q), ("k", call.k), ("v", call.v), ("dO", dout)):
+        draft.block_scales(f"descale_{name}", of, "d")
+        if name != "v":
+            draft.block_scales(f"descale_{name}_T", of, "s")
 
 
 def rows(call: Call) -> Strided:

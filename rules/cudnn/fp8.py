@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnsel.rules.api import rule
-from attnsel.rules.cudnn.vocabulary import BLACKWELL, CONSUMER_BLACKWELL, HOPPER
+from attnsel.rules.cudnn.vocabulary import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, HOPPER
 from attnsel.verdict import AtLeast, Bad, OneOf, Unknown, Words
 from attnsel.versions import Version, cudnn
 
@@ -94,18 +94,19 @@ def no_block_scaling(p: AttentionParams, env: Environment) -> Bad | None:
 
 @fp8(
     "CUDNN303",
+    when=cudnn("<9.8.0"),
     evidence="source",
     trips={"dtype": "fp8_e5m2", **DELAYED},
     passes={"dtype": "fp8_e4m3", **DELAYED},
 )
 def tensors_in_e4m3(p: AttentionParams, env: Environment) -> Unknown | None:
-    """q, k and v in E5M2 are documented and used by nobody
+    """Below cuDNN 9.8 q, k and v in E5M2 are documented and used by nobody
 
     Why: the frontend lists E4M3 and E5M2; TransformerEngine hands over E4M3 only and keeps E5M2 for
     gradients.
-    Fix: E4M3.
+    Fix: E4M3, or cuDNN 9.8.0 or newer.
     Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Tensors"; TransformerEngine d0067d0,
-    utils.py line 628.
+    utils.py line 628; libcudnn asked without a GPU takes them from 9.8 to 9.28.
     """
     if p.dtype == "fp8_e5m2":
         return Unknown("dtype", "fp8_e5m2", OneOf("fp8_e4m3"))
@@ -240,15 +241,23 @@ def fp8_sm110(p: AttentionParams, env: Environment) -> Unknown | None:
 # Recipes.
 
 
-@fp8("CUDNN313", "current", arch=HOPPER, evidence="source", trips=CURRENT, passes=DELAYED)
+@fp8(
+    "CUDNN313",
+    "current",
+    arch=(*HOPPER, *CONSUMER_BLACKWELL),
+    evidence="library",
+    trips=CURRENT,
+    passes={**DELAYED, "is_training": False},
+)
 def current_scaling_needs_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
-    """Current scaling needs Blackwell
+    """Current scaling needs datacentre Blackwell (sm100, sm103)
 
     Why: the scale of the output is known only after it is computed, so the kernel must write half precision
-    (inferred), which only Blackwell's FP8 kernels do.
+    (inferred), which only the FP8 kernels of datacentre Blackwell do.
     Fix: delayed scaling, or fp8_dpa off.
-    Source: TransformerEngine d0067d0, utils.py lines 686 to 702; cudnn-frontend 1.23, sdpa_support_surface.h
-    ("HALF/BFLOAT16 output is only supported on Blackwell").
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("HALF/BFLOAT16 output is only supported on
+    Blackwell"); libcudnn 9.8 to 9.28 asked without a GPU refuse it on sm90 and sm120; TransformerEngine
+    d0067d0, utils.py lines 686 to 702.
     """
     return Bad("fp8_meta", "current", Words("kind delayed"))
 
@@ -256,29 +265,32 @@ def current_scaling_needs_blackwell(p: AttentionParams, env: Environment) -> Bad
 @fp8(
     "CUDNN314",
     "current",
-    when=cudnn(">=9.7.0,<9.14.0"),
-    arch=range(100, 130),
-    evidence="source",
+    when=cudnn(">=9.7.0,<9.13.0"),
+    arch=BLACKWELL_THOR,
+    evidence="library",
     trips=CURRENT,
-    passes=DELAYED,
+    passes={**DELAYED, "is_training": False},
 )
-def current_scaling_from_9_14(p: AttentionParams, env: Environment) -> Bad | None:
-    """Current scaling needs cuDNN 9.14.0
+def current_scaling_from_9_13(p: AttentionParams, env: Environment) -> Bad | None:
+    """Current scaling needs cuDNN 9.13.0
 
-    Fix: cuDNN 9.14.0 or newer, or delayed scaling.
-    Source: TransformerEngine d0067d0, utils.py lines 686 to 702; the frontend (half precision output) says
-    9.13.0. The recipe is TransformerEngine's, which is followed.
+    Why: its output is in half precision.
+    Fix: cuDNN 9.13.0 or newer, or delayed scaling.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h; libcudnn asked without a GPU refuses 9.8 and 9.10.2
+    and accepts 9.13. TransformerEngine d0067d0, utils.py lines 686 to 702, waits for 9.14 and gives no
+    reason; the library is followed.
     """
     return Bad("fp8_meta", "current", Words("kind delayed"))
 
 
-@fp8("CUDNN315", "mxfp8", arch=(*HOPPER, *range(110, 130)), evidence="source", trips=MXFP8, passes=DELAYED)
+@fp8("CUDNN315", "mxfp8", arch=(*HOPPER, *range(110, 130)), evidence="library", trips=MXFP8, passes=DELAYED)
 def mxfp8_needs_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
     """MXFP8 attention needs datacenter Blackwell (sm100, sm103)
 
     Fix: delayed scaling where it is supported, or fp8_dpa off.
     Source: cudnn-frontend 1.32, scaled_dot_product_flash_attention.h lines 344 to 444 (major 10 only);
-    TransformerEngine d0067d0, utils.py lines 703 to 737.
+    TransformerEngine d0067d0, utils.py lines 703 to 737; libcudnn 9.26 and 9.28 asked without a GPU refuse
+    sm90 and sm120.
     """
     return Bad("fp8_meta", "mxfp8", Words("kind delayed or current"))
 
@@ -308,8 +320,10 @@ def mxfp8_versions(p: AttentionParams, env: Environment) -> Bad | None:
 def mxfp8_inside_only(p: AttentionParams, env: Environment) -> Bad | None:
     """MXFP8 attention cannot pass FP8 on to the next layer (fp8_mha)
 
+    Why: the kernel writes half precision; there is no input for the block scales of an output.
     Fix: fp8_dpa without fp8_mha.
-    Source: TransformerEngine d0067d0, utils.py lines 703 to 720.
+    Source: cudnn-frontend 1.20 to 1.28, sdpa_mxfp8 (no scales of o); TransformerEngine d0067d0, utils.py
+    lines 703 to 720.
     """
     if p.recipe is not None and p.recipe.fp8_mha:
         return Bad("fp8_meta", "mxfp8 with fp8_mha", Words("mxfp8 with fp8_dpa alone"))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.fp8 import DELAYED, MXFP8, bottom_right, fp8
+from attnsel.rules.cudnn.fp8 import DELAYED, MXFP8, bottom_right, fp8, kind_of
 from attnsel.rules.cudnn.fp8_shapes import INFERENCE
 from attnsel.rules.cudnn.vocabulary import BLACKWELL, HOPPER, PACKED, PAGED
 from attnsel.verdict import Bad, OneOf, Unknown, Words
-from attnsel.versions import cudnn
+from attnsel.versions import cudnn, cudnn_frontend
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
@@ -32,15 +32,21 @@ def packed(p: AttentionParams) -> bool:
     passes=DELAYED,
 )
 def no_bias(p: AttentionParams, env: Environment) -> Bad | None:
-    """FP8 attention takes no bias and no ALiBi
+    """FP8 attention takes no bias, and ALiBi only in per-tensor scaled inference from 9.8
 
+    Why: neither the backward nor the block-scaled functions have an input for ALiBi.
     Fix: attention in bf16 (fp8_dpa off).
-    Source: cudnn-frontend 1.23 and 1.32 ("SDPA FP8 does not support bias"); TransformerEngine v2.18,
-    fused_attn.cpp, FP8 branch.
+    Source: cudnn-frontend 1.23 and 1.32 ("SDPA FP8 does not support bias"); libcudnn 9.8 to 9.28 asked
+    without a GPU take ALiBi in inference. TransformerEngine v2.18, fused_attn.cpp, FP8 branch, never asks for
+    it and is followed below 9.8.
     """
-    if p.core_attention_bias_type != "no_bias":
-        return Bad("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
-    return None
+    kind = p.core_attention_bias_type
+    if kind == "no_bias":
+        return None
+    recent = env.cudnn is not None and env.cudnn >= (9, 8, 0)
+    if kind == "alibi" and recent and not p.is_training and kind_of(p) in ("delayed", "current"):
+        return None
+    return Bad("core_attention_bias_type", kind, OneOf("no_bias"))
 
 
 @fp8("CUDNN351", evidence="source", trips={**DELAYED, "softcap": 30.0}, passes=DELAYED)
@@ -55,12 +61,19 @@ def no_soft_cap(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@fp8("CUDNN352", evidence="source", trips={**DELAYED, "return_max_logit": True}, passes=DELAYED)
+@fp8(
+    "CUDNN352",
+    when=cudnn("<9.13.0"),
+    evidence="library",
+    trips={**DELAYED, "return_max_logit": True},
+    passes=DELAYED,
+)
 def no_max_logit(p: AttentionParams, env: Environment) -> Bad | None:
-    """FP8 attention does not return the largest score
+    """FP8 attention returns the largest score from cuDNN 9.13.0 on
 
-    Fix: attention in bf16 with cuDNN 9.21.0 or newer.
-    Source: TransformerEngine v2.18, fused_attn.cpp, FP8 branch, and d0067d0, utils.py lines 757 to 765.
+    Fix: cuDNN 9.13.0 or newer, and a recipe of kind delayed or current.
+    Source: libcudnn asked without a GPU refuses 9.8 and 9.10.2 and accepts 9.13 to 9.28. TransformerEngine
+    v2.18, fused_attn.cpp, FP8 branch, and d0067d0, utils.py lines 757 to 765, never asks for it.
     """
     if p.return_max_logit:
         return Bad("return_max_logit", True, OneOf(False))
@@ -68,32 +81,19 @@ def no_max_logit(p: AttentionParams, env: Environment) -> Bad | None:
 
 
 @fp8(
-    "CUDNN353", arch=HOPPER, evidence="source", trips={**DELAYED, "softmax_type": "learnable"}, passes=DELAYED
+    "CUDNN353",
+    when=cudnn("<9.13.0"),
+    evidence="library",
+    trips={**DELAYED, "softmax_type": "learnable"},
+    passes=DELAYED,
 )
-def sinks_hopper(p: AttentionParams, env: Environment) -> Bad | None:
-    """On Hopper FP8 attention has no attention sinks
+def sinks_from_9_13(p: AttentionParams, env: Environment) -> Bad | None:
+    """Attention sinks with FP8 need cuDNN 9.13.0
 
-    Fix: attention in bf16 with cuDNN 9.13.1 or newer.
-    Source: TransformerEngine d0067d0, utils.py lines 1125 to 1140.
-    """
-    if p.softmax_type != "vanilla":
-        return Bad("softmax_type", p.softmax_type, OneOf("vanilla"))
-    return None
-
-
-@fp8(
-    "CUDNN354",
-    when=cudnn("<9.21.0"),
-    arch=range(100, 130),
-    evidence="source",
-    trips={**INFERENCE, "softmax_type": "learnable"},
-    passes=INFERENCE,
-)
-def sinks_from_9_21(p: AttentionParams, env: Environment) -> Bad | None:
-    """On Blackwell attention sinks with FP8 need cuDNN 9.21.0
-
-    Fix: cuDNN 9.21.0 or newer.
-    Source: TransformerEngine d0067d0, utils.py lines 1125 to 1140, and fused_attn.cpp, FP8 branch.
+    Fix: cuDNN 9.13.0 or newer.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("sink_token is not supported before
+    9.13"); libcudnn asked without a GPU refuses 9.8 and 9.10.2 and accepts 9.13 to 9.28. TransformerEngine
+    d0067d0, utils.py lines 1125 to 1140, waits for 9.21 and Blackwell; the library is followed.
     """
     if p.softmax_type != "vanilla":
         return Bad("softmax_type", p.softmax_type, OneOf("vanilla"))
@@ -106,7 +106,7 @@ def sinks_from_9_21(p: AttentionParams, env: Environment) -> Bad | None:
 @fp8(
     "CUDNN355",
     arch=BLACKWELL,
-    evidence="source",
+    evidence="library",
     trips={**DELAYED, "attention_dropout": 0.1},
     passes=DELAYED,
 )
@@ -115,7 +115,8 @@ def dropout_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
 
     Why: its backward always runs the deterministic kernels, which have none.
     Fix: no dropout.
-    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("not supported on Blackwell when dropout is enabled").
+    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("not supported on Blackwell when dropout is enabled");
+    libcudnn 9.26 and 9.28 asked without a GPU.
     """
     if p.dropout:
         return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
@@ -145,18 +146,22 @@ def dropout_from_9_5(p: AttentionParams, env: Environment) -> Bad | None:
 @fp8(
     "CUDNN357",
     when=cudnn("<9.19.0"),
+    arch=HOPPER,
     evidence="source",
     trips={**DELAYED, "deterministic": True},
     passes=DELAYED,
 )
-def deterministic_from_9_19(p: AttentionParams, env: Environment) -> Bad | None:
-    """Deterministic FP8 training needs cuDNN 9.19.0
+def deterministic_from_9_19(p: AttentionParams, env: Environment) -> Unknown | None:
+    """Below cuDNN 9.19.0 nobody vouches for deterministic FP8 training on Hopper
 
+    Why: the library plans it, but the wish changes nothing in the graph that it is given; TransformerEngine
+    takes the results for deterministic from 9.19.0 on.
     Fix: cuDNN 9.19.0 or newer, or bf16 attention.
-    Source: TransformerEngine d0067d0, utils.py lines 1545 to 1555; cudnn-frontend 1.23, sdpa_fp8_bwd.h.
+    Source: TransformerEngine d0067d0, utils.py lines 1545 to 1555; cudnn-frontend 1.23, sdpa_fp8_bwd.h (the
+    wish is passed on for Blackwell only).
     """
     if p.deterministic and p.is_training:
-        return Bad("deterministic", True, OneOf(False))
+        return Unknown("deterministic", True, OneOf(False))
     return None
 
 
@@ -164,39 +169,22 @@ def deterministic_from_9_19(p: AttentionParams, env: Environment) -> Bad | None:
     "CUDNN358",
     "delayed",
     "current",
-    when=cudnn("<9.18.0"),
+    when=cudnn(">=9.7.0,<9.8.0"),
     arch=range(100, 130),
     evidence="source",
     trips={**INFERENCE, "deterministic": True},
     passes=INFERENCE,
 )
 def deterministic_blackwell(p: AttentionParams, env: Environment) -> Unknown | None:
-    """On Blackwell deterministic FP8 inference is in doubt below cuDNN 9.18
+    """On Blackwell deterministic FP8 inference is in doubt below cuDNN 9.8
 
-    Why: a forward pass adds nothing up atomically, so the refusal may be meant for training only (CUDNN357);
-    no source says so.
-    Fix: cuDNN 9.18.0 or newer.
+    Why: a forward pass adds nothing up atomically, so TransformerEngine's refusal below 9.18 may be meant for
+    training only; libraries that can be asked take it.
+    Fix: cuDNN 9.8.0 or newer.
     Source: TransformerEngine d0067d0, utils.py lines 675 to 702.
     """
     if p.deterministic and not p.is_training:
         return Unknown("deterministic", True, OneOf(False))
-    return None
-
-
-@fp8(
-    "CUDNN359",
-    evidence="source",
-    trips={**DELAYED, "deterministic": True, "softmax_type": "off-by-one"},
-    passes=DELAYED,
-)
-def deterministic_sinks(p: AttentionParams, env: Environment) -> Bad | None:
-    """With attention sinks nothing is deterministic
-
-    Fix: vanilla softmax.
-    Source: TransformerEngine d0067d0, utils.py lines 1535 to 1544 (inference too).
-    """
-    if p.deterministic and p.softmax_type != "vanilla":
-        return Bad("softmax_type", p.softmax_type, OneOf("vanilla"))
     return None
 
 
@@ -227,57 +215,112 @@ def bottom_right_dropout(p: AttentionParams, env: Environment) -> Bad | None:
 # Layouts and caches.
 
 
-@fp8("CUDNN361", arch=HOPPER, evidence="source", trips={**DELAYED, **PACKED}, passes=DELAYED)
+@fp8("CUDNN361", arch=HOPPER, evidence="library", trips={**DELAYED, **PACKED}, passes=DELAYED)
 def packed_training_hopper(p: AttentionParams, env: Environment) -> Bad | None:
     """On Hopper FP8 training takes no packed sequences (thd)
 
     Fix: padded sequences (bshd).
     Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("sdpa fp8 backward with THD is not supported on Hopper
-    architecture"); TransformerEngine v2.18, fused_attn.cpp, FP8 branch.
+    architecture"); libcudnn 9.8 to 9.28 asked without a GPU.
     """
     if packed(p) and p.is_training:
         return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@fp8("CUDNN362", "mxfp8", arch=BLACKWELL, evidence="source", trips={**MXFP8, **PACKED}, passes=MXFP8)
+@fp8(
+    "CUDNN362",
+    "mxfp8",
+    when=cudnn_frontend("<1.28.0"),
+    arch=BLACKWELL,
+    evidence="library",
+    trips={**MXFP8, **PACKED},
+    passes=MXFP8,
+)
 def packed_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
-    """MXFP8 takes no packed sequences (thd)
+    """MXFP8 takes packed sequences (thd) from cudnn-frontend 1.28 on
 
-    Fix: padded sequences (bshd).
-    Source: TransformerEngine d0067d0, utils.py lines 703 to 720.
+    Why: they come with a padding mask, for which sdpa_mxfp8 has no input before (CUDNN367).
+    Fix: cudnn-frontend 1.28, or sequences of one length.
+    Source: libcudnn 9.28 asked without a GPU takes them with frontend 1.28. TransformerEngine d0067d0,
+    utils.py lines 703 to 720, never asks for them; the library is followed.
     """
     if packed(p):
         return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@fp8("CUDNN363", evidence="source", trips={**INFERENCE, **PACKED}, passes=DELAYED)
+@fp8("CUDNN363", when=cudnn("<9.8.0"), evidence="source", trips={**INFERENCE, **PACKED}, passes=DELAYED)
 def packed_unused(p: AttentionParams, env: Environment) -> Unknown | None:
-    """FP8 with packed sequences (thd): the frontend takes it, nobody uses it
+    """Below 9.8 nobody has seen FP8 with packed sequences (thd)
 
     Why: TransformerEngine gives the FP8 kernels no packed layout at any version; the frontend refuses only
     the Hopper backward (CUDNN361).
-    Fix: padded sequences (bshd).
+    Fix: padded sequences (bshd), or cuDNN 9.8.0 or newer.
     Source: TransformerEngine v2.18, fused_attn.cpp, FP8 branch (bshd, sbhd and, from 9.21, bhsd);
-    cudnn-frontend 1.32.
+    cudnn-frontend 1.32; libcudnn 9.8 to 9.28 asked without a GPU take it.
     """
     if packed(p):
         return Unknown("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@fp8("CUDNN364", evidence="source", trips={**DELAYED, **PAGED}, passes=DELAYED)
-def fp8_with_cache(p: AttentionParams, env: Environment) -> Bad | Unknown | None:
-    """FP8 attention over a cache is used by nobody
+@fp8("CUDNN364", when=cudnn("<9.8.0"), evidence="source", trips={**DELAYED, **PAGED}, passes=DELAYED)
+def fp8_with_cache(p: AttentionParams, env: Environment) -> Unknown | None:
+    """Below 9.8 nobody has seen FP8 attention over a cache
 
-    Why: TransformerEngine never gives one to cuDNN; the frontend says a plain no to paged MXFP8 only.
-    Fix: bf16 attention for decoding.
-    Source: TransformerEngine d0067d0, utils.py lines 857 to 869; cudnn-frontend 1.32,
+    Why: TransformerEngine never gives one to cuDNN, at any version.
+    Fix: bf16 attention for decoding, or cuDNN 9.8.0 or newer.
+    Source: TransformerEngine d0067d0, utils.py lines 857 to 869; libcudnn 9.8 to 9.28 asked without a GPU
+    take it.
+    """
+    return None if p.kv_cache == "none" else Unknown("kv_cache", p.kv_cache, Words("none"))
+
+
+@fp8("CUDNN365", "mxfp8", arch=BLACKWELL, evidence="source", trips={**MXFP8, **PAGED}, passes=MXFP8)
+def paged_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
+    """MXFP8 reads no paged cache
+
+    Fix: a contiguous cache, or delayed scaling.
+    Source: cudnn-frontend 1.20 to 1.28, sdpa_mxfp8 (no page tables); cudnn-frontend 1.32,
     scaled_dot_product_flash_attention.h lines 344 to 444.
     """
-    if p.kv_cache == "none":
-        return None
-    mxfp8 = p.recipe is not None and getattr(p.recipe, "kind", None) == "mxfp8"
-    finding = Bad if mxfp8 and p.kv_cache == "paged" else Unknown
-    return finding("kv_cache", p.kv_cache, Words("none"))
+    return Bad("kv_cache", "paged", OneOf("none", "contiguous")) if p.kv_cache == "paged" else None
+
+
+@fp8(
+    "CUDNN366",
+    "mxfp8",
+    arch=BLACKWELL,
+    evidence="source",
+    trips={**MXFP8, "return_max_logit": True},
+    passes=MXFP8,
+)
+def max_logit_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
+    """MXFP8 attention does not return the largest score
+
+    Fix: delayed or current scaling.
+    Source: cudnn-frontend 1.20 to 1.28, sdpa_mxfp8 (no score_max).
+    """
+    return Bad("return_max_logit", True, OneOf(False)) if p.return_max_logit else None
+
+
+@fp8(
+    "CUDNN367",
+    "mxfp8",
+    when=cudnn_frontend("<1.28.0"),
+    arch=BLACKWELL,
+    evidence="library",
+    trips={**MXFP8, "attn_mask_type": "padding_causal"},
+    passes=MXFP8,
+)
+def padded_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
+    """MXFP8 takes a padding mask from cudnn-frontend 1.28 on
+
+    Why: before, sdpa_mxfp8 has no input for the lengths.
+    Fix: cudnn-frontend 1.28.
+    Source: signatures of sdpa_mxfp8 in cudnn-frontend 1.20, 1.22, 1.23 and 1.25 to 1.28; asked with 1.28.
+    """
+    if p.padding:
+        return Bad("attn_mask_type", p.attn_mask_type, Words("no_mask or causal"))
+    return None

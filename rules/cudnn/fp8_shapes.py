@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnsel.rules.cudnn.fp8 import DELAYED, bottom_right, fp8
-from attnsel.rules.cudnn.vocabulary import HOPPER
+from attnsel.rules.cudnn.vocabulary import CONSUMER_BLACKWELL, HOPPER
 from attnsel.verdict import AtMost, Bad, Multiple, OneOf, Required, Unknown, Words
 from attnsel.versions import cudnn
 
@@ -22,7 +22,7 @@ INFERENCE = {**DELAYED, "is_training": False}
 # Head dimensions and lengths.
 
 
-@fp8("CUDNN320", evidence="source", trips={**DELAYED, "head_dim_qk": 72, "head_dim_v": 128}, passes=DELAYED)
+@fp8("CUDNN320", evidence="library", trips={**DELAYED, "head_dim_qk": 72, "head_dim_v": 128}, passes=DELAYED)
 def head_dim_qk_of_16(p: AttentionParams, env: Environment) -> Bad | None:
     """For FP8 the head dimension of queries and keys must be a multiple of 16
 
@@ -34,7 +34,7 @@ def head_dim_qk_of_16(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@fp8("CUDNN321", evidence="source", trips={**DELAYED, "head_dim_v": 72}, passes=DELAYED)
+@fp8("CUDNN321", evidence="library", trips={**DELAYED, "head_dim_v": 72}, passes=DELAYED)
 def head_dim_v_of_16(p: AttentionParams, env: Environment) -> Bad | None:
     """For FP8 the head dimension of values must be a multiple of 16
 
@@ -67,7 +67,7 @@ def head_dim_128_before_9_7(p: AttentionParams, env: Environment) -> Bad | None:
     "CUDNN323",
     when=cudnn(">=9.7.0"),
     arch=HOPPER,
-    evidence="source",
+    evidence="library",
     trips={**DELAYED, "head_dim_qk": 64},
     passes={**INFERENCE, "head_dim_qk": 64},
 )
@@ -94,7 +94,7 @@ def not_128(p: AttentionParams) -> Bad | None:
     "CUDNN324",
     when=cudnn(">=9.7.0"),
     arch=HOPPER,
-    evidence="source",
+    evidence="library",
     trips={**INFERENCE, "head_dim_qk": 512},
     passes={**INFERENCE, "head_dim_qk": 256},
 )
@@ -113,21 +113,24 @@ def head_dim_hopper(p: AttentionParams, env: Environment) -> Bad | None:
     "CUDNN325",
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
-    evidence="source",
+    evidence="library",
     trips={**INFERENCE, "head_dim_qk": 256},
     passes=INFERENCE,
 )
 def head_dim_blackwell(p: AttentionParams, env: Environment) -> Bad | Unknown | None:
-    """On Blackwell FP8 takes head dimensions up to 128, or 192/128 from 9.19
+    """On Blackwell FP8 takes head dimensions up to 128, datacentre also 192/128 from 9.19
 
     Why: 256/256 for inference came with 9.26 and needs a frontend newer than attnsel uses, hence unknown.
     Fix: for 192/128 cuDNN 9.19.0 or newer.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h (192/128 from 9.19; 1.32 adds 256/256 from 9.26) and
-    sdpa_fp8_bwd.h. TransformerEngine v2.18 waits for 9.21 and then takes every pair up to 192/128; the
-    frontend, which names 9.19 and just this pair, is followed.
+    sdpa_fp8_bwd.h; libcudnn 9.26 and 9.28 asked without a GPU take 192/128 on sm100 and refuse it on sm120.
+    TransformerEngine v2.18 waits for 9.21 and then takes every pair up to 192/128; the frontend, which names
+    9.19 and just this pair, is followed.
     """
     sizes = (p.head_dim_qk, p.head_dim_v)
-    if max(sizes) <= 128 or env.cudnn is None or (sizes == (192, 128) and env.cudnn >= (9, 19, 0)):
+    if max(sizes) <= 128 or env.cudnn is None:
+        return None
+    if sizes == (192, 128) and env.cudnn >= (9, 19, 0) and env.arch not in CONSUMER_BLACKWELL:
         return None
     field = "head_dim_qk" if p.head_dim_qk > 128 else "head_dim_v"
     newest = sizes == (256, 256) and not p.is_training and env.cudnn >= (9, 26, 0)
@@ -213,38 +216,43 @@ def padding_from_9_7(p: AttentionParams, env: Environment) -> Bad | Unknown | No
 @fp8(
     "CUDNN332",
     arch=HOPPER,
-    evidence="source",
+    evidence="library",
     trips={**DELAYED, "attn_mask_type": "causal_bottom_right"},
     passes=DELAYED,
 )
 def bottom_right_hopper(p: AttentionParams, env: Environment) -> Bad | None:
-    """On Hopper FP8 attention has no bottom-right mask
+    """On Hopper FP8 attention has no bottom-right diagonal
 
-    Fix: with equal lengths and no padding plain causal is the same mask.
-    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h (Blackwell and 9.7 only); TransformerEngine v2.18,
-    fused_attn.cpp, FP8 branch.
+    Why: neither a mask's nor that of a window with a right bound, which is anchored there unless
+    bottom_right_diagonal is False.
+    Fix: with equal lengths and no padding the top-left diagonal is the same.
+    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h (Blackwell and 9.7 only); libcudnn 9.8 to 9.28 asked
+    without a GPU; TransformerEngine v2.18, fused_attn.cpp, FP8 branch.
     """
-    if not p.bottom_right:
+    if not bottom_right(p):
         return None
+    if not p.bottom_right:
+        return Bad("bottom_right_diagonal", True, OneOf(False))
     same = p.max_seqlen_q == p.max_seqlen_kv and not p.padding
     return Bad("attn_mask_type", p.attn_mask_type, OneOf("causal") if same else Words("causal"))
 
 
 @fp8(
     "CUDNN333",
-    when=cudnn(">=9.7.0,<9.21.0"),
+    when=cudnn(">=9.7.0,<9.8.0"),
     arch=range(100, 130),
     evidence="source",
     trips={**INFERENCE, "attn_mask_type": "causal_bottom_right"},
     passes=INFERENCE,
 )
 def bottom_right_blackwell(p: AttentionParams, env: Environment) -> Unknown | None:
-    """Below 9.21 TransformerEngine does not use FP8 with a bottom-right mask
+    """Below 9.8 nobody has seen FP8 with a bottom-right mask
 
     Why: the frontend takes it on Blackwell from 9.7.0 and has a sample; TransformerEngine waits for 9.21.0.
-    Fix: cuDNN 9.21.0 or newer.
+    Fix: cuDNN 9.8.0 or newer.
     Source: cudnn-frontend v1.10.0, sdpa_fp8.h and samples/cpp/sdpa/fp8_fwd_bottom_right_causal_mask.cpp;
-    TransformerEngine v2.18, fused_attn.cpp, FP8 branch ("9.21").
+    TransformerEngine v2.18, fused_attn.cpp, FP8 branch ("9.21"); libcudnn asked without a GPU takes it from
+    9.8 on.
     """
     if p.bottom_right:
         return Unknown("attn_mask_type", p.attn_mask_type, Words("a top-left mask"))
@@ -252,40 +260,23 @@ def bottom_right_blackwell(p: AttentionParams, env: Environment) -> Unknown | No
 
 
 @fp8(
-    "CUDNN334",
-    when=cudnn(">=9.21.0"),
-    arch=range(100, 130),
-    evidence="source",
-    trips={**INFERENCE, "attn_mask_type": "padding_causal_bottom_right"},
-    passes={**INFERENCE, "attn_mask_type": "causal_bottom_right"},
-)
-def padded_bottom_right(p: AttentionParams, env: Environment) -> Unknown | None:
-    """FP8 with a padded bottom-right mask: the frontend takes it, nobody uses it
-
-    Why: a path that no framework exercises is a path nobody has compared with a reference.
-    Source: cudnn-frontend 1.23 and 1.32, sdpa_fp8_bwd.h and sdpa_support_surface.h (no clause against it);
-    TransformerEngine v2.18, fused_attn.cpp, FP8 branch (in no row).
-    """
-    if p.bottom_right and p.padding:
-        return Unknown("attn_mask_type", p.attn_mask_type, Words("causal_bottom_right"))
-    return None
-
-
-@fp8(
     "CUDNN335",
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
-    evidence="source",
+    evidence="library",
     trips={**INFERENCE, "attn_mask_type": "causal_bottom_right", "max_seqlen_kv": 1024},
     passes=INFERENCE,
 )
 def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Bad | None:
     """For FP8 a bottom-right diagonal cannot have more queries than keys
 
+    Why: without a padding mask, which knows the true lengths, the forward refuses; the backward always does.
     Fix: cut off the queries that see no key.
-    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h and sdpa_fp8_bwd.h.
+    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h and sdpa_fp8_bwd.h; libcudnn 9.8 to 9.28 asked without
+    a GPU.
     """
-    if bottom_right(p) and p.max_seqlen_q > p.max_seqlen_kv:
+    certain = p.is_training or not p.padding
+    if certain and bottom_right(p) and p.max_seqlen_q > p.max_seqlen_kv:
         return Bad("max_seqlen_q", p.max_seqlen_q, Words(f"at most max_seqlen_kv ({p.max_seqlen_kv})"))
     return None
 
@@ -294,7 +285,7 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Bad | Non
     "CUDNN336",
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
-    evidence="source",
+    evidence="library",
     trips={**DELAYED, "attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1000, "max_seqlen_kv": 2048},
     passes={**DELAYED, "attn_mask_type": "causal_bottom_right"},
 )
@@ -313,7 +304,7 @@ def bottom_right_query_length(p: AttentionParams, env: Environment) -> Bad | Non
     "CUDNN337",
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
-    evidence="source",
+    evidence="library",
     trips={**DELAYED, "attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 2000},
     passes={**DELAYED, "attn_mask_type": "causal_bottom_right"},
 )
@@ -328,12 +319,20 @@ def bottom_right_key_length(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@fp8("CUDNN338", arch=HOPPER, evidence="source", trips={**DELAYED, "window_size": (128, 0)}, passes=DELAYED)
+@fp8(
+    "CUDNN338",
+    when=cudnn("<9.8.0"),
+    arch=HOPPER,
+    evidence="source",
+    trips={**DELAYED, "window_size": (128, 0)},
+    passes=DELAYED,
+)
 def window_hopper(p: AttentionParams, env: Environment) -> Bad | None:
-    """On Hopper FP8 attention has no sliding window
+    """On Hopper a sliding window with FP8 needs cuDNN 9.8.0
 
-    Fix: attention in bf16 for windowed layers.
-    Source: TransformerEngine d0067d0, utils.py lines 1344 to 1366.
+    Fix: cuDNN 9.8.0 or newer, or attention in bf16 for windowed layers.
+    Source: libcudnn 9.8 to 9.28 asked without a GPU take it, older ones cannot be asked. TransformerEngine
+    d0067d0, utils.py lines 1344 to 1366, refuses it on Hopper at every version, which is followed below 9.8.
     """
     if p.windowed:
         return Bad("window_size", p.window_size, OneOf((-1, -1)))
@@ -342,17 +341,18 @@ def window_hopper(p: AttentionParams, env: Environment) -> Bad | None:
 
 @fp8(
     "CUDNN339",
-    when=cudnn("<9.21.0"),
+    when=cudnn(">=9.7.0,<9.8.0"),
     arch=range(100, 130),
     evidence="source",
     trips={**INFERENCE, "window_size": (128, 0)},
     passes=INFERENCE,
 )
-def window_from_9_21(p: AttentionParams, env: Environment) -> Bad | None:
-    """On Blackwell a sliding window with FP8 needs cuDNN 9.21.0
+def window_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+    """On Blackwell a sliding window with FP8 needs cuDNN 9.8.0
 
-    Fix: cuDNN 9.21.0 or newer.
-    Source: TransformerEngine d0067d0, utils.py lines 1344 to 1366.
+    Fix: cuDNN 9.8.0 or newer.
+    Source: libcudnn 9.8 to 9.28 asked without a GPU take it, older ones cannot be asked. TransformerEngine
+    d0067d0, utils.py lines 1344 to 1366, waits for 9.21, which is followed below 9.8.
     """
     if p.windowed:
         return Bad("window_size", p.window_size, OneOf((-1, -1)))
@@ -361,18 +361,19 @@ def window_from_9_21(p: AttentionParams, env: Environment) -> Bad | None:
 
 @fp8(
     "CUDNN340",
-    when=cudnn(">=9.21.0"),
-    arch=range(100, 130),
-    evidence="source",
-    trips={**INFERENCE, "window_size": (128, 0), "max_seqlen_kv": 1024},
-    passes={**INFERENCE, "window_size": (128, 0)},
+    when=cudnn(">=9.8.0"),
+    arch=range(90, 130),
+    evidence="library",
+    trips={**DELAYED, "window_size": (128, 0), "max_seqlen_kv": 1024},
+    passes={**DELAYED, "window_size": (128, 0)},
 )
 def window_more_queries(p: AttentionParams, env: Environment) -> Bad | None:
-    """For FP8 a window cannot have more queries than keys
+    """FP8 training with a left bound cannot have more queries than keys
 
+    Why: the frontend refuses the backward; a padding mask, which knows the true lengths, lifts it.
     Fix: cut off the queries that see no key.
-    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h; TransformerEngine d0067d0, utils.py line 1363.
+    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h; libcudnn 9.8 to 9.28 asked without a GPU.
     """
-    if p.windowed and p.max_seqlen_q > p.max_seqlen_kv:
+    if p.is_training and p.window_size[0] >= 0 and not p.padding and p.max_seqlen_q > p.max_seqlen_kv:
         return Bad("max_seqlen_q", p.max_seqlen_q, Words(f"at most max_seqlen_kv ({p.max_seqlen_kv})"))
     return None

@@ -16,6 +16,7 @@ from attnsel.rules.cudnn.vocabulary import (
     HOPPER,
     PACKED,
     PAGED,
+    any_precision,
     half_precision,
     wider_than,
 )
@@ -294,7 +295,7 @@ def one_query_wide_dropout(p: AttentionParams, env: Environment) -> Bad | None:
 # Layouts.
 
 
-@half_precision(
+@any_precision(
     "CUDNN007",
     when=SINCE_9_8,
     evidence="source",
@@ -328,7 +329,7 @@ def packed_ampere(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@half_precision(
+@any_precision(
     "CUDNN171",
     when=SINCE_9_8,
     evidence="library",
@@ -348,9 +349,7 @@ def paged_padding(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@half_precision(
-    "CUDNN172", when=SINCE_9_8, evidence="library", trips={**PAGED, "page_size": 48}, passes=PAGED
-)
+@any_precision("CUDNN172", when=SINCE_9_8, evidence="library", trips={**PAGED, "page_size": 48}, passes=PAGED)
 def page_size_power(p: AttentionParams, env: Environment) -> Bad | None:
     """Pages hold a power of two of tokens
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
-from attnsel.rules.cudnn.vocabulary import BLACKWELL, half_precision, wider_than
+from attnsel.rules.cudnn.vocabulary import BLACKWELL, any_precision, half_precision, wider_than
 from attnsel.verdict import Bad, OneOf, Words
 from attnsel.versions import cudnn
 
@@ -58,7 +58,7 @@ def alibi_without_causal(p: AttentionParams, env: Environment) -> Bad | None:
     return None
 
 
-@half_precision(
+@any_precision(
     "CUDNN022",
     when=SINCE_9_8,
     evidence="source",

@@ -36,6 +36,11 @@ def half_precision(code: str, **about: Any) -> Callable[[Body], Body]:
     return rule(code, "cudnn", fp8=False, **about)
 
 
+def any_precision(code: str, **about: Any) -> Callable[[Body], Body]:
+    """``@rule`` on ``cudnn`` for FP8 attention too: both kinds of graph are asked for it alike."""
+    return rule(code, "cudnn", **about)
+
+
 def widest(p: AttentionParams) -> str:
     """The field of the larger head dimension."""
     return "head_dim_qk" if p.head_dim_qk >= p.head_dim_v else "head_dim_v"

@@ -104,7 +104,7 @@ def test_one_candidate_with_its_first_reason_and_a_legend(run):
     row = next(line for line in out.splitlines() if line.startswith("│ 256"))
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells[1].startswith("✖ CUDNN")
-    assert cells[2:] == ["✖ CUDNN204", "✔"]
+    assert cells[2:] == ["✖ CUDNN204", "✔°"]
     assert "  CUDNN204  Backward above head_dim 128" in out
     assert out.startswith("H100 (sm90)")
     assert max(map(len, out.splitlines())) <= 80
@@ -116,7 +116,7 @@ def test_csv(run):
     assert code == 0
     assert rows[0] == ["head_dim_qk \\ cudnn", "8.9.7", "9.1.0", "9.5.0"]
     assert [row[0] for row in rows[1:]] == ["64", "128", "256"]
-    assert rows[3][3] == "cudnn"
+    assert rows[3][3] == "cudnn°"
 
 
 def test_other_flags_and_files_hold_for_every_cell(run, tmp_path):

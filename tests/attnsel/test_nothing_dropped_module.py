@@ -230,6 +230,20 @@ def what_forward_does_not_support_raises() -> None:
         module().explain(*tensors(), sofmax_scale=1.0)
 
 
+def packed_buffers_are_their_parts() -> None:
+    """query, key and value cut out of one buffer, wherever it interleaves them, or of a buffer of two."""
+    q, k, v = tensors()
+    wanted = module()(q, k, v)
+    for dim in (-3, -2):
+        packed = {"qkv_layer": torch.stack((q, k, v), dim), "qkv_interleave_dim": dim}
+        pair = {"kv_layer": torch.stack((k, v), dim), "qkv_interleave_dim": dim}
+        torch.testing.assert_close(module()(**packed), wanted)
+        torch.testing.assert_close(module()(q, **pair), wanted)
+    for wrong in ({"qkv_layer": torch.stack((q, k, v), -3)}, {"qkv_interleave_dim": -2}):
+        with pytest.raises(InvalidInput):
+            module()(q, k, v, **wrong)
+
+
 FORWARD: dict[str, Callable[..., None] | str] = {
     **dict.fromkeys(
         ("query_layer", "key_layer", "value_layer", "attention_mask", "qkv_format", "cu_seqlens_q",
@@ -241,6 +255,7 @@ FORWARD: dict[str, Callable[..., None] | str] = {
     "checkpoint_core_attention": a_checkpoint_runs_the_forward_again,
     "fast_zero_fill": outputs_are_fully_written,
     "pad_between_seqs": gaps_are_as_they_are_said_to_be,
+    **dict.fromkeys(("qkv_layer", "kv_layer", "qkv_interleave_dim"), packed_buffers_are_their_parts),
     "not_yet": what_forward_does_not_support_raises,
 }  # fmt: skip
 

@@ -239,8 +239,8 @@ def test_pages_are_pools_with_a_table_for_each():
 # FP8.
 
 
-def recipe(kind):
-    return {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True}}}
+def recipe(kind, **more):
+    return {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True, **more}}}
 
 
 @pytest.mark.parametrize(
@@ -256,6 +256,68 @@ def test_fp8_scales_are_tensors(kind, out, grad):
     assert {"descale_q", "descale_dO", "scale_dV"} <= told(bwd).keys()
 
 
+@pytest.mark.parametrize(
+    ("kind", "style", "dout", "grad"),
+    [
+        ("delayed", "HYBRID", "fp8_e5m2", "fp8_e5m2"),
+        ("delayed", "E4M3", "fp8_e4m3", "fp8_e4m3"),
+        ("current", "E4M3", "fp8_e4m3", "bf16"),
+        ("mxfp8", "HYBRID", "fp8_e5m2", "bf16"),
+        ("mxfp8", "E4M3", "fp8_e4m3", "bf16"),
+    ],
+)
+def test_gradients_have_the_recipes_format(kind, style, dout, grad):
+    graph = backward(call(**recipe(kind, fp8_format=style)))
+    assert (graph.tensor("dO").dtype, graph.tensor("dQ").dtype) == (dout, grad)
+
+
+MXFP8 = {**recipe("mxfp8"), "head_dim_qk": 192, "head_dim_v": 96, "max_seqlen_q": 200, "max_seqlen_kv": 1100}
+
+
+def test_block_scales_lie_along_what_is_summed_over_in_whole_tiles():
+    graph = forward(call(**MXFP8, num_gqa_groups=2))
+    assert graph.node == "sdpa_mxfp8"
+    # q and k: 192 / 32 scales in a row, of 4 or 8; v: 1100 / 32 scales in a column, up to 36.
+    assert graph.tensor("descale_q").dims == (2, 4, 256, 8)
+    assert graph.tensor("descale_k").dims == (2, 2, 1152, 8)
+    assert graph.tensor("descale_v").dims == (2, 2, 36, 128)
+    for name in ("descale_q", "descale_k", "descale_v"):
+        assert graph.tensor(name)[4:] == ("fp8_e8m0", "", "F8_128x4")
+    assert [t.name for t in graph.outputs] == ["o", "stats", "amax_o"]
+    assert graph.tensor("o").dtype == "bf16"
+
+
+def test_a_block_scaled_backward_reads_q_k_and_dout_twice():
+    graph = backward(call(**MXFP8, num_gqa_groups=2, dtype="fp16"))
+    dims = {tensor.name: tensor.dims for tensor in graph.inputs}
+    assert dims["q_T"] == dims["q"] == (2, 4, 200, 192)
+    assert dims["dO_T"] == dims["dO"] == dims["dO_f16"] == dims["o_f16"] == (2, 4, 200, 96)
+    assert (dims["descale_q"], dims["descale_q_T"]) == ((2, 4, 256, 8), (2, 4, 8, 256))
+    assert (dims["descale_k"], dims["descale_k_T"]) == ((2, 2, 1152, 8), (2, 2, 36, 256))
+    assert dims["descale_v"] == (2, 2, 1152, 4)  # along d here: dP sums over it
+    assert (dims["descale_dO"], dims["descale_dO_T"]) == ((2, 4, 256, 4), (2, 4, 8, 128))
+    assert {graph.tensor(name).dtype for name in ("o_f16", "dO_f16", "dQ", "dK", "dV")} == {"fp16"}
+    assert "o" not in dims
+    assert "scale_s" not in dims
+
+
+def test_a_block_scaled_graph_in_the_frontends_words():
+    small = {**recipe("mxfp8"), "attn_mask_type": "causal"}
+    made = declare(forward(call(**small)), fake_cudnn, device_property="a GPU", sm_version=100)
+    assert made.tensors["descale_q"].reordering_type is fake_cudnn.tensor_reordering.F8_128x4
+    assert made.tensors["q"].reordering_type is None
+    assert told(forward(call(**small)))["diagonal_band_right_bound"] == 0
+    assert told(backward(call(**small)))["right_bound"] == 0
+    assert {"q_T", "descale_dO_T", "o_f16"} <= told(backward(call(**small))).keys()
+
+
+def test_words_that_a_frontend_does_not_know_are_named():
+    graph = forward(call(**recipe("mxfp8"), attn_mask_type="padding"))
+    words = "sdpa_mxfp8 of cudnn-frontend .* does not take seq_len_q, seq_len_kv, use_padding_mask$"
+    with pytest.raises(UnsupportedArgument, match=words):
+        told(graph)
+
+
 # What there is no graph for.
 
 
@@ -267,12 +329,19 @@ def test_fp8_scales_are_tensors(kind, out, grad):
         {"core_attention_bias_type": "pre_scale_bias"},
         {"core_attention_bias_type": "alibi", "alibi_slopes_shape": (4,)},
         {"cp_size": 2},
-        recipe("mxfp8"),
         {"qkv_layout": "bsh3d", "num_gqa_groups": 2},
+        {"fp8_meta": None, "dtype": "fp8_e4m3"},
+        {"fp8_meta": {"recipe": "delayed"}, "dtype": "fp8_e4m3"},
+        recipe("block"),
+        {"core_attention_bias_type": "post_scale_bias", **recipe("delayed")},
+        {"core_attention_bias_type": "alibi", "attn_mask_type": "causal", **recipe("delayed")},
+        recipe("mxfp8", fp8_mha=True),
+        {"attention_dropout": 0.1, **recipe("mxfp8")},
+        {"return_max_logit": True, **recipe("mxfp8")},
     ],
 )
 def test_what_cannot_be_expressed_is_said(fields):
-    with pytest.raises(UnsupportedArgument, match=rf"^({'|'.join((*fields, 'fp8_meta'))})"):
+    with pytest.raises(UnsupportedArgument, match=rf"^({'|'.join(fields)}): "):
         call(**fields)
 
 

@@ -1,7 +1,8 @@
 """Questions at random, for comparing rules with the library: seeded, and dense where answers change.
 
 Most of a question is plain, so that what is special is seen alone or in pairs; numbers come from both
-sides of the limits that rules name. ``near`` holds starting points, such as the rules' own examples.
+sides of the limits that rules name. ``near`` holds starting points, such as the rules' own examples. Every
+question has a seed of its own, so that one more starting point does not change those it is not about.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ _PAIRS = (
     (256, 128),
     (100, 64),
 )
+_FP8_WIDTHS = (
+    *((16, 16), (32, 32), (48, 48), (64, 64), (96, 96), (112, 112), (192, 128), (192, 128), (256, 256)),
+    *((128, 64), (64, 128), (160, 128), (128, 192), (144, 144), (72, 72), (128, 120), (256, 128), (64, 48)),
+)
 _MASKS = (
     *("no_mask", "causal", "causal", "causal", "causal_bottom_right"),
     *("padding", "padding_causal", "padding_causal_bottom_right"),
@@ -61,19 +66,34 @@ _DENSE = tuple(name for name in LAYOUTS if name not in _PACKED and name not in _
 
 Change = Callable[[random.Random, dict[str, Any]], None]
 
+FP8_SHARE = 0.2
+"""Of all questions: FP8 attention has kernels and limits of its own, and fewer features to combine."""
+
 
 def samples(
-    seed: int, count: int, near: Sequence[Mapping[str, Any]] = (), fp8: bool = False
+    seed: int, count: int, near: Sequence[Mapping[str, Any]] = (), fp8: float = FP8_SHARE
 ) -> Iterator[AttentionParams]:
-    """``count`` questions; equal arguments give equal questions."""
-    rng = random.Random(seed)
-    made = 0
-    while made < count:
-        try:
-            yield AttentionParams(**_draw(rng, near, fp8))
-        except InvalidInput:
-            continue  # a combination that no call can have
-        made += 1
+    """``count`` different questions, a share ``fp8`` of them about FP8 attention; equal arguments give equal
+    questions."""
+    points: dict[bool, list[Mapping[str, Any]]] = {False: [], True: []}
+    for fields in near:
+        points[_about_fp8(fields)].append(fields)
+    seen: set[AttentionParams] = set()
+    for number in range(count):
+        rng = random.Random(f"{seed}/{number}")
+        kind = rng.random() < fp8
+        while len(seen) == number:
+            try:
+                question = AttentionParams(**_draw(rng, points[kind], kind))
+            except InvalidInput:
+                continue  # a combination that no call can have
+            if question not in seen:
+                seen.add(question)
+                yield question
+
+
+def _about_fp8(fields: Mapping[str, Any]) -> bool:
+    return bool(fields.get("fp8")) or str(fields.get("dtype", "")).startswith("fp8")
 
 
 def _draw(rng: random.Random, near: Sequence[Mapping[str, Any]], fp8: bool) -> dict[str, Any]:
@@ -82,16 +102,21 @@ def _draw(rng: random.Random, near: Sequence[Mapping[str, Any]], fp8: bool) -> d
         fields.update(rng.choice(near))
         for change in rng.sample(_CHANGES, rng.randint(0, 3)):
             change(rng, fields)
+        if fp8 and rng.random() < 0.3:
+            _recipe(rng, fields)
     else:
         _sizes(rng, fields)
         _head_dims(rng, fields)
         fields["attn_mask_type"] = rng.choice(_MASKS)
         fields["is_training"] = rng.random() < 0.6
+        if fp8:
+            _recipe(rng, fields)
+            _fp8_head_dims(rng, fields)
         for change in _CHANGES:
-            if rng.random() < 0.13:
+            if rng.random() < (0.07 if fp8 else 0.13):
                 change(rng, fields)
     if fp8:
-        _fp8(rng, fields)
+        _settle_fp8(rng, fields)
     _settle(fields)
     return fields
 
@@ -258,16 +283,40 @@ def _strides(rng: random.Random, fields: dict[str, Any]) -> None:
         fields.pop(gone, None)
 
 
-def _fp8(rng: random.Random, fields: dict[str, Any]) -> None:
-    kind = rng.choice(("delayed", "delayed", "current"))
+def _recipe(rng: random.Random, fields: dict[str, Any]) -> None:
+    """FP8 by autocast from half precision, or of FP8 tensors; now and then without a usable recipe."""
+    recipe: dict[str, Any] = {"kind": rng.choice(("delayed", "delayed", "current", "mxfp8", "mxfp8"))}
+    recipe["fp8_dpa"] = True
+    if rng.random() < 0.1:
+        recipe["fp8_mha"] = True
+    if rng.random() < 0.4:
+        recipe["fp8_format"] = rng.choice(("HYBRID", "E4M3"))
+    if rng.random() < 0.02:
+        recipe["kind"] = "block"
     fields["fp8"] = True
-    fields["fp8_meta"] = {"recipe": {"kind": kind, "fp8_dpa": True}}
-    fields["dtype"] = rng.choice(("bf16", "fp16"))
-    if rng.random() < 0.8:
-        for field in ("core_attention_bias_type", "core_attention_bias_shape"):
-            fields.pop(field, None)
-        fields.pop("core_attention_bias_requires_grad", None)
-        fields.pop("alibi_slopes_shape", None)
+    fields["fp8_meta"] = {"recipe": recipe}
+    fields["dtype"] = rng.choice(("bf16", "bf16", "bf16", "fp16", "fp8_e4m3", "fp8_e4m3", "fp8_e5m2"))
+    if fields["dtype"].startswith("fp8") and rng.random() < 0.05:
+        fields["fp8_meta"] = rng.choice((None, {"recipe": {"kind": "delayed"}}))
+
+
+def _fp8_head_dims(rng: random.Random, fields: dict[str, Any]) -> None:
+    """Mostly what every release takes: one width off the limits is seen once in a while."""
+    if rng.random() < 0.5:
+        fields["head_dim_qk"] = fields["head_dim_v"] = 128
+    elif rng.random() < 0.8:
+        fields["head_dim_qk"], fields["head_dim_v"] = rng.choice(_FP8_WIDTHS)
+
+
+def _settle_fp8(rng: random.Random, fields: dict[str, Any]) -> None:
+    """FP8 in spite of what changed after the recipe; and rarely with a bias, which no graph can hold."""
+    if not str(fields.get("dtype", "")).startswith("fp8") and not fields.get("fp8"):
+        _recipe(rng, fields)
+    if fields.get("dtype") in ("fp32", "fp64"):
+        fields["dtype"] = "bf16"
+    if fields.get("core_attention_bias_type", "no_bias").endswith("scale_bias") and rng.random() < 0.8:
+        for field in ("type", "shape", "requires_grad"):
+            fields.pop(f"core_attention_bias_{field}", None)
 
 
 _CHANGES: tuple[Change, ...] = (
