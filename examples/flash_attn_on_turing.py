@@ -6,7 +6,7 @@ On a T4 or an RTX 20xx the package says "FlashAttention only supports Ampere GPU
 run there, on a CPU, and, through the real package, on the GPUs it knows.
 
 1. The program: packed sequences are trained on, then a cache is decoded from. It imports flash_attn, and no line
-   of it knows of attnsel. Without line 2 it runs as ``attnsel run program.py``.
+   of it knows of attnsel. Without step 2 it runs as ``attnsel run program.py``.
 2. install() puts the name flash_attn in place, unless the real package is there and works.
 3. The program runs, and each sequence alone in plain PyTorch says the same.
 4. What a T4 would run for these calls and why not another kernel: asked of the planner, which needs no T4.
@@ -123,5 +123,9 @@ for what, call in CALLS.items():
     answer = select(call, T4)
     print(f"{what}: {answer.backend}")
     for candidate in answer:
-        for reason in candidate.reasons[:1]:
-            print(f"    not {candidate.name}: {reason.code}  {reason.title}")
+        if candidate.eligible:
+            said = "; ".join(adaptation.text for adaptation in candidate.adaptations) or "as it is"
+            proof = ", unproven there: compiled only" if candidate.unproven else ""
+            print(f"    {candidate.name:<15}runs, {said}{proof}")
+        for reason in candidate.reasons:
+            print(f"    {candidate.name:<15}cannot: {reason.code}  {reason.rule.title}")
