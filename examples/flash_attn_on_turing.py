@@ -2,11 +2,11 @@
 
     python examples/flash_attn_on_turing.py
 
-On a T4 or an RTX 20xx the package says "FlashAttention only supports Ampere GPUs or newer". Here the same lines
-run there, on a CPU, and, through the real package, on the GPUs it knows.
+On a T4 or an RTX 20xx the package says "FlashAttention only supports Ampere GPUs or newer". Here the same
+lines run there, on a CPU, and, through the real package, on the GPUs it knows.
 
-1. The program: packed sequences are trained on, then a cache is decoded from. It imports flash_attn, and no line
-   of it knows of attnsel. Without step 2 it runs as ``attnsel run program.py``.
+1. The program: packed sequences are trained on, then a cache is decoded from. It imports flash_attn, and no
+   line of it knows of attnsel. Without step 2 it runs as ``attnsel run program.py``.
 2. install() puts the name flash_attn in place, unless the real package is there and works.
 3. The program runs, and each sequence alone in plain PyTorch says the same.
 4. What a T4 would run for these calls and why not another kernel: asked of the planner, which needs no T4.

@@ -17,6 +17,7 @@ from attnsel.errors import InvalidInput
 
 FAILED = 1  # what Python exits with after an exception
 
+
 def run(
     program: Annotated[str, Parameter(help="a script, a folder with a `__main__.py`, or with -m a module")],
     /,
@@ -36,7 +37,8 @@ def run(
         ),
     ] = False,
     quiet: Annotated[
-        bool, Parameter(name=["-q", "--quiet"], negative="", show_default=False, help="do not say what was done")
+        bool,
+        Parameter(name=["-q", "--quiet"], negative="", show_default=False, help="do not say what is done"),
     ] = False,
 ) -> int:
     """Run a program that imports flash_attn, unchanged, with attnsel's functions under that name.
@@ -67,7 +69,7 @@ def run(
 
 
 def own_words(words: list[str]) -> list[str]:
-    """``run``'s arguments with a ``--`` before the program, so that no flag of the program is taken for ours."""
+    """``run``'s arguments with a ``--`` before the program: none of the program's flags is taken for ours."""
     for place, word in enumerate(words):
         if word == "--":
             return words
@@ -122,7 +124,7 @@ def _prepare(force: bool, transformers: bool, quiet: bool) -> None:
 
 
 def _execute(program: str, module: bool) -> int:
-    """The program as ``__main__``. Its exceptions are told as python tells them: without the frames above it."""
+    """The program as ``__main__``. Its exceptions are told as python does: without the frames above it."""
     try:
         if module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)

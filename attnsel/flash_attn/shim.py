@@ -1,7 +1,7 @@
 """The name ``flash_attn``, in this process: for programs written for a package that is not there.
 
-The real package is kept wherever it works. Whether it does is asked of the package itself, by one tiny call on
-every GPU in a child process: its own words are the reason, and this process initialises no CUDA for it.
+The real package is kept wherever it works. Whether it does is asked of the package itself, by one tiny call
+on every GPU in a child process: its own words are the reason, and this process initialises no CUDA for it.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ _refusals: dict[str, str | None] = {}  # by the origin of a real package: asking
 def install(*, force: bool = False) -> Installed | None:
     """Let ``import flash_attn`` find attnsel's functions, from now on and in this process.
 
-    Does so where the real package is absent, or refuses a GPU of this machine; with ``force`` also over one that
-    works. Returns what was done, or None where the real package was kept; the logger ``attnsel`` says it in one
-    line. A second call changes nothing and returns the same.
+    Does so where the real package is absent, or refuses a GPU of this machine; with ``force`` also over one
+    that works. Returns what was done, or None where the real package was kept; the logger ``attnsel`` says it
+    in one line. A second call changes nothing and returns the same.
 
     ``flash_attn.cute`` (FlashAttention-4) and whatever else installed packages keep under the name stay
     importable. Names that were imported from a real ``flash_attn`` before this call remain what they are.
@@ -176,7 +176,8 @@ def _modules() -> dict[str, ModuleType]:
     package = _package(NAME, api, sys.path)
     if real is not None:  # an editable install lies where only its own finder looks
         package.__path__ += [p for p in real.submodule_search_locations or () if p not in package.__path__]
-    package.__dict__.update({name: getattr(api, name) for name in api.__all__ if name.startswith("flash_attn")})
+    functions = [name for name in api.__all__ if name.startswith("flash_attn")]
+    package.__dict__.update({name: getattr(api, name) for name in functions})
     package.__dict__["__version__"] = api.__version__
     layers = _package(_LAYERS, importlib.import_module("attnsel.flash_attn.layers"), package.__path__)
     for child in made:
@@ -208,7 +209,7 @@ def _folders(name: str, search: list[str]) -> list[str]:
 
 
 def _adopt(ours: dict[str, ModuleType]) -> None:
-    """Modules of others that are loaded already, ``flash_attn.cute`` above all, as attributes of their parent."""
+    """Modules of others that are loaded already (``flash_attn.cute``), as attributes of their parent."""
     for name, module in list(sys.modules.items()):
         parent, _, leaf = name.rpartition(".")
         if parent in (NAME, _LAYERS) and name not in ours and module is not None:

@@ -5,8 +5,9 @@
     register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="attnsel")
 
-Every attention layer then goes through the selector: causal and bidirectional, sliding windows, soft-capped scores,
-sinks, grouped heads, unequal head dimensions, padding on either side, packed sequences, prefill and cached decode.
+Every attention layer then goes through the selector: causal and bidirectional, sliding windows, soft-capped
+scores, sinks, grouped heads, unequal head dimensions, padding on either side, packed sequences, prefill and
+cached decode.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def register(name: str = "attnsel") -> str:
     changes nothing. Raises InvalidInput for ``"eager"``, which models do not look up.
     """
     if name == "eager":
-        raise InvalidInput("name", name, "must be another: models run their own eager code, registered or not")
+        raise InvalidInput("name", name, "must be another: models run their own eager code")
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
@@ -81,13 +82,13 @@ def attention_forward(
     deterministic: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: q [b, h, s_q, d], k [b, g, s_kv, d], v [b, g, s_kv, e] → [b, s_q, h, e].
+    """transformers' attention function: [b, s_q, h, e] of q [b, h, s_q, d], k [b, g, s_kv, d], v [.., e].
 
-    attention_mask: what :func:`attnsel.integrations.visibility.visible` made; or bool [b, s_kv], True = real; or
-        [b, 1, s_q, s_kv], bool (True = sees) or floating (added to the scores), which then says it all.
+    attention_mask: what :func:`attnsel.integrations.visibility.visible` made; or bool [b, s_kv], True = real;
+        or [b, 1, s_q, s_kv], bool (True = sees) or floating (added to the scores), which then says it all.
     sliding_window: keys a row sees, itself included; read where no mask says it.
-    s_aux: sinks, one logit per head. cu_seq_lens_*, max_length_*: packed sequences, as DataCollatorWithFlattening
-        makes them; a single row of restarting position_ids is packed too.
+    s_aux: sinks, one logit per head. cu_seq_lens_*, max_length_*: packed sequences, as
+        DataCollatorWithFlattening makes them; a single row of restarting position_ids is packed too.
 
     Raises InvalidInput naming an argument it does not know: nothing is ignored.
     """
@@ -116,8 +117,10 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
     for name, value in others.items():
         if value is None or value is False or name in _OF_NO_CONCERN:
             continue
-        hint = "; attention weights come from attn_implementation='eager'" if name == "output_attentions" else ""
-        raise InvalidInput(name, value, f"must be left out: attnsel does not know what it asks of attention{hint}")
+        allowed = "must be left out: attnsel does not know what it asks of attention"
+        if name == "output_attentions":
+            allowed = "must be False: weights come from attn_implementation='eager' alone"
+        raise InvalidInput(name, value, allowed)
 
 
 def _what_is_seen(
@@ -190,14 +193,14 @@ _last_read: tuple[weakref.ref[Tensor], int, Tensor | None] | None = None  # all 
 
 
 def _may_restart(position_ids: Tensor, q: Tensor, k: Tensor) -> bool:
-    """Whether position_ids may cut one row into sequences: transformers' own condition, and its flash path's."""
+    """Whether position_ids cut one row into sequences, under the conditions of transformers' flash path."""
     if q.shape[0] != 1 or q.shape[1] != k.shape[1] or position_ids.shape != (1, q.shape[1]):
         return False
     return q.shape[1] > 1 and can_read(position_ids) and _sequences(position_ids) is not None
 
 
 def _sequences(position_ids: Tensor) -> Tensor | None:
-    """[1, s] numbers of the sequences that the rows belong to, None for a single one. Waits for a GPU, once."""
+    """[1, s] numbers of the sequences that rows belong to, None for a single one. Waits for a GPU, once."""
     global _last_read
     if _last_read is not None:
         tensor, version, found = _last_read
@@ -218,7 +221,8 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shared: dict[str, Any
     if mask.dtype == torch.bool:
         result: Tensor = attention(q, k, v, attn_mask_type="arbitrary", attention_mask=~mask, **shared)
         return result
-    result = attention(q, k, v, core_attention_bias_type="post_scale_bias", core_attention_bias=mask, **shared)
+    shared |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": mask}
+    result = attention(q, k, v, **shared)
     return result
 
 
@@ -233,11 +237,10 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, Any
     if seen.cu_seqlens_q is None:
         result: Tensor = attention(q, k, v, attn_mask_type=kind, window_size=window, **shared)
         return result
-    q, k, v = _reordered(q, seen.order_q, seen.back_q), _reordered(k, seen.order_kv), _reordered(v, seen.order_kv)
     result = attention(
-        q,
-        k,
-        v,
+        _reordered(q, seen.order_q, seen.back_q),
+        _reordered(k, seen.order_kv),
+        _reordered(v, seen.order_kv),
         attn_mask_type="padding_causal_bottom_right" if causal else "padding",
         window_size=window,
         cu_seqlens_q=seen.cu_seqlens_q,

@@ -1,11 +1,11 @@
-"""What transformers wants visible, in a few lengths instead of a [b, 1, s, s] tensor wherever lengths can say it.
+"""What transformers wants visible: in a few lengths, not in a [b, 1, s, s] tensor, wherever that says it.
 
-transformers describes visibility by a function of (batch, head, q index, kv index), put together from known parts,
-and a padding mask [b, s]. The parts are recognised; what is not becomes the boolean mask that transformers itself
-makes for SDPA, which is always right and takes O(s²) memory.
+transformers describes visibility by a function of (batch, head, q index, kv index), put together from known
+parts, and a padding mask [b, s]. The parts are recognised; what is not becomes the boolean mask that
+transformers itself makes for SDPA, which is always right and takes O(s²) memory.
 
-Whether padding is there, and where, is read once per forward pass (one wait for a GPU, as transformers does for
-SDPA); never while a graph is traced or captured.
+Whether padding is there, and where, is read once per forward pass (one wait for a GPU, as transformers does
+for SDPA); never while a graph is traced or captured.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from transformers import masking_utils
 
 
 class Visible(NamedTuple):
-    """What a layer sees. A named tuple, so that whatever moves arguments between devices moves its tensors too.
+    """What a layer sees. A named tuple: whatever moves arguments between devices moves its tensors too.
 
-    Dense (``packed`` False): without cu_seqlens every row is real; with them cu_seqlens say how many rows of each
-    sequence are, and ``order_q`` / ``order_kv`` [b, s] bring those to the front (None: they stand there already);
-    ``back_q`` undoes order_q. Packed: the rows of the whole batch, one after another, are cut at cu_seqlens.
+    Dense (``packed`` False): without cu_seqlens every row is real; with them cu_seqlens say how many rows of
+    each sequence are, and ``order_q`` / ``order_kv`` [b, s] bring those to the front (None: they stand there
+    already); ``back_q`` undoes order_q. Packed: the rows of the whole batch, one after another, are cut at
+    cu_seqlens.
     """
 
     causal: bool  # from the bottom right corner
@@ -58,8 +59,8 @@ def visible(
 ) -> Visible | Tensor | None:
     """transformers' mask interface: what its attention functions get as ``attention_mask``.
 
-    None: the layer's own causality says it all. Visible: in lengths. A tensor: bool [b, 1, s_q, s_kv], True where
-    a row sees a key.
+    None: the layer's own causality says it all. Visible: in lengths. A tensor: bool [b, 1, s_q, s_kv], True
+    where a row sees a key.
     """
     seqlen_q = rest["q_length"] if "q_length" in rest else rest["cache_position"].shape[0]
     pattern = read_pattern(mask_function)
@@ -69,7 +70,7 @@ def visible(
         if all(t is None or can_read(t) for t in (padding, pattern.sequences)):
             seen = lengths_say(pattern, padding, seqlen_q, kv_length)
     if seen is None:
-        skips = {name: False for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip")}
+        skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
         mask: Tensor | None = masking_utils.sdpa_mask(
             kv_length=kv_length,
             kv_offset=kv_offset,

@@ -33,7 +33,11 @@ if __name__ == "__main__":
         raise helper.Wrong("mine")
     sys.exit(7)
 """
-HELPER = "import attnsel.flash_attn\nVERSION = attnsel.flash_attn.__version__\nclass Wrong(ValueError): pass\n"
+HELPER = """
+import attnsel.flash_attn
+VERSION = attnsel.flash_attn.__version__
+class Wrong(ValueError): pass
+"""
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def program(tmp_path) -> Path:
 
 def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """From another folder than the program's: it must find its neighbours all the same."""
-    code = f"import sys; sys.path.append({str(ROOT)!r}); from attnsel.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = f"import sys; sys.path.append({str(ROOT)!r}); from attnsel.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "run", *map(str, words)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=240)
 

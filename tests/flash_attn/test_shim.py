@@ -1,4 +1,4 @@
-"""The name ``flash_attn`` in this process: taken only where nothing that works is behind it, and given back."""
+"""The name ``flash_attn`` in this process: taken where nothing that works is behind it, and given back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import logging
 import sys
 
 import pytest
-
-pytest.importorskip("torch")
 
 import attnsel.flash_attn as api
 from attnsel.flash_attn import bert_padding, interface, shim
@@ -40,12 +38,13 @@ def package(tmp_path, monkeypatch):
     return write
 
 
+ONLY_IMPORT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); import flash_attn"
 REAL = {"__init__.py": "__version__ = '2.8.3'\ndef flash_attn_func(*_): return 'real'\n"}
 
 
 def works(monkeypatch):
     """The child that asks the real package finds nothing to say against it."""
-    monkeypatch.setattr(shim, "_PROBE", "import sys, json; sys.path[:] = json.loads(sys.argv[1]); import flash_attn")
+    monkeypatch.setattr(shim, "_PROBE", ONLY_IMPORT)
 
 
 def test_every_name_is_found_where_there_is_no_package():
@@ -156,7 +155,7 @@ def test_flash_attention_4_alone_is_no_flash_attention_2_and_is_left_alone(packa
 
 def test_a_package_that_never_answers_is_not_known_to_refuse(package, monkeypatch, caplog):
     package({"__init__.py": "import time; time.sleep(60)"})
-    monkeypatch.setattr(shim, "_PROBE", "import sys, json; sys.path[:] = json.loads(sys.argv[1]); import flash_attn")
+    monkeypatch.setattr(shim, "_PROBE", ONLY_IMPORT)
     monkeypatch.setattr(shim, "_PROBE_SECONDS", 0.2)
     assert api.install() is None
     assert "did not answer" in caplog.text

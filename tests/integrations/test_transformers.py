@@ -6,17 +6,19 @@ Works with transformers 4.5x and 5.x; nothing is downloaded.
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+from attnsel import InvalidInput
+
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from attnsel import InvalidInput
 from attnsel.integrations.transformers import attention_forward, register
 from attnsel.integrations.visibility import Visible, visible
 
@@ -129,7 +131,8 @@ def test_logits_and_gradients(pair, padding):
         logits = model(input_ids=tokens(), attention_mask=real, use_cache=False).logits
         weight = torch.ones(BATCH, LENGTH) if real is None else real.float()
         (logits.sin().sum(-1) * weight).sum().backward()
-        answers.append((logits.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        answers.append((logits.detach(), grads))
     (logits, grads), (ours, our_grads) = answers
     assert_agree(logits, ours, real)
     assert grads.keys() == our_grads.keys()
@@ -189,12 +192,12 @@ CUTS = [0, 3, 4, 12]
 def apart(model) -> torch.Tensor:
     """Logits of the packed sequences, each on its own."""
     with torch.no_grad():
-        parts = [model(input_ids=tokens(1)[:, a:b]).logits for a, b in zip(CUTS, CUTS[1:], strict=False)]
+        parts = [model(input_ids=tokens(1)[:, a:b]).logits for a, b in pairwise(CUTS)]
     return torch.cat(parts, 1)
 
 
 def restarting() -> torch.Tensor:
-    return torch.cat([torch.arange(b - a) for a, b in zip(CUTS, CUTS[1:], strict=False)])[None]
+    return torch.cat([torch.arange(b - a) for a, b in pairwise(CUTS)])[None]
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
