@@ -1,0 +1,59 @@
+"""The names of ``flash_attn.flash_attn_interface`` that programs import, public and private."""
+
+from __future__ import annotations
+
+from attnsel.flash_attn.arguments import FlashAttentionError
+from attnsel.flash_attn.arguments import rows_contiguous as maybe_contiguous
+from attnsel.flash_attn.cache import flash_attn_with_kvcache
+from attnsel.flash_attn.functions import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+from attnsel.flash_attn.halves import (
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+)
+from attnsel.flash_attn.probabilities import _get_block_size_n
+
+USE_TRITON_ROCM = False  # the package's own kernels for AMD, which these are not
+
+# Where torch.library has custom operators the package calls its private functions through these.
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
+
+
+def round_multiple(x: int, m: int) -> int:
+    """``x`` rounded up to a multiple of ``m``."""
+    return (x + m - 1) // m * m
+
+
+__all__ = [
+    "USE_TRITON_ROCM",
+    "FlashAttentionError",
+    "_flash_attn_backward",
+    "_flash_attn_forward",
+    "_flash_attn_varlen_backward",
+    "_flash_attn_varlen_forward",
+    "_get_block_size_n",
+    "_wrapped_flash_attn_backward",
+    "_wrapped_flash_attn_forward",
+    "_wrapped_flash_attn_varlen_backward",
+    "_wrapped_flash_attn_varlen_forward",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+    "maybe_contiguous",
+    "round_multiple",
+]

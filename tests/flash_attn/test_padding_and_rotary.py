@@ -1,0 +1,213 @@
+"""``bert_padding`` and ``layers.rotary``: round trips, gradients, and rotation as complex numbers do it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnsel.flash_attn import FlashAttentionError
+from attnsel.flash_attn.bert_padding import (
+    index_first_axis,
+    index_first_axis_residual,
+    index_put_first_axis,
+    pad_input,
+    unpad_input,
+    unpad_input_for_concatenated_sequences,
+)
+from attnsel.flash_attn.layers.rotary import (
+    RotaryEmbedding,
+    apply_rotary,
+    apply_rotary_emb,
+    apply_rotary_emb_kv_,
+    apply_rotary_emb_qkv_,
+    apply_rotary_emb_torch,
+)
+
+MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
+
+
+def test_unpad_and_pad_again() -> None:
+    x = torch.randn(3, 5, 2, 4)
+    rows, indices, cu_seqlens, longest, seqused = unpad_input(x, MASK)
+    assert indices.tolist() == [0, 1, 2, 6, 7, 8, 9, 10]
+    assert torch.equal(rows, x.flatten(0, 1)[indices])
+    assert (cu_seqlens.tolist(), cu_seqlens.dtype) == ([0, 3, 7, 8], torch.int32)
+    assert longest == 4
+    assert (seqused.tolist(), seqused.dtype) == ([3, 4, 1], torch.int32)
+    assert torch.equal(pad_input(rows, indices, 3, 5), x * MASK[..., None, None])
+
+
+def test_unused_rows_count_in_memory_only() -> None:
+    unused = torch.tensor([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0]])
+    x = torch.randn(3, 5, 4)
+    for kind in (torch.int64, torch.bool):
+        rows, _, cu_seqlens, longest, seqused = unpad_input(x, MASK.to(kind), unused.to(kind))
+        assert (len(rows), cu_seqlens.tolist(), longest, seqused.tolist()) == (
+            10,
+            [0, 4, 8, 10],
+            4,
+            [3, 4, 1],
+        )
+
+
+def test_concatenated_sequences() -> None:
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [3, 2, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]])
+    x = torch.randn(3, 6, 4)
+    rows, indices, cu_seqlens, longest = unpad_input_for_concatenated_sequences(x, lengths)
+    assert cu_seqlens.tolist() == [0, 2, 5, 8, 10, 16]
+    assert longest == 6
+    assert torch.equal(rows, torch.cat([x[0, :5], x[1, :5], x[2]]))
+    assert indices.tolist() == [*range(5), *range(6, 11), *range(12, 18)]
+
+
+def test_gradients_of_padding() -> None:
+    indices = torch.tensor([4, 0, 3])
+    wide = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    narrow = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: index_first_axis(t, indices), wide)
+    assert torch.autograd.gradcheck(lambda t: index_put_first_axis(t, indices, 6), narrow)
+    assert torch.autograd.gradcheck(lambda t: index_first_axis_residual(t, indices), wide)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, places: list[int], interleaved: bool) -> Tensor:
+    """Rows [s, h, d] by their places, as complex numbers."""
+    half = cos.shape[1]
+    part = x[..., : 2 * half]
+    pairs = part.unflatten(-1, (half, 2)) if interleaved else part.unflatten(-1, (2, half)).transpose(-1, -2)
+    angle = torch.complex(cos[places], sin[places])[:, None]
+    pairs = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angle)
+    part = pairs.flatten(-2) if interleaved else pairs.transpose(-1, -2).flatten(-2)
+    return torch.cat([part, x[..., 2 * half :]], dim=-1)
+
+
+def angles(rows: int, half: int) -> tuple[Tensor, Tensor]:
+    angle = torch.rand(rows, half, dtype=torch.float64) * 6
+    return angle.cos(), angle.sin()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("offsets", [0, 3, [5, 0]])
+@pytest.mark.parametrize("half", [2, 4])
+def test_rotation(half: int, offsets: int | list[int], interleaved: bool) -> None:
+    cos, sin = angles(12, half)
+    x = torch.randn(2, 6, 3, 8, dtype=torch.float64, requires_grad=True)
+    given = torch.tensor(offsets) if isinstance(offsets, list) else offsets
+    first = offsets if isinstance(offsets, list) else [offsets] * 2
+    out = apply_rotary_emb(x, cos, sin, interleaved, seqlen_offsets=given)
+    wanted = torch.stack([
+        turned(row, cos, sin, list(range(at, at + 6)), interleaved) for row, at in zip(x, first, strict=True)
+    ])  # fmt: skip
+    torch.testing.assert_close(out, wanted)
+    dout = torch.randn_like(out)
+    torch.testing.assert_close(torch.autograd.grad(out, x, dout), torch.autograd.grad(wanted, x, dout))
+    if offsets == 0:
+        torch.testing.assert_close(apply_rotary_emb_torch(x, cos[:6], sin[:6], interleaved), wanted)
+    back = apply_rotary(out.detach(), cos, sin, given, interleaved=interleaved, conjugate=True)
+    torch.testing.assert_close(back, x.detach())
+
+
+def test_rotation_in_place_and_of_packed_sequences() -> None:
+    cos, sin = angles(12, 4)
+    x = torch.randn(9, 2, 8, dtype=torch.float64)
+    cu_seqlens = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
+    wanted = torch.cat([
+        turned(x[:4], cos, sin, [2, 3, 4, 5], False), turned(x[4:], cos, sin, list(range(7, 12)), False)
+    ])  # fmt: skip
+    offsets = torch.tensor([2, 0, 7])
+    out = apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets, cu_seqlens=cu_seqlens, max_seqlen=5)
+    torch.testing.assert_close(out, wanted)
+    same = apply_rotary_emb(
+        x, cos, sin, inplace=True, seqlen_offsets=offsets, cu_seqlens=cu_seqlens, max_seqlen=5
+    )
+    assert same.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(x, wanted)
+
+
+def test_rotation_in_place_inside_a_graph() -> None:
+    cos, sin = angles(6, 4)
+    leaf = torch.randn(1, 6, 2, 8, dtype=torch.float64, requires_grad=True)
+    out = apply_rotary_emb(leaf * 2, cos, sin, inplace=True)
+    wanted = apply_rotary_emb(leaf * 2, cos, sin)
+    dout = torch.randn_like(out)
+    torch.testing.assert_close(torch.autograd.grad(out, leaf, dout), torch.autograd.grad(wanted, leaf, dout))
+
+
+def test_places_past_the_table_are_left_alone() -> None:
+    cos, sin = angles(4, 4)
+    x = torch.randn(1, 3, 2, 8, dtype=torch.float64)
+    out = apply_rotary_emb(x, cos, sin, seqlen_offsets=torch.tensor([3]))
+    torch.testing.assert_close(out[:, 1:], x[:, 1:])
+    assert not torch.equal(out[:, 0], x[:, 0])
+
+
+def test_sixteen_bits_are_rounded_once() -> None:
+    cos, sin = (t.half() for t in angles(8, 8))
+    x = torch.randn(1, 8, 2, 16).half()
+    exact = apply_rotary_emb(x.double(), cos.double(), sin.double())
+    assert torch.equal(apply_rotary_emb(x, cos, sin), exact.half())
+
+
+@pytest.mark.parametrize("scale_base", [None, 512.0])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_embedding_of_packed_projections(interleaved: bool, scale_base: float | None) -> None:
+    module = RotaryEmbedding(8, interleaved=interleaved, scale_base=scale_base)
+    qkv = torch.randn(2, 6, 3, 2, 8)
+    leaf = qkv.clone().requires_grad_()
+    out = module(leaf * 1, seqlen_offset=2)
+    place = torch.arange(8, dtype=torch.float64)
+    angle = torch.outer(place, 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8))
+    scale = torch.ones(8, 4, dtype=torch.float64)
+    if scale_base:
+        base = (torch.arange(0, 8, 2, dtype=torch.float64) + 0.4 * 8) / (1.4 * 8)
+        scale = base ** ((place - 4) / scale_base)[:, None]
+    wanted = qkv.double()
+    for part, power in ((0, scale), (1, 1 / scale)):
+        for n in range(2):
+            wanted[n, :, part] = turned(
+                wanted[n, :, part], angle.cos() * power, angle.sin() * power, list(range(2, 8)), interleaved
+            )
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out[:, :, 2], qkv[:, :, 2])
+    out.square().sum().backward()
+    if not scale_base:  # a rotation keeps lengths
+        torch.testing.assert_close(leaf.grad, 2 * qkv, rtol=1e-5, atol=1e-5)
+    q, kv = module(qkv[:, :, 0].clone(), qkv[:, :, 1:].clone(), seqlen_offset=2)
+    torch.testing.assert_close(torch.cat([q[:, :, None], kv], 2), out.detach())
+
+
+def test_grouped_heads_and_tensor_offsets() -> None:
+    cos, sin = angles(12, 4)
+    x = torch.randn(2, 6, 4 + 2 * 2, 8, dtype=torch.float64)
+    offsets = torch.tensor([0, 5])
+    wanted = torch.cat([apply_rotary_emb(x[:, :, :6], cos, sin, seqlen_offsets=offsets), x[:, :, 6:]], 2)
+    out = apply_rotary_emb_qkv_(x.clone(), cos, sin, seqlen_offsets=offsets, num_heads_q=4)
+    torch.testing.assert_close(out, wanted)
+    kv = x.unflatten(2, (2, 4)).clone()
+    k = apply_rotary_emb(kv[:, :, 0], cos, sin, True, seqlen_offsets=offsets)
+    torch.testing.assert_close(apply_rotary_emb_kv_(kv, cos, sin, True, offsets)[:, :, 0], k)
+
+
+def test_a_module_cast_to_sixteen_bits_keeps_its_angles() -> None:
+    module, half = RotaryEmbedding(8), RotaryEmbedding(8).half()
+    module._update_cos_sin_cache(1000, dtype=torch.float16, device=torch.device("cpu"))
+    half._update_cos_sin_cache(1000, dtype=torch.float16, device=torch.device("cpu"))
+    assert torch.equal(module._cos_cached, half._cos_cached)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"x": torch.zeros(2, 3, 8)}, "x.shape"),
+        ({"cos": torch.zeros(4, 8), "sin": torch.zeros(4, 8)}, "rotary_dim"),
+        ({"sin": torch.zeros(4, 2)}, "sin.shape"),
+        ({"seqlen_offsets": 2}, "cos.shape"),
+        ({"seqlen_offsets": torch.zeros(3)}, "seqlen_offsets"),
+        ({"x": torch.zeros(5, 2, 8), "cu_seqlens": torch.tensor([0, 5])}, "max_seqlen"),
+    ],
+)
+def test_bad_rotary_input(change: dict[str, object], field: str) -> None:
+    given = {"x": torch.zeros(1, 3, 2, 8), "cos": torch.zeros(4, 4), "sin": torch.zeros(4, 4)} | change
+    with pytest.raises(FlashAttentionError) as caught:
+        apply_rotary_emb(**given)
+    assert caught.value.field == field
