@@ -78,6 +78,16 @@ def longer(p: AttentionParams, reasons: list[Reason]) -> Target | None:
 # ---- the changes ------------------------------------------------------------------------------------
 
 
+def type_without_mask(p: AttentionParams) -> str | None:
+    """The mask type once a mask that is known to hide nothing is left out; None where there is none."""
+    if not p.tensors.mask_hides_nothing or p.qkv_format == "thd":
+        return None
+    kind = {"arbitrary": "no_mask", "padding": "no_mask"}.get(
+        p.attn_mask_type, p.attn_mask_type.removeprefix("padding_")
+    )
+    return None if kind == p.attn_mask_type else kind
+
+
 def drop_mask(p: AttentionParams, target: Target) -> Applied:
     """Leave out a mask that hides nothing.
 
@@ -85,12 +95,8 @@ def drop_mask(p: AttentionParams, target: Target) -> Applied:
     where it is. No gradient flows through a mask. It must be known without reading a GPU
     (``runtime/hidden.py`` says how): nothing here looks.
     """
-    if not p.tensors.mask_hides_nothing or p.qkv_format == "thd":
-        return None
-    kind: Any = {"arbitrary": "no_mask", "padding": "no_mask"}.get(
-        p.attn_mask_type, p.attn_mask_type.removeprefix("padding_")
-    )
-    if kind == p.attn_mask_type:
+    kind: Any = type_without_mask(p)
+    if kind is None:
         return None
     tensors = p.tensors.derive(mask=None, mask_hides_nothing=False)
     return p.derive(attn_mask_type=kind, tensors=tensors), Adaptation(

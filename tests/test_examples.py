@@ -67,6 +67,19 @@ def test_training_gives_the_reasons_when_it_cannot():
     assert "Traceback" not in done.stderr
 
 
+def test_a_program_for_flash_attn_runs_and_a_t4_is_explained():
+    pytest.importorskip("torch")
+    done = run("examples/flash_attn_on_turing.py")
+    assert done.returncode == 0, done.stderr
+    differences = [float(found) for found in re.findall(r"each sequence alone: (\S+)", done.stdout)]
+    assert len(differences) == 2
+    assert max(differences) < 5e-3
+    planned = done.stdout.partition("what a T4 would run")[2]
+    for what in ("flash_attn_varlen_func, training", "flash_attn_with_kvcache, one token"):
+        assert re.search(rf"^{what}: (sdpa\.efficient|triton)$", planned, re.MULTILINE), planned
+    assert planned.count("cannot: SDPA103") == 2, "FlashAttention itself, and why not"
+
+
 def test_overhead_measures_every_budget_and_records_no_one(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "overhead.json"

@@ -31,7 +31,7 @@ LAYERS = [
     ["backends"],
     ["runtime"],
     ["module", "functional"],
-    ["flash_attn"],
+    ["flash_attn", "integrations"],
     ["cli", "__main__"],
 ]
 TORCH_FREE = {name for row in LAYERS[:11] for name in row} | {"cli", "__main__", "__init__"}

@@ -21,6 +21,7 @@ _COMMANDS = {
         "attnsel.cli.conformance:conformance",
         "Triton kernels against the compiler, cuDNN rules against libcudnn, with no GPU",
     ),
+    "run": ("attnsel.cli.run:run", "a program that imports flash_attn, where there is no flash_attn"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
 }
 
@@ -48,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if reconfigure is not None:
                 reconfigure(errors="replace")
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["run"]:
+        from attnsel.cli.run import own_words
+
+        words[1:] = own_words(words[1:])
     try:
         code = build_app(words)(
             words,

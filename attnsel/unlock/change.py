@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from attnsel.adaptations import type_without_mask
 from attnsel.environment import COMPONENTS, Device, Environment, describe_device
 from attnsel.gpus import SHARED_MEMORY
 from attnsel.params import AttentionParams
@@ -76,6 +77,9 @@ def _with_consequences(p: AttentionParams, values: dict[str, Any]) -> dict[str, 
     if held:
         whole["tensors"] = p.tensors.derive(**dict.fromkeys(held))
     if "attn_mask_type" in values:
+        if values["attn_mask_type"] == type_without_mask(p):
+            tensors = whole.get("tensors", p.tensors)
+            whole["tensors"] = tensors.derive(mask=None, mask_hides_nothing=False)
         causal = "causal" in values["attn_mask_type"]
         whole["bottom_right_diagonal"] = None if causal else p.bottom_right_diagonal
         if not causal and p.window_size == (-1, 0):

@@ -12,6 +12,7 @@ from math import ceil, log2
 from typing import TYPE_CHECKING, Any
 
 from attnsel.adapt import ADAPTERS
+from attnsel.adaptations import type_without_mask
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput
@@ -87,6 +88,9 @@ def _unasked(
     for field, off in SWITCHES:
         if getattr(p, field) != off:
             yield switched_off(question, field, off)
+    dropped = type_without_mask(p)
+    if dropped is not None:
+        yield {"attn_mask_type": dropped}
     for reason in reasons:
         if isinstance(reason.rule, Rule):
             yield from values_against(p, reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnsel.adaptations import type_without_mask
 from attnsel.environment import COMPONENTS
 from attnsel.gpus import CATALOGUE
 from attnsel.unlock.change import LENGTHS, WIDTHS, Question, grouped
@@ -125,6 +126,8 @@ def _setting(p: AttentionParams, field: str, value: Any) -> Said:
         return Said(f"cast to {value}" + (f" ({caveat})" if caveat else ""), paste)
     note = ""
     if field == "attn_mask_type":
+        if value == type_without_mask(p):
+            return Said("drop attention_mask: it hides nothing", "attention_mask=None")
         note = "with every length full" if "padding" in value and not p.padding else "the same pairs"
     elif field == "bottom_right_diagonal":
         note = "the same for equal lengths"

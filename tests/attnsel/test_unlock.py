@@ -7,6 +7,7 @@ import random
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
+from attnsel.params import TensorSpec
 from attnsel.rules import Rule
 from attnsel.select import Evidence, Refusal, _ask_about
 from attnsel.unlock import MOST_CHANGES, MOST_WAYS, Cost, Question, changed, cost_of
@@ -251,6 +252,26 @@ def test_extra_work_is_a_share_of_multiplications_or_of_memory():
 )
 def test_a_change_is_told_in_words(name, fields, machine, text):
     assert text in texts(name, fields, **machine)
+
+
+def test_a_mask_that_hides_nothing_may_be_dropped():
+    mask = TensorSpec(shape=(2, 1, 64, 64), stride=(4096, 4096, 64, 1), dtype="bool")
+    p = AttentionParams(
+        attn_mask_type="arbitrary",
+        max_seqlen_q=64,
+        tensors={"mask": mask, "mask_hides_nothing": True},
+    )
+    selection = select(p, Environment.describe("H100"), policy=AS_IT_IS)
+    assert selection["sdpa.flash"].verdict == "refused"
+    unlock = ways(selection, "sdpa.flash")[0]
+    assert unlock.change == "drop attention_mask: it hides nothing"
+    assert unlock.effect == "exact"
+    after, env, policy = unlock.apply(p, selection.environment, selection.policy)
+    assert after.attn_mask_type == "no_mask"
+    assert after.tensors.mask is None
+    assert select(after, env, policy=policy)["sdpa.flash"].eligible
+    unknown = p.replace(tensors={"mask": mask})
+    assert not any("drop" in u.change for u in ways(select(unknown, env, policy=AS_IT_IS), "sdpa.flash"))
 
 
 def test_a_set_is_one_line_joined_by_and_with_a_line_to_paste_for_each():

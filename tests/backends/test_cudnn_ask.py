@@ -381,10 +381,9 @@ class Spy:
     def __getattr__(self, name):
         kind = type(self._p)
         if name not in kind.model_fields:
-            made = getattr(kind, name)  # a property, a cached one, or attnsel's lazy
-            return next(getattr(made, name) for name in ("fget", "func", "compute") if hasattr(made, name))(
-                self
-            )
+            made = getattr(kind, name)
+            ways = ("fget", "func", "compute")  # a property, a cached one, attnsel's lazy
+            return next(getattr(made, way) for way in ways if hasattr(made, way))(self)
         value = getattr(self._p, name)
         if hasattr(type(value), "model_fields"):
             return Spy(value, self._seen, f"{self._path}{name}.")
