@@ -79,6 +79,9 @@ def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
     for name, number, bound in rows:
         if number or bound or name == "both agree":
             tell(f"  {number:>7}  {name}{bound}")
+    fp8 = tally.fp8
+    wrong = f"{fp8['false accept']} false accepts, {fp8['false reject']} false rejects"
+    tell(f"  {fp8.total():>7}  of all were about FP8 attention: {wrong}")
     groups: dict[tuple[str, str], list[Disagreement]] = defaultdict(list)
     for one in tally.disagreements:
         why = ", ".join(one.codes) if one.outcome == "false reject" else one.library

@@ -26,17 +26,18 @@ from attnsel.runtime.refusals import refusal_of
 from attnsel.select import Selection
 from attnsel.settings import Settings, current, override
 
-SEEDED = ("triton", "tiled")
-"""Candidates whose dropout is the contract's: a seed says which entries are kept, on all of them alike."""
-
+_CONTRACTS_GENERATOR = ("triton", "tiled")  # and plug-ins, which must
 _backwards: BoundedCache[Bound] = BoundedCache(limit=4096)
 
 
 @contextmanager
 def seeded_dropout() -> Iterator[None]:
-    """Only candidates whose dropout a seed decides, besides what the policy says."""
-    deny = current().policy.deny
-    with override(deny=tuple(dict.fromkeys((*deny, *(name for name in CANDIDATES if name not in SEEDED))))):
+    """Only candidates that drop by the contract's generator, besides what the policy says.
+
+    On all of those a seed keeps the same entries; cuDNN replays a seed too, but by a generator of its own.
+    """
+    others = [name for name, info in CANDIDATES.items() if not (info.plugin or name in _CONTRACTS_GENERATOR)]
+    with override(deny=tuple(dict.fromkeys((*current().policy.deny, *others)))):
         yield
 
 
@@ -89,7 +90,7 @@ def _bound(
     assert selection.backend is not None
     name, kernel = selection.backend, _bind.kernel_of(selection.backend)
     spec = _bind.make_spec(config, selection.params, need_grad=True)
-    gather = _bind._gather(config, spec, name in _bind.REPLAY_DROPOUT, settings)
+    gather = _bind._gather(config, spec, _bind.replays_dropout(name), settings)
     to_kernel, to_caller = _bind._TO_KERNEL[config.qkv_format], _bind._TO_CALLER[config.qkv_format]
     if kernel.prepare is not None:
         _bind._prove(kernel.prepare, spec, gather, q, k, v, extras)

@@ -4,8 +4,8 @@ A question is about FP8 when q, k and v are FP8 tensors, or when the call stands
 recipe covers attention (``fp8_dpa``, or ``fp8_mha`` which includes it). A recipe that leaves attention alone
 means FP16/BF16 attention, and the other files of this folder judge it.
 
-Recipes are TransformerEngine's, so its table speaks first; what the frontend or the library itself says
-otherwise is followed where the page says so.
+Recipes are TransformerEngine's. Below cuDNN 9.8 its table speaks first, and the frontend where the page says
+so; from 9.8 on the library can be asked and is the judge (``fp8_since_9_8`` has what it alone says).
 """
 
 from __future__ import annotations
