@@ -183,6 +183,8 @@ def _of_keys(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
 
 def read_pattern(mask_function: Callable[..., Any]) -> _Pattern | None:
     """The pattern a mask function stands for, None for one that is not known."""
+    if torch.compiler.is_compiling():  # closures cannot be traced; a mask can
+        return _Pattern(causal=True) if mask_function is masking_utils.causal_mask_function else None
     pattern = _Pattern()
     for part in _conjuncts(mask_function):
         held = _held_by(part)
