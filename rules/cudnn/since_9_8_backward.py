@@ -334,11 +334,14 @@ def bias_gradient_dropout(p: AttentionParams, env: Environment) -> Bad | None:
     passes=BIAS_GRADIENT,
 )
 def bias_gradient_b1ss(p: AttentionParams, env: Environment) -> Bad | None:
-    """Up to cuDNN 9.9 a bias of shape b1ss has no gradient
+    """Up to cuDNN 9.9 a bias of shape b1ss (or bhss of one head) has no gradient
 
     Fix: cuDNN 9.10.2 or newer; or 1hss, bhss, 11ss.
     Source: asked 9.8.0 and 9.9.0 (no engine unless the batch is 1), 9.10.2 (accepted).
     """
-    if bias_gradient(p) and p.core_attention_bias_shape == "b1ss" and p.batch_size > 1:
-        return Bad("core_attention_bias_shape", "b1ss", OneOf("bhss"))
+    shape = p.core_attention_bias_shape
+    one_head = shape == "b1ss" or (shape == "bhss" and p.num_heads == 1)
+    if bias_gradient(p) and one_head and p.batch_size > 1:
+        several = Words("a bias shared by the batch, or one without gradient")
+        return Bad("core_attention_bias_shape", shape, several if p.num_heads == 1 else OneOf("bhss"))
     return None
