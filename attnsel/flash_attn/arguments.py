@@ -71,9 +71,7 @@ def renamed(error: InvalidInput) -> FlashAttentionError:
 # ---- tensors ----------------------------------------------------------------------------------------
 
 
-def check_qkv(
-    q: Tensor, k: Tensor, v: Tensor, rank: int, *, names: str = "q k v", pages: bool = False
-) -> None:
+def check_qkv(q: Any, k: Any, v: Any, rank: int, *, names: str = "q k v", pages: bool = False) -> None:
     """Types and shapes of queries, keys and values, dense (rank 4) or packed (3), keys in pages or not.
 
     What the call itself would find (unequal batches, devices) is left to it.
