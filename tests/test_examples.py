@@ -31,7 +31,7 @@ def test_the_question_from_python_is_answered_with_reasons_and_ways_out():
     done = run("examples/explain_from_python.py")
     assert done.returncode == 0, done.stderr
     assert "CUDNN204: head_dim_qk is 192, needs at most 128" in done.stdout
-    assert "cudnn ≥ 9.5.0: sdpa.flash → cudnn" in done.stdout
+    assert "upgrade cuDNN to ≥ 9.5.0: sdpa.flash → cudnn" in done.stdout
     assert "sdpa.flash pads head_dim_v 128 → 192: 64 MiB on every call" in done.stdout
     assert "adapt='never': sdpa.flash → sdpa.efficient" in done.stdout
     assert re.search(r"^RTX 4090, cuDNN", done.stdout, re.MULTILINE)

@@ -137,7 +137,10 @@ def _what_is_seen(
     # Without a causal mask transformers' flash path takes as many keys ahead as back.
     pattern = _Pattern(causal, left, -1 if causal else left)
     if any(value is not None for value in given):
-        if isinstance(mask, Tensor) or (isinstance(mask, Visible) and mask.cu_seqlens_q is not None):
+        # A packed mask was read off position_ids, and says the same.
+        if isinstance(mask, Tensor) or (
+            isinstance(mask, Visible) and mask.cu_seqlens_q is not None and not mask.packed
+        ):
             _refuse_lengths_beside_a_mask(given)
         return _flattened(pattern, q, k, given)
     if isinstance(mask, Visible):

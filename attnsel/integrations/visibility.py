@@ -96,7 +96,7 @@ def _end_together(pattern: _Pattern, seqlen_q: int, keys_end: int, rest: dict[st
 
 def can_read(t: Tensor) -> bool:
     """Whether the numbers in a tensor can be looked at now."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(t) is not Tensor or t.is_meta:
+    if torch.compiler.is_compiling() or type(t) is not Tensor or t.is_meta or torch._C._get_tracing_state():
         return False
     return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 

@@ -208,7 +208,8 @@ def test_restarting_position_ids_are_packed_sequences(pair, use_cache):
     assert_agree(apart(eager), packed)
 
 
-def test_lengths_from_a_collator_are_packed_sequences(pair):
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_lengths_from_a_collator_are_packed_sequences(pair, use_cache):
     eager, ours = pair
     cu = torch.tensor(CUTS, dtype=torch.int32)
     with torch.no_grad():
@@ -219,6 +220,7 @@ def test_lengths_from_a_collator_are_packed_sequences(pair):
             cu_seq_lens_k=cu,
             max_length_q=8,
             max_length_k=8,
+            use_cache=use_cache,
         ).logits
     assert_agree(apart(eager), packed)
 
