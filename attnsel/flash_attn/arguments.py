@@ -5,6 +5,7 @@ Shape letters: b batch, s_q / s_k rows, t_q / t_k packed rows, h query heads, g 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -70,13 +71,30 @@ def renamed(error: InvalidInput) -> FlashAttentionError:
 # ---- tensors ----------------------------------------------------------------------------------------
 
 
-def check_qkv(
-    q: Tensor, k: Tensor, v: Tensor, rank: int, *, names: str = "q k v", pages: bool = False
-) -> None:
+def check_qkv(q: Any, k: Any, v: Any, rank: int, *, names: str = "q k v", pages: bool = False) -> None:
     """Types and shapes of queries, keys and values, dense (rank 4) or packed (3), keys in pages or not.
 
     What the call itself would find (unequal batches, devices) is left to it.
     """
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        _complain(q, k, v, rank, names, pages)
+    shape, keys = q.shape, k.shape
+    if not (
+        q.dtype in HALVES
+        and k.dtype == q.dtype == v.dtype
+        and keys == v.shape
+        and len(shape) == rank
+        and len(keys) == (4 if pages else rank)
+        and 0 < shape[-1] == keys[-1] <= WIDEST
+        and keys[-2] != 0
+        and shape[-2] % keys[-2] == 0
+        and (rank == 3 or shape[0] != 0)
+    ):
+        _complain(q, k, v, rank, names, pages)
+
+
+def _complain(q: Tensor, k: Tensor, v: Tensor, rank: int, names: str, pages: bool) -> None:
+    """Says what of ``check_qkv`` does not hold."""
     for name, t in zip(names.split(), (q, k, v), strict=True):
         if not isinstance(t, Tensor):
             refuse(name, type(t).__name__, "must be a torch.Tensor")
@@ -155,17 +173,112 @@ def number(name: str, value: Any) -> float:
 # ---- what is visible --------------------------------------------------------------------------------
 
 
-def band(causal: bool, window_size: Any, rows: int, keys: int, *, alibi: bool) -> tuple[int, int]:
-    """The (left, right) bounds that the kernel applies, -1 for none, of the longest ``rows`` and ``keys``.
+def plan(
+    label: str,
+    qkv_format: str,
+    rows: int,
+    keys: int,
+    window_size: Any,
+    softmax_scale: Any,
+    softcap: Any,
+    dropout_p: Any = 0.0,
+    *,
+    causal: bool,
+    alibi: bool,
+    lengths: bool,
+    same_lengths: bool,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    is_training: bool = False,
+) -> tuple[Config, tuple[int, int]]:
+    """The static side of a call, and the (left, right) bounds that it applies, -1 for none.
+
+    ``rows`` and ``keys`` are the longest there are. ``lengths``: sequences have lengths of their own;
+    ``same_lengths``: queries and keys are known to have the same, so that the diagonal starts at the top left
+    corner too. A repeated call finds what it found.
+    """
+    make = _plan if torch.compiler.is_compiling() else _planned
+    return make(
+        label,
+        qkv_format,
+        rows,
+        keys,
+        _window(window_size),
+        softmax_scale if softmax_scale is None else number("softmax_scale", softmax_scale),
+        number("softcap", softcap),
+        number("dropout_p", dropout_p),
+        bool(causal),
+        alibi,
+        lengths,
+        same_lengths,
+        bool(deterministic),
+        return_lse,
+        is_training,
+    )
+
+
+def _plan(
+    label: str,
+    qkv_format: str,
+    rows: int,
+    keys: int,
+    window: tuple[int, int],
+    softmax_scale: float | None,
+    softcap: float,
+    dropout_p: float,
+    causal: bool,
+    alibi: bool,
+    lengths: bool,
+    same_lengths: bool,
+    deterministic: bool,
+    return_lse: bool,
+    is_training: bool,
+) -> tuple[Config, tuple[int, int]]:
+    if not 0.0 <= dropout_p < 1.0:
+        refuse("dropout_p", dropout_p, "must be at least 0 and below 1")
+    if softcap < 0.0:
+        refuse("softcap", softcap, "must be above 0, or 0 for none")
+    bounds = band(causal, window, rows, keys, alibi=alibi)
+    kind = "padding" if lengths else "no_mask"
+    if bounds[1] == 0:
+        kind = "padding_causal" if lengths else "causal"
+        kind += "" if same_lengths else "_bottom_right"
+    made = config(
+        qkv_format=qkv_format,
+        attn_mask_type=kind,
+        window_size=None if bounds == (-1, -1) else bounds,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        attention_dropout=dropout_p,
+        bias_type="alibi" if alibi else "no_bias",
+        is_training=is_training or dropout_p > 0.0,
+        deterministic=deterministic,
+        return_lse=return_lse,
+        label=label,
+    )
+    return made, bounds
+
+
+_planned = lru_cache(maxsize=4096)(_plan)
+
+
+def _window(window_size: Any) -> tuple[int, int]:
+    """Two ints; from tensors as well, which may not be kept: they may change."""
+    try:
+        left, right = (int(bound) for bound in window_size)
+    except (TypeError, ValueError):
+        refuse("window_size", window_size, "must be two ints, (left, right)")
+    return left, right
+
+
+def band(causal: bool, window: tuple[int, int], rows: int, keys: int, *, alibi: bool) -> tuple[int, int]:
+    """The bounds that the package's kernel applies.
 
     As csrc/flash_attn/flash_api.cpp of FlashAttention 2.8 has it: ``causal`` closes the right side, except
     for a single row, where it changes nothing; a bound as wide as the keys is none; and beside a left bound
     an open right side is ``keys`` wide, which hides keys of rows that lie further above the diagonal.
     """
-    try:
-        left, right = (int(bound) for bound in window_size)
-    except (TypeError, ValueError):
-        refuse("window_size", window_size, "must be two ints, (left, right)")
+    left, right = window
     if causal and (rows != 1 or alibi):
         right = 0
     left = -1 if left < 0 or left >= keys else left
@@ -173,51 +286,6 @@ def band(causal: bool, window_size: Any, rows: int, keys: int, *, alibi: bool) -
     if left >= 0 and right < 0 and rows > keys + 1:
         right = keys
     return left, right
-
-
-def static_side(
-    label: str,
-    bounds: tuple[int, int],
-    *,
-    qkv_format: str,
-    same_lengths: bool,
-    lengths: bool,
-    softmax_scale: Any,
-    softcap: Any = 0.0,
-    dropout_p: Any = 0.0,
-    alibi: bool = False,
-    deterministic: bool = False,
-    return_lse: bool = False,
-    is_training: bool = False,
-) -> Config:
-    """The Config of a call. ``lengths``: sequences have lengths of their own; ``same_lengths``: queries and
-    keys are known to have the same, so that the diagonal starts at the top left corner too.
-    """
-    left, right = bounds
-    kind = "padding" if lengths else "no_mask"
-    window: tuple[int, int] | None = (left, right)
-    if right == 0:
-        kind = "padding_causal" if lengths else "causal"
-        kind += "" if same_lengths else "_bottom_right"
-    elif bounds == (-1, -1):
-        window = None
-    if not 0.0 <= (p := number("dropout_p", dropout_p)) < 1.0:
-        refuse("dropout_p", dropout_p, "must be at least 0 and below 1")
-    if (cap := number("softcap", softcap)) < 0.0:
-        refuse("softcap", softcap, "must be above 0, or 0 for none")
-    return config(
-        qkv_format=qkv_format,
-        attn_mask_type=kind,
-        window_size=window,
-        softmax_scale=None if softmax_scale is None else number("softmax_scale", softmax_scale),
-        softcap=cap,
-        attention_dropout=p,
-        bias_type="alibi" if alibi else "no_bias",
-        is_training=is_training or p > 0.0,
-        deterministic=bool(deterministic),
-        return_lse=return_lse,
-        label=label,
-    )
 
 
 def empty_rows_are_plus_inf(lse: Tensor) -> Tensor:

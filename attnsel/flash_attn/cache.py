@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from attnsel.flash_attn.arguments import (
-    band,
     call,
     check_lengths,
     check_pages,
     check_qkv,
     empty_rows_are_plus_inf,
+    plan,
     refuse,
     rows_contiguous,
-    static_side,
 )
 from attnsel.flash_attn.layers.rotary import rotated
 from attnsel.runtime.call import NO_EXTRAS, Extras
@@ -47,6 +46,11 @@ class _Cache(NamedTuple):
     batch_idx: Tensor | None
     leftpad: Tensor | None
     table: Tensor | None
+
+    @property
+    def is_plain(self) -> bool:
+        """All of it counts, and sequence m is entry m."""
+        return all(value is None for value in self[3:])
 
 
 def flash_attn_with_kvcache(
@@ -93,8 +97,20 @@ def flash_attn_with_kvcache(
         cache = _checked(
             q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, num_splits
         )
-        alibi = alibi_slopes is not None
-        bounds = band(causal, window_size, q.shape[1], cache.capacity, alibi=alibi)
+        cfg, bounds = plan(
+            "flash_attn_with_kvcache",
+            "bshd",
+            q.shape[1],
+            cache.capacity,
+            window_size,
+            softmax_scale,
+            softcap,
+            causal=causal,
+            alibi=alibi_slopes is not None,
+            lengths=not cache.is_plain,
+            same_lengths=cache.is_plain and cache.capacity == q.shape[1],
+            return_lse=return_softmax_lse,
+        )
         if rotary_cos is not None or rotary_sin is not None:
             _check_rotary(rotary_cos, rotary_sin, q, k, cache.capacity)
             turned = (rotary_cos, rotary_sin, rotary_interleaved)
@@ -104,28 +120,13 @@ def flash_attn_with_kvcache(
         if k is not None and v is not None:
             new = k.shape[1]
             _append(cache, k, v)
-        keys, values, extras, keys_per_row = _as_attnsel_takes_it(cache, q.shape, new)
-        if alibi:
+        keys, values, extras = _as_attnsel_takes_it(cache, q.shape, new)
+        if alibi_slopes is not None:
             extras = extras._replace(alibi_slopes=alibi_slopes)
-        cfg = static_side(
-            "flash_attn_with_kvcache",
-            bounds,
-            qkv_format="bshd",
-            same_lengths=keys_per_row == q.shape[1],
-            lengths=keys_per_row is None,
-            softmax_scale=softmax_scale,
-            softcap=softcap,
-            alibi=alibi,
-            return_lse=return_softmax_lse,
-        )
-        result = call(cfg, rows_contiguous(q), keys, values, extras if any_given(extras) else NO_EXTRAS)
+        result = call(cfg, rows_contiguous(q), keys, values, extras)
         if return_softmax_lse:
             return result[0], empty_rows_are_plus_inf(result[1])
         return result
-
-
-def any_given(extras: Extras) -> bool:
-    return any(value is not None for value in extras)
 
 
 # ---- checks -----------------------------------------------------------------------------------------
@@ -281,14 +282,11 @@ def _append(cache: _Cache, k: Tensor, v: Tensor) -> None:
 # ---- for the selector -------------------------------------------------------------------------------
 
 
-def _as_attnsel_takes_it(
-    cache: _Cache, shape: torch.Size, new: int
-) -> tuple[Tensor, Tensor, Extras, int | None]:
-    """Keys, values, what says which of them count, and their number where it is the same for all."""
+def _as_attnsel_takes_it(cache: _Cache, shape: torch.Size, new: int) -> tuple[Tensor, Tensor, Extras]:
+    """Keys, values, and what says which of them count."""
     batch, rows = shape[0], shape[1]
-    pooled = cache.table is not None or cache.batch_idx is not None or cache.leftpad is not None
-    if cache.lengths is None and not pooled:
-        return cache.k[:batch], cache.v[:batch], NO_EXTRAS, cache.capacity
+    if cache.is_plain:
+        return cache.k[:batch], cache.v[:batch], NO_EXTRAS
     device, longest = cache.k.device, _longest(cache, new)
     lengths = _lengths(cache, batch, new)
     k, v, table = cache.k, cache.v, cache.table
@@ -299,11 +297,11 @@ def _as_attnsel_takes_it(
         table = cache.batch_idx[:, None]
     ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     if table is not None:
-        return k, v, Extras(cu_seqlens_kv=ends, block_table=table, max_seqlen_kv=longest), None
+        return k, v, Extras(cu_seqlens_kv=ends, block_table=table, max_seqlen_kv=longest)
     all_rows = torch.arange(0, (batch + 1) * rows, max(rows, 1), dtype=torch.int32, device=device)
     if rows == 0:
         all_rows = torch.zeros(batch + 1, dtype=torch.int32, device=device)
-    return k[:batch, :longest], v[:batch, :longest], Extras(cu_seqlens_q=all_rows, cu_seqlens_kv=ends), None
+    return k[:batch, :longest], v[:batch, :longest], Extras(cu_seqlens_q=all_rows, cu_seqlens_kv=ends)
 
 
 def _longest(cache: _Cache, new: int) -> int:

@@ -35,15 +35,14 @@ import torch
 from torch import Tensor
 
 from attnsel.flash_attn.arguments import (
-    band,
     call,
     check_lengths,
     check_pages,
     check_qkv,
     empty_rows_are_plus_inf,
+    plan,
     refuse,
     rows_contiguous,
-    static_side,
     unpacked,
 )
 from attnsel.flash_attn.probabilities import Lengths, signed_probabilities
@@ -215,17 +214,19 @@ def _dense(
     return_attn_probs: bool,
 ) -> Any:
     rows, keys = q.shape[1], k.shape[1]
-    bounds = band(causal, window_size, rows, keys, alibi=alibi_slopes is not None)
-    cfg = static_side(
+    cfg, bounds = plan(
         label,
-        bounds,
-        qkv_format="bshd",
-        same_lengths=rows == keys,
-        lengths=False,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
+        "bshd",
+        rows,
+        keys,
+        window_size,
+        softmax_scale,
+        softcap,
+        dropout_p,
+        causal=causal,
         alibi=alibi_slopes is not None,
+        lengths=False,
+        same_lengths=rows == keys,
         deterministic=deterministic,
         return_lse=return_attn_probs,
     )
@@ -281,17 +282,19 @@ def _varlen(
     block_table: Tensor | None = None,
 ) -> Any:
     max_q, max_k = check_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    bounds = band(causal, window_size, max_q, max_k, alibi=alibi_slopes is not None)
-    cfg = static_side(
+    cfg, bounds = plan(
         label,
-        bounds,
-        qkv_format="thd",
-        same_lengths=cu_seqlens_q is cu_seqlens_k and block_table is None,
-        lengths=True,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
+        "thd",
+        max_q,
+        max_k,
+        window_size,
+        softmax_scale,
+        softcap,
+        dropout_p,
+        causal=causal,
         alibi=alibi_slopes is not None,
+        lengths=True,
+        same_lengths=cu_seqlens_q is cu_seqlens_k and block_table is None,
         deterministic=deterministic,
         return_lse=return_attn_probs,
     )

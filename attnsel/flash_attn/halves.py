@@ -14,13 +14,12 @@ from torch import Tensor
 
 from attnsel.errors import InvalidInput
 from attnsel.flash_attn.arguments import (
-    band,
     check_lengths,
     check_qkv,
+    plan,
     refuse,
     renamed,
     rows_contiguous,
-    static_side,
 )
 from attnsel.flash_attn.functions import check_varlen, packed_call, with_probabilities
 from attnsel.runtime.call import Config, Extras, config
@@ -49,8 +48,9 @@ def _flash_attn_forward(
     check_qkv(q, k, v, 4)
     _check_return_softmax(return_softmax, dropout_p)
     window = (window_size_left, window_size_right)
-    bounds = band(causal, window, q.shape[1], k.shape[1], alibi=alibi_slopes is not None)
-    cfg = _dense_config("_flash_attn_forward", q, k, bounds, dropout_p, softmax_scale, softcap, alibi_slopes)
+    cfg, bounds = _dense_plan(
+        "_flash_attn_forward", q, k, window, softmax_scale, softcap, dropout_p, causal, alibi_slopes
+    )
     rng_state = _rng_state(dropout_p, q.device)
     extras = Extras(alibi_slopes=alibi_slopes, dropout_seed=rng_state[0] if dropout_p else None)
     with torch.no_grad():
@@ -92,18 +92,20 @@ def _flash_attn_varlen_forward(
     if block_table is not None and leftpad_k is not None:
         refuse("leftpad_k", "a tensor", "must be None with a block_table")
     window = (window_size_left, window_size_right)
-    bounds = band(causal, window, max_q, max_k, alibi=alibi_slopes is not None)
     same = cu_seqlens_q is cu_seqlens_k and block_table is None and leftpad_k is None and seqused_k is None
-    cfg = static_side(
+    cfg, bounds = plan(
         "_flash_attn_varlen_forward",
-        bounds,
-        qkv_format="thd",
-        same_lengths=same,
-        lengths=True,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
+        "thd",
+        max_q,
+        max_k,
+        window,
+        softmax_scale,
+        softcap,
+        dropout_p,
+        causal=causal,
         alibi=alibi_slopes is not None,
+        lengths=True,
+        same_lengths=same,
         return_lse=True,
         is_training=block_table is None,
     )
@@ -147,10 +149,10 @@ def _flash_attn_backward(
     """Fills dq, dk and dv (each may be None); returns softmax_d, sum(out * dout), [b, h, ceil128(s_q)]."""
     check_qkv(q, k, v, 4)
     window = (window_size_left, window_size_right)
-    bounds = band(causal, window, q.shape[1], k.shape[1], alibi=alibi_slopes is not None)
-    cfg = _dense_config(
-        "_flash_attn_backward", q, k, bounds, dropout_p, softmax_scale, softcap, alibi_slopes, deterministic
-    )
+    cfg, _ = _dense_plan(
+        "_flash_attn_backward", q, k, window, softmax_scale, softcap, dropout_p, causal, alibi_slopes,
+        deterministic,
+    )  # fmt: skip
     extras = Extras(alibi_slopes=alibi_slopes, dropout_seed=_seed(rng_state, dropout_p))
     _fill(cfg, dout, q, k, v, out, softmax_lse, (dq, dk, dv), extras)
     rows = _row_sums(out, dout).transpose(1, 2)
@@ -189,19 +191,21 @@ def _flash_attn_varlen_backward(
     check_qkv(q, k, v, 3)
     max_q, max_k = check_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     window = (window_size_left, window_size_right)
-    bounds = band(causal, window, max_q, max_k, alibi=alibi_slopes is not None)
-    cfg = static_side(
+    cfg, _ = plan(
         "_flash_attn_varlen_backward",
-        bounds,
-        qkv_format="thd",
-        same_lengths=cu_seqlens_q is cu_seqlens_k,
-        lengths=True,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
+        "thd",
+        max_q,
+        max_k,
+        window,
+        softmax_scale,
+        softcap,
+        dropout_p,
+        causal=causal,
         alibi=alibi_slopes is not None,
-        deterministic=deterministic,
+        lengths=True,
+        same_lengths=cu_seqlens_q is cu_seqlens_k,
         return_lse=True,
+        deterministic=deterministic,
         is_training=True,
     )
     extras = Extras(
@@ -224,27 +228,31 @@ def _flash_attn_varlen_backward(
 # ---- shared -----------------------------------------------------------------------------------------
 
 
-def _dense_config(
+def _dense_plan(
     label: str,
     q: Tensor,
     k: Tensor,
-    bounds: tuple[int, int],
-    dropout_p: float,
+    window: tuple[int, int],
     softmax_scale: float | None,
     softcap: float,
+    dropout_p: float,
+    causal: bool,
     alibi_slopes: Tensor | None,
     deterministic: bool = False,
-) -> Config:
-    return static_side(
+) -> tuple[Config, tuple[int, int]]:
+    return plan(
         label,
-        bounds,
-        qkv_format="bshd",
-        same_lengths=q.shape[1] == k.shape[1],
-        lengths=False,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
+        "bshd",
+        q.shape[1],
+        k.shape[1],
+        window,
+        softmax_scale,
+        softcap,
+        dropout_p,
+        causal=causal,
         alibi=alibi_slopes is not None,
+        lengths=False,
+        same_lengths=q.shape[1] == k.shape[1],
         deterministic=deterministic,
         return_lse=True,
         is_training=True,
