@@ -382,6 +382,18 @@ def adaptations_are_forbidden(backend: str) -> None:
         attention(*small(), adapt="perhaps")
 
 
+def packed_buffers_are_their_parts(backend: str) -> None:
+    q, k, v = small()
+    wanted = attention(q, k, v, backend=backend)
+    for dim in (-2, -3):
+        both = {"qkv_layer": torch.stack((q, k, v), dim), "qkv_interleave_dim": dim}
+        torch.testing.assert_close(attention(**both, backend=backend), wanted)
+        pair = {"kv_layer": torch.stack((k, v), dim), "qkv_interleave_dim": dim}
+        torch.testing.assert_close(attention(q, **pair, backend=backend), wanted)
+        with pytest.raises(InvalidInput, match=r"qkv_layer|query_layer"):
+            attention(q, **both, backend=backend)
+
+
 ATTENTION_OTHERS: dict[str, Callable[[str], None]] = {
     "return_lse": lse_is_given,
     "return_max_logit": max_logit_is_given,
@@ -393,6 +405,7 @@ ATTENTION_OTHERS: dict[str, Callable[[str], None]] = {
     "deterministic": determinism_is_asked_for,
     "backend": a_backend_is_never_swapped,
     "adapt": adaptations_are_forbidden,
+    **dict.fromkeys(("qkv_layer", "kv_layer", "qkv_interleave_dim"), packed_buffers_are_their_parts),
 }
 
 
