@@ -30,6 +30,7 @@ LAYERS = [
     ["debug"],
     ["backends"],
     ["runtime"],
+    ["context_parallel"],
     ["module", "functional"],
     ["cli", "__main__"],
 ]
