@@ -284,17 +284,18 @@ def alibi_needs_offsets(p: AttentionParams, env: Environment) -> Bad | None:
     passes={"cp_size": 2, "max_seqlen_q": 16640, "cudnn": "8.9.7"},
 )
 def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Bad | None:
-    """Below cuDNN 9.0 each causal chunk must be a multiple of 64 long
+    """Below cuDNN 9.0 every step's lengths, causal chunks, must be multiples of 64
 
     Why: every step of the exchange is a cuDNN call of its own, on chunks of s / (2 * cp_size) rows, and
     cuDNN 8 wants multiples of 64. So s must be a multiple of 128 * cp_size: with cp_size 2, 16534 is not
-    divisible at all, 16576 / 4 is not a multiple of 64, and 16640 is the next that works.
+    divisible at all, 16576 / 4 is not a multiple of 64, and 16640 is the next that works. With a2a+p2p only
+    the p2p part counts, whose size a question does not say: two ranks at least.
     Fix: pad the sequence, or cuDNN 9.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
     chunked = p.causal or p.cp_comm_type == "all_gather"
     if p.cp_size > 1 and chunked and p.cp_comm_type != "a2a":
-        return _length(p, 64 * 2 * p.cp_size)
+        return _length(p, 64 * 2 * _ring_ranks(p))
     return None
 
 
@@ -307,12 +308,17 @@ def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Bad | None:
     passes={"cp_size": 2, "max_seqlen_q": 4224, "attn_mask_type": "no_mask", "cudnn": "8.9.7"},
 )
 def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Bad | None:
-    """Below cuDNN 9.0 each rank's part must be a multiple of 64 long
+    """Below cuDNN 9.0 every step's lengths, parts of the ranks, must be multiples of 64
 
     Why: around a ring every step is a cuDNN call on s / cp_size rows, and cuDNN 8 wants multiples of 64.
     Fix: pad the sequence to a multiple of 64 * cp_size, or cuDNN 9.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
     if p.cp_size > 1 and not p.causal and p.cp_comm_type in RING:
-        return _length(p, 64 * p.cp_size)
+        return _length(p, 64 * _ring_ranks(p))
     return None
+
+
+def _ring_ranks(p: AttentionParams) -> int:
+    """Ranks that keys travel between, at least."""
+    return 2 if p.cp_comm_type == "a2a+p2p" else p.cp_size

@@ -16,7 +16,7 @@ FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/
 
 # Imports go one way: a module may import what stands in an earlier row, or in its own.
 LAYERS = [
-    ["_version", "errors", "_model", "versions", "layout", "recipes", "gpus"],
+    ["_version", "errors", "_model", "versions", "layout", "recipes", "gpus", "links"],
     ["params", "environment", "candidates"],
     ["policy"],
     ["verdict"],
@@ -31,10 +31,11 @@ LAYERS = [
     ["backends"],
     ["runtime"],
     ["context_parallel"],
+    ["cp_plan"],
     ["module", "functional"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:11] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:11] for name in row} | {"cp_plan", "cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {"params", "layout", "gpus", "verdict", "versions", "backends", "errors"}
 
 
