@@ -12,6 +12,7 @@ H100's (Shah et al. 2024). LINKS, LATENCY and LAUNCH are round figures, assumed 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import NamedTuple
 
@@ -72,27 +73,33 @@ def estimate(
     computes = merges = waits = 0.0
     totals = []
     for phase in phases:
-        open_, hidden = [], []
-        for message in sent:
-            if message.phase == phase:
-                (hidden if message.hidden else open_).append(message)
+        here = [message for message in sent if message.phase == phase]
+        hidden = [message for message in here if message.hidden]
         spent = 0.0
         for i in range(max(map(len, ranks))):
-            here = [steps[i] for steps in ranks if i < len(steps)]
-            compute = max(sum(call_time(call, p, layout, machine, phase) for call in s.calls) for s in here)
-            merge = 0.0
-            if layout.ring > 1:
-                merge = max(
-                    sum(merge_time(call, p, layout, machine, phase) for call in s.calls) for s in here
-                )
+            now = [steps[i].calls for steps in ranks if i < len(steps)]
+            compute = _slowest(call_time, now, p, layout, machine, phase)
+            merge = _slowest(merge_time, now, p, layout, machine, phase) if layout.ring > 1 else 0.0
             send = sum(send_time(m, p, layout, machine) for m in hidden if m.first <= i < m.first + m.times)
             computes, merges = computes + compute, merges + merge
             waits += max(0.0, send - compute - merge)
             spent += max(compute + merge, send)
-        waiting = sum(m.times * send_time(m, p, layout, machine) for m in open_)
+        waiting = sum(m.times * send_time(m, p, layout, machine) for m in here if not m.hidden)
         waits += waiting
         totals.append(spent + waiting)
     return Estimate(sum(totals), computes, merges, waits, totals[0])
+
+
+def _slowest(
+    time: Callable[[Call, AttentionParams, Layout, Machine, Phase], float],
+    ranks: list[tuple[Call, ...]],
+    p: AttentionParams,
+    layout: Layout,
+    machine: Machine,
+    phase: Phase,
+) -> float:
+    """Seconds that the slowest rank takes for its calls of one step."""
+    return max(sum(time(call, p, layout, machine, phase) for call in calls) for calls in ranks)
 
 
 def call_time(call: Call, p: AttentionParams, layout: Layout, machine: Machine, phase: Phase) -> float:
