@@ -110,8 +110,8 @@ def gathered_parts(sizes: Sizes, rank: int) -> tuple[Part, ...]:
 
 
 def shifts(sizes: Sizes) -> tuple[int, ...]:
-    """How far keys travel: at shift d, rank r has those of rank r - d. Shifts that no rank needs are
-    left out, which is how a window saves messages; 0 always stands first."""
+    """How far keys travel: at shift d, rank r has those of rank r - d. Shifts that no rank needs are left
+    out, which is how a window saves messages; 0 always stands first."""
     if sizes.band.lo is None and (sizes.band.hi is None or sizes.seqlen_q == sizes.seqlen_kv):
         return tuple(range(sizes.size))
     return _needed(sizes)
