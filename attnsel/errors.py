@@ -56,6 +56,10 @@ class NoBackendError(RuntimeError):
         return type(self), (self.args[0], self.selection)
 
 
+class ContextParallelError(RuntimeError):
+    """Ranks that share a sequence disagree, or one of them is gone. Says which rank, and on what."""
+
+
 class UnsupportedArgument(NotImplementedError):
     """An argument that attnsel knows and cannot honour yet. It is never ignored instead."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from attnsel.runtime.run import attend, explain
 from attnsel.runtime.sizes import packed_starts
 from attnsel.select import Selection
 
+if TYPE_CHECKING:
+    from attnsel.context_parallel.group import ContextParallel
+
 # Arguments of TransformerEngine's that attnsel does not act on yet, and the value that asks for nothing.
-_NOT_YET_INIT: dict[str, Any] = {"cp_group": None, "cp_global_ranks": None, "cp_stream": None}
 _NOT_YET_FORWARD: dict[str, Any] = {
     "inference_params": None,
     "fp8_output": False,
@@ -48,6 +50,9 @@ class DotProductAttention(nn.Module):
     softcap: softcap * tanh(score / softcap); 0 is off. Not in TransformerEngine.
     backend: run this candidate or raise NoBackendError. adapt: "auto" or "never".
     get_rng_state_tracker: returns a tracker whose ``fork()`` context holds while dropout draws.
+    cp_group, cp_global_ranks, cp_stream, cp_comm_type: ranks that share each sequence; see
+        :meth:`set_context_parallel_group`. Tensors then hold this rank's rows
+        (``attnsel.context_parallel``), lengths are whole sequences', shared parameters' gradients summed.
     layer_number: a label in debug output. attention_type is held to its two values, and tp_group is kept for
         who asks for it: lengths and masks say all that the computation needs.
 
@@ -88,18 +93,12 @@ class DotProductAttention(nn.Module):
         adapt: str | None = None,
     ) -> None:
         super().__init__()
-        _refuse_not_yet(
-            _NOT_YET_INIT, cp_group=cp_group, cp_global_ranks=cp_global_ranks, cp_stream=cp_stream
-        )
         groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
         _check_heads(num_attention_heads, groups, tp_size)
         if qkv_format not in ("sbhd", "bshd", "thd"):
             raise InvalidInput("qkv_format", qkv_format, "must be one of sbhd, bshd, thd")
         if attention_type not in ("self", "cross"):
             raise InvalidInput("attention_type", attention_type, "must be self or cross")
-        if cp_comm_type not in get_args(CpCommType):
-            allowed = ", ".join(get_args(CpCommType))
-            raise InvalidInput("cp_comm_type", cp_comm_type, f"must be one of {allowed}")
         if not 0.0 <= attention_dropout < 1.0:
             raise InvalidInput("attention_dropout", attention_dropout, "must be at least 0 and below 1")
         if softmax_type not in ("vanilla", "off-by-one", "learnable"):
@@ -112,7 +111,7 @@ class DotProductAttention(nn.Module):
         self.head_dim_qk, self.head_dim_v = channels
         self.attention_dropout = attention_dropout
         self.attention_type = attention_type
-        self.cp_comm_type = cp_comm_type  # read once there is a cp_group
+        self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
         self.tp_group = tp_group
         self.layer_number = layer_number
         self.name = name
@@ -144,6 +143,25 @@ class DotProductAttention(nn.Module):
             self.softmax_offset = nn.Parameter(torch.zeros(1, self.num_attention_heads, 1, 1))
         else:
             self.register_parameter("softmax_offset", None)
+
+    def set_context_parallel_group(
+        self, cp_group: Any, cp_global_ranks: Any = None, cp_stream: Any = None, cp_comm_type: str = "p2p"
+    ) -> None:
+        """Share each sequence with these ranks from the next call on. None, or a group of one: with nobody.
+
+        cp_group: a ProcessGroup or a DeviceMesh of one dimension; with cp_comm_type ``a2a+p2p`` a pair
+        [a2a group, p2p group] or a DeviceMesh of two dimensions, p2p outside. cp_global_ranks: its ranks, to
+        be checked. cp_stream: where exchanges are posted on CUDA. Raises InvalidInput for other values.
+        """
+        if cp_comm_type not in get_args(CpCommType):
+            allowed = ", ".join(get_args(CpCommType))
+            raise InvalidInput("cp_comm_type", cp_comm_type, f"must be one of {allowed}")
+        self.cp_comm_type = cp_comm_type
+        self._cp: ContextParallel | None = None
+        if (cp_group, cp_global_ranks, cp_stream) != (None, None, None):
+            from attnsel.context_parallel.group import resolve
+
+            self._cp = resolve(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 
     def forward(
         self,
@@ -251,7 +269,17 @@ class DotProductAttention(nn.Module):
             return self._run_wrapped(
                 static, query_layer, key_layer, value_layer, extras, checkpoint_core_attention
             )
+        if self._cp is not None:
+            return self._attend(static, query_layer, key_layer, value_layer, extras)
         return attend(static, query_layer, key_layer, value_layer, extras, self.__dict__)
+
+    def _attend(self, static: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
+        """On this rank alone, or together with the context parallel group."""
+        if self._cp is None:
+            return attend(static, q, k, v, extras, self.__dict__)
+        from attnsel.context_parallel.run import attend as attend_together
+
+        return attend_together(self._cp, static, q, k, v, extras, self.__dict__)
 
     def explain(
         self,
@@ -306,7 +334,12 @@ class DotProductAttention(nn.Module):
             )
         elif query_layer is None or key_layer is None or value_layer is None:
             raise missing(query_layer, key_layer, value_layer)
-        selection = explain(static, query_layer, key_layer, value_layer, extras)
+        if self._cp is None:
+            selection = explain(static, query_layer, key_layer, value_layer, extras)
+        else:
+            from attnsel.context_parallel.run import explain as explain_together
+
+            selection = explain_together(self._cp, static, query_layer, key_layer, value_layer, extras)
         self.__dict__["_last"] = selection
         return selection
 
@@ -367,8 +400,8 @@ class DotProductAttention(nn.Module):
             if static.attention_dropout and self._rng_tracker is not None:
                 context: AbstractContextManager[Any] = self._rng_tracker().fork()
                 with context:
-                    return attend(static, q, k, v, extras, self.__dict__)
-            return attend(static, q, k, v, extras, self.__dict__)
+                    return self._attend(static, q, k, v, extras)
+            return self._attend(static, q, k, v, extras)
 
         if not recompute:
             return core(q, k, v)

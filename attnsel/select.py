@@ -301,8 +301,6 @@ def _plan_only(info: CandidateInfo, p: AttentionParams, env: Environment) -> str
         return f"attnsel runs on torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
     if p.fp8_attention:
         return "FP8 attention is planned, not run"
-    if p.context_parallel:
-        return "context parallelism is planned, not run"
     if p.kv_cache == "contiguous":
         return "contiguous KV caches are planned, not run"
     return None

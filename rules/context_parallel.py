@@ -1,8 +1,8 @@
 """CP0xx: one sequence spread over ``cp_size`` ranks.
 
-Nothing of attnsel executes context parallelism yet; these rules say what its design supports. Lengths and
-head counts of a question are global. A causal sequence is cut into ``2 * cp_size`` chunks and rank r holds
-chunks r and 2 * cp_size - 1 - r (head and tail, so that all ranks work equally); otherwise into ``cp_size``.
+Lengths and head counts of a question are global. A sequence is cut into ``2 * cp_size`` chunks and rank r
+holds chunks r and 2 * cp_size - 1 - r (head and tail, so that all ranks work equally under a causal mask).
+Where no score depends on a position the order says nothing, and ``cp_size`` parts will do.
 
 p2p         key/value chunks travel around a ring; partial results are merged by their log-sum-exp
 all_gather  every rank gathers all keys and values
@@ -16,13 +16,14 @@ from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
-from attnsel.verdict import Bad, EqualTo, Multiple, OneOf, Unknown, Words
+from attnsel.verdict import Bad, EqualTo, Multiple, OneOf, Words
 from attnsel.versions import cudnn
 
 ALL = tuple(CANDIDATES)
 SDPA = ("sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math")
 NO_OFFSETS = ("cudnn", *SDPA)  # kernels that cannot be told where in the sequence a chunk lies
 RING = ("p2p", "a2a+p2p")
+MERGING = (*RING, "all_gather")  # each rank makes several kernel calls and merges what they give
 
 
 def _length(p: AttentionParams, of: int) -> Bad | None:
@@ -35,6 +36,11 @@ def _length(p: AttentionParams, of: int) -> Bad | None:
     return None
 
 
+def _by_position(p: AttentionParams) -> bool:
+    """Whether it matters where in the sequence a row lies."""
+    return p.causal or p.windowed or p.core_attention_bias_type != "no_bias" or p.dropout or p.padding
+
+
 @rule(
     "CP001",
     *ALL,
@@ -43,13 +49,13 @@ def _length(p: AttentionParams, of: int) -> Bad | None:
     passes={"cp_size": 2, "max_seqlen_q": 16536},
 )
 def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Bad | None:
-    """With a causal mask, lengths must divide into 2 * cp_size chunks
+    """Where positions matter, lengths must divide into 2 * cp_size chunks
 
     Why: each rank holds one chunk from the head and one from the tail, so that all have the same work.
     Fix: pad the sequence at its end; under a causal mask the padding changes no result.
     Source: TransformerEngine v2.18, context_parallel.py (DualChunkSwap); te_api matrix, "length constraint".
     """
-    if p.cp_size > 1 and p.causal and p.cp_comm_type != "all_gather":
+    if p.cp_size > 1 and _by_position(p) and p.cp_comm_type != "all_gather":
         return _length(p, 2 * p.cp_size)
     return None
 
@@ -62,13 +68,13 @@ def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Bad | None:
     passes={"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 1028},
 )
 def even_chunks(p: AttentionParams, env: Environment) -> Bad | None:
-    """Without a causal mask, lengths must divide into cp_size chunks
+    """Where positions do not matter, lengths must divide into cp_size chunks
 
     Why: every rank holds as many rows as the others.
     Fix: pad the sequence, with a mask that hides the padding.
     Source: TransformerEngine v2.18, context_parallel.py; te_api matrix, "length constraint".
     """
-    if p.cp_size > 1 and not p.causal and p.cp_comm_type != "all_gather":
+    if p.cp_size > 1 and not _by_position(p) and p.cp_comm_type != "all_gather":
         return _length(p, p.cp_size)
     return None
 
@@ -124,14 +130,14 @@ def heads_over_ranks(p: AttentionParams, env: Environment) -> Bad | None:
     passes={"cp_size": 2, "cp_comm_type": "a2a"},
 )
 def merging_needs_lse(p: AttentionParams, env: Environment) -> Bad | None:
-    """Around a ring, a kernel must give its log-sum-exp
+    """Except with a2a, a kernel must give its log-sum-exp
 
     Why: partial results of different keys can only be merged with it; sdpa.math has none.
-    Fix: all_gather or a2a, or any other kernel.
+    Fix: a2a, or any other kernel.
     Source: torch 2.13, _scaled_dot_product_attention_math returns (output, probabilities).
     """
-    if p.cp_size > 1 and p.cp_comm_type in RING:
-        return Bad("cp_comm_type", p.cp_comm_type, OneOf("all_gather", "a2a"))
+    if p.cp_size > 1 and p.cp_comm_type in MERGING:
+        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
     return None
 
 
@@ -143,16 +149,16 @@ def merging_needs_lse(p: AttentionParams, env: Environment) -> Bad | None:
     passes={"cp_size": 2, "window_size": (256, 0), "cp_comm_type": "a2a"},
 )
 def windows_need_offsets(p: AttentionParams, env: Environment) -> Bad | None:
-    """Around a ring, a window needs a kernel with position offsets
+    """Except with a2a, a window needs a kernel with position offsets
 
     Why: kernels without offsets can run a chunk pair only when it is fully visible or on the diagonal; the
     edge of a window crosses other pairs.
-    Fix: triton and tiled take offsets; all_gather and a2a keep positions together.
+    Fix: triton and tiled take offsets; a2a keeps positions together.
     Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, context_parallel.py,
     line 5057.
     """
-    if p.cp_size > 1 and p.windowed and p.cp_comm_type in RING:
-        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a", "all_gather"))
+    if p.cp_size > 1 and p.windowed and p.cp_comm_type in MERGING:
+        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
     return None
 
 
@@ -236,23 +242,103 @@ def causal_over_equal_lengths(p: AttentionParams, env: Environment) -> Bad | Non
     "CP011",
     *ALL,
     evidence="policy",
-    trips={"cp_size": 2, "core_attention_bias_type": "post_scale_bias"},
-    passes={"cp_size": 2},
+    trips={"cp_size": 2, "attn_mask_type": "arbitrary"},
+    passes={"cp_size": 2, "attn_mask_type": "padding_causal"},
 )
-def masks_over_ranks(p: AttentionParams, env: Environment) -> Unknown | None:
-    """How mask and bias tensors are spread over ranks is not designed yet
+def masks_over_ranks(p: AttentionParams, env: Environment) -> Bad | None:
+    """Mask tensors are not spread over ranks
 
-    Why: each rank would need its rows of them, and the columns as they travel; lengths of padded batches
-    likewise.
-    Fix: causal and no_mask, packed (thd) sequences instead of padding.
-    Source: attnsel's design, which is silent about it.
+    Why: each rank would need its rows of the mask and the columns as they travel; lengths, windows and a bias
+    say the same in less memory.
+    Fix: a causal or padding mask type, or a bias of -inf (post_scale_bias).
+    Source: attnsel/context_parallel/parts.py; TransformerEngine v2.18, utils.py, lines 1177-1280.
     """
-    if p.cp_size == 1:
+    if p.cp_size > 1 and p.attn_mask_type == "arbitrary":
+        return Bad("attn_mask_type", p.attn_mask_type, Words("a causal or padding type, or no_mask"))
+    return None
+
+
+@rule(
+    "CP013",
+    *ALL,
+    evidence="source",
+    trips={"cp_size": 2, "core_attention_bias_type": "post_scale_bias", "cp_comm_type": "a2a"},
+    passes={"cp_size": 2, "core_attention_bias_type": "post_scale_bias"},
+)
+def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Bad | None:
+    """A bias goes with p2p and all_gather, and with dense tensors
+
+    Why: a rank holds its rows of the bias and all columns. After an all-to-all it would need other rows, as
+    many numbers as there are scores; of packed sequences the columns of each start anew.
+    Fix: p2p or all_gather, bshd or sbhd.
+    Source: attnsel/context_parallel/parts.py; TransformerEngine v2.18, context_parallel.py, lines 3083, 4229.
+    """
+    if p.cp_size == 1 or not p.has_bias:
         return None
-    if p.has_bias:
-        return Unknown("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
-    if p.attn_mask_type == "arbitrary" or (p.padding and p.qkv_format != "thd"):
-        return Unknown("attn_mask_type", p.attn_mask_type, Words("causal, no_mask, or padding with thd"))
+    if p.cp_comm_type in ("a2a", "a2a+p2p"):
+        return Bad("cp_comm_type", p.cp_comm_type, OneOf("p2p", "all_gather"))
+    if p.qkv_format == "thd":
+        return Bad("qkv_layout", p.qkv_layout, Words("dense tensors"))
+    return None
+
+
+@rule(
+    "CP014",
+    *ALL,
+    evidence="source",
+    trips={"cp_size": 2, "attention_dropout": 0.125, "cp_comm_type": "a2a"},
+    passes={"cp_size": 2, "attention_dropout": 0.125},
+)
+def dropout_counts_heads(p: AttentionParams, env: Environment) -> Bad | None:
+    """Dropout goes with p2p and all_gather
+
+    Why: the generator counts heads, and after an all-to-all a rank's first head is not the first of all: it
+    would drop other entries than one process does.
+    Fix: p2p or all_gather.
+    Source: attnsel/backends/contract.py (Inputs: dropout counts head n), which has no offset for heads.
+    """
+    if p.cp_size > 1 and p.dropout and p.cp_comm_type in ("a2a", "a2a+p2p"):
+        return Bad("cp_comm_type", p.cp_comm_type, OneOf("p2p", "all_gather"))
+    return None
+
+
+@rule(
+    "CP015",
+    *ALL,
+    evidence="source",
+    trips={
+        "cp_size": 2,
+        "attention_dropout": 0.125,
+        "attn_mask_type": "causal_bottom_right",
+        "max_seqlen_kv": 8192,
+        "window_size": (64, 0),
+    },
+    passes={
+        "cp_size": 2,
+        "attention_dropout": 0.125,
+        "attn_mask_type": "causal_bottom_right",
+        "max_seqlen_kv": 8192,
+    },
+)
+def dropout_on_a_moved_diagonal(p: AttentionParams, env: Environment) -> Bad | None:
+    """Dropout and a bottom-right diagonal over unequal lengths do not go together
+
+    Why: a part of the sequence moves its diagonal by an offset, and dropout counts from there. Without a
+    left bound and ALiBi the right bound moves instead, if it does not move below 0; padded batches and packed
+    sequences have a diagonal each.
+    Fix: a diagonal from the top left, equal lengths, or no dropout.
+    Source: attnsel/backends/contract.py (Spec: visibility and dropout share q_offset).
+    """
+    if p.cp_size == 1 or not p.dropout or not p.bottom_right_diagonal:
+        return None
+    alibi = p.core_attention_bias_type == "alibi"
+    if not (p.causal or p.windowed or alibi):
+        return None
+    left, right = p.window_size
+    moves = p.padding or p.max_seqlen_q != p.max_seqlen_kv
+    expressible = left == -1 and not alibi and not p.padding and right + p.max_seqlen_kv >= p.max_seqlen_q
+    if moves and not expressible:
+        return Bad("bottom_right_diagonal", True, OneOf(False))
     return None
 
 
@@ -284,17 +370,18 @@ def alibi_needs_offsets(p: AttentionParams, env: Environment) -> Bad | None:
     passes={"cp_size": 2, "max_seqlen_q": 16640, "cudnn": "8.9.7"},
 )
 def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Bad | None:
-    """Below cuDNN 9.0 each causal chunk must be a multiple of 64 long
+    """Below cuDNN 9.0 every step's lengths, causal chunks, must be multiples of 64
 
     Why: every step of the exchange is a cuDNN call of its own, on chunks of s / (2 * cp_size) rows, and
     cuDNN 8 wants multiples of 64. So s must be a multiple of 128 * cp_size: with cp_size 2, 16534 is not
-    divisible at all, 16576 / 4 is not a multiple of 64, and 16640 is the next that works.
+    divisible at all, 16576 / 4 is not a multiple of 64, and 16640 is the next that works. With a2a+p2p only
+    the p2p part counts, whose size a question does not say: two ranks at least.
     Fix: pad the sequence, or cuDNN 9.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
     chunked = p.causal or p.cp_comm_type == "all_gather"
     if p.cp_size > 1 and chunked and p.cp_comm_type != "a2a":
-        return _length(p, 64 * 2 * p.cp_size)
+        return _length(p, 64 * 2 * _ring_ranks(p))
     return None
 
 
@@ -307,12 +394,17 @@ def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Bad | None:
     passes={"cp_size": 2, "max_seqlen_q": 4224, "attn_mask_type": "no_mask", "cudnn": "8.9.7"},
 )
 def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Bad | None:
-    """Below cuDNN 9.0 each rank's part must be a multiple of 64 long
+    """Below cuDNN 9.0 every step's lengths, parts of the ranks, must be multiples of 64
 
     Why: around a ring every step is a cuDNN call on s / cp_size rows, and cuDNN 8 wants multiples of 64.
     Fix: pad the sequence to a multiple of 64 * cp_size, or cuDNN 9.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
     if p.cp_size > 1 and not p.causal and p.cp_comm_type in RING:
-        return _length(p, 64 * p.cp_size)
+        return _length(p, 64 * _ring_ranks(p))
     return None
+
+
+def _ring_ranks(p: AttentionParams) -> int:
+    """Ranks that keys travel between, at least."""
+    return 2 if p.cp_comm_type == "a2a+p2p" else p.cp_size

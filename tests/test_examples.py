@@ -122,3 +122,21 @@ def check_record(recorded: dict, quick: bool) -> None:
     tiled = [row for row in rows if row["what"].startswith("tiled")]
     assert tiled
     assert all(row["within"] for row in tiled), "bytes do not depend on the clock: tiled holds no S×S tensor"
+
+
+def test_a_sequence_over_two_processes_trains_as_over_one():
+    torch = pytest.importorskip("torch")
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("no Gloo")
+    script, size = "examples/long_context.py", ("--steps", 6, "--length", 64)
+    alone = run(script, *size)
+    assert alone.returncode == 0, alone.stderr
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = [sys.executable, *launcher, str(ROOT / script), *map(str, size)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    both = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert both.returncode == 0, both.stderr
+    assert "processes: 2; every step of attention runs on sdpa.flash" in both.stdout
+    assert losses(both.stdout) == pytest.approx(losses(alone.stdout), abs=2e-4)
+    assert "logits of the whole sequences [2, 64, 32]" in both.stdout
+    assert len(losses(both.stdout)) == 3

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, CudnnLib, Json
+from attnsel.cli.flags import OUTPUT, THE_MACHINE, CudnnLib, Json
 from attnsel.cli.output import FOUND, NO_BACKEND, tell, text_width
 from attnsel.cli.question import Question, asks
-from attnsel.select import select
+from attnsel.errors import InvalidInput
+from attnsel.select import Selection, select
+
+if TYPE_CHECKING:
+    from attnsel.cp_plan import Plan
 
 
 @asks
@@ -21,6 +25,17 @@ def explain(
         bool, Parameter(group=OUTPUT, negative="", show_default=False, help="ask the real libcudnn too")
     ] = False,
     cudnn_lib: CudnnLib = None,
+    gpus_per_node: Annotated[
+        int | None, Parameter(group=THE_MACHINE, help="with --cp-size: GPUs that share the fast links")
+    ] = None,
+    link_gbs: Annotated[
+        float | None,
+        Parameter(group=THE_MACHINE, help="with --cp-size: GB/s per GPU and direction within a node"),
+    ] = None,
+    network_gbs: Annotated[
+        float | None,
+        Parameter(group=THE_MACHINE, help="with --cp-size: GB/s per GPU and direction between nodes"),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Which attention kernel runs this call, why each of the others cannot, and how to get it.
@@ -33,11 +48,15 @@ def explain(
     that version agree. It takes libcudnn 9.8 or newer, NVRTC and cudnn-frontend, downloads nothing, and
     remembers answers in ~/.cache/attnsel. For older cuDNN only the frontend's own checks can be heard.
 
+    --cp-size spreads one sequence over ranks and adds a plan: what each rank runs and sends, which
+    --cp-comm-type is open and why the others are not, and an estimate that ranks them.
+
     --json prints one object: backend (the choice, or null), params, environment (with warnings),
     policy, candidates (best first: name, verdict, eligible, executable, plan_only, unproven, placed_by,
     adaptations, reasons) and unlocks (smallest sets of changes that make a refused candidate eligible, as
     text, as lines to paste and as fields with their new values); with --ask-library also library (judge,
-    cudnn, cudnn_frontend, supported, rules, agree, answers, notes; or missing and message).
+    cudnn, cudnn_frontend, supported, rules, agree, answers, notes; or missing and message), with --cp-size
+    also context_parallel (planned_for, exchanges, estimated_on).
 
     Exit code: 0 a backend was found, 2 bad input, 3 no backend.
     """
@@ -47,11 +66,43 @@ def explain(
         from attnsel.cli.asking import ask
 
         library = ask(selection.params, selection.environment, cudnn_lib)
+    shared = _plan(selection, gpus_per_node, link_gbs, network_gbs)
     if json:
         said = selection.as_dict()
-        print(jsonlib.dumps(said if library is None else {**said, "library": library.as_dict()}, indent=2))
+        if library is not None:
+            said["library"] = library.as_dict()
+        if shared is not None:
+            said["context_parallel"] = shared.as_dict()
+        print(jsonlib.dumps(said, indent=2))
     else:
         tell(selection.report(text_width()))
+        if shared is not None:
+            tell(shared.report(text_width()))
         if library is not None:
             tell(library.report(text_width()))
     return NO_BACKEND if selection.backend is None else FOUND
+
+
+def _plan(
+    selection: Selection, gpus_per_node: int | None, link_gbs: float | None, network_gbs: float | None
+) -> Plan | None:
+    """The plan of a question about several ranks. Raises InvalidInput for figures that nothing would read."""
+    if not selection.params.context_parallel:
+        for flag, value in (
+            ("--gpus-per-node", gpus_per_node),
+            ("--link-gbs", link_gbs),
+            ("--network-gbs", network_gbs),
+        ):
+            if value is not None:
+                raise InvalidInput(flag, value, "says nothing without a --cp-size above 1")
+        return None
+    from attnsel.cp_plan import plan
+
+    return plan(
+        selection.params,
+        selection.environment,
+        selection.policy,
+        gpus_per_node=gpus_per_node,
+        link=link_gbs,
+        network=network_gbs,
+    )

@@ -115,7 +115,7 @@ def bind(
 
     def check(call: Call) -> None:
         if looks:  # before anything is changed: complaints speak of the caller's own arguments
-            _check_readable(config, *call, settings)
+            check_readable(config, *call, settings)
 
     asked = Call(q, k, v, extras)
     check(asked)
@@ -314,7 +314,7 @@ def _gather(config: Config, spec: Spec, own_dropout: bool, settings: Settings) -
 
     def gather(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Inputs:
         if padding:
-            _check_readable(config, q, k, v, extras, settings)
+            check_readable(config, q, k, v, extras, settings)
         table = extras.block_table
         kv_to_kernel = to_kernel if table is None else pool_to_kernel
         q, k, v = to_kernel(q), kv_to_kernel(k), kv_to_kernel(v)
@@ -323,7 +323,7 @@ def _gather(config: Config, spec: Spec, own_dropout: bool, settings: Settings) -
             seqlens_q = None if spec.packed else _lengths_if_given(extras.cu_seqlens_q)
             seqlens_kv = _lengths_if_given(extras.cu_seqlens_kv)
         elif padding and not spec.packed:
-            seqlens_q, seqlens_kv = _lengths(extras)
+            seqlens_q, seqlens_kv = real_lengths(extras)
         bias = extras.core_attention_bias
         if bias is not None and pre_scale is not None:
             bias = bias * pre_scale  # (x + bias) * scale = x * scale + bias * scale
@@ -362,7 +362,7 @@ def _gather(config: Config, spec: Spec, own_dropout: bool, settings: Settings) -
     return gather
 
 
-def _check_readable(
+def check_readable(
     config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
 ) -> None:
     """What length tensors and masks hold, where reading them waits for nothing or was asked for."""
@@ -380,7 +380,7 @@ def _lengths_if_given(cu_seqlens: Tensor | None) -> Tensor | None:
     return None if cu_seqlens is None else lengths_of(cu_seqlens)
 
 
-def _lengths(extras: Extras) -> tuple[Tensor | None, Tensor | None]:
+def real_lengths(extras: Extras) -> tuple[Tensor | None, Tensor | None]:
     """int32 [b] real rows of q and kv, on their device and without reading them back."""
     if extras.cu_seqlens_q is not None:
         lengths_q = _lengths_if_given(extras.cu_seqlens_q)

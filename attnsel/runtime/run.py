@@ -41,7 +41,7 @@ _MOST_REFUSALS = 256
 _deterministic: Callable[[], bool] = getattr(
     torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
 )
-_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def attend(
@@ -59,8 +59,8 @@ def attend(
     """
     if torch.compiler.is_compiling():
         return compiled.attend(config, q, k, v, extras)
-    if _any_autocast():
-        q, k, v = _autocast(q, k, v)
+    if any_autocast():
+        q, k, v = autocast(q, k, v)
     settings = current()
     key = _key(config, settings, q, k, v, extras)
     bound = _bound.items.get(key)
@@ -98,20 +98,20 @@ def _key(
 def prepare(config: Config, q: Tensor, k: Tensor, v: Tensor) -> Bound:
     """The closure that would run this call. Nothing runs and nothing is remembered: for tracing."""
     settings = current()
-    need_grad = _needs_grad(q, k, v, NO_EXTRAS)
+    need_grad = needs_grad(q, k, v, NO_EXTRAS)
     while True:
         selection = _select(config, q, k, v, NO_EXTRAS, settings, _evidence).require()
         debug.announce(selection, settings, config.label)
         try:
             return bind(selection, config, q, k, v, NO_EXTRAS, need_grad, settings)
         except CannotPrepare as error:
-            _learn([refusal_of(selection, error)], settings)
+            learn([refusal_of(selection, error)], settings)
 
 
 def explain(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO_EXTRAS) -> Selection:
     """The selection this call would get, without running it."""
-    if _any_autocast():
-        q, k, v = _autocast(q, k, v)
+    if any_autocast():
+        q, k, v = autocast(q, k, v)
     return _located(_select(config, q, k, v, extras, current(), _evidence), config, q, k, v, extras)
 
 
@@ -142,8 +142,13 @@ def _checked_gradients(
             learnt.append(refusal_of(selection, error))
             evidence = evidence.plus(learnt[-1])
             continue
-        _learn(learnt, settings)
+        learn(learnt, settings)
         return Bound(run, selection, settings)
+
+
+def evidence() -> Evidence:
+    """What kernels refused in this process so far."""
+    return _evidence
 
 
 def cache_info() -> CacheInfo:
@@ -161,7 +166,7 @@ def clear_cache() -> None:
     selfcheck.clear()
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What autocast does to F.scaled_dot_product_attention: float32 and 16-bit inputs to its type."""
     device = q.device.type if isinstance(q, Tensor) else "meta"
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
@@ -172,7 +177,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return cast[0], cast[1], cast[2]
 
 
-def _needs_grad(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> bool:
+def needs_grad(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> bool:
     if not torch.is_grad_enabled():
         return False
     others = (extras.core_attention_bias, extras.softmax_offset)
@@ -183,9 +188,9 @@ def _select(
     config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings, evidence: Evidence
 ) -> Selection:
     # Dropout that is asked for takes place, whatever is said about training.
-    training = config.is_training or config.attention_dropout > 0.0 or _needs_grad(q, k, v, extras)
+    training = config.is_training or config.attention_dropout > 0.0 or needs_grad(q, k, v, extras)
     p = ask(config, q, k, v, extras, training)
-    return select(p, _environment(q), policy=_policy(config, settings), evidence=evidence)
+    return select(p, environment_of(q), policy=policy_of(config, settings), evidence=evidence)
 
 
 def _located(
@@ -198,7 +203,7 @@ def _located(
     return selection.located(detect_layout(q, k, v, config.qkv_format, paged=extras.block_table is not None))
 
 
-def _policy(config: Config, settings: Settings) -> Policy:
+def policy_of(config: Config, settings: Settings) -> Policy:
     policy = settings.policy
     changes: dict[str, Any] = {
         name: getattr(config, name) for name in ("backend", "adapt") if getattr(config, name)
@@ -211,7 +216,7 @@ def _policy(config: Config, settings: Settings) -> Policy:
     return policy.replace(**changes) if changes else policy
 
 
-def _environment(q: Tensor) -> Environment:
+def environment_of(q: Tensor) -> Environment:
     if type(q) is not Tensor and q.device.type == "cuda" and not torch.cuda.is_available():
         # A fake CUDA tensor on a machine without CUDA: only its shape is wanted.
         return Environment.detect("cpu").replace(device=Device(type="meta", name="fake"))
@@ -240,7 +245,7 @@ def _first_call(
     bound = _bound.get(key)
     if bound is not None:
         return bound, bound.run(q, k, v, extras)
-    need_grad = _needs_grad(q, k, v, extras)
+    need_grad = needs_grad(q, k, v, extras)
     if isinstance(q, FakeTensor) or q.device.type == "meta":
         bound = _shapes_only(config, q, k, v, extras, settings, need_grad)
         return bound, bound.run(q, k, v, extras)
@@ -266,7 +271,7 @@ def _first_call(
             learnt.append(refusal)
             evidence = evidence.plus(refusal)
             continue
-        _learn(learnt, settings)
+        learn(learnt, settings)
         return _bound.add(key, bound) if settled else bound, result
 
 
@@ -291,7 +296,7 @@ def _any_inference(*tensors: Tensor) -> bool:
     return any(t.is_inference() for t in tensors)
 
 
-def _learn(refusals: list[Refusal], settings: Settings) -> None:
+def learn(refusals: list[Refusal], settings: Settings) -> None:
     """Share refusals with later calls, and say each once. The oldest of too many are forgotten."""
     global _evidence
     for refusal in refusals:

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, ANY_BLACKWELL, HOPPER, half_precision, wider_than
+from attnsel.rules.cudnn.vocabulary import (
+    AMPERE_ADA,
+    ANY_BLACKWELL,
+    HOPPER,
+    half_precision,
+    steps_are_shorter,
+    wider_than,
+)
 from attnsel.verdict import AtLeast, Bad, EqualTo, Multiple, OneOf, Unknown
 from attnsel.versions import Version, cudnn
 
@@ -164,9 +171,10 @@ def query_length_of_64(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: pad the queries, or use cuDNN 9.0.0 or newer.
     Source: TransformerEngine v2.18, fused_attn.cpp, "sequence length"; TransformerEngine#1051. The frontend
     is milder for 8.9.7 alone: there it refuses odd lengths only with padding or dropout (v1.10.0, "For cuDNN
-    version below 9.0.0"). The stricter one is followed: padding is exact and cheap.
+    version below 9.0.0"). The stricter one is followed: padding is exact and cheap. Where ranks exchange
+    keys it is their steps' lengths that count (CP020, CP021).
     """
-    if p.max_seqlen_q % 64:
+    if p.max_seqlen_q % 64 and not steps_are_shorter(p):
         return Bad("max_seqlen_q", p.max_seqlen_q, Multiple(64))
     return None
 
@@ -180,7 +188,7 @@ def key_length_of_64(p: AttentionParams, env: Environment) -> Bad | None:
     Source: TransformerEngine v2.18, fused_attn.cpp, "sequence length"; cudnn-frontend v1.10.0 says it for
     s_kv below 8.9.7, and below 9.0.0 with padding or dropout.
     """
-    if p.max_seqlen_kv % 64:
+    if p.max_seqlen_kv % 64 and not steps_are_shorter(p):
         return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(64))
     return None
 

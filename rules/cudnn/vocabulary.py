@@ -51,3 +51,8 @@ def wider_than(p: AttentionParams, limit: int) -> Bad | None:
     field = widest(p)
     width = getattr(p, field)
     return Bad(field, width, AtMost(limit)) if width > limit else None
+
+
+def steps_are_shorter(p: AttentionParams) -> bool:
+    """Ranks that exchange keys make calls of their own on parts of the sequence: its length is in none."""
+    return p.cp_size > 1 and p.cp_comm_type != "a2a"

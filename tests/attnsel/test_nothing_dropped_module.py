@@ -27,7 +27,7 @@ from attnsel import (
     select,
 )
 from attnsel.candidates import CANDIDATES
-from attnsel.module import _NOT_YET_FORWARD, _NOT_YET_INIT
+from attnsel.module import _NOT_YET_FORWARD
 from attnsel.reads import ALL, fields_read
 from attnsel.rules import REGISTRY
 from attnsel.runtime import run
@@ -94,10 +94,10 @@ def dropout_draws_inside_the_tracker() -> None:
         assert tracker.forks == forks, "without dropout nothing is drawn"
 
 
-def what_is_not_supported_raises() -> None:
-    assert set(_NOT_YET_INIT) == {"cp_group", "cp_global_ranks", "cp_stream"}
-    for name in _NOT_YET_INIT:
-        with pytest.raises(UnsupportedArgument, match=name):
+def only_groups_are_groups() -> None:
+    """Real ones: tests/context_parallel."""
+    for name in ("cp_group", "cp_global_ranks", "cp_stream"):
+        with pytest.raises(InvalidInput, match=name):
             module(**{name: [0, 1]})
 
 
@@ -153,9 +153,9 @@ INIT: dict[str, Callable[..., None] | str] = {
     "tp_group": words_without_effect_are_checked_or_kept,
     "layer_number": labels_show,
     "attention_type": words_without_effect_are_checked_or_kept,
-    "cp_group": what_is_not_supported_raises,
-    "cp_global_ranks": what_is_not_supported_raises,
-    "cp_stream": what_is_not_supported_raises,
+    "cp_group": only_groups_are_groups,
+    "cp_global_ranks": only_groups_are_groups,
+    "cp_stream": only_groups_are_groups,
     "cp_comm_type": an_exchange_is_named_for_when_there_is_a_group,
     "softmax_scale": NUMBERS,
     "softmax_type": NUMBERS,
@@ -356,17 +356,17 @@ REACHED: dict[str, Callable[[], AttentionParams]] = {
 }
 # Planned only: no public call asks it, and no candidate claims to run it.
 PLANNED: dict[str, dict[str, Any]] = {
-    "cp_size": {"cp_size": 2},
-    "cp_comm_type": {"cp_size": 2, "cp_comm_type": "a2a"},
     "fp8": {"fp8": True, "fp8_meta": {"recipe": {"kind": "delayed", "fp8_dpa": True}}},
     "fp8_meta": {"fp8": True, "fp8_meta": {"recipe": {"kind": "mxfp8", "fp8_dpa": True}}},
 }
+# Asked with a group of processes: tests/context_parallel.
+TOGETHER = {"cp_size", "cp_comm_type"}
 # A promise about how the call is made, for the rules alone: what it asks of a kernel is checked there.
 HINTS = {"cuda_graph"}
 
 
 def test_every_field_of_a_question_is_covered() -> None:
-    assert {*REACHED, *PLANNED, *HINTS} == set(AttentionParams.model_fields)
+    assert {*REACHED, *PLANNED, *HINTS, *TOGETHER} == set(AttentionParams.model_fields)
     assert not set(REACHED) & set(PLANNED)
 
 
@@ -384,7 +384,7 @@ def test_what_is_only_planned_is_never_claimed_to_run(field: str, name: str) -> 
     assert chosen[name].reasons or chosen[name].plan_only
 
 
-@pytest.mark.parametrize("field", sorted(HINTS | set(PLANNED)))
+@pytest.mark.parametrize("field", sorted(HINTS | TOGETHER | set(PLANNED)))
 def test_what_no_call_asks_is_read_by_a_rule(field: str) -> None:
     reads = [fields_read(rule.body) for rule in REGISTRY.rules.values()]
     assert any(field in some for some in reads if some != ALL)

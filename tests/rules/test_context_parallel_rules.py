@@ -1,11 +1,10 @@
-"""Context parallelism, as a specification of what the design supports."""
+"""Context parallelism, as a specification of what it supports."""
 
 from __future__ import annotations
 
 import pytest
 
 from attnsel.environment import Environment
-from attnsel.verdict import Unknown
 
 H100 = Environment.describe(gpu="H100", torch="2.13.0")
 OLD = Environment.describe(gpu="H100", cudnn="8.9.7")
@@ -86,9 +85,9 @@ def test_heads(codes, comm, heads, groups, refused):
 
 
 @pytest.mark.parametrize(
-    ("comm", "refused"), [("p2p", True), ("a2a+p2p", True), ("all_gather", False), ("a2a", False)]
+    ("comm", "refused"), [("p2p", True), ("a2a+p2p", True), ("all_gather", True), ("a2a", False)]
 )
-def test_math_has_no_lse_for_a_ring(codes, comm, refused):
+def test_math_has_no_lse_to_merge_by(codes, comm, refused):
     assert ("CP005" in cp(codes, "sdpa.math", cp_comm_type=comm)) is refused
 
 
@@ -119,8 +118,38 @@ def test_no_cache(codes, candidate):
 
 
 @pytest.mark.parametrize("candidate", ALL)
-def test_masks_are_not_designed_yet(findings, candidate):
-    for fields in ({"attn_mask_type": "arbitrary"}, {"attn_mask_type": "padding_causal"}):
-        assert isinstance(findings(candidate, H100, cp_size=2, **fields)["CP011"], Unknown)
+@pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a", "a2a+p2p"])
+def test_masks_biases_and_dropout(codes, candidate, comm):
+    def refused(**fields):
+        return cp(codes, candidate, cp_comm_type=comm, **fields) & {"CP011", "CP013", "CP014"}
+
+    exchanges_heads = comm in ("a2a", "a2a+p2p")
+    assert refused(attn_mask_type="arbitrary") == {"CP011"}
+    assert refused(attn_mask_type="padding_causal") == set()
+    assert refused(core_attention_bias_type="post_scale_bias") == ({"CP013"} if exchanges_heads else set())
+    assert refused(attention_dropout=0.125) == ({"CP014"} if exchanges_heads else set())
     packed = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
-    assert "CP011" not in findings(candidate, H100, cp_size=2, **packed)
+    assert refused(**packed) == set()
+    assert refused(**packed, core_attention_bias_type="post_scale_bias") == {"CP013"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({}, False),
+        ({"max_seqlen_kv": 2048}, True),  # the bound would move below 0
+        ({"window_size": (64, 0)}, True),
+        ({"core_attention_bias_type": "alibi"}, True),
+        ({"window_size": (64, 0), "max_seqlen_kv": 4096}, False),
+        ({"attention_dropout": 0.0, "window_size": (64, 0)}, False),
+    ],
+)
+def test_dropout_where_the_diagonal_moves(codes, fields, refused):
+    asked = {
+        "attention_dropout": 0.125,
+        "attn_mask_type": "causal_bottom_right",
+        "max_seqlen_q": 4096,
+        "max_seqlen_kv": 8192,
+        **fields,
+    }
+    assert ("CP015" in cp(codes, "triton", **asked)) is refused

@@ -1,0 +1,87 @@
+"""The ranks a module shares its sequences with, and how they exchange."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch.distributed as dist
+
+from attnsel.context_parallel.comm import Member, Ring
+from attnsel.errors import InvalidInput
+from attnsel.params import CpCommType
+
+
+class ContextParallel:
+    """``a2a`` exchanges heads for rows and ``ring`` exchanges keys; one of them has size 1 but in a2a+p2p.
+
+    Rank of the whole group: ``ring.rank * a2a.size + a2a.rank``, so neighbours share an a2a group.
+    """
+
+    def __init__(self, comm_type: str, a2a: Member, ring: Member, stream: Any = None) -> None:
+        self.a2a, self.ring = a2a, ring
+        self.size = a2a.size * ring.size
+        if comm_type == "a2a+p2p" and 1 in (a2a.size, ring.size):  # as in TransformerEngine
+            comm_type = "p2p" if a2a.size == 1 else "a2a"
+        self.comm_type = comm_type
+        self.exchange = Ring(ring, stream)
+        self.chosen: dict[Any, Any] = {}  # choices by call signature, see choose.py
+
+    @property
+    def members(self) -> list[Member]:
+        """Inner groups first: gathering over them in this order numbers ranks as the whole group does."""
+        return [member for member in (self.a2a, self.ring) if member.size > 1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ContextParallel:
+        return self  # a copied module talks to the same ranks
+
+
+def resolve(
+    cp_group: Any, cp_global_ranks: Any = None, cp_stream: Any = None, cp_comm_type: str = "p2p"
+) -> ContextParallel | None:
+    """None without a group, and for a group of one rank: that is plain attention.
+
+    ``cp_group``: a ProcessGroup or a DeviceMesh of one dimension; with a2a+p2p a pair [a2a group, p2p group]
+    or a DeviceMesh of two dimensions, p2p outside and a2a inside. Raises InvalidInput for anything else.
+    """
+    if cp_comm_type not in get_args(CpCommType):
+        raise InvalidInput("cp_comm_type", cp_comm_type, f"must be one of {', '.join(get_args(CpCommType))}")
+    if cp_group is None:
+        for name, value in (("cp_global_ranks", cp_global_ranks), ("cp_stream", cp_stream)):
+            if value is not None:
+                raise InvalidInput(name, value, "must be left out without a cp_group")
+        return None
+    groups = _groups(cp_group, cp_comm_type)
+    members = [Member(group) for group in groups]
+    for member, group in zip(members, groups, strict=True):
+        if member.rank < 0:
+            raise InvalidInput("cp_group", group, "must hold this process")
+    if cp_global_ranks is not None:
+        told = [rank for member in members[::-1] for rank in member.global_ranks]
+        if not isinstance(cp_global_ranks, (list, tuple)) or not set(told) <= set(_flat(cp_global_ranks)):
+            raise InvalidInput("cp_global_ranks", cp_global_ranks, f"must hold the group's ranks, {told}")
+    one = Member()
+    if cp_comm_type == "a2a+p2p":
+        a2a, ring = members
+    else:
+        a2a, ring = (members[0], one) if cp_comm_type == "a2a" else (one, members[0])
+    made = ContextParallel(cp_comm_type, a2a, ring, cp_stream)
+    return None if made.size == 1 else made
+
+
+def _groups(cp_group: Any, comm_type: str) -> list[Any]:
+    both = comm_type == "a2a+p2p"
+    wanted = (
+        "must be [a2a group, p2p group] with cp_comm_type 'a2a+p2p'" if both else "must be a process group"
+    )
+    if isinstance(cp_group, dist.device_mesh.DeviceMesh):
+        if cp_group.ndim != 1 + both:
+            raise InvalidInput("cp_group", cp_group, f"a DeviceMesh must have {1 + both} dimensions here")
+        return [cp_group.get_group(dim) for dim in reversed(range(cp_group.ndim))]
+    groups = list(cp_group) if isinstance(cp_group, (list, tuple)) else [cp_group]
+    if len(groups) != 1 + both or not all(isinstance(group, dist.ProcessGroup) for group in groups):
+        raise InvalidInput("cp_group", cp_group, f"{wanted}, or a DeviceMesh")
+    return groups
+
+
+def _flat(ranks: Any) -> list[int]:
+    return [n for item in ranks for n in (item if isinstance(item, (list, tuple)) else [item])]

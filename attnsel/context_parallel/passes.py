@@ -1,0 +1,252 @@
+"""Forward and backward over ranks: exchanges around kernel calls, and one autograd function around both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnsel.backends.contract import Result
+from attnsel.context_parallel.agree import Fields, agree
+from attnsel.context_parallel.comm import (
+    gather_rows,
+    heads_to_rows,
+    rows_to_heads,
+    sum_rows,
+)
+from attnsel.context_parallel.group import ContextParallel
+from attnsel.context_parallel.merge import Merged, accumulation_dtype, sink_gradient
+from attnsel.context_parallel.parts import Batch, Slot, pairs_of, whole_part
+from attnsel.context_parallel.steps import Part, gathered_parts, ring_parts, shifts
+from attnsel.runtime.autograd import ContractKernel
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call on this rank. Tensors are as in the contract, this rank's rows of them."""
+
+    cp: ContextParallel
+    kernel: ContractKernel
+    batch: Batch
+    fields: Fields
+    order_q: Tensor | None = None  # rows of the a2a group in their order; None without one
+    order_kv: Tensor | None = None
+    order_all: Tensor | None = None  # rows of all keys in the sequence's order; all_gather only
+
+    @property
+    def row_dim(self) -> int:
+        return 0 if self.batch.spec.packed else 2
+
+    @property
+    def gathers(self) -> bool:
+        return self.order_all is not None
+
+    def parts(self, shift: int, q: Tensor, k: Tensor) -> Iterator[tuple[Slot, Part]]:
+        """The kernel calls for the keys of the rank ``shift`` back; of all ranks if keys are gathered."""
+        ring = self.cp.ring
+        for slot in self.batch.slots:
+            if ring.size == 1:
+                yield slot, whole_part(q, k, self.batch.spec.packed)
+                return
+            if self.gathers:
+                parts = gathered_parts(slot.sizes, ring.rank)
+            else:
+                parts = ring_parts(slot.sizes, ring.rank, (ring.rank - shift) % ring.size)
+            for part in parts:
+                yield slot, part
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        if self.gathers or self.cp.ring.size == 1:
+            return (0,)
+        return tuple(sorted({d for slot in self.batch.slots for d in shifts(slot.sizes)}))
+
+    def my_heads(self, x: Tensor) -> Tensor:
+        """[h] to those of this rank."""
+        return x.chunk(self.cp.a2a.size)[self.cp.a2a.rank]
+
+    def all_heads(self, x: Tensor, fill: float) -> Tensor:
+        """[h] with this rank's heads in their place."""
+        a2a = self.cp.a2a
+        out = x.new_full((a2a.size, x.numel()), fill)
+        out[a2a.rank] = x
+        return out.flatten()
+
+
+class OverRanks(torch.autograd.Function):
+    """``OverRanks.apply(call, q, k, v, bias, softmax_offset) -> (out, max_logit)``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        a2a, dim = call.cp.a2a, call.row_dim
+        if call.order_q is not None and call.order_kv is not None:
+            q = heads_to_rows(a2a, q, call.order_q, dim)
+            k, v = (heads_to_rows(a2a, t, call.order_kv, dim) for t in (k, v))
+        my_sink = None if sink is None else call.my_heads(sink)
+        if call.batch.spec.softmax_type == "off-by-one":
+            my_sink = torch.zeros(q.shape[1], dtype=accumulation_dtype(q.dtype), device=q.device)
+        out, lse, max_logit, saved = _forward(call, q, k, v, bias, my_sink)
+        ctx.call, ctx.saved, ctx.learns = call, saved, sink is not None
+        ctx.save_for_backward(q, k, v, bias, my_sink, out, lse)
+        ctx.set_materialize_grads(False)
+        if max_logit is not None:
+            max_logit = call.all_heads(max_logit, float("-inf"))
+            for member in call.cp.members:
+                max_logit = member.largest(max_logit)
+            ctx.mark_non_differentiable(max_logit)
+        if call.order_q is not None:
+            out = rows_to_heads(a2a, out, call.order_q, dim)
+        return out, max_logit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, *unused: Any) -> tuple[Any, ...]:
+        call: Call = ctx.call
+        if dout is None:
+            return (None,) * 6
+        agree(call.cp.members, Fields(call.fields, backward="yes"), dout.device)
+        a2a, dim = call.cp.a2a, call.row_dim
+        q, k, v, bias, sink, out, lse = ctx.saved_tensors
+        if call.order_q is not None:
+            dout = heads_to_rows(a2a, dout, call.order_q, dim)
+        dq, dk, dv, dbias = _backward(
+            call, q, k, v, bias if ctx.needs_input_grad[4] else None, bias, Result(out, lse), dout, ctx.saved
+        )
+        dsink = None
+        if ctx.learns:
+            mine = sink_gradient(sink, out, lse, dout, call.batch.spec.packed)
+            dsink = call.all_heads(mine, 0.0).to(sink.dtype)
+        if call.order_q is not None and call.order_kv is not None:
+            dq = rows_to_heads(a2a, dq, call.order_q, dim)
+            dk, dv = (rows_to_heads(a2a, t, call.order_kv, dim) for t in (dk, dv))
+        return None, dq, dk, dv, dbias, dsink
+
+
+def _forward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, list[Any]]:
+    """out, lse and largest scores of this rank's queries, and what each kernel call saved."""
+    batch, packed = call.batch, call.batch.spec.packed
+    largest: Tensor | None = None
+    saved: list[Any] = []
+    merged = Merged(q, v.shape[-1], packed) if batch.merges else None
+    alone: Result | None = None
+    for shift, keys, values in _blocks(call, k, v):
+        for slot, part in call.parts(shift, q, keys):
+            spec = batch.spec_of(slot, part)
+            result = call.kernel.forward(spec, batch.inputs(slot, part, q, keys, values, bias, call.gathers))
+            saved.append(result.saved)
+            if result.max_logit is not None:
+                largest = result.max_logit if largest is None else torch.maximum(largest, result.max_logit)
+            if merged is None:
+                alone = result
+            else:
+                assert result.lse is not None
+                merged.add(result.out, result.lse, part.q_rows)
+    if batch.spec.return_max_logit and largest is None:
+        largest = torch.full((q.shape[1],), float("-inf"), dtype=accumulation_dtype(q.dtype), device=q.device)
+    if merged is None:
+        assert alone is not None
+        return alone.out, alone.lse, largest, saved
+    if sink is not None:
+        merged.add_sink(sink)
+    out, lse = merged.finished()
+    return out, lse, largest, saved
+
+
+def _backward(
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    learnt_bias: Tensor | None,
+    bias: Tensor | None,
+    result: Result,
+    dout: Tensor,
+    saved: list[Any],
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of this rank's q, k, v and bias. Those of keys travel on with the keys, one step behind."""
+    batch, ring, dtype = call.batch, call.cp.ring, accumulation_dtype(q.dtype)
+    dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    dbias = None if learnt_bias is None else torch.zeros(learnt_bias.shape, dtype=dtype, device=q.device)
+    if learnt_bias is not None:
+        bias = learnt_bias.detach().requires_grad_()
+    order = call.shifts
+    numbers = iter(range(len(saved)))
+    wait = None
+    dkv = k.new_zeros(0)
+    for step, (shift, keys, values) in enumerate(_blocks(call, k, v)):
+        dkv = torch.zeros(keys.numel() + values.numel(), dtype=dtype, device=k.device)
+        dk, dv = _unpacked(dkv, keys, values)
+        for slot, part in call.parts(shift, q, keys):
+            inputs = batch.inputs(slot, part, q, keys, values, bias, call.gathers)
+            if learnt_bias is not None and inputs.bias is not None:
+                inputs = inputs._replace(bias=inputs.bias.detach().requires_grad_())
+            rows, cols = _slices(call, part)
+            mine = Result(
+                result.out[rows],
+                None if result.lse is None else result.lse[rows],
+                None,
+                saved[next(numbers)],
+            )
+            grads = call.kernel.backward(batch.spec_of(slot, part), inputs, mine, dout[rows])
+            dq[rows] += grads.q
+            dk[cols] += grads.k
+            dv[cols] += grads.v
+            if dbias is not None and grads.bias is not None:
+                dbias[pairs_of(dbias, part)] += grads.bias
+        if wait is not None:
+            dkv += wait()
+            wait = None
+        hop = (order[step + 1] if step + 1 < len(order) else ring.size) - shift
+        if hop % ring.size and not call.gathers:
+            wait = call.cp.exchange.post(dkv, hop, tag=1)
+    if wait is not None:
+        dkv = wait()
+    if call.order_all is not None:
+        whole = _like_gathered(call, k), _like_gathered(call, v)
+        dk, dv = (sum_rows(ring, t, call.order_all, call.row_dim) for t in _unpacked(dkv, *whole))
+    else:
+        dk, dv = _unpacked(dkv, k, v)
+    if dbias is not None and learnt_bias is not None:
+        dbias = dbias.to(learnt_bias.dtype)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbias
+
+
+def _blocks(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Keys and values step by step: the rank's own, then those that arrive; or all gathered in one step."""
+    if call.order_all is not None:
+        ring = call.cp.ring
+        yield 0, *(gather_rows(ring, t, call.order_all, call.row_dim) for t in (k, v))
+    elif call.cp.ring.size == 1:
+        yield 0, k, v
+    else:
+        block = torch.cat([k.reshape(-1), v.reshape(-1)])
+        for shift, arrived in call.cp.exchange.around(block, call.shifts):
+            yield shift, *_unpacked(arrived, k, v)
+
+
+def _unpacked(block: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """A flat buffer as views of the shapes of k and v."""
+    return block[: k.numel()].view(k.shape), block[k.numel() :].view(v.shape)
+
+
+def _like_gathered(call: Call, t: Tensor) -> Tensor:
+    shape = list(t.shape)
+    shape[call.row_dim] *= call.cp.ring.size
+    return t.new_empty(1).expand(shape)
+
+
+def _slices(call: Call, part: Part) -> tuple[Any, Any]:
+    """Where a part's rows and columns lie; kernels give packed gradients for all rows, 0 outside the part."""
+    if call.batch.spec.packed:
+        return slice(None), slice(None)
+    rows, cols = part.q_rows, part.kv_rows
+    every = slice(None)
+    return (every, every, slice(rows.start, rows.stop)), (every, every, slice(cols.start, cols.stop))

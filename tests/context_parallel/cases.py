@@ -1,0 +1,284 @@
+"""What ranks compute together, and the same computed by one process. No test here: see test_numbers.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnsel import DotProductAttention
+
+COMMS = ("p2p", "all_gather", "a2a", "a2a+p2p")
+ROWS = {"bshd": 1, "sbhd": 0, "thd": 0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``module``: arguments of DotProductAttention. ``call``: which other tensors are made.
+
+    packed: (real lengths of q, rows they have room in), and kv's if they differ.
+    lengths: real rows of q and kv of a padded batch.
+    """
+
+    name: str
+    module: dict[str, Any] = field(default_factory=dict)
+    b: int = 2
+    h: int = 4
+    g: int = 4
+    s_q: int = 32
+    s_kv: int = 32
+    d: int = 8
+    e: int = 8
+    fmt: str = "bshd"
+    dtype: torch.dtype = torch.float64
+    packed: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    lengths: tuple[tuple[int, ...], ...] = ()
+    bias: tuple[int, int, int, int] | None = None
+    slopes: bool = False
+    backend: str | None = "tiled"
+    comms: tuple[str, ...] = COMMS
+    chosen: str = ""  # the backend that must have run; "" for ``backend``
+
+    def make_module(self, **cp: Any) -> DotProductAttention:
+        arguments = {"attn_mask_type": "causal", "backend": self.backend} | self.module
+        made = DotProductAttention(self.h, (self.d, self.e), self.g, qkv_format=self.fmt, **arguments, **cp)
+        if made.softmax_offset is not None:
+            with torch.no_grad():
+                made.softmax_offset.copy_(torch.linspace(-1, 1, self.h).view(1, -1, 1, 1))
+        return made.to(self.dtype)
+
+
+@dataclass
+class Whole:
+    """The tensors of the whole sequence: q, k, v, dout, and what a call takes besides."""
+
+    tensors: dict[str, Tensor]
+    arguments: dict[str, Any]
+    bias: Tensor | None
+
+
+def cumulated(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def make(case: Case) -> Whole:
+    gen = torch.Generator().manual_seed(hash_of(case.name))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=gen, dtype=torch.float64).to(case.dtype)
+
+    arguments: dict[str, Any] = {}
+    if case.packed:
+        sides = case.packed if len(case.packed) == 2 else case.packed * 2
+        rows_q, rows_kv = (sum(room) for _, room in sides)
+        shapes = {
+            "q": (rows_q, case.h, case.d),
+            "k": (rows_kv, case.g, case.d),
+            "v": (rows_kv, case.g, case.e),
+            "dout": (rows_q, case.h * case.e),
+        }
+        made = [(cumulated(real), cumulated(room)) for real, room in sides]
+        if len(case.packed) == 1:
+            made[1] = made[0]
+        for name, (real, room) in zip(("q", "kv"), made, strict=True):
+            arguments[f"cu_seqlens_{name}"], arguments[f"cu_seqlens_{name}_padded"] = real, room
+    else:
+        order = (lambda b, s: (b, s)) if case.fmt == "bshd" else (lambda b, s: (s, b))
+        shapes = {
+            "q": (*order(case.b, case.s_q), case.h, case.d),
+            "k": (*order(case.b, case.s_kv), case.g, case.d),
+            "v": (*order(case.b, case.s_kv), case.g, case.e),
+            "dout": (*order(case.b, case.s_q), case.h * case.e),
+        }
+    for name, lengths in zip(("q", "kv"), case.lengths, strict=False):
+        arguments[f"cu_seqlens_{name}"] = cumulated(lengths)
+    tensors = {name: normal(*shape) for name, shape in shapes.items()}
+    if case.slopes:
+        arguments["alibi_slopes"] = torch.linspace(0.1, 0.7, case.h)
+        arguments["core_attention_bias_type"] = "alibi"
+    bias = None
+    if case.bias is not None:
+        arguments["core_attention_bias_type"] = "post_scale_bias"
+        bias = normal(*case.bias)
+    return Whole(tensors, arguments, bias)
+
+
+def hash_of(name: str) -> int:
+    return sum(ord(c) * (i + 1) for i, c in enumerate(name))
+
+
+def positions(case: Case, kv: bool, rank: int, size: int) -> Tensor:
+    """Which rows of the whole tensor a rank holds: head and tail chunk of each sequence."""
+    if not case.packed:
+        return _of_one(case.s_kv if kv else case.s_q, rank, size)
+    _, rooms = case.packed[-1 if kv else 0]
+    starts = cumulated(rooms).tolist()
+    return torch.cat([start + _of_one(n, rank, size) for start, n in zip(starts, rooms, strict=False)])
+
+
+def _of_one(rows: int, rank: int, size: int) -> Tensor:
+    if rows % (2 * size):
+        local = rows // size
+        return torch.arange(rank * local, (rank + 1) * local)
+    chunk = rows // (2 * size)
+    tail = 2 * size - 1 - rank
+    return torch.cat([torch.arange(n * chunk, (n + 1) * chunk) for n in (rank, tail)])
+
+
+def compute(
+    case: Case, module: DotProductAttention, whole: Whole, rank: int = 0, size: int = 1
+) -> dict[str, Tensor]:
+    """A rank's outputs and gradients; of one process with size 1."""
+    dim = ROWS[case.fmt]
+    rows_q, rows_kv = (positions(case, kv, rank, size) for kv in (False, True))
+    local = {
+        name: t.index_select(dim, rows_kv if name in "kv" else rows_q).requires_grad_(name in ("q", "k", "v"))
+        for name, t in whole.tensors.items()
+    }
+    arguments = dict(whole.arguments)
+    bias = whole.bias
+    if bias is not None:
+        bias = bias if bias.shape[2] == 1 else bias[:, :, rows_q]
+        arguments["core_attention_bias"] = bias = bias.detach().clone().requires_grad_()
+    torch.manual_seed(11)
+    out = module(local["q"], local["k"], local["v"], **arguments)
+    out, largest = out if isinstance(out, tuple) else (out, None)
+    (out * local["dout"]).sum().backward()
+    found = {"out": out.detach()} | {f"d{name}": local[name].grad for name in "qkv"}
+    if bias is not None:
+        found["dbias"] = bias.grad
+    if module.softmax_offset is not None:
+        found["dsink"] = module.softmax_offset.grad
+    if largest is not None:
+        found["max_logit"] = largest
+    return {name: t for name, t in found.items() if t is not None}
+
+
+def together(case: Case, parts: list[dict[str, Tensor]], whole: Whole) -> dict[str, Tensor]:
+    """What the ranks found, as one process would have it."""
+    size, dim = len(parts), ROWS[case.fmt]
+    found: dict[str, Tensor] = {}
+    for name in parts[0]:
+        every = [part[name] for part in parts]
+        if name == "max_logit":
+            assert all(torch.equal(t, every[0]) for t in every), "all ranks get the same"
+            found[name] = every[0]
+        elif name == "dsink" or (name == "dbias" and every[0].shape[2] == 1):
+            found[name] = torch.stack(every).sum(0)
+        else:
+            kv, at = name in ("dk", "dv"), 2 if name == "dbias" else dim
+            order = torch.cat([positions(case, kv, rank, size) for rank in range(size)])
+            found[name] = torch.empty_like(torch.cat(every, at)).index_copy_(at, order, torch.cat(every, at))
+    return found
+
+
+THD = ((13, 16, 5), (16, 16, 16)), ((13, 16, 5), (16, 16, 16))
+UNLIKE = ((8, 16, 3), (16, 16, 16)), ((20, 16, 9), (32, 16, 16))
+OPEN, CORNER = {"attn_mask_type": "no_mask"}, {"attn_mask_type": "causal_bottom_right"}
+RAGGED = {"attn_mask_type": "padding_causal"}
+DENSE = ("p2p", "all_gather")
+
+CASES = (
+    Case("causal"),
+    Case("causal sbhd", fmt="sbhd", b=3),
+    Case("no mask", OPEN),
+    Case("no mask, odd rows", OPEN, s_q=12, s_kv=20, comms=("p2p", "a2a")),
+    Case("cross without mask", OPEN, s_q=16, s_kv=48),
+    Case("causal cross", s_q=16, s_kv=48),
+    Case("causal cross, more queries", s_q=48, s_kv=16),
+    Case("bottom right", CORNER, s_q=16, s_kv=48),
+    Case("bottom right, more queries", CORNER, s_q=48, s_kv=16),
+    Case("window", {"window_size": (5, 0)}),
+    Case("window of some chunks", {"window_size": (11, 0)}),
+    Case("window to both sides", {"attn_mask_type": "no_mask", "window_size": (3, 7)}),
+    Case(
+        "window, bottom right",
+        {"attn_mask_type": "causal_bottom_right", "window_size": (9, 0)},
+        s_q=16,
+        s_kv=48,
+    ),
+    Case("grouped queries", h=8, g=4),
+    Case("head dimensions", d=8, e=16),
+    Case("softcap", {"softcap": 2.0}),
+    Case("learnable sinks", {"softmax_type": "learnable"}),
+    Case("sinks of zero", {"softmax_type": "off-by-one"}),
+    Case(
+        "sinks, packed",
+        {"softmax_type": "learnable", "attn_mask_type": "padding_causal"},
+        fmt="thd",
+        packed=THD,
+    ),
+    Case("max logit", {"return_max_logit": True}),
+    Case("alibi", slopes=True),
+    Case("alibi, bottom right", CORNER, slopes=True, s_q=16, s_kv=48),
+    Case("bias", bias=(2, 4, 32, 32), comms=DENSE),
+    Case("bias without heads", OPEN, bias=(1, 1, 32, 32), comms=DENSE),
+    Case("bias of columns", bias=(1, 4, 1, 32), comms=DENSE),
+    Case("dropout", {"attention_dropout": 0.3}, comms=DENSE),
+    Case("dropout without mask", {"attention_dropout": 0.3, "attn_mask_type": "no_mask"}, comms=DENSE),
+    Case(
+        "dropout, bottom right",
+        {"attention_dropout": 0.3, "attn_mask_type": "causal_bottom_right"},
+        s_q=16,
+        s_kv=48,
+        comms=DENSE,
+    ),
+    Case(
+        "dropout, packed",
+        {"attention_dropout": 0.3, "attn_mask_type": "padding_causal"},
+        fmt="thd",
+        packed=THD,
+        comms=DENSE,
+    ),
+    Case("padding", {"attn_mask_type": "padding"}, lengths=((20, 32), (20, 32))),
+    Case("padding, causal", RAGGED, lengths=((7, 30), (7, 30))),
+    Case(
+        "padding, bottom right",
+        {"attn_mask_type": "padding_causal_bottom_right"},
+        lengths=((7, 30), (20, 32)),
+    ),
+    Case("padding sbhd", RAGGED, fmt="sbhd", lengths=((7, 30), (7, 30))),
+    Case(
+        "padding and a window",
+        {"attn_mask_type": "padding_causal", "window_size": (6, 0)},
+        lengths=((20, 32),) * 2,
+    ),
+    Case("packed", {"attn_mask_type": "padding"}, fmt="thd", packed=THD),
+    Case("packed, causal", RAGGED, fmt="thd", packed=THD),
+    Case("packed, one set of lengths", RAGGED, fmt="thd", packed=THD[:1]),
+    Case(
+        "packed, unlike lengths",
+        {"attn_mask_type": "padding_causal_bottom_right"},
+        fmt="thd",
+        packed=UNLIKE,
+    ),
+    Case("packed, unlike, top left", RAGGED, fmt="thd", packed=UNLIKE),
+    Case(
+        "packed, window",
+        {"attn_mask_type": "padding_causal", "window_size": (4, 0)},
+        fmt="thd",
+        packed=(((13, 29), (16, 32)),),
+    ),
+    Case("packed, alibi", RAGGED, fmt="thd", packed=THD, slopes=True),
+    # Kernels without offsets take the full and the diagonal steps.
+    Case("flash", dtype=torch.float32, backend=None, chosen="sdpa.flash"),
+    Case(
+        "flash, no mask",
+        OPEN,
+        dtype=torch.float32,
+        backend=None,
+        chosen="sdpa.flash",
+    ),
+    Case("flash, bf16", dtype=torch.bfloat16, backend=None, chosen="sdpa.flash"),
+    # What it cannot, tiled runs.
+    Case(
+        "a window in float32",
+        {"window_size": (5, 0)},
+        dtype=torch.float32,
+        backend=None,
+        chosen="tiled",
+        comms=("p2p", "all_gather", "a2a+p2p"),
+    ),
+)
