@@ -52,6 +52,7 @@ class Spec:
     dropout_p: float = 0.0
     q_offset: int = 0
     kv_offset: int = 0
+    head_offset: int = 0  # for dropout alone: which head of the whole model query head 0 is (``tiled``)
     deterministic: bool = False
     return_max_logit: bool = False
     need_lse: bool = False
@@ -67,7 +68,8 @@ class Inputs(NamedTuple):
 
     Dropout keeps the pair (query i, key j) of head n in sequence m iff the 32-bit word j % 4 of
     philox4x32-10(counter = (j // 4, i, n, m), key = seed XOR rotl64(offset, 32)) is at least
-    round(dropout_p * 2^32): any split of a sequence drops the same entries, on every backend that says so.
+    round(dropout_p * 2^32), n counted from ``head_offset``: any split of a sequence drops the same entries,
+    on every backend that says so.
     """
 
     q: Tensor  # [b, h, s_q, d]   or [t_q, h, d]

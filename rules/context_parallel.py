@@ -284,18 +284,18 @@ def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Bad | None
 
 @rule(
     "CP014",
-    *ALL,
+    "triton",
     evidence="source",
     trips={"cp_size": 2, "attention_dropout": 0.125, "cp_comm_type": "a2a"},
     passes={"cp_size": 2, "attention_dropout": 0.125},
 )
 def dropout_counts_heads(p: AttentionParams, env: Environment) -> Bad | None:
-    """Dropout goes with p2p and all_gather
+    """In Triton, dropout goes with p2p and all_gather
 
-    Why: the generator counts heads, and after an all-to-all a rank's first head is not the first of all: it
-    would drop other entries than one process does.
-    Fix: p2p or all_gather.
-    Source: attnsel/backends/contract.py (Inputs: dropout counts head n), which has no offset for heads.
+    Why: the generator counts heads, and after an all-to-all a rank's first head is not the first of all: the
+    kernels, which have no offset for heads, would drop other entries than one process does.
+    Fix: p2p or all_gather; tiled has such an offset.
+    Source: attnsel/backends/contract.py (Spec.head_offset).
     """
     if p.cp_size > 1 and p.dropout and p.cp_comm_type in ("a2a", "a2a+p2p"):
         return Bad("cp_comm_type", p.cp_comm_type, OneOf("p2p", "all_gather"))
@@ -326,10 +326,10 @@ def dropout_on_a_moved_diagonal(p: AttentionParams, env: Environment) -> Bad | N
     Why: a part of the sequence moves its diagonal by an offset, and dropout counts from there. Without a
     left bound and ALiBi the right bound moves instead, if it does not move below 0; padded batches and packed
     sequences have a diagonal each.
-    Fix: a diagonal from the top left, equal lengths, or no dropout.
+    Fix: a2a, which keeps sequences whole; a diagonal from the top left, equal lengths, or no dropout.
     Source: attnsel/backends/contract.py (Spec: visibility and dropout share q_offset).
     """
-    if p.cp_size == 1 or not p.dropout or not p.bottom_right_diagonal:
+    if p.cp_size == 1 or p.cp_comm_type == "a2a" or not p.dropout or not p.bottom_right_diagonal:
         return None
     alibi = p.core_attention_bias_type == "alibi"
     if not (p.causal or p.windowed or alibi):

@@ -155,7 +155,7 @@ def keep_mask_reference(
             counter = [
                 positions // 4,
                 np.full(len_kv, spec.q_offset + row),
-                np.full(len_kv, head),
+                np.full(len_kv, spec.head_offset + head),
                 np.full(len_kv, number),
             ]
             words = philox4x32_10(key, counter)

@@ -120,7 +120,7 @@ def _with_steps(
     shift = p.max_seqlen_kv - p.max_seqlen_q if spec.bottom_right and not p.padding else 0
     for rows, columns, kind in shapes(sizes_of(cp, p, spec, candidate.name, shift), cp.comm_type):
         step = step_question(p, cp, rows, columns, kind)
-        seen = select(step, env, policy=policy.replace(backend=None), evidence=evidence)[candidate.name]
+        seen = select(step, env, policy=policy, evidence=evidence)[candidate.name]
         if seen.verdict == "refused":
             known = {reason.code for reason in candidate.reasons}
             reasons = (*candidate.reasons, *(r for r in seen.reasons if r.code not in known))

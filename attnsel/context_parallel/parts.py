@@ -9,7 +9,7 @@ slot the other sequences are empty.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Batch:
     starts_q: Tensor | None = None
     starts_kv: Tensor | None = None
     starts_all: Tensor | None = None  # starts of gathered keys
+    head_offset: int = 0  # this rank's first query head among all
     alibi_slopes: Tensor | None = None
     dropout_seed: Tensor | None = None
     bounds: tuple[int | None, int | None] = (None, None)  # longest packed sequences, where they are known
@@ -54,7 +55,12 @@ class Batch:
 
     def spec_of(self, slot: Slot, part: Part) -> Spec:
         """Sinks stay out of parts: they are added when these are merged."""
-        spec = replace(self.spec, softmax_type="vanilla", need_lse=self.merges or self.spec.need_lse)
+        spec = replace(
+            self.spec,
+            softmax_type="vanilla",
+            need_lse=self.merges or self.spec.need_lse,
+            head_offset=self.head_offset if self.spec.dropout_p else 0,
+        )
         if part.kind == "whole":
             return spec
         if part.kind != "offset":
@@ -141,7 +147,7 @@ class Batch:
             max_seqlen_kv=longest[1],
         )
 
-    def _common(self, q: Tensor, k: Tensor, v: Tensor, **others: object) -> Inputs:
+    def _common(self, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Inputs:
         seed = self.dropout_seed
         offset = None if seed is None else torch.zeros((), dtype=torch.int64, device=q.device)
         made = Inputs(q, k, v, alibi_slopes=self.alibi_slopes, dropout_seed=seed, dropout_offset=offset)

@@ -223,13 +223,15 @@ def _blocks(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Ten
     """Keys and values step by step: the rank's own, then those that arrive; or all gathered in one step."""
     if call.order_all is not None:
         ring = call.cp.ring
-        yield 0, *(gather_rows(ring, t, call.order_all, call.row_dim) for t in (k, v))
+        keys, values = (gather_rows(ring, t, call.order_all, call.row_dim) for t in (k, v))
+        yield 0, keys, values
     elif call.cp.ring.size == 1:
         yield 0, k, v
     else:
         block = torch.cat([k.reshape(-1), v.reshape(-1)])
         for shift, arrived in call.cp.exchange.around(block, call.shifts):
-            yield shift, *_unpacked(arrived, k, v)
+            keys, values = _unpacked(arrived, k, v)
+            yield shift, keys, values
 
 
 def _unpacked(block: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

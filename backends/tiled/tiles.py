@@ -269,7 +269,7 @@ def dropout_factor(dense: Dense, chunk: Chunk, rows: range, cols: range) -> Tens
         dense.dropout_key,
         spec.dropout_p,
         range(chunk.n.start + first, chunk.n.stop + first),
-        chunk.h,
+        range(chunk.h.start + spec.head_offset, chunk.h.stop + spec.head_offset),
         range(rows.start + spec.q_offset, rows.stop + spec.q_offset),
         range(cols.start + spec.kv_offset, cols.stop + spec.kv_offset),
     )

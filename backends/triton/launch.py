@@ -58,6 +58,8 @@ def check(spec: Spec, inputs: Inputs) -> None:
             f"q, k and v must share float16, bfloat16 or float32, got {q.dtype}, {k.dtype}, {v.dtype}"
         )
     check_features(spec, inputs)
+    if spec.head_offset and spec.dropout_p:
+        raise ValueError(f"the kernels' dropout counts heads from 0, got head_offset {spec.head_offset}")
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.shape[-1] > 1 and t.stride(-1) != 1:
             raise ValueError(f"the innermost stride of {name} is {t.stride(-1)}; the kernels need 1")

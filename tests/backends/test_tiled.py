@@ -283,6 +283,14 @@ def test_parts_of_a_sequence_merge_into_the_whole_with_the_same_dropout(spec: di
 # Dropout
 
 
+def test_some_heads_drop_what_they_drop_among_all() -> None:
+    spec, inputs = build(Case("", DROPOUT))
+    heads, groups = inputs.q.shape[1] // 2, inputs.k.shape[1] // 2
+    some = inputs._replace(q=inputs.q[:, heads:], k=inputs.k[:, groups:], v=inputs.v[:, groups:])
+    part = forward(dataclasses.replace(spec, head_offset=heads), some)
+    assert torch.equal(part.out, forward(spec, inputs).out[:, heads:])
+
+
 def test_dropout_does_not_depend_on_the_tile_size() -> None:
     spec, inputs = build(Case("", DROPOUT))
     results = [forward(spec, inputs, blocks=blocks).out for blocks in (None, SMALL_BLOCKS, WIDE_BLOCKS)]

@@ -463,6 +463,12 @@ def test_impossible_calls_are_refused(message: str, tensors: dict[str, Tensor]) 
         forward(spec, inputs._replace(**tensors))
 
 
+def test_dropout_of_heads_that_are_not_the_first_is_refused() -> None:
+    spec, inputs = build(Case("", {"dropout_p": 0.5}), torch.float32)
+    with pytest.raises(ValueError, match="head_offset 2"):
+        forward(dataclasses.replace(spec, head_offset=2), inputs)
+
+
 def test_backward_without_an_lse_is_refused() -> None:
     spec, inputs = build(Case(""), torch.float32)
     result = forward(spec, inputs)._replace(lse=None)

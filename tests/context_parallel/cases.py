@@ -39,6 +39,7 @@ class Case:
     slopes: bool = False
     backend: str | None = "tiled"
     comms: tuple[str, ...] = COMMS
+    recompute: bool = False
     chosen: str = ""  # the backend that must have run; "" for ``backend``
 
     def make_module(self, **cp: Any) -> DotProductAttention:
@@ -69,7 +70,7 @@ def make(case: Case) -> Whole:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=gen, dtype=torch.float64).to(case.dtype)
 
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {"checkpoint_core_attention": True} if case.recompute else {}
     if case.packed:
         sides = case.packed if len(case.packed) == 2 else case.packed * 2
         rows_q, rows_kv = (sum(room) for _, room in sides)
@@ -216,21 +217,19 @@ CASES = (
     Case("bias", bias=(2, 4, 32, 32), comms=DENSE),
     Case("bias without heads", OPEN, bias=(1, 1, 32, 32), comms=DENSE),
     Case("bias of columns", bias=(1, 4, 1, 32), comms=DENSE),
-    Case("dropout", {"attention_dropout": 0.3}, comms=DENSE),
-    Case("dropout without mask", {"attention_dropout": 0.3, "attn_mask_type": "no_mask"}, comms=DENSE),
+    Case("dropout", {"attention_dropout": 0.3}),
+    Case("dropout without mask", {"attention_dropout": 0.3, "attn_mask_type": "no_mask"}),
     Case(
         "dropout, bottom right",
         {"attention_dropout": 0.3, "attn_mask_type": "causal_bottom_right"},
         s_q=16,
         s_kv=48,
-        comms=DENSE,
     ),
     Case(
         "dropout, packed",
         {"attention_dropout": 0.3, "attn_mask_type": "padding_causal"},
         fmt="thd",
         packed=THD,
-        comms=DENSE,
     ),
     Case("padding", {"attn_mask_type": "padding"}, lengths=((20, 32), (20, 32))),
     Case("padding, causal", RAGGED, lengths=((7, 30), (7, 30))),
@@ -262,6 +261,41 @@ CASES = (
         packed=(((13, 29), (16, 32)),),
     ),
     Case("packed, alibi", RAGGED, fmt="thd", packed=THD, slopes=True),
+    Case("recomputed in backward", {"attention_dropout": 0.3}, recompute=True, comms=("p2p",)),
+    # Interpreted: the same kernels as on a GPU, and the same offsets.
+    Case("triton", dtype=torch.float32, backend="triton", comms=("p2p", "all_gather"), b=1, h=2, g=2),
+    Case(
+        "triton, a window and sinks",
+        {"window_size": (9, 0), "softmax_type": "learnable"},
+        dtype=torch.float32,
+        backend="triton",
+        comms=("p2p",),
+        b=1,
+        h=2,
+        g=1,
+    ),
+    Case(
+        "triton, dropout and alibi",
+        {"attention_dropout": 0.3},
+        slopes=True,
+        dtype=torch.float32,
+        backend="triton",
+        comms=("p2p",),
+        b=1,
+        h=2,
+        g=2,
+    ),
+    Case(
+        "triton, packed",
+        RAGGED,
+        fmt="thd",
+        packed=(((13, 16), (16, 16)),),
+        dtype=torch.float32,
+        backend="triton",
+        comms=("p2p",),
+        h=2,
+        g=2,
+    ),
     # Kernels without offsets take the full and the diagonal steps.
     Case("flash", dtype=torch.float32, backend=None, chosen="sdpa.flash"),
     Case(

@@ -114,7 +114,7 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], int, str]] = [
     ("p2p", {"backend": "sdpa.flash", "attention_dropout": 0.5}, {}, 8, "CP008"),
     ("p2p", {"attn_mask_type": "arbitrary"}, {"attention_mask": torch.zeros(16, 16).bool()}, 8, "CP011"),
     ("a2a", {}, biased(), 8, "CP013"),
-    ("a2a", {"attention_dropout": 0.5}, {}, 8, "CP014"),
+    ("a2a", {"attention_dropout": 0.5, "backend": "triton"}, {}, 8, "CP014"),
     ("all_gather", CORNER, {"longer": 24}, 8, "CP015"),
 ]
 

@@ -127,7 +127,8 @@ def test_masks_biases_and_dropout(codes, candidate, comm):
     assert refused(attn_mask_type="arbitrary") == {"CP011"}
     assert refused(attn_mask_type="padding_causal") == set()
     assert refused(core_attention_bias_type="post_scale_bias") == ({"CP013"} if exchanges_heads else set())
-    assert refused(attention_dropout=0.125) == ({"CP014"} if exchanges_heads else set())
+    no_head_offset = exchanges_heads and candidate == "triton"
+    assert refused(attention_dropout=0.125) == ({"CP014"} if no_head_offset else set())
     packed = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
     assert refused(**packed) == set()
     assert refused(**packed, core_attention_bias_type="post_scale_bias") == {"CP013"}
@@ -142,6 +143,7 @@ def test_masks_biases_and_dropout(codes, candidate, comm):
         ({"core_attention_bias_type": "alibi"}, True),
         ({"window_size": (64, 0), "max_seqlen_kv": 4096}, False),
         ({"attention_dropout": 0.0, "window_size": (64, 0)}, False),
+        ({"cp_comm_type": "a2a", "window_size": (64, 0)}, False),
     ],
 )
 def test_dropout_where_the_diagonal_moves(codes, fields, refused):
