@@ -80,7 +80,7 @@ def _prepare(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, se
         try:
             return Bound(_bound(selection, config, q, k, v, extras, settings), selection, settings)
         except CannotPrepare as error:
-            _run._learn([refusal_of(selection, error)], settings)
+            _run.learn([refusal_of(selection, error)], settings)
 
 
 def _bound(
