@@ -31,7 +31,7 @@ H100 = Environment.describe(gpu="H100", cudnn="9.13.0")
 def an_h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made = session.Session(emulated_cudnn, object(), torch.device("cpu"), ("9.13.0", "1.23.0"))
     monkeypatch.setattr(session, "current", lambda device: made)
-    monkeypatch.setattr(run, "_environment", lambda q: H100)
+    monkeypatch.setattr(run, "environment_of", lambda q: H100)
     emulated_cudnn.built.clear()
     emulated_cudnn.refuse.clear()
     PLANS.clear()
