@@ -1,5 +1,6 @@
 """attnsel: which attention kernel will run, why each of the others cannot, and the way to a faster one."""
 
+import warnings as _warnings
 from pathlib import Path as _Path
 
 # In a checkout rules/ and backends/ stand beside this folder; installed, they are inside it.
@@ -17,25 +18,25 @@ from attnsel.errors import InvalidInput, NoBackendError, UnsupportedArgument
 from attnsel.layout import Layout, detect_layout
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.policy import Policy
-from attnsel.select import Candidate, Evidence, Selection, select
+from attnsel.selection.select import Candidate, Evidence, Selection, select
 from attnsel.settings import Settings, configure, override
 
 if _TYPE_CHECKING:
     from attnsel.functional import attention as attention
     from attnsel.module import DotProductAttention as DotProductAttention
-    from attnsel.runtime.hidden import hides_nothing as hides_nothing
-    from attnsel.runtime.hidden import open_mask as open_mask
-    from attnsel.runtime.run import cache_info as cache_info
-    from attnsel.runtime.run import clear_cache as clear_cache
+    from attnsel.runtime.dispatch import cache_info as cache_info
+    from attnsel.runtime.dispatch import clear_cache as clear_cache
+    from attnsel.runtime.trivial_mask import assume_all_visible as assume_all_visible
+    from attnsel.runtime.trivial_mask import trivial_mask as trivial_mask
 
 # What needs torch is imported when it is asked for: planning works where torch is not installed.
 _NEEDS_TORCH = {
     "DotProductAttention": "attnsel.module",
     "attention": "attnsel.functional",
-    "cache_info": "attnsel.runtime.run",
-    "clear_cache": "attnsel.runtime.run",
-    "open_mask": "attnsel.runtime.hidden",
-    "hides_nothing": "attnsel.runtime.hidden",
+    "cache_info": "attnsel.runtime.dispatch",
+    "clear_cache": "attnsel.runtime.dispatch",
+    "trivial_mask": "attnsel.runtime.trivial_mask",
+    "assume_all_visible": "attnsel.runtime.trivial_mask",
 }
 
 __all__ = [
@@ -61,7 +62,14 @@ __all__ = [
 ]
 
 
+_RENAMED = {"hides_nothing": "assume_all_visible", "open_mask": "trivial_mask"}  # since 0.2
+
+
 def __getattr__(name: str) -> _Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        _warnings.warn(f"attnsel.{name} is attnsel.{new} now", DeprecationWarning, stacklevel=2)
+        name = new
     module = _NEEDS_TORCH.get(name)
     if module is None:
         raise AttributeError(f"module 'attnsel' has no attribute {name!r}")

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnsel.candidates import CANDIDATES
+from attnsel.layout import FORMATS
 from attnsel.report import one_line
+from attnsel.selection.requirements import size
 from attnsel.settings import Settings
-from attnsel.verdict import size
 
 if TYPE_CHECKING:
     from attnsel.params import AttentionParams
-    from attnsel.select import Selection
-    from attnsel.verdict import Adaptation
+    from attnsel.selection.select import Selection
+    from attnsel.selection.verdict import Adaptation
 
 logger = logging.getLogger("attnsel")
 
@@ -44,7 +45,7 @@ class CopyWarning(UserWarning):
 
 
 _lock = threading.Lock()
-_told: set[Any] = set()
+_announced: set[Any] = set()
 _MOST_REMEMBERED = 4096  # selections; far above what one program meets
 
 
@@ -57,11 +58,11 @@ def announce(selection: Selection, settings: Settings, label: str = "") -> None:
         return
     key = (selection.params, selection.environment, selection.policy, selection.evidence, settings.debug)
     with _lock:
-        if key in _told or not speaks(settings):
+        if key in _announced or not is_logging_rank(settings):
             return
-        if len(_told) >= _MOST_REMEMBERED:
-            _told.clear()
-        _told.add(key)
+        if len(_announced) >= _MOST_REMEMBERED:
+            _announced.clear()
+        _announced.add(key)
     if settings.debug == 0:
         warnings.warn(one_line(selection), SlowPathWarning, stacklevel=2)
         return
@@ -77,9 +78,9 @@ def _warn_copies(selection: Selection, settings: Settings, label: str) -> None:
             continue
         key = (label, name, adaptation.name, adaptation.changes)
         with _lock:
-            if key in _told or not speaks(settings):
+            if key in _announced or not is_logging_rank(settings):
                 continue
-            _told.add(key)
+            _announced.add(key)
         whose = f"{label}: " if label else ""
         warnings.warn(
             f"{whose}{name} {adaptation.text} on every call ({size(adaptation.bytes)}): "
@@ -109,7 +110,7 @@ def _longer_batches(a: Adaptation, p: AttentionParams) -> str:
 
 
 def _repeated_heads(a: Adaptation, p: AttentionParams) -> str:
-    copies, axis = p.num_heads // p.num_gqa_groups, 1 if p.qkv_format in ("bhsd", "thd") else 2
+    copies, axis = p.num_heads // p.num_gqa_groups, FORMATS[p.qkv_format].heads
     return f"where k and v are kept, keep k.repeat_interleave({copies}, dim={axis}), and v alike"
 
 
@@ -142,14 +143,14 @@ def is_slow_path(selection: Selection) -> bool:
     )
 
 
-def speaks(settings: Settings) -> bool:
-    """Whether this rank is one that speaks."""
+def is_logging_rank(settings: Settings) -> bool:
+    """Whether this rank is one that logs."""
     return settings.debug_ranks == "all" or _rank() == 0
 
 
 def warn_fallback(candidate: str, message: str, settings: Settings, *, wrong: bool = False) -> None:
     """One warning when a prepared kernel refuses after all, with the library's own words, or is ``wrong``."""
-    if speaks(settings):
+    if is_logging_rank(settings):
         what = "gave other numbers than tiled" if wrong else "refused when it ran"
         warnings.warn(
             f"{candidate} {what}: {message}; the next candidate runs",

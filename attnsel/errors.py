@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from attnsel.select import Selection
+    from attnsel.selection.select import Selection
 
 
 class InvalidInput(ValueError):

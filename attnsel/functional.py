@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, window_pair
-from attnsel.runtime.packed import missing, unpack
-from attnsel.runtime.run import attend
+from attnsel.runtime.dispatch import attend
+from attnsel.runtime.fused_qkv import missing, unpack
 
 
 def attention(

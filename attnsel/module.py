@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor, nn
 
+from attnsel import context_parallel
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.params import AttentionParams, CpCommType
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
-from attnsel.runtime.packed import missing, unpack
-from attnsel.runtime.run import attend, explain
+from attnsel.runtime.dispatch import attend, explain
+from attnsel.runtime.fused_qkv import missing, unpack
 from attnsel.runtime.sizes import packed_starts
-from attnsel.select import Selection
+from attnsel.selection.select import Selection
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.group import ContextParallel
@@ -159,9 +160,7 @@ class DotProductAttention(nn.Module):
         self.cp_comm_type = cp_comm_type
         self._cp: ContextParallel | None = None
         if (cp_group, cp_global_ranks, cp_stream) != (None, None, None):
-            from attnsel.context_parallel.group import resolve
-
-            self._cp = resolve(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
+            self._cp = context_parallel.resolve(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 
     def forward(
         self,
@@ -277,9 +276,7 @@ class DotProductAttention(nn.Module):
         """On this rank alone, or together with the context parallel group."""
         if self._cp is None:
             return attend(static, q, k, v, extras, self.__dict__)
-        from attnsel.context_parallel.run import attend as attend_together
-
-        return attend_together(self._cp, static, q, k, v, extras, self.__dict__)
+        return context_parallel.attend(self._cp, static, q, k, v, extras, self.__dict__)
 
     def explain(
         self,
@@ -337,9 +334,9 @@ class DotProductAttention(nn.Module):
         if self._cp is None:
             selection = explain(static, query_layer, key_layer, value_layer, extras)
         else:
-            from attnsel.context_parallel.run import explain as explain_together
-
-            selection = explain_together(self._cp, static, query_layer, key_layer, value_layer, extras)
+            selection = context_parallel.explain(
+                self._cp, static, query_layer, key_layer, value_layer, extras
+            )
         self.__dict__["_last"] = selection
         return selection
 
@@ -408,10 +405,10 @@ class DotProductAttention(nn.Module):
         return torch.utils.checkpoint.checkpoint(core, q, k, v, use_reentrant=False)
 
     def extra_repr(self) -> str:
-        told = (
+        shapes = (
             f"heads={self.num_attention_heads}/{self.num_gqa_groups}, d={self.head_dim_qk}/{self.head_dim_v}"
         )
-        return f"{told}, {self._static['qkv_format']}, {self._static['attn_mask_type']}"
+        return f"{shapes}, {self._static['qkv_format']}, {self._static['attn_mask_type']}"
 
 
 def _both_modes(static: dict[str, Any], dropout: float) -> dict[bool, Config]:

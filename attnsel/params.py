@@ -1,6 +1,6 @@
 """What is asked: one attention call, described without a single tensor.
 
-Names follow TransformerEngine's ``AttentionParams``; the differences are listed in the README.
+Names follow TransformerEngine's ``AttentionParams``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from attnsel._model import FrozenModel, lazy
+from attnsel._params_checks import check_params, diagonal_of, normalise_window
 from attnsel.errors import InvalidInput
 from attnsel.layout import LAYOUTS, LayoutName, read_layout
 from attnsel.recipes import _Recipe, read_recipe
@@ -270,6 +271,20 @@ class AttentionParams(FrozenModel):
         FrozenModel.model_post_init(made, None)
         return made
 
+    def rewritten(self, **changes: Any) -> AttentionParams:
+        """``derive`` for changes that leave a legal question in its one form (a causal mask with its right
+        bound closed, a diagonal that is decided): nothing is checked again. For the engine's own use."""
+        mine = self.__dict__
+        values = {name: mine[name] for name in _FIELD_NAMES}
+        values.update(changes)
+        made = type(self).__new__(type(self))
+        object.__setattr__(made, "__dict__", values)
+        object.__setattr__(made, "__pydantic_fields_set__", self.model_fields_set | changes.keys())
+        object.__setattr__(made, "__pydantic_extra__", None)
+        object.__setattr__(made, "__pydantic_private__", None)
+        FrozenModel.model_post_init(made, None)
+        return made
+
     # Words that several rules share.
     @lazy
     def layout(self) -> LayoutName:
@@ -346,91 +361,10 @@ class AttentionParams(FrozenModel):
         return 2 * pairs * (4 * d + 3 * e if self.is_training else d + e)
 
 
+_FIELD_NAMES = tuple(AttentionParams.model_fields)
+
 # What ``resized`` may change: sequences, heads, head dimensions, and where they lie.
 _SIZES = frozenset(
     {"max_seqlen_q", "max_seqlen_kv", "num_gqa_groups", "head_dim_qk", "head_dim_v", "qkv_layout", "tensors"}
 )
 _LOST_WHEN_RESIZED = ("layout", "qkv_format", "gqa", "score_bytes", "flops")
-
-
-def check_params(p: AttentionParams) -> None:
-    """Contradictions between fields. Raises InvalidInput naming one of them."""
-    if p.num_heads % p.num_gqa_groups:
-        raise InvalidInput(
-            "num_gqa_groups", p.num_gqa_groups, f"must divide num_heads = {p.num_heads} without remainder"
-        )
-    if not p.has_bias:
-        if p.core_attention_bias_shape is not None:
-            raise InvalidInput(
-                "core_attention_bias_shape",
-                p.core_attention_bias_shape,
-                "must be left out unless core_attention_bias_type is pre_scale_bias or post_scale_bias",
-            )
-        if p.core_attention_bias_requires_grad:
-            raise InvalidInput(
-                "core_attention_bias_requires_grad",
-                True,
-                "must be False unless core_attention_bias_type is pre_scale_bias or post_scale_bias",
-            )
-    if p.alibi_slopes_shape is not None:
-        allowed = ((p.num_heads,), (p.batch_size, p.num_heads))
-        if p.core_attention_bias_type != "alibi":
-            raise InvalidInput(
-                "alibi_slopes_shape", p.alibi_slopes_shape, "needs core_attention_bias_type 'alibi'"
-            )
-        if p.alibi_slopes_shape not in allowed:
-            raise InvalidInput("alibi_slopes_shape", p.alibi_slopes_shape, f"must be one of {allowed}")
-    if p.qkv_format == "thd" and not p.padding:
-        raise InvalidInput(
-            "attn_mask_type",
-            p.attn_mask_type,
-            f"must be padding, padding_causal or padding_causal_bottom_right with layout {p.qkv_layout!r}",
-        )
-    if p.pad_between_seqs and p.qkv_format != "thd":
-        raise InvalidInput("pad_between_seqs", True, f"needs a thd layout, not {p.qkv_layout!r}")
-    if p.layout.paged != (p.kv_cache == "paged"):
-        raise InvalidInput(
-            "kv_cache",
-            p.kv_cache,
-            f"must be 'paged' exactly when qkv_layout is a paged_kv_… layout; here it is {p.qkv_layout!r}",
-        )
-    if (p.kv_cache == "paged") != (p.page_size is not None):
-        raise InvalidInput("page_size", p.page_size, "must be given exactly when kv_cache is 'paged'")
-    if p.kv_cache != "none" and p.is_training:
-        raise InvalidInput("is_training", True, "must be False with a kv_cache: a cache has no backward")
-
-
-def normalise_window(window: tuple[int, int], attn_mask_type: str) -> tuple[int, int]:
-    """TransformerEngine's reading of a window: a causal mask type closes the right side.
-
-    Raises InvalidInput for bounds below -1, and for (-1, 0) without a causal mask type.
-    """
-    left, right = window
-    if left < -1 or right < -1:
-        raise InvalidInput("window_size", window, "each bound must be -1 (none) or at least 0")
-    if "causal" in attn_mask_type:
-        return (left, 0)
-    if window == (-1, 0):
-        raise InvalidInput(
-            "window_size",
-            window,
-            f"must be (-1, -1) with attn_mask_type {attn_mask_type!r}; for causal attention say so there",
-        )
-    return window
-
-
-def diagonal_of(attn_mask_type: str, bottom_right_diagonal: bool | None) -> bool:
-    """Where the diagonal is anchored: the mask type decides, else the wish, else bottom right (as in TE).
-
-    Raises InvalidInput when a causal mask type and the wish contradict each other.
-    """
-    if "causal" not in attn_mask_type:
-        return True if bottom_right_diagonal is None else bottom_right_diagonal
-    anchored = "bottom_right" in attn_mask_type
-    if bottom_right_diagonal is not None and bottom_right_diagonal != anchored:
-        raise InvalidInput(
-            "bottom_right_diagonal",
-            bottom_right_diagonal,
-            f"must be {anchored} with attn_mask_type {attn_mask_type!r}, which decides it",
-        )
-    return anchored

@@ -3,15 +3,22 @@
 Three pieces. In the package's pyproject.toml, an entry point::
 
     [project.entry-points."attnsel.backends"]
-    acme = "acme_attention.planning:PLUGIN"
+    acme = "acme_attention.planning:CANDIDATE"
 
 In ``acme_attention/planning.py``, which must import no torch (plans are made where there is none)::
 
-    from attnsel.plugins import Bad, Multiple, Plugin, Registry, rule
+    from attnsel.plugins import CandidateRecord, Multiple, Registry, rule
 
     RULES = Registry("acme.flash")
 
-    @rule("ACME001", "acme.flash", registry=RULES, evidence="documented", trips={"head_dim_qk": 100})
+    @rule(
+        "ACME001",
+        "acme.flash",
+        requires={"head_dim_qk": Multiple(8)},
+        evidence="documented",
+        fires_on={"head_dim_qk": 100},
+        registry=RULES,
+    )
     def whole_vectors(p, env):
         '''The head dimension must be a multiple of 8
 
@@ -19,9 +26,9 @@ In ``acme_attention/planning.py``, which must import no torch (plans are made wh
         Fix: pad the heads.
         Source: acme_attention's README.
         '''
-        return Bad("head_dim_qk", p.head_dim_qk, Multiple(8)) if p.head_dim_qk % 8 else None
+        return True
 
-    PLUGIN = Plugin(
+    CANDIDATE = CandidateRecord(
         name="acme.flash",
         title="Acme's attention",
         family="ACME",
@@ -35,7 +42,8 @@ And ``acme_attention/kernel.py``: ``forward(spec, inputs)`` and ``backward(spec,
 attnsel/backends/contract.py states them, and ``prepare(spec, inputs)`` if there is something to compile.
 It is imported when the candidate is first chosen.
 
-A plug-in that does not load, or says something that cannot be, is named in a warning and by
+The record is the one that attnsel's own candidates declare: attnsel/candidates/record.py says what each
+field means. A plug-in that does not load, or says something that cannot be, is named in a warning and by
 ``attnsel doctor``, and left out.
 """
 
@@ -46,69 +54,48 @@ import re
 import threading
 import warnings
 from collections.abc import Collection
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from attnsel.candidates import CANDIDATES, CandidateInfo
-from attnsel.rules import load_families
-from attnsel.rules.api import REGISTRY, Page, Registry, Rule, rule
-from attnsel.rules.takes import DEVICES, DTYPES, WORDS, limits
-from attnsel.verdict import AtLeast, AtMost, Bad, EqualTo, Multiple, OneOf, Unknown, Words
+from attnsel.adaptations.search import ADAPTERS
+from attnsel.candidates import CANDIDATES, CandidateRecord
+from attnsel.candidates.capabilities import DEVICES, DTYPES, WORDS
+from attnsel.candidates.registry import completed_by
+from attnsel.rules import REGISTRY, Page, Registry, Rule, add_limits, load_families, rule
+from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.selection.verdict import Unknown, Violation
 
 __all__ = [
     "AtLeast",
     "AtMost",
-    "Bad",
+    "CandidateRecord",
     "EqualTo",
+    "FreeText",
     "Multiple",
     "OneOf",
-    "Plugin",
     "PluginWarning",
     "Registry",
     "Unknown",
-    "Words",
+    "Violation",
     "load_plugins",
     "rule",
 ]
 
 GROUP = "attnsel.backends"
-ADAPTATIONS = ("contiguous", "expand_gqa")  # what attnsel itself carries out for any candidate
+# What attnsel itself carries out, around any kernel; a mask is folded by the kernel that takes one.
+CARRIED_OUT = tuple(name for name in ADAPTERS if name != "fold_mask")
 LONGEST_NAME = 15  # columns a report has for it
 
+_RENAMED: dict[str, Any] = {"Plugin": CandidateRecord, "Bad": Violation, "Words": FreeText}
 
-class Plugin(NamedTuple):
-    """One candidate from elsewhere. ``name``, ``title``, ``family``, ``kernel`` and ``takes`` are required.
 
-    name: lower-case words joined by dots, such as "acme.flash"; 15 characters at most.
-    title: a few words for lists.
-    family: capital letters that begin the codes of its rules. ``<family>000`` is the rule that ``takes``
-        makes.
-    kernel: the module with ``forward``, ``backward`` and perhaps ``prepare``.
-    takes: what the kernel takes; a call that asks for anything else is refused. Element types (bf16, fp16,
-        fp32, fp64), device types (cuda, rocm, cpu, mps, xpu) and features: training, causal, window,
-        top_left and bottom_right (the diagonal's anchor, where lengths differ), padding, mask, thd, gaps,
-        paged, gqa, head_dim_v, bias, bias_grad, alibi, softcap, sinks, dropout, deterministic, lse,
-        max_logit, strides, cuda_graph, empty. Dropout is the contract's: its seed is given, and its entries
-        are numbered.
-    rules: what narrows that down; each about ``name`` alone.
-    place: "before NAME" or "after NAME", where it ranks among attnsel's fused kernels; behind them if empty.
-    proven: where tests of the maker's show it right: architectures ("sm90") and "cpu". Elsewhere it ranks
-        below what is proven, and its first call is compared with ``tiled``.
-    adaptations: exact changes that may be made for it, of "contiguous" and "expand_gqa".
-    last_resort: right and slow: it then ranks among the last.
-    source: what ``takes`` rests on, for the page of ``<family>000``; the distribution's name if empty.
-    """
-
-    name: str
-    title: str
-    family: str
-    kernel: str
-    takes: Collection[str]
-    rules: Registry | None = None
-    place: str = ""
-    proven: Collection[str] = ()
-    adaptations: tuple[str, ...] = ()
-    last_resort: bool = False
-    source: str = ""
+def __getattr__(name: str) -> Any:
+    """Names of 0.1, for plug-ins that were written against it."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module 'attnsel.plugins' has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(f"attnsel.plugins.{name} is {new.__name__} now", DeprecationWarning, stacklevel=2)
+    return new
 
 
 class PluginWarning(UserWarning):
@@ -120,7 +107,7 @@ class Found(NamedTuple):
 
     entry: str  # "acme = acme_attention.planning:PLUGIN"
     distribution: str  # "acme-attention 1.2"
-    plugin: Plugin | None
+    plugin: CandidateRecord | None
     trouble: str = ""
 
 
@@ -160,11 +147,10 @@ def _load(point: importlib.metadata.EntryPoint) -> Found:
     distribution = "an unnamed distribution" if dist is None else f"{dist.name} {dist.version}"
     entry = f"{point.name} = {point.value}"
     try:
-        plugin = point.load()
-        _admit(plugin, distribution)
+        record = _admit(point.load(), distribution)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a stranger's import raises, SystemExit included
+    except BaseException as error:  # whatever another package's import raises, SystemExit included
         trouble = " ".join(f"{type(error).__name__}: {error}".split())
         warnings.warn(
             f"the attnsel plug-in {entry!r} of {distribution} is left out: {trouble}",
@@ -172,63 +158,56 @@ def _load(point: importlib.metadata.EntryPoint) -> Found:
             stacklevel=5,
         )
         return Found(entry, distribution, None, trouble)
-    return Found(entry, distribution, plugin)
+    return Found(entry, distribution, record)
 
 
-def _admit(plugin: Plugin, distribution: str) -> None:
+def _admit(record: CandidateRecord, distribution: str) -> CandidateRecord:
     """Put it among the candidates and its rules among the rules, or raise and change nothing."""
-    if not isinstance(plugin, Plugin):
-        raise TypeError(f"it loads to {type(plugin).__name__!r}; allowed: an attnsel.plugins.Plugin")
-    _check_words(plugin)
-    own = Registry(plugin.name)
-    limits(own, plugin.name, plugin.family, frozenset(plugin.takes), plugin.source or distribution)
-    pages: dict[str, Page] = {} if plugin.rules is None else plugin.rules.pages
+    if not isinstance(record, CandidateRecord):
+        raise TypeError(f"it loads to {type(record).__name__!r}; allowed: an attnsel.plugins.CandidateRecord")
+    check_record(record)
+    record = replace(record, distribution=distribution)
+    own = Registry(record.name)
+    add_limits(record, own)
+    pages: dict[str, Page] = record.rules.pages if isinstance(record.rules, Registry) else {}
     for page in pages.values():
-        _check_rule(page, plugin)
+        _check_rule(page, record)
         own.add(page)
     for code in own.pages:
-        if code in REGISTRY.pages:
-            raise ValueError(f"rule code {code} is taken by {REGISTRY.pages[code].module}")
-    CANDIDATES[plugin.name] = CandidateInfo(
-        plugin.name,
-        plugin.title,
-        True,
-        plugin.adaptations,
-        plugin.last_resort,
-        plugin=distribution,
-        proven_on=frozenset(plugin.proven),
-        kernel=plugin.kernel,
-        place=_place(plugin),
-    )
+        if code in REGISTRY.pages or code in REGISTRY.removed:
+            raise ValueError(f"rule code {code} is taken")
+    CANDIDATES[record.name] = record
     REGISTRY.pages.update(own.pages)
+    REGISTRY.add_candidate(record)
+    return record
 
 
-def _check_words(plugin: Plugin) -> None:
+def check_record(record: CandidateRecord) -> None:
     """Raises ValueError or TypeError naming the field, its value and what is allowed."""
     for field in ("name", "title", "family", "kernel", "place", "source"):
-        if not isinstance(getattr(plugin, field), str):
-            raise TypeError(f"{field} = {getattr(plugin, field)!r}: must be text")
-    name, family = plugin.name, plugin.family
+        if not isinstance(getattr(record, field), str):
+            raise TypeError(f"{field} = {getattr(record, field)!r}: must be text")
+    name, family = record.name, record.family
     if not re.fullmatch(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*", name) or len(name) > LONGEST_NAME:
         raise ValueError(f"name = {name!r}: lower-case words joined by dots, {LONGEST_NAME} characters")
     if name in CANDIDATES:
-        owner = CANDIDATES[name].plugin or "attnsel"
+        owner = CANDIDATES[name].distribution or "attnsel"
         raise ValueError(f"name = {name!r}: taken by {owner}")
     if not re.fullmatch(r"[A-Z]{2,8}", family) or family in {page.family for page in REGISTRY.pages.values()}:
         raise ValueError(f"family = {family!r}: two to eight capital letters that begin no other's codes")
-    if not re.fullmatch(r"\w+(\.\w+)*", plugin.kernel):
-        raise ValueError(f"kernel = {plugin.kernel!r}: the name of a module")
-    _check_listed("takes", plugin.takes, WORDS)
+    if not re.fullmatch(r"\w+(\.\w+)*(:\w+)?", record.kernel):
+        raise ValueError(f"kernel = {record.kernel!r}: the name of a module, or module:name")
+    _check_listed("takes", record.takes, WORDS)
     for kind, words in (("element", DTYPES), ("device", DEVICES)):
-        if not set(words) & set(plugin.takes):
-            raise ValueError(f"takes = {sorted(plugin.takes)}: needs a type of {kind}: {', '.join(words)}")
-    _check_listed("adaptations", plugin.adaptations, ADAPTATIONS)
-    odd = [word for word in _collection("proven", plugin.proven) if not re.fullmatch(r"sm\d+|[a-z]+", word)]
+        if not set(words) & set(record.takes):
+            raise ValueError(f"takes = {sorted(record.takes)}: needs a type of {kind}: {', '.join(words)}")
+    _check_listed("adaptations", record.adaptations, CARRIED_OUT)
+    odd = [word for word in _collection("proven", record.proven) if not re.fullmatch(r"sm\d+|[a-z]+", word)]
     if odd:
         raise ValueError(f"proven = {odd[0]!r}: an architecture such as 'sm90', or 'cpu'")
-    _place(plugin)
-    if plugin.rules is not None and not isinstance(plugin.rules, Registry):
-        raise TypeError(f"rules = {plugin.rules!r}: must be a Registry")
+    _check_place(record)
+    if record.rules is not None and not isinstance(record.rules, (Registry, tuple)):
+        raise TypeError(f"rules = {record.rules!r}: must be a Registry")
 
 
 def _collection(field: str, value: Collection[str]) -> Collection[str]:
@@ -244,21 +223,23 @@ def _check_listed(field: str, value: Collection[str], allowed: tuple[str, ...]) 
         raise ValueError(f"{field} = {unknown[0]!r}: allowed: {', '.join(allowed)}")
 
 
-def _check_rule(page: Page, plugin: Plugin) -> None:
+def _check_rule(page: Page, record: CandidateRecord) -> None:
     if not isinstance(page, Rule):
         raise TypeError(f"{page.code} is a {type(page).__name__}; a plug-in has rules only")
-    if page.candidates != (plugin.name,):
-        raise ValueError(f"{page.code} is about {', '.join(page.candidates)}; allowed: {plugin.name}")
-    if page.family != plugin.family:
-        raise ValueError(f"rule code {page.code}: must begin with {plugin.family}")
+    if page.candidates != (record.name,):
+        raise ValueError(f"{page.code} is about {', '.join(page.candidates)}; allowed: {record.name}")
+    if page.family != record.family:
+        raise ValueError(f"rule code {page.code}: must begin with {record.family}")
 
 
-def _place(plugin: Plugin) -> tuple[str, int] | None:
-    """("triton", -1) for "before triton"; None for no place. Raises ValueError for anything else."""
-    if not plugin.place:
-        return None
-    side, _, name = plugin.place.partition(" ")
-    ours = [info.name for info in CANDIDATES.values() if not info.plugin and not info.last_resort]
+def _check_place(record: CandidateRecord) -> None:
+    """Raises ValueError for anything but "before NAME" and "after NAME" of a fused kernel, or nothing."""
+    if not record.place:
+        return
+    side, _, name = record.place.partition(" ")
+    ours = [other.name for other in CANDIDATES.values() if not other.plugin and not other.last_resort]
     if side not in ("before", "after") or name not in ours:
-        raise ValueError(f"place = {plugin.place!r}: 'before' or 'after' one of {', '.join(ours)}")
-    return name, -1 if side == "before" else 1
+        raise ValueError(f"place = {record.place!r}: 'before' or 'after' one of {', '.join(ours)}")
+
+
+completed_by(load_plugins)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ByteSize, Field, WrapValidator
 
 from attnsel._model import FrozenModel
-from attnsel.candidates import CANDIDATES
+from attnsel.candidates import CANDIDATES, complete
 
 
 def _read_names(value: Any) -> Any:
@@ -18,9 +18,7 @@ def _read_names(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         names = tuple(sorted(value) if isinstance(value, (set, frozenset)) else value)
         if any(name not in CANDIDATES for name in names):
-            from attnsel.plugins import load_plugins  # late: only a name that is not ours needs them
-
-            load_plugins()
+            complete()  # only a name that is not ours needs them
         for name in names:
             if name not in CANDIDATES:
                 raise ValueError(f"{name!r} is no candidate; allowed: {', '.join(CANDIDATES)}")
@@ -55,7 +53,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_read_names)]
 
 
 class Policy(FrozenModel):
-    """Limits and wishes. The default allows everything and prefers speed among what is right."""
+    """What is allowed and preferred. The default allows everything that is right and prefers speed."""
 
     backend: Annotated[str | None, BeforeValidator(_read_name)] = Field(
         default=None, description="run this candidate or raise with its reasons; never another"
@@ -69,6 +67,7 @@ class Policy(FrozenModel):
         default=(), description="BUG codes to ignore, for those who know their build is patched"
     )
     deterministic: bool = Field(default=False, description="refuse what is not deterministic")
+    preview: bool = Field(default=False, description="let rules refuse that are still tried out")
     memory_limit: Size = Field(
         default=None,
         description="most memory, such as 2GiB, that a call may take for scores, masks, copies and tiles",

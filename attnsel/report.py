@@ -1,44 +1,85 @@
-"""How an answer is told: plain text that fits a terminal, a log and an error message alike."""
+"""An answer as text that fits a terminal, a log and an error message alike.
+
+First the verdict in words; then where and what was asked; the candidates in their order; the reasons against
+those that cannot run, each once however many it concerns; and the ways out.
+"""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
-from attnsel.memory import memory_parts
-from attnsel.verdict import size
+from attnsel.rules import REGISTRY, Preference
+from attnsel.selection.memory import memory_parts
+from attnsel.selection.requirements import size
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
-    from attnsel.select import Candidate, Selection
+    from attnsel.selection.select import Selection
+    from attnsel.selection.verdict import Adaptation, Candidate, Reason
     from attnsel.unlock import Unlock
-    from attnsel.verdict import Adaptation
 
 _NAME = 15  # columns for a candidate's name
 _MARK = {"eligible": "✔", "unknown": "?", "refused": "✖"}
+_MOST_WAYS = 3  # shown of the ways to one candidate
 
 
 def render(selection: Selection, width: int = 80) -> str:
-    """The whole answer: where, what, the ranking, every reason, the ways out."""
-    lines = [*_wrap_items(environment_words(selection.environment), width)]
-    lines += _wrap_items(params_words(selection.params), width)
+    """The whole answer."""
+    lines = [*_fold(verdict(selection), width), ""]
+    lines += _join_items(environment_words(selection.environment), width)
+    lines += _join_items(params_words(selection.params), width)
     lines += [f"! {warning}" for warning in selection.environment.warnings]
-    wish = _policy_words(selection)
-    if wish:
-        lines += _wrap_items(["policy", *wish], width)
+    lines += [f"! planned only: {why}" for why in dict.fromkeys(c.plan_only for c in selection.ranked) if why]
+    policy = _policy_words(selection)
+    if policy:
+        lines += _join_items(["policy", *policy], width)
     if selection.layout is not None:
         lines += selection.layout.describe(width).splitlines()
-    lines.append("")
-    place = 0
-    for candidate in selection.candidates:
-        if candidate.verdict != "refused":
-            place += 1
-        lines += _candidate_lines(candidate, place, width, selection)
+    lines += ["", *_ranked_lines(selection, width), *_reason_lines(selection, width)]
     lines += _unlock_lines(selection, width)
     lines += _closing_lines(selection, width)
     return "\n".join(line.rstrip() for line in lines)
+
+
+# ---- in a sentence ----------------------------------------------------------------------------------
+
+
+def verdict(selection: Selection) -> str:
+    """What runs, and the one thing that keeps a better candidate from running."""
+    better = _better(selection)
+    chosen = selection.chosen
+    if chosen is None:
+        text = "Nothing runs this call"
+        if selection.policy.backend is not None:
+            codes = ", ".join(dict.fromkeys(r.code for r in selection[selection.policy.backend].reasons))
+            text = f"{selection.policy.backend} cannot run this call ({codes}), and no other is allowed"
+        nearest = better or next(iter(selection.unlocks), None)
+        return f"{text}." if nearest is None else f"{text}. To get {nearest.candidate}: {nearest.change}."
+    text = f"{chosen.name} {_verb(chosen)}"
+    if CANDIDATES[chosen.name].last_resort and _on_gpu(selection.environment):
+        text += " slowly"
+    if chosen.adaptations:
+        text += f" and {', '.join(made.text for made in chosen.adaptations)} on every call"
+    if not chosen.eligible:
+        text += ": nobody has checked"
+    if better is None:
+        return f"{text}."
+    return f"{text}. To run {better.candidate} instead: {better.change}."
+
+
+def _verb(candidate: Candidate) -> str:
+    if candidate.plan_only:
+        return "would run"
+    return "runs" if candidate.eligible else "may run"
+
+
+def _better(selection: Selection) -> Unlock | None:
+    """The cheapest change by which another candidate would be first."""
+    return next((u for u in selection.unlocks if u.rank == 1 and u.effect != "risk"), None)
 
 
 def one_line(selection: Selection) -> str:
@@ -56,11 +97,18 @@ def one_line(selection: Selection) -> str:
     ]
     if blocked:
         parts.append("refused: " + ", ".join(blocked))
-    better = [u for u in selection.unlocks if u.rank == 1 and u.effect != "risk"]
-    if better:
-        parts.append(f"to get {better[0].candidate}: {better[0].change}")
+    better = _better(selection)
+    if better is not None:
+        parts.append(f"to get {better.candidate}: {better.change}")
     question = " ".join(params_words(selection.params))
     return f"{'; '.join(parts)} [{question}]"
+
+
+# ---- where and what ---------------------------------------------------------------------------------
+
+
+def _on_gpu(env: Environment) -> bool:
+    return env.device.type in ("cuda", "rocm")
 
 
 def environment_words(env: Environment) -> list[str]:
@@ -122,16 +170,6 @@ def params_words(p: AttentionParams) -> list[str]:
     return words
 
 
-def adaptation_words(a: Adaptation, p: AttentionParams) -> str:
-    """A change and what it costs: memory it makes, and work beyond the call's own."""
-    words = [a.text]
-    if a.bytes:
-        words.append(size(a.bytes))
-    if a.flops:
-        words.append(f"+{100 * a.flops / max(1, p.flops):.2g} % work")
-    return ", ".join(words)
-
-
 def _policy_words(selection: Selection) -> list[str]:
     policy = selection.policy
     return [
@@ -141,64 +179,137 @@ def _policy_words(selection: Selection) -> list[str]:
     ]
 
 
-def _candidate_lines(candidate: Candidate, place: int, width: int, selection: Selection) -> list[str]:
-    number = f"{place:>3}" if candidate.verdict != "refused" else "  –"
-    head = f"{number} {_MARK[candidate.verdict]} {candidate.name:<{_NAME}} "
-    texts = []
-    if candidate.verdict != "refused":
-        texts.append(_runs_text(candidate, selection))
-    texts += [f"{reason.code}  {reason.message}  [{reason.evidence}]" for reason in candidate.reasons]
+# ---- the candidates ---------------------------------------------------------------------------------
+
+
+def _ranked_lines(selection: Selection, width: int) -> list[str]:
     lines: list[str] = []
-    for text in texts:
-        lead = head if not lines else " " * len(head)
-        deeper = " " * len(head) + ("" if candidate.verdict != "refused" and text == texts[0] else "  ")
-        lines += textwrap.wrap(
-            text, width, initial_indent=lead, subsequent_indent=deeper, break_on_hyphens=False
-        )
+    for place, candidate in enumerate(selection.ranked, 1):
+        head = f"{place:>3} {_MARK[candidate.verdict]} {candidate.name:<{_NAME}} "
+        deeper = " " * len(head)
+        texts = [_runs_text(candidate, selection), *_adaptation_texts(candidate, selection.params)]
+        for number, text in enumerate(texts):
+            lead, indent = (head, deeper) if not number else (deeper + "  ", deeper + "    ")
+            lines += _fold(text, width, lead, indent)
     return lines
 
 
 def _runs_text(candidate: Candidate, selection: Selection) -> str:
-    words = "runs" if candidate.verdict == "eligible" else "may run: nobody has checked"
-    if candidate.adaptations:
-        changes = "; ".join(adaptation_words(a, selection.params) for a in candidate.adaptations)
-        words += f" ({changes})"
-    notes = []
-    info = CANDIDATES[candidate.name]
-    if info.last_resort and selection.environment.device.type != "cpu":
-        notes.append("slow")
-    if candidate.name == "sdpa.math":
-        scores = memory_parts("sdpa.math", selection.params, selection.environment)
-        notes += [f"{size(amount)} for the {what}" for what, amount in scores]
+    record, env = CANDIDATES[candidate.name], selection.environment
+    notes = [_verb(candidate)]
+    if record.last_resort and _on_gpu(env):
+        notes[0] += ", slow"
+    if not candidate.eligible:
+        notes[0] += ": nobody has checked"
+    own = memory_parts(candidate.name, selection.params, env)
+    notes += [f"{size(amount)} of {what}" for what, amount in own]
     if candidate.unproven:
-        how = "compiled only" if info.owned else "not run there yet"
-        if info.plugin:
-            how = f"{info.plugin} declares no proof"
-        notes.append(f"unproven on {selection.environment.target}: {how}")
-    if candidate.plan_only:
-        notes.append(f"plan only: {candidate.plan_only}")
-    told = ", ".join([words, *notes])
-    return f"{told}  · placed by {candidate.placed_by}" if candidate.placed_by else told
+        how = f"{record.distribution} declares no proof" if record.plugin else record.unproven_note
+        notes.append(f"unproven on {env.target}: {how}")
+    elif candidate.placed_by is not None and not record.last_resort:
+        page = REGISTRY.pages[candidate.placed_by]
+        assert isinstance(page, Preference)
+        notes.append(page.short)
+    return " · ".join(notes)
+
+
+def _adaptation_texts(candidate: Candidate, p: AttentionParams) -> list[str]:
+    """A line for each change, with what it costs and what it avoids."""
+    return [f"{adaptation_words(made, p)}{_avoided(made)}" for made in candidate.adaptations]
+
+
+def adaptation_words(made: Adaptation, p: AttentionParams) -> str:
+    """A change and what it costs: memory it makes, and work beyond the call's own."""
+    words = [made.text]
+    if made.bytes:
+        words.append(size(made.bytes))
+    if made.flops:
+        words.append(f"+{100 * made.flops / max(1, p.flops):.2g} % work")
+    return ", ".join(words)
+
+
+def _avoided(made: Adaptation) -> str:
+    if not made.avoids:
+        return ""
+    first, *others = made.avoids
+    more = f" and {', '.join(reason.code for reason in others)}" if others else ""
+    return f" · avoids {first.code}{more}: {first.rule.title}"
+
+
+# ---- the reasons ------------------------------------------------------------------------------------
+
+
+def _reason_lines(selection: Selection, width: int) -> list[str]:
+    """Every reason once, below the names of all candidates that it refuses."""
+    needing_gpu = _needing_gpu(selection)
+    lines: list[str] = []
+    for names, reasons in _grouped([c for c in selection.candidates if c.name not in needing_gpu]).items():
+        refused = selection[names[0]].verdict == "refused"
+        lines += _fold(
+            ", ".join(names), width, f"  – {_MARK['refused' if refused else 'unknown']} ", "      "
+        )
+        for message, reason in reasons:
+            text = f"{reason.code}  {message}  [{reason.evidence}]"
+            lines += _fold(text, width, "      ", "        ")
+    if needing_gpu:
+        here = selection.environment.device.type
+        lines += _fold(f"{', '.join(needing_gpu)}: need a GPU, and this is {here}", width, "  – ✖ ", "      ")
+    return lines
+
+
+def _needing_gpu(selection: Selection) -> list[str]:
+    """Off a GPU, the candidates whose reasons come to that; those of a forced one are always shown."""
+    if _on_gpu(selection.environment):
+        return []
+    forced = selection.policy.backend
+    return [
+        c.name
+        for c in selection.candidates
+        if c.name != forced and any(r.field == "device" for r in c.reasons)
+    ]
+
+
+def _grouped(candidates: list[Candidate]) -> dict[tuple[str, ...], list[tuple[str, Reason]]]:
+    """Reasons by the candidates that share them, in the order in which they are met."""
+    sharing: dict[tuple[str, str], list[str]] = {}
+    first: dict[tuple[str, str], Reason] = {}
+    for candidate in candidates:
+        for reason in candidate.reasons:
+            key = (reason.code, _of_any(candidate.name, reason))
+            if candidate.name not in sharing.setdefault(key, []):
+                sharing[key].append(candidate.name)
+            first.setdefault(key, reason)
+    groups: dict[tuple[str, ...], list[tuple[str, Reason]]] = {}
+    for key, names in sharing.items():
+        reason = first[key]
+        text = reason.message if len(names) == 1 else key[1]
+        groups.setdefault(tuple(names), []).append((text, reason))
+    return groups
+
+
+def _of_any(name: str, reason: Reason) -> str:
+    """A reason's message; that of a policy, which asks for each candidate by its name, without that name."""
+    if reason.evidence != "policy":
+        return reason.message
+    return re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", "one of these", reason.message)
+
+
+# ---- the ways out -----------------------------------------------------------------------------------
 
 
 def _unlock_lines(selection: Selection, width: int) -> list[str]:
-    """The cheapest two ways to each refused fused kernel."""
+    """The cheapest ways to each refused fused kernel."""
     shown: dict[str, list[Unlock]] = {}
     for unlock in selection.unlocks:
         if not CANDIDATES[unlock.candidate].last_resort:
             shown.setdefault(unlock.candidate, []).append(unlock)
     lines: list[str] = []
     for name, unlocks in shown.items():
-        for unlock in unlocks[:3]:
+        for unlock in unlocks[:_MOST_WAYS]:
             lead = f"  To get {name}: " if unlock is unlocks[0] else "  or: "
             place = "would be first" if unlock.rank == 1 else f"would be number {unlock.rank}"
-            lines += textwrap.wrap(
-                f"{unlock.change}  [{unlock.effect}; re-checked: {place}]",
-                width,
-                initial_indent=lead,
-                subsequent_indent="      ",
-                break_on_hyphens=False,
-            )
+            text = f"{unlock.change}  [{unlock.effect}; re-checked: {place}]"
+            lines += _fold(text, width, lead, "      ")
             lines += [
                 f"      {line}"
                 for paste in unlock.paste.splitlines()
@@ -217,15 +328,28 @@ def _shell_lines(paste: str, width: int) -> list[str]:
 
 
 def _closing_lines(selection: Selection, width: int) -> list[str]:
-    codes = [r.code for c in selection.candidates for r in c.reasons]
-    bugs = list(dict.fromkeys(code for code in codes if code.startswith("BUG")))
+    unshown = _needing_gpu(selection)
+    codes = [r.code for c in selection.candidates if c.name not in unshown for r in c.reasons]
+    avoided = [r.code for c in selection.candidates for a in c.adaptations for r in a.avoids]
+    bugs = [code for code in dict.fromkeys(codes) if code.startswith("BUG")]
+    bugs += [
+        f"{code} (avoided)" for code in dict.fromkeys(avoided) if code.startswith("BUG") and code not in codes
+    ]
     text = f"Known bugs that touch this: {', '.join(bugs) or 'none'}."
-    if codes:
-        text += f"  Why a rule: attnsel rule {codes[0]}"
-    return ["", *textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")]
+    why = next(iter((*codes, *avoided)), None)
+    if why is not None:
+        text += f"  Why a rule: attnsel rule {why}"
+    return ["", *_fold(text, width, "  ", "  ")]
 
 
-def _wrap_items(items: list[str], width: int) -> list[str]:
+# ---- lines ------------------------------------------------------------------------------------------
+
+
+def _fold(text: str, width: int, lead: str = "", indent: str = "") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _join_items(items: list[str], width: int) -> list[str]:
     """Items joined by a dot, never broken inside one."""
     lines: list[str] = []
     for item in items:

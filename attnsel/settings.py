@@ -1,4 +1,4 @@
-"""What this process was told: the policy, and how much to say. The only reader of ``ATTNSEL_*``.
+"""The settings of this process: the policy, and how much to print. The only reader of ``ATTNSEL_*``.
 
 The environment is read once, at first use; :func:`configure` reads it again and adds to it;
 :func:`override` changes it for one block of code, one thread or task at a time.
@@ -26,6 +26,7 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_ALLOW_KNOWN_BUGS": "allow_known_bugs",
     "ATTNSEL_DETERMINISTIC": "deterministic",
     "ATTNSEL_MEMORY_LIMIT": "memory_limit",
+    "ATTNSEL_PREVIEW": "preview",
     "ATTNSEL_DEBUG": "debug",
     "ATTNSEL_DEBUG_FORMAT": "debug_format",
     "ATTNSEL_DEBUG_FILE": "debug_file",
@@ -41,7 +42,7 @@ def _read_selfcheck(value: Any) -> Any:
 
 
 class Settings(FrozenModel):
-    """The policy, and what is told about choices."""
+    """The policy, and what is printed about choices."""
 
     policy: Policy = Policy()
     debug: Literal[0, 1, 2] = Field(

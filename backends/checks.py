@@ -137,10 +137,10 @@ def _longest_kv(spec: Spec, inputs: Inputs) -> int:
     return _longest(inputs.max_seqlen_kv, inputs.cu_seqlens_kv) if spec.packed else inputs.k.shape[2]
 
 
-def _longest(told: int | None, cu_seqlens: Tensor | None) -> int:
+def _longest(given: int | None, cu_seqlens: Tensor | None) -> int:
     """The longest sequence, or 0 where finding out would wait for a GPU."""
-    if told is not None:
-        return told
+    if given is not None:
+        return given
     if cu_seqlens is None or cu_seqlens.device.type != "cpu" or cu_seqlens.numel() < 2:
         return 0
     return max(0, int((cu_seqlens[1:] - cu_seqlens[:-1]).max()))

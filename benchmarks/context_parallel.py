@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 8 benchmarks/context_parallel.py --measure     # overlap and scaling, on GPUs
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --measure --device cpu   # a rehearsal on Gloo
 
-The model is that of ``attnsel explain --cp-size`` (attnsel/cp_plan/cost.py says what it assumes); its record
-says ``"simulated": true``, and no figure in it was measured. Efficiency is the time of one rank for the whole
-sequence, over ranks times their time.
+The model is that of ``attnsel explain --cp-size`` (attnsel/context_parallel/estimate.py: what it assumes);
+its record says ``"simulated": true``, and no figure in it was measured. Efficiency is the time of one rank
+for the whole sequence, over ranks times their time.
 
 Measured, forward: the module over all ranks; the same kernel calls with nothing sent; the same messages with
 nothing computed. Overlap is the part of the shorter of the last two that the first does not pay for.
@@ -25,8 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from attnsel import AttentionParams, Environment
-from attnsel.cp_plan import Machine, cost, plan
-from attnsel.cp_plan.work import Call, Layout
+from attnsel.context_parallel import estimate as cost
+from attnsel.context_parallel.estimate import Machine
+from attnsel.context_parallel.plan import plan
+from attnsel.context_parallel.schedule import StepCall
+from attnsel.context_parallel.step import RankLayout
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -84,7 +87,6 @@ def simulate() -> list[Simulated]:
                 p = AttentionParams(**CALL, max_seqlen_q=seqlen, cp_size=ranks)
                 made = plan(p, env)
                 assert made.machine is not None
-                alone = one_rank(p, made.machine)
                 for e in made.exchanges:
                     if e.estimate is None or e.layout is None:
                         why = ", ".join(reason.code for reason in e.why_not) or str(e.obstacle)
@@ -92,6 +94,7 @@ def simulate() -> list[Simulated]:
                         continue
                     name = e.comm if e.comm != "a2a+p2p" else f"a2a {e.layout.a2a} + p2p {e.layout.ring}"
                     t = e.estimate
+                    alone = one_rank(p, made.machine._replace(share=t.share))
                     ms = (1e3 * t.total, 1e3 * t.computes, 1e3 * t.waits)
                     rows.append(Simulated(gpu, seqlen, ranks, name, *ms, alone / (ranks * t.total)))
     return rows
@@ -99,8 +102,8 @@ def simulate() -> list[Simulated]:
 
 def one_rank(p: AttentionParams, machine: Machine) -> float:
     """Seconds of one rank for the whole causal sequence, forward and backward, by the same model."""
-    call = Call("whole", p.max_seqlen_q, p.max_seqlen_kv, p.max_seqlen_q * (p.max_seqlen_q + 1) // 2)
-    layout = Layout("a2a", 1, 1)
+    call = StepCall("whole", p.max_seqlen_q, p.max_seqlen_kv, p.max_seqlen_q * (p.max_seqlen_q + 1) // 2)
+    layout = RankLayout("a2a", 1, 1)
     return sum(cost.call_time(call, p, layout, machine, phase) for phase in ("forward", "backward"))
 
 
@@ -209,7 +212,7 @@ def messages(comm: str, mine: list[Any]) -> None:
             block = arrived
 
 
-# ---- telling ----------------------------------------------------------------------------------------
+# ---- printing ---------------------------------------------------------------------------------------
 
 
 def show(title: str, rows: list[Any]) -> None:

@@ -3,9 +3,9 @@
     python benchmarks/cudnn_plans.py              # on a GPU: real plans, host time beside sdpa.cudnn's
     python benchmarks/cudnn_plans.py --json FILE
 
-Without a GPU the frontend is the emulation of tests/emulated_cudnn.py with nothing carried out, so what is
-left is attnsel's own part of a call: checks, the look-up, the buffers, and what it tidies afterwards. On a
-GPU a launch takes the place of each small operation.
+Without a GPU the frontend is the emulation of tests/support/emulated_cudnn.py with nothing carried out, so
+what is left is attnsel's own part of a call: checks, the look-up, the buffers, and what it tidies afterwards.
+On a GPU a launch takes the place of each small operation.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 import torch
 from measure import ROOT, Row, pairs, per_call, quiet, record, row, show, write
 
-from attnsel.backends import sdpa
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.cudnn import plans, session, tensors
 from attnsel.backends.cudnn.plans import PLANS
 from attnsel.backends.cudnn.run import backward, forward, prepare
+from attnsel.backends.sdpa import kernels as sdpa
 
 HIT_BUDGET_US = 10.0  # look-up of a problem and its plan; carrying it out is not in it
 
 
 def without_a_gpu() -> torch.device:
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     import emulated_cudnn
 
     emulated_cudnn.pygraph.execute = lambda *unused, **none: None  # type: ignore[method-assign]
@@ -110,7 +110,7 @@ def beside_sdpa(device: torch.device) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="where the record goes")
-    told = parser.parse_args()
+    options = parser.parse_args()
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else without_a_gpu()
     rows = [*(builds(device) if gpu else []), *hits(device), *(beside_sdpa(device) if gpu else [])]
@@ -118,7 +118,7 @@ def main() -> None:
     show(f"cuDNN plans · {where} · {PLANS.info()}", rows)
     name = where.replace(" ", "-") if gpu else "cpu"
     write(
-        told.json or ROOT / "benchmarks" / "results" / f"cudnn-plans-{name}.json",
+        options.json or ROOT / "benchmarks" / "results" / f"cudnn-plans-{name}.json",
         record("cudnn-plans", rows, device=where),
     )
 

@@ -233,7 +233,7 @@ def compare(
 
 def _what_ran() -> str:
     """The backend of the one call since the cache was cleared."""
-    from attnsel.runtime import run
+    from attnsel.runtime import dispatch as run
 
     for bound in reversed(list(run._bound.items.values())):
         if bound.selection.backend is not None:

@@ -49,12 +49,12 @@ class Outcome:
 class Shard:
     """One pytest process over a part of the tests, begun anew behind a test that ended it."""
 
-    def __init__(self, number: int, of: int, told: Any, folder: Path) -> None:
+    def __init__(self, number: int, of: int, options: Any, folder: Path) -> None:
         self.file = folder / f"shard-{number}.jsonl"
         self.command = [
             *(sys.executable, "-m", "pytest", "-p", "record_tests", "-p", "no:cacheprovider"),
-            *("--record", str(self.file), "--shard", f"{number}/{of}", f"--gpu-device={told.device}"),
-            *("--no-header", *told.tests),
+            *("--record", str(self.file), "--shard", f"{number}/{of}", f"--gpu-device={options.device}"),
+            *("--no-header", *options.tests),
         ]
         self.log = (folder / f"shard-{number}.log").open("a")
         self.process: subprocess.Popen[Any] | None = None
@@ -109,7 +109,7 @@ def _start(command: Sequence[str], log: Any) -> subprocess.Popen[Any]:
 
 
 def proves(recorded: dict[str, Any]) -> set[tuple[str, int]]:
-    """(candidate, arch) pairs that a record of a test run shows running: what may stand in PROVEN.
+    """(candidate, arch) pairs that a record of a test run shows running: what a record's ``proven`` may name.
 
     The whole suite ran to its end, on a GPU, from a commit, and every test of the candidate passed or was
     skipped for a reason of the rules or the device; the feature grid is among the passed.
@@ -129,10 +129,10 @@ def proves(recorded: dict[str, Any]) -> set[tuple[str, int]]:
     return proven
 
 
-def run_tests(told: Any, described: dict[str, Any], path: Path, until: float) -> dict[str, Any]:
+def run_tests(options: Any, described: dict[str, Any], path: Path, until: float) -> dict[str, Any]:
     """The record of the tests, on disk all the while."""
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, _shards(told, Path(folder)) as shards:
+    with tempfile.TemporaryDirectory() as folder, _shards(options, Path(folder)) as shards:
 
         def keep(ended: bool) -> dict[str, Any]:
             found = {name: outcome for shard in shards for name, outcome in shard.outcomes().items()}
@@ -142,13 +142,13 @@ def run_tests(told: Any, described: dict[str, Any], path: Path, until: float) ->
                 "gpu-tests",
                 rows,
                 device=described,
-                tests=told.tests,
+                tests=options.tests,
                 complete=ended and bool(rows) and not counts["unfinished"],
                 seconds=round(time.monotonic() - begun, 1),
                 summary=counts,
             )
-            if told.commit:
-                recorded["commit"] = told.commit
+            if options.commit:
+                recorded["commit"] = options.commit
             write(path, recorded)
             return recorded
 
@@ -173,8 +173,8 @@ def run_tests(told: Any, described: dict[str, Any], path: Path, until: float) ->
 
 
 @contextmanager
-def _shards(told: Any, folder: Path) -> Iterator[list[Shard]]:
-    shards = [Shard(n, told.shards, told, folder) for n in range(told.shards)]
+def _shards(options: Any, folder: Path) -> Iterator[list[Shard]]:
+    shards = [Shard(n, options.shards, options, folder) for n in range(options.shards)]
     try:
         yield shards
     finally:
@@ -183,11 +183,11 @@ def _shards(told: Any, folder: Path) -> Iterator[list[Shard]]:
             shard.log.close()
 
 
-def run_benchmark(told: Any, path: Path, until: float) -> int:
-    """kernels.py, ended when the time is over; what it measured is on disk by then."""
+def run_benchmark(options: Any, path: Path, until: float) -> int:
+    """kernel_speed.py, ended when the time is over; what it measured is on disk by then."""
     seconds = max(0.0, until - time.monotonic())
-    command = [sys.executable, "benchmarks/kernels.py", "--device", told.device, "--json", str(path)]
-    process = _start([*command, "--budget", f"{0.9 * seconds:.0f}", *told.kernels.split()], None)
+    command = [sys.executable, "benchmarks/kernel_speed.py", "--device", options.device, "--json", str(path)]
+    process = _start([*command, "--budget", f"{0.9 * seconds:.0f}", *options.kernels.split()], None)
     try:
         return process.wait(seconds + 15)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -210,9 +210,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: rehearse")
     parser.add_argument("--shards", type=int, help="pytest processes side by side (compiling takes the time)")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="TEST", help="instead of tests/gpu")
-    parser.add_argument("--kernels", default="", metavar="FLAGS", help='for kernels.py, such as "--quick"')
+    parser.add_argument(
+        "--kernels", default="", metavar="FLAGS", help='for kernel_speed.py, such as "--quick"'
+    )
     parser.add_argument("--commit", help="what this is a copy of, where git cannot tell")
-    told = parser.parse_args(words)
+    options = parser.parse_args(words)
     begun = time.monotonic()
     try:
         import torch
@@ -220,23 +222,24 @@ def main(words: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError:
         parser.error("torch is needed: pip install 'attnsel[torch]'")
 
-    if told.device == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: no CUDA device here. --device cpu rehearses on Triton's interpreter.", file=sys.stderr)
         return 2
-    if told.shards is None:
-        told.shards = max(1, min(12, (os.cpu_count() or 1) - 2)) if told.device == "cuda" else 1
-    described = describe(torch.device(told.device))
+    if options.shards is None:
+        options.shards = max(1, min(12, (os.cpu_count() or 1) - 2)) if options.device == "cuda" else 1
+    described = describe(torch.device(options.device))
     name = file_name(described["name"])
     tested = run_tests(
-        told, described, told.out / f"gpu-tests-{name}.json", begun + TESTS_SHARE * told.budget
+        options, described, options.out / f"gpu-tests-{name}.json", begun + TESTS_SHARE * options.budget
     )
-    code = run_benchmark(told, told.out / f"kernels-{name}.json", begun + told.budget)
+    code = run_benchmark(options, options.out / f"kernels-{name}.json", begun + options.budget)
     for row in tested["rows"]:
         if row["outcome"] in ("failed", "unfinished"):
             _say(f"{row['outcome']} {row['test']}: {(row['message'].strip().splitlines() or [''])[-1][:160]}")
     _say(f"tests: {tested['summary']}{'' if tested['complete'] else ', not complete'}")
     for candidate, arch in sorted(proves(tested)):
-        _say(f'{candidate} is proven on sm{arch}: commit the file and add ("{candidate}", {arch}) to PROVEN')
+        where = f"backends/{candidate.split('.')[0]}/candidate.py"
+        _say(f'{candidate} is proven on sm{arch}: commit the file and add "sm{arch}" to proven in {where}')
     passed = tested["complete"] and not tested["summary"]["failed"]
     return 0 if passed and code == 0 else 1
 

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 from measure import ROOT, Row, pairs, quiet, record, row, show, steps, write
 
 from attnsel import AttentionParams, Environment
-from attnsel.evaluate import fold
 from attnsel.policy import Policy
 from attnsel.recipes import DelayedScaling
-from attnsel.select import NO_EVIDENCE, _select, select
+from attnsel.selection.evaluate import fold
+from attnsel.selection.select import NO_EVIDENCE, _select, select
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
 try:
@@ -390,11 +390,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few samples: whether it runs, not how fast")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    told = parser.parse_args()
-    # What this process was told about selection is no part of the question.
+    options = parser.parse_args()
+    # What this process was options about selection is no part of the question.
     for name in [name for name in os.environ if name.startswith("ATTNSEL_")]:
         del os.environ[name]
-    effort = QUICK if told.quick else FULL
+    effort = QUICK if options.quick else FULL
     sections = [("a cold select", cold_selections), ("planning", planning), ("attnsel explain", command)]
     if torch is not None:
         sections = [("a call on a cache hit", cache_hits), *sections, ("memory", memory)]
@@ -402,8 +402,8 @@ def main() -> int:
     show("What choosing costs", rows)
     if torch is None:
         print("torch is not installed: calls and memory were not measured.")
-    if told.json is not None:
-        write(told.json, record("overhead", rows, quick=told.quick))
+    if options.json is not None:
+        write(options.json, record("overhead", rows, quick=options.quick))
     return 0
 
 

@@ -124,9 +124,9 @@ def main() -> None:
         )
         optimizer.zero_grad()
         loss.backward()
-        told = loss.detach().clone()
+        shown = loss.detach().clone()
         if group is not None:
-            dist.all_reduce(told, group=group)
+            dist.all_reduce(shown, group=group)
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad, group=group)
         optimizer.step()
@@ -134,7 +134,7 @@ def main() -> None:
             backend = model.attention[0].core.last_selection.backend
             print(f"processes: {place_of(place)[0]}; every step of attention runs on {backend}")
         if first and (step % 5 == 0 or step == chosen.steps - 1):
-            print(f"step {step:3d}  loss {told:.4f}", flush=True)
+            print(f"step {step:3d}  loss {shown:.4f}", flush=True)
 
     with torch.no_grad():
         whole = unshard_sequence(model(inputs, positions), place, dim=1)

@@ -135,31 +135,31 @@ def write(model: GPT, tokens: list[int], length: int, temperature: float = 0.6) 
     return tokens
 
 
-def train(model: GPT, data: Tensor, told: argparse.Namespace) -> None:
+def train(model: GPT, data: Tensor, options: argparse.Namespace) -> None:
     """AdamW with a short warm-up and a cosine to zero; prints what runs, then the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    warm = min(20, told.steps // 5 + 1)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, told.steps - warm))
+    warm = min(20, options.steps // 5 + 1)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, options.steps - warm))
     rise = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=warm)
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, cosine], [warm])
 
-    loss_of(model, *batch(data, told.batch))  # once: compiled code does not record what it runs
+    loss_of(model, *batch(data, options.batch))  # once: compiled code does not record what it runs
     chosen = model.blocks[0].attention.core.last_selection
     print(f"attention runs on {chosen.backend}\n  {one_line(chosen)}\n")
 
-    running = torch.compile(model, fullgraph=True) if told.compile else model
+    running = torch.compile(model, fullgraph=True) if options.compile else model
     start, losses = time.perf_counter(), []
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        for step in bar.track(range(1, told.steps + 1), description="training"):
-            loss = loss_of(running, *batch(data, told.batch))
+        for step in bar.track(range(1, options.steps + 1), description="training"):
+            loss = loss_of(running, *batch(data, options.batch))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             losses.append(loss.detach())
-            if step % told.every == 0 or step == told.steps:
+            if step % options.every == 0 or step == options.steps:
                 mean = torch.stack(losses).mean().item()
                 print(f"step {step:>4}  loss {mean:.3f}  {time.perf_counter() - start:5.1f} s", flush=True)
                 losses = []
@@ -174,27 +174,27 @@ def main() -> None:
     parser.add_argument("--backend", choices=sorted(CANDIDATES), help="force this candidate")
     parser.add_argument("--compile", action="store_true", help="train through torch.compile")
     parser.add_argument("--seed", type=int, default=1)
-    told = parser.parse_args()
+    options = parser.parse_args()
 
-    if told.steps < 1:
+    if options.steps < 1:
         parser.error("--steps must be at least 1")
-    torch.manual_seed(told.seed)
+    torch.manual_seed(options.seed)
     text = CORPUS.read_text(encoding="utf-8")
     characters = sorted(set(text))
     number = {character: i for i, character in enumerate(characters)}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = torch.tensor([number[character] for character in text], device=device)
-    model = GPT(len(characters), told.backend).to(device)
+    model = GPT(len(characters), options.backend).to(device)
     size = sum(p.numel() for p in model.parameters())
     print(f"{len(text):,} characters, {len(characters)} different; {size:,} parameters on {device}")
 
     try:
-        train(model, data, told)
+        train(model, data, options)
     except attnsel.NoBackendError as error:
         raise SystemExit(str(error)) from None
 
     prompt = "In the morning "
-    written = write(model, [number[character] for character in prompt], told.length)
+    written = write(model, [number[character] for character in prompt], options.length)
     print("\n" + "".join(characters[token] for token in written))
 
 

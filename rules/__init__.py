@@ -1,75 +1,96 @@
 """The knowledge: one small function per constraint, a file per family.
 
-=============  ==========================================================
-file           speaks about
-=============  ==========================================================
-``common``     what every candidate needs: a device, an installed library
-``cudnn/``     cuDNN fused attention
-``sdpa``       PyTorch's four SDPA kernels
-``triton``     attnsel's own Triton kernels
-``tiled``      the plain PyTorch fallback
+====================  ==========================================================
+file                  constrains
+====================  ==========================================================
+``common``            what every candidate needs: a device, an installed library
+``cudnn/``            cuDNN fused attention
+``sdpa/``             PyTorch's four SDPA kernels
+``triton``            attnsel's own Triton kernels
+``tiled``             the plain PyTorch fallback
 ``context_parallel``  one sequence over many ranks
-``bugs``       what compiles, runs and is wrong
-``preferences``  which of several candidates goes first, and why
-``policies``   what the user allowed, wished or forbade
-``takes``      what a plug-in did not say that it takes
-=============  ==========================================================
+``bugs``              what compiles, runs and is wrong
+``preferences``       which of several candidates goes first, and why
+``policies``          what the user allowed or forbade
+``capabilities``      what a record does not list under ``takes``
+``removed``           codes that were in use once
+``ranges``            which codes lie in which file
+``api``               how a rule is written down
+====================  ==========================================================
 
 Everything a rule says (``attnsel rule CODE``) comes from its decorator and docstring.
 """
 
+import difflib
 import importlib
 
+from attnsel.candidates import CANDIDATES, complete
 from attnsel.rules.api import (
     REGISTRY,
     Page,
+    PolicyRule,
     Preference,
     Registry,
+    Removed,
     Rule,
-    Wish,
-    find_rule,
+    limit,
+    policy_rule,
     preference,
     rule,
-    wish,
 )
+from attnsel.rules.capabilities import add_limits
 
 __all__ = [
     "REGISTRY",
     "Page",
+    "PolicyRule",
     "Preference",
     "Registry",
+    "Removed",
     "Rule",
-    "Wish",
+    "add_limits",
     "find_rule",
+    "limit",
     "load_all",
     "load_families",
+    "policy_rule",
     "preference",
     "rule",
-    "wish",
 ]
 
-FAMILIES = (
-    "common",
-    "policies",
-    "cudnn",
-    "triton",
-    "sdpa",
-    "tiled",
-    "context_parallel",
-    "bugs",
-    "preferences",
-)
+_FIRST = ("attnsel.rules.removed", "attnsel.rules.common", "attnsel.rules.policies")
+_LAST = ("attnsel.rules.context_parallel", "attnsel.rules.bugs", "attnsel.rules.preferences")
+
+_limited: set[str] = set()
 
 
 def load_families() -> None:
-    """Import every family. Later calls cost a dictionary look-up each."""
-    for family in FAMILIES:
-        importlib.import_module(f"attnsel.rules.{family}")
+    """Import what is known about attnsel's own candidates. Later calls cost a dictionary look-up each."""
+    for module in _FIRST:
+        importlib.import_module(module)
+    for record in list(CANDIDATES.values()):
+        if not record.plugin:
+            for module in record.rules:
+                importlib.import_module(module)
+            if record.name not in _limited:
+                _limited.add(record.name)
+                add_limits(record)
+    for module in _LAST:
+        importlib.import_module(module)
 
 
 def load_all() -> None:
     """Every family and every plug-in's rules, so that the registry is complete."""
-    from attnsel.plugins import load_plugins  # late: a plug-in's module may import anything up to here
-
     load_families()
-    load_plugins()
+    complete()
+
+
+def find_rule(code: str) -> Page | Removed:
+    """A rule of any kind, or what became of it, by its code. Raises KeyError with the nearest codes."""
+    load_all()
+    key = code.strip().upper()
+    for known in (REGISTRY.pages, REGISTRY.removed):
+        if key in known:
+            return known[key]  # type: ignore[no-any-return, attr-defined]
+    near = difflib.get_close_matches(key, REGISTRY.pages, n=3, cutoff=0.6)
+    raise KeyError(f"no rule {code!r}{'; near: ' + ', '.join(near) if near else ''}")

@@ -2,44 +2,57 @@
 
 ::
 
-    @rule("CUDNN204", "cudnn", when=cudnn("<9.5.0"), arch={90}, evidence="source",
-          trips=dict(head_dim_qk=192, head_dim_v=128))
+    rule = rules_about("cudnn", fp8=False)  # what the rules of this file share
+
+    @rule("CUDNN204", when=cudnn("<9.5.0"), arch={90}, requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
+          fires_on={"head_dim_qk": 192, "head_dim_v": 128})
     def backward_head_dim(p, env):
-        '''Backward above head_dim 128 needs cuDNN 9.5.
+        '''Backward above head_dim 128 needs cuDNN 9.5.0 (Hopper)
 
         Why: the Hopper backward engine of that era keeps one tile of 128 columns.
         Fix: upgrade cuDNN.
         Source: TransformerEngine#1591
         '''
-        if p.is_training and p.head_dim_qk > 128:
-            return Bad("head_dim_qk", p.head_dim_qk, AtMost(128))
+        return p.is_training
 
-Gates (``when``, ``arch``, ``device``, ``fp8``) are folded away once per environment; only bodies run per
-question. A body reads its two arguments and nothing else, never raises, and returns ``Bad``,
-``Unknown`` or None. ``trips`` and ``passes`` are examples: the page shows them, the tests run them.
+The bound is written once, in ``requires``: it is the condition, the text and the way out. The body says
+which calls it is about; a rule without a body is about all of them. Where no bound can be named the body
+decides alone and returns a ``Violation`` (or ``Unknown``, or None); ``limit`` is ``requires`` for a bound
+that depends on the call.
+
+Gates (``when``, ``arch``, ``device``, ``fp8``) are folded away once per environment; only requirements and
+bodies run per question. A body reads its two arguments and nothing else and never raises. ``fires_on`` and
+``passes`` are examples: the page shows them, the tests run them.
+
+A code lives as long as the project: ``preview`` (shown, and refusing only where the policy says so), active,
+deprecated (``replaced_by`` names what took over), removed (``removed``). None is ever used again.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NamedTuple
 
-from attnsel.candidates import CANDIDATES
-from attnsel.verdict import EVIDENCE, Bad, Standing, Unknown
-from attnsel.versions import Versions
+from attnsel.candidates import CANDIDATES, CandidateRecord, Selector
+from attnsel.environment import COMPONENTS, Environment
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
+from attnsel.selection.requirements import NEWER, AtLeast, FreeText, Requirement
+from attnsel.selection.verdict import EVIDENCE, RankKey, Unknown, Violation
+from attnsel.versions import Version, Versions
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
-    from attnsel.policy import Policy
-
-    Body = Callable[[AttentionParams, Environment], Bad | Unknown | None]
-
+Finding = Violation | Unknown
+Body = Callable[["AttentionParams", "Environment"], "Finding | bool | None"]
 Example = Mapping[str, Any]
+Fields = str | tuple[str, ...]
+Status = Literal["active", "preview", "deprecated"]
+
+OF_ENVIRONMENT = frozenset({"arch", "device", "platform", *COMPONENTS})
+"""What of an environment a requirement may be about; every other field is the question's."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,10 +67,32 @@ class Page:
     evidence: str
     module: str
     when_text: str = ""
+    status: Status = "active"
+    replaced_by: str = ""
 
     @property
     def family(self) -> str:
         return self.code.rstrip("0123456789")
+
+
+class Limit(NamedTuple):
+    """One requirement on one field, or on each of several."""
+
+    fields: tuple[str, ...]
+    requirement: Requirement
+
+    @property
+    def of_environment(self) -> bool:
+        return self.fields[0] in OF_ENVIRONMENT
+
+    def broken(self, p: AttentionParams | None, env: Environment) -> tuple[str, Any] | None:
+        """The field that does not satisfy it, and its value; of several the one with the largest value."""
+        found: tuple[str, Any] | None = None
+        for field in self.fields:
+            value = value_of(field, p, env)
+            if not self.requirement.holds(value, p) and (found is None or value > found[1]):
+                found = field, value
+        return found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,12 +100,16 @@ class Rule(Page):
     """One constraint on what is asked, where it would run."""
 
     candidates: tuple[str, ...]
+    selectors: tuple[Selector, ...]  # of these too, those that are added later
     when: tuple[Versions, ...]
     arch: Container[int] | None
     device: Container[str] | None
     fp8: bool | None
+    limits: tuple[Limit, ...]
+    unknown: bool
+    note: str
     body: Body
-    trips: Example
+    fires_on: Example
     passes: Example
 
     def concerns(self, p: AttentionParams) -> bool:
@@ -78,56 +117,118 @@ class Rule(Page):
         return self.fp8 is None or self.fp8 == p.fp8_attention
 
     def applies(self, env: Environment) -> bool:
-        """Whether the gates are open in this environment."""
+        """Whether it can say anything in this environment: its gates are open, and what it requires of the
+        environment is not there."""
         if self.device is not None and env.device.type not in self.device:
             return False
         if self.arch is not None:
             arch = env.device.arch
             if arch is None or arch not in self.arch:
                 return False
-        for versions in self.when:  # noqa: SIM110 - a generator would cost more than the loop
+        for versions in self.when:
             if getattr(env, versions.component) not in versions:
                 return False
+        if self.limits and self.limits[0].of_environment:
+            return self.limits[0].broken(None, env) is not None
         return True
+
+    def find(self, p: AttentionParams, env: Environment) -> Finding | None:
+        """What it has to say about a question in an environment where it applies."""
+        if not self.limits:
+            return self.body(p, env)  # type: ignore[return-value]
+        for limit in self.limits:
+            broken = limit.broken(p, env)
+            if broken is not None:
+                about = self.body(p, env)
+                if about is not None and not about:
+                    return None
+                kind = Unknown if self.unknown else Violation
+                return kind(*broken, limit.requirement.resolved(p), self.note)
+        return None
+
+    def edges(self, component: str) -> Iterable[Version]:
+        """Versions of a component at which it may change its mind."""
+        for versions in self.when:
+            if versions.component == component:
+                yield from versions.edges()
+        for limit in self.limits:
+            if limit.fields == (component,) and isinstance(limit.requirement, AtLeast):
+                yield limit.requirement.limit
+
+
+def value_of(field: str, p: AttentionParams | None, env: Environment) -> Any:
+    """A field of the question or of the environment, by the name a requirement has for it."""
+    if field == "device":
+        return env.device.type
+    if field in OF_ENVIRONMENT:
+        return getattr(env, field)
+    return getattr(p, field)
+
+
+def limit(p: AttentionParams, field: str, requirement: Requirement, note: str = "") -> Violation | None:
+    """A violation of ``requirement`` by ``field``, or None: for bounds that depend on the call."""
+    value = getattr(p, field)
+    if requirement.holds(value, p):
+        return None
+    return Violation(field, value, requirement.resolved(p), note)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Wish(Page):
+class PolicyRule(Page):
     """A refusal that rests on what the user asked for, or on what happened in this process."""
 
-    body: Callable[..., Bad | None]  # (name, policy), and what one call takes where that matters
-    trips: tuple[str, Example]  # a candidate, and the fields of a Policy that refuses it
+    body: Callable[..., Violation | None]  # (name, policy), and what one call takes where that matters
+    fires_on: tuple[str, Example]  # a candidate, and the fields of a Policy that refuses it
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Preference(Page):
     """One reason to put a candidate before another: the lower value goes first."""
 
-    value: Callable[[Standing, int | None, Policy], int]
+    value: Callable[[RankKey, int | None, Policy], int]
+    short: str = ""  # why one stands below another, in a few words
+
+
+class Removed(NamedTuple):
+    """A code that was in use once: in which release it went, what to read instead, and why."""
+
+    code: str
+    release: str
+    replaced_by: str
+    why: str
 
 
 class Registry:
-    """Everything that was written down, in order. Codes are unique across kinds.
+    """Everything that was written down, in order. Codes are unique across kinds, and over time.
 
     A plug-in makes one for its own rules and says which ``candidate`` they are about.
     """
 
     def __init__(self, candidate: str | None = None) -> None:
         self.pages: dict[str, Page] = {}
+        self.removed: dict[str, Removed] = {}
         self.candidate = candidate
 
     def add(self, page: Page) -> None:
         if page.code in self.pages:
             raise ValueError(f"{page.code} is taken: {page.name} needs a code of its own")
+        if page.code in self.removed:
+            raise ValueError(f"{page.code} was in use once: {page.name} needs a code of its own")
         self.pages[page.code] = page
+
+    def add_candidate(self, record: CandidateRecord) -> None:
+        """The rules about every candidate of its kind are about this one too."""
+        for page in self.rules.values():
+            if record.name not in page.candidates and any(s.test(record) for s in page.selectors):
+                object.__setattr__(page, "candidates", (*page.candidates, record.name))
 
     @property
     def rules(self) -> dict[str, Rule]:
         return {code: page for code, page in self.pages.items() if isinstance(page, Rule)}
 
     @property
-    def wishes(self) -> dict[str, Wish]:
-        return {code: page for code, page in self.pages.items() if isinstance(page, Wish)}
+    def policy_rules(self) -> dict[str, PolicyRule]:
+        return {code: page for code, page in self.pages.items() if isinstance(page, PolicyRule)}
 
     @property
     def preferences(self) -> dict[str, Preference]:
@@ -144,23 +245,38 @@ _CODE = re.compile(r"[A-Z]+\d{3}$")
 
 def rule(
     code: str,
-    *candidates: str,
+    *candidates: str | Selector,
+    requires: Mapping[Fields, Requirement] | None = None,
     when: Versions | Iterable[Versions] = (),
     arch: Container[int] | None = None,
     device: Container[str] | None = None,
-    fp8: bool | None = None,
-    evidence: str,
-    trips: Example | None = None,
+    fp8: bool | Literal["both"] | None = None,
+    evidence: str = "source",
+    note: str = "",
+    unknown: bool = False,
+    status: Literal["active", "preview"] = "active",
+    replaced_by: str = "",
+    fires_on: Example | None = None,
     passes: Example | None = None,
     registry: Registry | None = None,
+    trips: Example | None = None,
 ) -> Callable[[Body], Body]:
-    """Register a constraint on ``candidates``.
+    """Register a constraint on ``candidates``: names, or kinds of them (``every``, ``needing("torch")``).
 
-    ``when``: version sets that must all hold. ``arch``: architectures, e.g. ``{90}`` or
-    ``range(80, 90)``. ``device``: device types, e.g. ``{"cuda"}``; a rule with ``arch`` is about CUDA
-    already. ``fp8``: only questions that run attention in FP8 (True), or only others (False).
-    ``trips``/``passes``: fields of AttentionParams, or ``gpu`` and component versions, that
-    differ from the defaults inside the gates. ``registry``: a plug-in's own; None is attnsel's.
+    ``requires``: fields and what they must be; then the body returns whether a call is one of those it is
+    about (None: every call is). A field is one of AttentionParams, a component, ``arch``, ``device`` or
+    ``platform``; a tuple of fields means each of them, and the largest that does not fit is blamed. ``NEWER``
+    is a version above those in ``when``. ``note``: added to the message in brackets. ``unknown``: nobody has
+    looked, or no source says.
+
+    ``when``: version sets that must all hold. ``arch``: architectures, e.g. ``{90}`` or ``range(80, 90)``.
+    ``device``: device types, e.g. ``{"cuda"}``; a rule with ``arch`` is about CUDA already. ``fp8``: only
+    questions that run attention in FP8 (True), only others (False), or "both", which rules of a candidate
+    that plans FP8 have to say. ``evidence``: what it rests on, a key of EVIDENCE. ``status``: "preview" for
+    one that is tried out. ``replaced_by``: the code that took over; the rule is then deprecated.
+    ``fires_on`` and ``passes``: fields of AttentionParams, or ``gpu`` and component versions, that differ
+    from the defaults inside the gates. ``registry``: a plug-in's own; None is attnsel's. ``trips`` was the
+    name of ``fires_on`` in 0.1.
 
     Raises ValueError at import for a rule that could not be explained: no docstring, no ``Source:``.
     """
@@ -168,25 +284,42 @@ def rule(
         raise ValueError(f"rule code {code!r}: capital letters and three digits, such as CUDNN204")
     target = REGISTRY if registry is None else registry
     allowed = tuple(CANDIDATES) if target.candidate is None else (target.candidate,)
-    unknown = [name for name in candidates if name not in allowed]
-    if unknown or not candidates:
-        raise ValueError(f"{code}: candidates {unknown or 'missing'}; allowed: {', '.join(allowed)}")
+    selectors = tuple(c for c in candidates if isinstance(c, Selector))
+    names = tuple(n for c in candidates for n in (c.names if isinstance(c, Selector) else (c,)))
+    unknown_names = [name for name in names if name not in allowed]
+    if unknown_names or not candidates:
+        raise ValueError(f"{code}: candidates {unknown_names or 'missing'}; allowed: {', '.join(allowed)}")
+    if trips is not None:
+        warnings.warn(f"{code}: trips is fires_on now", DeprecationWarning, stacklevel=2)
+        fires_on = trips
     if evidence not in EVIDENCE:
         raise ValueError(f"{code}: evidence {evidence!r}; allowed: {', '.join(EVIDENCE)}")
+    family = code.rstrip("0123456789")
+    if fp8 is None and any(r.family == family and r.plans_fp8 for r in CANDIDATES.values()):
+        raise ValueError(f'{code}: fp8 must be said: True, False or "both"')
     gates = (when,) if isinstance(when, Versions) else tuple(when)
+    limits = tuple(_limit(code, fields, needed, gates) for fields, needed in (requires or {}).items())
+    if len(limits) > 1 and any(limit.of_environment for limit in limits):
+        raise ValueError(f"{code}: requires: a requirement on the environment stands alone")
 
     def register(body: Body) -> Body:
         page = Rule(
             **_page(code, body, evidence),
-            candidates=candidates,
+            candidates=tuple(dict.fromkeys(names)),
+            selectors=selectors,
             when=gates,
             arch=arch,
             device=device,
-            fp8=fp8,
+            fp8=None if fp8 == "both" else fp8,
+            limits=limits,
+            unknown=unknown,
+            note=note,
             body=body,
-            trips=dict(trips or {}),
+            fires_on=dict(fires_on or {}),
             passes=dict(passes or {}),
-            when_text=_gate_text(gates, arch),
+            when_text=_gate_text(gates, arch, limits),
+            status="deprecated" if replaced_by else status,
+            replaced_by=replaced_by,
         )
         target.add(page)
         return body
@@ -194,36 +327,72 @@ def rule(
     return register
 
 
-def wish(code: str, *, evidence: str = "policy", trips: tuple[str, Example]) -> Callable[[Any], Any]:
-    """Register a refusal by policy: ``fn(candidate_name, policy) -> Bad | None``."""
+def rules_about(*candidates: str | Selector, **shared: Any) -> Callable[..., Callable[[Body], Body]]:
+    """``rule`` for one file, with what its rules share; a rule that names other candidates, or gives one of
+    these arguments itself, goes its own way."""
 
-    def register(fn: Callable[[str, Policy], Bad | None]) -> Any:
-        REGISTRY.add(Wish(**_page(code, fn, evidence), body=fn, trips=trips))
+    def rule_of_file(code: str, *others: str | Selector, **own: Any) -> Callable[[Body], Body]:
+        return rule(code, *(others or candidates), **{**shared, **own})
+
+    return rule_of_file
+
+
+def policy_rule(
+    code: str, *, evidence: str = "policy", fires_on: tuple[str, Example]
+) -> Callable[[Any], Any]:
+    """Register a refusal by policy: ``fn(candidate_name, policy) -> Violation | None``."""
+
+    def register(fn: Callable[[str, Policy], Violation | None]) -> Any:
+        REGISTRY.add(PolicyRule(**_page(code, fn, evidence), body=fn, fires_on=fires_on))
         return fn
 
     return register
 
 
-def preference(code: str, *, evidence: str) -> Callable[[Any], Any]:
-    """Register an ordering: ``fn(standing, arch, policy) -> int``; lower first, first code decides."""
+def preference(code: str, *, short: str, evidence: str) -> Callable[[Any], Any]:
+    """Register an ordering: ``fn(rank_key, arch, policy) -> int``; lower first, first code decides.
 
-    def register(fn: Callable[[Standing, int | None, Policy], int]) -> Any:
-        REGISTRY.add(Preference(**_page(code, fn, evidence), value=fn))
+    ``short``: why a candidate that loses here stands below the other, in a few words.
+
+    The value must not be lower for a candidate that is unknown or adapted than for the same one that is
+    neither: the choice stops looking when nothing can be better (attnsel/selection/select.py).
+    """
+
+    def register(fn: Callable[[RankKey, int | None, Policy], int]) -> Any:
+        REGISTRY.add(Preference(**_page(code, fn, evidence), value=fn, short=short))
         return fn
 
     return register
 
 
-def find_rule(code: str) -> Page:
-    """A rule of any kind by its code. Raises KeyError with the nearest codes."""
-    from attnsel.rules import load_all
+def removed(
+    code: str, *, release: str, why: str, replaced_by: str = "", registry: Registry | None = None
+) -> None:
+    """Retire a code for good: its page says so, and no other rule can take it. See rules/removed.py."""
+    target = REGISTRY if registry is None else registry
+    if not _CODE.match(code) or not why:
+        raise ValueError(f"{code!r} cannot be removed: a code and the reason are needed")
+    if code in target.pages or code in target.removed:
+        raise ValueError(f"{code} is taken: it cannot be removed")
+    target.removed[code] = Removed(code, release, replaced_by, why)
 
-    load_all()
-    key = code.strip().upper()
-    if key in REGISTRY.pages:
-        return REGISTRY.pages[key]
-    near = difflib.get_close_matches(key, REGISTRY.pages, n=3, cutoff=0.6)
-    raise KeyError(f"no rule {code!r}{'; near: ' + ', '.join(near) if near else ''}")
+
+def _limit(code: str, fields: Fields, requirement: Requirement, gates: tuple[Versions, ...]) -> Limit:
+    """Raises ValueError for a requirement that nothing could be held to."""
+    names = (fields,) if isinstance(fields, str) else fields
+    for name in names:
+        if name not in OF_ENVIRONMENT and name not in AttentionParams.model_fields:
+            raise ValueError(f"{code}: requires {name!r}: no field of a question or an environment")
+    if len(names) > 1 and any(name in OF_ENVIRONMENT for name in names):
+        raise ValueError(f"{code}: requires {names}: only fields of a question may stand together")
+    if isinstance(requirement, FreeText):
+        raise ValueError(f"{code}: requires {requirement!r}: words decide nothing; return a Violation")
+    if requirement is NEWER:
+        ends = [high for gate in gates if gate.component == fields for _, high in gate.intervals]
+        if not ends or None in ends:
+            raise ValueError(f"{code}: NEWER needs a `when` of {fields} that ends somewhere")
+        requirement = AtLeast(max(end for end in ends if end is not None))
+    return Limit(names, requirement)
 
 
 def _page(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
@@ -246,9 +415,17 @@ def _page(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
     }
 
 
-def _gate_text(gates: tuple[Versions, ...], arch: Container[int] | None) -> str:
-    names = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "torch": "torch", "cuda": "CUDA"}
-    parts = [f"{names.get(gate.component, gate.component)} {gate}" for gate in gates]
+_COMPONENT_NAMES = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "torch": "torch", "cuda": "CUDA"}
+
+
+def _gate_text(gates: tuple[Versions, ...], arch: Container[int] | None, limits: tuple[Limit, ...]) -> str:
+    parts = [f"{_COMPONENT_NAMES.get(gate.component, gate.component)} {gate}" for gate in gates]
+    for (field, *_), requirement in limits:
+        if isinstance(requirement, AtLeast) and not any(gate.component == field for gate in gates):
+            if field in COMPONENTS:
+                parts.append(f"{_COMPONENT_NAMES.get(field, field)} < {requirement.limit}")
+            elif field == "arch":
+                parts.append(f"below sm{requirement.limit}")
     if isinstance(arch, (range, set, frozenset, tuple)):
         parts.append("/".join(_arch_runs(sorted(arch))))
     return ", ".join(parts)

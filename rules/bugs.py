@@ -7,13 +7,15 @@ the library touch both; there a folded mask is what cuDNN calls a bias.
 
 from __future__ import annotations
 
+from attnsel.candidates import running
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams, Tensors, TensorSpec
-from attnsel.rules.api import rule
-from attnsel.verdict import AtLeast, Bad, Multiple, OneOf, Words
+from attnsel.rules.api import limit, rule
+from attnsel.selection.requirements import AtLeast, FreeText, Multiple, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import cudnn, cudnn_frontend, torch
 
-BOTH = ("cudnn", "sdpa.cudnn")
+CUDNN_KERNELS = running("cudnn")
 HOPPER = frozenset({90})
 BLACKWELL = range(100, 110)
 PACKED = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
@@ -27,8 +29,8 @@ def score_tensor(p: AttentionParams) -> bool:
 # libcudnn.
 
 
-@rule("BUG001", *BOTH, when=cudnn("==9.10.0", "==9.10.1"), evidence="source", passes={"cudnn": "9.10.2"})
-def withdrawn_releases(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("BUG001", CUDNN_KERNELS, when=cudnn("==9.10.0", "==9.10.1"), passes={"cudnn": "9.10.2"})
+def withdrawn_releases(p: AttentionParams, env: Environment) -> Violation | None:
     """cuDNN 9.10.0 and 9.10.1 have known attention bugs
 
     Why: NVIDIA's own frontend refuses every FP16 and BF16 attention graph on them (FP8 on 9.10.0 only), and
@@ -39,38 +41,36 @@ def withdrawn_releases(p: AttentionParams, env: Environment) -> Bad | None:
     """
     if p.fp8_attention and env.cudnn is not None and env.cudnn.patch == 1:
         return None
-    return Bad("cudnn", env.cudnn, Words("9.10.2 or newer, or 9.9 and older"))
+    return Violation("cudnn", env.cudnn, FreeText("9.10.2 or newer, or 9.9 and older"))
 
 
 @rule(
     "BUG002",
     "cudnn",
     when=cudnn("==9.14.0"),
-    evidence="source",
-    trips={"attn_mask_type": "no_mask", "window_size": (512, 512)},
+    requires={"window_size": OneOf((-1, -1))},
+    fires_on={"attn_mask_type": "no_mask", "window_size": (512, 512)},
     passes={"attn_mask_type": "causal", "window_size": (512, 0)},
 )
-def windows_on_9_14_0(p: AttentionParams, env: Environment) -> Bad | None:
+def windows_on_9_14_0(p: AttentionParams, env: Environment) -> bool:
     """cuDNN 9.14.0 reads out of bounds with a window over more than 1024 keys
 
     Why: sliding windows without a causal mask end in an illegal memory access.
     Fix: any other cuDNN.
     Source: cudnn-frontend 1.32, sdpa_support_surface.h, line 294; TransformerEngine#2344.
     """
-    if p.window_size[0] != -1 and not p.causal and p.max_seqlen_kv > 1024:
-        return Bad("window_size", p.window_size, OneOf((-1, -1)))
-    return None
+    return p.window_size[0] != -1 and not p.causal and p.max_seqlen_kv > 1024
 
 
 @rule(
     "BUG003",
     "cudnn",
     when=cudnn("<=9.15.0"),
-    evidence="source",
-    trips={"cuda_graph": True, "max_seqlen_q": 1000},
+    requires={"max_seqlen_kv": Multiple(128)},
+    fires_on={"cuda_graph": True, "max_seqlen_q": 1000},
     passes={"cuda_graph": True},
 )
-def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> bool:
     """Up to cuDNN 9.15.0 CUDA graphs need keys in multiples of 128 for training
 
     Why: for other lengths the frontend quietly adds a padding mask, whose lengths a captured graph does not
@@ -78,9 +78,7 @@ def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: pad the keys, give a padding mask yourself, or cuDNN 9.15.1.
     Source: TransformerEngine#2344 and v2.18, fused_attn.cpp, lines 510-522.
     """
-    if not p.cuda_graph or not p.is_training or p.padding or p.qkv_format not in ("bshd", "sbhd"):
-        return None
-    return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(128)) if p.max_seqlen_kv % 128 else None
+    return p.cuda_graph and p.is_training and not p.padding and p.qkv_format in ("bshd", "sbhd")
 
 
 @rule(
@@ -88,32 +86,32 @@ def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> Bad | None:
     "sdpa.cudnn",
     when=cudnn(">=9.10.0,<=9.15.0"),
     arch=HOPPER | frozenset(BLACKWELL),
+    requires={"max_seqlen_q": Multiple(128)},
     evidence="reported",
-    trips={"cudnn": "9.10.2", "max_seqlen_q": 261},
+    fires_on={"cudnn": "9.10.2", "max_seqlen_q": 261},
     passes={"cudnn": "9.10.2"},
 )
-def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> Bad | None:
+def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> bool:
     """cuDNN 9.10 to 9.15.0 in PyTorch: wrong gradients for odd query lengths
 
     Why: the backward reads and writes out of bounds when the number of queries is no multiple of 128.
     Fix: pad the queries, or cuDNN 9.15.1 and newer.
     Source: pytorch#169849, pytorch#167101 (cuDNN <= 9.15.0), pytorch#171627.
     """
-    if p.is_training and p.max_seqlen_q % 128:
-        return Bad("max_seqlen_q", p.max_seqlen_q, Multiple(128))
-    return None
+    return p.is_training
 
 
 @rule(
     "BUG005",
-    *BOTH,
+    CUDNN_KERNELS,
     when=cudnn(">=9.19.0"),
     arch=BLACKWELL,
+    requires={"num_gqa_groups": AtLeast(8)},
     evidence="reported",
-    trips={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 2048, "num_gqa_groups": 4},
+    fires_on={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 2048, "num_gqa_groups": 4},
     passes={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 2048, "num_gqa_groups": 8},
 )
-def few_kv_heads_decoding(p: AttentionParams, env: Environment) -> Bad | None:
+def few_kv_heads_decoding(p: AttentionParams, env: Environment) -> bool:
     """On B200 decoding with fewer than 8 key/value heads is silently wrong
 
     Why: single-query attention loses accuracy in a way that only long generations show (92 % of them damaged,
@@ -121,21 +119,20 @@ def few_kv_heads_decoding(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: repeat the key/value heads to 8 or more, or use sdpa.efficient. No fixed cuDNN is known.
     Source: pytorch#193893 (cuDNN 9.19 and 9.20), pytorch#194927 (blocks single queries from 9.19 on).
     """
-    if p.max_seqlen_q == 1 and p.num_gqa_groups < 8:
-        return Bad("num_gqa_groups", p.num_gqa_groups, AtLeast(8))
-    return None
+    return p.max_seqlen_q == 1
 
 
 @rule(
     "BUG006",
-    *BOTH,
+    CUDNN_KERNELS,
     when=cudnn(">=9.19.0,<9.26.0"),
     arch=HOPPER,
+    requires={"max_seqlen_kv": Multiple(128)},
     evidence="reported",
-    trips={"attn_mask_type": "arbitrary", "max_seqlen_q": 704},
+    fires_on={"attn_mask_type": "arbitrary", "max_seqlen_q": 704},
     passes={"attn_mask_type": "arbitrary", "max_seqlen_q": 640},
 )
-def half_filled_key_tile(p: AttentionParams, env: Environment) -> Bad | None:
+def half_filled_key_tile(p: AttentionParams, env: Environment) -> bool:
     """On Hopper a mask or bias over s_kv % 128 == 64 keys gives NaN in dQ
 
     Why: the empty half of the last tile of 128 keys is scored 0 instead of -inf; a row whose log-sum-exp is
@@ -143,9 +140,7 @@ def half_filled_key_tile(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: pad the keys to a multiple of 128 (masked), use a causal flag instead of a mask, or cuDNN 9.26.
     Source: pytorch#196678 (torch 2.11 to 2.13, cuDNN 9.19 and 9.20), pytorch#196861 (up to 9.25.1), trl#7181.
     """
-    if p.is_training and score_tensor(p) and p.max_seqlen_kv % 128 == 64:
-        return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(128))
-    return None
+    return p.is_training and score_tensor(p) and p.max_seqlen_kv % 128 == 64
 
 
 @rule(
@@ -153,10 +148,11 @@ def half_filled_key_tile(p: AttentionParams, env: Environment) -> Bad | None:
     "cudnn",
     when=(cudnn(">=9.12.0,<=9.15.0"), cudnn_frontend("<1.15.0")),
     arch=HOPPER,
+    requires={"max_seqlen_kv": Multiple(128)},
     evidence="reported",
-    trips={"max_seqlen_q": 1000},
+    fires_on={"max_seqlen_q": 1000},
 )
-def odd_key_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+def odd_key_lengths(p: AttentionParams, env: Environment) -> bool:
     """cuDNN 9.12 to 9.15.0 with an old frontend: NaN gradients at odd lengths
 
     Why: the backward goes wrong when the keys are no multiple of 128 and there is no padding mask. From 1.15
@@ -164,9 +160,7 @@ def odd_key_lengths(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: nvidia-cudnn-frontend 1.15 or newer, or a padding mask.
     Source: NVIDIA/cudnn-frontend#160.
     """
-    if p.is_training and p.qkv_format != "thd" and not p.padding and p.max_seqlen_kv % 128:
-        return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(128))
-    return None
+    return p.is_training and p.qkv_format != "thd" and not p.padding
 
 
 ONE_QUERY = {"max_seqlen_q": 1, "max_seqlen_kv": 128, "attn_mask_type": "no_mask"}
@@ -174,14 +168,14 @@ ONE_QUERY = {"max_seqlen_q": 1, "max_seqlen_kv": 128, "attn_mask_type": "no_mask
 
 @rule(
     "BUG008",
-    *BOTH,
+    CUDNN_KERNELS,
     when=cudnn(">=9.25.0"),
     arch=HOPPER,
     evidence="reported",
-    trips=ONE_QUERY,
+    fires_on=ONE_QUERY,
     passes={**ONE_QUERY, "attn_mask_type": "padding"},
 )
-def one_query_backward(p: AttentionParams, env: Environment) -> Bad | None:
+def one_query_backward(p: AttentionParams, env: Environment) -> Violation | None:
     """On Hopper cuDNN 9.25 and newer give NaN in dK, dV for a single query
 
     Why: strongly negative scores over keys in multiples of 128 come back as NaN; 97 keys, or a padding mask,
@@ -190,19 +184,19 @@ def one_query_backward(p: AttentionParams, env: Environment) -> Bad | None:
     Source: NVIDIA/cudnn-frontend#1072 (9.25.1 and 9.26.0 on H200).
     """
     if p.is_training and p.max_seqlen_q == 1 and p.max_seqlen_kv % 128 == 0 and not p.padding:
-        return Bad("max_seqlen_q", 1, Words("more than one query, or a padding mask"))
+        return Violation("max_seqlen_q", 1, FreeText("more than one query, or a padding mask"))
     return None
 
 
 @rule(
     "BUG009",
-    *BOTH,
+    CUDNN_KERNELS,
     when=cudnn(">=9.26.0"),
     evidence="reported",
-    trips={**ONE_QUERY, "batch_size": 1, "num_heads": 1},
+    fires_on={**ONE_QUERY, "batch_size": 1, "num_heads": 1},
     passes={**ONE_QUERY, "batch_size": 2, "num_heads": 1},
 )
-def planner_crash(p: AttentionParams, env: Environment) -> Bad | None:
+def planner_crash(p: AttentionParams, env: Environment) -> Violation | None:
     """cuDNN 9.26 and newer crash while planning a backward of one row
 
     Why: with one sequence, one query head and one query the planner segfaults, and the process with it.
@@ -210,7 +204,7 @@ def planner_crash(p: AttentionParams, env: Environment) -> Bad | None:
     Source: NVIDIA/cudnn-frontend#1071; reproduced without a GPU on 9.26.0 and 9.28.0, not on 9.18.1.
     """
     if p.is_training and p.batch_size == p.num_heads == p.max_seqlen_q == 1:
-        return Bad("max_seqlen_q", 1, Words("more than one query, head or sequence"))
+        return Violation("max_seqlen_q", 1, FreeText("more than one query, head or sequence"))
     return None
 
 
@@ -219,10 +213,10 @@ def planner_crash(p: AttentionParams, env: Environment) -> Bad | None:
     "cudnn",
     when=cudnn(">=9.26.0"),
     evidence="reported",
-    trips={**PACKED, "max_seqlen_q": 1, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
+    fires_on={**PACKED, "max_seqlen_q": 1, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
     passes={**PACKED, "max_seqlen_q": 2, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
 )
-def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Bad | None:
+def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Violation | None:
     """cuDNN 9.26 and newer lose log-sum-exps of packed single queries
 
     Why: with grouped heads and one query per sequence only the first head of each group is written; the
@@ -231,8 +225,8 @@ def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Bad | 
     Source: NVIDIA/cudnn-frontend#1083 (9.26 and 9.27, every architecture); flashinfer-ai/flashinfer#5245.
     """
     needs_lse = p.return_lse or p.is_training
-    if needs_lse and p.qkv_format == "thd" and p.gqa and p.max_seqlen_q == 1:
-        return Bad("num_gqa_groups", p.num_gqa_groups, OneOf(p.num_heads))
+    if needs_lse and p.qkv_format == "thd" and p.max_seqlen_q == 1:
+        return limit(p, "num_gqa_groups", OneOf(p.num_heads))
     return None
 
 
@@ -241,51 +235,49 @@ def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Bad | 
     "cudnn",
     when=cudnn("<9.18.0"),
     arch=HOPPER,
+    requires={"pad_between_seqs": OneOf(False)},
     evidence="reported",
-    trips={**PACKED, "pad_between_seqs": True},
+    fires_on={**PACKED, "pad_between_seqs": True},
     passes={**PACKED},
 )
-def gaps_between_sequences(p: AttentionParams, env: Environment) -> Bad | None:
+def gaps_between_sequences(p: AttentionParams, env: Environment) -> bool:
     """On Hopper gaps between packed sequences give NaN gradients below cuDNN 9.18
 
     Why: the backward's workspace is not initialised where no token lies. Blackwell is not affected.
     Fix: cuDNN 9.18, or sequences packed without gaps.
     Source: NVIDIA/TransformerEngine#2186 (seen with 9.7.1).
     """
-    if p.is_training and p.pad_between_seqs:
-        return Bad("pad_between_seqs", True, OneOf(False))
-    return None
+    return p.is_training
 
 
 @rule(
     "BUG012",
     "cudnn",
     when=cudnn("<9.26.0"),
+    requires={"head_dim_v": OneOf(64, 128, 256)},
     evidence="reported",
-    trips={**PACKED, "softmax_type": "learnable", "head_dim_qk": 192},
+    fires_on={**PACKED, "softmax_type": "learnable", "head_dim_qk": 192},
     passes={**PACKED, "softmax_type": "learnable"},
 )
-def sink_gradient_of_packed(p: AttentionParams, env: Environment) -> Bad | None:
-    """Below cuDNN 9.26 the gradient of learnt sinks is wrong for packed sequences
+def sink_gradient_of_packed(p: AttentionParams, env: Environment) -> bool:
+    """Below cuDNN 9.26 the gradient of learned sinks is wrong for packed sequences
 
     Why: the generic kernel reads the saved log-sum-exps as if they were dense, even past their end. Value
     head dimensions 64, 128 and 256 have kernels of their own.
     Fix: cuDNN 9.26, or pad head_dim_v to one of those.
     Source: NVIDIA/TransformerEngine#3249, NVIDIA/TransformerEngine#3470.
     """
-    if not p.is_training or p.qkv_format != "thd" or p.softmax_type != "learnable":
-        return None
-    return None if p.head_dim_v in (64, 128, 256) else Bad("head_dim_v", p.head_dim_v, OneOf(64, 128, 256))
+    return p.is_training and p.qkv_format == "thd" and p.softmax_type == "learnable"
 
 
 @rule(
     "BUG013",
     "cudnn",
     arch=frozenset({89, 120}),
-    evidence="source",
-    trips={"kv_cache": "contiguous", "is_training": False, "attn_mask_type": "padding_causal"},
+    requires={"kv_cache": OneOf("none")},
+    fires_on={"kv_cache": "contiguous", "is_training": False, "attn_mask_type": "padding_causal"},
 )
-def caches_on_ada(p: AttentionParams, env: Environment) -> Bad | None:
+def caches_on_ada(p: AttentionParams, env: Environment) -> None:
     """On sm89 and sm120 cuDNN is wrong with a key/value cache
 
     Why: TransformerEngine found a numerical error on sm89 and switched the combination off for every version
@@ -293,7 +285,6 @@ def caches_on_ada(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: sdpa.efficient, triton or tiled for decoding.
     Source: NVIDIA/TransformerEngine#1776, NVIDIA/TransformerEngine#2121; v2.18, utils.py, lines 845-847.
     """
-    return Bad("kv_cache", p.kv_cache, OneOf("none")) if p.kv_cache != "none" else None
 
 
 # PyTorch.
@@ -304,17 +295,17 @@ def caches_on_ada(p: AttentionParams, env: Environment) -> Bad | None:
     "sdpa.cudnn",
     when=torch("==2.5.0"),
     arch=HOPPER,
+    requires={"is_training": OneOf(False)},
     evidence="reported",
     passes={"is_training": False},
 )
-def nan_in_torch_2_5_0(p: AttentionParams, env: Environment) -> Bad | None:
+def nan_in_torch_2_5_0(p: AttentionParams, env: Environment) -> None:
     """PyTorch 2.5.0's cuDNN attention trains into NaN
 
     Why: 2.5.0 made it the default on Hopper; gradients turned to NaN, and 2.5.1 put it last again.
     Fix: PyTorch 2.5.1 or newer.
     Source: huggingface/diffusers#9768, pytorch#138649, pytorch#139298.
     """
-    return Bad("is_training", True, OneOf(False)) if p.is_training else None
 
 
 def _shared_kv_head(rows: int) -> Tensors:
@@ -339,8 +330,7 @@ def _one_kv_head_in_memory(p: AttentionParams) -> bool:
     "sdpa.efficient",
     when=torch("<2.14.0"),
     device={"cuda"},
-    evidence="source",
-    trips={
+    fires_on={
         "is_training": False,
         "batch_size": 1,
         "num_heads": 64,
@@ -351,7 +341,7 @@ def _one_kv_head_in_memory(p: AttentionParams) -> bool:
     },
     passes={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 512},
 )
-def heads_taken_for_rows(p: AttentionParams, env: Environment) -> Bad | None:
+def heads_taken_for_rows(p: AttentionParams, env: Environment) -> Violation | None:
     """Before PyTorch 2.14 the efficient kernel misreads a repeated key/value head
 
     Why: when k and v repeat one head by stride 0 and the last tile holds one query, it treats heads as rows.
@@ -366,7 +356,9 @@ def heads_taken_for_rows(p: AttentionParams, env: Environment) -> Bad | None:
     misread = p.num_heads > 32 or (p.causal and p.max_seqlen_kv > p.max_seqlen_q)
     if not misread and (p.attn_mask_type != "arbitrary" or p.max_seqlen_q == 1):
         return None
-    return Bad("tensors.k", p.tensors.k.stride if p.tensors.k else None, Words("contiguous key/value heads"))
+    return Violation(
+        "tensors.k", p.tensors.k.stride if p.tensors.k else None, FreeText("contiguous key/value heads")
+    )
 
 
 @rule(
@@ -374,10 +366,10 @@ def heads_taken_for_rows(p: AttentionParams, env: Environment) -> Bad | None:
     "sdpa.efficient",
     device={"cuda"},
     evidence="reported",
-    trips={"attn_mask_type": "arbitrary", "batch_size": 1, "max_seqlen_q": 53936},
+    fires_on={"attn_mask_type": "arbitrary", "batch_size": 1, "max_seqlen_q": 53936},
     passes={"attn_mask_type": "arbitrary", "batch_size": 1, "max_seqlen_q": 46344},
 )
-def long_masks_backward(p: AttentionParams, env: Environment) -> Bad | None:
+def long_masks_backward(p: AttentionParams, env: Environment) -> Violation | None:
     """The efficient backward fails with a mask of more than 2**31 scores
 
     Why: lengths above 46344 with a mask end in an error in the backward, after the forward has run.
@@ -385,5 +377,5 @@ def long_masks_backward(p: AttentionParams, env: Environment) -> Bad | None:
     Source: pytorch#147585 (s = 53936 fails, 46344 runs). No fixed release is known.
     """
     if p.is_training and p.attn_mask_type == "arbitrary" and p.max_seqlen_q * p.max_seqlen_kv > 46344**2:
-        return Bad("attn_mask_type", "arbitrary", Words("no mask tensor above 46344 x 46344"))
+        return Violation("attn_mask_type", "arbitrary", FreeText("no mask tensor above 46344 x 46344"))
     return None

@@ -12,28 +12,24 @@ a2a+p2p     a2a within a node, p2p between nodes
 
 from __future__ import annotations
 
-from attnsel.candidates import CANDIDATES
+from attnsel.candidates import every, where
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import rule
-from attnsel.verdict import Bad, EqualTo, Multiple, OneOf, Words
+from attnsel.rules.api import limit, rule
+from attnsel.selection.requirements import EqualTo, FreeText, Multiple, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import cudnn
 
-ALL = tuple(CANDIDATES)
-SDPA = ("sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math")
-NO_OFFSETS = ("cudnn", *SDPA)  # kernels that cannot be told where in the sequence a chunk lies
+WITHOUT_OFFSETS = where(lambda record: not record.offsets)  # take no offset of a chunk
+WITHOUT_LSE = where(lambda record: not record.gives_lse)
 RING = ("p2p", "a2a+p2p")
-MERGING = (*RING, "all_gather")  # each rank makes several kernel calls and merges what they give
 
 
-def _length(p: AttentionParams, of: int) -> Bad | None:
+def _length(p: AttentionParams, of: int) -> Violation | None:
     """An objection to a length that is no multiple. With gaps between sequences the padded lengths count."""
     if p.pad_between_seqs:
         return None
-    for field in ("max_seqlen_q", "max_seqlen_kv"):
-        if getattr(p, field) % of:
-            return Bad(field, getattr(p, field), Multiple(of))
-    return None
+    return limit(p, "max_seqlen_q", Multiple(of)) or limit(p, "max_seqlen_kv", Multiple(of))
 
 
 def _by_position(p: AttentionParams) -> bool:
@@ -43,17 +39,16 @@ def _by_position(p: AttentionParams) -> bool:
 
 @rule(
     "CP001",
-    *ALL,
-    evidence="source",
-    trips={"cp_size": 2, "max_seqlen_q": 16534},
+    every,
+    fires_on={"cp_size": 2, "max_seqlen_q": 16534},
     passes={"cp_size": 2, "max_seqlen_q": 16536},
 )
-def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Bad | None:
+def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Violation | None:
     """Where positions matter, lengths must divide into 2 * cp_size chunks
 
     Why: each rank holds one chunk from the head and one from the tail, so that all have the same work.
     Fix: pad the sequence at its end; under a causal mask the padding changes no result.
-    Source: TransformerEngine v2.18, context_parallel.py (DualChunkSwap); te_api matrix, "length constraint".
+    Source: TransformerEngine v2.18, context_parallel.py (DualChunkSwap).
     """
     if p.cp_size > 1 and _by_position(p) and p.cp_comm_type != "all_gather":
         return _length(p, 2 * p.cp_size)
@@ -62,17 +57,16 @@ def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Bad | None:
 
 @rule(
     "CP002",
-    *ALL,
-    evidence="source",
-    trips={"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 1022},
+    every,
+    fires_on={"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 1022},
     passes={"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 1028},
 )
-def even_chunks(p: AttentionParams, env: Environment) -> Bad | None:
+def even_chunks(p: AttentionParams, env: Environment) -> Violation | None:
     """Where positions do not matter, lengths must divide into cp_size chunks
 
     Why: every rank holds as many rows as the others.
     Fix: pad the sequence, with a mask that hides the padding.
-    Source: TransformerEngine v2.18, context_parallel.py; te_api matrix, "length constraint".
+    Source: TransformerEngine v2.18, context_parallel.py.
     """
     if p.cp_size > 1 and not _by_position(p) and p.cp_comm_type != "all_gather":
         return _length(p, p.cp_size)
@@ -81,12 +75,11 @@ def even_chunks(p: AttentionParams, env: Environment) -> Bad | None:
 
 @rule(
     "CP003",
-    *ALL,
-    evidence="source",
-    trips={"cp_size": 2, "cp_comm_type": "all_gather", "attn_mask_type": "no_mask", "max_seqlen_q": 1026},
+    every,
+    fires_on={"cp_size": 2, "cp_comm_type": "all_gather", "attn_mask_type": "no_mask", "max_seqlen_q": 1026},
     passes={"cp_size": 2, "cp_comm_type": "all_gather", "attn_mask_type": "no_mask", "max_seqlen_q": 1028},
 )
-def even_local_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+def even_local_lengths(p: AttentionParams, env: Environment) -> Violation | None:
     """With all_gather, the lengths on each rank must be even
 
     Why: it always cuts a rank's rows into a head and a tail chunk.
@@ -100,55 +93,50 @@ def even_local_lengths(p: AttentionParams, env: Environment) -> Bad | None:
 
 @rule(
     "CP004",
-    *ALL,
-    evidence="source",
-    trips={"cp_size": 4, "cp_comm_type": "a2a", "num_heads": 18},
+    every,
+    fires_on={"cp_size": 4, "cp_comm_type": "a2a", "num_heads": 18},
     passes={"cp_size": 4, "cp_comm_type": "a2a", "num_heads": 16, "num_gqa_groups": 4},
 )
-def heads_over_ranks(p: AttentionParams, env: Environment) -> Bad | None:
+def heads_over_ranks(p: AttentionParams, env: Environment) -> Violation | None:
     """With a2a, query heads and key/value heads must divide over the ranks
 
     Why: each rank gets whole heads of both kinds. With a2a+p2p only the a2a part counts, whose size a
     question does not say: both counts must be even.
     Fix: another cp_comm_type, or fewer ranks.
-    Source: TransformerEngine v2.18, context_parallel.py, line 4246; te_api matrix, "head constraint".
+    Source: TransformerEngine v2.18, context_parallel.py, line 4246.
     """
     if p.cp_size == 1 or p.cp_comm_type not in ("a2a", "a2a+p2p"):
         return None
-    ranks = p.cp_size if p.cp_comm_type == "a2a" else 2
-    for field in ("num_heads", "num_gqa_groups"):
-        if getattr(p, field) % ranks:
-            return Bad(field, getattr(p, field), Multiple(ranks))
-    return None
+    whole = Multiple(p.cp_size if p.cp_comm_type == "a2a" else 2)
+    return limit(p, "num_heads", whole) or limit(p, "num_gqa_groups", whole)
 
 
 @rule(
     "CP005",
-    "sdpa.math",
+    WITHOUT_LSE,
+    requires={"cp_comm_type": OneOf("a2a")},
     evidence="measured",
-    trips={"cp_size": 2},
+    fires_on={"cp_size": 2},
     passes={"cp_size": 2, "cp_comm_type": "a2a"},
 )
-def merging_needs_lse(p: AttentionParams, env: Environment) -> Bad | None:
+def merging_needs_lse(p: AttentionParams, env: Environment) -> bool:
     """Except with a2a, a kernel must give its log-sum-exp
 
     Why: partial results of different keys can only be merged with it; sdpa.math has none.
     Fix: a2a, or any other kernel.
     Source: torch 2.13, _scaled_dot_product_attention_math returns (output, probabilities).
     """
-    if p.cp_size > 1 and p.cp_comm_type in MERGING:
-        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
-    return None
+    return p.cp_size > 1
 
 
 @rule(
     "CP006",
-    *NO_OFFSETS,
-    evidence="source",
-    trips={"cp_size": 2, "window_size": (256, 0)},
+    WITHOUT_OFFSETS,
+    requires={"cp_comm_type": OneOf("a2a")},
+    fires_on={"cp_size": 2, "window_size": (256, 0)},
     passes={"cp_size": 2, "window_size": (256, 0), "cp_comm_type": "a2a"},
 )
-def windows_need_offsets(p: AttentionParams, env: Environment) -> Bad | None:
+def windows_need_offsets(p: AttentionParams, env: Environment) -> bool:
     """Except with a2a, a window needs a kernel with position offsets
 
     Why: kernels without offsets can run a chunk pair only when it is fully visible or on the diagonal; the
@@ -157,19 +145,17 @@ def windows_need_offsets(p: AttentionParams, env: Environment) -> Bad | None:
     Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, context_parallel.py,
     line 5057.
     """
-    if p.cp_size > 1 and p.windowed and p.cp_comm_type in MERGING:
-        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
-    return None
+    return p.cp_size > 1 and p.windowed
 
 
 @rule(
     "CP007",
     "cudnn",
-    evidence="source",
-    trips={"cp_size": 2, "softmax_type": "learnable"},
+    requires={"cp_comm_type": OneOf("a2a")},
+    fires_on={"cp_size": 2, "softmax_type": "learnable"},
     passes={"cp_size": 2, "softmax_type": "learnable", "cp_comm_type": "a2a"},
 )
-def sinks_once(p: AttentionParams, env: Environment) -> Bad | None:
+def sinks_once(p: AttentionParams, env: Environment) -> bool:
     """With attention sinks, cuDNN's context parallelism is a2a only
 
     Why: a sink belongs into a row's denominator once; partial softmaxes would each count it. Kernels with
@@ -177,19 +163,17 @@ def sinks_once(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: cp_comm_type a2a, or triton or tiled.
     Source: TransformerEngine v2.18, utils.py, lines 1148-1155; TransformerEngine#2541.
     """
-    if p.cp_size > 1 and p.softmax_type != "vanilla" and p.cp_comm_type != "a2a":
-        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
-    return None
+    return p.cp_size > 1 and p.softmax_type != "vanilla"
 
 
 @rule(
     "CP008",
-    *NO_OFFSETS,
-    evidence="source",
-    trips={"cp_size": 2, "attention_dropout": 0.125},
+    WITHOUT_OFFSETS,
+    requires={"attention_dropout": OneOf(0.0)},
+    fires_on={"cp_size": 2, "attention_dropout": 0.125},
     passes={"cp_size": 2, "attention_dropout": 0.125, "is_training": False},
 )
-def dropout_by_counter(p: AttentionParams, env: Environment) -> Bad | None:
+def dropout_by_counter(p: AttentionParams, env: Environment) -> bool:
     """Dropout over ranks needs a generator that counts by position
 
     Why: the same pair must be dropped whichever rank computes it, forward and backward; these kernels draw
@@ -197,55 +181,51 @@ def dropout_by_counter(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: triton and tiled number every pair; or leave dropout out.
     Source: attnsel/backends/tiled/philox.py; attnsel/backends/sdpa/ops.py (random numbers per call).
     """
-    if p.cp_size > 1 and p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return p.cp_size > 1 and p.dropout
 
 
 @rule(
     "CP009",
-    *ALL,
-    evidence="source",
-    trips={"cp_size": 2, "kv_cache": "contiguous", "is_training": False},
+    every,
+    requires={"kv_cache": OneOf("none")},
+    fires_on={"cp_size": 2, "kv_cache": "contiguous", "is_training": False},
     passes={"cp_size": 1, "kv_cache": "contiguous", "is_training": False},
 )
-def no_cache(p: AttentionParams, env: Environment) -> Bad | None:
+def no_cache(p: AttentionParams, env: Environment) -> bool:
     """Context parallelism and a key/value cache exclude each other
 
     Why: the cache of one sequence would have to live on several ranks.
     Fix: cp_size 1 for inference with a cache.
     Source: TransformerEngine v2.18, utils.py, lines 852-856; attnsel's design.
     """
-    return Bad("kv_cache", p.kv_cache, OneOf("none")) if p.cp_size > 1 and p.kv_cache != "none" else None
+    return p.cp_size > 1
 
 
 @rule(
     "CP010",
-    *NO_OFFSETS,
-    evidence="source",
-    trips={"cp_size": 2, "max_seqlen_q": 2048, "max_seqlen_kv": 4096},
+    WITHOUT_OFFSETS,
+    requires={"max_seqlen_q": EqualTo("max_seqlen_kv")},
+    fires_on={"cp_size": 2, "max_seqlen_q": 2048, "max_seqlen_kv": 4096},
     passes={"cp_size": 2, "max_seqlen_q": 2048, "max_seqlen_kv": 4096, "attn_mask_type": "no_mask"},
 )
-def causal_over_equal_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+def causal_over_equal_lengths(p: AttentionParams, env: Environment) -> bool:
     """Causal chunks without position offsets need equal lengths
 
     Why: only then does the diagonal run through the corners of the chunks.
     Fix: triton and tiled take offsets; a2a keeps sequences whole.
     Source: TransformerEngine v2.18, utils.py, lines 1177-1280 (causal cross attention).
     """
-    if p.cp_size > 1 and p.causal and p.cp_comm_type != "a2a" and p.max_seqlen_q != p.max_seqlen_kv:
-        return Bad("max_seqlen_q", p.max_seqlen_q, EqualTo("max_seqlen_kv", p.max_seqlen_kv))
-    return None
+    return p.cp_size > 1 and p.causal and p.cp_comm_type != "a2a"
 
 
 @rule(
     "CP011",
-    *ALL,
+    every,
     evidence="policy",
-    trips={"cp_size": 2, "attn_mask_type": "arbitrary"},
+    fires_on={"cp_size": 2, "attn_mask_type": "arbitrary"},
     passes={"cp_size": 2, "attn_mask_type": "padding_causal"},
 )
-def masks_over_ranks(p: AttentionParams, env: Environment) -> Bad | None:
+def masks_over_ranks(p: AttentionParams, env: Environment) -> Violation | None:
     """Mask tensors are not spread over ranks
 
     Why: each rank would need its rows of the mask and the columns as they travel; lengths, windows and a bias
@@ -254,18 +234,17 @@ def masks_over_ranks(p: AttentionParams, env: Environment) -> Bad | None:
     Source: attnsel/context_parallel/parts.py; TransformerEngine v2.18, utils.py, lines 1177-1280.
     """
     if p.cp_size > 1 and p.attn_mask_type == "arbitrary":
-        return Bad("attn_mask_type", p.attn_mask_type, Words("a causal or padding type, or no_mask"))
+        return Violation("attn_mask_type", p.attn_mask_type, FreeText("a causal or padding type, or no_mask"))
     return None
 
 
 @rule(
     "CP013",
-    *ALL,
-    evidence="source",
-    trips={"cp_size": 2, "core_attention_bias_type": "post_scale_bias", "cp_comm_type": "a2a"},
+    every,
+    fires_on={"cp_size": 2, "core_attention_bias_type": "post_scale_bias", "cp_comm_type": "a2a"},
     passes={"cp_size": 2, "core_attention_bias_type": "post_scale_bias"},
 )
-def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Bad | None:
+def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Violation | None:
     """A bias goes with p2p and all_gather, and with dense tensors
 
     Why: a rank holds its rows of the bias and all columns. After an all-to-all it would need other rows, as
@@ -275,21 +254,20 @@ def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Bad | None
     """
     if p.cp_size == 1 or not p.has_bias:
         return None
-    if p.cp_comm_type in ("a2a", "a2a+p2p"):
-        return Bad("cp_comm_type", p.cp_comm_type, OneOf("p2p", "all_gather"))
-    if p.qkv_format == "thd":
-        return Bad("qkv_layout", p.qkv_layout, Words("dense tensors"))
-    return None
+    found = limit(p, "cp_comm_type", OneOf("p2p", "all_gather"))
+    if found is None and p.qkv_format == "thd":
+        return Violation("qkv_layout", p.qkv_layout, FreeText("dense tensors"))
+    return found
 
 
 @rule(
     "CP014",
-    "triton",
-    evidence="source",
-    trips={"cp_size": 2, "attention_dropout": 0.125, "cp_comm_type": "a2a"},
+    where(lambda record: record.dropout == "contract" and "head_offset" not in record.takes),
+    requires={"cp_comm_type": OneOf("p2p", "all_gather")},
+    fires_on={"cp_size": 2, "attention_dropout": 0.125, "cp_comm_type": "a2a"},
     passes={"cp_size": 2, "attention_dropout": 0.125},
 )
-def dropout_counts_heads(p: AttentionParams, env: Environment) -> Bad | None:
+def dropout_counts_heads(p: AttentionParams, env: Environment) -> bool:
     """In Triton, dropout goes with p2p and all_gather
 
     Why: the generator counts heads, and after an all-to-all a rank's first head is not the first of all: the
@@ -297,16 +275,14 @@ def dropout_counts_heads(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: p2p or all_gather; tiled has such an offset.
     Source: attnsel/backends/contract.py (Spec.head_offset).
     """
-    if p.cp_size > 1 and p.dropout and p.cp_comm_type in ("a2a", "a2a+p2p"):
-        return Bad("cp_comm_type", p.cp_comm_type, OneOf("p2p", "all_gather"))
-    return None
+    return p.cp_size > 1 and p.dropout
 
 
 @rule(
     "CP015",
-    *ALL,
-    evidence="source",
-    trips={
+    every,
+    requires={"bottom_right_diagonal": OneOf(False)},
+    fires_on={
         "cp_size": 2,
         "attention_dropout": 0.125,
         "attn_mask_type": "causal_bottom_right",
@@ -320,7 +296,7 @@ def dropout_counts_heads(p: AttentionParams, env: Environment) -> Bad | None:
         "max_seqlen_kv": 8192,
     },
 )
-def dropout_on_a_moved_diagonal(p: AttentionParams, env: Environment) -> Bad | None:
+def dropout_on_a_moved_diagonal(p: AttentionParams, env: Environment) -> bool:
     """Dropout and a bottom-right diagonal over unequal lengths do not go together
 
     Why: a part of the sequence moves its diagonal by an offset, and dropout counts from there. Without a
@@ -329,47 +305,42 @@ def dropout_on_a_moved_diagonal(p: AttentionParams, env: Environment) -> Bad | N
     Fix: a2a, which keeps sequences whole; a diagonal from the top left, equal lengths, or no dropout.
     Source: attnsel/backends/contract.py (Spec: visibility and dropout share q_offset).
     """
-    if p.cp_size == 1 or p.cp_comm_type == "a2a" or not p.dropout or not p.bottom_right_diagonal:
-        return None
+    if p.cp_size == 1 or p.cp_comm_type == "a2a" or not p.dropout:
+        return False
     alibi = p.core_attention_bias_type == "alibi"
     if not (p.causal or p.windowed or alibi):
-        return None
+        return False
     left, right = p.window_size
     moves = p.padding or p.max_seqlen_q != p.max_seqlen_kv
     expressible = left == -1 and not alibi and not p.padding and right + p.max_seqlen_kv >= p.max_seqlen_q
-    if moves and not expressible:
-        return Bad("bottom_right_diagonal", True, OneOf(False))
-    return None
+    return moves and not expressible
 
 
 @rule(
     "CP012",
-    *NO_OFFSETS,
-    evidence="source",
-    trips={"cp_size": 2, "core_attention_bias_type": "alibi"},
+    WITHOUT_OFFSETS,
+    requires={"cp_comm_type": OneOf("a2a")},
+    fires_on={"cp_size": 2, "core_attention_bias_type": "alibi"},
     passes={"cp_size": 2, "core_attention_bias_type": "alibi", "cp_comm_type": "a2a"},
 )
-def alibi_needs_offsets(p: AttentionParams, env: Environment) -> Bad | None:
+def alibi_needs_offsets(p: AttentionParams, env: Environment) -> bool:
     """ALiBi over ranks needs a kernel with position offsets
 
     Why: its penalty is a distance in the whole sequence, not within a chunk.
     Fix: triton and tiled take offsets; a2a keeps positions together.
     Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, utils.py, line 1177.
     """
-    if p.cp_size > 1 and p.core_attention_bias_type == "alibi" and p.cp_comm_type != "a2a":
-        return Bad("cp_comm_type", p.cp_comm_type, OneOf("a2a"))
-    return None
+    return p.cp_size > 1 and p.core_attention_bias_type == "alibi"
 
 
 @rule(
     "CP020",
     "cudnn",
     when=cudnn("<9.0.0"),
-    evidence="source",
-    trips={"cp_size": 2, "max_seqlen_q": 16576, "cudnn": "8.9.7"},
+    fires_on={"cp_size": 2, "max_seqlen_q": 16576, "cudnn": "8.9.7"},
     passes={"cp_size": 2, "max_seqlen_q": 16640, "cudnn": "8.9.7"},
 )
-def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Bad | None:
+def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Violation | None:
     """Below cuDNN 9.0 every step's lengths, causal chunks, must be multiples of 64
 
     Why: every step of the exchange is a cuDNN call of its own, on chunks of s / (2 * cp_size) rows, and
@@ -389,11 +360,10 @@ def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Bad | None:
     "CP021",
     "cudnn",
     when=cudnn("<9.0.0"),
-    evidence="source",
-    trips={"cp_size": 2, "max_seqlen_q": 4160, "attn_mask_type": "no_mask", "cudnn": "8.9.7"},
+    fires_on={"cp_size": 2, "max_seqlen_q": 4160, "attn_mask_type": "no_mask", "cudnn": "8.9.7"},
     passes={"cp_size": 2, "max_seqlen_q": 4224, "attn_mask_type": "no_mask", "cudnn": "8.9.7"},
 )
-def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Bad | None:
+def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Violation | None:
     """Below cuDNN 9.0 every step's lengths, parts of the ranks, must be multiples of 64
 
     Why: around a ring every step is a cuDNN call on s / cp_size rows, and cuDNN 8 wants multiples of 64.

@@ -1,15 +1,16 @@
-"""What the user allowed, wished or forbade, and what this process saw refuse."""
+"""What the user allowed or forbade, and what this process saw refuse."""
 
 from __future__ import annotations
 
-from attnsel.memory import Part
+from attnsel.candidates.record import Memory
 from attnsel.policy import Policy
-from attnsel.rules.api import wish
-from attnsel.verdict import AtLeastBytes, Bad, OneOf, Words, size
+from attnsel.rules.api import policy_rule
+from attnsel.selection.requirements import AtLeastBytes, FreeText, OneOf, size
+from attnsel.selection.verdict import Violation
 
 
-@wish("POLICY001", trips=("triton", {"backend": "cudnn"}))
-def another_is_forced(name: str, policy: Policy) -> Bad | None:
+@policy_rule("POLICY001", fires_on=("triton", {"backend": "cudnn"}))
+def another_is_forced(name: str, policy: Policy) -> Violation | None:
     """Another candidate is forced.
 
     Why: a forced backend runs or raises; it is never swapped for another.
@@ -17,12 +18,12 @@ def another_is_forced(name: str, policy: Policy) -> Bad | None:
     Source: your policy.
     """
     if policy.backend is not None and name != policy.backend:
-        return Bad("policy.backend", policy.backend, OneOf(name))
+        return Violation("policy.backend", policy.backend, OneOf(name))
     return None
 
 
-@wish("POLICY002", trips=("cudnn", {"allow": ("triton", "tiled")}))
-def not_on_the_list(name: str, policy: Policy) -> Bad | None:
+@policy_rule("POLICY002", fires_on=("cudnn", {"allow": ("triton", "tiled")}))
+def not_on_the_list(name: str, policy: Policy) -> Violation | None:
     """Only listed candidates are allowed, and this is not among them.
 
     Why: ATTNSEL_BACKENDS or Policy.allow lists what may run, in order of preference.
@@ -30,12 +31,12 @@ def not_on_the_list(name: str, policy: Policy) -> Bad | None:
     Source: your policy.
     """
     if policy.allow and name not in policy.allow:
-        return Bad("policy.allow", ",".join(policy.allow), Words(f"a list with {name}"))
+        return Violation("policy.allow", ",".join(policy.allow), FreeText(f"a list with {name}"))
     return None
 
 
-@wish("POLICY003", trips=("sdpa.math", {"deny": ("sdpa.math",)}))
-def denied(name: str, policy: Policy) -> Bad | None:
+@policy_rule("POLICY003", fires_on=("sdpa.math", {"deny": ("sdpa.math",)}))
+def denied(name: str, policy: Policy) -> Violation | None:
     """This candidate is switched off.
 
     Why: ATTNSEL_DISABLE or Policy.deny names it.
@@ -43,12 +44,12 @@ def denied(name: str, policy: Policy) -> Bad | None:
     Source: your policy.
     """
     if name in policy.deny:
-        return Bad("policy.deny", ",".join(policy.deny), Words(f"a list without {name}"))
+        return Violation("policy.deny", ",".join(policy.deny), FreeText(f"a list without {name}"))
     return None
 
 
-@wish("POLICY004", trips=("sdpa.math", {"memory_limit": "1MiB"}))
-def over_the_memory_limit(name: str, policy: Policy, parts: tuple[Part, ...] = ()) -> Bad | None:
+@policy_rule("POLICY004", fires_on=("sdpa.math", {"memory_limit": "1MiB"}))
+def over_the_memory_limit(name: str, policy: Policy, parts: tuple[Memory, ...] = ()) -> Violation | None:
     """This call would take more memory than the policy allows
 
     Why: Policy.memory_limit (ATTNSEL_MEMORY_LIMIT) bounds what a candidate allocates while it runs, beyond
@@ -56,17 +57,17 @@ def over_the_memory_limit(name: str, policy: Policy, parts: tuple[Part, ...] = (
     and tiled's tiles. cuDNN's workspace is not known before a plan is built and is not counted, neither for
     cudnn nor for sdpa.cudnn; nor are rows of statistics, which grow with s alone.
     Fix: raise the limit, or use a kernel that stores no scores and a call that needs no adaptation.
-    Source: your policy; attnsel/memory.py says how each figure is made.
+    Source: your policy; attnsel/selection/memory.py says how each figure is made.
     """
     need = sum(amount for _, amount in parts)
     if policy.memory_limit is None or need <= policy.memory_limit:
         return None
     made = ", ".join(f"{size(amount)} {what}" for what, amount in parts)
-    return Bad("policy.memory_limit", size(policy.memory_limit), AtLeastBytes(need), made)
+    return Violation("policy.memory_limit", size(policy.memory_limit), AtLeastBytes(need), made)
 
 
-@wish("RUNTIME001", evidence="runtime", trips=("cudnn", {}))
-def refused_when_it_ran(name: str, policy: Policy) -> Bad | None:
+@policy_rule("RUNTIME001", evidence="runtime", fires_on=("cudnn", {}))
+def refused_when_it_ran(name: str, policy: Policy) -> Violation | None:
     """The kernel itself refused this very call earlier in this process.
 
     Why: a plan did not build or a launch ran out of resources; it is remembered, so that the next call
@@ -74,11 +75,11 @@ def refused_when_it_ran(name: str, policy: Policy) -> Bad | None:
     Fix: read the kernel's own words beside the code; attnsel.clear_cache() forgets what was remembered.
     Source: this process.
     """
-    return None  # recorded refusals come from the evidence, see attnsel.evaluate
+    return None  # recorded refusals come from the evidence, see attnsel.selection.evidence
 
 
-@wish("RUNTIME002", evidence="runtime", trips=("triton", {}))
-def gave_wrong_numbers(name: str, policy: Policy) -> Bad | None:
+@policy_rule("RUNTIME002", evidence="runtime", fires_on=("triton", {}))
+def gave_wrong_numbers(name: str, policy: Policy) -> Violation | None:
     """Its numbers were not those of tiled when this very call was first made
 
     Why: the first call of an unproven kernel is compared with plain PyTorch operations in float32; what

@@ -5,11 +5,12 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
-from attnsel.verdict import Bad, OneOf, Words
+from attnsel.selection.requirements import FreeText, OneOf
+from attnsel.selection.verdict import Violation
 
 
-@rule("TILED001", "tiled", evidence="measured", trips={"dtype": "fp8_e4m3"})
-def no_fp8(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("TILED001", "tiled", evidence="measured", fires_on={"dtype": "fp8_e4m3"})
+def no_fp8(p: AttentionParams, env: Environment) -> Violation | None:
     """tiled does not run attention in FP8
 
     Why: plain PyTorch operations have no scaled FP8 matrix product for attention's shapes.
@@ -17,5 +18,5 @@ def no_fp8(p: AttentionParams, env: Environment) -> Bad | None:
     Source: attnsel/backends/tiled/forward.py: accumulation in float32 or float64 from 16-bit inputs and up.
     """
     if p.dtype.startswith("fp8"):
-        return Bad("dtype", p.dtype, OneOf("bf16", "fp16", "fp32"))
-    return Bad("fp8", True, Words("a recipe with fp8_dpa=False")) if p.fp8_attention else None
+        return Violation("dtype", p.dtype, OneOf("bf16", "fp16", "fp32"))
+    return Violation("fp8", True, FreeText("a recipe with fp8_dpa=False")) if p.fp8_attention else None

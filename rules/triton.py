@@ -8,39 +8,32 @@ from __future__ import annotations
 
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import INTERPRETED, rule
-from attnsel.verdict import AtLeast, AtMost, Bad, OneOf, Words
+from attnsel.rules.api import INTERPRETED, rules_about
+from attnsel.selection.requirements import AtLeast, AtMost, FreeText, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import Version, triton
 
+rule = rules_about("triton")
+
 CUDA = {"cuda"}
-OTHER_DEVICES = frozenset({"rocm", "mps", "xpu", "meta", "other"})
 TURING = frozenset({75})
-_ROWS_APART = 1 << 24  # elements; backends/triton/launch.py refuses them as well
+ROWS_APART = AtMost((1 << 24) - 1)  # elements; backends/triton/launch.py refuses more as well
 LATENT = (576, 512)  # head dimensions of latent attention in its absorbed form: forward only
 
 
-def widest(p: AttentionParams) -> tuple[str, int]:
-    """The larger head dimension and its field."""
-    if p.head_dim_qk >= p.head_dim_v:
-        return "head_dim_qk", p.head_dim_qk
-    return "head_dim_v", p.head_dim_v
-
-
-@rule("TRITON001", "triton", device=OTHER_DEVICES, evidence="compiler", trips={"device": "rocm"})
-def needs_an_nvidia_gpu(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("TRITON001", requires={"device": OneOf("cuda")}, evidence="compiler", fires_on={"device": "rocm"})
+def needs_an_nvidia_gpu(p: AttentionParams, env: Environment) -> bool:
     """The Triton kernels run on NVIDIA GPUs
 
     Why: for AMD the kernels compile, but nothing of attnsel's has run there.
     Fix: tiled and sdpa.* run on other devices.
     Source: ahead-of-time compilation with Triton 3.7.1; attnsel's launch code sets CUDA devices only.
     """
-    return Bad("device", env.device.type, OneOf("cuda"))
+    return env.device.type != "cpu"  # TRITON007
 
 
-@rule(
-    INTERPRETED, "triton", device={"cpu"}, evidence="measured", trips={"gpu": "cpu"}, passes={"gpu": "H100"}
-)
-def interpreted_only_when_asked(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(INTERPRETED, device={"cpu"}, evidence="measured", fires_on={"gpu": "cpu"}, passes={"gpu": "H100"})
+def interpreted_only_when_asked(p: AttentionParams, env: Environment) -> Violation | None:
     """On CPU tensors the Triton kernels are interpreted, and only when asked for
 
     Why: an interpreted kernel takes a second for what a GPU does in a microsecond; it is for tests and for
@@ -48,16 +41,15 @@ def interpreted_only_when_asked(p: AttentionParams, env: Environment) -> Bad | N
     Fix: backend="triton" runs it all the same.
     Source: interpreter timings with Triton 3.7.1, 0.1 to 0.8 s for s = 128 to 1024.
     """
-    return Bad("device", "cpu", Words("cuda, or backend='triton' to interpret it"))
+    return Violation("device", "cpu", FreeText("cuda, or backend='triton' to interpret it"))
 
 
 @rule(
     "TRITON008",
-    "triton",
     evidence="compiler",
-    trips={"tensors": {"q": {"shape": (2, 8, 16, 128), "stride": (32768, 4096, 256, 2)}}},
+    fires_on={"tensors": {"q": {"shape": (2, 8, 16, 128), "stride": (32768, 4096, 256, 2)}}},
 )
-def innermost_stride(p: AttentionParams, env: Environment) -> Bad | None:
+def innermost_stride(p: AttentionParams, env: Environment) -> Violation | None:
     """The Triton kernels read head dimensions that lie side by side
 
     Why: a tile's row is loaded as one run of memory; every other stride is taken as it is.
@@ -66,18 +58,19 @@ def innermost_stride(p: AttentionParams, env: Environment) -> Bad | None:
     """
     for name, spec in (("q", p.tensors.q), ("k", p.tensors.k), ("v", p.tensors.v)):
         if spec is not None and spec.last_stride != 1:
-            return Bad(f"tensors.{name}", f"innermost stride {spec.last_stride}", Words("1: a dense copy"))
+            return Violation(
+                f"tensors.{name}", f"innermost stride {spec.last_stride}", FreeText("1: a dense copy")
+            )
     return None
 
 
 @rule(
     "TRITON009",
-    "triton",
     evidence="measured",
-    trips={"tensors": {"k": {"shape": (1, 8, 1, 128), "stride": (1 << 27, 1 << 24, 128, 1)}}},
+    fires_on={"tensors": {"k": {"shape": (1, 8, 1, 128), "stride": (1 << 27, 1 << 24, 128, 1)}}},
     passes={"tensors": {"k": {"shape": (1, 8, 1, 128), "stride": (1 << 26, 1 << 23, 128, 1)}}},
 )
-def rows_far_apart(p: AttentionParams, env: Environment) -> Bad | None:
+def rows_far_apart(p: AttentionParams, env: Environment) -> Violation | None:
     """The Triton kernels address the rows of a tile with 32 bits
 
     Why: rows 2^24 elements apart or more put the last row of a tile of 128 beyond 2^31.
@@ -92,104 +85,116 @@ def rows_far_apart(p: AttentionParams, env: Environment) -> Bad | None:
     ):
         if spec is None or spec.shape[row[fmt]] <= 1:
             continue
-        if spec.stride[row[fmt]] >= _ROWS_APART:
-            return Bad(f"tensors.{name}", f"row stride {spec.stride[row[fmt]]}", AtMost(_ROWS_APART - 1))
+        stride = spec.stride[row[fmt]]
+        if not ROWS_APART.holds(stride, p):
+            return Violation(f"tensors.{name}", f"row stride {stride}", ROWS_APART)
     return None
 
 
 @rule(
     "TRITON002",
-    "triton",
-    arch=range(50, 75),
+    requires={"arch": AtLeast(75)},
     evidence="compiler",
-    trips={"gpu": "V100"},
+    fires_on={"gpu": "V100"},
     passes={"gpu": "T4", "dtype": "fp16"},
 )
-def needs_turing(p: AttentionParams, env: Environment) -> Bad:
+def needs_turing(p: AttentionParams, env: Environment) -> None:
     """The Triton kernels need Turing or newer (sm75)
 
     Why: Triton gave up Volta's tensor cores; what it compiles for sm70 multiplies element by element.
     Fix: sdpa.efficient uses Volta's tensor cores.
     Source: kernels compiled for sm70 with Triton 3.0 to 3.9: no HMMA instruction; triton#5066.
     """
-    return Bad("arch", env.arch, AtLeast(75))
 
 
 @rule(
     "TRITON003",
-    "triton",
     arch=TURING,
+    requires={"dtype": OneOf("fp16")},
     evidence="compiler",
-    trips={"dtype": "bf16"},
+    fires_on={"dtype": "bf16"},
     passes={"dtype": "fp16"},
 )
-def turing_has_no_bf16(p: AttentionParams, env: Environment) -> Bad | None:
+def turing_has_no_bf16(p: AttentionParams, env: Environment) -> bool:
     """On Turing the Triton kernels compute in fp16
 
     Why: Turing's tensor cores know fp16 only; bf16 and fp32 would run on plain multiply-adds.
     Fix: cast to fp16 (mind its range of ±65504).
     Source: kernels compiled for sm75: HMMA.1688 for fp16 only.
     """
-    return Bad("dtype", p.dtype, OneOf("fp16")) if p.dtype in ("bf16", "fp32") else None
+    return p.dtype in ("bf16", "fp32")
 
 
-@rule("TRITON004", "triton", evidence="compiler", trips={"dtype": "fp64"})
-def dtypes(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "TRITON004",
+    requires={"dtype": OneOf("fp32", "bf16", "fp16")},
+    evidence="compiler",
+    fires_on={"dtype": "fp64"},
+)
+def dtypes(p: AttentionParams, env: Environment) -> bool:
     """The Triton kernels take fp16, bf16 and fp32
 
     Fix: tiled and sdpa.math compute in fp64.
     Source: attnsel's kernel table was compiled for these three.
     """
-    return Bad("dtype", "fp64", OneOf("fp32", "bf16", "fp16")) if p.dtype == "fp64" else None
+    return not p.dtype.startswith("fp8")  # TRITON005
 
 
-@rule("TRITON005", "triton", evidence="compiler", trips={"dtype": "fp8_e4m3"})
-def no_fp8(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("TRITON005", evidence="compiler", fires_on={"dtype": "fp8_e4m3"})
+def no_fp8(p: AttentionParams, env: Environment) -> Violation | None:
     """The Triton kernels do not run attention in FP8
 
     Fix: cast q, k, v to bf16, or use a recipe without fp8_dpa; cudnn plans FP8 attention.
     Source: attnsel's kernels take no scales.
     """
     if p.dtype.startswith("fp8"):
-        return Bad("dtype", p.dtype, OneOf("bf16", "fp16"))
-    return Bad("fp8", True, Words("a recipe with fp8_dpa=False")) if p.fp8_attention else None
+        return Violation("dtype", p.dtype, OneOf("bf16", "fp16"))
+    return Violation("fp8", True, FreeText("a recipe with fp8_dpa=False")) if p.fp8_attention else None
 
 
-@rule("TRITON006", "triton", evidence="documented", trips={"platform": "windows"})
-def linux_only(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "TRITON006",
+    requires={"platform": OneOf("linux")},
+    evidence="documented",
+    fires_on={"platform": "windows"},
+)
+def linux_only(p: AttentionParams, env: Environment) -> None:
     """The Triton kernels need Linux
 
     Why: PyPI has Triton wheels for Linux only.
     Fix: use Linux or WSL; sdpa.* and tiled run elsewhere.
     Source: the file list of the triton releases 3.0 to 3.9 on PyPI.
     """
-    return None if env.platform == "linux" else Bad("platform", env.platform, OneOf("linux"))
 
 
 # Which Triton.
 
 
-@rule("TRITON010", "triton", when=triton("<3.2.0"), evidence="policy", passes={"triton": "3.2.0"})
-def oldest_triton(p: AttentionParams, env: Environment) -> Bad:
+@rule(
+    "TRITON010",
+    requires={"triton": AtLeast(Version(3, 2))},
+    evidence="policy",
+    fires_on={"triton": "3.1.0"},
+    passes={"triton": "3.2.0"},
+)
+def oldest_triton(p: AttentionParams, env: Environment) -> None:
     """The Triton kernels are built for Triton 3.2 and newer
 
     Why: 3.2 comes with PyTorch 2.6, the oldest that attnsel runs on.
     Fix: upgrade PyTorch, which brings its Triton along.
     Source: attnsel's pyproject.toml.
     """
-    return Bad("triton", env.triton, AtLeast(Version(3, 2)))
 
 
 @rule(
     "TRITON011",
-    "triton",
     when=triton(">=3.3.0,<3.4.0"),
     arch=TURING,
     evidence="compiler",
-    trips={"dtype": "fp16"},
+    fires_on={"dtype": "fp16"},
     passes={"triton": "3.4.0", "dtype": "fp16"},
 )
-def turing_lost(p: AttentionParams, env: Environment) -> Bad:
+def turing_lost(p: AttentionParams, env: Environment) -> Violation:
     """Triton 3.3 does not compile the kernels for Turing
 
     Why: its pass manager fails on them, with and without attnsel's hook. Triton 3.2 still compiles for
@@ -198,18 +203,18 @@ def turing_lost(p: AttentionParams, env: Environment) -> Bad:
     Fix: Triton 3.2, or 3.4 and newer.
     Source: kernels compiled for sm75 with Triton 3.0.0 to 3.9.0.
     """
-    return Bad("triton", env.triton, Words("3.2, or 3.4 and newer"))
+    return Violation("triton", env.triton, FreeText("3.2, or 3.4 and newer"))
 
 
 @rule(
     "TRITON012",
-    "triton",
-    when=triton("<3.3.0"),
     arch=range(100, 130),
+    requires={"triton": AtLeast(Version(3, 3))},
     evidence="compiler",
+    fires_on={"triton": "3.2.0"},
     passes={"triton": "3.3.1"},
 )
-def blackwell_unknown_to_triton(p: AttentionParams, env: Environment) -> Bad:
+def blackwell_unknown_to_triton(p: AttentionParams, env: Environment) -> None:
     """Triton before 3.3 knows no Blackwell
 
     Why: on the first dot for sm100 or sm120 its compiler stops at an assertion, "computeCapability not
@@ -217,63 +222,58 @@ def blackwell_unknown_to_triton(p: AttentionParams, env: Environment) -> Bad:
     Fix: PyTorch 2.7 and newer bring Triton 3.3 and newer.
     Source: kernels compiled for sm100 and sm120 with Triton 3.2.0: AccelerateMatmul.cpp:36 aborts.
     """
-    return Bad("triton", env.triton, AtLeast(Version(3, 3)))
 
 
 @rule(
     "TRITON013",
-    "triton",
-    when=triton("<3.6.0"),
     arch={103, 121},
+    requires={"triton": AtLeast(Version(3, 6))},
     evidence="compiler",
+    fires_on={"triton": "3.5.1"},
     passes={"triton": "3.6.0"},
 )
-def newer_blackwell(p: AttentionParams, env: Environment) -> Bad:
+def newer_blackwell(p: AttentionParams, env: Environment) -> None:
     """sm103 and sm121 need Triton 3.6
 
     Why: the assembler that older releases carry, ptxas 12.8, does not know these architectures.
     Fix: Triton 3.6, which comes with PyTorch 2.10, or newer.
     Source: kernels compiled with Triton 3.5.1 ("Value 'sm_103a' is not defined") and 3.6.0.
     """
-    return Bad("triton", env.triton, AtLeast(Version(3, 6)))
 
 
 @rule(
     "TRITON014",
-    "triton",
-    when=triton("<3.7.0"),
     arch={110},
+    requires={"triton": AtLeast(Version(3, 7))},
     evidence="compiler",
-    trips={"gpu": "sm110", "triton": "3.6.0"},
+    fires_on={"gpu": "sm110", "triton": "3.6.0"},
     passes={"gpu": "sm110", "triton": "3.7.1"},
 )
-def thor(p: AttentionParams, env: Environment) -> Bad:
+def thor(p: AttentionParams, env: Environment) -> None:
     """sm110 needs Triton 3.7
 
     Why: the assembler that older releases carry does not know this architecture.
     Fix: Triton 3.7, which comes with PyTorch 2.13, or newer.
     Source: kernels compiled with Triton 3.6.0 ("sm_110a is not defined") and 3.7.1.
     """
-    return Bad("triton", env.triton, AtLeast(Version(3, 7)))
 
 
 @rule(
     "TRITON015",
-    "triton",
     when=triton(">=3.4.0,<3.5.0"),
     arch={100},
     evidence="compiler",
-    trips={"is_training": True},
+    fires_on={"is_training": True},
     passes={"is_training": False},
 )
-def backward_lost_on_sm100(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_lost_on_sm100(p: AttentionParams, env: Environment) -> Violation | None:
     """Triton 3.4 does not compile the backward for sm100
 
     Why: a pass of its compiler fails on the dK/dV kernel in every tile that uses tcgen05; smaller ones pass.
     Fix: Triton 3.3, or 3.5 and newer.
     Source: dK/dV compiled for sm100 at head_dim 64 and 128 with Triton 3.3.1 to 3.9.0.
     """
-    return Bad("triton", env.triton, Words("3.3, or 3.5 and newer")) if p.is_training else None
+    return Violation("triton", env.triton, FreeText("3.3, or 3.5 and newer")) if p.is_training else None
 
 
 # What fits.
@@ -281,13 +281,13 @@ def backward_lost_on_sm100(p: AttentionParams, env: Environment) -> Bad | None:
 
 @rule(
     "TRITON020",
-    "triton",
     device=CUDA,
+    requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
     evidence="compiler",
-    trips={"head_dim_qk": 320},
+    fires_on={"head_dim_qk": 320},
     passes={"head_dim_qk": 576, "head_dim_v": 512, "is_training": False},
 )
-def head_dim_limit(p: AttentionParams, env: Environment) -> Bad | None:
+def head_dim_limit(p: AttentionParams, env: Environment) -> bool:
     """Triton kernels stop at head_dim 256, but for 16-bit 576/512 without a backward
 
     Why: wider tiles leave no configuration that fits shared memory and does not spill.
@@ -295,22 +295,19 @@ def head_dim_limit(p: AttentionParams, env: Environment) -> Bad | None:
     Source: table of forward, dK/dV and dQ kernels compiled for sm75 to sm121 with Triton 3.7.1: head
     dimensions 40 to 256 in 16 bits, to 256 in float32.
     """
-    field, width = widest(p)
     latent = (p.head_dim_qk, p.head_dim_v) == LATENT and p.dtype in ("fp16", "bf16")
-    if width <= 256 or (latent and not p.is_training):
-        return None
-    return Bad(field, width, AtMost(256))
+    return p.is_training or not latent
 
 
 @rule(
     "TRITON021",
-    "triton",
     arch=TURING,
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     evidence="compiler",
-    trips={"dtype": "fp16", "head_dim_qk": 256},
+    fires_on={"dtype": "fp16", "head_dim_qk": 256},
     passes={"dtype": "fp16", "head_dim_qk": 256, "is_training": False},
 )
-def turing_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
+def turing_wide_backward(p: AttentionParams, env: Environment) -> bool:
     """On Turing the Triton backward stops at head_dim 128
 
     Why: no dK/dV tile for 256 fits Turing's 64 KiB without spilling registers; head dimensions between are
@@ -318,5 +315,4 @@ def turing_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: sdpa.efficient trains with wider heads on Turing.
     Source: table of kernels compiled for sm75 with Triton 3.7.1 (least spill 16x32, 4 warps, stack 32).
     """
-    field, width = widest(p)
-    return Bad(field, width, AtMost(128)) if p.is_training and width > 128 else None
+    return p.is_training

@@ -7,11 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from paths import ROOT
+
 TRAIN = "examples/train_char_gpt.py"
 
 
@@ -25,6 +25,18 @@ def run(script: str, *arguments: object, **variables: str) -> subprocess.Complet
 
 def losses(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"loss (\d+\.\d+)", text)]
+
+
+def test_the_first_call_is_computed_right_and_explained():
+    pytest.importorskip("torch")
+    done = run("examples/first_call.py")
+    assert done.returncode == 0, done.stderr
+    first, second, *report = done.stdout.splitlines()
+    (backend,) = re.findall(r"forward and backward: (\S+) ran$", first)
+    difference = re.fullmatch(r"out \[2, 256, 512\]; largest difference from float64: (\S+)", second)
+    assert difference is not None
+    assert float(difference[1]) < 1e-5
+    assert any(line.split()[:3] == ["1", "✔", backend] for line in report)
 
 
 def test_the_question_from_python_is_answered_with_reasons_and_ways_out():

@@ -21,7 +21,7 @@ GPUS = ("A100", "RTX 4090", "H100", "B200", "RTX 5090")
 
 
 @dataclass(frozen=True)
-class Disagreement:
+class RuleMismatch:
     """One question with two answers. ``codes``: the rules that refuse; ``library``: its words, "" for yes."""
 
     outcome: Outcome
@@ -48,7 +48,7 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     accepted: int = 0  # by the library
     crashes: int = 0
-    disagreements: list[Disagreement] = field(default_factory=list)
+    disagreements: list[RuleMismatch] = field(default_factory=list)
     fp8: Counter[str] = field(default_factory=Counter)  # outcomes of the questions about FP8 attention
 
     @property
@@ -100,7 +100,7 @@ def starting_points() -> list[dict[str, Any]]:
     for rule in REGISTRY.rules.values():
         if "cudnn" not in rule.candidates:
             continue
-        for example in (rule.trips, rule.passes):
+        for example in (rule.fires_on, rule.passes):
             fields = {name: value for name, value in example.items() if name in AttentionParams.model_fields}
             if "cp_size" not in fields:
                 found.append(fields)
@@ -139,6 +139,6 @@ def compare(
             tally.accepted += asked.supported is True
             tally.crashes += any(answer.crashed for answer in asked.answers.values())
             if kind not in ("agree", "known bug", "unknown"):
-                tally.disagreements.append(Disagreement(kind, gpu, p, verdict.codes, asked.words))
+                tally.disagreements.append(RuleMismatch(kind, gpu, p, verdict.codes, asked.words))
             watch(tally)
     return tally

@@ -1,4 +1,4 @@
-"""The real libcudnn's answer beside the rules', for one question: asked, compared, told."""
+"""The real libcudnn's answer beside the rules', for one question: asked, compared, printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from attnsel.cli.library import Asked, Verdict, by_library, by_rules, outcome
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.verdict import size
+from attnsel.selection.requirements import size
 from attnsel.versions import Version
 
 _OLDEST = Version(9, 8)

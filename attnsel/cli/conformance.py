@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from attnsel.cli.flags import CudnnLib, Json
-from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, tell
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_text
 from attnsel.errors import InvalidInput
 
 
@@ -89,7 +89,7 @@ def _head_dims(text: str) -> tuple[tuple[int, int], ...]:
 def _print(reports: list[Any]) -> None:
     """One line per kernel, 80 columns, then what is wrong in words."""
     line = "{:>3} {:18} {:>7} {:5} {:6} {:>7} {:>2} {:>2} {:>4} {:>6} {:>8} {}"
-    tell(
+    print_text(
         line.format("sm", "kernel", "d", "dtype", "mask", "tile", "w", "s", "regs", "spills", "smem KiB", "")
     )
     for r in reports:
@@ -97,9 +97,11 @@ def _print(reports: list[Any]) -> None:
         used = f"{r.shared_memory // 1024}/{r.shared_memory_limit // 1024}"
         dims = f"{r.head_dim_qk}/{r.head_dim_v}"
         found = (tile, r.warps, r.stages, r.registers, r.spills, used, "✔" if r.ok else "✖")
-        tell(line.format(r.arch, r.kernel, dims, r.dtype, r.feature, *found))
+        print_text(line.format(r.arch, r.kernel, dims, r.dtype, r.feature, *found))
     bad = [r for r in reports if not r.ok]
-    tell(f"{len(reports) - len(bad)} of {len(reports)} compile, fit, do not spill and use the tensor cores")
+    print_text(
+        f"{len(reports) - len(bad)} of {len(reports)} compile, fit, do not spill and use the tensor cores"
+    )
     for r in bad:
         why = r.error or "spills, does not fit or has no matrix instruction"
-        tell(f"  sm{r.arch} {r.kernel} {r.head_dim_qk}/{r.head_dim_v} {r.dtype} {r.feature}: {why}")
+        print_text(f"  sm{r.arch} {r.kernel} {r.head_dim_qk}/{r.head_dim_v} {r.dtype} {r.feature}: {why}")

@@ -6,8 +6,8 @@ import json as jsonlib
 from collections import Counter, defaultdict
 from typing import Any
 
-from attnsel.cli.agreement import GPUS, Disagreement, Tally, compare, starting_points, upper_bound
-from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, tell, wrap
+from attnsel.cli.agreement import GPUS, RuleMismatch, Tally, compare, starting_points, upper_bound
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_text, wrap
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput
 from attnsel.report import params_words
@@ -64,9 +64,11 @@ def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
     """The count, then the disagreements by what they have in common."""
     count, asked = tally.outcomes, tally.asked
     for note in notes:
-        tell("\n".join(wrap(note, "! ")))
-    tell(f"cuDNN {about['cudnn']} · frontend {about['cudnn_frontend']} · judged at {about['stage']}")
-    tell(f"{about['samples']} questions (seed {about['seed']}) on {', '.join(about['gpus'])}: {asked} asked")
+        print_text("\n".join(wrap(note, "! ")))
+    print_text(f"cuDNN {about['cudnn']} · frontend {about['cudnn_frontend']} · judged at {about['stage']}")
+    print_text(
+        f"{about['samples']} questions (seed {about['seed']}) on {', '.join(about['gpus'])}: {asked} asked"
+    )
     rows = (
         ("both agree", count["agree"], ""),
         ("false accepts", count["false accept"], _bound(count["false accept"], asked)),
@@ -78,22 +80,22 @@ def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
     )
     for name, number, bound in rows:
         if number or bound or name == "both agree":
-            tell(f"  {number:>7}  {name}{bound}")
+            print_text(f"  {number:>7}  {name}{bound}")
     fp8 = tally.fp8
     wrong = f"{fp8['false accept']} false accepts, {fp8['false reject']} false rejects"
-    tell(f"  {fp8.total():>7}  of all were about FP8 attention: {wrong}")
-    groups: dict[tuple[str, str], list[Disagreement]] = defaultdict(list)
+    print_text(f"  {fp8.total():>7}  of all were about FP8 attention: {wrong}")
+    groups: dict[tuple[str, str], list[RuleMismatch]] = defaultdict(list)
     for one in tally.disagreements:
         why = ", ".join(one.codes) if one.outcome == "false reject" else one.library
         groups[one.outcome, why].append(one)
     sizes = Counter({key: len(found) for key, found in groups.items()})
     for (kind, why), number in sizes.most_common():
-        tell("\n".join(["", *wrap(f"{kind} × {number}: {why}", "✖ ")]))
+        print_text("\n".join(["", *wrap(f"{kind} × {number}: {why}", "✖ ")]))
         for one in groups[kind, why][:_SHOWN]:
-            tell("\n".join(wrap(f"{one.gpu}: {' '.join(params_words(one.params))}", "    ", "      ")))
+            print_text("\n".join(wrap(f"{one.gpu}: {' '.join(params_words(one.params))}", "    ", "      ")))
     if any(kind == "false reject" for kind, _ in groups):
         code = next(one.codes[0] for one in tally.disagreements if one.outcome == "false reject")
-        tell(f"\nWhy a rule: attnsel rule {REGISTRY.pages[code].code}")
+        print_text(f"\nWhy a rule: attnsel rule {REGISTRY.pages[code].code}")
 
 
 def _bound(seen: int, asked: int) -> str:

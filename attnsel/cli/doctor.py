@@ -9,16 +9,16 @@ from typing import Any
 
 from attnsel._version import __version__
 from attnsel.candidates import CANDIDATES
-from attnsel.cli.findings import Call, Finding, find, settings_in_force, variables
+from attnsel.cli.findings import Finding, PlainCall, find, settings_in_force, variables
 from attnsel.cli.flags import Json
-from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, tell, wrap
-from attnsel.cli.probe import Machine, Probe, examine, redact
+from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, print_text, wrap
+from attnsel.cli.probe import Probe, ProbedMachine, examine, redact
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
 from attnsel.report import environment_words
 from attnsel.rules import find_rule
-from attnsel.select import Candidate, select
-from attnsel.verdict import size
+from attnsel.selection.requirements import size
+from attnsel.selection.select import Candidate, select
 
 _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")
@@ -27,7 +27,7 @@ _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")
 def doctor(*, json: Json = False) -> int:
     """What is installed here, what a plain causal call gets on each device, and what is wrong.
 
-    Libraries are imported in child processes, so that one that crashes is told, not felt. No user name,
+    Libraries are imported in child processes, so that one that crashes is given, not felt. No user name,
     host name or home folder is printed: the output is meant for bug reports.
 
     --json prints one object: attnsel, python, platform, components (installed, loads, version,
@@ -47,7 +47,7 @@ def doctor(*, json: Json = False) -> int:
     return CHECK_FAILED if any(finding.level == "error" for finding in findings) else FOUND
 
 
-def plain_calls(machine: Machine) -> list[Call]:
+def plain_calls(machine: ProbedMachine) -> list[PlainCall]:
     """A plain causal call per device and dtype, training and inference, under the policy in force."""
     settings = settings_in_force()
     policy = Policy() if settings is None else settings.policy
@@ -57,7 +57,7 @@ def plain_calls(machine: Machine) -> list[Call]:
             for training in (True, False):
                 answer = select(AttentionParams(dtype=dtype, is_training=training), env, policy=policy)
                 verdicts = {c.name: _verdict(c) for c in answer}
-                calls.append(Call(number, dtype, training, answer.backend, verdicts))
+                calls.append(PlainCall(number, dtype, training, answer.backend, verdicts))
     return calls
 
 
@@ -79,7 +79,7 @@ def _word(verdict: dict[str, Any]) -> str:
     return "✔" if verdict["verdict"] == "eligible" else f"? {verdict['code']}"
 
 
-def _as_dict(machine: Machine, calls: list[Call], findings: list[Finding]) -> dict[str, Any]:
+def _as_dict(machine: ProbedMachine, calls: list[PlainCall], findings: list[Finding]) -> dict[str, Any]:
     settings = settings_in_force()
     return {
         "attnsel": __version__,
@@ -118,7 +118,7 @@ def _settings_dict(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "debug_file": None if file is None else redact(file)}
 
 
-def _tell(machine: Machine, calls: list[Call], findings: list[Finding]) -> None:
+def _tell(machine: ProbedMachine, calls: list[PlainCall], findings: list[Finding]) -> None:
     system = f"{platform.system()} {platform.machine()}"
     lines = [f"attnsel {__version__} · Python {platform.python_version()} · {system}", "", "Installed"]
     for name, probe in machine.probes.items():
@@ -132,15 +132,15 @@ def _tell(machine: Machine, calls: list[Call], findings: list[Finding]) -> None:
             f"  {name:<16}{found.distribution}  {state or ('✔ loads' if probe.loads else '')}".rstrip()
         )
     lines += ["", "ATTNSEL_ variables"]
-    told = variables(os.environ)
-    lines += [f"  {name}={value}" for name, value in told.items()] or ["  none set"]
-    tell("\n".join(lines))
+    given = variables(os.environ)
+    lines += [f"  {name}={value}" for name, value in given.items()] or ["  none set"]
+    print_text("\n".join(lines))
     for number, env in enumerate(machine.environments):
         memory = f" · {size(env.device.memory)}" if env.device.memory else ""
         words = " · ".join(environment_words(env)) + memory
-        tell("\n".join(["", f"Device {number}: what a plain causal call gets", *wrap(words, "  ")]))
+        print_text("\n".join(["", f"Device {number}: what a plain causal call gets", *wrap(words, "  ")]))
         _tell_calls([call for call in calls if call.device == number])
-    tell("\n".join(_finding_lines(findings)))
+    print_text("\n".join(_finding_lines(findings)))
 
 
 def _state(name: str, probe: Probe) -> str:
@@ -159,9 +159,9 @@ def _state(name: str, probe: Probe) -> str:
     return "  ".join([version, *notes])
 
 
-def _tell_calls(calls: list[Call]) -> None:
+def _tell_calls(calls: list[PlainCall]) -> None:
     """Candidates down, calls along; calls that got the same answers share a column."""
-    columns: dict[tuple[str, ...], list[Call]] = {}
+    columns: dict[tuple[str, ...], list[PlainCall]] = {}
     for call in calls:
         words = tuple(
             _word(call.verdicts[name]) + (" ←" if call.backend == name else "") for name in CANDIDATES
@@ -177,10 +177,10 @@ def _tell_calls(calls: list[Call]) -> None:
     codes = {verdict["code"] for call in calls for verdict in call.verdicts.values() if verdict["code"]}
     for code in sorted(codes):
         lines += wrap(find_rule(code).title, f"  {code}  ")
-    tell("\n".join(lines))
+    print_text("\n".join(lines))
 
 
-def _label(calls: list[Call]) -> str:
+def _label(calls: list[PlainCall]) -> str:
     """Several calls in few words: ``bf16/fp16 train+infer``."""
     by_kinds: dict[str, list[str]] = {}
     for dtype in dict.fromkeys(call.dtype for call in calls):

@@ -11,25 +11,25 @@ from attnsel.cli.flags import FLAG_OF
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.rules import Page, Rule, Wish
+from attnsel.rules import Page, PolicyRule, Rule
 from attnsel.rules.examples import question
 
 Example = Mapping[str, Any]
 
 
 def example_commands(page: Page) -> dict[str, str]:
-    """``{"trips": command line, "passes": …}``, without those that no command line can say."""
-    told: dict[str, str | None] = {}
-    if isinstance(page, Wish):
-        told["trips"] = _of_policy(page.trips[1])
+    """``{"fires_on": command line, "passes": …}``, without those that no command line can say."""
+    commands: dict[str, str | None] = {}
+    if isinstance(page, PolicyRule):
+        commands["fires_on"] = _of_policy(page.fires_on[1])
     if isinstance(page, Rule):
-        for name, example in (("trips", page.trips), ("passes", page.passes)):
+        for name, example in (("fires_on", page.fires_on), ("passes", page.passes)):
             try:
                 _, env = question(page, example)
             except (InvalidInput, ValueError):
                 continue
-            told[name] = command_of(example, env)
-    return {name: command for name, command in told.items() if command is not None}
+            commands[name] = command_of(example, env)
+    return {name: command for name, command in commands.items() if command is not None}
 
 
 def command_of(example: Example, env: Environment) -> str | None:

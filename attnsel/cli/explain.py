@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from attnsel.cli.flags import OUTPUT, THE_MACHINE, CudnnLib, Json
-from attnsel.cli.output import FOUND, NO_BACKEND, tell, text_width
+from attnsel.cli.output import FOUND, NO_BACKEND, print_text, text_width
 from attnsel.cli.question import Question, asks
 from attnsel.errors import InvalidInput
-from attnsel.select import Selection, select
+from attnsel.selection.select import Selection, select
 
 if TYPE_CHECKING:
-    from attnsel.cp_plan import Plan
+    from attnsel.context_parallel.plan import Plan
 
 
 @asks
@@ -75,11 +75,11 @@ def explain(
             said["context_parallel"] = shared.as_dict()
         print(jsonlib.dumps(said, indent=2))
     else:
-        tell(selection.report(text_width()))
+        print_text(selection.report(text_width()))
         if shared is not None:
-            tell(shared.report(text_width()))
+            print_text(shared.report(text_width()))
         if library is not None:
-            tell(library.report(text_width()))
+            print_text(library.report(text_width()))
     return NO_BACKEND if selection.backend is None else FOUND
 
 
@@ -96,7 +96,7 @@ def _plan(
             if value is not None:
                 raise InvalidInput(flag, value, "says nothing without a --cp-size above 1")
         return None
-    from attnsel.cp_plan import plan
+    from attnsel.context_parallel.plan import plan
 
     return plan(
         selection.params,

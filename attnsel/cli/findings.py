@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH
-from attnsel.cli.probe import Machine, Probe, read_version, redact
+from attnsel.cli.probe import Probe, ProbedMachine, read_version, redact
 from attnsel.environment import RELEASES, Environment
 from attnsel.errors import InvalidInput
 from attnsel.settings import VARIABLES, Settings, configure
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-class Call(NamedTuple):
+class PlainCall(NamedTuple):
     """What a plain call got on one device; ``verdicts`` is a code or a word per candidate."""
 
     device: int
@@ -33,7 +33,7 @@ class Call(NamedTuple):
     verdicts: dict[str, dict[str, Any]]
 
 
-def find(machine: Machine, calls: list[Call]) -> list[Finding]:
+def find(machine: ProbedMachine, calls: list[PlainCall]) -> list[Finding]:
     """Everything that is wrong or worth knowing, the worst first."""
     found = [
         *_settings(os.environ),
@@ -80,7 +80,7 @@ def _libraries(probes: Mapping[str, Probe]) -> Iterator[Finding]:
             yield Finding("error", text, f"reinstall it: pip install --force-reinstall {_pip_name(name)}")
 
 
-def _plugins(machine: Machine) -> Iterator[Finding]:
+def _plugins(machine: ProbedMachine) -> Iterator[Finding]:
     for found, probe in machine.plugins:
         if found.plugin is None:
             text = f"the plug-in {found.entry!r} of {found.distribution} is left out: {redact(found.trouble)}"
@@ -95,7 +95,7 @@ def _pip_name(component: str) -> str:
     return {"cudnn_frontend": "nvidia-cudnn-frontend"}.get(component, component)
 
 
-def _torch(machine: Machine) -> Iterator[Finding]:
+def _torch(machine: ProbedMachine) -> Iterator[Finding]:
     probe, triton = machine.probes["torch"], machine.probes["triton"]
     if probe.installed is None:
         yield Finding(
@@ -148,7 +148,7 @@ def _triton(torch: Version | None, triton: Version | None) -> Iterator[Finding]:
     yield Finding("error", text, f"pip install 'triton=={release.triton.major}.{release.triton.minor}.*'")
 
 
-def _devices(machine: Machine, calls: list[Call]) -> Iterator[Finding]:
+def _devices(machine: ProbedMachine, calls: list[PlainCall]) -> Iterator[Finding]:
     for number, env in enumerate(machine.environments):
         name = f"device {number} ({env.device.name})"
         for warning in env.warnings:

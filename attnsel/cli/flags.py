@@ -123,12 +123,12 @@ def _all_flags() -> tuple[Flag, ...]:
         )
     systems = ", ".join(get_args(Environment.model_fields["platform"].annotation))
     machine.append(_flag("machine", "platform", "--platform", "", str, systems, THE_MACHINE))
-    wishes = [
+    settings = [
         _from_field("policy", field, info, POLICY)
         for field, info in Policy.model_fields.items()
         if field not in AttentionParams.model_fields  # --deterministic asks it of the call
     ]
-    return (*calls, *machine, *wishes)
+    return (*calls, *machine, *settings)
 
 
 FLAGS: tuple[Flag, ...] = _all_flags()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnsel.environment import Environment
 from attnsel.errors import UnsupportedArgument
-from attnsel.evaluate import findings
 from attnsel.params import AttentionParams
-from attnsel.verdict import Reason
+from attnsel.selection.evaluate import findings
+from attnsel.selection.verdict import Reason
 
 if TYPE_CHECKING:
     from attnsel.backends.cudnn.ask.client import Answer, Library
@@ -58,8 +58,8 @@ class Asked(NamedTuple):
         """Why not, in a line; "" where it is supported."""
         if self.inexpressible is not None:
             return self.inexpressible
-        told = [f"{name}: {a.words}" for name, a in self.answers.items() if a.supported is not True]
-        return "; ".join(told)
+        unsupported = [f"{name}: {a.words}" for name, a in self.answers.items() if a.supported is not True]
+        return "; ".join(unsupported)
 
 
 def by_rules(p: AttentionParams, env: Environment) -> Verdict:

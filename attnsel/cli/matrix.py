@@ -16,14 +16,15 @@ from cyclopts import Group, Parameter
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.axes import Axis, read_axis
 from attnsel.cli.flags import OUTPUT, Json
-from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, tell, wrap
+from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, print_text, wrap
 from attnsel.cli.question import Question, asks, with_recipe
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.plugins import load_plugins
 from attnsel.report import environment_words, params_words
-from attnsel.select import Selection, select
+from attnsel.rules import find_rule
+from attnsel.selection.select import Selection, select
 
 _NOTES = {
     "?": "nobody has checked",
@@ -242,12 +243,14 @@ def _print_table(grid: Grid, table: list[list[Cell]]) -> None:
     common = _in_all(machines)
     if any(len(words) > len(common) and "* assumed" in words for words in machines):
         common.append("the rest as it goes with each")
-    tell("\n".join(wrap(" · ".join(common))))
-    tell("\n".join(wrap(" · ".join(_in_all([params_words(selection.params) for selection in grid.seen])))))
+    print_text("\n".join(wrap(" · ".join(common))))
+    print_text(
+        "\n".join(wrap(" · ".join(_in_all([params_words(selection.params) for selection in grid.seen]))))
+    )
     head = (f"{grid.down.field} ↓ {grid.along.field} →", *grid.along.labels)
     labelled = zip(grid.down.labels, table, strict=True)
     in_columns(head, [(label, *(cell.text for cell in row)) for label, row in labelled])
-    tell("\n".join(_legend(grid, [cell for row in table for cell in row])))
+    print_text("\n".join(_legend(grid, [cell for row in table for cell in row])))
 
 
 def _in_all(lists: list[list[str]]) -> list[str]:
@@ -257,8 +260,6 @@ def _in_all(lists: list[list[str]]) -> list[str]:
 
 def _legend(grid: Grid, cells: list[Cell]) -> list[str]:
     """What the codes and marks in the table mean; only those that are there."""
-    from attnsel.rules import find_rule
-
     shown = {cell.text for cell in cells}
     lines: list[str] = []
     for code in sorted({code for cell in cells for code in cell.codes}):

@@ -51,7 +51,7 @@ def text_width() -> int:
     return max(40, min(shutil.get_terminal_size().columns, _WIDEST))
 
 
-def tell(text: str) -> None:
+def print_text(text: str) -> None:
     """Print a finished text, with colours only for a person."""
     if not on_terminal():
         print(text)

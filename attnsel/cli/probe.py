@@ -66,7 +66,7 @@ class Probe(NamedTuple):
     trouble: str = ""
 
 
-class Machine(NamedTuple):
+class ProbedMachine(NamedTuple):
     """Everything the doctor looks at."""
 
     probes: dict[str, Probe]
@@ -75,7 +75,7 @@ class Machine(NamedTuple):
     plugins: tuple[tuple[Found, Probe], ...] = ()
 
 
-def examine() -> Machine:
+def examine() -> ProbedMachine:
     """Look at this machine. Nothing risky is imported in this process."""
     installed = {name: _installed(distributions) for name, distributions in DISTRIBUTIONS.items()}
     to_try = [name for name in _SCRIPTS if installed[name] is not None]
@@ -88,7 +88,7 @@ def examine() -> Machine:
     if not environments:
         # torch cannot be asked; what it would run on is then the CPU, without torch.
         environments = (_without_torch(installed),)
-    return Machine(probes, environments, gpus, _plugins(torch=bool(probes["torch"].loads)))
+    return ProbedMachine(probes, environments, gpus, _plugins(torch=bool(probes["torch"].loads)))
 
 
 def _plugins(torch: bool) -> tuple[tuple[Found, Probe], ...]:
@@ -96,14 +96,14 @@ def _plugins(torch: bool) -> tuple[tuple[Found, Probe], ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # the doctor says it in its own words
         found = load_plugins()
-    told = []
+    found = []
     for each in found:
         probe = Probe(each.distribution, None, {}, each.trouble)
         if each.plugin is not None and torch:
             script = f"import {each.plugin.kernel} as k; k.forward, k.backward; print('{{}}')"
             probe = Probe(each.distribution, *_run(script))
-        told.append((each, probe))
-    return tuple(told)
+        found.append((each, probe))
+    return tuple(found)
 
 
 def redact(text: str) -> str:

@@ -118,7 +118,7 @@ def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Pa
     environment = None
     if env_file is not None:
         described = _read_json(env_file, "environment", "--env")
-        described.pop("warnings", None)  # told by an earlier --json, and worked out again
+        described.pop("warnings", None)  # written by an earlier --json, and worked out again
         try:
             environment = Environment(**described)
         except InvalidInput as error:

@@ -9,12 +9,13 @@ from cyclopts import Parameter
 
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import example_commands, jsonable
-from attnsel.cli.flags import Json
-from attnsel.cli.output import BAD_INPUT, FOUND, complain, tell, text_width, wrap
+from attnsel.cli.flags import OUTPUT, Json
+from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_text, text_width, wrap
 from attnsel.environment import Device
 from attnsel.errors import InvalidInput
-from attnsel.rules import REGISTRY, Page, Preference, Rule, Wish, find_rule, load_all
-from attnsel.verdict import EVIDENCE
+from attnsel.rules import REGISTRY, Page, PolicyRule, Preference, Removed, Rule, find_rule, load_all
+from attnsel.rules.ranges import RANGES, Range
+from attnsel.selection.verdict import EVIDENCE
 
 _FILTER = Parameter(group="Filters")
 
@@ -24,12 +25,15 @@ def rules(
     candidate: Annotated[str | None, _FILTER] = None,
     family: Annotated[str | None, _FILTER] = None,
     evidence: Annotated[str | None, _FILTER] = None,
+    ranges: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
     json: Json = False,
 ) -> int:
     """Every rule: its code and title, which candidates it is about, where it holds, what it rests on.
 
-    --json prints a list of objects: code, kind (rule, wish or preference), family, title, candidates,
-    when (versions and architectures; empty is everywhere), evidence, source.
+    --json prints a list of objects: code, kind (rule, policyrule or preference), family, title, candidates,
+    when (versions and architectures; empty is everywhere), evidence, source, status (active, preview or
+    deprecated), replaced_by (the code that took over, or null). With --ranges: prefix, first, last, file,
+    about, next (the next free code, or null).
 
     Parameters
     ----------
@@ -39,6 +43,8 @@ def rules(
         Only codes that begin so, such as BUG or CUDNN.
     evidence
         Only rules that rest on this, such as library or source.
+    ranges
+        Instead of rules: which codes lie in which file, and the next free one of each range.
     """
     load_all()
     pages = list(REGISTRY.pages.values())
@@ -51,6 +57,10 @@ def rules(
     ):
         if value is not None and value not in allowed:
             raise InvalidInput(f"--{name}", value, f"allowed: {', '.join(allowed)}")
+        if value is not None and ranges and name != "family":
+            raise InvalidInput(f"--{name}", value, "not together with --ranges, which --family alone narrows")
+    if ranges:
+        return _show_ranges([codes for codes in RANGES if family in (None, codes.prefix)], json)
     shown = [
         page
         for page in pages
@@ -63,7 +73,7 @@ def rules(
         return FOUND
     lines = [line for page in shown for line in _row(page)]
     count = "1 rule" if len(shown) == 1 else f"{len(shown)} rules"
-    tell("\n".join([*lines, "", f"{count}.  The page of one: attnsel rule CODE"]))
+    print_text("\n".join([*lines, "", f"{count}.  The page of one: attnsel rule CODE"]))
     return FOUND
 
 
@@ -73,23 +83,43 @@ def rule(
     """The page of one rule: what it says, why, where it holds, what it rests on, and examples.
 
     --json prints one object: what a row of "attnsel rules --json" holds, and name, text, module,
-    trips and passes (the fields of two examples), commands (the examples as command lines, where they
-    can be written as one).
+    fires_on and passes (the fields of two examples; fires_on is there as trips too, its earlier name),
+    commands (the examples as command lines, where they can be written as one). Of a code that was
+    removed: code, family, status, release, replaced_by, why.
     """
     try:
         page = find_rule(code)
     except KeyError as error:
         complain(f"{error.args[0]}; all of them: attnsel rules")
         return BAD_INPUT
-    if json:
-        print(jsonlib.dumps(_whole_page(page), indent=2, ensure_ascii=False))
+    if isinstance(page, Removed):
+        as_json, lines = _removed_as_dict(page), _removed_lines(page)
     else:
-        tell("\n".join(_page_lines(page)))
+        as_json, lines = _whole_page(page), _page_lines(page)
+    if json:
+        print(jsonlib.dumps(as_json, indent=2, ensure_ascii=False))
+    else:
+        print_text("\n".join(lines))
+    return FOUND
+
+
+def _show_ranges(shown: list[Range], json: bool) -> int:
+    if json:
+        rows = [{**codes._asdict(), "next": codes.next_free()} for codes in shown]
+        print(jsonlib.dumps(rows, indent=2, ensure_ascii=False))
+        return FOUND
+    lines = []
+    for codes in shown:
+        span = f"{codes.prefix}{codes.first:03}" + ("" if codes.first == codes.last else f"-{codes.last:03}")
+        code = codes.next_free()
+        lines += wrap(codes.file, f"{span:<15}{f'next {code}' if code else 'full':<17}")
+        lines += wrap(codes.about, " " * 15)
+    print_text("\n".join([*lines, "", "A new rule takes the next code of its file's range: CONTRIBUTING.md"]))
     return FOUND
 
 
 def candidates_of(page: Page) -> tuple[str, ...]:
-    """The candidates a page is about; a preference or a wish is about them all."""
+    """The candidates a page is about; a preference or a policy rule is about them all."""
     return page.candidates if isinstance(page, Rule) else tuple(CANDIDATES)
 
 
@@ -97,8 +127,15 @@ def _row(page: Page) -> list[str]:
     facts = " · ".join([_names(candidates_of(page)), page.when_text or "everywhere"])
     return [
         *wrap(page.title, f"{page.code:<11}"),
-        *wrap(f"{facts}  [{page.evidence}]", " " * 11),
+        *wrap(f"{facts}  [{page.evidence}]{_status_word(page)}", " " * 11),
     ]
+
+
+def _status_word(page: Page) -> str:
+    """What a row says of a rule that is not simply in force."""
+    if page.status == "deprecated":
+        return f"  deprecated, see {page.replaced_by}"
+    return "" if page.status == "active" else f"  {page.status}"
 
 
 def _names(candidates: tuple[str, ...]) -> str:
@@ -123,17 +160,50 @@ def _as_dict(page: Page) -> dict[str, Any]:
         "when": page.when_text,
         "evidence": page.evidence,
         "source": page.source,
+        "status": page.status,
+        "replaced_by": page.replaced_by or None,
     }
 
 
 def _whole_page(page: Page) -> dict[str, Any]:
-    examples: dict[str, Any] = {"trips": None, "passes": None}
+    examples: dict[str, Any] = {"fires_on": None, "passes": None}
     if isinstance(page, Rule):
-        examples = {"trips": dict(page.trips), "passes": dict(page.passes)}
-    if isinstance(page, Wish):
-        examples["trips"] = {"candidate": page.trips[0], "policy": dict(page.trips[1])}
+        examples = {"fires_on": dict(page.fires_on), "passes": dict(page.passes)}
+    if isinstance(page, PolicyRule):
+        examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
     text = {"name": page.name, "text": page.text, "module": page.module}
-    return {**_as_dict(page), **text, **jsonable(examples), "commands": example_commands(page)}
+    examples, commands = jsonable(examples), example_commands(page)
+    for part in (examples, commands):
+        if "fires_on" in part:
+            part["trips"] = part["fires_on"]  # its name in the JSON of earlier versions
+    return {**_as_dict(page), **text, **examples, "commands": commands}
+
+
+_STATUS = {
+    "preview": "preview: tried out, and refuses only with ATTNSEL_PREVIEW=1 (--preview)",
+    "deprecated": "deprecated: {} took over, and this one goes in a later release",
+}
+
+
+def _removed_as_dict(gone: Removed) -> dict[str, Any]:
+    return {
+        "code": gone.code,
+        "family": gone.code.rstrip("0123456789"),
+        "status": "removed",
+        "release": gone.release,
+        "replaced_by": gone.replaced_by or None,
+        "why": gone.why,
+    }
+
+
+def _removed_lines(gone: Removed) -> list[str]:
+    """The page of a code that no rule has any more."""
+    lines = [f"{gone.code}  removed in {gone.release}", "", *wrap(gone.why, "  Why: ", "  ")]
+    if gone.replaced_by:
+        page = REGISTRY.pages.get(gone.replaced_by)
+        title = "" if page is None else f", {page.title}"
+        lines += ["", *wrap(f"{gone.replaced_by}{title}", "  Read instead: ", "  ")]
+    return lines
 
 
 def _page_lines(page: Page) -> list[str]:
@@ -145,6 +215,8 @@ def _page_lines(page: Page) -> list[str]:
         "Rests on": f"{EVIDENCE[page.evidence]} [{page.evidence}]",
         "Written in": f"{page.module}: {page.name}",
     }
+    if page.status != "active":
+        facts["Status"] = _STATUS[page.status].format(page.replaced_by)
     if isinstance(page, Rule) and page.device is not None and "cuda" not in page.device:
         types = get_args(Device.model_fields["type"].annotation)
         facts["Holds"] += f", devices: {', '.join(kind for kind in types if kind in page.device)}"
@@ -155,7 +227,7 @@ def _page_lines(page: Page) -> list[str]:
     for paragraph in _paragraphs(page.text):
         lines += ["", *wrap(paragraph, "  ")]
     commands = example_commands(page)
-    for name, title in (("trips", "Refused so"), ("passes", "Passes so")):
+    for name, title in (("fires_on", "Refused so"), ("passes", "Passes so")):
         if name in commands:
             lines += ["", f"  {title}:", *_command_lines(commands[name])]
     return lines

@@ -109,22 +109,22 @@ def _enter(program: str, module: bool, arguments: tuple[str, ...]) -> None:
 
 
 def _prepare(force: bool, transformers: bool, quiet: bool) -> None:
-    from attnsel.debug import speaks
+    from attnsel.debug import is_logging_rank
     from attnsel.flash_attn.shim import install
     from attnsel.settings import current
 
     installed = install(force=force)
-    told = str(installed or "flash_attn is the real package: it works here")
+    message = str(installed or "flash_attn is the real package: it works here")
     if transformers:
         from attnsel.integrations.transformers import register
 
-        told += f'; transformers knows attn_implementation="{register()}"'
-    if not quiet and speaks(current()):
-        complain(told)
+        message += f'; transformers knows attn_implementation="{register()}"'
+    if not quiet and is_logging_rank(current()):
+        complain(message)
 
 
 def _execute(program: str, module: bool) -> int:
-    """The program as ``__main__``. Its exceptions are told as python does: without the frames above it."""
+    """The program as ``__main__``. Its exceptions are message as python does: without the frames above it."""
     try:
         if module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -1,32 +1,41 @@
-"""One sequence over many ranks. What needs torch is imported when it is asked for."""
+"""One sequence over many ranks: planned without torch, run with it.
 
+``geometry``   which parts of a sequence meet which, on which rank
+``step``       what a step asks of a kernel
+``plan``       who runs the steps of each exchange; ``schedule``, ``estimate``, ``report`` say what follows
+``sharding``   tensors of whole sequences to those of a rank, and back
+``run``        a call over ranks; ``question`` what it asks, ``consensus`` that all ask alike
+``passes``     forward and backward around the exchanges; ``parts``, ``merge``, ``comm`` and ``group`` serve
+it
+
+What needs torch is imported when it is asked for.
+"""
+
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
+    from attnsel.context_parallel.group import resolve as resolve
+    from attnsel.context_parallel.run import attend as attend
+    from attnsel.context_parallel.run import explain as explain
     from attnsel.context_parallel.sharding import sequence_positions as sequence_positions
     from attnsel.context_parallel.sharding import shard_packed as shard_packed
     from attnsel.context_parallel.sharding import shard_sequence as shard_sequence
     from attnsel.context_parallel.sharding import unshard_packed as unshard_packed
     from attnsel.context_parallel.sharding import unshard_sequence as unshard_sequence
 
-_FROM = {
-    "sequence_positions": "attnsel.context_parallel.sharding",
-    "shard_packed": "attnsel.context_parallel.sharding",
-    "shard_sequence": "attnsel.context_parallel.sharding",
-    "unshard_packed": "attnsel.context_parallel.sharding",
-    "unshard_sequence": "attnsel.context_parallel.sharding",
-}
+_PUBLIC = ("sequence_positions", "shard_packed", "shard_sequence", "unshard_packed", "unshard_sequence")
+_FROM = dict.fromkeys(_PUBLIC, "sharding") | {"resolve": "group", "attend": "run", "explain": "run"}
 
 
 def __getattr__(name: str) -> _Any:
     module = _FROM.get(name)
     if module is None:
         raise AttributeError(f"module 'attnsel.context_parallel' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(module), name)
+    value = globals()[name] = getattr(_import_module(f"attnsel.context_parallel.{module}"), name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted(_FROM)
+    return sorted(_PUBLIC)

@@ -37,10 +37,10 @@ class Member:
         except ContextParallelError:
             raise
         except RuntimeError as error:
-            told = str(error).strip().splitlines()
+            lines = str(error).strip().splitlines()
             raise ContextParallelError(
                 f"rank {self.rank} (global rank {self.global_ranks[self.rank]}): {what} failed, "
-                f"as another rank has died, raised an error or is late: {told[0] if told else error!r}"
+                f"as another rank has died, raised an error or is late: {lines[0] if lines else error!r}"
             ) from error
 
     def gather(self, x: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ from typing import Any, get_args
 import torch.distributed as dist
 
 from attnsel.context_parallel.comm import Member, Ring
+from attnsel.context_parallel.step import RankLayout
 from attnsel.errors import InvalidInput
 from attnsel.params import CpCommType
+from attnsel.runtime.cache import BoundedCache
 
 
 class ContextParallel:
@@ -22,9 +24,14 @@ class ContextParallel:
         self.size = a2a.size * ring.size
         if comm_type == "a2a+p2p" and 1 in (a2a.size, ring.size):  # as in TransformerEngine
             comm_type = "p2p" if a2a.size == 1 else "a2a"
-        self.comm_type = comm_type
+        self.comm_type: CpCommType = comm_type  # type: ignore[assignment]
         self.exchange = Ring(ring, stream)
-        self.chosen: dict[Any, Any] = {}  # choices by call signature, see choose.py
+        self.chosen: BoundedCache[Any] = BoundedCache(limit=256)  # choices by call signature, see run.py
+
+    @property
+    def layout(self) -> RankLayout:
+        """How these ranks are laid out."""
+        return RankLayout(self.comm_type, self.a2a.size, self.ring.size)
 
     @property
     def members(self) -> list[Member]:
@@ -56,9 +63,9 @@ def resolve(
         if member.rank < 0:
             raise InvalidInput("cp_group", group, "must hold this process")
     if cp_global_ranks is not None:
-        told = [rank for member in members[::-1] for rank in member.global_ranks]
-        if not isinstance(cp_global_ranks, (list, tuple)) or not set(told) <= set(_flat(cp_global_ranks)):
-            raise InvalidInput("cp_global_ranks", cp_global_ranks, f"must hold the group's ranks, {told}")
+        own = [rank for member in members[::-1] for rank in member.global_ranks]
+        if not isinstance(cp_global_ranks, (list, tuple)) or not set(own) <= set(_flat(cp_global_ranks)):
+            raise InvalidInput("cp_global_ranks", cp_global_ranks, f"must hold the group's ranks, {own}")
     one = Member()
     if cp_comm_type == "a2a+p2p":
         a2a, ring = members

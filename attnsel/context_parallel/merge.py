@@ -12,7 +12,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class Merged:
+class RunningMerge:
     """out and lse over the keys seen so far. Dense [b, h, s, e], [b, h, s]; packed [t, h, e], [h, t]."""
 
     def __init__(self, q: Tensor, head_dim_v: int, packed: bool) -> None:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.context_parallel.steps import Band, Part, Piece, Sizes
+from attnsel.context_parallel.geometry import Band, Part, Piece, RingSizes
 
 CHUNK = 2  # what the pieces of a slot "in_chunks" count per chunk
 
 
 class Slot(NamedTuple):
-    sizes: Sizes
+    sizes: RingSizes
     shift: int = 0  # of its diagonal
     only: Tensor | None = None  # bool [b]; None: all sequences
     in_chunks: bool = False  # pieces count chunks instead of rows
@@ -79,17 +79,17 @@ class Batch:
         self,
         slot: Slot,
         part: Part,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        qkv: tuple[Tensor, Tensor, Tensor],
         bias: Tensor | None,
-        gathered: bool = False,
+        *,
+        gathered: bool,
     ) -> Inputs:
         """The part's tensors; packed ones stay whole and say by their starts what is meant."""
+        q, k, v = qkv
         if part.kind == "whole":
             return self._whole(q, k, v, bias)
         if self.spec.packed:
-            return self._packed(slot, part, q, k, v, gathered)
+            return self._packed(slot, part, qkv, gathered)
         rows, cols = part.q_rows, part.kv_rows
         return self._common(
             q[:, :, rows.start : rows.stop],
@@ -117,7 +117,7 @@ class Batch:
             max_seqlen_kv=self.bounds[1],
         )
 
-    def _packed(self, slot: Slot, part: Part, q: Tensor, k: Tensor, v: Tensor, gathered: bool) -> Inputs:
+    def _packed(self, slot: Slot, part: Part, qkv: tuple[Tensor, Tensor, Tensor], gathered: bool) -> Inputs:
         assert self.starts_q is not None
         assert self.starts_kv is not None
         starts_kv, size_kv = (self.starts_all, 1) if gathered else (self.starts_kv, self.size)
@@ -136,9 +136,7 @@ class Batch:
         (cu_q, at_q), (cu_kv, at_kv) = sides
         longest = self.bounds if slot.in_chunks else (len(part.q_rows), len(part.kv_rows))
         return self._common(
-            q,
-            k,
-            v,
+            *qkv,
             cu_seqlens_q=cu_q,
             cu_seqlens_kv=cu_kv,
             cu_seqlens_q_padded=at_q,
@@ -193,7 +191,7 @@ def _real(
 # ---- slots ------------------------------------------------------------------------------------------
 
 
-def chunk_sizes(sizes: Sizes) -> Sizes:
+def chunk_sizes(sizes: RingSizes) -> RingSizes:
     """The same steps with chunks of two rows, the fewest that tell a diagonal from a full pair."""
     n = 2 * sizes.size * CHUNK
     hi = sizes.band.hi
@@ -202,9 +200,8 @@ def chunk_sizes(sizes: Sizes) -> Sizes:
 
 
 def slots_of(
-    sizes: Sizes,
+    sizes: RingSizes,
     spec: Spec,
-    packed: bool,
     alike: bool,
     lengths: tuple[Tensor | None, Tensor | None],
     padded: tuple[Tensor | None, Tensor | None],
@@ -214,7 +211,7 @@ def slots_of(
     Reads lengths back where a part depends on them: packed sequences under anything but a plain mask, and
     bottom-right diagonals of padded ones.
     """
-    left, right = spec.window_left, spec.window_right
+    left, right, packed = spec.window_left, spec.window_right, spec.packed
     if sizes.size == 1:
         return (Slot(sizes),)
     plain = left < 0 and right in (-1, 0) and not sizes.absolute
@@ -240,7 +237,7 @@ def slots_of(
     return tuple(slots)
 
 
-def _shifted(sizes: Sizes, spec: Spec, shift: int) -> Sizes:
+def _shifted(sizes: RingSizes, spec: Spec, shift: int) -> RingSizes:
     left, right = spec.window_left, spec.window_right
     return sizes._replace(band=Band(None if left < 0 else shift - left, None if right < 0 else shift + right))
 

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnsel.backends.contract import Result
-from attnsel.context_parallel.agree import Fields, agree
 from attnsel.context_parallel.comm import (
     gather_rows,
     heads_to_rows,
     rows_to_heads,
     sum_rows,
 )
+from attnsel.context_parallel.consensus import Fields, check_consensus
+from attnsel.context_parallel.geometry import Part, gathered_parts, ring_parts, shifts
 from attnsel.context_parallel.group import ContextParallel
-from attnsel.context_parallel.merge import Merged, accumulation_dtype, sink_gradient
+from attnsel.context_parallel.merge import RunningMerge, accumulation_dtype, sink_gradient
 from attnsel.context_parallel.parts import Batch, Slot, pairs_of, whole_part
-from attnsel.context_parallel.steps import Part, gathered_parts, ring_parts, shifts
-from attnsel.runtime.autograd import ContractKernel
+from attnsel.runtime.kernels import Kernel
 
 
 @dataclass(frozen=True)
-class Call:
+class RankCall:
     """One attention call on this rank. Tensors are as in the contract, this rank's rows of them."""
 
     cp: ContextParallel
-    kernel: ContractKernel
+    kernel: Kernel
     batch: Batch
     fields: Fields
     order_q: Tensor | None = None  # rows of the a2a group in their order; None without one
@@ -77,12 +77,23 @@ class Call:
         return out.flatten()
 
 
+class Saved(NamedTuple):
+    """What the forward leaves for the backward; ``of_kernels`` is what each kernel call saved."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    result: Result
+    of_kernels: list[Any]
+
+
 class OverRanks(torch.autograd.Function):
     """``OverRanks.apply(call, q, k, v, bias, softmax_offset) -> (out, max_logit)``."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None
+        ctx: Any, call: RankCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         a2a, dim = call.cp.a2a, call.row_dim
         if call.order_q is not None and call.order_kv is not None:
@@ -107,17 +118,16 @@ class OverRanks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, *unused: Any) -> tuple[Any, ...]:
-        call: Call = ctx.call
+        call: RankCall = ctx.call
         if dout is None:
             return (None,) * 6
-        agree(call.cp.members, Fields(call.fields, backward="yes"), dout.device)
+        check_consensus(call.cp.members, Fields(call.fields, backward="yes"), dout.device)
         a2a, dim = call.cp.a2a, call.row_dim
         q, k, v, bias, sink, out, lse = ctx.saved_tensors
         if call.order_q is not None:
             dout = heads_to_rows(a2a, dout, call.order_q, dim)
-        dq, dk, dv, dbias = _backward(
-            call, q, k, v, bias if ctx.needs_input_grad[4] else None, bias, Result(out, lse), dout, ctx.saved
-        )
+        kept = Saved(q, k, v, bias, Result(out, lse), ctx.saved)
+        dq, dk, dv, dbias = _backward(call, kept, dout, learns_bias=ctx.needs_input_grad[4])
         dsink = None
         if ctx.learns:
             mine = sink_gradient(sink, out, lse, dout, call.batch.spec.packed)
@@ -129,18 +139,20 @@ class OverRanks(torch.autograd.Function):
 
 
 def _forward(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None
+    call: RankCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Any]]:
     """out, lse and largest scores of this rank's queries, and what each kernel call saved."""
     batch, packed = call.batch, call.batch.spec.packed
     largest: Tensor | None = None
     saved: list[Any] = []
-    merged = Merged(q, v.shape[-1], packed) if batch.merges else None
+    merged = RunningMerge(q, v.shape[-1], packed) if batch.merges else None
     alone: Result | None = None
     for shift, keys, values in _blocks(call, k, v):
         for slot, part in call.parts(shift, q, keys):
             spec = batch.spec_of(slot, part)
-            result = call.kernel.forward(spec, batch.inputs(slot, part, q, keys, values, bias, call.gathers))
+            result = call.kernel.forward(
+                spec, batch.inputs(slot, part, (q, keys, values), bias, gathered=call.gathers)
+            )
             saved.append(result.saved)
             if result.max_logit is not None:
                 largest = result.max_logit if largest is None else torch.maximum(largest, result.max_logit)
@@ -161,22 +173,16 @@ def _forward(
 
 
 def _backward(
-    call: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    learnt_bias: Tensor | None,
-    bias: Tensor | None,
-    result: Result,
-    dout: Tensor,
-    saved: list[Any],
+    call: RankCall, kept: Saved, dout: Tensor, *, learns_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of this rank's q, k, v and bias. Those of keys travel on with the keys, one step behind."""
+    q, k, v, bias, result, saved = kept
     batch, ring, dtype = call.batch, call.cp.ring, accumulation_dtype(q.dtype)
     dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    dbias = None if learnt_bias is None else torch.zeros(learnt_bias.shape, dtype=dtype, device=q.device)
-    if learnt_bias is not None:
-        bias = learnt_bias.detach().requires_grad_()
+    dbias = None
+    if learns_bias and bias is not None:
+        dbias = torch.zeros(bias.shape, dtype=dtype, device=q.device)
+        bias = bias.detach().requires_grad_()
     order = call.shifts
     numbers = iter(range(len(saved)))
     wait = None
@@ -185,8 +191,8 @@ def _backward(
         dkv = torch.zeros(keys.numel() + values.numel(), dtype=dtype, device=k.device)
         dk, dv = _unpacked(dkv, keys, values)
         for slot, part in call.parts(shift, q, keys):
-            inputs = batch.inputs(slot, part, q, keys, values, bias, call.gathers)
-            if learnt_bias is not None and inputs.bias is not None:
+            inputs = batch.inputs(slot, part, (q, keys, values), bias, gathered=call.gathers)
+            if dbias is not None and inputs.bias is not None:
                 inputs = inputs._replace(bias=inputs.bias.detach().requires_grad_())
             rows, cols = _slices(call, part)
             mine = Result(
@@ -214,12 +220,12 @@ def _backward(
         dk, dv = (sum_rows(ring, t, call.order_all, call.row_dim) for t in _unpacked(dkv, *whole))
     else:
         dk, dv = _unpacked(dkv, k, v)
-    if dbias is not None and learnt_bias is not None:
-        dbias = dbias.to(learnt_bias.dtype)
+    if dbias is not None and bias is not None:
+        dbias = dbias.to(bias.dtype)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbias
 
 
-def _blocks(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _blocks(call: RankCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Keys and values step by step: the rank's own, then those that arrive; or all gathered in one step."""
     if call.order_all is not None:
         ring = call.cp.ring
@@ -239,13 +245,13 @@ def _unpacked(block: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return block[: k.numel()].view(k.shape), block[k.numel() :].view(v.shape)
 
 
-def _like_gathered(call: Call, t: Tensor) -> Tensor:
+def _like_gathered(call: RankCall, t: Tensor) -> Tensor:
     shape = list(t.shape)
     shape[call.row_dim] *= call.cp.ring.size
     return t.new_empty(1).expand(shape)
 
 
-def _slices(call: Call, part: Part) -> tuple[Any, Any]:
+def _slices(call: RankCall, part: Part) -> tuple[Any, Any]:
     """Where a part's rows and columns lie; kernels give packed gradients for all rows, 0 outside the part."""
     if call.batch.spec.packed:
         return slice(None), slice(None)

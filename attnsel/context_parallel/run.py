@@ -1,34 +1,36 @@
-"""The way of a call over ranks: check, choose, agree, then run."""
+"""A call over ranks: settled as every call is (``runtime/dispatch.py``), agreed on by all, then run."""
 
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnsel import debug
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.slopes import default_slopes
-from attnsel.context_parallel.agree import ERROR, Fields, agree
-from attnsel.context_parallel.choose import ROW_DIM, Chosen, choose, question, sizes_of
+from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.comm import sequence_order
+from attnsel.context_parallel.consensus import BACKEND, ERROR, Fields, RanksRefused, check_consensus
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.parts import Batch, slots_of
-from attnsel.context_parallel.passes import Call, OverRanks
-from attnsel.errors import InvalidInput, NoBackendError
+from attnsel.context_parallel.passes import OverRanks, RankCall
+from attnsel.context_parallel.question import check_packed, select_for_ranks
+from attnsel.context_parallel.step import sizes_of
+from attnsel.errors import ContextParallelError
 from attnsel.params import AttentionParams
-from attnsel.runtime.bind import CannotPrepare, kernel_of, real_lengths, to_contract
-from attnsel.runtime.call import Config, Extras, signature
-from attnsel.runtime.refusals import refusal_of
-from attnsel.runtime.run import any_autocast, autocast, evidence, learn
+from attnsel.runtime import selfcheck
+from attnsel.runtime.bind import Bound, draw_seed, make_spec, real_lengths, to_caller, to_contract
+from attnsel.runtime.call import Call, Config, Extras
+from attnsel.runtime.dispatch import any_autocast, autocast, kept, make_call
+from attnsel.runtime.kernels import kernel_of, prepare_kernel
+from attnsel.runtime.refusals import evidence, record_refusals
 from attnsel.runtime.sizes import lengths_of
-from attnsel.select import Selection
-from attnsel.settings import Settings, current
-
-_MOST_CHOICES = 256
+from attnsel.selection.evidence import Evidence, Refusal
+from attnsel.selection.select import Selection
+from attnsel.settings import current
 
 
 @torch.compiler.disable
@@ -53,20 +55,13 @@ def attend(
     """
     if any_autocast():
         q, k, v = autocast(q, k, v)
-    failure: Exception | None = None
-    chosen: Chosen | None = None
-    try:
-        chosen, fields = _prepared(cp, config, q, k, v, extras, current())
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
-        failure, fields = error, Fields({ERROR: _told(error)})
-    try:
-        agree(cp.members, fields, q.device if isinstance(q, Tensor) else torch.device("cpu"))
-    finally:
-        if failure is not None:
-            raise failure
-    assert chosen is not None
-    holder["_last"] = chosen.selection
-    return _run(cp, chosen, config, fields, q, k, v, extras)
+    for _ in range(len(CANDIDATES) + 1):
+        agreed = _agreed(cp, config, q, k, v, extras)
+        if agreed is not None:
+            bound, call, fields = agreed
+            holder["_last"] = bound.selection
+            return bound.run(call, fields)
+    raise ContextParallelError("the ranks' kernels refuse one after the other, and never alike")
 
 
 def explain(
@@ -75,129 +70,127 @@ def explain(
     """The selection this call would get on this rank; nothing is exchanged."""
     if any_autocast():
         q, k, v = autocast(q, k, v)
-    p, need_grad = question(cp, config, q, k, v, extras)
-    return choose(cp, config, p, need_grad, q, current(), evidence()).selection
+    return select_for_ranks(cp, make_call(config, q, k, v, extras, current()), evidence())
 
 
-# ---- choosing ---------------------------------------------------------------------------------------
+def _agreed(
+    cp: ContextParallel, config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> tuple[Bound, Call, Fields] | None:
+    """What this rank will do, once all ranks are known to do the same.
+
+    None: some rank's kernel refused what others' did not; every rank has heard of it and chooses again.
+    """
+    failure: Exception | None = None
+    try:
+        call = make_call(config, q, k, v, extras, current())
+        bound = kept(cp.chosen, OnRanks(cp), call, evidence())[0]
+        check_packed(cp, call)
+        fields = _fields(cp, call, bound.selection)
+    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+        failure, fields = error, Fields({ERROR: _told(error)})
+    try:
+        check_consensus(cp.members, fields, q.device if isinstance(q, Tensor) else torch.device("cpu"))
+    except RanksRefused as refused:
+        if failure is None:
+            params = bound.selection.params
+            record_refusals(
+                (Refusal(name, params, text, (), code) for name, text, code in refused.by), current()
+            )
+            return None
+    finally:
+        if failure is not None:
+            raise failure
+    return bound, call, fields
 
 
-def _prepared(
-    cp: ContextParallel,
-    config: Config,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    settings: Settings,
-) -> tuple[Chosen, Fields]:
-    """The choice for this signature, and what this rank tells the others. Raises what speaks against it."""
-    described = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in (q, k, v))
-    key = (
-        config,
-        settings,
-        evidence(),
-        torch.is_grad_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        described,
-        signature(extras),
-    )
-    found = cp.chosen.get(key)
-    if found is None:
-        found = _first(cp, config, q, k, v, extras, settings)
-        if len(cp.chosen) >= _MOST_CHOICES:
-            cp.chosen.clear()
-        cp.chosen[key] = found
-    chosen, fields = found
-    contents = _lengths_held(extras)
-    _check_packed(cp, config, q, k, extras)
-    return chosen, Fields(fields, **contents) if contents else fields
+class OnRanks:
+    """The calls that this rank makes, with whichever keys arrive."""
+
+    def __init__(self, cp: ContextParallel) -> None:
+        self.cp = cp
+
+    def select(self, call: Call, evidence: Evidence) -> Selection:
+        return select_for_ranks(self.cp, call, evidence)
+
+    def bind(self, selection: Selection, call: Call) -> Bound:
+        assert selection.backend is not None
+        kernel = kernel_of(selection.backend)
+        if kernel.prepare is not None:
+            for spec, inputs in self._steps(selection, call):
+                prepare_kernel(kernel, spec, inputs)
+
+        def run(call: Call, fields: Fields) -> Any:
+            return _run(self.cp, selection, call, fields)
+
+        return Bound(run, None, selection, call.settings)
+
+    def check(self, bound: Bound, call: Call) -> bool:
+        """Every kernel call of this rank, with its own keys in the place of others'."""
+        selection = bound.selection
+        assert selection.backend is not None
+        if not selfcheck.is_wanted(selection, call.settings):
+            return True
+        kernel = kernel_of(selection.backend)
+        checked = [
+            selfcheck.check_kernel(kernel, spec, inputs, selection, call.settings)
+            for spec, inputs in self._steps(selection, call)
+        ]
+        return all(checked)
+
+    def run(self, bound: Bound, call: Call) -> Any:
+        return None  # other ranks take part in that: first all agree
+
+    def _steps(self, selection: Selection, call: Call) -> Iterator[tuple[Spec, Inputs]]:
+        """The different kernel calls, before anything is exchanged."""
+        cp = self.cp
+        spec = make_spec(call.config, selection.params, call.need_grad)
+        seed = torch.zeros((), dtype=torch.int64, device=call.q.device) if spec.dropout_p else None
+        rank_call = _rank_call(cp, selection, call, Fields(), seed)
+        bias = _bias(call, spec)
+        q, k, v = (_as_exchanged(rank_call, to_contract(call.config, t)) for t in (call.q, call.k, call.v))
+        if rank_call.gathers:
+            k, v = (torch.cat([t] * cp.ring.size, rank_call.row_dim) for t in (k, v))
+        done: set[tuple[Spec, Any]] = set()
+        for shift in rank_call.shifts:
+            for slot, part in rank_call.parts(shift, q, k):
+                spec = rank_call.batch.spec_of(slot, part)
+                inputs = rank_call.batch.inputs(slot, part, (q, k, v), bias, gathered=rank_call.gathers)
+                seen = (spec, (inputs.q.shape, inputs.k.shape))
+                if seen not in done:
+                    done.add(seen)
+                    yield spec, inputs
 
 
-def _first(
-    cp: ContextParallel, config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
-) -> tuple[Chosen, Fields]:
-    """A kernel that refuses when it is prepared is evidence, and the next candidate is tried."""
-    p, need_grad = question(cp, config, q, k, v, extras)
-    _check_packed(cp, config, q, k, extras)
-    learnt = evidence()
-    cause: Exception | None = None
-    while True:
-        chosen = choose(cp, config, p, need_grad, q, settings, learnt)
-        try:
-            chosen.selection.require()
-        except NoBackendError as error:
-            raise error from cause
-        debug.announce(chosen.selection, settings, config.label)
-        try:
-            _prove(cp, config, chosen, q, k, v, extras)
-        except CannotPrepare as error:
-            cause = error
-            refusal = refusal_of(chosen.selection, error)
-            learn([refusal], settings)
-            learnt = learnt.plus(refusal)
-            continue
-        return chosen, _fields(cp, config, chosen, q, k, v, extras)
-
-
-def _prove(
-    cp: ContextParallel, config: Config, chosen: Chosen, q: Tensor, k: Tensor, v: Tensor, extras: Extras
-) -> None:
-    """Every kernel call of this rank gets ready before anything is exchanged; own keys stand for others'."""
-    assert chosen.selection.backend is not None
-    kernel = kernel_of(chosen.selection.backend)
-    if kernel.prepare is None:
-        return
-    seed = torch.zeros((), dtype=torch.int64, device=q.device) if chosen.spec.dropout_p else None
-    call = _call(cp, chosen, config, Fields(), q, k, v, extras, seed)
-    bias = _bias(config, chosen.spec, extras)
-    q, k, v = (_as_exchanged(call, to_contract(config, t)) for t in (q, k, v))
-    if call.gathers:
-        k, v = (torch.cat([t] * cp.ring.size, call.row_dim) for t in (k, v))
-    done: set[tuple[Spec, Any]] = set()
-    for shift in call.shifts:
-        for slot, part in call.parts(shift, q, k):
-            spec = call.batch.spec_of(slot, part)
-            inputs: Inputs = call.batch.inputs(slot, part, q, k, v, bias, call.gathers)
-            seen = (spec, (inputs.q.shape, inputs.k.shape))
-            if seen in done:
-                continue
-            done.add(seen)
-            try:
-                kernel.prepare(spec, inputs)
-            except (ValueError, RuntimeError, NotImplementedError) as error:
-                raise CannotPrepare(str(error)) from error
-
-
-def _as_exchanged(call: Call, t: Tensor) -> Tensor:
+def _as_exchanged(call: RankCall, t: Tensor) -> Tensor:
     """A tensor of the shape that ``t`` has after heads were exchanged."""
     n = call.cp.a2a.size
     return t if n == 1 else torch.cat([t.chunk(n, 1)[0]] * n, call.row_dim)
 
 
-def _fields(
-    cp: ContextParallel, config: Config, chosen: Chosen, q: Tensor, k: Tensor, v: Tensor, extras: Extras
-) -> Fields:
-    fields = Fields({"cp_comm_type": cp.comm_type, "chosen backend": str(chosen.selection.backend)})
-    for name, t in (("query_layer", q), ("key_layer", k), ("value_layer", v)):
+# ---- what ranks tell each other ---------------------------------------------------------------------
+
+
+def _fields(cp: ContextParallel, call: Call, selection: Selection) -> Fields:
+    """What this rank is about to do, and what its kernels refused of it."""
+    fields = Fields({"cp_comm_type": cp.comm_type, BACKEND: str(selection.backend)})
+    for name, t in (("query_layer", call.q), ("key_layer", call.k), ("value_layer", call.v)):
         fields[f"{name}.shape"], fields[f"{name}.dtype"] = str(tuple(t.shape)), str(t.dtype)
-    for name, value in json.loads(config.text).items():
-        if name not in ("label", "text"):
+    for name, value in json.loads(call.config.text).items():
+        if name != "label":
             fields[name] = str(value)
-    for name, value in extras._asdict().items():
+    for name, value in call.extras._asdict().items():
         fields[name] = str(tuple(value.shape)) if isinstance(value, Tensor) else str(type(value).__name__)
-    fields["requires_grad"] = str(chosen.need_grad)
-    return fields
-
-
-def _lengths_held(extras: Extras) -> dict[str, str]:
-    """What the length tensors say, where reading them waits for nothing."""
-    held = {}
+    fields["requires_grad"] = str(call.need_grad)
     for name in ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
-        t = getattr(extras, name)
-        if t is not None and t.device.type == "cpu":
-            held[f"{name} (contents)"] = str(t.tolist())
-    return held
+        t = getattr(call.extras, name)
+        if t is not None and t.device.type == "cpu":  # where reading waits for nothing
+            fields[f"{name} (contents)"] = str(t.tolist())
+    fields.refused = [
+        (refusal.candidate, refusal.message, refusal.code)
+        for refusal in evidence().refusals
+        if refusal.params == selection.params
+    ]
+    return fields
 
 
 def _told(error: Exception) -> str:
@@ -205,148 +198,106 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: " + str(error).split("\n\n")[0]
 
 
-def _check_packed(cp: ContextParallel, config: Config, q: Tensor, k: Tensor, extras: Extras) -> None:
-    """Packed sequences are cut one by one, so each needs a length that divides. Read on the CPU only."""
-    if config.qkv_format != "thd":
-        return
-    for name, t in (("cu_seqlens_q", q), ("cu_seqlens_kv", k)):
-        padded, real = getattr(extras, f"{name}_padded"), getattr(extras, name)
-        starts, of = (real, name) if padded is None else (padded, f"{name}_padded")
-        if starts is None or starts.device.type != "cpu":
-            continue
-        ends: list[int] = starts.tolist()
-        if ends[0] != 0 or ends != sorted(ends) or ends[-1] != t.shape[0] * cp.size:
-            raise InvalidInput(
-                of, ends, f"must rise from 0 to the tokens of all ranks, {t.shape[0] * cp.size}"
-            )
-        for a, b in pairwise(ends):
-            if (b - a) % (2 * cp.size):
-                raise InvalidInput(
-                    of, ends, f"must hold sequences of multiples of {2 * cp.size} rows: pad between them"
-                )
-        lengths: list[int] = lengths_of(real).tolist()
-        if any(not 0 <= n <= b - a for n, (a, b) in zip(lengths, pairwise(ends), strict=True)):
-            raise InvalidInput(name, real.tolist(), f"must fit into the room that {of} gives, {ends}")
-
-
 # ---- running ----------------------------------------------------------------------------------------
 
 
-def _run(
-    cp: ContextParallel,
-    chosen: Chosen,
-    config: Config,
-    fields: Fields,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-) -> Any:
-    seed = _seed(cp, chosen.spec, q, extras)
-    call = _call(cp, chosen, config, fields, q, k, v, extras, seed)
-    sink = extras.softmax_offset
+def _run(cp: ContextParallel, selection: Selection, call: Call, fields: Fields) -> Any:
+    config, sink = call.config, call.extras.softmax_offset
+    spec = make_spec(config, selection.params, call.need_grad)
+    rank_call = _rank_call(cp, selection, call, fields, _seed(cp, spec, call))
     out, max_logit = OverRanks.apply(
-        call,
-        *(to_contract(config, t) for t in (q, k, v)),
-        _bias(config, chosen.spec, extras),
+        rank_call,
+        *(to_contract(config, t) for t in (call.q, call.k, call.v)),
+        _bias(call, spec),
         None if sink is None else sink.reshape(-1),
     )
-    if config.qkv_format == "bshd":
-        out = out.transpose(1, 2)
-    elif config.qkv_format == "sbhd":
-        out = out.permute(2, 0, 1, 3)
+    out = to_caller(config, out)
     if config.flatten_heads:
         out = out.flatten(-2)
     return (out, max_logit) if config.return_max_logit else out
 
 
-def _call(
-    cp: ContextParallel,
-    chosen: Chosen,
-    config: Config,
-    fields: Fields,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    seed: Tensor | None,
-) -> Call:
-    """This rank's call: lengths, orders of rows and heads, all without reading tensors of a GPU where parts
+def _rank_call(
+    cp: ContextParallel, selection: Selection, call: Call, fields: Fields, seed: Tensor | None
+) -> RankCall:
+    """This rank's part: lengths, orders of rows and heads, all without reading tensors of a GPU where parts
     do not depend on them."""
-    p, spec, name = chosen.selection.params, chosen.spec, chosen.selection.backend
+    p, name, extras, device = selection.params, selection.backend, call.extras, call.q.device
     assert name is not None
-    packed, n, device = spec.packed, cp.ring.size, q.device
-    lengths: tuple[Tensor | None, Tensor | None] = (None, None)
-    starts: list[Tensor | None] = [None, None]
-    if packed:
-        assert extras.cu_seqlens_q is not None
-        assert extras.cu_seqlens_kv is not None
-        lengths = lengths_of(extras.cu_seqlens_q), lengths_of(extras.cu_seqlens_kv)
-        padded = (extras.cu_seqlens_q_padded, extras.cu_seqlens_kv_padded)
-        starts = (
-            [padded[0], padded[1]] if padded[0] is not None else [extras.cu_seqlens_q, extras.cu_seqlens_kv]
-        )
-    elif "padding" in config.attn_mask_type:
-        lengths = real_lengths(extras)
-    rooms = tuple(None if t is None else t.diff() for t in starts)
+    spec, n = make_spec(call.config, p, call.need_grad), cp.ring.size
+    lengths, starts = _lengths_and_starts(call)
+    rooms = [None if t is None else t.diff() for t in starts]
     alike = extras.cu_seqlens_q is extras.cu_seqlens_kv and starts[0] is starts[1]
-    if not alike and packed and device.type == "cpu" and starts[0] is not None and starts[1] is not None:
+    if not alike and device.type == "cpu" and starts[0] is not None and starts[1] is not None:
         alike = torch.equal(starts[0], starts[1])
-    slots = slots_of(sizes_of(cp, p, spec, name), spec, packed, alike, lengths, (rooms[0], rooms[1]))
+    sizes = sizes_of(p, cp.layout, CANDIDATES[name].offsets)
     batch = Batch(
         spec,
         n,
-        slots,
+        slots_of(sizes, spec, alike, lengths, (rooms[0], rooms[1])),
         lengths_q=lengths[0],
         lengths_kv=lengths[1],
         starts_q=None if starts[0] is None else starts[0] // n,
         starts_kv=None if starts[1] is None else starts[1] // n,
         starts_all=starts[1],
         head_offset=cp.a2a.rank * (p.num_heads // cp.a2a.size),
-        alibi_slopes=_slopes(cp, p, extras, device),
+        alibi_slopes=_slopes(cp, p, call),
         dropout_seed=seed,
         bounds=(extras.max_seqlen_q, extras.max_seqlen_kv),
     )
     orders: dict[str, Tensor] = {}
-    dim = ROW_DIM[config.qkv_format]
+    rows = call.config.form.rows
     if cp.a2a.size > 1:
-        for field, t, at in (("order_q", q, starts[0]), ("order_kv", k, starts[1])):
+        for field, t, at in (("order_q", call.q, starts[0]), ("order_kv", call.k, starts[1])):
             local = None if at is None else at // cp.size
-            orders[field] = sequence_order(t.shape[dim], cp.a2a.size, device, local)
+            orders[field] = sequence_order(t.shape[rows], cp.a2a.size, device, local)
     if cp.comm_type == "all_gather":
         local = None if starts[1] is None else starts[1] // n
-        orders["order_all"] = sequence_order(k.shape[dim], n, device, local)
-    return Call(cp, kernel_of(name), batch, fields, **orders)
+        orders["order_all"] = sequence_order(call.k.shape[rows], n, device, local)
+    return RankCall(cp, kernel_of(name), batch, fields, **orders)
 
 
-def _seed(cp: ContextParallel, spec: Spec, q: Tensor, extras: Extras) -> Tensor | None:
+def _lengths_and_starts(
+    call: Call,
+) -> tuple[tuple[Tensor | None, Tensor | None], tuple[Tensor | None, Tensor | None]]:
+    """int32 [b] real rows of q and kv, where they are known, and int32 [b + 1] where packed ones start."""
+    extras = call.extras
+    if call.config.form.packed:
+        assert extras.cu_seqlens_q is not None
+        assert extras.cu_seqlens_kv is not None
+        lengths = lengths_of(extras.cu_seqlens_q), lengths_of(extras.cu_seqlens_kv)
+        if extras.cu_seqlens_q_padded is not None:
+            return lengths, (extras.cu_seqlens_q_padded, extras.cu_seqlens_kv_padded)
+        return lengths, (extras.cu_seqlens_q, extras.cu_seqlens_kv)
+    return (real_lengths(extras) if call.config.has_padding else (None, None)), (None, None)
+
+
+def _seed(cp: ContextParallel, spec: Spec, call: Call) -> Tensor | None:
     """The first rank's seed. Every rank draws one, so that their generators go on alike."""
     if not spec.dropout_p:
         return None
-    seed = extras.dropout_seed
-    if seed is None:
-        seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=q.device)
-    told = seed[None]
+    seed = call.extras.dropout_seed
+    seeds = (draw_seed(call.q.device) if seed is None else seed)[None]
     for member in cp.members:
-        told = member.gather(told).flatten(0, 1)
-    return told[0]
+        seeds = member.gather(seeds).flatten(0, 1)
+    return seeds[0]
 
 
-def _slopes(cp: ContextParallel, p: AttentionParams, extras: Extras, device: torch.device) -> Tensor | None:
+def _slopes(cp: ContextParallel, p: AttentionParams, call: Call) -> Tensor | None:
     """The slopes of this rank's heads."""
     if p.core_attention_bias_type != "alibi":
         return None
-    slopes = extras.alibi_slopes
+    slopes = call.extras.alibi_slopes
     if slopes is None:
-        slopes = default_slopes(p.num_heads, device)
+        slopes = default_slopes(p.num_heads, call.q.device)
     return slopes.chunk(cp.a2a.size, -1)[cp.a2a.rank].contiguous()
 
 
-def _bias(config: Config, spec: Spec, extras: Extras) -> Tensor | None:
+def _bias(call: Call, spec: Spec) -> Tensor | None:
     """[b | 1, h | 1, rows of this rank | 1, all columns | 1]."""
-    bias = extras.core_attention_bias
+    bias = call.extras.core_attention_bias
     if bias is None:
         return None
-    if config.bias_type == "pre_scale_bias":
+    if call.config.bias_type == "pre_scale_bias":
         bias = bias * spec.softmax_scale  # (x + bias) * scale = x * scale + bias * scale
     return bias[(None,) * (4 - bias.dim())]

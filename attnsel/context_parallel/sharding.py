@@ -171,8 +171,8 @@ def _chunk_length(length: int, size: int, name: str) -> int:
 
 def _check_packed(cu_seqlens: Tensor, total: int, size: int) -> None:
     if cu_seqlens.ndim != 1 or not cu_seqlens.numel() or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        told = f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}"
-        raise InvalidInput("cu_seqlens", told, "must be int32 or int64 of shape [b + 1]")
+        got = f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}"
+        raise InvalidInput("cu_seqlens", got, "must be int32 or int64 of shape [b + 1]")
     _chunk_length(total, size, "rows of x")
     if cu_seqlens.device.type != "cpu" and not settings.current().check:
         return

@@ -1,4 +1,4 @@
-"""FlashAttention-2's API on any GPU and on the CPU, each call by the best kernel that can run it.
+"""FlashAttention-2's API on any GPU and on the CPU; each call runs on the best kernel that can take it.
 
 ``from attnsel.flash_attn import flash_attn_func`` in place of ``from flash_attn import flash_attn_func``, or
 ``install()`` before a program imports ``flash_attn``.
@@ -21,7 +21,7 @@ from attnsel.flash_attn.interface import (
 )
 
 __version__ = "2.8.4"
-"""The FlashAttention-2 whose signatures and semantics these are; clients compare it with what they need."""
+"""The release of FlashAttention-2 whose signatures and semantics these are; programs check it."""
 
 
 def install(*args: Any, **kwargs: Any) -> Any:

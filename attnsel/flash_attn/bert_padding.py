@@ -11,7 +11,7 @@ from attnsel.flash_attn.arguments import refuse
 
 
 class _Take(torch.autograd.Function):
-    """Rows that occur once each: their gradient is written, where indexing's would be added with atomics."""
+    """Rows that occur once each: their gradient is a copy, where that of indexing would add with atomics."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, indices: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class _Put(torch.autograd.Function):
 
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
-    """``input[indices]``; every index at most once, as the gradient relies on it."""
+    """``input[indices]``. Every index at most once: the gradient relies on it."""
     if input.dim() < 2:
         refuse("input.shape", tuple(input.shape), "must have at least 2 dimensions")
     out: Tensor = _Take.apply(input, indices)
@@ -55,7 +55,7 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """``input[indices]`` and input itself, whose gradients meet in one tensor."""
+    """``input[indices]`` and input itself; the gradients of both are added."""
     return index_first_axis(input, indices), input.view_as(input)
 
 
@@ -66,7 +66,7 @@ def unpad_input(
 
     (rows [total, ...], their indices in the flattened batch, cu_seqlens int32 [b + 1], the longest sequence,
     seqused int32 [b]). ``unused_mask`` [b, s] is 1 for rows that are kept in memory but are not part of a
-    sequence: they count in cu_seqlens and not in seqused. Waits for the device: the number of rows is read.
+    sequence: they count in cu_seqlens and not in seqused. Waits for the device to read the number of rows.
     """
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = kept.sum(-1, dtype=torch.int32)

@@ -13,7 +13,7 @@ from attnsel.flash_attn.functions import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from attnsel.flash_attn.halves import (
+from attnsel.flash_attn.private_api import (
     _flash_attn_backward,
     _flash_attn_forward,
     _flash_attn_varlen_backward,
@@ -21,7 +21,7 @@ from attnsel.flash_attn.halves import (
 )
 from attnsel.flash_attn.probabilities import _get_block_size_n
 
-USE_TRITON_ROCM = False  # the package's own kernels for AMD, which these are not
+USE_TRITON_ROCM = False  # stands for the package's own kernels for AMD
 
 # Where torch.library has custom operators the package calls its private functions through these.
 _wrapped_flash_attn_forward = _flash_attn_forward

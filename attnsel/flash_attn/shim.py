@@ -1,7 +1,7 @@
-"""The name ``flash_attn``, in this process: for programs written for a package that is not there.
+"""The module name ``flash_attn`` in this process, for programs that import a package which is missing here.
 
-The real package is kept wherever it works. Whether it does is asked of the package itself, by one tiny call
-on every GPU in a child process: its own words are the reason, and this process initialises no CUDA for it.
+The real package is kept wherever it works. That is found out by one tiny call on every GPU in a child
+process, so that this process initialises no CUDA for it; the child's error is the reason that is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODULES = {
 _LAYERS = "flash_attn.layers"
 NAMES = (NAME, _LAYERS, *MODULES)
 
-# The smallest call the package makes sense of, in the dtype that every architecture has.
+# The smallest call that the package takes, in the dtype that every architecture has.
 _PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -44,13 +44,13 @@ for number in range(torch.cuda.device_count()):
         flash_attn_func(q, q, q)
         torch.cuda.synchronize()
 """
-_PROBE_SECONDS = 180  # torch, a CUDA context per GPU, and a cold disk
+_PROBE_SECONDS = 180  # to import torch from a cold disk and make a CUDA context per GPU
 
 
-class Installed(NamedTuple):
-    """What :func:`install` put in place, and why."""
+class Installation(NamedTuple):
+    """The names that :func:`install` replaced, and why."""
 
-    names: tuple[str, ...]  # in sys.modules, ours now
+    names: tuple[str, ...]  # in sys.modules
     version: str  # flash_attn.__version__ as programs see it
     why: str
 
@@ -59,26 +59,26 @@ class Installed(NamedTuple):
 
 
 class _State(NamedTuple):
-    installed: Installed
+    installed: Installation
     ours: dict[str, ModuleType]
-    before: dict[str, ModuleType]  # what stood in sys.modules under these names
+    before: dict[str, ModuleType]  # sys.modules under these names, before
 
 
 _lock = threading.RLock()
 _state: _State | None = None
-_refusals: dict[str, str | None] = {}  # by the origin of a real package: asking takes seconds
+_refusals: dict[str, str | None] = {}  # by the origin of a real package: a probe takes seconds
 
 
-def install(*, force: bool = False) -> Installed | None:
-    """Let ``import flash_attn`` find attnsel's functions, from now on and in this process.
+def install(*, force: bool = False) -> Installation | None:
+    """From now on, and in this process, ``import flash_attn`` gives attnsel's functions.
 
-    Does so where the real package is absent, or refuses a GPU of this machine; with ``force`` also over one
-    that works. Returns what was done, or None where the real package was kept; the logger ``attnsel`` says it
-    in one line. A second call changes nothing and returns the same.
+    Only where the real package is missing or refuses a GPU of this machine; with ``force`` also where it
+    works. Returns what was installed, or None where the real package was kept, and logs that in one line to
+    the logger ``attnsel``. A second call changes nothing and returns the same.
 
-    ``flash_attn.cute`` (FlashAttention-4) and whatever else installed packages keep under the name stay
-    importable. Names that were imported from a real ``flash_attn`` before this call remain what they are.
-    Processes that multiprocessing makes have the name from their start.
+    ``flash_attn.cute`` (FlashAttention-4) and all other modules that packages install under the name stay
+    importable. Names imported from a real ``flash_attn`` before this call stay the real ones. Processes that
+    multiprocessing spawns have the name from their start.
     """
     global _state
     with _lock:
@@ -93,20 +93,20 @@ def install(*, force: bool = False) -> Installed | None:
         sys.modules.update(ours)
         _adopt(ours)
         multiprocessing.spawn.get_preparation_data = _preparation
-        _state = _State(Installed(NAMES, version, why), ours, before)
+        _state = _State(Installation(NAMES, version, why), ours, before)
         logger.info("%s", _state.installed)
         return _state.installed
 
 
 def uninstall() -> bool:
-    """Put back what stood under these names before. Returns whether there was anything to undo."""
+    """Restore the modules that had these names before. Returns whether there was anything to undo."""
     global _state
     with _lock:
         if _state is None:
             return False
         for name, module in _state.ours.items():
             if sys.modules.get(name) is not module:
-                continue  # somebody else's by now
+                continue  # replaced by other code since
             del sys.modules[name]
             if name in _state.before:
                 sys.modules[name] = _state.before[name]
@@ -117,11 +117,11 @@ def uninstall() -> bool:
         return True
 
 
-# ---- whether ---------------------------------------------------------------------------------------------
+# ---- whether to install -----------------------------------------------------------------------------
 
 
 def _why_install(force: bool) -> str | None:
-    """The reason to install, in words; None where the real package is to be kept."""
+    """The reason to install; None where the real package is to be kept."""
     real = _real_package()
     if real is None:
         return "the real package is not installed"
@@ -135,7 +135,7 @@ def _why_install(force: bool) -> str | None:
 
 
 def _real_package() -> ModuleSpec | None:
-    """Where the real package would come from. A bare folder with FlashAttention-4 in it is not it."""
+    """The spec of the real package. A namespace package with FlashAttention-4 alone does not count."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec: ModuleSpec | None = None if find is None else find(NAME, None)
@@ -145,36 +145,36 @@ def _real_package() -> ModuleSpec | None:
 
 
 def _refusal(real: ModuleSpec) -> str | None:
-    """The real package's words when it is asked to run on every GPU in sight; None when it does."""
+    """The error of the real package when it runs on every visible GPU; None if there is none."""
     origin = str(real.origin)
     if origin not in _refusals:
-        _refusals[origin] = _ask(real)
+        _refusals[origin] = _probe()
     return _refusals[origin]
 
 
-def _ask(real: ModuleSpec) -> str | None:
+def _probe() -> str | None:
     command = [sys.executable, "-c", _PROBE, json.dumps(sys.path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         logger.warning("%s did not answer within %d s whether it works here", NAME, _PROBE_SECONDS)
-        return None  # not known to refuse
+        return None  # no answer is not a refusal
     if done.returncode == 0:
         return None
-    words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return words[-1] if words else f"exit code {done.returncode}"
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {done.returncode}"
 
 
-# ---- what ------------------------------------------------------------------------------------------------
+# ---- the modules ------------------------------------------------------------------------------------
 
 
 def _modules() -> dict[str, ModuleType]:
-    """A module per name. Leaves are attnsel's own; the two packages get paths that real ones share."""
+    """A module per name. Leaves are attnsel's own; the two packages also find the modules of real ones."""
     api = importlib.import_module("attnsel.flash_attn")
     made = {name: importlib.import_module(source) for name, source in MODULES.items()}
     real = _real_package()
     package = _package(NAME, api, sys.path)
-    if real is not None:  # an editable install lies where only its own finder looks
+    if real is not None:  # an editable install is found by its own finder only
         package.__path__ += [p for p in real.submodule_search_locations or () if p not in package.__path__]
     functions = [name for name in api.__all__ if name.startswith("flash_attn")]
     package.__dict__.update({name: getattr(api, name) for name in functions})
@@ -188,7 +188,7 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def _package(name: str, source: ModuleType, search: list[str]) -> ModuleType:
-    """A package of this name whose path holds the folders of every installed package of that name."""
+    """A package of this name whose path has the folders of every installed package of that name."""
     package = ModuleType(name, source.__doc__)
     package.__file__ = source.__file__
     package.__package__ = name
@@ -209,17 +209,17 @@ def _folders(name: str, search: list[str]) -> list[str]:
 
 
 def _adopt(ours: dict[str, ModuleType]) -> None:
-    """Modules of others that are loaded already (``flash_attn.cute``), as attributes of their parent."""
+    """Set loaded modules of other packages (``flash_attn.cute``) as attributes of their parent."""
     for name, module in list(sys.modules.items()):
         parent, _, leaf = name.rpartition(".")
         if parent in (NAME, _LAYERS) and name not in ours and module is not None:
             setattr(ours[parent], leaf, module)
 
 
-# ---- spawned processes -----------------------------------------------------------------------------------
+# ---- spawned processes ------------------------------------------------------------------------------
 
-# A process that is spawned imports the program's main module before anything of ours could run there, except
-# for what unpickles with the instructions that multiprocessing sends it first.
+# A spawned process imports the program's main module first. Only what is unpickled with the preparation data
+# of multiprocessing runs before that.
 
 _stdlib_preparation = multiprocessing.spawn.get_preparation_data
 
@@ -229,7 +229,7 @@ def _preparation(name: str) -> dict[str, Any]:
 
 
 class _InChild:
-    """Unpickled, it installs: the parent has decided already, so nothing is asked again."""
+    """Unpickling it installs, without a second probe: the parent has decided already."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         home = str(Path(__file__).resolve().parents[2])  # the child's sys.path is not the parent's yet

@@ -1,1 +1,1 @@
-"""Other libraries' doors to attnsel. Each module imports its library, and nothing imports it unasked."""
+"""attnsel inside other libraries. Each module imports its library; attnsel imports none of them itself."""

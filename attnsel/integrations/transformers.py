@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from attnsel.errors import InvalidInput
 from attnsel.functional import attention
-from attnsel.integrations.visibility import Visible, _Pattern, can_read, lengths_say, visible
+from attnsel.integrations.visibility import Pattern, Visible, as_lengths, can_read, visible
 
-# What models hand on to every attention function and what changes nothing in attention itself.
-_OF_NO_CONCERN = frozenset(
+# Arguments that models pass to every attention function and that do not change attention.
+_IGNORED = frozenset(
     {
         "cache_position",
         "input_ids",
@@ -38,7 +38,7 @@ _OF_NO_CONCERN = frozenset(
         "past_key_values",
         "position_embeddings",
         "return_dict",
-        "seq_idx",  # of state space layers
+        "seq_idx",  # for state space layers
         "target_dtype",  # what flash_attention_2 casts float32 to; attnsel casts under autocast only
         "use_cache",
     }
@@ -48,8 +48,8 @@ _OF_NO_CONCERN = frozenset(
 def register(name: str = "attnsel") -> str:
     """Make ``attn_implementation=name`` known to transformers; returns the name.
 
-    A name of transformers' own, ``"sdpa"`` say, is replaced: for programs that spell it out. Calling it again
-    changes nothing. Raises InvalidInput for ``"eager"``, which models do not look up.
+    One of transformers' own names, such as ``"sdpa"``, is replaced: for programs that have it hard-coded.
+    Calling it again changes nothing. Raises InvalidInput for ``"eager"``, which models do not look up.
     """
     if name == "eager":
         raise InvalidInput("name", name, "must be another: models run their own eager code")
@@ -85,12 +85,12 @@ def attention_forward(
     """transformers' attention function: [b, s_q, h, e] of q [b, h, s_q, d], k [b, g, s_kv, d], v [.., e].
 
     attention_mask: what :func:`attnsel.integrations.visibility.visible` made; or bool [b, s_kv], True = real;
-        or [b, 1, s_q, s_kv], bool (True = sees) or floating (added to the scores), which then says it all.
-    sliding_window: keys a row sees, itself included; read where no mask says it.
+        or [b, 1, s_q, s_kv], bool (True = sees) or floating (added to the scores), then applied alone.
+    sliding_window: keys a row sees, itself included; used where the mask has no window of its own.
     s_aux: sinks, one logit per head. cu_seq_lens_*, max_length_*: packed sequences, as
         DataCollatorWithFlattening makes them; a single row of restarting position_ids is packed too.
 
-    Raises InvalidInput naming an argument it does not know: nothing is ignored.
+    Raises InvalidInput naming an argument that it does not know.
     """
     _refuse_unknown(others)
     shared: dict[str, Any] = {
@@ -107,7 +107,7 @@ def attention_forward(
         _refuse_lengths_beside_a_mask(given)
         return _masked(q, k, v, attention_mask, shared), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    seen = _what_is_seen(attention_mask, causal, sliding_window, q, k, position_ids, given)
+    seen = _visibility(attention_mask, causal, sliding_window, q, k, position_ids, given)
     if seen.packed:
         return _packed(q, k, v, seen, shared), None
     return _dense(q, k, v, seen, shared), None
@@ -115,7 +115,7 @@ def attention_forward(
 
 def _refuse_unknown(others: dict[str, Any]) -> None:
     for name, value in others.items():
-        if value is None or value is False or name in _OF_NO_CONCERN:
+        if value is None or value is False or name in _IGNORED:
             continue
         allowed = "must be left out: attnsel does not know what it asks of attention"
         if name == "output_attentions":
@@ -123,7 +123,7 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
         raise InvalidInput(name, value, allowed)
 
 
-def _what_is_seen(
+def _visibility(
     mask: Tensor | Visible | None,
     causal: bool,
     sliding_window: int | None,
@@ -132,12 +132,12 @@ def _what_is_seen(
     position_ids: Tensor | None,
     given: tuple[Any, ...],
 ) -> Visible:
-    """Visibility from whichever argument says it. Raises InvalidInput where two contradict each other."""
+    """Visibility from the argument that defines it. Raises InvalidInput where two contradict each other."""
     left = -1 if sliding_window is None else int(sliding_window) - 1
-    # Without a causal mask transformers' flash path takes as many keys ahead as back.
-    pattern = _Pattern(causal, left, -1 if causal else left)
+    # Without causality transformers' flash path applies the window to both sides.
+    pattern = Pattern(causal, left, -1 if causal else left)
     if any(value is not None for value in given):
-        # A packed mask was read off position_ids, and says the same.
+        # A packed mask was derived from position_ids and means the same lengths.
         if isinstance(mask, Tensor) or (
             isinstance(mask, Visible) and mask.cu_seqlens_q is not None and not mask.packed
         ):
@@ -153,12 +153,12 @@ def _what_is_seen(
         if mask.cu_seqlens_q is not None or not mask.causal:
             return mask
         left, right = mask.window or (-1, -1)
-        mask, pattern = None, _Pattern(True, left, right)
+        mask, pattern = None, Pattern(True, left, right)
     if mask is None and position_ids is not None and pattern.causal and _may_restart(position_ids, q, k):
         pattern = pattern._replace(sequences=_sequences(position_ids))
     seen = None
     if mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
-        seen = lengths_say(pattern, None if mask is None else mask.to(torch.bool), q.shape[1], k.shape[1])
+        seen = as_lengths(pattern, None if mask is None else mask.to(torch.bool), q.shape[1], k.shape[1])
     if seen is None:
         shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise InvalidInput(
@@ -172,8 +172,8 @@ def _refuse_lengths_beside_a_mask(given: tuple[Any, ...]) -> None:
         raise InvalidInput("cu_seq_lens_q", "a tensor", "must be left out when an attention_mask is given")
 
 
-def _flattened(pattern: _Pattern, q: Tensor, k: Tensor, given: tuple[Any, ...]) -> Visible:
-    """Packed sequences as a data collator describes them."""
+def _flattened(pattern: Pattern, q: Tensor, k: Tensor, given: tuple[Any, ...]) -> Visible:
+    """Packed sequences from the lengths of a data collator."""
     cu_q, cu_k, longest_q, longest_k = given
     for name, value in (("cu_seq_lens_q", cu_q), ("cu_seq_lens_k", cu_k)):
         if value is None:
@@ -196,14 +196,14 @@ _last_read: tuple[weakref.ref[Tensor], int, Tensor | None] | None = None  # all 
 
 
 def _may_restart(position_ids: Tensor, q: Tensor, k: Tensor) -> bool:
-    """Whether position_ids cut one row into sequences, under the conditions of transformers' flash path."""
+    """Whether position_ids make one row several sequences, on the conditions of transformers' flash path."""
     if q.shape[0] != 1 or q.shape[1] != k.shape[1] or position_ids.shape != (1, q.shape[1]):
         return False
     return q.shape[1] > 1 and can_read(position_ids) and _sequences(position_ids) is not None
 
 
 def _sequences(position_ids: Tensor) -> Tensor | None:
-    """[1, s] numbers of the sequences that rows belong to, None for a single one. Waits for a GPU, once."""
+    """[1, s] index of the sequence of each row, None for a single one. Waits for a GPU, once per tensor."""
     global _last_read
     if _last_read is not None:
         tensor, version, found = _last_read
@@ -216,7 +216,7 @@ def _sequences(position_ids: Tensor) -> Tensor | None:
     return found
 
 
-# ---- ways to attend --------------------------------------------------------------------------------------
+# ---- the call ------------------------------------------------------------------------------------------
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shared: dict[str, Any]) -> Tensor:
@@ -236,7 +236,7 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, Any
         window = (window[0], -1 if window[0] >= 0 else 0)
     kind = "causal_bottom_right" if causal else "no_mask"
     if seen.seqlen_q == seen.seqlen_kv and causal:
-        kind = "causal"  # the same, and more kernels know it
+        kind = "causal"  # the same, and more kernels support it
     if seen.cu_seqlens_q is None:
         result: Tensor = attention(q, k, v, attn_mask_type=kind, window_size=window, **shared)
         return result
@@ -272,7 +272,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, An
 
 
 class _Reorder(torch.autograd.Function):
-    """Rows of [b, s, h, d] in another order. The gradient is gathered too: a scatter would add atomically."""
+    """Rows of [b, s, h, d] in another order. The gradient is a gather too: a scatter would add atomically."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, order: Tensor, back: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""What transformers wants visible: in a few lengths, not in a [b, 1, s, s] tensor, wherever that says it.
+"""transformers' visibility as a few lengths instead of a [b, 1, s, s] tensor, where lengths can express it.
 
-transformers describes visibility by a function of (batch, head, q index, kv index), put together from known
-parts, and a padding mask [b, s]. The parts are recognised; what is not becomes the boolean mask that
+transformers describes visibility by a function of (batch, head, q index, kv index), composed of known parts,
+and a padding mask [b, s]. The known parts are recognised. Anything else becomes the boolean mask that
 transformers itself makes for SDPA, which is always right and takes O(s²) memory.
 
-Whether padding is there, and where, is read once per forward pass (one wait for a GPU, as transformers does
-for SDPA); never while a graph is traced or captured.
+The padding mask is read once per forward pass (one wait for a GPU, as in transformers' SDPA path), and never
+while a graph is traced or captured.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from transformers import masking_utils
 
 
 class Visible(NamedTuple):
-    """What a layer sees. A named tuple: whatever moves arguments between devices moves its tensors too.
+    """What a layer sees. A named tuple, so that code which moves arguments between devices moves its tensors.
 
-    Dense (``packed`` False): without cu_seqlens every row is real; with them cu_seqlens say how many rows of
-    each sequence are, and ``order_q`` / ``order_kv`` [b, s] bring those to the front (None: they stand there
-    already); ``back_q`` undoes order_q. Packed: the rows of the whole batch, one after another, are cut at
-    cu_seqlens.
+    Dense (``packed`` False): without cu_seqlens every row is real; with them they count the real rows of each
+    sequence, and ``order_q`` / ``order_kv`` [b, s] reorder those to the front (None: they are there already);
+    ``back_q`` is the inverse of order_q. Packed: the rows of the whole batch, one after another, are divided
+    at cu_seqlens.
     """
 
     causal: bool  # from the bottom right corner
@@ -40,8 +40,8 @@ class Visible(NamedTuple):
     longest: int | None = None  # packed
 
 
-class _Pattern(NamedTuple):
-    """A mask function that was recognised."""
+class Pattern(NamedTuple):
+    """A recognised mask function."""
 
     causal: bool = False
     left: int = -1  # how far back, and ahead, a row sees; -1 no bound
@@ -57,18 +57,18 @@ def visible(
     attention_mask: Tensor | None = None,
     **rest: Any,
 ) -> Visible | Tensor | None:
-    """transformers' mask interface: what its attention functions get as ``attention_mask``.
+    """transformers' mask interface: makes the ``attention_mask`` that attention functions get.
 
-    None: the layer's own causality says it all. Visible: in lengths. A tensor: bool [b, 1, s_q, s_kv], True
-    where a row sees a key.
+    None: the layer's own causality is all there is. Visible: as lengths. A tensor: bool [b, 1, s_q, s_kv],
+    True where a row sees a key.
     """
     seqlen_q = rest["q_length"] if "q_length" in rest else rest["cache_position"].shape[0]
     pattern = read_pattern(mask_function)
     seen: Visible | None = None
-    if pattern is not None and _end_together(pattern, seqlen_q, kv_offset + kv_length, rest):
-        padding = None if attention_mask is None else _of_keys(attention_mask, kv_length, kv_offset)
+    if pattern is not None and _last_row_at_last_key(pattern, seqlen_q, kv_offset + kv_length, rest):
+        padding = None if attention_mask is None else _key_padding(attention_mask, kv_length, kv_offset)
         if all(t is None or can_read(t) for t in (padding, pattern.sequences)):
-            seen = lengths_say(pattern, padding, seqlen_q, kv_length)
+            seen = as_lengths(pattern, padding, seqlen_q, kv_length)
     if seen is None:
         skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
         mask: Tensor | None = masking_utils.sdpa_mask(
@@ -82,8 +82,8 @@ def visible(
     return None if seen.causal and seen.window is None and seen.cu_seqlens_q is None else seen
 
 
-def _end_together(pattern: _Pattern, seqlen_q: int, keys_end: int, rest: dict[str, Any]) -> bool:
-    """Whether the last row stands at the last key. In a static cache keys go on behind it."""
+def _last_row_at_last_key(pattern: Pattern, seqlen_q: int, keys_end: int, rest: dict[str, Any]) -> bool:
+    """Whether the last row is at the last key. A static cache has unused keys after it."""
     if pattern.sequences is not None:
         return True  # packed sequences come without a cache
     if "q_offset" in rest:  # transformers 5
@@ -95,14 +95,14 @@ def _end_together(pattern: _Pattern, seqlen_q: int, keys_end: int, rest: dict[st
 
 
 def can_read(t: Tensor) -> bool:
-    """Whether the numbers in a tensor can be looked at now."""
+    """Whether the values of a tensor can be read now."""
     if torch.compiler.is_compiling() or type(t) is not Tensor or t.is_meta or torch._C._get_tracing_state():
         return False
     return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def lengths_say(pattern: _Pattern, padding: Tensor | None, seqlen_q: int, seqlen_kv: int) -> Visible | None:
-    """Visibility in lengths; None where lengths cannot say it. ``padding``: bool [b, s_kv], True = real."""
+def as_lengths(pattern: Pattern, padding: Tensor | None, seqlen_q: int, seqlen_kv: int) -> Visible | None:
+    """Visibility as lengths; None where they cannot express it. ``padding``: bool [b, s_kv], True = real."""
     left = -1 if pattern.left >= seqlen_kv - 1 else pattern.left
     right = -1 if pattern.right >= seqlen_kv - 1 else pattern.right
     window = None if left == right == -1 else (left, right)
@@ -112,14 +112,14 @@ def lengths_say(pattern: _Pattern, padding: Tensor | None, seqlen_q: int, seqlen
     return dense if padding is None else _padded(dense, pattern, padding)
 
 
-def _packed(dense: Visible, pattern: _Pattern) -> Visible:
+def _packed(dense: Visible, pattern: Pattern) -> Visible:
     assert pattern.sequences is not None
     ids = pattern.sequences
     starts = torch.ones_like(ids, dtype=torch.bool)
     torch.ne(ids[:, 1:], ids[:, :-1], out=starts[:, 1:])
     bounds = starts.flatten().nonzero().flatten()  # waits for the number of sequences
     if bounds.numel() == ids.shape[0]:
-        return dense  # one sequence per row, as ever
+        return dense  # one sequence per row
     ends = torch.cat([bounds, bounds.new_tensor([ids.numel()])]).to(torch.int32)
     longest = int(ends.diff().max())
     return dense._replace(
@@ -131,16 +131,16 @@ def _packed(dense: Visible, pattern: _Pattern) -> Visible:
     )
 
 
-def _padded(dense: Visible, pattern: _Pattern, padding: Tensor) -> Visible | None:
+def _padded(dense: Visible, pattern: Pattern, padding: Tensor) -> Visible | None:
     first, count = _extent(padding)
     if pattern.causal:
         first_q, count_q = _extent(padding[:, -dense.seqlen_q :])
-    else:  # the rows may be others than the keys, and all of them real
+    else:  # q may belong to another sequence than the keys; all of its rows are real
         first_q, count_q = torch.zeros_like(first), torch.full_like(count, dense.seqlen_q)
     last = padding.flip(1).int().argmax(1)
     whole = (count == 0) | (count + first + last == padding.shape[1])
-    told = torch.stack([padding.all(), whole.all(), (first == 0).all(), (first_q == 0).all()]).tolist()
-    everything, no_holes, keys_in_front, rows_in_front = told
+    flags = torch.stack([padding.all(), whole.all(), (first == 0).all(), (first_q == 0).all()])
+    everything, no_holes, keys_in_front, rows_in_front = flags.tolist()
     if everything:
         return dense
     if not no_holes or dense.seqlen_q == 1:
@@ -157,7 +157,7 @@ def _padded(dense: Visible, pattern: _Pattern, padding: Tensor) -> Visible | Non
 
 
 def _extent(real: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row of a bool [b, s]: where the first True stands (0 without one), and how many there are."""
+    """Of each row of a bool [b, s]: the index of the first True (0 without one), and how many there are."""
     return real.int().argmax(1), real.sum(1)
 
 
@@ -170,8 +170,8 @@ def _rotated(by: Tensor, length: int) -> Tensor:
     return (torch.arange(length, device=by.device) + by[:, None]) % length
 
 
-def _of_keys(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
-    """bool [b, kv_length]; keys beyond the mask count as padding, as transformers has it."""
+def _key_padding(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
+    """bool [b, kv_length]; keys beyond the mask count as padding, as in transformers."""
     missing = kv_length + kv_offset - attention_mask.shape[1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
@@ -181,13 +181,13 @@ def _of_keys(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
 # ---- recognition -----------------------------------------------------------------------------------------
 
 
-def read_pattern(mask_function: Callable[..., Any]) -> _Pattern | None:
-    """The pattern a mask function stands for, None for one that is not known."""
+def read_pattern(mask_function: Callable[..., Any]) -> Pattern | None:
+    """The pattern of a mask function, None for one that is not known."""
     if torch.compiler.is_compiling():  # closures cannot be traced; a mask can
-        return _Pattern(causal=True) if mask_function is masking_utils.causal_mask_function else None
-    pattern = _Pattern()
+        return Pattern(causal=True) if mask_function is masking_utils.causal_mask_function else None
+    pattern = Pattern()
     for part in _conjuncts(mask_function):
-        held = _held_by(part)
+        held = _closure_of(part)
         maker = getattr(part, "__qualname__", "").partition(".")[0]
         if part is masking_utils.causal_mask_function:
             pattern = pattern._replace(causal=True)
@@ -205,17 +205,17 @@ def read_pattern(mask_function: Callable[..., Any]) -> _Pattern | None:
 
 
 def _conjuncts(mask_function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    held = _held_by(mask_function)
+    held = _closure_of(mask_function)
     name = getattr(mask_function, "__qualname__", "")
     if name == "and_masks.<locals>.and_mask" and "mask_functions" in held:
         return [part for each in held["mask_functions"] for part in _conjuncts(each)]
     if name == "remap_positions_for_packed_sequence.<locals>.inner_mask" and "mask_function" in held:
-        return _conjuncts(held["mask_function"])  # distances inside a packed sequence stay what they are
+        return _conjuncts(held["mask_function"])  # distances inside a packed sequence are unchanged
     return [mask_function]
 
 
-def _held_by(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables a closure holds, by name; nothing unless transformers' masking_utils made it."""
+def _closure_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The variables of a closure, by name; none unless it was made in transformers' masking_utils."""
     if getattr(function, "__module__", None) != masking_utils.__name__:
         return {}
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())

@@ -8,13 +8,14 @@
 """
 
 from attnsel.layout.detect import Layout, detect_layout
-from attnsel.layout.names import FORMATS, LAYOUTS, LayoutName, QkvFormat, read_layout
+from attnsel.layout.names import FORMATS, LAYOUTS, Format, LayoutName, QkvFormat, read_layout
 from attnsel.layout.packing import Row
 from attnsel.layout.tensors import TensorLayout
 
 __all__ = [
     "FORMATS",
     "LAYOUTS",
+    "Format",
     "Layout",
     "LayoutName",
     "QkvFormat",

@@ -34,10 +34,10 @@ def _headline(layout: Layout) -> str:
     row = layout.row
     if row is not None:
         who = "q, k and v" if row.members == "qkv" else "k and v"
-        told = f"{who} are views of one buffer"
+        text = f"{who} are views of one buffer"
         if layout.qkv_format not in (None, row.outer + "h" + row.inner):
-            told += f", indexed as {layout.qkv_format}"
-        return told
+            text += f", indexed as {layout.qkv_format}"
+        return text
     if all(t.dense for t in layout.tensors) and not any("1" in t.memory for t in layout.tensors):
         return f"dense, but indexed as {layout.qkv_format}: not in memory order"
     return "not dense: a kernel must honour the strides"
@@ -126,11 +126,11 @@ def _shared(layout: Layout) -> str:
 
 
 def _overlap(layout: Layout) -> str:
-    told = []
+    pairs = []
     for a, b, sure in layout.overlaps:
         pair = f"{a} with itself" if a == b else f"{a} with {b}"
-        told.append(pair if sure else f"{pair} not known")
-    return ", ".join(told) or "none"
+        pairs.append(pair if sure else f"{pair} not known")
+    return ", ".join(pairs) or "none"
 
 
 def _wrap(text: str, width: int, indent: str) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from typing import Any, NamedTuple
 
 from attnsel.errors import InvalidInput
+from attnsel.layout.describe import describe
 from attnsel.layout.names import FORMATS, LAYOUTS
 from attnsel.layout.overlap import meet
 from attnsel.layout.packing import Row, divided
@@ -64,8 +65,6 @@ class Layout(NamedTuple):
 
     def describe(self, width: int = 80) -> str:
         """A drawing for reports: what is shared, which strides, what overlaps, how it is aligned."""
-        from attnsel.layout.describe import describe
-
         return "\n".join(describe(self, width))
 
     def as_dict(self) -> dict[str, Any]:

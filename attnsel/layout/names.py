@@ -1,6 +1,6 @@
 """Layouts by name.
 
-The names are TransformerEngine's (``te_api.md`` section 4): letters in memory order, ``_`` between
+The names are TransformerEngine's (NVTE_QKV_Layout): letters in memory order, ``_`` between
 tensors, ``3`` or ``2`` where several tensors interleave in one buffer. The name is for people; where
 tensor specs are given, their strides decide.
 """
@@ -10,7 +10,36 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 QkvFormat = Literal["bshd", "sbhd", "thd", "bhsd"]
-FORMATS: tuple[QkvFormat, ...] = ("bshd", "sbhd", "thd", "bhsd")
+
+
+class Format(NamedTuple):
+    """Where the dimensions of one tensor stand. ``rows`` is the axis of s, of t in a packed one.
+
+    ``to_contract`` and ``from_contract`` permute to ``[b, h, s, d]`` and back; None: nothing to do.
+    """
+
+    name: QkvFormat
+    rank: int
+    rows: int
+    heads: int
+    batch: int | None  # None: packed
+    to_contract: tuple[int, ...] | None
+    from_contract: tuple[int, ...] | None
+
+    @property
+    def packed(self) -> bool:
+        return self.batch is None
+
+
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        Format("bshd", 4, 1, 2, 0, (0, 2, 1, 3), (0, 2, 1, 3)),
+        Format("sbhd", 4, 0, 2, 1, (1, 2, 0, 3), (2, 0, 1, 3)),
+        Format("thd", 3, 0, 1, None, None, None),
+        Format("bhsd", 4, 2, 1, 0, None, None),
+    )
+}
 
 
 class LayoutName(NamedTuple):

@@ -1,11 +1,13 @@
 """From tensors to a running kernel: describe the call, choose, bind once, then just run.
 
-``call``     what one call is, without its tensors' data
-``inputs``   checks on tensors, and the question they ask; ``contents`` checks on the numbers in them
-``bind``     a selection turned into a closure that runs it
-``cache``    which closure belongs to which call signature
-``autograd`` gradients around a kernel of the contract
-``compiled`` the same under torch.compile
-``foreign``  kernels of plug-ins; ``selfcheck`` the first call of an unproven kernel, held against tiled
-``yardstick`` which rows of it, and how far rounding may put them off
+``call``      what one call is: its static side, its tensors, its settings
+``dispatch``  the way of a call: choose, bind, check, try the next; the cache in front of it
+``inputs``    checks on tensors, and the question they ask; ``sizes`` and ``contents`` do parts of that
+``bind``      a selection turned into a closure; ``kernels`` loads what it closes over
+``autograd``  gradients around a kernel of the contract
+``compiled``  the same under torch.compile; ``explicit_backward`` for whoever merges partial results
+``refusals``  what a kernel's error says, and what the process remembers of it
+``selfcheck`` the first call of an unproven kernel, compared with ``reference``
+``trivial_mask``  masks that are known to hide nothing; ``fused_qkv`` q, k and v out of one buffer
+``cache``     a bounded dictionary
 """

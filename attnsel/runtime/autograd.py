@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
-
-
-class ContractKernel(NamedTuple):
-    """``prepare`` raises where a forward or the backward that follows would, and runs nothing."""
-
-    forward: Callable[[Spec, Inputs], Result]
-    backward: Callable[..., Grads]
-    prepare: Callable[[Spec, Inputs], None] | None = None
+from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.runtime.kernels import Kernel
 
 
 class Attend(torch.autograd.Function):
@@ -30,7 +22,7 @@ class Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        kernel: ContractKernel,
+        kernel: Kernel,
         spec: Spec,
         inputs: Inputs,
         q: Tensor,

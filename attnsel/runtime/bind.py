@@ -5,71 +5,67 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnsel.backends import sdpa, tiled
+from attnsel.adaptations.apply import Adapted, adapted
 from attnsel.backends.contract import Grads, Inputs, Spec
 from attnsel.backends.slopes import default_slopes
 from attnsel.candidates import CANDIDATES
 from attnsel.params import AttentionParams
-from attnsel.runtime.adapted import Call, adapted
-from attnsel.runtime.autograd import Attend, ContractKernel
-from attnsel.runtime.call import Config, Extras
+from attnsel.runtime.autograd import Attend
+from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.contents import check_contents
-from attnsel.runtime.foreign import kernel_of_plugin
 from attnsel.runtime.inputs import check_tensors, mask_pair
+from attnsel.runtime.kernels import CannotPrepare, Kernel, kernel_of, prepare_kernel, raise_if_no_refusal
 from attnsel.runtime.sizes import lengths_of
-from attnsel.select import Selection
+from attnsel.selection.select import Selection
 from attnsel.settings import Settings
 
-Run = Callable[..., Any]  # (q, k, v, extras) -> what ``attend`` returns
-
-KERNELS: dict[str, ContractKernel] = {
-    "tiled": ContractKernel(tiled.forward, tiled.backward),
-    **{name: ContractKernel(kernel.forward, kernel.backward) for name, kernel in sdpa.KERNELS.items()},
-}
-# These drop from a seed that is given to them (tiled and triton the very same entries), so a repeated call
-# can drop what the first one did.
-REPLAY_DROPOUT = frozenset({"tiled", "triton", "cudnn"})
-
-
-# Their libraries take long to import, or are not there.
-_LOADED_WHEN_CHOSEN = {"triton": "attnsel.backends.triton", "cudnn": "attnsel.backends.cudnn.run"}
+Run = Callable[..., Any]
+Plain = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Bound(NamedTuple):
-    """A closure for one call signature, the selection it carries out and the settings it was made under."""
+    """A closure for one call signature, the selection it carries out and the settings it was made under.
+
+    ``run(call)`` returns what ``attend`` does. ``plain(q, k, v)`` is the same for calls without other
+    tensors, where there is such a short way.
+    """
 
     run: Run
+    plain: Plain | None
     selection: Selection
     settings: Settings
 
 
-class CannotPrepare(Exception):
-    """The chosen kernel refuses this call when it is prepared, in these words."""
+class Binding(NamedTuple):
+    """The kernel of a selection, and how the call reaches it; ``config`` and ``params`` are those of the call
+    after the adaptations, which ``change`` carries out."""
+
+    name: str
+    kernel: Kernel
+    config: Config
+    params: AttentionParams
+    spec: Spec
+    gather: Callable[[Call], Inputs]
+    change: Adapted | None
 
 
-def kernel_of(name: str) -> ContractKernel:
-    """The kernel behind a candidate. Raises CannotPrepare where its library does not load."""
-    if name not in KERNELS:
-        try:
-            if CANDIDATES[name].plugin:
-                KERNELS[name] = kernel_of_plugin(name)
-            else:
-                module = import_module(_LOADED_WHEN_CHOSEN[name])
-                KERNELS[name] = ContractKernel(module.forward, module.backward, module.prepare)
-        except ImportError as error:
-            raise CannotPrepare(str(error)) from error
-    return KERNELS[name]
-
-
-def replays_dropout(name: str) -> bool:
-    """Whether a candidate drops by the contract's generator: all that take the contract do."""
-    return name in REPLAY_DROPOUT or bool(CANDIDATES[name].plugin)
+def binding_of(selection: Selection, call: Call, *, need_grad: bool | None = None) -> Binding:
+    """Load the chosen kernel. Raises CannotPrepare where it does not load."""
+    chosen = selection.chosen
+    assert chosen is not None
+    kernel = kernel_of(chosen.name)
+    config, p = call.config, selection.params
+    change = adapted(config, p, chosen.adaptations)
+    if change is not None:
+        config, p = change.config, change.params
+    spec = make_spec(config, p, call.need_grad if need_grad is None else need_grad)
+    gather = make_gather(config, spec, CANDIDATES[chosen.name].dropout != "generator")
+    return Binding(chosen.name, kernel, config, p, spec, gather, change)
 
 
 def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
@@ -92,128 +88,109 @@ def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
     )
 
 
-def bind(
-    selection: Selection,
-    config: Config,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    need_grad: bool,
-    settings: Settings,
-) -> Bound:
+def bind(selection: Selection, call: Call) -> Bound:
     """Prepare the chosen kernel for calls with this signature.
 
     Raises CannotPrepare when the kernel refuses what the rules allowed.
     """
-    assert selection.backend is not None
-    name, p = selection.backend, selection.params
-    change = adapted(config, p, selection[name].adaptations)
-    if change is None:
-        return Bound(_bind(name, config, p, q, k, v, extras, need_grad, settings), selection, settings)
-    looks = "padding" in config.attn_mask_type or (settings.check and extras.attention_mask is not None)
+    binding = binding_of(selection, call)
+    if binding.change is None:
+        run, plain = _bind(binding, call)
+        return Bound(run, plain, selection, call.settings)
+    looks = call.config.has_padding or (call.settings.check and call.extras.attention_mask is not None)
+    if looks:  # before anything is changed: complaints speak of the caller's own arguments
+        check_readable(call)
+    around = binding.change.around(_bind(binding, binding.change.enter(call)[-1])[0])
 
-    def check(call: Call) -> None:
-        if looks:  # before anything is changed: complaints speak of the caller's own arguments
-            check_readable(config, *call, settings)
+    def looking(call: Call) -> Any:
+        check_readable(call)
+        return around(call)
 
-    asked = Call(q, k, v, extras)
-    check(asked)
-    run = _bind(name, change.config, change.params, *change.enter(asked)[-1], need_grad, settings)
-    return Bound(change.around(run, check), selection, settings)
+    return Bound(looking if looks else around, None, selection, call.settings)
 
 
-def _bind(
-    name: str,
-    config: Config,
-    p: AttentionParams,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    need_grad: bool,
-    settings: Settings,
-) -> Run:
-    """``bind`` for tensors that are as the kernel wants them."""
-    spec = make_spec(config, p, need_grad)
-    gather = _gather(config, spec, replays_dropout(name), settings)
-    if name not in sdpa.KERNELS or config.return_lse or config.return_max_logit:
-        kernel = kernel_of(name)
-        if kernel.prepare is not None:
-            _prove(kernel.prepare, spec, gather, q, k, v, extras)
-        return _through_contract(kernel, spec, gather, config)
-    example = gather(q, k, v, extras)
+def bind_gradients(selection: Selection, call: Call) -> Callable[[Call, Tensor], Grads]:
+    """``run(call, dout)``: forward and backward of the chosen kernel in one go.
+
+    For operators that recompute (``runtime/compiled.py``): inside one, autograd records nothing.
+    """
+    binding = binding_of(selection, call, need_grad=True)
+    kernel, spec, config, p = binding.kernel, binding.spec, binding.config, binding.params
+    prepare(binding, call if binding.change is None else binding.change.enter(call)[-1])
+
+    def run(call: Call, dout: Tensor) -> Grads:
+        inputs = binding.gather(call)
+        if config.flatten_heads:
+            dout = dout.unflatten(-1, (p.num_heads, p.head_dim_v))
+        grads = kernel.backward(spec, inputs, kernel.forward(spec, inputs), to_contract(config, dout))
+        dbias = grads.bias
+        if dbias is not None and config.bias_type == "pre_scale_bias":
+            dbias = dbias * spec.softmax_scale
+        return grads_to_caller(config, grads._replace(bias=dbias))
+
+    return run if binding.change is None else binding.change.around_gradients(run)
+
+
+def prepare(binding: Binding, call: Call) -> None:
+    """Get the kernel ready for a call that is as the kernel wants it. Raises CannotPrepare."""
+    if binding.kernel.prepare is None:
+        return
+    if binding.spec.dropout_p and call.extras.dropout_seed is None:
+        # Nothing is drawn here: checkpointing expects the first call to draw what a repeated one does.
+        seed = torch.zeros((), dtype=torch.int64, device=call.q.device)
+        call = call._replace(extras=call.extras._replace(dropout_seed=seed))
+    prepare_kernel(binding.kernel, binding.spec, binding.gather(call))
+
+
+def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None]:
+    """``bind`` for a call that is as the kernel wants it."""
+    kernel, config = binding.kernel, binding.config
+    if kernel.bind is None or config.return_lse or config.return_max_logit:
+        prepare(binding, call)
+        return _through_contract(binding), None
+    example = binding.gather(call)
     try:
-        call = sdpa.bind(name, spec, example)
+        op = kernel.bind(binding.spec, example)
     except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise_if_no_refusal(error)
         raise CannotPrepare(str(error)) from error
     finish = _finish(config, example)
-    if any(other is not None for other in _others(example)):
-        return _with_others(call, gather, finish)
-    return _fast(config, call, finish)
+    if not any(t is not None for t in _others(example)):
+        plain = _plain(config, op, finish)
+        return lambda call: plain(call.q, call.k, call.v), plain
+    gather = binding.gather
 
+    def run(call: Call) -> Tensor:
+        inputs = gather(call)
+        return finish(op(*inputs[:3], *_others(inputs)))
 
-def _prove(
-    prepare: Callable[[Spec, Inputs], None],
-    spec: Spec,
-    gather: Gather,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-) -> None:
-    """Forward and backward get ready before the first forward runs: later is too late for another kernel."""
-    if spec.dropout_p and extras.dropout_seed is None:
-        # Nothing is drawn here: checkpointing expects the first call to draw what a repeated one does.
-        extras = extras._replace(dropout_seed=torch.zeros((), dtype=torch.int64, device=q.device))
-    inputs = gather(q, k, v, extras)
-    try:
-        prepare(spec, inputs)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
-        raise CannotPrepare(str(error)) from error
+    return run, None
 
 
 # ---- ways to run ------------------------------------------------------------------------------------
 
 
-def _fast(config: Config, call: Callable[..., Tensor], finish: Callable[[Tensor], Tensor]) -> Run:
-    """q, k and v alone: two views, the kernel, a view back."""
-    if config.qkv_format == "bshd":
-
-        def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
-            return finish(call(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)))
-
-    elif config.qkv_format == "sbhd":
-
-        def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
-            return finish(call(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)))
-
-    else:
-
-        def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
-            return finish(call(q, k, v))
-
-    return run
+def _plain(config: Config, op: Callable[..., Tensor], finish: Callable[[Tensor], Tensor]) -> Plain:
+    """q, k and v alone: views, the kernel, a view back."""
+    if config.qkv_format == "bshd":  # a transpose costs less than a permutation
+        return lambda q, k, v: finish(op(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)))
+    order = config.form.to_contract
+    if order is None:
+        return lambda q, k, v: finish(op(q, k, v))
+    return lambda q, k, v: finish(op(q.permute(order), k.permute(order), v.permute(order)))
 
 
 def _others(i: Inputs) -> tuple[Tensor | None, ...]:
-    """What a bound SDPA call takes besides q, k and v."""
+    """What a bound op takes besides q, k and v."""
     return i.attn_mask, i.bias, i.alibi_slopes, i.seqlens_q, i.seqlens_kv
 
 
-def _with_others(call: Callable[..., Tensor], gather: Gather, finish: Callable[[Tensor], Tensor]) -> Run:
-    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Tensor:
-        inputs = gather(q, k, v, extras)
-        return finish(call(*inputs[:3], *_others(inputs)))
-
-    return run
-
-
-def _through_contract(kernel: ContractKernel, spec: Spec, gather: Gather, config: Config) -> Run:
+def _through_contract(binding: Binding) -> Run:
     """Our own autograd around the kernel's forward and backward; the way to lse and max_logit too."""
+    kernel, spec, gather, config = binding.kernel, binding.spec, binding.gather, binding.config
 
-    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
-        inputs = gather(q, k, v, extras)
+    def run(call: Call) -> Any:
+        inputs = gather(call)
         out, lse, max_logit = Attend.apply(
             kernel, spec, inputs, inputs.q, inputs.k, inputs.v, inputs.bias, inputs.softmax_offset
         )
@@ -227,117 +204,57 @@ def _through_contract(kernel: ContractKernel, spec: Spec, gather: Gather, config
     return run
 
 
-def bind_gradients(selection: Selection, config: Config, settings: Settings) -> Callable[..., Grads]:
-    """``run(q, k, v, extras, dout)``: forward and backward of the chosen kernel in one go.
-
-    For operators that recompute (``runtime/compiled.py``): inside one, autograd records nothing.
-    """
-    assert selection.backend is not None
-    name, p = selection.backend, selection.params
-    change = adapted(config, p, selection[name].adaptations)
-    if change is None:
-        return _bind_gradients(name, config, p, settings)
-    return change.around_gradients(_bind_gradients(name, change.config, change.params, settings))
-
-
-def _bind_gradients(
-    name: str, config: Config, p: AttentionParams, settings: Settings
-) -> Callable[..., Grads]:
-    kernel = kernel_of(name)
-    spec = make_spec(config, p, need_grad=True)
-    gather = _gather(config, spec, replays_dropout(name), settings)
-    to_kernel, to_caller = _TO_KERNEL[config.qkv_format], _TO_CALLER[config.qkv_format]
-
-    def run(q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor) -> Grads:
-        inputs = gather(q, k, v, extras)
-        if config.flatten_heads:
-            dout = dout.unflatten(-1, (p.num_heads, p.head_dim_v))
-        grads = kernel.backward(spec, inputs, kernel.forward(spec, inputs), to_kernel(dout))
-        dbias = grads.bias
-        if dbias is not None and config.bias_type == "pre_scale_bias":
-            dbias = dbias * spec.softmax_scale
-        return Grads(to_caller(grads.q), to_caller(grads.k), to_caller(grads.v), dbias, grads.softmax_offset)
-
-    return run
-
-
-def contract_call(
-    config: Config,
-    p: AttentionParams,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    settings: Settings,
-    *,
-    dropout: bool,
-) -> tuple[Spec, Inputs]:
-    """The call as the contract states it, with nothing adapted; ``dropout`` False leaves dropout out."""
-    spec = make_spec(config, p, need_grad=False)
-    if not dropout:
-        spec = replace(spec, dropout_p=0.0)
-    return spec, _gather(config, spec, dropout, settings)(q, k, v, extras)
+# ---- tensors on their way in and out ----------------------------------------------------------------
 
 
 def to_contract(config: Config, t: Tensor) -> Tensor:
     """A tensor in the caller's format, as a view with the contract's dimensions."""
-    return _TO_KERNEL[config.qkv_format](t)
+    order = config.form.to_contract
+    return t if order is None else t.permute(order)
 
 
-# ---- tensors on their way in and out ----------------------------------------------------------------
-
-Gather = Callable[[Tensor, Tensor, Tensor, Extras], Inputs]
-
-_TO_KERNEL: dict[str, Callable[[Tensor], Tensor]] = {
-    "bshd": lambda t: t.transpose(1, 2),
-    "sbhd": lambda t: t.permute(1, 2, 0, 3),
-    "bhsd": lambda t: t,
-    "thd": lambda t: t,
-}
-
-_TO_CALLER: dict[str, Callable[[Tensor], Tensor]] = {
-    "bshd": lambda t: t.transpose(1, 2),
-    "sbhd": lambda t: t.permute(2, 0, 1, 3),
-    "bhsd": lambda t: t,
-    "thd": lambda t: t,
-}
+def to_caller(config: Config, t: Tensor) -> Tensor:
+    """The way back."""
+    order = config.form.from_contract
+    return t if order is None else t.permute(order)
 
 
-def _gather(config: Config, spec: Spec, own_dropout: bool, settings: Settings) -> Gather:
-    """The call's tensors as the kernel takes them; contents of lengths checked where that is free."""
-    to_kernel = _TO_KERNEL[config.qkv_format]
-    padding = "padding" in config.attn_mask_type
+def grads_to_caller(config: Config, grads: Grads) -> Grads:
+    """Gradients of q, k and v in the caller's format; the others have the caller's shape."""
+    return grads._replace(**{name: to_caller(config, getattr(grads, name)) for name in ("q", "k", "v")})
+
+
+def contract_call(call: Call, p: AttentionParams, *, dropout: bool) -> tuple[Spec, Inputs]:
+    """The call as the contract states it, with nothing adapted; ``dropout`` False leaves dropout out."""
+    spec = make_spec(call.config, p, need_grad=False)
+    if not dropout:
+        spec = replace(spec, dropout_p=0.0)
+    return spec, make_gather(call.config, spec, dropout)(call)
+
+
+def make_gather(config: Config, spec: Spec, seeded_dropout: bool) -> Callable[[Call], Inputs]:
+    """``gather(call)``: the call's tensors as the kernel takes them; contents of lengths checked where that
+    is free."""
+    padding = config.has_padding
     arbitrary = config.attn_mask_type == "arbitrary"
     alibi = config.bias_type == "alibi"
     pre_scale = spec.softmax_scale if config.bias_type == "pre_scale_bias" else None
-    pool_to_kernel = _TO_KERNEL["bshd"]
+    needs_seed = seeded_dropout and spec.dropout_p > 0.0
 
-    def gather(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Inputs:
+    def gather(call: Call) -> Inputs:
+        extras = call.extras
         if padding:
-            check_readable(config, q, k, v, extras, settings)
-        table = extras.block_table
-        kv_to_kernel = to_kernel if table is None else pool_to_kernel
-        q, k, v = to_kernel(q), kv_to_kernel(k), kv_to_kernel(v)
-        seqlens_q = seqlens_kv = None
-        if table is not None:
-            seqlens_q = None if spec.packed else _lengths_if_given(extras.cu_seqlens_q)
-            seqlens_kv = _lengths_if_given(extras.cu_seqlens_kv)
-        elif padding and not spec.packed:
-            seqlens_q, seqlens_kv = real_lengths(extras)
+            check_readable(call)
+        q, k, v = _views(call)
         bias = extras.core_attention_bias
         if bias is not None and pre_scale is not None:
             bias = bias * pre_scale  # (x + bias) * scale = x * scale + bias * scale
         slopes = extras.alibi_slopes
         if slopes is None and alibi:
             slopes = default_slopes(q.shape[1], q.device)
-        seed = offset = None
-        if own_dropout and spec.dropout_p:
-            # Drawn from the device's generator, so that checkpointing and manual_seed replay it.
-            seed = extras.dropout_seed
-            if seed is None:
-                seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=q.device)
-            offset = torch.zeros((), dtype=torch.int64, device=q.device)
-        sink = extras.softmax_offset
+        table, sink = extras.block_table, extras.softmax_offset
+        seqlens_q, seqlens_kv = _dense_lengths(call) if padding else (None, None)
+        seed, offset = _seed(call) if needs_seed else (None, None)
         return Inputs(
             q=q,
             k=k,
@@ -362,12 +279,40 @@ def _gather(config: Config, spec: Spec, own_dropout: bool, settings: Settings) -
     return gather
 
 
-def check_readable(
-    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings
-) -> None:
+def _views(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v with the contract's dimensions; pools of pages are [pages, page_size, g, d] in any format."""
+    q = to_contract(call.config, call.q)
+    if call.paged:
+        return q, call.k.transpose(1, 2), call.v.transpose(1, 2)
+    return q, to_contract(call.config, call.k), to_contract(call.config, call.v)
+
+
+def _dense_lengths(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """int32 [b] real rows of a padded batch, and of keys in pages; None for packed ones."""
+    packed = call.config.form.packed
+    if call.paged:
+        lengths_q = None if packed else _lengths_if_given(call.extras.cu_seqlens_q)
+        return lengths_q, _lengths_if_given(call.extras.cu_seqlens_kv)
+    return (None, None) if packed else real_lengths(call.extras)
+
+
+def _seed(call: Call) -> tuple[Tensor, Tensor]:
+    """Drawn from the device's generator, so that checkpointing and manual_seed replay it."""
+    seed = call.extras.dropout_seed
+    if seed is None:
+        seed = draw_seed(call.q.device)
+    return seed, torch.zeros((), dtype=torch.int64, device=call.q.device)
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """An int64 scalar from the device's generator, for ``Extras.dropout_seed``."""
+    return torch.randint(0, 2**62, (), dtype=torch.int64, device=device)
+
+
+def check_readable(call: Call) -> None:
     """What length tensors and masks hold, where reading them waits for nothing or was asked for."""
-    if settings.check or _readable(extras):
-        check_contents(config, check_tensors(config, q, k, v, extras), q, k, extras)
+    if call.settings.check or _readable(call.extras):
+        check_contents(call.config, check_tensors(call), call.q, call.k, call.extras)
 
 
 def _readable(extras: Extras) -> bool:
@@ -394,16 +339,21 @@ def real_lengths(extras: Extras) -> tuple[Tensor | None, Tensor | None]:
 
 def _finish(config: Config, example: Inputs) -> Callable[[Tensor], Tensor]:
     """The kernel's output in the caller's format: [..., h, e], or [..., h * e] for modules."""
+    e = example.v.shape[-1]
     if config.qkv_format == "thd":
         if not config.flatten_heads:
             return lambda out: out
-        width = example.q.shape[1] * example.v.shape[-1]
+        width = example.q.shape[1] * e
         return lambda out: out.reshape(out.shape[0], width)
     b, h, s, _ = example.q.shape
-    e = example.v.shape[-1]
+    back = config.form.from_contract
     if config.qkv_format == "bshd":
         if config.flatten_heads:
             return lambda out: out.transpose(1, 2).reshape(b, s, h * e)
-    elif config.qkv_format == "sbhd" and config.flatten_heads:
-        return lambda out: out.permute(2, 0, 1, 3).reshape(s, b, h * e)
-    return _TO_CALLER[config.qkv_format]
+        return lambda out: out.transpose(1, 2)
+    if back is None:
+        return lambda out: out
+    if config.flatten_heads:
+        shape = (s, b, h * e) if config.form.rows == 0 else (b, s, h * e)
+        return lambda out: out.permute(back).reshape(shape)
+    return lambda out: out.permute(back)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Hashable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
 
 V = TypeVar("V")
 
@@ -33,6 +34,7 @@ class BoundedCache(Generic[V]):
         self.hits = 0
         self.misses = 0
         self._lock = threading.Lock()
+        _every.add(self)
         if hasattr(os, "register_at_fork"):  # a child must not inherit a lock that another thread held
             os.register_at_fork(after_in_child=self._new_lock)
 
@@ -65,3 +67,12 @@ class BoundedCache(Generic[V]):
 
     def info(self) -> CacheInfo:
         return CacheInfo(self.hits, self.misses, len(self.items), self.limit)
+
+
+_every: WeakSet[BoundedCache[Any]] = WeakSet()
+
+
+def clear_all() -> None:
+    """Empty every cache there is."""
+    for cache in list(_every):
+        cache.clear()

@@ -1,4 +1,4 @@
-"""What one attention call is, apart from q, k and v: its static side and its other tensors."""
+"""What one attention call is: its static side, its tensors, and the settings it is made under."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from attnsel.errors import InvalidInput
-from attnsel.layout import FORMATS
+from attnsel.layout import FORMATS, Format
 from attnsel.params import read_mask_type
-from attnsel.runtime.hidden import known_to_hide_nothing
+from attnsel.runtime.trivial_mask import known_to_be_trivial
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attnsel.settings import Settings
 
 
 class _Referable:
@@ -56,6 +58,22 @@ class Config(_Referable):
     def __reduce__(self) -> tuple[Any, ...]:
         return read_config, (self.text,)  # a copy of a module shares the interned object
 
+    def replace(self, **changes: Any) -> Config:
+        """The Config with some fields changed."""
+        return _interned(**{**{name: getattr(self, name) for name in _GIVEN}, **changes})
+
+    @property
+    def form(self) -> Format:
+        """Where the dimensions of q, k and v stand."""
+        return FORMATS[self.qkv_format]
+
+    @property
+    def has_padding(self) -> bool:
+        return "padding" in self.attn_mask_type
+
+
+_GIVEN = tuple(field.name for field in fields(Config) if field.name != "text")
+
 
 class Extras(NamedTuple):
     """The other tensors of a call, under TransformerEngine's names. Shapes as there."""
@@ -77,7 +95,28 @@ class Extras(NamedTuple):
 NO_EXTRAS = Extras()
 
 
-# One object per content, for as long as somebody holds it: a scale that is learnt makes a new one each step.
+class Call(NamedTuple):
+    """One attention call. ``q``, ``k`` and ``v`` lie as ``config.qkv_format`` says."""
+
+    config: Config
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    extras: Extras
+    settings: Settings
+    need_grad: bool  # a backward will follow this very call
+
+    @property
+    def training(self) -> bool:
+        """Dropout that is asked for takes place, whatever is said about training."""
+        return self.config.is_training or self.config.attention_dropout > 0.0 or self.need_grad
+
+    @property
+    def paged(self) -> bool:
+        return self.extras.block_table is not None
+
+
+# One object per content, for as long as it is referenced: a learned scale makes a new one each step.
 _by_text: WeakValueDictionary[str, Config] = WeakValueDictionary()
 
 
@@ -119,8 +158,7 @@ def _interned(**given: Any) -> Config:
     scale = made.softmax_scale
     if scale is not None and not (isinstance(scale, (int, float)) and abs(scale) < float("inf")):
         raise InvalidInput("softmax_scale", scale, "must be a finite number")
-    values = {field.name: getattr(made, field.name) for field in fields(made) if field.name != "text"}
-    object.__setattr__(made, "text", json.dumps(values))
+    object.__setattr__(made, "text", json.dumps({name: getattr(made, name) for name in _GIVEN}))
     return _by_text.setdefault(made.text, made)
 
 
@@ -145,7 +183,7 @@ def signature(extras: Extras) -> tuple[Any, ...]:
     # One tensor for both lengths is more than two equal ones: some kernels then need no mask.
     same = extras.cu_seqlens_q is extras.cu_seqlens_kv
     mask = extras.attention_mask
-    return (same, mask is not None and known_to_hide_nothing(mask), *[_shape_of(value) for value in extras])
+    return (same, mask is not None and known_to_be_trivial(mask), *[_shape_of(value) for value in extras])
 
 
 def _shape_of(value: Any) -> Any:

@@ -12,6 +12,7 @@ that replay a seed tensor.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,11 +21,35 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, read_config
+from attnsel.backends.contract import Grads
+from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, read_config
+from attnsel.runtime.selfcheck import is_wanted
 
 
-def attend(cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
-    """``attnsel.runtime.run.attend`` as Dynamo traces it."""
+class Runtime(NamedTuple):
+    """What the operators call when they run, and tracing when it chooses: functions of ``dispatch``, which
+    hands traced calls to this module and is connected here, so that neither imports the other's insides."""
+
+    attend: Callable[..., Any]
+    prepare: Callable[..., Any]
+    recompute_gradients: Callable[..., Grads]
+
+
+_runtime: Runtime | None = None
+
+
+def connect(runtime: Runtime) -> None:
+    global _runtime
+    _runtime = runtime
+
+
+def _connected() -> Runtime:
+    assert _runtime is not None
+    return _runtime
+
+
+def attend(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
+    """``attnsel.runtime.dispatch.attend`` as Dynamo traces it."""
     device = q.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -33,18 +58,24 @@ def attend(cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Any:
         q.requires_grad or k.requires_grad or v.requires_grad or _others_need_grad(extras)
     )
     # Default ALiBi slopes come from a cache that a graph must not hold.
-    traceable = extras is NO_EXTRAS and cfg.bias_type == "no_bias"
+    traceable = extras is NO_EXTRAS and config.bias_type == "no_bias"
     if traceable and _static(q) and _static(k) and _static(v):
-        name = _choose_while_tracing(cfg.text, _shape(q), _shape(k), _shape(v), need_grad)
+        name = _choose_while_tracing(config.text, _shape(q), _shape(k), _shape(v), need_grad)
         if name:
-            return getattr(_traced, name)(q, k, v, extras)
-    return opaque(cfg, q, k, v, extras, need_grad)
+            return getattr(_traced, name)(q, k, v)
+    return _through_operator(config, q, k, v, extras, need_grad)
 
 
-def opaque(cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, need_grad: bool) -> Any:
+def opaque(call: Call) -> Any:
     """One call of the operator that chooses when it runs; for tensors without data, their shapes."""
-    seed = None
-    if cfg.attention_dropout:
+    return _through_operator(call.config, call.q, call.k, call.v, call.extras, call.need_grad)
+
+
+def _through_operator(
+    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, need_grad: bool
+) -> Any:
+    seed = extras.dropout_seed
+    if config.attention_dropout and seed is None:
         # Made outside the operator, so that backward and recomputation see the same one.
         seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=q.device)
     mask = extras.attention_mask
@@ -52,29 +83,12 @@ def opaque(cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, need_gr
     if isinstance(mask, (tuple, list)):
         mask, mask_kv = mask
     out, lse, max_logit = torch.ops.attnsel.attend(
-        q,
-        k,
-        v,
-        mask,
-        mask_kv,
-        extras.core_attention_bias,
-        extras.alibi_slopes,
-        extras.softmax_offset,
-        extras.cu_seqlens_q,
-        extras.cu_seqlens_kv,
-        extras.cu_seqlens_q_padded,
-        extras.cu_seqlens_kv_padded,
-        extras.block_table,
-        seed,
-        extras.max_seqlen_q,
-        extras.max_seqlen_kv,
-        cfg.text,
-        need_grad,
+        q, k, v, mask, mask_kv, *extras[1:-1], seed, config.text, need_grad
     )
     results = [out]
-    if cfg.return_lse:
+    if config.return_lse:
         results.append(lse)
-    if cfg.return_max_logit:
+    if config.return_max_logit:
         results.append(max_logit)
     return results[0] if len(results) == 1 else tuple(results)
 
@@ -90,8 +104,15 @@ def _others_need_grad(extras: Extras) -> bool:
 
 # ---- static shapes ----------------------------------------------------------------------------------
 
-# Closures that graphs were made of. Attributes, because Dynamo guards a dictionary by all of its keys.
+# Closures that graphs were made of. Attributes, because Dynamo guards a dictionary by all of its keys; the
+# oldest make room, and a graph that meets its closure gone is traced again.
 _traced = SimpleNamespace()
+_MOST_TRACED = 1024
+
+
+def forget_traced() -> None:
+    """Forget the closures; graphs that hold one are traced again."""
+    vars(_traced).clear()
 
 
 def _static(t: Tensor) -> bool:
@@ -114,20 +135,20 @@ def _choose_while_tracing(
 
     Runs while Dynamo traces, on fake tensors of the traced shapes: nothing is allocated.
     """
-    from attnsel.backends import sdpa
-    from attnsel.runtime.adapted import STEPS
-    from attnsel.runtime.run import prepare
-
-    cfg = read_config(text)
-    if cfg.return_lse or cfg.return_max_logit:
+    config = read_config(text)
+    if config.return_lse or config.return_max_logit:
         return ""
     with torch.set_grad_enabled(need_grad), FakeTensorMode():
-        bound = prepare(cfg, *(_empty(*shape) for shape in (q, k, v)))
-    chosen = bound.selection.backend
-    if chosen not in sdpa.KERNELS or any(a.name in STEPS for a in bound.selection[chosen].adaptations):
-        return ""  # steps hold whole questions, which Dynamo would guard field by field
+        bound = _connected().prepare(config, *(_empty(*shape) for shape in (q, k, v)))
+    if bound.plain is None or is_wanted(bound.selection, bound.settings):
+        # Steps hold whole questions, which Dynamo would guard field by field; our own autograd function is
+        # no operator; and what is to be compared must run first.
+        return ""
     name = f"run_{hashlib.sha256(repr((text, q, k, v, need_grad)).encode()).hexdigest()}"
-    setattr(_traced, name, bound.run)
+    held = vars(_traced)
+    while len(held) >= _MOST_TRACED:
+        del held[next(iter(held))]
+    setattr(_traced, name, bound.plain)
     return name
 
 
@@ -140,8 +161,11 @@ def _empty(
 # ---- the opaque operator ----------------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
-    """The operator's arguments, in its order."""
+class Arguments(NamedTuple):
+    """The operator's arguments, in its order; the annotations are those of its schema.
+
+    Between q, k, v with their masks and the seed stand the fields of Extras, in its order.
+    """
 
     q: Tensor
     k: Tensor
@@ -155,202 +179,131 @@ class _Call(NamedTuple):
     cu_seqlens_kv: Tensor | None
     cu_seqlens_q_padded: Tensor | None
     cu_seqlens_kv_padded: Tensor | None
-    block_table: Tensor | None
-    seed: Tensor | None
     max_seqlen_q: int | None
     max_seqlen_kv: int | None
+    block_table: Tensor | None
+    seed: Tensor | None
     config: str
     need_grad: bool
 
     def config_for(self, **changes: Any) -> Config:
         """The call's Config with everything returned that the operator returns."""
-        cfg = read_config(self.config)
-        given = {name: getattr(cfg, name) for name in Config.__slots__ if name != "text"}
-        training = cfg.is_training or self.need_grad
-        return config(**{**given, "replayable": True, "is_training": training, **changes})
+        config = read_config(self.config)
+        return config.replace(
+            **{"replayable": True, "is_training": config.is_training or self.need_grad, **changes}
+        )
 
     def extras(self) -> Extras:
         mask: Any = self.mask if self.mask_kv is None else (self.mask, self.mask_kv)
-        extras = Extras(
-            mask,
-            self.bias,
-            self.alibi_slopes,
-            self.softmax_offset,
-            self.cu_seqlens_q,
-            self.cu_seqlens_kv,
-            self.cu_seqlens_q_padded,
-            self.cu_seqlens_kv_padded,
-            self.max_seqlen_q,
-            self.max_seqlen_kv,
-            self.block_table,
-            self.seed,
-        )
+        extras = Extras(mask, *self[5:16])
         return NO_EXTRAS if all(extra is None for extra in extras) else extras
 
 
-@torch.library.custom_op("attnsel::attend", mutates_args=())
-def _attend_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    mask_kv: Tensor | None,
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-    softmax_offset: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_kv: Tensor | None,
-    cu_seqlens_q_padded: Tensor | None,
-    cu_seqlens_kv_padded: Tensor | None,
-    block_table: Tensor | None,
-    seed: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_kv: int | None,
-    config: str,
-    need_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    call = _Call(
-        q, k, v, mask, mask_kv, bias, alibi_slopes, softmax_offset, cu_seqlens_q, cu_seqlens_kv,
-        cu_seqlens_q_padded, cu_seqlens_kv_padded, block_table, seed, max_seqlen_q, max_seqlen_kv, config,
-        need_grad,
-    )  # fmt: skip
-    return _forward(call)
+_KINDS = {name: kind.__forward_arg__ for name, kind in Arguments.__annotations__.items()}
+_TENSORS = tuple(number for number, kind in enumerate(_KINDS.values()) if kind.startswith("Tensor"))
+_SCHEMA_TYPES = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "int | None": "SymInt?",
+    "str": "str",
+    "bool": "bool",
+}
 
 
-def _forward(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+def _schema(**before: str) -> str:
+    """The arguments as PyTorch writes them; ``before``: those that stand first."""
+    own = {name: _SCHEMA_TYPES[kind] for name, kind in _KINDS.items()}
+    return ", ".join(f"{kind} {name}" for name, kind in {**before, **own}.items())
+
+
+@torch.library.custom_op(
+    "attnsel::attend", mutates_args=(), schema=f"({_schema()}) -> (Tensor, Tensor, Tensor)"
+)
+def _attend_op(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, max_logit); the last two are empty unless the config asks for them."""
-    from attnsel.runtime.run import attend
-
-    cfg = call.config_for()
-    results = attend(cfg, call.q, call.k, call.v, call.extras())
+    arguments = Arguments(*given)
+    config, q = arguments.config_for(), arguments.q
+    results = _connected().attend(config, q, arguments.k, arguments.v, arguments.extras())
     parts = list(results) if isinstance(results, tuple) else [results]
     out = parts.pop(0)
-    lse = parts.pop(0) if cfg.return_lse else call.q.new_empty(0, dtype=torch.float32)
-    max_logit = parts.pop(0) if cfg.return_max_logit else call.q.new_empty(0, dtype=torch.float32)
+    lse = parts.pop(0) if config.return_lse else q.new_empty(0, dtype=torch.float32)
+    max_logit = parts.pop(0) if config.return_max_logit else q.new_empty(0, dtype=torch.float32)
     return out.contiguous(), lse.contiguous(), max_logit
 
 
-def _shapes(call: _Call) -> tuple[Any, Any, Any, torch.dtype]:
-    """Shapes of out, lse and max_logit, and the type of the last two."""
-    cfg = read_config(call.config)
-    q, e = call.q, call.v.shape[-1]
-    b, s, h = _axes(cfg.qkv_format, q)
-    out = (*q.shape[:-2], h * e) if cfg.flatten_heads else (*q.shape[:-1], e)
-    lse: Any = (h, q.shape[0]) if cfg.qkv_format == "thd" else (b, h, s)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    asked = cfg.return_lse or cfg.return_max_logit
-    return (
-        out,
-        lse if cfg.return_lse else (0,),
-        (h,) if cfg.return_max_logit else (0,),
-        wide if asked else torch.float32,
-    )
-
-
-def _axes(qkv_format: str, q: Tensor) -> tuple[Any, Any, Any]:
-    if qkv_format == "thd":
-        return 1, q.shape[0], q.shape[1]
-    b, s, h = {"bshd": (0, 1, 2), "sbhd": (1, 0, 2), "bhsd": (0, 2, 1)}[qkv_format]
-    return q.shape[b], q.shape[s], q.shape[h]
-
-
 @_attend_op.register_fake
-def _attend_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    call = _Call(*arguments)
-    out, lse, max_logit, dtype = _shapes(call)
-    q = call.q
+def _attend_fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    arguments = Arguments(*given)
+    config, q, e = read_config(arguments.config), arguments.q, arguments.v.shape[-1]
+    form = config.form
+    h, s = q.shape[form.heads], q.shape[form.rows]
+    out = (*q.shape[:-2], h * e) if config.flatten_heads else (*q.shape[:-1], e)
+    rows = (h, s) if form.batch is None else (q.shape[form.batch], h, s)
+    lse: Any = rows if config.return_lse else (0,)
+    max_logit: Any = (h,) if config.return_max_logit else (0,)
+    asked = config.return_lse or config.return_max_logit
+    dtype = torch.promote_types(q.dtype, torch.float32) if asked else torch.float32
     return q.new_empty(out), q.new_empty(lse, dtype=dtype), q.new_empty(max_logit, dtype=dtype)
 
 
-@torch.library.custom_op("attnsel::attend_backward", mutates_args=())
-def _backward_op(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    mask_kv: Tensor | None,
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-    softmax_offset: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_kv: Tensor | None,
-    cu_seqlens_q_padded: Tensor | None,
-    cu_seqlens_kv_padded: Tensor | None,
-    block_table: Tensor | None,
-    seed: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_kv: int | None,
-    config: str,
-    bias_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    call = _Call(
-        q, k, v, mask, mask_kv, bias, alibi_slopes, softmax_offset, cu_seqlens_q, cu_seqlens_kv,
-        cu_seqlens_q_padded, cu_seqlens_kv_padded, block_table, seed, max_seqlen_q, max_seqlen_kv, config,
-        True,
-    )  # fmt: skip
-    return _backward(call, dout, bias_grad)
-
-
-def _backward(call: _Call, dout: Tensor, bias_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "attnsel::attend_backward",
+    mutates_args=(),
+    schema=f"({_schema(dout='Tensor', bias_grad='bool')}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward_op(dout: Tensor, bias_grad: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, bias and softmax_offset; empty where there is none."""
-    from attnsel.runtime.run import recompute_gradients
-
-    cfg = call.config_for(return_lse=False, return_max_logit=False)
-    extras = call.extras()
-    if call.bias is not None:  # inside an operator tensors have lost their requires_grad
-        extras = extras._replace(core_attention_bias=call.bias.detach().requires_grad_(bias_grad))
-    grads = recompute_gradients(cfg, call.q, call.k, call.v, extras, dout)
+    arguments = Arguments(*given)
+    extras = arguments.extras()
+    if arguments.bias is not None:  # inside an operator tensors have lost their requires_grad
+        extras = extras._replace(core_attention_bias=arguments.bias.detach().requires_grad_(bias_grad))
+    config = arguments.config_for(return_lse=False, return_max_logit=False)
+    q, k, v = arguments[:3]
+    grads = _connected().recompute_gradients(config, q, k, v, extras, dout)
     # One empty tensor for each: an operator's outputs may not be the same tensor.
-    dbias = grads.bias if bias_grad and grads.bias is not None else call.q.new_empty(0)
-    doffset = call.q.new_empty(0)
-    if call.softmax_offset is not None and grads.softmax_offset is not None:
-        doffset = grads.softmax_offset.reshape(call.softmax_offset.shape)
-    return (
-        grads.q.contiguous(),
-        grads.k.contiguous(),
-        grads.v.contiguous(),
-        dbias.contiguous(),
-        doffset.contiguous(),
-    )
+    dbias = grads.bias if bias_grad and grads.bias is not None else arguments.q.new_empty(0)
+    doffset = arguments.q.new_empty(0)
+    if arguments.softmax_offset is not None and grads.softmax_offset is not None:
+        doffset = grads.softmax_offset.reshape(arguments.softmax_offset.shape)
+    found = (grads.q, grads.k, grads.v, dbias, doffset)
+    return tuple(t.contiguous() for t in found)  # type: ignore[return-value]
 
 
 @_backward_op.register_fake
-def _backward_fake(dout: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    call, bias_grad = _Call._make((*rest[:-1], True)), rest[-1]
-    dbias = call.bias if call.bias is not None and bias_grad else None
+def _backward_fake(dout: Tensor, bias_grad: bool, *given: Any) -> tuple[Tensor, ...]:
+    arguments = Arguments(*given)
+    q, bias = arguments.q, arguments.bias if bias_grad else None
     return tuple(
-        call.q.new_empty(0) if t is None else t.new_empty(t.shape)
-        for t in (call.q, call.k, call.v, dbias, call.softmax_offset)
+        q.new_empty(0) if t is None else t.new_empty(t.shape)
+        for t in (q, arguments.k, arguments.v, bias, arguments.softmax_offset)
     )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    call = _Call(*inputs)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*call[:14])
-    ctx.plain = call[14:17]
-    ctx.bias_grad = call.bias is not None and ctx.needs_input_grad[5]
+    ctx.save_for_backward(*(inputs[number] for number in _TENSORS))
+    ctx.plain = tuple(value for number, value in enumerate(inputs) if number not in _TENSORS)
+    bias = Arguments._fields.index("bias")
+    ctx.bias_grad = inputs[bias] is not None and ctx.needs_input_grad[bias]
 
 
 def _autograd(ctx: Any, dout: Tensor | None, *unused: Any) -> tuple[Any, ...]:
-    none = (None,) * len(_Call._fields)
+    grads = dict.fromkeys(Arguments._fields)
     if dout is None:
-        return none
-    call = _Call._make((*ctx.saved_tensors, *ctx.plain, True))
-    dq, dk, dv, dbias, doffset = torch.ops.attnsel.attend_backward(dout, *call[:-1], ctx.bias_grad)
-    return (
-        dq,
-        dk,
-        dv,
-        None,
-        None,
-        dbias if ctx.bias_grad else None,
-        None,
-        doffset if call.softmax_offset is not None else None,
-        *none[8:],
+        return tuple(grads.values())
+    tensors, plain = iter(ctx.saved_tensors), iter(ctx.plain)
+    arguments = Arguments(
+        *(next(tensors) if number in _TENSORS else next(plain) for number in range(len(grads)))
     )
+    arguments = arguments._replace(need_grad=True)
+    dq, dk, dv, dbias, doffset = torch.ops.attnsel.attend_backward(dout, ctx.bias_grad, *arguments)
+    grads |= {"q": dq, "k": dk, "v": dv}
+    if ctx.bias_grad:
+        grads["bias"] = dbias
+    if arguments.softmax_offset is not None:
+        grads["softmax_offset"] = doffset
+    return tuple(grads.values())
 
 
 _attend_op.register_autograd(_autograd, setup_context=_setup_context)

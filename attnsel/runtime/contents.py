@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from attnsel.backends.pages import wrong_page
 from attnsel.errors import InvalidInput
 from attnsel.runtime.call import Config, Extras
-from attnsel.runtime.hidden import is_noted
 from attnsel.runtime.inputs import mask_pair
 from attnsel.runtime.sizes import Sizes, lengths_of
+from attnsel.runtime.trivial_mask import is_noted
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnsel.errors import InvalidInput
+from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams, Tensors, TensorSpec, read_dtype
-from attnsel.runtime.call import Config, Extras
-from attnsel.runtime.hidden import known_to_hide_nothing
+from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.sizes import Sizes, sizes_of
+from attnsel.runtime.trivial_mask import known_to_be_trivial
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_RANK = {"bshd": 4, "sbhd": 4, "bhsd": 4, "thd": 3}
 _BIAS_SHAPES = {  # which of [b, h] are not 1
     (True, True): "bhss",
     (False, True): "1hss",
@@ -28,13 +28,14 @@ _BIAS_SHAPES = {  # which of [b, h] are not 1
 }
 
 
-def check_tensors(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
-    """Shapes, types and devices against each other. Raises InvalidInput; returns what they amount to."""
-    fmt, paged = config.qkv_format, extras.block_table is not None
+def check_tensors(call: Call) -> Sizes:
+    """Shapes, types and devices against each other. Raises InvalidInput; returns the sizes they have."""
+    config, q, k, v, extras = call[:5]
+    fmt, paged = config.qkv_format, call.paged
     for name, tensor in (("query_layer", q), ("key_layer", k), ("value_layer", v)):
         _check_dense_tensor(name, tensor)
         pool = paged and tensor is not q
-        rank = 4 if pool else _RANK[fmt]
+        rank = 4 if pool else FORMATS[fmt].rank
         if tensor.dim() != rank:
             given = "a block_table: [pages, page_size, g, d]" if pool else f"qkv_format {fmt!r}"
             raise InvalidInput(
@@ -49,7 +50,7 @@ def check_tensors(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extra
             raise InvalidInput(f"{name}.device", str(tensor.device), f"must be query_layer's, {q.device}")
     if not q.dtype.is_floating_point:
         raise InvalidInput("query_layer.dtype", str(q.dtype), "must be a floating-point type")
-    sizes = sizes_of(config, q, k, v, extras)
+    sizes = sizes_of(call)
     if sizes.heads == 0 or sizes.groups == 0 or sizes.heads % sizes.groups:
         raise InvalidInput(
             "key_layer.shape",
@@ -64,9 +65,11 @@ def check_tensors(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extra
     return sizes
 
 
-def ask(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, training: bool) -> AttentionParams:
-    """The question these tensors ask. Raises InvalidInput, also for what contradicts itself."""
-    sizes = check_tensors(config, q, k, v, extras)
+def params_of(call: Call) -> AttentionParams:
+    """The question a call asks. Raises InvalidInput, also for what contradicts itself."""
+    sizes = check_tensors(call)
+    config, q, k, v, extras = call[:5]
+    training = call.training
     bias, slopes = extras.core_attention_bias, extras.alibi_slopes
     fields: dict[str, Any] = {
         "attn_mask_type": config.attn_mask_type,
@@ -115,7 +118,7 @@ def ask(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, trainin
             v=_spec(v),
             mask=_mask_spec(config, extras.attention_mask),
             mask_hides_nothing=(
-                extras.attention_mask is not None and known_to_hide_nothing(extras.attention_mask)
+                extras.attention_mask is not None and known_to_be_trivial(extras.attention_mask)
             ),
             ragged=layout == "thd" and _ragged(sizes, q, k),
         ),

@@ -1,65 +1,145 @@
 """A kernel that refuses what the rules allowed: its own words, and the rules that may explain them.
 
-Or one that ran and was wrong: the figures.
+Or one that ran and was wrong: the figures. What was refused is shared by the process, so that later calls go
+straight to a candidate that works.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any
 
+from attnsel import debug
+from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
-from attnsel.rules.cudnn.words import rules_that_say
-from attnsel.runtime.selfcheck import Disagreement
-from attnsel.select import Refusal, Selection, select
+from attnsel.runtime.kernels import CannotPrepare, says_no
+from attnsel.selection.evidence import NO_EVIDENCE, WRONG_NUMBERS, Evidence, Refusal
+from attnsel.selection.select import Selection, select
+from attnsel.settings import Settings
 from attnsel.versions import Version
 
-_SPEAK_AS_CUDNN = frozenset({"cudnn", "sdpa.cudnn"})
-_MOST = 3
+_MOST_REFUSALS = 256
+_MOST_LIKELY = 3
 _NEAR = 4  # minor versions: what refuses a call further off is another story
 
+_evidence: Evidence = NO_EVIDENCE
+_lock = threading.Lock()
 
-def refusal_of(selection: Selection, error: Exception) -> Refusal:
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # a child must not inherit a lock that another thread held
+    os.register_at_fork(after_in_child=_new_lock)
+
+
+class WrongNumbers(Exception):
+    """A kernel's numbers are not tiled's; the message has the figures."""
+
+
+def evidence() -> Evidence:
+    """What kernels refused in this process so far."""
+    return _evidence
+
+
+def forget() -> None:
+    """Forget what kernels refused."""
+    global _evidence
+    with _lock:
+        _evidence = NO_EVIDENCE
+
+
+def record_refusals(refusals: Iterable[Refusal], settings: Settings) -> None:
+    """Share refusals with later calls, and say each once. The oldest of too many are forgotten."""
+    global _evidence
+    for refusal in refusals:
+        with _lock:
+            if refusal in _evidence.refusals:
+                continue
+            _evidence = Evidence((*_evidence.refusals[-_MOST_REFUSALS + 1 :], refusal))
+        words = f"{refusal.message} ({refusal.hint})" if refusal.hint else refusal.message
+        wrong = refusal.code == WRONG_NUMBERS
+        debug.warn_fallback(refusal.candidate, words, settings, wrong=wrong)
+
+
+def is_refusal(error: BaseException, name: str) -> bool:
+    """Whether an error met on the way of a call says that this candidate does not take it, and another may.
+
+    Bad input, memory that is not there, a device that is lost and an interrupt say nothing of the kind.
+    """
+    if isinstance(error, (CannotPrepare, WrongNumbers)):
+        return True
+    if isinstance(error, InvalidInput) or not says_no(error):
+        return False
+    kinds = (RuntimeError, ValueError, *_of_the_library(name))
+    return isinstance(error, kinds)
+
+
+def _of_the_library(name: str) -> tuple[type[BaseException], ...]:
+    """The exceptions that a candidate's record names, as far as they can be imported."""
+    found = []
+    for path in CANDIDATES[name].refusals:
+        with contextlib.suppress(ImportError, AttributeError):
+            found.append(_named(path))
+    return tuple(found)
+
+
+def _named(path: str) -> Any:
+    """The object behind "module:name"."""
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def refusal_of(selection: Selection, error: BaseException) -> Refusal:
     """The evidence that the chosen candidate's ``error`` is."""
     name = selection.backend
     assert name is not None
     message = str(error) or type(error).__name__
-    if isinstance(error, Disagreement):
-        return Refusal(name, selection.params, message, code="RUNTIME002")
-    likely: tuple[str, ...] = ()
-    if name in _SPEAK_AS_CUDNN:
-        likely = likely_rules(name, message, selection.params, selection.environment)
-    return Refusal(name, selection.params, message, likely)
+    if isinstance(error, WrongNumbers):
+        return Refusal(name, selection.params, message, code=WRONG_NUMBERS)
+    return Refusal(
+        name, selection.params, message, likely_rules(name, message, selection.params, selection.environment)
+    )
 
 
 def likely_rules(name: str, message: str, p: AttentionParams, env: Environment) -> tuple[str, ...]:
     """Codes of rules for this candidate, the likeliest first; at most three.
 
     Rules that stand for a sentence of the message; "No execution plans support the graph" says nothing, so
-    then the rules that refuse the same call on the nearest older and newer cuDNN, if one near by does.
+    then the rules that refuse the same call on the nearest older and newer release of its library, if one
+    near by does. None for a library whose words nobody has studied.
     """
-    found = rules_that_say(message) or tuple(_on_neighbours(name, p, env))
-    return tuple(dict.fromkeys(found))[:_MOST]
+    record = CANDIDATES[name]
+    if not record.explain_refusal:
+        return ()
+    found = _named(record.explain_refusal)(message)
+    found = found or _on_neighbours(name, record.library, p, env)
+    return tuple(dict.fromkeys(found))[:_MOST_LIKELY]
 
 
-def _on_neighbours(name: str, p: AttentionParams, env: Environment) -> Iterator[str]:
-    current = env.cudnn
+def _on_neighbours(name: str, library: str, p: AttentionParams, env: Environment) -> Iterator[str]:
+    current: Version | None = getattr(env, library)
     if current is None:
         return
-    edges: set[Version] = set()
-    for rule in REGISTRY.rules.values():
-        if name in rule.candidates:
-            for versions in rule.when:
-                if versions.component == "cudnn":
-                    edges.update(versions.edges())
+    edges = {
+        edge for rule in REGISTRY.rules.values() if name in rule.candidates for edge in rule.edges(library)
+    }
     newer = sorted(edge for edge in edges if edge > current)
     older = sorted((edge for edge in edges if edge < current), reverse=True)
     for side in (older, newer):
         for edge in side:
             if edge.major != current.major or abs(edge.minor - current.minor) > _NEAR:
                 break
-            candidate = select(p, env.replace(cudnn=edge))[name]
+            candidate = select(p, env.replace(**{library: edge}))[name]
             codes = [reason.code for reason in candidate.reasons if not reason.unknown]
             if codes:
                 yield from codes

@@ -3,7 +3,7 @@
 ``ATTNSEL_SELFCHECK``: ``unproven`` (default) checks what is ours (kernels, and the code around cuDNN's) on an
 architecture that no committed result shows, and plug-ins where their makers declare no proof; ``all`` checks
 every candidate but ``tiled``; ``0`` none. A check runs the bound closure itself on the caller's tensors,
-forward and, when a gradient is needed, backward, and holds a few rows against ``yardstick``. Where they
+forward and, when a gradient is needed, backward, and compares a few rows with ``reference``. Where they
 disagree, that is evidence against the candidate for this question, and the next one runs.
 
 One check covers all lengths of a kind (the same power of two, and a multiple of 128, of 16, or neither): a
@@ -18,7 +18,6 @@ max_logit, which depends on all rows; numbers that are not finite where the refe
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,104 +25,136 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnsel.backends.contract import Grads, Inputs, Spec
+from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.candidates import CANDIDATES
 from attnsel.debug import SelfCheckWarning
 from attnsel.params import AttentionParams, TensorSpec
-from attnsel.runtime import yardstick
+from attnsel.runtime import reference
 from attnsel.runtime.bind import Bound, bind, bind_gradients, contract_call, to_contract
 from attnsel.runtime.cache import BoundedCache
-from attnsel.runtime.call import Config, Extras, config
-from attnsel.runtime.yardstick import Numbers, Rows
-from attnsel.select import Selection
+from attnsel.runtime.call import Call, Config
+from attnsel.runtime.kernels import Kernel
+from attnsel.runtime.reference import Numbers, RowBlock
+from attnsel.runtime.refusals import WrongNumbers
+from attnsel.selection.select import Selection
 from attnsel.settings import Settings
 
+REFERENCE = "tiled"
 _passed: BoundedCache[bool] = BoundedCache(limit=4096)
 
 
-class Disagreement(Exception):
-    """A kernel's numbers are not tiled's; the message has the figures."""
-
-
-def check(
-    bound: Bound, cfg: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, need_grad: bool
-) -> bool:
-    """Compare what ``bound`` would give, unless that is settled. Raises Disagreement, or what it raises.
+def check(bound: Bound, call: Call) -> bool:
+    """Compare what ``bound`` would give, unless that is settled. Raises WrongNumbers, or what it raises.
 
     False: it could not be checked now and should be when it comes again.
     """
     selection = bound.selection
-    if not _wanted(selection, bound.settings) or _settled(selection, q, need_grad):
+    if not is_wanted(selection, call.settings) or _settled(selection, call):
         return True
-    if _capturing(q):
+    if _capturing(call.q):
         _say(selection, "a CUDA graph is being captured")
         return False
-    if not all(type(t) in (Tensor, torch.nn.Parameter) for t in (q, k, v)) or (
-        need_grad and any(t.is_inference() for t in (q, k, v))
-    ):
+    if not _is_plain(call):
         return True  # a subclass may do anything; autograd refuses inference tensors in its own words
     run = bound.run
-    if cfg.attention_dropout and not _drops_as_tiled(selection):
-        run = bind(*_without_dropout(selection, cfg), q, k, v, extras, need_grad, bound.settings).run
+    if call.config.attention_dropout and not _drops_as_reference(selection):
+        run = bind(*_without_dropout(selection, call)).run
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, extras: Extras, douts: _Into) -> Numbers:
-        return _through_autograd(run, cfg, q, k, v, extras, need_grad, douts)
+    def kernel(call: Call, into: _Into) -> Numbers:
+        return _through_autograd(run, call, into)
 
-    _compare(kernel, selection, cfg, q, k, v, extras, need_grad, bound.settings)
+    _compare(kernel, selection, call)
     return True
 
 
-def check_gradients(
-    run: Callable[..., Grads],
-    selection: Selection,
-    cfg: Config,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    settings: Settings,
-) -> None:
-    """The same for ``bind_gradients``, which operators that recompute use. Raises Disagreement."""
-    if not _wanted(selection, settings) or _settled(selection, q, True) or _capturing(q):
-        return
-    if cfg.attention_dropout and not _drops_as_tiled(selection):
-        run = bind_gradients(*_without_dropout(selection, cfg), settings)
+def check_gradients(bound: Bound, call: Call) -> bool:
+    """The same for what ``bind_gradients`` made, which operators that recompute use."""
+    selection, run = bound.selection, bound.run
+    if not is_wanted(selection, call.settings) or _settled(selection, call):
+        return True
+    if _capturing(call.q):
+        return False
+    if call.config.attention_dropout and not _drops_as_reference(selection):
+        run = bind_gradients(*_without_dropout(selection, call))
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, extras: Extras, douts: _Into) -> Numbers:
-        p = selection.params
-        shape = (*q.shape[:-1], p.head_dim_v)
-        grads = run(q, k, v, extras, douts.of_shape(shape, q, cfg))
-        bias = extras.core_attention_bias
+    def kernel(call: Call, into: _Into) -> Numbers:
+        shape = (*call.q.shape[:-1], selection.params.head_dim_v)
+        grads = run(call, into.of_shape(shape, call.q, call.config))
+        bias = call.extras.core_attention_bias
         asked = bias is not None and bias.requires_grad
-        return douts.gradients(
-            cfg, grads.q, grads.k, grads.v, grads.bias if asked else None, grads.softmax_offset
-        )
+        dbias = grads.bias if asked else None
+        return into.gradients(call.config, grads.q, grads.k, grads.v, dbias, grads.softmax_offset)
 
-    _compare(kernel, selection, cfg, q, k, v, extras, True, settings)
+    _compare(kernel, selection, call)
+    return True
 
 
-def clear() -> None:
-    """Forget what was checked."""
-    _passed.clear()
+def check_kernel(
+    kernel: Kernel, spec: Spec, inputs: Inputs, selection: Selection, settings: Settings
+) -> bool:
+    """The same for a kernel of the contract with its own inputs: forward and backward called one by one, as
+    code that merges partial results does. Raises WrongNumbers, or what the kernel raises."""
+    key = (selection.backend, spec, *(_spec_of(t) for t in inputs))
+    if not is_wanted(selection, settings) or _passed.items.get(key) is not None:
+        return True
+    if _capturing(inputs.q):
+        _say(selection, "a CUDA graph is being captured")
+        return False
+    if spec.dropout_p and not _drops_as_reference(selection):
+        return True  # the same entries cannot be named
+    if inputs.block_table is None:
+        q, k, v = _random_where_alike((inputs.q, inputs.k, inputs.v), 0 if spec.packed else 2)
+        inputs = inputs._replace(q=q, k=k, v=v)
+
+    def numbers(into: _Into) -> Numbers:
+        with torch.no_grad():
+            result = kernel.forward(spec, inputs)
+            found: Numbers = {"out": into.rows(result.out)}
+            if result.lse is not None:
+                lse = result.lse.transpose(0, 1) if spec.packed else result.lse
+                found["lse"] = into.rows(lse)
+            if not spec.need_grad:
+                return found
+            dout = into.in_place(result.out)
+            saved = Result(result.out, result.lse, None, result.saved)
+            grads = kernel.backward(spec, inputs, saved, dout)
+        return {**found, **into.contract_gradients(grads.q, grads.k, grads.v, None, None)}
+
+    try:
+        _hold(numbers, spec, inputs, selection.params, spec.need_grad, 1.0)
+    except torch.OutOfMemoryError:
+        _say(selection, "there is no memory for it")
+        return True
+    _passed.add(key, True)
+    return True
+
+
+def is_wanted(selection: Selection, settings: Settings) -> bool:
+    """Whether the chosen candidate's first call is to be compared."""
+    chosen = selection.chosen
+    if settings.selfcheck == "0" or chosen is None or chosen.name == REFERENCE:
+        return False
+    return settings.selfcheck == "all" or chosen.unproven
 
 
 # ---- whether ----------------------------------------------------------------------------------------
 
 
-def _wanted(selection: Selection, settings: Settings) -> bool:
-    name = selection.backend
-    if settings.selfcheck == "0" or name is None or name == "tiled":
+def _is_plain(call: Call) -> bool:
+    tensors = (call.q, call.k, call.v)
+    if not all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors):
         return False
-    return settings.selfcheck == "all" or selection[name].unproven
+    return not (call.need_grad and any(t.is_inference() for t in tensors))
 
 
-def _settled(selection: Selection, q: Tensor, need_grad: bool) -> bool:
-    return _passed.items.get(_kind(selection, q, need_grad)) is not None
+def _settled(selection: Selection, call: Call) -> bool:
+    return _passed.items.get(_kind(selection, call)) is not None
 
 
-def _kind(selection: Selection, q: Tensor, need_grad: bool) -> tuple[Any, ...]:
+def _kind(selection: Selection, call: Call) -> tuple[Any, ...]:
     """What one check stands for: everything about the call but its exact lengths."""
-    p = selection.params
+    p, chosen = selection.params, selection.chosen
+    assert chosen is not None
     values = [
         tuple(_strides(spec) for spec in (p.tensors.q, p.tensors.k, p.tensors.v, p.tensors.mask))
         if name == "tensors"
@@ -133,8 +164,16 @@ def _kind(selection: Selection, q: Tensor, need_grad: bool) -> tuple[Any, ...]:
         for name in AttentionParams.model_fields
         for value in (getattr(p, name),)
     ]
-    adapted = tuple(adaptation.name for adaptation in selection[selection.backend or ""].adaptations)
-    return (selection.backend, str(q.device), need_grad, adapted, *values)
+    adapted = tuple(adaptation.name for adaptation in chosen.adaptations)
+    return (chosen.name, str(call.q.device), call.need_grad, adapted, *values)
+
+
+def _spec_of(value: Any) -> Any:
+    """The same of one input of a kernel's."""
+    if not isinstance(value, Tensor):
+        return value
+    strides = TensorSpec(shape=tuple(value.shape), stride=tuple(value.stride()), dtype="bf16")
+    return tuple(_length(n) for n in value.shape), value.dtype, str(value.device), _strides(strides)
 
 
 def _length(n: int) -> tuple[int, int]:
@@ -165,26 +204,36 @@ def _say(selection: Selection, why: str) -> None:
 class _Into:
     """Gradients into the output, zero outside the compared rows, and the way results are cut into rows."""
 
-    def __init__(self, spec: Spec, pieces: list[Rows], dtype: torch.dtype, width: int, heads: int) -> None:
+    def __init__(self, spec: Spec, pieces: list[RowBlock], inputs: Inputs, head_dim_v: int) -> None:
         self.spec, self.pieces = spec, pieces
+        self.head_dim_v = head_dim_v
         generator = torch.Generator().manual_seed(2)
-        shapes = [(1, heads, len(piece.rows), width) for piece in pieces]
-        self.parts = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+        heads = inputs.q.shape[1]
+        shapes = [(1, heads, len(piece.rows), head_dim_v) for piece in pieces]
+        self.parts = [torch.randn(shape, generator=generator).to(inputs.q.dtype) for shape in shapes]
 
-    def of_shape(self, shape: tuple[int, ...], q: Tensor, cfg: Config) -> Tensor:
+    def of_shape(self, shape: tuple[int, ...], q: Tensor, config: Config) -> Tensor:
         """As the caller would pass it: in the call's format, heads flattened where its output has them so."""
         dout = torch.zeros(shape, dtype=q.dtype, device=q.device)
-        inner = to_contract(cfg, dout)
+        self._fill(to_contract(config, dout))
+        return dout.flatten(-2) if config.flatten_heads else dout
+
+    def in_place(self, out: Tensor) -> Tensor:
+        """As the contract has it, for an output of this shape."""
+        dout = torch.zeros_like(out)
+        self._fill(dout)
+        return dout
+
+    def _fill(self, dout: Tensor) -> None:
         for piece, part in zip(self.pieces, self.parts, strict=True):
-            piece.of_q(inner, self.spec.packed).copy_(part)
-        return dout.flatten(-2) if cfg.flatten_heads else dout
+            piece.of_q(dout, self.spec.packed).copy_(part)
 
     def rows(self, t: Tensor) -> list[Tensor]:
         return [piece.of_q(t, self.spec.packed) for piece in self.pieces]
 
     def gradients(
         self,
-        cfg: Config,
+        config: Config,
         dq: Tensor | None,
         dk: Tensor | None,
         dv: Tensor | None,
@@ -192,12 +241,22 @@ class _Into:
         doffset: Tensor | None,
     ) -> Numbers:
         """Gradients in the caller's format, cut; those that nobody needs are None."""
-        numbers: Numbers = {} if dq is None else {"dq": self.rows(to_contract(cfg, dq))}
+        inner = [None if t is None else to_contract(config, t) for t in (dq, dk, dv)]
+        return self.contract_gradients(inner[0], inner[1], inner[2], dbias, doffset)
+
+    def contract_gradients(
+        self,
+        dq: Tensor | None,
+        dk: Tensor | None,
+        dv: Tensor | None,
+        dbias: Tensor | None,
+        doffset: Tensor | None,
+    ) -> Numbers:
+        numbers: Numbers = {} if dq is None else {"dq": self.rows(dq)}
         sequences = list(dict.fromkeys(piece.sequence for piece in self.pieces))
         for name, grad in (("dk", dk), ("dv", dv)):
             if grad is not None:
-                inner = to_contract(cfg, grad)
-                numbers[name] = [yardstick.of_kv(inner, self.spec.packed, s) for s in sequences]
+                numbers[name] = [reference.of_kv(grad, self.spec.packed, s) for s in sequences]
         if dbias is not None:
             numbers["dbias"] = [dbias[(None,) * (4 - dbias.dim())]]
         if doffset is not None:
@@ -205,114 +264,107 @@ class _Into:
         return numbers
 
 
-def _compare(
-    kernel: Callable[[Tensor, Tensor, Tensor, Extras, _Into], Numbers],
-    selection: Selection,
-    cfg: Config,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    need_grad: bool,
-    settings: Settings,
-) -> None:
-    if cfg.attention_dropout and extras.dropout_seed is None:
-        extras = extras._replace(dropout_seed=torch.tensor(3, dtype=torch.int64, device=q.device))
+def _compare(kernel: Callable[[Call, _Into], Numbers], selection: Selection, call: Call) -> None:
+    """Hold what ``kernel`` makes of the call against the reference, and remember that it passed."""
+    if call.config.attention_dropout and call.extras.dropout_seed is None:
+        seed = torch.tensor(3, dtype=torch.int64, device=call.q.device)
+        call = call._replace(extras=call.extras._replace(dropout_seed=seed))
     try:
-        q, k, v = _telling(cfg, q, k, v, paged=extras.block_table is not None)
-        dropout = _drops_as_tiled(selection)
-        spec, inputs = contract_call(cfg, selection.params, q, k, v, extras, settings, dropout=dropout)
-        pieces = yardstick.choose_rows(spec, inputs)
-        if not pieces or not _comparable(inputs):
-            return
-        into = _Into(spec, pieces, q.dtype, selection.params.head_dim_v, inputs.q.shape[1])
-        # Inner hooks win: those of checkpointing or offloading, around us, see none of our tensors.
-        with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
-            actual = kernel(q, k, v, extras, into)
-        found = _against_tiled(spec, inputs, into, cfg, need_grad, actual)
+        if not call.paged:
+            q, k, v = _random_where_alike((call.q, call.k, call.v), call.config.form.rows)
+            call = call._replace(q=q, k=k, v=v)
+        dropout = _drops_as_reference(selection)
+        spec, inputs = contract_call(call, selection.params, dropout=dropout)
+        scale = spec.softmax_scale if call.config.bias_type == "pre_scale_bias" else 1.0
+        held = _hold(lambda into: kernel(call, into), spec, inputs, selection.params, call.need_grad, scale)
     except torch.OutOfMemoryError:
         _say(selection, "there is no memory for it")
         return
+    if held:
+        _passed.add(_kind(selection, call), True)
+
+
+def _hold(
+    numbers: Callable[[_Into], Numbers],
+    spec: Spec,
+    inputs: Inputs,
+    p: AttentionParams,
+    need_grad: bool,
+    bias_scale: float,
+) -> bool:
+    """Compare a few rows of what ``numbers`` gives with the reference. False: there is nothing to compare.
+
+    Raises WrongNumbers with the figures.
+    """
+    pieces = reference.choose_rows(spec, inputs)
+    if not pieces or not _comparable(inputs):
+        return False
+    into = _Into(spec, pieces, inputs, inputs.v.shape[-1])
+    # Inner hooks win: those of checkpointing or offloading, around us, see none of our tensors.
+    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+        actual = numbers(into)
+    unit = reference.unit_of(inputs.q)
+    douts = [part.to(inputs.q.device) for part in into.parts] if need_grad else None
+    with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
+        exact, changed = (
+            reference.compute(spec, inputs, pieces, douts, by, bias_scale) for by in (0.0, unit)
+        )
+        biased = inputs.bias is not None
+        found = reference.differences(actual, exact, changed, unit, pieces, biased=biased)
     if found and not found[0].ratio <= 1.0:
-        raise Disagreement(_words(found, selection.params))
-    _passed.add(_kind(selection, q, need_grad), True)
+        raise WrongNumbers(_words(found, p))
+    return True
 
 
 def _itself(t: Tensor) -> Tensor:
     return t
 
 
-def _against_tiled(
-    spec: Spec, inputs: Inputs, into: _Into, cfg: Config, need_grad: bool, actual: Numbers
-) -> list[yardstick.Difference]:
-    unit = yardstick.unit_of(inputs.q)
-    douts = [part.to(inputs.q.device) for part in into.parts] if need_grad else None
-    scale = spec.softmax_scale if cfg.bias_type == "pre_scale_bias" else 1.0
-    with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
-        exact, changed = (
-            yardstick.compute(spec, inputs, into.pieces, douts, by, scale) for by in (0.0, unit)
-        )
-        biased = inputs.bias is not None
-        return yardstick.differences(actual, exact, changed, unit, into.pieces, biased=biased)
-
-
-def _through_autograd(
-    run: Callable[..., Any],
-    cfg: Config,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Extras,
-    need_grad: bool,
-    into: _Into,
-) -> Numbers:
+def _through_autograd(run: Callable[[Call], Any], call: Call, into: _Into) -> Numbers:
     """The closure on leaves that share the caller's memory, so that no graph of the caller's grows."""
+    config, q, k, v, extras = call[:5]
+    need_grad = call.need_grad
     bias, offset = extras.core_attention_bias, extras.softmax_offset
     given = (q, k, v, bias, offset)
     leaves = [t if t is None else t.detach().requires_grad_(need_grad and t.requires_grad) for t in given]
     if bias is not None or offset is not None:
         extras = extras._replace(core_attention_bias=leaves[3], softmax_offset=leaves[4])
     with torch.set_grad_enabled(need_grad):
-        results = run(*leaves[:3], extras)
+        results = run(call._replace(q=leaves[0], k=leaves[1], v=leaves[2], extras=extras))
         out, *others = results if isinstance(results, tuple) else (results,)
-        width = into.parts[0].shape[-1]
-        whole = out.unflatten(-1, (-1, width)) if cfg.flatten_heads else out
-        numbers: Numbers = {"out": into.rows(to_contract(cfg, whole.detach()))}
-        if cfg.return_lse:
+        whole = out.unflatten(-1, (-1, into.head_dim_v)) if config.flatten_heads else out
+        numbers: Numbers = {"out": into.rows(to_contract(config, whole.detach()))}
+        if config.return_lse:
             lse = others[0].transpose(0, 1) if into.spec.packed else others[0]
             numbers["lse"] = into.rows(lse)
         if not need_grad:
             return numbers
         wanted = [t for t in leaves if t is not None and t.requires_grad]
-        dout = into.of_shape(tuple(whole.shape), q, cfg)
+        dout = into.of_shape(tuple(whole.shape), q, config)
         grads = iter(torch.autograd.grad(out, wanted, dout, allow_unused=True))
-    told = [None if t is None or not t.requires_grad else next(grads) for t in leaves]
-    return {**numbers, **into.gradients(cfg, *told)}
+    made = [None if t is None or not t.requires_grad else next(grads) for t in leaves]
+    return {**numbers, **into.gradients(config, *made)}
 
 
-def _drops_as_tiled(selection: Selection) -> bool:
+def _drops_as_reference(selection: Selection) -> bool:
     """Whether the candidate drops the very entries that the contract's generator names."""
-    name = selection.backend or ""
-    return name in ("tiled", "triton") or bool(CANDIDATES[name].plugin)
+    return CANDIDATES[selection.backend or ""].dropout == "contract"
 
 
-def _without_dropout(selection: Selection, cfg: Config) -> tuple[Selection, Config]:
-    given = {name: getattr(cfg, name) for name in Config.__slots__ if name != "text"}
+def _without_dropout(selection: Selection, call: Call) -> tuple[Selection, Call]:
+    config = call.config.replace(attention_dropout=0.0)
     params = selection.params.derive(attention_dropout=0.0)
-    return dataclasses.replace(selection, params=params), config(**{**given, "attention_dropout": 0.0})
+    return selection.about(params), call._replace(config=config)
 
 
-def _telling(cfg: Config, q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors; a random stand-in with the same strides for one whose numbers would prove nothing.
+def _random_where_alike(tensors: tuple[Tensor, Tensor, Tensor], rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v; a random stand-in with the same strides for one whose numbers would prove nothing.
 
     Those are numbers that are not finite (unwritten padding), and rows that are all alike (zeros of a warm-up
-    call). Pools of pages are left as they are: they may be as large as the memory.
+    call). ``rows``: the dimension of rows. Not for pools of pages: they may be as large as the memory.
     """
-    if paged:
-        return q, k, v
-    rows = {"bshd": 1, "sbhd": 0, "bhsd": 2, "thd": 0}[cfg.qkv_format]
     made = []
-    for number, t in enumerate((q, k, v)):
+    for number, t in enumerate(tensors):
         least, most = torch.aminmax(t.detach(), dim=rows) if t.numel() else (t, t)
         finite = (least.isfinite() & most.isfinite()).all()
         differ = (least < most).any() if t.shape[rows] > 1 else (least != 0).any()
@@ -339,14 +391,14 @@ def _comparable(inputs: Inputs) -> bool:
     )
 
 
-def _words(found: list[yardstick.Difference], p: AttentionParams) -> str:
+def _words(found: list[reference.Difference], p: AttentionParams) -> str:
     """The figures of what is wrong: of each result the worst place."""
-    told: dict[str, str] = {}
+    by_tensor: dict[str, str] = {}
     for d in found:
         if not d.ratio <= 1.0:
-            told.setdefault(
+            by_tensor.setdefault(
                 d.name,
                 f"{d.name} is off by {d.error:.2g} of its size ({d.where}), where rounding explains "
                 f"{d.allowed:.2g}",
             )
-    return f"in {p.dtype} " + "; ".join(told.values())
+    return f"in {p.dtype} " + "; ".join(by_tensor.values())

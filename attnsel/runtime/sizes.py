@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from attnsel.errors import InvalidInput
-from attnsel.runtime.call import Config, Extras
+from attnsel.layout import FORMATS
+from attnsel.runtime.call import Call, Config, Extras
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_AXES = {"bshd": (0, 2, 1), "sbhd": (1, 2, 0), "bhsd": (0, 1, 2)}  # where b, h, s stand
 
 
 class Sizes(NamedTuple):
@@ -27,8 +26,9 @@ class Sizes(NamedTuple):
     head_dim_v: int
 
 
-def sizes_of(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> Sizes:
+def sizes_of(call: Call) -> Sizes:
     """Raises InvalidInput where the tensors or their lengths contradict each other."""
+    config, q, k, v, extras = call[:5]
     if extras.block_table is not None:
         return _paged_sizes(config, q, k, v, extras)
     if config.qkv_format == "thd":
@@ -67,7 +67,9 @@ def _check_head_dim(q: Tensor, k: Tensor) -> None:
 
 
 def _dense_sizes(fmt: str, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
-    b, h, s = _AXES[fmt]
+    form = FORMATS[fmt]
+    b, h, s = form.batch, form.heads, form.rows
+    assert b is not None
     for name, tensor in (("key_layer", k), ("value_layer", v)):
         if tensor.shape[b] != q.shape[b]:
             raise InvalidInput(
@@ -129,9 +131,10 @@ def _paged_sizes(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
     if fmt == "thd" and cu_q is None:
         raise InvalidInput("cu_seqlens_q", None, "must be given with qkv_format 'thd': int32 [batch + 1]")
     batch = _check_cu_seqlens(extras)
-    if fmt != "thd" and q.shape[_AXES[fmt][0]] != batch:
+    form = FORMATS[fmt]
+    if form.batch is not None and q.shape[form.batch] != batch:
         raise InvalidInput(
-            "cu_seqlens_kv.shape", (batch + 1,), f"must be [batch + 1] = [{q.shape[_AXES[fmt][0]] + 1}]"
+            "cu_seqlens_kv.shape", (batch + 1,), f"must be [batch + 1] = [{q.shape[form.batch] + 1}]"
         )
     if v.shape[:3] != k.shape[:3]:
         raise InvalidInput(
@@ -149,7 +152,7 @@ def _paged_sizes(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
         assert cu_q is not None
         rows = _longest(cu_q, extras.max_seqlen_q, q.shape[0])
     else:
-        rows = q.shape[_AXES[fmt][2]]
+        rows = q.shape[form.rows]
     longest = room if extras.max_seqlen_kv is None else min(room, extras.max_seqlen_kv)
     return Sizes(batch, q.shape[-2], k.shape[2], rows, longest, q.shape[-1], v.shape[-1])
 

@@ -6,13 +6,13 @@ file           about
 ``change``     what a change is: how it is made, what it costs
 ``proposals``  what the failing rules propose
 ``search``     which sets of proposals work, cheapest first
-``words``      how a set is told
+``words``      how a set is rendered
 =============  ==========================================================
 
 They are shown, never applied by themselves: a cast to fp16 is for the user to decide.
 """
 
-from attnsel.unlock.change import EFFECTS, Cost, Question, changed, cost_of
+from attnsel.unlock.change import EFFECTS, Cost, Scenario, changed, cost_of
 from attnsel.unlock.search import MOST_ASKED, MOST_CHANGES, MOST_WAYS, Unlock, find_unlocks
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "MOST_CHANGES",
     "MOST_WAYS",
     "Cost",
-    "Question",
+    "Scenario",
     "Unlock",
     "changed",
     "cost_of",

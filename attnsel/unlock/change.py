@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from attnsel.adaptations import type_without_mask
+from attnsel.adaptations.transforms import type_without_mask
 from attnsel.environment import COMPONENTS, Device, Environment, describe_device
 from attnsel.gpus import SHARED_MEMORY
 from attnsel.params import AttentionParams
@@ -25,7 +25,7 @@ LENGTHS = ("max_seqlen_q", "max_seqlen_kv")
 WIDTHS = ("head_dim_qk", "head_dim_v")
 
 
-class Question(NamedTuple):
+class Scenario(NamedTuple):
     """What the engine is asked."""
 
     p: AttentionParams
@@ -41,16 +41,16 @@ class Question(NamedTuple):
         return getattr(self.env if field in COMPONENTS else self.p, field)
 
 
-def changed(question: Question, changes: Mapping[str, Any]) -> Question:
+def changed(question: Scenario, changes: Mapping[str, Any]) -> Scenario:
     """The question after a change. Raises InvalidInput when the fields then contradict each other."""
     values: dict[str, Any] = {}
     machine: dict[str, Any] = {}
-    wishes: dict[str, Any] = {}
+    policy_changes: dict[str, Any] = {}
     for field, value in changes.items():
         if field == "gpu" or field in COMPONENTS:
             machine[field] = value
         elif field.startswith("policy."):
-            wishes[field.removeprefix("policy.")] = value
+            policy_changes[field.removeprefix("policy.")] = value
         else:
             values[field] = value
     p, env, policy = question
@@ -58,7 +58,7 @@ def changed(question: Question, changes: Mapping[str, Any]) -> Question:
         p = p.derive(**_with_consequences(p, values))
     if machine:
         env = _another(env, tuple(sorted(machine.items())))
-    return Question(p, env, policy.replace(**wishes) if wishes else policy)
+    return Scenario(p, env, policy.replace(**policy_changes) if policy_changes else policy)
 
 
 def _with_consequences(p: AttentionParams, values: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _device(gpu: str) -> Device:
 
 # ---- cost -------------------------------------------------------------------------------------------
 
-# config: changes what is computed or wished; exact: same numbers; install: other software; hardware: another
+# config: changes what is computed or allowed; exact: same numbers; install: other software; hardware: another
 # GPU; risk: a known bug is accepted. In order of cost.
 EFFECTS = ("config", "exact", "install", "hardware", "risk")
 
@@ -156,11 +156,11 @@ class Cost(NamedTuple):
     gpus: int
     installs: int
     work: float  # share of work and tensor memory that is added: 0.5 is half as much again
-    fuss: int  # 2 for what changes the numbers that are computed, 1 for every other
+    n_changes: int  # 2 for what changes the numbers that are computed, 1 for every other
     distance: int  # of versions, then of architectures: the nearest that works is enough
 
 
-def cost_of(question: Question, changes: Mapping[str, Any]) -> Cost:
+def cost_of(question: Scenario, changes: Mapping[str, Any]) -> Cost:
     """The cost of a change. Raises InvalidInput when it cannot be made."""
     together = [parts[0] for parts in grouped(question, changes)]
     effects = [effect_of(field) for field in together]
@@ -169,7 +169,7 @@ def cost_of(question: Question, changes: Mapping[str, Any]) -> Cost:
         gpus=effects.count("hardware"),
         installs=effects.count("install"),
         work=extra_work(question.p, changed(question, changes).p),
-        fuss=sum(2 if field in _OTHER_NUMBERS else 1 for field in together),
+        n_changes=sum(2 if field in _OTHER_NUMBERS else 1 for field in together),
         distance=sum(_distance(question, field, value) for field, value in changes.items()),
     )
 
@@ -194,7 +194,7 @@ def _elements(p: AttentionParams) -> int:
     return rows * (p.head_dim_qk + p.head_dim_v)
 
 
-def _distance(question: Question, field: str, value: Any) -> int:
+def _distance(question: Scenario, field: str, value: Any) -> int:
     if field == "gpu":
         archs, here, there = list(SHARED_MEMORY), question.env.arch, _device(value).arch
         if here not in archs or there not in archs:
@@ -215,7 +215,7 @@ def _number(version: Version) -> int:
 # ---- what belongs together --------------------------------------------------------------------------
 
 
-def grouped(question: Question, changes: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def grouped(question: Scenario, changes: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The fields of a change, those that are one change to the user side by side."""
     left = dict.fromkeys(sorted(changes, key=_told_order))
     groups: list[tuple[str, ...]] = []
@@ -234,5 +234,5 @@ def grouped(question: Question, changes: Mapping[str, Any]) -> list[tuple[str, .
 
 
 def _told_order(field: str) -> tuple[int, str]:
-    """Dear changes are told first."""
+    """Costly changes come first."""
     return -EFFECTS.index(effect_of(field)), field

@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import ceil, log2
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnsel.adapt import ADAPTERS
-from attnsel.adaptations import type_without_mask
+from attnsel.adaptations.search import ADAPTERS
+from attnsel.adaptations.transforms import type_without_mask
 from attnsel.candidates import CANDIDATES
-from attnsel.environment import COMPONENTS
+from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput
 from attnsel.gpus import CATALOGUE, SHARED_MEMORY, Gpu
+from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
-from attnsel.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Question, changed
-from attnsel.verdict import AtLeast, AtLeastBytes, Reason
+from attnsel.selection.requirements import AtLeast, AtLeastBytes, Installed
+from attnsel.selection.verdict import Reason
+from attnsel.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
 from attnsel.versions import Version
-
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
 
 Move = Mapping[str, Any]
 """Fields and the values they take, on top of what was changed before."""
@@ -43,7 +41,7 @@ _ONLY_UPWARDS = frozenset({*LENGTHS, *WIDTHS, "num_gqa_groups"})
 
 
 def moves_against(
-    name: str, question: Question, base: Question, reasons: tuple[Reason, ...], hardware: bool
+    name: str, question: Scenario, base: Scenario, reasons: tuple[Reason, ...], hardware: bool
 ) -> list[Move]:
     """The moves that answer the reason with the fewest answers; none where nothing answers it.
 
@@ -51,7 +49,7 @@ def moves_against(
     meet, and those about a question that adaptations made, need no answer of their own: they count together,
     and only where nothing else is left.
     """
-    shared: list[tuple[Move, Question]] = []
+    shared: list[tuple[Move, Scenario]] = []
     for move in _unasked(question, base, reasons, hardware):
         _try(shared, question, move)
     fewest: list[Move] | None = None
@@ -70,7 +68,7 @@ def moves_against(
     return [move for reason in loose for move in _answers(name, question, base, reason, shared)]
 
 
-def _is_loose(name: str, question: Question, reason: Reason) -> bool:
+def _is_loose(name: str, question: Scenario, reason: Reason) -> bool:
     """Whether the candidate may become eligible with nothing done about this reason."""
     if question.policy.adapt == "never" or not isinstance(reason.rule, Rule):
         return False
@@ -81,7 +79,7 @@ def _is_loose(name: str, question: Question, reason: Reason) -> bool:
 
 
 def _unasked(
-    question: Question, base: Question, reasons: tuple[Reason, ...], hardware: bool
+    question: Scenario, base: Scenario, reasons: tuple[Reason, ...], hardware: bool
 ) -> Iterator[Move]:
     """Moves that may answer a rule whatever field it blames: switches, every rule's values, other GPUs."""
     p = question.p
@@ -99,7 +97,7 @@ def _unasked(
             yield {"gpu": gpu.name}
 
 
-def _try(tried: list[tuple[Move, Question]], question: Question, move: Move) -> None:
+def _try(tried: list[tuple[Move, Scenario]], question: Scenario, move: Move) -> None:
     try:
         after = changed(question, move)
     except InvalidInput:
@@ -110,10 +108,10 @@ def _try(tried: list[tuple[Move, Question]], question: Question, move: Move) -> 
 
 def _answers(
     name: str,
-    question: Question,
-    base: Question,
+    question: Scenario,
+    base: Scenario,
     reason: Reason,
-    shared: list[tuple[Move, Question]],
+    shared: list[tuple[Move, Scenario]],
 ) -> list[Move]:
     """What silences this reason, or at least moves it on to another value."""
     rule = reason.rule
@@ -121,7 +119,7 @@ def _answers(
         return list(_loosened(name, question, reason))
     found: list[Move] = []
     if _says(rule, question) is None:
-        # It speaks about an adapted question: nobody but the engine can tell what helps.
+        # It is about an adapted question: only the engine knows what helps.
         found += [move for move, _ in shared]
     else:
         own = list(values_against(question.p, reason))
@@ -138,17 +136,17 @@ def _answers(
     return found
 
 
-def _says(rule: Rule, question: Question) -> Any:
+def _says(rule: Rule, question: Scenario) -> Any:
     """The rule's finding, None where it is silent."""
     if not rule.applies(question.env) or not rule.concerns(question.p):
         return None
-    return rule.body(question.p, question.env)
+    return rule.find(question.p, question.env)
 
 
 # ---- values -----------------------------------------------------------------------------------------
 
 
-def switched_off(question: Question, field: str, off: Any) -> Move:
+def switched_off(question: Scenario, field: str, off: Any) -> Move:
     if field == "deterministic" and question.policy.deterministic:
         return {field: off, "policy.deterministic": off}  # the policy would switch it on again
     return {field: off}
@@ -216,7 +214,7 @@ def _end_padding_is_exact(p: AttentionParams) -> bool:
 # ---- versions ---------------------------------------------------------------------------------------
 
 
-def _versions(name: str, question: Question, base: Question, reason: Reason, rule: Rule) -> Iterator[Move]:
+def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rule: Rule) -> Iterator[Move]:
     """Per component the nearest version at which the rule is silent: newer, or older where none is newer.
 
     Taken again and again, such steps end at the lowest version without any refusal: no step leads past it.
@@ -228,13 +226,13 @@ def _versions(name: str, question: Question, base: Question, reason: Reason, rul
         current: Version | None = question.value(component)
         stated = reason.finding.required
         if current is None:
-            if reason.field == component and isinstance(stated, AtLeast):
+            if reason.field == component and isinstance(stated, (AtLeast, Installed)):
                 yield {component: stated.limit}
             continue
         before: Version | None = base.value(component)
         if before is None or current >= before:
             newer = [version for version in edges(name, component) if version > current]
-            if reason.field == component and isinstance(stated, AtLeast):
+            if reason.field == component and isinstance(stated, (AtLeast, Installed)):
                 newer = sorted({*newer, stated.limit}) if stated.limit > current else newer
             up = _first_silent(question, rule, component, newer)
             if up is not None:
@@ -247,7 +245,7 @@ def _versions(name: str, question: Question, base: Question, reason: Reason, rul
                 yield {component: down}
 
 
-def _first_silent(question: Question, rule: Rule, component: str, versions: list[Version]) -> Version | None:
+def _first_silent(question: Scenario, rule: Rule, component: str, versions: list[Version]) -> Version | None:
     """The first of these versions at which the rule has nothing to say."""
     adapted = _says(rule, question) is None  # by its body it is silent already; its gates must close
     for version in versions:
@@ -263,9 +261,7 @@ def edges(name: str, component: str) -> tuple[Version, ...]:
     found: set[Version] = set()
     for rule in REGISTRY.rules.values():
         if name in rule.candidates:
-            for versions in rule.when:
-                if versions.component == component:
-                    found.update(versions.edges())
+            found.update(rule.edges(component))
     return tuple(sorted(found))
 
 
@@ -277,7 +273,7 @@ def _just_below(version: Version) -> Version | None:
     return Version(major, minor - 1, 0) if minor else None
 
 
-# ---- machines and wishes ----------------------------------------------------------------------------
+# ---- machines and policies ---------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
@@ -306,7 +302,7 @@ def how_far(env: Environment, gpu: Gpu) -> float:
     return apart
 
 
-def _loosened(name: str, question: Question, reason: Reason) -> Iterator[Move]:
+def _loosened(name: str, question: Scenario, reason: Reason) -> Iterator[Move]:
     """Loosen what the policy forbids, by exactly what stands in the way."""
     policy = question.policy
     if reason.code == "POLICY001":

@@ -3,7 +3,7 @@
 Sets are taken in the order of their cost. One that leaves the candidate refused is extended by whatever
 answers the reason that has the fewest answers; one that makes it eligible is kept, and nothing that contains
 its fields is looked at again. So what is found is minimal, and within the bounds below nothing cheaper of
-what the rules propose is missed: tests/attnsel/test_unlock.py compares with all sets of two.
+what the rules propose is missed: tests/attnsel/unlock/test_search.py compares with all sets of two.
 
 Measured on 1,350 random failing questions of five refused candidates each: 24 questions to the engine at the
 median, 63 at the 90th percentile, 148 at most; 7, 22 and 210 ms, most of it for machines never seen before.
@@ -23,21 +23,21 @@ from attnsel.unlock.change import (
     EFFECTS,
     Changes,
     Cost,
-    Question,
+    Scenario,
     changed,
     cost_of,
     effect_of,
     grouped,
 )
 from attnsel.unlock.proposals import edges, how_far, moves_against, nearest_gpus
-from attnsel.unlock.words import Reach, Told, say
+from attnsel.unlock.words import Applicability, VersionRange, render_change
 from attnsel.versions import Version
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
     from attnsel.policy import Policy
-    from attnsel.select import Candidate, Selection
+    from attnsel.selection.select import Candidate, Selection
 
     Ask = Callable[[AttentionParams, Environment, Policy], Selection]
     AskAbout = Callable[[str, AttentionParams, Environment, Policy], Candidate]
@@ -71,7 +71,7 @@ class Unlock(NamedTuple):
         Raises InvalidInput for parameters with which the changes contradict each other: those of the
         selection that this came from never do.
         """
-        return changed(Question(params, environment, policy), dict(self.changes))
+        return changed(Scenario(params, environment, policy), dict(self.changes))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -91,7 +91,7 @@ def find_unlocks(selection: Selection, ask: Ask, ask_about: AskAbout) -> tuple[U
     ``ask_about`` is the engine asked about one candidate, which the search does; each set that is found is
     put to ``ask``, the whole engine, which says at which place the candidate would stand.
     """
-    base = Question(selection.params, selection.environment, selection.policy)
+    base = Scenario(selection.params, selection.environment, selection.policy)
     engine = _Engine(ask, ask_about)
     found: list[Unlock] = []
     for candidate in selection.candidates:
@@ -110,19 +110,19 @@ class _Engine:
 
     def __init__(self, ask: Ask, ask_about: AskAbout) -> None:
         self._ask, self._ask_about = ask, ask_about
-        self._verdicts: dict[tuple[str, Question], Candidate] = {}
-        self._answers: dict[Question, Selection] = {}
+        self._verdicts: dict[tuple[str, Scenario], Candidate] = {}
+        self._answers: dict[Scenario, Selection] = {}
 
-    def judge(self, name: str, question: Question) -> Candidate:
+    def judge(self, name: str, question: Scenario) -> Candidate:
         verdict = self._verdicts.get((name, question))
         if verdict is None:
             verdict = self._verdicts[name, question] = self._ask_about(name, *question)
         return verdict
 
-    def eligible(self, name: str, question: Question) -> bool:
+    def eligible(self, name: str, question: Scenario) -> bool:
         return self.judge(name, question).verdict == "eligible"
 
-    def ranked(self, question: Question) -> list[str]:
+    def ranked(self, question: Scenario) -> list[str]:
         answer = self._answers.get(question)
         if answer is None:
             answer = self._answers[question] = self._ask(*question)
@@ -130,7 +130,7 @@ class _Engine:
 
 
 def _search(
-    base: Question, candidate: Candidate, engine: _Engine, hardware: bool
+    base: Scenario, candidate: Candidate, engine: _Engine, hardware: bool
 ) -> list[tuple[Cost, Changes]]:
     """The cheapest sets for one candidate, none within another. ``hardware``: a set with another GPU only."""
     found: list[tuple[Cost, Changes]] = []
@@ -139,7 +139,7 @@ def _search(
     seen: set[Changes] = {()}
     name, asked = candidate.name, 0
 
-    def extend(changes: Changes, question: Question, reasons: Any) -> None:
+    def extend(changes: Changes, question: Scenario, reasons: Any) -> None:
         for move in moves_against(name, question, base, reasons, hardware):
             grown = _merge(base, changes, move)
             if grown in seen or len(grouped(base, dict(grown))) > MOST_CHANGES or _within(found, grown):
@@ -166,7 +166,7 @@ def _search(
     return found
 
 
-def _merge(base: Question, changes: Changes, move: Mapping[str, Any]) -> Changes:
+def _merge(base: Scenario, changes: Changes, move: Mapping[str, Any]) -> Changes:
     """A set with one more move; what is as it was in the beginning is no change."""
     merged = {**dict(changes), **move}
     return tuple(sorted((f, value) for f, value in merged.items() if value != base.value(f)))
@@ -181,7 +181,7 @@ def _within(found: list[tuple[Cost, Changes]], changes: Changes) -> bool:
 # ---- telling ----------------------------------------------------------------------------------------
 
 
-def _unlock(base: Question, name: str, cost: Cost, changes: Changes, engine: _Engine) -> Unlock:
+def _unlock(base: Scenario, name: str, cost: Cost, changes: Changes, engine: _Engine) -> Unlock:
     made = dict(changes)
     archs: frozenset[int] = frozenset()
     if "gpu" in made:
@@ -189,7 +189,7 @@ def _unlock(base: Question, name: str, cost: Cost, changes: Changes, engine: _En
         changes = tuple(sorted(made.items()))
     software = [component for component in made if component in COMPONENTS]
     reach = {component: _reach(base, name, made, component, engine) for component in software}
-    said = say(base, made, Told(reach, archs))
+    said = render_change(base, made, Applicability(reach, archs))
     standing = engine.ranked(changed(base, made))
     return Unlock(
         candidate=name,
@@ -203,7 +203,7 @@ def _unlock(base: Question, name: str, cost: Cost, changes: Changes, engine: _En
 
 
 def _best_card(
-    base: Question, name: str, made: dict[str, Any], engine: _Engine
+    base: Scenario, name: str, made: dict[str, Any], engine: _Engine
 ) -> tuple[dict[str, Any], frozenset[int]]:
     """All architectures on which the same set works, and the set with the nearest card of them."""
     archs = frozenset(
@@ -217,13 +217,13 @@ def _best_card(
     return {**made, "gpu": card.name}, newer
 
 
-def _reach(base: Question, name: str, made: dict[str, Any], component: str, engine: _Engine) -> Reach:
+def _reach(base: Scenario, name: str, made: dict[str, Any], component: str, engine: _Engine) -> VersionRange:
     """Which newer versions would not do, so that what is pasted does not install one of them."""
     version: Version = made[component]
     current = base.value(component)
     newer = [edge for edge in edges(name, component) if edge > version]
     if current is not None and version < current:
-        return Reach(below=newer[0])
+        return VersionRange(below=newer[0])
     good = [engine.eligible(name, changed(base, {**made, component: edge})) for edge in newer]
     without: list[str] = []
     for i, edge in enumerate(newer):
@@ -231,9 +231,9 @@ def _reach(base: Question, name: str, made: dict[str, Any], component: str, engi
             continue
         releases = None if i + 1 == len(newer) else _releases(version, edge, newer[i + 1])
         if not any(good[i:]) or releases is None or len(without) + len(releases) > _MOST_LEFT_OUT:
-            return Reach(edge, tuple(without))
+            return VersionRange(edge, tuple(without))
         without += [release for release in releases if release not in without]
-    return Reach(None, tuple(without))
+    return VersionRange(None, tuple(without))
 
 
 _MOST_LEFT_OUT = 4  # releases in a line for pip; beyond that it names the first bad one as a bound

@@ -3,55 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from attnsel.adaptations import type_without_mask
-from attnsel.environment import COMPONENTS
+from attnsel.adaptations.transforms import type_without_mask
+from attnsel.environment import COMPONENTS, Environment
 from attnsel.gpus import CATALOGUE
-from attnsel.unlock.change import LENGTHS, WIDTHS, Question, grouped
-from attnsel.verdict import size
+from attnsel.layout import FORMATS
+from attnsel.params import AttentionParams
+from attnsel.selection.requirements import size
+from attnsel.unlock.change import LENGTHS, WIDTHS, Scenario, grouped
 from attnsel.versions import Version
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
 
-
-class Said(NamedTuple):
+class Instruction(NamedTuple):
     """One change: what to do, and what to paste for it."""
 
     text: str
     paste: str
 
 
-class Reach(NamedTuple):
+class VersionRange(NamedTuple):
     """How far the version that was found holds: ``below`` another, and without ``9.8`` or ``9.10.1``."""
 
     below: Version | None = None
     without: tuple[str, ...] = ()
 
 
-class Told(NamedTuple):
+class Applicability(NamedTuple):
     """What only the engine can say about a change: where else it would work."""
 
-    reach: Mapping[str, Reach]  # by component
+    reach: Mapping[str, VersionRange]  # by component
     archs: frozenset[int]  # architectures that do as well as the one that was chosen
 
 
-def say(question: Question, changes: Mapping[str, Any], told: Told) -> list[Said]:
+def render_change(
+    question: Scenario, changes: Mapping[str, Any], applicability: Applicability
+) -> list[Instruction]:
     """Every part of a change, the dearest first."""
-    return [_say(question, parts, changes[parts[0]], told, changes) for parts in grouped(question, changes)]
+    return [
+        _render_part(question, parts, changes[parts[0]], applicability, changes)
+        for parts in grouped(question, changes)
+    ]
 
 
-def _say(
-    question: Question, parts: tuple[str, ...], value: Any, told: Told, changes: Mapping[str, Any]
-) -> Said:
+def _render_part(
+    question: Scenario,
+    parts: tuple[str, ...],
+    value: Any,
+    applicability: Applicability,
+    changes: Mapping[str, Any],
+) -> Instruction:
     field, p = parts[0], question.p
     if field == "gpu":
-        text = gpu_text(value, told.archs)
-        return Said(text, text)
+        text = gpu_text(value, applicability.archs)
+        return Instruction(text, text)
     if field in COMPONENTS:
-        return _version(question, field, value, told.reach[field], changes)
+        return _version(question, field, value, applicability.reach[field], changes)
     if field in LENGTHS:
         return _length(p, parts, value)
     if field in WIDTHS:
@@ -59,8 +66,8 @@ def _say(
     if field == "num_gqa_groups":
         return _repeat(p, value)
     if field.startswith("policy.") or "policy.deterministic" in parts:
-        text = _WISHES[parts[-1].removeprefix("policy.")](value)
-        return Said(text, text)
+        text = _VARIABLES[parts[-1].removeprefix("policy.")](value)
+        return Instruction(text, text)
     return _setting(p, field, value)
 
 
@@ -73,34 +80,35 @@ def percent(share: float) -> str:
     return f"+{amount:.2g} %" if amount < 10 else f"+{amount:.0f} %"
 
 
-def _length(p: AttentionParams, parts: tuple[str, ...], value: int) -> Said:
+def _length(p: AttentionParams, parts: tuple[str, ...], value: int) -> Instruction:
     old = getattr(p, parts[0])
-    behind = {"bshd": 2, "sbhd": 3, "bhsd": 1}[p.qkv_format]  # dimensions after the sequence's
+    fmt = FORMATS[p.qkv_format]
+    behind = fmt.rank - 1 - fmt.rows  # dimensions after the sequence's
     pads = ", ".join(["0, 0"] * behind + [f"0, {value - old}"])
     what = "the sequence" if len(parts) == 2 else parts[0]
     tensors = {"max_seqlen_q": "q", "max_seqlen_kv": "k, v"}.get(what, "q, k, v")
     if p.has_bias:
         tensors += "; the bias likewise"
     cut = "" if parts == ("max_seqlen_kv",) else "; cut the output back"
-    return Said(
+    return Instruction(
         f"round {what} {old} up to {value} ({percent(value / max(old, 1) - 1)})",
         f"x = torch.nn.functional.pad(x, ({pads}))  # {tensors}{cut}",
     )
 
 
-def _width(p: AttentionParams, parts: tuple[str, ...], value: int) -> Said:
+def _width(p: AttentionParams, parts: tuple[str, ...], value: int) -> Instruction:
     old = getattr(p, parts[0])
     what = "head_dim" if len(parts) == 2 else parts[0]
     tensors = {"head_dim_v": "v", "head_dim_qk": "q, k"}.get(what, "q, k, v")
     paste = f"x = torch.nn.functional.pad(x, (0, {value - old}))  # {tensors}; keep softmax_scale"
     if "head_dim_v" in parts:
         paste += ", cut the output back"
-    return Said(f"pad {what} {old} → {value} ({percent(value / old - 1)} {tensors.upper()})", paste)
+    return Instruction(f"pad {what} {old} → {value} ({percent(value / old - 1)} {tensors.upper()})", paste)
 
 
-def _repeat(p: AttentionParams, value: int) -> Said:
-    old, axis = p.num_gqa_groups, {"bshd": 2, "sbhd": 2, "bhsd": 1, "thd": 1}[p.layout.kv_format]
-    return Said(
+def _repeat(p: AttentionParams, value: int) -> Instruction:
+    old, axis = p.num_gqa_groups, FORMATS[p.layout.kv_format].heads
+    return Instruction(
         f"repeat {old} kv head{'s' * (old > 1)} to {value} ({percent(value / old - 1)} K, V)",
         f"x = x.repeat_interleave({value // old}, dim={axis})  # k, v",
     )
@@ -117,17 +125,17 @@ _TORCH_NAMES = {
 }
 
 
-def _setting(p: AttentionParams, field: str, value: Any) -> Said:
+def _setting(p: AttentionParams, field: str, value: Any) -> Instruction:
     old = getattr(p, field)
     paste = f"params = params.replace({field}={value!r})"
     if field == "dtype":
         caveat = _CAVEATS.get(value)
         paste = f"q, k, v = (x.to(torch.{_TORCH_NAMES[value]}) for x in (q, k, v))"
-        return Said(f"cast to {value}" + (f" ({caveat})" if caveat else ""), paste)
+        return Instruction(f"cast to {value}" + (f" ({caveat})" if caveat else ""), paste)
     note = ""
     if field == "attn_mask_type":
         if value == type_without_mask(p):
-            return Said("drop attention_mask: it hides nothing", "attention_mask=None")
+            return Instruction("drop attention_mask: it hides nothing", "attention_mask=None")
         note = "with every length full" if "padding" in value and not p.padding else "the same pairs"
     elif field == "bottom_right_diagonal":
         note = "the same for equal lengths"
@@ -137,7 +145,7 @@ def _setting(p: AttentionParams, field: str, value: Any) -> Said:
         note = "the same bias, expanded"
     elif field == "qkv_layout":
         note = "pad the sequences" if p.qkv_format == "thd" else "a copy"
-    return Said(f"{field} {old} → {value}" + (f" ({note})" if note else ""), paste)
+    return Instruction(f"{field} {old} → {value}" + (f" ({note})" if note else ""), paste)
 
 
 # ---- software and hardware --------------------------------------------------------------------------
@@ -147,14 +155,14 @@ _PRODUCTS |= {"triton": "Triton"}
 
 
 def _version(
-    question: Question, component: str, version: Version, reach: Reach, changes: Mapping[str, Any]
-) -> Said:
+    question: Scenario, component: str, version: Version, reach: VersionRange, changes: Mapping[str, Any]
+) -> Instruction:
     current = question.value(component)
     product = _PRODUCTS.get(component, component.replace("_", "-"))
     env = question.env if "cuda" not in changes else question.env.derive(cuda=changes["cuda"])
     paste = _install_line(component, version, reach, env)
     if current is not None and version < current:
-        return Said(f"go back to {product} {version}", paste)
+        return Instruction(f"go back to {product} {version}", paste)
     verb = f"install {product}" if current is None else f"upgrade {product} to"
     text = f"{verb} ≥ {version}"
     if reach.below is not None:
@@ -162,10 +170,10 @@ def _version(
     minors = [release for release in reach.without if release.count(".") == 1]
     if minors:  # that single patches are left out is for pip to know
         text += f", not {', '.join(minors[:-1])} or {minors[-1]}" if minors[1:] else f", not {minors[0]}"
-    return Said(text, paste)
+    return Instruction(text, paste)
 
 
-def _install_line(component: str, version: Version, reach: Reach, env: Environment) -> str:
+def _install_line(component: str, version: Version, reach: VersionRange, env: Environment) -> str:
     if component == "cuda":
         return f"install a torch build for CUDA {version.major}.{version.minor} or newer"
     package = component.replace("_", "-")
@@ -204,13 +212,14 @@ def _listed(variable: str, names: Sequence[str]) -> str:
     return f"{variable}={','.join(names)}"
 
 
-_WISHES: dict[str, Any] = {
+_VARIABLES: dict[str, Any] = {
     "backend": lambda name: f"backend={name!r}",
     "allow": lambda names: _listed("ATTNSEL_BACKENDS", names),
     "deny": lambda names: _listed("ATTNSEL_DISABLE", names),
     "adapt": lambda value: f"ATTNSEL_ADAPT={value}",
     "allow_known_bugs": lambda codes: _listed("ATTNSEL_ALLOW_KNOWN_BUGS", codes),
     "deterministic": lambda value: f"ATTNSEL_DETERMINISTIC={int(value)}",
+    "preview": lambda value: f"ATTNSEL_PREVIEW={int(value)}",
     "memory_limit": lambda count: f"ATTNSEL_MEMORY_LIMIT={size(count).replace(' ', '')}",
 }
 """By field of a Policy: the variable that sets it."""

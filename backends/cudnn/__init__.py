@@ -1,5 +1,6 @@
 """cuDNN's fused attention, and questions to libcudnn about GPUs that are not here.
 
+``candidate`` what the candidate is (no torch)
 ``call``      what a graph is made of: the planner makes it from ``AttentionParams``, the runtime from tensors
 ``graph``     from a call to a plain description of its forward and backward graph: no cuDNN, no torch
 ``words``     what the library says when it refuses, for people

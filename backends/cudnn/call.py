@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from attnsel.errors import UnsupportedArgument
-
-if TYPE_CHECKING:
-    from attnsel.params import AttentionParams, TensorSpec
+from attnsel.params import AttentionParams, TensorSpec
 
 Four = tuple[int, int, int, int]
 
@@ -46,7 +44,7 @@ class Fp8(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GraphCall:
     """One attention call. Windows as in ``contract.Spec``: bounds are inclusive, -1 is none, causal is 0.
 
     Gradients lie like their inputs, and dout like out, unless their own layouts are given.
@@ -91,7 +89,7 @@ _NOT_THERE = {
 }
 
 
-def planned(p: AttentionParams) -> Call:
+def planned(p: AttentionParams) -> GraphCall:
     """The call that ``p`` describes; strides from ``p.tensors``, else dense in ``p.qkv_layout``.
 
     Raises UnsupportedArgument for what no input of cuDNN's attention can express.
@@ -113,7 +111,7 @@ def planned(p: AttentionParams) -> Call:
     anchored = p.bottom_right_diagonal is True and (left >= 0 or right >= 0)
     fp8 = _fp8(p)
     bias = _bias(p) if p.has_bias else None
-    return Call(
+    return GraphCall(
         dtype=p.dtype if fp8 is None or p.dtype.startswith("fp8") else "fp8_e4m3",
         q=q,
         k=k,

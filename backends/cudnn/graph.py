@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from attnsel.backends.cudnn.call import Call, Four, Fp8, Strided, dense
+from attnsel.backends.cudnn.call import Four, Fp8, GraphCall, Strided, dense
 
 Option = bool | int | float | str
 
@@ -71,9 +71,6 @@ class Graph:
                 return tensor
         raise KeyError(name)
 
-    def option(self, name: str, otherwise: Any = None) -> Any:
-        return dict(self.options).get(name, otherwise)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "node": self.node,
@@ -108,7 +105,7 @@ def _tensor(entry: dict[str, Any]) -> Tensor:
 class _Draft:
     """Tensors of a graph in the making; ragged offsets are shared by tensors with equal token strides."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GraphCall) -> None:
         self.call = call
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
@@ -168,7 +165,7 @@ def _up(size: int, multiple: int) -> int:
 _ONE = dense((1, 1, 1, 1), "bhsd")
 
 
-def forward(call: Call) -> Graph:
+def forward(call: GraphCall) -> Graph:
     """The forward graph. Stats (the log-sum-exp) are written when a backward or the caller needs them.
 
     With ``max_logit`` score_max and score_sum_exp take their place: the library gives them together, and
@@ -202,7 +199,7 @@ def forward(call: Call) -> Graph:
     return draft.finish(_node(fp8), options)
 
 
-def backward(call: Call) -> Graph:
+def backward(call: GraphCall) -> Graph:
     """The backward graph: from dO and the forward's stats to dQ, dK, dV and, where asked, dBias and
     dSink_token.
 
@@ -261,14 +258,14 @@ def _read_block_scaled(draft: _Draft, fp8: Fp8) -> None:
             draft.block_scales(f"descale_{name}_T", of, "s")
 
 
-def rows(call: Call) -> Strided:
+def rows(call: GraphCall) -> Strided:
     """Stats: one float32 per query row, dense [b, h, s_q, 1], padded for packed sequences too (sm8x and
     sm12x take no packed ones)."""
     b, h, s_q, _ = call.q.dims
     return dense((b, h, s_q, 1), "bhsd")
 
 
-def _sink(call: Call) -> Strided:
+def _sink(call: GraphCall) -> Strided:
     return dense((1, call.q.dims[1], 1, 1), "bhsd")
 
 
@@ -280,7 +277,7 @@ def _read_qkv(draft: _Draft) -> None:
 
 
 def _read_features(draft: _Draft) -> dict[str, Option]:
-    """What both directions are told alike. cuDNN's left bound counts the diagonal, ours does not."""
+    """What both directions share. cuDNN's left bound counts the diagonal, ours does not."""
     call = draft.call
     options: dict[str, Option] = {"attn_scale": call.softmax_scale}
     if call.bias is not None:

@@ -23,7 +23,7 @@ from attnsel.backends.cudnn.session import Session, listening
 from attnsel.backends.cudnn.words import refusal
 
 
-class Refused(RuntimeError):
+class PlanRefused(RuntimeError):
     """libcudnn builds no plan for this graph. The message is its own reason; ``log`` is what it logged."""
 
     def __init__(self, message: str, log: tuple[str, ...] = ()) -> None:
@@ -31,7 +31,7 @@ class Refused(RuntimeError):
         self.log = log
 
 
-class Plan(NamedTuple):
+class ExecutionPlan(NamedTuple):
     """A graph that is ready to run on one device, and the bytes of workspace it wants."""
 
     graph: Graph
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
         self.made.execute(pack, workspace, handle=session.handle)
 
 
-def build(graph: Graph, session: Session) -> Plan:
+def build(graph: Graph, session: Session) -> ExecutionPlan:
     """A plan from the library. Raises Refused with its reason."""
     reached: list[str] = []
     with listening() as heard:
@@ -62,12 +62,12 @@ def build(graph: Graph, session: Session) -> Plan:
             reached.append("build_plans")
             backend_only(made, session.cudnn)
             made.build_plans()
-            return Plan(graph, made, int(made.get_workspace_size()))
+            return ExecutionPlan(graph, made, int(made.get_workspace_size()))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the bindings raise many types
             stage = reached[-1] if reached else "declare"
-            raise Refused(refusal(graph.node, stage, str(error), heard), tuple(heard)) from error
+            raise PlanRefused(refusal(graph.node, stage, str(error), heard), tuple(heard)) from error
 
 
 class PlanInfo(NamedTuple):
@@ -91,12 +91,12 @@ class PlanCache:
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        self._plans: OrderedDict[Hashable, Future[Plan]] = OrderedDict()
+        self._plans: OrderedDict[Hashable, Future[ExecutionPlan]] = OrderedDict()
         self._pinned: set[Hashable] = set()
         self._hits = self._builds = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, make: Callable[[], Plan], *, pin: bool = False) -> Plan:
+    def get(self, key: Hashable, make: Callable[[], ExecutionPlan], *, pin: bool = False) -> ExecutionPlan:
         """The plan of ``key``, from ``make`` when it is not there. What ``make`` raises is not kept.
 
         ``pin``: a CUDA graph is being captured, and will run this plan's code for as long as it lives.
@@ -149,7 +149,7 @@ class PlanCache:
 PLANS = PlanCache(limit=512)
 
 
-def plan_of(graph: Graph, digest: str, session: Session) -> Plan:
+def plan_of(graph: Graph, digest: str, session: Session) -> ExecutionPlan:
     """The plan that runs ``graph`` (whose ``key()`` is ``digest``) here. Raises Refused."""
     key = (digest, session.device, session.versions)
     return PLANS.get(key, lambda: build(graph, session), pin=_capturing(session.device))

@@ -1,6 +1,6 @@
 """The contract's functions on cuDNN: look up the plans, hand over the buffers, tidy what comes back.
 
-Not run on a GPU yet. tests/backends/test_cudnn_run.py carries the graphs out on a CPU, as the frontend's
+Not run on a GPU yet. tests/backends/cudnn/test_run.py carries the graphs out on a CPU, as the frontend's
 documentation defines them, and holds the results against the contract's reference.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.cudnn import session as _session
 from attnsel.backends.cudnn import tensors as _tensors
-from attnsel.backends.cudnn.call import Call, Strided
+from attnsel.backends.cudnn.call import GraphCall, Strided
 from attnsel.backends.cudnn.graph import Graph
 from attnsel.backends.cudnn.plans import plan_of
 from attnsel.backends.cudnn.tensors import buffer_of, problem
@@ -101,7 +101,7 @@ def _on(device: torch.device) -> Any:
 # ---- on the way in ----------------------------------------------------------------------------------
 
 
-def _shared(call: Call, graph: Graph, inputs: Inputs) -> dict[str, Tensor]:
+def _shared(call: GraphCall, graph: Graph, inputs: Inputs) -> dict[str, Tensor]:
     """What both directions read."""
     i, device = inputs, inputs.q.device
     buffers = {"q": i.q, "k": i.k, "v": i.v, **_tensors.length_buffers(call, graph, inputs)}
@@ -137,7 +137,7 @@ def _as_declared(t: Tensor, shape: Strided, like: Tensor) -> Tensor:
     return buffer_of(shape, like).copy_(t)
 
 
-def _stats(call: Call, inputs: Inputs, result: Result, buffers: dict[str, Tensor]) -> Tensor:
+def _stats(call: GraphCall, inputs: Inputs, result: Result, buffers: dict[str, Tensor]) -> Tensor:
     """The log-sum-exp as cuDNN reads it, [b, h, s_q, 1]. Rows that stand for nothing get +inf: exp(x - lse)
     is 0 there, where -inf would make it NaN."""
     if result.lse is None:
@@ -157,7 +157,7 @@ def _harmless(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == -INF, INF)
 
 
-def _gradients(call: Call, inputs: Inputs) -> tuple[tuple[str, Strided, Tensor], ...]:
+def _gradients(call: GraphCall, inputs: Inputs) -> tuple[tuple[str, Strided, Tensor], ...]:
     assert call.dq is not None
     assert call.dk is not None
     assert call.dv is not None
@@ -167,7 +167,7 @@ def _gradients(call: Call, inputs: Inputs) -> tuple[tuple[str, Strided, Tensor],
 # ---- on the way out ---------------------------------------------------------------------------------
 
 
-def _result(spec: Spec, call: Call, inputs: Inputs, out: Tensor, buffers: dict[str, Tensor]) -> Result:
+def _result(spec: Spec, call: GraphCall, inputs: Inputs, out: Tensor, buffers: dict[str, Tensor]) -> Result:
     """Rows that stand for nothing are set here, whatever cuDNN left in them."""
     if spec.packed:
         return _packed_result(spec, call, inputs, out, buffers)
@@ -182,7 +182,9 @@ def _result(spec: Spec, call: Call, inputs: Inputs, out: Tensor, buffers: dict[s
     return Result(out, stats, max_logit)
 
 
-def _packed_result(spec: Spec, call: Call, inputs: Inputs, out: Tensor, buffers: dict[str, Tensor]) -> Result:
+def _packed_result(
+    spec: Spec, call: GraphCall, inputs: Inputs, out: Tensor, buffers: dict[str, Tensor]
+) -> Result:
     """``out`` is 0 where cuDNN wrote nothing, so only rows that see no key are left to set."""
     stats = _log_sum_exp(buffers)
     if _tensors.same_lengths(call, inputs) and not spec.need_lse and not call.max_logit:
@@ -226,7 +228,7 @@ def _with_dead_rows(stats: Tensor, dead: _tensors.Rows, sinks: Tensor | None) ->
     return stats
 
 
-def _grads(call: Call, inputs: Inputs, buffers: dict[str, Tensor]) -> Grads:
+def _grads(call: GraphCall, inputs: Inputs, buffers: dict[str, Tensor]) -> Grads:
     dq, dk, dv = buffers["dQ"], buffers["dK"], buffers["dV"]
     if not call.packed_q:
         dead = _tensors.rows_of(call, inputs, buffers).dead

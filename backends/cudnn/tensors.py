@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.cudnn.call import Call, Four, Pages, Strided, dense
+from attnsel.backends.cudnn.call import Four, GraphCall, Pages, Strided, dense
 from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.pages import check_pages
 from attnsel.backends.slopes import default_slopes
@@ -34,7 +34,7 @@ _ALIGNMENT = 16  # bytes; cuDNN loads 16 at a time
 class Problem(NamedTuple):
     """One call without its data: its graphs, and their digests. ``backward`` is None for inference."""
 
-    call: Call
+    call: GraphCall
     forward: Graph
     forward_digest: str
     backward: Graph | None
@@ -130,7 +130,7 @@ def _problem(spec: Spec, q: Facts, k: Facts, v: Facts, bias: Any, others: Any) -
     return Problem(call, there, there.key(), back, "" if back is None else back.key(), per_row)
 
 
-def _call(spec: Spec, q: Facts, k: Facts, v: Facts, bias: Any, others: Any) -> Call:
+def _call(spec: Spec, q: Facts, k: Facts, v: Facts, bias: Any, others: Any) -> GraphCall:
     alibi, padded, count, longest_q, longest_kv, table = others
     packed_kv = spec.packed and table is None
     # A bias has as many sequences, rows and columns as it has: those are not rounded up.
@@ -140,7 +140,7 @@ def _call(spec: Spec, q: Facts, k: Facts, v: Facts, bias: Any, others: Any) -> C
     dims_v = (*dims_k[:3], v[1][-1])
     out = _laid_out(q, v[1][-1])
     windowed = spec.window_left >= 0 or spec.window_right >= 0
-    return Call(
+    return GraphCall(
         dtype=q[0],
         q=_strides(q, dims_q, spec.packed),
         k=_strides(k, dims_k, packed_kv),
@@ -224,7 +224,7 @@ def buffer_of(shape: Strided, like: Tensor) -> Tensor:
     return like.new_empty_strided((like.shape[0], shape.dims[1], shape.dims[3]), (token, head, inner))
 
 
-def length_buffers(call: Call, graph: Graph, inputs: Inputs) -> dict[str, Tensor]:
+def length_buffers(call: GraphCall, graph: Graph, inputs: Inputs) -> dict[str, Tensor]:
     """seq_len_q and seq_len_kv [b], and the offsets [b + 1] at which packed sequences begin, in elements."""
     if not call.padding:
         return {}
@@ -242,12 +242,14 @@ def length_buffers(call: Call, graph: Graph, inputs: Inputs) -> dict[str, Tensor
     return found
 
 
-def same_lengths(call: Call, inputs: Inputs) -> bool:
+def same_lengths(call: GraphCall, inputs: Inputs) -> bool:
     """Whether queries and keys are known to be equally long, without a look at the data."""
     return call.packed_kv and inputs.cu_seqlens_q is inputs.cu_seqlens_kv
 
 
-def _lengths(call: Call, given: Tensor | None, cu: Tensor | None, side: Strided, inputs: Inputs) -> Tensor:
+def _lengths(
+    call: GraphCall, given: Tensor | None, cu: Tensor | None, side: Strided, inputs: Inputs
+) -> Tensor:
     """int32 [b], b as the graph has it: sequences added to a packed batch are empty."""
     b = call.q.dims[0]
     if cu is not None:
@@ -300,7 +302,7 @@ class Rows(NamedTuple):
         return self.absent | self.blind
 
 
-def tokens_of(call: Call, inputs: Inputs, len_q: Tensor) -> Tokens:
+def tokens_of(call: GraphCall, inputs: Inputs, len_q: Tensor) -> Tokens:
     """For packed queries of these lengths [b]."""
     starts = _starts(inputs, "q")
     token = torch.arange(inputs.q.shape[0], device=inputs.q.device, dtype=starts.dtype)
@@ -310,7 +312,7 @@ def tokens_of(call: Call, inputs: Inputs, len_q: Tensor) -> Tokens:
     return Tokens(sequence, row.clamp_(0, call.q.dims[2] - 1), outside)
 
 
-def rows_of(call: Call, inputs: Inputs, buffers: dict[str, Tensor]) -> Rows:
+def rows_of(call: GraphCall, inputs: Inputs, buffers: dict[str, Tensor]) -> Rows:
     """Told from lengths and bounds alone. What cuDNN leaves in such rows is not documented."""
     if not call.padding and not _may_be_blind(call):
         return _ALL_ROWS
@@ -328,7 +330,7 @@ def rows_of(call: Call, inputs: Inputs, buffers: dict[str, Tensor]) -> Rows:
 _ALL_ROWS = Rows(None, None)
 
 
-def absent_keys(call: Call, buffers: dict[str, Tensor]) -> Tensor | None:
+def absent_keys(call: GraphCall, buffers: dict[str, Tensor]) -> Tensor | None:
     """bool [b, s_kv]: keys beyond their sequence, of a dense padded batch."""
     if not call.padding or call.packed_kv or call.pages is not None:
         return None
@@ -336,14 +338,14 @@ def absent_keys(call: Call, buffers: dict[str, Tensor]) -> Tensor | None:
     return torch.arange(call.k.dims[2], device=len_kv.device) >= len_kv[:, None]
 
 
-def _may_be_blind(call: Call) -> bool:
+def _may_be_blind(call: GraphCall) -> bool:
     s_q, s_kv = call.q.dims[2], call.k.dims[2]
     shift = s_kv - s_q if call.bottom_right else 0
     above = call.window_right >= 0 and shift + call.window_right < 0
     return above or (call.window_left >= 0 and s_q - 1 + shift - call.window_left >= s_kv)
 
 
-def _blind(call: Call, row: Tensor, len_q: Any, len_kv: Any) -> Tensor:
+def _blind(call: GraphCall, row: Tensor, len_q: Any, len_kv: Any) -> Tensor:
     """Rows whose window [row + shift - left, row + shift + right] misses the keys [0, len_kv)."""
     center = row + (len_kv - len_q) if call.bottom_right else row + 0 * len_kv
     blind = 0 * center + len_kv <= 0

@@ -54,10 +54,10 @@ def in_short(message: str) -> str:
         by_reason.setdefault(refused.reason, []).append(refused.engine)
     telling = {reason: engines for reason, engines in by_reason.items() if not _OF_COURSE.match(reason)}
     shown = telling or by_reason
-    told = [f"engine {', '.join(map(str, engines))}: {reason}" for reason, engines in shown.items()]
-    more = len(by_reason) - min(len(told), _SHOWN)
+    groups = [f"engine {', '.join(map(str, engines))}: {reason}" for reason, engines in shown.items()]
+    more = len(by_reason) - min(len(groups), _SHOWN)
     rest = f"; {more} more" if more > 0 else ""
-    return f"no engine takes it ({'; '.join(told[:_SHOWN])}{rest})"
+    return f"no engine takes it ({'; '.join(groups[:_SHOWN])}{rest})"
 
 
 def refusal(node: str, stage: str, message: str, logged: Sequence[str] = ()) -> str:
@@ -72,7 +72,7 @@ def log_in_short(logged: Sequence[str]) -> str:
     """What a log adds to an error's message, in one line; a bare list of calls becomes their names."""
     functions = [found[1] for found in map(_FUNCTION.search, logged) if found is not None]
     reasons = [found[2].split(" at: ")[0].strip() for found in _REASON.finditer("\n".join(logged))]
-    told = list(dict.fromkeys(reasons))[:_SHOWN]
+    unique = list(dict.fromkeys(reasons))[:_SHOWN]
     if functions:
-        told.append("in " + ", ".join(dict.fromkeys(functions)))
-    return "; ".join(told)
+        unique.append("in " + ", ".join(dict.fromkeys(functions)))
+    return "; ".join(unique)

@@ -10,9 +10,8 @@ from attnsel.backends.contract import Inputs, Spec
 
 from .guards import check_call
 from .masks import fold
-from .ops import EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, forward_op, resolve, shielded_math_op
+from .ops import FLASH_CPU, FLASH_CUDA, MATH, forward_op, resolve, shielded_math_op
 from .plan import MaskPlan, Traits, plan_mask
-from .shapes import HEAD_DIM_MULTIPLE, cut_head_dim, expand_heads, pad_head_dim
 
 
 def bind(kernel: str, spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
@@ -37,7 +36,6 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
     """``raw(q, k, v, mask=None) -> out``: the op with everything static filled in."""
     op, scale, dropout_p = forward_op(traits), spec.softmax_scale, spec.dropout_p
     is_causal, want_lse = plan.is_causal, spec.need_grad
-    h, g, d = inputs.q.shape[1], inputs.k.shape[1], inputs.q.shape[3]
 
     if traits is FLASH_CPU:
 
@@ -45,29 +43,20 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
             return op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
 
     elif traits is MATH:
-        gqa, op = h != g, shielded_math_op(inputs.q.device.type)
+        gqa, op = inputs.q.shape[1] != inputs.k.shape[1], shielded_math_op(inputs.q.device.type)
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
             return op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=gqa)[0]
 
-    elif traits is not FLASH_CUDA:  # efficient, cuDNN
-        expand = traits is EFFICIENT and h != g
-
-        def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-            if expand:
-                k, v = expand_heads(k, h), expand_heads(v, h)
-            return op(q, k, v, mask, want_lse, dropout_p, is_causal, scale=scale)[0]
-
-    elif d % HEAD_DIM_MULTIPLE == 0:
+    elif traits is FLASH_CUDA:
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
             return op(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
 
-    else:
+    else:  # efficient, cuDNN
 
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-            q, k, v = (pad_head_dim(t) for t in (q, k, v))
-            return cut_head_dim(op(q, k, v, dropout_p, is_causal, False, scale=scale)[0], d)
+            return op(q, k, v, mask, want_lse, dropout_p, is_causal, scale=scale)[0]
 
     return raw
 

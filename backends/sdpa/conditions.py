@@ -84,6 +84,11 @@ def heads(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     return f"k and v must have one head count that divides q's {h}; got {g} and {gv}"
 
 
+def equal_heads(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    h, g = inputs.q.shape[1], inputs.k.shape[1]
+    return None if traits.native_gqa or h == g else f"k and v must have as many heads as q, {h}; got {g}"
+
+
 def head_dim(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     d, dk, e = (t.shape[3] for t in inputs[:3])
     if d != dk:
@@ -122,7 +127,7 @@ def result_rows(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
 
 
 def alignment(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    if traits.device != "cuda" or (traits is FLASH_CUDA and inputs.q.shape[3] % 8):
+    if traits.device != "cuda":
         return None
     for name, t in zip("qkv", inputs[:3], strict=True):
         size = t.element_size()
@@ -135,7 +140,7 @@ def alignment(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
 
 
 def head_dim_multiple(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    if traits not in (EFFICIENT, CUDNN):
+    if traits.device != "cuda":
         return None
     multiple = _ALIGNMENT // inputs.q.element_size()
     d, e = inputs.q.shape[3], inputs.v.shape[3]
@@ -253,6 +258,7 @@ GUARDS: tuple[Guard, ...] = (
     batch,
     kv_rows,
     heads,
+    equal_heads,
     head_dim,
     empty,
     last_stride,

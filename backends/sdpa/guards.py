@@ -1,7 +1,7 @@
 """What ``F.scaled_dot_product_attention`` protects and a direct call of its kernels does not.
 
 ``check`` raises ValueError with every guard a call breaks. What happens without a guard was measured on CPU
-with torch 2.13.0 (tests/backends/test_sdpa_guards.py repeats it, crashes in a child process); for CUDA it is
+with torch 2.13.0 (tests/backends/sdpa/test_guards.py repeats it, crashes in a child process); for CUDA it is
 read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": those three on cuda.
 
     =================  ===========  ====================================  ====================================
@@ -23,6 +23,7 @@ read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": 
     heads              all          k and v head counts differ or do not  flash CPU: h 4 over 3 or k 2, v 1:
                                     divide h                              garbage; h 2 under 4 kills the
                                                                           process (SIGFPE)
+    equal_heads        efficient    k and v have fewer heads than q       raises before torch 2.14
     head_dim           all          d of q and k differ; d or e of 0;     raises; math takes 0
                                     flash: e != d
     empty              fused        a size of 0 anywhere                  flash CPU: s_q, s_kv or h of 0 kills
@@ -33,10 +34,8 @@ read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": 
                                     overlaps or is expanded               written in rows: garbage, no error
                                                                           (F.sdpa too)
     alignment          CUDA         address or a stride not a multiple    misaligned address: the CUDA context
-                                    of 16 bytes (flash CUDA with d % 8:   is lost; efficient raises
-                                    waived, it is copied)
-    head_dim_multiple  efficient,   d or e not a multiple of 16 bytes     raises or misaligned address
-                       cuDNN
+                                    of 16 bytes                           is lost; efficient raises
+    head_dim_multiple  CUDA         d or e not a multiple of 16 bytes     raises or misaligned address
     head_dim_max       flash CUDA   d > 256                               raises
     kv_single          cuDNN        s_kv = 1; s_q = 1 with dropout        the plan does not build
     grid               cuDNN        b or h above 65535                    the launch fails

@@ -30,7 +30,7 @@ from attnsel.backends.contract import Inputs, Spec
 from .plan import MASK_ALIGNMENT, MaskPlan, Traits, mask_itemsize, shape4
 
 
-class Folded(NamedTuple):
+class FoldedMask(NamedTuple):
     """``mask`` goes to the kernel; rows where ``dead_rows`` is True must be zero in its output."""
 
     mask: Tensor | None  # [1|b, 1|h, 1|s_q, s_kv]; efficient: a view expanded to [b, h, s_q, s_kv]
@@ -42,7 +42,7 @@ def hidden_score(dtype: torch.dtype) -> float:
     return -65504.0 if dtype == torch.float16 else -0.25 * torch.finfo(torch.float32).max
 
 
-def fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, *, want_lse: bool = False) -> Folded:
+def fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, *, want_lse: bool = False) -> FoldedMask:
     """The folded mask of one call and the rows that see nothing.
 
     Differentiable in ``inputs.bias``. ``want_lse`` asks for the dead rows also of a kernel that zeroes its
@@ -62,7 +62,7 @@ def fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, *, want_lse
         dead = beyond if dead is None else dead | beyond
     if mask is not None and traits.kernel == "sdpa.efficient":
         mask = align(mask).expand(*inputs.q.shape[:3], inputs.k.shape[2])
-    return Folded(mask, dead)
+    return FoldedMask(mask, dead)
 
 
 def _additive(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs) -> Tensor:

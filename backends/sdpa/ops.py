@@ -35,74 +35,36 @@ from torch import Tensor
 from .plan import Traits
 
 FLASH_CUDA = Traits(
-    kernel="sdpa.flash",
-    device="cuda",
+    "sdpa.flash",
+    "cuda",
     causal="bottom_right",  # FA2's corner; F.sdpa hides it by refusing is_causal with s_q != s_kv
     takes_mask=False,
-    mask_with_causal=False,
-    mask_grad=False,
-    returns_lse=True,
-    native_gqa=True,
-    dropout=True,
-    dead_rows_zero=False,
-    wide_mask=False,
     equal_head_dims=True,
 )
 FLASH_CPU = Traits(
-    kernel="sdpa.flash",
-    device="cpu",
-    causal="top_left",
-    takes_mask=True,
+    "sdpa.flash",
+    "cpu",
     mask_with_causal=True,
-    mask_grad=False,
-    returns_lse=True,
-    native_gqa=True,
     dropout=False,
     dead_rows_zero=True,
     wide_mask=True,
     equal_head_dims=True,
 )
 EFFICIENT = Traits(
-    kernel="sdpa.efficient",
-    device="cuda",
-    causal="top_left",
-    takes_mask=True,
+    "sdpa.efficient",
+    "cuda",
     mask_with_causal=True,  # kernel_forward.h adds the bias, then applies the causal mask
     mask_grad=True,
-    returns_lse=True,
-    native_gqa=False,  # from 2.14 on the kernel groups heads itself; expanding stays right
-    dropout=True,
-    dead_rows_zero=False,
-    wide_mask=False,
-    equal_head_dims=False,
+    native_gqa=False,  # from 2.14 on the kernel groups heads itself; rule SDPA204 holds for all
 )
-CUDNN = Traits(
-    kernel="sdpa.cudnn",
-    device="cuda",
-    causal="top_left",
-    takes_mask=True,
-    mask_with_causal=False,
-    mask_grad=False,
-    returns_lse=True,
-    native_gqa=True,
-    dropout=True,
-    dead_rows_zero=False,
-    wide_mask=False,
-    equal_head_dims=False,
-)
+CUDNN = Traits("sdpa.cudnn", "cuda")
 MATH = Traits(
-    kernel="sdpa.math",
-    device="",
-    causal="top_left",
-    takes_mask=True,
-    mask_with_causal=False,  # the op raises when both are given
-    mask_grad=True,
+    "sdpa.math",
+    "",
+    mask_grad=True,  # with a causal flag beside a mask the op raises
     returns_lse=False,
-    native_gqa=True,
-    dropout=True,
     dead_rows_zero=True,
     wide_mask=True,
-    equal_head_dims=False,
 )
 
 TRAITS = (FLASH_CUDA, FLASH_CPU, EFFICIENT, CUDNN, MATH)

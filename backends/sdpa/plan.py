@@ -30,16 +30,16 @@ class Traits:
 
     kernel: str
     device: str  # a torch device type; "" stands for every device
-    causal: str  # "top_left" | "bottom_right"
-    takes_mask: bool
-    mask_with_causal: bool
-    mask_grad: bool
-    returns_lse: bool
-    native_gqa: bool
-    dropout: bool
-    dead_rows_zero: bool
-    wide_mask: bool
-    equal_head_dims: bool  # head_dim_v must equal head_dim_qk
+    causal: str = "top_left"  # or "bottom_right"
+    takes_mask: bool = True
+    mask_with_causal: bool = False
+    mask_grad: bool = False
+    returns_lse: bool = True
+    native_gqa: bool = True
+    dropout: bool = True
+    dead_rows_zero: bool = False
+    wide_mask: bool = False
+    equal_head_dims: bool = False  # head_dim_v must equal head_dim_qk
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +135,6 @@ def mask_itemsize(traits: Traits, inputs: Inputs) -> int:
     real = inputs.bias is not None or inputs.alibi_slopes is not None
     itemsize: int = inputs.q.dtype.itemsize
     return max(4, itemsize) if real and traits.wide_mask else itemsize
-
-
-def folded_mask_bytes(traits: Traits, spec: Spec, inputs: Inputs) -> int:
-    """Bytes of the folded mask this call allocates, 0 when none; temporaries are not counted.
-
-    Only shapes are read, so ``inputs`` may hold meta tensors or anything with ``shape``, ``dim()``
-    and ``dtype.itemsize``.
-    """
-    shape = plan_mask(traits, spec, inputs).shape
-    if shape is None:
-        return 0
-    b, h, s_q, s_kv = shape
-    if traits.kernel == "sdpa.efficient":
-        s_kv += -s_kv % MASK_ALIGNMENT
-    return b * h * s_q * s_kv * mask_itemsize(traits, inputs)
 
 
 MASK_ALIGNMENT = 8  # elements; mem_eff_alignment in aten/src/ATen/native/transformers/attention.cpp

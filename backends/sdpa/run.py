@@ -13,9 +13,9 @@ from attnsel.backends.contract import Grads, Inputs, Result, Spec
 
 from .guards import check_call
 from .masks import fold
-from .ops import FLASH_CUDA, MATH, Forward, resolve, run_backward, run_forward
+from .ops import MATH, Forward, resolve, run_backward, run_forward
 from .plan import MaskPlan, plan_mask
-from .shapes import cut_head_dim, op_lse, pad_head_dim, plain_lse, prepared, sum_heads, with_lse_gradient
+from .shapes import op_lse, plain_lse, with_lse_gradient
 
 
 def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
@@ -31,19 +31,15 @@ def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
     want_lse = traits.returns_lse and (spec.need_lse or spec.need_grad)
     with torch.no_grad():
         folded = fold(traits, plan, spec, inputs, want_lse=want_lse)
-        q, k, v = prepared(traits, inputs)
         out, lse, rng = run_forward(
             traits,
-            q,
-            k,
-            v,
+            *inputs[:3],
             folded.mask,
             is_causal=plan.is_causal,
             scale=spec.softmax_scale,
             dropout_p=spec.dropout_p,
             want_lse=want_lse,
         )
-        out = cut_head_dim(out, inputs.v.shape[3])
         lse = plain_lse(lse, inputs.q.shape[2]) if want_lse and lse is not None else None
         if folded.dead_rows is not None:
             out = out.masked_fill(folded.dead_rows, 0.0)
@@ -81,9 +77,6 @@ def backward(
         q, k, v = inputs.q, inputs.k, inputs.v
         if dlse is not None:
             q, k, v, out, dout = with_lse_gradient(traits, q, k, v, out, dout, dlse)
-        q, k, v = prepared(traits, inputs._replace(q=q, k=k, v=v))
-        if traits is FLASH_CUDA:
-            out, dout = pad_head_dim(out), pad_head_dim(dout)
         # The ops read the rows of out and dout with stride 1; flash on CPU gives garbage otherwise.
         out, dout = (t if t.stride(-1) == 1 else t.contiguous() for t in (out, dout))
         dq, dk, dv, dmask = run_backward(
@@ -99,13 +92,14 @@ def backward(
             dropout_p=spec.dropout_p,
             mask_grad=needs_bias,
         )
-        dk, dv = sum_heads(dk, inputs.k.shape[1]), sum_heads(dv, inputs.v.shape[1])
         dbias = None
         if needs_bias and dmask is not None:
             assert inputs.bias is not None
             dbias = dmask.float().sum_to_size(inputs.bias.shape).to(inputs.bias.dtype)
-    d, e = inputs.q.shape[3], inputs.v.shape[3]
-    return Grads(cut_head_dim(dq, d), cut_head_dim(dk, d), cut_head_dim(dv, e), dbias)
+    if dlse is not None:  # without the columns that carried it
+        d, e = inputs.q.shape[3], inputs.v.shape[3]
+        dq, dk, dv = dq.narrow(-1, 0, d), dk.narrow(-1, 0, d), dv.narrow(-1, 0, e)
+    return Grads(dq, dk, dv, dbias)
 
 
 def _math_forward(spec: Spec, plan: MaskPlan, inputs: Inputs) -> Result:

@@ -1,53 +1,15 @@
-"""What an op wants and gives back: padded head dims, expanded heads, its own lse, a gradient of lse."""
+"""What an op gives back and its backward takes: its own lse, and a gradient of lse."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from attnsel.backends.contract import Inputs
-
 from .ops import EFFICIENT, FLASH_CPU, FLASH_CUDA
 from .plan import Traits
 
-HEAD_DIM_MULTIPLE = 8  # F.sdpa's pad_last_dim for flash on CUDA
+HEAD_DIM_MULTIPLE = 8  # of flash, efficient and cuDNN on CUDA: 16 bytes of half precision
 LSE_MULTIPLE = 32  # kAlignLSE of the memory-efficient kernels
-
-
-def prepared(traits: Traits, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as the op takes them: heads expanded for efficient, head_dim padded for flash on CUDA."""
-    q, k, v = inputs.q, inputs.k, inputs.v
-    if traits is EFFICIENT:
-        k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
-    if traits is FLASH_CUDA:
-        q, k, v = pad_head_dim(q), pad_head_dim(k), pad_head_dim(v)
-    return q, k, v
-
-
-def pad_head_dim(t: Tensor) -> Tensor:
-    """``t`` with zeros up to a head_dim that is a multiple of 8: scores stay, since the scale is given."""
-    missing = -t.shape[-1] % HEAD_DIM_MULTIPLE
-    return torch.nn.functional.pad(t, (0, missing)) if missing else t
-
-
-def cut_head_dim(t: Tensor, width: int) -> Tensor:
-    """``t`` without the columns that padding added."""
-    return t if t.shape[-1] == width else t.narrow(-1, 0, width)
-
-
-def expand_heads(t: Tensor, h: int) -> Tensor:
-    """[b, g, s, d] -> [b, h, s, d], a copy: query head n reads head n // (h // g)."""
-    b, g, s, d = t.shape
-    return t if g == h else t.unsqueeze(2).expand(b, g, h // g, s, d).reshape(b, h, s, d)
-
-
-def sum_heads(t: Tensor, g: int) -> Tensor:
-    """The gradient of ``expand_heads``: [b, h, s, d] -> [b, g, s, d], summed in float32 or better."""
-    b, h, s, d = t.shape
-    if g == h:
-        return t
-    dtype = torch.promote_types(t.dtype, torch.float32)
-    return t.reshape(b, g, h // g, s, d).sum(2, dtype=dtype).to(t.dtype)
 
 
 def with_lse_gradient(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Spec
+from attnsel.backends.tiled.candidate import tile_elements
 
 from .philox import Key, keep_mask, keep_scale
 
@@ -29,13 +30,11 @@ class Blocks(NamedTuple):
 
 
 def choose_blocks(dense: Dense) -> Blocks:
-    """Tiles that stay in cache on a CPU (2 MiB of float32), and that fill an accelerator elsewhere."""
+    """Tiles that stay in cache on a CPU, and that fill an accelerator elsewhere."""
     q, k, v = dense.q, dense.k, dense.v
-    if q.device.type == "cpu":
-        rows, cols, elements = 256, 512, 1 << 19
-    else:
-        # Philox holds several int64 words per entry: smaller tiles with dropout keep the peak in bounds.
-        rows, cols, elements = 2048, 2048, 1 << (24 if dense.dropout_key is None else 22)
+    on_cpu = q.device.type == "cpu"
+    rows, cols = (256, 512) if on_cpu else (2048, 2048)
+    elements = tile_elements(on_cpu, dense.dropout_key is not None)
     rows, cols = max(1, min(rows, q.shape[-2])), max(1, min(cols, dense.s_kv))
     while rows > 16 and _group_elements(q, k, v, rows, cols) > elements:
         rows //= 2

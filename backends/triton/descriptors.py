@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .blocks import Block, choose_descriptor, interpreted
 from .forward_descriptor import forward_descriptor_kernel
-from .launch import Call, Launch, forward_args, make_launch, tile_count
+from .launch import Launch, LaunchCall, forward_args, make_launch, tile_count
 
 DEFAULT = False
 VARIANTS = ("pointer", "descriptor")
@@ -35,7 +35,7 @@ _ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 _WIDEST_STRIDE = 1 << 40  # bytes
 
 
-def descriptor_block(call: Call, arch: int | None, variant: str | None) -> Block | None:
+def descriptor_block(call: LaunchCall, arch: int | None, variant: str | None) -> Block | None:
     """The descriptor kernel's tile where this forward shall use it; ``variant`` None: as the table says.
 
     Raises ValueError for an unknown variant, and when "descriptor" is asked for and cannot be had.
@@ -56,7 +56,7 @@ def descriptor_block(call: Call, arch: int | None, variant: str | None) -> Block
     return block
 
 
-def _worth_it(call: Call) -> bool:
+def _worth_it(call: LaunchCall) -> bool:
     """Whether the programs have enough to do; tiles of the caller's own are the pointer kernel's."""
     spec, keys = call.spec, call.longest_kv
     if spec.window_left >= 0 and spec.window_right >= 0:
@@ -64,7 +64,7 @@ def _worth_it(call: Call) -> bool:
     return call.tiles is None and keys >= _LEAST_KEYS and call.longest_q >= _LEAST_ROWS
 
 
-def obstacle(call: Call) -> str | None:
+def obstacle(call: LaunchCall) -> str | None:
     """Why the descriptor kernel cannot take this call on any device; None: it can."""
     spec, i = call.spec, call.inputs
     if not tried():
@@ -105,7 +105,7 @@ def _unreachable(name: str, t: Tensor, packed: bool) -> str | None:
     return None
 
 
-def _tile(call: Call, arch: int | None) -> Block | None:
+def _tile(call: LaunchCall, arch: int | None) -> Block | None:
     if arch is not None and arch < 90:
         return None
     if call.tiles is not None:
@@ -117,7 +117,7 @@ def _tile(call: Call, arch: int | None) -> Block | None:
     return choose_descriptor(arch, call.d, call.e, call.inputs.q.element_size())
 
 
-def descriptor_launch(call: Call, out: Tensor, lse: Tensor, block: Block) -> Launch:
+def descriptor_launch(call: LaunchCall, out: Tensor, lse: Tensor, block: Block) -> Launch:
     """The forward as a launch of the descriptor kernel; run it inside ``scratch_memory``."""
     i = call.inputs
     rows_kv = i.k.shape[0 if call.spec.packed else 2]

@@ -72,7 +72,7 @@ class KernelReport:
     def ok(self) -> bool:
         """Compiled, fits, spills nothing, and uses the tensor cores where it multiplies 16-bit numbers.
 
-        The descriptor kernel is there for its specialised warps: Triton ignores the wish without a word.
+        The descriptor kernel is there for its specialised warps: Triton ignores the request silently.
         """
         multiplies = self.kernel not in ("rows", "merge") and self.dtype != "fp32"
         tensor_cores = bool(self.matrix_instructions) or not multiplies
@@ -145,7 +145,7 @@ def reports(
     progress: Callable[[int, int, KernelReport], None] | None = None,
     jobs: int = 1,
 ) -> list[KernelReport]:
-    """In the order of ``wanted``; ``progress`` hears of them as they are done."""
+    """In the order of ``wanted``; ``progress`` is called as each is done."""
     made: dict[int, KernelReport] = {}
     with contextlib.closing(_made(wanted, min(jobs, len(wanted)))) as coming:
         for place, report in coming:

@@ -39,7 +39,7 @@ class Launch:
     block: Block
 
 
-def _split(call: Call, block: Block) -> bool:
+def _split(call: LaunchCall, block: Block) -> bool:
     """A loop of its own for unmasked tiles, where scores are cheap enough for that to show."""
     # A left bound would make it three loops, whose registers spill.
     return block.split and not call.heavy and call.spec.window_left < 0
@@ -78,7 +78,7 @@ def check(spec: Spec, inputs: Inputs) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LaunchCall:
     """What every launch of a call shares."""
 
     spec: Spec
@@ -126,7 +126,7 @@ class Call:
         )
 
 
-def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> Call:
+def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> LaunchCall:
     q, k = inputs.q, inputs.k
     batch, longest_q, longest_kv = q.shape[0], q.shape[2 if not spec.packed else 0], 0
     if spec.packed:
@@ -140,13 +140,13 @@ def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> Call:
         longest_kv = _longest(inputs.max_seqlen_kv, inputs.cu_seqlens_kv, k.shape[0])
     else:
         longest_kv = k.shape[2]
-    return Call(spec, inputs, batch, q.shape[1], k.shape[1], longest_q, longest_kv, tiles)
+    return LaunchCall(spec, inputs, batch, q.shape[1], k.shape[1], longest_q, longest_kv, tiles)
 
 
-def _longest(told: int | None, cu_seqlens: Tensor, rows: int) -> int:
+def _longest(given: int | None, cu_seqlens: Tensor, rows: int) -> int:
     """The longest sequence of a packed batch; where it would cost a synchronisation, all rows."""
-    if told is not None:
-        return min(told, rows)
+    if given is not None:
+        return min(given, rows)
     if cu_seqlens.device.type == "cpu" and cu_seqlens.numel() > 1:
         return min(max(0, int((cu_seqlens[1:] - cu_seqlens[:-1]).max())), rows)
     return rows
@@ -168,7 +168,7 @@ def broadcast_strides(prefix: str, t: Tensor | None) -> dict[str, int]:
     }
 
 
-def shared_args(call: Call) -> dict[str, Any]:
+def shared_args(call: LaunchCall) -> dict[str, Any]:
     """Arguments that the score of a pair depends on: the same in the forward and every backward pass."""
     spec, i = call.spec, call.inputs
     bias = None if i.bias is None else four_dims(i.bias.detach())
@@ -248,7 +248,7 @@ def tile_count(rows: int, size: int) -> int:
     return -(-rows // size)
 
 
-def may_have_dead_rows(call: Call) -> bool:
+def may_have_dead_rows(call: LaunchCall) -> bool:
     """Whether a row of a sequence may see no key at all, for all that shapes and flags tell."""
     spec, i = call.spec, call.inputs
     if any(t is not None for t in (i.bias, i.attn_mask, i.seqlens_kv, i.cu_seqlens_kv)):
@@ -259,7 +259,7 @@ def may_have_dead_rows(call: Call) -> bool:
     return shifted or apart or too_long or call.longest_kv == 0
 
 
-def sinks_of(call: Call) -> Tensor | None:
+def sinks_of(call: LaunchCall) -> Tensor | None:
     """The learnable sink logits [h]; off-by-one has none to load."""
     if call.spec.softmax_type != "learnable" or call.inputs.softmax_offset is None:
         return None
@@ -267,7 +267,7 @@ def sinks_of(call: Call) -> Tensor | None:
 
 
 def forward_args(
-    call: Call, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
+    call: LaunchCall, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
 ) -> dict[str, Any]:
     """Arguments of the kernels that write results."""
     packed = call.spec.packed
@@ -289,7 +289,7 @@ def forward_args(
 
 
 def forward_launch(
-    call: Call, arch: int | None, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
+    call: LaunchCall, arch: int | None, out: Tensor, lse: Tensor, max_logit: Tensor | None, block: Block
 ) -> Launch:
     """``max_logit``: float32 [h, b, tiles], or None."""
     tiles = tile_count(call.longest_q, block.m)
@@ -319,7 +319,7 @@ ROWS_BLOCK = 64  # rows of a program of the first backward pass
 
 
 def backward_launches(
-    call: Call,
+    call: LaunchCall,
     arch: int | None,
     result: Result,
     dlse: Tensor | None,
@@ -347,7 +347,7 @@ def backward_launches(
     return [make() for name, make in makers.items() if only in (None, name)]
 
 
-def _dkdv_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
+def _dkdv_launch(call: LaunchCall, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
     tiles = tile_count(call.longest_kv, block.n)
     args = {
         **common,
@@ -365,7 +365,7 @@ def _dkdv_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buff
     return make_launch("dkdv", dkdv_kernel, tiles * call.groups * call.batch, args, block)
 
 
-def _dq_launch(call: Call, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
+def _dq_launch(call: LaunchCall, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
     tiles = tile_count(call.longest_q, block.m)
     args = {
         **common,
@@ -386,7 +386,7 @@ def _row_strides(prefix: str, t: Tensor, packed: bool) -> dict[str, int]:
     return {f"{prefix}_b": b, f"{prefix}_h": h}
 
 
-def _rows_launch(call: Call, result: Result, dlse: Tensor | None, buffers: Buffers) -> Launch:
+def _rows_launch(call: LaunchCall, result: Result, dlse: Tensor | None, buffers: Buffers) -> Launch:
     packed, i = call.spec.packed, call.inputs
     tiles = tile_count(call.longest_q, ROWS_BLOCK)
     assert result.lse is not None
@@ -420,7 +420,7 @@ def _rows_launch(call: Call, result: Result, dlse: Tensor | None, buffers: Buffe
     return make_launch("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 8, 1))
 
 
-def _dbias_launch(call: Call, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:
+def _dbias_launch(call: LaunchCall, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:
     bias_b, bias_h, rows, cols = dbias.shape
     # A dimension of size 1 is both full and broadcast where the call's is 1 as well.
     all_rows, all_cols = rows == 1, cols == 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .blocks import MAX_SPLITS, Block, pad, split_count
 from .decode import decode_kernel, merge_kernel
-from .launch import Call, Launch, forward_args, make_launch, tile_count
+from .launch import Launch, LaunchCall, forward_args, make_launch, tile_count
 
 # Queries of at most this many rows are decoded. The backward reads out and lse alone, which are the
 # forward's, so that calls with one may be decoded as well.
@@ -30,7 +30,7 @@ class Parts:
     peak: Tensor | None  # where max_logit is asked for
 
 
-def choose_splits(call: Call, arch: int | None, processors: int, asked: int | None = None) -> int:
+def choose_splits(call: LaunchCall, arch: int | None, processors: int, asked: int | None = None) -> int:
     """Over how many programs the keys of a row block are split; 0: not a call to decode.
 
     ``processors``: streaming multiprocessors of the device, 0 on the interpreter. ``asked`` overrides the
@@ -47,7 +47,7 @@ def choose_splits(call: Call, arch: int | None, processors: int, asked: int | No
     return split_count(programs, processors, tile_count(call.longest_kv, block.n))
 
 
-def make_parts(call: Call, splits: int, block: Block) -> Parts | None:
+def make_parts(call: LaunchCall, splits: int, block: Block) -> Parts | None:
     """Memory for the parts; None for one split, which writes the results itself."""
     # More than 16 rows of latent attention take every register: what finishes them would be spilled.
     crowded = block.m > 16 and max(call.d, call.e) > 256
@@ -61,7 +61,7 @@ def make_parts(call: Call, splits: int, block: Block) -> Parts | None:
 
 
 def decode_launches(
-    call: Call,
+    call: LaunchCall,
     out: Tensor,
     lse: Tensor,
     max_logit: Tensor | None,

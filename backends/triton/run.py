@@ -17,7 +17,7 @@ from attnsel.backends.tiled.sequences import empty_like_rows, four_dims
 from . import descriptors
 from . import launch as _launch
 from .blocks import Tiles
-from .launch import ROWS_BLOCK, Buffers, Call, Launch, make_call, tile_count
+from .launch import ROWS_BLOCK, Buffers, Launch, LaunchCall, make_call, tile_count
 from .launch_decode import choose_splits, decode_launches, make_parts
 
 NEG_INF = float("-inf")
@@ -59,7 +59,7 @@ def forward(
     return Result(out, lse, None if largest is None else _largest(largest))
 
 
-def _results(call: Call) -> tuple[Tensor, Tensor]:
+def _results(call: LaunchCall) -> tuple[Tensor, Tensor]:
     """Memory for out and lse."""
     q = call.inputs.q
     shape = (call.heads, q.shape[0]) if call.spec.packed else q.shape[:3]
@@ -67,7 +67,7 @@ def _results(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _forward_launches(
-    call: Call,
+    call: LaunchCall,
     arch: int | None,
     processors: int,
     out: Tensor,
@@ -175,7 +175,7 @@ def _rows_contiguous(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _buffers(call: Call, dout: Tensor) -> Buffers:
+def _buffers(call: LaunchCall, dout: Tensor) -> Buffers:
     spec, i = call.spec, call.inputs
     q, device = i.q, i.q.device
     per_row = (call.heads, q.shape[0]) if spec.packed else q.shape[:3]

@@ -73,17 +73,10 @@ def page_of(Table, n, length, pages, PAGE_SIZE: tl.constexpr, ROWS: tl.constexpr
 @triton.jit
 def load_cached(
     Base,
-    page,
-    first,
-    stride,
-    page_stride,
-    length,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
+    page, first, stride, page_stride, length,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr,
     GUARD: tl.constexpr,
-):
+):  # fmt: skip
     """``load_rows`` of keys or values that may lie in pages (PAGE_SIZE not 0), as ``page_of`` gave them."""
     if PAGE_SIZE == 0:
         return load_rows(Base, first, stride, length, WIDTH, BLOCK, ROWS, GUARD)
@@ -118,29 +111,12 @@ def store_rows(
 
 @triton.jit
 def score(
-    x,
-    rows,
-    cols,
-    len_q,
-    len_kv,
-    diag,
-    scale2,
-    cap,
-    window_left,
-    window_right,
-    Bias,
-    bias_q,
-    bias_kv,
-    Mask,
-    mask_q,
-    mask_kv,
+    x, rows, cols, len_q, len_kv, diag, scale2, cap, window_left, window_right,
+    Bias, bias_q, bias_kv, Mask, mask_q, mask_kv,
     slope2,
-    TAIL: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    TAIL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
-):
+):  # fmt: skip
     """Scores in units of log2(e), -inf where invisible, and the softcap's tanh (else the scores again).
 
     ``scale2`` is softmax_scale * log2(e), or softmax_scale / softcap with a softcap; ``diag`` is

@@ -2,35 +2,33 @@
 
 A cuDNN this old cannot be asked without a GPU. What is known comes from two places by the same maker,
 TransformerEngine's table and the checks of cudnn-frontend, each at a named release. Where they agree, a
-rule refuses; where only one of them speaks against a call, the page says which was followed, and the
+rule refuses; where only one of them refuses a call, the page says which was followed, and the
 verdict is Unknown when there is no ground to prefer either.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from attnsel.rules.cudnn.vocabulary import (
-    AMPERE_ADA,
-    ANY_BLACKWELL,
-    HOPPER,
-    half_precision,
-    steps_are_shorter,
-    wider_than,
-)
-from attnsel.verdict import AtLeast, Bad, EqualTo, Multiple, OneOf, Unknown
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import limit, rules_about
+from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, ANY_BLACKWELL, HOPPER, steps_are_shorter
+from attnsel.selection.requirements import NEWER, AtLeast, AtMost, EqualTo, Multiple, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import Version, cudnn
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=False)
 
 
 # The library and the device.
 
 
-@half_precision("CUDNN101", when=cudnn("<8.9.0"), evidence="source", trips={}, passes={"dtype": "fp8_e4m3"})
-def library_too_old(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN101",
+    requires={"cudnn": AtLeast(Version(8, 9))},
+    fires_on={"cudnn": "8.8.1"},
+    passes={"cudnn": "8.9.7"},
+)
+def library_too_old(p: AttentionParams, env: Environment) -> None:
     """Fused attention of any length begins with cuDNN 8.9.0
 
     Why: earlier releases know fused attention up to 512 tokens only, through another interface.
@@ -38,35 +36,34 @@ def library_too_old(p: AttentionParams, env: Environment) -> Bad | None:
     Source: TransformerEngine v2.18, fused_attn.cpp, the override "FP16/BF16 fused attention is supported by
     cuDNN 8.9.0+".
     """
-    return Bad("cudnn", env.cudnn, AtLeast(Version(8, 9)))
 
 
-@half_precision(
+@rule(
     "CUDNN102",
     when=cudnn(">=8.9.0,<8.9.3"),
-    arch={86, 87, 89},
-    evidence="source",
-    trips={},
-    passes={"dtype": "fp8_e4m3"},
+    arch=AMPERE_ADA,
+    requires={"arch": OneOf(80, 90)},
+    fires_on={"gpu": "RTX 3090"},
+    passes={"gpu": "A100"},
 )
-def first_architectures(p: AttentionParams, env: Environment) -> Bad | None:
+def first_architectures(p: AttentionParams, env: Environment) -> None:
     """Below cuDNN 8.9.3 only sm80 and sm90 have attention kernels
 
     Fix: cuDNN 8.9.3 or newer brings the other Ampere and Ada cards.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "architecture"; v2.3 says the same.
     """
-    return Bad("arch", env.arch, OneOf(80, 90))
 
 
-@half_precision(
+@rule(
     "CUDNN103",
     when=cudnn(">=8.9.0,<8.9.3"),
     arch={80, 90},
-    evidence="source",
-    trips={},
+    requires={"cudnn": NEWER},
+    unknown=True,
+    fires_on={},
     passes={"dtype": "fp8_e4m3"},
 )
-def frontend_starts_at_8_9_3(p: AttentionParams, env: Environment) -> Unknown | None:
+def frontend_starts_at_8_9_3(p: AttentionParams, env: Environment) -> None:
     """For cuDNN 8.9.0 to 8.9.2 TransformerEngine says yes and the frontend no
 
     Why: TransformerEngine takes these releases on sm80 and sm90. The frontend, which is what builds a plan,
@@ -75,18 +72,16 @@ def frontend_starts_at_8_9_3(p: AttentionParams, env: Environment) -> Unknown | 
     Source: TransformerEngine v2.18, fused_attn.cpp, "architecture"; cudnn-frontend v1.10.0,
     scaled_dot_product_flash_attention.h ("requires cudnn version 8.9.3 and above") and test_mhas.py.
     """
-    return Unknown("cudnn", env.cudnn, AtLeast(Version(8, 9, 3)))
 
 
-@half_precision(
+@rule(
     "CUDNN104",
-    when=cudnn("<9.7.0"),
     arch=ANY_BLACKWELL,
-    evidence="source",
-    trips={},
-    passes={"dtype": "fp8_e4m3"},
+    requires={"cudnn": AtLeast(Version(9, 7))},
+    fires_on={"cudnn": "9.6.0"},
+    passes={"cudnn": "9.7.0"},
 )
-def blackwell_from_9_7(p: AttentionParams, env: Environment) -> Bad | None:
+def blackwell_from_9_7(p: AttentionParams, env: Environment) -> None:
     """Blackwell needs cuDNN 9.7.0
 
     Why: older releases carry no kernels for it.
@@ -94,18 +89,18 @@ def blackwell_from_9_7(p: AttentionParams, env: Environment) -> Bad | None:
     Source: TransformerEngine v2.18, fused_attn.cpp, "architecture"; cudnn-frontend v1.10.0 release notes name
     9.7.0 as the first backend with Blackwell features.
     """
-    return Bad("cudnn", env.cudnn, AtLeast(Version(9, 7)))
 
 
-@half_precision(
+@rule(
     "CUDNN105",
     when=cudnn(">=9.7.0,<9.8.0"),
     arch=range(101, 130),
-    evidence="source",
-    trips={},
+    requires={"cudnn": NEWER},
+    unknown=True,
+    fires_on={},
     passes={"dtype": "fp8_e4m3"},
 )
-def later_blackwell_on_9_7(p: AttentionParams, env: Environment) -> Unknown | None:
+def later_blackwell_on_9_7(p: AttentionParams, env: Environment) -> None:
     """On cuDNN 9.7 only sm100 is known to run; later Blackwell chips are not
 
     Why: TransformerEngine accepts sm103 like sm100, and refuses sm120 until 9.18.1 although cuDNN 9.8 itself
@@ -114,57 +109,65 @@ def later_blackwell_on_9_7(p: AttentionParams, env: Environment) -> Unknown | No
     Source: TransformerEngine v2.18, fused_attn.cpp, "architecture" and the sm_arch_ == 120 override (PR
     #2775); libcudnn 9.8 asked without a GPU accepts sm120.
     """
-    return Unknown("cudnn", env.cudnn, AtLeast(Version(9, 8)))
 
 
-@half_precision(
+@rule(
     "CUDNN106",
     when=cudnn("<9.8.0"),
-    arch=range(50, 80),
-    evidence="source",
-    trips={"gpu": "T4"},
-    passes={"gpu": "T4", "dtype": "fp8_e4m3"},
+    requires={"arch": AtLeast(80)},
+    fires_on={"gpu": "T4"},
+    passes={"gpu": "A100"},
 )
-def ampere_or_newer(p: AttentionParams, env: Environment) -> Bad | None:
+def ampere_or_newer(p: AttentionParams, env: Environment) -> None:
     """Fused attention needs an Ampere GPU (sm80) or newer
 
     Fix: another candidate: no cuDNN release supports older GPUs.
     Source: cudnn-frontend v1.10.0, scaled_dot_product_flash_attention.h ("requires Ampere and above"), and
     cudnn-frontend#116; TransformerEngine d0067d0, utils.py line 569.
     """
-    return Bad("arch", env.arch, AtLeast(80))
 
 
 # Element type, heads, lengths.
 
 
-@half_precision("CUDNN107", when=cudnn("<9.8.0"), evidence="documented", trips={"dtype": "fp32"})
-def half_types_only(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN107",
+    when=cudnn("<9.8.0"),
+    requires={"dtype": OneOf("bf16", "fp16")},
+    evidence="documented",
+    fires_on={"dtype": "fp32"},
+)
+def half_types_only(p: AttentionParams, env: Environment) -> None:
     """The tensors must be float16 or bfloat16
 
     Fix: cast q, k and v, or run under autocast.
     Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Limitations"; TransformerEngine d0067d0,
     utils.py line 628.
     """
-    if p.dtype in ("fp32", "fp64"):
-        return Bad("dtype", p.dtype, OneOf("bf16", "fp16"))
-    return None
 
 
-@half_precision("CUDNN108", when=cudnn("<8.9.7"), evidence="documented", trips={"num_gqa_groups": 4})
-def grouped_heads(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN108",
+    when=cudnn("<8.9.7"),
+    requires={"num_gqa_groups": EqualTo("num_heads")},
+    evidence="documented",
+    fires_on={"num_gqa_groups": 4},
+)
+def grouped_heads(p: AttentionParams, env: Environment) -> None:
     """Grouped-query attention needs cuDNN 8.9.7
 
     Fix: a newer cuDNN, or repeat the key and value heads.
     Source: cuDNN 8.9.7 release notes (GQA added); TransformerEngine v2.18, fused_attn.cpp, "number of heads".
     """
-    if p.gqa:
-        return Bad("num_gqa_groups", p.num_gqa_groups, EqualTo("num_heads", p.num_heads))
-    return None
 
 
-@half_precision("CUDNN109", when=cudnn("<9.0.0"), evidence="source", trips={"max_seqlen_q": 16534})
-def query_length_of_64(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN109",
+    when=cudnn("<9.0.0"),
+    requires={"max_seqlen_q": Multiple(64)},
+    fires_on={"max_seqlen_q": 16534},
+)
+def query_length_of_64(p: AttentionParams, env: Environment) -> bool:
     """Below cuDNN 9.0.0 the query length must be a multiple of 64
 
     Why: the kernels work on whole tiles of 64 rows (inferred).
@@ -174,13 +177,16 @@ def query_length_of_64(p: AttentionParams, env: Environment) -> Bad | None:
     version below 9.0.0"). The stricter one is followed: padding is exact and cheap. Where ranks exchange
     keys it is their steps' lengths that count (CP020, CP021).
     """
-    if p.max_seqlen_q % 64 and not steps_are_shorter(p):
-        return Bad("max_seqlen_q", p.max_seqlen_q, Multiple(64))
-    return None
+    return not steps_are_shorter(p)
 
 
-@half_precision("CUDNN110", when=cudnn("<9.0.0"), evidence="source", trips={"max_seqlen_kv": 2049})
-def key_length_of_64(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN110",
+    when=cudnn("<9.0.0"),
+    requires={"max_seqlen_kv": Multiple(64)},
+    fires_on={"max_seqlen_kv": 2049},
+)
+def key_length_of_64(p: AttentionParams, env: Environment) -> bool:
     """Below cuDNN 9.0.0 the key length must be a multiple of 64
 
     Why: as for queries (CUDNN109): whole tiles of 64 only.
@@ -188,42 +194,46 @@ def key_length_of_64(p: AttentionParams, env: Environment) -> Bad | None:
     Source: TransformerEngine v2.18, fused_attn.cpp, "sequence length"; cudnn-frontend v1.10.0 says it for
     s_kv below 8.9.7, and below 9.0.0 with padding or dropout.
     """
-    if p.max_seqlen_kv % 64 and not steps_are_shorter(p):
-        return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(64))
-    return None
+    return not steps_are_shorter(p)
 
 
 # Head dimensions.
 
 
-@half_precision("CUDNN111", when=cudnn("<9.8.0"), evidence="documented", trips={"head_dim_qk": 100})
-def head_dim_qk_of_8(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN111",
+    when=cudnn("<9.8.0"),
+    requires={"head_dim_qk": Multiple(8)},
+    evidence="documented",
+    fires_on={"head_dim_qk": 100},
+)
+def head_dim_qk_of_8(p: AttentionParams, env: Environment) -> None:
     """The head dimension of queries and keys must be a multiple of 8
 
     Fix: pad q and k with zeros: scores stay the same (keep the softmax scale of the original dimension).
     Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Limitations"; TransformerEngine v2.18,
     fused_attn.cpp, "multiples of 8".
     """
-    if p.head_dim_qk % 8:
-        return Bad("head_dim_qk", p.head_dim_qk, Multiple(8))
-    return None
 
 
-@half_precision("CUDNN112", when=cudnn("<9.8.0"), evidence="documented", trips={"head_dim_v": 100})
-def head_dim_v_of_8(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN112",
+    when=cudnn("<9.8.0"),
+    requires={"head_dim_v": Multiple(8)},
+    evidence="documented",
+    fires_on={"head_dim_v": 100},
+)
+def head_dim_v_of_8(p: AttentionParams, env: Environment) -> None:
     """The head dimension of values must be a multiple of 8
 
     Fix: pad v with zeros and cut the output.
     Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Limitations"; TransformerEngine v2.18,
     fused_attn.cpp, "multiples of 8".
     """
-    if p.head_dim_v % 8:
-        return Bad("head_dim_v", p.head_dim_v, Multiple(8))
-    return None
 
 
-@half_precision("CUDNN113", when=cudnn("<8.9.6"), evidence="source", trips={"head_dim_qk": 96})
-def head_dim_of_64(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN113", when=cudnn("<8.9.6"), requires={"head_dim_qk": Multiple(64)}, fires_on={"head_dim_qk": 96})
+def head_dim_of_64(p: AttentionParams, env: Environment) -> None:
     """Below cuDNN 8.9.6 the head dimension must be a multiple of 64
 
     Fix: pad to 64 or 128, or use cuDNN 8.9.6 or newer.
@@ -231,13 +241,10 @@ def head_dim_of_64(p: AttentionParams, env: Environment) -> Bad | None:
     TransformerEngine asks for a multiple of 8 at every version; the frontend is followed, since it refuses to
     build such a graph.
     """
-    if p.head_dim_qk % 64:
-        return Bad("head_dim_qk", p.head_dim_qk, Multiple(64))
-    return None
 
 
-@half_precision("CUDNN114", when=cudnn("<8.9.6"), evidence="source", trips={"head_dim_v": 64})
-def equal_head_dims(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN114", when=cudnn("<8.9.6"), fires_on={"head_dim_v": 64})
+def equal_head_dims(p: AttentionParams, env: Environment) -> Violation | None:
     """Below cuDNN 8.9.6 values must have the head dimension of the keys
 
     Fix: cuDNN 8.9.6 or newer, or pad the smaller of the two with zeros.
@@ -245,20 +252,18 @@ def equal_head_dims(p: AttentionParams, env: Environment) -> Bad | None:
     TransformerEngine has no such clause; the makers' own tests are followed.
     """
     if p.head_dim_v < p.head_dim_qk:
-        return Bad("head_dim_v", p.head_dim_v, EqualTo("head_dim_qk", p.head_dim_qk))
-    if p.head_dim_qk < p.head_dim_v:
-        return Bad("head_dim_qk", p.head_dim_qk, EqualTo("head_dim_v", p.head_dim_v))
-    return None
+        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
+    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
 
 
-@half_precision(
+@rule(
     "CUDNN115",
     when=cudnn("<9.8.0"),
     arch=AMPERE_ADA,
-    evidence="source",
-    trips={"head_dim_qk": 256, "is_training": False},
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
+    fires_on={"head_dim_qk": 256, "is_training": False},
 )
-def head_dim_ampere(p: AttentionParams, env: Environment) -> Bad | None:
+def head_dim_ampere(p: AttentionParams, env: Environment) -> None:
     """On Ampere and Ada the head dimension is at most 128
 
     Why: the kernels of these releases stop there; 9.10.2 brought a general engine, for the forward pass only.
@@ -266,56 +271,52 @@ def head_dim_ampere(p: AttentionParams, env: Environment) -> Bad | None:
     Source: TransformerEngine v2.18, fused_attn.cpp, "head dimension"; TransformerEngine#1610, #1115;
     cudnn-frontend 1.32, sdpa_support_surface.h (9.9 or below on ampere).
     """
-    return wider_than(p, 128)
 
 
-@half_precision(
+@rule(
     "CUDNN116",
     when=cudnn("<9.1.0"),
     arch=HOPPER,
-    evidence="source",
-    trips={"head_dim_qk": 192, "head_dim_v": 128, "is_training": False},
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
+    fires_on={"head_dim_qk": 192, "head_dim_v": 128, "is_training": False},
 )
-def head_dim_hopper_128(p: AttentionParams, env: Environment) -> Bad | None:
+def head_dim_hopper_128(p: AttentionParams, env: Environment) -> None:
     """On Hopper the head dimension is at most 128 below cuDNN 9.1.0
 
     Fix: cuDNN 9.1.0 for inference up to 256; training above 128 needs 9.5.0 (CUDNN204).
     Source: TransformerEngine v2.18, fused_attn.cpp ("9.1: <= 256 + Hopper + fprop"). TransformerEngine v2.3
     and cudnn-frontend v1.10.0 put the edge at 9.0.0; the later, narrower statement is followed.
     """
-    return wider_than(p, 128)
 
 
-@half_precision(
+@rule(
     "CUDNN117",
     when=cudnn(">=9.1.0,<9.8.0"),
     arch=HOPPER,
-    evidence="source",
-    trips={"head_dim_qk": 512, "is_training": False},
+    requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
+    fires_on={"head_dim_qk": 512, "is_training": False},
     passes={"head_dim_qk": 256, "is_training": False},
 )
-def head_dim_hopper_256(p: AttentionParams, env: Environment) -> Bad | None:
+def head_dim_hopper_256(p: AttentionParams, env: Environment) -> None:
     """On Hopper the head dimension is at most 256
 
     Fix: for inference cuDNN 9.10.2 or newer takes any multiple of 8; for training another candidate.
     Source: TransformerEngine v2.18, fused_attn.cpp, "head dimension"; cudnn-frontend 1.32,
     sdpa_support_surface.h (9.9 or below on hopper).
     """
-    return wider_than(p, 256)
 
 
-@half_precision(
+@rule(
     "CUDNN118",
     when=cudnn("<9.8.0"),
     arch=ANY_BLACKWELL,
-    evidence="source",
-    trips={"head_dim_qk": 192, "head_dim_v": 128},
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
+    fires_on={"head_dim_qk": 192, "head_dim_v": 128},
 )
-def head_dim_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell the head dimension is at most 128 in cuDNN 9.7
 
     Fix: cuDNN 9.9 for inference, 9.11 for training with 192/128.
     Source: TransformerEngine v2.18, fused_attn.cpp, "head dimension"; cudnn-frontend 1.32,
     sdpa_support_surface.h (9.8 or below on blackwell).
     """
-    return wider_than(p, 128)

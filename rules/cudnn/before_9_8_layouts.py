@@ -5,15 +5,15 @@ Sources as in ``before_9_8_forward``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, PACKED, PAGED, half_precision, wider_than
-from attnsel.verdict import Bad, EqualTo, OneOf, Unknown, Words
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rules_about
+from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, PACKED, PAGED
+from attnsel.selection.requirements import AtMost, EqualTo, FreeText, OneOf
+from attnsel.selection.verdict import Unknown, Violation
 from attnsel.versions import cudnn
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=False)
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -35,14 +35,8 @@ def largest_ragged_offset(p: AttentionParams, tokens_q: int, tokens_kv: int) -> 
 # Packed sequences.
 
 
-@half_precision(
-    "CUDNN430",
-    when=cudnn("<9.1.0"),
-    evidence="source",
-    trips=PACKED,
-    passes={"attn_mask_type": "padding_causal"},
-)
-def packed_from_9_1(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN430", when=cudnn("<9.1.0"), fires_on=PACKED, passes={"attn_mask_type": "padding_causal"})
+def packed_from_9_1(p: AttentionParams, env: Environment) -> Violation | None:
     """Packed sequences (thd) need cuDNN 9.1.0
 
     Fix: cuDNN 9.1.0 or newer, or padded sequences (bshd).
@@ -51,12 +45,12 @@ def packed_from_9_1(p: AttentionParams, env: Environment) -> Bad | None:
     followed.
     """
     if packed(p):
-        return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
+        return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@half_precision("CUDNN431", when=cudnn("<9.8.0"), arch=AMPERE_ADA, evidence="source", trips=PACKED)
-def packed_on_ampere(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN431", when=cudnn("<9.8.0"), arch=AMPERE_ADA, fires_on=PACKED)
+def packed_on_ampere(p: AttentionParams, env: Environment) -> Violation | None:
     """Packed sequences (thd) need Hopper or newer
 
     Fix: padded sequences (bshd), or cuDNN 9.18.1, which brings it to Ampere and Ada.
@@ -65,18 +59,19 @@ def packed_on_ampere(p: AttentionParams, env: Environment) -> Bad | None:
     queries with a padded cache pass from 9.7 on; the frontend counts any packed tensor and is followed.
     """
     if packed(p):
-        return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
+        return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN432",
     when=cudnn(">=9.1.0,<9.6.0"),
-    evidence="source",
-    trips={**PACKED, "num_gqa_groups": 4, "is_training": False},
+    requires={"num_gqa_groups": EqualTo("num_heads")},
+    unknown=True,
+    fires_on={**PACKED, "num_gqa_groups": 4, "is_training": False},
     passes={**PACKED, "is_training": False},
 )
-def packed_grouped_heads(p: AttentionParams, env: Environment) -> Unknown | None:
+def packed_grouped_heads(p: AttentionParams, env: Environment) -> bool:
     """Packed inference with grouped heads is in doubt below cuDNN 9.6.0
 
     Why: TransformerEngine asks for 9.6.0 in every case; the frontend refuses the backward pass only
@@ -85,19 +80,16 @@ def packed_grouped_heads(p: AttentionParams, env: Environment) -> Unknown | None
     Source: TransformerEngine v2.18, fused_attn.cpp, "qkv format"; cudnn-frontend v1.8.0 to 1.32 (backward
     node).
     """
-    if packed(p) and p.gqa and not p.is_training:
-        return Unknown("num_gqa_groups", p.num_gqa_groups, EqualTo("num_heads", p.num_heads))
-    return None
+    return packed(p) and not p.is_training
 
 
-@half_precision(
+@rule(
     "CUDNN433",
     when=cudnn("<9.7.0"),
-    evidence="source",
-    trips={"qkv_layout": "thd_bshd_bshd", "attn_mask_type": "padding", "is_training": False},
+    fires_on={"qkv_layout": "thd_bshd_bshd", "attn_mask_type": "padding", "is_training": False},
     passes={**PACKED, "is_training": False},
 )
-def packed_queries_dense_keys(p: AttentionParams, env: Environment) -> Bad | None:
+def packed_queries_dense_keys(p: AttentionParams, env: Environment) -> Violation | None:
     """Packed queries over padded or paged keys need cuDNN 9.7.0
 
     Fix: cuDNN 9.7.0 or newer, or padded queries.
@@ -106,18 +98,17 @@ def packed_queries_dense_keys(p: AttentionParams, env: Environment) -> Bad | Non
     keys alike; the library only sees strides there, so that mix is not refused.
     """
     if packed(p) and p.layout.q_format != p.layout.kv_format:
-        return Bad("qkv_layout", p.qkv_layout, Words("one format for queries and keys"))
+        return Violation("qkv_layout", p.qkv_layout, FreeText("one format for queries and keys"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN434",
     when=cudnn("<9.5.0"),
-    evidence="source",
-    trips={**PACKED, "qkv_layout": "t3hd", "num_heads": 64, "max_seqlen_q": 131072},
+    fires_on={**PACKED, "qkv_layout": "t3hd", "num_heads": 64, "max_seqlen_q": 131072},
     passes=PACKED,
 )
-def ragged_offsets_of_32_bits(p: AttentionParams, env: Environment) -> Bad | Unknown | None:
+def ragged_offsets_of_32_bits(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
     """Below cuDNN 9.5.0 packed tensors end at 2^31-1 elements
 
     Why: ragged offsets are 32-bit integers. The longest sequence alone may be too much; otherwise the tokens
@@ -134,9 +125,9 @@ def ragged_offsets_of_32_bits(p: AttentionParams, env: Environment) -> Bad | Unk
     at_most = (p.batch_size * p.max_seqlen_q, p.batch_size * p.max_seqlen_kv)
     if p.tensors.q is not None and p.tensors.k is not None:
         at_least = at_most = (p.tensors.q.shape[0], p.tensors.k.shape[0])
-    required = Words("no ragged offset above 2147483647 elements")
+    required = FreeText("no ragged offset above 2147483647 elements")
     if largest_ragged_offset(p, *at_least) > LARGEST_INT32:
-        return Bad("max_seqlen_q", p.max_seqlen_q, required)
+        return Violation("max_seqlen_q", p.max_seqlen_q, required)
     if largest_ragged_offset(p, *at_most) > LARGEST_INT32:
         return Unknown("batch_size", p.batch_size, required)
     return None
@@ -145,10 +136,8 @@ def ragged_offsets_of_32_bits(p: AttentionParams, env: Environment) -> Bad | Unk
 # Paged caches.
 
 
-@half_precision(
-    "CUDNN435", when=cudnn("<9.5.0"), evidence="documented", trips=PAGED, passes={"is_training": False}
-)
-def paged_from_9_5(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN435", when=cudnn("<9.5.0"), evidence="documented", fires_on=PAGED, passes={"is_training": False})
+def paged_from_9_5(p: AttentionParams, env: Environment) -> Violation | None:
     """A paged cache needs cuDNN 9.5.0
 
     Fix: cuDNN 9.5.0 or newer, or gather the pages.
@@ -157,18 +146,12 @@ def paged_from_9_5(p: AttentionParams, env: Environment) -> Bad | None:
     frontend is followed.
     """
     if p.layout.paged:
-        return Bad("kv_cache", p.kv_cache, Words("contiguous keys and values"))
+        return Violation("kv_cache", p.kv_cache, FreeText("contiguous keys and values"))
     return None
 
 
-@half_precision(
-    "CUDNN436",
-    when=cudnn(">=9.5.0,<9.8.0"),
-    evidence="source",
-    trips={**PAGED, "attn_mask_type": "no_mask"},
-    passes=PAGED,
-)
-def paged_needs_padding(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN436", when=cudnn(">=9.5.0,<9.8.0"), fires_on={**PAGED, "attn_mask_type": "no_mask"}, passes=PAGED)
+def paged_needs_padding(p: AttentionParams, env: Environment) -> Violation | None:
     """A paged cache needs a padding mask, for the length of each sequence
 
     Fix: padding, padding_causal or padding_causal_bottom_right.
@@ -177,18 +160,18 @@ def paged_needs_padding(p: AttentionParams, env: Environment) -> Bad | None:
     """
     if p.layout.paged and not p.padding:
         with_lengths = "padding" if p.attn_mask_type == "no_mask" else f"padding_{p.attn_mask_type}"
-        return Bad("attn_mask_type", p.attn_mask_type, OneOf(with_lengths))
+        return Violation("attn_mask_type", p.attn_mask_type, OneOf(with_lengths))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN437",
     when=cudnn(">=9.5.0,<9.8.0"),
-    evidence="source",
-    trips={**PAGED, "head_dim_qk": 256},
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
+    fires_on={**PAGED, "head_dim_qk": 256},
     passes=PAGED,
 )
-def paged_head_dim(p: AttentionParams, env: Environment) -> Bad | None:
+def paged_head_dim(p: AttentionParams, env: Environment) -> bool:
     """With a paged cache the head dimension is at most 128
 
     Fix: cuDNN 9.10 or newer, or a contiguous cache on Hopper.
@@ -196,17 +179,10 @@ def paged_head_dim(p: AttentionParams, env: Environment) -> Bad | None:
     and d_v <= 128 for backend version 9.9 or below"). TransformerEngine would allow 256 on Hopper; the
     frontend refuses.
     """
-    return wider_than(p, 128) if p.layout.paged else None
+    return p.layout.paged
 
 
-@half_precision(
-    "CUDNN438",
-    when=cudnn(">=9.5.0,<9.8.0"),
-    arch={89},
-    evidence="source",
-    trips=PAGED,
-    passes={"is_training": False},
-)
+@rule("CUDNN438", when=cudnn(">=9.5.0,<9.8.0"), arch={89}, fires_on=PAGED, passes={"is_training": False})
 def paged_on_ada(p: AttentionParams, env: Environment) -> Unknown | None:
     """A paged cache on Ada: TransformerEngine says no, without a reason
 
@@ -216,18 +192,17 @@ def paged_on_ada(p: AttentionParams, env: Environment) -> Unknown | None:
     Source: TransformerEngine d0067d0, utils.py line 845; libcudnn 9.8 asked without a GPU.
     """
     if p.layout.paged:
-        return Unknown("kv_cache", p.kv_cache, Words("contiguous keys and values"))
+        return Unknown("kv_cache", p.kv_cache, FreeText("contiguous keys and values"))
     return None
 
 
 # TransformerEngine's gap.
 
 
-@half_precision(
+@rule(
     "CUDNN440",
     when=cudnn(">=9.2.0,<9.6.0"),
-    evidence="source",
-    trips={"attn_mask_type": "padding"},
+    fires_on={"attn_mask_type": "padding"},
     passes={"attn_mask_type": "no_mask", "attention_dropout": 0.1},
 )
 def transformer_engine_gap(p: AttentionParams, env: Environment) -> Unknown | None:
@@ -244,7 +219,7 @@ def transformer_engine_gap(p: AttentionParams, env: Environment) -> Unknown | No
     if p.windowed:
         return None  # the window rules: CUDNN411 to 418
     if p.padding:
-        return Unknown("attn_mask_type", p.attn_mask_type, Words("no_mask or causal, without padding"))
+        return Unknown("attn_mask_type", p.attn_mask_type, FreeText("no_mask or causal, without padding"))
     if not p.causal:
         return None
     if p.dropout:
@@ -252,5 +227,5 @@ def transformer_engine_gap(p: AttentionParams, env: Environment) -> Unknown | No
     if p.core_attention_bias_type != "no_bias":
         return Unknown("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
     if p.max_seqlen_q > p.max_seqlen_kv or (p.bottom_right and p.max_seqlen_q != p.max_seqlen_kv):
-        return Unknown("max_seqlen_q", p.max_seqlen_q, Words(f"max_seqlen_kv ({p.max_seqlen_kv})"))
+        return Unknown("max_seqlen_q", p.max_seqlen_q, FreeText(f"max_seqlen_kv ({p.max_seqlen_kv})"))
     return None

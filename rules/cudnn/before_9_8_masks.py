@@ -5,15 +5,15 @@ Sources as in ``before_9_8_forward``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from attnsel.rules.cudnn.vocabulary import ANY_BLACKWELL, HOPPER, WINDOW, half_precision
-from attnsel.verdict import Bad, Multiple, OneOf, Required, Words
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rules_about
+from attnsel.rules.cudnn.vocabulary import ANY_BLACKWELL, HOPPER, WINDOW
+from attnsel.selection.requirements import AtMostField, EqualTo, FreeText, Multiple, OneOf, Requirement
+from attnsel.selection.verdict import Violation
 from attnsel.versions import cudnn
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=False)
 
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024}
 
@@ -23,20 +23,20 @@ def anchored_bottom_right(p: AttentionParams) -> bool:
     return p.bottom_right or (p.windowed and p.window_size[1] >= 0 and p.bottom_right_diagonal is True)
 
 
-def wants_top_left(p: AttentionParams) -> Bad:
+def wants_top_left(p: AttentionParams) -> Violation:
     """Objects to the bottom-right anchor; for square, unpadded attention both anchors are the same."""
     if not p.causal:
-        return Bad("bottom_right_diagonal", True, OneOf(False))
+        return Violation("bottom_right_diagonal", True, OneOf(False))
     same = p.max_seqlen_q == p.max_seqlen_kv and not p.padding
-    required: Required = OneOf("causal") if same else Words("a diagonal anchored at the top left")
-    return Bad("attn_mask_type", p.attn_mask_type, required)
+    required: Requirement = OneOf("causal") if same else FreeText("a diagonal anchored at the top left")
+    return Violation("attn_mask_type", p.attn_mask_type, required)
 
 
 # Masks.
 
 
-@half_precision("CUDNN401", when=cudnn("<9.8.0"), evidence="source", trips={"attn_mask_type": "arbitrary"})
-def no_arbitrary_mask(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN401", when=cudnn("<9.8.0"), fires_on={"attn_mask_type": "arbitrary"})
+def no_arbitrary_mask(p: AttentionParams, env: Environment) -> Violation | None:
     """An arbitrary mask is not an input of cuDNN attention
 
     Fix: write it into a post_scale_bias with -inf where attention is forbidden.
@@ -44,12 +44,14 @@ def no_arbitrary_mask(p: AttentionParams, env: Environment) -> Bad | None:
     TransformerEngine d0067d0, utils.py line 1300.
     """
     if p.attn_mask_type == "arbitrary":
-        return Bad("attn_mask_type", "arbitrary", Words("a mask type, or the mask as post_scale_bias"))
+        return Violation(
+            "attn_mask_type", "arbitrary", FreeText("a mask type, or the mask as post_scale_bias")
+        )
     return None
 
 
-@half_precision("CUDNN402", when=cudnn("<8.9.6"), evidence="source", trips={"attn_mask_type": "no_mask"})
-def only_causal(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN402", when=cudnn("<8.9.6"), fires_on={"attn_mask_type": "no_mask"})
+def only_causal(p: AttentionParams, env: Environment) -> Violation | None:
     """Below cuDNN 8.9.6 the mask must be causal
 
     Fix: cuDNN 8.9.6 or newer.
@@ -57,12 +59,12 @@ def only_causal(p: AttentionParams, env: Environment) -> Bad | None:
     mask is supported in cudnn versions below 8.9.6").
     """
     if p.attn_mask_type != "causal":
-        return Bad("attn_mask_type", p.attn_mask_type, Words("causal"))
+        return Violation("attn_mask_type", p.attn_mask_type, FreeText("causal"))
     return None
 
 
-@half_precision("CUDNN403", when=cudnn(">=8.9.6,<9.3.0"), evidence="source", trips=BOTTOM_RIGHT)
-def bottom_right_from_9_3(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN403", when=cudnn(">=8.9.6,<9.3.0"), fires_on=BOTTOM_RIGHT)
+def bottom_right_from_9_3(p: AttentionParams, env: Environment) -> Violation | None:
     """A bottom-right causal mask needs cuDNN 9.3.0
 
     Fix: cuDNN 9.3.0 or newer; with equal lengths and no padding plain causal is the same mask.
@@ -72,14 +74,13 @@ def bottom_right_from_9_3(p: AttentionParams, env: Environment) -> Bad | None:
     return wants_top_left(p) if p.bottom_right else None
 
 
-@half_precision(
+@rule(
     "CUDNN404",
     when=cudnn(">=9.3.0,<9.6.0"),
-    evidence="source",
-    trips={"attn_mask_type": "padding_causal_bottom_right"},
+    fires_on={"attn_mask_type": "padding_causal_bottom_right"},
     passes=BOTTOM_RIGHT,
 )
-def padded_bottom_right(p: AttentionParams, env: Environment) -> Bad | None:
+def padded_bottom_right(p: AttentionParams, env: Environment) -> Violation | None:
     """Bottom-right causal with padding needs cuDNN 9.6.0
 
     Fix: cuDNN 9.6.0 or newer.
@@ -87,55 +88,51 @@ def padded_bottom_right(p: AttentionParams, env: Environment) -> Bad | None:
     paged caches says 9.5); cudnn-frontend v1.5.2 to v1.8.0 refuse the pair, v1.9.0 (for 9.6) takes it.
     """
     if p.bottom_right and p.padding:
-        return Bad("attn_mask_type", p.attn_mask_type, Words("causal_bottom_right, without padding"))
+        return Violation("attn_mask_type", p.attn_mask_type, FreeText("causal_bottom_right, without padding"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN405",
     when=cudnn(">=9.3.0,<9.6.0"),
-    evidence="source",
-    trips={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1000, "max_seqlen_kv": 2048},
+    requires={"max_seqlen_q": Multiple(64)},
+    fires_on={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1000, "max_seqlen_kv": 2048},
     passes=BOTTOM_RIGHT,
 )
-def bottom_right_query_length(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_query_length(p: AttentionParams, env: Environment) -> bool:
     """Below cuDNN 9.6.0 bottom-right causal needs a query length multiple of 64
 
     Fix: pad the queries at the front, or cuDNN 9.6.0.
     Source: cudnn-frontend v1.10.0 to 1.32 ("multiple of 64 ... for cudnn version below 9.6.0").
     TransformerEngine v2.18 keeps the clause until 9.7.0; the frontend, which builds the plan, is followed.
     """
-    if p.bottom_right and p.max_seqlen_q % 64:
-        return Bad("max_seqlen_q", p.max_seqlen_q, Multiple(64))
-    return None
+    return p.bottom_right
 
 
-@half_precision(
+@rule(
     "CUDNN406",
     when=cudnn(">=9.3.0,<9.6.0"),
-    evidence="source",
-    trips={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 2000},
+    requires={"max_seqlen_kv": Multiple(64)},
+    fires_on={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 2000},
     passes=BOTTOM_RIGHT,
 )
-def bottom_right_key_length(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_key_length(p: AttentionParams, env: Environment) -> bool:
     """Below cuDNN 9.6.0 bottom-right causal needs a key length multiple of 64
 
     Fix: pad keys and values at the front behind a bias, or cuDNN 9.6.0.
     Source: as for queries (CUDNN405): cudnn-frontend v1.10.0 to 1.32; TransformerEngine until 9.7.0.
     """
-    if p.bottom_right and p.max_seqlen_kv % 64:
-        return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(64))
-    return None
+    return p.bottom_right
 
 
-@half_precision(
+@rule(
     "CUDNN407",
     when=cudnn(">=9.3.0,<9.8.0"),
-    evidence="source",
-    trips={"attn_mask_type": "causal_bottom_right", "max_seqlen_kv": 1024},
+    requires={"max_seqlen_q": AtMostField("max_seqlen_kv")},
+    fires_on={"attn_mask_type": "causal_bottom_right", "max_seqlen_kv": 1024},
     passes=BOTTOM_RIGHT,
 )
-def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_more_queries(p: AttentionParams, env: Environment) -> bool:
     """A bottom-right diagonal cannot have more queries than keys
 
     Why: the first queries would see no key. Beside padding the true lengths decide, and 9.7 takes it.
@@ -144,19 +141,17 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Bad | Non
     unless padded; TransformerEngine v2.18, fused_attn.cpp, "mask type" (lifted with padding at 9.7.0).
     """
     lifted = p.padding and env.cudnn is not None and env.cudnn >= (9, 7, 0)
-    if anchored_bottom_right(p) and p.max_seqlen_q > p.max_seqlen_kv and not lifted:
-        return Bad("max_seqlen_q", p.max_seqlen_q, Words(f"at most max_seqlen_kv ({p.max_seqlen_kv})"))
-    return None
+    return anchored_bottom_right(p) and not lifted
 
 
-@half_precision(
+@rule(
     "CUDNN408",
     when=cudnn(">=9.3.0,<9.8.0"),
-    evidence="source",
-    trips={"attn_mask_type": "causal_bottom_right", "core_attention_bias_type": "alibi"},
+    requires={"core_attention_bias_type": OneOf("no_bias")},
+    fires_on={"attn_mask_type": "causal_bottom_right", "core_attention_bias_type": "alibi"},
     passes=BOTTOM_RIGHT,
 )
-def bottom_right_bias(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_bias(p: AttentionParams, env: Environment) -> bool:
     """A bottom-right diagonal takes no bias and no ALiBi
 
     Fix: write the mask into the bias; with equal lengths and no padding plain causal is the same mask.
@@ -164,38 +159,33 @@ def bottom_right_bias(p: AttentionParams, env: Environment) -> Bad | None:
     TransformerEngine v2.18, fused_attn.cpp, "mask type", until 9.6 (from 9.7 on it lets the pair pass; the
     frontend is followed).
     """
-    if anchored_bottom_right(p) and p.core_attention_bias_type != "no_bias":
-        return Bad("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
-    return None
+    return anchored_bottom_right(p)
 
 
-@half_precision(
+@rule(
     "CUDNN409",
     when=cudnn(">=9.3.0,<9.8.0"),
-    evidence="source",
-    trips={"attn_mask_type": "causal_bottom_right", "attention_dropout": 0.1},
+    requires={"attention_dropout": OneOf(0.0)},
+    fires_on={"attn_mask_type": "causal_bottom_right", "attention_dropout": 0.1},
     passes=BOTTOM_RIGHT,
 )
-def bottom_right_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_dropout(p: AttentionParams, env: Environment) -> bool:
     """A bottom-right diagonal takes no dropout
 
     Fix: no dropout; with equal lengths and no padding plain causal is the same mask.
     Source: as for a bias (CUDNN408): cudnn-frontend v1.5.2 to 1.32 (is_dropout=False); TransformerEngine
     until 9.6.
     """
-    if anchored_bottom_right(p) and p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return anchored_bottom_right(p) and p.dropout
 
 
-@half_precision(
+@rule(
     "CUDNN410",
     when=cudnn("<9.8.0"),
-    evidence="source",
-    trips={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "is_training": False},
+    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "is_training": False},
     passes={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "is_training": False, "attn_mask_type": "no_mask"},
 )
-def single_query_causal(p: AttentionParams, env: Environment) -> Bad | None:
+def single_query_causal(p: AttentionParams, env: Environment) -> Violation | None:
     """A single query takes no causal mask
 
     Why: the decode kernel of these releases has no mask.
@@ -206,17 +196,17 @@ def single_query_causal(p: AttentionParams, env: Environment) -> Bad | None:
     """
     if p.max_seqlen_q != 1 or not (p.causal or p.window_size[1] >= 0):
         return None
-    required: Required = Words("no_mask or padding: a right bound needs more than one query")
+    required: Requirement = FreeText("no_mask or padding: a right bound needs more than one query")
     if p.bottom_right and not p.windowed:
         required = OneOf("padding" if p.padding else "no_mask")
-    return Bad("attn_mask_type", p.attn_mask_type, required)
+    return Violation("attn_mask_type", p.attn_mask_type, required)
 
 
 # Windows.
 
 
-@half_precision("CUDNN411", when=cudnn("<9.2.0"), evidence="source", trips=WINDOW)
-def window_from_9_2(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN411", when=cudnn("<9.2.0"), fires_on=WINDOW)
+def window_from_9_2(p: AttentionParams, env: Environment) -> Violation | None:
     """A sliding window needs cuDNN 9.2.0
 
     Fix: cuDNN 9.2.0 or newer.
@@ -224,18 +214,17 @@ def window_from_9_2(p: AttentionParams, env: Environment) -> Bad | None:
     v1.10.0 ("For cuDNN version below 9.2.0, sliding window attention is not supported").
     """
     if p.windowed:
-        return Bad("window_size", p.window_size, OneOf((-1, -1)))
+        return Violation("window_size", p.window_size, OneOf((-1, -1)))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN412",
     when=cudnn(">=9.2.0,<9.6.0"),
-    evidence="source",
-    trips={**WINDOW, "attn_mask_type": "padding_causal"},
+    fires_on={**WINDOW, "attn_mask_type": "padding_causal"},
     passes=WINDOW,
 )
-def window_with_padding(p: AttentionParams, env: Environment) -> Bad | None:
+def window_with_padding(p: AttentionParams, env: Environment) -> Violation | None:
     """Below cuDNN 9.6.0 a window takes no padding, hence no packed sequences
 
     Fix: cuDNN 9.6.0 or newer.
@@ -243,18 +232,17 @@ def window_with_padding(p: AttentionParams, env: Environment) -> Bad | None:
     padding_mask=False"); TransformerEngine v2.18, fused_attn.cpp ("9.2: SWA (left, 0) + top-left diagonal").
     """
     if p.windowed and p.padding:
-        return Bad("attn_mask_type", p.attn_mask_type, Words("causal, without padding"))
+        return Violation("attn_mask_type", p.attn_mask_type, FreeText("causal, without padding"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN413",
     when=cudnn(">=9.2.0,<9.6.0"),
-    evidence="source",
-    trips={**WINDOW, "attn_mask_type": "causal_bottom_right"},
+    fires_on={**WINDOW, "attn_mask_type": "causal_bottom_right"},
     passes=WINDOW,
 )
-def window_bottom_right(p: AttentionParams, env: Environment) -> Bad | None:
+def window_bottom_right(p: AttentionParams, env: Environment) -> Violation | None:
     """Below cuDNN 9.6.0 a window must hang on the top-left diagonal
 
     Fix: cuDNN 9.6.0 or newer; with equal lengths both diagonals are the same, so say causal.
@@ -265,14 +253,13 @@ def window_bottom_right(p: AttentionParams, env: Environment) -> Bad | None:
     return wants_top_left(p) if p.windowed and anchored_bottom_right(p) else None
 
 
-@half_precision(
+@rule(
     "CUDNN414",
     when=cudnn(">=9.2.0,<9.6.0"),
-    evidence="source",
-    trips={"window_size": (128, 128), "attn_mask_type": "no_mask"},
+    fires_on={"window_size": (128, 128), "attn_mask_type": "no_mask"},
     passes=WINDOW,
 )
-def window_to_the_right(p: AttentionParams, env: Environment) -> Bad | None:
+def window_to_the_right(p: AttentionParams, env: Environment) -> Violation | None:
     """A window that reaches past the diagonal needs cuDNN 9.6.0
 
     Fix: cuDNN 9.6.0 or newer.
@@ -280,18 +267,17 @@ def window_to_the_right(p: AttentionParams, env: Environment) -> Bad | None:
     frontend has an argument for it since v1.10.0, made for 9.7, and names no version.
     """
     if p.window_size[1] > 0:
-        return Bad("window_size", p.window_size, Words("a right bound of 0"))
+        return Violation("window_size", p.window_size, FreeText("a right bound of 0"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN415",
     when=cudnn(">=9.2.0,<9.8.0"),
-    evidence="source",
-    trips={"window_size": (128, -1), "attn_mask_type": "no_mask"},
+    fires_on={"window_size": (128, -1), "attn_mask_type": "no_mask"},
     passes=WINDOW,
 )
-def window_without_right_bound(p: AttentionParams, env: Environment) -> Bad | None:
+def window_without_right_bound(p: AttentionParams, env: Environment) -> Violation | None:
     """A window bounded on the left must be bounded on the right too
 
     Fix: a causal mask, or from cuDNN 9.6.0 a right bound as long as the sequence, which bounds nothing.
@@ -300,76 +286,69 @@ def window_without_right_bound(p: AttentionParams, env: Environment) -> Bad | No
     """
     left, right = p.window_size
     if left >= 0 and right < 0:
-        return Bad("window_size", p.window_size, OneOf((left, p.max_seqlen_kv)))
+        return Violation("window_size", p.window_size, OneOf((left, p.max_seqlen_kv)))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN416",
     when=cudnn(">=9.2.0,<9.8.0"),
-    evidence="source",
-    trips={**WINDOW, "attention_dropout": 0.1},
+    requires={"attention_dropout": OneOf(0.0)},
+    fires_on={**WINDOW, "attention_dropout": 0.1},
     passes=WINDOW,
 )
-def window_with_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def window_with_dropout(p: AttentionParams, env: Environment) -> bool:
     """A window takes no dropout
 
     Fix: no dropout, or cuDNN 9.10.2, where the frontend lifts it.
     Source: cudnn-frontend v1.5.2 to v1.10.0, and 1.32 for versions below 9.10.2; TransformerEngine d0067d0,
     utils.py line 1344.
     """
-    if p.windowed and p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return p.windowed and p.dropout
 
 
-@half_precision(
+@rule(
     "CUDNN417",
     when=cudnn(">=9.2.0,<9.8.0"),
-    evidence="source",
-    trips={**WINDOW, "core_attention_bias_type": "post_scale_bias"},
+    requires={"core_attention_bias_type": OneOf("no_bias")},
+    fires_on={**WINDOW, "core_attention_bias_type": "post_scale_bias"},
     passes=WINDOW,
 )
-def window_with_bias(p: AttentionParams, env: Environment) -> Bad | None:
+def window_with_bias(p: AttentionParams, env: Environment) -> bool:
     """A window takes no bias and no ALiBi
 
     Fix: write the window into the bias.
     Source: TransformerEngine v2.18, fused_attn.cpp, "sliding window"; cudnn-frontend 1.32 for versions below
     9.10.2 (a bias tensor; it says nothing of ALiBi, for which TransformerEngine is followed).
     """
-    if p.windowed and p.core_attention_bias_type != "no_bias":
-        return Bad("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
-    return None
+    return p.windowed
 
 
-@half_precision(
+@rule(
     "CUDNN418",
     when=cudnn(">=9.2.0,<9.8.0"),
-    evidence="source",
-    trips={**WINDOW, "max_seqlen_kv": 1024},
+    requires={"max_seqlen_q": AtMostField("max_seqlen_kv")},
+    fires_on={**WINDOW, "max_seqlen_kv": 1024},
     passes=WINDOW,
 )
-def window_more_queries(p: AttentionParams, env: Environment) -> Bad | None:
+def window_more_queries(p: AttentionParams, env: Environment) -> bool:
     """A window cannot have more queries than keys
 
     Fix: cut off the queries that see no key.
     Source: cudnn-frontend v1.7.0 to v1.10.0 ("Sliding window attention is only supported with s_q <= s_kv");
     TransformerEngine d0067d0, utils.py line 1363.
     """
-    if p.windowed and p.max_seqlen_q > p.max_seqlen_kv:
-        return Bad("max_seqlen_q", p.max_seqlen_q, Words(f"at most max_seqlen_kv ({p.max_seqlen_kv})"))
-    return None
+    return p.windowed
 
 
-@half_precision(
+@rule(
     "CUDNN419",
     when=cudnn(">=9.6.0,<9.8.0"),
     arch=HOPPER,
-    evidence="source",
-    trips={**WINDOW, "attn_mask_type": "causal_bottom_right"},
+    fires_on={**WINDOW, "attn_mask_type": "causal_bottom_right"},
     passes={**WINDOW, "attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
 )
-def square_window_hopper(p: AttentionParams, env: Environment) -> Bad | None:
+def square_window_hopper(p: AttentionParams, env: Environment) -> Violation | None:
     """On Hopper a bottom-right window needs more keys than queries
 
     Fix: with equal lengths the top-left diagonal is the same: causal, or bottom_right_diagonal=False.
@@ -381,20 +360,18 @@ def square_window_hopper(p: AttentionParams, env: Environment) -> Bad | None:
     return wants_top_left(p) if p.windowed and square and anchored_bottom_right(p) else None
 
 
-@half_precision(
+@rule(
     "CUDNN420",
     when=cudnn("==9.7.0"),
     arch=ANY_BLACKWELL,
-    evidence="source",
-    trips={**WINDOW, "attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
+    requires={"max_seqlen_q": EqualTo("max_seqlen_kv")},
+    fires_on={**WINDOW, "attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={**WINDOW, "attn_mask_type": "causal_bottom_right"},
 )
-def cross_window_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def cross_window_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell cuDNN 9.7.0 takes bottom-right windows with equal lengths only
 
     Fix: cuDNN 9.7.1 or newer.
     Source: TransformerEngine v2.18, fused_attn.cpp, "fix bug for BRCM + cross-attention on sm100".
     """
-    if p.windowed and anchored_bottom_right(p) and p.max_seqlen_q != p.max_seqlen_kv:
-        return Bad("max_seqlen_q", p.max_seqlen_q, Words(f"max_seqlen_kv ({p.max_seqlen_kv})"))
-    return None
+    return p.windowed and anchored_bottom_right(p)

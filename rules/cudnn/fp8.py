@@ -4,25 +4,21 @@ A question is about FP8 when q, k and v are FP8 tensors, or when the call stands
 recipe covers attention (``fp8_dpa``, or ``fp8_mha`` which includes it). A recipe that leaves attention alone
 means FP16/BF16 attention, and the other files of this folder judge it.
 
-Recipes are TransformerEngine's. Below cuDNN 9.8 its table speaks first, and the frontend where the page says
+Recipes are TransformerEngine's. Below cuDNN 9.8 its table comes first, and the frontend where the page says
 so; from 9.8 on the library can be asked and is the judge (``fp8_since_9_8`` has what it alone says).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnsel.rules.api import rule
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.vocabulary import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, HOPPER
-from attnsel.verdict import AtLeast, Bad, OneOf, Unknown, Words
+from attnsel.selection.requirements import NEWER, AtLeast, FreeText, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import Version, cudnn
-
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
-    from attnsel.rules.api import Body
 
 
 def recipe(kind: str, **fields: Any) -> dict[str, Any]:
@@ -34,21 +30,8 @@ DELAYED = recipe("delayed")
 CURRENT = recipe("current")
 MXFP8 = recipe("mxfp8")
 
-
-def fp8(code: str, *kinds: str, **about: Any) -> Callable[[Body], Body]:
-    """``@rule`` on ``cudnn`` for FP8 attention, under any recipe or those of these kinds."""
-
-    if not kinds:
-        return rule(code, "cudnn", device={"cuda"}, fp8=True, **about)
-
-    def register(body: Body) -> Body:
-        @functools.wraps(body)
-        def of_these_kinds(p: AttentionParams, env: Environment) -> Bad | Unknown | None:
-            return body(p, env) if kind_of(p) in kinds else None
-
-        return rule(code, "cudnn", device={"cuda"}, fp8=True, **about)(of_these_kinds)
-
-    return register
+CUDA = {"cuda"}
+rule = rules_about("cudnn", fp8=True, device=CUDA)
 
 
 def kind_of(p: AttentionParams) -> str | None:
@@ -63,8 +46,8 @@ def bottom_right(p: AttentionParams) -> bool:
 # What is asked.
 
 
-@fp8("CUDNN301", evidence="source", trips={"dtype": "fp8_e4m3"}, passes={"dtype": "fp8_e4m3", **DELAYED})
-def needs_recipe(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN301", fires_on={"dtype": "fp8_e4m3"}, passes={"dtype": "fp8_e4m3", **DELAYED})
+def needs_recipe(p: AttentionParams, env: Environment) -> Violation | None:
     """FP8 tensors need a recipe that covers attention
 
     Why: the kernel scales q, k, v, the scores and the output; the recipe says how, and that decides which
@@ -75,31 +58,36 @@ def needs_recipe(p: AttentionParams, env: Environment) -> Bad | None:
     sdpa_fp8); TransformerEngine d0067d0, utils.py lines 647 to 656.
     """
     if p.recipe is None:
-        return Bad("fp8_meta", None, Words("a recipe of kind delayed, current or mxfp8, with fp8_dpa"))
+        return Violation(
+            "fp8_meta", None, FreeText("a recipe of kind delayed, current or mxfp8, with fp8_dpa")
+        )
     if not p.recipe.attention_in_fp8:
-        return Bad("fp8_meta", kind_of(p), Words("a recipe with fp8_dpa, since the tensors are FP8"))
+        return Violation("fp8_meta", kind_of(p), FreeText("a recipe with fp8_dpa, since the tensors are FP8"))
     return None
 
 
-@fp8("CUDNN302", "block", evidence="source", trips=recipe("block"), passes=DELAYED)
-def no_block_scaling(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN302", fires_on=recipe("block"), passes=DELAYED)
+def no_block_scaling(p: AttentionParams, env: Environment) -> Violation | None:
     """Block scaling has no fused attention
 
     Why: cuDNN scales per tensor or, as MXFP8, per 32 elements; blocks of 128 it does not know.
     Fix: another kind of recipe for attention, or fp8_dpa off: the linear layers keep block scaling.
     Source: TransformerEngine d0067d0, utils.py lines 721 to 723.
     """
-    return Bad("fp8_meta", "block", Words("kind delayed, current or mxfp8, or fp8_dpa off"))
+    if kind_of(p) != "block":
+        return None
+    return Violation("fp8_meta", "block", FreeText("kind delayed, current or mxfp8, or fp8_dpa off"))
 
 
-@fp8(
+@rule(
     "CUDNN303",
     when=cudnn("<9.8.0"),
-    evidence="source",
-    trips={"dtype": "fp8_e5m2", **DELAYED},
+    requires={"dtype": OneOf("fp8_e4m3")},
+    unknown=True,
+    fires_on={"dtype": "fp8_e5m2", **DELAYED},
     passes={"dtype": "fp8_e4m3", **DELAYED},
 )
-def tensors_in_e4m3(p: AttentionParams, env: Environment) -> Unknown | None:
+def tensors_in_e4m3(p: AttentionParams, env: Environment) -> bool:
     """Below cuDNN 9.8 q, k and v in E5M2 are documented and used by nobody
 
     Why: the frontend lists E4M3 and E5M2; TransformerEngine hands over E4M3 only and keeps E5M2 for
@@ -108,76 +96,93 @@ def tensors_in_e4m3(p: AttentionParams, env: Environment) -> Unknown | None:
     Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Tensors"; TransformerEngine d0067d0,
     utils.py line 628; libcudnn asked without a GPU takes them from 9.8 to 9.28.
     """
-    if p.dtype == "fp8_e5m2":
-        return Unknown("dtype", "fp8_e5m2", OneOf("fp8_e4m3"))
-    return None
+    return p.dtype.startswith("fp8")
 
 
 # Devices and versions.
 
 
-@fp8("CUDNN304", arch=range(50, 90), evidence="library", trips=DELAYED)
-def fp8_needs_hopper(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN304",
+    requires={"arch": AtLeast(90)},
+    evidence="library",
+    fires_on={"gpu": "L4", **DELAYED},
+    device=None,
+)
+def fp8_needs_hopper(p: AttentionParams, env: Environment) -> None:
     """FP8 attention needs Hopper (sm90) or newer
 
     Fix: attention in bf16 (fp8_dpa off); Ada multiplies in FP8 but has no such attention.
     Source: cudnn-frontend v1.3.0 to 1.32 ("only supported on Hopper architecture and newer"); libcudnn 9.8 to
     9.28 asked without a GPU refuse sm89; TransformerEngine v2.18, fused_attn.cpp, FP8 branch.
     """
-    return Bad("arch", env.arch, AtLeast(90))
 
 
-@fp8("CUDNN305", when=cudnn("<9.1.0"), arch=HOPPER, evidence="source", trips=DELAYED)
-def fp8_from_9_1(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN305",
+    arch=HOPPER,
+    requires={"cudnn": AtLeast(Version(9, 1))},
+    fires_on={"cudnn": "9.0.0", **DELAYED},
+)
+def fp8_from_9_1(p: AttentionParams, env: Environment) -> None:
     """FP8 attention needs cuDNN 9.1.0
 
     Fix: cuDNN 9.7.0 or newer has most of it.
     Source: cudnn-frontend v1.3.0 to 1.32 ("only supported starting cudnn 9.1.0"). TransformerEngine v2.3
     still lists packed sequences of at most 512 tokens from 8.9.0; v2.18 does not.
     """
-    return Bad("cudnn", env.cudnn, AtLeast(Version(9, 1)))
 
 
-@fp8("CUDNN306", when=cudnn(">=9.1.0,<9.2.1"), arch=HOPPER, evidence="source", trips=DELAYED)
-def fp8_before_9_2_1(p: AttentionParams, env: Environment) -> Unknown | None:
+@rule(
+    "CUDNN306",
+    when=cudnn(">=9.1.0,<9.2.1"),
+    arch=HOPPER,
+    requires={"cudnn": NEWER},
+    unknown=True,
+    fires_on=DELAYED,
+)
+def fp8_before_9_2_1(p: AttentionParams, env: Environment) -> None:
     """From 9.1.0 to 9.2.0 the frontend takes FP8, TransformerEngine does not
 
     Fix: cuDNN 9.2.1 or newer.
     Source: cudnn-frontend v1.3.0 (9.1.0); TransformerEngine v2.18, fused_attn.cpp, FP8 branch (9.2.1).
     """
-    return Unknown("cudnn", env.cudnn, AtLeast(Version(9, 2, 1)))
 
 
-@fp8("CUDNN307", when=cudnn("<9.7.0"), arch=range(100, 130), evidence="source", trips=DELAYED)
-def fp8_blackwell_from_9_7(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN307",
+    arch=range(100, 130),
+    requires={"cudnn": AtLeast(Version(9, 7))},
+    fires_on={"cudnn": "9.6.0", **DELAYED},
+)
+def fp8_blackwell_from_9_7(p: AttentionParams, env: Environment) -> None:
     """On Blackwell FP8 attention needs cuDNN 9.7.0
 
     Fix: cuDNN 9.7.0 or newer for inference, 9.19.0 for training (CUDNN309).
     Source: TransformerEngine v2.18, fused_attn.cpp, FP8 branch (the 9.2.1 row excludes sm100).
     """
-    return Bad("cudnn", env.cudnn, AtLeast(Version(9, 7)))
 
 
-@fp8("CUDNN308", when=cudnn("==9.10.0"), evidence="source", trips=DELAYED)
-def fp8_bug_9_10_0(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN308", when=cudnn("==9.10.0"), requires={"cudnn": NEWER}, fires_on=DELAYED)
+def fp8_bug_9_10_0(p: AttentionParams, env: Environment) -> None:
     """cuDNN 9.10.0 has known bugs in FP8 attention
 
     Fix: cuDNN 9.10.2 or newer.
     Source: TransformerEngine v2.18, fused_attn.cpp ("9.10.0: known bugs with SDPA FP8"); cudnn-frontend 1.23
     and 1.32.
     """
-    return Bad("cudnn", env.cudnn, Words("any release but 9.10.0"))
 
 
-@fp8(
+@rule(
     "CUDNN309",
     when=cudnn(">=9.7.0,<9.19.0"),
     arch=BLACKWELL,
+    requires={"is_training": OneOf(False)},
     evidence="library",
-    trips=DELAYED,
+    fires_on=DELAYED,
     passes={**DELAYED, "is_training": False},
 )
-def fp8_training_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def fp8_training_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell FP8 training needs cuDNN 9.19.0
 
     Why: the frontend sends every FP8 backward there through the deterministic kernels, which came with 9.19.
@@ -185,39 +190,35 @@ def fp8_training_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h (auto-routing); libcudnn asked without a GPU refuses 9.8 to
     9.18.1 and accepts 9.28. TransformerEngine's table says 9.7, true for frontends of that time.
     """
-    if p.is_training:
-        return Bad("is_training", True, OneOf(False))
-    return None
 
 
-@fp8(
+@rule(
     "CUDNN310",
     when=cudnn(">=9.7.0"),
     arch=CONSUMER_BLACKWELL,
+    requires={"is_training": OneOf(False)},
     evidence="library",
-    trips=DELAYED,
+    fires_on=DELAYED,
     passes={**DELAYED, "is_training": False},
 )
-def fp8_training_consumer(p: AttentionParams, env: Environment) -> Bad | None:
+def fp8_training_consumer(p: AttentionParams, env: Environment) -> None:
     """On consumer Blackwell (sm120) there is no FP8 backward
 
     Fix: train in bf16.
     Source: libcudnn asked without a GPU refuses it in every version tried from 9.8 on; TransformerEngine
     d0067d0, utils.py lines 725 to 737, takes no FP8 attention there at all.
     """
-    if p.is_training:
-        return Bad("is_training", True, OneOf(False))
-    return None
 
 
-@fp8(
+@rule(
     "CUDNN311",
     when=cudnn(">=9.7.0,<9.18.1"),
     arch=CONSUMER_BLACKWELL,
+    requires={"cudnn": NEWER},
     evidence="library",
-    trips={**DELAYED, "is_training": False},
+    fires_on={**DELAYED, "is_training": False},
 )
-def fp8_inference_consumer(p: AttentionParams, env: Environment) -> Bad | None:
+def fp8_inference_consumer(p: AttentionParams, env: Environment) -> None:
     """On consumer Blackwell (sm120) FP8 inference needs cuDNN 9.18.1
 
     Fix: cuDNN 9.18.1 or newer.
@@ -225,31 +226,35 @@ def fp8_inference_consumer(p: AttentionParams, env: Environment) -> Bad | None:
     between was tried). TransformerEngine d0067d0, utils.py line 725, refuses sm120 at every version; the
     library is followed.
     """
-    return Bad("cudnn", env.cudnn, AtLeast(Version(9, 18, 1)))
 
 
-@fp8("CUDNN312", when=cudnn(">=9.7.0"), arch=range(110, 120), evidence="source", trips=DELAYED)
-def fp8_sm110(p: AttentionParams, env: Environment) -> Unknown | None:
+@rule(
+    "CUDNN312",
+    when=cudnn(">=9.7.0"),
+    arch=range(110, 120),
+    requires={"arch": OneOf(90, 100, 103)},
+    unknown=True,
+    fires_on=DELAYED,
+)
+def fp8_sm110(p: AttentionParams, env: Environment) -> None:
     """Nobody has seen FP8 attention on sm110
 
     Fix: try it there, or attention in bf16.
     Source: TransformerEngine and cudnn-frontend treat it as "10 or newer" without naming it.
     """
-    return Unknown("arch", env.arch, OneOf(90, 100, 103))
 
 
 # Recipes.
 
 
-@fp8(
+@rule(
     "CUDNN313",
-    "current",
     arch=(*HOPPER, *CONSUMER_BLACKWELL),
     evidence="library",
-    trips=CURRENT,
+    fires_on=CURRENT,
     passes={**DELAYED, "is_training": False},
 )
-def current_scaling_needs_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def current_scaling_needs_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
     """Current scaling needs datacentre Blackwell (sm100, sm103)
 
     Why: the scale of the output is known only after it is computed, so the kernel must write half precision
@@ -259,19 +264,20 @@ def current_scaling_needs_blackwell(p: AttentionParams, env: Environment) -> Bad
     Blackwell"); libcudnn 9.8 to 9.28 asked without a GPU refuse it on sm90 and sm120; TransformerEngine
     d0067d0, utils.py lines 686 to 702.
     """
-    return Bad("fp8_meta", "current", Words("kind delayed"))
+    if kind_of(p) != "current":
+        return None
+    return Violation("fp8_meta", "current", FreeText("kind delayed"))
 
 
-@fp8(
+@rule(
     "CUDNN314",
-    "current",
     when=cudnn(">=9.7.0,<9.13.0"),
     arch=BLACKWELL_THOR,
     evidence="library",
-    trips=CURRENT,
+    fires_on=CURRENT,
     passes={**DELAYED, "is_training": False},
 )
-def current_scaling_from_9_13(p: AttentionParams, env: Environment) -> Bad | None:
+def current_scaling_from_9_13(p: AttentionParams, env: Environment) -> Violation | None:
     """Current scaling needs cuDNN 9.13.0
 
     Why: its output is in half precision.
@@ -280,11 +286,13 @@ def current_scaling_from_9_13(p: AttentionParams, env: Environment) -> Bad | Non
     and accepts 9.13. TransformerEngine d0067d0, utils.py lines 686 to 702, waits for 9.14 and gives no
     reason; the library is followed.
     """
-    return Bad("fp8_meta", "current", Words("kind delayed"))
+    if kind_of(p) != "current":
+        return None
+    return Violation("fp8_meta", "current", FreeText("kind delayed"))
 
 
-@fp8("CUDNN315", "mxfp8", arch=(*HOPPER, *range(110, 130)), evidence="library", trips=MXFP8, passes=DELAYED)
-def mxfp8_needs_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN315", arch=(*HOPPER, *range(110, 130)), evidence="library", fires_on=MXFP8, passes=DELAYED)
+def mxfp8_needs_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
     """MXFP8 attention needs datacenter Blackwell (sm100, sm103)
 
     Fix: delayed scaling where it is supported, or fp8_dpa off.
@@ -292,32 +300,32 @@ def mxfp8_needs_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
     TransformerEngine d0067d0, utils.py lines 703 to 737; libcudnn 9.26 and 9.28 asked without a GPU refuse
     sm90 and sm120.
     """
-    return Bad("fp8_meta", "mxfp8", Words("kind delayed or current"))
+    if kind_of(p) != "mxfp8":
+        return None
+    return Violation("fp8_meta", "mxfp8", FreeText("kind delayed or current"))
 
 
-@fp8(
+@rule(
     "CUDNN316",
-    "mxfp8",
     when=cudnn(">=9.7.0,<9.21.0", "==9.23.0", "==9.23.1"),
     arch=BLACKWELL,
-    evidence="source",
-    trips=MXFP8,
+    fires_on=MXFP8,
     passes={**DELAYED, "is_training": False},
 )
-def mxfp8_versions(p: AttentionParams, env: Environment) -> Bad | None:
+def mxfp8_versions(p: AttentionParams, env: Environment) -> Violation | None:
     """MXFP8 attention needs cuDNN 9.21.0 or newer, but not 9.23.0 and 9.23.1
 
     Fix: cuDNN 9.21, 9.22, or 9.23.2 and newer.
     Source: TransformerEngine d0067d0, utils.py lines 703 to 720; TransformerEngine#3173 (bad at 9.23.0 and
     9.23.1); cudnn-frontend 1.23 ("MXFP8 SDPA requires cuDNN 9.21.0 or later").
     """
-    return Bad("cudnn", env.cudnn, Words("9.21.0, 9.22 or 9.23.2 and newer"))
+    if kind_of(p) != "mxfp8":
+        return None
+    return Violation("cudnn", env.cudnn, FreeText("9.21.0, 9.22 or 9.23.2 and newer"))
 
 
-@fp8(
-    "CUDNN317", "mxfp8", arch=BLACKWELL, evidence="source", trips=recipe("mxfp8", fp8_mha=True), passes=MXFP8
-)
-def mxfp8_inside_only(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN317", arch=BLACKWELL, fires_on=recipe("mxfp8", fp8_mha=True), passes=MXFP8)
+def mxfp8_inside_only(p: AttentionParams, env: Environment) -> Violation | None:
     """MXFP8 attention cannot pass FP8 on to the next layer (fp8_mha)
 
     Why: the kernel writes half precision; there is no input for the block scales of an output.
@@ -325,6 +333,6 @@ def mxfp8_inside_only(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.20 to 1.28, sdpa_mxfp8 (no scales of o); TransformerEngine d0067d0, utils.py
     lines 703 to 720.
     """
-    if p.recipe is not None and p.recipe.fp8_mha:
-        return Bad("fp8_meta", "mxfp8 with fp8_mha", Words("mxfp8 with fp8_dpa alone"))
+    if kind_of(p) == "mxfp8" and p.recipe is not None and p.recipe.fp8_mha:
+        return Violation("fp8_meta", "mxfp8 with fp8_mha", FreeText("mxfp8 with fp8_dpa alone"))
     return None

@@ -5,17 +5,17 @@ Sources and the meaning of "FP8 question" as in ``fp8``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from attnsel.rules.cudnn.fp8 import DELAYED, MXFP8, bottom_right, fp8, kind_of
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rules_about
+from attnsel.rules.cudnn.fp8 import CUDA, DELAYED, MXFP8, bottom_right, kind_of
 from attnsel.rules.cudnn.fp8_shapes import INFERENCE
 from attnsel.rules.cudnn.vocabulary import BLACKWELL, HOPPER, PACKED, PAGED
-from attnsel.verdict import Bad, OneOf, Unknown, Words
+from attnsel.selection.requirements import FreeText, OneOf
+from attnsel.selection.verdict import Unknown, Violation
 from attnsel.versions import cudnn, cudnn_frontend
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=True, device=CUDA)
 
 
 def packed(p: AttentionParams) -> bool:
@@ -25,13 +25,13 @@ def packed(p: AttentionParams) -> bool:
 # Scores and softmax.
 
 
-@fp8(
+@rule(
     "CUDNN350",
-    evidence="source",
-    trips={**DELAYED, "core_attention_bias_type": "post_scale_bias"},
+    requires={"core_attention_bias_type": OneOf("no_bias")},
+    fires_on={**DELAYED, "core_attention_bias_type": "post_scale_bias"},
     passes=DELAYED,
 )
-def no_bias(p: AttentionParams, env: Environment) -> Bad | None:
+def no_bias(p: AttentionParams, env: Environment) -> bool:
     """FP8 attention takes no bias, and ALiBi only in per-tensor scaled inference from 9.8
 
     Why: neither the backward nor the block-scaled functions have an input for ALiBi.
@@ -40,54 +40,47 @@ def no_bias(p: AttentionParams, env: Environment) -> Bad | None:
     without a GPU take ALiBi in inference. TransformerEngine v2.18, fused_attn.cpp, FP8 branch, never asks for
     it and is followed below 9.8.
     """
-    kind = p.core_attention_bias_type
-    if kind == "no_bias":
-        return None
     recent = env.cudnn is not None and env.cudnn >= (9, 8, 0)
-    if kind == "alibi" and recent and not p.is_training and kind_of(p) in ("delayed", "current"):
-        return None
-    return Bad("core_attention_bias_type", kind, OneOf("no_bias"))
+    scaled_per_tensor = kind_of(p) in ("delayed", "current")
+    alibi = p.core_attention_bias_type == "alibi"
+    return not (alibi and recent and scaled_per_tensor and not p.is_training)
 
 
-@fp8("CUDNN351", evidence="source", trips={**DELAYED, "softcap": 30.0}, passes=DELAYED)
-def no_soft_cap(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN351", requires={"softcap": OneOf(0.0)}, fires_on={**DELAYED, "softcap": 30.0}, passes=DELAYED)
+def no_soft_cap(p: AttentionParams, env: Environment) -> None:
     """FP8 attention has no soft cap
 
     Fix: run this layer in bf16 on triton or tiled.
     Source: TransformerEngine d0067d0: soft capping is no parameter of its cuDNN attention.
     """
-    if p.softcap:
-        return Bad("softcap", p.softcap, OneOf(0.0))
-    return None
 
 
-@fp8(
+@rule(
     "CUDNN352",
     when=cudnn("<9.13.0"),
+    requires={"return_max_logit": OneOf(False)},
     evidence="library",
-    trips={**DELAYED, "return_max_logit": True},
+    fires_on={**DELAYED, "return_max_logit": True},
     passes=DELAYED,
 )
-def no_max_logit(p: AttentionParams, env: Environment) -> Bad | None:
+def no_max_logit(p: AttentionParams, env: Environment) -> None:
     """FP8 attention returns the largest score from cuDNN 9.13.0 on
 
     Fix: cuDNN 9.13.0 or newer, and a recipe of kind delayed or current.
     Source: libcudnn asked without a GPU refuses 9.8 and 9.10.2 and accepts 9.13 to 9.28. TransformerEngine
     v2.18, fused_attn.cpp, FP8 branch, and d0067d0, utils.py lines 757 to 765, never asks for it.
     """
-    if p.return_max_logit:
-        return Bad("return_max_logit", True, OneOf(False))
-    return None
 
 
-@fp8(
+@rule(
     "CUDNN353",
     when=cudnn("<9.13.0"),
+    requires={"softmax_type": OneOf("vanilla")},
     evidence="library",
-    trips={**DELAYED, "softmax_type": "learnable"},
+    fires_on={**DELAYED, "softmax_type": "learnable"},
     passes=DELAYED,
 )
-def sinks_from_9_13(p: AttentionParams, env: Environment) -> Bad | None:
+def sinks_from_9_13(p: AttentionParams, env: Environment) -> None:
     """Attention sinks with FP8 need cuDNN 9.13.0
 
     Fix: cuDNN 9.13.0 or newer.
@@ -95,22 +88,20 @@ def sinks_from_9_13(p: AttentionParams, env: Environment) -> Bad | None:
     9.13"); libcudnn asked without a GPU refuses 9.8 and 9.10.2 and accepts 9.13 to 9.28. TransformerEngine
     d0067d0, utils.py lines 1125 to 1140, waits for 9.21 and Blackwell; the library is followed.
     """
-    if p.softmax_type != "vanilla":
-        return Bad("softmax_type", p.softmax_type, OneOf("vanilla"))
-    return None
 
 
 # Dropout and determinism.
 
 
-@fp8(
+@rule(
     "CUDNN355",
     arch=BLACKWELL,
+    requires={"attention_dropout": OneOf(0.0)},
     evidence="library",
-    trips={**DELAYED, "attention_dropout": 0.1},
+    fires_on={**DELAYED, "attention_dropout": 0.1},
     passes=DELAYED,
 )
-def dropout_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def dropout_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell FP8 training takes no dropout
 
     Why: its backward always runs the deterministic kernels, which have none.
@@ -118,64 +109,59 @@ def dropout_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("not supported on Blackwell when dropout is enabled");
     libcudnn 9.26 and 9.28 asked without a GPU.
     """
-    if p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return p.dropout
 
 
-@fp8(
+@rule(
     "CUDNN356",
     when=cudnn("<9.5.0"),
     arch=HOPPER,
+    requires={"attention_dropout": OneOf(0.0)},
     evidence="documented",
-    trips={**DELAYED, "attention_dropout": 0.1},
+    fires_on={**DELAYED, "attention_dropout": 0.1},
     passes=DELAYED,
 )
-def dropout_from_9_5(p: AttentionParams, env: Environment) -> Bad | None:
+def dropout_from_9_5(p: AttentionParams, env: Environment) -> bool:
     """Dropout with FP8 needs cuDNN 9.5.0
 
     Fix: cuDNN 9.5.0 or newer.
     Source: cudnn-frontend v1.8.0 release notes ("fp8 sdpa attention now allows dropout and padding mask.
     Requires cudnn 9.5.0"). TransformerEngine has no clause.
     """
-    if p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return p.dropout
 
 
-@fp8(
+@rule(
     "CUDNN357",
     when=cudnn("<9.19.0"),
     arch=HOPPER,
-    evidence="source",
-    trips={**DELAYED, "deterministic": True},
+    requires={"deterministic": OneOf(False)},
+    unknown=True,
+    fires_on={**DELAYED, "deterministic": True},
     passes=DELAYED,
 )
-def deterministic_from_9_19(p: AttentionParams, env: Environment) -> Unknown | None:
+def deterministic_from_9_19(p: AttentionParams, env: Environment) -> bool:
     """Below cuDNN 9.19.0 nobody vouches for deterministic FP8 training on Hopper
 
-    Why: the library plans it, but the wish changes nothing in the graph that it is given; TransformerEngine
+    Why: the library plans it, but the flag changes nothing in the graph that it is given; TransformerEngine
     takes the results for deterministic from 9.19.0 on.
     Fix: cuDNN 9.19.0 or newer, or bf16 attention.
     Source: TransformerEngine d0067d0, utils.py lines 1545 to 1555; cudnn-frontend 1.23, sdpa_fp8_bwd.h (the
-    wish is passed on for Blackwell only).
+    request is passed on for Blackwell only).
     """
-    if p.deterministic and p.is_training:
-        return Unknown("deterministic", True, OneOf(False))
-    return None
+    return p.is_training
 
 
-@fp8(
+@rule(
     "CUDNN358",
-    "delayed",
-    "current",
     when=cudnn(">=9.7.0,<9.8.0"),
     arch=range(100, 130),
-    evidence="source",
-    trips={**INFERENCE, "deterministic": True},
+    requires={"deterministic": OneOf(False)},
+    unknown=True,
+    fires_on={**INFERENCE, "deterministic": True},
     passes=INFERENCE,
 )
-def deterministic_blackwell(p: AttentionParams, env: Environment) -> Unknown | None:
+def deterministic_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell deterministic FP8 inference is in doubt below cuDNN 9.8
 
     Why: a forward pass adds nothing up atomically, so TransformerEngine's refusal below 9.18 may be meant for
@@ -183,17 +169,15 @@ def deterministic_blackwell(p: AttentionParams, env: Environment) -> Unknown | N
     Fix: cuDNN 9.8.0 or newer.
     Source: TransformerEngine d0067d0, utils.py lines 675 to 702.
     """
-    if p.deterministic and not p.is_training:
-        return Unknown("deterministic", True, OneOf(False))
-    return None
+    return kind_of(p) in ("delayed", "current") and not p.is_training
 
 
-@fp8(
+@rule(
     "CUDNN360",
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
-    evidence="source",
-    trips={
+    requires={"attention_dropout": OneOf(0.0)},
+    fires_on={
         **INFERENCE,
         "attn_mask_type": "causal_bottom_right",
         "is_training": True,
@@ -201,22 +185,20 @@ def deterministic_blackwell(p: AttentionParams, env: Environment) -> Unknown | N
     },
     passes=INFERENCE,
 )
-def bottom_right_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_dropout(p: AttentionParams, env: Environment) -> bool:
     """For FP8 a bottom-right diagonal takes no dropout
 
     Fix: no dropout.
     Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h and sdpa_fp8_bwd.h.
     """
-    if bottom_right(p) and p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return bottom_right(p) and p.dropout
 
 
 # Layouts and caches.
 
 
-@fp8("CUDNN361", arch=HOPPER, evidence="library", trips={**DELAYED, **PACKED}, passes=DELAYED)
-def packed_training_hopper(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN361", arch=HOPPER, evidence="library", fires_on={**DELAYED, **PACKED}, passes=DELAYED)
+def packed_training_hopper(p: AttentionParams, env: Environment) -> Violation | None:
     """On Hopper FP8 training takes no packed sequences (thd)
 
     Fix: padded sequences (bshd).
@@ -224,20 +206,19 @@ def packed_training_hopper(p: AttentionParams, env: Environment) -> Bad | None:
     architecture"); libcudnn 9.8 to 9.28 asked without a GPU.
     """
     if packed(p) and p.is_training:
-        return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
+        return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@fp8(
+@rule(
     "CUDNN362",
-    "mxfp8",
     when=cudnn_frontend("<1.28.0"),
     arch=BLACKWELL,
     evidence="library",
-    trips={**MXFP8, **PACKED},
+    fires_on={**MXFP8, **PACKED},
     passes=MXFP8,
 )
-def packed_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
+def packed_mxfp8(p: AttentionParams, env: Environment) -> Violation | None:
     """MXFP8 takes packed sequences (thd) from cudnn-frontend 1.28 on
 
     Why: they come with a padding mask, for which sdpa_mxfp8 has no input before (CUDNN367).
@@ -245,12 +226,12 @@ def packed_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
     Source: libcudnn 9.28 asked without a GPU takes them with frontend 1.28. TransformerEngine d0067d0,
     utils.py lines 703 to 720, never asks for them; the library is followed.
     """
-    if packed(p):
-        return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
+    if kind_of(p) == "mxfp8" and packed(p):
+        return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@fp8("CUDNN363", when=cudnn("<9.8.0"), evidence="source", trips={**INFERENCE, **PACKED}, passes=DELAYED)
+@rule("CUDNN363", when=cudnn("<9.8.0"), fires_on={**INFERENCE, **PACKED}, passes=DELAYED)
 def packed_unused(p: AttentionParams, env: Environment) -> Unknown | None:
     """Below 9.8 nobody has seen FP8 with packed sequences (thd)
 
@@ -265,8 +246,15 @@ def packed_unused(p: AttentionParams, env: Environment) -> Unknown | None:
     return None
 
 
-@fp8("CUDNN364", when=cudnn("<9.8.0"), evidence="source", trips={**DELAYED, **PAGED}, passes=DELAYED)
-def fp8_with_cache(p: AttentionParams, env: Environment) -> Unknown | None:
+@rule(
+    "CUDNN364",
+    when=cudnn("<9.8.0"),
+    requires={"kv_cache": OneOf("none")},
+    unknown=True,
+    fires_on={**DELAYED, **PAGED},
+    passes=DELAYED,
+)
+def fp8_with_cache(p: AttentionParams, env: Environment) -> None:
     """Below 9.8 nobody has seen FP8 attention over a cache
 
     Why: TransformerEngine never gives one to cuDNN, at any version.
@@ -274,53 +262,56 @@ def fp8_with_cache(p: AttentionParams, env: Environment) -> Unknown | None:
     Source: TransformerEngine d0067d0, utils.py lines 857 to 869; libcudnn 9.8 to 9.28 asked without a GPU
     take it.
     """
-    return None if p.kv_cache == "none" else Unknown("kv_cache", p.kv_cache, Words("none"))
 
 
-@fp8("CUDNN365", "mxfp8", arch=BLACKWELL, evidence="source", trips={**MXFP8, **PAGED}, passes=MXFP8)
-def paged_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN365",
+    arch=BLACKWELL,
+    requires={"kv_cache": OneOf("none", "contiguous")},
+    fires_on={**MXFP8, **PAGED},
+    passes=MXFP8,
+)
+def paged_mxfp8(p: AttentionParams, env: Environment) -> bool:
     """MXFP8 reads no paged cache
 
     Fix: a contiguous cache, or delayed scaling.
     Source: cudnn-frontend 1.20 to 1.28, sdpa_mxfp8 (no page tables); cudnn-frontend 1.32,
     scaled_dot_product_flash_attention.h lines 344 to 444.
     """
-    return Bad("kv_cache", "paged", OneOf("none", "contiguous")) if p.kv_cache == "paged" else None
+    return kind_of(p) == "mxfp8"
 
 
-@fp8(
+@rule(
     "CUDNN366",
-    "mxfp8",
     arch=BLACKWELL,
-    evidence="source",
-    trips={**MXFP8, "return_max_logit": True},
+    requires={"return_max_logit": OneOf(False)},
+    fires_on={**MXFP8, "return_max_logit": True},
     passes=MXFP8,
 )
-def max_logit_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
+def max_logit_mxfp8(p: AttentionParams, env: Environment) -> bool:
     """MXFP8 attention does not return the largest score
 
     Fix: delayed or current scaling.
     Source: cudnn-frontend 1.20 to 1.28, sdpa_mxfp8 (no score_max).
     """
-    return Bad("return_max_logit", True, OneOf(False)) if p.return_max_logit else None
+    return kind_of(p) == "mxfp8"
 
 
-@fp8(
+@rule(
     "CUDNN367",
-    "mxfp8",
     when=cudnn_frontend("<1.28.0"),
     arch=BLACKWELL,
     evidence="library",
-    trips={**MXFP8, "attn_mask_type": "padding_causal"},
+    fires_on={**MXFP8, "attn_mask_type": "padding_causal"},
     passes=MXFP8,
 )
-def padded_mxfp8(p: AttentionParams, env: Environment) -> Bad | None:
+def padded_mxfp8(p: AttentionParams, env: Environment) -> Violation | None:
     """MXFP8 takes a padding mask from cudnn-frontend 1.28 on
 
     Why: before, sdpa_mxfp8 has no input for the lengths.
     Fix: cudnn-frontend 1.28.
     Source: signatures of sdpa_mxfp8 in cudnn-frontend 1.20, 1.22, 1.23 and 1.25 to 1.28; asked with 1.28.
     """
-    if p.padding:
-        return Bad("attn_mask_type", p.attn_mask_type, Words("no_mask or causal"))
+    if kind_of(p) == "mxfp8" and p.padding:
+        return Violation("attn_mask_type", p.attn_mask_type, FreeText("no_mask or causal"))
     return None

@@ -6,23 +6,23 @@ single queries and keys in ``since_9_8_backward_rows``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
 from attnsel.rules.cudnn.vocabulary import (
     AMPERE_ADA,
     BLACKWELL,
     CONSUMER_BLACKWELL,
     HOPPER,
-    half_precision,
-    wider_than,
+    beyond_128,
+    widest,
 )
-from attnsel.verdict import AtLeast, Bad, Multiple, OneOf, Words
-from attnsel.versions import Version, cudnn, cudnn_frontend
+from attnsel.selection.requirements import NEWER, AtMost, FreeText, Multiple, OneOf
+from attnsel.selection.verdict import Violation
+from attnsel.versions import cudnn, cudnn_frontend
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=False)
 
 DEEPSEEK = {"head_dim_qk": 192, "head_dim_v": 128}
 BIAS = {"core_attention_bias_type": "post_scale_bias"}
@@ -37,10 +37,6 @@ def bias_gradient(p: AttentionParams) -> bool:
     return p.is_training and p.core_attention_bias_requires_grad
 
 
-def no_bias_gradient() -> Bad:
-    return Bad("core_attention_bias_requires_grad", True, OneOf(False))
-
-
 def square_256(p: AttentionParams) -> bool:
     return p.is_training and p.head_dim_qk == 256 and p.head_dim_v == 256
 
@@ -48,14 +44,16 @@ def square_256(p: AttentionParams) -> bool:
 # The libraries and the element type.
 
 
-@half_precision(
+@rule(
     "CUDNN230",
     when=(cudnn(">=9.8.0,<9.22.0"), cudnn_frontend(">=1.24.0,<1.27.0")),
+    requires={"cudnn_frontend": NEWER},
+    note="or 1.23",
     evidence="library",
-    trips={},
+    fires_on={},
     passes={"is_training": False},
 )
-def newer_frontend_older_library(p: AttentionParams, env: Environment) -> Bad | None:
+def newer_frontend_older_library(p: AttentionParams, env: Environment) -> bool:
     """cudnn-frontend 1.24 to 1.26 builds no backward for cuDNN below 9.22
 
     Why: it sets the mode of a reshape, an attribute that older libraries do not have.
@@ -64,37 +62,34 @@ def newer_frontend_older_library(p: AttentionParams, env: Environment) -> Bad | 
     CUDNN_ATTR_OPERATION_RESHAPE_MODE gives CUDNN_STATUS_BAD_PARAM; 1.23.0, 1.27.0 and 1.28.0 are accepted,
     and so is 9.22.0.
     """
-    if p.is_training:
-        return Bad("cudnn_frontend", env.cudnn_frontend, AtLeast(Version(1, 27)), "or 1.23")
-    return None
+    return p.is_training
 
 
-@half_precision(
+@rule(
     "CUDNN231",
     when=SINCE_9_8,
+    requires={"dtype": OneOf("bf16", "fp16")},
     evidence="library",
-    trips={"dtype": "fp32"},
+    fires_on={"dtype": "fp32"},
     passes={"dtype": "fp16"},
 )
-def fp32_backward(p: AttentionParams, env: Environment) -> Bad | None:
+def fp32_backward(p: AttentionParams, env: Environment) -> bool:
     """There is no FP32 backward
 
     Fix: bf16 or fp16.
     Source: asked 9.8.0 to 9.28.0 on sm80 to sm121: no engine.
     """
-    if p.is_training and p.dtype == "fp32":
-        return Bad("dtype", "fp32", OneOf("bf16", "fp16"))
-    return None
+    return p.is_training and p.dtype == "fp32"
 
 
-@half_precision(
+@rule(
     "CUDNN232",
     when=(cudnn(">=9.8.0,<9.10.0"), cudnn_frontend(">=1.27.0")),
     evidence="library",
-    trips={"attn_mask_type": "padding_causal"},
+    fires_on={"attn_mask_type": "padding_causal"},
     passes={"attn_mask_type": "padding_causal", "is_training": False},
 )
-def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Bad | None:
+def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Violation | None:
     """On cuDNN 9.8 and 9.9 cudnn-frontend 1.27 crashes on a padded backward
 
     Why: not known. For releases below 9.10 the frontend adds a second padding mask, and where the number of
@@ -103,43 +98,44 @@ def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Bad | 
     Source: asked 9.8.0 and 9.9.0 through frontends 1.27.0 and 1.28.0 (segmentation fault) and 1.23.0
     (accepted); 9.10.2 accepts through all of them.
     """
-    if p.is_training and p.padding:
-        return Bad("attn_mask_type", p.attn_mask_type, Words("a mask type without padding"))
-    if p.is_training and p.max_seqlen_kv % 128:
-        return Bad("max_seqlen_kv", p.max_seqlen_kv, Multiple(128))
-    return None
+    if not p.is_training:
+        return None
+    if p.padding:
+        return Violation("attn_mask_type", p.attn_mask_type, FreeText("a mask type without padding"))
+    return limit(p, "max_seqlen_kv", Multiple(128))
 
 
 # Head dimensions.
 
 
-@half_precision(
+@rule(
     "CUDNN233",
     when=SINCE_9_8,
     arch=HOPPER,
+    requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
     evidence="library",
-    trips={"head_dim_qk": 512},
+    fires_on={"head_dim_qk": 512},
     passes={"head_dim_qk": 256},
 )
-def backward_head_dim_hopper(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_head_dim_hopper(p: AttentionParams, env: Environment) -> bool:
     """On Hopper the backward ends at head dimension 256
 
     Fix: another candidate for training; inference goes further.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("less than or equal to 256"); asked
     9.8.0 to 9.28.0, all refuse.
     """
-    return wider_than(p, 256) if p.is_training else None
+    return p.is_training
 
 
-@half_precision(
+@rule(
     "CUDNN234",
     when=cudnn(">=9.11.0,<9.13.0"),
     arch=HOPPER,
     evidence="library",
-    trips={"head_dim_qk": 160, "head_dim_v": 96},
+    fires_on={"head_dim_qk": 160, "head_dim_v": 96},
     passes=DEEPSEEK,
 )
-def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Violation | None:
     """In cuDNN 9.11 and 9.12 head dimensions near 192/128 must be 192 or 128
 
     Why: the 192/128 kernel of these two releases does not serve smaller sizes.
@@ -148,54 +144,56 @@ def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Bad |
     asked 9.10.2 (accepted), 9.11.0 and 9.12.0 (refused), 9.13.0 (accepted), with 160/96.
     """
     if p.is_training and 128 < p.head_dim_qk < 192 and 64 < p.head_dim_v < 128:
-        return Bad("head_dim_v", p.head_dim_v, OneOf(128))
+        return Violation("head_dim_v", p.head_dim_v, OneOf(128))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN235",
     when=SINCE_9_8,
     arch=NARROW_ONLY,
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     evidence="library",
-    trips={"head_dim_qk": 192},
+    fires_on={"head_dim_qk": 192},
     passes={"head_dim_qk": 192, "is_training": False},
 )
-def backward_head_dim(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_head_dim(p: AttentionParams, env: Environment) -> bool:
     """Elsewhere than on sm90 and sm10x the backward ends at head dimension 128
 
     Fix: another candidate for training; inference goes further.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h; asked 9.8.0 to 9.28.0 on sm80, sm86,
     sm87, sm89, sm110, sm120 and sm121, all refuse.
     """
-    return wider_than(p, 128) if p.is_training else None
+    return p.is_training
 
 
-@half_precision(
+@rule(
     "CUDNN236",
     when=cudnn(">=9.8.0,<9.11.0"),
     arch=BLACKWELL,
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     evidence="library",
-    trips=DEEPSEEK,
+    fires_on=DEEPSEEK,
 )
-def backward_head_dim_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_head_dim_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell below cuDNN 9.11 the backward ends at head dimension 128
 
     Fix: cuDNN 9.11.0 for 192/128, 9.23.0 for 256/256.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h; asked 9.8.0 to 9.10.2 (192/128
     refused), 9.11.0 (accepted).
     """
-    return wider_than(p, 128) if p.is_training else None
+    return p.is_training
 
 
-@half_precision(
+@rule(
     "CUDNN237",
     when=cudnn(">=9.11.0"),
     arch=BLACKWELL,
     evidence="library",
-    trips={"head_dim_qk": 192},
+    fires_on={"head_dim_qk": 192},
     passes=DEEPSEEK,
 )
-def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell beyond 128 the backward takes 192/128 only, and later 256/256
 
     Fix: pad to one of these sizes with zeros, with the scale of the true one; or another candidate.
@@ -205,135 +203,133 @@ def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Bad | None
     if not p.is_training or square_256(p):
         return None
     if p.head_dim_qk == 192:
-        return None if p.head_dim_v == 128 else Bad("head_dim_v", p.head_dim_v, OneOf(128))
-    return wider_than(p, 128)
+        return limit(p, "head_dim_v", OneOf(128))
+    return limit(p, widest(p), AtMost(128))
 
 
-@half_precision(
+@rule(
     "CUDNN238",
     when=cudnn(">=9.11.0,<9.23.0"),
     arch=BLACKWELL,
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     evidence="library",
-    trips={"head_dim_qk": 256},
+    fires_on={"head_dim_qk": 256},
     passes=DEEPSEEK,
 )
-def backward_256_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_256_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell the backward for head dimension 256 needs cuDNN 9.23.0
 
     Fix: cuDNN 9.23.0 and cudnn-frontend 1.24 or newer.
     Source: asked 9.18.1, 9.21.0, 9.22.0 (refused), 9.23.0 (accepted) through frontends 1.24.1 to 1.28.0.
     """
-    return wider_than(p, 128) if square_256(p) else None
+    return square_256(p)
 
 
-@half_precision(
+@rule(
     "CUDNN239",
     when=(cudnn(">=9.23.0"), cudnn_frontend("<1.24.0")),
     arch=BLACKWELL,
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     evidence="library",
-    trips={"head_dim_qk": 256},
+    fires_on={"head_dim_qk": 256},
     passes=DEEPSEEK,
 )
-def backward_256_frontend(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_256_frontend(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell the backward for head dimension 256 needs cudnn-frontend 1.24
 
     Fix: cudnn-frontend 1.24 or newer.
     Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.23.0 (refused) and 1.24.1 to 1.28.0
     (accepted).
     """
-    return wider_than(p, 128) if square_256(p) else None
+    return square_256(p)
 
 
-@half_precision(
+@rule(
     "CUDNN240",
     when=cudnn(">=9.23.0"),
     arch=BLACKWELL,
+    requires={"attention_dropout": OneOf(0.0)},
     evidence="library",
-    trips={"head_dim_qk": 256, "attention_dropout": 0.1},
+    fires_on={"head_dim_qk": 256, "attention_dropout": 0.1},
     passes={"head_dim_qk": 256},
 )
-def backward_256_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_256_dropout(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell the backward for head dimension 256 takes no dropout
 
     Why: it is served by the deterministic kernel.
     Fix: attention_dropout=0.0.
     Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.28.0, all refuse.
     """
-    if square_256(p) and p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return square_256(p) and p.dropout
 
 
-@half_precision(
+@rule(
     "CUDNN241",
     when=cudnn(">=9.23.0"),
     arch=BLACKWELL,
+    requires={"core_attention_bias_type": OneOf("no_bias")},
     evidence="library",
-    trips={"head_dim_qk": 256, "core_attention_bias_type": "alibi"},
+    fires_on={"head_dim_qk": 256, "core_attention_bias_type": "alibi"},
     passes={"head_dim_qk": 256},
 )
-def backward_256_alibi(p: AttentionParams, env: Environment) -> Bad | None:
+def backward_256_alibi(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell the backward for head dimension 256 takes no ALiBi
 
     Why: it is served by the deterministic kernel.
     Fix: no_bias, or the ALiBi values as a post_scale_bias without gradient.
     Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.28.0, all refuse.
     """
-    if square_256(p) and p.core_attention_bias_type == "alibi":
-        return Bad("core_attention_bias_type", "alibi", OneOf("no_bias"))
-    return None
+    return square_256(p) and p.core_attention_bias_type == "alibi"
 
 
 # Gradients of a bias.
 
 
-@half_precision(
+@rule(
     "CUDNN242",
     when=cudnn(">=9.11.0"),
     arch=BLACKWELL,
+    requires={"core_attention_bias_requires_grad": OneOf(False)},
     evidence="library",
-    trips={**DEEPSEEK, **BIAS_GRADIENT},
+    fires_on={**DEEPSEEK, **BIAS_GRADIENT},
     passes={**DEEPSEEK, **BIAS},
 )
-def bias_gradient_wide(p: AttentionParams, env: Environment) -> Bad | None:
+def bias_gradient_wide(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient beyond head dimension 128
 
     Fix: a bias without gradient.
     Source: asked 9.11.0 to 9.28.0 with 192/128 (no engine), and 9.23.0 to 9.28.0 with 256/256 (refused).
     """
-    if bias_gradient(p) and wider_than(p, 128):
-        return no_bias_gradient()
-    return None
+    return p.is_training and beyond_128(p)
 
 
-@half_precision(
+@rule(
     "CUDNN243",
     when=cudnn(">=9.13.0"),
     arch=BLACKWELL,
+    requires={"core_attention_bias_requires_grad": OneOf(False)},
     evidence="library",
-    trips={**BIAS_GRADIENT, "attention_dropout": 0.1},
+    fires_on={**BIAS_GRADIENT, "attention_dropout": 0.1},
     passes=BIAS_GRADIENT,
 )
-def bias_gradient_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def bias_gradient_dropout(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient beside dropout
 
     Fix: a bias without gradient, or attention_dropout=0.0.
     Source: asked 9.8.0 to 9.12.0 (accepted), 9.13.0 to 9.28.0 (no engine). TransformerEngine refuses any
     bias beside dropout there; the library takes a bias without gradient.
     """
-    if bias_gradient(p) and p.dropout:
-        return no_bias_gradient()
-    return None
+    return p.dropout
 
 
-@half_precision(
+@rule(
     "CUDNN244",
     when=cudnn(">=9.8.0,<9.10.0"),
     evidence="library",
-    trips={**BIAS_GRADIENT, "core_attention_bias_shape": "b1ss"},
+    fires_on={**BIAS_GRADIENT, "core_attention_bias_shape": "b1ss"},
     passes=BIAS_GRADIENT,
 )
-def bias_gradient_b1ss(p: AttentionParams, env: Environment) -> Bad | None:
+def bias_gradient_b1ss(p: AttentionParams, env: Environment) -> Violation | None:
     """Up to cuDNN 9.9 a bias of shape b1ss (or bhss of one head) has no gradient
 
     Fix: cuDNN 9.10.2 or newer; or 1hss, bhss, 11ss.
@@ -342,6 +338,6 @@ def bias_gradient_b1ss(p: AttentionParams, env: Environment) -> Bad | None:
     shape = p.core_attention_bias_shape
     one_head = shape == "b1ss" or (shape == "bhss" and p.num_heads == 1)
     if bias_gradient(p) and one_head and p.batch_size > 1:
-        several = Words("a bias shared by the batch, or one without gradient")
-        return Bad("core_attention_bias_shape", shape, several if p.num_heads == 1 else OneOf("bhss"))
+        several = FreeText("a bias shared by the batch, or one without gradient")
+        return Violation("core_attention_bias_shape", shape, several if p.num_heads == 1 else OneOf("bhss"))
     return None

@@ -5,29 +5,17 @@ Sources as in ``since_9_8_masks``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from attnsel.rules.cudnn.since_9_8_backward import (
-    BIAS,
-    BIAS_GRADIENT,
-    ROW_WISE,
-    bias_gradient,
-    no_bias_gradient,
-)
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rules_about
+from attnsel.rules.cudnn.since_9_8_backward import BIAS, BIAS_GRADIENT, ROW_WISE
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
-from attnsel.rules.cudnn.vocabulary import (
-    BLACKWELL,
-    BLACKWELL_THOR,
-    CONSUMER_BLACKWELL,
-    PACKED,
-    half_precision,
-)
-from attnsel.verdict import AtLeast, Bad, EqualTo, OneOf, Words
+from attnsel.rules.cudnn.vocabulary import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, PACKED
+from attnsel.selection.requirements import AtLeast, EqualTo, FreeText, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import cudnn
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=False)
 
 DETERMINISTIC = {"deterministic": True}
 
@@ -43,196 +31,195 @@ def packed_training(p: AttentionParams) -> bool:
 # Deterministic.
 
 
-@half_precision(
+@rule(
     "CUDNN260",
     when=cudnn(">=9.8.0,<9.18.0"),
     arch=BLACKWELL,
+    requires={"deterministic": OneOf(False)},
     evidence="library",
-    trips=DETERMINISTIC,
+    fires_on=DETERMINISTIC,
 )
-def deterministic_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def deterministic_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a deterministic backward needs cuDNN 9.18.0
 
     Fix: cuDNN 9.18.0 or newer.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("with cudnn version below 9.18.0");
     asked 9.8.0 to 9.17.1 (refused), 9.18.0 (accepted). Thor (sm110) accepts from 9.8.0.
     """
-    return Bad("deterministic", True, OneOf(False)) if deterministic_training(p) else None
+    return p.is_training
 
 
-@half_precision(
+@rule(
     "CUDNN261",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
+    requires={"core_attention_bias_requires_grad": OneOf(False)},
     evidence="library",
-    trips={**DETERMINISTIC, **BIAS_GRADIENT},
+    fires_on={**DETERMINISTIC, **BIAS_GRADIENT},
     passes={**DETERMINISTIC, **BIAS},
 )
-def deterministic_bias_gradient(p: AttentionParams, env: Environment) -> Bad | None:
+def deterministic_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a deterministic backward has no bias gradient
 
     Fix: a bias without gradient, or deterministic=False.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("when dbias, rng/dropout, alibi is
     enabled"); asked 9.18.0 to 9.28.0, all refuse.
     """
-    return no_bias_gradient() if p.deterministic and bias_gradient(p) else None
+    return deterministic_training(p)
 
 
-@half_precision(
+@rule(
     "CUDNN262",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
+    requires={"attention_dropout": OneOf(0.0)},
     evidence="library",
-    trips={**DETERMINISTIC, "attention_dropout": 0.1},
+    fires_on={**DETERMINISTIC, "attention_dropout": 0.1},
     passes=DETERMINISTIC,
 )
-def deterministic_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def deterministic_dropout(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a deterministic backward takes no dropout
 
     Fix: attention_dropout=0.0, or deterministic=False.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("when dbias, rng/dropout, alibi is
     enabled"); asked 9.18.0 to 9.28.0, all refuse.
     """
-    if p.deterministic and p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return p.deterministic and p.dropout
 
 
-@half_precision(
+@rule(
     "CUDNN263",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
+    requires={"core_attention_bias_type": OneOf("no_bias")},
     evidence="library",
-    trips={**DETERMINISTIC, "core_attention_bias_type": "alibi"},
+    fires_on={**DETERMINISTIC, "core_attention_bias_type": "alibi"},
     passes=DETERMINISTIC,
 )
-def deterministic_alibi(p: AttentionParams, env: Environment) -> Bad | None:
+def deterministic_alibi(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a deterministic backward takes no ALiBi
 
     Fix: the ALiBi values as a post_scale_bias without gradient, or deterministic=False.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("when dbias, rng/dropout, alibi is
     enabled"); asked 9.18.0 to 9.28.0, all refuse.
     """
-    if deterministic_training(p) and p.core_attention_bias_type == "alibi":
-        return Bad("core_attention_bias_type", "alibi", OneOf("no_bias"))
-    return None
+    return deterministic_training(p) and p.core_attention_bias_type == "alibi"
 
 
-@half_precision(
+@rule(
     "CUDNN264",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
+    requires={"deterministic": OneOf(False)},
     evidence="library",
-    trips={**PACKED, **DETERMINISTIC},
+    fires_on={**PACKED, **DETERMINISTIC},
     passes=DETERMINISTIC,
 )
-def deterministic_packed(p: AttentionParams, env: Environment) -> Bad | None:
+def deterministic_packed(p: AttentionParams, env: Environment) -> bool:
     """On sm8x and sm12x the packed (thd) backward is not deterministic
 
     Fix: bshd with a padding mask, or deterministic=False.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("not supported for bprop thd on SM8X
     and SM12X GPUs"); asked 9.18.1 to 9.28.0, all refuse.
     """
-    if p.deterministic and packed_training(p):
-        return Bad("deterministic", True, OneOf(False))
-    return None
+    return packed_training(p)
 
 
-@half_precision(
+@rule(
     "CUDNN265",
     when=SINCE_9_8,
     arch={110},
+    requires={"deterministic": OneOf(False)},
     evidence="library",
-    trips={**PACKED, **DETERMINISTIC},
+    fires_on={**PACKED, **DETERMINISTIC},
     passes=DETERMINISTIC,
 )
-def deterministic_packed_thor(p: AttentionParams, env: Environment) -> Bad | None:
+def deterministic_packed_thor(p: AttentionParams, env: Environment) -> bool:
     """On Thor (sm110) the packed (thd) backward is not deterministic
 
     Fix: bshd with a padding mask, or deterministic=False.
     Source: asked 9.8.0, 9.9.0, 9.10.2, 9.14.0, 9.18.1 and 9.28.0: no engine.
     """
-    if p.deterministic and packed_training(p):
-        return Bad("deterministic", True, OneOf(False))
-    return None
+    return packed_training(p)
 
 
 ONE_KEY = {**DETERMINISTIC, **BIAS, "max_seqlen_kv": 1}
 
 
-def biased_single_key(p: AttentionParams) -> Bad | None:
+def deterministic_bias(p: AttentionParams) -> bool:
+    """Deterministic training with a bias of a row per query. Without any key nothing runs (DEVICE002)."""
     biased = p.has_bias and p.core_attention_bias_shape != "111s"
-    if deterministic_training(p) and biased and p.max_seqlen_kv == 1:
-        return Bad("max_seqlen_kv", 1, AtLeast(2))
-    return None
+    return deterministic_training(p) and biased and p.max_seqlen_kv > 0
 
 
-@half_precision(
+@rule(
     "CUDNN266",
     when=cudnn(">=9.18.0,<9.21.0"),
     arch=BLACKWELL,
+    requires={"max_seqlen_kv": AtLeast(2)},
     evidence="library",
-    trips=ONE_KEY,
+    fires_on=ONE_KEY,
     passes={**ONE_KEY, "max_seqlen_kv": 2},
 )
-def deterministic_bias_of_one_key(p: AttentionParams, env: Environment) -> Bad | None:
+def deterministic_bias_of_one_key(p: AttentionParams, env: Environment) -> bool:
     """Before cuDNN 9.21 Blackwell has no deterministic backward of a bias over one key
 
     Fix: cuDNN 9.21.1 or newer, or deterministic=False; a bias of shape 111s is taken.
     Source: asked 9.18.1 and 9.20.0 (no engine), 9.21.1, 9.22, 9.24, 9.26 and 9.28.0 (accepted); 9.18.0 and
     9.21.0 were not asked.
     """
-    return biased_single_key(p)
+    return deterministic_bias(p)
 
 
-@half_precision(
+@rule(
     "CUDNN267",
     when=cudnn(">=9.10.2"),
     arch={110},
+    requires={"max_seqlen_kv": AtLeast(2)},
     evidence="library",
-    trips=ONE_KEY,
+    fires_on=ONE_KEY,
     passes={**ONE_KEY, "max_seqlen_kv": 2},
 )
-def deterministic_bias_of_one_key_thor(p: AttentionParams, env: Environment) -> Bad | None:
+def deterministic_bias_of_one_key_thor(p: AttentionParams, env: Environment) -> bool:
     """Thor (sm110) has no deterministic backward of a bias over one key
 
     Fix: deterministic=False; a bias of shape 111s is taken.
     Source: asked from 9.10.2 to 9.28.0, all refuse.
     """
-    return biased_single_key(p)
+    return deterministic_bias(p)
 
 
 # Packed sequences.
 
 
-@half_precision(
+@rule(
     "CUDNN270",
     when=cudnn(">=9.8.0,<9.18.1"),
     arch=CONSUMER_BLACKWELL,
     evidence="library",
-    trips=PACKED,
+    fires_on=PACKED,
     passes={**PACKED, "is_training": False},
 )
-def packed_backward_consumer_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def packed_backward_consumer_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
     """On sm120 the packed (thd) backward needs cuDNN 9.18.1
 
     Fix: cuDNN 9.18.1 or newer; or bshd with a padding mask. Inference runs.
     Source: asked 9.8.0 to 9.18.0 (no engine, though the frontend agrees), 9.18.1 (accepted).
     """
     if packed_training(p):
-        return Bad("qkv_layout", p.qkv_layout, Words("bshd, sbhd or bhsd"))
+        return Violation("qkv_layout", p.qkv_layout, FreeText("bshd, sbhd or bhsd"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN271",
     when=cudnn(">=9.18.1"),
     arch={87, 121},
     evidence="library",
-    trips=PACKED,
+    fires_on=PACKED,
     passes={**PACKED, "is_training": False},
 )
-def packed_backward_orin_spark(p: AttentionParams, env: Environment) -> Bad | None:
+def packed_backward_orin_spark(p: AttentionParams, env: Environment) -> Violation | None:
     """On sm87 and sm121 there is no packed (thd) backward
 
     Why: the kernels that came with 9.18.1 are for sm80, sm86, sm89 and sm120.
@@ -240,73 +227,74 @@ def packed_backward_orin_spark(p: AttentionParams, env: Environment) -> Bad | No
     Source: asked 9.18.1 and 9.28.0 with the described devices Orin and GB10: no engine.
     """
     if packed_training(p):
-        return Bad("qkv_layout", p.qkv_layout, Words("bshd, sbhd or bhsd"))
+        return Violation("qkv_layout", p.qkv_layout, FreeText("bshd, sbhd or bhsd"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN272",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
+    requires={"head_dim_v": EqualTo("head_dim_qk")},
     evidence="library",
-    trips={**PACKED, "head_dim_v": 64},
+    fires_on={**PACKED, "head_dim_v": 64},
     passes=PACKED,
 )
-def packed_backward_unequal(p: AttentionParams, env: Environment) -> Bad | None:
+def packed_backward_unequal(p: AttentionParams, env: Environment) -> bool:
     """On sm8x and sm12x the packed (thd) backward needs equal head dimensions
 
     Fix: pad the smaller one with zeros; or bshd with a padding mask.
     Source: asked 9.18.1 with every pair of multiples of 8 up to 128, and 9.19.0 to 9.28.0: no engine.
     """
-    if packed_training(p) and p.head_dim_qk != p.head_dim_v:
-        return Bad("head_dim_v", p.head_dim_v, EqualTo("head_dim_qk", p.head_dim_qk))
-    return None
+    return packed_training(p)
 
 
-@half_precision(
+@rule(
     "CUDNN273",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
+    requires={"core_attention_bias_requires_grad": OneOf(False)},
     evidence="library",
-    trips={**PACKED, **BIAS_GRADIENT},
+    fires_on={**PACKED, **BIAS_GRADIENT},
     passes={**PACKED, **BIAS},
 )
-def packed_bias_gradient(p: AttentionParams, env: Environment) -> Bad | None:
+def packed_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     """On sm8x and sm12x a bias has no gradient with packed sequences (thd)
 
     Fix: a bias without gradient; or bshd with a padding mask.
     Source: asked 9.18.1 to 9.28.0: no engine.
     """
-    return no_bias_gradient() if bias_gradient(p) and packed_training(p) else None
+    return packed_training(p)
 
 
-@half_precision(
+@rule(
     "CUDNN274",
     when=SINCE_9_8,
     arch=BLACKWELL_THOR,
+    requires={"core_attention_bias_requires_grad": OneOf(False)},
     evidence="library",
-    trips={**PACKED, **BIAS_GRADIENT},
+    fires_on={**PACKED, **BIAS_GRADIENT},
     passes={**PACKED, **BIAS},
 )
-def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> Bad | None:
+def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient with packed sequences (thd)
 
     Fix: a bias without gradient; or bshd with a padding mask.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("dbias with ragged is not supported
     for SM Major version 10"); asked 9.8.0 to 9.28.0, all refuse, Thor (sm110) too.
     """
-    return no_bias_gradient() if bias_gradient(p) and packed_training(p) else None
+    return packed_training(p)
 
 
-@half_precision(
+@rule(
     "CUDNN275",
     when=cudnn(">=9.18.1"),
     arch=CONSUMER_BLACKWELL,
     evidence="library",
-    trips={**PACKED, "qkv_layout": "t3hd"},
+    fires_on={**PACKED, "qkv_layout": "t3hd"},
     passes=PACKED,
 )
-def packed_backward_interleaved(p: AttentionParams, env: Environment) -> Bad | None:
+def packed_backward_interleaved(p: AttentionParams, env: Environment) -> Violation | None:
     """On sm120 the packed (thd) backward takes no q inside a shared buffer
 
     Fix: thd_thd_thd, or thd_t2hd; a copy of q is enough.
@@ -314,5 +302,5 @@ def packed_backward_interleaved(p: AttentionParams, env: Environment) -> Bad | N
     TransformerEngine v2.18, fused_attn.cpp, refuses the same two.
     """
     if packed_training(p) and p.layout.group in ("3hd", "h3d"):
-        return Bad("qkv_layout", p.qkv_layout, OneOf("thd_thd_thd"))
+        return Violation("qkv_layout", p.qkv_layout, OneOf("thd_thd_thd"))
     return None

@@ -6,35 +6,29 @@ child process that asked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from attnsel.rules.cudnn.since_9_8_backward import (
-    BIAS,
-    BIAS_GRADIENT,
-    ROW_WISE,
-    bias_gradient,
-    no_bias_gradient,
-)
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rules_about
+from attnsel.rules.cudnn.since_9_8_backward import BIAS, BIAS_GRADIENT, ROW_WISE, bias_gradient
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
-from attnsel.rules.cudnn.vocabulary import BLACKWELL_THOR, half_precision
-from attnsel.verdict import Bad, OneOf, Words
+from attnsel.rules.cudnn.vocabulary import BLACKWELL_THOR
+from attnsel.selection.requirements import FreeText, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import cudnn
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=False)
 
 ONE_KEY = {"max_seqlen_kv": 1, "attn_mask_type": "no_mask"}
 
 
-@half_precision(
+@rule(
     "CUDNN250",
     when=SINCE_9_8,
     evidence="library",
-    trips={"max_seqlen_q": 1},
+    fires_on={"max_seqlen_q": 1},
     passes={"max_seqlen_q": 1, "is_training": False},
 )
-def one_query_one_key(p: AttentionParams, env: Environment) -> Bad | None:
+def one_query_one_key(p: AttentionParams, env: Environment) -> Violation | None:
     """There is no backward for one query and one key
 
     Fix: nothing needs computing: the output is v, and so are the gradients.
@@ -42,59 +36,57 @@ def one_query_one_key(p: AttentionParams, env: Environment) -> Bad | None:
     asked 9.8.0 to 9.28.0, all refuse.
     """
     if p.is_training and p.max_seqlen_q == 1 and p.max_seqlen_kv == 1:
-        return Bad("max_seqlen_kv", 1, Words("at least 2"))
+        return Violation("max_seqlen_kv", 1, FreeText("at least 2"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN251",
     when=cudnn(">=9.10.0"),
     arch=ROW_WISE,
+    requires={"core_attention_bias_type": OneOf("no_bias")},
     evidence="library",
-    trips={**ONE_KEY, **BIAS},
+    fires_on={**ONE_KEY, **BIAS},
     passes=ONE_KEY,
 )
-def one_key_bias(p: AttentionParams, env: Environment) -> Bad | None:
+def one_key_bias(p: AttentionParams, env: Environment) -> bool:
     """On sm8x and sm12x the backward for a single key takes no bias
 
     Fix: pad the keys to 2, with padding or -inf in the bias.
     Source: asked 9.8.0 and 9.9.0 (accepted), 9.10.2 to 9.28.0 (no engine); a bias of shape 111s is
     accepted.
     """
-    if p.is_training and p.max_seqlen_kv == 1 and p.has_bias and p.core_attention_bias_shape != "111s":
-        return Bad("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
-    return None
+    return p.is_training and p.max_seqlen_kv == 1 and p.has_bias and p.core_attention_bias_shape != "111s"
 
 
-@half_precision(
+@rule(
     "CUDNN252",
     when=cudnn(">=9.10.0"),
     arch=BLACKWELL_THOR,
+    requires={"core_attention_bias_requires_grad": OneOf(False)},
     evidence="library",
-    trips={**ONE_KEY, **BIAS_GRADIENT},
+    fires_on={**ONE_KEY, **BIAS_GRADIENT},
     passes={**ONE_KEY, **BIAS},
 )
-def one_key_bias_gradient(p: AttentionParams, env: Environment) -> Bad | None:
+def one_key_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient when there is a single key
 
     Fix: a bias without gradient; with one key its gradient is zero.
     Source: asked 9.8.0 and 9.9.0 (accepted), 9.10.2 to 9.28.0 (no engine); a bias of shape 111s is
     accepted.
     """
-    if bias_gradient(p) and p.max_seqlen_kv == 1 and p.core_attention_bias_shape != "111s":
-        return no_bias_gradient()
-    return None
+    return p.is_training and p.max_seqlen_kv == 1 and p.core_attention_bias_shape != "111s"
 
 
-@half_precision(
+@rule(
     "CUDNN253",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=BLACKWELL_THOR,
     evidence="library",
-    trips=ONE_KEY,
+    fires_on=ONE_KEY,
     passes={**ONE_KEY, **BIAS_GRADIENT},
 )
-def one_key_crash(p: AttentionParams, env: Environment) -> Bad | None:
+def one_key_crash(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell up to cuDNN 9.9 a single key's backward kills the process
 
     Why: the library's planner crashes; nothing can be caught.
@@ -103,19 +95,19 @@ def one_key_crash(p: AttentionParams, env: Environment) -> Bad | None:
     accepted.
     """
     if p.is_training and p.max_seqlen_kv == 1 and not bias_gradient(p):
-        return Bad("max_seqlen_kv", 1, Words("at least 2"))
+        return Violation("max_seqlen_kv", 1, FreeText("at least 2"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN254",
     when=cudnn(">=9.8.0,<9.13.1"),
     arch=BLACKWELL_THOR,
     evidence="library",
-    trips={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "batch_size": 1, "attn_mask_type": "no_mask"},
+    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "batch_size": 1, "attn_mask_type": "no_mask"},
     passes={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attn_mask_type": "no_mask"},
 )
-def one_query_crash(p: AttentionParams, env: Environment) -> Bad | None:
+def one_query_crash(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell below cuDNN 9.13.1 a lone query's backward kills the process
 
     Why: with one query and a batch or head count of 1 the library's planner crashes; nothing can be caught.
@@ -124,15 +116,15 @@ def one_query_crash(p: AttentionParams, env: Environment) -> Bad | None:
     accepted.
     """
     if p.is_training and p.max_seqlen_q == 1 and 1 in (p.batch_size, p.num_heads) and not bias_gradient(p):
-        return Bad("max_seqlen_q", 1, Words("at least 2"))
+        return Violation("max_seqlen_q", 1, FreeText("at least 2"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN255",
     when=cudnn(">=9.26.0"),
     evidence="library",
-    trips={
+    fires_on={
         "max_seqlen_q": 1,
         "max_seqlen_kv": 4096,
         "batch_size": 1,
@@ -141,7 +133,7 @@ def one_query_crash(p: AttentionParams, env: Environment) -> Bad | None:
     },
     passes={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "batch_size": 1, "attn_mask_type": "no_mask"},
 )
-def one_row_crash(p: AttentionParams, env: Environment) -> Bad | None:
+def one_row_crash(p: AttentionParams, env: Environment) -> Violation | None:
     """From cuDNN 9.26 on one query, head and batch kill the process in training
 
     Why: the library's planner crashes; nothing can be caught.
@@ -150,5 +142,5 @@ def one_row_crash(p: AttentionParams, env: Environment) -> Bad | None:
     any mask, layout and number of keys; some calls with dropout on Blackwell or head dimension 256 pass).
     """
     if p.is_training and p.max_seqlen_q == 1 and p.batch_size == 1 and p.num_heads == 1:
-        return Bad("max_seqlen_q", 1, Words("at least 2"))
+        return Violation("max_seqlen_q", 1, FreeText("at least 2"))
     return None

@@ -1,4 +1,4 @@
-"""FP16/BF16/FP32 attention in cuDNN 9.8 and newer: masks, windows and what hangs on their diagonal.
+"""FP16/BF16/FP32 attention in cuDNN 9.8 and newer: masks, windows and what their diagonal decides.
 
 From 9.8 on cuDNN can be asked without a GPU, and was: sources that say "asked" name the releases whose
 libcudnn answered (each line between 9.8.0 and 9.28.0), through cudnn-frontend 1.23, on described A100,
@@ -8,16 +8,16 @@ a rule tells which of the two refuses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.before_9_8_masks import anchored_bottom_right, wants_top_left
-from attnsel.rules.cudnn.vocabulary import WINDOW, half_precision
-from attnsel.verdict import AtMost, Bad, OneOf, Required, Words
+from attnsel.rules.cudnn.vocabulary import WINDOW
+from attnsel.selection.requirements import AtMost, FreeText, OneOf, Requirement
+from attnsel.selection.verdict import Violation
 from attnsel.versions import cudnn
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=False)
 
 SINCE_9_8 = cudnn(">=9.8.0")
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096}
@@ -36,31 +36,28 @@ def bounded_right(p: AttentionParams) -> bool:
 # Masks.
 
 
-@half_precision(
-    "CUDNN004",
-    when=SINCE_9_8,
-    evidence="source",
-    trips={"attn_mask_type": "arbitrary"},
-)
-def mask_tensor(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN004", when=SINCE_9_8, fires_on={"attn_mask_type": "arbitrary"})
+def mask_tensor(p: AttentionParams, env: Environment) -> Violation | None:
     """An arbitrary mask is not an input of cuDNN attention
 
     Fix: write it into a post_scale_bias with -inf where attention is forbidden.
     Source: cudnn-frontend 1.23 and 1.28, pygraph.sdpa: the inputs are bias, lengths and bounds, no mask.
     """
     if p.attn_mask_type == "arbitrary":
-        return Bad("attn_mask_type", "arbitrary", Words("a mask type, or the mask as post_scale_bias"))
+        return Violation(
+            "attn_mask_type", "arbitrary", FreeText("a mask type, or the mask as post_scale_bias")
+        )
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN010",
     when=SINCE_9_8,
     evidence="library",
-    trips={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 4096, "max_seqlen_kv": 1024},
+    fires_on={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 4096, "max_seqlen_kv": 1024},
     passes=BOTTOM_RIGHT,
 )
-def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Violation | None:
     """A bottom-right diagonal takes no more queries than keys
 
     Why: the first queries would see nothing at all. With padding the lengths are only known on the device,
@@ -69,19 +66,19 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Bad | Non
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("does not support max_s_q > max_s_kv"); asked 9.8.0
     to 9.28.0, all refuse.
     """
-    if anchored_bottom_right(p) and not p.padding and p.max_seqlen_q > p.max_seqlen_kv:
-        return Bad("max_seqlen_q", p.max_seqlen_q, AtMost(p.max_seqlen_kv), "max_seqlen_kv")
-    return None
+    if p.padding or not anchored_bottom_right(p):
+        return None
+    return limit(p, "max_seqlen_q", AtMost(p.max_seqlen_kv), "max_seqlen_kv")
 
 
-@half_precision(
+@rule(
     "CUDNN011",
     when=SINCE_9_8,
     evidence="library",
-    trips={**BOTTOM_RIGHT, "core_attention_bias_type": "post_scale_bias"},
+    fires_on={**BOTTOM_RIGHT, "core_attention_bias_type": "post_scale_bias"},
     passes=BOTTOM_RIGHT,
 )
-def bottom_right_bias(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_bias(p: AttentionParams, env: Environment) -> Violation | None:
     """A bottom-right diagonal takes no bias and no ALiBi
 
     Fix: with equal lengths and no padding the top-left diagonal is the same one; or write the mask into the
@@ -93,17 +90,17 @@ def bottom_right_bias(p: AttentionParams, env: Environment) -> Bad | None:
         return None
     if p.max_seqlen_q == p.max_seqlen_kv and not p.padding:
         return wants_top_left(p)
-    return Bad("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
+    return Violation("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
 
 
-@half_precision(
+@rule(
     "CUDNN012",
     when=SINCE_9_8,
     evidence="library",
-    trips={**BOTTOM_RIGHT, "attention_dropout": 0.1},
+    fires_on={**BOTTOM_RIGHT, "attention_dropout": 0.1},
     passes=BOTTOM_RIGHT,
 )
-def bottom_right_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def bottom_right_dropout(p: AttentionParams, env: Environment) -> Violation | None:
     """A bottom-right diagonal takes no dropout
 
     Fix: with equal lengths and no padding the top-left diagonal is the same one.
@@ -114,16 +111,16 @@ def bottom_right_dropout(p: AttentionParams, env: Environment) -> Bad | None:
         return None
     if p.max_seqlen_q == p.max_seqlen_kv and not p.padding:
         return wants_top_left(p)
-    return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
+    return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
 
 
-@half_precision(
+@rule(
     "CUDNN013",
     when=cudnn(">=9.8.0,<9.10.0"),
     evidence="library",
-    trips={"max_seqlen_q": 1, "max_seqlen_kv": 4096},
+    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096},
 )
-def one_query_causal(p: AttentionParams, env: Environment) -> Bad | None:
+def one_query_causal(p: AttentionParams, env: Environment) -> Violation | None:
     """Up to cuDNN 9.9 a single query takes no causal mask
 
     Why: one query anchored at the bottom right sees every key, so no_mask says the same.
@@ -134,21 +131,21 @@ def one_query_causal(p: AttentionParams, env: Environment) -> Bad | None:
     if p.max_seqlen_q != 1 or not bounded_right(p):
         return None
     if p.bottom_right and not p.windowed:
-        return Bad("attn_mask_type", p.attn_mask_type, OneOf("padding" if p.padding else "no_mask"))
-    return Bad("attn_mask_type", p.attn_mask_type, Words("no bound at the right"))
+        return Violation("attn_mask_type", p.attn_mask_type, OneOf("padding" if p.padding else "no_mask"))
+    return Violation("attn_mask_type", p.attn_mask_type, FreeText("no bound at the right"))
 
 
 # Windows.
 
 
-@half_precision(
+@rule(
     "CUDNN014",
     when=SINCE_9_8,
     evidence="library",
-    trips={**WINDOW, "max_seqlen_q": 4096, "max_seqlen_kv": 1024},
+    fires_on={**WINDOW, "max_seqlen_q": 4096, "max_seqlen_kv": 1024},
     passes=WINDOW,
 )
-def window_more_queries(p: AttentionParams, env: Environment) -> Bad | None:
+def window_more_queries(p: AttentionParams, env: Environment) -> Violation | None:
     """A sliding window takes no more queries than keys
 
     Why: queries past the last key would look into an empty window. With padding the check does not apply.
@@ -156,77 +153,75 @@ def window_more_queries(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("Sliding window attention is only supported with
     max_s_q <= max_s_kv"); asked 9.8.0 to 9.28.0, all refuse.
     """
-    if bounded_left(p) and not p.padding and p.max_seqlen_q > p.max_seqlen_kv:
-        return Bad("max_seqlen_q", p.max_seqlen_q, AtMost(p.max_seqlen_kv), "max_seqlen_kv")
-    return None
+    if p.padding or not bounded_left(p):
+        return None
+    return limit(p, "max_seqlen_q", AtMost(p.max_seqlen_kv), "max_seqlen_kv")
 
 
-@half_precision(
+@rule(
     "CUDNN015",
     when=cudnn(">=9.8.0,<9.10.2"),
     evidence="library",
-    trips={"attn_mask_type": "no_mask", "window_size": (128, -1)},
+    fires_on={"attn_mask_type": "no_mask", "window_size": (128, -1)},
     passes=WINDOW,
 )
-def window_without_right_bound(p: AttentionParams, env: Environment) -> Bad | None:
+def window_without_right_bound(p: AttentionParams, env: Environment) -> Violation | None:
     """Below cuDNN 9.10.2 a window bounded on the left needs a right bound too
 
     Fix: cuDNN 9.10.2 or newer; or a right bound as large as the sequence, which hides nothing.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h; asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
     """
     if bounded_left(p) and not bounded_right(p):
-        required: Required = OneOf((p.window_size[0], p.max_seqlen_kv))
-        return Bad("window_size", p.window_size, required, "a bound that hides nothing")
+        required: Requirement = OneOf((p.window_size[0], p.max_seqlen_kv))
+        return Violation("window_size", p.window_size, required, "a bound that hides nothing")
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN016",
     when=cudnn(">=9.8.0,<9.10.2"),
+    requires={"core_attention_bias_type": OneOf("no_bias")},
     evidence="library",
-    trips={**WINDOW, "core_attention_bias_type": "post_scale_bias"},
+    fires_on={**WINDOW, "core_attention_bias_type": "post_scale_bias"},
     passes=WINDOW,
 )
-def window_bias(p: AttentionParams, env: Environment) -> Bad | None:
+def window_bias(p: AttentionParams, env: Environment) -> bool:
     """Below cuDNN 9.10.2 a window takes no bias
 
     Fix: cuDNN 9.10.2 or newer; or write the window into the bias.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("bounds are only supported with is_dropout=False,
     is_bias=False"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted). ALiBi is accepted.
     """
-    if bounded_left(p) and p.has_bias:
-        return Bad("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
-    return None
+    return bounded_left(p) and p.has_bias
 
 
-@half_precision(
+@rule(
     "CUDNN017",
     when=cudnn(">=9.8.0,<9.10.2"),
+    requires={"attention_dropout": OneOf(0.0)},
     evidence="library",
-    trips={**WINDOW, "attention_dropout": 0.1},
+    fires_on={**WINDOW, "attention_dropout": 0.1},
     passes=WINDOW,
 )
-def window_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def window_dropout(p: AttentionParams, env: Environment) -> bool:
     """Below cuDNN 9.10.2 a window takes no dropout
 
     Fix: cuDNN 9.10.2 or newer.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("bounds are only supported with is_dropout=False,
     is_bias=False"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
     """
-    if bounded_left(p) and p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return bounded_left(p) and p.dropout
 
 
-@half_precision(
+@rule(
     "CUDNN018",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=range(90, 100),
     evidence="library",
-    trips={"attn_mask_type": "causal_bottom_right", **WINDOW},
+    fires_on={"attn_mask_type": "causal_bottom_right", **WINDOW},
     passes={**BOTTOM_RIGHT, **WINDOW},
 )
-def window_bottom_right_square(p: AttentionParams, env: Environment) -> Bad | None:
+def window_bottom_right_square(p: AttentionParams, env: Environment) -> Violation | None:
     """On Hopper up to cuDNN 9.9 a square bottom-right window is refused
 
     Why: with equal lengths both anchors are the same diagonal unless sequences are padded, and the library
@@ -240,14 +235,15 @@ def window_bottom_right_square(p: AttentionParams, env: Environment) -> Bad | No
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN019",
     when=cudnn("==9.14.0"),
+    requires={"max_seqlen_kv": AtMost(1024)},
     evidence="library",
-    trips={"attn_mask_type": "no_mask", "window_size": (128, -1)},
+    fires_on={"attn_mask_type": "no_mask", "window_size": (128, -1)},
     passes=WINDOW,
 )
-def window_in_9_14_0(p: AttentionParams, env: Environment) -> Bad | None:
+def window_in_9_14_0(p: AttentionParams, env: Environment) -> bool:
     """In cuDNN 9.14.0 a window without a right bound ends at 1024 keys
 
     Why: a bug of that release; the frontend blocks it.
@@ -255,6 +251,4 @@ def window_in_9_14_0(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("cuDNN 9.14.0 has a known bug with non-causal +
     s_kv > 1024 + sliding window"); asked 9.14.0 (refused), 9.13.1 and 9.15.1 (accepted).
     """
-    if bounded_left(p) and not bounded_right(p) and p.max_seqlen_kv > 1024:
-        return Bad("max_seqlen_kv", p.max_seqlen_kv, AtMost(1024))
-    return None
+    return bounded_left(p) and not bounded_right(p)

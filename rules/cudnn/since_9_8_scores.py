@@ -5,47 +5,46 @@ Sources as in ``since_9_8_masks``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
-from attnsel.rules.cudnn.vocabulary import BLACKWELL, any_precision, half_precision, wider_than
-from attnsel.verdict import Bad, OneOf, Words
+from attnsel.rules.cudnn.vocabulary import BLACKWELL, beyond_128
+from attnsel.selection.requirements import FreeText, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import cudnn
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
+rule = rules_about("cudnn", fp8=False)
 
 SINK = {"softmax_type": "learnable"}
 ALIBI = {"core_attention_bias_type": "alibi"}
 
 
-@half_precision(
+@rule(
     "CUDNN020",
     when=SINCE_9_8,
-    evidence="source",
-    trips={"core_attention_bias_type": "pre_scale_bias"},
+    fires_on={"core_attention_bias_type": "pre_scale_bias"},
     passes={"core_attention_bias_type": "post_scale_bias"},
 )
-def bias_before_scale(p: AttentionParams, env: Environment) -> Bad | None:
+def bias_before_scale(p: AttentionParams, env: Environment) -> Violation | None:
     """A bias is added after the softmax scale, never before it
 
     Fix: multiply the bias by the softmax scale and give it as post_scale_bias.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h: the bias follows attn_scale.
     """
     if p.core_attention_bias_type == "pre_scale_bias":
-        return Bad("core_attention_bias_type", "pre_scale_bias", OneOf("post_scale_bias"))
+        return Violation("core_attention_bias_type", "pre_scale_bias", OneOf("post_scale_bias"))
     return None
 
 
-@half_precision(
+@rule(
     "CUDNN021",
     when=SINCE_9_8,
     evidence="library",
-    trips={"attn_mask_type": "no_mask", **ALIBI},
+    fires_on={"attn_mask_type": "no_mask", **ALIBI},
     passes=ALIBI,
 )
-def alibi_without_causal(p: AttentionParams, env: Environment) -> Bad | None:
+def alibi_without_causal(p: AttentionParams, env: Environment) -> Violation | None:
     """ALiBi needs a right bound of 0
 
     Why: slopes are applied to the distance to keys in the past.
@@ -54,30 +53,29 @@ def alibi_without_causal(p: AttentionParams, env: Environment) -> Bad | None:
     asked 9.8.0 to 9.28.0, all refuse.
     """
     if p.core_attention_bias_type == "alibi" and p.window_size[1] != 0:
-        return Bad("attn_mask_type", p.attn_mask_type, Words("a causal mask type"))
+        return Violation("attn_mask_type", p.attn_mask_type, FreeText("a causal mask type"))
     return None
 
 
-@any_precision(
+@rule(
     "CUDNN022",
+    fp8="both",
     when=SINCE_9_8,
-    evidence="source",
-    trips={**ALIBI, "alibi_slopes_shape": (16,)},
+    requires={"alibi_slopes_shape": OneOf(None)},
+    note="the usual slopes are implied",
+    fires_on={**ALIBI, "alibi_slopes_shape": (16,)},
     passes=ALIBI,
 )
-def alibi_slopes(p: AttentionParams, env: Environment) -> Bad | None:
+def alibi_slopes(p: AttentionParams, env: Environment) -> None:
     """ALiBi slopes cannot be given: they are computed from the number of heads
 
     Fix: leave the slopes out where they are the usual ones; else give a post_scale_bias.
     Source: cudnn-frontend 1.23, pygraph.sdpa: use_alibi_mask is a flag, the slopes are made inside.
     """
-    if p.alibi_slopes_shape is not None:
-        return Bad("alibi_slopes_shape", p.alibi_slopes_shape, OneOf(None), "the usual slopes are implied")
-    return None
 
 
-@half_precision("CUDNN023", when=SINCE_9_8, evidence="source", trips={"softcap": 30.0})
-def soft_cap(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("CUDNN023", when=SINCE_9_8, requires={"softcap": OneOf(0.0)}, fires_on={"softcap": 30.0})
+def soft_cap(p: AttentionParams, env: Environment) -> None:
     """Soft-capped scores are not built here
 
     Why: the frontend could express them as a score function, but then refuses masks, padding and windows.
@@ -85,13 +83,16 @@ def soft_cap(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("score mod enabled and hence other subgraphs are
     disabled").
     """
-    if p.softcap:
-        return Bad("softcap", p.softcap, OneOf(0.0))
-    return None
 
 
-@half_precision("CUDNN024", when=cudnn(">=9.8.0,<9.13.0"), evidence="library", trips=SINK)
-def sink_from_9_13(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "CUDNN024",
+    when=cudnn(">=9.8.0,<9.13.0"),
+    requires={"softmax_type": OneOf("vanilla")},
+    evidence="library",
+    fires_on=SINK,
+)
+def sink_from_9_13(p: AttentionParams, env: Environment) -> None:
     """Attention sinks need cuDNN 9.13.0
 
     Why: sink_token became an input of the graph with that release.
@@ -99,71 +100,68 @@ def sink_from_9_13(p: AttentionParams, env: Environment) -> Bad | None:
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("sink_token is not supported before
     9.13"); asked 9.8.0 to 9.12.0 (refused), 9.13.0 (accepted). TransformerEngine waits for 9.13.1.
     """
-    if p.softmax_type != "vanilla":
-        return Bad("softmax_type", p.softmax_type, OneOf("vanilla"))
-    return None
 
 
-@half_precision(
+@rule(
     "CUDNN140",
     when=cudnn(">=9.13.0"),
+    requires={"softmax_type": OneOf("vanilla")},
     evidence="library",
-    trips={**SINK, "max_seqlen_q": 1, "max_seqlen_kv": 4096},
+    fires_on={**SINK, "max_seqlen_q": 1, "max_seqlen_kv": 4096},
     passes=SINK,
 )
-def one_query_sink(p: AttentionParams, env: Environment) -> Bad | None:
+def one_query_sink(p: AttentionParams, env: Environment) -> bool:
     """A single query takes no attention sink
 
     Fix: decode with two query rows of which one is ignored, or another candidate.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("s_q == 1, not supported with sink_token"); asked
     9.13.0 to 9.28.0, all refuse.
     """
-    if p.max_seqlen_q == 1 and p.softmax_type != "vanilla":
-        return Bad("softmax_type", p.softmax_type, OneOf("vanilla"))
-    return None
+    return p.max_seqlen_q == 1
 
 
-@half_precision(
-    "CUDNN141", when=cudnn(">=9.8.0,<9.13.0"), evidence="library", trips={"return_max_logit": True}
+@rule(
+    "CUDNN141",
+    when=cudnn(">=9.8.0,<9.13.0"),
+    requires={"return_max_logit": OneOf(False)},
+    evidence="library",
+    fires_on={"return_max_logit": True},
 )
-def max_logit_from_9_13(p: AttentionParams, env: Environment) -> Bad | None:
+def max_logit_from_9_13(p: AttentionParams, env: Environment) -> None:
     """The largest score is returned from cuDNN 9.13.0 on
 
     Why: older engines do not return the maximum and the sum of exponents.
     Fix: cuDNN 9.13.0 or newer.
     Source: asked 9.8.0 to 9.12.0 (no engine), 9.13.0 (accepted). TransformerEngine waits for 9.21.0.
     """
-    if p.return_max_logit:
-        return Bad("return_max_logit", True, OneOf(False))
-    return None
 
 
-@half_precision(
+@rule(
     "CUDNN142",
     when=cudnn(">=9.13.0,<9.21.0"),
+    requires={"return_max_logit": OneOf(False)},
     evidence="library",
-    trips={**SINK, "return_max_logit": True},
+    fires_on={**SINK, "return_max_logit": True},
     passes={"return_max_logit": True},
 )
-def max_logit_beside_sink(p: AttentionParams, env: Environment) -> Bad | None:
+def max_logit_beside_sink(p: AttentionParams, env: Environment) -> bool:
     """With an attention sink the largest score is returned from cuDNN 9.21.0 on
 
     Fix: cuDNN 9.21.0 or newer.
     Source: asked 9.13.0 to 9.20.0 (no engine), 9.21.0 (accepted).
     """
-    if p.return_max_logit and p.softmax_type != "vanilla":
-        return Bad("return_max_logit", True, OneOf(False))
-    return None
+    return p.softmax_type != "vanilla"
 
 
-@half_precision(
+@rule(
     "CUDNN143",
     when=cudnn("==9.13.1"),
+    requires={"attention_dropout": OneOf(0.0)},
     evidence="library",
-    trips={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.1},
+    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.1},
     passes={"attention_dropout": 0.1},
 )
-def few_queries_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def few_queries_dropout(p: AttentionParams, env: Environment) -> bool:
     """In cuDNN 9.13.1 dropout needs more than a few queries
 
     Why: not known; this release alone does so, and not beside ALiBi or a sink.
@@ -172,10 +170,8 @@ def few_queries_dropout(p: AttentionParams, env: Environment) -> Bad | None:
     dimension 128. 9.13.0 and 9.14.0 accept (but see CUDNN165).
     """
     if not p.dropout or p.core_attention_bias_type == "alibi" or p.softmax_type != "vanilla":
-        return None
+        return False
     fewest = 2
     if env.arch in BLACKWELL:
-        fewest = 65 if wider_than(p, 128) else 8
-    if p.max_seqlen_q < fewest:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+        fewest = 65 if beyond_128(p) else 8
+    return p.max_seqlen_q < fewest

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from attnsel.rules.api import rule
-from attnsel.verdict import AtMost, Bad
-
-if TYPE_CHECKING:
-    from attnsel.params import AttentionParams
-    from attnsel.rules.api import Body
+from attnsel.params import AttentionParams
 
 AMPERE_ADA = range(80, 90)
 HOPPER = {90}
@@ -31,26 +23,14 @@ PAGED = {
 WINDOW = {"window_size": (128, 0)}
 
 
-def half_precision(code: str, **about: Any) -> Callable[[Body], Body]:
-    """``@rule`` on ``cudnn`` for FP16/BF16/FP32 attention; FP8 attention has rules of its own (CUDNN3xx)."""
-    return rule(code, "cudnn", fp8=False, **about)
-
-
-def any_precision(code: str, **about: Any) -> Callable[[Body], Body]:
-    """``@rule`` on ``cudnn`` for FP8 attention too: both kinds of graph are asked for it alike."""
-    return rule(code, "cudnn", **about)
-
-
 def widest(p: AttentionParams) -> str:
     """The field of the larger head dimension."""
     return "head_dim_qk" if p.head_dim_qk >= p.head_dim_v else "head_dim_v"
 
 
-def wider_than(p: AttentionParams, limit: int) -> Bad | None:
-    """The larger head dimension, if it is beyond the limit."""
-    field = widest(p)
-    width = getattr(p, field)
-    return Bad(field, width, AtMost(limit)) if width > limit else None
+def beyond_128(p: AttentionParams) -> bool:
+    """The larger head dimension is more than 128, where many kernels end."""
+    return max(p.head_dim_qk, p.head_dim_v) > 128
 
 
 def steps_are_shorter(p: AttentionParams) -> bool:

@@ -8,6 +8,7 @@ make possible is the engine's business: it asks the same rules again about the c
 after 2.13 (C, commit 001f694a), and the headers of the 2.13.0 and 2.14.1 wheels (D).
 """
 
-from attnsel.rules.sdpa import common, cpu, cudnn, cudnn_heads, efficient, flash, math
+# In the order in which reports give reasons.
+from attnsel.rules.sdpa import common, cpu, flash, cudnn, cudnn_heads, efficient, math  # noqa: I001
 
 __all__ = ["common", "cpu", "cudnn", "cudnn_heads", "efficient", "flash", "math"]

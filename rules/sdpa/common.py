@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnsel.candidates import where
 from attnsel.environment import Environment
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
-from attnsel.rules.api import rule
-from attnsel.verdict import Bad, OneOf, Unknown, Words
+from attnsel.rules.api import Fields, rules_about
+from attnsel.selection.requirements import AtMost, FreeText, OneOf, Requirement
+from attnsel.selection.verdict import Unknown, Violation
 from attnsel.versions import torch
 
-ALL = ("sdpa.flash", "sdpa.efficient", "sdpa.cudnn", "sdpa.math")
-FUSED = ALL[:3]
+EVERY_SDPA = where(lambda record: record.family == "SDPA")
+rule = rules_about(EVERY_SDPA)
+FUSED = where(lambda record: record.family == "SDPA" and record.kernel_family != "")
 
 CUDA = {"cuda"}
 VECTOR = 16  # bytes: the CUDA kernels load 128 bits at a time
-
-
-def widest(p: AttentionParams) -> str:
-    """The field of the larger head dimension."""
-    return "head_dim_qk" if p.head_dim_qk >= p.head_dim_v else "head_dim_v"
+GRID_MOST = AtMost(65535)  # of a launch grid's y and z dimensions (CUDA C++ Programming Guide)
+GRID: dict[Fields, Requirement] = {"batch_size": GRID_MOST, "num_heads": GRID_MOST}
 
 
 # Where it runs.
@@ -27,10 +27,10 @@ def widest(p: AttentionParams) -> str:
 
 @rule(
     "SDPA001",
-    *FUSED,
+    FUSED,
     when=torch("<2.5.0"),
     evidence="documented",
-    trips={"head_dim_qk": 256},
+    fires_on={"head_dim_qk": 256},
     passes={"torch": "2.4.1"},
 )
 def torch_not_studied(p: AttentionParams, env: Environment) -> Unknown | None:
@@ -52,11 +52,11 @@ def torch_not_studied(p: AttentionParams, env: Environment) -> Unknown | None:
     )
     if plain and env.torch is not None and env.torch >= (2, 2):
         return None
-    return Unknown("torch", env.torch, Words("2.5 or newer"))
+    return Unknown("torch", env.torch, FreeText("2.5 or newer"))
 
 
-@rule("SDPA003", *ALL, evidence="measured", trips={"dtype": "fp8_e4m3"})
-def no_fp8(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA003", evidence="measured", fires_on={"dtype": "fp8_e4m3"})
+def no_fp8(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA kernels do not run attention in FP8
 
     Why: the ops take no scales; the one FP8 path in PyTorch (FlashAttention 3, switched on by hand) has an op
@@ -65,52 +65,44 @@ def no_fp8(p: AttentionParams, env: Environment) -> Bad | None:
     Source: torch 2.13 native_functions.yaml; sdpa.math on float8 tensors raises "not implemented".
     """
     if p.dtype.startswith("fp8"):
-        return Bad("dtype", p.dtype, OneOf("bf16", "fp16"))
-    return Bad("fp8", True, Words("a recipe with fp8_dpa=False")) if p.fp8_attention else None
+        return Violation("dtype", p.dtype, OneOf("bf16", "fp16"))
+    return Violation("fp8", True, FreeText("a recipe with fp8_dpa=False")) if p.fp8_attention else None
 
 
 # Not expressible at all.
 
 
-@rule("SDPA004", *ALL, evidence="source", trips={"softcap": 30.0})
-def no_softcap(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA004", requires={"softcap": OneOf(0.0)}, fires_on={"softcap": 30.0})
+def no_softcap(p: AttentionParams, env: Environment) -> None:
     """SDPA has no softcap
 
     Why: no op takes one, and an additive mask cannot say tanh.
     Fix: triton and tiled have it.
     Source: torch 2.13 native_functions.yaml, the schemas of _scaled_dot_product_*.
     """
-    return Bad("softcap", p.softcap, OneOf(0.0)) if p.softcap else None
 
 
-@rule("SDPA005", *ALL, evidence="source", trips={"softmax_type": "learnable"})
-def no_sinks(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA005", requires={"softmax_type": OneOf("vanilla")}, fires_on={"softmax_type": "learnable"})
+def no_sinks(p: AttentionParams, env: Environment) -> None:
     """SDPA has no attention sinks
 
     Why: no op adds a term to the softmax denominator.
     Fix: triton, tiled and newer cuDNN have softmax_type off-by-one and learnable.
     Source: torch 2.13 native_functions.yaml, the schemas of _scaled_dot_product_*.
     """
-    return Bad("softmax_type", p.softmax_type, OneOf("vanilla")) if p.softmax_type != "vanilla" else None
 
 
-@rule("SDPA006", *ALL, evidence="source", trips={"return_max_logit": True})
-def no_max_logit(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA006", requires={"return_max_logit": OneOf(False)}, fires_on={"return_max_logit": True})
+def no_max_logit(p: AttentionParams, env: Environment) -> None:
     """SDPA kernels do not give back the largest score
 
     Fix: triton, tiled and newer cuDNN do.
     Source: torch 2.13 native_functions.yaml: no op returns it.
     """
-    return Bad("return_max_logit", True, OneOf(False)) if p.return_max_logit else None
 
 
-@rule(
-    "SDPA007",
-    *ALL,
-    evidence="source",
-    trips={"qkv_layout": "thd", "attn_mask_type": "padding_causal"},
-)
-def no_packed_sequences(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA007", fires_on={"qkv_layout": "thd", "attn_mask_type": "padding_causal"})
+def no_packed_sequences(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA takes no packed (thd) sequences
 
     Why: the ops take [b, h, s, d]; PyTorch's own route for packed sequences (nested tensors, varlen_attn) is
@@ -118,54 +110,54 @@ def no_packed_sequences(p: AttentionParams, env: Environment) -> Bad | None:
     Fix: pad the sequences and use a padding mask, or let triton or tiled run them.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/guards.py, "expressible".
     """
-    return Bad("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd")) if p.qkv_format == "thd" else None
+    return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd")) if p.qkv_format == "thd" else None
 
 
 @rule(
     "SDPA008",
-    *ALL,
-    evidence="source",
-    trips={
+    fires_on={
         "qkv_layout": "paged_kv_bshd_bshd_bshd",
         "kv_cache": "paged",
         "page_size": 64,
         "is_training": False,
     },
 )
-def no_paged_cache(p: AttentionParams, env: Environment) -> Bad | None:
+def no_paged_cache(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA reads no paged key/value cache
 
     Why: no SDPA op takes a block table.
     Fix: a contiguous cache, or gather the pages first.
     Source: torch 2.13 native_functions.yaml, the schemas of _scaled_dot_product_*.
     """
-    return Bad("kv_cache", "paged", OneOf("contiguous")) if p.kv_cache == "paged" else None
+    return Violation("kv_cache", "paged", OneOf("contiguous")) if p.kv_cache == "paged" else None
 
 
 # Expressible as a mask tensor only.
 
 
-@rule("SDPA010", *ALL, evidence="source", trips={"window_size": (256, 0)}, passes={"window_size": (4096, 0)})
-def no_window_argument(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "SDPA010",
+    requires={"window_size": OneOf((-1, -1))},
+    note="or a kernel that takes a mask tensor",
+    fires_on={"window_size": (256, 0)},
+    passes={"window_size": (4096, 0)},
+)
+def no_window_argument(p: AttentionParams, env: Environment) -> bool:
     """A sliding window reaches an SDPA kernel only as a mask tensor
 
     Why: the ops take one causal flag. A window that hides nothing at these lengths is no window.
     Fix: attnsel folds the window into a mask for the kernels that take one; sdpa.flash on CUDA does not.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/plan.py, "band".
     """
-    if not p.windowed:
-        return None
     left, right = p.window_size
     diagonal = p.max_seqlen_kv - p.max_seqlen_q if p.bottom_right_diagonal else 0
     hides_left = left >= 0 and diagonal - left > 1 - p.max_seqlen_q
     hides_right = right >= 0 and not p.causal and diagonal + right < p.max_seqlen_kv - 1
-    if hides_left or hides_right:
-        return Bad("window_size", p.window_size, OneOf((-1, -1)), "or a kernel that takes a mask tensor")
-    return None
+    return p.windowed and (hides_left or hides_right)
 
 
-@rule("SDPA011", *ALL, evidence="source", trips={"attn_mask_type": "padding_causal"})
-def no_lengths(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA011", fires_on={"attn_mask_type": "padding_causal"})
+def no_lengths(p: AttentionParams, env: Environment) -> Violation | None:
     """Padding reaches an SDPA kernel only as a mask tensor
 
     Why: the ops take no sequence lengths.
@@ -175,8 +167,8 @@ def no_lengths(p: AttentionParams, env: Environment) -> Bad | None:
     """
     if not p.padding:
         return None
-    return Bad(
-        "attn_mask_type", p.attn_mask_type, Words("no_mask, causal, or a kernel that takes a mask tensor")
+    return Violation(
+        "attn_mask_type", p.attn_mask_type, FreeText("no_mask, causal, or a kernel that takes a mask tensor")
     )
 
 
@@ -185,11 +177,10 @@ def no_lengths(p: AttentionParams, env: Environment) -> Bad | None:
     "sdpa.efficient",
     "sdpa.cudnn",
     "sdpa.math",
-    evidence="source",
-    trips={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
+    fires_on={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={"attn_mask_type": "causal_bottom_right"},
 )
-def causal_from_the_top_left(p: AttentionParams, env: Environment) -> Bad | None:
+def causal_from_the_top_left(p: AttentionParams, env: Environment) -> Violation | None:
     """These kernels' causal flag starts at the top left
 
     Why: is_causal means "key index at most query index" there; with unequal lengths a bottom-right mask hides
@@ -198,37 +189,35 @@ def causal_from_the_top_left(p: AttentionParams, env: Environment) -> Bad | None
     Source: PyTorch documentation of scaled_dot_product_attention, is_causal; CausalFromTopLeft in C.
     """
     if p.bottom_right and not p.padding and 1 < p.max_seqlen_q != p.max_seqlen_kv:
-        return Bad("attn_mask_type", p.attn_mask_type, Words("causal from the top left, or equal lengths"))
+        return Violation(
+            "attn_mask_type", p.attn_mask_type, FreeText("causal from the top left, or equal lengths")
+        )
     return None
 
 
 @rule(
     "SDPA013",
-    *ALL,
-    evidence="source",
-    trips={"core_attention_bias_type": "post_scale_bias"},
+    requires={"core_attention_bias_type": OneOf("no_bias")},
+    fires_on={"core_attention_bias_type": "post_scale_bias"},
     passes={"core_attention_bias_type": "alibi"},
 )
-def bias_is_a_mask(p: AttentionParams, env: Environment) -> Bad | None:
+def bias_is_a_mask(p: AttentionParams, env: Environment) -> bool:
     """A bias reaches an SDPA kernel only as a mask tensor
 
     Why: the ops add one tensor to the scaled scores, which must hold the mask too.
     Fix: attnsel folds bias and mask into one for the kernels that take one; sdpa.flash on CUDA does not.
     Source: torch 2.13 native_functions.yaml (attn_mask, attn_bias); attnsel/backends/sdpa/masks.py.
     """
-    if p.has_bias:
-        return Bad("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
-    return None
+    return p.has_bias
 
 
 @rule(
     "SDPA014",
-    *ALL,
-    evidence="source",
-    trips={"core_attention_bias_type": "alibi"},
+    requires={"core_attention_bias_type": OneOf("no_bias")},
+    fires_on={"core_attention_bias_type": "alibi"},
     passes={"core_attention_bias_type": "post_scale_bias"},
 )
-def alibi_is_a_mask(p: AttentionParams, env: Environment) -> Bad | None:
+def alibi_is_a_mask(p: AttentionParams, env: Environment) -> bool:
     """ALiBi reaches an SDPA kernel only as a mask tensor
 
     Why: none of the SDPA ops takes slopes.
@@ -236,9 +225,7 @@ def alibi_is_a_mask(p: AttentionParams, env: Environment) -> Bad | None:
     and tiled compute it.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/masks.py.
     """
-    if p.core_attention_bias_type == "alibi":
-        return Bad("core_attention_bias_type", "alibi", OneOf("no_bias"))
-    return None
+    return p.core_attention_bias_type == "alibi"
 
 
 def _mask(*shape: int, **about: object) -> Tensors:
@@ -252,12 +239,11 @@ def _mask(*shape: int, **about: object) -> Tensors:
 
 @rule(
     "SDPA015",
-    *ALL,
     evidence="measured",
-    trips={"attn_mask_type": "arbitrary", "tensors": _mask(3, 1, 4096, 4096)},
+    fires_on={"attn_mask_type": "arbitrary", "tensors": _mask(3, 1, 4096, 4096)},
     passes={"attn_mask_type": "arbitrary", "tensors": _mask(2, 1, 4096, 4096)},
 )
-def mask_broadcasts(p: AttentionParams, env: Environment) -> Bad | None:
+def mask_broadcasts(p: AttentionParams, env: Environment) -> Violation | None:
     """A mask must broadcast to [b, h, s_q, s_kv]
 
     Why: some ops raise, and the CPU kernel ignores an empty mask.
@@ -271,21 +257,21 @@ def mask_broadcasts(p: AttentionParams, env: Environment) -> Bad | None:
     shape = (1,) * (4 - len(mask.shape)) + mask.shape
     if len(shape) == 4 and all(n in (1, m) for n, m in zip(shape, full, strict=True)):
         return None
-    return Bad("tensors.mask", mask.shape, Words(f"a shape that broadcasts to {list(full)}"))
+    return Violation("tensors.mask", mask.shape, FreeText(f"a shape that broadcasts to {list(full)}"))
 
 
 MASK_GRADIENT: dict[str, Any] = {
     "evidence": "measured",
-    "trips": {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_requires_grad": True},
+    "fires_on": {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_requires_grad": True},
     "passes": {"core_attention_bias_type": "post_scale_bias"},
 }
 
 
-def mask_gradient(p: AttentionParams) -> Bad | None:
+def mask_gradient(p: AttentionParams) -> Violation | None:
     """An objection when the bias, or the mask that it was folded into, needs a gradient."""
     mask = p.tensors.mask
     if p.is_training and (p.core_attention_bias_requires_grad or (mask is not None and mask.requires_grad)):
-        return Bad("core_attention_bias_requires_grad", True, OneOf(False))
+        return Violation("core_attention_bias_requires_grad", True, OneOf(False))
     return None
 
 
@@ -297,8 +283,8 @@ def _q(stride: tuple[int, ...], **about: object) -> Tensors:
     return Tensors(q=TensorSpec.model_validate(spec))
 
 
-@rule("SDPA020", *FUSED, evidence="measured", trips={"tensors": _q((8388608, 1, 524288, 4096))})
-def last_dimension_contiguous(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA020", FUSED, evidence="measured", fires_on={"tensors": _q((8388608, 1, 524288, 4096))})
+def last_dimension_contiguous(p: AttentionParams, env: Environment) -> Violation | None:
     """The head dimension of q, k and v must have stride 1
 
     Why: the fused kernels read rows of head_dim elements. Called directly, the CPU kernel gives garbage
@@ -311,19 +297,18 @@ def last_dimension_contiguous(p: AttentionParams, env: Environment) -> Bad | Non
         return None
     for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
         if spec is not None and spec.last_stride != 1:
-            return Bad(f"tensors.{name}", spec.stride, Words("a contiguous last dimension"))
+            return Violation(f"tensors.{name}", spec.stride, FreeText("a contiguous last dimension"))
     return None
 
 
 @rule(
     "SDPA021",
-    *FUSED,
+    FUSED,
     device=CUDA,
-    evidence="source",
-    trips={"tensors": _q((8388608, 2048, 128, 1), alignment=2)},
+    fires_on={"tensors": _q((8388608, 2048, 128, 1), alignment=2)},
     passes={"tensors": _q((8388608, 2048, 128, 1))},
 )
-def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Bad | None:
+def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Violation | None:
     """q, k and v must start, and step, at multiples of 16 bytes on CUDA
 
     Why: FlashAttention 2, CUTLASS and cuDNN load 128 bits at a time. A misaligned address loses the CUDA
@@ -335,15 +320,17 @@ def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Bad | None:
     """
     tensors, size = p.tensors, ITEMSIZE[p.dtype]
     if tensors.q is tensors.k is tensors.v is None or p.head_dim_qk * size % VECTOR:
-        return None  # rows of other widths are copied and padded for flash, and refused elsewhere
+        return None  # rows of other widths are refused for that, and dense once they are padded
     for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
         if spec is None:
             continue
         if spec.alignment < VECTOR:
-            return Bad(f"tensors.{name}", spec.alignment, Words("contiguous from a 16-byte boundary on"))
+            return Violation(
+                f"tensors.{name}", spec.alignment, FreeText("contiguous from a 16-byte boundary on")
+            )
         steps = zip(spec.shape[:-1], spec.stride[:-1], strict=True)
         if any(n > 1 and step * size % VECTOR for n, step in steps):
-            return Bad(f"tensors.{name}", spec.stride, Words("contiguous: steps of whole 16 bytes"))
+            return Violation(f"tensors.{name}", spec.stride, FreeText("contiguous: steps of whole 16 bytes"))
     return None
 
 
@@ -351,10 +338,10 @@ def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Bad | None:
     "SDPA023",
     "sdpa.flash",
     evidence="measured",
-    trips={"tensors": _q((16384, 1, 128, 1))},
+    fires_on={"tensors": _q((16384, 1, 128, 1))},
     passes={"tensors": _q((8388608, 2048, 128, 1))},
 )
-def head_dim_alone_steps_by_one(p: AttentionParams, env: Environment) -> Bad | None:
+def head_dim_alone_steps_by_one(p: AttentionParams, env: Environment) -> Violation | None:
     """No dimension of q but head_dim may have stride 1 on the flash kernels
 
     Why: their result is allocated with q's strides. Where q overlaps itself or is expanded, and two strides
@@ -366,19 +353,12 @@ def head_dim_alone_steps_by_one(p: AttentionParams, env: Environment) -> Bad | N
     """
     q = p.tensors.q
     if q is not None and q.shape[-1] > 1 and 1 in q.stride[:-1]:
-        return Bad("tensors.q", q.stride, Words("stride 1 in head_dim alone"))
+        return Violation("tensors.q", q.stride, FreeText("stride 1 in head_dim alone"))
     return None
 
 
-@rule(
-    "SDPA022",
-    *FUSED,
-    when=torch("<2.7.0"),
-    arch=range(100, 130),
-    evidence="source",
-    passes={"torch": "2.7.0"},
-)
-def blackwell_needs_torch_2_7(p: AttentionParams, env: Environment) -> Bad:
+@rule("SDPA022", FUSED, when=torch("<2.7.0"), arch=range(100, 130), passes={"torch": "2.7.0"})
+def blackwell_needs_torch_2_7(p: AttentionParams, env: Environment) -> Violation:
     """SDPA's fused kernels run on Blackwell from PyTorch 2.7 on
 
     Why: up to 2.6 their checks end at sm90, and the wheels carry no code for sm100 or sm120.
@@ -386,4 +366,4 @@ def blackwell_needs_torch_2_7(p: AttentionParams, env: Environment) -> Bad:
     Source: check_sm_version<sm80, sm90> in A (2.5.1), <sm80, sm121> in B (about 2.9); PyTorch 2.7 release
     notes ("Blackwell support"); where between the two the range grew was not read.
     """
-    return Bad("torch", env.torch, Words("2.7.0 or newer"))
+    return Violation("torch", env.torch, FreeText("2.7.0 or newer"))

@@ -8,164 +8,149 @@ from __future__ import annotations
 
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import rule
-from attnsel.rules.sdpa.common import CUDA, MASK_GRADIENT, mask_gradient
-from attnsel.rules.sdpa.flash import grid_limit
-from attnsel.verdict import AtLeast, Bad, OneOf
+from attnsel.rules.api import rules_about
+from attnsel.rules.sdpa.common import CUDA, GRID, MASK_GRADIENT, mask_gradient
+from attnsel.selection.requirements import AtLeast, Installed, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import Version, cudnn, torch
 
 CUDNN = "sdpa.cudnn"
+rule = rules_about(CUDNN, device=CUDA)
 BLACKWELL = range(100, 110)
 
 
-@rule("SDPA300", CUDNN, evidence="measured", trips={"gpu": "cpu"})
-def cudnn_needs_cuda(p: AttentionParams, env: Environment) -> Bad | None:
+@rule(
+    "SDPA300", requires={"device": OneOf("cuda")}, evidence="measured", fires_on={"gpu": "cpu"}, device=None
+)
+def cudnn_needs_cuda(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel exists on NVIDIA GPUs only
 
     Fix: sdpa.math and tiled run on every device, sdpa.flash also on CPUs.
     Source: torch 2.13 on a CPU raises "Could not run aten::_scaled_dot_product_cudnn_attention".
     """
-    return None if env.device.type == "cuda" else Bad("device", env.device.type, OneOf("cuda"))
 
 
-@rule("SDPA301", CUDNN, device=CUDA, evidence="source", trips={"cudnn": None})
-def cudnn_must_be_there(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA301", requires={"cudnn": Installed(Version(9))}, fires_on={"cudnn": None})
+def cudnn_must_be_there(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel needs libcudnn
 
     Fix: install the cuDNN package that the torch wheel names.
     Source: can_use_cudnn_attention, PyTorch sdp_utils.cpp (A, B, C).
     """
-    return Bad("cudnn", None, AtLeast(Version(9))) if env.cudnn is None else None
 
 
-@rule("SDPA302", CUDNN, device=CUDA, when=cudnn("<9.0.0"), evidence="source", passes={"cudnn": "9.0.0"})
-def cudnn_nine(p: AttentionParams, env: Environment) -> Bad:
+@rule(
+    "SDPA302", requires={"cudnn": AtLeast(Version(9))}, fires_on={"cudnn": "8.9.0"}, passes={"cudnn": "9.0.0"}
+)
+def cudnn_nine(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel needs cuDNN 9.0
 
     Why: PyTorch compiles it in from cuDNN 9 on.
     Fix: PyTorch 2.5 or newer brings a cuDNN 9.
     Source: can_use_cudnn_attention, PyTorch sdp_utils.cpp (A, B, C).
     """
-    return Bad("cudnn", env.cudnn, AtLeast(Version(9)))
 
 
-@rule(
-    "SDPA303",
-    CUDNN,
-    arch=range(50, 80),
-    evidence="source",
-    trips={"gpu": "T4"},
-    passes={"gpu": "A100"},
-)
-def cudnn_needs_ampere(p: AttentionParams, env: Environment) -> Bad:
+@rule("SDPA303", requires={"arch": AtLeast(80)}, fires_on={"gpu": "T4"}, passes={"gpu": "A100"}, device=None)
+def cudnn_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel needs Ampere or newer (sm80)
 
     Fix: sdpa.efficient runs on Turing and Volta; triton on Turing.
     Source: check_cudnn_hardware_support, PyTorch sdp_utils.cpp (A, B, C).
     """
-    return Bad("arch", env.arch, AtLeast(80))
 
 
 @rule(
-    "SDPA304", CUDNN, arch=range(100, 130), when=cudnn("<9.7.0"), evidence="source", passes={"cudnn": "9.7.0"}
+    "SDPA304",
+    arch=range(100, 130),
+    requires={"cudnn": AtLeast(Version(9, 7))},
+    fires_on={"cudnn": "9.6.0"},
+    passes={"cudnn": "9.7.0"},
 )
-def cudnn_blackwell(p: AttentionParams, env: Environment) -> Bad:
+def cudnn_blackwell(p: AttentionParams, env: Environment) -> None:
     """cuDNN attention runs on Blackwell from cuDNN 9.7 on
 
     Fix: install a newer cuDNN.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "architecture".
     """
-    return Bad("cudnn", env.cudnn, AtLeast(Version(9, 7)))
 
 
-@rule("SDPA305", CUDNN, device=CUDA, evidence="source", trips={"dtype": "fp32"})
-def cudnn_half_precision(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA305", requires={"dtype": OneOf("bf16", "fp16")}, fires_on={"dtype": "fp32"})
+def cudnn_half_precision(p: AttentionParams, env: Environment) -> bool:
     """SDPA's cuDNN kernel computes in fp16 or bf16
 
     Fix: cast q, k and v; autocast does.
     Source: check_dtypes_low_precision, PyTorch sdp_utils.cpp (A, B, C).
     """
-    return Bad("dtype", p.dtype, OneOf("bf16", "fp16")) if p.dtype in ("fp32", "fp64") else None
+    return not p.dtype.startswith("fp8")  # SDPA003
 
 
 # Lengths, dropout, determinism.
 
 
 @rule(
-    "SDPA320", CUDNN, device=CUDA, evidence="source", trips={"max_seqlen_kv": 1}, passes={"max_seqlen_kv": 2}
+    "SDPA320",
+    requires={"max_seqlen_kv": AtLeast(2)},
+    fires_on={"max_seqlen_kv": 1},
+    passes={"max_seqlen_kv": 2},
 )
-def more_than_one_key(p: AttentionParams, env: Environment) -> Bad | None:
+def more_than_one_key(p: AttentionParams, env: Environment) -> bool:
     """SDPA's cuDNN kernel wants more than one key
 
     Fix: sdpa.flash and sdpa.efficient take one.
     Source: check_cudnn_tensor_shapes, PyTorch sdp_utils.cpp (A, B, C); pytorch#138531.
     """
-    return Bad("max_seqlen_kv", 1, AtLeast(2)) if p.max_seqlen_kv == 1 else None
+    return p.max_seqlen_kv > 0  # DEVICE002
 
 
 @rule(
     "SDPA321",
-    CUDNN,
-    device=CUDA,
-    evidence="source",
-    trips={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.125},
+    requires={"attention_dropout": OneOf(0.0)},
+    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.125},
     passes={"max_seqlen_q": 1, "max_seqlen_kv": 4096},
 )
-def one_query_without_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def one_query_without_dropout(p: AttentionParams, env: Environment) -> bool:
     """SDPA's cuDNN kernel takes a single query only without dropout
 
     Fix: leave dropout out, or use sdpa.efficient.
     Source: check_cudnn_tensor_shapes, PyTorch sdp_utils.cpp (B, C); A refuses a single query altogether.
     """
-    if p.max_seqlen_q == 1 and p.dropout:
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return p.dropout and p.max_seqlen_q == 1
 
 
 @rule(
     "SDPA322",
-    CUDNN,
-    device=CUDA,
     when=torch("<2.6.0"),
-    evidence="source",
-    trips={"max_seqlen_q": 1, "max_seqlen_kv": 4096},
+    requires={"max_seqlen_q": AtLeast(2)},
+    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096},
 )
-def one_query(p: AttentionParams, env: Environment) -> Bad | None:
+def one_query(p: AttentionParams, env: Environment) -> bool:
     """PyTorch 2.5's cuDNN kernel takes no single query
 
     Fix: install a newer PyTorch, or use sdpa.flash.
     Source: check_cudnn_tensor_shapes in A (2.5.1).
     """
-    return Bad("max_seqlen_q", 1, AtLeast(2)) if p.max_seqlen_q == 1 else None
+    return p.max_seqlen_q > 0  # DEVICE002
 
 
 @rule(
     "SDPA323",
-    CUDNN,
-    device=CUDA,
     when=cudnn(">9.11.0,<9.14.0"),
-    evidence="source",
-    trips={"attention_dropout": 0.125},
+    requires={"attention_dropout": OneOf(0.0)},
+    fires_on={"attention_dropout": 0.125},
 )
-def dropout_heuristics(p: AttentionParams, env: Environment) -> Bad | None:
+def dropout_heuristics(p: AttentionParams, env: Environment) -> bool:
     """cuDNN 9.11 to 9.13 have no dropout for SDPA
 
     Why: their heuristics refuse these graphs, which ends in an exception.
     Fix: cuDNN 9.14 or newer.
     Source: can_use_cudnn_attention in B and C (91100 < version < 91400); pytorch#163903.
     """
-    return Bad("attention_dropout", p.attention_dropout, OneOf(0.0)) if p.dropout else None
+    return p.dropout
 
 
-@rule(
-    "SDPA324",
-    CUDNN,
-    device=CUDA,
-    evidence="source",
-    trips={"attention_dropout": 0.1},
-    passes={"attention_dropout": 0.125, "cudnn": "9.20.0"},
-)
-def dropout_in_sixteenths(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA324", fires_on={"attention_dropout": 0.1}, passes={"attention_dropout": 0.125, "cudnn": "9.20.0"})
+def dropout_in_sixteenths(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA's cuDNN kernel has dropout probabilities in steps of 1/16
 
     Why: some of its kernels round the probability silently: 0.1 becomes another rate. Newer releases of
@@ -176,17 +161,11 @@ def dropout_in_sixteenths(p: AttentionParams, env: Environment) -> Bad | None:
     if not p.dropout or (p.attention_dropout * 16).is_integer():
         return None
     lower = int(p.attention_dropout * 16) / 16
-    return Bad("attention_dropout", p.attention_dropout, OneOf(lower, lower + 1 / 16), "steps of 1/16")
+    return Violation("attention_dropout", p.attention_dropout, OneOf(lower, lower + 1 / 16), "steps of 1/16")
 
 
-@rule(
-    "SDPA325",
-    CUDNN,
-    device=CUDA,
-    evidence="source",
-    trips={"deterministic": True},
-)
-def cudnn_is_not_deterministic(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA325", requires={"deterministic": OneOf(False)}, fires_on={"deterministic": True})
+def cudnn_is_not_deterministic(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel promises no determinism
 
     Why: PyTorch builds the graph without cuDNN's deterministic flag, and rules it out under
@@ -194,14 +173,13 @@ def cudnn_is_not_deterministic(p: AttentionParams, env: Environment) -> Bad | No
     Fix: attnsel's own cudnn candidate asks for the deterministic backward; triton and tiled have one.
     Source: check_cudnn_deterministic, PyTorch sdp_utils.cpp (A, B, C).
     """
-    return Bad("deterministic", True, OneOf(False)) if p.deterministic else None
 
 
-@rule("SDPA326", CUDNN, device=CUDA, **MASK_GRADIENT)
-def cudnn_mask_gradient(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA326", **MASK_GRADIENT)
+def cudnn_mask_gradient(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA's cuDNN kernel gives no gradient to a bias
 
-    Fix: detach the bias if it is not learnt; sdpa.efficient gives its gradient.
+    Fix: detach the bias if it is not trained; sdpa.efficient gives its gradient.
     Source: check_attn_mask_shape, torch 2.13 sdp_utils_cpp.h; derivatives.yaml has no formula for attn_bias.
     """
     return mask_gradient(p)
@@ -209,36 +187,30 @@ def cudnn_mask_gradient(p: AttentionParams, env: Environment) -> Bad | None:
 
 @rule(
     "SDPA327",
-    CUDNN,
-    device=CUDA,
-    evidence="source",
-    trips={"batch_size": 65536, "max_seqlen_q": 16},
+    requires=GRID,
+    fires_on={"batch_size": 65536, "max_seqlen_q": 16},
     passes={"batch_size": 65535, "max_seqlen_q": 16},
 )
-def cudnn_grid(p: AttentionParams, env: Environment) -> Bad | None:
+def cudnn_grid(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel takes at most 65535 sequences and 65535 heads
 
     Fix: split the batch.
     Source: the dense constraints of can_use_cudnn_attention in C.
     """
-    return grid_limit(p)
 
 
 @rule(
     "SDPA328",
-    CUDNN,
     arch=BLACKWELL,
-    evidence="source",
-    trips={"attn_mask_type": "arbitrary", "attention_dropout": 0.125},
+    requires={"attention_dropout": OneOf(0.0)},
+    fires_on={"attn_mask_type": "arbitrary", "attention_dropout": 0.125},
     passes={"attn_mask_type": "arbitrary"},
 )
-def blackwell_mask_and_dropout(p: AttentionParams, env: Environment) -> Bad | None:
+def blackwell_mask_and_dropout(p: AttentionParams, env: Environment) -> bool:
     """On B200 cuDNN trains with a mask tensor or with dropout, not with both
 
     Why: PyTorch hands the mask to cuDNN as a bias, and the Blackwell backward has no bias with dropout.
     Fix: leave dropout out, or use sdpa.efficient.
     Source: TransformerEngine v2.18, fused_attn.cpp, lines 480-488.
     """
-    if p.dropout and p.attn_mask_type == "arbitrary":
-        return Bad("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return p.dropout and p.attn_mask_type == "arbitrary"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import rule
-from attnsel.rules.sdpa.common import CUDA, widest
-from attnsel.verdict import AtLeast, AtMost, Bad, EqualTo, OneOf, Unknown, Words
+from attnsel.rules.api import limit, rules_about
+from attnsel.rules.sdpa.common import CUDA, GRID
+from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.selection.verdict import Unknown, Violation
+
+rule = rules_about("sdpa.flash", device=CUDA)
 
 # Compute capabilities whose 100 KiB of shared memory FA2's widest backward tiles exceed.
 SMALL_SHARED_MEMORY = frozenset({86, 87, 88, 89, 120, 121})
 
 
-@rule("SDPA100", "sdpa.flash", evidence="source", trips={"device": "mps"}, passes={"gpu": "cpu"})
-def flash_devices(p: AttentionParams, env: Environment) -> Bad | Unknown | None:
+@rule("SDPA100", fires_on={"device": "mps"}, passes={"gpu": "cpu"}, device=None)
+def flash_devices(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
     """The flash kernel exists on NVIDIA GPUs and CPUs
 
     Why: attnsel calls the op of those two. ROCm builds answer the same op with AOTriton or CK, whose limits
@@ -21,21 +24,15 @@ def flash_devices(p: AttentionParams, env: Environment) -> Bad | Unknown | None:
     Fix: sdpa.math and tiled run on every device.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/ops.py, "TRAITS".
     """
-    if env.device.type in ("cuda", "cpu"):
+    needed = OneOf("cuda", "cpu")
+    if needed.holds(env.device.type, p):
         return None
-    if env.device.type == "rocm":
-        return Unknown("device", "rocm", OneOf("cuda", "cpu"))
-    return Bad("device", env.device.type, OneOf("cuda", "cpu"))
+    finding = Unknown if env.device.type == "rocm" else Violation
+    return finding("device", env.device.type, needed)
 
 
-@rule(
-    "SDPA101",
-    "sdpa.flash",
-    device=CUDA,
-    evidence="source",
-    trips={"attn_mask_type": "arbitrary"},
-)
-def flash_takes_no_mask(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA101", fires_on={"attn_mask_type": "arbitrary"})
+def flash_takes_no_mask(p: AttentionParams, env: Environment) -> Violation | None:
     """The flash kernel takes no mask tensor on CUDA
 
     Why: FlashAttention 2 computes its mask from indices; the op has no argument for one, and even an all-True
@@ -45,47 +42,39 @@ def flash_takes_no_mask(p: AttentionParams, env: Environment) -> Bad | None:
     """
     if p.attn_mask_type != "arbitrary":
         return None
-    return Bad("attn_mask_type", "arbitrary", Words("no_mask or causal: there is no argument for a mask"))
+    return Violation(
+        "attn_mask_type", "arbitrary", FreeText("no_mask or causal: there is no argument for a mask")
+    )
 
 
-@rule("SDPA102", "sdpa.flash", device=CUDA, evidence="source", trips={"dtype": "fp32"})
-def flash_half_precision(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA102", requires={"dtype": OneOf("bf16", "fp16")}, fires_on={"dtype": "fp32"})
+def flash_half_precision(p: AttentionParams, env: Environment) -> bool:
     """The flash kernel computes in fp16 or bf16 on CUDA
 
     Fix: cast q, k and v; autocast does.
     Source: check_dtypes_low_precision, PyTorch sdp_utils.cpp (A, B, C).
     """
-    if p.dtype in ("fp32", "fp64"):
-        return Bad("dtype", p.dtype, OneOf("bf16", "fp16"))
-    return None
+    return not p.dtype.startswith("fp8")  # SDPA003
 
 
-@rule(
-    "SDPA103",
-    "sdpa.flash",
-    arch=range(50, 80),
-    evidence="source",
-    trips={"gpu": "T4"},
-    passes={"gpu": "A100"},
-)
-def flash_needs_ampere(p: AttentionParams, env: Environment) -> Bad:
+@rule("SDPA103", requires={"arch": AtLeast(80)}, fires_on={"gpu": "T4"}, passes={"gpu": "A100"}, device=None)
+def flash_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """The flash kernel needs Ampere or newer (sm80)
 
     Why: FlashAttention 2 is built on instructions that Turing and Volta lack.
     Fix: sdpa.efficient runs on Turing and Volta; triton on Turing.
     Source: check_flash_attention_hardware_support, PyTorch sdp_utils.cpp (A, B, C).
     """
-    return Bad("arch", env.arch, AtLeast(80))
 
 
 @rule(
     "SDPA104",
-    "sdpa.flash",
     evidence="measured",
-    trips={"head_dim_qk": 192, "head_dim_v": 128},
+    fires_on={"head_dim_qk": 192, "head_dim_v": 128},
     passes={"head_dim_qk": 192},
+    device=None,
 )
-def flash_equal_head_dims(p: AttentionParams, env: Environment) -> Bad | None:
+def flash_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | None:
     """The flash kernel wants head_dim_v equal to head_dim_qk
 
     Fix: pad the smaller one with zeros, keep the softmax scale of the true head_dim_qk, and cut the output.
@@ -93,33 +82,25 @@ def flash_equal_head_dims(p: AttentionParams, env: Environment) -> Bad | None:
     have the same head size" (torch 2.13).
     """
     if p.head_dim_v < p.head_dim_qk:
-        return Bad("head_dim_v", p.head_dim_v, EqualTo("head_dim_qk", p.head_dim_qk))
-    if p.head_dim_v > p.head_dim_qk:
-        return Bad("head_dim_qk", p.head_dim_qk, EqualTo("head_dim_v", p.head_dim_v))
-    return None
+        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
+    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
 
 
-@rule("SDPA105", "sdpa.flash", device=CUDA, evidence="source", trips={"head_dim_qk": 320})
-def flash_head_dim_limit(p: AttentionParams, env: Environment) -> Bad | None:
+@rule("SDPA105", requires={("head_dim_qk", "head_dim_v"): AtMost(256)}, fires_on={"head_dim_qk": 320})
+def flash_head_dim_limit(p: AttentionParams, env: Environment) -> None:
     """The flash kernel has head dimensions up to 256 on CUDA
 
     Fix: sdpa.efficient has no limit, at a lower speed.
     Source: check_head_dim_size_flash, PyTorch sdp_utils.cpp (A, B, C); flash_api.cpp, "at most 256".
     """
-    field = widest(p)
-    width = getattr(p, field)
-    return Bad(field, width, AtMost(256)) if width > 256 else None
 
 
 @rule(
     "SDPA106",
-    "sdpa.flash",
-    device=CUDA,
-    evidence="source",
-    trips={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
+    fires_on={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
 )
-def flash_causal_corner(p: AttentionParams, env: Environment) -> Bad | None:
+def flash_causal_corner(p: AttentionParams, env: Environment) -> Violation | None:
     """The flash kernel's causal mask ends at the bottom right
 
     Why: FlashAttention 2.1 and newer align the last query with the last key; F.sdpa promises the top left and
@@ -133,20 +114,18 @@ def flash_causal_corner(p: AttentionParams, env: Environment) -> Bad | None:
         return None
     if p.bottom_right and p.max_seqlen_q < p.max_seqlen_kv:
         return None
-    return Bad(
-        "attn_mask_type", p.attn_mask_type, Words("equal lengths, or causal_bottom_right with s_q <= s_kv")
+    return Violation(
+        "attn_mask_type", p.attn_mask_type, FreeText("equal lengths, or causal_bottom_right with s_q <= s_kv")
     )
 
 
 @rule(
     "SDPA107",
-    "sdpa.flash",
     arch=SMALL_SHARED_MEMORY,
-    evidence="source",
-    trips={"gpu": "RTX 4090", "head_dim_qk": 224},
+    fires_on={"gpu": "RTX 4090", "head_dim_qk": 224},
     passes={"gpu": "RTX 4090", "head_dim_qk": 256},
 )
-def flash_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
+def flash_wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
     """On sm86 to sm89 and sm12x the flash backward stops at head_dim 192
 
     Why: its tiles for wider heads want more shared memory than these cards give a block. Above 224 there is a
@@ -159,17 +138,17 @@ def flash_wide_backward(p: AttentionParams, env: Environment) -> Bad | None:
     if not p.is_training or width <= 192:
         return None
     if width <= 224:
-        return Bad(widest(p), width, OneOf(256), "or at most 192; 256 without dropout only")
-    return Bad("attention_dropout", p.attention_dropout, OneOf(0.0)) if p.dropout else None
+        field = "head_dim_qk" if p.head_dim_qk == width else "head_dim_v"
+        return Violation(field, width, OneOf(256), "or at most 192; 256 without dropout only")
+    return Violation("attention_dropout", p.attention_dropout, OneOf(0.0)) if p.dropout else None
 
 
 @rule(
     "SDPA108",
     "sdpa.flash",
     "sdpa.efficient",
-    device=CUDA,
     evidence="documented",
-    trips={"deterministic": True},
+    fires_on={"deterministic": True},
     passes={"deterministic": True, "is_training": False},
 )
 def backward_follows_torch(p: AttentionParams, env: Environment) -> Unknown | None:
@@ -182,19 +161,19 @@ def backward_follows_torch(p: AttentionParams, env: Environment) -> Unknown | No
     attnsel/backends/sdpa/guards.py, "deterministic".
     """
     if p.deterministic and p.is_training:
-        return Unknown("deterministic", True, Words("torch.use_deterministic_algorithms(True) when it runs"))
+        return Unknown(
+            "deterministic", True, FreeText("torch.use_deterministic_algorithms(True) when it runs")
+        )
     return None
 
 
 @rule(
     "SDPA109",
-    "sdpa.flash",
-    device=CUDA,
-    evidence="source",
-    trips={"batch_size": 65536, "max_seqlen_q": 16},
+    requires=GRID,
+    fires_on={"batch_size": 65536, "max_seqlen_q": 16},
     passes={"batch_size": 65535, "max_seqlen_q": 16},
 )
-def flash_grid(p: AttentionParams, env: Environment) -> Bad | None:
+def flash_grid(p: AttentionParams, env: Environment) -> None:
     """The flash kernel takes at most 65535 sequences and 65535 heads
 
     Why: they are the y and z dimensions of its launch grid, which CUDA limits.
@@ -202,19 +181,16 @@ def flash_grid(p: AttentionParams, env: Environment) -> Bad | None:
     Source: flash_fwd_launch_template.h, dim3 grid(num_m_block, b, h); CUDA C++ Programming Guide, maximum y-
     and z-dimension of a grid.
     """
-    return grid_limit(p)
 
 
-def grid_limit(p: AttentionParams) -> Bad | None:
-    """An objection to more sequences or heads than a launch grid has room for."""
-    for field in ("batch_size", "num_heads"):
-        if getattr(p, field) > 65535:
-            return Bad(field, getattr(p, field), AtMost(65535))
-    return None
-
-
-@rule("SDPA110", "sdpa.flash", device=CUDA, evidence="reported", trips={"platform": "windows"})
-def flash_on_windows(p: AttentionParams, env: Environment) -> Unknown | None:
+@rule(
+    "SDPA110",
+    requires={"platform": OneOf("linux")},
+    unknown=True,
+    evidence="reported",
+    fires_on={"platform": "windows"},
+)
+def flash_on_windows(p: AttentionParams, env: Environment) -> bool:
     """Windows wheels of PyTorch may lack the flash kernel
 
     Why: for a long time they were built without USE_FLASH_ATTENTION; torch.backends.cuda.
@@ -222,4 +198,23 @@ def flash_on_windows(p: AttentionParams, env: Environment) -> Unknown | None:
     Fix: use Linux or WSL, or sdpa.efficient.
     Source: Comfy-Org/ComfyUI#9299.
     """
-    return Unknown("platform", "windows", OneOf("linux")) if env.platform == "windows" else None
+    return env.platform == "windows"
+
+
+@rule(
+    "SDPA111",
+    requires={("head_dim_qk", "head_dim_v"): Multiple(8)},
+    fires_on={"head_dim_qk": 100},
+    passes={"head_dim_qk": 104},
+)
+def flash_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
+    """The flash kernel takes head dimensions in multiples of 8 on CUDA
+
+    Why: it loads 16 bytes at a time. F.sdpa copies q, k and v into wider tensors on every call and says
+    nothing; a direct call of the op raises.
+    Fix: attnsel pads with zeros, keeps the softmax scale of the true head_dim_qk and cuts the output
+    (adaptations "pad_head_dim_qk" and "pad_head_dim_v"), which costs memory.
+    Source: pad_last_dim in PyTorch's aten/src/ATen/native/transformers/attention.cpp ("FlashAttentionV2
+    requires that head dimension be a multiple of 8"); TORCH_CHECK in mha_fwd of its flash_api.cpp ("head_size
+    must be a multiple of 8"), read at pytorch 03b7c19d.
+    """

@@ -29,10 +29,10 @@ from attnsel import (
     select,
 )
 from attnsel.candidates import CANDIDATES
-from attnsel.reads import ALL, fields_read
 from attnsel.rules import REGISTRY
 from attnsel.runtime.bind import make_spec
 from attnsel.runtime.call import config
+from attnsel.selection.rule_dependencies import ALL, fields_of
 from call_cases import Call, Case, assert_close, mask_type
 
 torch.set_num_threads(1)
@@ -332,7 +332,7 @@ def selection_of(backend: str, **arguments: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "attend", lambda *given: seen.extend(given))
         attention(q, k, v, backend=backend, **arguments)
-    from attnsel.runtime.run import explain
+    from attnsel.runtime.dispatch import explain
 
     return explain(*seen)
 
@@ -351,7 +351,7 @@ def determinism_is_asked_for(backend: str) -> None:
     assert selection_of(backend, deterministic=True).params.deterministic
     static = config(deterministic=True)
     assert make_spec(static, AttentionParams(deterministic=True), True).deterministic
-    reading = [r for r in REGISTRY.rules.values() if "deterministic" in fields_read(r.body) != ALL]
+    reading = [r for r in REGISTRY.rules.values() if "deterministic" in fields_of(r) != ALL]
     assert {name for rule in reading for name in rule.candidates} >= {"sdpa.flash", "sdpa.cudnn", "cudnn"}
     core = DotProductAttention(2, 8, qkv_format="bshd", deterministic=True, backend=backend)
     assert core.explain(*small()).params.deterministic

@@ -28,9 +28,9 @@ from attnsel import (
 )
 from attnsel.candidates import CANDIDATES
 from attnsel.module import _NOT_YET_FORWARD
-from attnsel.reads import ALL, fields_read
 from attnsel.rules import REGISTRY
-from attnsel.runtime import run
+from attnsel.runtime import dispatch as run
+from attnsel.selection.rule_dependencies import ALL, fields_of
 
 torch.set_num_threads(1)
 
@@ -95,7 +95,7 @@ def dropout_draws_inside_the_tracker() -> None:
 
 
 def only_groups_are_groups() -> None:
-    """Real ones: tests/context_parallel."""
+    """Real ones: tests/attnsel/context_parallel."""
     for name in ("cp_group", "cp_global_ranks", "cp_stream"):
         with pytest.raises(InvalidInput, match=name):
             module(**{name: [0, 1]})
@@ -110,7 +110,7 @@ def an_exchange_is_named_for_when_there_is_a_group() -> None:
 
 def labels_show(caplog: pytest.LogCaptureFixture) -> None:
     for arguments, label in (({"layer_number": 3}, "layer 3"), ({"name": "decoder.1"}, "decoder.1")):
-        debug._told.clear()
+        debug._announced.clear()
         with override(debug=1):
             module(**arguments, softcap=3.0)(*tensors())
         assert f"attnsel: {label}: " in caplog.text
@@ -188,7 +188,7 @@ def a_checkpoint_runs_the_forward_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def outputs_are_fully_written() -> None:
-    """Rows of padding are what ``fast_zero_fill`` speaks of in TransformerEngine: zeros either way."""
+    """Rows of padding are what ``fast_zero_fill`` fills in TransformerEngine: zeros either way."""
     cu = torch.tensor([0, 4, 6], dtype=torch.int32)
     core = module(attn_mask_type="padding")
     for flag in (True, False):
@@ -359,7 +359,7 @@ PLANNED: dict[str, dict[str, Any]] = {
     "fp8": {"fp8": True, "fp8_meta": {"recipe": {"kind": "delayed", "fp8_dpa": True}}},
     "fp8_meta": {"fp8": True, "fp8_meta": {"recipe": {"kind": "mxfp8", "fp8_dpa": True}}},
 }
-# Asked with a group of processes: tests/context_parallel.
+# Asked with a group of processes: tests/attnsel/context_parallel.
 TOGETHER = {"cp_size", "cp_comm_type"}
 # A promise about how the call is made, for the rules alone: what it asks of a kernel is checked there.
 HINTS = {"cuda_graph"}
@@ -386,7 +386,7 @@ def test_what_is_only_planned_is_never_claimed_to_run(field: str, name: str) -> 
 
 @pytest.mark.parametrize("field", sorted(HINTS | TOGETHER | set(PLANNED)))
 def test_what_no_call_asks_is_read_by_a_rule(field: str) -> None:
-    reads = [fields_read(rule.body) for rule in REGISTRY.rules.values()]
+    reads = [fields_of(rule) for rule in REGISTRY.rules.values()]
     assert any(field in some for some in reads if some != ALL)
 
 

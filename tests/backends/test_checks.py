@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from attnsel import DotProductAttention, NoBackendError, attention
-from attnsel.backends import sdpa, tiled
 from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.sdpa import kernels as sdpa
+from attnsel.backends.tiled import kernel as tiled
 from layout_cases import BACKENDS, HAS_TRITON, B, S, assert_rounding, reference
 
 torch.set_num_threads(1)
@@ -19,7 +20,7 @@ torch.set_num_threads(1)
 
 def direct(backend: str) -> tuple[Callable[..., Result], Callable[..., Any]]:
     if backend == "triton":
-        from attnsel.backends import triton
+        from attnsel.backends.triton import run as triton
 
         return triton.forward, triton.backward
     if backend == "tiled":

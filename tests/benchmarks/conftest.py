@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from paths import ROOT
+
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from paths import ROOT
+
 RECORD = "context-parallel-simulated.json"
 
 

@@ -43,7 +43,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if _device(request.config) == "cpu":
         torch.set_num_threads(1)
         return torch.device("cpu")
-    torch.backends.cuda.matmul.allow_tf32 = False  # the yardstick for float32 is float32
+    torch.backends.cuda.matmul.allow_tf32 = False  # the reference for float32 is float32
     return torch.device("cuda", torch.cuda.current_device())
 
 

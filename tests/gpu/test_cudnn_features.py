@@ -1,6 +1,6 @@
 """cuDNN through attnsel's own graphs: features against float64, plans, and what was said of this GPU before.
 
-On a CPU the graphs are carried out by the emulation in tests/emulated_cudnn.py.
+On a CPU the graphs are carried out by the emulation in tests/support/emulated_cudnn.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from attention_cases import (
 from attnsel import DotProductAttention, Environment, attention, select
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.cudnn import session
-from attnsel.backends.cudnn.plans import PLANS, Refused
+from attnsel.backends.cudnn.plans import PLANS, PlanRefused
 from attnsel.backends.slopes import default_slopes
 
 if importlib.util.find_spec("cudnn") is None and torch.cuda.is_available():
@@ -83,7 +83,7 @@ def made(
 def check(spec: Spec, inputs: Inputs) -> None:
     try:
         prepare(spec, inputs)
-    except Refused as refused:
+    except PlanRefused as refused:
         pytest.skip(str(refused))
     actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
     dtype = inputs.q.dtype
@@ -109,7 +109,7 @@ def test_the_largest_score(device: torch.device, scale: int) -> None:
     spec = dataclasses.replace(spec, return_max_logit=True, need_grad=False)
     try:
         result = forward(spec, inputs)
-    except Refused as refused:
+    except PlanRefused as refused:
         pytest.skip(str(refused))
     wanted = expected(spec, inputs, torch.zeros((), device=device), None)
     assert result.max_logit is not None
@@ -127,7 +127,7 @@ def test_dropout_repeats_for_a_seed_and_keeps_the_mean(device: torch.device, sca
         seed = torch.tensor(number, device=device)
         try:
             outs.append(forward(spec, Inputs(q, q, v, dropout_seed=seed)).out)
-        except Refused as refused:
+        except PlanRefused as refused:
             pytest.skip(str(refused))
     assert torch.equal(outs[0], outs[1])
     assert not torch.equal(outs[0], outs[2])

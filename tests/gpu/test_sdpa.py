@@ -27,8 +27,8 @@ from attnsel import (
     attention,
     select,
 )
-from attnsel.backends import sdpa
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.sdpa import kernels as sdpa
 from reference import attention_reference
 
 DTYPES = [

@@ -13,9 +13,9 @@ from forward_checks import check_forward, pages_of
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from attnsel.backends.triton import forward
+from attnsel.backends.triton.run import forward
 
-not_interpreted = pytest.mark.cuda_only("tests/backends/test_triton_decode.py has it")
+not_interpreted = pytest.mark.cuda_only("tests/backends/triton/test_decode.py has it")
 LONG = pytest.mark.cuda_only("too many tiles there")
 
 

@@ -27,22 +27,22 @@ from attention_cases import (
     poison,
     upstream,
 )
-from attnsel.backends import tiled
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.tiled import kernel as tiled
 from reference import attention_reference
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from attnsel.backends.triton import backward, forward
+from attnsel.backends.triton.run import backward, forward
 
 DTYPES = [
     torch.float16,
     pytest.param(torch.bfloat16, marks=pytest.mark.cuda_only("one 16-bit type shows it")),
-    pytest.param(torch.float32, marks=pytest.mark.cuda_only("tests/backends/test_triton.py has it")),
+    pytest.param(torch.float32, marks=pytest.mark.cuda_only("tests/backends/triton/test_numbers.py has it")),
 ]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-not_interpreted = pytest.mark.cuda_only("tests/backends/test_triton.py has it")
+not_interpreted = pytest.mark.cuda_only("tests/backends/triton/test_numbers.py has it")
 
 
 def skip_what_rules_refuse(arch: int | None, dtype: torch.dtype, width: int = 0) -> None:

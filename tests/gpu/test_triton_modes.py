@@ -20,7 +20,7 @@ from reference import attention_reference
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from attnsel.backends.triton import backward, forward
+from attnsel.backends.triton.run import backward, forward
 
 
 def qkv(device: torch.device, s: int = 0, dtype: torch.dtype = torch.float16, seed: int = 0) -> list[Tensor]:
@@ -192,7 +192,7 @@ def test_two_streams_at_once_give_what_one_gives(device: torch.device) -> None:
             assert {name for name in one if not torch.equal(one[name], other[name])} == set()
 
 
-@pytest.mark.cuda_only("the allocator is CUDA's; tests/backends/test_triton.py holds every tensor")
+@pytest.mark.cuda_only("the allocator is CUDA's; tests/backends/triton/test_numbers.py holds every tensor")
 @pytest.mark.parametrize("case", [Case("causal", CAUSAL), Case("dropout", DROPOUT)], ids=lambda c: c.name)
 def test_memory_grows_with_the_sequence_not_its_square(case: Case, device: torch.device) -> None:
     def peak(s: int) -> int:

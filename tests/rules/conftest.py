@@ -10,21 +10,21 @@ import pytest
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, load_all
-from attnsel.verdict import Bad, Unknown
+from attnsel.selection.verdict import Unknown, Violation
 
 
-def _findings(candidate: str, env: Environment, **params: Any) -> dict[str, Bad | Unknown]:
+def _findings(candidate: str, env: Environment, **params: Any) -> dict[str, Violation | Unknown]:
     load_all()
     p = AttentionParams(**params)
     return {
         rule.code: finding
         for rule in REGISTRY.rules.values()
-        if candidate in rule.candidates and rule.applies(env) and (finding := rule.body(p, env)) is not None
+        if candidate in rule.candidates and rule.applies(env) and (finding := rule.find(p, env)) is not None
     }
 
 
 @pytest.fixture(scope="session")
-def findings() -> Callable[..., dict[str, Bad | Unknown]]:
+def findings() -> Callable[..., dict[str, Violation | Unknown]]:
     """``findings("cudnn", env, **fields)``: every finding by its code."""
     return _findings
 

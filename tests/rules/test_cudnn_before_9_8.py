@@ -16,7 +16,8 @@ from attnsel.rules.cudnn import (
     before_9_8_masks,
     before_9_8_scores,
 )
-from attnsel.verdict import Bad, Multiple, Reason
+from attnsel.selection.requirements import Multiple
+from attnsel.selection.verdict import Reason, Violation
 from attnsel.versions import Version
 
 MODULES = (
@@ -49,7 +50,7 @@ PAGED = {
 def reasons(gpu: str, cudnn: str, **fields: Any) -> list[Reason]:
     env = Environment.describe(gpu=gpu, cudnn=cudnn)
     params = AttentionParams(**fields)
-    found = ((rule, rule.body(params, env)) for rule in RULES if rule.applies(env) and rule.concerns(params))
+    found = ((rule, rule.find(params, env)) for rule in RULES if rule.applies(env) and rule.concerns(params))
     return [Reason(rule, finding) for rule, finding in found if finding is not None]
 
 
@@ -97,10 +98,9 @@ def test_plain_causal_training_is_accepted_everywhere(gpu: str, version: str) ->
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_every_rule_ends_at_9_8(rule: Any) -> None:
-    at_9_8 = Environment.describe(gpu="H100", cudnn="9.8.0")
-    assert not any(at_9_8.cudnn in versions for versions in rule.when)
-    assert rule.when
+@pytest.mark.parametrize("gpu", ["T4", "A100", "L4", "H100", "B200", "RTX 5090"])
+def test_every_rule_ends_at_9_8(rule: Any, gpu: str) -> None:
+    assert not rule.applies(Environment.describe(gpu=gpu, cudnn="9.8.0"))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
@@ -189,6 +189,9 @@ TABLE = [
     ("H100", "9.6.0", {"window_size": (128, 0), "attn_mask_type": "padding_causal"}, set()),
     ("H100", "9.6.0", {"window_size": (128, 0), **PACKED}, set()),
     ("H100", "9.6.0", {"window_size": (128, -1), "attn_mask_type": "no_mask"}, {"CUDNN415"}),
+    # a right bound of 0 is a bound, and anchored like any other
+    ("H100", "9.3.0", {"window_size": (128, 0), "attn_mask_type": "no_mask"}, {"CUDNN413"}),
+    ("H100", "9.6.0", {"window_size": (128, 0), "attn_mask_type": "no_mask"}, {"CUDNN419"}),
     ("H100", "9.6.0", {"window_size": (128, 0), **BOTTOM_RIGHT, **CROSS}, set()),
     ("B200", "9.7.0", {"window_size": (128, 0), **BOTTOM_RIGHT, **CROSS}, {"CUDNN420"}),
     ("B200", "9.7.1", {"window_size": (128, 0), **BOTTOM_RIGHT, **CROSS}, set()),
@@ -362,6 +365,6 @@ def test_difference_from_transformer_engine(
 def test_a_square_bottom_right_window_is_offered_the_same_thing_at_the_top_left() -> None:
     window = {"window_size": (128, 128), "attn_mask_type": "padding"}
     (reason,) = reasons("H100", "9.6.0", **window)
-    assert isinstance(reason.finding, Bad)
+    assert isinstance(reason.finding, Violation)
     assert (reason.field, *reason.finding.required.repairs(True)) == ("bottom_right_diagonal", False)
     assert reasons("H100", "9.6.0", **window, bottom_right_diagonal=False) == []

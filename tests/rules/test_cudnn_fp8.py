@@ -11,7 +11,7 @@ from attnsel.params import AttentionParams
 from attnsel.rules.api import REGISTRY
 from attnsel.rules.cudnn import fp8, fp8_features, fp8_shapes, fp8_since_9_8
 from attnsel.rules.cudnn.vocabulary import PAGED
-from attnsel.verdict import Reason
+from attnsel.selection.verdict import Reason
 
 RULES = [
     rule
@@ -36,7 +36,7 @@ TENSORS = {"dtype": "fp8_e4m3", **DELAYED}
 def reasons(gpu: str, cudnn: str, frontend: str = "1.28.0", **fields: Any) -> list[Reason]:
     env = Environment.describe(gpu=gpu, cudnn=cudnn, cudnn_frontend=frontend)
     params = AttentionParams(**fields)
-    found = ((rule, rule.body(params, env)) for rule in RULES if rule.applies(env) and rule.concerns(params))
+    found = ((rule, rule.find(params, env)) for rule in RULES if rule.applies(env) and rule.concerns(params))
     return [Reason(rule, finding) for rule, finding in found if finding is not None]
 
 
@@ -287,7 +287,7 @@ DIFFERENCES = [
     ),
     (
         "H100", "9.18.1", {**TENSORS, "deterministic": True}, "refused", "unknown",
-        "CUDNN357", "the library plans it, but the wish changes nothing in the graph",
+        "CUDNN357", "the library plans it, but the flag changes nothing in the graph",
     ),
     (
         "H100", "9.7.0", {**TENSORS, **INFERENCE, "kv_cache": "contiguous"}, "refused", "unknown",

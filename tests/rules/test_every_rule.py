@@ -1,9 +1,11 @@
-"""Every rule explains itself, trips where it says and nowhere it says it does not."""
+"""Every rule explains itself, fires where it says and nowhere it says it does not, and says a bound once."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +14,16 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_all
 from attnsel.rules.examples import question
-from attnsel.select import Evidence, Refusal, select
-from attnsel.verdict import EVIDENCE, Bad, Reason, Unknown
+from attnsel.selection.evidence import Evidence, Refusal
+from attnsel.selection.requirements import AtLeast, AtMost, Multiple
+from attnsel.selection.select import select
+from attnsel.selection.verdict import EVIDENCE, Reason, Unknown, Violation
 
 load_all()
 RULES = list(REGISTRY.rules.values())
 PAGES = list(REGISTRY.pages.values())
-FIELDS = set(AttentionParams.model_fields)
+RULES_FOLDER = Path(__file__).parents[2] / "rules"
+FILES = sorted(RULES_FOLDER.rglob("*.py"))
 
 
 def by_code(page):
@@ -34,20 +39,21 @@ def test_a_page_has_title_reason_and_source(page):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=by_code)
-def test_it_trips_on_its_example_with_a_whole_reason(rule):
-    p, env = question(rule, rule.trips)
+def test_it_fires_on_its_example_with_a_whole_reason(rule):
+    p, env = question(rule, rule.fires_on)
     assert rule.concerns(p)
     assert rule.applies(env), f"the example's environment does not pass the gates: {rule.when_text}"
-    finding = rule.body(p, env)
-    assert isinstance(finding, (Bad, Unknown)), finding
+    finding = rule.find(p, env)
+    assert isinstance(finding, (Violation, Unknown)), finding
     reason = Reason(rule, finding)
     told = reason.as_dict()
     for part in ("code", "field", "required", "message", "evidence", "source"):
         assert told[part], part
     assert finding.field in reason.message
     assert str(finding.required) in reason.message
+    policy = Policy(adapt="never", preview=rule.status == "preview")
     for name in rule.candidates:
-        answer = select(p, env, policy=Policy(adapt="never"))[name]
+        answer = select(p, env, policy=policy)[name]
         assert rule.code in [r.code for r in answer.reasons]
         assert answer.verdict == ("unknown" if all(r.unknown for r in answer.reasons) else "refused")
 
@@ -56,21 +62,21 @@ def test_it_trips_on_its_example_with_a_whole_reason(rule):
 def test_it_passes_its_other_example(rule):
     p, env = question(rule, rule.passes)
     if rule.applies(env) and rule.concerns(p):
-        assert rule.body(p, env) is None
+        assert rule.find(p, env) is None
 
 
-@pytest.mark.parametrize("wish", REGISTRY.wishes.values(), ids=by_code)
-def test_a_wish_refuses_and_is_told(wish):
-    name, fields = wish.trips
+@pytest.mark.parametrize("rule", REGISTRY.policy_rules.values(), ids=by_code)
+def test_a_policy_rule_refuses_and_is_told(rule):
+    name, fields = rule.fires_on
     p, env = AttentionParams(), question(RULES[0], {"gpu": "H100", "torch": "2.13.0"})[1]
     evidence = Evidence()
-    if wish.family == "RUNTIME":
-        evidence = evidence.plus(Refusal(name, p, "no execution plans support the graph", code=wish.code))
+    if rule.family == "RUNTIME":
+        evidence = evidence.plus(Refusal(name, p, "no execution plans support the graph", code=rule.code))
     answer = select(p, env, policy=Policy(**fields), evidence=evidence)[name]
     assert answer.verdict == "refused"
-    assert wish.code in [reason.code for reason in answer.reasons]
+    assert rule.code in [reason.code for reason in answer.reasons]
     plain = select(p, env)[name]
-    assert wish.code not in [reason.code for reason in plain.reasons]
+    assert rule.code not in [reason.code for reason in plain.reasons]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=by_code)
@@ -86,6 +92,94 @@ def _names(code):
     for constant in code.co_consts:
         if inspect.iscode(constant):
             yield from _names(constant)
+
+
+# A bound stands once: in ``requires`` or in ``limit``.
+
+BOUNDS = {"AtMost", "AtLeast", "Multiple", "EqualTo", "AtMostField"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RULES_FOLDER).as_posix())
+def test_no_body_states_a_bound_beside_its_condition(path):
+    """A bound inside ``Violation(...)`` needs a condition that says it again, and the two drift apart."""
+    wrong = [
+        f"line {call.lineno}: {ast.unparse(call)}"
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for call in _stated_bounds(function)
+    ]
+    assert not wrong, "say it in requires={...} or limit(p, field, ...)"
+
+
+def _stated_bounds(function):
+    """Calls of Violation or Unknown in ``function``, by whatever name, that are given a bound."""
+    named = {
+        target.id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    findings = {"Violation", "Unknown"}
+    findings |= {
+        name for name, value in named.items() if not isinstance(value, ast.Call) and _has(value, findings)
+    }
+    bounds = BOUNDS | {name for name, value in named.items() if _has(value, BOUNDS)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and _has(node.func, findings):
+            arguments = (*node.args, *(keyword.value for keyword in node.keywords))
+            if any(_has(argument, bounds) for argument in arguments):
+                yield node
+
+
+def _has(tree, names):
+    """Whether one of ``names`` stands in ``tree``, outside calls of ``limit``."""
+    if isinstance(tree, ast.Name):
+        return tree.id in names
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "limit":
+        return False
+    return any(_has(node, names) for node in ast.iter_child_nodes(tree))
+
+
+@pytest.mark.parametrize(
+    ("text", "states"),
+    [
+        ("return Violation('f', p.f, AtMost(1))", True),
+        ("return Unknown('f', p.f, required=Multiple(8))", True),
+        ("needed = AtLeast(2)\n    return Violation('f', p.f, needed)", True),
+        ("kind = Unknown if p.causal else Violation\n    return kind('f', p.f, EqualTo('g'))", True),
+        ("return limit(p, 'f', AtMost(1))", False),
+        ("found = limit(p, 'f', AtMost(1))\n    return found and Unknown(*found)", False),
+        ("return Violation('f', p.f, OneOf(0.0))", False),
+        ("return p.causal", False),
+    ],
+)
+def test_the_search_for_stated_bounds_finds_them(text, states):
+    (function,) = ast.parse(f"def rule(p, env):\n    {text}\n").body
+    assert bool(list(_stated_bounds(function))) == states
+
+
+EDGES = [
+    (rule, limit.requirement, field)
+    for rule in RULES
+    for limit in rule.limits
+    for field in limit.fields
+    if isinstance(limit.requirement, (AtMost, AtLeast, Multiple)) and not limit.of_environment
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "requirement", "field"), EDGES, ids=[f"{rule.code}-{field}" for rule, _, field in EDGES]
+)
+def test_a_bound_holds_up_to_its_edge_and_not_beyond(rule, requirement, field):
+    """The condition is the text: what is said to be enough is enough, and the next value is not."""
+    edge = requirement[0]
+    beyond = edge - 1 if isinstance(requirement, AtLeast) else edge + 1
+    assert str(edge) in str(requirement)
+    _, holds_fast = requirement.fast(field)
+    for holds in (lambda value: requirement.holds(value, None), holds_fast):
+        assert holds(edge)
+        assert not holds(beyond)
 
 
 def test_codes_are_grouped_by_family():

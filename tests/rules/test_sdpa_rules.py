@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from attnsel.environment import Device, Environment
-from attnsel.params import Tensors, TensorSpec
-from attnsel.verdict import Bad, Unknown
+from attnsel.params import AttentionParams, Tensors, TensorSpec
+from attnsel.policy import Policy
+from attnsel.selection.select import select
+from attnsel.selection.verdict import Unknown, Violation
 
 H100 = Environment.describe(gpu="H100", torch="2.13.0")
 A100 = Environment.describe(gpu="A100", torch="2.13.0")
@@ -46,9 +48,9 @@ def test_cpus_have_flash_and_math(codes, candidate, expected):
 @pytest.mark.parametrize(
     ("device", "candidate", "verdict"),
     [
-        ("mps", "sdpa.flash", Bad),
-        ("xpu", "sdpa.efficient", Bad),
-        ("rocm", "sdpa.cudnn", Bad),
+        ("mps", "sdpa.flash", Violation),
+        ("xpu", "sdpa.efficient", Violation),
+        ("rocm", "sdpa.cudnn", Violation),
         ("rocm", "sdpa.flash", Unknown),
         ("rocm", "sdpa.efficient", Unknown),
         ("rocm", "sdpa.math", None),
@@ -104,7 +106,7 @@ def test_no_sdpa_kernel_drops_an_argument(codes, candidate, fields, code):
 def test_what_only_a_mask_can_say_is_refused_by_its_own_field(findings, candidate, fields, field):
     for env in (H100, CPU):
         found = findings(candidate, env, **fields).values()
-        assert field in {f.field for f in found if isinstance(f, Bad)} or (
+        assert field in {f.field for f in found if isinstance(f, Violation)} or (
             env is CPU and candidate in ("sdpa.efficient", "sdpa.cudnn")
         )
 
@@ -214,7 +216,9 @@ def test_cpu_flash_needs_rows_in_one_piece_but_no_alignment(codes):
     ("env", "fields", "expected"),
     [
         (H100, {"head_dim_qk": 256}, set()),
-        (H100, {"head_dim_qk": 59}, set()),  # padded by the backend
+        (H100, {"head_dim_qk": 59}, {"SDPA111"}),
+        (H100, {"head_dim_qk": 64}, set()),
+        (CPU, {"head_dim_qk": 59}, set()),
         (H100, {"head_dim_qk": 264}, {"SDPA105"}),
         (H100, {"head_dim_qk": 192, "head_dim_v": 128}, {"SDPA104"}),
         (RTX4090, {"head_dim_qk": 192}, set()),
@@ -228,6 +232,44 @@ def test_cpu_flash_needs_rows_in_one_piece_but_no_alignment(codes):
 )
 def test_head_dimensions_of_flash(codes, env, fields, expected):
     assert codes("sdpa.flash", env, **fields) == expected
+
+
+def test_flash_on_cuda_refuses_head_dimensions_between_multiples_of_8_where_nothing_may_be_adapted():
+    flash = select(AttentionParams(head_dim_qk=100), A100, policy=Policy(adapt="never"))["sdpa.flash"]
+    assert flash.verdict == "refused"
+    (reason,) = flash.reasons
+    assert (reason.code, reason.field, reason.observed) == ("SDPA111", "head_dim_qk", 100)
+    assert "needs a multiple of 8" in reason.message
+
+
+@pytest.mark.parametrize(
+    ("dims", "q_k", "v_out"),
+    [
+        ((100, 100), 2 * 104, 104 + 4),  # columns of the copies of q and k; of v's, and that the output gains
+        ((100, 64), 2 * 104, 104 + 40),
+        ((96, 100), 2 * 104, 104 + 4),
+    ],
+)
+def test_flash_on_cuda_lists_the_padding_of_head_dimensions_with_its_bytes(dims, q_k, v_out):
+    sizes = dict(zip(("head_dim_qk", "head_dim_v"), dims, strict=True))
+    p = AttentionParams(batch_size=2, max_seqlen_q=4096, num_heads=16, **sizes)
+    flash = select(p, A100)["sdpa.flash"]
+    column = 2 * 4096 * 16 * 2  # bytes of a column: b, s, h and two bytes
+    assert flash.verdict == "eligible"
+    assert [(a.name, a.changes, a.bytes) for a in flash.adaptations] == [
+        ("pad_head_dim_qk", (("head_dim_qk", 104),), q_k * column),
+        ("pad_head_dim_v", (("head_dim_v", 104),), v_out * column),
+    ]
+
+
+def test_no_stride_is_refused_of_rows_that_are_padded_anyway():
+    rows = {"shape": (2, 4096, 16, 100), "stride": (4096 * 1601, 1601, 100, 1), "alignment": 2}
+    tensors = Tensors(q=TensorSpec(**rows), k=TensorSpec(**rows), v=TensorSpec(**rows))
+    p = AttentionParams(head_dim_qk=100, tensors=tensors)
+    flash = select(p, A100)["sdpa.flash"]
+    assert [a.name for a in flash.adaptations] == ["pad_head_dim_qk", "pad_head_dim_v"]
+    never = select(p, A100, policy=Policy(adapt="never"))["sdpa.flash"]
+    assert [reason.code for reason in never.reasons] == ["SDPA111"]
 
 
 def test_padding_a_head_dimension_never_shrinks_the_other(findings):

@@ -64,6 +64,10 @@ def test_wide_heads(codes):
     assert codes("triton", H100, head_dim_qk=320) == {"TRITON020"}
     assert codes("triton", H100, head_dim_qk=576, head_dim_v=512, is_training=False) == set()
     assert codes("triton", H100, head_dim_qk=576, head_dim_v=512) == {"TRITON020"}
+    assert codes("triton", H100, dtype="fp32", head_dim_qk=576, head_dim_v=512, is_training=False) == {
+        "TRITON020"
+    }
+    assert codes("triton", H100, head_dim_qk=320, is_training=False) == {"TRITON020"}
     assert codes("triton", H100, dtype="fp32", head_dim_qk=256) == set()
 
 

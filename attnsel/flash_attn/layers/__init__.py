@@ -1,1 +1,1 @@
-"""What of ``flash_attn.layers`` clients of attention import."""
+"""The part of ``flash_attn.layers`` that programs import for their attention."""

@@ -1,8 +1,8 @@
 """Rotary position embedding under ``flash_attn.layers.rotary``'s names, in plain PyTorch operations.
 
-Angles come as cos and sin [rows, rotary_dim / 2]; the first rotary_dim entries of each head are turned, the
-rest is left. ``interleaved`` turns the pairs (0, 1), (2, 3), ... (GPT-J), else entry i goes with entry
-i + rotary_dim / 2 (GPT-NeoX). Computed in float32 (float64 for float64) and rounded once.
+Angles come as cos and sin [rows, rotary_dim / 2]; the first rotary_dim entries of each head are rotated, the
+rest is copied. ``interleaved`` rotates the pairs (0, 1), (2, 3), ... (GPT-J), else entry i is paired with
+entry i + rotary_dim / 2 (GPT-NeoX). Computed in float32 (float64 for float64) and rounded once.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def rotated(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    places: Tensor,
+    positions: Tensor,
     interleaved: bool = False,
     *,
     conjugate: bool = False,
     inplace: bool = False,
 ) -> Tensor:
-    """``x`` [..., h, d] turned by the rows ``places`` [...] of cos and sin, backwards if ``conjugate``.
+    """``x`` [..., h, d] rotated by the rows ``positions`` [...] of cos and sin, backwards if ``conjugate``.
 
-    Places past the last row are not turned, as in flash_attn's kernel.
+    At positions past the last row nothing is rotated, as in flash_attn's kernel.
     """
     half = cos.shape[-1]
     wide = torch.promote_types(x.dtype, torch.float32)
-    beyond = (places >= cos.shape[0])[..., None]
-    row = places.clamp(0, cos.shape[0] - 1)
+    beyond = (positions >= cos.shape[0])[..., None]
+    row = positions.clamp(0, cos.shape[0] - 1)
     c = cos[row].to(wide).masked_fill(beyond, 1.0).unsqueeze(-2)
     s = sin[row].to(wide).masked_fill(beyond, 0.0).unsqueeze(-2)
     if conjugate:
@@ -52,17 +52,14 @@ def rotated(
     else:
         first, second = slice(0, half), slice(half, 2 * half)
     a, b = x[..., first].to(wide), x[..., second].to(wide)
-    turned = (a * c - b * s).to(x.dtype), (a * s + b * c).to(x.dtype)
-    out[..., first], out[..., second] = turned
+    out[..., first], out[..., second] = (a * c - b * s).to(x.dtype), (a * s + b * c).to(x.dtype)
     if not inplace:
         out[..., 2 * half :] = x[..., 2 * half :]
     return out
 
 
-def _places(
-    x: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None, max_seqlen: int | None
-) -> Tensor:
-    """int64 [b | 1, s] or packed [t]: the position of every row."""
+def _positions(x: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The position of every row: int64 [b | 1, s], or packed [t]."""
     at = torch.arange(x.shape[1 if cu_seqlens is None else 0], device=x.device)
     if cu_seqlens is None:
         if isinstance(seqlen_offsets, Tensor):
@@ -98,18 +95,18 @@ def _check(
 class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: bool, inplace: bool
+        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool, inplace: bool
     ) -> Tensor:
-        ctx.save_for_backward(cos, sin, places)
+        ctx.save_for_backward(cos, sin, positions)
         ctx.interleaved = interleaved
         if inplace:
             ctx.mark_dirty(x)
-        return rotated(x, cos, sin, places, interleaved, inplace=inplace)
+        return rotated(x, cos, sin, positions, interleaved, inplace=inplace)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        cos, sin, places = ctx.saved_tensors
-        return rotated(dout, cos, sin, places, ctx.interleaved, conjugate=True), *[None] * 5
+        cos, sin, positions = ctx.saved_tensors
+        return rotated(dout, cos, sin, positions, ctx.interleaved, conjugate=True), *[None] * 5
 
 
 def apply_rotary_emb(
@@ -122,18 +119,18 @@ def apply_rotary_emb(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """``x`` [b, s, h, d], or packed [t, h, d] with cu_seqlens [b + 1], turned by its rows' positions.
+    """``x`` [b, s, h, d], or packed [t, h, d] with cu_seqlens [b + 1], rotated by its rows' positions.
 
-    seqlen_offsets: what is added to the positions, an int or integers [b]. max_seqlen: the longest packed
-    sequence (of which cos must have all rows). ``inplace`` writes into x and returns it. The gradient goes to
-    x; cos and sin get none. Raises FlashAttentionError naming the argument.
+    seqlen_offsets: added to the positions, an int or integers [b]. max_seqlen: the longest packed sequence,
+    for all of whose rows cos must have angles. ``inplace`` writes into x and returns it. Only x gets a
+    gradient. Raises FlashAttentionError naming the argument.
     """
     rows = x.shape[1] if cu_seqlens is None else int(max_seqlen or 0)
     if cu_seqlens is not None and max_seqlen is None:
         refuse("max_seqlen", None, "must be given with cu_seqlens")
     _check(x, cos, sin, seqlen_offsets, cu_seqlens, rows)
-    places = _places(x, seqlen_offsets, cu_seqlens, max_seqlen)
-    out: Tensor = _Rotate.apply(x, cos, sin, places, interleaved, inplace)
+    positions = _positions(x, seqlen_offsets, cu_seqlens)
+    out: Tensor = _Rotate.apply(x, cos, sin, positions, interleaved, inplace)
     return out
 
 
@@ -155,8 +152,8 @@ def apply_rotary(
     rows = x.shape[1] if cu_seqlens is None else int(max_seqlen or 0)
     _check(x, cos, sin, seqlen_offsets, cu_seqlens, rows)
     with torch.no_grad():
-        places = _places(x, seqlen_offsets, cu_seqlens, max_seqlen)
-        return rotated(x, cos, sin, places, interleaved, conjugate=conjugate, inplace=inplace)
+        positions = _positions(x, seqlen_offsets, cu_seqlens)
+        return rotated(x, cos, sin, positions, interleaved, conjugate=conjugate, inplace=inplace)
 
 
 def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
@@ -166,44 +163,44 @@ def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: boo
         cos, sin = (t.repeat_interleave(2, dim=-1).unsqueeze(-2) for t in (cos, sin))
     else:
         cos, sin = (torch.cat((t, t), dim=-1).unsqueeze(-2) for t in (cos, sin))
-    turned = x[..., :width] * cos + rotate_half(x[..., :width], interleaved) * sin
-    return torch.cat((turned, x[..., width:]), dim=-1)
+    front = x[..., :width] * cos + rotate_half(x[..., :width], interleaved) * sin
+    return torch.cat((front, x[..., width:]), dim=-1)
 
 
 # ---- packed projections -----------------------------------------------------------------------------
 
 
 class _RotateParts(torch.autograd.Function):
-    """Turns parts of one tensor in place. ``parts``: (dimension 2 from, to, which cos and sin)."""
+    """Rotates parts of one tensor in place. ``parts``: slices of dimension 2, one per pair in ``angles``."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         angles: tuple[tuple[Tensor, Tensor], ...],
-        places: Tensor,
+        positions: Tensor,
         interleaved: bool,
         parts: tuple[slice, ...],
     ) -> Tensor:
-        ctx.save_for_backward(places, *(t for pair in angles for t in pair))
+        ctx.save_for_backward(positions, *(t for pair in angles for t in pair))
         ctx.interleaved, ctx.parts = interleaved, parts
         ctx.mark_dirty(x)
-        _RotateParts._turn(x, angles, places, interleaved, parts, conjugate=False)
+        _RotateParts._rotate(x, angles, positions, interleaved, parts, conjugate=False)
         return x
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
-        places, *flat = ctx.saved_tensors
+        positions, *flat = ctx.saved_tensors
         dx = dx.clone()
         angles = tuple(zip(flat[::2], flat[1::2], strict=True))
-        _RotateParts._turn(dx, angles, places, ctx.interleaved, ctx.parts, conjugate=True)
+        _RotateParts._rotate(dx, angles, positions, ctx.interleaved, ctx.parts, conjugate=True)
         return dx, None, None, None, None
 
     @staticmethod
-    def _turn(
+    def _rotate(
         x: Tensor,
         angles: Any,
-        places: Tensor,
+        positions: Tensor,
         interleaved: bool,
         parts: tuple[slice, ...],
         *,
@@ -213,7 +210,7 @@ class _RotateParts(torch.autograd.Function):
             heads = x[:, :, part]
             if heads.dim() == 5:  # [b, s, 1, h, d]
                 heads = heads.squeeze(2)
-            rotated(heads, cos, sin, places, interleaved, conjugate=conjugate, inplace=True)
+            rotated(heads, cos, sin, positions, interleaved, conjugate=conjugate, inplace=True)
 
 
 def apply_rotary_emb_qkv_(
@@ -226,7 +223,7 @@ def apply_rotary_emb_qkv_(
     seqlen_offsets: int | Tensor = 0,
     num_heads_q: int | None = None,
 ) -> Tensor:
-    """Turns q and k (by cos_k if given) of qkv [b, s, 3, h, d] or [b, s, num_heads_q + 2 g, d] in place."""
+    """Rotates q and k (by cos_k if given) of qkv [b, s, 3, h, d] or [b, s, num_heads_q + 2 g, d] in place."""
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         parts, heads = (slice(0, 1), slice(1, 2)), qkv[:, :, 0]
     elif qkv.dim() == 4:
@@ -239,28 +236,28 @@ def apply_rotary_emb_qkv_(
     angles = ((cos, sin), (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k))
     for c, s in angles:
         _check(heads, c, s, seqlen_offsets, None, qkv.shape[1])
-    places = _places(qkv, seqlen_offsets, None, None).expand(qkv.shape[0], -1)
-    out: Tensor = _RotateParts.apply(qkv, angles, places, interleaved, parts)
+    positions = _positions(qkv, seqlen_offsets).expand(qkv.shape[0], -1)
+    out: Tensor = _RotateParts.apply(qkv, angles, positions, interleaved, parts)
     return out
 
 
 def apply_rotary_emb_kv_(
     kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
 ) -> Tensor:
-    """Turns k of kv [b, s, 2, h, d] in place."""
+    """Rotates k of kv [b, s, 2, h, d] in place."""
     if kv.dim() != 5 or kv.shape[2] != 2:
         refuse("kv.shape", tuple(kv.shape), "must be [b, s, 2, h, d]")
     _check(kv[:, :, 0], cos, sin, seqlen_offsets, None, kv.shape[1])
-    places = _places(kv, seqlen_offsets, None, None).expand(kv.shape[0], -1)
-    out: Tensor = _RotateParts.apply(kv, ((cos, sin),), places, interleaved, (slice(0, 1),))
+    positions = _positions(kv, seqlen_offsets).expand(kv.shape[0], -1)
+    out: Tensor = _RotateParts.apply(kv, ((cos, sin),), positions, interleaved, (slice(0, 1),))
     return out
 
 
 class RotaryEmbedding(torch.nn.Module):
     """Angles ``position * base ** (-2 i / dim)``, and their application to packed projections in place.
 
-    scale_base: XPos (arXiv:2212.10554); then k's angles are scaled by the inverse of q's. Tables grow as
-    needed and are kept in the dtype of what they were last made for.
+    scale_base: XPos (arXiv:2212.10554), where q's angles are scaled by a factor and k's by its inverse.
+    Tables grow as needed and are kept in the dtype of the last qkv.
     """
 
     inv_freq: Tensor
@@ -306,7 +303,7 @@ class RotaryEmbedding(torch.nn.Module):
         ):
             return
         self._seq_len_cached = seqlen
-        # A module cast to 16 bits has cast its frequencies too: they are made anew then.
+        # In a module that was cast to 16 bits the frequencies are rounded too: they are computed again.
         exact = self.inv_freq.dtype == torch.float32
         freqs = self.inv_freq.to(device) if exact else self._compute_inv_freq(device)
         angles = torch.outer(torch.arange(seqlen, device=device, dtype=torch.float32), freqs)
@@ -329,7 +326,7 @@ class RotaryEmbedding(torch.nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """qkv as ``apply_rotary_emb_qkv_`` takes it; with kv [b, s, 2, h, d], qkv is q [b, s, h, d].
 
-        max_seqlen: how long the tables must be when seqlen_offset is a tensor. Returns what was turned in
+        max_seqlen: how long the tables must be when seqlen_offset is a tensor. Returns the tensors rotated in
         place, a pair with kv.
         """
         rows = qkv.shape[1]

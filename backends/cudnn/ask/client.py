@@ -155,7 +155,7 @@ class Library:
         return answer
 
     def _identity(self) -> list[Any]:
-        """Which libraries would answer, told without loading them."""
+        """Which libraries would answer, found without loading them."""
         where = [self._frontend] if self._frontend else sys.path
         found = next(iter(importlib.metadata.distributions(name="nvidia-cudnn-frontend", path=where)), None)
         frontend = [] if found is None else [found.version, str(found.locate_file("cudnn"))]

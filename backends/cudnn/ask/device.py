@@ -1,6 +1,6 @@
 """A GPU as cuDNN describes one: the JSON that its device-property descriptor reads.
 
-The format is undocumented; what 9.8 to 9.28 ask for was learnt from their error messages. Unknown keys are
+The format is undocumented; what 9.8 to 9.28 ask for was read from their error messages. Unknown keys are
 ignored and missing ones refused, so one superset serves all of them.
 """
 

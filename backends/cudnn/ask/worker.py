@@ -1,6 +1,6 @@
 """The child process that loads libcudnn and answers one question after another.
 
-Started by ``client`` as ``python -m attnsel.backends.cudnn.ask.worker SETTINGS``. It speaks JSON lines:
+Started by ``client`` as ``python -m attnsel.backends.cudnn.ask.worker SETTINGS``. It exchanges JSON lines:
 first who it is ({"ready": …} or {"missing": …}), then one answer per line read. What libraries print goes to
 standard error.
 """
@@ -108,7 +108,7 @@ class Judge:
             raise Missing(
                 "device",
                 f"cuDNN {found} at {path} cannot be asked about a described GPU, 9.8.0 is the first; say "
-                f"--cudnn {found} to hear the frontend's own checks; the rules answer without it",
+                f"--cudnn {found} to get the frontend's own checks; the rules answer without it",
             )
         self.cudnn = _frontend(library)
 
@@ -118,7 +118,7 @@ class Judge:
 
     def answer(self, graph: Graph, device: dict[str, Any], build: bool) -> dict[str, Any]:
         """One verdict, at check_support. What is raised up to there is a refusal, with its stage and words;
-        a plan that then does not build is told and changes nothing: without a GPU it proves little."""
+        a plan that then does not build is reported and changes nothing: without a GPU it proves little."""
         reached = ["declare"]
         said: dict[str, Any] = {"supported": False, "engines": [], "workspace": None, "message": ""}
         began = time.perf_counter()

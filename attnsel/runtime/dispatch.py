@@ -1,0 +1,336 @@
+"""The way of a call: choose, bind, check, and try the next candidate where one refuses.
+
+It exists once, in :func:`settle`. Eager calls, traced calls, explicit gradients and the steps of context
+parallelism differ in what they bind and how that is compared with the reference: each is a :class:`Way`.
+
+In front of it stands a cache from call signatures to closures, behind it one from questions to selections
+(``attnsel.selection``). Neither lives in a module, so modules stay deep-copyable and picklable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from attnsel import debug
+from attnsel.backends.contract import Grads
+from attnsel.candidates import CANDIDATES
+from attnsel.environment import Device, Environment
+from attnsel.errors import NoBackendError
+from attnsel.layout import detect_layout
+from attnsel.policy import Policy
+from attnsel.runtime import compiled, selfcheck
+from attnsel.runtime.bind import Bound, bind, bind_gradients
+from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
+from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, signature
+from attnsel.runtime.inputs import params_of
+from attnsel.runtime.refusals import evidence, forget, is_refusal, record_refusals, refusal_of
+from attnsel.selection.evidence import Evidence, Refusal
+from attnsel.selection.select import Selection, select
+from attnsel.settings import Settings, current
+
+_bound: BoundedCache[Bound] = BoundedCache(limit=4096)
+_recomputed: BoundedCache[Bound] = BoundedCache(limit=4096)
+_settings: BoundedCache[Settings] = BoundedCache(limit=256)
+
+# One look for all device types, where this torch has it: asking for a tensor's own type costs a microsecond.
+_deterministic: Callable[[], bool] = getattr(
+    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
+)
+any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+class Way(Protocol):
+    """One way in which a call runs. Everything but ``select`` may raise what :func:`is_refusal` knows."""
+
+    def select(self, call: Call, evidence: Evidence) -> Selection:
+        """The selection for this call, given what refused before."""
+
+    def bind(self, selection: Selection, call: Call) -> Bound:
+        """The chosen kernel, prepared for calls like this one."""
+
+    def check(self, bound: Bound, call: Call) -> bool:
+        """Compare it with the reference, unless that is settled; False: not now, ask again."""
+
+    def run(self, bound: Bound, call: Call) -> Any:
+        """The call itself; a refusal here counts as well."""
+
+
+def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
+    """Choose, bind, check and run. A kernel that refuses is evidence against it, and the next is tried.
+
+    A refusal is remembered only if another candidate then goes through: where all of them fail, the call or
+    the device is at fault. Returns what is bound, whether it may be kept, and what the call gave. Raises
+    NoBackendError with every reason, from the last refusal.
+    """
+    known, learned = evidence(), list[Refusal]()
+    cause: BaseException | None = None
+    while True:
+        selection = way.select(call, known)
+        try:
+            selection.require()
+        except NoBackendError as error:
+            raise error from cause
+        assert selection.backend is not None
+        debug.announce(selection, call.settings, call.config.label)
+        try:
+            bound = way.bind(selection, call)
+            settled = way.check(bound, call)
+            result = way.run(bound, call)
+        except Exception as error:
+            if not is_refusal(error, selection.backend) or _autograd_refuses(call):
+                raise
+            cause = error
+            learned.append(refusal_of(selection, error))
+            known = known.plus(learned[-1])
+            continue
+        record_refusals(learned, call.settings)
+        return bound, settled, result
+
+
+def _autograd_refuses(call: Call) -> bool:
+    """Tensors that autograd refuses to save, whichever kernel runs; some kernels happen not to save them."""
+    recorded = call.need_grad and torch.is_grad_enabled()
+    return recorded and any(t.is_inference() for t in (call.q, call.k, call.v))
+
+
+class Eager:
+    """A call as it is made, differentiable."""
+
+    def select(self, call: Call, evidence: Evidence) -> Selection:
+        return located(select_for(call, evidence), call)
+
+    def bind(self, selection: Selection, call: Call) -> Bound:
+        return bind(selection, call)
+
+    def check(self, bound: Bound, call: Call) -> bool:
+        return selfcheck.check(bound, call)
+
+    def run(self, bound: Bound, call: Call) -> Any:
+        return bound.run(call)
+
+
+class Traced(Eager):
+    """While a graph is traced: nothing runs, and nothing can be compared."""
+
+    def check(self, bound: Bound, call: Call) -> bool:
+        return True
+
+    def run(self, bound: Bound, call: Call) -> Any:
+        return None
+
+
+class Recompute:
+    """Forward and backward in one go, where autograd does not record: the backward of a traced call."""
+
+    def __init__(self, dout: Tensor) -> None:
+        self.dout = dout
+
+    def select(self, call: Call, evidence: Evidence) -> Selection:
+        return select_for(call, evidence)
+
+    def bind(self, selection: Selection, call: Call) -> Bound:
+        return Bound(bind_gradients(selection, call), None, selection, call.settings)
+
+    def check(self, bound: Bound, call: Call) -> bool:
+        return selfcheck.check_gradients(bound, call)
+
+    def run(self, bound: Bound, call: Call) -> Any:
+        return bound.run(call, self.dout)
+
+
+EAGER = Eager()
+TRACED = Traced()
+
+
+def attend(
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras = NO_EXTRAS,
+    holder: dict[str, Any] | None = None,
+) -> Any:
+    """One attention call with the best candidate that can run it.
+
+    Returns the output, or a tuple with what else the config asks for. ``holder["_last"]`` is set to what ran.
+    Raises InvalidInput before anything runs, NoBackendError with every reason when nothing can.
+    """
+    if torch.compiler.is_compiling():
+        return compiled.attend(config, q, k, v, extras)
+    if any_autocast():
+        q, k, v = autocast(q, k, v)
+    settings = current()
+    key = signature_of(config, settings, q, k, v, extras)
+    bound = _bound.items.get(key)
+    if bound is None:
+        call = make_call(config, q, k, v, extras, settings)
+        bound, result = _first_call(call)
+    else:
+        _bound.hits += 1
+        if extras is NO_EXTRAS and bound.plain is not None:
+            result = bound.plain(q, k, v)
+        else:
+            result = bound.run(make_call(config, q, k, v, extras, settings))
+    if holder is not None:
+        holder["_last"] = bound
+    return result
+
+
+def signature_of(
+    config: Config, settings: Settings, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> tuple[Any, ...]:
+    """All that a choice, or a closure made for it, may depend on."""
+    try:
+        return (
+            config,
+            type(q),  # tensors without data must not meet closures made for those with
+            id(settings),  # hashing a model costs microseconds; the entry keeps this object alive
+            torch.is_grad_enabled(),
+            _deterministic(),
+            q.shape, q.stride(), q.storage_offset(), q.dtype, q.device, q.requires_grad,
+            k.shape, k.stride(), k.storage_offset(), k.dtype, k.device, k.requires_grad,
+            v.shape, v.stride(), v.storage_offset(), v.dtype, v.device, v.requires_grad,
+            None if extras is NO_EXTRAS else signature(extras),
+        )  # fmt: skip
+    except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
+        params_of(Call(config, q, k, v, extras, settings, config.is_training))  # lets the checks name it
+        raise
+
+
+def make_call(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, settings: Settings) -> Call:
+    return Call(config, q, k, v, extras, settings, needs_grad(q, k, v, extras))
+
+
+def needs_grad(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    others = (extras.core_attention_bias, extras.softmax_offset)
+    return any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, *others))
+
+
+def prepare(config: Config, q: Tensor, k: Tensor, v: Tensor) -> Bound:
+    """The closure that would run this call. Nothing runs and nothing is remembered: for tracing."""
+    return settle(TRACED, make_call(config, q, k, v, NO_EXTRAS, current()))[0]
+
+
+def recompute_gradients(
+    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor
+) -> Grads:
+    """Gradients of ``attend`` for a gradient of its output, without autograd. Raises as ``attend`` does."""
+    call = Call(config, q, k, v, extras, current(), need_grad=True)
+    grads: Grads = kept(_recomputed, Recompute(dout), call)[1]
+    return grads
+
+
+def explain(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO_EXTRAS) -> Selection:
+    """The selection this call would get, without running it."""
+    if any_autocast():
+        q, k, v = autocast(q, k, v)
+    call = make_call(config, q, k, v, extras, current())
+    return located(select_for(call, evidence()), call)
+
+
+def cache_info() -> CacheInfo:
+    """Hits, misses and size of the signature cache."""
+    return _bound.info()
+
+
+def clear_cache() -> None:
+    """Forget bound kernels, what was compared, and what kernels refused in this process."""
+    forget()
+    clear_all()
+    compiled.forget_traced()
+
+
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast does to F.scaled_dot_product_attention: float32 and 16-bit inputs to its type."""
+    device = q.device.type if isinstance(q, Tensor) else "meta"
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    castable = (torch.float32, torch.float16, torch.bfloat16)
+    cast = [t.to(dtype) if isinstance(t, Tensor) and t.dtype in castable else t for t in (q, k, v)]
+    return cast[0], cast[1], cast[2]
+
+
+# ---- the question a call asks -----------------------------------------------------------------------
+
+
+def select_for(call: Call, evidence: Evidence) -> Selection:
+    return select(params_of(call), environment_of(call.q), policy=policy_of(call), evidence=evidence)
+
+
+def located(selection: Selection, call: Call) -> Selection:
+    """The selection with where its tensors lie, if some tensor is not dense and aligned."""
+    specs = selection.params.tensors
+    if specs.q is specs.k is specs.v is None:
+        return selection
+    return selection.located(detect_layout(call.q, call.k, call.v, call.config.qkv_format, paged=call.paged))
+
+
+def policy_of(call: Call) -> Policy:
+    config, policy = call.config, call.settings.policy
+    changes: dict[str, Any] = {
+        name: getattr(config, name) for name in ("backend", "adapt") if getattr(config, name)
+    }
+    if config.replayable:
+        # Where a forward is run again, dropout must be replayed from a seed and gradients come without
+        # autograd.
+        barred = tuple(
+            name
+            for name, record in CANDIDATES.items()
+            if (config.attention_dropout and record.dropout == "generator")
+            or (config.is_training and not record.explicit_backward)
+        )
+        changes["deny"] = tuple(dict.fromkeys((*policy.deny, *barred)))
+    return policy.replace(**changes) if changes else policy
+
+
+def environment_of(q: Tensor) -> Environment:
+    if type(q) is not Tensor and q.device.type == "cuda" and not torch.cuda.is_available():
+        # A fake CUDA tensor on a machine without CUDA: only its shape is wanted.
+        return Environment.detect("cpu").replace(device=Device(type="meta", name="fake"))
+    return Environment.detect(q.device)
+
+
+# ---- the first call of a signature ------------------------------------------------------------------
+
+
+def kept(cache: BoundedCache[Bound], way: Way, call: Call, *more: Any) -> tuple[Bound, Any]:
+    """What is bound for this signature, and what the call gives: from ``cache``, or settled now.
+
+    ``more``: what the key has besides the signature.
+    """
+    call = call._replace(settings=_same_settings(call.settings))
+    key = (*signature_of(call.config, call.settings, call.q, call.k, call.v, call.extras), *more)
+    bound = cache.get(key)
+    if bound is not None:
+        return bound, way.run(bound, call)
+    bound, settled, result = settle(way, call)
+    return (cache.add(key, bound) if settled else bound), result
+
+
+def _first_call(call: Call) -> tuple[Bound, Any]:
+    if isinstance(call.q, FakeTensor) or call.q.device.type == "meta":
+        bound = _shapes_only(call)
+        return bound, bound.run(call)
+    return kept(_bound, EAGER, call)
+
+
+def _shapes_only(call: Call) -> Bound:
+    """For tensors without data: checked and chosen as ever, but no kernel sees them. Not remembered."""
+    selection = select_for(call, evidence()).require()
+    return Bound(compiled.opaque, None, selection, call.settings)
+
+
+def _same_settings(settings: Settings) -> Settings:
+    """The object that stands for these settings in keys: an equal one met before, if there is one."""
+    return _settings.get(settings) or _settings.add(settings, settings)
+
+
+compiled.connect(compiled.Runtime(attend, prepare, recompute_gradients))

@@ -1,0 +1,111 @@
+"""A backward of its own, and dropout whose entries can be named: for whoever merges partial results.
+
+Ring attention runs the forward on each part of the keys, merges outputs and log-sum-exps itself, and runs the
+backward on each part with the merged ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnsel.backends.contract import Grads, Result
+from attnsel.backends.tiled.philox import keep_mask, make_key
+from attnsel.candidates import CANDIDATES
+from attnsel.runtime import selfcheck
+from attnsel.runtime.bind import (
+    Binding,
+    Bound,
+    binding_of,
+    contract_call,
+    grads_to_caller,
+    prepare,
+    to_contract,
+)
+from attnsel.runtime.cache import BoundedCache
+from attnsel.runtime.call import Call, Config, Extras
+from attnsel.runtime.dispatch import kept, select_for
+from attnsel.selection.evidence import Evidence
+from attnsel.selection.select import Selection
+from attnsel.settings import current, override
+
+_bound: BoundedCache[Bound] = BoundedCache(limit=4096)
+
+
+@contextmanager
+def seeded_dropout() -> Iterator[None]:
+    """Only candidates that drop by the contract's generator, besides what the policy says.
+
+    On all of those a seed keeps the same entries; cuDNN replays a seed too, but by a generator of its own.
+    """
+    others = [name for name, record in CANDIDATES.items() if record.dropout != "contract"]
+    with override(deny=tuple(dict.fromkeys((*current().policy.deny, *others)))):
+        yield
+
+
+def kept_entries(seed: Tensor, dropout_p: float, batch: int, heads: int, rows: int, columns: int) -> Tensor:
+    """Which entries dropout kept under a seed: bool [batch, heads, rows, columns]."""
+    ranges = (range(batch), range(heads), range(rows), range(columns))
+    return keep_mask(make_key(seed, None), dropout_p, *ranges)
+
+
+class MergedResult(NamedTuple):
+    """What a backward starts from: ``out`` and ``dout`` in the call's format, ``lse`` float32 [b, h, s_q] or
+    [h, t_q], -inf where a row saw no key. ``out`` and ``lse`` may be merged from parts of the keys."""
+
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+
+
+def backward(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, merged: MergedResult) -> Grads:
+    """Gradients of q, k and v from an output and log-sum-exp that may be merged from parts of the keys.
+
+    Tensors in ``config.qkv_format``. ``config`` must say is_training, return_lse and adapt "never"; with
+    dropout, ``extras.dropout_seed`` and ``seeded_dropout()``. Raises as ``attend`` does.
+    """
+    call = Call(config, q, k, v, extras, current(), need_grad=True)
+    with torch.no_grad():
+        grads: Grads = kept(_bound, _ExplicitBackward(merged), call)[1]
+    return grads
+
+
+class _ExplicitBackward:
+    """The chosen kernel's backward alone."""
+
+    def __init__(self, merged: MergedResult) -> None:
+        self.merged = merged
+
+    def select(self, call: Call, evidence: Evidence) -> Selection:
+        return select_for(call, evidence)
+
+    def bind(self, selection: Selection, call: Call) -> Bound:
+        binding = binding_of(selection, call)
+        prepare(binding, call)
+        return Bound(_closure(binding), None, selection, call.settings)
+
+    def check(self, bound: Bound, call: Call) -> bool:
+        """Its own forward and backward, for there is no telling what ``merged`` was merged from."""
+        if not selfcheck.is_wanted(bound.selection, call.settings):
+            return True
+        binding = binding_of(bound.selection, call)
+        _, inputs = contract_call(call, bound.selection.params, dropout=True)
+        return selfcheck.check_kernel(binding.kernel, binding.spec, inputs, bound.selection, call.settings)
+
+    def run(self, bound: Bound, call: Call) -> Any:
+        return bound.run(call, self.merged)
+
+
+def _closure(binding: Binding) -> Any:
+    kernel, spec, gather, config = binding.kernel, binding.spec, binding.gather, binding.config
+
+    def run(call: Call, merged: MergedResult) -> Grads:
+        result = Result(to_contract(config, merged.out), merged.lse)
+        grads = kernel.backward(spec, gather(call), result, to_contract(config, merged.dout))
+        return grads_to_caller(config, Grads(grads.q, grads.k, grads.v))
+
+    return run

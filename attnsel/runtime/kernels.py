@@ -1,0 +1,105 @@
+"""The kernels behind candidates: imported when they are first chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.candidates import CANDIDATES
+
+
+class CannotPrepare(Exception):
+    """The chosen kernel refuses this call when it is prepared, in these words."""
+
+
+class Kernel(NamedTuple):
+    """A candidate's functions (attnsel/backends/contract.py).
+
+    ``prepare`` raises where a forward or the backward that follows would, and runs nothing. ``bind`` gives a
+    call that PyTorch differentiates itself: ``call(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q,
+    seqlens_kv) -> out``; without one, autograd is wrapped around forward and backward.
+    """
+
+    forward: Callable[[Spec, Inputs], Result]
+    backward: Callable[..., Grads]
+    prepare: Callable[[Spec, Inputs], None] | None = None
+    bind: Callable[[Spec, Inputs], Callable[..., torch.Tensor]] | None = None
+
+
+KERNELS: dict[str, Kernel] = {}  # loaded once; as many as there are candidates
+
+
+def kernel_of(name: str) -> Kernel:
+    """A candidate's kernel. Raises CannotPrepare where it does not load, whatever its module raises."""
+    kernel = KERNELS.get(name)
+    return KERNELS.setdefault(name, _load(name)) if kernel is None else kernel
+
+
+def prepare_kernel(kernel: Kernel, spec: Spec, inputs: Inputs) -> None:
+    """Forward and backward get ready before the first forward runs: later is too late for another kernel.
+
+    Raises CannotPrepare in the kernel's own words.
+    """
+    if kernel.prepare is None:
+        return
+    try:
+        kernel.prepare(spec, inputs)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise_if_no_refusal(error)
+        raise CannotPrepare(str(error)) from error
+
+
+def raise_if_no_refusal(error: BaseException) -> None:
+    """Raise ``error`` again where it says nothing about the kernel: memory, or the device itself, is gone."""
+    if not says_no(error):
+        raise error
+
+
+def says_no(error: BaseException) -> bool:
+    """Whether an error of a kernel's is a refusal of this call, which another kernel may well take."""
+    if isinstance(error, (torch.OutOfMemoryError, _DEVICE_ERROR)):
+        return False
+    # Before torch 2.8 a lost device is a RuntimeError; every later call on it fails in the same words.
+    return not (isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "HIP error")))
+
+
+_DEVICE_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+
+
+def _load(name: str) -> Kernel:
+    record = CANDIDATES[name]
+    module, _, attribute = record.kernel.partition(":")
+    try:
+        held: Any = import_module(module)
+        if attribute:
+            held = getattr(held, attribute)
+        functions = [held.forward, held.backward]
+        functions += [getattr(held, part, None) for part in ("prepare", "bind")]
+    except Exception as error:
+        whose = f" of {record.distribution}" if record.plugin else ""
+        text = str(error) if isinstance(error, ImportError) and not record.plugin else ""
+        message = text or f"{record.kernel}{whose}: {type(error).__name__}: {error}"
+        raise CannotPrepare(message) from error
+    return Kernel(*(_politely(function) if record.plugin else function for function in functions))  # type: ignore[arg-type]
+
+
+def _politely(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """``function``, whose odder errors count as refusals too: the next candidate may well run."""
+    if function is None:
+        return None
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except (RuntimeError, ValueError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    return call

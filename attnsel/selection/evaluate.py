@@ -1,0 +1,264 @@
+"""Rules against one question: which candidates stand, and every reason against the others.
+
+Two stages. ``fold`` keeps the rules whose gates are open, once per environment; ``findings`` runs what
+is left, once per question. Requirements on one field are tested together first, by the strictest; a rule is
+asked by itself, and its body run, only where that fails.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from attnsel.candidates import CANDIDATES
+from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
+from attnsel.rules import REGISTRY, Rule, load_families
+from attnsel.rules.api import INTERPRETED
+from attnsel.selection.memory import memory_parts
+from attnsel.selection.requirements import Requirement, holds_together
+from attnsel.selection.rule_dependencies import fields_of
+from attnsel.selection.verdict import Adaptation, Reason, Violation
+
+load_families()
+
+
+class Waivers(NamedTuple):
+    """What a policy changes about the rules: codes that are ignored, and whether previews refuse."""
+
+    ignored: tuple[str, ...] = ()
+    preview: bool = False
+
+
+NONE_WAIVED = Waivers()
+
+
+class Group(NamedTuple):
+    """The requirements on one field: what to read of a question, a test that holds only where all of them do,
+    and each by itself with its rule's body and place."""
+
+    read: Callable[[Any], Any]
+    all_hold: Callable[[Any], bool]
+    checks: tuple[tuple[Callable[[Any], bool], Callable[..., Any], int], ...]
+
+
+class FoldedRules(NamedTuple):
+    """Rules in their order: those with requirements by field, and those whose body alone decides."""
+
+    rules: tuple[Rule, ...]
+    groups: tuple[Group, ...]
+    bodies: tuple[tuple[Callable[..., Any], int], ...]
+
+    def findings(
+        self, p: AttentionParams, env: Environment, reach: frozenset[str] | None = None
+    ) -> list[tuple[Rule, Any]] | None:
+        """What they have to say, in their order.
+
+        ``reach``: fields that something can be done about; None at the first violation of another one.
+        """
+        found: dict[int, Any] = {}
+        rules = self.rules
+        for read, all_hold, checks in self.groups:
+            value = read(p)
+            if all_hold(value):
+                continue
+            for holds, concerns, place in checks:
+                if holds(value) or place in found:
+                    continue
+                about = concerns(p, env)
+                if about is None or about:
+                    finding = found[place] = rules[place].find(p, env)
+                    if reach is not None and _stops(finding, reach):
+                        return None
+        for body, place in self.bodies:
+            finding = body(p, env)
+            if finding is not None:
+                found[place] = finding
+                if reach is not None and _stops(finding, reach):
+                    return None
+        if not found:
+            return []
+        return [(rules[place], finding) for place, finding in sorted(found.items()) if finding is not None]
+
+
+def _stops(finding: Any, reach: frozenset[str]) -> bool:
+    return isinstance(finding, Violation) and finding.field not in reach
+
+
+def _folded(rules: tuple[Rule, ...]) -> FoldedRules:
+    by_read: dict[Any, list[tuple[Requirement, str, int]]] = {}
+    bodies: list[Any] = []
+    for place, rule in enumerate(rules):
+        if rule.limits and not rule.limits[0].of_environment:
+            for limit in rule.limits:
+                for field in limit.fields:
+                    other = getattr(limit.requirement, "field", None)
+                    by_read.setdefault((field, other), []).append((limit.requirement, field, place))
+        else:
+            # What it requires of the environment is not there: the body alone decides.
+            bodies.append((rule.find if rule.limits else rule.body, place))
+    groups = []
+    for members in by_read.values():
+        tests = [requirement.fast(field) for requirement, field, _ in members]
+        checks = tuple(
+            (test, rules[place].body, place) for (_, test), (_, _, place) in zip(tests, members, strict=True)
+        )
+        together = holds_together(tuple(requirement for requirement, _, _ in members))
+        groups.append(Group(tests[0][0], together or tests[0][1], checks))
+    return FoldedRules(rules, tuple(groups), tuple(bodies))
+
+
+@lru_cache(maxsize=2048)
+def fold(
+    env: Environment,
+    fp8: bool,
+    waivers: Waivers = NONE_WAIVED,
+    among: tuple[str, ...] = (),
+    changed: frozenset[str] = frozenset(),
+) -> FoldedRules:
+    """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy waives.
+
+    ``among``: only those that speak about one of these candidates; of them, those that read a field which
+    ``changed``.
+    """
+    if changed:
+        rules = fold(env, fp8, waivers, among).rules
+        return _folded(tuple([rule for rule in rules if not changed.isdisjoint(fields_of(rule))]))
+    waived = _waived_codes(waivers)
+    return _folded(
+        tuple(
+            [
+                rule
+                for rule in _rules(among)
+                if rule.fp8 in (None, fp8) and rule.code not in waived and rule.applies(env)
+            ]
+        )
+    )
+
+
+@lru_cache(maxsize=64)
+def _waived_codes(waivers: Waivers) -> frozenset[str]:
+    """Raises InvalidInput for a code that never was one."""
+    known = {*REGISTRY.pages, *REGISTRY.removed}
+    for code in waivers.ignored:
+        if code != "all" and code not in known:
+            bugs = ", ".join(code for code in REGISTRY.pages if code.startswith("BUG"))
+            raise InvalidInput("allow_known_bugs", code, f"must be 'all' or among {bugs}")
+    waived = {code for code in waivers.ignored if code.startswith("BUG") or code == INTERPRETED}
+    if "all" in waivers.ignored:
+        waived.update(code for code in REGISTRY.pages if code.startswith("BUG"))
+    if not waivers.preview:
+        waived.update(code for code, page in REGISTRY.pages.items() if page.status == "preview")
+    return frozenset(waived)
+
+
+def warn_of_retired(codes: tuple[str, ...]) -> None:
+    """Warn of codes in a policy that are on their way out, or gone: the caller names what it no longer needs.
+
+    Attributed to the first caller outside attnsel, whose code is the one to change.
+    """
+    for code in codes:
+        page, gone = REGISTRY.pages.get(code), REGISTRY.removed.get(code)
+        kind: type[Warning] = UserWarning
+        if page is not None and page.status == "deprecated":
+            text, kind = f"is deprecated: {page.replaced_by} took over", DeprecationWarning
+        elif gone is not None:
+            text = f"was removed in {gone.release}"
+            text += f": {gone.replaced_by} took over" if gone.replaced_by else " and allows nothing"
+        else:
+            continue
+        message = f"allow_known_bugs: {code} {text} (attnsel rule {code})"
+        warnings.warn(message, kind, stacklevel=_frames_of_attnsel())
+
+
+def _frames_of_attnsel() -> int:
+    """How many frames up the first one outside attnsel is, counted from the caller's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "attnsel":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+@lru_cache(maxsize=64)
+def _rules(among: tuple[str, ...]) -> tuple[Rule, ...]:
+    """All of them, or those that speak about one of these candidates."""
+    rules = REGISTRY.rules.values()
+    if not among:
+        return tuple(rules)
+    named = frozenset(among)
+    return tuple([rule for rule in rules if not named.isdisjoint(rule.candidates)])
+
+
+_FIELDS = tuple(AttentionParams.model_fields)
+
+
+def findings(
+    p: AttentionParams, env: Environment, waivers: Waivers = NONE_WAIVED, among: tuple[str, ...] = ()
+) -> dict[str, list[Reason]]:
+    """Every reason against every candidate, as the question stands; or against some of them."""
+    found: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
+    for rule, finding in fold(env, p.fp8_attention, waivers, among).findings(p, env) or ():
+        reason = Reason(rule, finding)
+        for name in rule.candidates:
+            if name in found:
+                found[name].append(reason)
+    return found
+
+
+def reasons_within(
+    name: str, p: AttentionParams, env: Environment, waivers: Waivers, reach: frozenset[str]
+) -> list[Reason] | None:
+    """The reasons against one candidate; None as soon as one is about something that cannot be changed."""
+    found = fold(env, p.fp8_attention, waivers, (name,)).findings(p, env, reach)
+    return None if found is None else [Reason(rule, finding) for rule, finding in found]
+
+
+def reevaluate(
+    p: AttentionParams,
+    before: AttentionParams,
+    found: dict[str, list[Reason]],
+    env: Environment,
+    waivers: Waivers,
+    among: tuple[str, ...],
+) -> dict[str, list[Reason]]:
+    """``findings`` about some candidates for a question that another, with its findings, was changed into."""
+    changed = frozenset(
+        [name for name, a, b in zip(_FIELDS, p._key, before._key, strict=True) if a is not b and a != b]
+    )
+    again: dict[str, list[Reason]] = {}
+    for name in among:
+        reasons = found[name]
+        again[name] = [r for r in reasons if changed.isdisjoint(fields_of(r.rule))] if reasons else []
+    for rule, finding in fold(env, p.fp8_attention, waivers, among, changed).findings(p, env) or ():
+        reason = Reason(rule, finding)
+        for name in rule.candidates:
+            if name in again:
+                again[name].append(reason)
+    return again
+
+
+def over_memory(
+    name: str, p: AttentionParams, env: Environment, policy: Policy, adaptations: tuple[Adaptation, ...]
+) -> list[Reason]:
+    """The reason against a candidate whose call takes more memory than the policy allows."""
+    page = REGISTRY.policy_rules["POLICY004"]
+    finding = page.body(name, policy, memory_parts(name, p, env, adaptations))
+    return [] if finding is None else [Reason(page, finding)]
+
+
+@lru_cache(maxsize=256)
+def policy_reasons(policy: Policy) -> dict[str, tuple[Reason, ...]]:
+    """Per candidate, the reasons that rest on the policy alone."""
+    return {
+        name: tuple(
+            Reason(page, finding)
+            for page in REGISTRY.policy_rules.values()
+            if (finding := page.body(name, policy)) is not None
+        )
+        for name in CANDIDATES
+    }

@@ -1,0 +1,91 @@
+"""What the four ``sdpa.*`` candidates are: PyTorch's kernels, by name."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from attnsel.backends.cudnn.candidate import CUDNN_EFFICIENCY, EXACT_CHANGES
+from attnsel.candidates.record import CandidateRecord, Efficiency, Memory
+from attnsel.params import ITEMSIZE
+
+if TYPE_CHECKING:
+    from attnsel.environment import Environment
+    from attnsel.params import AttentionParams
+
+_ALL = (
+    "bf16", "fp16", "cuda", "training", "causal", "top_left", "bottom_right", "gqa", "dropout",
+    "strides", "cuda_graph", "deterministic",
+)  # fmt: skip
+# What an additive mask says: the kernel takes a mask, and ``fold_mask`` writes the rest into one.
+_BY_MASK = ("mask", "window", "padding", "bias", "alibi")
+_OTHER_DEVICES = ("rocm", "cpu", "mps", "xpu")
+
+_FLOAT32 = 4
+
+
+def score_tensors(p: AttentionParams, env: Environment) -> Memory:
+    """What ``sdpa.math`` holds of size [b, h, s_q, s_kv] at its peak.
+
+    Half precision is computed in float32. Forward: the scores, their softmax, and one byte each to find rows
+    that see nothing. With a backward: the probabilities and two gradients; dropout adds its mask.
+    Source: peaks of torch 2.13's CPU allocator for s = 1024, forward 9 bytes a score in bf16 and fp32,
+    training 12 and 12, with dropout 16 and 16; _scaled_dot_product_attention_math on CUDA is the same code.
+    """
+    wide = max(_FLOAT32, ITEMSIZE[p.dtype])
+    held = 2 * wide + 1
+    if p.is_training:
+        held = (4 if p.dropout else 3) * wide
+    return "scores", held * p.batch_size * p.num_heads * p.max_seqlen_q * p.max_seqlen_kv
+
+
+_sdpa = partial(
+    CandidateRecord,
+    family="SDPA",
+    rules=("attnsel.rules.sdpa",),
+    limits="rules",
+    adaptations=(*EXACT_CHANGES, "fold_mask"),
+    dropout="generator",
+    trusted=True,
+)
+
+CANDIDATES = (
+    _sdpa(
+        name="sdpa.cudnn",
+        title="PyTorch SDPA, cuDNN kernel",
+        kernel="attnsel.backends.sdpa.kernels:CUDNN",
+        takes=(*_ALL, *_BY_MASK, "lse", "head_dim_v"),
+        library="cudnn",
+        explain_refusal="attnsel.rules.cudnn.words:rules_that_say",
+        kernel_family="cudnn",
+        efficiency=CUDNN_EFFICIENCY,
+    ),
+    _sdpa(
+        name="sdpa.flash",
+        title="PyTorch SDPA, flash kernel",
+        kernel="attnsel.backends.sdpa.kernels:FLASH",
+        takes=(*_ALL, *_BY_MASK, "lse", "fp32", "fp64", "cpu"),
+        kernel_family="flash",
+        efficiency=(
+            Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
+            Efficiency({90}, 0.37, "362 of 989 TFLOP/s on an H100 (FlashAttention-3 paper)"),
+        ),
+        written_for=(*range(80, 90), *range(120, 130)),
+    ),
+    _sdpa(
+        name="sdpa.efficient",
+        title="PyTorch SDPA, memory-efficient kernel",
+        kernel="attnsel.backends.sdpa.kernels:EFFICIENT",
+        takes=(*_ALL, *_BY_MASK, "lse", "fp32", "head_dim_v", "bias_grad"),
+        kernel_family="efficient",
+    ),
+    _sdpa(
+        name="sdpa.math",
+        title="PyTorch SDPA, plain operations, stores the scores",
+        kernel="attnsel.backends.sdpa.kernels:MATH",
+        takes=(*_ALL, *_BY_MASK, *_OTHER_DEVICES, "fp32", "fp64", "head_dim_v", "bias_grad", "empty"),
+        memory=score_tensors,
+        explicit_backward=False,
+        last_resort=True,
+    ),
+)

@@ -1,0 +1,34 @@
+"""What ``triton`` is."""
+
+from __future__ import annotations
+
+from attnsel.candidates.record import CandidateRecord
+
+_TAKES = (
+    "bf16", "fp16", "fp32", "cuda", "cpu",
+    "training", "causal", "window", "top_left", "bottom_right", "padding", "mask", "thd", "gaps", "paged",
+    "gqa", "head_dim_v", "bias", "bias_grad", "alibi", "softcap", "sinks", "dropout", "deterministic", "lse",
+    "max_logit", "strides", "cuda_graph", "offsets",
+)  # fmt: skip
+
+CANDIDATES = (
+    CandidateRecord(
+        name="triton",
+        title="attnsel's Triton flash attention",
+        family="TRITON",
+        kernel="attnsel.backends.triton.run",
+        takes=_TAKES,
+        rules=("attnsel.rules.triton",),
+        limits="rules",
+        needs=("torch", "triton"),
+        adaptations=("drop_mask", "contiguous"),
+        # Triton's interpreter runs the same kernels on the CPU, and the suite holds them to float64 there.
+        # An architecture is added by a whole run of tests/gpu that passed:
+        # benchmarks/results/gpu-tests-*.json, which benchmarks/gpu.py makes and
+        # tests/benchmarks/test_proven.py holds this to.
+        proven=("cpu",),
+        unproven_note="compiled only",
+        kernel_family="flash",
+        written_for=range(90, 120),
+    ),
+)

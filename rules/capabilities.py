@@ -1,0 +1,61 @@
+"""The rule ``<FAMILY>000``: a candidate takes what its record lists, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnsel.candidates.capabilities import DEVICES, DTYPES, not_taken
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.rules.api import REGISTRY, Registry, rule
+from attnsel.selection.requirements import OneOf
+from attnsel.selection.verdict import Violation
+
+if TYPE_CHECKING:
+    from attnsel.candidates import CandidateRecord
+
+
+def add_limits(record: CandidateRecord, registry: Registry = REGISTRY) -> None:
+    """Add the rule, where rules of its own do not say all of it."""
+    if record.limits == "rules":
+        return
+    takes = frozenset(record.takes)
+    features = not_taken(takes)
+    dtypes = tuple(word for word in DTYPES if word in takes)
+    devices = tuple(word for word in DEVICES if word in takes)
+
+    def only_what_is_listed(p: AttentionParams, env: Environment) -> Violation | None:
+        if env.device.type not in takes:
+            return Violation("device", env.device.type, OneOf(*devices))
+        if p.dtype not in takes and not p.fp8_attention:
+            return Violation("dtype", p.dtype, OneOf(*dtypes))
+        for feature in features:
+            if feature.asked(p):
+                value = _value(p, feature.field)
+                note = f"it does not list {feature.text}"
+                return Violation(feature.field, value, feature.without(p), note)
+        return None
+
+    only_what_is_listed.__doc__ = (
+        f"{record.name} takes what its maker lists, and nothing else\n\n"
+        f"Why: what a kernel does not know of it would drop. It lists {', '.join(sorted(takes))}.\n"
+        "Fix: leave out what it does not list, or ask its maker.\n"
+        f"Source: {record.source or record.distribution or record.kernel}\n"
+    )
+    example = {"gpu": "H100" if "cuda" in takes else "cpu", "kv_cache": "contiguous", "is_training": False}
+    rule(
+        f"{record.family}000",
+        record.name,
+        fp8="both",
+        evidence="documented",
+        fires_on=example,
+        registry=registry,
+    )(only_what_is_listed)
+
+
+def _value(p: AttentionParams, path: str) -> Any:
+    """A field by its dotted name; of a tensor its stride."""
+    value: Any = p
+    for name in path.split("."):
+        value = getattr(value, name)
+    return f"stride {value.stride}" if "." in path else value

@@ -1,0 +1,268 @@
+"""``attnsel doctor``: what is here, what runs, what is wrong, and nothing about who asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+
+import pytest
+
+from attnsel import AttentionParams, Environment, select, settings
+from attnsel.cli import doctor as doctor_module
+from attnsel.cli import main, probe
+from attnsel.cli.findings import runs_on
+from attnsel.cli.probe import Probe, ProbedMachine, redact
+
+ABSENT = Probe(None, None, {})
+TORCH = {
+    "version": "2.9.1",
+    "cuda_build": "12.8",
+    "hip_build": None,
+    "cuda_available": True,
+    "arch_list": ["sm_80", "sm_90", "sm_100"],
+}
+
+
+def machine(*, gpus=(), env=None, **probes) -> ProbedMachine:
+    known = dict.fromkeys(probe.DISTRIBUTIONS, ABSENT)
+    env = env or Environment.describe("cpu", torch="2.9.1", triton=None).replace(detected=True, assumed=())
+    return ProbedMachine({**known, **probes}, (env,), tuple(gpus))
+
+
+def gpu(name="H100", **versions) -> Environment:
+    versions = {"torch": "2.9.1", **versions}
+    return Environment.describe(name, **versions).replace(detected=True, assumed=())
+
+
+@pytest.fixture(autouse=True)
+def _no_wishes_from_outside(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("ATTNSEL_", "CUDA_VISIBLE_"))]:
+        monkeypatch.delenv(name)
+    settings.configure()
+    yield
+    monkeypatch.undo()
+    settings.configure()
+
+
+@pytest.fixture
+def examined(monkeypatch, capsys):
+    """``code, told = examined(machine)``: the JSON; ``examined(machine, "")`` the text."""
+
+    def call(fake: ProbedMachine, flag: str = "--json"):
+        monkeypatch.setattr(doctor_module, "examine", lambda: fake)
+        code = main(["doctor", *flag.split()])
+        out = capsys.readouterr().out
+        return code, json.loads(out) if flag else out
+
+    return call
+
+
+def levels(told, part):
+    return [finding["level"] for finding in told["findings"] if part in finding["text"]]
+
+
+def test_a_healthy_gpu_machine(examined):
+    code, told = examined(
+        machine(
+            gpus=["NVIDIA H100"],
+            env=gpu(),
+            torch=Probe("2.9.1", True, TORCH),
+            triton=Probe("3.5.1", True, {"version": "3.5.1"}),
+        )
+    )
+    assert code == 0
+    assert [finding for finding in told["findings"] if finding["level"] == "error"] == []
+    assert told["components"]["torch"] == {
+        "installed": "2.9.1", "loads": True, "version": "2.9.1", "trouble": "",
+    }  # fmt: skip
+    assert len(told["calls"]) == 6
+    assert {(call["dtype"], call["training"]) for call in told["calls"]} == {
+        (dtype, training) for dtype in ("bf16", "fp16", "fp32") for training in (True, False)
+    }
+    for call in told["calls"]:
+        p = AttentionParams(dtype=call["dtype"], is_training=call["training"])
+        assert call["backend"] == select(p, gpu()).backend
+
+
+def test_the_text_fits_and_names_what_is_chosen(examined):
+    code, out = examined(machine(gpus=["NVIDIA H100"], env=gpu(), torch=Probe("2.9.1", True, TORCH)), "")
+    assert code == 0
+    assert "CUDA 12.8 build" in out
+    assert "✔ ←" in out
+    assert "Findings: nothing is wrong" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_without_torch_it_can_plan(examined):
+    code, told = examined(machine(env=Environment.describe("cpu", torch=None).replace(assumed=())))
+    assert code == 0
+    assert levels(told, "torch is not installed") == ["note"]
+    assert {call["backend"] for call in told["calls"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("fake", "text"),
+    [
+        (
+            machine(torch=Probe("2.5.1", True, {**TORCH, "cuda_build": None})),
+            "torch 2.5.1 is too old: attnsel runs on 2.6 or newer",
+        ),
+        (
+            machine(gpus=["NVIDIA L4"], torch=Probe("2.9.1+cpu", True, {**TORCH, "cuda_build": None})),
+            "there is a GPU (NVIDIA L4) and torch 2.9.1+cpu is a CPU build",
+        ),
+        (
+            machine(gpus=["NVIDIA L4"], torch=Probe("2.9.1", True, {**TORCH, "cuda_available": False})),
+            "there is a GPU (NVIDIA L4) and torch 2.9.1 cannot use it",
+        ),
+        (
+            machine(torch=Probe("2.9.1", True, TORCH), triton=Probe("3.2.0", True, {"version": "3.2.0"})),
+            "torch 2.9.1 came with triton 3.5.1, and triton 3.2.0 is installed",
+        ),
+        (
+            machine(torch=Probe("2.9.1", False, {}, "killed by SIGSEGV")),
+            "torch 2.9.1 is installed and does not load: killed by SIGSEGV",
+        ),
+        (
+            machine(env=gpu("RTX 5090"), torch=Probe("2.9.1", True, TORCH)),
+            "device 0 (RTX 5090): torch has no kernels for sm120, only for sm_80, sm_90, sm_100",
+        ),
+        (
+            machine(env=gpu("B200", cuda="12.4", cudnn="9.10.2"), torch=Probe("2.9.1", True, TORCH)),
+            "device 0 (B200): sm100 needs CUDA 12.8 or newer, not 12.4.0",
+        ),
+    ],
+)
+def test_what_is_wrong(examined, fake, text):
+    code, told = examined(fake)
+    assert code == 4
+    found = next(finding for finding in told["findings"] if finding["text"] == text)
+    assert found["level"] == "error"
+    assert found["fix"]
+
+
+def test_a_gpu_hidden_on_purpose_is_no_error(examined, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    fake = machine(gpus=["NVIDIA L4"], torch=Probe("2.9.1", True, {**TORCH, "cuda_available": False}))
+    assert levels(examined(fake)[1], "cannot use it") == ["note"]
+
+
+def test_two_cudnn_libraries_are_told(examined):
+    fake = machine(
+        env=gpu(cudnn="9.10.2"),
+        torch=Probe("2.9.1", True, TORCH),
+        cudnn_frontend=Probe("1.28.0", True, {"version": "1.28.0", "cudnn": 92400}),
+    )
+    assert levels(examined(fake)[1], "torch loads cuDNN 9.10.2 and cudnn-frontend 9.24.0") == ["warning"]
+
+
+def test_a_slow_path_is_told(examined):
+    told = examined(machine(env=gpu("sm70"), torch=Probe("2.9.1", True, {**TORCH, "arch_list": ["sm_70"]})))[
+        1
+    ]
+    assert levels(told, "plain bf16 training gets ") == ["warning"]
+
+
+def test_variables(examined, monkeypatch):
+    monkeypatch.setenv("ATTNSEL_DISABLE", "sdpa.flash")
+    monkeypatch.setenv("ATTNSEL_DISBALE", "tiled")
+    code, told = examined(machine(torch=Probe("2.9.1", True, {**TORCH, "cuda_build": None})))
+    assert code == 0
+    assert told["variables"] == {"ATTNSEL_DISABLE": "sdpa.flash", "ATTNSEL_DISBALE": "tiled"}
+    assert told["settings"]["policy"]["deny"] == ["sdpa.flash"]
+    misspelt = next(f for f in told["findings"] if "ATTNSEL_DISBALE" in f["text"])
+    assert (misspelt["level"], misspelt["fix"]) == ("warning", "did you mean ATTNSEL_DISABLE?")
+    assert told["calls"][0]["verdicts"]["sdpa.flash"]["code"] == "POLICY003"
+
+
+def test_an_invalid_variable_is_wrong_and_stops_nothing(examined, monkeypatch):
+    monkeypatch.setenv("ATTNSEL_ADAPT", "maybe")
+    code, told = examined(machine(torch=Probe("2.9.1", True, {**TORCH, "cuda_build": None})))
+    assert code == 4
+    assert told["settings"] is None
+    assert levels(told, "ATTNSEL_ADAPT = 'maybe': must be 'auto' or 'never'") == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "built_for", "runs"),
+    [
+        ("sm90", ["sm_90"], True),
+        ("sm90", ["sm_90a"], True),
+        ("sm86", ["sm_80"], True),
+        ("sm80", ["sm_86"], False),
+        ("sm120", ["sm_80", "sm_90", "sm_100"], False),
+        ("sm121", ["sm_120"], True),
+        ("sm120", ["sm_90", "compute_90"], True),
+        ("sm80", ["compute_90"], False),
+    ],
+)
+def test_what_a_build_runs_on(arch, built_for, runs):
+    assert runs_on(gpu(arch), built_for) is runs
+
+
+# ---- in child processes ------------------------------------------------------------------------------
+
+
+def install(folder, name, version, module, body):
+    """A package that pip would list, and that does ``body`` when imported."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / f"{module}.py").write_text(body)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are told otherwise there")
+def test_a_library_that_crashes_is_a_finding(tmp_path, monkeypatch, capsys):
+    home = tmp_path / "people" / "someone"
+    home.mkdir(parents=True)
+    install(home, "torch", "2.9.1", "torch", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    install(home, "triton", "3.5.1", "triton", "raise ImportError(f'cannot load {__file__}')")
+    install(
+        home,
+        "nvidia-cudnn-frontend",
+        "1.28.0",
+        "cudnn",
+        "__version__ = '1.28.0'\nbackend_version = lambda: 92000",
+    )
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PYTHONPATH", str(home))
+    monkeypatch.syspath_prepend(str(home))
+    code = main(["doctor", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == 4
+    assert told["components"]["torch"] == {
+        "installed": "2.9.1", "loads": False, "version": None, "trouble": "killed by SIGSEGV",
+    }  # fmt: skip
+    assert told["components"]["triton"]["trouble"] == "ImportError: cannot load ~/triton.py"
+    assert told["components"]["cudnn_frontend"]["loads"] is True
+    assert levels(told, "torch 2.9.1 is installed and does not load") == ["error"]
+    assert {call["backend"] for call in told["calls"]} == {None}
+
+
+def test_a_library_that_hangs_is_a_finding(monkeypatch):
+    monkeypatch.setattr(probe, "_TIMEOUT", 0.2)
+    assert probe._run("import time; time.sleep(60)") == (False, {}, "no answer within 0.2 s")
+
+
+def test_this_machine(capsys, monkeypatch, tmp_path):
+    """The real thing, on whatever runs the tests; as someone whose names must not appear."""
+    monkeypatch.setenv("ATTNSEL_DEBUG_FILE", str(tmp_path / "someone-special" / "log"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USER", "someone-special")
+    monkeypatch.setattr(platform, "node", lambda: "host-of-secrets")
+    code = main(["doctor"])
+    out = capsys.readouterr().out
+    assert code in (0, 4)
+    assert "~/USER/log" in out
+    for secret in (str(tmp_path), "someone-special", "host-of-secrets"):
+        assert secret not in out
+
+
+def test_redaction(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USER", "torch")
+    monkeypatch.setattr(platform, "node", lambda: "node17.example")
+    text = f"{tmp_path}/a.so: torch failed on node17.example in /scratch/torch/b.so"
+    assert redact(text) == "~/a.so: torch failed on HOST in /scratch/USER/b.so"

@@ -1,0 +1,97 @@
+"""The module inside DDP and FSDP2: the gradients of two processes are those of one. Gloo, on CPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from attnsel import DotProductAttention
+from ranks import FromFile, free_port
+
+torch.set_num_threads(1)
+
+pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no Gloo")
+
+WORLD = 2
+
+
+class Block(nn.Module):
+    """One transformer layer; the learnable sinks are a parameter inside the attention module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+        self.core = DotProductAttention(4, 8, qkv_format="bshd", softmax_type="learnable")
+        self.plain = DotProductAttention(4, 8, qkv_format="bshd")
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).unbind(2)
+        return self.out(self.core(q, k, v) + self.plain(q, k, v))
+
+
+def make() -> tuple[Block, Tensor]:
+    torch.manual_seed(0)
+    block = Block()
+    nn.init.normal_(block.core.softmax_offset)  # type: ignore[arg-type]
+    return block, torch.randn(WORLD, 6, 32)
+
+
+def loss(out: Tensor) -> Tensor:
+    return out.square().mean()
+
+
+def single_process() -> dict[str, Tensor]:
+    block, x = make()
+    loss(block(x)).backward()
+    return {name: p.grad for name, p in block.named_parameters() if p.grad is not None}
+
+
+def work(rank: int, port: int, how: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    block, x = make()
+    wanted = single_process()
+    wrapped: Any = block
+    if how == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(block)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (WORLD,))
+        fully_shard(block.core, mesh=mesh)
+        wrapped = fully_shard(block, mesh=mesh)
+    for _ in range(2):  # the second step meets the cached closures
+        wrapped.zero_grad()
+        loss(wrapped(x[rank : rank + 1])).backward()
+    assert len(wanted) == 5
+    for name, p in block.named_parameters():
+        assert p.grad is not None, name
+        grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+        torch.testing.assert_close(grad, wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+    assert block.core.last_selection is not None
+    assert block.plain.last_selection is not None
+    assert (block.core.last_selection.backend, block.plain.last_selection.backend) == ("tiled", "sdpa.flash")
+    dist.barrier()
+    os._exit(0)  # Gloo's teardown was once seen to hang when the other rank had gone
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_gradients_of_two_processes_are_those_of_one(how: str) -> None:
+    children = torch.multiprocessing.spawn(FromFile(work), args=(free_port(), how), nprocs=WORLD, join=False)
+    assert children is not None
+    try:
+        for _ in range(6):  # a call waits for one child
+            if children.join(timeout=20):
+                return
+        pytest.fail("a child hangs")
+    finally:
+        for process in children.processes:
+            process.kill()

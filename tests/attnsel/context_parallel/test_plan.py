@@ -1,0 +1,388 @@
+"""Planning of context parallelism: what ranks run and send, which exchange is open, what it would cost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnsel import AttentionParams, Environment, InvalidInput, Policy
+from attnsel.cli import main
+from attnsel.context_parallel import estimate as cost
+from attnsel.context_parallel.geometry import Band, RingSizes, shapes, shifts
+from attnsel.context_parallel.plan import plan
+from attnsel.context_parallel.schedule import (
+    StepCall,
+    messages,
+    steps_of,
+)
+from attnsel.context_parallel.step import RankLayout, layouts, sizes_of, step_question, step_shapes
+from attnsel.gpus import CATALOGUE
+from attnsel.hardware_specs import FIGURES, figures_of
+
+H100 = Environment.describe(gpu="H100")
+OLD_A100 = Environment.describe(gpu="A100", cudnn="8.9.7")
+LONG = AttentionParams(batch_size=1, num_heads=32, num_gqa_groups=8, max_seqlen_q=65536, cp_size=8)
+COMMS = ("p2p", "all_gather", "a2a", "a2a+p2p")
+LENGTHS = st.sampled_from([16, 32, 48])
+
+
+def asked(**fields):
+    return LONG.replace(**fields)
+
+
+# ---- what the ranks run -----------------------------------------------------------------------------
+
+
+def test_a_causal_ring_runs_a_diagonal_and_half_of_every_other_step():
+    ring = plan(LONG, H100)["p2p"]
+    for rank, steps in ring.ranks:
+        assert [step.keys_of for step in steps] == [(rank - d) % 8 for d in range(8)]
+        assert steps[0].calls == (StepCall("diagonal", 8192, 8192, 8192 * 8193 // 2),)
+        for step in steps[1:]:
+            earlier = StepCall("full", 8192, 4096, 8192 * 4096)
+            later = StepCall("full", 4096, 8192, 4096 * 8192)
+            assert step.calls == ((earlier,) if step.keys_of < rank else (later,))
+
+
+@settings(deadline=None)
+@given(
+    comm=st.sampled_from(COMMS),
+    size=st.sampled_from([2, 4]),
+    seqlen_q=LENGTHS,
+    seqlen_kv=LENGTHS,
+    mask=st.sampled_from(["causal", "no_mask", "causal_bottom_right"]),
+    left=st.sampled_from([-1, 0, 5, 17]),
+    offsets=st.booleans(),
+)
+def test_all_ranks_together_compute_every_visible_pair_once(
+    comm, size, seqlen_q, seqlen_kv, mask, left, offsets
+):
+    p = AttentionParams(
+        num_heads=4,
+        max_seqlen_q=seqlen_q,
+        max_seqlen_kv=seqlen_kv,
+        attn_mask_type=mask,
+        window_size=(left, left if mask == "no_mask" else 0),
+        cp_size=size,
+        cp_comm_type=comm,
+    )
+    shift = seqlen_kv - seqlen_q if p.bottom_right_diagonal else 0
+    right = p.window_size[1]
+    visible = sum(
+        (left < 0 or j - i - shift >= -left) and (right < 0 or j - i - shift <= right)
+        for i in range(seqlen_q)
+        for j in range(seqlen_kv)
+    )
+    for layout in layouts(p.replace(cp_comm_type=comm)):
+        sizes = sizes_of(p, layout, offsets)
+        ranks = [steps_of(sizes, comm, rank) for rank in range(layout.ring)]
+        assert sum(call.pairs for steps in ranks for step in steps for call in step.calls) == visible
+
+
+@settings(deadline=None)
+@given(size=st.integers(2, 40), chunk=st.sampled_from([1, 4]), left=st.integers(0, 40))
+def test_of_many_ranks_those_looked_at_need_every_shift_that_any_needs(size, chunk, left):
+    sizes = RingSizes(2 * size * chunk, 2 * size * chunk, size, Band(-left, 0), True)
+    assert shifts(sizes) == shifts(sizes)
+
+
+def test_a_step_as_a_question_is_what_the_kernel_gets():
+    layout = RankLayout("a2a+p2p", 4, 2)
+    diagonal, *rest = step_shapes(LONG, layout, False)
+    q = step_question(LONG, layout, diagonal)
+    assert (q.cp_size, q.num_heads, q.num_gqa_groups, q.max_seqlen_q) == (1, 8, 2, 32768)
+    assert (q.attn_mask_type, q.return_lse) == ("causal", True)
+    assert {step_question(LONG, layout, call).attn_mask_type for call in rest} == {"no_mask"}
+    sinks = asked(softmax_type="learnable")
+    assert step_question(sinks, layout, diagonal).softmax_type == "vanilla"
+    whole_heads = step_question(sinks, RankLayout("a2a", 8, 1), diagonal)  # merged with the sink, after all
+    assert (whole_heads.softmax_type, whole_heads.return_lse) == ("vanilla", True)
+    packed = asked(qkv_layout="thd", attn_mask_type="padding_causal")
+    assert {step_question(packed, layout, call).attn_mask_type for call in (diagonal, *rest)} == {
+        "padding_causal",
+        "padding",
+    }
+
+
+# ---- what they send ---------------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("comm", "forward", "backward"),
+    [
+        # K and V of a rank: 65536 / 8 rows × 8 heads × 256 × 2 bytes = 32 MiB, their gradients in float32 64
+        ("p2p", 7 * 32, 7 * 32 + 8 * 64),
+        ("all_gather", 7 * 32, 7 * 32 + 7 * 64),
+        # q 64 MiB, k and v 32, out 64; one eighth of each stays
+        ("a2a", 7 / 8 * 160, 7 / 8 * 160),
+    ],
+)
+def test_bytes_that_a_rank_sends(comm, forward, backward):
+    exchange = plan(LONG, H100)[comm]
+    assert exchange.sent_bytes("forward") == forward * MIB
+    assert exchange.sent_bytes("backward") == backward * MIB
+    inference = plan(asked(is_training=False), H100)[comm]
+    assert inference.sent_bytes() == forward * MIB
+
+
+def test_a_window_saves_messages():
+    ring = plan(asked(window_size=(4096, 0)), H100)["p2p"]
+    assert [step.shift for step in ring.ranks[0][1]] == [0, 1, 7]
+    assert ring.sent_bytes("forward") == 2 * 32 * MIB
+
+
+# ---- which are open, and who runs -------------------------------------------------------------------
+
+
+def test_heads_that_do_not_divide_close_a2a_with_the_reason():
+    made = plan(asked(num_heads=18, num_gqa_groups=18), H100)
+    assert not made["a2a"].open
+    assert [r.code for r in made["a2a"].why_not] == ["CP004"]
+    assert made["a2a+p2p"].layout == RankLayout("a2a+p2p", 2, 4)
+    assert "CP004  With a2a, query heads" in made.report()
+
+
+def test_two_ranks_cannot_be_two_groups():
+    made = plan(asked(cp_size=2), H100)
+    assert not made["a2a+p2p"].open
+    assert "2 ranks are no product of two numbers above 1" in made.report(200)
+
+
+def test_a_window_around_a_ring_is_for_kernels_with_offsets():
+    made = plan(asked(window_size=(4096, 0)), H100)
+    assert set(made["p2p"].candidates) == {"triton", "tiled"}
+    assert made["a2a"].backend == "cudnn"
+
+
+def test_what_a_policy_rules_out_runs_no_step():
+    made = plan(LONG, H100, Policy(deny=("cudnn",)))
+    assert all("cudnn" not in exchange.candidates for exchange in made.exchanges)
+    assert plan(LONG, H100, Policy(backend="tiled")).chosen.candidates == ("tiled",)
+
+
+@settings(deadline=None)
+@given(
+    length=st.integers(1, 40).map(lambda n: 64 * n),
+    size=st.sampled_from([2, 3, 4]),
+    comm=st.sampled_from(["p2p", "all_gather"]),
+    mask=st.sampled_from(["causal", "no_mask"]),
+)
+def test_old_cudnn_is_refused_exactly_where_a_step_is_no_multiple_of_64(length, size, comm, mask):
+    p = AttentionParams(max_seqlen_q=length, attn_mask_type=mask, cp_size=size, cp_comm_type=comm)
+    exchange = plan(p, OLD_A100)[comm]
+    if exchange.selection.params.max_seqlen_q != length or not exchange.selection.ranked:
+        return  # does not divide over the ranks at all
+    calls = step_shapes(p, RankLayout(comm, 1, size), False)
+    fits = all(n % 64 == 0 for call in calls for n in (call.seqlen_q, call.seqlen_kv))
+    refused = any(r.code in ("CP020", "CP021") for r in exchange.selection["cudnn"].reasons)
+    # all_gather cuts rows in two under any mask, and one full call may hide that: refused all the same
+    assert refused is not fits or (refused and comm == "all_gather" and mask == "no_mask")
+
+
+# ---- the estimate -----------------------------------------------------------------------------------
+
+
+def test_every_card_with_figures_is_in_the_catalogue():
+    names = {gpu.name for gpu in CATALOGUE.values()}
+    assert names - set(FIGURES) == {"GB10"}
+    assert set(FIGURES) <= names
+
+
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("NVIDIA H100 80GB HBM3", 450),
+        ("NVIDIA A100-SXM4-80GB", 300),
+        ("NVIDIA A100-PCIE-40GB", 32),
+        ("NVIDIA H100 PCIe", 64),
+        ("NVIDIA A10", 32),
+        ("NVIDIA GeForce RTX 4090", 32),
+        ("Radeon", None),
+        (None, None),
+    ],
+)
+def test_a_driver_s_name_finds_the_figures(name, link):
+    figures = figures_of(name)
+    assert (figures and figures.link) == link
+
+
+def test_a_call_s_time_is_its_operations_over_the_rate():
+    machine = plan(LONG, H100).machine._replace(share=0.6)
+    # 32 heads × 8192 rows are 2048 tiles: 15.5 waves of 132 SMs, so 16
+    pairs = 8192 * 8193 // 2
+    expected = cost.LAUNCH + 32 * pairs * 2 * 256 / (989.4e12 * 0.6 * 2048 / (16 * 132))
+    call = StepCall("diagonal", 8192, 8192, pairs)
+    assert cost.call_time(call, LONG, RankLayout("p2p", 1, 8), machine, "forward") == pytest.approx(expected)
+
+
+def test_a_ring_waits_for_what_its_steps_do_not_hide():
+    fast = plan(LONG, H100)["p2p"].estimate
+    slow = plan(LONG, H100, link=1.0)["p2p"].estimate
+    assert slow.computes == fast.computes
+    # forward: seven blocks of 32 MiB at 0.8 GB/s; the last step computes and sends nothing
+    block = cost.LATENCY + 32 * MIB / 0.8e9
+    assert 0 < slow.forward - 7 * block < fast.forward / 4
+    assert fast.waits < slow.waits
+    assert slow.total == pytest.approx(slow.computes + slow.merges + slow.waits)
+
+
+def test_a_slow_network_costs_and_the_order_follows_the_estimate():
+    p = asked(cp_size=16, num_gqa_groups=2)
+    near = plan(p, H100, gpus_per_node=16)
+    far = plan(p, H100, network=0.5)
+    assert far["p2p"].estimate.total > near["p2p"].estimate.total
+    order = [exchange.comm for exchange in far.exchanges if exchange.open]
+    totals = [far[comm].estimate.total for comm in order]
+    assert totals == sorted(totals)
+
+
+@pytest.mark.parametrize(
+    ("env", "fields", "why"),
+    [
+        (Environment.describe(gpu="sm90"), {}, "nothing is known about the arithmetic and links of sm90"),
+        (Environment.describe(gpu="T4"), {"dtype": "bf16"}, "rates that are known of T4 are not for bf16"),
+        (H100, {"dtype": "fp32"}, "not for fp32"),
+        (Environment.describe(gpu="L4"), {"cp_size": 16}, "16 ranks leave the node"),
+    ],
+)
+def test_without_figures_there_is_no_estimate_and_the_report_says_why(env, fields, why):
+    made = plan(asked(**fields), env)
+    assert made.machine is None
+    assert why in made.no_estimate
+    assert f"not ranked: {made.no_estimate}"[:40] in made.report(200)
+    assert all(exchange.estimate is None for exchange in made.exchanges)
+
+
+def test_a_stated_network_is_enough():
+    made = plan(asked(cp_size=16), Environment.describe(gpu="L4"), network=12.5)
+    assert made["p2p"].estimate is not None
+
+
+@pytest.mark.parametrize("field", ["gpus_per_node", "link", "network"])
+def test_figures_must_be_above_0(field):
+    with pytest.raises(InvalidInput, match="must be above 0"):
+        plan(LONG, H100, **{field: 0})
+
+
+def test_one_rank_is_nothing_to_plan():
+    with pytest.raises(InvalidInput, match="cp_size = 1"):
+        plan(asked(cp_size=1), H100)
+
+
+# ---- the source material's case ---------------------------------------------------------------------
+
+CASE = AttentionParams(batch_size=48, num_heads=18, max_seqlen_q=16534, cp_size=2)
+
+
+def test_16534_does_not_divide_and_16536_is_planned_instead():
+    made = plan(CASE, OLD_A100)
+    assert made.params.max_seqlen_q == made.params.max_seqlen_kv == 16536
+    assert "lengths 16534 × 16534 cannot be shared out: planned for 16536 × 16536" in made.report(120)
+
+
+def test_a_flash_type_kernel_runs_instead_and_ranks_first_on_sm80_anyway():
+    assert plan(CASE, OLD_A100).chosen.backend == "sdpa.flash"
+    open_to_both = plan(CASE.replace(max_seqlen_q=16640), OLD_A100).chosen
+    assert open_to_both.candidates[:2] == ("sdpa.flash", "cudnn")
+    newer = plan(CASE.replace(max_seqlen_q=16536), Environment.describe(gpu="A100", cudnn="9.0.0")).chosen
+    assert newer.candidates[:2] == ("sdpa.flash", "cudnn")
+
+
+@pytest.mark.parametrize(
+    ("length", "step", "runs"), [(16534, 4134, False), (16576, 4144, False), (16640, 4160, True)]
+)
+def test_cudnn_8_wants_multiples_of_64_in_every_step_s_shapes(length, step, runs):
+    made = plan(CASE.replace(max_seqlen_q=length), OLD_A100)
+    shortest = min(
+        min(c.seqlen_q, c.seqlen_kv) for c in step_shapes(made.params, RankLayout("p2p", 1, 2), False)
+    )
+    assert shortest == step
+    assert (shortest % 64 == 0) is runs
+    assert ("cudnn" in made.chosen.candidates) is runs
+    [told] = [r.message for r in made.chosen.selection["cudnn"].reasons if r.code == "CP020"] or [""]
+    assert (
+        "Below cuDNN 9.0 every step's lengths, causal chunks, must be multiples of 64" in told
+    ) is not runs
+
+
+def test_the_ways_out_are_16640_and_cudnn_9():
+    made = plan(CASE, OLD_A100)
+    ways = {way.effect: dict(way.changes) for way in made.ways if way.candidate == "cudnn"}
+    assert ways["exact"]["max_seqlen_q"] == 16640
+    assert str(ways["install"]["cudnn"]) == "9.0.0"
+    told = made.report(200)
+    assert "to get cudnn there: round the sequence 16536 up to 16640" in told
+    assert "upgrade cuDNN to ≥ 9.0.0" in told
+
+
+# ---- the command ------------------------------------------------------------------------------------
+
+
+def explain(capsys, *words):
+    code = main(["explain", "--gpu", "H100", *words])
+    return code, capsys.readouterr()
+
+
+def test_explain_adds_the_plan(capsys):
+    code, told = explain(capsys, "--cp-size", "4", "--max-seqlen-q", "8192")
+    assert code == 0
+    assert "Context parallel: 4 ranks, p2p" in told.out
+    assert "rank 3: diagonal 2048×2048, 3 × full 2048×1024" in told.out
+    assert "Exchanges by estimate, not measured, from data sheets" in told.out
+    code, told = explain(capsys)
+    assert "Context parallel" not in told.out
+
+
+def test_explain_json_holds_the_plan(capsys):
+    _, told = explain(capsys, "--cp-size", "4", "--cp-comm-type", "a2a", "--json")
+    said = json.loads(told.out)["context_parallel"]
+    assert said["cp_size"] == 4
+    assert {e["cp_comm_type"] for e in said["exchanges"]} == set(COMMS)
+    ring = next(e for e in said["exchanges"] if e["cp_comm_type"] == "p2p")
+    assert [len(rank["steps"]) for rank in ring["ranks"]] == [4, 4, 4, 4]
+    assert ring["estimate"]["total_ms"] > 0
+    assert said["estimated_on"]["link"] == 450
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--link-gbs", "5"), "--link-gbs 5.0: says nothing without a --cp-size above 1"),
+        (("--cp-size", "2", "--network-gbs", "-1"), "--network-gbs -1.0: must be above 0"),
+    ],
+)
+def test_a_figure_that_cannot_be_read_is_an_error(capsys, words, told):
+    code, out = explain(capsys, *words)
+    assert code == 2
+    assert told in out.err
+
+
+def test_a_thousand_ranks_are_planned_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from attnsel import AttentionParams, Environment\n"
+        "from attnsel.context_parallel.plan import plan\n"
+        "p = AttentionParams(batch_size=1, num_heads=64, max_seqlen_q=1 << 20, cp_size=1024)\n"
+        "made = plan(p, Environment.describe(gpu='H100'))\n"
+        "print(made['p2p'].backend, len(made['p2p'].ranks), len(made['p2p'].ranks[0][1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["cudnn", "6", "1024"]
+
+
+def test_the_shapes_are_those_that_the_running_side_chooses_for():
+    for comm in ("p2p", "all_gather"):
+        layout = RankLayout(comm, 1, 8)
+        ours = {(c.seqlen_q, c.seqlen_kv, c.kind) for c in step_shapes(LONG, layout, False)}
+        assert ours == set(shapes(sizes_of(LONG, layout, False), comm))
+
+
+def test_messages_need_something_to_send():
+    assert messages(asked(window_size=(0, 0)), RankLayout("p2p", 1, 8), 1) == ()

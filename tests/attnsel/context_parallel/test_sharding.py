@@ -1,0 +1,194 @@
+"""Sharding of sequences over ranks: head and tail chunks, as PyTorch and TransformerEngine lay them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import attnsel
+from attnsel import InvalidInput
+from attnsel.context_parallel import (
+    sequence_positions,
+    shard_packed,
+    shard_sequence,
+    unshard_packed,
+    unshard_sequence,
+)
+from ranks import FromFile, free_port
+
+torch.set_num_threads(1)
+
+SIZES = st.integers(1, 5)
+
+
+def test_a_rank_holds_an_early_and_a_late_chunk() -> None:
+    x = torch.arange(8)[None]
+    assert shard_sequence(x, (2, 0)).tolist() == [[0, 1, 6, 7]]
+    assert shard_sequence(x, (2, 1)).tolist() == [[2, 3, 4, 5]]
+
+
+@given(size=SIZES, chunk=st.integers(0, 3), dim=st.sampled_from([0, 1, 2, -1, -3]))
+def test_all_ranks_together_hold_the_sequence(size: int, chunk: int, dim: int) -> None:
+    shape = [2, 3, 4]
+    shape[dim] = 2 * size * chunk
+    x = torch.randn(shape)
+    shards = [shard_sequence(x, (size, rank), dim) for rank in range(size)]
+    assert torch.equal(unshard_sequence(shards, dim=dim), x)
+    rows = [sequence_positions(shape[dim], (size, rank)) for rank in range(size)]
+    for shard, positions in zip(shards, rows, strict=True):
+        assert torch.equal(shard, x.index_select(dim, positions))
+
+
+@given(size=SIZES, chunks=st.lists(st.integers(0, 3), max_size=4), dtype=st.sampled_from(["int32", "int64"]))
+def test_packed_sequences_are_split_each_on_its_own(size: int, chunks: list[int], dtype: str) -> None:
+    lengths = [2 * size * chunk for chunk in chunks]
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(getattr(torch, dtype))
+    x = torch.randn(sum(lengths), 2)
+    for rank in range(size):
+        expected = [shard_sequence(part, (size, rank), 0) for part in x.split(lengths)] or [x]
+        assert torch.equal(shard_packed(x, cu_seqlens, (size, rank)), torch.cat(expected))
+    shards = [shard_packed(x, cu_seqlens, (size, rank)) for rank in range(size)]
+    assert torch.equal(unshard_packed(shards, cu_seqlens), x)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_the_order_is_that_of_pytorchs_load_balancers(size: int) -> None:
+    balancers = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._load_balancer")
+    length = 6 * size
+    theirs = balancers._HeadTailLoadBalancer(length, size, "cpu")._generate_indices()[0]
+    ours = torch.cat([sequence_positions(length, (size, rank)) for rank in range(size)])
+    assert torch.equal(ours, theirs.long())
+
+    lengths = [2 * size, 6 * size, 4 * size]
+    theirs = balancers._PerDocumentHeadTailLoadBalancer([lengths], size, "cpu")._generate_indices()[0]
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    rows = torch.arange(sum(lengths))
+    # PyTorch keeps each sequence's rows of all ranks together; a rank's rows of a sequence are the same.
+    ours = torch.stack([shard_packed(rows, cu_seqlens, (size, rank)) for rank in range(size)])
+    for start, span in zip((cu_seqlens // size).tolist(), [n // size for n in lengths], strict=False):
+        block = theirs[start * size : (start + span) * size]
+        assert torch.equal(ours[:, start : start + span].flatten(), block)
+
+
+def test_gradients_go_back_to_the_rows() -> None:
+    x = torch.randn(2, 12, 3, dtype=torch.float64, requires_grad=True)
+    cu_seqlens = torch.tensor([0, 4, 12])
+    assert torch.autograd.gradcheck(lambda t: shard_sequence(t, (2, 1)), x)
+    assert torch.autograd.gradcheck(lambda t: shard_packed(t, cu_seqlens, (2, 0), 1), x)
+    assert torch.autograd.gradcheck(lambda t: unshard_sequence([t, 2 * t]), x)
+    assert torch.autograd.gradcheck(lambda t: unshard_packed([t, 2 * t], 2 * cu_seqlens, dim=1), x)
+
+
+X = torch.zeros(1, 10, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: shard_sequence(X, (2, 0)), r"x.shape\[1\] = 10: must be a multiple of 4.* pad to 12"),
+        (lambda: shard_sequence(X, (2, 0), 3), "dim = 3: x has 3 dimensions"),
+        (lambda: shard_sequence(X, (2, 2)), r"group = \(2, 2\): must be \(size, rank\) with"),
+        (lambda: shard_sequence(X, (2,)), r"group = \(2,\): must be a process group"),  # type: ignore[arg-type]
+        (lambda: shard_sequence(X, None), "group = None: torch.distributed is not initialised"),
+        (lambda: sequence_positions(9, (1, 0)), "length = 9: must be a multiple of 2"),
+        (lambda: unshard_sequence(X, (2, 0)), "cannot fetch other ranks' parts"),
+        (lambda: unshard_sequence([X[:, :5], X[:, :5]]), r"x.shape\[1\] = 5: must be even"),
+        (lambda: unshard_sequence([X, X[:, :4]]), r"x\[1\].shape = \(1, 4, 2\): must be \(1, 10, 2\)"),
+        (lambda: unshard_sequence([]), r"x = \[\]: must hold one tensor per rank"),
+        (
+            lambda: shard_packed(X[0, :8], torch.tensor([0, 2, 8]), (2, 0)),
+            "length of sequence 0 = 2: must be a multiple of 4.*pad to 4",
+        ),
+        (
+            lambda: shard_packed(X[0, :8], torch.tensor([0, 4]), (2, 0)),
+            r"cu_seqlens = \[0, 4\]: must rise .* 8",
+        ),
+        (lambda: shard_packed(X[0, :8], torch.tensor([0.0, 8.0]), (2, 0)), "must be int32 or int64"),
+        (
+            lambda: shard_packed(X[0], torch.tensor([0, 10]), (2, 0)),
+            "rows of x = 10: must be a multiple of 4",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(call: Any, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        call()
+
+
+def test_importing_the_package_needs_no_torch_name_by_name() -> None:
+    assert "shard_sequence" in dir(attnsel.context_parallel)
+    with pytest.raises(AttributeError, match="no attribute 'shard_squence'"):
+        attnsel.context_parallel.shard_squence  # noqa: B018
+
+
+# ---- two processes ----------------------------------------------------------------------------------
+
+WORLD = 2
+
+
+def work(rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("cp",))
+    torch.manual_seed(0)
+    whole = torch.randn(2, 3, 8, 4)
+    mine = {name: shard_sequence(whole, group, 2) for name, group in groups(mesh, rank).items()}
+    theirs = whole.clone()
+    with context_parallel(mesh, buffers=[theirs], buffer_seq_dims=[2], no_restore_buffers={theirs}):
+        for name, shard in mine.items():
+            assert torch.equal(shard, theirs), name
+    [back] = context_parallel_unshard(mesh, [mine["mesh"]], [2])
+    assert torch.equal(back, whole)
+    for group in (mesh, dist.group.WORLD, None):
+        assert torch.equal(unshard_sequence(theirs, group, 2), whole)
+
+    cu_seqlens = torch.tensor([0, 4, 16, 16, 24])
+    packed = torch.randn(24, 2)
+    assert torch.equal(unshard_packed(shard_packed(packed, cu_seqlens, mesh), cu_seqlens, mesh), packed)
+
+    # Each rank weighs the whole differently; the gradient of the sum of their losses is the sum of weights.
+    part: Tensor = mine["mesh"].clone().requires_grad_()
+    weights = [torch.randn_like(whole) for _ in range(WORLD)]
+    (unshard_sequence(part, mesh, 2) * weights[rank]).sum().backward()
+    assert part.grad is not None
+    torch.testing.assert_close(part.grad, shard_sequence(weights[0] + weights[1], mesh, 2))
+
+    alone = [dist.new_group([member]) for member in range(WORLD)]
+    with pytest.raises(InvalidInput, match="no member"):
+        shard_sequence(whole, alone[1 - rank], 2)
+    wide = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("dp", "cp"))
+    assert torch.equal(shard_sequence(whole, wide["cp"], 2), theirs)
+    with pytest.raises(InvalidInput, match="one dimension"):
+        shard_sequence(whole, wide, 2)
+    dist.barrier()
+    os._exit(0)  # Gloo's teardown was once seen to hang when the other rank had gone
+
+
+def groups(mesh: Any, rank: int) -> dict[str, Any]:
+    return {"mesh": mesh, "group": dist.group.WORLD, "default": None, "pair": (WORLD, rank)}
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no Gloo")
+def test_two_ranks_hold_what_pytorchs_context_parallel_gives_them() -> None:
+    children = torch.multiprocessing.spawn(FromFile(work), args=(free_port(),), nprocs=WORLD, join=False)
+    assert children is not None
+    try:
+        for _ in range(6):  # a call waits for one child
+            if children.join(timeout=20):
+                return
+        pytest.fail("a child hangs")
+    finally:
+        for process in children.processes:
+            process.kill()

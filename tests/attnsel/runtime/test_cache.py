@@ -1,0 +1,355 @@
+"""The signature cache: a repeated call builds nothing, no choice outlives the policy it was made under."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnsel import (
+    AttentionParams,
+    DotProductAttention,
+    InvalidInput,
+    NoBackendError,
+    attention,
+    cache_info,
+    clear_cache,
+    configure,
+    override,
+)
+from attnsel.runtime import dispatch as run
+from attnsel.runtime.cache import BoundedCache
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache() -> Iterator[None]:
+    clear_cache()
+    yield
+    configure()
+    clear_cache()
+
+
+def qkv(*shape: int, **about: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(shape or (2, 6, 4, 8), **about) for _ in "qkv")
+
+
+def build(**arguments: Any) -> DotProductAttention:
+    return DotProductAttention(4, 8, qkv_format="bshd", attn_mask_type="no_mask", **arguments)
+
+
+def ran(module: DotProductAttention, *tensors: Tensor) -> str | None:
+    module(*(tensors or qkv()))
+    assert module.last_selection is not None
+    return module.last_selection.backend
+
+
+# What is counted, built and kept
+
+
+def test_counters_tell_hits_misses_and_size() -> None:
+    module = build()
+    for _ in range(3):
+        module(*qkv())
+    assert cache_info()[:3] == (2, 1, 1)
+    module(*qkv(2, 7, 4, 8))
+    assert cache_info()[:3] == (2, 2, 2)
+    clear_cache()
+    assert cache_info()[:3] == (0, 0, 0)
+
+
+def test_repeated_call_builds_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, tensors = build(), qkv()
+    module(*tensors)
+    attention(*tensors)
+
+    def forbidden(self: Any, **data: Any) -> None:
+        raise AssertionError("a repeated call must not describe itself again")
+
+    monkeypatch.setattr(AttentionParams, "__init__", forbidden)
+    module(*tensors)
+    attention(*tensors)
+    with pytest.raises(AssertionError, match="describe itself again"):
+        module(*qkv(2, 9, 4, 8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: qkv(3, 6, 4, 8),
+        lambda: qkv(dtype=torch.float64),
+        lambda: (*qkv()[:2], torch.randn(2, 6, 4, 16)[..., ::2]),
+        lambda: (torch.randn(2, 6, 4, 9)[..., 1:], *qkv()[1:]),
+        lambda: (torch.randn(385)[1:].view(2, 6, 4, 8), *qkv()[1:]),
+        lambda: qkv(requires_grad=True),
+        lambda: qkv(device="meta"),
+    ],
+    ids=["batch", "dtype", "strides of v", "strides of q", "offset", "gradient", "device"],
+)
+def test_anything_a_choice_depends_on_is_another_signature(change: Any) -> None:
+    module = build().eval()
+    module(*qkv())
+    hits = cache_info().hits
+    module(*change())
+    assert cache_info().hits == hits
+
+
+def test_gradient_mode_is_part_of_the_signature() -> None:
+    module, tensors = build().eval(), qkv(requires_grad=True)
+    with torch.no_grad():
+        module(*tensors)
+    out = module(*tensors)
+    assert out.requires_grad
+    assert cache_info().size == 2
+
+
+def test_training_and_evaluation_do_not_share_a_closure() -> None:
+    module = build(attention_dropout=0.5)
+    ones = torch.ones(2, 6, 4, 8)
+    q, k, _ = qkv()
+    for _ in range(2):
+        assert not torch.allclose(module.train()(q, k, ones), ones.flatten(-2))
+        torch.testing.assert_close(module.eval()(q, k, ones), ones.flatten(-2))
+
+
+def test_deterministic_algorithms_are_part_of_the_question() -> None:
+    module = build()
+    module(*qkv())
+    assert module.last_selection is not None
+    assert not module.last_selection.params.deterministic
+    torch.use_deterministic_algorithms(True)
+    try:
+        module(*qkv())
+        assert module.last_selection.params.deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_equal_modules_share_their_closures() -> None:
+    first, second = build(), build()
+    first(*qkv())
+    second(*qkv())
+    assert cache_info()[:3] == (1, 1, 1)
+
+
+def test_cache_holds_no_tensor() -> None:
+    tensors = qkv(requires_grad=True)
+    bias = torch.randn(1, 4, 6, 6)
+    attention(*tensors, core_attention_bias_type="post_scale_bias", core_attention_bias=bias).sum().backward()
+    alive = [weakref.ref(t) for t in (*tensors, bias)]
+    del tensors, bias
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 4
+
+
+def test_new_kinds_of_calls_do_not_pile_up() -> None:
+    from attnsel.runtime import call
+
+    gc.collect()
+    before = len(call._by_text)
+    for n in range(5000):  # a scale that is learned
+        call.config(softmax_scale=1.0 + n)
+    gc.collect()
+    assert len(call._by_text) - before <= 4100
+
+
+def test_bounded_cache_drops_the_oldest_quarter() -> None:
+    cache: BoundedCache[int] = BoundedCache(limit=8)
+    for n in range(9):
+        cache.add(n, n)
+    assert [cache.get(n) for n in range(9)] == [None, None, 2, 3, 4, 5, 6, 7, 8]
+    assert cache.info() == (7, 9, 7, 8)
+
+
+def test_first_value_wins() -> None:
+    cache: BoundedCache[str] = BoundedCache(limit=8)
+    assert cache.add("key", "first") == "first"
+    assert cache.add("key", "second") == "first"
+    assert cache.get("key") == "first"
+
+
+def test_full_signature_cache_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run._bound, "limit", 4)
+    module = build()
+    for s in (*range(1, 12), *range(1, 12)):
+        q, k, v = qkv(1, s, 4, 8)
+        wanted = attention(q, k, v, backend="tiled").flatten(-2)
+        torch.testing.assert_close(module(q, k, v), wanted)
+        assert cache_info().size <= 4
+
+
+# Policies
+
+
+def test_override_holds_inside_its_block_only() -> None:
+    module = build()
+    assert ran(module) == "sdpa.flash"
+    for _ in range(2):
+        with override(backend="tiled"):
+            assert ran(module) == "tiled"
+            with override(backend="sdpa.math"):
+                assert ran(module) == "sdpa.math"
+            assert ran(module) == "tiled"
+        assert ran(module) == "sdpa.flash"
+
+
+def test_override_of_equal_content_meets_the_same_closures() -> None:
+    module = build()
+    for _ in range(5):
+        with override(backend="tiled"):
+            module(*qkv())
+    assert cache_info().size == 1
+
+
+def test_configure_takes_effect_at_once() -> None:
+    module = build()
+    assert ran(module) == "sdpa.flash"
+    configure(deny=("sdpa.flash",))
+    assert ran(module) == "sdpa.math"
+    configure(allow=("tiled", "sdpa.flash"))
+    assert ran(module) == "tiled"
+    configure()
+    assert ran(module) == "sdpa.flash"
+
+
+def test_environment_variables_are_read_by_configure(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = build()
+    monkeypatch.setenv("ATTNSEL_DISABLE", "sdpa.flash")
+    assert ran(module) == "sdpa.flash"
+    configure()
+    assert ran(module) == "sdpa.math"
+
+
+def test_a_policy_that_forbids_adapting_is_heeded() -> None:
+    strided = tuple(torch.randn(2, 6, 4, 16)[..., ::2] for _ in "qkv")
+    assert ran(build(), *strided) == "sdpa.flash"
+    assert ran(build(adapt="never"), *strided) == "sdpa.math"
+    with override(adapt="never"):
+        assert ran(build(), *strided) == "sdpa.math"
+
+
+def test_forced_backend_of_a_module_beats_the_policy_and_not_its_denial() -> None:
+    module = build(backend="tiled")
+    with override(backend="sdpa.math"):
+        assert ran(module) == "tiled"
+    with override(deny=("tiled",)), pytest.raises(NoBackendError, match="POLICY003"):
+        module(*qkv())
+
+
+def test_override_of_a_thread_is_its_own() -> None:
+    module, seen = build(), {}
+
+    def elsewhere() -> None:
+        seen["other"] = ran(build())
+
+    with override(backend="tiled"):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert ran(module) == "tiled"
+    assert seen["other"] == "sdpa.flash"
+
+
+def test_override_follows_its_context() -> None:
+    with override(backend="tiled"):
+        context = contextvars.copy_context()
+    assert context.run(ran, build()) == "tiled"
+    assert ran(build()) == "sdpa.flash"
+
+
+def test_a_policy_that_died_is_never_mistaken_for_another() -> None:
+    """Keys hold a settings object's id: an id that is used again must not find the old object's closures."""
+    module = build()
+    for n in range(50):
+        backend = ("tiled", "sdpa.math", "sdpa.flash")[n % 3]
+        with override(backend=backend):
+            assert ran(module) == backend
+        gc.collect(0)
+
+
+def test_unknown_backend_of_a_policy_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="flash"), override(backend="flash"):
+        pass
+
+
+def test_check_reads_contents_when_asked() -> None:
+    holes = torch.tensor([[[[False, True, False]]]])
+    with override(check=True), pytest.raises(InvalidInput, match="attention_mask"):
+        attention(*qkv(1, 3, 4, 8), attn_mask_type="padding", attention_mask=holes)
+
+
+# last_selection, explain
+
+
+def test_explain_runs_nothing_and_says_what_forward_gets() -> None:
+    module = build()
+    explained = module.explain(*qkv())
+    assert module.last_selection is explained
+    assert cache_info().size == 0
+    module(*qkv())
+    assert module.last_selection is explained
+
+
+def test_explain_under_autocast_is_about_the_cast_tensors() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert build().explain(*qkv()).params.dtype == "bf16"
+
+
+# Threads and processes
+
+
+def test_sixteen_threads_get_right_results_and_one_closure_each() -> None:
+    torch.manual_seed(0)
+    inputs = {s: qkv(1, s, 4, 8) for s in range(1, 9)}
+    wanted = {s: attention(*t, backend="tiled").flatten(-2) for s, t in inputs.items()}
+    clear_cache()
+    module, wrong, start = build(), [], threading.Barrier(16)
+
+    def hammer(number: int) -> None:
+        start.wait()
+        for n in range(60):
+            s = 1 + (n * (number + 1)) % 8
+            try:
+                if (n + number) % 5 == 0:
+                    with override(backend="sdpa.math"):
+                        out = module(*inputs[s])
+                else:
+                    out = module(*inputs[s])
+                if not torch.allclose(out, wanted[s], atol=1e-5):
+                    wrong.append((number, s, "numbers"))
+            except Exception as error:
+                wrong.append((number, s, repr(error)))
+
+    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert cache_info().size == 16  # eight lengths under two policies
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_forked_child_attends_although_a_lock_was_held() -> None:
+    module = build()
+    tensors = qkv()
+    wanted = module(*tensors)
+    with run._bound._lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn about forking beside threads
+        child = os.fork()
+        if child == 0:
+            known = torch.equal(module(*tensors), wanted)
+            fresh = bool(torch.isfinite(module(*qkv(2, 3, 4, 8))).all())
+            os._exit(0 if known and fresh else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

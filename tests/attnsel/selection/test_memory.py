@@ -1,0 +1,147 @@
+"""Memory as a policy: what a call takes, and what a limit refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnsel import AttentionParams, Environment, InvalidInput, Policy, attention, override, select
+from attnsel.cli import main
+from attnsel.selection.memory import memory_parts
+
+H100 = Environment.describe("H100", cudnn="9.13.0", torch="2.9.1")
+CPU = Environment.describe("cpu")
+GIB = 1 << 30
+
+
+def reason(candidate):
+    (found,) = [r for r in candidate.reasons if r.code == "POLICY004"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes_"),
+    [
+        ("2GiB", 2 * GIB),
+        ("500MB", 500_000_000),
+        ("1.5 GiB", 3 * GIB // 2),
+        (4096, 4096),
+        ("0", 0),
+        (None, None),
+        ("none", None),
+    ],
+)
+def test_a_limit_is_a_size(given, bytes_):
+    assert Policy(memory_limit=given).memory_limit == bytes_
+
+
+@pytest.mark.parametrize("given", ["2 gigs", "-1", -1, "", "1GiB per call"])
+def test_a_limit_that_is_no_size_is_refused_with_the_field_and_what_is_allowed(given):
+    with pytest.raises(InvalidInput, match="memory_limit") as caught:
+        Policy(memory_limit=given)
+    assert "such as 2GiB" in str(caught.value)
+
+
+def test_a_limit_survives_json():
+    policy = Policy(memory_limit="2GiB")
+    assert Policy(**json.loads(policy.model_dump_json())) == policy
+
+
+def test_stored_scores_refuse_sdpa_math_with_the_figure_in_the_reason():
+    p = AttentionParams()  # b2 h16 s4096: 2 * 16 * 4096 * 4096 scores, 12 bytes each in training
+    assert select(p, H100, policy=Policy(memory_limit="6GiB"))["sdpa.math"].eligible
+    refused = select(p, H100, policy=Policy(memory_limit="5.9GiB"))["sdpa.math"]
+    assert refused.verdict == "refused"
+    assert reason(refused).field == "policy.memory_limit"
+    assert reason(refused).message.endswith(
+        "policy.memory_limit is 5.9 GiB, needs at least 6.0 GiB (6.0 GiB scores)"
+    )
+    assert reason(refused).evidence == "policy"
+
+
+def test_a_folded_mask_counts_and_kernels_without_one_stay():
+    p = AttentionParams(window_size=(128, 0), max_seqlen_q=16384)  # a mask of 16384 * 16384 bf16: 512 MiB
+    free, bound = select(p, H100), select(p, H100, policy=Policy(memory_limit="511MiB"))
+    assert free["sdpa.efficient"].eligible
+    assert "512 MiB mask" in reason(bound["sdpa.efficient"]).message
+    assert bound["triton"].eligible
+    assert bound["cudnn"].eligible
+    assert select(p, H100, policy=Policy(memory_limit="512MiB"))["sdpa.efficient"].eligible
+
+
+def test_repeated_heads_and_copies_count():
+    p = AttentionParams(num_gqa_groups=4)
+    need = 16 * 2 * 4096 * 256 * 2
+    parts = memory_parts("sdpa.efficient", p, H100, select(p, H100)["sdpa.efficient"].adaptations)
+    assert parts == (("repeated heads", need),)
+    assert not select(p, H100, policy=Policy(memory_limit=need - 1))["sdpa.efficient"].eligible
+    assert select(p, H100, policy=Policy(memory_limit=need))["sdpa.efficient"].eligible
+
+
+def test_what_nobody_knows_is_not_counted_and_the_page_says_so(capsys):
+    assert memory_parts("cudnn", AttentionParams(), H100) == ()
+    assert main(["rule", "POLICY004"]) == 0
+    assert "cuDNN's workspace" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_limit_shows_in_the_report_as_the_wish_it_is():
+    report = select(AttentionParams(), H100, policy=Policy(memory_limit="2GiB")).report()
+    assert "policy · memory_limit=2.0 GiB" in report
+    assert "POLICY004" in report
+
+
+def test_the_command_line_takes_a_limit(capsys):
+    flags = ["explain", "--gpu", "H100", "--memory-limit", "2GiB"]
+    assert main([*flags, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["policy"]["memory_limit"] == 2 * GIB
+    assert main([*flags[:-1], "much"]) == 2
+    assert "--memory-limit much: must be a size" in capsys.readouterr().err
+
+
+def test_a_call_runs_within_its_limit_or_not_at_all():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(1, 64, 2, 16) for _ in range(3))
+    scores = 9 * 2 * 64 * 64
+    with override(memory_limit=scores, backend="sdpa.math"):
+        attention(q, k, v)
+    with (
+        override(memory_limit=scores - 1, backend="sdpa.math"),
+        pytest.raises(Exception, match="POLICY004"),
+    ):
+        attention(q, k, v)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(("training", "dropout"), [(False, 0.0), (True, 0.0), (True, 0.1)])
+def test_the_scores_of_sdpa_math_are_what_the_allocator_sees(dtype, training, dropout):
+    torch = pytest.importorskip("torch")
+    p = AttentionParams(
+        dtype=dtype, batch_size=2, num_heads=4, max_seqlen_q=512, head_dim_qk=16, attn_mask_type="no_mask",
+        is_training=training, attention_dropout=dropout,
+    )  # fmt: skip
+    ((_, expected),) = memory_parts("sdpa.math", p, CPU)
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    q, k, v = (torch.randn(2, 4, 512, 16, dtype=kind, requires_grad=training) for _ in range(3))
+
+    def call():
+        out = torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, dropout, False, None)[0]
+        if training:
+            out.sum().backward()
+
+    assert peak_of(torch, call) == pytest.approx(expected, rel=0.15)
+
+
+def peak_of(torch, call):
+    """The most bytes that were allocated at one time while ``call`` ran."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most

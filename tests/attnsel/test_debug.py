@@ -1,0 +1,212 @@
+"""What is told about choices: as much as was asked for, once each, by rank 0, where it was asked to go."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnsel import (
+    AttentionParams,
+    DotProductAttention,
+    Environment,
+    Policy,
+    clear_cache,
+    configure,
+    debug,
+    override,
+)
+from attnsel.debug import SlowPathWarning
+from attnsel.selection.select import Selection, select
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing told yet, and a logger of a bare program: the root's handlers here are pytest's."""
+    monkeypatch.setattr(debug, "logger", logging.Logger("attnsel"))
+    monkeypatch.setattr(debug, "_told", set())
+    clear_cache()
+    yield
+    monkeypatch.undo()
+    configure()
+    clear_cache()
+
+
+def qkv(s: int = 6) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(2, s, 4, 8) for _ in "qkv")
+
+
+def build(**arguments: Any) -> DotProductAttention:
+    return DotProductAttention(4, 8, qkv_format="bshd", **arguments)
+
+
+def test_nothing_is_said_by_default(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build()(*qkv())
+        build(softcap=1.0)(*qkv())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_level_one_is_a_line_per_selection(capfd: pytest.CaptureFixture[str]) -> None:
+    with override(debug=1):
+        module = build(layer_number=3)
+        for s in (6, 6, 7, 6):
+            module(*qkv(s))
+    out, err = capfd.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("attnsel: layer 3: ") and "sdpa.flash" in line for line in lines)
+
+
+def test_level_two_is_the_whole_report(capfd: pytest.CaptureFixture[str]) -> None:
+    with override(debug=2):
+        module = build(name="encoder")
+        module(*qkv())
+        module(*qkv())
+    err = capfd.readouterr().err
+    assert module.last_selection is not None
+    assert err.count("encoder: selected sdpa.flash") == 1
+    assert module.last_selection.report().strip() in err
+
+
+def test_environment_variable_sets_the_level(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATTNSEL_DEBUG", "1")
+    configure()
+    build()(*qkv())
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_json_is_one_object_per_line_in_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "selections.jsonl"
+    with override(debug=1, debug_format="json", debug_file=str(file)):
+        for s in (6, 7):
+            build()(*qkv(s))
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record["event"] for record in records] == ["selection"] * 2
+    assert [record["params"]["max_seqlen_q"] for record in records] == [6, 7]
+    assert all(record["backend"] == "sdpa.flash" and record["rank"] == 0 for record in records)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_logger_with_handlers_gets_the_messages(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    records: list[logging.LogRecord] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler, logger = Keep(), logging.getLogger("attnsel")
+    monkeypatch.setattr(debug, "logger", logger)
+    logger.addHandler(handler)
+    try:
+        with override(debug=1):
+            build()(*qkv())
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    assert [record.levelname for record in records] == ["INFO"]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("rank", "ranks", "lines"), [("0", "0", 1), ("3", "0", 0), ("3", "all", 1)])
+def test_rank_zero_speaks_unless_all_are_asked(
+    rank: str, ranks: Any, lines: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with override(debug=1, debug_ranks=ranks):
+        build()(*qkv())
+    assert capfd.readouterr().err.count("\n") == lines
+
+
+def test_a_higher_level_says_again_what_a_lower_one_said(capfd: pytest.CaptureFixture[str]) -> None:
+    module = build()
+    with override(debug=1):
+        module(*qkv())
+    with override(debug=2):
+        module(*qkv())
+    assert capfd.readouterr().err.count("attnsel: ") == 2
+
+
+# Slow paths
+
+
+GPU = Environment.describe(gpu="A100", torch="2.6.0")
+SLOW = AttentionParams(dtype="bf16", softcap=30.0, head_dim_qk=512)
+
+
+def choice(p: AttentionParams, env: Environment = GPU, **policy: Any) -> Selection:
+    return select(p, env, policy=Policy(deny=("triton", "cudnn"), **policy))
+
+
+@pytest.mark.parametrize(
+    ("selection", "slow"),
+    [
+        (choice(AttentionParams()), False),
+        (choice(SLOW), True),
+        (choice(AttentionParams(), backend="sdpa.math"), True),
+        (choice(AttentionParams(), backend="tiled"), True),
+        (choice(SLOW, Environment.describe("cpu")), False),
+        (
+            choice(AttentionParams(), allow=("sdpa.cudnn",), backend="sdpa.flash"),
+            False,
+        ),  # nothing runs at all
+    ],
+    ids=["fused", "nothing else fits", "math", "tiled", "cpu", "none"],
+)
+def test_a_last_resort_on_a_gpu_is_a_slow_path(selection: Selection, slow: bool) -> None:
+    assert debug.is_slow_path(selection) is slow
+
+
+def test_slow_path_warns_once_by_default() -> None:
+    settings = configure()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            debug.announce(choice(SLOW), settings)
+    assert [w.category for w in caught] == [SlowPathWarning]
+    assert "tiled" in str(caught[0].message)
+
+
+def test_slow_path_warning_is_for_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        debug.announce(choice(SLOW), configure())
+
+
+def test_fast_path_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        debug.announce(choice(AttentionParams()), configure())
+        debug.announce(choice(SLOW, Environment.describe("cpu")), configure())
+
+
+def test_slow_path_is_told_as_a_line_at_level_one(capfd: pytest.CaptureFixture[str]) -> None:
+    with override(debug=1) as settings, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        debug.announce(choice(SLOW), settings)
+    assert "tiled" in capfd.readouterr().err
+
+
+def test_memory_of_what_was_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debug, "_MOST_REMEMBERED", 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for s in range(1, 9):
+            debug.announce(choice(SLOW.replace(max_seqlen_q=s)), configure())
+    assert len(debug._announced) <= 3

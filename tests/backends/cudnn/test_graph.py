@@ -1,0 +1,453 @@
+"""cuDNN graphs as plain descriptions: what each feature of a call becomes, and what the frontend is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import fake_cudnn
+from attnsel.backends.cudnn.build import check, declare, engines
+from attnsel.backends.cudnn.call import Strided, planned
+from attnsel.backends.cudnn.graph import UIDS, Graph, backward, forward
+from attnsel.backends.cudnn.words import engine_refusals, in_short
+from attnsel.errors import UnsupportedArgument
+from attnsel.params import AttentionParams
+
+SMALL = {"batch_size": 2, "num_heads": 4, "max_seqlen_q": 8, "head_dim_qk": 16, "attn_mask_type": "no_mask"}
+
+
+def call(**fields):
+    return planned(AttentionParams(**{**SMALL, **fields}))
+
+
+def told(graph):
+    """What the frontend was told: the function's keywords, with tensors by name."""
+    made = declare(graph, fake_cudnn, device_property="a GPU", sm_version=90)
+    ((_, keywords),) = made.calls
+    return {k: v.name if isinstance(v, fake_cudnn.Tensor) else v for k, v in keywords.items()}
+
+
+# Layouts.
+
+
+@pytest.mark.parametrize(
+    ("layout", "q", "k", "v"),
+    [
+        ("bshd", (512, 16, 64, 1), (512, 16, 64, 1), (512, 16, 64, 1)),
+        ("sbhd", (64, 16, 128, 1), (64, 16, 128, 1), (64, 16, 128, 1)),
+        ("bhsd", (512, 128, 16, 1), (512, 128, 16, 1), (512, 128, 16, 1)),
+        ("bs3hd", (1536, 16, 192, 1), (1536, 16, 192, 1), (1536, 16, 192, 1)),
+        ("bsh3d", (1536, 48, 192, 1), (1536, 48, 192, 1), (1536, 48, 192, 1)),
+        ("sb3hd", (192, 16, 384, 1), (192, 16, 384, 1), (192, 16, 384, 1)),
+        ("bshd_bs2hd", (512, 16, 64, 1), (1024, 16, 128, 1), (1024, 16, 128, 1)),
+        ("sbhd_sbh2d", (64, 16, 128, 1), (128, 32, 256, 1), (128, 32, 256, 1)),
+        ("sbhd_bshd_bshd", (64, 16, 128, 1), (512, 16, 64, 1), (512, 16, 64, 1)),
+    ],
+)
+def test_strides_follow_the_layout(layout, q, k, v):
+    graph = forward(call(qkv_layout=layout))
+    assert [graph.tensor(name).strides for name in "qkv"] == [q, k, v]
+    assert {graph.tensor(name).dims for name in "qkvo"} == {(2, 4, 8, 16)}
+
+
+def test_specs_of_tensors_win_over_the_layout():
+    spec = {"shape": (2, 8, 4, 16), "stride": (1024, 128, 16, 1)}
+    graph = forward(call(tensors={"k": spec}))
+    assert graph.tensor("k").strides == (1024, 16, 128, 1)
+    assert graph.tensor("q").strides == (512, 16, 64, 1)
+
+
+def test_grouped_heads_and_unequal_head_dimensions():
+    graph = backward(call(num_gqa_groups=2, head_dim_v=8, max_seqlen_kv=32))
+    assert graph.tensor("k").dims == (2, 2, 32, 16)
+    assert graph.tensor("v").dims == graph.tensor("dV").dims == (2, 2, 32, 8)
+    assert graph.tensor("o").dims == graph.tensor("dO").dims == (2, 4, 8, 8)
+    assert graph.tensor("stats").dims == (2, 4, 8, 1)
+
+
+def test_gradients_get_memory_of_their_own_unless_told_otherwise():
+    one = call(qkv_layout="bs3hd")
+    assert backward(one).tensor("q").strides == (1536, 16, 192, 1)
+    assert backward(one).tensor("dQ").strides == (512, 16, 64, 1)
+    inside = replace(one, dq=one.q)
+    assert backward(inside).tensor("dQ").strides == backward(one).tensor("q").strides
+
+
+# Packed sequences.
+
+
+def test_packed_sequences_have_offsets_in_elements():
+    graph = forward(call(qkv_layout="thd", attn_mask_type="padding", num_gqa_groups=2, head_dim_v=8))
+    by_name = {offsets.name: offsets for offsets in graph.ragged}
+    units = {name: by_name[graph.tensor(name).ragged].unit for name in "qkvo"}
+    assert units == {"q": 4 * 16, "k": 2 * 16, "v": 2 * 8, "o": 4 * 8}
+    sides = {name: by_name[graph.tensor(name).ragged].side for name in "qkvo"}
+    assert sides == {"q": "q", "k": "kv", "v": "kv", "o": "q"}
+    assert {offsets.entries for offsets in graph.ragged} == {3}
+
+
+def test_equal_token_strides_share_one_offset_tensor():
+    graph = backward(call(qkv_layout="thd", attn_mask_type="padding"))
+    assert len(graph.ragged) == 2
+    assert graph.tensor("q").ragged == graph.tensor("dO").ragged == graph.tensor("dQ").ragged
+
+
+def test_stats_of_packed_sequences_are_padded():
+    stats = backward(call(qkv_layout="thd", attn_mask_type="padding")).tensor("stats")
+    assert (stats.dims, stats.strides, stats.ragged) == ((2, 4, 8, 1), (32, 8, 1, 1), "")
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [((1 << 24) - 1, "int32"), (1 << 24, "int64")])
+def test_offsets_are_64_bit_where_the_last_one_is_two_to_the_31(rows, dtype):
+    # 2 sequences of 64 elements a token.
+    graph = forward(call(qkv_layout="thd", attn_mask_type="padding", max_seqlen_q=rows, is_training=False))
+    assert {offsets.dtype for offsets in graph.ragged} == {dtype}
+
+
+def test_a_dense_side_has_no_offsets():
+    graph = forward(call(qkv_layout="thd_bshd_bshd", attn_mask_type="padding"))
+    assert graph.tensor("q").ragged
+    assert not graph.tensor("k").ragged
+
+
+# Masks and windows.
+
+
+@pytest.mark.parametrize(
+    ("fields", "left", "right", "bottom_right"),
+    [
+        ({}, None, None, False),
+        ({"attn_mask_type": "causal"}, None, 0, False),
+        ({"attn_mask_type": "causal_bottom_right"}, None, 0, True),
+        ({"attn_mask_type": "causal", "window_size": (0, 0)}, 1, 0, False),
+        ({"attn_mask_type": "causal", "window_size": (127, 0)}, 128, 0, False),
+        ({"window_size": (5, 3)}, 6, 3, True),
+        ({"window_size": (5, 3), "bottom_right_diagonal": False}, 6, 3, False),
+        ({"window_size": (-1, 3), "bottom_right_diagonal": False}, None, 3, False),
+        ({"window_size": (5, -1)}, 6, None, True),
+    ],
+)
+def test_the_left_bound_counts_the_diagonal(fields, left, right, bottom_right):
+    for make in (forward, backward):
+        keywords = told(make(call(**fields)))
+        assert keywords.get("diagonal_band_left_bound") == left
+        assert keywords.get("diagonal_band_right_bound") == right
+        anchor = fake_cudnn.diagonal_alignment.BOTTOM_RIGHT if bottom_right else None
+        assert keywords.get("diagonal_alignment") is anchor
+
+
+def test_padding_brings_both_lengths():
+    for make in (forward, backward):
+        graph = make(call(attn_mask_type="padding"))
+        keywords = told(graph)
+        assert keywords["use_padding_mask"] is True
+        assert keywords["seq_len_q"] == "seq_len_q"
+        assert graph.tensor("seq_len_kv")[2:5] == ((2, 1, 1, 1), (1, 1, 1, 1), "int32")
+
+
+# Scores.
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [
+        ("bhss", (2, 4, 8, 8)),
+        ("1hss", (1, 4, 8, 8)),
+        ("b1ss", (2, 1, 8, 8)),
+        ("11ss", (1, 1, 8, 8)),
+        ("111s", (1, 1, 1, 8)),
+    ],
+)
+def test_a_bias_has_its_own_shape_and_gradient(shape, dims):
+    fields = {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": shape}
+    graph = backward(call(**fields, core_attention_bias_requires_grad=True))
+    assert graph.tensor("bias").dims == graph.tensor("dBias").dims == dims
+    assert told(graph)["dBias"] == "dBias"
+    assert "dBias" not in told(backward(call(**fields)))
+
+
+def test_alibi_is_a_flag():
+    keywords = told(forward(call(core_attention_bias_type="alibi", attn_mask_type="causal")))
+    assert keywords["use_alibi_mask"] is True
+    assert "bias" not in keywords
+
+
+def test_dropout_takes_a_seed_and_an_offset_in_training_only():
+    for make in (forward, backward):
+        keywords = told(make(call(attention_dropout=0.25)))
+        probability, seed, offset = keywords["dropout"]
+        assert (probability, seed.name, offset.name) == (0.25, "seed", "offset")
+        assert (seed.data_type, seed.dim) == ("INT64", [1, 1, 1, 1])
+        assert not {"seed", "offset"} & keywords.keys()
+    assert "dropout" not in told(forward(call(attention_dropout=0.25, is_training=False)))
+
+
+def test_learnt_sinks_have_a_gradient_and_constant_ones_none():
+    learned = backward(call(softmax_type="learnable"))
+    assert learned.tensor("sink_token").dims == learned.tensor("dSink_token").dims == (1, 4, 1, 1)
+    constant = backward(call(softmax_type="off-by-one"))
+    assert "sink_token" in told(constant)
+    assert "dSink_token" not in told(constant)
+
+
+def test_determinism_is_the_backwards_matter():
+    assert told(backward(call(deterministic=True)))["use_deterministic_algorithm"] is True
+    assert "use_deterministic_algorithm" not in told(forward(call(deterministic=True)))
+    assert "use_deterministic_algorithm" not in told(backward(call()))
+
+
+# Results.
+
+
+@pytest.mark.parametrize(
+    ("fields", "stats"),
+    [
+        ({"is_training": True}, True),
+        ({"is_training": False}, False),
+        ({"is_training": False, "return_lse": True}, True),
+    ],
+)
+def test_stats_where_somebody_needs_them(fields, stats):
+    graph = forward(call(**fields))
+    assert told(graph)["generate_stats"] is stats
+    assert ("stats" in [t.name for t in graph.outputs]) is stats
+
+
+def test_the_largest_score_comes_with_the_sum_and_without_stats():
+    graph = forward(call(return_max_logit=True))
+    keywords = told(graph)
+    assert (keywords["score_max"], keywords["score_sum_exp"]) == ("score_max", "score_sum_exp")
+    assert keywords["generate_stats"] is False
+    assert [t.name for t in graph.outputs] == ["o", "score_max", "score_sum_exp"]
+
+
+# Pages.
+
+
+def test_pages_are_pools_with_a_table_for_each():
+    fields = {"kv_cache": "paged", "page_size": 4, "is_training": False, "attn_mask_type": "padding"}
+    graph = forward(call(qkv_layout="paged_kv_bshd_bshd_bshd", max_seqlen_kv=30, num_gqa_groups=2, **fields))
+    assert graph.tensor("k")[2:4] == ((16, 2, 4, 16), (128, 16, 32, 1))
+    assert graph.tensor("paged_attention_k_table").dims == (2, 1, 8, 1)
+    keywords = told(graph)
+    assert keywords["paged_attention_v_table"] == "paged_attention_v_table"
+    assert keywords["paged_attention_max_seq_len_kv"] == 30
+
+
+# FP8.
+
+
+def recipe(kind, **more):
+    return {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True, **more}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "out", "grad"), [("delayed", "fp8_e4m3", "fp8_e5m2"), ("current", "bf16", "bf16")]
+)
+def test_fp8_scales_are_tensors(kind, out, grad):
+    one = call(**recipe(kind), attn_mask_type="causal")
+    fwd, bwd = forward(one), backward(one)
+    assert (fwd.node, bwd.node) == ("sdpa_fp8", "sdpa_fp8_backward")
+    assert (fwd.tensor("q").dtype, fwd.tensor("o").dtype, bwd.tensor("dQ").dtype) == ("fp8_e4m3", out, grad)
+    assert fwd.tensor("scale_s").dims == bwd.tensor("descale_dP").dims == (1, 1, 1, 1)
+    assert told(fwd)["right_bound"] == 0
+    assert {"descale_q", "descale_dO", "scale_dV"} <= told(bwd).keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "style", "dout", "grad"),
+    [
+        ("delayed", "HYBRID", "fp8_e5m2", "fp8_e5m2"),
+        ("delayed", "E4M3", "fp8_e4m3", "fp8_e4m3"),
+        ("current", "E4M3", "fp8_e4m3", "bf16"),
+        ("mxfp8", "HYBRID", "fp8_e5m2", "bf16"),
+        ("mxfp8", "E4M3", "fp8_e4m3", "bf16"),
+    ],
+)
+def test_gradients_have_the_recipes_format(kind, style, dout, grad):
+    graph = backward(call(**recipe(kind, fp8_format=style)))
+    assert (graph.tensor("dO").dtype, graph.tensor("dQ").dtype) == (dout, grad)
+
+
+MXFP8 = {**recipe("mxfp8"), "head_dim_qk": 192, "head_dim_v": 96, "max_seqlen_q": 200, "max_seqlen_kv": 1100}
+
+
+def test_block_scales_lie_along_what_is_summed_over_in_whole_tiles():
+    graph = forward(call(**MXFP8, num_gqa_groups=2))
+    assert graph.node == "sdpa_mxfp8"
+    # q and k: 192 / 32 scales in a row, of 4 or 8; v: 1100 / 32 scales in a column, up to 36.
+    assert graph.tensor("descale_q").dims == (2, 4, 256, 8)
+    assert graph.tensor("descale_k").dims == (2, 2, 1152, 8)
+    assert graph.tensor("descale_v").dims == (2, 2, 36, 128)
+    for name in ("descale_q", "descale_k", "descale_v"):
+        assert graph.tensor(name)[4:] == ("fp8_e8m0", "", "F8_128x4")
+    assert [t.name for t in graph.outputs] == ["o", "stats", "amax_o"]
+    assert graph.tensor("o").dtype == "bf16"
+
+
+def test_a_block_scaled_backward_reads_q_k_and_dout_twice():
+    graph = backward(call(**MXFP8, num_gqa_groups=2, dtype="fp16"))
+    dims = {tensor.name: tensor.dims for tensor in graph.inputs}
+    assert dims["q_T"] == dims["q"] == (2, 4, 200, 192)
+    assert dims["dO_T"] == dims["dO"] == dims["dO_f16"] == dims["o_f16"] == (2, 4, 200, 96)
+    assert (dims["descale_q"], dims["descale_q_T"]) == ((2, 4, 256, 8), (2, 4, 8, 256))
+    assert (dims["descale_k"], dims["descale_k_T"]) == ((2, 2, 1152, 8), (2, 2, 36, 256))
+    assert dims["descale_v"] == (2, 2, 1152, 4)  # along d here: dP sums over it
+    assert (dims["descale_dO"], dims["descale_dO_T"]) == ((2, 4, 256, 4), (2, 4, 8, 128))
+    assert {graph.tensor(name).dtype for name in ("o_f16", "dO_f16", "dQ", "dK", "dV")} == {"fp16"}
+    assert "o" not in dims
+    assert "scale_s" not in dims
+
+
+def test_a_block_scaled_graph_in_the_frontends_words():
+    small = {**recipe("mxfp8"), "attn_mask_type": "causal"}
+    made = declare(forward(call(**small)), fake_cudnn, device_property="a GPU", sm_version=100)
+    assert made.tensors["descale_q"].reordering_type is fake_cudnn.tensor_reordering.F8_128x4
+    assert made.tensors["q"].reordering_type is None
+    assert told(forward(call(**small)))["diagonal_band_right_bound"] == 0
+    assert told(backward(call(**small)))["right_bound"] == 0
+    assert {"q_T", "descale_dO_T", "o_f16"} <= told(backward(call(**small))).keys()
+
+
+def test_words_that_a_frontend_does_not_know_are_named():
+    graph = forward(call(**recipe("mxfp8"), attn_mask_type="padding"))
+    words = "sdpa_mxfp8 of cudnn-frontend .* does not take seq_len_q, seq_len_kv, use_padding_mask$"
+    with pytest.raises(UnsupportedArgument, match=words):
+        told(graph)
+
+
+# What there is no graph for.
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_mask_type": "arbitrary"},
+        {"softcap": 30.0},
+        {"core_attention_bias_type": "pre_scale_bias"},
+        {"core_attention_bias_type": "alibi", "alibi_slopes_shape": (4,)},
+        {"cp_size": 2},
+        {"qkv_layout": "bsh3d", "num_gqa_groups": 2},
+        {"fp8_meta": None, "dtype": "fp8_e4m3"},
+        {"fp8_meta": {"recipe": "delayed"}, "dtype": "fp8_e4m3"},
+        recipe("block"),
+        {"core_attention_bias_type": "post_scale_bias", **recipe("delayed")},
+        {"core_attention_bias_type": "alibi", "attn_mask_type": "causal", **recipe("delayed")},
+        recipe("mxfp8", fp8_mha=True),
+        {"attention_dropout": 0.1, **recipe("mxfp8")},
+        {"return_max_logit": True, **recipe("mxfp8")},
+    ],
+)
+def test_what_cannot_be_expressed_is_said(fields):
+    with pytest.raises(UnsupportedArgument, match=rf"^({'|'.join(fields)}): "):
+        call(**fields)
+
+
+# The description itself.
+
+EVERYTHING = {
+    "attn_mask_type": "padding_causal",
+    "qkv_layout": "thd",
+    "core_attention_bias_type": "post_scale_bias",
+    "core_attention_bias_requires_grad": True,
+    "attention_dropout": 0.1,
+    "softmax_type": "learnable",
+    "window_size": (3, 0),
+    "deterministic": True,
+}
+
+
+@pytest.mark.parametrize("make", [forward, backward])
+def test_json_and_back_without_loss(make):
+    graph = make(call(**EVERYTHING))
+    again = Graph.from_dict(json.loads(json.dumps(graph.as_dict())))
+    assert again == graph
+    assert hash(again) == hash(graph)
+    assert again.key() == graph.key()
+
+
+def test_one_stride_makes_another_key():
+    one = call()
+    for name in ("q", "k", "v", "out"):
+        tensor = getattr(one, name)
+        for axis in range(4):
+            strides = tuple(s + 8 * (i == axis) for i, s in enumerate(tensor.strides))
+            other = replace(one, **{name: Strided(tensor.dims, strides)})
+            assert other != one
+            assert backward(other).key() != backward(one).key()
+            assert forward(other).key() != forward(one).key()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "fp16"}, {"softmax_scale": 0.3}, {"window_left": 4}, {"dropout": 0.1}, {"need_grad": False}],
+)
+def test_whatever_is_baked_in_makes_another_key(change):
+    assert forward(replace(call(), **change)).key() != forward(call()).key()
+
+
+def test_uids_are_the_same_in_every_graph():
+    for make in (forward, backward):
+        made = declare(make(call(**EVERYTHING)), fake_cudnn, handle="h")
+        uids = {name: tensor.uid for name, tensor in made.tensors.items()}
+        assert all(uids[name] == UIDS[name] for name in uids if name in UIDS)
+        assert len(set(uids.values())) == len(uids)
+
+
+def test_results_are_declared_with_their_layout():
+    graph = forward(call(qkv_layout="thd", attn_mask_type="padding"))
+    made = declare(graph, fake_cudnn, handle="h")
+    out, stats = made.results
+    assert (out.output, out.uid, out.data_type, out.dim) == (True, UIDS["o"], "BFLOAT16", [2, 4, 8, 16])
+    assert out.ragged_offset is made.tensors[graph.tensor("o").ragged]
+    assert (stats.data_type, stats.stride) == ("FLOAT", [32, 8, 1, 1])
+    assert made.how["handle"] == "h"
+    assert "device_property" not in made.how
+
+
+def test_a_described_gpu_needs_no_handle():
+    made = declare(forward(call()), fake_cudnn, device_property="a GPU", sm_version=90)
+    assert (made.how["device_property"], made.how["sm_version"]) == ("a GPU", 90)
+    assert "handle" not in made.how
+
+
+def test_the_last_stage_reached_is_where_it_failed():
+    made = declare(forward(call(head_dim_qk=20)), fake_cudnn, handle="h")
+    reached = []
+    with pytest.raises(fake_cudnn.cudnnGraphNotSupportedError):
+        check(made, fake_cudnn, reached)
+    assert reached == ["validate"]
+    fine = declare(forward(call()), fake_cudnn, handle="h")
+    check(fine, fake_cudnn, reached := [])
+    assert reached[-1] == "check_support"
+    assert engines(fine) == ["eng0", "eng1"]
+
+
+# Refusals.
+
+REFUSAL = """No valid engine configs for ____
+{"engineId":1,"smVersion":900,"knobChoices":{"CUDNN_KNOB_TYPE_KERNEL_CFG":-1}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT; Reason: too much shared memory at: exceeds(x)
+Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: ptr->isSupported()
+
+{"engineId":2,"smVersion":900,"knobChoices":{}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Blackwell is supported at: !x
+{"engineId":3,"smVersion":900,"knobChoices":{}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Blackwell is supported at: !y
+"""
+
+
+def test_each_engine_has_its_own_reason():
+    found = engine_refusals(REFUSAL)
+    assert [(r.engine, r.arch) for r in found] == [(1, 90), (2, 90), (3, 90)]
+    assert found[0].status == "NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT"
+    assert found[0].reason == "too much shared memory"
+
+
+def test_a_refusal_is_told_in_a_line():
+    assert in_short(REFUSAL) == (
+        "no engine takes it (engine 1: too much shared memory; engine 2, 3: only Blackwell is supported)"
+    )
+    assert in_short("hidden_dim should be\tmultiple of 8\nmore") == "hidden_dim should be multiple of 8"

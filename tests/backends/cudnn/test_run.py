@@ -1,0 +1,495 @@
+"""cuDNN's forward and backward through the contract, on an emulation of what its graphs say.
+
+No GPU is here: ``emulated_cudnn`` carries out the very graphs and buffers that libcudnn would get, by its
+documentation, so a wrong bound, stride, offset, uid or scale is a wrong number here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import emulated_cudnn
+from attention_cases import (
+    BOTTOM_RIGHT,
+    CASES,
+    CAUSAL,
+    Case,
+    assert_matches,
+    build,
+    carried_out,
+    expected,
+    int32,
+    merge,
+    packed,
+    starts,
+    upstream,
+)
+from attnsel import AttentionParams
+from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.cudnn import plans, session, tensors
+from attnsel.backends.cudnn.ask.sample import samples
+from attnsel.backends.cudnn.call import GraphCall, Strided, planned
+from attnsel.backends.cudnn.plans import PLANS, PlanCache, PlanRefused
+from attnsel.backends.cudnn.run import backward, forward, prepare
+from attnsel.backends.slopes import default_slopes
+from attnsel.errors import InvalidInput, UnsupportedArgument
+from attnsel.runtime.bind import make_spec
+from attnsel.runtime.call import config
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+TOLERANCE = 2e-5  # stats are float32
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    made = session.Session(emulated_cudnn, object(), CPU, ("9.13.0", "1.23.0"))
+    monkeypatch.setattr(session, "current", lambda device: made._replace(device=device))
+    emulated_cudnn.built.clear()
+    emulated_cudnn.refuse.clear()
+    PLANS.clear()
+    yield
+    PLANS.clear()
+
+
+def expressible(case: Case) -> bool:
+    unknown = {"attn_mask", "alibi_slopes"} & case.tensors.keys()
+    return not unknown and not {"softcap", "q_offset", "kv_offset", "dropout_p"} & case.spec.keys()
+
+
+ALIBI = Case("alibi, cuDNN's own slopes", CAUSAL)
+MORE = [
+    ALIBI,
+    packed("window", {"window_left": 3, "window_right": 0}),
+    packed("sinks", {**CAUSAL, "softmax_type": "learnable"}, {"softmax_offset": "h"}),
+    packed("padding between, bottom-right", BOTTOM_RIGHT, {"cu_seqlens_padded": ""}),
+    Case("padding, window", {"window_left": 3, "window_right": 2}, {"seqlens_q": "b", "seqlens_kv": "b"}),
+    Case("window past every key", {"window_left": 2, "window_right": 0}, {}, {"s_q": 40}),
+]
+HERE = [case for case in CASES if expressible(case)] + MORE
+
+
+def the_call(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Spec, Inputs]:
+    spec, inputs = build(case, dtype)
+    if case is ALIBI:
+        inputs = inputs._replace(alibi_slopes=default_slopes(inputs.q.shape[1], CPU))
+    return spec, inputs
+
+
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+def test_forward_and_backward_are_those_of_the_reference(case: Case) -> None:
+    spec, inputs = the_call(case)
+    actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
+    assert_matches(actual, expected(spec, inputs, dout, None), TOLERANCE)
+
+
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+def test_training_without_lse_reads_what_the_forward_saved(case: Case) -> None:
+    spec, inputs = the_call(case)
+    spec = dataclasses.replace(spec, need_lse=False, return_max_logit=False)
+    result = forward(spec, inputs)
+    dout, _ = upstream(Result(result.out, torch.zeros(1)))
+    grads = backward(spec, inputs, result, dout)
+    wanted = expected(spec, inputs, dout, None)
+    actual = {"out": result.out, "dq": grads.q, "dk": grads.k, "dv": grads.v}
+    assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
+
+
+def test_inference_makes_no_backward_plan_and_no_stats() -> None:
+    spec, inputs = build(Case("plain"), torch.float32)
+    spec = dataclasses.replace(spec, need_lse=False, return_max_logit=False, need_grad=False)
+    prepare(spec, inputs)
+    result = forward(spec, inputs)
+    assert result.lse is None
+    assert [graph.node for graph in emulated_cudnn.built] == ["sdpa"]
+    assert emulated_cudnn.built[0].given["generate_stats"] is False
+
+
+# ---- layouts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["bshd", "sbhd", "bhsd"])
+@pytest.mark.parametrize("shared", ["separate", "h + 2 hg in one buffer"])
+def test_strides_are_taken_as_they_are(order: str, shared: str) -> None:
+    b, h, g, s, d = 2, 4, 1, 11, 8
+    size = {"b": b, "s": s, "d": d}
+    heads = h + 2 * g
+    buffer = torch.randn([size.get(letter, heads) for letter in order])
+    views = buffer.permute([order.index(letter) for letter in "bhsd"])
+    q, k, v = views.split([h, g, g], dim=1)
+    if shared == "separate":
+        q, k, v = q.clone(), k.clone(), v.clone()
+    spec = Spec(softmax_scale=d**-0.5, window_right=0, need_lse=True, need_grad=True)
+    inputs = Inputs(q, k, v)
+    actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
+    wanted = expected(spec, inputs, dout, None)
+    assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
+    declared = {tensor.name: tensor for tensor in emulated_cudnn.built[0].declared.values()}
+    assert tuple(declared["q"].stride) == q.stride()
+    assert tuple(declared["k"].stride) == k.stride()
+
+
+def test_gradients_that_lie_otherwise_are_copied_not_planned_for() -> None:
+    spec, inputs = build(Case("plain"), torch.float32)
+    result = forward(spec, inputs)
+    expanded = torch.ones(()).expand(result.out.shape)
+    transposed = torch.randn(result.out.transpose(1, 3).shape).transpose(1, 3)
+    for dout in (expanded, transposed):
+        grads = backward(spec, inputs, result, dout)
+        wanted = expected(spec, inputs, dout, None)
+        assert_matches({"dq": grads.q}, {"dq": wanted["dq"]}, TOLERANCE)
+    assert [graph.node for graph in emulated_cudnn.built] == ["sdpa", "sdpa_backward"]
+
+
+def test_merged_results_have_the_whole_rows_gradients() -> None:
+    spec, inputs = build(Case("two halves of the keys"), torch.float32)
+    halves = [
+        inputs._replace(k=inputs.k[:, :, rows], v=inputs.v[:, :, rows])
+        for rows in (slice(0, 13), slice(13, 27))
+    ]
+    whole = merge([forward(spec, half) for half in halves])
+    dout, _ = upstream(whole)
+    parts = [backward(spec, half, whole, dout.float()) for half in halves]
+    wanted = expected(spec, inputs, dout, None)
+    actual = {"out": whole.out, "dq": parts[0].q + parts[1].q}
+    actual["dk"] = torch.cat([part.k for part in parts], 2)
+    assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
+
+
+@pytest.mark.parametrize("packed_q", [False, True])
+def test_pages(packed_q: bool) -> None:
+    g, page, d, table = 2, 4, 8, int32([[5, 2, 0], [1, 3, 99]])
+    lengths = [10, 7]
+    pool = torch.randn(2, 7, g, page, d)
+    rows = [1, 3] if packed_q else [3, 3]
+    q = torch.randn(sum(rows), 4, d) if packed_q else torch.randn(2, 4, 3, d)
+    spec = Spec(packed=packed_q, softmax_scale=d**-0.5, window_right=0, bottom_right=True, need_lse=True)
+    inputs = Inputs(
+        q,
+        *pool,
+        seqlens_kv=int32(lengths),
+        block_table=table,
+        cu_seqlens_q=starts(rows) if packed_q else None,
+        max_seqlen_q=3 if packed_q else None,
+    )
+    result = forward(spec, inputs)
+    for n, length in enumerate(lengths):
+        pages = table[n, : -(-length // page)].long()
+        k, v = (t[pages].transpose(1, 2).flatten(0, 1)[:length].transpose(0, 1)[None] for t in pool)
+        mine = q[sum(rows[:n]) : sum(rows[: n + 1])].transpose(0, 1)[None] if packed_q else q[n : n + 1]
+        wanted = expected(dataclasses.replace(spec, packed=False), Inputs(mine, k, v), torch.zeros(()), None)
+        out = result.out[sum(rows[:n]) : sum(rows[: n + 1])].transpose(0, 1) if packed_q else result.out[n]
+        assert_matches({"out": out}, {"out": wanted["out"][0]}, TOLERANCE)
+
+
+# ---- dropout ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [Case("plain"), packed("causal", CAUSAL)], ids=lambda case: case.name)
+def test_dropout_drops_in_the_backward_what_the_forward_dropped(case: Case) -> None:
+    spec, inputs = build(case, torch.float64)
+    spec = dataclasses.replace(spec, dropout_p=0.3, return_max_logit=False)
+    inputs = inputs._replace(dropout_seed=torch.tensor(11), dropout_offset=torch.tensor(3))
+    result = forward(spec, inputs)
+    assert torch.equal(result.out, forward(spec, inputs).out)
+    other = inputs._replace(dropout_seed=torch.tensor(12))
+    assert not torch.equal(result.out, forward(spec, other).out)
+    dout, _ = upstream(result)
+    grads = backward(spec, inputs, result, dout)
+    gen = torch.Generator().manual_seed(5)
+    for name, grad in (("q", grads.q), ("k", grads.k), ("v", grads.v)):
+        way = torch.randn(grad.shape, generator=gen, dtype=torch.float64)
+        moved = [
+            (forward(spec, inputs._replace(**{name: getattr(inputs, name) + step * way})).out * dout).sum()
+            for step in (1e-3, -1e-3)
+        ]
+        assert (grad * way).sum().item() == pytest.approx(((moved[0] - moved[1]) / 2e-3).item(), rel=1e-4)
+
+
+# ---- plans ------------------------------------------------------------------------------------------
+
+
+def test_both_plans_are_built_before_the_forward_and_never_again() -> None:
+    spec, inputs = build(Case("causal", CAUSAL), torch.float32)
+    prepare(spec, inputs)
+    assert [graph.node for graph in emulated_cudnn.built] == ["sdpa", "sdpa_backward"]
+    for _ in range(3):
+        result = forward(spec, inputs)
+        backward(spec, inputs, result, torch.randn_like(result.out))
+    assert len(emulated_cudnn.built) == 2
+    assert PLANS.info()._asdict() == {"hits": 6, "builds": 2, "size": 2, "limit": 512, "pinned": 0}
+
+
+def spread(t: Tensor, wider: int | None = None) -> Tensor:
+    """The same numbers with room between batch entries, and one stride larger than it need be."""
+    shape, stride = list(t.shape), list(t.contiguous().stride())
+    stride[0] *= 2
+    if wider is not None:
+        stride[wider] += 8
+    room = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    return torch.zeros(room).as_strided(shape, stride).copy_(t)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_calls_that_differ_in_one_stride_share_no_plan(name: str, dim: int) -> None:
+    spec, inputs = build(Case("plain"), torch.float32)
+    inputs = inputs._replace(**{name: spread(getattr(inputs, name))})
+    moved = inputs._replace(**{name: spread(getattr(inputs, name), dim)})
+    first, second = forward(spec, inputs), forward(spec, moved)
+    assert len(emulated_cudnn.built) == 2
+    assert_matches({"out": second.out}, {"out": first.out}, 1e-6)
+    assert len({tensors.problem(spec, i).forward_digest for i in (inputs, moved)}) == 2
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "softmax_scale": {"softmax_scale": 0.5},
+    "window_left": {"window_left": 4},
+    "window_right": {"window_right": 2},
+    "deterministic": {"deterministic": True},
+    "softmax_type": {"softmax_type": "off-by-one"},
+    "need_lse": {"need_lse": False, "need_grad": False, "return_max_logit": False},
+    "return_max_logit": {"return_max_logit": False},
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_whatever_is_baked_in_is_part_of_the_key(field: str) -> None:
+    spec, inputs = build(Case("plain"), torch.float32)
+    other = dataclasses.replace(spec, **FIELDS[field])
+    one, two = tensors.problem(spec, inputs), tensors.problem(other, inputs)
+    assert (one.forward_digest, one.backward_digest) != (two.forward_digest, two.backward_digest)
+
+
+def test_another_library_or_device_has_plans_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, inputs = build(Case("plain"), torch.float32)
+    found = tensors.problem(spec, inputs)
+    here = session.Session(emulated_cudnn, object(), CPU, ("9.13.0", "1.23.0"))
+    there = [
+        here._replace(versions=("9.14.0", "1.23.0")),
+        here._replace(versions=("9.13.0", "1.28.0")),
+        here._replace(device=torch.device("cuda", 1)),
+    ]
+    monkeypatch.setattr(plans, "_capturing", lambda device: False)
+    for where in (here, *there, here):
+        plans.plan_of(found.forward, found.forward_digest, where)
+    assert len(emulated_cudnn.built) == 4
+
+
+def test_threads_that_want_one_plan_wait_for_one_build() -> None:
+    cache, builds, gate = PlanCache(limit=4), [], threading.Event()
+
+    def slow() -> Any:
+        builds.append(1)
+        gate.wait(5)
+        return "plan"
+
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(cache.get("key", slow))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert found == ["plan"] * 8
+    assert builds == [1]
+    assert cache.info().builds == 1
+
+
+def test_the_cache_is_bounded_and_drops_the_least_recently_used_but_never_a_captured_plan() -> None:
+    cache = PlanCache(limit=3)
+    made: list[int] = []
+
+    def get(key: int, pin: bool = False) -> None:
+        cache.get(key, lambda: made.append(key), pin=pin)  # type: ignore[arg-type, return-value, func-returns-value]
+
+    get(0, pin=True)
+    for key in (1, 2, 1, 3, 4):
+        get(key)
+    assert cache.info().size == 3
+    get(0)
+    get(4)
+    assert made == [0, 1, 2, 3, 4]
+    get(1)  # went before 3 and 4
+    assert made[-1] == 1
+
+
+def test_a_build_that_fails_is_tried_again_and_waiters_hear_of_it() -> None:
+    spec, inputs = build(Case("plain"), torch.float32)
+    emulated_cudnn.refuse.append("sdpa_backward")
+    with pytest.raises(PlanRefused, match=r"no backward plan \(check_support\): no engine takes it"):
+        prepare(spec, inputs)
+    emulated_cudnn.refuse.clear()
+    prepare(spec, inputs)
+    assert PLANS.info().builds == 2
+
+
+# ---- lengths that change ----------------------------------------------------------------------------
+
+
+def packed_call(lengths: list[int]) -> tuple[Spec, Inputs]:
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, sum(lengths), 2, 8, generator=gen)
+    cu = starts(lengths)
+    spec = Spec(packed=True, softmax_scale=0.3, window_right=0, need_lse=True, need_grad=True)
+    longest = max(lengths)
+    inputs = Inputs(q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=longest, max_seqlen_kv=longest)
+    return spec, inputs
+
+
+def test_twenty_packed_batches_are_a_handful_of_plans() -> None:
+    for step in range(20):
+        lengths = [17 + 3 * step, 5, 40 + step, *[9] * (step % 3 + 8)]
+        spec, inputs = packed_call(lengths)
+        actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
+        wanted = expected(spec, inputs, dout, None)
+        assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
+    assert len(emulated_cudnn.built) == 4  # 12 or 14 sequences, forward and backward
+
+
+def test_buckets_hold_every_length_and_waste_a_quarter_at_most() -> None:
+    for length in [*range(1, 3000), *range(3000, 300_000, 991)]:
+        room = tensors.bucket(length)
+        assert room >= length
+        assert room == length if length <= 16 else room % 128 == 0
+        assert room <= max(128, length * 1.25 + 127)
+        assert tensors.bucket(room) == room
+    for count in range(1, 3000):
+        room = tensors.sequences(count)
+        assert count <= room <= max(8, count * 1.25)
+    assert len({tensors.bucket(length) for length in range(1, 131_073)}) < 60
+
+
+def test_large_packed_buffers_get_64_bit_offsets() -> None:
+    q = torch.empty(3_000_000, 8, 128, dtype=torch.bfloat16, device="meta")
+    facts = ("bf16", tuple(q.shape), q.stride())
+    spec = Spec(packed=True, need_grad=True)
+    call = tensors._problem(spec, facts, facts, facts, None, (False, False, 4, 4096, 4096, None)).call
+    assert call.offset_dtype == "int64"
+    small = ("bf16", (4096, 8, 128), (1024, 128, 1))
+    assert (
+        tensors._problem(spec, small, small, small, None, (False, False, 4, 64, 64, None)).call.offset_dtype
+        == "int32"
+    )
+
+
+# ---- bad input --------------------------------------------------------------------------------------
+
+ROW = torch.randn(2, 4, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "words"),
+    [
+        ({"softcap": 1.0}, {}, "softcap: cuDNN"),
+        ({"q_offset": 3}, {}, "q_offset: cuDNN"),
+        ({"dropout_p": 0.1}, {}, "dropout_seed: dropout needs"),
+        ({}, {"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask: cuDNN"),
+        ({}, {"alibi_slopes": torch.ones(4)}, "alibi_slopes: cuDNN computes its own"),
+        ({}, {"q": ROW.double()}, "dtype: q, k and v are torch.float64, torch.float32"),
+        ({}, {"k": ROW[:, :, :0], "v": ROW[:, :, :0]}, "k: cuDNN takes no empty tensor"),
+        ({}, {"q": torch.randn(2 * 4 * 5 * 8 + 1)[1:].view(2, 4, 5, 8)}, "q: its first element must lie"),
+        ({"softmax_type": "learnable"}, {}, "softmax_offset: softmax_type 'learnable'"),
+        ({"packed": True}, {"q": ROW[0], "k": ROW[0], "v": ROW[0]}, "needs inputs.cu_seqlens_q"),
+    ],
+)
+def test_what_no_graph_expresses_is_said_before_anything_is_built(
+    spec: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    inputs = Inputs(ROW, ROW, ROW)._replace(**changes)
+    for function in (prepare, forward):
+        with pytest.raises(ValueError, match=words):
+            function(Spec(**spec), inputs)
+    assert emulated_cudnn.built == []
+
+
+def test_a_gradient_of_the_lse_is_refused() -> None:
+    spec, inputs = build(Case("plain"), torch.float32)
+    result = forward(spec, inputs)
+    assert result.lse is not None
+    with pytest.raises(ValueError, match="dlse"):
+        backward(spec, inputs, result, torch.zeros_like(result.out), torch.zeros_like(result.lse))
+
+
+# ---- planner and runtime ----------------------------------------------------------------------------
+
+
+def meta(shape: Strided, dtype: torch.dtype, packed: bool) -> Tensor:
+    """A tensor without data that lies as a call says; packed ones full of sequences of the same length."""
+    b, h, s, d = shape.dims
+    _, head, token, inner = shape.strides
+    if not packed:
+        return torch.empty_strided(shape.dims, shape.strides, dtype=dtype, device="meta")
+    return torch.empty_strided((b * s, h, d), (token, head, inner), dtype=dtype, device="meta")
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+ROUND = {"batch_size": 8, "max_seqlen_q": 256, "max_seqlen_kv": 256}  # what no bucket rounds up
+
+
+def question(p: AttentionParams) -> AttentionParams | None:
+    """The question in sizes that packed calls have too; None for what the runtime does not hand to cuDNN."""
+    if p.layout.q_format != p.layout.kv_format:
+        return None
+    if p.fp8_attention or p.kv_cache != "none" or p.context_parallel or p.dtype not in DTYPES:
+        return None
+    try:
+        changed = p.replace(**ROUND, tensors={}) if p.qkv_format == "thd" else p
+        planned(changed)
+    except (InvalidInput, UnsupportedArgument):
+        return None
+    return changed
+
+
+def comparable(call: GraphCall) -> dict[str, Any]:
+    """Its fields; strides of dimensions with one entry, which nobody reads, are 0."""
+
+    def told(t: Strided) -> Strided:
+        zeroed = [0 if n == 1 else stride for n, stride in zip(t.dims, t.strides, strict=True)]
+        return Strided(t.dims, tuple(zeroed))  # type: ignore[arg-type]
+
+    fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+    return {name: told(value) if isinstance(value, Strided) else value for name, value in fields.items()}
+
+
+def test_the_runtime_builds_the_graphs_that_the_planner_asks_about() -> None:
+    compared = 0
+    for drawn in samples(seed=3, count=600):
+        p = question(drawn)
+        if p is None:
+            continue
+        wanted = planned(p)
+        packed_q = wanted.packed_q
+        q, k, v = (meta(t, DTYPES[p.dtype], packed_q) for t in (wanted.q, wanted.k, wanted.v))
+        bias = None
+        if wanted.bias is not None:
+            bias = torch.empty(wanted.bias.dims, dtype=q.dtype, device="meta", requires_grad=wanted.bias_grad)
+        lengths = torch.empty(p.batch_size, dtype=torch.int32, device="meta") if p.padding else None
+        cu = torch.empty(p.batch_size + 1, dtype=torch.int32, device="meta") if packed_q else None
+        inputs = Inputs(
+            q,
+            k,
+            v,
+            bias=bias,
+            alibi_slopes=torch.empty(p.num_heads, device="meta") if wanted.alibi else None,
+            seqlens_q=None if packed_q else lengths,
+            seqlens_kv=None if packed_q else lengths,
+            cu_seqlens_q=cu,
+            cu_seqlens_kv=cu,
+            max_seqlen_q=p.max_seqlen_q,
+            max_seqlen_kv=p.max_seqlen_kv,
+        )
+        spec = make_spec(config(softmax_scale=wanted.softmax_scale), p, p.is_training)
+        spec = dataclasses.replace(spec, dropout_p=wanted.dropout)  # nothing is dropped outside training
+        call = tensors.problem(spec, inputs).call
+        made = dataclasses.replace(call, bias_dtype=wanted.bias_dtype)
+        assert comparable(made) == comparable(wanted), p
+        compared += 1
+    assert compared > 250

@@ -1,0 +1,386 @@
+"""Every guard refuses its danger, and on CPU the danger is real: without it the op crashes or lies."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.sdpa import ops
+from attnsel.backends.sdpa.bound import bind
+from attnsel.backends.sdpa.conditions import FIRST, GUARDS
+from attnsel.backends.sdpa.guards import check, check_call, violations
+from attnsel.backends.sdpa.ops import resolve
+
+torch.set_num_threads(1)
+
+CUDA = (ops.FLASH_CUDA, ops.EFFICIENT, ops.CUDNN)
+ALL = ops.TRAITS
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def qkv(
+    q: tuple[int, ...] = (2, 4, 6, 8),
+    k: tuple[int, ...] = (2, 4, 8, 8),
+    v: tuple[int, ...] | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Inputs:
+    return Inputs(normal(*q, dtype=dtype), normal(*k, dtype=dtype), normal(*(v or k), dtype=dtype))
+
+
+def broken(traits: ops.Traits, inputs: Inputs, **spec: Any) -> set[str]:
+    """Names of the guards a call breaks."""
+    return {line.partition(":")[0] for line in violations(traits, Spec(**spec), inputs)}
+
+
+BASE = qkv()
+LAST_STRIDE_2 = normal(2, 4, 6, 16, dtype=torch.float16)[..., ::2]
+TIED = normal(400, dtype=torch.float16).as_strided((2, 4, 6, 8), (1, 1, 1, 1))
+WITH_GRAD = BASE._replace(q=BASE.q.clone().requires_grad_())
+BIAS = normal(1, 4, 6, 8, dtype=torch.float16)
+LENGTHS = torch.tensor([3, 4], dtype=torch.int32)
+FUSED = (*CUDA, ops.FLASH_CPU)
+
+# name of the guard, the kernels it guards, inputs that break it, spec
+REFUSED: list[tuple[str, tuple[ops.Traits, ...], Inputs, dict[str, Any]]] = [
+    ("rank", ALL, Inputs(BASE.q[0], BASE.k[0], BASE.v[0]), {}),
+    ("rank", ALL, Inputs(BASE.q[None], BASE.k[None], BASE.v[None]), {}),
+    ("layout", ALL, BASE._replace(q=BASE.q.to_sparse()), {}),
+    ("device", ALL, BASE._replace(k=BASE.k.to("meta")), {}),
+    ("device", ALL, BASE._replace(bias=BIAS.to("meta")), {}),
+    ("dtype", ALL, BASE._replace(k=BASE.k.bfloat16(), v=BASE.v.bfloat16()), {}),
+    ("dtype", ALL, BASE._replace(v=BASE.v.float()), {}),
+    ("dtype", ALL, qkv(dtype=torch.int32), {}),
+    ("dtype", ALL, qkv(dtype=torch.float8_e4m3fn), {}),
+    ("dtype", (ops.FLASH_CUDA, ops.CUDNN), qkv(dtype=torch.float32), {}),
+    ("dtype", CUDA, qkv(dtype=torch.float64), {}),
+    ("batch", ALL, qkv(q=(4, 4, 6, 8)), {}),
+    ("batch", ALL, qkv(k=(1, 4, 8, 8)), {}),
+    ("kv_rows", ALL, qkv(v=(2, 4, 3, 8)), {}),
+    ("heads", ALL, qkv(k=(2, 3, 8, 8)), {}),
+    ("heads", ALL, qkv(q=(2, 2, 6, 8)), {}),
+    ("heads", ALL, qkv(k=(2, 2, 8, 8), v=(2, 1, 8, 8)), {}),
+    ("equal_heads", (ops.EFFICIENT,), qkv(k=(2, 2, 8, 8)), {}),
+    ("head_dim", ALL, qkv(k=(2, 4, 8, 16)), {}),
+    ("head_dim", (ops.FLASH_CPU, ops.FLASH_CUDA), qkv(v=(2, 4, 8, 16)), {}),
+    ("empty", FUSED, qkv(q=(2, 4, 0, 8)), {}),
+    ("empty", FUSED, qkv(k=(2, 4, 0, 8)), {}),
+    ("empty", FUSED, qkv(q=(0, 4, 6, 8), k=(0, 4, 8, 8)), {}),
+    ("empty", FUSED, qkv(q=(2, 0, 6, 8), k=(2, 0, 8, 8)), {}),
+    ("empty", FUSED, qkv(q=(2, 4, 6, 0), k=(2, 4, 8, 0)), {}),
+    ("last_stride", FUSED, BASE._replace(q=LAST_STRIDE_2), {}),
+    ("last_stride", FUSED, BASE._replace(k=normal(2, 4, 8, 1, dtype=torch.float16).expand(2, 4, 8, 8)), {}),
+    ("last_stride", (ops.EFFICIENT,), qkv((2, 4, 6, 1), (2, 4, 8, 1))._replace(q=LAST_STRIDE_2[..., :1]), {}),
+    ("head_dim", ALL, qkv((2, 4, 6, 0), (2, 4, 8, 0)), {}),
+    ("result_rows", (ops.FLASH_CPU, ops.FLASH_CUDA), BASE._replace(q=TIED), {}),
+    ("alignment", CUDA, BASE._replace(q=normal(385, dtype=torch.float16)[1:].view(2, 4, 6, 8)), {}),
+    ("alignment", CUDA, BASE._replace(k=normal(2, 4, 8, 12, dtype=torch.float16)[..., :8]), {}),
+    ("head_dim_multiple", CUDA, qkv((2, 4, 6, 12), (2, 4, 8, 12)), {}),
+    ("head_dim_multiple", CUDA, qkv(v=(2, 4, 8, 12)), {}),
+    ("head_dim_multiple", CUDA, qkv((2, 4, 6, 6), (2, 4, 8, 6), dtype=torch.float32), {}),
+    ("head_dim_max", (ops.FLASH_CUDA,), qkv((1, 1, 2, 264), (1, 1, 2, 264)), {}),
+    ("kv_single", (ops.CUDNN,), qkv(k=(2, 4, 1, 8)), {}),
+    ("kv_single", (ops.CUDNN,), qkv(q=(2, 4, 1, 8)), {"dropout_p": 0.5}),
+    ("grid", (ops.CUDNN,), qkv((65536, 1, 1, 8), (65536, 1, 2, 8)), {}),
+    ("mask_dtype", ALL, BASE._replace(attn_mask=BIAS), {}),
+    ("mask_dtype", ALL, BASE._replace(bias=BIAS > 0), {}),
+    ("mask_shape", ALL, BASE._replace(bias=BIAS[:, :, :5]), {}),
+    ("mask_shape", ALL, BASE._replace(bias=BIAS[:, :3]), {}),
+    ("mask_shape", ALL, BASE._replace(attn_mask=torch.zeros(0, 8, dtype=torch.bool)), {}),
+    ("mask_shape", ALL, BASE._replace(attn_mask=torch.zeros(2, 1, 1, 6, 8, dtype=torch.bool)), {}),
+    ("lengths", ALL, BASE._replace(seqlens_kv=LENGTHS[:1]), {}),
+    ("lengths", ALL, BASE._replace(seqlens_q=LENGTHS.float()), {}),
+    ("lengths", ALL, BASE._replace(alibi_slopes=torch.ones(3)), {}),
+    (
+        "mask_grad",
+        (*FUSED[:1], *FUSED[2:]),
+        BASE._replace(bias=BIAS.clone().requires_grad_()),
+        {"need_grad": True},
+    ),
+    ("mask_grad", ALL, BASE._replace(alibi_slopes=torch.ones(4).requires_grad_()), {"need_grad": True}),
+    ("dropout", (ops.FLASH_CPU,), BASE, {"dropout_p": 0.1}),
+    ("dropout_range", ALL, BASE, {"dropout_p": -0.1}),
+    ("dropout_range", FUSED, BASE, {"dropout_p": 1.0}),
+    ("dropout_range", ALL, BASE, {"dropout_p": 1.5}),
+    ("dropout_seed", ALL, BASE._replace(dropout_seed=torch.tensor(1)), {}),
+    ("scale", ALL, BASE, {"softmax_scale": math.nan}),
+    ("scale", ALL, BASE, {"softmax_scale": math.inf}),
+    ("scale", CUDA, BASE, {"softmax_scale": -0.5}),
+    ("need_grad", ALL, WITH_GRAD, {}),
+    ("deterministic", CUDA, BASE, {"deterministic": True, "need_grad": True}),
+    ("expressible", ALL, BASE, {"packed": True}),
+    ("expressible", ALL, BASE, {"softcap": 30.0}),
+    ("expressible", ALL, BASE, {"softmax_type": "off-by-one"}),
+    ("expressible", ALL, BASE, {"return_max_logit": True}),
+    ("expressible", (ops.MATH,), BASE, {"need_lse": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("guard", "kernels", "inputs", "spec"), REFUSED, ids=[f"{r[0]}-{i}" for i, r in enumerate(REFUSED)]
+)
+def test_a_guard_speaks_for_its_kernels_and_no_other(
+    guard: str, kernels: tuple[ops.Traits, ...], inputs: Inputs, spec: dict[str, Any]
+) -> None:
+    assert {t.kernel + t.device for t in ALL if guard in broken(t, inputs, **spec)} == {
+        t.kernel + t.device for t in kernels
+    }
+
+
+def test_every_guard_is_tried_above_and_listed_in_the_docstring() -> None:
+    from attnsel.backends.sdpa import guards
+
+    names = {g.__name__ for g in (*FIRST, *GUARDS)}
+    assert names == {row[0] for row in REFUSED}
+    assert guards.__doc__ is not None
+    listed = {
+        line.split()[0] for line in guards.__doc__.splitlines() if line.startswith("    ") and line[4] != " "
+    }
+    assert names <= listed
+
+
+def test_a_plain_call_breaks_nothing() -> None:
+    for traits in ALL:
+        assert broken(traits, BASE) == set()
+
+
+def test_d_of_1_may_have_any_last_stride_on_flash_and_cudnn() -> None:
+    one = qkv((2, 4, 6, 1), (2, 4, 8, 1))._replace(q=LAST_STRIDE_2[..., :1])
+    assert "last_stride" not in broken(ops.FLASH_CPU, one) | broken(ops.FLASH_CUDA, one) | broken(
+        ops.CUDNN, one
+    )
+
+
+def test_a_dimension_of_size_1_may_have_any_stride() -> None:
+    inputs = BASE._replace(q=normal(2, 3, 6, 8, dtype=torch.float16)[:, :1], k=BASE.k[:, :1], v=BASE.v[:, :1])
+    odd = inputs.q.as_strided(inputs.q.shape, (144, 3, 8, 1))
+    assert broken(ops.EFFICIENT, inputs._replace(q=odd)) == set()
+
+
+def test_deterministic_is_met_by_torchs_setting_but_never_by_cudnn() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        met = {t.kernel for t in CUDA if not broken(t, BASE, deterministic=True, need_grad=True)}
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert met == {"sdpa.flash", "sdpa.efficient"}
+
+
+def test_need_grad_does_not_matter_without_grad_mode() -> None:
+    with torch.no_grad():
+        assert broken(ops.EFFICIENT, WITH_GRAD) == set()
+
+
+def test_all_broken_guards_are_named_with_kernel_and_argument() -> None:
+    inputs = BASE._replace(k=BASE.k[:1], v=BASE.v[:1, :, :3])
+    with pytest.raises(ValueError, match=r"sdpa\.flash on cpu: batch: .*kv_rows: k and v") as caught:
+        check_call(resolve("sdpa.flash", "cpu"), Spec(dropout_p=0.1), inputs)
+    assert "dropout" in str(caught.value)
+
+
+def test_check_takes_plain_tensors() -> None:
+    check("sdpa.math", *BASE[:3], torch.zeros(6, 8, dtype=torch.bool), 0.5, bias=BIAS, softmax_scale=0.1)
+    with pytest.raises(ValueError, match="attn_mask must be bool"):
+        check("sdpa.math", *BASE[:3], BIAS)
+
+
+def test_fake_tensors_are_checked_by_their_offset() -> None:
+    with FakeTensorMode():
+        flat = torch.empty(385, dtype=torch.float16, device="cuda")
+        q = flat.as_strided((2, 4, 6, 8), (192, 48, 8, 1), 1)
+        k = torch.empty(2, 4, 8, 8, dtype=torch.float16, device="cuda")
+        assert broken(ops.FLASH_CUDA, Inputs(q, k, k)) == {"alignment"}
+        assert broken(ops.FLASH_CUDA, Inputs(flat.as_strided(q.shape, q.stride(), 0), k, k)) == set()
+
+
+# What the guards prevent, shown on the raw op.
+
+CRASHES = {
+    "no keys": "flash(r(2,4,6,8), r(2,4,0,8), r(2,4,0,8))",
+    "no queries": "flash(r(2,4,0,8), r(2,4,6,8), r(2,4,6,8))",
+    "no heads": "flash(r(2,0,6,8), r(2,0,6,8), r(2,0,6,8))",
+    "more kv heads than query heads": "flash(r(2,2,6,8), r(2,4,6,8), r(2,4,6,8))",
+    "a call that is sound": "flash(r(2,4,6,8), r(2,4,6,8), r(2,4,6,8))",
+}
+CHILD = """
+import json, os, sys, torch
+torch.set_num_threads(1)
+flash, r = torch._scaled_dot_product_flash_attention_for_cpu, torch.randn
+signals = {}
+for name, code in json.loads(sys.argv[1]).items():
+    pid = os.fork()
+    if pid == 0:
+        eval(code)
+        os._exit(0)
+    signals[name] = os.waitpid(pid, 0)[1] & 127
+print(json.dumps(signals))
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="one child process per crash")
+def test_flash_on_cpu_kills_the_process_where_the_guards_refuse() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(CRASHES)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    killed = {name for name, signal in json.loads(run.stdout).items() if signal}
+    assert "a call that is sound" not in killed
+    if torch.__version__.startswith("2.13."):  # other releases may have mended it; the guards stay
+        assert killed == set(CRASHES) - {"a call that is sound"}
+    for q, k in (((2, 4, 6, 8), (2, 4, 0, 8)), ((2, 4, 0, 8), (2, 4, 6, 8)), ((2, 0, 6, 8), (2, 0, 6, 8))):
+        assert "empty" in broken(ops.FLASH_CPU, qkv(q, k))
+    assert "heads" in broken(ops.FLASH_CPU, qkv((2, 2, 6, 8), (2, 4, 6, 8)))
+
+
+def raw_flash(*args: Any, **kwargs: Any) -> Tensor:
+    return ops.forward_op(ops.FLASH_CPU)(*args, **kwargs)[0]  # type: ignore[no-any-return]
+
+
+def test_flash_on_cpu_ignores_the_last_stride() -> None:
+    k = normal(2, 4, 8, 8)
+    q = normal(2, 4, 6, 16)[..., ::2]
+    truth = F.scaled_dot_product_attention(q, k, k)
+    assert (raw_flash(q, k, k) - truth).abs().max() > 0.1
+    assert "last_stride" in broken(ops.FLASH_CPU, Inputs(q, k, k))
+
+
+def test_flash_writes_rows_into_a_result_that_has_none_where_strides_of_q_tie() -> None:
+    q, k = normal(4).as_strided((1, 1, 2, 3), (1, 2, 1, 1)), normal(1, 1, 2, 3)
+    truth = F.scaled_dot_product_attention(q.contiguous(), k, k)
+    assert (F.scaled_dot_product_attention(q, k, k) - truth).abs().max() > 0.1
+    assert broken(ops.FLASH_CPU, Inputs(q, k, k)) == {"result_rows"}
+    sliding = normal(20).as_strided((1, 1, 2, 3), (9, 9, 2, 1))  # overlaps, and no stride ties
+    assert broken(ops.FLASH_CPU, Inputs(sliding, k, k)) == set()
+
+
+def test_flash_on_cpu_ignores_an_empty_mask_and_refuses_a_boolean_one() -> None:
+    k, q = normal(2, 4, 8, 8), normal(2, 4, 6, 8)
+    assert torch.equal(raw_flash(q, k, k, attn_mask=torch.zeros(0, 8)), raw_flash(q, k, k))
+    with pytest.raises(RuntimeError, match="same data type"):
+        raw_flash(q, k, k, attn_mask=torch.ones(6, 8, dtype=torch.bool))
+
+
+def test_flash_on_cpu_reads_the_wrong_heads_when_they_do_not_divide() -> None:
+    q, k = normal(2, 4, 6, 8), normal(2, 3, 8, 8)
+    assert raw_flash(q, k, k).shape == q.shape  # F.sdpa raises
+    with pytest.raises(RuntimeError, match="divide"):
+        F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+
+def test_flash_on_cpu_turns_a_nan_scale_into_numbers() -> None:
+    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
+    assert not raw_flash(q, k, k, scale=math.nan).isnan().any()
+
+
+def test_flash_on_cpu_refuses_a_mask_that_requires_a_gradient() -> None:
+    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
+    with pytest.raises(RuntimeError, match="not differentiable"):
+        raw_flash(q, k, k, attn_mask=torch.zeros(6, 8, requires_grad=True))
+
+
+def test_direct_ops_ignore_autocast_and_f_sdpa_does_not() -> None:
+    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert raw_flash(q, k, k).dtype == torch.float32
+        assert F.scaled_dot_product_attention(q, k, k).dtype == torch.bfloat16
+
+
+def test_math_adds_a_boolean_mask_as_numbers() -> None:
+    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
+    keep = normal(6, 8) > 0
+    out = ops.run_forward(ops.MATH, q, k, k, keep, is_causal=False, scale=1.0).out
+    assert (out - F.scaled_dot_product_attention(q, k, k, attn_mask=keep, scale=1.0)).abs().max() > 0.1
+
+
+def test_math_takes_mixed_dtypes_silently() -> None:
+    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8).bfloat16()
+    assert ops.run_forward(ops.MATH, q, k, k, None, is_causal=False, scale=1.0).out.dtype == torch.float32
+    with pytest.raises(RuntimeError, match="same dtype"):
+        F.scaled_dot_product_attention(q, k, k)
+
+
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        ((2, 4, 0, 8), (2, 4, 6, 8)),
+        ((2, 4, 6, 8), (2, 4, 0, 8)),
+        ((0, 4, 6, 8), (0, 4, 6, 8)),
+        ((2, 0, 6, 8),) * 2,
+    ],
+)
+def test_math_takes_every_empty_shape(q: tuple[int, ...], k: tuple[int, ...]) -> None:
+    inputs = Inputs(*(t.requires_grad_() for t in qkv(q, k, dtype=torch.float32)[:3]))
+    out = bind("sdpa.math", Spec(need_grad=True), inputs)(*inputs[:3])
+    assert out.shape == q
+    assert not out.any()
+    for gradient, of in zip(torch.autograd.grad(out.sum(), inputs[:3]), inputs[:3], strict=True):
+        assert gradient.shape == of.shape
+        assert not gradient.any()
+
+
+def test_expanded_overlapping_and_offset_inputs_are_safe_on_cpu() -> None:
+    flat = normal(4000)
+    k = flat[1:].as_strided((2, 4, 8, 8), (0, 0, 3, 1))
+    q = flat.as_strided((2, 4, 6, 8), (100, 30, 3, 1), 7)
+    out = bind("sdpa.flash", Spec(), Inputs(q, k, k))(q, k, k)
+    copies = q.contiguous(), k.contiguous(), k.contiguous()
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(*copies, scale=1.0))
+
+
+sizes = st.integers(0, 3)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.tuples(sizes, sizes, sizes, sizes, sizes, sizes, sizes),
+    st.sampled_from(["same", "same", "same", "batch", "rows", "heads"]),
+    st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)),
+    st.booleans(),
+)
+def test_what_is_not_refused_is_attention(
+    shape: tuple[int, ...], flaw: str, layouts: tuple[int, int, int], causal: bool
+) -> None:
+    """Any small shapes and layouts: the bound call raises ValueError or agrees with math on copies."""
+    b, h, group, s_q, s_kv, d, e = shape
+    e = d if layouts[0] else e
+
+    def laid(layout: int, *size: int) -> Tensor:
+        if layout == 0:
+            return normal(*size)
+        if layout == 1:
+            return normal(*size[:3], size[3] * 2)[..., ::2]
+        return normal(size[0], size[2], size[1], size[3]).transpose(1, 2)
+
+    q = laid(layouts[0], b, h * group, s_q, d)
+    k = laid(layouts[1], b + (flaw == "batch"), h, s_kv, d)
+    v = laid(layouts[2], b, h + (flaw == "heads"), s_kv + (flaw == "rows"), e)
+    spec = Spec(softmax_scale=0.5, window_right=0 if causal else -1)
+    for kernel in ("sdpa.flash", "sdpa.math"):
+        try:
+            call = bind(kernel, spec, Inputs(q, k, v))
+        except ValueError:
+            continue
+        assert flaw == "same"
+        copies = [t.double().repeat_interleave(q.shape[1] // max(1, t.shape[1]), 1) for t in (k, v)]
+        mask = torch.ones(s_q, s_kv, dtype=torch.bool).tril() if causal else None
+        scores = 0.5 * (q.double() @ copies[0].mT)
+        scores = scores if mask is None else scores.masked_fill(~mask, -math.inf)
+        expected = torch.softmax(scores, -1) @ copies[1] if s_kv else torch.zeros(b, q.shape[1], s_q, e)
+        torch.testing.assert_close(call(q, k, v).double(), expected.double(), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,301 @@
+"""What is folded into a mask, what stays with the kernel, and how large it becomes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.sdpa import ops
+from attnsel.backends.sdpa.masks import align, fold, hidden_score
+from attnsel.backends.sdpa.plan import MASK_ALIGNMENT, mask_itemsize, plan_mask
+
+torch.set_num_threads(1)
+
+B, H, S, T = 2, 4, 6, 9
+CAUSAL = {"window_right": 0}
+
+
+def inputs(s_q: int = S, s_kv: int = T, dtype: torch.dtype = torch.float32, **optional: Any) -> Inputs:
+    q, k = torch.zeros(B, H, s_q, 8, dtype=dtype), torch.zeros(B, H, s_kv, 8, dtype=dtype)
+    return Inputs(q, k, k, **optional)
+
+
+def keys_mask(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1)) < 0.5
+
+
+def lengths(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+# (traits, spec, s_q, s_kv, optional inputs) -> (is_causal, shape of the mask)
+PLANS: list[tuple[str, ops.Traits, dict[str, Any], int, int, dict[str, Any], bool, Any]] = [
+    ("nothing to say", ops.FLASH_CPU, {}, 6, 9, {}, False, None),
+    ("causal from the top left", ops.FLASH_CPU, CAUSAL, 6, 9, {}, True, None),
+    (
+        "bottom-right square is top-left",
+        ops.FLASH_CPU,
+        {**CAUSAL, "bottom_right": True},
+        6,
+        6,
+        {},
+        True,
+        None,
+    ),
+    ("bottom-right", ops.FLASH_CPU, {**CAUSAL, "bottom_right": True}, 6, 9, {}, False, (1, 1, 6, 9)),
+    ("bottom-right decode sees all", ops.FLASH_CPU, {**CAUSAL, "bottom_right": True}, 1, 9, {}, False, None),
+    ("offsets that cancel", ops.MATH, {**CAUSAL, "q_offset": 3, "kv_offset": 3}, 6, 9, {}, True, None),
+    ("a window wider than the keys", ops.MATH, {"window_left": 5, "window_right": 8}, 6, 9, {}, False, None),
+    ("a window one short", ops.MATH, {"window_left": 4, "window_right": 8}, 6, 9, {}, False, (1, 1, 6, 9)),
+    ("a left bound that never binds", ops.MATH, {**CAUSAL, "window_left": 5}, 6, 9, {}, True, None),
+    ("padding", ops.MATH, {}, 6, 9, {"seqlens_kv": lengths(9, 4)}, False, (B, 1, 1, 9)),
+    ("padded queries need no mask", ops.MATH, {}, 6, 9, {"seqlens_q": lengths(6, 4)}, False, None),
+    ("causal beside padding", ops.FLASH_CPU, CAUSAL, 6, 9, {"seqlens_kv": lengths(9, 4)}, True, (B, 1, 1, 9)),
+    ("math has causal or a mask", ops.MATH, CAUSAL, 6, 9, {"seqlens_kv": lengths(9, 4)}, False, (B, 1, 6, 9)),
+    (
+        "cuDNN has causal or a mask",
+        ops.CUDNN,
+        CAUSAL,
+        6,
+        9,
+        {"seqlens_kv": lengths(9, 4)},
+        False,
+        (B, 1, 6, 9),
+    ),
+    (
+        "a whole mask takes causal in",
+        ops.FLASH_CPU,
+        CAUSAL,
+        6,
+        9,
+        {"attn_mask": keys_mask(6, 9)},
+        False,
+        (1, 1, 6, 9),
+    ),
+    ("a mask per head", ops.MATH, {}, 6, 9, {"attn_mask": keys_mask(H, 1, 9)}, False, (1, H, 1, 9)),
+    (
+        "parts broadcast together",
+        ops.MATH,
+        {},
+        6,
+        9,
+        {"attn_mask": keys_mask(B, 1, 1, 9), "bias": torch.zeros(H, 6, 1)},
+        False,
+        (B, H, 6, 9),
+    ),
+    ("alibi", ops.MATH, {}, 6, 9, {"alibi_slopes": torch.ones(H)}, False, (1, H, 6, 9)),
+    ("alibi per batch", ops.MATH, {}, 6, 9, {"alibi_slopes": torch.ones(B, H)}, False, (B, H, 6, 9)),
+    ("flash on CUDA: bottom right", ops.FLASH_CUDA, {**CAUSAL, "bottom_right": True}, 6, 9, {}, True, None),
+    ("flash on CUDA: square", ops.FLASH_CUDA, CAUSAL, 6, 6, {}, True, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("traits", "spec", "s_q", "s_kv", "optional", "is_causal", "shape"),
+    [row[1:] for row in PLANS],
+    ids=[row[0] for row in PLANS],
+)
+def test_what_a_kernel_says_itself_and_what_is_folded(
+    traits: ops.Traits,
+    spec: dict[str, Any],
+    s_q: int,
+    s_kv: int,
+    optional: dict[str, Any],
+    is_causal: bool,
+    shape: Any,
+) -> None:
+    given_inputs = inputs(s_q, s_kv, **optional)
+    plan = plan_mask(traits, Spec(**spec), given_inputs)
+    assert (plan.is_causal, plan.shape) == (is_causal, shape)
+    mask = fold(traits, plan, Spec(**spec), given_inputs).mask
+    assert (None if mask is None else tuple(mask.shape)) == shape
+
+
+@pytest.mark.parametrize("spec", [CAUSAL, {**CAUSAL, "bottom_right": True}])
+def test_one_tensor_of_lengths_needs_no_mask_of_keys_under_causal(spec: dict[str, Any]) -> None:
+    """A query inside its sequence sees no key beyond itself, so none of the padding."""
+    same = lengths(6, 3)
+    plan = plan_mask(ops.FLASH_CUDA, Spec(**spec), inputs(6, 6, seqlens_q=same, seqlens_kv=same))
+    assert plan.is_causal
+    assert plan.shape is None
+    assert plan.same_lengths
+    with pytest.raises(ValueError, match="takes no mask"):
+        plan_mask(ops.FLASH_CUDA, Spec(**spec), inputs(6, 6, seqlens_q=same, seqlens_kv=same.clone()))
+
+
+def seen(spec: Spec, given_inputs: Inputs, b: int, h: int, r: int, c: int) -> bool:
+    """Visibility by the contract's words, for one pair."""
+    s_q, s_kv = given_inputs.q.shape[2], given_inputs.k.shape[2]
+    len_q = s_q if given_inputs.seqlens_q is None else int(given_inputs.seqlens_q[b])
+    len_kv = s_kv if given_inputs.seqlens_kv is None else int(given_inputs.seqlens_kv[b])
+    gap = (c + spec.kv_offset) - (r + spec.q_offset) - (len_kv - len_q if spec.bottom_right else 0)
+    if r >= len_q or c >= len_kv or (0 <= spec.window_left < -gap) or (0 <= spec.window_right < gap):
+        return False
+    mask = given_inputs.attn_mask
+    return mask is None or not bool(mask.expand(B, H, s_q, s_kv)[b, h, r, c])
+
+
+small = st.integers(1, 6)
+bound_of_window = st.integers(-1, 6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([ops.FLASH_CPU, ops.MATH, ops.EFFICIENT, ops.CUDNN]),
+    st.tuples(small, small, bound_of_window, bound_of_window, st.booleans()),
+    st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    st.tuples(st.booleans(), st.booleans(), st.sampled_from(["none", "keys", "rows", "all"])),
+    st.integers(0, 1000),
+)
+def test_mask_dead_rows_and_causal_flag_together_are_the_contract(
+    traits: ops.Traits,
+    shape: tuple[int, int, int, int, bool],
+    offsets: tuple[int, int],
+    present: tuple[bool, bool, str],
+    seed: int,
+) -> None:
+    s_q, s_kv, left, right, bottom_right = shape
+    generator = torch.Generator().manual_seed(seed)
+    optional: dict[str, Tensor] = {}
+    for name, size, given_length in (("seqlens_q", s_q, present[0]), ("seqlens_kv", s_kv, present[1])):
+        if given_length:
+            optional[name] = torch.randint(0, size + 1, (B,), generator=generator, dtype=torch.int32)
+    shapes = {"keys": (B, 1, 1, s_kv), "rows": (1, H, s_q, 1), "all": (B, H, s_q, s_kv)}
+    if present[2] != "none":
+        optional["attn_mask"] = torch.rand(shapes[present[2]], generator=generator) < 0.5
+    spec = Spec(
+        window_left=left,
+        window_right=right,
+        bottom_right=bottom_right,
+        q_offset=offsets[0],
+        kv_offset=offsets[1],
+    )
+    given_inputs = inputs(s_q, s_kv, **optional)
+    plan = plan_mask(traits, spec, given_inputs)
+    mask, dead = fold(traits, plan, spec, given_inputs, want_lse=True)
+    keep = torch.ones(B, H, s_q, s_kv, dtype=torch.bool)
+    if mask is not None:
+        keep &= mask > hidden_score(mask.dtype)
+    if plan.is_causal:
+        keep &= torch.ones(s_q, s_kv, dtype=torch.bool).tril()
+    if dead is not None:
+        keep &= ~dead
+    for b in range(B):
+        for h in (0, H - 1):
+            expected = [[seen(spec, given_inputs, b, h, r, c) for c in range(s_kv)] for r in range(s_q)]
+            assert keep[b, h].tolist() == expected
+    all_dead = ~keep.any(-1, keepdim=True)
+    assert torch.equal(torch.zeros_like(all_dead) if dead is None else dead.expand_as(all_dead), all_dead)
+
+
+@pytest.mark.parametrize(
+    "traits", [ops.FLASH_CPU, ops.MATH, ops.EFFICIENT, ops.CUDNN], ids=lambda t: t.kernel
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "optional",
+    [
+        {},
+        {"attn_mask": keys_mask(B, 1, 1, T)},
+        {"bias": torch.zeros(H, S, T)},
+        {"bias": torch.zeros(H, S, 1), "alibi_slopes": torch.ones(B, H)},
+    ],
+    ids=["window", "mask", "bias", "alibi"],
+)
+def test_bytes_are_those_of_the_mask_built(
+    traits: ops.Traits, dtype: torch.dtype, optional: dict[str, Tensor]
+) -> None:
+    spec = Spec(window_left=2)
+    given_inputs = inputs(dtype=dtype, **optional)
+    plan = plan_mask(traits, spec, given_inputs)
+    mask = fold(traits, plan, spec, given_inputs).mask
+    assert mask is not None
+    assert plan.shape is not None
+    b, h, rows, columns = plan.shape
+    if traits is ops.EFFICIENT:
+        columns += -columns % MASK_ALIGNMENT
+    assert mask.untyped_storage().nbytes() == b * h * rows * columns * mask_itemsize(traits, given_inputs)
+
+
+def test_the_shape_of_a_mask_too_large_to_build() -> None:
+    q = torch.empty(1, 32, 131072, 128, device="meta", dtype=torch.bfloat16)
+    big = Inputs(q, q, q)
+    assert plan_mask(ops.MATH, Spec(window_left=4096), big).shape == (1, 1, 131072, 131072)
+    assert plan_mask(ops.MATH, Spec(window_right=0), big).shape is None
+    biased = big._replace(bias=q[..., :1])
+    assert plan_mask(ops.MATH, Spec(window_right=0), biased).shape == (1, 32, 131072, 131072)
+
+
+def test_real_scores_stay_in_float32_where_the_kernel_takes_them() -> None:
+    far = inputs(1, 4097, torch.bfloat16, alibi_slopes=torch.full((H,), 1 / 256))
+    for traits, dtype in (
+        (ops.FLASH_CPU, torch.float32),
+        (ops.MATH, torch.float32),
+        (ops.CUDNN, torch.bfloat16),
+    ):
+        mask = fold(traits, plan_mask(traits, Spec(), far), Spec(), far).mask
+        assert mask is not None
+        assert mask.dtype == dtype
+    hidden = inputs(dtype=torch.bfloat16, attn_mask=keys_mask(S, T))
+    mask = fold(ops.MATH, plan_mask(ops.MATH, Spec(), hidden), Spec(), hidden).mask
+    assert mask is not None
+    assert mask.dtype == torch.bfloat16
+
+
+def test_true_is_masked_out() -> None:
+    one = torch.tensor([[True, False]])
+    given_inputs = inputs(1, 2, attn_mask=one)
+    mask = fold(ops.MATH, plan_mask(ops.MATH, Spec(), given_inputs), Spec(), given_inputs).mask
+    assert mask is not None
+    assert mask.flatten().tolist() == [-math.inf, 0.0]
+
+
+@pytest.mark.parametrize("traits", [ops.EFFICIENT, ops.CUDNN], ids=lambda t: t.kernel)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_masks_for_cuda_are_finite_even_times_log2e(traits: ops.Traits, dtype: torch.dtype) -> None:
+    bias = torch.full((S, T), -math.inf, dtype=dtype)
+    given_inputs = inputs(dtype=dtype, bias=bias)
+    mask, dead = fold(traits, plan_mask(traits, Spec(), given_inputs), Spec(), given_inputs)
+    assert mask is not None
+    assert torch.isfinite(mask.float() * 1.4427 + 1e4).all()
+    assert dead is not None
+    assert dead.all()
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 24])
+def test_masks_for_efficient_have_rows_on_multiples_of_8(width: int) -> None:
+    laid_out_badly = torch.zeros(width, S).mT.requires_grad_()
+    given_inputs = inputs(S, width, bias=laid_out_badly)
+    mask = fold(ops.EFFICIENT, plan_mask(ops.EFFICIENT, Spec(), given_inputs), Spec(), given_inputs).mask
+    assert mask is not None
+    assert mask.shape == (B, H, S, width)
+    assert mask.stride(-1) == 1
+    assert all(stride % 8 == 0 for stride in mask.stride()[:3])
+    assert mask.data_ptr() % 16 == 0
+    (gradient,) = torch.autograd.grad(mask.sum(), laid_out_badly)
+    assert (gradient == B * H).all()
+
+
+def test_align_keeps_what_is_aligned() -> None:
+    mask = torch.zeros(1, 1, 3, 16)
+    assert align(mask) is mask
+
+
+@pytest.mark.parametrize("traits", [ops.MATH, ops.EFFICIENT], ids=lambda t: t.kernel)
+def test_a_bias_gets_a_gradient_where_it_is_seen(traits: ops.Traits) -> None:
+    bias = torch.randn(1, H, S, T, requires_grad=True)
+    hidden = keys_mask(B, 1, S, T)
+    given_inputs = inputs(bias=bias, attn_mask=hidden)
+    mask = fold(traits, plan_mask(traits, Spec(), given_inputs), Spec(), given_inputs).mask
+    assert mask is not None
+    (gradient,) = torch.autograd.grad(
+        torch.where(torch.isinf(mask), 0.0, mask).expand(B, H, S, T).sum(), bias
+    )
+    assert torch.equal(gradient, (~hidden).sum(0, keepdim=True).expand_as(bias).to(gradient))

@@ -1,0 +1,228 @@
+"""Decode, the kernels for short queries: keys split over programs, and the parts merged."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_cases import (
+    BOTTOM_RIGHT,
+    CAUSAL,
+    DROPOUT,
+    KITCHEN_SINK,
+    STRIDES,
+    Case,
+    Observed,
+    build,
+    cases,
+    error,
+    int32,
+    poison,
+)
+from attnsel.backends.contract import Inputs, Spec
+from forward_checks import check_forward
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from attnsel.backends.triton import run as triton_run
+from attnsel.backends.triton.blocks import MAX_SPLITS, Block, Tiles, split_count
+from attnsel.backends.triton.launch import make_call
+from attnsel.backends.triton.launch_decode import SHORT, choose_splits
+from attnsel.backends.triton.run import backward, forward
+
+torch.set_num_threads(1)
+
+SMALL = Tiles(*[Block(16, 16)] * 4)
+LONG = {"b": 2, "h": 4, "g": 2, "s_q": 3, "s_kv": 70}
+
+
+def check(spec: Spec, inputs: Inputs, splits: int, tiles: Tiles | None = SMALL) -> None:
+    check_forward(forward(spec, inputs, tiles=tiles, splits=splits), spec, inputs)
+
+
+@cases
+def test_every_feature_with_split_keys(case: Case) -> None:
+    check(*build(case, torch.float32), splits=2)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 7])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("causal", BOTTOM_RIGHT, {"seqlens_kv": "b"}, LONG),
+        Case("window", {**BOTTOM_RIGHT, "window_left": 20}, {}, LONG),
+        Case("sinks", {**KITCHEN_SINK, "window_left": -1}, {"softmax_offset": "h"}, LONG),
+    ],
+    ids=lambda case: case.name,
+)
+def test_any_number_of_splits(case: Case, splits: int) -> None:
+    check(*build(case, torch.float32), splits)
+
+
+@pytest.mark.parametrize("s_q", [1, 2, 5, 16])
+@pytest.mark.parametrize(("h", "g"), [(4, 4), (6, 2), (8, 1), (3, 1)])
+def test_rows_and_groups(s_q: int, h: int, g: int) -> None:
+    sizes = {"b": 1, "h": h, "g": g, "s_q": s_q, "s_kv": 50}
+    tensors = {"bias": "1 h s_q s_kv", "alibi_slopes": "h"}
+    check(*build(Case("", {**BOTTOM_RIGHT, **DROPOUT}, tensors, sizes), torch.float32), splits=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("d", "e", "h"), [(64, 64, 4), (128, 128, 8), (192, 128, 2), (256, 256, 2), (40, 72, 4), (576, 512, 20)]
+)
+def test_head_dims(d: int, e: int, h: int, dtype: torch.dtype) -> None:
+    """576/512 with one kv head is latent attention: all heads read the same keys."""
+    sizes = {"d": d, "e": e, "b": 1, "h": h, "g": 1, "s_q": 1, "s_kv": 70}
+    spec, inputs = build(Case("", {**BOTTOM_RIGHT, "need_grad": False}, {}, sizes), dtype)
+    check(spec, inputs, 2, Tiles(*[Block(32, 32)] * 4))
+
+
+def test_packed_sequences_of_one_row_or_none() -> None:
+    q, kv = torch.randn(4, 4, 8), torch.randn(62, 2, 8)
+    inputs = Inputs(q, kv, kv + 1, cu_seqlens_q=int32([0, 1, 1, 3]), cu_seqlens_kv=int32([0, 40, 40, 60]))
+    spec = Spec(packed=True, return_max_logit=True, **BOTTOM_RIGHT)
+    for splits in (1, 2, 4):
+        check(spec, inputs, splits)
+
+
+@pytest.mark.parametrize("softmax_type", ["vanilla", "off-by-one", "learnable"])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sequences_without_keys(softmax_type: str, splits: int) -> None:
+    case = Case("", {"softmax_type": softmax_type}, {"softmax_offset": "h"}, {**LONG, "b": 3})
+    spec, inputs = build(case, torch.float32)
+    inputs = inputs._replace(seqlens_kv=int32([0, 70, 1]), seqlens_q=int32([3, 0, 2]))
+    check(spec, inputs, splits)
+
+
+@pytest.mark.parametrize("empty", ["b", "s_q", "s_kv"])
+def test_empty_tensors(empty: str) -> None:
+    check(*build(Case("", CAUSAL, {}, {**LONG, empty: 0}), torch.float32), splits=2)
+
+
+def test_nan_in_padding_reaches_nothing() -> None:
+    spec, inputs = build(Case("", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"}, LONG), torch.float32)
+    lengths_q, lengths_kv = [3, 1], [62, 17]
+    inputs = inputs._replace(seqlens_q=int32(lengths_q), seqlens_kv=int32(lengths_kv))
+    poisoned = inputs._replace(
+        q=poison(inputs.q, lengths_q), k=poison(inputs.k, lengths_kv), v=poison(inputs.v, lengths_kv)
+    )
+    for splits in (1, 2):
+        check_forward(forward(spec, poisoned, tiles=SMALL, splits=splits), spec, inputs)
+
+
+def test_parts_without_keys_leave_memory_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``torch.empty`` gives is NaN here."""
+
+    def nan_parts(*args: Any) -> Any:
+        parts = make_parts(*args)
+        for t in (parts.out, parts.lse, parts.peak):
+            t.fill_(math.nan)
+        return parts
+
+    make_parts = triton_run.make_parts
+    monkeypatch.setattr(triton_run, "make_parts", nan_parts)
+    case = Case("", {**BOTTOM_RIGHT, "window_left": 20}, {"seqlens_q": "b", "seqlens_kv": "b"}, LONG)
+    spec, inputs = build(case, torch.float32)
+    check(spec, inputs._replace(seqlens_q=int32([3, 1]), seqlens_kv=int32([70, 9])), splits=5)
+
+
+# Against the kernel for long queries
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_equals_the_kernel_for_long_queries(splits: int) -> None:
+    case = Case("", KITCHEN_SINK, {"softmax_offset": "h", "bias": "1 h s_q s_kv"}, {**LONG, "s_q": 16})
+    spec, inputs = build(case, torch.float32)
+    whole, split = (forward(spec, inputs, tiles=SMALL, splits=n) for n in (0, splits))
+    for a, b in zip(whole[:3], split[:3], strict=True):
+        assert isinstance(a, Tensor)
+        assert isinstance(b, Tensor)
+        assert error(a, b) < 2e-6
+
+
+def test_the_backward_takes_what_a_split_forward_gives() -> None:
+    spec, inputs = build(Case("", {**BOTTOM_RIGHT, **DROPOUT}, {}, LONG), torch.float32)
+    whole, split = (forward(spec, inputs, tiles=SMALL, splits=n) for n in (0, 3))
+    dout = torch.ones_like(whole.out)
+    for a, b in zip(
+        backward(spec, inputs, whole, dout, tiles=SMALL),
+        backward(spec, inputs, split, dout, tiles=SMALL),
+        strict=True,
+    ):
+        assert a is b is None or error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["sequence before heads", "at an odd offset"])
+def test_strides(layout: str) -> None:
+    spec, inputs = build(Case("", CAUSAL, {}, LONG), torch.float16)
+    check(spec, inputs._replace(**{name: STRIDES[layout](getattr(inputs, name)) for name in "qkv"}), splits=2)
+
+
+def test_two_runs_are_bitwise_equal() -> None:
+    spec, inputs = build(Case("", {**BOTTOM_RIGHT, **DROPOUT}, {}, LONG), torch.float16)
+    first, second = (forward(spec, inputs, tiles=SMALL, splits=3) for _ in range(2))
+    assert torch.equal(first.out, second.out)
+    assert first.lse is not None
+    assert second.lse is not None
+    assert torch.equal(first.lse, second.lse)
+
+
+def test_memory_is_a_row_per_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The interpreter copies its arguments: nothing is launched here.
+    monkeypatch.setattr(triton_run, "_run", lambda *args: None)
+    sizes = {"b": 1, "h": 2, "g": 1, "s_q": 2, "s_kv": 2048}
+    spec, inputs = build(Case("", CAUSAL, {}, sizes), torch.float32)
+    with Observed() as observed:
+        forward(spec, inputs, splits=4)
+    assert observed.largest == inputs.k.numel()  # a view of it
+    copying = {"clone", "copy_", "_to_copy", "index", "index_select", "gather", "expand", "repeat"}
+    assert not (copying | {"_local_scalar_dense", "item", "nonzero", "equal"}) & observed.calls.keys()
+
+
+# When, and over how many programs
+
+
+def asked(s_q: int, s_kv: int, processors: int = 132, **sizes: int) -> int:
+    shape = {"b": 1, "h": 32, "g": 8, "d": 128, "e": 128, "s_q": s_q, "s_kv": s_kv, **sizes}
+    q = torch.empty(shape["b"], shape["h"], s_q, shape["d"], device="meta")
+    k = torch.empty(shape["b"], shape["g"], s_kv, shape["d"], device="meta")
+    return choose_splits(make_call(Spec(), Inputs(q, k, k), Tiles(*[Block(16, 64)] * 5)), 90, processors)
+
+
+def test_short_queries_are_decoded() -> None:
+    assert asked(SHORT, 4096) > 0
+    assert asked(SHORT + 1, 4096) == 0
+
+
+def test_splits_fill_the_device() -> None:
+    assert asked(1, 64) == 1
+    assert asked(1, 8192) * 8 in range(132, 2 * 132 + 1)  # 8 row blocks, one for each kv head
+    assert asked(1, 8192, b=64) == 1
+    assert 1 < asked(1, 1 << 20, g=1) <= MAX_SPLITS
+    assert asked(1, 8192, processors=0) == 1  # the interpreter
+
+
+@pytest.mark.parametrize("programs", [1, 7, 132, 200, 5000])
+@pytest.mark.parametrize("tiles", [0, 1, 5, 10**6])
+def test_no_more_splits_than_tiles_or_than_merge_reads(programs: int, tiles: int) -> None:
+    assert 1 <= split_count(programs, 108, tiles) <= max(1, min(tiles, MAX_SPLITS))
+
+
+@pytest.mark.parametrize("splits", [-1, MAX_SPLITS + 1])
+def test_an_impossible_number_of_splits_is_refused(splits: int) -> None:
+    spec, inputs = build(Case("", {}, {}, LONG), torch.float32)
+    with pytest.raises(ValueError, match="splits must be 0"):
+        forward(spec, inputs, splits=splits)
+
+
+def test_most_splits_that_there_can_be() -> None:
+    spec, inputs = build(Case("", {}, {}, {**LONG, "b": 1, "g": 1}), torch.float32)
+    check(dataclasses.replace(spec, softmax_type="off-by-one"), inputs, MAX_SPLITS)

@@ -1,0 +1,412 @@
+"""The forward through tensor descriptors: interpreted against the definition, compiled for GPUs not here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_cases import (
+    BOTTOM_RIGHT,
+    CASES,
+    CAUSAL,
+    LENGTHS_KV,
+    LENGTHS_Q,
+    STRIDES,
+    Case,
+    build,
+    error,
+    packed,
+    poison,
+    starts,
+)
+from attnsel.backends.contract import Inputs, Result, Spec
+from reference import attention_reference
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+import triton
+
+from attnsel.backends.triton import descriptors
+from attnsel.backends.triton.aot import Compiled, compile_launch
+from attnsel.backends.triton.blocks import Block, Tiles, choose_descriptor
+from attnsel.backends.triton.descriptors import descriptor_block, descriptor_launch, scratch_memory
+from attnsel.backends.triton.gate import Configuration, configurations, report_on
+from attnsel.backends.triton.launch import make_call
+from attnsel.backends.triton.run import forward
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.skipif(not descriptors.tried(), reason="the kernel is not for this Triton")
+
+SMALL = Tiles(*[Block(16, 16)] * 4)
+UNEVEN = Tiles(*[Block(32, 16)] * 4)
+
+
+def forced(spec: Spec, inputs: Inputs, tiles: Tiles | None = SMALL) -> Result:
+    return forward(
+        dataclasses.replace(spec, return_max_logit=False), inputs, tiles=tiles, variant="descriptor"
+    )
+
+
+def assert_right(spec: Spec, inputs: Inputs, result: Result) -> None:
+    """Out at most twice as far off as plain PyTorch at the same dtype, and two ulp; lse to float32."""
+    dtype = inputs.q.dtype
+    wanted, plain = (attention_reference(spec, inputs, at) for at in (torch.float64, dtype))
+    unit = torch.finfo(dtype).eps * wanted[0].abs().max().item()
+    assert error(result.out, wanted[0]) <= 2 * error(plain[0], wanted[0]) + 2 * unit
+    assert result.lse is not None
+    assert error(result.lse, wanted[1]) < 1e-5
+
+
+def check(case: Case, dtype: torch.dtype, tiles: Tiles | None = SMALL) -> None:
+    spec, inputs = build(case, dtype)
+    assert_right(spec, inputs, forced(spec, inputs, tiles))
+
+
+# Against the definition
+
+TAKEN = [
+    case
+    for case in CASES
+    if not {"bias", "attn_mask"} & case.tensors.keys()
+    if not case.spec.get("dropout_p")
+    if case.sizes.get("e", 8) % 8 == 0
+]
+taken = pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.name)
+
+
+@taken
+def test_every_feature_it_has(case: Case) -> None:
+    check(case, torch.float16)
+
+
+@taken
+def test_every_feature_it_has_in_bfloat16(case: Case) -> None:
+    check(case, torch.bfloat16, tiles=None)
+
+
+def test_features_at_once() -> None:
+    spec = {**BOTTOM_RIGHT, "window_left": 9, "softcap": 1.5, "softmax_type": "learnable"}
+    tensors = {"seqlens_q": "b", "seqlens_kv": "b", "alibi_slopes": "b h", "softmax_offset": "h"}
+    check(Case("", spec, tensors), torch.float16, UNEVEN)
+
+
+@pytest.mark.parametrize(
+    ("d", "e"), [(64, 64), (80, 80), (128, 128), (192, 128), (40, 72), (256, 256), (8, 16)]
+)
+def test_head_dims(d: int, e: int) -> None:
+    sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
+    check(Case("", CAUSAL, {}, sizes), torch.float16, Tiles(*[Block(32, 32)] * 4))
+
+
+@pytest.mark.parametrize(("s_q", "s_kv"), [(1, 1), (16, 16), (32, 48), (5, 33), (33, 5), (17, 0)], ids=str)
+@pytest.mark.parametrize("spec", [{}, CAUSAL, BOTTOM_RIGHT], ids=["full", "causal", "bottom-right"])
+def test_sequences_shorter_and_longer_than_tiles(s_q: int, s_kv: int, spec: dict[str, Any]) -> None:
+    check(Case("", spec, {}, {"b": 1, "s_q": s_q, "s_kv": s_kv}), torch.float16)
+
+
+def test_nothing_in_nothing_out() -> None:
+    spec, inputs = build(Case("", {}, {}, {"b": 0}), torch.float16)
+    assert forced(spec, inputs).out.shape == (0, 4, 21, 8)
+
+
+def test_garbage_in_padding_reaches_nothing() -> None:
+    spec, inputs = build(Case("", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"}), torch.float16)
+    assert inputs.seqlens_q is not None
+    assert inputs.seqlens_kv is not None
+    lengths_q, lengths_kv = inputs.seqlens_q.tolist(), inputs.seqlens_kv.tolist()
+    dirty = inputs._replace(
+        q=poison(inputs.q, lengths_q), k=poison(inputs.k, lengths_kv), v=poison(inputs.v, lengths_kv)
+    )
+    clean, result = forced(spec, inputs), forced(spec, dirty)
+    assert torch.equal(result.out, clean.out)
+    assert result.lse is not None
+    assert clean.lse is not None
+    assert torch.equal(result.lse, clean.lse)
+    assert (result.out[1, :, lengths_q[1] :] == 0).all()
+    assert (result.lse[1, :, lengths_q[1] :] == -math.inf).all()
+
+
+def test_garbage_between_packed_sequences_reaches_nothing() -> None:
+    spec, inputs = build(packed("", CAUSAL, {"cu_seqlens_padded": ""}), torch.float16)
+    clean = forced(spec, inputs)
+
+    def between(t: Tensor, lengths: list[int]) -> Tensor:
+        t = t.clone()
+        real = torch.zeros(t.shape[0], dtype=torch.bool)
+        for start, length in zip(starts(lengths, 3).tolist(), lengths, strict=False):
+            real[start : start + length] = True
+        t[~real] = math.nan
+        return t
+
+    dirty = inputs._replace(
+        q=between(inputs.q, LENGTHS_Q), k=between(inputs.k, LENGTHS_KV), v=between(inputs.v, LENGTHS_KV)
+    )
+    result = forced(spec, dirty)
+    assert torch.equal(result.out, clean.out)
+
+
+def test_packed_memory_that_ends_with_a_tile_and_a_sequence_of_no_rows() -> None:
+    """Whole tiles of memory are not whole tiles of a sequence, and the last one begins where nothing is."""
+    spec, inputs = build(packed("", {}), torch.float16)
+    inputs = inputs._replace(
+        q=inputs.q[:16],
+        k=inputs.k[:32],
+        v=inputs.v[:32],
+        cu_seqlens_q=torch.tensor([0, 5, 16, 16], dtype=torch.int32),
+        cu_seqlens_kv=torch.tensor([0, 9, 32, 32], dtype=torch.int32),
+    )
+    assert_right(spec, inputs, forced(spec, inputs))
+
+
+def test_strides() -> None:
+    spec, inputs = build(Case("", CAUSAL), torch.float16)
+    for name in ("q", "k", "v"):
+        strided = STRIDES["sequence before heads"](getattr(inputs, name))
+        wide = torch.cat([strided, strided], -1)[..., :8]  # rows apart from each other
+        inputs = inputs._replace(**{name: wide})
+    assert_right(spec, inputs, forced(spec, inputs))
+
+
+# What it does not take
+
+
+def at_an_odd_offset(t: Tensor) -> Tensor:
+    return STRIDES["at an odd offset"](t)
+
+
+def odd_rows(t: Tensor) -> Tensor:
+    """A row stride of 9 elements."""
+    return torch.cat([t, t[..., :1]], -1)[..., :8]
+
+
+def odd_heads(t: Tensor) -> Tensor:
+    """A head stride that is no multiple of 8 elements."""
+    b, h, s, d = t.shape
+    return t.new_empty(b, h, s * d + 4)[..., : s * d].view(b, h, s, d).copy_(t)
+
+
+@pytest.mark.parametrize(
+    ("message", "made"),
+    [
+        ("q does not begin", lambda i: {"q": at_an_odd_offset(i.q)}),
+        ("stride of k is 9", lambda i: {"k": odd_rows(i.k)}),
+        ("stride of v is 220", lambda i: {"v": odd_heads(i.v)}),
+        ("overlap", lambda i: {"k": i.k[:, :, :1].expand(i.k.shape)}),
+        ("takes no bias", lambda i: {"bias": torch.zeros(1, 1, 1, 27, dtype=torch.float16)}),
+        ("takes no attn_mask", lambda i: {"attn_mask": torch.zeros(27, dtype=torch.bool).view(1, 27)}),
+    ],
+)
+def test_what_descriptors_cannot_address_is_refused_and_runs_without(message: str, made: Any) -> None:
+    spec, inputs = build(Case("", {"return_max_logit": False}), torch.float16)
+    inputs = inputs._replace(**made(inputs))
+    with pytest.raises(ValueError, match=message):
+        forced(spec, inputs)
+    assert descriptor_block(make_call(spec, inputs), 90, None) is None
+    assert_right(spec, inputs, forward(spec, inputs))
+
+
+@pytest.mark.parametrize(
+    ("message", "changes", "dtype"),
+    [
+        ("no torch.float32 tile", {}, torch.float32),
+        ("no largest logit", {"return_max_logit": True}, torch.float16),
+        ("no dropout", {"dropout_p": 0.5}, torch.float16),
+    ],
+)
+def test_what_it_has_no_code_for_is_refused(
+    message: str, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    spec, inputs = build(Case("", {"return_max_logit": False, **changes}), dtype)
+    with pytest.raises(ValueError, match=message):
+        forward(spec, inputs, variant="descriptor")
+
+
+def test_a_triton_that_nobody_tried_keeps_the_pointer_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "__version__", "3.10.0")
+    assert descriptor_block(long_call(), 90, None) is None
+    with pytest.raises(ValueError, match=r"3\.10\.0 was not tried"):
+        descriptor_block(long_call(), 90, "descriptor")
+
+
+def test_unknown_variant_is_refused() -> None:
+    spec, inputs = build(Case(""), torch.float16)
+    with pytest.raises(ValueError, match="allowed: pointer, descriptor"):
+        forward(spec, inputs, variant="tma")
+
+
+# Which of the two kernels runs
+
+
+def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = None, **spec: Any) -> Any:
+    q, k, v = (torch.empty(1, 2, s, width, dtype=torch.bfloat16, device="meta") for width in (d, d, e))
+    return make_call(Spec(softmax_scale=1.0, **spec), Inputs(q, k, v), tiles)
+
+
+@pytest.mark.parametrize(
+    ("arch", "call", "chosen"),
+    [
+        (90, long_call(), True),
+        (90, long_call(64, 64, window_right=0), True),
+        (90, long_call(192, 128), True),
+        (90, long_call(256, 256), True),
+        (90, long_call(softcap=30.0), True),
+        (100, long_call(), True),
+        (103, long_call(64, 64), True),
+        (100, long_call(256, 256), False),
+        (100, long_call(softcap=30.0), False),
+        (100, long_call(window_left=2048, window_right=0), False),
+        (90, long_call(window_left=2048, window_right=0), True),
+        (90, long_call(window_left=512, window_right=0), False),
+        (90, long_call(s=512), False),
+        (90, long_call(tiles=SMALL), False),
+        (90, long_call(576, 512), False),
+        (80, long_call(), False),
+        (120, long_call(), False),
+        (None, long_call(), False),
+    ],
+)
+def test_where_it_is_chosen_once_it_is_the_default(
+    arch: int | None, call: Any, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert descriptor_block(call, arch, None) is None
+    monkeypatch.setattr(descriptors, "DEFAULT", True)
+    assert (descriptor_block(call, arch, None) is not None) == chosen
+    assert descriptor_block(call, arch, "pointer") is None
+
+
+def test_asking_for_it_where_there_is_no_tile_is_refused() -> None:
+    for arch, call in [(80, long_call()), (80, long_call(tiles=SMALL)), (100, long_call(256, 256))]:
+        with pytest.raises(ValueError, match=f"on sm{arch}"):
+            descriptor_block(call, arch, "descriptor")
+
+
+def test_memory_for_descriptors_leaves_the_callers_allocator_alone() -> None:
+    from triton.runtime import _allocation
+
+    def mine(size: int, alignment: int, stream: int | None) -> Tensor:
+        return torch.empty(0)
+
+    before = _allocation._allocator.get()
+    token = _allocation._allocator.set(mine)
+    try:
+        with scratch_memory(torch.device("cpu")):
+            assert _allocation._allocator.get()(384, 128, None).nbytes == 384
+        with contextlib.suppress(RuntimeError), scratch_memory(torch.device("cpu")):
+            raise RuntimeError("launch failed")
+        assert _allocation._allocator.get() is mine
+    finally:
+        _allocation._allocator.reset(token)
+    assert _allocation._allocator.get() is before
+
+
+# Compiled
+
+
+def assert_specialised(made: Compiled, arch: int, d: int, e: int) -> None:
+    block = choose_descriptor(arch, d, e, 2)
+    assert block is not None
+    assert made.clean
+    assert made.specialised
+    # Hopper: one warp group copies, two multiply.
+    assert made.warps == 12 if arch == 90 else made.warps > block.warps
+    assert any(name.startswith("HGMMA" if arch == 90 else "UTCHMMA") for name in made.matrix_instructions)
+
+
+@pytest.mark.parametrize(
+    ("arch", "d", "e", "dtype", "feature"),
+    [
+        (90, 64, 64, "fp16", "full"),
+        (90, 64, 64, "bf16", "causal"),
+        (90, 128, 128, "bf16", "full"),
+        (90, 128, 128, "fp16", "causal"),
+        (90, 192, 128, "bf16", "causal"),
+        (90, 256, 256, "bf16", "causal"),
+        (90, 128, 128, "bf16", "window"),
+        (100, 64, 64, "bf16", "causal"),
+        (100, 128, 128, "fp16", "full"),
+        (100, 128, 128, "bf16", "causal"),
+    ],
+)
+def test_warps_are_specialised_and_nothing_spills(
+    arch: int, d: int, e: int, dtype: str, feature: str
+) -> None:
+    report = report_on(Configuration("forward_descriptor", arch, d, e, dtype, feature))
+    assert report.error is None
+    assert report.ok
+    assert report.specialised
+    assert report.warps == 12 if arch == 90 else report.warps > 8
+    assert any(x.startswith("HGMMA" if arch == 90 else "UTCHMMA") for x in report.matrix_instructions)
+
+
+def test_gate_lists_it_where_it_ships() -> None:
+    listed = {(c.arch, c.head_dim_qk) for c in configurations() if c.kernel == "forward_descriptor"}
+    assert listed == {(90, 64), (90, 128), (90, 192), (90, 256), (100, 64), (100, 128)}
+
+
+def test_gate_does_not_pass_what_is_not_specialised() -> None:
+    report = report_on(Configuration("forward_descriptor", 90, 128, 128, "bf16", "causal"))
+    assert report.ok
+    assert not dataclasses.replace(report, specialised=False).ok
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("arch", "spec", "tensors", "s"),
+    [
+        (90, {"window_right": 0}, {}, 4000),
+        (100, {"window_right": 0}, {}, 4000),
+        (90, {"window_right": 0, "bottom_right": True}, {"seqlens_q": meta(2), "seqlens_kv": meta(2)}, 4096),
+        (100, {"window_right": 0, "bottom_right": True}, {"seqlens_q": meta(2), "seqlens_kv": meta(2)}, 4096),
+        (
+            90,
+            {**BOTTOM_RIGHT, "window_left": 2048, "softcap": 30.0, "softmax_type": "learnable"},
+            {
+                "alibi_slopes": meta(16, dtype=torch.float32),
+                "softmax_offset": meta(16, dtype=torch.bfloat16),
+                "seqlens_q": meta(2),
+                "seqlens_kv": meta(2),
+            },
+            4096,
+        ),
+    ],
+    ids=["ragged", "ragged, Blackwell", "lengths", "lengths, Blackwell", "everything"],
+)
+def test_features_do_not_end_the_specialisation(
+    arch: int, spec: dict[str, Any], tensors: dict[str, Tensor], s: int
+) -> None:
+    q, k, v = (meta(2, s, heads, 128, dtype=torch.bfloat16).transpose(1, 2) for heads in (16, 4, 4))
+    call = make_call(Spec(softmax_scale=0.1, **spec), Inputs(q, k, v, **tensors))
+    compiled(call, arch, meta(2, 16, s, dtype=torch.float32))
+
+
+def test_packed_calls_are_specialised() -> None:
+    q, k, v = (meta(4096, heads, 128, dtype=torch.float16) for heads in (16, 4, 4))
+    cu = meta(9)
+    inputs = Inputs(q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=4096, max_seqlen_kv=4096)
+    call = make_call(Spec(softmax_scale=0.1, window_right=0, packed=True), inputs)
+    compiled(call, 90, meta(16, 4096, dtype=torch.float32))
+
+
+def test_sizes_of_one_compile() -> None:
+    """Triton turns an argument of 1 into a constant: other types meet in the kernel then."""
+    q = meta(1, 1, 1, 64, dtype=torch.float16)
+    compiled(make_call(Spec(softmax_scale=0.1), Inputs(q, q, q)), 90, meta(1, 1, 1, dtype=torch.float32))
+
+
+def compiled(call: Any, arch: int, lse: Tensor) -> None:
+    block = descriptor_block(call, arch, "descriptor")
+    assert block is not None
+    launch = descriptor_launch(call, call.inputs.q, lse, block)
+    assert list(launch.args) == launch.kernel.arg_names
+    assert_specialised(compile_launch(launch, arch), arch, call.d, call.e)

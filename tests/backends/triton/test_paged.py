@@ -1,0 +1,233 @@
+"""Keys and values in pages, by the kernel for long queries and by decode."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_cases import (
+    BOTTOM_RIGHT,
+    CASES,
+    CAUSAL,
+    DROPOUT,
+    KITCHEN_SINK,
+    Case,
+    Observed,
+    build,
+    error,
+    int32,
+    packed,
+)
+from attnsel.backends.contract import Inputs, Spec
+from forward_checks import check_forward, pages_of
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from attnsel.backends.triton.blocks import Block, Tiles, choose
+from attnsel.backends.triton.run import backward, forward
+
+torch.set_num_threads(1)
+
+SMALL = Tiles(*[Block(16, 16)] * 4)
+WIDE = Tiles(*[Block(32, 64)] * 4)
+PADDED = {"seqlens_q": "b", "seqlens_kv": "b"}
+EVERYTHING = {"bias": "1 h s_q s_kv", "attn_mask": "b 1 s_q s_kv", "alibi_slopes": "h", "softmax_offset": "h"}
+
+
+def check(case: Case, page_size: int, splits: int, tiles: Tiles = SMALL) -> None:
+    spec, inputs = build(case, torch.float32)
+    result = forward(*pages_of(spec, inputs, page_size), tiles=tiles, splits=splits)
+    check_forward(result, spec, inputs)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.sizes.get("s_q") != 40], ids=lambda c: c.name)
+def test_every_feature(case: Case) -> None:
+    """Pages of one tile in one kernel and of less than a tile in the other; NaN lies around every row."""
+    check(case, 16, splits=0)
+    check(case, 5, splits=2)
+
+
+@pytest.mark.parametrize("splits", [0, 1, 3])
+@pytest.mark.parametrize("page_size", [1, 16, 17, 64, 256])
+def test_page_sizes(page_size: int, splits: int) -> None:
+    case = Case("", KITCHEN_SINK | {"window_left": 50}, EVERYTHING | PADDED, {"s_q": 9, "s_kv": 90})
+    check(case, page_size, splits)
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+@pytest.mark.parametrize("page_size", [16, 64, 128])
+def test_packed_queries(page_size: int, splits: int) -> None:
+    check(packed("", {**BOTTOM_RIGHT, **DROPOUT}, {"cu_seqlens_padded": ""}), page_size, splits, WIDE)
+
+
+@pytest.mark.parametrize("splits", [0, 1, 2])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_latent_attention(page_size: int, splits: int) -> None:
+    sizes = {"d": 576, "e": 512, "b": 1, "h": 4, "g": 1, "s_q": 2, "s_kv": 70}
+    spec, inputs = build(Case("", {**BOTTOM_RIGHT, "need_grad": False}, {}, sizes), torch.bfloat16)
+    result = forward(*pages_of(spec, inputs, page_size), tiles=WIDE, splits=splits)
+    check_forward(result, spec, inputs)
+
+
+@pytest.mark.parametrize("page_size", [5, 16])
+def test_pools_may_have_any_strides(page_size: int) -> None:
+    """[pages, page_size, g, d], the order in which caches are usually kept, and keys beside values."""
+    spec, inputs = build(Case("", CAUSAL), torch.float16)
+    for layout in (_rows_before_heads, _every_second_page):
+        result = forward(*pages_of(spec, inputs, page_size, layout), tiles=SMALL)
+        check_forward(result, spec, inputs)
+
+
+def _rows_before_heads(pool: Tensor) -> Tensor:
+    return pool.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _every_second_page(pool: Tensor) -> Tensor:
+    return torch.stack([pool, pool + 1], dim=1).flatten(0, 1)[::2]
+
+
+def two_sequences(page_size: int = 16) -> tuple[Spec, Inputs]:
+    """Two sequences of 3 and 2 pages in a pool of 8."""
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(shape, generator=gen) for shape in ((2, 4, 3, 8), *[(8, 2, page_size, 8)] * 2))
+    table = int32([[6, 1, 4, -1], [6, 1, -1, -1]])
+    spec = Spec(return_max_logit=True, **BOTTOM_RIGHT)
+    return spec, Inputs(q, k, v, seqlens_kv=int32([37, 30]), block_table=table)
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+def test_sequences_may_share_pages(splits: int) -> None:
+    spec, inputs = two_sequences()
+    assert inputs.seqlens_kv is not None
+    k, v = (t[[6, 1, 4]].transpose(0, 1).flatten(1, 2).expand(2, -1, -1, -1) for t in (inputs.k, inputs.v))
+    dense = inputs._replace(k=k, v=v, block_table=None)
+    check_forward(forward(spec, inputs, tiles=SMALL, splits=splits), spec, dense)
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+def test_pages_of_the_same_rows_give_the_same_bits_as_dense_memory(splits: int) -> None:
+    spec, inputs = build(Case("", {**CAUSAL, **DROPOUT}, {"seqlens_kv": "b"}), torch.float16)
+    dense, paged = (
+        forward(*call, tiles=SMALL, splits=splits) for call in ((spec, inputs), pages_of(spec, inputs, 16))
+    )
+    assert torch.equal(dense.out, paged.out)
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+@pytest.mark.parametrize("page_size", [16, 5])
+def test_pages_are_clamped_into_the_pool_where_nothing_checked_them(
+    page_size: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where the table is not read back: no crash, and nothing but the pool's own numbers."""
+    monkeypatch.setattr("attnsel.backends.pages.wrong_page", lambda *args, **sizes: None)
+    spec, inputs = two_sequences(page_size)
+    wild = inputs._replace(
+        block_table=int32([[2**31 - 1, -(2**31), 99, -5]] * 2), seqlens_kv=int32([3 * page_size, 2**31 - 1])
+    )
+    result = forward(spec, wild, tiles=SMALL, splits=splits)
+    clamped = inputs._replace(
+        block_table=int32([[7, 0, 7, 0]] * 2), seqlens_kv=int32([3 * page_size, 4 * page_size])
+    )
+    assert torch.equal(result.out, forward(spec, clamped, tiles=SMALL, splits=splits).out)
+
+
+def test_max_seqlen_kv_bounds_the_length() -> None:
+    spec, inputs = two_sequences()
+    bounded = forward(spec, inputs._replace(max_seqlen_kv=20), tiles=SMALL)
+    wanted = forward(spec, inputs._replace(seqlens_kv=int32([20, 20])), tiles=SMALL)
+    assert torch.equal(bounded.out, wanted.out)
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+def test_an_empty_pool_and_an_empty_table(splits: int) -> None:
+    spec, inputs = two_sequences()
+    nothing = inputs._replace(k=inputs.k[:0], v=inputs.v[:0], seqlens_kv=int32([0, 0]))
+    for call in (nothing, nothing._replace(block_table=torch.empty(2, 0, dtype=torch.int32))):
+        result = forward(spec, call, tiles=SMALL, splits=splits)
+        assert (result.out == 0).all()
+        assert result.lse is not None
+        assert (result.lse == -math.inf).all()
+
+
+def test_no_page_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The interpreter copies its arguments: nothing is launched here.
+    monkeypatch.setattr("attnsel.backends.triton.run._run", lambda *args: None)
+    spec, inputs = two_sequences(page_size=256)
+    with Observed() as observed:
+        forward(spec, inputs)
+    assert observed.largest == inputs.k.numel()  # a view of it
+    assert not {"clone", "copy_", "_to_copy", "index", "index_select", "gather"} & observed.calls.keys()
+
+
+def test_two_runs_are_bitwise_equal() -> None:
+    spec, inputs = two_sequences(5)
+    inputs = inputs._replace(seqlens_kv=int32([12, 9]))
+    first, second = (forward(spec, inputs, tiles=SMALL, splits=2) for _ in range(2))
+    assert torch.equal(first.out, second.out)
+    assert error(first.out, torch.zeros(())) > 0
+
+
+def test_columns_fit_pages_of_64_rows_and_more() -> None:
+    assert choose("forward", 90, 64, 64, 2).n == 128
+    assert choose("forward", 90, 64, 64, 2, page_size=64).n == 64
+    assert choose("forward", 90, 64, 64, 2, page_size=16).n == 128
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("message", "changed"),
+    [
+        (
+            r"block_table\[0, 1\] is 8; allowed: 0 to 7 \(sequence 0 has 37",
+            {"block_table": [[6, 8, 4, 0]] * 2},
+        ),
+        (r"block_table\[1, 0\] is -1; allowed: 0 to 7", {"block_table": [[6, 1, 4, 0], [-1, 1, 4, 0]]}),
+        (r"block_table\[1, 2\] is -1", {"seqlens_kv": [37, 33]}),
+        (r"block_table\[0, 3\] is -1", {"seqlens_kv": [2**31 - 1, 30]}),
+        (r"block_table must be int32 \[2, n\]", {"block_table": [[6, 1, 4, 0]]}),
+        (r"seqlens_kv must be int32 \[2\], got torch.int32 \[3\]", {"seqlens_kv": [37, 30, 1]}),
+    ],
+)
+def test_bad_pages_are_refused_before_any_launch(
+    message: str, changed: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, inputs = two_sequences()
+    monkeypatch.setattr("attnsel.backends.triton.run._run", _fail)
+    with pytest.raises(ValueError, match=message):
+        forward(spec, inputs._replace(**{name: int32(values) for name, values in changed.items()}))
+
+
+def _fail(*args: object) -> None:
+    raise AssertionError("launched")
+
+
+def test_malformed_calls_are_refused() -> None:
+    spec, inputs = two_sequences()
+    assert inputs.block_table is not None
+    wide = torch.zeros(2, 8, dtype=torch.int32)
+    for message, changed in [
+        ("got none", {"seqlens_kv": None}),
+        ("got torch.int64", {"block_table": inputs.block_table.long()}),
+        ("must be contiguous", {"block_table": wide[:, ::2]}),
+        ("equal pages", {"v": inputs.v[:, :, :8]}),
+        ("page_size must be at least 1", {"k": inputs.k[:, :, :0], "v": inputs.v[:, :, :0]}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            forward(spec, inputs._replace(**changed))
+
+
+def test_pages_have_no_backward() -> None:
+    spec, inputs = two_sequences()
+    with pytest.raises(ValueError, match="have no backward"):
+        forward(dataclasses.replace(spec, need_grad=True), inputs)
+    result = forward(spec, inputs)
+    with pytest.raises(ValueError, match="have no backward"):
+        backward(spec, inputs, result, result.out)

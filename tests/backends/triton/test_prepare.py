@@ -1,0 +1,130 @@
+"""``prepare``: what a call will launch is compiled and loaded before anything of it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from attention_cases import CAUSAL, Case, build
+from attnsel import NoBackendError, attention, clear_cache
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.triton import run as triton_run
+from attnsel.runtime import kernels
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kernels that were compiled for an sm90 that is not there; nothing is ever launched."""
+    names: list[str] = []
+
+    class Compiled:
+        run = None
+
+    @contextlib.contextmanager
+    def nowhere(*unused: Any) -> Iterator[None]:
+        yield
+
+    def warmup(kernel: Any) -> Any:
+        def compile_only(*, grid: tuple[int, ...], **arguments: Any) -> Compiled:
+            assert all(t.device.type == "meta" for t in arguments.values() if isinstance(t, Tensor))
+            assert set(kernel.arg_names) == arguments.keys() - {"num_warps", "num_stages", "enable_fp_fusion"}
+            names.append(kernel.fn.__name__)
+            return Compiled()
+
+        return compile_only
+
+    # By name: the package's functions hide the modules of the same name.
+    modules = [
+        importlib.import_module(f"attnsel.backends.triton.{name}")
+        for name in ("backward", "decode", "forward")
+    ]
+    for module in modules:
+        for kernel in vars(module).values():
+            if hasattr(kernel, "warmup") and kernel.fn.__name__.endswith("_kernel"):
+                monkeypatch.setattr(kernel, "warmup", warmup(kernel), raising=False)
+    monkeypatch.setattr(triton_run, "_arch", lambda q: 90)
+    monkeypatch.setattr(triton_run, "_processors", lambda device: 132)
+    monkeypatch.setattr(triton_run, "_around", nowhere)
+    return names
+
+
+def call(spec: dict[str, Any], **sizes: int) -> tuple[Spec, Inputs]:
+    return build(Case("", {**CAUSAL, **spec}, {"bias": "1 h s_q s_kv"}, {"s_q": 40, **sizes}), torch.float16)
+
+
+def test_a_training_call_proves_its_backward_too(seen: list[str]) -> None:
+    spec, inputs = call({})
+    inputs = inputs._replace(bias=inputs.bias.requires_grad_())  # type: ignore[union-attr]
+    triton_run.prepare(spec, inputs)
+    assert seen == ["forward_kernel", "rows_kernel", "dkdv_kernel", "dq_kernel", "dbias_kernel"]
+
+
+def test_inference_proves_the_forward_alone(seen: list[str]) -> None:
+    triton_run.prepare(*call({"need_grad": False}))
+    assert seen == ["forward_kernel"]
+
+
+def test_a_short_query_proves_decode_and_merge(seen: list[str]) -> None:
+    triton_run.prepare(*call({"need_grad": False}, s_q=1, s_kv=4096))
+    assert seen == ["decode_kernel", "merge_kernel"]
+
+
+def test_a_backward_without_a_tile_is_refused_before_the_forward(
+    seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_run, "_arch", lambda q: 75)
+    with pytest.raises(ValueError, match="at most 128"):
+        triton_run.prepare(*call({}, d=200, e=200))
+    assert seen == []
+
+
+def test_what_triton_refuses_becomes_a_plain_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    launch = type("Launch", (), {"name": "dkdv"})()
+    with pytest.raises(RuntimeError, match=r"refuses the dkdv kernel on sm86.*shared memory"):  # noqa: SIM117
+        with triton_run._around(launch, torch.device("cpu"), 86):
+            raise OutOfResources(200000, 101376, "shared memory")
+
+
+def test_a_kernel_that_cannot_be_prepared_is_a_reason_and_nothing_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[str] = []
+
+    def refuse(spec: Spec, inputs: Inputs) -> None:
+        assert spec.need_grad
+        raise RuntimeError("Triton refuses the dkdv kernel on sm86: out of resource")
+
+    kernel = kernels.kernel_of("triton")._replace(
+        prepare=refuse, forward=lambda *given: ran.append("forward")
+    )
+    monkeypatch.setitem(kernels.KERNELS, "triton", kernel)
+    q = torch.randn(1, 4, 2, 8, requires_grad=True)
+    clear_cache()
+    with pytest.raises(NoBackendError, match=r"RUNTIME001[\s\S]*dkdv kernel on sm86"):
+        attention(q, q, q, backend="triton")
+    assert ran == []
+    clear_cache()
+
+
+def test_preparing_draws_no_random_number() -> None:
+    """Else checkpointing, whose second run is prepared already, would drop other entries."""
+    q = torch.randn(1, 20, 2, 8, requires_grad=True)
+    clear_cache()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        results.append(attention(q, q, q, attention_dropout=0.5, backend="triton"))
+    assert torch.equal(*results)

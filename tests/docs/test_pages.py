@@ -1,0 +1,94 @@
+"""Lists on the pages are complete: settings, evidence, exit codes, JSON keys, candidates, commands."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+
+import pytest
+
+from attnsel import cli, plugins, settings
+from attnsel.adaptations.search import ADAPTERS
+from attnsel.candidates import CANDIDATES
+from attnsel.cli import output
+from attnsel.policy import Policy
+from attnsel.selection.verdict import EVIDENCE
+from pages import blocks, run_command
+from paths import ROOT
+
+CALL = "--gpu A100 --cudnn 8.9.7 --max-seqlen-q 16534"
+DESCRIBED = {
+    "explain": f"explain {CALL}",
+    "matrix": f"matrix {CALL} --rows head_dim_qk=64 --cols dtype=bf16",
+    "rules": "rules --family BUG",
+    "rules --ranges": "rules --ranges",
+    "rule": "rule CUDNN204",
+}
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def in_backticks(text: str) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)))
+
+
+def row(text: str, *starts: str) -> str:
+    """The rows of a table whose first cell begins so."""
+    return "\n".join(line for line in text.splitlines() if line.startswith(tuple(f"| {s}" for s in starts)))
+
+
+def test_every_setting_is_on_its_page():
+    text = page("settings.md")
+    variables = {word.partition("=")[0] for word in in_backticks(text)}
+    assert set(settings.VARIABLES) <= variables
+    fields = set(Policy.model_fields) | set(settings.Settings.model_fields) - {"policy"}
+    assert fields <= in_backticks(text)
+
+
+def test_every_word_of_evidence_is_explained():
+    table = row(page("evidence.md"), "`")
+    assert set(EVIDENCE) <= in_backticks(table)
+
+
+def test_every_exit_code_and_command_is_listed():
+    text = page("reference.md")
+    codes = {output.FOUND, output.BAD_INPUT, output.NO_BACKEND, output.CHECK_FAILED}
+    codes |= {output.INTERRUPTED, output.BROKEN_PIPE}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} == codes
+    commands = {word.split()[1] for word in in_backticks(text) if word.startswith("attnsel ")}
+    assert set(cli._COMMANDS) <= commands
+
+
+@pytest.mark.parametrize("command", DESCRIBED)
+def test_every_key_of_the_json_is_listed(command):
+    said = json.loads(run_command(f"attnsel {DESCRIBED[command]} --json")[1])
+    text = page("reference.md")
+    first = said[0] if isinstance(said, list) else said
+    listed = in_backticks(row(text, f"`{command}` |", f"`{command}`, in each", *inherited(command)))
+    assert set(first) - listed == set()
+    for inner in ("candidates", "unlocks"):
+        if command == "explain":
+            assert set(first[inner][0]) - in_backticks(row(text, f"`explain`, in `{inner}`")) == set()
+
+
+def inherited(command: str) -> tuple[str, ...]:
+    """A rule's page has the keys of a row of ``rules``, and more."""
+    return ("`rules`, in each",) if command == "rule" else ()
+
+
+def test_every_candidate_and_adaptation_is_listed():
+    listed = in_backticks(row(page("run.md"), "`"))
+    own = {name for name, record in CANDIDATES.items() if not record.plugin}
+    assert own | set(ADAPTERS) <= listed
+
+
+def test_the_plug_in_on_the_page_is_the_one_in_the_docstring():
+    docstring = inspect.getdoc(plugins)
+    assert docstring is not None
+    lines = {line.strip().replace("'''", '"""') for line in docstring.splitlines()}
+    for block in blocks("docs/plugins.md"):
+        missing = [line for line in block.text.splitlines() if line.strip() not in lines]
+        assert not missing, f"{block}: attnsel/plugins.py does not say so"

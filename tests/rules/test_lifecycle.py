@@ -1,0 +1,272 @@
+"""Where a code comes from and where it goes: ranges, previews, deprecated and removed rules."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from attnsel import settings
+from attnsel.cli import main
+from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
+from attnsel.rules import REGISTRY, Registry, find_rule, load_all, rule
+from attnsel.rules.api import removed
+from attnsel.rules.ranges import RANGES, free_codes, ranges_of, split
+from attnsel.selection import evaluate
+from attnsel.selection import select as selecting
+from attnsel.selection.requirements import AtMost
+from attnsel.selection.select import select
+
+load_all()
+ROOT = Path(__file__).parents[2]
+PAGES = list(REGISTRY.pages.values())
+
+P = AttentionParams(head_dim_qk=64)
+ENV = Environment.describe("H100", torch="2.13.0")
+
+
+# Ranges.
+
+
+def test_every_rule_lies_in_a_range_of_its_own_file():
+    wrong = [
+        f"{page.code} stands in {page.module}"
+        for page in PAGES
+        if not any(codes.has(page.code) and codes.module == page.module for codes in RANGES)
+    ]
+    assert not wrong, "attnsel rules --ranges says which codes lie in which file"
+
+
+def test_ranges_do_not_overlap():
+    codes = [(each.prefix, number) for each in RANGES for number in range(each.first, each.last + 1)]
+    assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize("codes", RANGES, ids=lambda codes: f"{codes.prefix}{codes.first:03}")
+def test_a_range_is_of_a_file_and_its_next_code_is_free(codes):
+    assert (ROOT / codes.file).is_file()
+    assert 0 < codes.first <= codes.last <= 999
+    code = codes.next_free()
+    if code is not None:
+        assert codes.has(code)
+        assert code not in REGISTRY.pages
+        assert code not in REGISTRY.removed
+        assert not any(other.has(code) for other in RANGES if other is not codes)
+
+
+def test_the_next_code_is_not_one_that_was_removed(monkeypatch):
+    (before,) = free_codes("rules/tiled.py")
+    monkeypatch.setitem(REGISTRY.removed, before, None)
+    (after,) = free_codes("rules/tiled.py")
+    assert split(after)[1] == split(before)[1] + 1
+
+
+def test_a_range_whose_last_code_is_in_use_is_full(monkeypatch):
+    (codes,) = ranges_of("rules/tiled.py")
+    monkeypatch.setitem(REGISTRY.removed, f"{codes.prefix}{codes.last:03}", None)
+    assert codes.next_free() is None
+    assert free_codes("rules/tiled.py") == ()
+
+
+def test_free_codes_are_asked_for_by_family_or_by_file():
+    assert free_codes("bug") == tuple(codes.next_free() for codes in RANGES if codes.prefix == "BUG")
+    assert ranges_of("cudnn/fp8.py") == ranges_of("rules/cudnn/fp8.py")
+    assert {codes.file for codes in ranges_of("fp8.py")} == {"rules/cudnn/fp8.py"}
+    with pytest.raises(KeyError, match=r"no range for 'XYZ'.*CUDNN"):
+        free_codes("XYZ")
+
+
+def test_the_command_prints_every_range_within_80_columns(capsys):
+    assert main(["rules", "--ranges"]) == 0
+    out = capsys.readouterr().out
+    assert all(codes.file in out and (codes.next_free() or "full") in out for codes in RANGES)
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
+def test_ranges_as_json_narrowed_to_a_family(capsys):
+    assert main(["rules", "--ranges", "--family", "pref", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert set(row) == {"prefix", "first", "last", "file", "about", "next"}
+    assert (row["prefix"], row["next"]) == ("PREF", free_codes("PREF")[0])
+
+
+@pytest.mark.parametrize("words", [["--candidate", "cudnn"], ["--evidence", "source"]])
+def test_other_filters_do_not_go_with_ranges(capsys, words):
+    assert main(["rules", "--ranges", *words]) == 2
+    assert "not together with --ranges" in capsys.readouterr().err
+
+
+# A rule's life. BUG9xx: nobody will take these.
+
+
+def forget() -> None:
+    """What was worked out from the rules that were registered."""
+    for memo in (evaluate.fold, evaluate._rules, evaluate._waived_codes, selecting._select):
+        memo.cache_clear()
+
+
+@pytest.fixture
+def registered():
+    """``registered("BUG900", …)`` puts a rule against ``tiled`` among attnsel's until the test ends."""
+    pages, gone = dict(REGISTRY.pages), dict(REGISTRY.removed)
+
+    def register(code="BUG900", registry=None, **more):
+        def too_wide(p, env):
+            """Nothing is wider than 32 for this rule
+
+            Why: it is a test's.
+            Source: this file.
+            """
+            return True
+
+        limits = {"head_dim_qk": AtMost(32)}
+        rule(code, "tiled", requires=limits, evidence="measured", registry=registry, **more)(too_wide)
+        forget()
+        return find_rule(code)
+
+    yield register
+    for known, before in ((REGISTRY.pages, pages), (REGISTRY.removed, gone)):
+        known.clear()
+        known.update(before)
+    forget()
+
+
+def codes_against(policy=None):
+    return [reason.code for reason in select(P, ENV, policy=policy or Policy())["tiled"].reasons]
+
+
+def told(capsys, *words):
+    assert main(["rule", *words]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def row_of(capsys, code):
+    """What ``attnsel rules`` says of a rule: its two lines in one."""
+    assert main(["rules", "--family", "BUG"]) == 0
+    return " ".join(capsys.readouterr().out.partition(code)[2].partition("\nBUG")[0].split())
+
+
+def test_a_rule_in_force_refuses(registered):
+    page = registered()
+    assert (page.status, page.replaced_by) == ("active", "")
+    assert codes_against() == ["BUG900"]
+
+
+def test_a_preview_refuses_only_where_the_policy_says_so(registered):
+    assert registered(status="preview").status == "preview"
+    assert codes_against() == []
+    assert select(P, ENV)["tiled"].eligible
+    assert codes_against(Policy(preview=True)) == ["BUG900"]
+
+
+def test_previews_are_switched_on_by_the_environment_variable(registered, monkeypatch):
+    registered(status="preview")
+    monkeypatch.setenv("ATTNSEL_PREVIEW", "1")
+    try:
+        assert codes_against(settings.configure().policy) == ["BUG900"]
+    finally:
+        monkeypatch.delenv("ATTNSEL_PREVIEW")
+        settings.configure()
+
+
+def test_a_preview_is_told(registered, capsys):
+    registered(status="preview")
+    assert "[measured] preview" in row_of(capsys, "BUG900")
+    page = told(capsys, "BUG900")
+    assert "Status: preview" in page
+    assert "ATTNSEL_PREVIEW=1" in page
+    as_json = json.loads(told(capsys, "BUG900", "--json"))
+    assert (as_json["status"], as_json["replaced_by"]) == ("preview", None)
+
+
+def test_a_deprecated_rule_refuses_and_names_what_took_over(registered, capsys):
+    assert registered(replaced_by="BUG006").status == "deprecated"
+    assert codes_against() == ["BUG900"]
+    assert "[measured] deprecated, see BUG006" in row_of(capsys, "BUG900")
+    assert "Status: deprecated: BUG006 took over" in told(capsys, "BUG900")
+    as_json = json.loads(told(capsys, "BUG900", "--json"))
+    assert (as_json["status"], as_json["replaced_by"]) == ("deprecated", "BUG006")
+
+
+def test_a_rule_in_force_has_no_word_about_its_status(capsys):
+    assert "Status" not in told(capsys, "BUG006")
+    assert row_of(capsys, "BUG006").endswith("]")
+    assert main(["rules", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"active"} <= {row["status"] for row in rows} <= {"active", "preview", "deprecated"}
+
+
+def test_allowing_a_deprecated_bug_works_and_names_what_took_over(registered):
+    registered(replaced_by="BUG006")
+    with pytest.warns(DeprecationWarning, match="BUG900 is deprecated: BUG006 took over") as caught:
+        assert codes_against(Policy(allow_known_bugs=("BUG900",))) == []
+    assert caught[0].filename == __file__, "the caller's code is what has to change"
+
+
+def test_allowing_a_removed_bug_is_a_warning_and_no_error(registered):
+    removed("BUG901", release="0.1.0", replaced_by="BUG006", why="A test removed it.")
+    forget()
+    with pytest.warns(UserWarning, match=r"BUG901 was removed in 0\.1\.0: BUG006 took over"):
+        assert select(P, ENV, policy=Policy(allow_known_bugs=("BUG901",)))["tiled"].eligible
+
+
+def test_allowing_a_bug_that_is_in_force_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        select(P, ENV, policy=Policy(allow_known_bugs=("BUG006", "all")))
+
+
+def test_allowing_a_code_that_never_was_is_an_error():
+    with pytest.raises(InvalidInput, match="BUG999"):
+        select(P, ENV, policy=Policy(allow_known_bugs=("BUG999",)))
+
+
+def test_a_removed_code_still_has_a_page(registered, capsys):
+    removed("BUG901", release="0.1.0", replaced_by="BUG006", why="A test removed it.")
+    page = told(capsys, "bug901")
+    assert page.startswith("BUG901 removed in 0.1.0 Why: A test removed it. Read instead: BUG006, On Hopper")
+    assert json.loads(told(capsys, "BUG901", "--json")) == {
+        "code": "BUG901",
+        "family": "BUG",
+        "status": "removed",
+        "release": "0.1.0",
+        "replaced_by": "BUG006",
+        "why": "A test removed it.",
+    }
+
+
+def test_no_rule_takes_a_code_that_was_removed(registered):
+    own = Registry("tiled")
+    removed("BUG901", release="0.1.0", why="A test removed it.", registry=own)
+    with pytest.raises(ValueError, match="BUG901 was in use once"):
+        registered("BUG901", registry=own)
+    gone = next(iter(REGISTRY.removed))
+    with pytest.raises(ValueError, match=f"{gone} was in use once"):
+        registered(gone, fp8=False)
+
+
+def test_a_code_in_use_cannot_be_removed():
+    with pytest.raises(ValueError, match="BUG006 is taken"):
+        removed("BUG006", release="0.1.0", why="A test tried.")
+
+
+@pytest.mark.parametrize("gone", REGISTRY.removed.values(), ids=lambda gone: gone.code)
+def test_every_removed_code_says_why_and_what_to_read_instead(gone, capsys):
+    assert any(codes.has(gone.code) for codes in RANGES)
+    assert gone.code not in REGISTRY.pages
+    assert gone.why.endswith(".")
+    assert not gone.replaced_by or gone.replaced_by in REGISTRY.pages
+    assert gone.why in told(capsys, gone.code)
+
+
+def test_what_took_over_from_a_deprecated_rule_is_in_force():
+    for page in PAGES:
+        if page.status == "deprecated":
+            assert REGISTRY.pages[page.replaced_by].status == "active"
+        else:
+            assert not page.replaced_by

@@ -1,0 +1,91 @@
+"""Worker processes: one spawned group per test module runs many jobs and leaves what it found in files."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = 120  # seconds: hangs are noticed, a busy machine is no hang
+
+
+class FromFile:
+    """A function of a test module that a spawned process can call: it loads the module from its file.
+
+    Pickled by its name, the function would be looked for on ``sys.path``, where no folder of tests is.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.file = inspect.getfile(function)
+        self.module, self.name = function.__module__, function.__qualname__
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.module not in sys.modules:
+            spec = importlib.util.spec_from_file_location(self.module, self.file)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[self.module] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        return getattr(sys.modules[self.module], self.name)(*arguments)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _main(rank: int, size: int, port: int, job: Callable[..., Any], folder: str, timeout: int) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    try:
+        found = job(rank, size)
+    except BaseException:
+        found = {"crash": traceback.format_exc()}
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    os._exit(0)  # Gloo's teardown may wait for ranks that are gone
+
+
+def run(job: Callable[[int, int], Any], size: int, folder: Path, timeout: int = TIMEOUT) -> list[Any]:
+    """What ``job(rank, size)`` returned on each rank; None from one that died."""
+    children = torch.multiprocessing.spawn(
+        _main, args=(size, free_port(), FromFile(job), str(folder), timeout), nprocs=size, join=False
+    )
+    assert children is not None
+    try:
+        for process in children.processes:
+            process.join(400)
+            assert not process.is_alive(), "a rank hangs"
+    finally:
+        for process in children.processes:
+            process.kill()
+    files = [folder / f"{rank}.pt" for rank in range(size)]
+    return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
+
+
+def groups_of(comm: str, rank: int, size: int, made: dict[str, Any]) -> Any:
+    """The cp_group for an exchange: the world, or [a2a group, p2p group] with neighbours in an a2a group."""
+    if comm != "a2a+p2p":
+        return dist.group.WORLD
+    if not made:
+        inner = 2
+        for first in range(0, size, inner):
+            group = dist.new_group(list(range(first, first + inner)))
+            if first <= rank < first + inner:
+                made["a2a"] = group
+        for start in range(inner):
+            group = dist.new_group(list(range(start, size, inner)))
+            if rank % inner == start:
+                made["p2p"] = group
+    return [made["a2a"], made["p2p"]]

@@ -1,0 +1,128 @@
+"""Writes into README.md and docs/ what their code blocks print now.
+
+    python tests/support/update_docs.py            # every page
+    python tests/support/update_docs.py README.md docs/ask.md
+
+Three things are written: what stands below ``$ attnsel …`` lines, the values behind ``# → `` and the text
+blocks marked ``printed``, and the tables that are made from recorded results. A page whose Python fails, or
+needs a package that is not installed here, keeps what it says from there on and is named; the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # the pages are about this checkout
+
+import pages
+from pages import SHOWN, Block, printed_below
+from paths import ROOT
+
+OVERHEAD = "benchmarks/results/overhead-cpu.json"
+_MADE = re.compile(r"(<!-- made from (\S+) by \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def up_to_date(page: str, text: str, told: Callable[[str], Any] = print) -> str:
+    """The page's text with everything that it prints as it is now."""
+    return with_commands(
+        page, with_tables(with_python(page, text, told))
+    )  # Python first: it has line numbers
+
+
+def with_commands(page: str, text: str) -> str:
+    for block in reversed(pages.blocks(page, text)):
+        if block.language == "console":
+            text = _replaced(text, block, pages.as_printed(block.text))
+    return text
+
+
+def with_tables(text: str) -> str:
+    return _MADE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+
+
+def with_python(page: str, text: str, told: Callable[[str], Any]) -> str:
+    found = pages.blocks(page, text)
+    if not any(block.language == "python" and not block.skipped for block in found):
+        return text
+    lines = text.splitlines()
+    outputs: list[tuple[Block, str]] = []
+    for ran in pages.run_python(page):
+        if ran.missing or ran.error:
+            told(f"{page}:{ran.line}: " + (f"needs {ran.missing}" if ran.missing else ran.error))
+            continue
+        for line, _, now in ran.shown:
+            lines[line - 1] = lines[line - 1].partition(SHOWN)[0] + SHOWN + now
+        outputs += [(block, ran.printed) for block in printed_below(found, ran.line)]
+    text = "\n".join(lines) + "\n"
+    for block, printed in reversed(outputs):
+        text = _replaced(text, block, printed)
+    return text
+
+
+def _replaced(text: str, block: Block, new: str) -> str:
+    lines = text.splitlines(keepends=True)
+    first = block.line - 1
+    lines[first : first + block.text.count("\n")] = [new]
+    return "".join(lines)
+
+
+# ---- tables from recorded results ---------------------------------------------------------------------
+
+
+def overhead_table() -> str:
+    """The rows of the overhead benchmark that have a budget, and where they were measured."""
+    record = json.loads((ROOT / OVERHEAD).read_text(encoding="utf-8"))
+    machine, versions = record["machine"], record["versions"]
+    lines = ["| what | budget | median |", "|---|---|---|"]
+    for row in record["rows"]:
+        if row["budget"] is None:
+            continue
+        sign, unit = "≤" if row["bound"] == "at most" else "≥", row["unit"]
+        plus = "+" if "−" in row["what"] else ""  # a difference
+        median = f"{plus}{_figure(row['median'], unit)}{'' if row['within'] else ' (over)'}"
+        lines.append(f"| {row['group']}: {row['what']} | {sign} {_figure(row['budget'], unit)} | {median} |")
+    where = f"{machine['cores']} cores, {machine['cpu']}, {machine['system']}"
+    which = f"Python {versions['python']}, torch {versions['torch']}"
+    load = f"load average {machine['load_average_1min']:.1f}"
+    lines += ["", f"Measured on {record['date']}: {where}, {which}, {load}."]
+    return "\n".join(lines) + "\n"
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if unit == "/s" else f"{value:.3g} {unit}"
+
+
+TABLES: dict[str, Callable[[], str]] = {OVERHEAD: overhead_table}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="README.md or docs/….md; all if left out")
+    failures: list[str] = []
+    for page in parser.parse_args().pages or pages.PAGES:
+        path = ROOT / page
+        text = path.read_text(encoding="utf-8")
+        try:
+            new = up_to_date(page, text, failures.append)
+        except Exception:  # of a command; the other pages are written all the same
+            failures.append(f"{page}: {traceback.format_exc()}")
+            continue
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+            print(f"{page}: written")
+    print("\n".join(failures), file=sys.stderr, end="\n" if failures else "")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
