@@ -34,11 +34,13 @@ try:
 except ModuleNotFoundError:
     torch = None  # type: ignore[assignment]
 
-HIT_US = 5.0
-COLD_US = 60.0
-NEW_ENVIRONMENT_US = 300.0
-SELECTIONS_PER_S = 15_000.0
-EXPLAIN_S = 0.45
+HIT_US = {("bshd", False): 2.0, ("bshd", True): 3.0, ("sbhd", False): 3.0, ("sbhd", True): 3.0}
+NEW_LENGTH_US = 25.0
+FEATURES_US = 40.0
+EXPLANATION_US = 120.0
+NEW_ENVIRONMENT_US = 200.0
+DECISIONS_PER_S = {"params at hand": 25_000.0}
+EXPLAIN_S = 0.30
 DOUBLING = 2.1  # S twice as long: 2 is linear, 4 is an S×S tensor
 
 PLAIN_POLICY = Policy()
@@ -49,19 +51,26 @@ class Effort(NamedTuple):
     """How often each thing is measured."""
 
     pairs: int
+    lengths: int
     selections: int
     passes: int
     processes: int
     tokens: int
 
 
-FULL = Effort(pairs=1500, selections=1500, passes=15, processes=21, tokens=2048)
-QUICK = Effort(pairs=20, selections=20, passes=1, processes=1, tokens=512)
+FULL = Effort(pairs=1500, lengths=3000, selections=1500, passes=15, processes=21, tokens=2048)
+QUICK = Effort(pairs=20, lengths=20, selections=20, passes=1, processes=1, tokens=512)
 
 
-def cold(p: AttentionParams, env: Environment) -> Any:
-    """``attnsel.select`` past its memo."""
+def decide(p: AttentionParams, env: Environment) -> Any:
+    """``attnsel.select`` past its memo: the choice, and no more than it takes."""
     return _select.__wrapped__(p, env, PLAIN_POLICY, NO_EVIDENCE)
+
+
+def explain(p: AttentionParams, env: Environment) -> Any:
+    """The choice, and every candidate's verdict with its reasons and adaptations."""
+    selection = decide(p, env)
+    return selection.candidates and selection
 
 
 # ---- a call on a cache hit --------------------------------------------------------------------------
@@ -124,7 +133,7 @@ def cache_hits(effort: Effort) -> list[Row]:
 
         name = f"{qkv_format}, {'with' if grad else 'no'} grad"
         for what, ours, theirs, budget in (
-            (f"{name}: forward − aten op by hand", forward, aten, HIT_US),
+            (f"{name}: forward − aten op by hand", forward, aten, HIT_US[qkv_format, grad]),
             (f"{name}: module(q, k, v) − aten op by hand", call, aten, None),
             (f"{name}: forward − F.sdpa", forward, functional, None),
         ):
@@ -138,7 +147,7 @@ def cache_hits(effort: Effort) -> list[Row]:
     return rows
 
 
-# ---- a cold selection -------------------------------------------------------------------------------
+# ---- a question never seen before ------------------------------------------------------------------
 
 
 def questions() -> dict[str, tuple[AttentionParams, Environment]]:
@@ -159,41 +168,94 @@ def questions() -> dict[str, tuple[AttentionParams, Environment]]:
     }
 
 
-def cold_selections(effort: Effort) -> list[Row]:
-    """A question never seen before: in a known environment, and in one whose rules are yet to be folded."""
-    asked = questions()
-    known = ask_in_turn(asked, effort.selections)
-    new = ask_in_turn(asked, effort.selections // 2, fold.cache_clear)
+def machines() -> dict[str, Environment]:
+    return {
+        "A100, cuDNN 8.9.7": Environment.describe("A100", cudnn="8.9.7"),
+        "H100, cuDNN 9.1.0": Environment.describe("H100", cudnn="9.1.0"),
+        "H100": Environment.describe("H100"),
+        "B200": Environment.describe("B200"),
+    }
+
+
+Way = Callable[[AttentionParams, Environment], Any]
+
+
+def new_lengths(effort: Effort) -> list[Row]:
+    """What a server pays that meets a sequence length for the first time."""
+    env = Environment.describe("H100")
+    lengths = [AttentionParams(max_seqlen_q=s, max_seqlen_kv=s) for s in range(1, effort.lengths + 1)]
+    group = f"a new length, {effort.lengths} of them on an H100"
     return [
-        row(group, name, "µs", samples[name], budget=budget, note=f"→ {cold(*asked[name]).backend}")
-        for group, samples, budget in (
-            ("a cold select, known environment", known, COLD_US),
-            ("a cold select, new environment", new, NEW_ENVIRONMENT_US),
+        row(group, name, "µs", [timed(way, p.derive(), env) for p in lengths], budget=budget)
+        for name, way, budget in (
+            ("decided", decide, NEW_LENGTH_US),
+            ("explained: every candidate, every reason", explain, EXPLANATION_US),
         )
-        for name in asked
     ]
 
 
+def features(effort: Effort) -> list[Row]:
+    """The features grid, question by question: what a decision costs, and an explanation."""
+    grid = [AttentionParams(**changes) for changes in feature_grid()]
+    rows = []
+    for what, way, budget in (("decided", decide, FEATURES_US), ("explained", explain, EXPLANATION_US)):
+        everywhere: list[float] = []
+        by_machine = []
+        for name, env in machines().items():
+            seen = []
+            for p in grid:
+                way(p, env)
+                turns = [timed(way, p.derive(), env) for _ in range(effort.passes)]
+                seen.append(sorted(turns)[len(turns) // 2])
+            by_machine.append(row(f"the features grid, {what}", name, "µs", seen))
+            everywhere += seen
+        rows += [
+            row(f"the features grid, {what}", "all four machines", "µs", everywhere, budget=budget),
+            *by_machine,
+        ]
+    return rows
+
+
+def known_and_new(effort: Effort) -> list[Row]:
+    """Five questions: in a known environment, and in one whose rules are yet to be folded."""
+    asked = questions()
+    groups = (
+        ("a decision, known environment", decide, effort.selections, None, lambda: None),
+        ("an explanation, known environment", explain, effort.selections, EXPLANATION_US, lambda: None),
+        ("a decision, new environment", decide, effort.selections // 2, NEW_ENVIRONMENT_US, fold.cache_clear),
+    )
+    rows = []
+    for group, way, count, budget, before in groups:
+        samples = ask_in_turn(way, asked, count, before)
+        rows += [
+            row(group, name, "µs", samples[name], budget=budget, note=f"→ {decide(*asked[name]).backend}")
+            for name in asked
+        ]
+    return rows
+
+
+def timed(way: Way, p: AttentionParams, env: Environment) -> float:
+    """Microseconds of one question. ``p`` should know nothing of itself yet: ``derive()`` makes it so."""
+    start = time.perf_counter_ns()
+    way(p, env)
+    return (time.perf_counter_ns() - start) / 1e3
+
+
 def ask_in_turn(
+    way: Way,
     asked: dict[str, tuple[AttentionParams, Environment]],
     count: int,
-    before: Callable[[], Any] = lambda: None,
+    before: Callable[[], Any],
 ) -> dict[str, list[float]]:
-    """Microseconds of each question, one after the other, ``count`` times over.
-
-    Each time it is put in new words: parameters equal to the last ones that know nothing of themselves yet.
-    """
+    """Microseconds of each question, one after the other, ``count`` times over."""
     seen: dict[str, list[float]] = {name: [] for name in asked}
     for p, env in asked.values():
-        cold(p, env)
+        way(p, env)
     with quiet():
         for _ in range(count):
             for name, (p, env) in asked.items():
-                fresh = p.derive()
                 before()
-                start = time.perf_counter_ns()
-                cold(fresh, env)
-                seen[name].append((time.perf_counter_ns() - start) / 1e3)
+                seen[name].append(timed(way, p.derive(), env))
     return seen
 
 
@@ -245,14 +307,9 @@ def feature_grid() -> Iterator[dict[str, Any]]:
 
 
 def planning(effort: Effort) -> list[Row]:
-    """Selections per second through a grid, each with a question made for it."""
+    """Decisions per second through a grid, each with a question made for it."""
     base = AttentionParams()
-    machines = [
-        Environment.describe("A100", cudnn="8.9.7"),
-        Environment.describe("H100", cudnn="9.1.0"),
-        Environment.describe("H100"),
-        Environment.describe("B200"),
-    ]
+    environments = list(machines().values())
     ways: dict[str, Callable[[Any], AttentionParams]] = {
         "params by replace, validated": lambda changes: base.replace(**changes),
         "params by derive, unchecked": lambda changes: base.derive(**changes),
@@ -264,25 +321,25 @@ def planning(effort: Effort) -> list[Row]:
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(effort.passes):
             for name, make in ways.items():
-                rates[name].append(sweep(make, ready if name == "params at hand" else cells, machines))
-        count = f"{len(cells) * len(machines)} selections"
+                rates[name].append(sweep(make, ready if name == "params at hand" else cells, environments))
+        count = f"{len(cells) * len(environments)} decisions"
         rows += [
-            row("planning on one core", f"{grid}, {name}", "/s", samples, budget=SELECTIONS_PER_S,
+            row("planning on one core", f"{grid}, {name}", "/s", samples, budget=DECISIONS_PER_S.get(name),
                 bound="at least", note=count)
             for name, samples in rates.items()
         ]  # fmt: skip
     return rows
 
 
-def sweep(make: Callable[[Any], AttentionParams], cells: list[Any], machines: list[Environment]) -> float:
-    """Selections per second, none of them remembered from before."""
+def sweep(make: Callable[[Any], AttentionParams], cells: list[Any], environments: list[Environment]) -> float:
+    """Decisions per second, none of them remembered from before."""
     _select.cache_clear()
     with quiet():
         start = time.perf_counter()
-        for env in machines:
+        for env in environments:
             for cell in cells:
                 select(make(cell), env)
-        return len(cells) * len(machines) / (time.perf_counter() - start)
+        return len(cells) * len(environments) / (time.perf_counter() - start)
 
 
 # ---- the command ------------------------------------------------------------------------------------
@@ -391,11 +448,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few samples: whether it runs, not how fast")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
-    # What this process was options about selection is no part of the question.
+    # Settings of the shell it is started from are no part of the questions.
     for name in [name for name in os.environ if name.startswith("ATTNSEL_")]:
         del os.environ[name]
     effort = QUICK if options.quick else FULL
-    sections = [("a cold select", cold_selections), ("planning", planning), ("attnsel explain", command)]
+    sections = [
+        ("a new length", new_lengths),
+        ("the features grid", features),
+        ("five questions", known_and_new),
+        ("planning", planning),
+        ("attnsel explain", command),
+    ]
     if torch is not None:
         sections = [("a call on a cache hit", cache_hits), *sections, ("memory", memory)]
     rows = list(steps([(name, lambda section=section: section(effort)) for name, section in sections]))

@@ -82,18 +82,29 @@ def percent(share: float) -> str:
 
 def _length(p: AttentionParams, parts: tuple[str, ...], value: int) -> Instruction:
     old = getattr(p, parts[0])
-    fmt = FORMATS[p.qkv_format]
-    behind = fmt.rank - 1 - fmt.rows  # dimensions after the sequence's
-    pads = ", ".join(["0, 0"] * behind + [f"0, {value - old}"])
     what = "the sequence" if len(parts) == 2 else parts[0]
-    tensors = {"max_seqlen_q": "q", "max_seqlen_kv": "k, v"}.get(what, "q, k, v")
-    if p.has_bias:
-        tensors += "; the bias likewise"
-    cut = "" if parts == ("max_seqlen_kv",) else "; cut the output back"
+    by_format: dict[str, str] = {}  # q may lie in another format than k and v
+    for field, tensors, name in (
+        ("max_seqlen_q", "q", p.layout.q_format),
+        ("max_seqlen_kv", "k, v", p.layout.kv_format),
+    ):
+        if field in parts:
+            by_format[name] = ", ".join(filter(None, (by_format.get(name), tensors)))
+    bias = "; the bias likewise" if p.has_bias else ""
     return Instruction(
         f"round {what} {old} up to {value} ({percent(value / max(old, 1) - 1)})",
-        f"x = torch.nn.functional.pad(x, ({pads}))  # {tensors}{cut}",
+        "\n".join(
+            f"x = torch.nn.functional.pad(x, ({_behind(name)}0, {value - old}))  # {tensors}{bias}"
+            + ("; cut the output back" if tensors.startswith("q") else "")
+            for name, tensors in by_format.items()
+        ),
     )
+
+
+def _behind(qkv_format: str) -> str:
+    """No padding in the dimensions behind the sequence's."""
+    form = FORMATS[qkv_format]
+    return "0, 0, " * (form.rank - 1 - form.rows)
 
 
 def _width(p: AttentionParams, parts: tuple[str, ...], value: int) -> Instruction:

@@ -285,7 +285,8 @@ def test_flash_on_cpu_reads_the_wrong_heads_when_they_do_not_divide() -> None:
 
 
 def test_flash_on_cpu_turns_a_nan_scale_into_numbers() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
+    # In columns that fill no vector register: how many those are is up to the processor, one always is.
+    q, k = normal(2, 4, 6, 8), normal(2, 4, 1, 8)
     assert not raw_flash(q, k, k, scale=math.nan).isnan().any()
 
 
