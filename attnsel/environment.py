@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 
 from attnsel._model import FrozenModel
 from attnsel.errors import InvalidInput
-from attnsel.gpus import SHARED_MEMORY, look_up_gpu
+from attnsel.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.versions import Version
 
 
@@ -154,7 +154,7 @@ def describe_device(gpu: str | None) -> Device:
         arch=card.arch,
         memory=None if card.memory_gib is None else card.memory_gib << 30,
         sm_count=card.sm_count,
-        shared_memory=SHARED_MEMORY[card.arch],
+        shared_memory=ARCHITECTURES[card.arch].shared_memory,
     )
 
 
@@ -216,20 +216,11 @@ def _impossible(env: Environment) -> list[str]:
     """Contradictions inside one environment. They are said, not corrected."""
     found = []
     arch, cudnn, cuda = env.arch, env.cudnn, env.cuda
-    first_cuda = {
-        75: Version(10),
-        80: Version(11),
-        86: Version(11, 1),
-        89: Version(11, 8),
-        90: Version(11, 8),
-    }
-    needed = Version(12, 8) if arch is not None and arch >= 100 else first_cuda.get(arch or 0)
-    if needed and cuda and cuda < needed:
-        found.append(f"sm{arch} needs CUDA {needed.major}.{needed.minor} or newer, not {cuda}")
-    if arch is not None and arch >= 100 and cudnn and cudnn < Version(9, 7):
-        found.append(f"sm{arch} is not known to cuDNN {cudnn}: support begins with 9.7.0")
-    if arch is not None and arch >= 90 and cudnn and cudnn < Version(8, 9):
-        found.append(f"sm{arch} attention is not in cuDNN {cudnn}")
+    known = ARCHITECTURES.get(arch or 0)
+    if known and known.cuda and cuda and cuda < known.cuda:
+        found.append(f"sm{arch} needs CUDA {known.cuda.major}.{known.cuda.minor} or newer, not {cuda}")
+    if known and known.cudnn and cudnn and cudnn < known.cudnn:
+        found.append(f"sm{arch} is not known to cuDNN {cudnn}: attention for it begins with {known.cudnn}")
     if env.device.type != "cuda" and "cudnn" not in env.assumed and cudnn and not env.detected:
         found.append(f"cuDNN {cudnn} has no use on a {env.device.type} device")
     return found
@@ -289,7 +280,9 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
         loaded["cudnn"] = None if number is None else Version.parse(int(number))
         arch = 10 * properties.major + properties.minor
-        shared = getattr(properties, "shared_memory_per_block_optin", None) or SHARED_MEMORY.get(arch)
+        shared = getattr(properties, "shared_memory_per_block_optin", None)
+        if not shared and arch in ARCHITECTURES:
+            shared = ARCHITECTURES[arch].shared_memory
         return Device(
             type="cuda",
             name=properties.name.removeprefix("NVIDIA "),

@@ -1,7 +1,8 @@
 """The GPU catalogue: what is known about a card that is not in the machine.
 
 Memory and SM counts are from NVIDIA's data sheets; shared memory per block is a property of the
-architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"). First toolkits
+are from CUDA's release notes, first cuDNN releases from cuDNN's support matrices.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import difflib
 import re
 from typing import NamedTuple
+
+from attnsel.versions import Version
 
 
 class Gpu(NamedTuple):
@@ -18,20 +21,30 @@ class Gpu(NamedTuple):
     sm_count: int | None
 
 
-# Largest shared memory one block may ask for, in bytes.
-SHARED_MEMORY: dict[int, int] = {
-    70: 98_304,
-    75: 65_536,
-    80: 166_912,
-    86: 101_376,
-    87: 166_912,
-    89: 101_376,
-    90: 232_448,
-    100: 232_448,
-    103: 232_448,
-    110: 232_448,
-    120: 101_376,
-    121: 101_376,
+class Architecture(NamedTuple):
+    """``shared_memory``: the most that one block may ask for, in bytes. ``cuda``: the first toolkit that
+    compiles for it; ``cudnn``: the first release with attention for it. None: older than what is asked."""
+
+    shared_memory: int
+    cuda: Version | None = None
+    cudnn: Version | None = None
+
+
+_CUDNN_8_9, _CUDNN_9_7 = Version(8, 9), Version(9, 7)
+
+ARCHITECTURES: dict[int, Architecture] = {
+    70: Architecture(98_304),
+    75: Architecture(65_536, Version(10)),
+    80: Architecture(166_912, Version(11)),
+    86: Architecture(101_376, Version(11, 1)),
+    87: Architecture(166_912),
+    89: Architecture(101_376, Version(11, 8)),
+    90: Architecture(232_448, Version(11, 8), _CUDNN_8_9),
+    100: Architecture(232_448, Version(12, 8), _CUDNN_9_7),
+    103: Architecture(232_448, Version(12, 8), _CUDNN_9_7),
+    110: Architecture(232_448, Version(12, 8), _CUDNN_9_7),
+    120: Architecture(101_376, Version(12, 8), _CUDNN_9_7),
+    121: Architecture(101_376, Version(12, 8), _CUDNN_9_7),
 }
 
 CATALOGUE: dict[str, Gpu] = {
@@ -67,10 +80,10 @@ def look_up_gpu(name: str) -> Gpu:
     bare = re.fullmatch(r"(?:sm_?(\d{2,3})a?|(\d{1,2})\.(\d))", name.strip().casefold())
     if bare:
         arch = int(bare[1]) if bare[1] else 10 * int(bare[2]) + int(bare[3])
-        if arch in SHARED_MEMORY:
+        if arch in ARCHITECTURES:
             return Gpu(f"sm{arch}", arch, None, None)
     near = difflib.get_close_matches(key.removeprefix("rtx"), CATALOGUE, n=2, cutoff=0.5)
     hint = f" (did you mean {' or '.join(CATALOGUE[n].name for n in near)}?)" if near else ""
     names = ", ".join(gpu.name for gpu in CATALOGUE.values())
-    archs = ", ".join(f"sm{arch}" for arch in SHARED_MEMORY)
+    archs = ", ".join(f"sm{arch}" for arch in ARCHITECTURES)
     raise ValueError(f"unknown GPU{hint}; allowed: {names}, or an architecture: {archs}")

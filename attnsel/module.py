@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attnsel import context_parallel
+from attnsel.context_parallel.exchanges import exchange_named
 from attnsel.errors import InvalidInput, UnsupportedArgument
-from attnsel.params import AttentionParams, CpCommType
+from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
@@ -154,9 +155,7 @@ class DotProductAttention(nn.Module):
         [a2a group, p2p group] or a DeviceMesh of two dimensions, p2p outside. cp_global_ranks: its ranks, to
         be checked. cp_stream: where exchanges are posted on CUDA. Raises InvalidInput for other values.
         """
-        if cp_comm_type not in get_args(CpCommType):
-            allowed = ", ".join(get_args(CpCommType))
-            raise InvalidInput("cp_comm_type", cp_comm_type, f"must be one of {allowed}")
+        exchange_named(cp_comm_type)
         self.cp_comm_type = cp_comm_type
         self._cp: ContextParallel | None = None
         if (cp_group, cp_global_ranks, cp_stream) != (None, None, None):

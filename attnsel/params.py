@@ -20,6 +20,7 @@ from pydantic import (
 
 from attnsel._model import FrozenModel, lazy
 from attnsel._params_checks import check_params, diagonal_of, normalise_window
+from attnsel.context_parallel.exchanges import CpCommType
 from attnsel.errors import InvalidInput
 from attnsel.layout import LAYOUTS, LayoutName, read_layout
 from attnsel.recipes import _Recipe, read_recipe
@@ -37,7 +38,6 @@ MaskType = Literal[
 BiasType = Literal["no_bias", "pre_scale_bias", "post_scale_bias", "alibi"]
 BiasShape = Literal["bhss", "1hss", "b1ss", "11ss", "111s"]
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
-CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 KvCache = Literal["none", "contiguous", "paged"]
 
 ITEMSIZE: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1}

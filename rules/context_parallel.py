@@ -13,6 +13,7 @@ a2a+p2p     a2a within a node, p2p between nodes
 from __future__ import annotations
 
 from attnsel.candidates import every, where
+from attnsel.context_parallel.exchanges import exchanges
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rule
@@ -22,7 +23,13 @@ from attnsel.versions import cudnn
 
 WITHOUT_OFFSETS = where(lambda record: not record.offsets)  # take no offset of a chunk
 WITHOUT_LSE = where(lambda record: not record.gives_lse)
-RING = ("p2p", "a2a+p2p")
+# Names of exchanges, by what they do.
+SWAPS_HEADS = exchanges(lambda record: record.swaps_heads)
+KEEPS_HEADS = exchanges(lambda record: not record.swaps_heads)
+KEEPS_KEYS = exchanges(lambda record: not record.keys)  # sequences stay whole
+RING = exchanges(lambda record: record.keys == "ring")
+GATHERS = exchanges(lambda record: record.keys == "gathered")
+NESTED = exchanges(lambda record: record.nested)
 
 
 def _length(p: AttentionParams, of: int) -> Violation | None:
@@ -50,7 +57,7 @@ def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Violation | No
     Fix: pad the sequence at its end; under a causal mask the padding changes no result.
     Source: TransformerEngine v2.18, context_parallel.py (DualChunkSwap).
     """
-    if p.cp_size > 1 and _by_position(p) and p.cp_comm_type != "all_gather":
+    if p.cp_size > 1 and _by_position(p) and p.cp_comm_type not in GATHERS:
         return _length(p, 2 * p.cp_size)
     return None
 
@@ -68,7 +75,7 @@ def even_chunks(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: pad the sequence, with a mask that hides the padding.
     Source: TransformerEngine v2.18, context_parallel.py.
     """
-    if p.cp_size > 1 and not _by_position(p) and p.cp_comm_type != "all_gather":
+    if p.cp_size > 1 and not _by_position(p) and p.cp_comm_type not in GATHERS:
         return _length(p, p.cp_size)
     return None
 
@@ -86,7 +93,7 @@ def even_local_lengths(p: AttentionParams, env: Environment) -> Violation | None
     Fix: pad the sequence to a multiple of 2 * cp_size, or use another cp_comm_type.
     Source: TransformerEngine v2.18, context_parallel.py, line 3097.
     """
-    if p.cp_size > 1 and p.cp_comm_type == "all_gather":
+    if p.cp_size > 1 and p.cp_comm_type in GATHERS:
         return _length(p, 2 * p.cp_size)
     return None
 
@@ -105,16 +112,16 @@ def heads_over_ranks(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: another cp_comm_type, or fewer ranks.
     Source: TransformerEngine v2.18, context_parallel.py, line 4246.
     """
-    if p.cp_size == 1 or p.cp_comm_type not in ("a2a", "a2a+p2p"):
+    if p.cp_size == 1 or p.cp_comm_type not in SWAPS_HEADS:
         return None
-    whole = Multiple(p.cp_size if p.cp_comm_type == "a2a" else 2)
+    whole = Multiple(2 if p.cp_comm_type in NESTED else p.cp_size)
     return limit(p, "num_heads", whole) or limit(p, "num_gqa_groups", whole)
 
 
 @rule(
     "CP005",
     WITHOUT_LSE,
-    requires={"cp_comm_type": OneOf("a2a")},
+    requires={"cp_comm_type": OneOf(*KEEPS_KEYS)},
     evidence="measured",
     fires_on={"cp_size": 2},
     passes={"cp_size": 2, "cp_comm_type": "a2a"},
@@ -132,7 +139,7 @@ def merging_needs_lse(p: AttentionParams, env: Environment) -> bool:
 @rule(
     "CP006",
     WITHOUT_OFFSETS,
-    requires={"cp_comm_type": OneOf("a2a")},
+    requires={"cp_comm_type": OneOf(*KEEPS_KEYS)},
     fires_on={"cp_size": 2, "window_size": (256, 0)},
     passes={"cp_size": 2, "window_size": (256, 0), "cp_comm_type": "a2a"},
 )
@@ -151,7 +158,7 @@ def windows_need_offsets(p: AttentionParams, env: Environment) -> bool:
 @rule(
     "CP007",
     "cudnn",
-    requires={"cp_comm_type": OneOf("a2a")},
+    requires={"cp_comm_type": OneOf(*KEEPS_KEYS)},
     fires_on={"cp_size": 2, "softmax_type": "learnable"},
     passes={"cp_size": 2, "softmax_type": "learnable", "cp_comm_type": "a2a"},
 )
@@ -215,7 +222,7 @@ def causal_over_equal_lengths(p: AttentionParams, env: Environment) -> bool:
     Fix: triton and tiled take offsets; a2a keeps sequences whole.
     Source: TransformerEngine v2.18, utils.py, lines 1177-1280 (causal cross attention).
     """
-    return p.cp_size > 1 and p.causal and p.cp_comm_type != "a2a"
+    return p.cp_size > 1 and p.causal and p.cp_comm_type not in KEEPS_KEYS
 
 
 @rule(
@@ -254,7 +261,7 @@ def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Violation 
     """
     if p.cp_size == 1 or not p.has_bias:
         return None
-    found = limit(p, "cp_comm_type", OneOf("p2p", "all_gather"))
+    found = limit(p, "cp_comm_type", OneOf(*KEEPS_HEADS))
     if found is None and p.qkv_format == "thd":
         return Violation("qkv_layout", p.qkv_layout, FreeText("dense tensors"))
     return found
@@ -263,7 +270,7 @@ def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Violation 
 @rule(
     "CP014",
     where(lambda record: record.dropout == "contract" and "head_offset" not in record.takes),
-    requires={"cp_comm_type": OneOf("p2p", "all_gather")},
+    requires={"cp_comm_type": OneOf(*KEEPS_HEADS)},
     fires_on={"cp_size": 2, "attention_dropout": 0.125, "cp_comm_type": "a2a"},
     passes={"cp_size": 2, "attention_dropout": 0.125},
 )
@@ -305,7 +312,7 @@ def dropout_on_a_moved_diagonal(p: AttentionParams, env: Environment) -> bool:
     Fix: a2a, which keeps sequences whole; a diagonal from the top left, equal lengths, or no dropout.
     Source: attnsel/backends/contract.py (Spec: visibility and dropout share q_offset).
     """
-    if p.cp_size == 1 or p.cp_comm_type == "a2a" or not p.dropout:
+    if p.cp_size == 1 or p.cp_comm_type in KEEPS_KEYS or not p.dropout:
         return False
     alibi = p.core_attention_bias_type == "alibi"
     if not (p.causal or p.windowed or alibi):
@@ -319,7 +326,7 @@ def dropout_on_a_moved_diagonal(p: AttentionParams, env: Environment) -> bool:
 @rule(
     "CP012",
     WITHOUT_OFFSETS,
-    requires={"cp_comm_type": OneOf("a2a")},
+    requires={"cp_comm_type": OneOf(*KEEPS_KEYS)},
     fires_on={"cp_size": 2, "core_attention_bias_type": "alibi"},
     passes={"cp_size": 2, "core_attention_bias_type": "alibi", "cp_comm_type": "a2a"},
 )
@@ -350,8 +357,8 @@ def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Violation |
     Fix: pad the sequence, or cuDNN 9.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
-    chunked = p.causal or p.cp_comm_type == "all_gather"
-    if p.cp_size > 1 and chunked and p.cp_comm_type != "a2a":
+    chunked = p.causal or p.cp_comm_type in GATHERS
+    if p.cp_size > 1 and chunked and p.cp_comm_type not in KEEPS_KEYS:
         return _length(p, 64 * 2 * _ring_ranks(p))
     return None
 
@@ -377,4 +384,4 @@ def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Violation | None:
 
 def _ring_ranks(p: AttentionParams) -> int:
     """Ranks that keys travel between, at least."""
-    return 2 if p.cp_comm_type == "a2a+p2p" else p.cp_size
+    return 2 if p.cp_comm_type in NESTED else p.cp_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attnsel.environment import COMPONENTS, Device, Environment
-from attnsel.gpus import SHARED_MEMORY
+from attnsel.gpus import ARCHITECTURES
 from attnsel.params import AttentionParams
 from attnsel.rules.api import Example, Rule
 from attnsel.versions import Version, Versions
@@ -35,7 +35,7 @@ def question(rule: Rule, example: Example) -> tuple[AttentionParams, Environment
 
 def _some_gpu(rule: Rule) -> str:
     if rule.arch is not None:
-        for arch in (*_COMMON_FIRST, *SHARED_MEMORY):
+        for arch in (*_COMMON_FIRST, *ARCHITECTURES):
             if arch in rule.arch:
                 return f"sm{arch}"
         raise ValueError(f"{rule.code}: no known architecture passes its gate")

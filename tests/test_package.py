@@ -28,6 +28,7 @@ LAYERS = [
         "recipes",
         "gpus",
         "hardware_specs",
+        "context_parallel.exchanges",
     ],
     ["params", "environment", "candidates.record"],
     [f"backends.{name}.candidate" for name in ("cudnn", "triton", "sdpa", "tiled")],

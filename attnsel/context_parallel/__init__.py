@@ -1,5 +1,6 @@
 """One sequence over many ranks: planned without torch, run with it.
 
+``exchanges``  which ways of exchanging there are
 ``geometry``   which parts of a sequence meet which, on which rank
 ``step``       what a step asks of a kernel
 ``plan``       who runs the steps of each exchange; ``schedule``, ``estimate``, ``report`` say what follows

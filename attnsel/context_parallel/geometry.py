@@ -15,6 +15,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from attnsel.context_parallel.exchanges import EXCHANGES
+
 Kind = Literal["full", "diagonal", "offset", "whole"]
 
 EVERY_RANK = 16
@@ -173,7 +175,7 @@ def _shapes(sizes: RingSizes, comm: str) -> tuple[tuple[int, int, Kind], ...]:
     ranks = sampled_ranks(sizes.size)
     found: dict[tuple[int, int, Kind], None] = {}
     for rank in ranks:
-        owners = ranks if comm != "all_gather" else (None,)
+        owners = (None,) if EXCHANGES[comm].keys == "gathered" else ranks
         for owner in owners:
             calls = gathered_parts(sizes, rank) if owner is None else ring_parts(sizes, rank, owner)
             for part in calls:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import torch.distributed as dist
 
 from attnsel.context_parallel.comm import Member, Ring
+from attnsel.context_parallel.exchanges import EXCHANGES, exchange_named
 from attnsel.context_parallel.step import RankLayout
 from attnsel.errors import InvalidInput
-from attnsel.params import CpCommType
 from attnsel.runtime.cache import BoundedCache
 
 
 class ContextParallel:
-    """``a2a`` exchanges heads for rows and ``ring`` exchanges keys; one of them has size 1 but in a2a+p2p.
+    """``a2a`` exchanges heads for rows and ``ring`` exchanges keys; one of them has size 1 unless both do.
 
     Rank of the whole group: ``ring.rank * a2a.size + a2a.rank``, so neighbours share an a2a group.
     """
@@ -22,9 +22,11 @@ class ContextParallel:
     def __init__(self, comm_type: str, a2a: Member, ring: Member, stream: Any = None) -> None:
         self.a2a, self.ring = a2a, ring
         self.size = a2a.size * ring.size
-        if comm_type == "a2a+p2p" and 1 in (a2a.size, ring.size):  # as in TransformerEngine
-            comm_type = "p2p" if a2a.size == 1 else "a2a"
-        self.comm_type: CpCommType = comm_type  # type: ignore[assignment]
+        record = EXCHANGES[comm_type]
+        if record.nested and 1 in (a2a.size, ring.size):  # as in TransformerEngine
+            record = record._replace(swaps_heads=False) if a2a.size == 1 else record._replace(keys="")
+            comm_type = next(name for name, other in EXCHANGES.items() if other == record)
+        self.comm_type, self.record = comm_type, record
         self.exchange = Ring(ring, stream)
         self.chosen: BoundedCache[Any] = BoundedCache(limit=256)  # choices by call signature, see run.py
 
@@ -50,14 +52,13 @@ def resolve(
     ``cp_group``: a ProcessGroup or a DeviceMesh of one dimension; with a2a+p2p a pair [a2a group, p2p group]
     or a DeviceMesh of two dimensions, p2p outside and a2a inside. Raises InvalidInput for anything else.
     """
-    if cp_comm_type not in get_args(CpCommType):
-        raise InvalidInput("cp_comm_type", cp_comm_type, f"must be one of {', '.join(get_args(CpCommType))}")
+    record = exchange_named(cp_comm_type)
     if cp_group is None:
         for name, value in (("cp_global_ranks", cp_global_ranks), ("cp_stream", cp_stream)):
             if value is not None:
                 raise InvalidInput(name, value, "must be left out without a cp_group")
         return None
-    groups = _groups(cp_group, cp_comm_type)
+    groups = _groups(cp_group, record.nested, cp_comm_type)
     members = [Member(group) for group in groups]
     for member, group in zip(members, groups, strict=True):
         if member.rank < 0:
@@ -67,19 +68,17 @@ def resolve(
         if not isinstance(cp_global_ranks, (list, tuple)) or not set(own) <= set(_flat(cp_global_ranks)):
             raise InvalidInput("cp_global_ranks", cp_global_ranks, f"must hold the group's ranks, {own}")
     one = Member()
-    if cp_comm_type == "a2a+p2p":
+    if record.nested:
         a2a, ring = members
     else:
-        a2a, ring = (members[0], one) if cp_comm_type == "a2a" else (one, members[0])
+        a2a, ring = (members[0], one) if record.swaps_heads else (one, members[0])
     made = ContextParallel(cp_comm_type, a2a, ring, cp_stream)
     return None if made.size == 1 else made
 
 
-def _groups(cp_group: Any, comm_type: str) -> list[Any]:
-    both = comm_type == "a2a+p2p"
-    wanted = (
-        "must be [a2a group, p2p group] with cp_comm_type 'a2a+p2p'" if both else "must be a process group"
-    )
+def _groups(cp_group: Any, both: bool, comm_type: str) -> list[Any]:
+    pair = f"[a2a group, p2p group] with cp_comm_type {comm_type!r}"
+    wanted = f"must be {pair if both else 'a process group'}"
     if isinstance(cp_group, dist.device_mesh.DeviceMesh):
         if cp_group.ndim != 1 + both:
             raise InvalidInput("cp_group", cp_group, f"a DeviceMesh must have {1 + both} dimensions here")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.estimate import Estimate, Machine, estimate
+from attnsel.context_parallel.exchanges import EXCHANGES
 from attnsel.context_parallel.geometry import sampled_ranks, shifts
 from attnsel.context_parallel.report import render
 from attnsel.context_parallel.schedule import Message, RankStep, StepCall, messages, steps_of
@@ -18,7 +19,7 @@ from attnsel.context_parallel.step import RankLayout, StepRefusal, layouts, refu
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.hardware_specs import figures_of
-from attnsel.params import AttentionParams, CpCommType, Tensors
+from attnsel.params import AttentionParams, Tensors
 from attnsel.policy import Policy
 from attnsel.selection.select import DEFAULT_POLICY, Inquiry, Selection, select
 from attnsel.selection.verdict import Reason
@@ -33,7 +34,7 @@ class Exchange:
     ``obstacle``: what no rule says, where the ranks cannot be laid out for it.
     """
 
-    comm: CpCommType
+    comm: str
     selection: Selection
     candidates: tuple[str, ...]  # those that run every step, best first
     refusals: tuple[StepRefusal, ...]
@@ -151,7 +152,7 @@ def plan(
         raise InvalidInput("cp_size", 1, "must be at least 2 to be planned")
     machine, missing = _machine(p, env, gpus_per_node, link, network)
     q = _shared(p, env, policy)
-    made = [_exchange(q, comm, env, policy, machine) for comm in get_args(CpCommType)]
+    made = [_exchange(q, comm, env, policy, machine) for comm in EXCHANGES]
     made.sort(key=lambda e: (not e.open, e.estimate is None, _total(e)))
     ways = select(q, env, policy=policy).unlocks if q != p else ()
     return Plan(p, q, tuple(made), machine, missing, ways)
@@ -169,7 +170,7 @@ def _shared(p: AttentionParams, env: Environment, policy: Policy) -> AttentionPa
 
 
 def _exchange(
-    p: AttentionParams, comm: CpCommType, env: Environment, policy: Policy, machine: Machine | None
+    p: AttentionParams, comm: str, env: Environment, policy: Policy, machine: Machine | None
 ) -> Exchange:
     q = p.derive(cp_comm_type=comm, tensors=Tensors())
     answer = select(q, env, policy=policy)
@@ -201,7 +202,7 @@ def _planned(
     """What the ranks do where the first of ``running`` runs every step."""
     sizes = sizes_of(p, layout, CANDIDATES[running[0]].offsets)
     ranks = tuple((rank, steps_of(sizes, layout.comm, rank)) for rank in sampled_ranks(layout.ring))
-    in_ring = layout.ring > 1 and layout.comm != "all_gather"
+    in_ring = layout.ring > 1 and not layout.gathers
     sent = messages(p, layout, len(shifts(sizes)) if in_ring else 1)
     cost = None
     known = CANDIDATES[running[0]].efficiency_on(answer.environment.arch)

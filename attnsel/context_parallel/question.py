@@ -33,7 +33,7 @@ def whole_params(cp: ContextParallel, call: Call) -> AttentionParams:
         extras = extras._replace(core_attention_bias=_stretched(bias, bias.dim() - 2, cp.size))
     p = params_of(call._replace(q=q, k=k, v=v, extras=extras))
     for field in ("num_heads", "num_gqa_groups"):
-        if getattr(p, field) % cp.a2a.size and cp.comm_type == "a2a+p2p":
+        if getattr(p, field) % cp.a2a.size and cp.record.nested:
             raise InvalidInput(
                 field, getattr(p, field), f"must divide over the a2a group's {cp.a2a.size} ranks"
             )
@@ -52,7 +52,7 @@ def select_for_ranks(cp: ContextParallel, call: Call, evidence: Evidence) -> Sel
     """The selection for the whole call, over the ranks as they are laid out."""
     p, policy = whole_params(cp, call), policy_of(call)
     answer = select(p, environment_of(call.q), policy=policy, evidence=evidence)
-    if cp.comm_type != "a2a+p2p":
+    if not cp.record.nested:
         return answer
     # The question does not say how many ranks exchange heads; these do.
     inquiry = Inquiry(p, answer.environment, policy, evidence, steps=False)

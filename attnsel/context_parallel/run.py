@@ -251,9 +251,9 @@ def _rank_call(
         for field, t, at in (("order_q", call.q, starts[0]), ("order_kv", call.k, starts[1])):
             local = None if at is None else at // cp.size
             orders[field] = sequence_order(t.shape[rows], cp.a2a.size, device, local)
-    if cp.comm_type == "all_gather":
+    if cp.layout.gathers:
         local = None if starts[1] is None else starts[1] // n
-        orders["order_all"] = sequence_order(call.k.shape[rows], n, device, local)
+        orders["order_all"] = sequence_order(call.k.shape[rows] * cp.a2a.size, n, device, local)
     return RankCall(cp, kernel_of(name), batch, fields, **orders)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from attnsel.context_parallel.exchanges import EXCHANGES
 from attnsel.context_parallel.geometry import Band, Kind, Part, RingSizes, gathered_parts, ring_parts, shifts
 from attnsel.context_parallel.step import RankLayout
 from attnsel.params import ITEMSIZE, AttentionParams
@@ -52,7 +53,7 @@ class Message(NamedTuple):
 def steps_of(sizes: RingSizes, comm: str, rank: int) -> tuple[RankStep, ...]:
     """The steps of one rank of a ring, in the order in which keys arrive."""
     n = sizes.size
-    if comm == "all_gather":
+    if EXCHANGES[comm].keys == "gathered":
         return (RankStep(0, None, tuple(_call(part, sizes) for part in gathered_parts(sizes, rank))),)
     if n == 1:
         band = sizes.band
@@ -85,11 +86,14 @@ def messages(p: AttentionParams, layout: RankLayout, n_steps: int) -> tuple[Mess
         if p.is_training:
             out.append(Message("backward", "the output's gradient for other heads", "swap", result))
             out.append(Message("backward", "dq, dk and dv for their rows", "swap", whole))
-    if layout.ring > 1 and layout.comm == "all_gather":
-        out.append(Message("forward", "k and v to all", "gather", block * item, n - 1))
+    if layout.gathers:
+        others = layout.ring - 1
+        out.append(Message("forward", "k and v to all", "gather", block * item, others))
         if p.is_training:
-            out.append(Message("backward", "k and v to all", "gather", block * item, n - 1))
-            out.append(Message("backward", "dk and dv to be summed", "swap", block * _FLOAT32 * (n - 1)))
+            out.append(Message("backward", "k and v to all", "gather", block * item, others))
+            out.append(
+                Message("backward", "dk and dv to be summed", "swap", block * _FLOAT32 * (layout.ring - 1))
+            )
     elif layout.ring > 1 and n_steps > 1:
         out.append(Message("forward", "k and v to the next rank", "hop", block * item, n_steps - 1, True))
         if p.is_training:

@@ -10,17 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from attnsel.context_parallel.exchanges import EXCHANGES
 from attnsel.context_parallel.geometry import Band, Kind, RingSizes, shapes
-from attnsel.params import AttentionParams, CpCommType
+from attnsel.params import AttentionParams
 from attnsel.selection.verdict import Candidate, Reason
 
 
 class RankLayout(NamedTuple):
     """``a2a`` ranks exchange heads for rows, ``ring`` such groups exchange keys; their product is cp_size."""
 
-    comm: CpCommType
+    comm: str
     a2a: int
     ring: int
+
+    @property
+    def gathers(self) -> bool:
+        """Whether each of several groups gathers the keys of all."""
+        return self.ring > 1 and EXCHANGES[self.comm].keys == "gathered"
 
 
 class StepShape(NamedTuple):
@@ -57,12 +63,11 @@ Judge = Callable[[str, AttentionParams], "Candidate"]
 
 
 def layouts(p: AttentionParams) -> list[RankLayout]:
-    """How cp_size ranks may be laid out for an exchange; several for a2a+p2p, the widest a2a first."""
+    """How cp_size ranks may be laid out for an exchange; several for a nested one, the widest a2a first."""
     n, comm = p.cp_size, p.cp_comm_type
-    if comm == "a2a":
-        return [RankLayout(comm, n, 1)]
-    if comm != "a2a+p2p":
-        return [RankLayout(comm, 1, n)]
+    record = EXCHANGES[comm]
+    if not record.nested:
+        return [RankLayout(comm, n, 1) if record.swaps_heads else RankLayout(comm, 1, n)]
     inner = [a for a in range(n // 2, 1, -1) if not n % a]
     fit = [a for a in inner if not p.num_heads % a and not p.num_gqa_groups % a]
     return [RankLayout(comm, a, n // a) for a in fit]

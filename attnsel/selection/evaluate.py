@@ -143,15 +143,16 @@ def fold(
 
 @lru_cache(maxsize=64)
 def _waived_codes(waivers: Waivers) -> frozenset[str]:
-    """Raises InvalidInput for a code that never was one."""
-    known = {*REGISTRY.pages, *REGISTRY.removed}
+    """Raises InvalidInput for a code that never was a known bug's."""
+    bugs = [code for code in REGISTRY.pages if code.startswith("BUG")]
+    retired = {code for code, page in REGISTRY.pages.items() if page.status == "deprecated"}
+    known = {"all", INTERPRETED, *bugs, *retired, *REGISTRY.removed}
     for code in waivers.ignored:
-        if code != "all" and code not in known:
-            bugs = ", ".join(code for code in REGISTRY.pages if code.startswith("BUG"))
-            raise InvalidInput("allow_known_bugs", code, f"must be 'all' or among {bugs}")
-    waived = {code for code in waivers.ignored if code.startswith("BUG") or code == INTERPRETED}
+        if code not in known:
+            raise InvalidInput("allow_known_bugs", code, f"must be 'all' or among {', '.join(bugs)}")
+    waived = {code for code in waivers.ignored if code in bugs or code == INTERPRETED}
     if "all" in waivers.ignored:
-        waived.update(code for code in REGISTRY.pages if code.startswith("BUG"))
+        waived.update(bugs)
     if not waivers.preview:
         waived.update(code for code, page in REGISTRY.pages.items() if page.status == "preview")
     return frozenset(waived)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from attnsel.adaptations.transforms import type_without_mask
 from attnsel.environment import COMPONENTS, Device, Environment, describe_device
-from attnsel.gpus import SHARED_MEMORY
+from attnsel.gpus import ARCHITECTURES
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.versions import Version
@@ -196,7 +196,7 @@ def _elements(p: AttentionParams) -> int:
 
 def _distance(question: Scenario, field: str, value: Any) -> int:
     if field == "gpu":
-        archs, here, there = list(SHARED_MEMORY), question.env.arch, _device(value).arch
+        archs, here, there = list(ARCHITECTURES), question.env.arch, _device(value).arch
         if here not in archs or there not in archs:
             return 0
         steps = archs.index(there) - archs.index(here)

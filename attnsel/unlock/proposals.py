@@ -16,7 +16,7 @@ from attnsel.adaptations.transforms import type_without_mask
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput
-from attnsel.gpus import CATALOGUE, SHARED_MEMORY, Gpu
+from attnsel.gpus import ARCHITECTURES, CATALOGUE, Gpu
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
 from attnsel.selection.requirements import AtLeast, AtLeastBytes, Installed
@@ -293,7 +293,7 @@ def nearest_gpus(env: Environment) -> tuple[Gpu, ...]:
 
 def how_far(env: Environment, gpu: Gpu) -> float:
     """How unlike this machine's GPU a card is: octaves of memory, and four architectures for an octave."""
-    archs = list(SHARED_MEMORY)
+    archs = list(ARCHITECTURES)
     apart = 0.0
     if env.arch in archs:
         apart = abs(archs.index(env.arch) - archs.index(gpu.arch)) / 4

@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnsel.gpus import SHARED_MEMORY
+from attnsel.gpus import ARCHITECTURES
 
 from . import turing
 from .launch import Launch
@@ -78,7 +78,7 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
     start = time.perf_counter()
     made = build(launch, arch)
     seconds = time.perf_counter() - start
-    return _read(made.asm["cubin"], made.metadata, SHARED_MEMORY[arch], seconds)
+    return _read(made.asm["cubin"], made.metadata, ARCHITECTURES[arch].shared_memory, seconds)
 
 
 def _source(launch: Launch) -> ASTSource:

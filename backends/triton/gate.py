@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.gpus import SHARED_MEMORY
+from attnsel.gpus import ARCHITECTURES
 
 from . import descriptors, pool
 from . import launch as _launch
@@ -197,7 +197,7 @@ def refused(
 ) -> KernelReport:
     tile, warps, stages = ((block.m, block.n), block.warps, block.stages) if block else (None, 0, 0)
     words = f"{type(error).__name__}: {error}".strip()[:500]
-    limit = SHARED_MEMORY[c.arch]
+    limit = ARCHITECTURES[c.arch].shared_memory
     return KernelReport(*_named(c), tile, warps, stages, 0, 0, 0, limit, (), seconds, words)
 
 

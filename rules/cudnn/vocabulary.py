@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnsel.context_parallel.exchanges import EXCHANGES
 from attnsel.params import AttentionParams
 
 AMPERE_ADA = range(80, 90)
@@ -35,4 +36,4 @@ def beyond_128(p: AttentionParams) -> bool:
 
 def steps_are_shorter(p: AttentionParams) -> bool:
     """Ranks that exchange keys make calls of their own on parts of the sequence: its length is in none."""
-    return p.cp_size > 1 and p.cp_comm_type != "a2a"
+    return p.cp_size > 1 and bool(EXCHANGES[p.cp_comm_type].keys)

@@ -9,7 +9,7 @@ import pytest
 
 from attnsel import Environment, InvalidInput
 from attnsel.environment import RELEASES
-from attnsel.gpus import CATALOGUE, SHARED_MEMORY
+from attnsel.gpus import ARCHITECTURES, CATALOGUE
 from attnsel.versions import Version
 
 
@@ -17,8 +17,8 @@ from attnsel.versions import Version
 def test_every_gpu_of_the_catalogue_can_be_described(gpu):
     env = Environment.describe(gpu)
     assert env.device.type == "cuda"
-    assert env.arch in SHARED_MEMORY
-    assert env.device.shared_memory == SHARED_MEMORY[env.arch]
+    assert env.arch in ARCHITECTURES
+    assert env.device.shared_memory == ARCHITECTURES[env.arch].shared_memory
     assert env.warnings == ()
 
 

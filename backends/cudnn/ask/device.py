@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attnsel.gpus import CATALOGUE, SHARED_MEMORY, Gpu
+from attnsel.gpus import ARCHITECTURES, CATALOGUE, Gpu
 
 
 class _Arch(NamedTuple):
@@ -98,7 +98,7 @@ def device_json(
         "regsPerBlock": 65536,
         "maxRegistersPerSM": 65536,
         "maxSharedMemoryPerBlock": 49152,
-        "maxSharedMemoryPerBlockOptin": SHARED_MEMORY[arch],
+        "maxSharedMemoryPerBlockOptin": ARCHITECTURES[arch].shared_memory,
         "oversizedSharedMemoryPerBlock": 0,
         "reservedSharedMemoryPerBlock": 1024 if arch >= 80 else 0,
         "totalGlobalMem": memory or (card.memory_gib or 0) << 30,

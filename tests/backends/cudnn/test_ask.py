@@ -30,7 +30,7 @@ from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import backward, forward
 from attnsel.cli import main
 from attnsel.cli.agreement import GPUS, compare, starting_points, upper_bound
-from attnsel.gpus import CATALOGUE, SHARED_MEMORY
+from attnsel.gpus import ARCHITECTURES, CATALOGUE
 from attnsel.selection.evaluate import fold
 
 H100 = device_json(90, "H100")
@@ -358,7 +358,7 @@ def test_two_processes_at_once(installed, tmp_path, monkeypatch):
 
 
 def test_every_architecture_of_the_catalogue_can_be_described():
-    for arch in SHARED_MEMORY:
+    for arch in ARCHITECTURES:
         assert device_json(arch)["deviceVer"] == 10 * arch
     for card in CATALOGUE.values():
         found = device_json(card.arch, card.name)
