@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnsel.backends.contract import Result
 from attnsel.context_parallel.comm import (
@@ -22,6 +21,7 @@ from attnsel.context_parallel.geometry import Part, gathered_parts, ring_parts, 
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.merge import RunningMerge, accumulation_dtype, sink_gradient
 from attnsel.context_parallel.parts import Batch, Slot, pairs_of, whole_part
+from attnsel.runtime.autograd import NotTwice
 from attnsel.runtime.kernels import Kernel
 
 
@@ -88,12 +88,31 @@ class Saved(NamedTuple):
     of_kernels: list[Any]
 
 
+_NOT_TWICE = (
+    "second derivatives are not computed over ranks: compute them on one rank, without a cp_group (backend "
+    "'tiled' has them for every feature)"
+)
+
+
+def anchor_of(tensors: Sequence[Tensor | None]) -> Tensor:
+    """An empty tensor that depends on all of these, for a backward that saves none of them as they came."""
+    q, *rest = (t[:0].reshape(0) for t in tensors if t is not None)
+    return torch.cat([q, *(t.to(q.dtype) for t in rest)])
+
+
 class OverRanks(torch.autograd.Function):
-    """``OverRanks.apply(call, q, k, v, bias, softmax_offset) -> (out, max_logit)``."""
+    """``OverRanks.apply(call, anchor, q, k, v, bias, softmax_offset) -> (out, max_logit)``."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: RankCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None
+        ctx: Any,
+        call: RankCall,
+        anchor: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        sink: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         a2a, dim = call.cp.a2a, call.row_dim
         if call.order_q is not None and call.order_kv is not None:
@@ -104,7 +123,7 @@ class OverRanks(torch.autograd.Function):
             my_sink = torch.zeros(q.shape[1], dtype=accumulation_dtype(q.dtype), device=q.device)
         out, lse, max_logit, saved = _forward(call, q, k, v, bias, my_sink)
         ctx.call, ctx.saved, ctx.learns = call, saved, sink is not None
-        ctx.save_for_backward(q, k, v, bias, my_sink, out, lse)
+        ctx.save_for_backward(anchor, q, k, v, bias, my_sink, out, lse)
         ctx.set_materialize_grads(False)
         if max_logit is not None:
             max_logit = call.all_heads(max_logit, float("-inf"))
@@ -116,18 +135,25 @@ class OverRanks(torch.autograd.Function):
         return out, max_logit
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, *unused: Any) -> tuple[Any, ...]:
-        call: RankCall = ctx.call
         if dout is None:
-            return (None,) * 6
+            return (None,) * 7
+        with torch.no_grad():
+            grads = OverRanks._gradients(ctx, dout)
+        if torch.is_grad_enabled():  # create_graph
+            grads = NotTwice.apply(_NOT_TWICE, len(grads), *grads, dout, ctx.saved_tensors[0])
+        return None, None, *grads
+
+    @staticmethod
+    def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        call: RankCall = ctx.call
         check_consensus(call.cp.members, Fields(call.fields, backward="yes"), dout.device)
         a2a, dim = call.cp.a2a, call.row_dim
-        q, k, v, bias, sink, out, lse = ctx.saved_tensors
+        _, q, k, v, bias, sink, out, lse = ctx.saved_tensors
         if call.order_q is not None:
             dout = heads_to_rows(a2a, dout, call.order_q, dim)
         kept = Saved(q, k, v, bias, Result(out, lse), ctx.saved)
-        dq, dk, dv, dbias = _backward(call, kept, dout, learns_bias=ctx.needs_input_grad[4])
+        dq, dk, dv, dbias = _backward(call, kept, dout, learns_bias=ctx.needs_input_grad[5])
         dsink = None
         if ctx.learns:
             mine = sink_gradient(sink, out, lse, dout, call.batch.spec.packed)
@@ -135,7 +161,7 @@ class OverRanks(torch.autograd.Function):
         if call.order_q is not None and call.order_kv is not None:
             dq = rows_to_heads(a2a, dq, call.order_q, dim)
             dk, dv = (rows_to_heads(a2a, t, call.order_kv, dim) for t in (dk, dv))
-        return None, dq, dk, dv, dbias, dsink
+        return dq, dk, dv, dbias, dsink
 
 
 def _forward(

@@ -16,7 +16,7 @@ from attnsel.context_parallel.comm import sequence_order
 from attnsel.context_parallel.consensus import BACKEND, ERROR, Fields, RanksRefused, check_consensus
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.parts import Batch, slots_of
-from attnsel.context_parallel.passes import OverRanks, RankCall
+from attnsel.context_parallel.passes import OverRanks, RankCall, anchor_of
 from attnsel.context_parallel.question import check_packed, select_for_ranks
 from attnsel.context_parallel.step import sizes_of
 from attnsel.errors import ContextParallelError
@@ -205,12 +205,9 @@ def _run(cp: ContextParallel, selection: Selection, call: Call, fields: Fields) 
     config, sink = call.config, call.extras.softmax_offset
     spec = make_spec(config, selection.params, call.need_grad)
     rank_call = _rank_call(cp, selection, call, fields, _seed(cp, spec, call))
-    out, max_logit = OverRanks.apply(
-        rank_call,
-        *(to_contract(config, t) for t in (call.q, call.k, call.v)),
-        _bias(call, spec),
-        None if sink is None else sink.reshape(-1),
-    )
+    tensors = [to_contract(config, t) for t in (call.q, call.k, call.v)]
+    tensors += [_bias(call, spec), None if sink is None else sink.reshape(-1)]
+    out, max_logit = OverRanks.apply(rank_call, anchor_of(tensors), *tensors)
     out = to_caller(config, out)
     if config.flatten_heads:
         out = out.flatten(-2)

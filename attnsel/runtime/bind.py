@@ -15,7 +15,7 @@ from attnsel.backends.contract import Grads, Inputs, Spec
 from attnsel.backends.slopes import default_slopes
 from attnsel.candidates import CANDIDATES
 from attnsel.params import AttentionParams
-from attnsel.runtime.autograd import Attend
+from attnsel.runtime.autograd import Attend, KernelCall
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.contents import check_contents
 from attnsel.runtime.inputs import check_tensors, mask_pair
@@ -192,7 +192,12 @@ def _through_contract(binding: Binding) -> Run:
     def run(call: Call) -> Any:
         inputs = gather(call)
         out, lse, max_logit = Attend.apply(
-            kernel, spec, inputs, inputs.q, inputs.k, inputs.v, inputs.bias, inputs.softmax_offset
+            KernelCall(binding.name, kernel, spec, inputs),
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            inputs.bias,
+            inputs.softmax_offset,
         )
         results = [_finish(config, inputs)(out)]
         if config.return_lse:

@@ -1,0 +1,166 @@
+"""Derivatives of gradients: right, or an error that says what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ranks
+from attnsel import DotProductAttention, attention, override
+
+THD = torch.tensor([0, 2, 5], dtype=torch.int32)
+LENGTHS = torch.tensor([0, 4, 7], dtype=torch.int32)
+CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {  # arguments; b, s_q, s_kv, h, g, d, e
+    "causal": ({}, (1, 5, 5, 2, 2, 3, 3)),
+    "cross, head dims": ({"attn_mask_type": "no_mask"}, (2, 4, 6, 2, 2, 3, 4)),
+    "grouped window": ({"window_size": (2, 0)}, (1, 6, 6, 4, 2, 3, 3)),
+    "softcap": ({"softcap": 3.0}, (1, 5, 5, 2, 2, 3, 3)),
+    "rows that see nothing": ({"attn_mask_type": "causal_bottom_right"}, (1, 6, 4, 2, 2, 3, 3)),
+    "alibi": ({"core_attention_bias_type": "alibi"}, (1, 5, 5, 2, 2, 3, 3)),
+    "off-by-one": ({"softmax_type": "off-by-one"}, (1, 5, 5, 2, 2, 3, 3)),
+    "packed": (
+        {
+            "qkv_format": "thd",
+            "attn_mask_type": "padding_causal",
+            "cu_seqlens_q": THD,
+            "cu_seqlens_kv": THD,
+        },
+        (0, 5, 5, 2, 2, 3, 3),
+    ),
+    "padded": (
+        {"attn_mask_type": "padding", "cu_seqlens_q": LENGTHS, "cu_seqlens_kv": LENGTHS},
+        (2, 4, 4, 2, 2, 3, 3),
+    ),
+}
+
+
+def make(sizes: tuple[int, ...]) -> list[Any]:
+    b, s_q, s_kv, h, g, d, e = sizes
+    torch.manual_seed(1)
+    shapes = ((s_q, h, d), (s_kv, g, d), (s_kv, g, e))
+    return [torch.randn((b, *s) if b else s, dtype=torch.float64, requires_grad=True) for s in shapes]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiled_has_right_second_derivatives(name: str) -> None:
+    arguments, sizes = CASES[name]
+    arguments = {"attn_mask_type": "causal", **arguments}
+    assert torch.autograd.gradgradcheck(
+        lambda *tensors: attention(*tensors, backend="tiled", **arguments), make(sizes)
+    )
+
+
+def test_second_derivatives_of_a_bias_and_of_sinks() -> None:
+    module = DotProductAttention(2, 3, softmax_type="learnable", qkv_format="bshd", backend="tiled").double()
+    q, k, v = make((1, 4, 4, 2, 2, 3, 3))
+    bias = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+
+    def call(q: Any, k: Any, v: Any, bias: Any, sink: Any) -> Any:
+        return torch.func.functional_call(
+            module,
+            {"softmax_offset": sink.view_as(module.softmax_offset)},
+            (q, k, v),
+            {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": bias},
+        )
+
+    sink = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(call, (q, k, v, bias, sink))
+
+
+def test_dropout_drops_the_same_entries_again() -> None:
+    module = DotProductAttention(2, 3, attention_dropout=0.3, qkv_format="bshd", backend="tiled")
+
+    def call(*tensors: Any) -> Any:
+        torch.manual_seed(7)
+        return module(*tensors)
+
+    assert torch.autograd.gradgradcheck(call, make((1, 5, 5, 2, 2, 3, 3)))
+
+
+def test_one_tensor_for_q_k_and_v_and_a_third_derivative() -> None:
+    x = make((1, 4, 4, 2, 2, 3, 3))[0].detach()
+
+    def third(backend: str) -> Any:
+        t = x.clone().requires_grad_()
+        value = attention(t, t, t, attn_mask_type="causal", backend=backend).pow(2).sum()
+        for _ in range(2):
+            (grad,) = torch.autograd.grad(value, t, create_graph=True)
+            value = grad.pow(2).sum()
+        return torch.autograd.grad(value, t)[0]
+
+    torch.testing.assert_close(third("tiled"), third("sdpa.math"), rtol=1e-9, atol=1e-9)
+
+
+def test_a_gradient_penalty_is_not_lost() -> None:
+    def penalty(backend: str) -> Any:
+        q, k, v = make((2, 8, 8, 2, 2, 3, 3))
+        out = attention(q, k, v, attn_mask_type="causal", backend=backend)
+        grads = torch.autograd.grad(out.sum(), (q, k, v), create_graph=True)
+        sum(g.pow(2).sum() for g in grads).backward()
+        return torch.stack([q.grad, k.grad, v.grad])
+
+    torch.testing.assert_close(penalty("tiled"), penalty("sdpa.math"))
+
+
+def test_sdpa_flash_says_that_it_has_none() -> None:
+    q, k, v = make((1, 5, 5, 2, 2, 3, 3))
+    out = attention(q, k, v, attn_mask_type="causal", backend="sdpa.flash")
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        torch.autograd.grad(grad.sum(), q)
+
+
+def test_a_memory_limit_holds_for_second_derivatives() -> None:
+    q, k, v = make((1, 64, 64, 2, 2, 3, 3))
+    with override(memory_limit="200KiB"):
+        out = attention(q, k, v, attn_mask_type="causal", backend="tiled")
+        (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+        with pytest.raises(
+            NotImplementedError, match=r"score matrices, 1.1 MiB here, above the memory_limit"
+        ):
+            torch.autograd.grad(grad.sum(), q)
+
+
+def test_without_create_graph_nothing_is_kept() -> None:
+    q, k, v = make((1, 5, 5, 2, 2, 3, 3))
+    (grad,) = torch.autograd.grad(attention(q, k, v, backend="tiled").sum(), q)
+    assert not grad.requires_grad
+
+
+def over_ranks(rank: int, size: int) -> list[str]:
+    said = []
+    for comm in ("p2p", "all_gather", "a2a"):
+        q, k, v = (t[:, :4].detach().requires_grad_() for t in make((1, 8, 8, 2, 2, 4, 4)))
+        module = DotProductAttention(
+            2,
+            4,
+            qkv_format="bshd",
+            backend="tiled",
+            cp_group=torch.distributed.group.WORLD,
+            cp_comm_type=comm,
+        )
+        (grad,) = torch.autograd.grad(module(q, k, v).sum(), q, create_graph=True)
+        try:
+            torch.autograd.grad(grad.sum(), k)
+        except NotImplementedError as error:
+            said.append(str(error))
+    return said
+
+
+def test_over_ranks_the_error_says_what_to_use(tmp_path: Path) -> None:
+    for said in ranks.run(over_ranks, 2, tmp_path):
+        assert len(said) == 3, said
+        assert all("without a cp_group" in text for text in said)
+
+
+def test_compiled_calls_say_that_they_have_none() -> None:
+    q, k, v = make((1, 16, 16, 2, 2, 8, 8))
+    call: Callable[..., Any] = torch.compile(lambda q: attention(q, k, v, backend="tiled"), fullgraph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        (grad,) = torch.autograd.grad(call(q).sum(), q, create_graph=True)
+        torch.autograd.grad(grad.pow(2).sum(), q)
