@@ -27,7 +27,7 @@ from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.dispatch import any_autocast, autocast, kept, make_call
 from attnsel.runtime.kernels import kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
-from attnsel.runtime.sizes import lengths_of
+from attnsel.runtime.sizes import lengths_of, with_longest
 from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.select import Selection
 from attnsel.settings import current
@@ -70,7 +70,8 @@ def explain(
     """The selection this call would get on this rank; nothing is exchanged."""
     if any_autocast():
         q, k, v = autocast(q, k, v)
-    return select_for_ranks(cp, make_call(config, q, k, v, extras, current()), evidence())
+    call = make_call(config, q, k, v, with_longest(config, extras), current())
+    return select_for_ranks(cp, call, evidence())
 
 
 def _agreed(
@@ -82,7 +83,7 @@ def _agreed(
     """
     failure: Exception | None = None
     try:
-        call = make_call(config, q, k, v, extras, current())
+        call = make_call(config, q, k, v, with_longest(config, extras), current())
         bound = kept(cp.chosen, OnRanks(cp), call, evidence())[0]
         check_packed(cp, call)
         fields = _fields(cp, call, bound.selection)

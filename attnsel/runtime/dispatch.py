@@ -29,6 +29,7 @@ from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, signature
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.refusals import evidence, forget, is_refusal, record_refusals, refusal_of
+from attnsel.runtime.sizes import with_longest
 from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.select import Selection, select
 from attnsel.settings import Settings, current
@@ -164,6 +165,8 @@ def attend(
         return compiled.attend(config, q, k, v, extras)
     if any_autocast():
         q, k, v = autocast(q, k, v)
+    if extras is not NO_EXTRAS:
+        extras = with_longest(config, extras)
     settings = current()
     key = signature_of(config, settings, q, k, v, extras)
     bound = _bound.items.get(key)
@@ -222,7 +225,7 @@ def recompute_gradients(
     config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor
 ) -> Grads:
     """Gradients of ``attend`` for a gradient of its output, without autograd. Raises as ``attend`` does."""
-    call = Call(config, q, k, v, extras, current(), need_grad=True)
+    call = Call(config, q, k, v, with_longest(config, extras), current(), need_grad=True)
     grads: Grads = kept(_recomputed, Recompute(dout), call)[1]
     return grads
 

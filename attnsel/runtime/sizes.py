@@ -157,11 +157,35 @@ def _paged_sizes(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
     return Sizes(batch, q.shape[-2], k.shape[2], rows, longest, q.shape[-1], v.shape[-1])
 
 
+def with_longest(config: Config, extras: Extras) -> Extras:
+    """``extras`` of a packed call with its longest sequences, where reading them waits for nothing.
+
+    What is read from contents becomes part of what a call is remembered by: the next one may hold longer
+    sequences.
+    """
+    if config.qkv_format != "thd":
+        return extras
+    found = {}
+    for length, lengths in (("max_seqlen_q", "cu_seqlens_q"), ("max_seqlen_kv", "cu_seqlens_kv")):
+        if getattr(extras, length) is not None:
+            continue
+        if extras.block_table is not None and length == "max_seqlen_kv":
+            continue  # pages have room for as many rows as there are
+        cu = getattr(extras, lengths)
+        if _is_readable(cu) and cu.dim() == 1:
+            found[length] = _longest(cu, None, 0)
+    return extras._replace(**found) if found else extras
+
+
+def _is_readable(cu: Any) -> bool:
+    return type(cu) is torch.Tensor and cu.device.type == "cpu" and cu.numel() >= 2
+
+
 def _longest(cu: Tensor, given: int | None, tokens: int) -> int:
     """The longest sequence: as given, read on the CPU, else bounded by the tokens so as not to wait."""
     if given is not None:
         return int(given)
-    if cu.device.type != "cpu" or type(cu) is not torch.Tensor or cu.numel() < 2:
+    if not _is_readable(cu):
         return tokens
     return max(0, int(lengths_of(cu).max()))
 

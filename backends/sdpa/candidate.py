@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from attnsel.params import AttentionParams
 
 _ALL = (
-    "bf16", "fp16", "cuda", "training", "causal", "top_left", "bottom_right", "gqa", "dropout",
-    "strides", "cuda_graph", "deterministic",
+    "bf16", "fp16", "cuda", "training", "causal", "top_left", "bottom_right", "dropout", "strides",
+    "cuda_graph",
 )  # fmt: skip
 # What an additive mask says: the kernel takes a mask, and ``fold_mask`` writes the rest into one.
 _BY_MASK = ("mask", "window", "padding", "bias", "alibi")
-_OTHER_DEVICES = ("rocm", "cpu", "mps", "xpu")
+_MATH = (
+    "rocm", "cpu", "mps", "xpu", "fp32", "fp64", "head_dim_v", "gqa", "bias_grad", "deterministic", "empty",
+)  # fmt: skip
 
 _FLOAT32 = 4
 
@@ -54,7 +56,7 @@ CANDIDATES = (
         name="sdpa.cudnn",
         title="PyTorch SDPA, cuDNN kernel",
         kernel="attnsel.backends.sdpa.kernels:CUDNN",
-        takes=(*_ALL, *_BY_MASK, "lse", "head_dim_v"),
+        takes=(*_ALL, *_BY_MASK, "lse", "head_dim_v", "gqa"),
         library="cudnn",
         explain_refusal="attnsel.rules.cudnn.words:rules_that_say",
         kernel_family="cudnn",
@@ -64,7 +66,7 @@ CANDIDATES = (
         name="sdpa.flash",
         title="PyTorch SDPA, flash kernel",
         kernel="attnsel.backends.sdpa.kernels:FLASH",
-        takes=(*_ALL, *_BY_MASK, "lse", "fp32", "fp64", "cpu"),
+        takes=(*_ALL, *_BY_MASK, "lse", "fp32", "fp64", "cpu", "gqa", "deterministic"),
         kernel_family="flash",
         efficiency=(
             Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
@@ -76,14 +78,14 @@ CANDIDATES = (
         name="sdpa.efficient",
         title="PyTorch SDPA, memory-efficient kernel",
         kernel="attnsel.backends.sdpa.kernels:EFFICIENT",
-        takes=(*_ALL, *_BY_MASK, "lse", "fp32", "head_dim_v", "bias_grad"),
+        takes=(*_ALL, *_BY_MASK, "lse", "fp32", "head_dim_v", "bias_grad", "deterministic"),
         kernel_family="efficient",
     ),
     _sdpa(
         name="sdpa.math",
         title="PyTorch SDPA, plain operations, stores the scores",
         kernel="attnsel.backends.sdpa.kernels:MATH",
-        takes=(*_ALL, *_BY_MASK, *_OTHER_DEVICES, "fp32", "fp64", "head_dim_v", "bias_grad", "empty"),
+        takes=(*_ALL, *_BY_MASK, *_MATH),
         memory=score_tensors,
         explicit_backward=False,
         last_resort=True,

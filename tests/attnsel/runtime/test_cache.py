@@ -353,3 +353,23 @@ def test_forked_child_attends_although_a_lock_was_held() -> None:
             os._exit(0 if known and fresh else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+# What lies in the tensors: the next call of the same shapes may hold something else
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_lengths_that_were_read_bind_no_later_call(compiled: bool) -> None:
+    def call(q: Tensor, cu: Tensor, **more: Any) -> Tensor:
+        mask = "padding_causal"
+        return attention(
+            q, q, q, qkv_format="thd", attn_mask_type=mask, cu_seqlens_q=cu, cu_seqlens_kv=cu, **more
+        )
+
+    q = torch.randn(12, 2, 8)
+    under_test = torch.compile(call, fullgraph=True) if compiled else call
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of copies
+        for ends in ([0, 6, 12], [0, 9, 12], [0, 1, 12], [0, 0, 12]):
+            cu = torch.tensor(ends, dtype=torch.int32)
+            torch.testing.assert_close(under_test(q, cu), call(q, cu, backend="tiled"))

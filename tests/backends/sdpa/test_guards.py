@@ -120,6 +120,8 @@ REFUSED: list[tuple[str, tuple[ops.Traits, ...], Inputs, dict[str, Any]]] = [
     ("scale", ALL, BASE, {"softmax_scale": math.nan}),
     ("scale", ALL, BASE, {"softmax_scale": math.inf}),
     ("scale", CUDA, BASE, {"softmax_scale": -0.5}),
+    ("scale", FUSED, BASE, {"softmax_scale": -0.5, "window_right": 0}),
+    ("scale", FUSED, BASE, {"softmax_scale": 0.0, "window_right": 0}),
     ("need_grad", ALL, WITH_GRAD, {}),
     ("deterministic", CUDA, BASE, {"deterministic": True, "need_grad": True}),
     ("expressible", ALL, BASE, {"packed": True}),
