@@ -65,7 +65,8 @@ def attention(
         [b, h, s_q, s_kv]; gets a gradient if it requires one. ``alibi`` takes alibi_slopes, float32 [h] or
         [b, h], and computes them if None.
     softmax_type: ``off-by-one`` adds a zero logit to the denominator, ``learnable`` adds softmax_offset [h].
-    cu_seqlens_*: int32 [b + 1], real lengths; *_padded: where sequences start when there are gaps.
+    cu_seqlens_*: int32 [b + 1], real lengths; *_padded: where sequences start when there are gaps. Rows past
+        a length may hold anything, NaN included: it reaches no other row and no gradient; their output is 0.
     max_seqlen_*: for ``thd``; on a GPU an upper bound is used if None, since reading it would wait.
     block_table: int32 [b, n]; k and v are then pools of pages, [pages, page_size, g, d] and [.., e], whatever
         q's format (``bshd``, ``sbhd`` or ``thd``), and row j of sequence m is row j % page_size of page
@@ -74,7 +75,7 @@ def attention(
     attention_dropout: applied whenever it is above 0: pass 0 outside training.
     is_training: whether a backward will be needed; None: whether some input requires a gradient.
     return_lse, return_max_logit: also return the log-sum-exp ([b, h, s_q], packed [h, t_q], float32, natural
-        logarithm, not differentiable) and the largest score per head ([h]).
+        logarithm, not differentiable; float64 for float64) and the largest score per head ([h]).
     backend: run this candidate or raise. adapt: "auto" or "never".
 
     Raises InvalidInput naming the argument, NoBackendError with every reason when nothing can run.

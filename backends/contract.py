@@ -63,8 +63,8 @@ class Inputs(NamedTuple):
     """The tensors of one call. Everything but q, k, v may be None.
 
     ``bias.requires_grad`` decides whether its gradient is made; ``alibi_slopes`` get none. Packed calls use
-    of a mask or bias what lies inside each sequence's own lengths. Rows beyond a sequence's length never
-    reach a result in ``tiled``; the SDPA kernels want them finite.
+    of a mask or bias what lies inside each sequence's own lengths. Rows beyond a sequence's length,
+    whatever they hold (NaN and inf included), reach no other row and no gradient; their own are 0.
 
     Dropout keeps the pair (query i, key j) of head n in sequence m iff the 32-bit word j % 4 of
     philox4x32-10(counter = (j // 4, i, n, m), key = seed XOR rotl64(offset, 32)) is at least

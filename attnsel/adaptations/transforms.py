@@ -280,8 +280,8 @@ def fold_mask(p: AttentionParams, target: Target) -> Applied:
     """Write windows, diagonals, padding, ALiBi and bias into one additive mask.
 
     Exact: softmax(x + m) with m = -inf where a pair is hidden and the bias elsewhere is the same sum; rows
-    that see no key give 0 in both. The gradient of a bias is the gradient of m summed over broadcast
-    dimensions.
+    that see no key give 0 in both, and padded rows are zeroed, whatever they hold. The gradient of a bias is
+    the gradient of m summed over broadcast dimensions.
     """
     if p.qkv_format == "thd":
         return None  # packed sequences have no [b, h, s_q, s_kv] to mask
@@ -302,8 +302,10 @@ def fold_mask(p: AttentionParams, target: Target) -> Applied:
         tensors=p.tensors.derive(mask=spec),
     )
     folded = ", ".join(_what_is_folded(p))
-    size = batch * heads * rows * columns * ITEMSIZE[p.dtype]
-    return changed, Adaptation("fold_mask", f"folds {folded} into a mask", size)
+    text, size = f"folds {folded} into a mask", batch * heads * rows * columns * ITEMSIZE[p.dtype]
+    if p.padding:  # -inf beside a NaN hides nothing
+        text, size = f"{text} and zeroes padded rows", size + _bytes(p, "q", "k", "v")
+    return changed, Adaptation("fold_mask", text, size)
 
 
 def folded_mask_shape(p: AttentionParams) -> tuple[int, int, int, int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from attnsel.backends.contract import Inputs, Spec
 
 from .guards import check_call
-from .masks import fold
+from .masks import fold, without_padding
 from .ops import FLASH_CPU, FLASH_CUDA, MATH, forward_op, resolve, shielded_math_op
 from .plan import MaskPlan, Traits, plan_mask
 
@@ -76,6 +76,7 @@ def _mask_call(
     traits: Traits, spec: Spec, plan: MaskPlan, raw: Callable[..., Tensor], bound: Inputs
 ) -> Callable[..., Tensor]:
     """A call that folds its mask, runs ``raw`` and zeroes the rows that see nothing."""
+    padded = bound.seqlens_q is not None or bound.seqlens_kv is not None
     given = [t is None for t in bound[3:6]] + [t is None for t in bound[7:9]]
 
     def call(
@@ -94,6 +95,8 @@ def _mask_call(
             raise ValueError("this call was bound with one tensor for seqlens_q and seqlens_kv")
         inputs = Inputs(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q=seqlens_q, seqlens_kv=seqlens_kv)
         mask, dead_rows = fold(traits, plan, spec, inputs)
+        if padded:
+            q, k, v = without_padding(inputs)[:3]
         out = raw(q, k, v, mask)
         return out if dead_rows is None else out.masked_fill(dead_rows, 0.0)
 

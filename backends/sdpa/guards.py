@@ -73,7 +73,8 @@ Not guards. The direct ops ignore autocast: the runtime casts (``ops`` shields m
 Expanded (stride 0) and overlapping inputs beyond ``result_rows``, storage offsets, strides beyond 2**31
 bytes, fp16 and fp64 give F.sdpa's numbers on flash CPU, and math takes every shape without rows. Alignment
 depends on the address, which shapes and strides do not tell: a cache of bound calls keys on
-``data_ptr() % 16`` too. NaN in masked keys reaches the output.
+``data_ptr() % 16`` too. NaN in keys that ``attn_mask``
+or a causal mask hides reaches the output, as in F.sdpa; padded rows are zeroed (``masks.without_padding``).
 """
 
 from __future__ import annotations

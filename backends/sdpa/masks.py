@@ -14,8 +14,8 @@ committed shows what the memory-efficient backward does, so both get the finite 
 are zeroed after the kernel: the zeroed output also zeroes those rows' gradients exactly.
 
 Gradient of the mask: math and efficient give one; flash on CPU raises when the mask requires it, cuDNN has no
-formula for it; flash on CUDA takes no mask. Masking is by addition: a NaN or inf in a masked key or value
-still reaches the output (as with F.sdpa), so padding must be finite.
+formula for it; flash on CUDA takes no mask. Masking is by addition, and 0 * NaN is NaN: what lies in padded
+rows would reach real ones (as with F.sdpa), so these rows are zeroed before the kernel (``without_padding``).
 """
 
 from __future__ import annotations
@@ -57,12 +57,28 @@ def fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, *, want_lse
         mask = mask.clamp(min=hidden_score(mask.dtype)).contiguous()
     if plan.q_lengths:
         assert inputs.seqlens_q is not None
-        rows = torch.arange(inputs.q.shape[2], device=inputs.q.device)
-        beyond = (rows >= inputs.seqlens_q.view(-1, 1)).view(-1, 1, rows.shape[0], 1)
+        beyond = _beyond(inputs.q, inputs.seqlens_q)
         dead = beyond if dead is None else dead | beyond
     if mask is not None and traits.kernel == "sdpa.efficient":
         mask = align(mask).expand(*inputs.q.shape[:3], inputs.k.shape[2])
     return FoldedMask(mask, dead)
+
+
+def without_padding(inputs: Inputs) -> Inputs:
+    """The call with zeros in the padded rows of q, k and v, whose gradients are zero with them."""
+    q, k, v = inputs[:3]
+    if inputs.seqlens_q is not None:
+        q = q.masked_fill(_beyond(q, inputs.seqlens_q), 0.0)
+    if inputs.seqlens_kv is not None:
+        beyond = _beyond(k, inputs.seqlens_kv)
+        k, v = k.masked_fill(beyond, 0.0), v.masked_fill(beyond, 0.0)
+    return inputs._replace(q=q, k=k, v=v)
+
+
+def _beyond(t: Tensor, seqlens: Tensor) -> Tensor:
+    """[b, 1, s, 1], True in rows of ``t`` at and after a sequence's length."""
+    rows = torch.arange(t.shape[2], device=t.device)
+    return (rows >= seqlens.view(-1, 1)).view(-1, 1, t.shape[2], 1)
 
 
 def _additive(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs) -> Tensor:

@@ -12,7 +12,7 @@ from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 
 from .guards import check_call
-from .masks import fold
+from .masks import fold, without_padding
 from .ops import MATH, Forward, resolve, run_backward, run_forward
 from .plan import MaskPlan, plan_mask
 from .shapes import op_lse, plain_lse, with_lse_gradient
@@ -30,6 +30,7 @@ def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
         return _math_forward(spec, plan, inputs)
     want_lse = traits.returns_lse and (spec.need_lse or spec.need_grad)
     with torch.no_grad():
+        inputs = without_padding(inputs)
         folded = fold(traits, plan, spec, inputs, want_lse=want_lse)
         out, lse, rng = run_forward(
             traits,
@@ -67,6 +68,7 @@ def backward(
     plan = plan_mask(traits, spec, inputs)
     needs_bias = inputs.bias is not None and traits.mask_grad and inputs.bias.requires_grad
     with torch.no_grad():
+        inputs = without_padding(inputs)
         folded = fold(traits, plan, spec, inputs, want_lse=True)
         out, lse = result.out, result.lse
         if folded.dead_rows is not None:
@@ -114,9 +116,7 @@ def _math_forward(spec: Spec, plan: MaskPlan, inputs: Inputs) -> Result:
         mask, dead_rows = fold(MATH, plan, spec, inputs)
         out, _, _ = run_forward(
             MATH,
-            leaves[0],
-            leaves[1],
-            leaves[2],
+            *without_padding(inputs)[:3],
             mask,
             is_causal=plan.is_causal,
             scale=spec.softmax_scale,
