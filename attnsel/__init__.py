@@ -18,7 +18,9 @@ from attnsel.errors import InvalidInput, NoBackendError, UnsupportedArgument
 from attnsel.layout import Layout, detect_layout
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.policy import Policy
-from attnsel.selection.select import Candidate, Evidence, Selection, select
+from attnsel.selection.evidence import Evidence
+from attnsel.selection.select import Selection, select
+from attnsel.selection.verdict import Candidate
 from attnsel.settings import Settings, configure, override
 
 if _TYPE_CHECKING:

@@ -57,16 +57,23 @@ def announce(selection: Selection, settings: Settings, label: str = "") -> None:
     if not settings.debug and not slow:
         return
     key = (selection.params, selection.environment, selection.policy, selection.evidence, settings.debug)
-    with _lock:
-        if key in _announced or not is_logging_rank(settings):
-            return
-        if len(_announced) >= _MOST_REMEMBERED:
-            _announced.clear()
-        _announced.add(key)
+    if not _is_news(key, settings):
+        return
     if settings.debug == 0:
         warnings.warn(one_line(selection), SlowPathWarning, stacklevel=2)
         return
     _emit(_text(selection, settings, label), settings)
+
+
+def _is_news(key: Any, settings: Settings) -> bool:
+    """Whether this is to be said here and was not; it counts as said from now on."""
+    with _lock:
+        if key in _announced or not is_logging_rank(settings):
+            return False
+        if len(_announced) >= _MOST_REMEMBERED:
+            _announced.clear()
+        _announced.add(key)
+    return True
 
 
 def _warn_copies(selection: Selection, settings: Settings, label: str) -> None:
@@ -76,11 +83,9 @@ def _warn_copies(selection: Selection, settings: Settings, label: str) -> None:
     for adaptation in selection[name].adaptations:
         if adaptation.name not in _SPARED:
             continue
-        key = (label, name, adaptation.name, adaptation.changes)
-        with _lock:
-            if key in _announced or not is_logging_rank(settings):
-                continue
-            _announced.add(key)
+        key = (label, name, adaptation.name, tuple(field for field, _ in adaptation.changes))
+        if not _is_news(key, settings):
+            continue
         whose = f"{label}: " if label else ""
         warnings.warn(
             f"{whose}{name} {adaptation.text} on every call ({size(adaptation.bytes)}): "

@@ -89,8 +89,8 @@ def find_rule(code: str) -> Page | Removed:
     """A rule of any kind, or what became of it, by its code. Raises KeyError with the nearest codes."""
     load_all()
     key = code.strip().upper()
-    for known in (REGISTRY.pages, REGISTRY.removed):
-        if key in known:
-            return known[key]  # type: ignore[no-any-return, attr-defined]
+    found: Page | Removed | None = REGISTRY.pages.get(key) or REGISTRY.removed.get(key)
+    if found is not None:
+        return found
     near = difflib.get_close_matches(key, REGISTRY.pages, n=3, cutoff=0.6)
     raise KeyError(f"no rule {code!r}{'; near: ' + ', '.join(near) if near else ''}")

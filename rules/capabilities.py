@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attnsel.candidates.capabilities import DEVICES, DTYPES, not_taken
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import REGISTRY, Registry, rule
+from attnsel.rules.api import REGISTRY, Example, Registry, rule
 from attnsel.selection.requirements import OneOf
 from attnsel.selection.verdict import Violation
 
@@ -42,15 +42,33 @@ def add_limits(record: CandidateRecord, registry: Registry = REGISTRY) -> None:
         "Fix: leave out what it does not list, or ask its maker.\n"
         f"Source: {record.source or record.distribution or record.kernel}\n"
     )
-    example = {"gpu": "H100" if "cuda" in takes else "cpu", "kv_cache": "contiguous", "is_training": False}
+    plain = _plain_call(takes)
     rule(
         f"{record.family}000",
         record.name,
         fp8="both",
         evidence="documented",
-        fires_on=example,
+        fires_on={**plain, "kv_cache": "contiguous", "is_training": False},
+        passes=plain,
         registry=registry,
     )(only_what_is_listed)
+
+
+def _plain_call(takes: frozenset[str]) -> Example:
+    """The default question, as far as a kernel with this list takes it."""
+    if "cuda" in takes:
+        asked: dict[str, Any] = {"gpu": "H100"}
+    elif "cpu" in takes:
+        asked = {"gpu": "cpu"}
+    else:
+        asked = {"device": next(word for word in DEVICES if word in takes)}
+    if "bf16" not in takes:
+        asked["dtype"] = next((word for word in DTYPES if word in takes), "fp8_e4m3")
+    if "training" not in takes:
+        asked["is_training"] = False
+    if "causal" not in takes:
+        asked["attn_mask_type"] = "no_mask"
+    return asked
 
 
 def _value(p: AttentionParams, path: str) -> Any:

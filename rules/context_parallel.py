@@ -275,7 +275,7 @@ def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Violation 
     passes={"cp_size": 2, "attention_dropout": 0.125},
 )
 def dropout_counts_heads(p: AttentionParams, env: Environment) -> bool:
-    """In Triton, dropout goes with p2p and all_gather
+    """Without an offset for heads, dropout goes with p2p and all_gather
 
     Why: the generator counts heads, and after an all-to-all a rank's first head is not the first of all: the
     kernels, which have no offset for heads, would drop other entries than one process does.

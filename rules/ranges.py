@@ -7,8 +7,10 @@ one. Every range begins above 000: ``<FAMILY>000`` is the rule that a record's `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from attnsel.candidates.registry import CANDIDATES
 from attnsel.rules.api import REGISTRY
 
 
@@ -37,7 +39,7 @@ class Range(NamedTuple):
         return None if number > self.last else f"{self.prefix}{number:03}"
 
 
-RANGES = (
+_WRITTEN = (
     Range("INSTALL", 1, 99, "rules/common.py", "libraries that must be installed"),
     Range("DEVICE", 1, 99, "rules/common.py", "devices, and something to compute"),
     Range("POLICY", 1, 99, "rules/policies.py", "what the user allowed or forbade"),
@@ -85,6 +87,19 @@ RANGES = (
     Range("BUG", 30, 59, "rules/bugs.py", "PyTorch"),
     Range("PREF", 1, 99, "rules/preferences.py", "which of several goes first"),
 )
+
+
+def _of_other_candidates() -> Iterator[Range]:
+    """A family that begins with a candidate needs no line here before it has several files."""
+    known = {codes.prefix for codes in _WRITTEN}
+    for record in CANDIDATES.values():
+        if record.family not in known and not record.plugin:
+            known.add(record.family)
+            file = f"{record.rules[0].removeprefix('attnsel.').replace('.', '/')}.py"
+            yield Range(record.family, 1, 999, file, record.title)
+
+
+RANGES = (*_WRITTEN, *_of_other_candidates())
 
 
 def ranges_of(where: str) -> tuple[Range, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from attnsel.candidates.registry import BUILT_IN
 from paths import ROOT
 
 FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/backends"}
@@ -20,6 +21,7 @@ FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/
 LAYERS = [
     [
         "_version",
+        "_child",
         "errors",
         "_model",
         "_params_checks",
@@ -31,7 +33,7 @@ LAYERS = [
         "context_parallel.exchanges",
     ],
     ["params", "environment", "candidates.record"],
-    [f"backends.{name}.candidate" for name in ("cudnn", "triton", "sdpa", "tiled")],
+    [f"backends.{name}.candidate" for name in BUILT_IN],
     ["candidates.registry"],
     ["candidates"],
     ["policy", "candidates.capabilities", "selection.requirements"],
@@ -65,6 +67,7 @@ BACKENDS_MAY_IMPORT = {
     "gpus",
     "selection.requirements",
     "selection.verdict",
+    "_child",
     "versions",
     "backends",
     "errors",

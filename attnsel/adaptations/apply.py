@@ -86,7 +86,7 @@ class ExpandGqa(TensorStep):
 
     def _sum(self, grad: Tensor) -> Tensor:
         """The gradient of repeated kv heads, summed over the copies of each in float32 or better."""
-        copies = grad.unflatten(self._axis, (self.before.num_gqa_groups, -1))
+        copies = torch.unflatten(grad, self._axis, (self.before.num_gqa_groups, -1))
         wide = torch.promote_types(grad.dtype, torch.float32)
         return copies.sum(self._axis + 1, dtype=wide).to(grad.dtype)
 
@@ -298,7 +298,7 @@ class Places:
             index, inside = index.T, inside.T
         taken = packed.index_select(0, index.flatten())
         taken = taken.masked_fill_(~inside.reshape(-1, *[1] * (packed.dim() - 1)), empty)
-        dense = taken.unflatten(0, index.shape)
+        dense = torch.unflatten(taken, 0, index.shape)
         return dense.transpose(1, 2) if self.format == "bhsd" else dense
 
     def packed(self, dense: Tensor, tokens: int, empty: float = 0.0) -> Tensor:
@@ -400,7 +400,7 @@ class Adapted(NamedTuple):
         def adapted_run(call: Call, dout: Tensor) -> Grads:
             calls = self.enter(call)
             if asked.flatten_heads:
-                dout = dout.unflatten(-1, (p.num_heads, p.head_dim_v))
+                dout = torch.unflatten(dout, -1, (p.num_heads, p.head_dim_v))
             for step, before in zip(self.steps, calls[:-1], strict=True):
                 dout = step.dout(dout, before)
             grads = run(calls[-1], dout)

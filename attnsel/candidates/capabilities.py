@@ -48,6 +48,10 @@ def _bottom_right(p: AttentionParams) -> bool:
     return _anchored(p) and bool(p.bottom_right_diagonal)
 
 
+def _bias_grad(p: AttentionParams) -> bool:
+    return p.is_training and p.core_attention_bias_requires_grad
+
+
 def _alibi(p: AttentionParams) -> bool:
     return p.core_attention_bias_type == "alibi"
 
@@ -75,11 +79,11 @@ FEATURES: tuple[Feature, ...] = (
     Feature("top_left", "a diagonal from the top left", _top_left, _DIAGONAL, _no(True)),
     Feature("bottom_right", "a diagonal to the bottom right", _bottom_right, _DIAGONAL, _no(False)),
     Feature("bias", "a bias", lambda p: p.has_bias, _BIAS, _no("no_bias")),
-    Feature("bias_grad", "a bias's gradient", lambda p: getattr(p, _GRAD), _GRAD, _no(False)),
+    Feature("bias_grad", "a bias's gradient", _bias_grad, _GRAD, _no(False)),
     Feature("alibi", "ALiBi", _alibi, _BIAS, _no("no_bias")),
     Feature("softcap", "softcap", lambda p: p.softcap != 0.0, "softcap", _no(0.0)),
     Feature("sinks", "sinks", lambda p: p.softmax_type != "vanilla", "softmax_type", _no("vanilla")),
-    Feature("dropout", "dropout", lambda p: p.attention_dropout > 0.0, "attention_dropout", _no(0.0)),
+    Feature("dropout", "dropout", lambda p: p.dropout, "attention_dropout", _no(0.0)),
     Feature("lse", "the log-sum-exp as a result", lambda p: p.return_lse, "return_lse", _no(False)),
     Feature("max_logit", "the largest score", lambda p: p.return_max_logit, "return_max_logit", _no(False)),
     Feature("strides", "strides of q", lambda p: p.tensors.q is not None, "tensors.q", _dense),

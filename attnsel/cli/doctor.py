@@ -16,9 +16,10 @@ from attnsel.cli.probe import Probe, ProbedMachine, examine, redact
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
 from attnsel.report import environment_words
-from attnsel.rules import find_rule
+from attnsel.rules import REGISTRY
 from attnsel.selection.requirements import size
-from attnsel.selection.select import Candidate, select
+from attnsel.selection.select import select
+from attnsel.selection.verdict import Candidate
 
 _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")
@@ -176,7 +177,7 @@ def _tell_calls(calls: list[PlainCall]) -> None:
         lines.append("  plan  known to the planner; attnsel does not run it yet")
     codes = {verdict["code"] for call in calls for verdict in call.verdicts.values() if verdict["code"]}
     for code in sorted(codes):
-        lines += wrap(find_rule(code).title, f"  {code}  ")
+        lines += wrap(REGISTRY.pages[code].title, f"  {code}  ")
     print_text("\n".join(lines))
 
 

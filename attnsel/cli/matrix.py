@@ -23,7 +23,7 @@ from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.plugins import load_plugins
 from attnsel.report import environment_words, params_words
-from attnsel.rules import find_rule
+from attnsel.rules import REGISTRY
 from attnsel.selection.select import Selection, select
 
 _NOTES = {
@@ -263,7 +263,7 @@ def _legend(grid: Grid, cells: list[Cell]) -> list[str]:
     shown = {cell.text for cell in cells}
     lines: list[str] = []
     for code in sorted({code for cell in cells for code in cell.codes}):
-        lines += wrap(find_rule(code).title, f"  {code}  ")
+        lines += wrap(REGISTRY.pages[code].title, f"  {code}  ")
     for mark, meaning in _NOTES.items():
         if any(mark in text.split(" ")[0] for text in shown):
             lines.append(f"  {mark}  {meaning}")

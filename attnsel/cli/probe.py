@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnsel._child import python
 from attnsel.environment import Environment
 from attnsel.plugins import Found, PluginWarning, load_plugins
 from attnsel.versions import Version
@@ -95,15 +96,17 @@ def _plugins(torch: bool) -> tuple[tuple[Found, Probe], ...]:
     """Every plug-in, and whether its kernel's module loads (without torch nobody can tell)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # the doctor says it in its own words
-        found = load_plugins()
-    found = []
-    for each in found:
-        probe = Probe(each.distribution, None, {}, each.trouble)
-        if each.plugin is not None and torch:
-            script = f"import {each.plugin.kernel} as k; k.forward, k.backward; print('{{}}')"
-            probe = Probe(each.distribution, *_run(script))
-        found.append((each, probe))
-    return tuple(found)
+        every = load_plugins()
+    probed = []
+    for found in every:
+        probe = Probe(found.distribution, None, {}, found.trouble)
+        if found.plugin is not None and torch:
+            module, _, name = found.plugin.kernel.partition(":")
+            kernel = f"k.{name}" if name else "k"
+            script = f"import {module} as k; {kernel}.forward, {kernel}.backward; print('{{}}')"
+            probe = Probe(found.distribution, *_run(script))
+        probed.append((found, probe))
+    return tuple(probed)
 
 
 def redact(text: str) -> str:
@@ -142,17 +145,13 @@ def _without_torch(installed: dict[str, str | None]) -> Environment:
 
 def _run(script: str) -> tuple[bool, dict[str, Any], str]:
     """Whether a script ran, the object it printed, and in one line what went wrong."""
-    # The child must find the attnsel that runs here, also in a checkout that is not installed.
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), root) if part)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", script],
+            python(script),
             capture_output=True,
             text=True,
             errors="replace",
             timeout=_TIMEOUT,
-            env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:

@@ -206,7 +206,7 @@ def _run(cp: ContextParallel, selection: Selection, call: Call, fields: Fields) 
     config, sink = call.config, call.extras.softmax_offset
     spec = make_spec(config, selection.params, call.need_grad)
     rank_call = _rank_call(cp, selection, call, fields, _seed(cp, spec, call))
-    tensors = [to_contract(config, t) for t in (call.q, call.k, call.v)]
+    tensors: list[Tensor | None] = [to_contract(config, t) for t in (call.q, call.k, call.v)]
     tensors += [_bias(call, spec), None if sink is None else sink.reshape(-1)]
     out, max_logit = OverRanks.apply(rank_call, anchor_of(tensors), *tensors)
     out = to_caller(config, out)

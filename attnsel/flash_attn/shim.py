@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from attnsel._child import python
+
 logger = logging.getLogger("attnsel")
 
 NAME = "flash_attn"
@@ -153,7 +155,7 @@ def _refusal(real: ModuleSpec) -> str | None:
 
 
 def _probe() -> str | None:
-    command = [sys.executable, "-c", _PROBE, json.dumps(sys.path)]
+    command = python(_PROBE, json.dumps(sys.path))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -57,7 +57,9 @@ class Attend(torch.autograd.Function):
             flat.append(value if is_tensor else None)
         ctx.save_for_backward(*flat)
         ctx.layout = layout
-        ctx.call = call._replace(inputs=None)
+        ctx.name, ctx.kernel, ctx.spec, _ = (
+            call  # without the inputs: hooks could not move what stood here too
+        )
         ctx.set_materialize_grads(False)
         extra = [t for t in (result.lse, result.max_logit) if t is not None]
         ctx.mark_non_differentiable(*extra)
@@ -72,7 +74,7 @@ class Attend(torch.autograd.Function):
             for tensor, kept in zip(ctx.saved_tensors, ctx.layout, strict=True)
         ]
         n = len(Inputs._fields)
-        call: KernelCall = ctx.call._replace(inputs=Inputs(*values[:n]))
+        call = KernelCall(ctx.name, ctx.kernel, ctx.spec, Inputs(*values[:n]))
         result = Result(values[n], values[n + 1], None, tuple(values[n + 2 :]))
         if torch.is_grad_enabled():  # create_graph: the gradients may be differentiated
             tensors = (getattr(call.inputs, name) for name in _NAMES)
@@ -92,7 +94,8 @@ class _Gradients(torch.autograd.Function):
     def forward(
         ctx: Any, call: KernelCall, result: Result, dout: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        ctx.call = call._replace(inputs=call.inputs._replace(**dict.fromkeys(_NAMES)))
+        nothing: dict[str, Any] = dict.fromkeys(_NAMES)
+        ctx.call = call._replace(inputs=call.inputs._replace(**nothing))
         ctx.save_for_backward(dout, *tensors)
         ctx.set_materialize_grads(False)
         return _gradients(call, result, dout)
@@ -107,7 +110,8 @@ class _Gradients(torch.autograd.Function):
                 None if t is None else t.view_as(t) if again else t.detach().requires_grad_(t.requires_grad)
                 for t in ctx.saved_tensors
             )
-            inputs = call.inputs._replace(**dict(zip(_NAMES, tensors, strict=True)))
+            leaves: dict[str, Any] = dict(zip(_NAMES, tensors, strict=True))
+            inputs = call.inputs._replace(**leaves)
             _check_twice(call, inputs)
             out = differentiable.attend(call.spec, inputs)
             wanted = [t for t in tensors if t is not None and t.requires_grad]

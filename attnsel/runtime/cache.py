@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Hashable
+from functools import _lru_cache_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -73,6 +75,14 @@ _every: WeakSet[BoundedCache[Any]] = WeakSet()
 
 
 def clear_all() -> None:
-    """Empty every cache there is."""
+    """Empty every cache there is, and forget what functions remember of their arguments.
+
+    But not what backends remember: a CUDA graph that was captured may still read a tensor of theirs.
+    """
     for cache in list(_every):
         cache.clear()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("attnsel.") and not name.startswith("attnsel.backends"):
+            for value in list(vars(module).values()):
+                if isinstance(value, _lru_cache_wrapper):
+                    value.cache_clear()

@@ -64,11 +64,29 @@ def says_no(error: BaseException) -> bool:
     """Whether an error of a kernel's is a refusal of this call, which another kernel may well take."""
     if isinstance(error, (torch.OutOfMemoryError, _DEVICE_ERROR)):
         return False
+    text = str(error)
     # Before torch 2.8 a lost device is a RuntimeError; every later call on it fails in the same words.
-    return not (isinstance(error, RuntimeError) and str(error).startswith(("CUDA error", "HIP error")))
+    if isinstance(error, RuntimeError) and text.startswith(("CUDA error", "HIP error")):
+        return False
+    # Triton's launcher hands on the driver's words about a kernel, and about the device.
+    return not (text.startswith("Triton Error [") and any(words in text for words in _DEVICE_WORDS))
 
 
 _DEVICE_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+# cuGetErrorString of CUDA_ERROR_OUT_OF_MEMORY and of the errors after which a context cannot be used.
+_DEVICE_WORDS = (
+    "out of memory",
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "global/shared address space",
+    "invalid program counter",
+    "hardware stack error",
+    "device-side assert",
+    "unspecified launch failure",
+    "launch timed out",
+    "uncorrectable ECC error",
+)
 
 
 def _load(name: str) -> Kernel:

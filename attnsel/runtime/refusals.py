@@ -80,8 +80,7 @@ def is_refusal(error: BaseException, name: str) -> bool:
         return True
     if isinstance(error, InvalidInput) or not says_no(error):
         return False
-    kinds = (RuntimeError, ValueError, *_of_the_library(name))
-    return isinstance(error, kinds)
+    return isinstance(error, (RuntimeError, ValueError, *_of_the_library(name)))
 
 
 def _of_the_library(name: str) -> tuple[type[BaseException], ...]:

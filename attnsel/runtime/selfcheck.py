@@ -326,7 +326,9 @@ def _through_autograd(run: Callable[[Call], Any], call: Call, into: _Into) -> Nu
     need_grad = call.need_grad
     bias, offset = extras.core_attention_bias, extras.softmax_offset
     given = (q, k, v, bias, offset)
-    leaves = [t if t is None else t.detach().requires_grad_(need_grad and t.requires_grad) for t in given]
+    leaves: list[Any] = [
+        t if t is None else t.detach().requires_grad_(need_grad and t.requires_grad) for t in given
+    ]
     if bias is not None or offset is not None:
         extras = extras._replace(core_attention_bias=leaves[3], softmax_offset=leaves[4])
     with torch.set_grad_enabled(need_grad):

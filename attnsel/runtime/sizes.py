@@ -165,7 +165,7 @@ def with_longest(config: Config, extras: Extras) -> Extras:
     """
     if config.qkv_format != "thd":
         return extras
-    found = {}
+    found: dict[str, Any] = {}
     for length, lengths in (("max_seqlen_q", "cu_seqlens_q"), ("max_seqlen_kv", "cu_seqlens_kv")):
         if getattr(extras, length) is not None:
             continue

@@ -326,7 +326,7 @@ class Inquiry:
         answers = self._reasons.get((q, alike))
         if answers is None:
             answers = self._reasons[q, alike] = reevaluate(q, self.p, found, self.env, self._waivers, alike)
-        return answers[name]  # type: ignore[no-any-return]
+        return answers[name]
 
     def _verdict(
         self, name: str, reasons: list[Reason], again: Callable[[str, AttentionParams], list[Reason]]

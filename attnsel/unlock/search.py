@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
     from attnsel.policy import Policy
-    from attnsel.selection.select import Candidate, Selection
+    from attnsel.selection.select import Selection
+    from attnsel.selection.verdict import Candidate
 
     Ask = Callable[[AttentionParams, Environment, Policy], Selection]
     AskAbout = Callable[[str, AttentionParams, Environment, Policy], Candidate]

@@ -146,20 +146,20 @@ def alibi_slopes(p: AttentionParams, env: Environment) -> None:
 
 @rule("CUDNN126", requires={"softmax_type": OneOf("vanilla")}, fires_on={"softmax_type": "learnable"})
 def attention_sinks(p: AttentionParams, env: Environment) -> None:
-    """Attention sinks need cuDNN 9.13.1
+    """Attention sinks need cuDNN 9.13.0
 
-    Fix: cuDNN 9.13.1 or newer.
-    Source: TransformerEngine v2.18, fused_attn.cpp, "softmax type"; the frontend (1.32, sink token) says
-    9.13.0.
+    Fix: cuDNN 9.13.0 or newer.
+    Source: cudnn-frontend 1.32 (sink token), and libcudnn asked (CUDNN024). TransformerEngine v2.18,
+    fused_attn.cpp, "softmax type", waits for 9.13.1.
     """
 
 
 @rule("CUDNN127", requires={"return_max_logit": OneOf(False)}, fires_on={"return_max_logit": True})
 def maximal_logit(p: AttentionParams, env: Environment) -> None:
-    """The largest score is returned from cuDNN 9.21.0 on
+    """The largest score is returned from cuDNN 9.13.0 on
 
-    Fix: cuDNN 9.21.0 or newer, or compute it beside the call.
-    Source: TransformerEngine v2.18, fused_attn.cpp, "max_logit".
+    Fix: cuDNN 9.13.0 or newer, or compute it beside the call.
+    Source: libcudnn asked (CUDNN141). TransformerEngine v2.18, fused_attn.cpp, "max_logit", waits for 9.21.0.
     """
 
 

@@ -285,7 +285,7 @@ def paged_hopper(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "CUDNN380",
-    when=cudnn(">=9.8.0,<9.10.0"),
+    when=cudnn(">=9.8.0,<9.10.2"),
     arch=BLACKWELL_THOR,
     requires={"kv_cache": OneOf("none", "contiguous")},
     evidence="library",

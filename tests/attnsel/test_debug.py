@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing told yet, and a logger of a bare program: the root's handlers here are pytest's."""
     monkeypatch.setattr(debug, "logger", logging.Logger("attnsel"))
-    monkeypatch.setattr(debug, "_told", set())
+    monkeypatch.setattr(debug, "_announced", set())
     clear_cache()
     yield
     monkeypatch.undo()
@@ -201,6 +201,31 @@ def test_slow_path_is_told_as_a_line_at_level_one(capfd: pytest.CaptureFixture[s
         warnings.simplefilter("error")
         debug.announce(choice(SLOW), settings)
     assert "tiled" in capfd.readouterr().err
+
+
+def padded(s: int) -> Selection:
+    """A choice that pads lengths to multiples of 64."""
+    asked = AttentionParams(max_seqlen_q=s, is_training=False)
+    return select(asked, Environment.describe("A100", cudnn="8.9.7"), policy=Policy(backend="cudnn"))
+
+
+def test_a_copy_is_told_once_for_a_module_whatever_the_lengths() -> None:
+    with pytest.warns(debug.CopyWarning, match="layer.1: cudnn pads .* 1000 → 1024"):
+        debug.announce(padded(1000), configure(), "layer.1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        debug.announce(padded(1030), configure(), "layer.1")
+    with pytest.warns(debug.CopyWarning, match="layer.2: cudnn pads .* 1030 → 1088"):
+        debug.announce(padded(1030), configure(), "layer.2")
+
+
+def test_memory_of_copies_that_were_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debug, "_MOST_REMEMBERED", 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(8):
+            debug.announce(padded(1000), configure(), f"layer.{number}")
+    assert len(debug._announced) <= 3
 
 
 def test_memory_of_what_was_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

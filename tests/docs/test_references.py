@@ -71,16 +71,21 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def dangling_in(folder: str) -> list[str]:
+def _tracked(folder: str) -> list[str]:
+    """The files of a folder that git knows, from the root; where there is no git, all of them."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", folder], cwd=ROOT, capture_output=True, text=True
     ).stdout.split("\0")
-    files = [ROOT / name for name in listed if name.endswith(".py")] or sorted((ROOT / folder).rglob("*.py"))
+    names = listed[:-1] or [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / folder).rglob("*"))]
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+def dangling_in(folder: str) -> list[str]:
     return [
-        f"{file.relative_to(ROOT).as_posix()}:{line}: {path}"
-        for file in files
-        if file.exists()
-        for line, text in prose_of(file)
+        f"{name}:{line}: {path}"
+        for name in _tracked(folder)
+        if name.endswith(".py")
+        for line, text in prose_of(ROOT / name)
         for path in dangling(text)
     ]
 
@@ -121,6 +126,37 @@ def test_every_page_is_in_the_index():
 def test_a_path_in_a_docstring_or_a_comment_exists(folder):
     wrong = dangling_in(folder)
     assert not wrong, "\n".join(["these lead to nothing:", *wrong])
+
+
+# Notes that rules and pages were written from. They lie outside the repository: nobody could look there.
+_NOTES = re.compile(
+    r"\b(?:te_(?:api|rules|issues|curated)|cudnn_(?:support|issues|deviceless|python_api)|torch_sdpa_rules"
+    r"|flash_attn_api|user_pains|(?:house|DESIGN|STYLE)\.md)\b"
+)
+
+
+def test_nothing_refers_to_notes_that_are_not_here():
+    names = [*PAGES, *(name for folder in (*FOLDERS[:-1], "docs") for name in _tracked(folder))]
+    wrong = [
+        f"{name}: {found}"
+        for name in names
+        if name.endswith((".py", ".md", ".toml")) and name != Path(__file__).relative_to(ROOT).as_posix()
+        for found in _NOTES.findall((ROOT / name).read_text(encoding="utf-8"))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", ["attnsel", "rules", "backends"])
+def test_code_sends_nobody_to_the_landing_page_for_details(folder):
+    """What is promised to stand there is lost when that page is rewritten; pages under docs/ are named."""
+    wrong = [
+        f"{name}: {text.strip().splitlines()[0]}"
+        for name in _tracked(folder)
+        if name.endswith(".py")
+        for _, text in prose_of(ROOT / name)
+        if re.search(r"\b(?:in|see) (?:the )?README\b", " ".join(text.split()))
+    ]
+    assert not wrong
 
 
 # ---- the checks find what is wrong -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import attnsel
+from attnsel._child import python
 from attnsel.backends.cudnn.ask.libraries import Missing, cache_folder, find_cudnn
 from attnsel.backends.cudnn.ask.store import Store, identity, key_of
 from attnsel.backends.cudnn.graph import Graph
@@ -26,7 +26,11 @@ from attnsel.backends.cudnn.words import in_short
 # Deaths that a question causes. Others are not remembered: SIGKILL comes from outside, and libcudnn aborts
 # when something of its surroundings is not there.
 _OWN_FAULT = frozenset({"SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS"})
-_WORKER = "attnsel.backends.cudnn.ask.worker"
+_WORKER = """
+import json, sys
+from attnsel.backends.cudnn.ask.worker import main
+main(json.loads(sys.argv[1]))
+"""
 _TIMEOUT = 120.0  # seconds for one question; a build of a plan took up to 5 on two cores
 
 
@@ -185,7 +189,7 @@ class _Child:
         self._log, self._printed = log, Path(self._folder.name, "stderr.log")
         with self._printed.open("w") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _WORKER, json.dumps({**settings, "log": str(log)})],
+                python(_WORKER, json.dumps({**settings, "log": str(log)})),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -270,12 +274,9 @@ class _Child:
 
 
 def _environment(settings: dict[str, Any], log: Path) -> dict[str, str]:
-    """The child finds the attnsel that runs here, the libcudnn that was chosen, and a log to write to."""
-    root = str(Path(attnsel.__file__).resolve().parents[1])
-    ours = [part for part in (os.environ.get("PYTHONPATH"), root) if part]
+    """The child finds the libcudnn that was chosen, and a log to write to."""
     found = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(ours),
         "CUDNN_LOGDEST_DBG": str(log),
         "CUDNN_LOGERR_DBG": "1",
         "CUDNN_LOGLEVEL_DBG": "1",

@@ -1,6 +1,6 @@
 """The child process that loads libcudnn and answers one question after another.
 
-Started by ``client`` as ``python -m attnsel.backends.cudnn.ask.worker SETTINGS``. It exchanges JSON lines:
+Started by ``client``, with its settings as an argument. It exchanges JSON lines:
 first who it is ({"ready": …} or {"missing": …}), then one answer per line read. What libraries print goes to
 standard error.
 """
@@ -176,7 +176,3 @@ def main(settings: dict[str, Any]) -> None:
         question = json.loads(line)
         graph = Graph.from_dict(question["graph"])
         tell(judge.answer(graph, question["device"], question["build"]))
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

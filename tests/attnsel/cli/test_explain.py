@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -180,6 +181,14 @@ def test_the_text_is_the_report(run):
     )
     assert (code, out, err) == (0, selection.report(80) + "\n", "")
     assert "CUDNN204" in out
+
+
+def test_no_kernel_runs_that_would_have_to_copy_where_nothing_may_be_adapted(run):
+    code, out, _ = run("explain --gpu A100 --head-dim-qk 100 --adapt never --memory-limit 1MiB")
+    assert code == 0
+    assert re.findall(r"^ +\d+ ✔ (\S+)", out, re.M) == ["triton"]
+    refused = "– ✖ sdpa.flash SDPA111 The flash kernel takes head dimensions in multiples of 8 on CUDA"
+    assert refused in " ".join(out.split())
 
 
 def test_no_backend_has_an_exit_code_of_its_own(run):

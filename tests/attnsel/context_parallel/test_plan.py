@@ -233,6 +233,18 @@ def test_a_ring_waits_for_what_its_steps_do_not_hide():
     assert slow.total == pytest.approx(slow.computes + slow.merges + slow.waits)
 
 
+def test_merges_are_priced_where_results_are_merged():
+    """With whole heads on each rank there is one part; only a sink is merged with it."""
+    forward = {"is_training": False, "cp_comm_type": "a2a"}
+    alone = plan(asked(**forward), H100)["a2a"].estimate
+    sinks = plan(asked(**forward, softmax_type="learnable"), H100)["a2a"].estimate
+    assert alone.merges == 0
+    # 65536 rows × 4 heads × 128: a sum in float32 is read and written, the part in bf16 read, at 3.35 TB/s
+    assert sinks.merges == pytest.approx(cost.LAUNCH + 65536 * 4 * 128 * (2 * 4 + 2) / 3.35e12, rel=1e-3)
+    assert sinks.total > alone.total
+    assert plan(asked(**forward), H100)["p2p"].estimate.merges > 0
+
+
 def test_a_slow_network_costs_and_the_order_follows_the_estimate():
     p = asked(cp_size=16, num_gqa_groups=2)
     near = plan(p, H100, gpus_per_node=16)

@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from attnsel import attention
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
 from attnsel.params import TensorSpec
-from attnsel.rules import Rule
+from attnsel.rules import REGISTRY, Rule, load_all
+from attnsel.rules.examples import question
 from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.select import _ask_about
 from attnsel.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, changed, cost_of
@@ -318,6 +320,25 @@ def test_a_version_that_meets_a_bug_is_not_offered():
         if u.effect == "install"
     ]
     assert offers == [Version(9, 10, 2)]
+
+
+load_all()
+NEEDS = re.compile(r"\b(?:needs?|from) (cuDNN|PyTorch|Triton|cudnn-frontend) (\d+(?:\.\d+)+)")
+COMPONENT = {"cuDNN": "cudnn", "PyTorch": "torch", "Triton": "triton", "cudnn-frontend": "cudnn_frontend"}
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in REGISTRY.rules.values() if NEEDS.search(rule.title)], ids=lambda rule: rule.code
+)
+def test_no_release_is_offered_below_the_one_that_the_reason_names(rule):
+    """They stand below each other: "Attention sinks need cuDNN 9.13.0", "upgrade cuDNN to ≥ 9.13.0"."""
+    name, release = NEEDS.search(rule.title).groups()
+    selection = select(*question(rule, rule.fires_on), policy=AS_IT_IS)
+    assert any(rule.code == reason.code for reason in selection[rule.candidates[0]].reasons)
+    for unlock in selection.unlocks:
+        offered = dict(unlock.changes).get(COMPONENT[name])
+        if unlock.candidate in rule.candidates and offered is not None:
+            assert offered >= Version.parse(release), unlock.change
 
 
 def test_what_is_pasted_leaves_out_the_releases_that_would_not_do():

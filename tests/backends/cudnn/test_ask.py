@@ -19,6 +19,7 @@ from itertools import product
 
 import pytest
 
+import attnsel
 import fake_cudnn
 from attnsel import AttentionParams, Environment
 from attnsel.backends.cudnn.ask import client, libraries
@@ -340,7 +341,7 @@ def test_two_processes_at_once(installed, tmp_path, monkeypatch):
     )
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", script, str(installed), str(cache)]
-    root = os.path.dirname(os.path.dirname(client.attnsel.__file__))
+    root = os.path.dirname(os.path.dirname(attnsel.__file__))
     environment = {**os.environ, "PYTHONPATH": root}
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
     for process in both:

@@ -1,0 +1,289 @@
+"""A kernel that refuses or is wrong on one rank: every rank takes the next candidate, and knows why."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("no Gloo", allow_module_level=True)
+
+import attnsel
+import context_parallel_cases as cases
+import ranks
+from attnsel.backends.tiled import kernel as tiled
+from attnsel.debug import FallbackWarning
+from attnsel.errors import ContextParallelError, NoBackendError
+from attnsel.runtime import kernels
+from attnsel.runtime.refusals import evidence
+
+torch.set_num_threads(1)
+
+CAUSAL = cases.Case("causal", backend=None)
+WORDS = "no plan for this problem"
+BOTH = (0, 1)
+
+
+class Trouble(NamedTuple):
+    """On these ``ranks`` the ``kernel`` raises ``error`` in its ``part``; without one its numbers are wrong.
+
+    ``runs``: the next candidate.
+    """
+
+    part: str
+    ranks: tuple[int, ...]
+    error: Callable[[], BaseException] | None = lambda: RuntimeError(WORDS)
+    comm: str = "p2p"
+    selfcheck: str = "0"
+    backend: str | None = None
+    kernel: str = "sdpa.flash"
+    runs: str = "tiled"
+
+
+def lost() -> BaseException:
+    return RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def no_memory() -> BaseException:
+    return torch.OutOfMemoryError("CUDA out of memory")
+
+
+REFUSED = {
+    f"{what} on {'both ranks' if where == BOTH else 'one rank'}": Trouble(part, where, selfcheck=selfcheck)
+    for what, part, selfcheck in (
+        ("prepare", "prepare", "0"),
+        ("forward in the self-check", "forward", "all"),
+        ("backward in the self-check", "backward", "all"),
+    )
+    for where in ((1,), BOTH)
+}
+REFUSED["prepare, all_gather"] = Trouble("prepare", (1,), comm="all_gather")
+REFUSED["prepare, a2a"] = Trouble("prepare", (1,), comm="a2a", runs="sdpa.math")
+WRONG = {
+    f"{part} on {'both ranks' if where == BOTH else 'one rank'}": Trouble(part, where, None, selfcheck="all")
+    for part in ("forward", "backward")
+    for where in ((0,), BOTH)
+}
+FORCED = {
+    "on one rank": Trouble("prepare", (1,), backend="sdpa.flash"),
+    "on both ranks": Trouble("prepare", BOTH, backend="sdpa.flash"),
+}
+# A part that fails while keys are exchanged fails on both ranks: alone it would leave the other waiting.
+NO_REFUSALS = {
+    "lost device, prepare": Trouble("prepare", (1,), lost),
+    "memory, prepare": Trouble("prepare", (1,), no_memory),
+    "lost device, self-check": Trouble("forward", (1,), lost, selfcheck="all"),
+    "interrupt, prepare": Trouble("prepare", BOTH, KeyboardInterrupt),
+    "lost device, step": Trouble("forward", BOTH, lost, comm="a2a"),
+    "memory, step": Trouble("forward", BOTH, no_memory, comm="all_gather"),
+    "interrupt, step": Trouble("forward", BOTH, KeyboardInterrupt, comm="a2a"),
+    "memory, backward": Trouble("backward", BOTH, no_memory, comm="a2a"),
+}
+
+
+class Found(NamedTuple):
+    """``numbers`` of a call, or its error; what ran, and what was attempted, warned of and learnt."""
+
+    numbers: Any
+    error: tuple[str, str, bool] | None  # its type, its text and whether it is the kernel's own
+    ran: str | None
+    attempts: int
+    warned: list[str]
+    learnt: list[tuple[str, str, str]]
+    reasons: list[tuple[str, str]]  # code and message of those against the kernel in trouble
+
+
+@contextmanager
+def troubled(trouble: Trouble, rank: int) -> Iterator[tuple[list[int], BaseException | None]]:
+    """tiled's numbers stand in for the kernel's; the calls of the part that is in trouble are counted."""
+    calls: list[int] = []
+    error = None if trouble.error is None else trouble.error()
+
+    def reach(part: str, value: Any) -> Any:
+        if rank not in trouble.ranks or part != trouble.part:
+            return value
+        calls.append(1)
+        if error is not None:
+            raise error
+        return value._replace(**{name: 1.5 * getattr(value, name) for name in value._fields[:1]})
+
+    stand_in = kernels.Kernel(
+        lambda spec, inputs: reach("forward", tiled.forward(spec, inputs)),
+        lambda *given: reach("backward", tiled.backward(*given)),
+        lambda spec, inputs: reach("prepare", None),
+    )
+    loaded = kernels.kernel_of(trouble.kernel)
+    kernels.KERNELS[trouble.kernel] = stand_in
+    try:
+        yield calls, error
+    finally:
+        kernels.KERNELS[trouble.kernel] = loaded
+
+
+def attempt(module: Any, trouble: Trouble, rank: int, calls: list[int], error: BaseException | None) -> Found:
+    numbers = told = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            numbers = cases.compute(CAUSAL, module, cases.make(CAUSAL), rank, 2)
+        except BaseException as raised:
+            told = type(raised).__name__, str(raised), raised is error
+    selection = module.last_selection
+    against = [] if selection is None else selection[trouble.kernel].reasons
+    return Found(
+        numbers,
+        told,
+        None if numbers is None else selection.backend,
+        len(calls),
+        [str(w.message) for w in caught if w.category is FallbackWarning],
+        [(refusal.candidate, refusal.code, refusal.message) for refusal in evidence().refusals],
+        [(reason.code, reason.message) for reason in against],
+    )
+
+
+def attempts(rank: int, trouble: Trouble) -> list[Found]:
+    """The call, the same again with a new module, and once more after everything is forgotten and mended."""
+    attnsel.clear_cache()
+    group = ranks.groups_of(trouble.comm, rank, 2, {})
+
+    def module() -> Any:
+        return CAUSAL.make_module(cp_group=group, cp_comm_type=trouble.comm)
+
+    with attnsel.override(selfcheck=trouble.selfcheck, backend=trouble.backend):
+        with troubled(trouble, rank) as (calls, error):
+            found = [attempt(module(), trouble, rank, calls, error) for _ in range(2)]
+        attnsel.clear_cache()
+        found.append(attempt(module(), trouble, rank, [], None))
+    return found
+
+
+def one_after_the_other(rank: int) -> tuple[str | None, list[tuple[str, str, str]], Any]:
+    """Each rank's first choice is refused by another kernel's words: all end at the third."""
+    attnsel.clear_cache()
+    first, second = Trouble("prepare", (0,)), Trouble("prepare", (1,), kernel="sdpa.math")
+    with attnsel.override(selfcheck="0"), troubled(first, rank), troubled(second, rank):
+        module = CAUSAL.make_module(cp_group=ranks.groups_of("a2a", rank, 2, {}), cp_comm_type="a2a")
+        numbers = cases.compute(CAUSAL, module, cases.make(CAUSAL), rank, 2)
+        learnt = [(refusal.candidate, refusal.code, refusal.message) for refusal in evidence().refusals]
+        return module.last_selection.backend, learnt, numbers
+
+
+def job(rank: int, size: int) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    found: dict[str, Any] = {"one after the other": one_after_the_other(rank)}
+    for name, troubles in TABLES.items():
+        for case, trouble in troubles.items():
+            found[f"{name}: {case}"] = attempts(rank, trouble)
+    return found
+
+
+TABLES = {"refused": REFUSED, "wrong": WRONG, "forced": FORCED, "no refusal": NO_REFUSALS}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    every = ranks.run(job, 2, tmp_path_factory.mktemp("refusals"))
+    for part in every:
+        assert part is not None
+        assert "crash" not in part, part["crash"]
+    return every
+
+
+def agree(parts: list[dict[str, torch.Tensor]]) -> None:
+    """What the ranks found is what one process finds."""
+    whole = cases.make(CAUSAL)
+    with attnsel.override(backend="tiled"):
+        wanted = cases.compute(CAUSAL, CAUSAL.make_module(), whole)
+    got = cases.together(CAUSAL, parts, whole)
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(got[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def leads_to_the_next(parts: list[list[Found]], trouble: Trouble, code: str, words: str) -> None:
+    first, second, mended = zip(*parts, strict=True)
+    for call in (first, second):
+        assert [each.error for each in call] == [None, None]
+        assert [each.ran for each in call] == [trouble.runs] * 2
+        agree([each.numbers for each in call])
+    for rank, (once, again) in enumerate(zip(first, second, strict=True)):
+        assert [(name, kind) for name, kind, _ in once.learnt] == [("sdpa.flash", code)]
+        assert words in once.learnt[0][2]
+        assert again.learnt == once.learnt, "it is learnt once"
+        assert again.attempts == once.attempts, "it is not tried again"
+        assert (once.attempts > 0) == (rank in trouble.ranks)
+        assert [kind for kind, _ in once.reasons] == [code]
+        assert words in once.reasons[0][1]
+        assert again.warned == []
+    assert sum(len(each.warned) for each in first) == 1, "one rank speaks"
+    assert [each.ran for each in mended] == ["sdpa.flash"] * 2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_all_ranks_take_the_next_candidate_and_show_the_reason(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    leads_to_the_next([part[f"refused: {name}"] for part in found], REFUSED[name], "RUNTIME001", WORDS)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_numbers_on_one_rank_are_found_by_the_self_check(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    leads_to_the_next([part[f"wrong: {name}"] for part in found], WRONG[name], "RUNTIME002", "is off by")
+
+
+def test_two_ranks_that_refuse_different_kernels_meet_at_the_third(found: list[dict[str, Any]]) -> None:
+    every = [part["one after the other"] for part in found]
+    for ran, learnt, _ in every:
+        assert ran == "tiled"
+        assert sorted(learnt) == [(name, "RUNTIME001", WORDS) for name in ("sdpa.flash", "sdpa.math")]
+    agree([numbers for *_, numbers in every])
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_a_forced_candidate_that_refuses_is_an_error_and_teaches_nothing(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    parts = [part[f"forced: {name}"] for part in found]
+    for rank, (first, second, mended) in enumerate(parts):
+        for each in (first, second):
+            kind, text, _ = each.error
+            refused = rank in FORCED[name].ranks
+            assert kind == (NoBackendError if refused else ContextParallelError).__name__
+            if refused:
+                assert "RUNTIME001" in text
+                assert WORDS in " ".join(text.split())
+            else:
+                assert text.startswith("rank 1 of the context parallel group: NoBackendError")
+            assert each.learnt == []
+        assert (second.attempts > first.attempts) == refused
+        assert mended.ran == "sdpa.flash"
+
+
+@pytest.mark.parametrize("name", NO_REFUSALS)
+def test_what_says_nothing_about_the_kernel_reaches_the_callers(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    trouble = NO_REFUSALS[name]
+    assert trouble.error is not None
+    error = trouble.error()
+    parts = [part[f"no refusal: {name}"] for part in found]
+    for rank, (first, second, mended) in enumerate(parts):
+        for each in (first, second):
+            if rank in trouble.ranks:
+                assert each.error == (type(error).__name__, str(error), True)
+            else:
+                kind, text, _ = each.error
+                assert kind == ContextParallelError.__name__
+                assert text == f"rank 1 of the context parallel group: {type(error).__name__}: {error}"
+            assert each.learnt == []
+            assert each.warned == []
+        assert mended.ran == "sdpa.flash"
+    agree([each[-1].numbers for each in parts])
