@@ -13,7 +13,7 @@ _SAFE_PATH = sys.version_info >= (3, 11)
 def python(code: str, *arguments: str) -> list[str]:
     """The command of a child that runs ``code``; its ``sys.argv[1:]`` is ``arguments``.
 
-    The current folder is not on its path: a ``json.py`` that lies there, or a checkout of torch, is not run.
+    The current folder is not on its path: a json.py that lies there, or a checkout of torch, is not run.
     The folder of this attnsel comes last, for one that runs from a checkout that is not installed.
     """
     start = f"import sys; sys.path.append({_ROOT!r})\n"

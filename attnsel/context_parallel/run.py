@@ -25,7 +25,7 @@ from attnsel.runtime import selfcheck
 from attnsel.runtime.bind import Bound, draw_seed, make_spec, real_lengths, to_caller, to_contract
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.dispatch import any_autocast, autocast, kept, make_call
-from attnsel.runtime.kernels import kernel_of, prepare_kernel
+from attnsel.runtime.kernels import Kernel, kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
 from attnsel.runtime.sizes import lengths_of, with_longest
 from attnsel.selection.evidence import Evidence, Refusal
@@ -129,14 +129,25 @@ class OnRanks:
         """Every kernel call of this rank, with its own keys in the place of others'."""
         selection = bound.selection
         assert selection.backend is not None
-        if not selfcheck.is_wanted(selection, call.settings):
-            return True
         kernel = kernel_of(selection.backend)
+        if not selfcheck.is_wanted(selection, call.settings):
+            if kernel.prepare is None and not CANDIDATES[selection.backend].last_resort:
+                self._rehearse(kernel, selection, call)
+            return True
         checked = [
             selfcheck.check_kernel(kernel, spec, inputs, selection, call.settings)
             for spec, inputs in self._steps(selection, call)
         ]
         return all(checked)
+
+    def _rehearse(self, kernel: Kernel, selection: Selection, call: Call) -> None:
+        """Each kernel call once, before anything is exchanged: a kernel that can say nothing in advance must
+        refuse while the ranks can still agree on another."""
+        with torch.no_grad():
+            for spec, inputs in self._steps(selection, call):
+                result = kernel.forward(spec, inputs)
+                if spec.need_grad:
+                    kernel.backward(spec, inputs, result, torch.zeros_like(result.out))
 
     def run(self, bound: Bound, call: Call) -> Any:
         return None  # other ranks take part in that: first all agree

@@ -389,12 +389,5 @@ def test_a_thousand_ranks_are_planned_without_torch():
     assert done.stdout.split() == ["cudnn", "6", "1024"]
 
 
-def test_the_shapes_are_those_that_the_running_side_chooses_for():
-    for comm in ("p2p", "all_gather"):
-        layout = RankLayout(comm, 1, 8)
-        ours = {(c.seqlen_q, c.seqlen_kv, c.kind) for c in step_shapes(LONG, layout, False)}
-        assert ours == set(shapes(sizes_of(LONG, layout, False), comm))
-
-
 def test_messages_need_something_to_send():
     assert messages(asked(window_size=(0, 0)), RankLayout("p2p", 1, 8), 1) == ()

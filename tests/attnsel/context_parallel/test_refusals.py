@@ -43,6 +43,7 @@ class Trouble(NamedTuple):
     selfcheck: str = "0"
     backend: str | None = None
     kernel: str = "sdpa.flash"
+    prepares: bool = True
     runs: str = "tiled"
 
 
@@ -61,6 +62,15 @@ REFUSED = {
         ("forward in the self-check", "forward", "all"),
         ("backward in the self-check", "backward", "all"),
     )
+    for where in ((1,), BOTH)
+}
+# A kernel that cannot say no in advance is tried before anything is exchanged.
+REFUSED |= {
+    f"{part}, {comm}, on {'both ranks' if where == BOTH else 'one rank'}": Trouble(
+        part, where, comm=comm, prepares=False, runs="sdpa.math" if comm == "a2a" else "tiled"
+    )
+    for part in ("forward", "backward")
+    for comm in ("p2p", "a2a")
     for where in ((1,), BOTH)
 }
 REFUSED["prepare, all_gather"] = Trouble("prepare", (1,), comm="all_gather")
@@ -116,7 +126,7 @@ def troubled(trouble: Trouble, rank: int) -> Iterator[tuple[list[int], BaseExcep
     stand_in = kernels.Kernel(
         lambda spec, inputs: reach("forward", tiled.forward(spec, inputs)),
         lambda *given: reach("backward", tiled.backward(*given)),
-        lambda spec, inputs: reach("prepare", None),
+        (lambda spec, inputs: reach("prepare", None)) if trouble.prepares else None,
     )
     loaded = kernels.kernel_of(trouble.kernel)
     kernels.KERNELS[trouble.kernel] = stand_in

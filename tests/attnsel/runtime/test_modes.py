@@ -254,14 +254,6 @@ def test_saved_tensor_hooks_see_what_is_saved() -> None:
     assert len(packed) >= 5  # q, k, v, out, lse
 
 
-def test_second_derivative_is_refused_in_words() -> None:
-    q, k, v = qkv(grad=True)
-    out = attention(q, k, v, backend="tiled").square().sum()
-    (grad,) = torch.autograd.grad(out, q, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        grad.sum().backward()
-
-
 # Dropout
 
 
