@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class Rule(Page):
     arch: Container[int] | None
     device: Container[str] | None
     fp8: bool | None
+    over_ranks: bool
     limits: tuple[Limit, ...]
     unknown: bool
     note: str
@@ -113,8 +115,8 @@ class Rule(Page):
     passes: Example
 
     def concerns(self, p: AttentionParams) -> bool:
-        """Whether it is about this kind of question: FP8 attention, other, or both."""
-        return self.fp8 is None or self.fp8 == p.fp8_attention
+        """Whether it is about this kind of question: FP8 attention or other, over ranks or not."""
+        return self.fp8 in (None, p.fp8_attention) and p.context_parallel >= self.over_ranks
 
     def applies(self, env: Environment) -> bool:
         """Whether it can say anything in this environment: its gates are open, and what it requires of the
@@ -251,6 +253,7 @@ def rule(
     arch: Container[int] | None = None,
     device: Container[str] | None = None,
     fp8: bool | Literal["both"] | None = None,
+    over_ranks: bool = False,
     evidence: str = "source",
     note: str = "",
     unknown: bool = False,
@@ -272,11 +275,11 @@ def rule(
     ``when``: version sets that must all hold. ``arch``: architectures, e.g. ``{90}`` or ``range(80, 90)``.
     ``device``: device types, e.g. ``{"cuda"}``; a rule with ``arch`` is about CUDA already. ``fp8``: only
     questions that run attention in FP8 (True), only others (False), or "both", which rules of a candidate
-    that plans FP8 have to say. ``evidence``: what it rests on, a key of EVIDENCE. ``status``: "preview" for
-    one that is tried out. ``replaced_by``: the code that took over; the rule is then deprecated.
-    ``fires_on`` and ``passes``: fields of AttentionParams, or ``gpu`` and component versions, that differ
-    from the defaults inside the gates. ``registry``: a plug-in's own; None is attnsel's. ``trips`` was the
-    name of ``fires_on`` in 0.1.
+    that plans FP8 have to say. ``over_ranks``: only calls over several ranks. ``evidence``: what it rests on,
+    a key of EVIDENCE. ``status``: "preview" for one that is tried out. ``replaced_by``: the code that took
+    over; the rule is then deprecated. ``fires_on`` and ``passes``: fields of AttentionParams, or ``gpu`` and
+    component versions, that differ from the defaults inside the gates. ``registry``: a plug-in's own; None is
+    attnsel's. ``trips`` was the name of ``fires_on`` in 0.1.
 
     Raises ValueError at import for a rule that could not be explained: no docstring, no ``Source:``.
     """
@@ -311,6 +314,7 @@ def rule(
             arch=arch,
             device=device,
             fp8=None if fp8 == "both" else fp8,
+            over_ranks=over_ranks,
             limits=limits,
             unknown=unknown,
             note=note,
@@ -395,9 +399,15 @@ def _limit(code: str, fields: Fields, requirement: Requirement, gates: tuple[Ver
     return Limit(names, requirement)
 
 
+_STRIPPED = """Python runs with -OO, which drops what is written here: read this page without it.
+Source: dropped by Python's -OO"""
+
+
 def _page(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
     """What every kind of page says, from its code and its docstring."""
     doc = inspect.getdoc(fn)
+    if not doc and sys.flags.optimize >= 2:
+        doc = f"{fn.__name__.replace('_', ' ')}\n\n{_STRIPPED}"
     if not doc:
         raise ValueError(f"{code}: a rule needs a docstring; it is what users read")
     title, _, text = doc.partition("\n")

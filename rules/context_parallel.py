@@ -16,13 +16,15 @@ from attnsel.candidates import every, where
 from attnsel.context_parallel.exchanges import exchanges
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import limit, rule
+from attnsel.rules.api import limit, rules_about
 from attnsel.selection.requirements import EqualTo, FreeText, Multiple, OneOf
 from attnsel.selection.verdict import Violation
 from attnsel.versions import cudnn
 
 WITHOUT_OFFSETS = where(lambda record: not record.offsets)  # take no offset of a chunk
 WITHOUT_LSE = where(lambda record: not record.gives_lse)
+rule = rules_about(over_ranks=True)
+
 # Names of exchanges, by what they do.
 SWAPS_HEADS = exchanges(lambda record: record.swaps_heads)
 KEEPS_HEADS = exchanges(lambda record: not record.swaps_heads)
@@ -57,7 +59,7 @@ def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Violation | No
     Fix: pad the sequence at its end; under a causal mask the padding changes no result.
     Source: TransformerEngine v2.18, context_parallel.py (DualChunkSwap).
     """
-    if p.cp_size > 1 and _by_position(p) and p.cp_comm_type not in GATHERS:
+    if _by_position(p) and p.cp_comm_type not in GATHERS:
         return _length(p, 2 * p.cp_size)
     return None
 
@@ -75,7 +77,7 @@ def even_chunks(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: pad the sequence, with a mask that hides the padding.
     Source: TransformerEngine v2.18, context_parallel.py.
     """
-    if p.cp_size > 1 and not _by_position(p) and p.cp_comm_type not in GATHERS:
+    if not _by_position(p) and p.cp_comm_type not in GATHERS:
         return _length(p, p.cp_size)
     return None
 
@@ -93,7 +95,7 @@ def even_local_lengths(p: AttentionParams, env: Environment) -> Violation | None
     Fix: pad the sequence to a multiple of 2 * cp_size, or use another cp_comm_type.
     Source: TransformerEngine v2.18, context_parallel.py, line 3097.
     """
-    if p.cp_size > 1 and p.cp_comm_type in GATHERS:
+    if p.cp_comm_type in GATHERS:
         return _length(p, 2 * p.cp_size)
     return None
 
@@ -112,7 +114,7 @@ def heads_over_ranks(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: another cp_comm_type, or fewer ranks.
     Source: TransformerEngine v2.18, context_parallel.py, line 4246.
     """
-    if p.cp_size == 1 or p.cp_comm_type not in SWAPS_HEADS:
+    if p.cp_comm_type not in SWAPS_HEADS:
         return None
     whole = Multiple(2 if p.cp_comm_type in NESTED else p.cp_size)
     return limit(p, "num_heads", whole) or limit(p, "num_gqa_groups", whole)
@@ -126,14 +128,13 @@ def heads_over_ranks(p: AttentionParams, env: Environment) -> Violation | None:
     fires_on={"cp_size": 2},
     passes={"cp_size": 2, "cp_comm_type": "a2a"},
 )
-def merging_needs_lse(p: AttentionParams, env: Environment) -> bool:
+def merging_needs_lse(p: AttentionParams, env: Environment) -> None:
     """Except with a2a, a kernel must give its log-sum-exp
 
     Why: partial results of different keys can only be merged with it; sdpa.math has none.
     Fix: a2a, or any other kernel.
     Source: torch 2.13, _scaled_dot_product_attention_math returns (output, probabilities).
     """
-    return p.cp_size > 1
 
 
 @rule(
@@ -152,7 +153,7 @@ def windows_need_offsets(p: AttentionParams, env: Environment) -> bool:
     Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, context_parallel.py,
     line 5057.
     """
-    return p.cp_size > 1 and p.windowed
+    return p.windowed
 
 
 @rule(
@@ -170,7 +171,7 @@ def sinks_once(p: AttentionParams, env: Environment) -> bool:
     Fix: cp_comm_type a2a, or triton or tiled.
     Source: TransformerEngine v2.18, utils.py, lines 1148-1155; TransformerEngine#2541.
     """
-    return p.cp_size > 1 and p.softmax_type != "vanilla"
+    return p.softmax_type != "vanilla"
 
 
 @rule(
@@ -188,7 +189,7 @@ def dropout_by_counter(p: AttentionParams, env: Environment) -> bool:
     Fix: triton and tiled number every pair; or leave dropout out.
     Source: attnsel/backends/tiled/philox.py; attnsel/backends/sdpa/ops.py (random numbers per call).
     """
-    return p.cp_size > 1 and p.dropout
+    return p.dropout
 
 
 @rule(
@@ -198,14 +199,13 @@ def dropout_by_counter(p: AttentionParams, env: Environment) -> bool:
     fires_on={"cp_size": 2, "kv_cache": "contiguous", "is_training": False},
     passes={"cp_size": 1, "kv_cache": "contiguous", "is_training": False},
 )
-def no_cache(p: AttentionParams, env: Environment) -> bool:
+def no_cache(p: AttentionParams, env: Environment) -> None:
     """Context parallelism and a key/value cache exclude each other
 
     Why: the cache of one sequence would have to live on several ranks.
     Fix: cp_size 1 for inference with a cache.
     Source: TransformerEngine v2.18, utils.py, lines 852-856; attnsel's design.
     """
-    return p.cp_size > 1
 
 
 @rule(
@@ -222,7 +222,7 @@ def causal_over_equal_lengths(p: AttentionParams, env: Environment) -> bool:
     Fix: triton and tiled take offsets; a2a keeps sequences whole.
     Source: TransformerEngine v2.18, utils.py, lines 1177-1280 (causal cross attention).
     """
-    return p.cp_size > 1 and p.causal and p.cp_comm_type not in KEEPS_KEYS
+    return p.causal and p.cp_comm_type not in KEEPS_KEYS
 
 
 @rule(
@@ -240,7 +240,7 @@ def masks_over_ranks(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: a causal or padding mask type, or a bias of -inf (post_scale_bias).
     Source: attnsel/context_parallel/parts.py; TransformerEngine v2.18, utils.py, lines 1177-1280.
     """
-    if p.cp_size > 1 and p.attn_mask_type == "arbitrary":
+    if p.attn_mask_type == "arbitrary":
         return Violation("attn_mask_type", p.attn_mask_type, FreeText("a causal or padding type, or no_mask"))
     return None
 
@@ -259,7 +259,7 @@ def bias_stays_with_its_rows(p: AttentionParams, env: Environment) -> Violation 
     Fix: p2p or all_gather, bshd or sbhd.
     Source: attnsel/context_parallel/parts.py; TransformerEngine v2.18, context_parallel.py, lines 3083, 4229.
     """
-    if p.cp_size == 1 or not p.has_bias:
+    if not p.has_bias:
         return None
     found = limit(p, "cp_comm_type", OneOf(*KEEPS_HEADS))
     if found is None and p.qkv_format == "thd":
@@ -282,7 +282,7 @@ def dropout_counts_heads(p: AttentionParams, env: Environment) -> bool:
     Fix: p2p or all_gather; tiled has such an offset.
     Source: attnsel/backends/contract.py (Spec.head_offset).
     """
-    return p.cp_size > 1 and p.dropout
+    return p.dropout
 
 
 @rule(
@@ -312,7 +312,7 @@ def dropout_on_a_moved_diagonal(p: AttentionParams, env: Environment) -> bool:
     Fix: a2a, which keeps sequences whole; a diagonal from the top left, equal lengths, or no dropout.
     Source: attnsel/backends/contract.py (Spec: visibility and dropout share q_offset).
     """
-    if p.cp_size == 1 or p.cp_comm_type in KEEPS_KEYS or not p.dropout:
+    if p.cp_comm_type in KEEPS_KEYS or not p.dropout:
         return False
     alibi = p.core_attention_bias_type == "alibi"
     if not (p.causal or p.windowed or alibi):
@@ -337,7 +337,7 @@ def alibi_needs_offsets(p: AttentionParams, env: Environment) -> bool:
     Fix: triton and tiled take offsets; a2a keeps positions together.
     Source: attnsel/backends/contract.py (q_offset, kv_offset); TransformerEngine v2.18, utils.py, line 1177.
     """
-    return p.cp_size > 1 and p.core_attention_bias_type == "alibi"
+    return p.core_attention_bias_type == "alibi"
 
 
 @rule(
@@ -358,7 +358,7 @@ def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Violation |
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
     chunked = p.causal or p.cp_comm_type in GATHERS
-    if p.cp_size > 1 and chunked and p.cp_comm_type not in KEEPS_KEYS:
+    if chunked and p.cp_comm_type not in KEEPS_KEYS:
         return _length(p, 64 * 2 * _ring_ranks(p))
     return None
 
@@ -377,7 +377,7 @@ def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: pad the sequence to a multiple of 64 * cp_size, or cuDNN 9.
     Source: TransformerEngine v2.18, fused_attn.cpp, comment "sequence length"; TransformerEngine#1051.
     """
-    if p.cp_size > 1 and not p.causal and p.cp_comm_type in RING:
+    if not p.causal and p.cp_comm_type in RING:
         return _length(p, 64 * _ring_ranks(p))
     return None
 

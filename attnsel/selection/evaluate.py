@@ -36,6 +36,7 @@ class Waivers(NamedTuple):
 
 
 NONE_WAIVED = Waivers()
+_ANY = AttentionParams()  # for rules that read nothing of a question
 
 
 class Group(NamedTuple):
@@ -48,9 +49,11 @@ class Group(NamedTuple):
 
 
 class FoldedRules(NamedTuple):
-    """Rules in their order: those with requirements by field, and those whose body alone decides."""
+    """Rules in their order: what those say that read nothing of a question, those with requirements by field,
+    and those whose body alone decides."""
 
     rules: tuple[Rule, ...]
+    said: tuple[tuple[int, Any], ...]
     groups: tuple[Group, ...]
     bodies: tuple[tuple[Callable[..., Any], int], ...]
 
@@ -61,7 +64,9 @@ class FoldedRules(NamedTuple):
 
         ``reach``: fields that something can be done about; None at the first violation of another one.
         """
-        found: dict[int, Any] = {}
+        found: dict[int, Any] = dict(self.said)
+        if found and reach is not None and any(_stops(finding, reach) for finding in found.values()):
+            return None
         rules = self.rules
         for read, all_hold, checks in self.groups:
             value = read(p)
@@ -90,7 +95,8 @@ def _stops(finding: Any, reach: frozenset[str]) -> bool:
     return isinstance(finding, Violation) and finding.field not in reach
 
 
-def _folded(rules: tuple[Rule, ...]) -> FoldedRules:
+def _folded(rules: tuple[Rule, ...], env: Environment) -> FoldedRules:
+    said: list[tuple[int, Any]] = []
     by_read: dict[Any, list[tuple[Requirement, str, int]]] = {}
     bodies: list[Any] = []
     for place, rule in enumerate(rules):
@@ -99,6 +105,10 @@ def _folded(rules: tuple[Rule, ...]) -> FoldedRules:
                 for field in limit.fields:
                     other = getattr(limit.requirement, "field", None)
                     by_read.setdefault((field, other), []).append((limit.requirement, field, place))
+        elif not fields_of(rule):
+            finding = rule.find(_ANY, env)
+            if finding is not None:
+                said.append((place, finding))
         else:
             # What it requires of the environment is not there: the body alone decides.
             bodies.append((rule.find if rule.limits else rule.body, place))
@@ -110,35 +120,37 @@ def _folded(rules: tuple[Rule, ...]) -> FoldedRules:
         )
         together = holds_together(tuple(requirement for requirement, _, _ in members))
         groups.append(Group(tests[0][0], together or tests[0][1], checks))
-    return FoldedRules(rules, tuple(groups), tuple(bodies))
+    return FoldedRules(rules, tuple(said), tuple(groups), tuple(bodies))
 
 
 @lru_cache(maxsize=2048)
 def fold(
     env: Environment,
     fp8: bool,
+    over_ranks: bool,
     waivers: Waivers = NONE_WAIVED,
     among: tuple[str, ...] = (),
     changed: frozenset[str] = frozenset(),
 ) -> FoldedRules:
-    """The rules whose gates are open in ``env`` for FP8 attention or other, less what a policy waives.
+    """The rules whose gates are open in ``env`` for FP8 attention or other, over ranks or not, less what a
+    policy waives.
 
     ``among``: only those that speak about one of these candidates; of them, those that read a field which
     ``changed``.
     """
     if changed:
-        rules = fold(env, fp8, waivers, among).rules
-        return _folded(tuple([rule for rule in rules if not changed.isdisjoint(fields_of(rule))]))
+        rules = fold(env, fp8, over_ranks, waivers, among).rules
+        return _folded(tuple([rule for rule in rules if not changed.isdisjoint(fields_of(rule))]), env)
     waived = _waived_codes(waivers)
-    return _folded(
-        tuple(
-            [
-                rule
-                for rule in _rules(among)
-                if rule.fp8 in (None, fp8) and rule.code not in waived and rule.applies(env)
-            ]
-        )
-    )
+    kept = [
+        rule
+        for rule in _rules(among)
+        if rule.fp8 in (None, fp8)
+        and over_ranks >= rule.over_ranks
+        and rule.code not in waived
+        and rule.applies(env)
+    ]
+    return _folded(tuple(kept), env)
 
 
 @lru_cache(maxsize=64)
@@ -203,7 +215,9 @@ def findings(
 ) -> dict[str, list[Reason]]:
     """Every reason against every candidate, as the question stands; or against some of them."""
     found: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
-    for rule, finding in fold(env, p.fp8_attention, waivers, among).findings(p, env) or ():
+    for rule, finding in (
+        fold(env, p.fp8_attention, p.context_parallel, waivers, among).findings(p, env) or ()
+    ):
         reason = Reason(rule, finding)
         for name in rule.candidates:
             if name in found:
@@ -215,7 +229,7 @@ def reasons_within(
     name: str, p: AttentionParams, env: Environment, waivers: Waivers, reach: frozenset[str]
 ) -> list[Reason] | None:
     """The reasons against one candidate; None as soon as one is about something that cannot be changed."""
-    found = fold(env, p.fp8_attention, waivers, (name,)).findings(p, env, reach)
+    found = fold(env, p.fp8_attention, p.context_parallel, waivers, (name,)).findings(p, env, reach)
     return None if found is None else [Reason(rule, finding) for rule, finding in found]
 
 
@@ -235,12 +249,19 @@ def reevaluate(
     for name in among:
         reasons = found[name]
         again[name] = [r for r in reasons if changed.isdisjoint(fields_of(r.rule))] if reasons else []
-    for rule, finding in fold(env, p.fp8_attention, waivers, among, changed).findings(p, env) or ():
+    rules = fold(env, p.fp8_attention, p.context_parallel, waivers, among, changed)
+    for rule, finding in rules.findings(p, env) or ():
         reason = Reason(rule, finding)
         for name in rule.candidates:
             if name in again:
                 again[name].append(reason)
     return again
+
+
+def always_refuses(field: str, p: AttentionParams, rules: FoldedRules, env: Environment) -> bool:
+    """Whether the value of ``p``'s field is refused whatever else is asked: by a rule that reads it alone."""
+    alone = (rule for rule in rules.rules if fields_of(rule) == {field})
+    return any(isinstance(rule.find(p, env), Violation) and not rule.unknown for rule in alone)
 
 
 def over_memory(

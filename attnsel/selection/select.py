@@ -25,7 +25,9 @@ from attnsel.report import render
 from attnsel.rules.api import INTERPRETED
 from attnsel.selection.evaluate import (
     Waivers,
+    always_refuses,
     findings,
+    fold,
     over_memory,
     policy_reasons,
     reasons_within,
@@ -38,6 +40,7 @@ from attnsel.selection.verdict import Adaptation, Candidate, Reason, Verdict
 from attnsel.unlock import Unlock, find_unlocks
 
 DEFAULT_POLICY = Policy()
+_MASKED = AttentionParams(attn_mask_type="arbitrary")
 
 
 class Selection:
@@ -309,7 +312,9 @@ class Inquiry:
             p = self.p
             if p.tensors.mask_hides_nothing:  # what goes with the mask is not known before it is gone
                 return self.judge(name)
-            reach = within_reach(CANDIDATES[name].adaptations) if self._may_adapt else frozenset[str]()
+            reach = frozenset[str]()
+            if self._may_adapt:
+                reach = _reach(name, self.env, p.fp8_attention, p.context_parallel, self._waivers)
             reasons = reasons_within(name, p, self.env, self._waivers, reach)
             candidate = None if reasons is None else self._judge(name, reasons)
         return candidate
@@ -372,6 +377,17 @@ def _step_policy(policy: Policy, name: str) -> Policy:
     if policy.adapt == "never" and policy.backend in (None, name):
         return policy
     return policy.replace(adapt="never", backend=policy.backend if policy.backend == name else None)
+
+
+@lru_cache(maxsize=2048)
+def _reach(name: str, env: Environment, fp8: bool, over_ranks: bool, waivers: Waivers) -> frozenset[str]:
+    """Fields of a call without a mask to drop that adaptations can do something about, for one candidate: a
+    mask is not worth folding where no mask is taken."""
+    names = [made for made in CANDIDATES[name].adaptations if made != "drop_mask"]
+    rules = fold(env, fp8, over_ranks, waivers, (name,))
+    if "fold_mask" in names and always_refuses("attn_mask_type", _MASKED, rules, env):
+        names.remove("fold_mask")
+    return within_reach(tuple(names))
 
 
 @lru_cache(maxsize=64)

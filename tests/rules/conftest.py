@@ -19,7 +19,10 @@ def _findings(candidate: str, env: Environment, **params: Any) -> dict[str, Viol
     return {
         rule.code: finding
         for rule in REGISTRY.rules.values()
-        if candidate in rule.candidates and rule.applies(env) and (finding := rule.find(p, env)) is not None
+        if candidate in rule.candidates
+        and rule.applies(env)
+        and rule.concerns(p)
+        and (finding := rule.find(p, env)) is not None
     }
 
 
