@@ -51,12 +51,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import threading
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from attnsel._lock import ForkSafeLock
 from attnsel.adaptations.search import ADAPTERS
 from attnsel.candidates import CANDIDATES, CandidateRecord
 from attnsel.candidates.capabilities import DEVICES, DTYPES, WORDS
@@ -113,7 +113,7 @@ class Found(NamedTuple):
 
 _found: tuple[Found, ...] | None = None
 _loading = False
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 
 
 def load_plugins() -> tuple[Found, ...]:

@@ -7,7 +7,6 @@ The environment is read once, at first use; :func:`configure` reads it again and
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from attnsel._lock import ForkSafeLock
 from attnsel._model import FrozenModel
 from attnsel.errors import InvalidInput
 from attnsel.policy import Policy
@@ -62,7 +62,7 @@ class Settings(FrozenModel):
 _POLICY_FIELDS = frozenset(Policy.model_fields)
 _SETTINGS_FIELDS = frozenset(Settings.model_fields) - {"policy"}
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _process: Settings | None = None
 _override: ContextVar[Settings | None] = ContextVar("attnsel_settings", default=None)
 
@@ -125,7 +125,7 @@ def _from_environment(environ: Any) -> Settings:
             continue
         value: Any = text
         if field == "debug":
-            value = int(text) if text.lstrip("-").isdecimal() else text
+            value = {"0": 0, "1": 1, "2": 2}.get(text, text)
         if field == "allow_known_bugs":
             value = tuple(part.strip().upper().replace("ALL", "all") for part in text.split(","))
         try:

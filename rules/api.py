@@ -20,9 +20,9 @@ which calls it is about; a rule without a body is about all of them. Where no bo
 decides alone and returns a ``Violation`` (or ``Unknown``, or None); ``limit`` is ``requires`` for a bound
 that depends on the call.
 
-Gates (``when``, ``arch``, ``device``, ``fp8``) are folded away once per environment; only requirements and
-bodies run per question. A body reads its two arguments and nothing else and never raises. ``fires_on`` and
-``passes`` are examples: the page shows them, the tests run them.
+Gates (``when``, ``arch``, ``device``, ``fp8``, ``over_ranks``) are folded away once per environment; only
+requirements and bodies run per question. A body reads its two arguments alone and never raises. ``fires_on``
+and ``passes`` are examples: the page shows them, the tests run them.
 
 A code lives as long as the project: ``preview`` (shown, and refusing only where the policy says so), active,
 deprecated (``replaced_by`` names what took over), removed (``removed``). None is ever used again.
@@ -143,7 +143,7 @@ class Rule(Page):
             if broken is not None:
                 about = self.body(p, env)
                 if about is not None and not about:
-                    return None
+                    break
                 kind = Unknown if self.unknown else Violation
                 return kind(*broken, limit.requirement.resolved(p), self.note)
         return None
@@ -399,15 +399,11 @@ def _limit(code: str, fields: Fields, requirement: Requirement, gates: tuple[Ver
     return Limit(names, requirement)
 
 
-_STRIPPED = """Python runs with -OO, which drops what is written here: read this page without it.
-Source: dropped by Python's -OO"""
-
-
 def _page(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
     """What every kind of page says, from its code and its docstring."""
     doc = inspect.getdoc(fn)
     if not doc and sys.flags.optimize >= 2:
-        doc = f"{fn.__name__.replace('_', ' ')}\n\n{_STRIPPED}"
+        doc = f"{fn.__name__.replace('_', ' ')}\n\nSource: dropped by Python's -OO; read this page without it"
     if not doc:
         raise ValueError(f"{code}: a rule needs a docstring; it is what users read")
     title, _, text = doc.partition("\n")

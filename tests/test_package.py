@@ -22,6 +22,7 @@ LAYERS = [
     [
         "_version",
         "_child",
+        "_lock",
         "errors",
         "_model",
         "_params_checks",
@@ -68,6 +69,7 @@ BACKENDS_MAY_IMPORT = {
     "selection.requirements",
     "selection.verdict",
     "_child",
+    "_lock",
     "versions",
     "backends",
     "errors",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from collections.abc import Hashable
 from functools import _lru_cache_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
+
+from attnsel._lock import ForkSafeLock
 
 V = TypeVar("V")
 
@@ -35,13 +35,8 @@ class BoundedCache(Generic[V]):
         self.items: dict[Hashable, V] = {}
         self.hits = 0
         self.misses = 0
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         _every.add(self)
-        if hasattr(os, "register_at_fork"):  # a child must not inherit a lock that another thread held
-            os.register_at_fork(after_in_child=self._new_lock)
-
-    def _new_lock(self) -> None:
-        self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> V | None:
         value = self.items.get(key)

@@ -7,13 +7,12 @@ straight to a candidate that works.
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
 from attnsel import debug
+from attnsel._lock import ForkSafeLock
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
@@ -30,16 +29,7 @@ _MOST_LIKELY = 3
 _NEAR = 4  # minor versions: what refuses a call further off is another story
 
 _evidence: Evidence = NO_EVIDENCE
-_lock = threading.Lock()
-
-
-def _new_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # a child must not inherit a lock that another thread held
-    os.register_at_fork(after_in_child=_new_lock)
+_lock = ForkSafeLock()
 
 
 class WrongNumbers(Exception):

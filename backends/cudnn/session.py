@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attnsel._lock import ForkSafeLock
 from attnsel.versions import Version
 
 
@@ -72,7 +73,7 @@ def _frontend() -> tuple[Any, tuple[str, str]]:
 # Handles of threads that ended, for the next thread. They are never destroyed: cudnnDestroy waits for the
 # device, which would break a CUDA graph that another thread captures.
 _free: defaultdict[int, list[tuple[Any, int | None]]] = defaultdict(list)
-_free_lock = threading.Lock()
+_free_lock = ForkSafeLock()
 
 
 class _Lent:
@@ -108,7 +109,7 @@ _mine = _Mine()
 
 _ERRORS_AND_WARNINGS = (1 << 1) | (1 << 2)  # CUDNN_SEV_ERROR_EN and CUDNN_SEV_WARNING_EN of cudnn_graph.h
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-_log_lock = threading.RLock()
+_log_lock = ForkSafeLock()
 
 
 @contextlib.contextmanager

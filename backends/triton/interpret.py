@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,12 +20,14 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
+from attnsel._lock import ForkSafeLock
+
 with contextlib.suppress(ImportError):
     # The interpreter imports it at the first launch; it must not first see swapped functions.
     import triton.experimental.gluon.language  # noqa: F401
 
 # The swap is process-wide while a launch lasts.
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 # By id: hashing a JITFunction computes its compilation cache key.
 _twins: dict[int, Any] = {}
 _library: dict[int, Any] = {}

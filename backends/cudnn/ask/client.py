@@ -199,7 +199,11 @@ class _Child:
             )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
-        first = self._next(timeout)
+        try:
+            first = self._next(timeout)
+        except BaseException:  # a signal: the process and the folder go first
+            self.stop()
+            raise
         if first is None or "ready" not in first:
             died = self.death()
             printed = self.logged()
@@ -277,6 +281,7 @@ def _environment(settings: dict[str, Any], log: Path) -> dict[str, str]:
     """The child finds the libcudnn that was chosen, and a log to write to."""
     found = {
         **os.environ,
+        "TMPDIR": str(log.parent),  # what it leaves there goes with the folder, even if it is killed
         "CUDNN_LOGDEST_DBG": str(log),
         "CUDNN_LOGERR_DBG": "1",
         "CUDNN_LOGLEVEL_DBG": "1",
