@@ -28,7 +28,7 @@ from attnsel.runtime.bind import Bound, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, signature
 from attnsel.runtime.inputs import params_of
-from attnsel.runtime.refusals import evidence, forget, is_refusal, record_refusals, refusal_of
+from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
 from attnsel.runtime.sizes import with_longest
 from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.select import Selection, select
@@ -89,6 +89,8 @@ def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
             learned.append(refusal_of(selection, error))
             known = known.plus(learned[-1])
             continue
+        if learned and is_transformed():
+            return bound, False, result
         record_refusals(learned, call.settings)
         return bound, settled, result
 
@@ -175,10 +177,15 @@ def attend(
         bound, result = _first_call(call)
     else:
         _bound.hits += 1
-        if extras is NO_EXTRAS and bound.plain is not None:
-            result = bound.plain(q, k, v)
-        else:
-            result = bound.run(make_call(config, q, k, v, extras, settings))
+        try:
+            if extras is NO_EXTRAS and bound.plain is not None:
+                result = bound.plain(q, k, v)
+            else:
+                result = bound.run(make_call(config, q, k, v, extras, settings))
+        except RuntimeError:
+            if not is_transformed():
+                raise
+            bound, _, result = settle(EAGER, make_call(config, q, k, v, extras, settings))
     if holder is not None:
         holder["_last"] = bound
     return result

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
+import torch
+from torch.autograd import forward_ad
+
 from attnsel import debug
 from attnsel._lock import ForkSafeLock
 from attnsel.candidates import CANDIDATES
@@ -68,9 +71,30 @@ def is_refusal(error: BaseException, name: str) -> bool:
     """
     if isinstance(error, (CannotPrepare, WrongNumbers)):
         return True
-    if isinstance(error, InvalidInput) or not says_no(error):
+    if isinstance(error, InvalidInput) or not says_no(error) or _is_of_a_hook(error):
         return False
     return isinstance(error, (RuntimeError, ValueError, *_of_the_library(name)))
+
+
+def _is_of_a_hook(error: BaseException) -> bool:
+    """Whether it was raised by what the user's program put into PyTorch: hooks on what autograd saves, modes
+    that see every operator."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) or ()
+    codes = [getattr(hook, "__code__", None) for hook in hooks]
+    trace = error.__traceback__
+    while trace is not None:
+        code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
+        sees_operators = code.co_name in ("__torch_dispatch__", "__torch_function__")
+        if code in codes or (sees_operators and module.partition(".")[0] not in ("torch", "attnsel")):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def is_transformed() -> bool:
+    """Whether a transform (vmap, jvp, torch.func.grad) sees the operators now: what a kernel refuses then says
+    nothing about plain calls."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _of_the_library(name: str) -> tuple[type[BaseException], ...]:
