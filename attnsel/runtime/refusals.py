@@ -92,8 +92,8 @@ def _is_of_a_hook(error: BaseException) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform (vmap, jvp, torch.func.grad) sees the operators now: what a kernel refuses then says
-    nothing about plain calls."""
+    """Whether a transform (vmap, jvp, torch.func.grad) sees the operators now: what a kernel refuses then
+    says nothing about plain calls."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 

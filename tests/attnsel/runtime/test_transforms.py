@@ -1,4 +1,4 @@
-"""Transforms of PyTorch's around a call: right, or an error; and nothing learnt from them about plain calls."""
+"""Transforms of PyTorch's around a call: right, or an error; and nothing learnt about plain calls."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def right_or_refused(call: Callable[[], Any], wanted: Any) -> bool:
 
 # What each candidate does today: True right, False an error.
 JVP = {"sdpa.flash": False, "sdpa.math": True, "tiled": False, None: True}
-VMAP = {"sdpa.flash": False, "sdpa.math": True, "tiled": False, None: True}
+VMAP = {"sdpa.flash": True, "sdpa.math": True, "tiled": False, None: True}
 GRAD = {"sdpa.flash": True, "sdpa.math": True, "tiled": False, None: True}
 
 
