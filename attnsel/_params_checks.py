@@ -9,6 +9,12 @@ from attnsel.errors import InvalidInput
 if TYPE_CHECKING:
     from attnsel.params import AttentionParams
 
+LARGEST = 2**63 - 1
+"""What int64 holds: sizes in bytes, shapes, strides and windows."""
+MOST = 2**40
+"""Of any one size of a question; products of them are floats without overflow."""
+MOST_RANKS = 2**13
+
 
 def check_params(p: AttentionParams) -> None:
     """Contradictions between fields. Raises InvalidInput naming one of them."""
@@ -57,14 +63,32 @@ def check_params(p: AttentionParams) -> None:
         raise InvalidInput("is_training", True, "must be False with a kv_cache: a cache has no backward")
 
 
+def check_ranks(p: AttentionParams) -> None:
+    """Specs of q, k and v have the dimensions of the layout, a mask's at most four. Raises InvalidInput."""
+    tensors, kv = p.tensors, "bshd" if p.layout.paged else p.layout.kv_format
+    for name, spec, form in (
+        ("q", tensors.q, p.qkv_format),
+        ("k", tensors.k, kv),
+        ("v", tensors.v, kv),
+    ):
+        if spec is not None and len(spec.shape) != len(form):
+            raise InvalidInput(
+                f"tensors.{name}.shape", spec.shape, f"must have {len(form)} dimensions, {form}"
+            )
+    if tensors.mask is not None and len(tensors.mask.shape) > 4:
+        raise InvalidInput("tensors.mask.shape", tensors.mask.shape, "must have at most 4 dimensions, bhss")
+
+
 def normalise_window(window: tuple[int, int], attn_mask_type: str) -> tuple[int, int]:
     """TransformerEngine's reading of a window: a causal mask type closes the right side.
 
-    Raises InvalidInput for bounds below -1, and for (-1, 0) without a causal mask type.
+    Raises InvalidInput for bounds below -1 or beyond int64, and for (-1, 0) without a causal mask type.
     """
-    left, right = window
-    if left < -1 or right < -1:
-        raise InvalidInput("window_size", window, "each bound must be -1 (none) or at least 0")
+    left, _ = window
+    if min(window) < -1 or max(window) > LARGEST:
+        raise InvalidInput(
+            "window_size", window, f"each bound must be -1 (none) or at least 0, at most {LARGEST}"
+        )
     if "causal" in attn_mask_type:
         return (left, 0)
     if window == (-1, 0):

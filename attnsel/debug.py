@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from attnsel._lock import ForkSafeLock
 from attnsel.candidates import CANDIDATES
+from attnsel.errors import printable, short
 from attnsel.layout import FORMATS
 from attnsel.report import one_line
 from attnsel.selection.requirements import size
@@ -33,6 +35,10 @@ class FallbackWarning(UserWarning):
     """A chosen kernel refused when it ran, or gave wrong numbers, and the next candidate took over."""
 
 
+class DebugFileWarning(UserWarning):
+    """The file that choices were to be written to cannot be written."""
+
+
 class SelfCheckWarning(UserWarning):
     """A kernel that should have been compared with ``tiled`` could not be."""
 
@@ -44,7 +50,7 @@ class CopyWarning(UserWarning):
     """
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _announced: set[Any] = set()
 _MOST_REMEMBERED = 4096  # selections; far above what one program meets
 
@@ -86,7 +92,7 @@ def _warn_copies(selection: Selection, settings: Settings, label: str) -> None:
         key = (label, name, adaptation.name, tuple(field for field, _ in adaptation.changes))
         if not _is_news(key, settings):
             continue
-        whose = f"{label}: " if label else ""
+        whose = f"{printable(label)}: " if label else ""
         warnings.warn(
             f"{whose}{name} {adaptation.text} on every call ({size(adaptation.bytes)}): "
             f"{_SPARED[adaptation.name](adaptation, p)}",
@@ -158,7 +164,7 @@ def warn_fallback(candidate: str, message: str, settings: Settings, *, wrong: bo
     if is_logging_rank(settings):
         what = "gave other numbers than tiled" if wrong else "refused when it ran"
         warnings.warn(
-            f"{candidate} {what}: {message}; the next candidate runs",
+            f"{candidate} {what}: {printable(message)}; the next candidate runs",
             FallbackWarning,
             stacklevel=2,
         )
@@ -169,14 +175,14 @@ def _rank() -> int:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
     text = os.environ.get("RANK", "0")  # set by torchrun before the process group exists
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 def _text(selection: Selection, settings: Settings, label: str) -> str:
     if settings.debug_format == "json":
         record = {"event": "selection", "label": label, "rank": _rank(), **selection.as_dict()}
         return json.dumps(record)
-    prefix = f"{label}: " if label else ""
+    prefix = f"{printable(label)}: " if label else ""
     if settings.debug == 1:
         return f"attnsel: {prefix}{one_line(selection)}"
     return f"attnsel: {prefix}selected {selection.backend}\n{selection.report()}\n"
@@ -184,13 +190,30 @@ def _text(selection: Selection, settings: Settings, label: str) -> str:
 
 def _emit(text: str, settings: Settings) -> None:
     if settings.debug_file:
-        # One write of whole lines in append mode: several processes may share the file.
-        with open(settings.debug_file, "a", encoding="utf-8") as file:
-            file.write(text + "\n")
-        return
+        try:
+            # One write of whole lines in append mode: several processes may share the file.
+            with open(settings.debug_file, "a", encoding="utf-8") as file:
+                file.write(text + "\n")
+            return
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            _warn_unwritten(settings.debug_file, error, settings)
     if logger.hasHandlers():
         if not logger.isEnabledFor(logging.INFO):
             logger.setLevel(logging.INFO)
         logger.info(text)
         return
-    print(text, file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # full or closed: no reason to fail a call
+            print(text, file=sys.stderr, flush=True)
+
+
+def _warn_unwritten(file: str, error: Exception, settings: Settings) -> None:
+    """Once per file: what was meant for it goes where it goes without one."""
+    if _is_news(("debug_file", file), settings):
+        why = getattr(error, "strerror", None) or error
+        warnings.warn(
+            f"ATTNSEL_DEBUG_FILE {short(file)} cannot be written ({why}): its lines go to the logger or to "
+            "standard error",
+            DebugFileWarning,
+            stacklevel=2,
+        )

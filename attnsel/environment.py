@@ -13,10 +13,11 @@ import sys
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from attnsel._model import FrozenModel
-from attnsel.errors import InvalidInput
+from attnsel._params_checks import LARGEST
+from attnsel.errors import InvalidInput, printable
 from attnsel.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.versions import Version
 
@@ -53,11 +54,15 @@ class Device(FrozenModel):
     """One device. Sizes in bytes; None where unknown."""
 
     type: Literal["cuda", "rocm", "cpu", "mps", "xpu", "meta", "other"] = "cuda"
-    name: str = ""
-    arch: int | None = Field(default=None, description="10 * major + minor of the compute capability")
-    memory: int | None = None
-    sm_count: int | None = None
-    shared_memory: int | None = Field(default=None, description="largest shared memory of one block")
+    name: Annotated[str, AfterValidator(printable)] = ""
+    arch: int | None = Field(
+        default=None, ge=0, le=9999, description="10 * major + minor of the compute capability"
+    )
+    memory: int | None = Field(default=None, ge=0, le=LARGEST)
+    sm_count: int | None = Field(default=None, gt=0, le=LARGEST)
+    shared_memory: int | None = Field(
+        default=None, ge=0, le=LARGEST, description="largest shared memory of one block"
+    )
 
 
 class Environment(FrozenModel):

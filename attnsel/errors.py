@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ class InvalidInput(ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{field} = {_short(value)}: {allowed}")
+        super().__init__(printable(f"{field} = {short(value)}: {allowed}"))
 
     @classmethod
     def from_pydantic(cls, error: ValidationError) -> InvalidInput:
@@ -25,9 +26,10 @@ class InvalidInput(ValueError):
         problems = error.errors(include_url=False)
         first = problems[0]
         cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, cls):
-            return cause
-        field = ".".join(str(part) for part in first["loc"]) or "input"
+        field = ".".join(str(part) for part in first["loc"])
+        if isinstance(cause, cls):  # of a model inside this one, or of the whole
+            return cls(f"{field}.{cause.field}", cause.value, cause.allowed) if field else cause
+        field = field or "input"
         allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         if first["type"] == "missing" and len(first["loc"]) > 1:
             field, allowed = str(first["loc"][0]), "must hold more values"
@@ -38,7 +40,7 @@ class InvalidInput(ValueError):
         invalid = cls(field, first["input"], allowed)
         if len(problems) > 1:
             others = ", ".join(sorted({".".join(str(part) for part in p["loc"]) for p in problems[1:]}))
-            invalid.args = (f"{invalid.args[0]} (also wrong: {others})",)
+            invalid.args = (f"{invalid.args[0]} (also wrong: {short(others, str)})",)
         return invalid
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,6 +66,18 @@ class UnsupportedArgument(NotImplementedError):
     """An argument that attnsel knows and cannot honour yet. It is never ignored instead."""
 
 
-def _short(value: Any, limit: int = 120) -> str:
-    text = repr(value)
+def printable(text: str) -> str:
+    """``text`` in one line that a terminal shows as it stands: control and format characters, line ends and
+    lone surrogates are written as escapes. What comes from outside goes through here before it is shown."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def short(value: Any, write: Callable[[Any], str] = repr, limit: int = 120) -> str:
+    """A value in a message, printable and cut; only named where it cannot be written (too deep, too long)."""
+    try:
+        text = printable(write(value))
+    except Exception:
+        return f"<{type(value).__name__} that cannot be shown>"
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -208,34 +208,36 @@ class DotProductAttention(nn.Module):
 
         Raises InvalidInput, UnsupportedArgument, or NoBackendError with every reason.
         """
-        if not_yet:
-            _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
-        if pad_between_seqs is not None:
-            cu_seqlens_q_padded, cu_seqlens_kv_padded = packed_starts(
-                pad_between_seqs, (cu_seqlens_q, cu_seqlens_kv), (cu_seqlens_q_padded, cu_seqlens_kv_padded)
+        try:
+            if not_yet:
+                _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
+            if pad_between_seqs is not None:
+                cu_seqlens_q_padded, cu_seqlens_kv_padded = packed_starts(
+                    pad_between_seqs,
+                    (cu_seqlens_q, cu_seqlens_kv),
+                    (cu_seqlens_q_padded, cu_seqlens_kv_padded),
+                )
+            offset = self.softmax_offset if self._learnable else None
+            static = self._config(
+                qkv_format,
+                attn_mask_type,
+                window_size,
+                bottom_right_diagonal,
+                core_attention_bias_type,
+                softmax_scale,
             )
-        offset = self.softmax_offset if self._learnable else None
-        static = self._config(
-            qkv_format,
-            attn_mask_type,
-            window_size,
-            bottom_right_diagonal,
-            core_attention_bias_type,
-            softmax_scale,
-        )
-        if qkv_layer is not None or kv_layer is not None or qkv_interleave_dim != -3:
-            query_layer, key_layer, value_layer = unpack(
-                query_layer,
-                key_layer,
-                value_layer,
-                qkv_layer,
-                kv_layer,
-                qkv_interleave_dim,
-                static.qkv_format,
-                block_table is not None,
-            )
-        elif query_layer is None or key_layer is None or value_layer is None:
-            raise missing(query_layer, key_layer, value_layer)
+            if qkv_layer is not None or kv_layer is not None or qkv_interleave_dim != -3:
+                given = query_layer, key_layer, value_layer
+                paged = block_table is not None
+                query_layer, key_layer, value_layer = unpack(
+                    *given, qkv_layer, kv_layer, qkv_interleave_dim, static.qkv_format, paged
+                )
+            elif query_layer is None or key_layer is None or value_layer is None:
+                raise missing(query_layer, key_layer, value_layer)
+        except Exception as error:
+            if self._cp is not None:
+                context_parallel.fail(self._cp, error, query_layer)
+            raise
         if (
             attention_mask is None
             and cu_seqlens_q is None
@@ -319,15 +321,10 @@ class DotProductAttention(nn.Module):
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
         static = self._config(*overrides)
         if qkv_layer is not None or kv_layer is not None or interleave_dim != -3:
+            given = query_layer, key_layer, value_layer
+            paged = extras.block_table is not None
             query_layer, key_layer, value_layer = unpack(
-                query_layer,
-                key_layer,
-                value_layer,
-                qkv_layer,
-                kv_layer,
-                interleave_dim,
-                static.qkv_format,
-                extras.block_table is not None,
+                *given, qkv_layer, kv_layer, interleave_dim, static.qkv_format, paged
             )
         elif query_layer is None or key_layer is None or value_layer is None:
             raise missing(query_layer, key_layer, value_layer)
@@ -394,11 +391,18 @@ class DotProductAttention(nn.Module):
         """Inside the caller's RNG context, and inside a checkpoint if asked."""
 
         def core(q: Tensor, k: Tensor, v: Tensor) -> Any:
-            if static.attention_dropout and self._rng_tracker is not None:
+            if not static.attention_dropout or self._rng_tracker is None:
+                return self._attend(static, q, k, v, extras)
+            forked = False
+            try:
                 context: AbstractContextManager[Any] = self._rng_tracker().fork()
                 with context:
+                    forked = True
                     return self._attend(static, q, k, v, extras)
-            return self._attend(static, q, k, v, extras)
+            except Exception as error:
+                if self._cp is not None and not forked:
+                    context_parallel.fail(self._cp, error, q)
+                raise
 
         if not recompute:
             return core(q, k, v)

@@ -19,7 +19,15 @@ from pydantic import (
 )
 
 from attnsel._model import FrozenModel, lazy
-from attnsel._params_checks import check_params, diagonal_of, normalise_window
+from attnsel._params_checks import (
+    LARGEST,
+    MOST,
+    MOST_RANKS,
+    check_params,
+    check_ranks,
+    diagonal_of,
+    normalise_window,
+)
 from attnsel.context_parallel.exchanges import CpCommType
 from attnsel.errors import InvalidInput
 from attnsel.layout import LAYOUTS, LayoutName, read_layout
@@ -75,11 +83,14 @@ def read_mask_type(value: Any) -> Any:
     return _MASK_NAMES.get(text, text)
 
 
+_Extent = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
 class TensorSpec(FrozenModel):
     """One tensor without its data. Shape and strides are in elements and in the format's order."""
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[_Extent, ...]
+    stride: tuple[_Extent, ...]
     dtype: Annotated[Literal[DType, "bool"], BeforeValidator(read_dtype)] = "bf16"
     alignment: int = Field(
         default=16, gt=0, description="bytes that the first element's address is a multiple of (at most 16)"
@@ -175,13 +186,19 @@ class AttentionParams(FrozenModel):
     qkv_layout: Annotated[str, AfterValidator(read_layout)] = Field(
         default="bshd_bshd_bshd", description="memory layout, or just its format: bshd, sbhd, thd, bhsd"
     )
-    batch_size: int = Field(default=2, gt=0, description="sequences in the batch")
-    num_heads: int = Field(default=16, gt=0, description="query heads")
-    num_gqa_groups: int = Field(default=0, ge=0, description="key/value heads; as many as query heads if 0")
-    max_seqlen_q: int = Field(default=4096, ge=0, description="longest query sequence")
-    max_seqlen_kv: int = Field(default=-1, ge=-1, description="longest key sequence; max_seqlen_q if -1")
-    head_dim_qk: int = Field(default=128, gt=0, description="head dimension of queries and keys")
-    head_dim_v: int = Field(default=0, ge=0, description="head dimension of values; head_dim_qk if 0")
+    batch_size: int = Field(default=2, gt=0, le=MOST, description="sequences in the batch")
+    num_heads: int = Field(default=16, gt=0, le=MOST, description="query heads")
+    num_gqa_groups: int = Field(
+        default=0, ge=0, le=MOST, description="key/value heads; as many as query heads if 0"
+    )
+    max_seqlen_q: int = Field(default=4096, ge=0, le=MOST, description="longest query sequence")
+    max_seqlen_kv: int = Field(
+        default=-1, ge=-1, le=MOST, description="longest key sequence; max_seqlen_q if -1"
+    )
+    head_dim_qk: int = Field(default=128, gt=0, le=MOST, description="head dimension of queries and keys")
+    head_dim_v: int = Field(
+        default=0, ge=0, le=MOST, description="head dimension of values; head_dim_qk if 0"
+    )
     attn_mask_type: Annotated[MaskType, BeforeValidator(read_mask_type)] = Field(
         default="causal", description="which pairs may attend"
     )
@@ -209,9 +226,9 @@ class AttentionParams(FrozenModel):
     return_lse: bool = Field(default=False, description="the log-sum-exp is needed too")
     return_max_logit: bool = Field(default=False, description="the largest score per head is needed too")
     kv_cache: KvCache = Field(default="none", description="keys and values live in an inference cache")
-    page_size: int | None = Field(default=None, gt=0, description="tokens per page of a paged cache")
+    page_size: int | None = Field(default=None, gt=0, le=MOST, description="tokens per page of a paged cache")
     pad_between_seqs: bool = Field(default=False, description="thd: gaps between packed sequences")
-    cp_size: int = Field(default=1, gt=0, description="ranks that one sequence is spread over")
+    cp_size: int = Field(default=1, gt=0, le=MOST_RANKS, description="ranks that one sequence is spread over")
     cp_comm_type: CpCommType = Field(default="p2p", description="how context parallel ranks exchange")
     cuda_graph: bool = Field(default=False, description="the call is captured into a CUDA graph")
     fp8: bool = Field(default=False, description="inside FP8 autocast; the recipe says if attention is FP8")
@@ -235,6 +252,12 @@ class AttentionParams(FrozenModel):
                 f"must follow cp_size, which is {data.get('cp_size', 1)!r}; leave it out",
             )
         return data
+
+    @model_validator(mode="after")
+    def _tensors_fit(self) -> AttentionParams:
+        if self.tensors is not _NO_TENSORS:
+            check_ranks(self)
+        return self
 
     def model_post_init(self, context: Any, /) -> None:
         """Fill in what follows, check across fields, then bring equal questions to one form."""

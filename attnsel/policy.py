@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ByteSize, Field, WrapValidator
 
 from attnsel._model import FrozenModel
+from attnsel._params_checks import LARGEST
 from attnsel.candidates import CANDIDATES, complete
 
 
@@ -41,10 +42,10 @@ def _read_size(value: Any, read: Any) -> Any:
     whole = not isinstance(value, str) or _SIZE.fullmatch(value.strip())  # pydantic stops at the unit
     try:
         amount = read(value) if whole else None
-    except ValueError:
+    except (ValueError, OverflowError):
         amount = None
-    if amount is None or amount < 0:
-        raise ValueError("must be a size of at least 0 such as 2GiB, 500MB or a number of bytes")
+    if amount is None or not 0 <= amount <= LARGEST:
+        raise ValueError("must be a size from 0 to 8 EiB such as 2GiB, 500MB or a number of bytes")
     return amount
 
 

@@ -11,6 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
+from attnsel.errors import printable
 from attnsel.rules import REGISTRY, Preference
 from attnsel.selection.memory import memory_parts
 from attnsel.selection.requirements import size
@@ -42,7 +43,7 @@ def render(selection: Selection, width: int = 80) -> str:
     lines += ["", *_ranked_lines(selection, width), *_reason_lines(selection, width)]
     lines += _unlock_lines(selection, width)
     lines += _closing_lines(selection, width)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(printable(line.rstrip()) for line in lines)
 
 
 # ---- in a sentence ----------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def one_line(selection: Selection) -> str:
     if better is not None:
         parts.append(f"to get {better.candidate}: {better.change}")
     question = " ".join(params_words(selection.params))
-    return f"{'; '.join(parts)} [{question}]"
+    return printable(f"{'; '.join(parts)} [{question}]")
 
 
 # ---- where and what ---------------------------------------------------------------------------------

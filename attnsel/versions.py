@@ -15,6 +15,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
 from packaging.version import Version as _PackagingVersion
 
+from attnsel.errors import short
+
 
 class Version(NamedTuple):
     """``major.minor.patch``; what follows the third number (cuDNN's build, ``+cu128``) is dropped."""
@@ -30,9 +32,11 @@ class Version(NamedTuple):
         Raises ValueError naming the value when it is none of these.
         """
         if isinstance(text, tuple):
-            if text and len(text) <= 4 and all(isinstance(n, int) and n >= 0 for n in text):
+            if text and len(text) <= 4 and all(isinstance(n, int) and 0 <= n < 2**31 for n in text):
                 return cls(*text[:3])
-            raise ValueError(f"not a version: {text!r}; allowed: up to four non-negative integers")
+            raise ValueError(f"not a version: {short(text)}; allowed: up to four non-negative integers")
+        if isinstance(text, str) and len(text) > 64:
+            raise ValueError("not a version: it is too long; allowed: numbers and dots such as 9.1.0")
         if isinstance(text, int) or (
             isinstance(text, str) and text.strip().isdecimal() and int(text) >= 1000
         ):
@@ -40,14 +44,16 @@ class Version(NamedTuple):
         try:
             release = _PackagingVersion(text).release
         except (InvalidVersion, TypeError):
-            raise ValueError(f"not a version: {text!r}; allowed: numbers and dots such as 9.1.0") from None
+            raise ValueError(
+                f"not a version: {short(text)}; allowed: numbers and dots such as 9.1.0"
+            ) from None
         return cls(*release[:3])
 
     @classmethod
     def _from_cudnn_number(cls, number: int) -> Version:
         # cudnnGetVersion(): major*1000 + minor*100 + patch before 9, major*10000 + … since.
         if not 1000 <= number < 1_000_000:
-            raise ValueError(f"not a version: {number!r}; allowed: 9.1.0, or cudnnGetVersion()'s 90100")
+            raise ValueError(f"not a version: {short(number)}; allowed: 9.1.0, or cudnnGetVersion()'s 90100")
         base = 10_000 if number >= 90_000 else 1_000
         return cls(number // base, number % base // 100, number % 100)
 

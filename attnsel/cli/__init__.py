@@ -9,8 +9,18 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from attnsel._version import __version__
-from attnsel.cli.output import BAD_INPUT, BROKEN_PIPE, FOUND, INTERRUPTED, complain
-from attnsel.errors import InvalidInput
+from attnsel.cli.output import (
+    BAD_INPUT,
+    BROKEN_PIPE,
+    CANNOT_WRITE,
+    FOUND,
+    INTERRUPTED,
+    complain,
+    discard_output,
+    output_failed,
+    settle_width,
+)
+from attnsel.errors import InvalidInput, short
 
 _COMMANDS = {
     "explain": ("attnsel.cli.explain:explain", "which kernel runs, why the others cannot, how to get them"),
@@ -43,27 +53,35 @@ def build_app(argv: Sequence[str]) -> App:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never a traceback for what a user typed."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed: print() would take standard output instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None and words[:1] != ["run"]:
+        complain("standard output is closed: nothing can be written")
+        return CANNOT_WRITE
     for stream in (sys.stdout, sys.stderr):
         if not (getattr(stream, "encoding", None) or "").lower().startswith("utf"):
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors="replace")
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["run"]:
-        from attnsel.cli.run import own_words
-
-        words[1:] = own_words(words[1:])
     try:
+        if words[:1] == ["run"]:
+            from attnsel.cli.run import own_words
+
+            words[1:] = own_words(words[1:])
+        else:
+            settle_width()
         code = build_app(words)(
             words,
             exit_on_error=False,
             print_error=False,
             result_action="return_value",
         )
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else FOUND
     except UnusedCliTokensError as error:
-        complain(f"unexpected: {' '.join(error.unused_tokens or ())}; flags begin with --")
+        complain(f"unexpected: {short(' '.join(error.unused_tokens or ()), str)}; flags begin with --")
     except CycloptsError as error:
         complain(str(error))
     except InvalidInput as error:
@@ -73,7 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads on (| head). The interpreter flushes once more at exit; let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # nobody reads on (| head)
         return BROKEN_PIPE
+    except OSError as error:
+        if not output_failed():
+            raise
+        discard_output()
+        complain(f"standard output cannot be written: {error.strerror or error}")
+        return CANNOT_WRITE
     return BAD_INPUT

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnsel.cli.library import Asked, Verdict, by_library, by_rules, outcome
+from attnsel.cli.output import unwound
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.selection.requirements import size
@@ -125,7 +126,7 @@ def ask(p: AttentionParams, env: Environment, cudnn_lib: str | None) -> Comparis
     stated = env.cudnn if env.cudnn is not None and "cudnn" not in env.assumed else None
     pretend = str(stated) if stated is not None and stated < _OLDEST and cudnn_lib is None else None
     try:
-        with Library(cudnn_lib, pretend=pretend) as library:
+        with unwound(), Library(cudnn_lib, pretend=pretend) as library:
             versions = library.versions()
             asked = by_library(library, p, described, build=True)
             notes = library.notes

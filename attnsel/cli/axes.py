@@ -32,6 +32,8 @@ class Axis(NamedTuple):
 
 def read_axis(flag: str, text: str) -> Axis:
     """Raises InvalidInput naming ``flag`` for an unknown field or a value the field cannot take."""
+    if not text.isprintable():
+        raise InvalidInput(flag, text, "must hold no control characters")
     name, equals, values = text.partition("=")
     field = name.strip().replace("-", "_")
     fields = [*AttentionParams.model_fields, "fp8_recipe", *MACHINE]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
+import re
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from attnsel.cli.flags import CudnnLib, Json
-from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_text
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_json, print_text
 from attnsel.errors import InvalidInput
+
+_NUMBER = re.compile(r"[0-9]{1,3}")
 
 
 def conformance(
@@ -62,7 +64,7 @@ def conformance(
     with bar("compiling", len(wanted)) as move:
         reports = gate.reports(wanted, lambda done, *_: move(done), jobs or len(os.sched_getaffinity(0)))
     if json:
-        print(jsonlib.dumps({"kernels": [report.as_json() for report in reports]}))
+        print_json({"kernels": [report.as_json() for report in reports]}, indent=None)
     else:
         _print(reports)
     return FOUND if all(report.ok for report in reports) else CHECK_FAILED
@@ -71,7 +73,7 @@ def conformance(
 def _numbers(flag: str, text: str, allowed: tuple[int, ...]) -> tuple[int, ...]:
     words = [word.strip().removeprefix("sm") for word in text.split(",") if word.strip()]
     for word in words:
-        if not word.isdecimal() or int(word) not in allowed:
+        if word not in map(str, allowed):
             raise InvalidInput(flag, word, f"allowed: {', '.join(map(str, allowed))}")
     return tuple(map(int, words))
 
@@ -80,7 +82,7 @@ def _head_dims(text: str) -> tuple[tuple[int, int], ...]:
     pairs = []
     for word in text.split(","):
         numbers = word.strip().split("x")
-        if len(numbers) > 2 or not all(n.isdecimal() and 0 < int(n) <= 576 for n in numbers):
+        if len(numbers) > 2 or not all(_NUMBER.fullmatch(n) and 0 < int(n) <= 576 for n in numbers):
             raise InvalidInput("--head-dim", word, "must be a number up to 576, or two as in 192x128")
         pairs.append((int(numbers[0]), int(numbers[-1])))
     return tuple(pairs)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from collections import Counter, defaultdict
 from typing import Any
 
 from attnsel.cli.agreement import GPUS, RuleMismatch, Tally, compare, starting_points, upper_bound
-from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_text, wrap
+from attnsel.cli.output import (
+    BAD_INPUT,
+    CHECK_FAILED,
+    FOUND,
+    bar,
+    complain,
+    print_json,
+    print_text,
+    unwound,
+    wrap,
+)
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput
 from attnsel.report import params_words
@@ -26,7 +35,7 @@ def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None,
         raise InvalidInput("--samples", samples, "must be at least 1")
     gpus = _gpus(arch)
     try:
-        with Library(cudnn_lib) as library:
+        with unwound(), Library(cudnn_lib) as library:
             versions = library.versions()
             questions = draw(seed, samples, starting_points())
             with bar("asking libcudnn", samples * len(gpus)) as move:
@@ -39,7 +48,7 @@ def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None,
     if json:
         found = [one.as_dict() for one in tally.disagreements]
         said = {**about, **tally.as_dict(), "disagreements": found, "notes": notes}
-        print(jsonlib.dumps(said, ensure_ascii=False))
+        print_json(said, indent=None)
     else:
         _tell(tally, about, notes)
     return CHECK_FAILED if tally.outcomes["false accept"] else FOUND

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
 import platform
 from typing import Any
@@ -11,7 +10,7 @@ from attnsel._version import __version__
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.findings import Finding, PlainCall, find, settings_in_force, variables
 from attnsel.cli.flags import Json
-from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, print_text, wrap
+from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, print_json, print_text, wrap
 from attnsel.cli.probe import Probe, ProbedMachine, examine, redact
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
@@ -42,7 +41,7 @@ def doctor(*, json: Json = False) -> int:
     calls = plain_calls(machine)
     findings = find(machine, calls)
     if json:
-        print(jsonlib.dumps(_as_dict(machine, calls, findings), indent=2, ensure_ascii=False))
+        print_json(_as_dict(machine, calls, findings))
     else:
         _tell(machine, calls, findings)
     return CHECK_FAILED if any(finding.level == "error" for finding in findings) else FOUND

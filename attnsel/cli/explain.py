@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from attnsel.cli.flags import OUTPUT, THE_MACHINE, CudnnLib, Json
-from attnsel.cli.output import FOUND, NO_BACKEND, print_text, text_width
+from attnsel.cli.output import FOUND, NO_BACKEND, print_json, print_text, text_width
 from attnsel.cli.question import Question, asks
 from attnsel.errors import InvalidInput
 from attnsel.selection.select import Selection, select
@@ -73,7 +72,7 @@ def explain(
             said["library"] = library.as_dict()
         if shared is not None:
             said["context_parallel"] = shared.as_dict()
-        print(jsonlib.dumps(said, indent=2))
+        print_json(said)
     else:
         print_text(selection.report(text_width()))
         if shared is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH
 from attnsel.cli.probe import Probe, ProbedMachine, read_version, redact
 from attnsel.environment import RELEASES, Environment
-from attnsel.errors import InvalidInput
+from attnsel.errors import InvalidInput, printable
 from attnsel.settings import VARIABLES, Settings, configure
 from attnsel.versions import Version
 
@@ -56,7 +56,11 @@ def settings_in_force() -> Settings | None:
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The ATTNSEL_ variables that are set."""
-    return {name: redact(value) for name, value in sorted(environ.items()) if name.startswith("ATTNSEL_")}
+    return {
+        printable(name): printable(redact(value))
+        for name, value in sorted(environ.items())
+        if name.startswith("ATTNSEL_")
+    }
 
 
 def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from cyclopts import Group, Parameter
@@ -13,7 +13,7 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from attnsel.environment import COMPONENTS, Environment
-from attnsel.errors import InvalidInput
+from attnsel.errors import InvalidInput, short
 from attnsel.gpus import CATALOGUE
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
@@ -153,7 +153,8 @@ def blame(error: InvalidInput) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return " ".join(map(str, value))
-    text = str(value)
-    return text if len(text) <= 120 else text[:119] + "…"
+    return short(value, _spaced if value and isinstance(value, (tuple, list)) else str)
+
+
+def _spaced(values: Iterable[Any]) -> str:
+    return " ".join(map(str, values))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gc
-import json as jsonlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from cyclopts import Group, Parameter
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.axes import Axis, read_axis
 from attnsel.cli.flags import OUTPUT, Json
-from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, print_text, wrap
+from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, print_json, print_text, wrap
 from attnsel.cli.question import Question, asks, with_recipe
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
@@ -84,7 +83,7 @@ def matrix(
     if grid.first_error is not None and all("invalid" in cell.data for cell in cells):
         raise grid.first_error
     if json:
-        print(jsonlib.dumps(_as_dict(grid, table), ensure_ascii=False))
+        print_json(_as_dict(grid, table), indent=None)
     elif csv:
         _print_csv(grid, table)
     else:

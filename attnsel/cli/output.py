@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, ClassVar
+
+from attnsel.errors import printable, short
 
 FOUND = 0
 BAD_INPUT = 2
 NO_BACKEND = 3
 CHECK_FAILED = 4
+CANNOT_WRITE = 74  # EX_IOERR of sysexits.h
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 _WIDEST = 100
+_NARROWEST, _LARGEST = 20, 1000  # columns that are believed
 
 # What a mark or a code looks like on a terminal; plain text everywhere else.
 _STYLES = {
@@ -51,8 +58,56 @@ def text_width() -> int:
     return max(40, min(shutil.get_terminal_size().columns, _WIDEST))
 
 
+def settle_width() -> None:
+    """Give COLUMNS a value that text fits into: rich never ends in two columns, and stops at none."""
+    columns = shutil.get_terminal_size().columns
+    fit = min(max(columns, _NARROWEST), _LARGEST)
+    if "COLUMNS" in os.environ or fit != columns:
+        os.environ["COLUMNS"] = str(fit)
+
+
+def discard_output() -> None:
+    """The interpreter flushes standard output once more at exit: let that go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def output_failed() -> bool:
+    """Whether an OSError came from standard output: nothing else can be written there either."""
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
+
+
+@contextmanager
+def unwound() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave this block as an exception, so that what it cleans up is cleaned up."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    names = ("SIGTERM", "SIGHUP")  # SIGHUP is not on Windows
+    caught = [number for name in names if (number := getattr(signal, name, None)) is not None]
+    try:
+        before = [(number, signal.signal(number, leave)) for number in caught]
+    except ValueError:  # not the main thread, which signals go to
+        before = []
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print JSON, in ASCII: nothing in it can move a terminal's cursor."""
+    print(json.dumps(value, indent=indent))
+
+
 def print_text(text: str) -> None:
     """Print a finished text, with colours only for a person."""
+    text = "\n".join(map(printable, text.split("\n")))
     if not on_terminal():
         print(text)
         return
@@ -70,8 +125,8 @@ def print_text(text: str) -> None:
 
 
 def complain(message: str) -> None:
-    """One line on standard error."""
-    print(f"attnsel: {' '.join(message.split())}", file=sys.stderr)
+    """One line on standard error; a word that is long beyond reason is cut."""
+    print(f"attnsel: {' '.join(short(word, str) for word in message.split())}", file=sys.stderr)
 
 
 @contextmanager
@@ -113,7 +168,7 @@ def in_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], title: st
         for column in columns:
             table.add_column(Text(head[column]), no_wrap=True)
         for row in cells:
-            table.add_row(*(Text(row[column], style=_style_of(row[column])) for column in columns))
+            table.add_row(*(Text(printable(row[column]), style=_style_of(row[column])) for column in columns))
         console.print(table)
 
 

@@ -156,11 +156,15 @@ def _read_json(path: Path, part: str, flag: str) -> dict[str, Any]:
         data = json.loads(text)
     except OSError as error:
         raise InvalidInput(flag, str(path), error.strerror or str(error)) from None
+    except RecursionError:
+        raise InvalidInput(flag, str(path), "is nested too deeply") from None
     except UnicodeDecodeError:
         raise InvalidInput(flag, str(path), "is no UTF-8 text; needs JSON") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidInput(flag, str(path), f"is no JSON: {where}: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits, a name with a NUL in it
+        raise InvalidInput(flag, str(path), f"cannot be read: {str(error).partition(';')[0]}") from None
     if isinstance(data, dict) and isinstance(data.get(part), dict):
         data = data[part]
     if not isinstance(data, dict):

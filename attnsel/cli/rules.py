@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import example_commands, jsonable
 from attnsel.cli.flags import OUTPUT, Json
-from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_text, text_width, wrap
+from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
 from attnsel.environment import Device
 from attnsel.errors import InvalidInput
 from attnsel.rules import REGISTRY, Page, PolicyRule, Preference, Removed, Rule, find_rule, load_all
@@ -69,7 +68,7 @@ def rules(
         and (evidence is None or page.evidence == evidence)
     ]
     if json:
-        print(jsonlib.dumps([_as_dict(page) for page in shown], indent=2, ensure_ascii=False))
+        print_json([_as_dict(page) for page in shown])
         return FOUND
     lines = [line for page in shown for line in _row(page)]
     count = "1 rule" if len(shown) == 1 else f"{len(shown)} rules"
@@ -97,7 +96,7 @@ def rule(
     else:
         as_json, lines = _whole_page(page), _page_lines(page)
     if json:
-        print(jsonlib.dumps(as_json, indent=2, ensure_ascii=False))
+        print_json(as_json)
     else:
         print_text("\n".join(lines))
     return FOUND
@@ -106,7 +105,7 @@ def rule(
 def _show_ranges(shown: list[Range], json: bool) -> int:
     if json:
         rows = [{**codes._asdict(), "next": codes.next_free()} for codes in shown]
-        print(jsonlib.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return FOUND
     lines = []
     for codes in shown:

@@ -81,6 +81,8 @@ def own_words(words: list[str]) -> list[str]:
 def _check(program: str, module: bool) -> None:
     """Raises InvalidInput where there is nothing to run."""
     if module:
+        if not all(program.split(".")) or program == "__main__":
+            raise InvalidInput("program", program, "must be the name of a module, such as package.train")
         try:
             found = importlib.util.find_spec(program) is not None
         except ModuleNotFoundError as error:
@@ -90,10 +92,9 @@ def _check(program: str, module: bool) -> None:
         if not found:
             raise InvalidInput("program", program, "there is no such module")
         return
-    path = Path(program)
-    if not path.exists():
+    if not os.path.exists(program):
         raise InvalidInput("program", program, "there is no such file")
-    if path.is_dir() and not (path / "__main__.py").is_file():
+    if os.path.isdir(program) and not (Path(program) / "__main__.py").is_file():
         raise InvalidInput("program", program, "must be a file, or a folder with a __main__.py")
 
 
@@ -104,7 +105,7 @@ def _enter(program: str, module: bool, arguments: tuple[str, ...]) -> None:
         return  # python -P: no folder of the program's
     if module:
         sys.path[0] = os.getcwd()
-    elif Path(program).is_file():
+    elif os.path.isfile(program):
         sys.path[0] = str(Path(program).resolve().parent)
 
 

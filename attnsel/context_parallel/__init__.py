@@ -20,6 +20,7 @@ if _TYPE_CHECKING:
     from attnsel.context_parallel.group import resolve as resolve
     from attnsel.context_parallel.run import attend as attend
     from attnsel.context_parallel.run import explain as explain
+    from attnsel.context_parallel.run import fail as fail
     from attnsel.context_parallel.sharding import sequence_positions as sequence_positions
     from attnsel.context_parallel.sharding import shard_packed as shard_packed
     from attnsel.context_parallel.sharding import shard_sequence as shard_sequence
@@ -27,7 +28,8 @@ if _TYPE_CHECKING:
     from attnsel.context_parallel.sharding import unshard_sequence as unshard_sequence
 
 _PUBLIC = ("sequence_positions", "shard_packed", "shard_sequence", "unshard_packed", "unshard_sequence")
-_FROM = dict.fromkeys(_PUBLIC, "sharding") | {"resolve": "group", "attend": "run", "explain": "run"}
+_FROM = dict.fromkeys(_PUBLIC, "sharding") | {"resolve": "group", "attend": "run"}
+_FROM |= {"explain": "run", "fail": "run"}
 
 
 def __getattr__(name: str) -> _Any:

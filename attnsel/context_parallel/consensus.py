@@ -1,15 +1,21 @@
-"""Ranks that compute together reach a consensus first, so that a difference is an error and never a hang.
+"""Ranks that compute together reach a consensus, so that a difference is an error and never a hang.
 
-Before each exchange every rank tells a fingerprint of what it is about to do: shapes, parameters, the chosen
-candidate, or the error it met. It travels with the dropout seed in one small message. Only where fingerprints
-differ are the words behind them exchanged, and every rank raises the same sentence.
+Before a forward or a backward exchanges tensors every rank tells a fingerprint of what it is about to do:
+which call it is, shapes, parameters, the chosen candidate, or the error it met. At the end it tells another
+one: of the same call, and whether its kernels failed. A kernel that fails stops no exchange
+(:class:`Attempt`), so all ranks get to that end. Only where fingerprints differ are the words behind them
+exchanged.
+
+Ranks in different calls are out of step. That cannot be mended here: one has left tensors behind, or has gone
+on to the next batch. So no later call over the group runs, and all of them say why.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +23,13 @@ import torch.distributed as dist
 from attnsel.context_parallel.comm import Member
 from attnsel.errors import ContextParallelError
 
+if TYPE_CHECKING:
+    from attnsel.context_parallel.group import ContextParallel
+
 ERROR = "error"
 BACKEND = "chosen backend"
+CALL, MODULE, RUNS = "call", "module", "runs"  # of the group: group.Calls
+FORWARD, BACKWARD = "forward", "backward"  # values of RUNS
 
 Refusals = list[tuple[str, str, str]]
 """Candidate, its words and the code of the reason."""
@@ -30,6 +41,10 @@ class RanksRefused(Exception):
     def __init__(self, by: Refusals) -> None:
         super().__init__("kernels refused on some ranks")
         self.by = by
+
+
+class OutOfStep(Exception):
+    """Ranks are in different calls."""
 
 
 class Fields(dict[str, str]):
@@ -49,13 +64,59 @@ class Fields(dict[str, str]):
         return self._fingerprint
 
 
+class Attempt:
+    """``with attempt:`` around what a rank's kernels do: their first exception is kept in ``error``.
+
+    The rank then goes on exchanging, with NaN for what its kernels did not give, and no other rank waits for
+    it. ``settle`` tells them at the end. An interrupt is no Exception and passes.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.error = self.error or error
+        return True
+
+
+def settle(cp: ContextParallel, fields: Fields, error: Exception | None, device: torch.device) -> None:
+    """As :func:`check_consensus`. A rank with an ``error`` tells the others, and raises it as it is."""
+    calls = cp.calls
+    if error is not None:
+        fields = Fields({name: fields[name] for name in (CALL, MODULE, RUNS)} | {ERROR: _told(error)})
+    try:
+        if not calls.out_of_step:
+            check_consensus(cp.members, fields, device)
+    except OutOfStep as found:
+        calls.out_of_step = str(found)
+    except (ContextParallelError, RanksRefused):
+        if error is None:
+            raise
+    if error is not None:
+        raise error
+    if calls.out_of_step:
+        raise ContextParallelError(calls.out_of_step)
+
+
+def _told(error: Exception) -> str:
+    """The error for other ranks: its type and its text up to the first empty line."""
+    return f"{type(error).__name__}: " + str(error).split("\n\n")[0]
+
+
 def check_consensus(members: list[Member], fields: Fields, device: torch.device) -> None:
     """Every rank of every member group takes part.
 
-    Raises ContextParallelError naming a rank and a field; Refused where all that differs is the candidate,
-    and some rank's kernel refused: on every rank alike.
+    Raises on every rank alike: ContextParallelError naming a rank and a field; RanksRefused where all that
+    differs is the candidate, and some rank's kernel refused; OutOfStep.
     """
-    on = torch.device("cpu") if all(_takes_cpu(m) for m in members) else device
+    on = _device(members, device)
     gathered = torch.tensor([fields.fingerprint], dtype=torch.int64, device=on)[None]
     for member in members:
         gathered = member.gather(gathered).flatten(0, 1)
@@ -64,19 +125,31 @@ def check_consensus(members: list[Member], fields: Fields, device: torch.device)
         _name_difference(members, fields)
 
 
-def _takes_cpu(member: Member) -> bool:
-    """Whether the group moves CPU tensors: comparing them then waits for no GPU."""
-    return member.size == 1 or "cpu:gloo" in dist.get_backend_config(member.group)
+def _device(members: list[Member], device: torch.device) -> torch.device:
+    """Where fingerprints are exchanged. On the CPU if all groups move its tensors: that waits for no GPU."""
+    configs = [dist.get_backend_config(m.group) for m in members if m.size > 1]  # "cpu:gloo,cuda:nccl"
+    if all("cpu:gloo" in config for config in configs):
+        return torch.device("cpu")
+    kinds = [part.split(":")[0] for part in configs[0].split(",")]
+    return device if device.type in kinds else torch.device(kinds[0])  # a call may lack its tensors
 
 
 def _name_difference(members: list[Member], fields: Fields) -> None:
     every: list[Any] = [(dict(fields), fields.refused)]
     for member in members:
         every = [one for many in member.objects(every) for one in many]
+    first = every[0][0]
+    where = [f"call {each[CALL]} ({each[RUNS]} of module {each[MODULE]})" for each, _ in every]
+    for rank, at in enumerate(where):
+        if at != where[0]:
+            raise OutOfStep(
+                f"ranks of the context parallel group are in different calls: {where[0]} on rank 0, {at} on "
+                f"rank {rank}. Some of them left or made a call that others did not, so their tensors do not "
+                "belong together: start again with a new process group"
+            )
     for rank, (other, _) in enumerate(every):
         if ERROR in other:
             raise ContextParallelError(f"rank {rank} of the context parallel group: {other[ERROR]}")
-    first = every[0][0]
     differing = [
         (field, rank, other)
         for rank, (other, _) in enumerate(every)

@@ -82,16 +82,21 @@ def estimate(
         here = [message for message in sent if message.phase == phase]
         hidden = [message for message in here if message.hidden]
         spent = 0.0
+        begin = 0  # of a run of steps that are alike
         for i in range(max(map(len, ranks))):
+            times = max(steps[i].times for steps in ranks if i < len(steps))
             now = [steps[i].calls for steps in ranks if i < len(steps)]
             compute = _slowest(call_time, now, p, layout, machine, phase)
             merge = 0.0
             if merges_parts(p, layout):
                 merge = _slowest(merge_time, now, p, layout, machine, phase)
-            send = sum(send_time(m, p, layout, machine) for m in hidden if m.first <= i < m.first + m.times)
-            computes, merges = computes + compute, merges + merge
-            waits += max(0.0, send - compute - merge)
-            spent += max(compute + merge, send)
+            send = sum(
+                send_time(m, p, layout, machine) for m in hidden if m.first <= begin < m.first + m.times
+            )
+            computes, merges = computes + times * compute, merges + times * merge
+            waits += times * max(0.0, send - compute - merge)
+            spent += times * max(compute + merge, send)
+            begin += times
         waiting = sum(m.times * send_time(m, p, layout, machine) for m in here if not m.hidden)
         waits += waiting
         totals.append(spent + waiting)

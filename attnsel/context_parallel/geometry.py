@@ -9,7 +9,6 @@ No torch here: planning reads these steps too.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -21,6 +20,9 @@ Kind = Literal["full", "diagonal", "offset", "whole"]
 
 EVERY_RANK = 16
 """Up to here all ranks are looked at."""
+
+_EVERY_CHUNK = 256
+"""Up to here a rank that gathers keys looks at every chunk of them."""
 
 
 class Piece(NamedTuple):
@@ -111,8 +113,28 @@ def gathered_parts(sizes: RingSizes, rank: int) -> tuple[Part, ...]:
     q = chunks(sizes.seqlen_q // sizes.size, rank, sizes.size)
     n = 2 * sizes.size
     half, rest = divmod(sizes.seqlen_kv, n)
-    kv = (Piece(0, sizes.seqlen_kv, 0),) if rest else tuple(Piece(i * half, half, i * half) for i in range(n))
+    if rest or sizes.offsets:  # neighbouring pieces: they are joined
+        kv: tuple[Piece, ...] = (Piece(0, sizes.seqlen_kv, 0),)
+    else:
+        cuts = _cuts(sizes, q, half) if sizes.size > _EVERY_CHUNK else range(n + 1)
+        kv = tuple(Piece(i * half, (j - i) * half, i * half) for i, j in pairwise(cuts))
     return _parts(sizes, q, kv)
+
+
+def _cuts(sizes: RingSizes, q: Sequence[Piece], half: int) -> Sequence[int]:
+    """Where chunks of keys begin, without those between chunks that these queries see wholly or not at all,
+    whose calls would be merged."""
+    n, (lo, hi) = 2 * sizes.size, sizes.band
+    if sizes.absolute or sizes.apart or not half:
+        return range(n + 1)
+    cuts = {0, n}
+    for piece in q:
+        a, last = piece.offset, piece.offset + piece.length - 1
+        if lo is not None:  # chunks that some of these rows see from their middle on
+            cuts.update(range((a + lo) // half, -(-(last + lo) // half) + 1))
+        if hi is not None:
+            cuts.update(range((a + hi + 1) // half, (last + hi) // half + 2))
+    return sorted(cut for cut in cuts if 0 <= cut <= n)
 
 
 def shifts(sizes: RingSizes) -> tuple[int, ...]:
@@ -126,25 +148,32 @@ def shifts(sizes: RingSizes) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _needed(sizes: RingSizes) -> tuple[int, ...]:
-    """Chunk by chunk of the queries, the chunks of the keys that some of its rows see, and who holds them."""
+    """Chunk by chunk of the queries, the chunks of the keys that some of its rows see, and who holds them:
+    of neighbouring chunks neighbouring ranks, up to the last and then back."""
     n, (lo, hi) = sizes.size, sizes.band
-    pieces = [chunks(sizes.seqlen_kv // n, rank, n) for rank in range(n)]
-    owners = sorted((piece.offset, piece.length, rank) for rank in range(n) for piece in pieces[rank])
-    starts = [offset for offset, _, _ in owners]
-    found = {0}
+    pieces = chunks(sizes.seqlen_kv // n, 0, n)
+    length, count = pieces[0].length, n * len(pieces)
+    found = bytearray(b"\1" + bytes(n - 1))
+
+    def need(low: int, high: int) -> None:
+        """Shifts from ``low`` up to ``high``, which may lie around 0."""
+        for first, last in ((max(low, 0), high), (low + n, min(high, 0) + n)):
+            if first < last:
+                found[first:last] = b"\1" * (last - first)
+
     for rank in range(n):
         for q in chunks(sizes.seqlen_q // n, rank, n):
-            first, last = 0, len(owners)
-            if lo is not None:  # the last column of a chunk is not before what the first row sees
-                first = max(0, bisect_right(starts, q.offset + lo) - 1)
-            if hi is not None:
-                last = bisect_right(starts, q.offset + q.length - 1 + hi)
-            for offset, length, owner in owners[first:last]:
-                if q.length and length and (lo is None or offset + length - 1 - q.offset >= lo):
-                    found.add((rank - owner) % n)
-        if len(found) == n:
+            if not q.length or not length:
+                continue
+            first = 0 if lo is None else max(0, (q.offset + lo) // length)
+            last = count if hi is None else min(count, (q.offset + q.length - 1 + hi) // length + 1)
+            if first < min(last, n):
+                need(rank - min(last, n) + 1, rank - first + 1)
+            if max(first, n) < last:  # chunk c is the second one of rank 2n - 1 - c
+                need(rank - 2 * n + 1 + max(first, n), rank - 2 * n + 1 + last)
+        if 0 not in found:
             break
-    return tuple(sorted(found))
+    return tuple(shift for shift, needed in enumerate(found) if needed)
 
 
 def sampled_ranks(size: int) -> tuple[int, ...]:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from attnsel.context_parallel.comm import Member, Ring
+from attnsel.context_parallel.consensus import CALL, FORWARD, MODULE, RUNS, Fields
 from attnsel.context_parallel.exchanges import EXCHANGES, exchange_named
 from attnsel.context_parallel.step import RankLayout
 from attnsel.errors import InvalidInput
 from attnsel.runtime.cache import BoundedCache
+
+
+class Calls:
+    """How many calls were begun over the same process groups, by how many modules.
+
+    What a rank sends is told from what it sent before by its order alone, and that order is the group's. So
+    the count belongs to the group, and includes calls that fail. Modules are numbered by their first call:
+    ranks may make other modules than these, each in its own order.
+    """
+
+    def __init__(self) -> None:
+        self.begun = self.modules = 0
+        self.out_of_step = ""  # in which calls the ranks were, once that differed
+
+
+_CALLS: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Calls]] = WeakKeyDictionary()  # by inner, outer group
 
 
 class ContextParallel:
@@ -28,6 +47,7 @@ class ContextParallel:
             comm_type = next(name for name, other in EXCHANGES.items() if other == record)
         self.comm_type, self.record = comm_type, record
         self.exchange = Ring(ring, stream)
+        self.number = 0  # of this module among those over the same groups, from its first call on
         self.chosen: BoundedCache[Any] = BoundedCache(limit=256)  # choices by call signature, see run.py
 
     @property
@@ -40,8 +60,26 @@ class ContextParallel:
         """Inner groups first: gathering over them in this order numbers ranks as the whole group does."""
         return [member for member in (self.a2a, self.ring) if member.size > 1]
 
+    @property
+    def calls(self) -> Calls:
+        """Shared by all modules with these process groups."""
+        members = self.members
+        over_outer = _CALLS.setdefault(members[0].group, WeakKeyDictionary())
+        return over_outer.setdefault(members[-1].group, Calls())
+
+    def begin(self) -> Fields:
+        """The next call over these ranks."""
+        calls = self.calls
+        calls.begun += 1
+        if not self.number:
+            calls.modules += 1
+            self.number = calls.modules
+        return Fields({CALL: str(calls.begun), MODULE: str(self.number), RUNS: FORWARD})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ContextParallel:
-        return self  # a copied module talks to the same ranks
+        made = copy.copy(self)  # talks to the same ranks
+        made.number = 0
+        return made
 
 
 def resolve(

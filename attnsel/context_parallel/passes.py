@@ -1,9 +1,13 @@
-"""Forward and backward over ranks: exchanges around kernel calls, and one autograd function around both."""
+"""Forward and backward over ranks: exchanges around kernel calls, and one autograd function around both.
+
+Whatever a kernel raises, a rank makes every exchange of its pass, with NaN in the place of what is missing.
+How the pass went is told at its end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +20,16 @@ from attnsel.context_parallel.comm import (
     rows_to_heads,
     sum_rows,
 )
-from attnsel.context_parallel.consensus import Fields, check_consensus
+from attnsel.context_parallel.consensus import (
+    BACKWARD,
+    CALL,
+    FORWARD,
+    MODULE,
+    RUNS,
+    Attempt,
+    Fields,
+    settle,
+)
 from attnsel.context_parallel.geometry import Part, gathered_parts, ring_parts, shifts
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.merge import RunningMerge, accumulation_dtype, sink_gradient
@@ -64,6 +77,14 @@ class RankCall:
         if self.gathers or self.cp.ring.size == 1:
             return (0,)
         return tuple(sorted({d for slot in self.batch.slots for d in shifts(slot.sizes)}))
+
+    def with_seed(self, seed: Tensor | None) -> RankCall:
+        return replace(self, batch=replace(self.batch, dropout_seed=seed))
+
+    def end(self, which: str, attempt: Attempt, device: torch.device) -> None:
+        """Raises on every rank if some rank's attempt failed."""
+        fields = Fields({name: self.fields[name] for name in (CALL, MODULE)} | {RUNS: f"end of {which}"})
+        settle(self.cp, fields, attempt.error, device)
 
     def my_heads(self, x: Tensor) -> Tensor:
         """[h] to those of this rank."""
@@ -114,14 +135,14 @@ class OverRanks(torch.autograd.Function):
         bias: Tensor | None,
         sink: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        a2a, dim = call.cp.a2a, call.row_dim
+        a2a, dim, attempt = call.cp.a2a, call.row_dim, Attempt()
         if call.order_q is not None and call.order_kv is not None:
             q = heads_to_rows(a2a, q, call.order_q, dim)
             k, v = (heads_to_rows(a2a, t, call.order_kv, dim) for t in (k, v))
         my_sink = None if sink is None else call.my_heads(sink)
         if call.batch.spec.softmax_type == "off-by-one":
             my_sink = torch.zeros(q.shape[1], dtype=accumulation_dtype(q.dtype), device=q.device)
-        out, lse, max_logit, saved = _forward(call, q, k, v, bias, my_sink)
+        out, lse, max_logit, saved = _forward(call, q, k, v, bias, my_sink, attempt)
         ctx.call, ctx.saved, ctx.learns = call, saved, sink is not None
         ctx.save_for_backward(anchor, q, k, v, bias, my_sink, out, lse)
         ctx.set_materialize_grads(False)
@@ -132,6 +153,7 @@ class OverRanks(torch.autograd.Function):
             ctx.mark_non_differentiable(max_logit)
         if call.order_q is not None:
             out = rows_to_heads(a2a, out, call.order_q, dim)
+        call.end(FORWARD, attempt, out.device)
         return out, max_logit
 
     @staticmethod
@@ -147,92 +169,151 @@ class OverRanks(torch.autograd.Function):
     @staticmethod
     def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         call: RankCall = ctx.call
-        check_consensus(call.cp.members, Fields(call.fields, backward="yes"), dout.device)
+        attempt = Attempt()
+        with attempt:  # raises where they were changed since, and where hooks of the caller do
+            _, q, k, v, bias, sink, out, lse = ctx.saved_tensors
+        settle(call.cp, Fields(call.fields | {RUNS: BACKWARD}), attempt.error, dout.device)
         a2a, dim = call.cp.a2a, call.row_dim
-        _, q, k, v, bias, sink, out, lse = ctx.saved_tensors
         if call.order_q is not None:
             dout = heads_to_rows(a2a, dout, call.order_q, dim)
         kept = Saved(q, k, v, bias, Result(out, lse), ctx.saved)
-        dq, dk, dv, dbias = _backward(call, kept, dout, learns_bias=ctx.needs_input_grad[5])
+        dq, dk, dv, dbias = _backward(call, kept, dout, attempt, learns_bias=ctx.needs_input_grad[5])
         dsink = None
         if ctx.learns:
-            mine = sink_gradient(sink, out, lse, dout, call.batch.spec.packed)
-            dsink = call.all_heads(mine, 0.0).to(sink.dtype)
+            with attempt:
+                mine = sink_gradient(sink, out, lse, dout, call.batch.spec.packed)
+                dsink = call.all_heads(mine, 0.0).to(sink.dtype)
         if call.order_q is not None and call.order_kv is not None:
             dq = rows_to_heads(a2a, dq, call.order_q, dim)
             dk, dv = (rows_to_heads(a2a, t, call.order_kv, dim) for t in (dk, dv))
+        call.end(BACKWARD, attempt, dout.device)
         return dq, dk, dv, dbias, dsink
 
 
 def _forward(
-    call: RankCall, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None
+    call: RankCall,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    attempt: Attempt,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Any]]:
     """out, lse and largest scores of this rank's queries, and what each kernel call saved."""
-    batch, packed = call.batch, call.batch.spec.packed
-    largest: Tensor | None = None
-    saved: list[Any] = []
-    merged = RunningMerge(q, v.shape[-1], packed) if batch.merges else None
-    alone: Result | None = None
+    sums = _Outputs(call)
     for shift, keys, values in _blocks(call, k, v):
-        for slot, part in call.parts(shift, q, keys):
-            spec = batch.spec_of(slot, part)
-            result = call.kernel.forward(
-                spec, batch.inputs(slot, part, (q, keys, values), bias, gathered=call.gathers)
-            )
-            saved.append(result.saved)
+        if attempt.error is None:
+            with attempt:
+                sums.add_step(shift, (q, keys, values), bias)
+    with attempt:
+        if attempt.error is None:
+            return *sums.finished(q, sink), sums.saved
+    out = q.new_full((*q.shape[:-1], v.shape[-1]), float("nan"))
+    return out, None, _no_logits(q) if call.batch.spec.return_max_logit else None, []
+
+
+class _Outputs:
+    """Results of the kernel calls of a forward."""
+
+    def __init__(self, call: RankCall) -> None:
+        self.call = call
+        self.merged: RunningMerge | None = None
+        self.alone: Result | None = None
+        self.largest: Tensor | None = None
+        self.saved: list[Any] = []
+
+    def add_step(self, shift: int, qkv: tuple[Tensor, Tensor, Tensor], bias: Tensor | None) -> None:
+        batch, (q, keys, values) = self.call.batch, qkv
+        self._begin(q, values)
+        for slot, part in self.call.parts(shift, q, keys):
+            inputs = batch.inputs(slot, part, qkv, bias, gathered=self.call.gathers)
+            result = self.call.kernel.forward(batch.spec_of(slot, part), inputs)
+            self.saved.append(result.saved)
             if result.max_logit is not None:
-                largest = result.max_logit if largest is None else torch.maximum(largest, result.max_logit)
-            if merged is None:
-                alone = result
+                highest = result.max_logit
+                self.largest = highest if self.largest is None else torch.maximum(self.largest, highest)
+            if self.merged is None:
+                self.alone = result
             else:
                 assert result.lse is not None
-                merged.add(result.out, result.lse, part.q_rows)
-    if batch.spec.return_max_logit and largest is None:
-        largest = torch.full((q.shape[1],), float("-inf"), dtype=accumulation_dtype(q.dtype), device=q.device)
-    if merged is None:
-        assert alone is not None
-        return alone.out, alone.lse, largest, saved
-    if sink is not None:
-        merged.add_sink(sink)
-    out, lse = merged.finished()
-    return out, lse, largest, saved
+                self.merged.add(result.out, result.lse, part.q_rows)
+
+    def finished(self, q: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """out, lse and largest scores."""
+        largest = None
+        if self.call.batch.spec.return_max_logit:
+            largest = _no_logits(q) if self.largest is None else self.largest
+        if self.merged is None:
+            assert self.alone is not None
+            return self.alone.out, self.alone.lse, largest
+        if sink is not None:
+            self.merged.add_sink(sink)
+        out, lse = self.merged.finished()
+        return out, lse, largest
+
+    def _begin(self, q: Tensor, values: Tensor) -> None:
+        batch = self.call.batch
+        if self.merged is None and batch.merges:
+            self.merged = RunningMerge(q, values.shape[-1], batch.spec.packed)
+
+
+def _no_logits(q: Tensor) -> Tensor:
+    return torch.full((q.shape[1],), float("-inf"), dtype=accumulation_dtype(q.dtype), device=q.device)
+
+
+class _Sums:
+    """Gradients of this rank's queries and bias, which the kernel calls of a backward add up to."""
+
+    def __init__(self, call: RankCall, kept: Saved, dout: Tensor, *, learns_bias: bool) -> None:
+        self.call, self.kept, self.dout = call, kept, dout
+        q, bias, dtype = kept.q, kept.bias, accumulation_dtype(kept.q.dtype)
+        self.dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
+        self.dbias: Tensor | None = None
+        if learns_bias and bias is not None:
+            self.dbias = torch.zeros(bias.shape, dtype=dtype, device=q.device)
+        self.of_kernels = iter(kept.of_kernels)
+
+    def add_step(self, shift: int, keys: Tensor, values: Tensor, dk: Tensor, dv: Tensor) -> None:
+        """One step's; those of its keys and values are added to dk and dv."""
+        call, (q, _, _, bias, result, _) = self.call, self.kept
+        for slot, part in call.parts(shift, q, keys):
+            inputs = call.batch.inputs(slot, part, (q, keys, values), bias, gathered=call.gathers)
+            if self.dbias is not None and inputs.bias is not None:
+                inputs = inputs._replace(bias=inputs.bias.detach().requires_grad_())
+            rows, cols = _slices(call, part)
+            lse = None if result.lse is None else result.lse[rows]
+            mine = Result(result.out[rows], lse, None, next(self.of_kernels))
+            grads = call.kernel.backward(call.batch.spec_of(slot, part), inputs, mine, self.dout[rows])
+            self.dq[rows] += grads.q
+            dk[cols] += grads.k
+            dv[cols] += grads.v
+            if self.dbias is not None and grads.bias is not None:
+                self.dbias[pairs_of(self.dbias, part)] += grads.bias
+
+    def finished(self) -> tuple[Tensor, Tensor | None]:
+        """dq and dbias."""
+        q, bias = self.kept.q, self.kept.bias
+        dbias = None if self.dbias is None or bias is None else self.dbias.to(bias.dtype)
+        return self.dq.to(q.dtype), dbias
 
 
 def _backward(
-    call: RankCall, kept: Saved, dout: Tensor, *, learns_bias: bool
+    call: RankCall, kept: Saved, dout: Tensor, attempt: Attempt, *, learns_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of this rank's q, k, v and bias. Those of keys travel on with the keys, one step behind."""
-    q, k, v, bias, result, saved = kept
-    batch, ring, dtype = call.batch, call.cp.ring, accumulation_dtype(q.dtype)
-    dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    dbias = None
-    if learns_bias and bias is not None:
-        dbias = torch.zeros(bias.shape, dtype=dtype, device=q.device)
-        bias = bias.detach().requires_grad_()
-    order = call.shifts
-    numbers = iter(range(len(saved)))
+    q, k, v = kept[:3]
+    ring, dtype, order = call.cp.ring, accumulation_dtype(q.dtype), call.shifts
+    with attempt:
+        sums = _Sums(call, kept, dout, learns_bias=learns_bias)
     wait = None
     dkv = k.new_zeros(0)
     for step, (shift, keys, values) in enumerate(_blocks(call, k, v)):
         dkv = torch.zeros(keys.numel() + values.numel(), dtype=dtype, device=k.device)
-        dk, dv = _unpacked(dkv, keys, values)
-        for slot, part in call.parts(shift, q, keys):
-            inputs = batch.inputs(slot, part, (q, keys, values), bias, gathered=call.gathers)
-            if dbias is not None and inputs.bias is not None:
-                inputs = inputs._replace(bias=inputs.bias.detach().requires_grad_())
-            rows, cols = _slices(call, part)
-            mine = Result(
-                result.out[rows],
-                None if result.lse is None else result.lse[rows],
-                None,
-                saved[next(numbers)],
-            )
-            grads = call.kernel.backward(batch.spec_of(slot, part), inputs, mine, dout[rows])
-            dq[rows] += grads.q
-            dk[cols] += grads.k
-            dv[cols] += grads.v
-            if dbias is not None and grads.bias is not None:
-                dbias[pairs_of(dbias, part)] += grads.bias
+        if attempt.error is None:
+            with attempt:
+                sums.add_step(shift, keys, values, *_unpacked(dkv, keys, values))
+        if attempt.error is not None:
+            dkv.fill_(float("nan"))
         if wait is not None:
             dkv += wait()
             wait = None
@@ -246,9 +327,11 @@ def _backward(
         dk, dv = (sum_rows(ring, t, call.order_all, call.row_dim) for t in _unpacked(dkv, *whole))
     else:
         dk, dv = _unpacked(dkv, k, v)
-    if dbias is not None and bias is not None:
-        dbias = dbias.to(bias.dtype)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbias
+    with attempt:
+        if attempt.error is None:
+            dq, dbias = sums.finished()
+            return dq, dk.to(k.dtype), dv.to(v.dtype), dbias
+    return torch.full_like(q, float("nan")), dk.to(k.dtype), dv.to(v.dtype), None
 
 
 def _blocks(call: RankCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:

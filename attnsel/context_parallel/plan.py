@@ -12,9 +12,9 @@ from typing import Any
 from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.estimate import Estimate, Machine, estimate
 from attnsel.context_parallel.exchanges import EXCHANGES
-from attnsel.context_parallel.geometry import sampled_ranks, shifts
+from attnsel.context_parallel.geometry import shifts
 from attnsel.context_parallel.report import render
-from attnsel.context_parallel.schedule import Message, RankStep, StepCall, messages, steps_of
+from attnsel.context_parallel.schedule import Message, RankStep, StepCall, messages, sampled_steps
 from attnsel.context_parallel.step import RankLayout, StepRefusal, layouts, refused_step, sizes_of
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
@@ -67,7 +67,11 @@ class Exchange:
 
     def calls(self, rank: int) -> Counter[StepCall]:
         """How often a rank makes each call."""
-        return Counter(call for step in dict(self.ranks)[rank] for call in step.calls)
+        count: Counter[StepCall] = Counter()
+        for step in dict(self.ranks)[rank]:
+            for call in step.calls:
+                count[call] += step.times
+        return count
 
     def sent_bytes(self, phase: str | None = None) -> int:
         """By one rank in one call of the module."""
@@ -86,8 +90,7 @@ class Exchange:
             "a2a_size": self.layout.a2a,
             "ring_size": self.layout.ring,
             "ranks": [
-                {"rank": rank, "steps": [{**s._asdict(), "calls": _dicts(s.calls)} for s in steps]}
-                for rank, steps in self.ranks
+                {"rank": rank, "steps": [step.as_dict() for step in steps]} for rank, steps in self.ranks
             ],
             "messages": _dicts(self.sent),
             "bytes": {phase: self.sent_bytes(phase) for phase in ("forward", "backward")},
@@ -201,7 +204,7 @@ def _planned(
 ) -> Exchange:
     """What the ranks do where the first of ``running`` runs every step."""
     sizes = sizes_of(p, layout, CANDIDATES[running[0]].offsets)
-    ranks = tuple((rank, steps_of(sizes, layout.comm, rank)) for rank in sampled_ranks(layout.ring))
+    ranks = sampled_steps(sizes, layout.comm)
     in_ring = layout.ring > 1 and not layout.gathers
     sent = messages(p, layout, len(shifts(sizes)) if in_ring else 1)
     cost = None
@@ -241,8 +244,8 @@ def _machine(
     """The machine for an estimate, or why there is none. Raises InvalidInput."""
     stated = {"--gpus-per-node": per_node, "--link-gbs": link, "--network-gbs": network}
     for name, value in stated.items():
-        if value is not None and not value > 0:
-            raise InvalidInput(name, value, "must be above 0")
+        if value is not None and not 1e-6 <= value <= 1e9:
+            raise InvalidInput(name, value, "must be above 0: from 1e-06 to 1e+09")
     name = env.device.name or env.target
     figures = figures_of(env.device.name)
     if figures is None:

@@ -53,7 +53,7 @@ def _runs(plan: Plan, chosen: Exchange, width: int) -> list[str]:
             else f"{call.kind} {call.seqlen_q}×{call.seqlen_kv}"
             for call, times in chosen.calls(rank).items()
         ]
-        idle = sum(not step.calls for step in steps)
+        idle = sum(step.times for step in steps if not step.calls)
         if idle:
             calls.append(f"{idle} skipped")
         name = f"rank {rank}" if n > 1 else "every rank"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.slopes import default_slopes
 from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.comm import sequence_order
-from attnsel.context_parallel.consensus import BACKEND, ERROR, Fields, RanksRefused, check_consensus
+from attnsel.context_parallel.consensus import BACKEND, Fields, RanksRefused, settle
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.parts import Batch, slots_of
 from attnsel.context_parallel.passes import OverRanks, RankCall, anchor_of
@@ -50,18 +50,24 @@ def attend(
     The output has q's rows. Gradients of what all ranks share (sinks, a bias without rows) are this rank's
     part: their sum over ranks is the whole.
 
-    Raises on all ranks alike: InvalidInput or NoBackendError where all have the same reason,
-    ContextParallelError naming rank and field where they differ or one is gone.
+    Raises on all ranks: InvalidInput or NoBackendError where all have the same reason, ContextParallelError
+    naming rank and field where they differ or one is gone. An error on one rank, a kernel's too, is raised
+    there as it is, and by the others as a ContextParallelError with its text.
     """
-    if any_autocast():
-        q, k, v = autocast(q, k, v)
+    begun = cp.begin()
     for _ in range(len(CANDIDATES) + 1):
-        agreed = _agreed(cp, config, q, k, v, extras)
+        agreed = _agreed(cp, begun, config, q, k, v, extras)
         if agreed is not None:
-            bound, call, fields = agreed
-            holder["_last"] = bound.selection
-            return bound.run(call, fields)
+            selection, ready = agreed
+            holder["_last"] = selection
+            return _run(ready)
     raise ContextParallelError("the ranks' kernels refuse one after the other, and never alike")
+
+
+@torch.compiler.disable
+def fail(cp: ContextParallel, error: Exception, q: Any) -> None:
+    """Raise the ``error`` that kept a call from :func:`attend`, where the other ranks wait to hear of it."""
+    settle(cp, cp.begin(), error, _device_of(q))
 
 
 def explain(
@@ -74,34 +80,44 @@ def explain(
     return select_for_ranks(cp, call, evidence())
 
 
+class Ready(NamedTuple):
+    """A call of which nothing is left to do that another rank would not know to have failed."""
+
+    call: Call
+    rank_call: RankCall
+    tensors: list[Tensor | None]  # q, k, v, bias and sinks as in the contract
+
+
 def _agreed(
-    cp: ContextParallel, config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
-) -> tuple[Bound, Call, Fields] | None:
+    cp: ContextParallel, begun: Fields, config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> tuple[Selection, Ready] | None:
     """What this rank will do, once all ranks are known to do the same.
 
     None: some rank's kernel refused what others' did not; every rank has heard of it and chooses again.
     """
     failure: Exception | None = None
+    fields = Fields(begun)
     try:
+        if any_autocast():
+            q, k, v = autocast(q, k, v)
         call = make_call(config, q, k, v, with_longest(config, extras), current())
         bound = kept(cp.chosen, OnRanks(cp), call, evidence())[0]
         check_packed(cp, call)
-        fields = _fields(cp, call, bound.selection)
+        _add_fields(fields, cp, call, bound.selection)
+        ready = bound.run(call, fields)
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
-        failure, fields = error, Fields({ERROR: _told(error)})
+        failure = error
     try:
-        check_consensus(cp.members, fields, q.device if isinstance(q, Tensor) else torch.device("cpu"))
+        settle(cp, fields, failure, _device_of(q))
     except RanksRefused as refused:
-        if failure is None:
-            params = bound.selection.params
-            record_refusals(
-                (Refusal(name, params, text, (), code) for name, text, code in refused.by), current()
-            )
-            return None
-    finally:
-        if failure is not None:
-            raise failure
-    return bound, call, fields
+        params = bound.selection.params
+        record_refusals((Refusal(name, params, text, (), code) for name, text, code in refused.by), current())
+        return None
+    return bound.selection, ready
+
+
+def _device_of(q: Any) -> torch.device:
+    return q.device if isinstance(q, Tensor) else torch.device("cpu")
 
 
 class OnRanks:
@@ -120,10 +136,10 @@ class OnRanks:
             for spec, inputs in self._steps(selection, call):
                 prepare_kernel(kernel, spec, inputs)
 
-        def run(call: Call, fields: Fields) -> Any:
-            return _run(self.cp, selection, call, fields)
+        def ready(call: Call, fields: Fields) -> Ready:
+            return _ready(self.cp, selection, call, fields)
 
-        return Bound(run, None, selection, call.settings)
+        return Bound(ready, None, selection, call.settings)
 
     def check(self, bound: Bound, call: Call) -> bool:
         """Every kernel call of this rank, with its own keys in the place of others'."""
@@ -157,7 +173,7 @@ class OnRanks:
         cp = self.cp
         spec = make_spec(call.config, selection.params, call.need_grad)
         seed = torch.zeros((), dtype=torch.int64, device=call.q.device) if spec.dropout_p else None
-        rank_call = _rank_call(cp, selection, call, Fields(), seed)
+        rank_call = _rank_call(cp, selection, call, Fields()).with_seed(seed)
         bias = _bias(call, spec)
         q, k, v = (_as_exchanged(rank_call, to_contract(call.config, t)) for t in (call.q, call.k, call.v))
         if rank_call.gathers:
@@ -182,9 +198,9 @@ def _as_exchanged(call: RankCall, t: Tensor) -> Tensor:
 # ---- what ranks tell each other ---------------------------------------------------------------------
 
 
-def _fields(cp: ContextParallel, call: Call, selection: Selection) -> Fields:
+def _add_fields(fields: Fields, cp: ContextParallel, call: Call, selection: Selection) -> None:
     """What this rank is about to do, and what its kernels refused of it."""
-    fields = Fields({"cp_comm_type": cp.comm_type, BACKEND: str(selection.backend)})
+    fields.update({"cp_comm_type": cp.comm_type, BACKEND: str(selection.backend)})
     for name, t in (("query_layer", call.q), ("key_layer", call.k), ("value_layer", call.v)):
         fields[f"{name}.shape"], fields[f"{name}.dtype"] = str(tuple(t.shape)), str(t.dtype)
     for name, value in json.loads(call.config.text).items():
@@ -202,23 +218,22 @@ def _fields(cp: ContextParallel, call: Call, selection: Selection) -> Fields:
         for refusal in evidence().refusals
         if refusal.params == selection.params
     ]
-    return fields
-
-
-def _told(error: Exception) -> str:
-    """The error for other ranks: its type and its text up to the first empty line."""
-    return f"{type(error).__name__}: " + str(error).split("\n\n")[0]
 
 
 # ---- running ----------------------------------------------------------------------------------------
 
 
-def _run(cp: ContextParallel, selection: Selection, call: Call, fields: Fields) -> Any:
-    config, sink = call.config, call.extras.softmax_offset
-    spec = make_spec(config, selection.params, call.need_grad)
-    rank_call = _rank_call(cp, selection, call, fields, _seed(cp, spec, call))
-    tensors: list[Tensor | None] = [to_contract(config, t) for t in (call.q, call.k, call.v)]
-    tensors += [_bias(call, spec), None if sink is None else sink.reshape(-1)]
+def _ready(cp: ContextParallel, selection: Selection, call: Call, fields: Fields) -> Ready:
+    rank_call, sink = _rank_call(cp, selection, call, fields), call.extras.softmax_offset
+    tensors: list[Tensor | None] = [to_contract(call.config, t) for t in (call.q, call.k, call.v)]
+    tensors += [_bias(call, rank_call.batch.spec), None if sink is None else sink.reshape(-1)]
+    return Ready(call, rank_call, tensors)
+
+
+def _run(ready: Ready) -> Any:
+    call, rank_call, tensors = ready
+    config = call.config
+    rank_call = rank_call.with_seed(_seed(rank_call.cp, rank_call.batch.spec, call))
     out, max_logit = OverRanks.apply(rank_call, anchor_of(tensors), *tensors)
     out = to_caller(config, out)
     if config.flatten_heads:
@@ -226,9 +241,7 @@ def _run(cp: ContextParallel, selection: Selection, call: Call, fields: Fields) 
     return (out, max_logit) if config.return_max_logit else out
 
 
-def _rank_call(
-    cp: ContextParallel, selection: Selection, call: Call, fields: Fields, seed: Tensor | None
-) -> RankCall:
+def _rank_call(cp: ContextParallel, selection: Selection, call: Call, fields: Fields) -> RankCall:
     """This rank's part: lengths, orders of rows and heads, all without reading tensors of a GPU where parts
     do not depend on them."""
     p, name, extras, device = selection.params, selection.backend, call.extras, call.q.device
@@ -251,7 +264,6 @@ def _rank_call(
         starts_all=starts[1],
         head_offset=cp.a2a.rank * (p.num_heads // cp.a2a.size),
         alibi_slopes=_slopes(cp, p, call),
-        dropout_seed=seed,
         bounds=(extras.max_seqlen_q, extras.max_seqlen_kv),
     )
     orders: dict[str, Tensor] = {}

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from attnsel.context_parallel.exchanges import EXCHANGES
-from attnsel.context_parallel.geometry import Band, Kind, Part, RingSizes, gathered_parts, ring_parts, shifts
+from attnsel.context_parallel.geometry import (
+    Band,
+    Kind,
+    Part,
+    RingSizes,
+    gathered_parts,
+    ring_parts,
+    sampled_ranks,
+    shifts,
+)
 from attnsel.context_parallel.step import RankLayout
 from attnsel.params import ITEMSIZE, AttentionParams
 
 _FLOAT32 = 4
+EVERY_STEP = 1024
+"""Up to here every step of a ring is planned."""
 
 
 class StepCall(NamedTuple):
@@ -23,11 +35,21 @@ class StepCall(NamedTuple):
 
 
 class RankStep(NamedTuple):
-    """A rank's calls for the keys of rank ``keys_of`` (None: for all keys). No calls: skipped."""
+    """A rank's calls for the keys of rank ``keys_of`` (None: for all keys). No calls: skipped.
+
+    ``times``: of a long ring, how many steps one after the other are like this one, which is the first.
+    """
 
     shift: int
     keys_of: int | None
     calls: tuple[StepCall, ...]
+    times: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        out = {**self._asdict(), "calls": [call._asdict() for call in self.calls]}
+        if self.times == 1:
+            del out["times"]
+        return out
 
 
 Phase = Literal["forward", "backward"]
@@ -59,13 +81,52 @@ def steps_of(sizes: RingSizes, comm: str, rank: int) -> tuple[RankStep, ...]:
         band = sizes.band
         pairs = _visible(sizes.seqlen_q, sizes.seqlen_kv, 0, band)
         return (RankStep(0, 0, (StepCall("whole", sizes.seqlen_q, sizes.seqlen_kv, pairs),)),)
-    out = []
-    for shift in shifts(sizes):
-        owner = (rank - shift) % n
-        out.append(
-            RankStep(shift, owner, tuple(_call(part, sizes) for part in ring_parts(sizes, rank, owner)))
-        )
-    return tuple(out)
+    return tuple(_ring_step(sizes, rank, shift) for shift in shifts(sizes))
+
+
+def _ring_step(sizes: RingSizes, rank: int, shift: int, times: int = 1) -> RankStep:
+    owner = (rank - shift) % sizes.size
+    calls = tuple(_call(part, sizes) for part in ring_parts(sizes, rank, owner))
+    return RankStep(shift, owner, calls, times)
+
+
+@lru_cache(maxsize=256)
+def sampled_steps(sizes: RingSizes, comm: str) -> tuple[tuple[int, tuple[RankStep, ...]], ...]:
+    """The ranks that are looked at, and the steps of each.
+
+    In a ring of more than EVERY_STEP steps, those in which each of these ranks does what it did in the one
+    before are one step, ``times`` of them. The ends of such a run are searched for, so that a step in its
+    middle may be missed that is unlike those around it (at the edge of a window).
+    """
+    ranks = sampled_ranks(sizes.size)
+    ring = EXCHANGES[comm].keys != "gathered" and sizes.size > 1
+    needed = shifts(sizes) if ring else ()
+    if len(needed) <= EVERY_STEP:
+        return tuple((rank, steps_of(sizes, comm, rank)) for rank in ranks)
+    runs = _runs(len(needed), lambda i: [_ring_step(sizes, rank, needed[i]).calls for rank in ranks])
+    return tuple(
+        (rank, tuple(_ring_step(sizes, rank, needed[first], times) for first, times in runs))
+        for rank in ranks
+    )
+
+
+def _runs(count: int, calls_at: Callable[[int], Any]) -> list[tuple[int, int]]:
+    """The first of steps that are alike and how many they are, at most about 2 * EVERY_STEP such runs. The
+    first and the last step stand alone: messages begin and end there."""
+    runs, first = [(0, 1)], 1
+    while first < count - 1:
+        here, reach = calls_at(first), 1
+        while first + reach < count - 1 and calls_at(first + reach) == here:
+            reach *= 2
+        like, unlike = first + reach // 2, min(first + reach, count - 1)
+        while unlike - like > 1:
+            middle = (like + unlike) // 2
+            like, unlike = (middle, unlike) if calls_at(middle) == here else (like, middle)
+        if len(runs) > EVERY_STEP:  # nearly every step is different
+            unlike = min(max(unlike, first + count // EVERY_STEP), count - 1)
+        runs.append((first, unlike - first))
+        first = unlike
+    return [*runs, (count - 1, 1)]
 
 
 def messages(p: AttentionParams, layout: RankLayout, n_steps: int) -> tuple[Message, ...]:

@@ -8,6 +8,7 @@ see. Planning and running both ask here. No torch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from typing import Any, NamedTuple
 
 from attnsel.context_parallel.exchanges import EXCHANGES
@@ -68,9 +69,8 @@ def layouts(p: AttentionParams) -> list[RankLayout]:
     record = EXCHANGES[comm]
     if not record.nested:
         return [RankLayout(comm, n, 1) if record.swaps_heads else RankLayout(comm, 1, n)]
-    inner = [a for a in range(n // 2, 1, -1) if not n % a]
-    fit = [a for a in inner if not p.num_heads % a and not p.num_gqa_groups % a]
-    return [RankLayout(comm, a, n // a) for a in fit]
+    common = gcd(n, p.num_heads, p.num_gqa_groups)
+    return [RankLayout(comm, a, n // a) for a in range(min(n // 2, common), 1, -1) if not common % a]
 
 
 def merges_parts(p: AttentionParams, layout: RankLayout) -> bool:

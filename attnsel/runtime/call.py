@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -150,8 +151,26 @@ def read_config(text: str) -> Config:
     return _interned(**given)
 
 
-@lru_cache(maxsize=4096)
 def _interned(**given: Any) -> Config:
+    try:
+        return _remembered(**given)
+    except TypeError:  # what cannot be hashed
+        _check_types(given)
+        raise
+
+
+def _check_types(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value is not None and not isinstance(value, (str, int, float, tuple, Real)):
+            raise InvalidInput(name, value, "must be a text, a number, a pair or None")
+
+
+@lru_cache(maxsize=4096, typed=True)  # 0.5 and numpy's 0.5 are equal, and not the same to JSON
+def _remembered(**given: Any) -> Config:
+    _check_types(given)
+    for name in ("softmax_scale", "softcap", "attention_dropout"):
+        if isinstance(given.get(name), Real) and not isinstance(given[name], (bool, int)):
+            given[name] = float(given[name])
     made = Config(**given)
     if made.qkv_format not in FORMATS:
         raise InvalidInput("qkv_format", made.qkv_format, f"must be one of {', '.join(FORMATS)}")

@@ -58,7 +58,7 @@ def check_contents(config: Config, sizes: Sizes, q: Tensor, k: Tensor, extras: E
             raise InvalidInput("attention_mask", tuple(mask.shape), "must hide nothing, as was said of it")
     if config.attn_mask_type != "arbitrary":
         for name, mask in zip(("attention_mask (q)", "attention_mask (kv)"), mask_pair(extras), strict=False):
-            rows_masked = mask.reshape(mask.shape[0], -1)
+            rows_masked = mask.flatten(1)
             if bool((rows_masked[:, :-1] & ~rows_masked[:, 1:]).any()):
                 raise InvalidInput(
                     name, tuple(mask.shape), "must mask the end of each sequence (True = masked out); for "

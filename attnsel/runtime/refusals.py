@@ -79,8 +79,8 @@ def is_refusal(error: BaseException, name: str) -> bool:
 def _is_of_a_hook(error: BaseException) -> bool:
     """Whether it was raised by what the user's program put into PyTorch: hooks on what autograd saves, modes
     that see every operator."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) or ()
-    codes = [getattr(hook, "__code__", None) for hook in hooks]
+    top: Any = torch._C._autograd._top_saved_tensors_default_hooks
+    codes = [getattr(hook, "__code__", None) for hook in top(True) or ()]
     trace = error.__traceback__
     while trace is not None:
         code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))

@@ -235,3 +235,34 @@ def test_memory_of_what_was_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         for s in range(1, 9):
             debug.announce(choice(SLOW.replace(max_seqlen_q=s)), configure())
     assert len(debug._announced) <= 3
+
+
+@pytest.mark.parametrize("file", ["/dev/full", "/", "/no/such/folder/x", "a\0b"])
+def test_a_file_that_cannot_be_written_kills_no_call_and_loses_no_line(
+    capfd: pytest.CaptureFixture[str], file: str
+) -> None:
+    with override(debug=1, debug_file=file), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for s in (6, 7):
+            build(name="encoder")(*qkv(s))
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition(" runs")[0] for line in lines] == ["attnsel: encoder: sdpa.flash"] * 2
+    (warning,) = told
+    assert warning.category is debug.DebugFileWarning
+    assert str(warning.message).startswith(f"ATTNSEL_DEBUG_FILE {file!r} cannot be written (")
+
+
+def test_no_standard_error_kills_no_call_either(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with override(debug=1):
+        monkeypatch.setattr("sys.stderr", None)
+        build()(*qkv())
+    assert capfd.readouterr().out == ""
+
+
+def test_a_name_forges_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with override(debug=1):
+        build(name="a\nattnsel: b\x1b[2J\u202e")(*qkv())
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("attnsel: a\\nattnsel: b\\x1b[2J\\u202e: sdpa.flash")

@@ -56,7 +56,7 @@ def test_every_word_of_evidence_is_explained():
 def test_every_exit_code_and_command_is_listed():
     text = page("reference.md")
     codes = {output.FOUND, output.BAD_INPUT, output.NO_BACKEND, output.CHECK_FAILED}
-    codes |= {output.INTERRUPTED, output.BROKEN_PIPE}
+    codes |= {output.INTERRUPTED, output.BROKEN_PIPE, output.CANNOT_WRITE}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} == codes
     commands = {word.split()[1] for word in in_backticks(text) if word.startswith("attnsel ")}
     assert set(cli._COMMANDS) <= commands

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from attnsel.candidates import CANDIDATES
+from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_all
@@ -18,6 +21,7 @@ from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.requirements import AtLeast, AtMost, Multiple
 from attnsel.selection.select import select
 from attnsel.selection.verdict import EVIDENCE, Reason, Unknown, Violation
+from paths import IMPORTED_FROM
 
 load_all()
 RULES = list(REGISTRY.rules.values())
@@ -190,3 +194,21 @@ def test_codes_are_grouped_by_family():
 def test_every_candidate_has_rules():
     covered = {name for rule in RULES for name in rule.candidates}
     assert covered == set(CANDIDATES)
+
+
+def test_without_docstrings_everything_decides_and_a_page_says_why_it_is_empty():
+    code = (
+        f"import sys; sys.path.append({str(IMPORTED_FROM)!r})\n"
+        "from attnsel import AttentionParams, Environment, select\n"
+        "from attnsel.cli import main\n"
+        "print(select(AttentionParams(), Environment.describe('H100')).backend)\n"
+        "sys.exit(main(['rule', 'CUDNN204']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-OO", "-c", code], capture_output=True, text=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    backend, title, *page = done.stdout.splitlines()
+    assert backend == select(AttentionParams(), Environment.describe("H100")).backend
+    assert title == "CUDNN204  backward head dim"
+    assert "Python's -OO" in " ".join(page)

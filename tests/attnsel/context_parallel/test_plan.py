@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy
+from attnsel._params_checks import MOST_RANKS
 from attnsel.cli import main
 from attnsel.context_parallel import estimate as cost
-from attnsel.context_parallel.geometry import Band, RingSizes, shapes, shifts
+from attnsel.context_parallel import geometry, schedule
+from attnsel.context_parallel.geometry import Band, RingSizes, shifts
 from attnsel.context_parallel.plan import plan
 from attnsel.context_parallel.schedule import (
     StepCall,
@@ -391,3 +393,91 @@ def test_a_thousand_ranks_are_planned_without_torch():
 
 def test_messages_need_something_to_send():
     assert messages(asked(window_size=(0, 0)), RankLayout("p2p", 1, 8), 1) == ()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"window_size": (100_000, 0)},
+        {"window_size": (1000, 1000), "attn_mask_type": "no_mask"},
+        {"max_seqlen_kv": 1 << 14},
+        {"core_attention_bias_type": "alibi"},
+        {"num_heads": 8192},
+    ],
+)
+def test_most_ranks_are_planned_with_few_steps(fields):
+    p = AttentionParams(**{"batch_size": 1, "max_seqlen_q": 1 << 24, "cp_size": MOST_RANKS, **fields})
+    made = plan(p, H100)
+    steps = [step for exchange in made.exchanges for _, steps in exchange.ranks for step in steps]
+    assert 0 < len(steps) < 50_000
+    assert len(json.dumps(made.as_dict())) < 20_000_000
+
+
+def test_more_ranks_than_any_machine_has_are_refused():
+    with pytest.raises(InvalidInput, match=f"cp_size = {MOST_RANKS + 1}: .*{MOST_RANKS}"):
+        AttentionParams(cp_size=MOST_RANKS + 1)
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(17, 40),
+    mask=st.sampled_from(["causal", "no_mask"]),
+    lengths=st.sampled_from([(1, 1), (2, 2), (1, 3)]),
+)
+def test_a_long_ring_is_counted_as_step_by_step(size, mask, lengths):
+    rows = tuple(2 * size * n for n in lengths)
+    sizes = RingSizes(*rows, size, Band(None, 0 if mask == "causal" and rows[0] == rows[1] else None), False)
+    for rank, runs in _long_ring(sizes):
+        alike = [step for step in runs for _ in range(step.times)]
+        assert [step.calls for step in alike] == [step.calls for step in steps_of(sizes, "p2p", rank)]
+        shift = 0
+        for step in runs:
+            assert (step.shift, step.keys_of) == (shift, (rank - shift) % size)
+            shift += step.times
+
+
+def test_a_long_ring_costs_what_its_steps_cost(monkeypatch):
+    p = asked(cp_size=64, max_seqlen_q=1 << 20)
+    whole = plan(p, H100)["p2p"].estimate
+    monkeypatch.setattr(schedule, "EVERY_STEP", 8)
+    schedule.sampled_steps.cache_clear()
+    short = plan(p, H100)["p2p"]
+    schedule.sampled_steps.cache_clear()
+    assert max(len(steps) for _, steps in short.ranks) < 20
+    assert short.estimate[:5] == pytest.approx(whole[:5])
+    assert sum(short.calls(1).values()) == 64
+
+
+def _long_ring(sizes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "EVERY_STEP", 8)
+        schedule.sampled_steps.cache_clear()
+        found = schedule.sampled_steps(sizes, "p2p")
+        schedule.sampled_steps.cache_clear()
+    return found
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(2, 12),
+    rows=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    lo=st.one_of(st.none(), st.integers(-60, 20)),
+    hi=st.one_of(st.none(), st.integers(-20, 60)),
+    absolute=st.booleans(),
+)
+def test_of_gathered_keys_only_edges_are_looked_at_one_by_one(size, rows, lo, hi, absolute):
+    if lo is not None and hi is not None and hi < lo:
+        hi = lo
+    sizes = RingSizes(size * rows[0], size * rows[1], size, Band(lo, hi), False, absolute)
+
+    def parts():
+        geometry.gathered_parts.cache_clear()
+        found = [geometry.gathered_parts(sizes, rank) for rank in range(size)]
+        geometry.gathered_parts.cache_clear()
+        return [[(part.kind, part.q_rows, part.kv_rows) for part in calls] for calls in found]
+
+    every = parts()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(geometry, "_EVERY_CHUNK", 0)
+        assert parts() == every

@@ -84,7 +84,6 @@ FORCED = {
     "on one rank": Trouble("prepare", (1,), backend="sdpa.flash"),
     "on both ranks": Trouble("prepare", BOTH, backend="sdpa.flash"),
 }
-# A part that fails while keys are exchanged fails on both ranks: alone it would leave the other waiting.
 NO_REFUSALS = {
     "lost device, prepare": Trouble("prepare", (1,), lost),
     "memory, prepare": Trouble("prepare", (1,), no_memory),
@@ -94,6 +93,9 @@ NO_REFUSALS = {
     "memory, step": Trouble("forward", BOTH, no_memory, comm="all_gather"),
     "interrupt, step": Trouble("forward", BOTH, KeyboardInterrupt, comm="a2a"),
     "memory, backward": Trouble("backward", BOTH, no_memory, comm="a2a"),
+    "lost device, step of one rank": Trouble("forward", (1,), lost, comm="a2a"),
+    "memory, step of one rank": Trouble("forward", (1,), no_memory),
+    "memory, backward of one rank": Trouble("backward", (1,), no_memory, comm="all_gather"),
 }
 
 

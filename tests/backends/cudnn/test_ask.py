@@ -409,7 +409,9 @@ def test_samples_move_every_field_that_a_cudnn_rule_reads_and_trip_every_rule(fp
     for place, (gpu, cudnn) in enumerate(product(archs, edges)):
         for number, frontend in enumerate(frontends):
             env = Environment.describe(gpu, cudnn=cudnn, cudnn_frontend=frontend)
-            rules = [r for r in fold(env, fp8, False).rules if "cudnn" in r.candidates and r.code[:5] == "CUDNN"]
+            rules = [
+                r for r in fold(env, fp8, False).rules if "cudnn" in r.candidates and r.code[:5] == "CUDNN"
+            ]
             for p in questions[(place + number) % 4 :: 4]:  # every question once per GPU and cuDNN
                 spy = Spy(p, seen)
                 for rule in rules:
