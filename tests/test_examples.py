@@ -129,7 +129,7 @@ def check_record(recorded: dict, quick: bool) -> None:
             )
             assert row["within"] is good
     budgeted = {row["group"] for row in rows if row["budget"] is not None}
-    assert len(budgeted) == 8
+    assert len(budgeted) == 9
     tiled = [row for row in rows if row["what"].startswith("tiled")]
     assert tiled
     assert all(row["within"] for row in tiled), "bytes do not depend on the clock: tiled holds no S×S tensor"

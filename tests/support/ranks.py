@@ -10,7 +10,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -35,6 +37,8 @@ class FromFile:
             assert spec is not None
             assert spec.loader is not None
             sys.modules[self.module] = module = importlib.util.module_from_spec(spec)
+            for parent in accumulate(self.module.split(".")[:-1], "{}.{}".format):
+                sys.modules.setdefault(parent, ModuleType(parent))  # pickle imports a class's module by name
             spec.loader.exec_module(module)
         return getattr(sys.modules[self.module], self.name)(*arguments)
 

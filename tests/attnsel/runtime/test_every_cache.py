@@ -129,6 +129,8 @@ def test_clear_cache_empties_what_remembers(seen: dict[str, Any]) -> None:
 
 # Containers of modules that begin empty, and what bounds them.
 FILLED_LATER = {
+    "attnsel._lock._every": "holds locks weakly, which modules and caches hold",
+    "attnsel.context_parallel.group._CALLS": "holds process groups weakly, which others hold",
     "attnsel.candidates.registry._complete": "a function that loads plug-ins registers itself once",
     "attnsel.debug._announced": "emptied at _MOST_REMEMBERED",
     "attnsel.flash_attn.shim._refusals": "an entry for each flash_attn that is installed",
