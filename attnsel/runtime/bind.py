@@ -174,6 +174,8 @@ def _plain(config: Config, op: Callable[..., Tensor], finish: Callable[[Tensor],
     """q, k and v alone: views, the kernel, a view back."""
     if config.qkv_format == "bshd":  # a transpose costs less than a permutation
         return lambda q, k, v: finish(op(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)))
+    if config.qkv_format == "sbhd":  # numbers that stand there cost a third less than a tuple of them
+        return lambda q, k, v: finish(op(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)))
     order = config.form.to_contract
     if order is None:
         return lambda q, k, v: finish(op(q, k, v))
@@ -358,6 +360,8 @@ def _finish(config: Config, example: Inputs) -> Callable[[Tensor], Tensor]:
         return lambda out: out.transpose(1, 2)
     if back is None:
         return lambda out: out
+    if config.qkv_format == "sbhd" and config.flatten_heads:
+        return lambda out: out.permute(2, 0, 1, 3).reshape(s, b, h * e)
     if config.flatten_heads:
         shape = (s, b, h * e) if config.form.rows == 0 else (b, s, h * e)
         return lambda out: out.permute(back).reshape(shape)
