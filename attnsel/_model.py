@@ -78,12 +78,17 @@ class FrozenModel(BaseModel):
         mine = self.__dict__
         values = {name: mine[name] for name in cls.__pydantic_fields__}
         values.update(changes)
-        made = cls.__new__(cls)
+        made = self._of_values(values, changes)
+        made.model_post_init(None)
+        return made
+
+    def _of_values(self: M, values: dict[str, Any], changes: dict[str, Any]) -> M:
+        """One of the same kind with these values, not initialised yet; ``changes`` count as given."""
+        made = type(self).__new__(type(self))
         object.__setattr__(made, "__dict__", values)
         object.__setattr__(made, "__pydantic_fields_set__", self.model_fields_set | changes.keys())
         object.__setattr__(made, "__pydantic_extra__", None)
         object.__setattr__(made, "__pydantic_private__", None)
-        made.model_post_init(None)
         return made
 
     def __setstate__(self, state: dict[Any, Any]) -> None:

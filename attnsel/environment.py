@@ -49,6 +49,9 @@ COMPONENTS = (
 )
 """The fields of an environment that hold a version."""
 
+COMPONENT_NAMES = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "cuda": "CUDA"}
+"""As they are written, where that is another way."""
+
 
 class Device(FrozenModel):
     """One device. Sizes in bytes; None where unknown."""

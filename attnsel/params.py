@@ -286,11 +286,7 @@ class AttentionParams(FrozenModel):
         values = {**self.__dict__, **changes}
         for name in _LOST_WHEN_RESIZED:
             values.pop(name, None)
-        made = type(self).__new__(type(self))
-        object.__setattr__(made, "__dict__", values)
-        object.__setattr__(made, "__pydantic_fields_set__", self.model_fields_set | changes.keys())
-        object.__setattr__(made, "__pydantic_extra__", None)
-        object.__setattr__(made, "__pydantic_private__", None)
+        made = self._of_values(values, changes)
         FrozenModel.model_post_init(made, None)
         return made
 
@@ -300,11 +296,7 @@ class AttentionParams(FrozenModel):
         mine = self.__dict__
         values = {name: mine[name] for name in _FIELD_NAMES}
         values.update(changes)
-        made = type(self).__new__(type(self))
-        object.__setattr__(made, "__dict__", values)
-        object.__setattr__(made, "__pydantic_fields_set__", self.model_fields_set | changes.keys())
-        object.__setattr__(made, "__pydantic_extra__", None)
-        object.__setattr__(made, "__pydantic_private__", None)
+        made = self._of_values(values, changes)
         FrozenModel.model_post_init(made, None)
         return made
 

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from attnsel.candidates import CANDIDATES, CandidateRecord, Selector
-from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.selection.requirements import NEWER, AtLeast, FreeText, Requirement
@@ -138,12 +138,15 @@ class Rule(Page):
         """What it has to say about a question in an environment where it applies."""
         if not self.limits:
             return self.body(p, env)  # type: ignore[return-value]
+        found = self.violation(p, env)
+        about = None if found is None else self.body(p, env)
+        return found if about is None or about else None
+
+    def violation(self, p: AttentionParams, env: Environment) -> Finding | None:
+        """The first of its requirements that does not hold, whether or not it is about this call."""
         for limit in self.limits:
             broken = limit.broken(p, env)
             if broken is not None:
-                about = self.body(p, env)
-                if about is not None and not about:
-                    break
                 kind = Unknown if self.unknown else Violation
                 return kind(*broken, limit.requirement.resolved(p), self.note)
         return None
@@ -421,15 +424,12 @@ def _page(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
     }
 
 
-_COMPONENT_NAMES = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "torch": "torch", "cuda": "CUDA"}
-
-
 def _gate_text(gates: tuple[Versions, ...], arch: Container[int] | None, limits: tuple[Limit, ...]) -> str:
-    parts = [f"{_COMPONENT_NAMES.get(gate.component, gate.component)} {gate}" for gate in gates]
+    parts = [f"{COMPONENT_NAMES.get(gate.component, gate.component)} {gate}" for gate in gates]
     for (field, *_), requirement in limits:
         if isinstance(requirement, AtLeast) and not any(gate.component == field for gate in gates):
             if field in COMPONENTS:
-                parts.append(f"{_COMPONENT_NAMES.get(field, field)} < {requirement.limit}")
+                parts.append(f"{COMPONENT_NAMES.get(field, field)} < {requirement.limit}")
             elif field == "arch":
                 parts.append(f"below sm{requirement.limit}")
     if isinstance(arch, (range, set, frozenset, tuple)):

@@ -111,10 +111,10 @@ def _search(
         answered |= {reason.code: reason for reason in reasons if not reason.unknown}
         reasons = ask(p)
         refused = {reason.field for reason in reasons if not reason.unknown}
-    return _told_why(applied, tuple(answered.values())), reasons
+    return _with_reasons(applied, tuple(answered.values())), reasons
 
 
-def _told_why(applied: tuple[Adaptation, ...], answered: tuple[Reason, ...]) -> tuple[Adaptation, ...]:
+def _with_reasons(applied: tuple[Adaptation, ...], answered: tuple[Reason, ...]) -> tuple[Adaptation, ...]:
     """The adaptations, each with the reasons against fields that it can do something about."""
     if not answered:
         return applied

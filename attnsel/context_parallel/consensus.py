@@ -68,7 +68,7 @@ class Attempt:
     """``with attempt:`` around what a rank's kernels do: their first exception is kept in ``error``.
 
     The rank then goes on exchanging, with NaN for what its kernels did not give, and no other rank waits for
-    it. ``settle`` tells them at the end. An interrupt is no Exception and passes.
+    it. ``reach_consensus`` tells them at the end. An interrupt is no Exception and passes.
     """
 
     def __init__(self) -> None:
@@ -86,11 +86,13 @@ class Attempt:
         return True
 
 
-def settle(cp: ContextParallel, fields: Fields, error: Exception | None, device: torch.device) -> None:
+def reach_consensus(
+    cp: ContextParallel, fields: Fields, error: Exception | None, device: torch.device
+) -> None:
     """As :func:`check_consensus`. A rank with an ``error`` tells the others, and raises it as it is."""
     calls = cp.calls
     if error is not None:
-        fields = Fields({name: fields[name] for name in (CALL, MODULE, RUNS)} | {ERROR: _told(error)})
+        fields = Fields({name: fields[name] for name in (CALL, MODULE, RUNS)} | {ERROR: _in_words(error)})
     try:
         if not calls.out_of_step:
             check_consensus(cp.members, fields, device)
@@ -105,7 +107,7 @@ def settle(cp: ContextParallel, fields: Fields, error: Exception | None, device:
         raise ContextParallelError(calls.out_of_step)
 
 
-def _told(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     """The error for other ranks: its type and its text up to the first empty line."""
     return f"{type(error).__name__}: " + str(error).split("\n\n")[0]
 

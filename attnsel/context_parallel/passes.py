@@ -28,7 +28,7 @@ from attnsel.context_parallel.consensus import (
     RUNS,
     Attempt,
     Fields,
-    settle,
+    reach_consensus,
 )
 from attnsel.context_parallel.geometry import Part, gathered_parts, ring_parts, shifts
 from attnsel.context_parallel.group import ContextParallel
@@ -84,7 +84,7 @@ class RankCall:
     def end(self, which: str, attempt: Attempt, device: torch.device) -> None:
         """Raises on every rank if some rank's attempt failed."""
         fields = Fields({name: self.fields[name] for name in (CALL, MODULE)} | {RUNS: f"end of {which}"})
-        settle(self.cp, fields, attempt.error, device)
+        reach_consensus(self.cp, fields, attempt.error, device)
 
     def my_heads(self, x: Tensor) -> Tensor:
         """[h] to those of this rank."""
@@ -128,7 +128,7 @@ class OverRanks(torch.autograd.Function):
     def forward(
         ctx: Any,
         call: RankCall,
-        anchor: Tensor,
+        anchor: Tensor | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -172,7 +172,7 @@ class OverRanks(torch.autograd.Function):
         attempt = Attempt()
         with attempt:  # raises where they were changed since, and where hooks of the caller do
             _, q, k, v, bias, sink, out, lse = ctx.saved_tensors
-        settle(call.cp, Fields(call.fields | {RUNS: BACKWARD}), attempt.error, dout.device)
+        reach_consensus(call.cp, Fields(call.fields | {RUNS: BACKWARD}), attempt.error, dout.device)
         a2a, dim = call.cp.a2a, call.row_dim
         if call.order_q is not None:
             dout = heads_to_rows(a2a, dout, call.order_q, dim)

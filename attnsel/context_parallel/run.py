@@ -13,7 +13,7 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.slopes import default_slopes
 from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.comm import sequence_order
-from attnsel.context_parallel.consensus import BACKEND, Fields, RanksRefused, settle
+from attnsel.context_parallel.consensus import BACKEND, Fields, RanksRefused, reach_consensus
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.parts import Batch, slots_of
 from attnsel.context_parallel.passes import OverRanks, RankCall, anchor_of
@@ -27,7 +27,7 @@ from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.dispatch import any_autocast, autocast, kept, make_call
 from attnsel.runtime.kernels import Kernel, kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
-from attnsel.runtime.sizes import lengths_of, with_longest
+from attnsel.runtime.sizes import lengths_of
 from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.select import Selection
 from attnsel.settings import current
@@ -67,7 +67,7 @@ def attend(
 @torch.compiler.disable
 def fail(cp: ContextParallel, error: Exception, q: Any) -> None:
     """Raise the ``error`` that kept a call from :func:`attend`, where the other ranks wait to hear of it."""
-    settle(cp, cp.begin(), error, _device_of(q))
+    reach_consensus(cp, cp.begin(), error, _device_of(q))
 
 
 def explain(
@@ -76,7 +76,7 @@ def explain(
     """The selection this call would get on this rank; nothing is exchanged."""
     if any_autocast():
         q, k, v = autocast(q, k, v)
-    call = make_call(config, q, k, v, with_longest(config, extras), current())
+    call = make_call(config, q, k, v, extras, current())
     return select_for_ranks(cp, call, evidence())
 
 
@@ -100,7 +100,7 @@ def _agreed(
     try:
         if any_autocast():
             q, k, v = autocast(q, k, v)
-        call = make_call(config, q, k, v, with_longest(config, extras), current())
+        call = make_call(config, q, k, v, extras, current())
         bound = kept(cp.chosen, OnRanks(cp), call, evidence())[0]
         check_packed(cp, call)
         _add_fields(fields, cp, call, bound.selection)
@@ -108,7 +108,7 @@ def _agreed(
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         failure = error
     try:
-        settle(cp, fields, failure, _device_of(q))
+        reach_consensus(cp, fields, failure, _device_of(q))
     except RanksRefused as refused:
         params = bound.selection.params
         record_refusals((Refusal(name, params, text, (), code) for name, text, code in refused.by), current())
@@ -234,7 +234,7 @@ def _run(ready: Ready) -> Any:
     call, rank_call, tensors = ready
     config = call.config
     rank_call = rank_call.with_seed(_seed(rank_call.cp, rank_call.batch.spec, call))
-    out, max_logit = OverRanks.apply(rank_call, anchor_of(tensors), *tensors)
+    out, max_logit = OverRanks.apply(rank_call, anchor_of(tensors) if call.need_grad else None, *tensors)
     out = to_caller(config, out)
     if config.flatten_heads:
         out = out.flatten(-2)

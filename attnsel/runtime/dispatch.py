@@ -29,7 +29,7 @@ from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, signature
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
-from attnsel.runtime.sizes import with_longest
+from attnsel.runtime.sizes import lengths_read
 from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.select import Selection, select
 from attnsel.settings import Settings, current
@@ -167,8 +167,6 @@ def attend(
         return compiled.attend(config, q, k, v, extras)
     if any_autocast():
         q, k, v = autocast(q, k, v)
-    if extras is not NO_EXTRAS:
-        extras = with_longest(config, extras)
     settings = current()
     key = signature_of(config, settings, q, k, v, extras)
     bound = _bound.items.get(key)
@@ -205,7 +203,7 @@ def signature_of(
             q.shape, q.stride(), q.storage_offset(), q.dtype, q.device, q.requires_grad,
             k.shape, k.stride(), k.storage_offset(), k.dtype, k.device, k.requires_grad,
             v.shape, v.stride(), v.storage_offset(), v.dtype, v.device, v.requires_grad,
-            None if extras is NO_EXTRAS else signature(extras),
+            None if extras is NO_EXTRAS else (*signature(extras), *lengths_read(config, extras)),
         )  # fmt: skip
     except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
         params_of(Call(config, q, k, v, extras, settings, config.is_training))  # lets the checks name it
@@ -232,7 +230,7 @@ def recompute_gradients(
     config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor
 ) -> Grads:
     """Gradients of ``attend`` for a gradient of its output, without autograd. Raises as ``attend`` does."""
-    call = Call(config, q, k, v, with_longest(config, extras), current(), need_grad=True)
+    call = Call(config, q, k, v, extras, current(), need_grad=True)
     grads: Grads = kept(_recomputed, Recompute(dout), call)[1]
     return grads
 

@@ -29,7 +29,6 @@ from attnsel.runtime.bind import (
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.dispatch import kept, select_for
-from attnsel.runtime.sizes import with_longest
 from attnsel.selection.evidence import Evidence
 from attnsel.selection.select import Selection
 from attnsel.settings import current, override
@@ -69,7 +68,7 @@ def backward(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, me
     Tensors in ``config.qkv_format``. ``config`` must say is_training, return_lse and adapt "never"; with
     dropout, ``extras.dropout_seed`` and ``seeded_dropout()``. Raises as ``attend`` does.
     """
-    call = Call(config, q, k, v, with_longest(config, extras), current(), need_grad=True)
+    call = Call(config, q, k, v, extras, current(), need_grad=True)
     with torch.no_grad():
         grads: Grads = kept(_bound, _ExplicitBackward(merged), call)[1]
     return grads

@@ -19,7 +19,7 @@ max_logit, which depends on all rows; numbers that are not finite where the refe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ def check_gradients(bound: Bound, call: Call) -> bool:
         bias = call.extras.core_attention_bias
         asked = bias is not None and bias.requires_grad
         dbias = grads.bias if asked else None
-        return into.gradients(call.config, grads.q, grads.k, grads.v, dbias, grads.softmax_offset)
+        return into.gradients(call.config, grads._replace(bias=dbias))
 
     _compare(kernel, selection, call)
     return True
@@ -118,7 +118,7 @@ def check_kernel(
             dout = into.in_place(result.out)
             saved = Result(result.out, result.lse, None, result.saved)
             grads = kernel.backward(spec, inputs, saved, dout)
-        return {**found, **into.contract_gradients(grads.q, grads.k, grads.v, None, None)}
+        return {**found, **into.contract_gradients((*grads[:3], None, None))}
 
     try:
         _hold(numbers, spec, inputs, selection.params, spec.need_grad, 1.0)
@@ -201,6 +201,9 @@ def _say(selection: Selection, why: str) -> None:
 # ---- how --------------------------------------------------------------------------------------------
 
 
+_Gradients = Sequence[Tensor | None]  # of q, k, v, the bias and the sinks
+
+
 class _Into:
     """Gradients into the output, zero outside the compared rows, and the way results are cut into rows."""
 
@@ -231,27 +234,13 @@ class _Into:
     def rows(self, t: Tensor) -> list[Tensor]:
         return [piece.of_q(t, self.spec.packed) for piece in self.pieces]
 
-    def gradients(
-        self,
-        config: Config,
-        dq: Tensor | None,
-        dk: Tensor | None,
-        dv: Tensor | None,
-        dbias: Tensor | None,
-        doffset: Tensor | None,
-    ) -> Numbers:
+    def gradients(self, config: Config, grads: _Gradients) -> Numbers:
         """Gradients in the caller's format, cut; those that nobody needs are None."""
-        inner = [None if t is None else to_contract(config, t) for t in (dq, dk, dv)]
-        return self.contract_gradients(inner[0], inner[1], inner[2], dbias, doffset)
+        inner = (None if t is None else to_contract(config, t) for t in grads[:3])
+        return self.contract_gradients((*inner, *grads[3:]))
 
-    def contract_gradients(
-        self,
-        dq: Tensor | None,
-        dk: Tensor | None,
-        dv: Tensor | None,
-        dbias: Tensor | None,
-        doffset: Tensor | None,
-    ) -> Numbers:
+    def contract_gradients(self, grads: _Gradients) -> Numbers:
+        dq, dk, dv, dbias, doffset = grads
         numbers: Numbers = {} if dq is None else {"dq": self.rows(dq)}
         sequences = list(dict.fromkeys(piece.sequence for piece in self.pieces))
         for name, grad in (("dk", dk), ("dv", dv)):
@@ -345,7 +334,7 @@ def _through_autograd(run: Callable[[Call], Any], call: Call, into: _Into) -> Nu
         dout = into.of_shape(tuple(whole.shape), q, config)
         grads = iter(torch.autograd.grad(out, wanted, dout, allow_unused=True))
     made = [None if t is None or not t.requires_grad else next(grads) for t in leaves]
-    return {**numbers, **into.gradients(config, *made)}
+    return {**numbers, **into.gradients(config, made)}
 
 
 def _drops_as_reference(selection: Selection) -> bool:

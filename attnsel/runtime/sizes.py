@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -157,28 +157,21 @@ def _paged_sizes(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
     return Sizes(batch, q.shape[-2], k.shape[2], rows, longest, q.shape[-1], v.shape[-1])
 
 
-def with_longest(config: Config, extras: Extras) -> Extras:
-    """``extras`` of a packed call with its longest sequences, where reading them waits for nothing.
+def lengths_read(config: Config, extras: Extras) -> tuple[int | None, ...]:
+    """The longest sequences of a packed call as far as ``sizes_of`` reads them from contents.
 
-    What is read from contents becomes part of what a call is remembered by: the next one may hold longer
-    sequences.
+    They are part of what a call is remembered by: the next one may hold longer sequences.
     """
     if config.qkv_format != "thd":
-        return extras
-    found: dict[str, Any] = {}
-    for length, lengths in (("max_seqlen_q", "cu_seqlens_q"), ("max_seqlen_kv", "cu_seqlens_kv")):
-        if getattr(extras, length) is not None:
-            continue
-        if extras.block_table is not None and length == "max_seqlen_kv":
-            continue  # pages have room for as many rows as there are
-        cu = getattr(extras, lengths)
-        if _is_readable(cu) and cu.dim() == 1:
-            found[length] = _longest(cu, None, 0)
-    return extras._replace(**found) if found else extras
+        return ()
+    asked = [(extras.cu_seqlens_q, extras.max_seqlen_q)]
+    if extras.block_table is None:  # pages have room for as many rows as there are
+        asked.append((extras.cu_seqlens_kv, extras.max_seqlen_kv))
+    return tuple(_longest(cu, None, 0) if given is None and _is_readable(cu) else None for cu, given in asked)
 
 
-def _is_readable(cu: Any) -> bool:
-    return type(cu) is torch.Tensor and cu.device.type == "cpu" and cu.numel() >= 2
+def _is_readable(cu: Tensor | None) -> TypeGuard[Tensor]:
+    return type(cu) is torch.Tensor and cu.device.type == "cpu" and cu.dim() == 1 and cu.numel() >= 2
 
 
 def _longest(cu: Tensor, given: int | None, tokens: int) -> int:

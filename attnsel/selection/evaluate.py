@@ -77,7 +77,7 @@ class FoldedRules(NamedTuple):
                     continue
                 about = concerns(p, env)
                 if about is None or about:
-                    finding = found[place] = rules[place].find(p, env)
+                    finding = found[place] = rules[place].violation(p, env)
                     if reach is not None and _stops(finding, reach):
                         return None
         for body, place in self.bodies:

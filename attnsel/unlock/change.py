@@ -217,7 +217,7 @@ def _number(version: Version) -> int:
 
 def grouped(question: Scenario, changes: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The fields of a change, those that are one change to the user side by side."""
-    left = dict.fromkeys(sorted(changes, key=_told_order))
+    left = dict.fromkeys(sorted(changes, key=_reading_order))
     groups: list[tuple[str, ...]] = []
     for pair in (LENGTHS, WIDTHS, ("deterministic", "policy.deterministic")):
         first, second = pair
@@ -230,9 +230,9 @@ def grouped(question: Scenario, changes: Mapping[str, Any]) -> list[tuple[str, .
             left.pop(first)
             left.pop(second)
     groups += [(field,) for field in left]
-    return sorted(groups, key=lambda parts: _told_order(parts[0]))
+    return sorted(groups, key=lambda parts: _reading_order(parts[0]))
 
 
-def _told_order(field: str) -> tuple[int, str]:
+def _reading_order(field: str) -> tuple[int, str]:
     """Costly changes come first."""
     return -EFFECTS.index(effect_of(field)), field

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attnsel.adaptations.transforms import type_without_mask
-from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
 from attnsel.gpus import CATALOGUE
 from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams
@@ -161,8 +161,7 @@ def _setting(p: AttentionParams, field: str, value: Any) -> Instruction:
 
 # ---- software and hardware --------------------------------------------------------------------------
 
-_PRODUCTS = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "torch": "PyTorch", "cuda": "CUDA"}
-_PRODUCTS |= {"triton": "Triton"}
+_PRODUCTS = {**COMPONENT_NAMES, "torch": "PyTorch", "triton": "Triton"}
 
 
 def _version(

@@ -61,6 +61,20 @@ def _main(rank: int, size: int, port: int, job: Callable[..., Any], folder: str,
     os._exit(0)  # Gloo's teardown may wait for ranks that are gone
 
 
+def run_to_the_end(work: Callable[..., None], arguments: tuple[Any, ...], size: int) -> None:
+    """``work(rank, *arguments)`` in each of ``size`` processes. Raises what one raises, or that it hangs."""
+    children = torch.multiprocessing.spawn(FromFile(work), args=arguments, nprocs=size, join=False)
+    assert children is not None
+    try:
+        for _ in range(6):  # a call waits for one child
+            if children.join(timeout=20):
+                return
+        raise AssertionError("a child hangs")
+    finally:
+        for process in children.processes:
+            process.kill()
+
+
 def run(job: Callable[[int, int], Any], size: int, folder: Path, timeout: int = TIMEOUT) -> list[Any]:
     """What ``job(rank, size)`` returned on each rank; None from one that died."""
     children = torch.multiprocessing.spawn(

@@ -27,17 +27,6 @@ def _no_switches_from_outside(monkeypatch):
     settings.configure()
 
 
-@pytest.fixture
-def run(capsys):
-    """``code, out, err = run("explain --gpu H100")``."""
-
-    def call(line: str | list[str]) -> tuple[int, str, str]:
-        code = main(line.split() if isinstance(line, str) else line)
-        return (code, *capsys.readouterr())
-
-    return call
-
-
 def asked(monkeypatch, line: str) -> tuple[AttentionParams, Environment, Policy]:
     """What reaches the engine."""
     got = []

@@ -9,20 +9,8 @@ import json
 import pytest
 
 from attnsel import AttentionParams, Environment, select
-from attnsel.cli import main
 from attnsel.cli.axes import read_axis
 from attnsel.errors import InvalidInput
-
-
-@pytest.fixture
-def run(capsys):
-    """``code, out, err = run("…")``."""
-
-    def call(line: str | list[str]) -> tuple[int, str, str]:
-        code = main(line.split() if isinstance(line, str) else line)
-        return (code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.mark.parametrize(

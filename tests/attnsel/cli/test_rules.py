@@ -20,17 +20,6 @@ PAGES = list(REGISTRY.pages.values())
 RULES = list(REGISTRY.rules.values())
 
 
-@pytest.fixture
-def run(capsys):
-    """``code, out, err = run("…")``."""
-
-    def call(line: str | list[str]) -> tuple[int, str, str]:
-        code = main(line.split() if isinstance(line, str) else line)
-        return (code, *capsys.readouterr())
-
-    return call
-
-
 def too_wide(text: str) -> list[str]:
     """Lines beyond 80 columns, but for what cannot be folded: JSON for a shell, one long word."""
     return [line for line in text.splitlines() if len(line) > 80 and "echo" not in line and "/sm" not in line]

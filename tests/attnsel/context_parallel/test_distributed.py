@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from attnsel import DotProductAttention
-from ranks import FromFile, free_port
+from ranks import free_port, run_to_the_end
 
 torch.set_num_threads(1)
 
@@ -85,13 +85,4 @@ def work(rank: int, port: int, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp2"])
 def test_gradients_of_two_processes_are_those_of_one(how: str) -> None:
-    children = torch.multiprocessing.spawn(FromFile(work), args=(free_port(), how), nprocs=WORLD, join=False)
-    assert children is not None
-    try:
-        for _ in range(6):  # a call waits for one child
-            if children.join(timeout=20):
-                return
-        pytest.fail("a child hangs")
-    finally:
-        for process in children.processes:
-            process.kill()
+    run_to_the_end(work, (free_port(), how), WORLD)

@@ -21,7 +21,7 @@ from attnsel.context_parallel import (
     unshard_packed,
     unshard_sequence,
 )
-from ranks import FromFile, free_port
+from ranks import free_port, run_to_the_end
 
 torch.set_num_threads(1)
 
@@ -182,13 +182,4 @@ def groups(mesh: Any, rank: int) -> dict[str, Any]:
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no Gloo")
 def test_two_ranks_hold_what_pytorchs_context_parallel_gives_them() -> None:
-    children = torch.multiprocessing.spawn(FromFile(work), args=(free_port(),), nprocs=WORLD, join=False)
-    assert children is not None
-    try:
-        for _ in range(6):  # a call waits for one child
-            if children.join(timeout=20):
-                return
-        pytest.fail("a child hangs")
-    finally:
-        for process in children.processes:
-            process.kill()
+    run_to_the_end(work, (free_port(),), WORLD)
