@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -104,7 +105,7 @@ def _agreed(
         bound = kept(cp.chosen, OnRanks(cp), call, evidence())[0]
         check_packed(cp, call)
         _add_fields(fields, cp, call, bound.selection)
-        ready = bound.run(call, fields)
+        ready = bound.run(cp, call, fields)
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         failure = error
     try:
@@ -136,10 +137,9 @@ class OnRanks:
             for spec, inputs in self._steps(selection, call):
                 prepare_kernel(kernel, spec, inputs)
 
-        def ready(call: Call, fields: Fields) -> Ready:
-            return _ready(self.cp, selection, call, fields)
-
-        return Bound(ready, None, selection, call.settings)
+        # Without ``self``: ``cp`` keeps what is bound, and a group in a circle of references lives until the
+        # interpreter shuts down, where its threads end the process (SIGABRT).
+        return Bound(partial(_ready, selection), None, selection, call.settings)
 
     def check(self, bound: Bound, call: Call) -> bool:
         """Every kernel call of this rank, with its own keys in the place of others'."""
@@ -223,7 +223,7 @@ def _add_fields(fields: Fields, cp: ContextParallel, call: Call, selection: Sele
 # ---- running ----------------------------------------------------------------------------------------
 
 
-def _ready(cp: ContextParallel, selection: Selection, call: Call, fields: Fields) -> Ready:
+def _ready(selection: Selection, cp: ContextParallel, call: Call, fields: Fields) -> Ready:
     rank_call, sink = _rank_call(cp, selection, call, fields), call.extras.softmax_offset
     tensors: list[Tensor | None] = [to_contract(call.config, t) for t in (call.q, call.k, call.v)]
     tensors += [_bias(call, rank_call.batch.spec), None if sink is None else sink.reshape(-1)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,26 @@ def explained(rank: int) -> Any:
     return asked.backend, core.last_selection is not None and core.last_selection.backend, asked.report()
 
 
+def groups_that_outlive_their_module(rank: int) -> list[str]:
+    """Exchanges of which something still holds the group when the last module is gone."""
+    kept = []
+    gc.disable()  # what only it can free is freed too late
+    try:
+        for comm in ("p2p", "all_gather", "a2a"):
+            group = dist.new_group([0, 1])
+            q, k, v = (t.requires_grad_() for t in tensors())
+            core = build(comm, group=group)
+            core(q, k, v).sum().backward()
+            dist.destroy_process_group(group)
+            alive = weakref.ref(group)
+            del core, group
+            if alive() is not None:
+                kept.append(comm)
+    finally:
+        gc.enable()
+    return kept
+
+
 def job(rank: int, size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for function in DISAGREEMENTS:
@@ -185,6 +207,7 @@ def job(rank: int, size: int) -> dict[str, Any]:
     found["invalid"] = told(lambda: an_invalid_call_on_one_rank(rank))
     found["groups"] = groups(rank)
     found["explained"] = explained(rank)
+    found["kept"] = groups_that_outlive_their_module(rank)
     return found
 
 
@@ -236,6 +259,12 @@ def test_what_is_explained_is_what_runs(found: list[dict[str, Any]]) -> None:
     for asked, ran, report in (part["explained"] for part in found):
         assert asked == ran == "sdpa.flash"
         assert "cp2 p2p" in report
+
+
+def test_a_group_is_freed_with_the_modules_that_use_it(found: list[dict[str, Any]]) -> None:
+    """One that is left to the shutdown of the interpreter ends the process: its threads want the GIL."""
+    for part in found:
+        assert part["kept"] == []
 
 
 # ---- a rank that is gone ----------------------------------------------------------------------------
