@@ -81,3 +81,9 @@ def short(value: Any, write: Callable[[Any], str] = repr, limit: int = 120) -> s
     except Exception:
         return f"<{type(value).__name__} that cannot be shown>"
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def in_words(error: BaseException) -> str:
+    """An error's type and text in one line, whatever its ``__str__`` does."""
+    text = " ".join(short(error, str, limit=400).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -44,7 +44,9 @@ It is imported when the candidate is first chosen.
 
 The record is the one that attnsel's own candidates declare: attnsel/candidates/record.py says what each
 field means. A plug-in that does not load, or says something that cannot be, is named in a warning and by
-``attnsel doctor``, and left out.
+``attnsel doctor``, and left out. A rule that raises, or returns something else than a finding, makes its
+candidate unknown for that question; a kernel that raises, or returns what the contract does not allow, gives
+way to the next candidate: both are said (attnsel/plugin_guards.py, attnsel/runtime/plugin_kernels.py).
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ from attnsel.adaptations.search import ADAPTERS
 from attnsel.candidates import CANDIDATES, CandidateRecord
 from attnsel.candidates.capabilities import DEVICES, DTYPES, WORDS
 from attnsel.candidates.registry import completed_by
+from attnsel.errors import in_words
+from attnsel.plugin_guards import PluginWarning, guarded_memory, guarded_rule
 from attnsel.rules import REGISTRY, Page, Registry, Rule, add_limits, load_families, rule
 from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
 from attnsel.selection.verdict import Unknown, Violation
@@ -96,10 +100,6 @@ def __getattr__(name: str) -> Any:
     new = _RENAMED[name]
     warnings.warn(f"attnsel.plugins.{name} is {new.__name__} now", DeprecationWarning, stacklevel=2)
     return new
-
-
-class PluginWarning(UserWarning):
-    """A plug-in was left out."""
 
 
 class Found(NamedTuple):
@@ -151,7 +151,7 @@ def _load(point: importlib.metadata.EntryPoint) -> Found:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever another package's import raises, SystemExit included
-        trouble = " ".join(f"{type(error).__name__}: {error}".split())
+        trouble = in_words(error)
         warnings.warn(
             f"the attnsel plug-in {entry!r} of {distribution} is left out: {trouble}",
             PluginWarning,
@@ -166,13 +166,12 @@ def _admit(record: CandidateRecord, distribution: str) -> CandidateRecord:
     if not isinstance(record, CandidateRecord):
         raise TypeError(f"it loads to {type(record).__name__!r}; allowed: an attnsel.plugins.CandidateRecord")
     check_record(record)
-    record = replace(record, distribution=distribution)
+    record = guarded_memory(replace(record, distribution=distribution))
     own = Registry(record.name)
     add_limits(record, own)
     pages: dict[str, Page] = record.rules.pages if isinstance(record.rules, Registry) else {}
     for page in pages.values():
-        _check_rule(page, record)
-        own.add(page)
+        own.add(guarded_rule(_checked_rule(page, record), distribution))
     for code in own.pages:
         if code in REGISTRY.pages or code in REGISTRY.removed:
             raise ValueError(f"rule code {code} is taken")
@@ -223,13 +222,14 @@ def _check_listed(field: str, value: Collection[str], allowed: tuple[str, ...]) 
         raise ValueError(f"{field} = {unknown[0]!r}: allowed: {', '.join(allowed)}")
 
 
-def _check_rule(page: Page, record: CandidateRecord) -> None:
+def _checked_rule(page: Page, record: CandidateRecord) -> Rule:
     if not isinstance(page, Rule):
         raise TypeError(f"{page.code} is a {type(page).__name__}; a plug-in has rules only")
     if page.candidates != (record.name,):
         raise ValueError(f"{page.code} is about {', '.join(page.candidates)}; allowed: {record.name}")
     if page.family != record.family:
         raise ValueError(f"rule code {page.code}: must begin with {record.family}")
+    return page
 
 
 def _check_place(record: CandidateRecord) -> None:

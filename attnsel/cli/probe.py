@@ -111,7 +111,7 @@ def _plugins(torch: bool) -> tuple[tuple[Found, Probe], ...]:
 
 def redact(text: str) -> str:
     """Without home folder, user name and host name: findings are pasted into public bug reports."""
-    home = str(Path.home())
+    home = os.path.expanduser("~")  # "~" where there is none
     if len(home) > 1:
         text = text.replace(home, "~")
     user = os.environ.get("USER") or os.environ.get("USERNAME") or ""

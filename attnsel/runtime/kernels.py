@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -11,6 +10,8 @@ import torch
 
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.candidates import CANDIDATES
+from attnsel.errors import in_words
+from attnsel.runtime.plugin_kernels import held_to_the_contract
 
 
 class CannotPrepare(Exception):
@@ -98,26 +99,11 @@ def _load(name: str) -> Kernel:
             held = getattr(held, attribute)
         functions = [held.forward, held.backward]
         functions += [getattr(held, part, None) for part in ("prepare", "bind")]
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever another package's module raises, SystemExit included
         whose = f" of {record.distribution}" if record.plugin else ""
         text = str(error) if isinstance(error, ImportError) and not record.plugin else ""
-        message = text or f"{record.kernel}{whose}: {type(error).__name__}: {error}"
-        raise CannotPrepare(message) from error
-    return Kernel(*(_politely(function) if record.plugin else function for function in functions))  # type: ignore[arg-type]
-
-
-def _politely(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """``function``, whose odder errors count as refusals too: the next candidate may well run."""
-    if function is None:
-        return None
-
-    @wraps(function)
-    def call(*arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except (RuntimeError, ValueError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-    return call
+        raise CannotPrepare(text or f"{record.kernel}{whose}: {in_words(error)}") from error
+    kernel = Kernel(*functions)
+    return held_to_the_contract(kernel, record) if record.plugin else kernel

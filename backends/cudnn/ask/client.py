@@ -17,11 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from attnsel._child import python
-from attnsel.backends.cudnn.ask.libraries import Missing, cache_folder, find_cudnn
+from attnsel.backends.cudnn.ask.folder import Untrusted, cache_folder, private
+from attnsel.backends.cudnn.ask.libraries import Missing, find_cudnn
 from attnsel.backends.cudnn.ask.store import Store, identity, key_of
 from attnsel.backends.cudnn.graph import Graph
 from attnsel.backends.cudnn.words import in_short
+from attnsel.versions import Version
 
 # Deaths that a question causes. Others are not remembered: SIGKILL comes from outside, and libcudnn aborts
 # when something of its surroundings is not there.
@@ -85,13 +89,13 @@ class Library:
         remember: bool = True,
         timeout: float = _TIMEOUT,
     ) -> None:
-        self._cache = cache or cache_folder()
+        self._notes: list[str] = []
+        self._cache = self._trusted(cache)
         self._timeout = timeout
         self._frontend = frontend
         self._pretend = pretend
         self.path = "" if pretend else find_cudnn(cudnn_lib)
         self._store = Store(self._cache if remember else None)
-        self._notes: list[str] = []
         self._child: _Child | None = None
         self._who = self._identity()
 
@@ -116,18 +120,17 @@ class Library:
         """The versions of libcudnn and the frontend, as loaded. Raises Missing."""
         key = key_of("versions", self._who)
         known = self._store.get(key)
-        if known is None or not {"cudnn", "cudnn_frontend"} <= known.keys():
-            known = dict(self._started().ready)
-            self._store.put(key, known)
+        if known is not None and _are_versions(known):
+            return known
+        known = dict(self._started().ready)
+        self._store.put(key, known)
         return known
 
     def ask(self, graph: Graph, device: dict[str, Any], *, build: bool = False) -> Answer:
         """Whether this graph would run on that device (``device.device_json``). Raises Missing."""
         key = key_of(graph.as_dict(), device, build, self._who)
-        known = self._store.get(key)
-        if known is not None:
-            with contextlib.suppress(TypeError, KeyError):  # kept by another version of attnsel
-                return replace(Answer(**{**known, "engines": tuple(known["engines"])}), remembered=True)
+        with contextlib.suppress(ValidationError):  # nothing is kept, or something else
+            return replace(_ANSWER.validate_python(self._store.get(key)), remembered=True)
         versions = self.versions()
         judge: Literal["library", "frontend"] = "frontend" if self._pretend else "library"
         question = {"graph": graph.as_dict(), "device": device, "build": build}
@@ -158,6 +161,16 @@ class Library:
             self._store.put(key, answer.as_dict())
         return answer
 
+    def _trusted(self, folder: Path | None) -> Path | None:
+        """The cache folder; None, and a note, where what lies in it may be another user's."""
+        try:
+            return private(folder or cache_folder())
+        except Untrusted as trouble:
+            self._notes.append(f"answers are not remembered: {trouble}")
+        except OSError:  # the store, and whoever compiles, say it in their words
+            return folder or cache_folder()
+        return None
+
     def _identity(self) -> list[Any]:
         """Which libraries would answer, found without loading them."""
         where = [self._frontend] if self._frontend else sys.path
@@ -169,7 +182,7 @@ class Library:
         if self._child is None or not self._child.alive:
             self._stop()
             settings = {"cudnn": self.path, "frontend": self._frontend, "pretend": self._pretend}
-            self._child = _Child({**settings, "cache": str(self._cache)}, self._timeout)
+            self._child = _Child({**settings, "cache": self._cache and str(self._cache)}, self._timeout)
             self._notes += self._child.notes
         return self._child
 
@@ -177,6 +190,16 @@ class Library:
         if self._child is not None:
             self._child.stop()
             self._child = None
+
+
+_ANSWER = TypeAdapter(Answer)
+
+
+def _are_versions(kept: dict[str, Any]) -> bool:
+    try:
+        return all(Version.parse(str(kept[name])) for name in ("cudnn", "cudnn_frontend"))
+    except (KeyError, ValueError):
+        return False
 
 
 class _Child:

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from attnsel.backends.cudnn.ask.folder import Untrusted, private
+
 LIBCUDNN = "libcudnn.so.9"
 _STILL = "the rules answer without it"
 
@@ -27,12 +29,6 @@ class Missing(RuntimeError):
 
     def __reduce__(self) -> tuple[type[Missing], tuple[str, str]]:
         return type(self), (self.what, str(self))
-
-
-def cache_folder() -> Path:
-    """Where answers and compiled stand-ins are kept: XDG_CACHE_HOME/attnsel, ~/.cache/attnsel without it."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "attnsel"
 
 
 def find_cudnn(wanted: str | None) -> str:
@@ -88,38 +84,51 @@ def _installed(folder: str, name: str) -> Iterator[str]:
             yield str(path.resolve())
 
 
-def stand_in(source: str, soname: str, cache: Path) -> tuple[str, str]:
+def stand_in(source: str, soname: str, cache: Path | None) -> tuple[str, str]:
     """The path of a stand-in library compiled from ``source`` beside this file, and a note or "".
 
-    Compiled once into ``cache``; when that cannot be written, into a folder that goes with the process.
-    Several processes may do so at once: each makes its own file and moves it into place. Raises Missing.
+    Compiled once into ``cache``, and again where the file there is not what was compiled. Without one, or
+    where it cannot be written, into a folder that goes with the process. Several processes may do so at once:
+    each makes its own file and moves it into place. Raises Missing.
     """
     code = Path(__file__).with_name(source).read_bytes()
     digest = hashlib.sha256(code + platform.machine().encode()).hexdigest()[:16]
-    folder, note = cache / f"{Path(source).stem}-{digest}", ""
-    made = folder / soname
-    if made.is_file():
-        return str(made), note
+    note = ""
+    if cache is not None:
+        try:
+            return str(_kept(source, soname, private(cache) / f"{Path(source).stem}-{digest}")), note
+        except (OSError, Untrusted) as error:
+            why = getattr(error, "strerror", None) or error
+            note = f"the cache folder {cache} is not used ({why}): a temporary one is, nothing is remembered"
+    scratch = tempfile.mkdtemp(prefix="attnsel-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    made = Path(scratch, soname)
+    _compile(source, soname, made)
+    return str(made), note
+
+
+def _kept(source: str, soname: str, folder: Path) -> Path:
+    """The library of this name in ``folder``, as it was compiled: what is cut short or changed is not loaded.
+
+    Its digest is part of the file's name, for a library and its digest cannot be put in place together.
+    """
+    private(folder)
+    for made in sorted(folder.glob(f"*/{soname}")):
+        if made.parent.name == _digest(made):
+            return made
+    scratch = Path(tempfile.mkdtemp(dir=folder))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.mkdtemp(dir=folder)
-    except OSError as error:
-        note = (
-            f"the cache folder {cache} cannot be written ({error.strerror}): a temporary one is used, "
-            "and nothing is remembered"
-        )
-        scratch = tempfile.mkdtemp(prefix="attnsel-")
-        made = Path(scratch, soname)
-        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-        _compile(source, soname, made)
-        return str(made), note
-    try:
-        fresh = Path(scratch, soname)
+        fresh = scratch / soname
         _compile(source, soname, fresh)
-        os.replace(fresh, made)
+        place = private(folder / _digest(fresh))
+        os.replace(fresh, place / soname)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return str(made), note
+    return place / soname
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:32]
 
 
 def _compile(source: str, soname: str, target: Path) -> None:

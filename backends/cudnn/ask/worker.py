@@ -33,7 +33,7 @@ def _load(path: str) -> ctypes.CDLL | OSError:
         return error
 
 
-def _or_stand_in(source: str, soname: str, cache: Path) -> list[str]:
+def _or_stand_in(source: str, soname: str, cache: Path | None) -> list[str]:
     """Load the machine's own library, or a stand-in. Returns notes."""
     if isinstance(_load(soname), ctypes.CDLL):
         return []
@@ -42,7 +42,7 @@ def _or_stand_in(source: str, soname: str, cache: Path) -> list[str]:
     return [note] if note else []
 
 
-def _cublas(cudnn: str, cache: Path) -> list[str]:
+def _cublas(cudnn: str, cache: Path | None) -> list[str]:
     """cuBLASLt by the names that libcudnn knows, unless it will find the real one beside itself."""
     if any(Path(cudnn).parent.glob("../../cublas/lib/libcublasLt.so.*")):
         return []
@@ -74,7 +74,7 @@ class Judge:
     """Answers with libcudnn, or, for versions that cannot be asked, with the frontend's own checks."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.cache = Path(settings["cache"])
+        self.cache = None if settings["cache"] is None else Path(settings["cache"])
         self.log = Path(settings["log"])
         self.read = 0  # bytes of the log that earlier answers hold
         self.notes: list[str] = []

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -299,7 +300,7 @@ def test_a_cache_folder_that_cannot_be_written(library, tmp_path):
     assert not one.ask(graph(), H100).remembered
     assert any("answers are not remembered" in note for note in one.notes)
     if not loads("libcuda.so.1"):
-        assert any("cannot be written" in note and "temporary" in note for note in one.notes)
+        assert any("is not used" in note and "temporary" in note for note in one.notes)
 
 
 def test_a_cache_file_that_is_garbage_is_put_aside(library, tmp_path):
@@ -315,12 +316,54 @@ def test_a_cache_file_that_is_garbage_is_put_aside(library, tmp_path):
 def test_a_kept_answer_that_is_garbage_is_asked_again(library):
     one = library()
     one.ask(graph(), H100)
-    for garbage in ("{", "[]", '{"supported": true}', '{"engines": 3}'):
+    answer = json.loads(json.dumps(one.ask(graph(), H100).as_dict()))
+    odd = (
+        {"supported": "perhaps"},
+        {"engines": 3},
+        {"engines": [3]},
+        {"judge": "a friend"},
+        {"workspace": "x"},
+    )
+    for garbage in ("{", "[]", '{"supported": true}', *(json.dumps({**answer, **one}) for one in odd)):
         with sqlite3.connect(one._store._path) as kept:
             kept.execute("UPDATE answers SET answer = ?", (garbage,))
         kept.close()
         again = library().ask(graph(), H100)
         assert (again.supported, again.remembered) == (True, False)
+
+
+def test_kept_versions_that_are_garbage_are_asked_again(library):
+    library().versions()
+    for garbage in ('{"cudnn": "9.13.0"}', '{"cudnn": [], "cudnn_frontend": "?"}', "null"):
+        one = library()
+        with sqlite3.connect(one._store._path) as kept:
+            kept.execute("UPDATE answers SET answer = ?", (garbage,))
+        kept.close()
+        assert one.versions() == {"cudnn": "9.13.0", "cudnn_frontend": "1.23.0"}
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(library, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "attnsel").mkdir()
+    (home / "attnsel").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    with library(cache=None) as one:
+        assert one.ask(graph(), H100).supported
+        assert not one.ask(graph(), H100).remembered
+        (note,) = one.notes
+    assert note.startswith(f"answers are not remembered: other users can write to {home / 'attnsel'}")
+    assert not list((home / "attnsel").iterdir())
+
+
+def test_without_a_home_nothing_is_remembered(library, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with library(cache=None) as one:
+        assert one.ask(graph(), H100).supported
+        assert one.notes == [
+            "answers are not remembered: there is no home folder: set HOME, or XDG_CACHE_HOME"
+        ]
 
 
 def test_two_processes_at_once(installed, tmp_path, monkeypatch):

@@ -1,0 +1,108 @@
+"""What another package's rules and memory model say, held to what they may say.
+
+A plug-in is code that attnsel did not write. Where it raises, ends the process or answers with something
+else than was asked for, one candidate is in doubt and no other: the question is answered without it. Its
+kernel is held to the contract in the same way, by ``attnsel/runtime/plugin_kernels.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from attnsel._lock import ForkSafeLock
+from attnsel.candidates import CandidateRecord
+from attnsel.errors import in_words, short
+from attnsel.selection.requirements import FreeText, Requirement
+from attnsel.selection.verdict import Unknown, Violation
+
+if TYPE_CHECKING:
+    from attnsel.environment import Environment
+    from attnsel.params import AttentionParams
+    from attnsel.rules import Rule
+
+_told: set[tuple[str, str]] = set()  # at most one entry for each rule and memory model
+_lock = ForkSafeLock()
+
+
+class PluginWarning(UserWarning):
+    """A plug-in was left out, or part of it is broken."""
+
+
+def guarded_rule(rule: Rule, distribution: str) -> Rule:
+    """``rule`` with a body that always answers.
+
+    One that does not is ``Unknown``, with the error as what was observed; in a rule with ``requires``, that
+    counts as being about the call.
+    """
+    body, decides_alone = rule.body, not rule.limits
+
+    @wraps(body)
+    def ask(p: AttentionParams, env: Environment) -> Any:
+        try:
+            found = body(p, env)
+            trouble = _trouble_with_finding(found) if decides_alone else _trouble_with_scope(found)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too
+            trouble = in_words(error)
+        if not trouble:
+            return found
+        _warn_once(distribution, f"rule {rule.code}", trouble)
+        return Unknown(rule.code, f"broken ({trouble})", FreeText(f"a mend by {distribution}"))
+
+    return replace(rule, body=ask)
+
+
+def guarded_memory(record: CandidateRecord) -> CandidateRecord:
+    """``record`` with a memory model that always gives words and bytes; one that fails counts nothing."""
+    model = record.memory
+    if model is None:
+        return record
+
+    @wraps(model)
+    def ask(p: AttentionParams, env: Environment) -> tuple[str, int]:
+        try:
+            words, size = model(p, env)
+            trouble = ""
+            if not isinstance(words, str) or type(size) is not int or size < 0:
+                trouble = f"it returned {short((words, size))}; allowed: words and bytes"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            trouble = in_words(error)
+        if not trouble:
+            return words, size
+        _warn_once(record.distribution, f"memory model of {record.name}", trouble)
+        return "unknown", 0
+
+    return replace(record, memory=ask)
+
+
+def _trouble_with_finding(found: Any) -> str:
+    if found is None:
+        return ""
+    if not isinstance(found, (Violation, Unknown)):
+        return f"it returned {short(found)}; allowed: a Violation, an Unknown or None"
+    if not isinstance(found.field, str) or not isinstance(found.note, str):
+        return f"it returned field {short(found.field)} and note {short(found.note)}; allowed: text"
+    if not isinstance(found.required, Requirement):
+        return f"it returned required = {short(found.required)}; allowed: a requirement, such as FreeText"
+    str(found.observed), str(found.required)  # may raise: now, and not when a report is written
+    return ""
+
+
+def _trouble_with_scope(found: Any) -> str:
+    if found is None or isinstance(found, bool):
+        return ""
+    return f"it returned {short(found)}; allowed: True, False or None"
+
+
+def _warn_once(distribution: str, part: str, trouble: str) -> None:
+    with _lock:
+        if (distribution, part) in _told:
+            return
+        _told.add((distribution, part))
+    warnings.warn(f"{part} of {distribution} is broken: {trouble}", PluginWarning, stacklevel=4)

@@ -1,0 +1,239 @@
+"""Whatever a plug-in's rules, memory model and kernel do: one candidate is in doubt, for a reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plugin_packages import by_hand, python
+
+# Bodies of a rule, and what is said of it.
+RULES = {
+    "raises": ("raise KeyError('shape')", "broken (KeyError: 'shape')"),
+    "ends the process": ("raise SystemExit(3)", "broken (SystemExit: 3)"),
+    "returns text": ("return 'no'", "broken (it returned 'no'; allowed: a Violation, an Unknown or None)"),
+    "returns a bare truth": ("return True", "broken (it returned True; allowed:"),
+    "blames nothing": ("return Violation(None, 1, FreeText('x'))", "broken (it returned field None and note"),
+    "needs text": ("return Violation('head_dim_qk', 1, 'less')", "broken (it returned required = 'less'"),
+    "shows what cannot be shown": (
+        "return Violation('head_dim_qk', Odd(), FreeText('x'))",
+        "broken (LookupError: lost)",
+    ),
+    "has an error without words": ("raise Mute", "broken (Mute: <Mute that cannot be shown>)"),
+    "forges a line": (
+        "raise ValueError('\\x1b[2J\\nall is well')",
+        "broken (ValueError: \\x1b[2J\\nall is well)",
+    ),
+}
+RULE = """
+from attnsel.plugins import AtMost, FreeText, Unknown, Violation
+
+class Odd:
+    def __str__(self): raise LookupError('lost')
+
+class Mute(Exception):
+    def __str__(self): return 1 // 0
+
+rules = Registry(NAME)
+@rule(FAMILY + "001", NAME, registry=rules, evidence="documented", REQUIRES)
+def body(p, env):
+    '''A title that says something
+
+    Source: x
+    '''
+    BODY
+PLUGIN = plugin(name=NAME, family=FAMILY, rules=rules)
+"""
+
+
+def family(number: int) -> str:
+    return "ACME" + "ABCDEFGHIJKLMNOPQRST"[number]
+
+
+def planning(number: int, body: str, requires: str = "") -> str:
+    text = RULE.replace("BODY", body).replace("REQUIRES", requires)
+    return f"NAME, FAMILY = 'acme{number}', '{family(number)}'\n{text}"
+
+
+TAKES = "{'cpu', 'fp32', 'training', 'lse', 'top_left'}"
+SELECTS = """
+import json, sys, warnings
+import attnsel
+from attnsel.plugins import PluginWarning
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for length in (64, 65):
+        p = attnsel.AttentionParams(dtype="fp32", max_seqlen_q=length, head_dim_qk=24, head_dim_v=24)
+        cpu, policy = attnsel.Environment.describe("cpu"), attnsel.Policy(memory_limit=2**30)
+        chosen = attnsel.select(p, cpu, policy=policy)
+        chosen.report(), chosen.to_json(), chosen.unlocks
+    said = [str(w.message) for w in caught if issubclass(w.category, PluginWarning)]
+reasons = {c.name: [(r.code, r.unknown, r.message) for r in c.reasons if r.code[-1] != "0"]
+           for c in chosen.candidates}
+json.dump([chosen.backend, reasons, said], sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, list[list[str]]], list[str]]:
+    site = tmp_path_factory.mktemp("rules")
+    for number, (body, _) in enumerate(RULES.values()):
+        by_hand(site, f"acme{number}", planning(number, body))
+    number = len(RULES)
+    by_hand(site, f"acme{number}", planning(number, "raise KeyError", 'requires={"head_dim_qk": AtMost(8)}'))
+    by_hand(
+        site, f"acme{number + 1}", planning(number + 1, "return 3", 'requires={"head_dim_qk": AtMost(64)}')
+    )
+    fails = "def memory(p, env):\n    return 'scores', -1\n"
+    fails += "PLUGIN = plugin(name='acmem', family='MEM', memory=memory, takes=TAKES)"
+    by_hand(site, "acmem", fails.replace("TAKES", TAKES))
+    done = python(SELECTS, site)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(RULES)), ids=list(RULES))
+def test_a_rule_that_does_not_answer_leaves_its_candidate_unknown(selected, number: int) -> None:
+    backend, reasons, said = selected
+    assert backend == "sdpa.flash"
+    ((code, unknown, message),) = reasons[f"acme{number}"]
+    assert code == family(number) + "001"
+    assert unknown
+    words = list(RULES.values())[number][1]
+    assert words in message
+    assert message.endswith(f"needs a mend by acme{number} 1.0")
+    told = [text for text in said if f"rule {code} of acme{number} 1.0 is broken" in text]
+    assert len(told) == 1, "once, however often it is asked"
+
+
+def test_a_broken_rule_with_a_requirement_refuses_what_does_not_satisfy_it(selected) -> None:
+    _, reasons, said = selected
+    number = len(RULES)
+    ((_, unknown, message),) = reasons[f"acme{number}"]
+    assert not unknown
+    assert "needs at most 8" in message
+    assert reasons[f"acme{number + 1}"] == []
+    assert any(f"rule {family(number)}001 of acme{number} 1.0 is broken: KeyError" in text for text in said)
+
+
+def test_a_broken_memory_model_is_named(selected) -> None:
+    (told,) = [text for text in selected[2] if "memory model" in text]
+    assert told == (
+        "memory model of acmem of acmem 1.0 is broken: it returned ('scores', -1); allowed: words and bytes"
+    )
+
+
+# ---- kernels ----------------------------------------------------------------------------------------
+
+KERNEL = """
+import torch
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.tiled import kernel as tiled
+def good(spec, inputs):
+    return tiled.forward(spec, inputs)
+def forward(spec, inputs):
+    FORWARD
+def backward(spec, inputs, result, dout, dlse=None):
+    BACKWARD
+"""
+RIGHT_BACKWARD = "return tiled.backward(spec, inputs, result, dout)"
+# Bodies of forward and backward, and what is said of them.
+KERNELS = {
+    "nothing": ("return None", RIGHT_BACKWARD, "returned None; allowed: a Result"),
+    "a tuple": ("return tuple(good(spec, inputs))", RIGHT_BACKWARD, "returned a tuple; allowed: a Result"),
+    "another type": (
+        "r = good(spec, inputs); return r._replace(out=r.out.double())",
+        RIGHT_BACKWARD,
+        "returned out = [2, 4, 5, 8] of float64 on cpu; allowed: [2, 4, 5, 8] of float32 on cpu",
+    ),
+    "another shape": (
+        "r = good(spec, inputs); return r._replace(out=r.out.transpose(1, 2))",
+        RIGHT_BACKWARD,
+        "returned out = [2, 5, 4, 8] of float32",
+    ),
+    "another device": (
+        "r = good(spec, inputs); return r._replace(out=r.out.to('meta'))",
+        RIGHT_BACKWARD,
+        "returned out = [2, 4, 5, 8] of float32 on meta",
+    ),
+    "text": ("return Result('out', None)", RIGHT_BACKWARD, "returned out = a str"),
+    "an lse of another shape": (
+        "r = good(spec, inputs); return r._replace(lse=r.out)",
+        RIGHT_BACKWARD,
+        "returned lse = [2, 4, 5, 8] of float32",
+    ),
+    "saved as one": (
+        "return good(spec, inputs)._replace(saved=inputs.q)",
+        RIGHT_BACKWARD,
+        "returned saved = [2, 4, 5, 8] of float32 on cpu; allowed: a tuple",
+    ),
+    "no gradients": ("return good(spec, inputs)", "return None", "returned None; allowed: Grads"),
+    "one gradient": (
+        "return good(spec, inputs)",
+        "return Grads(dout, None, None)",
+        "returned the gradient of k = None; allowed: [2, 4, 5, 8] of float32",
+    ),
+    "the end": ("raise SystemExit(3)", RIGHT_BACKWARD, "SystemExit: 3"),
+    "an odd error": ("return {}['shape']", RIGHT_BACKWARD, "KeyError: 'shape'"),
+}
+RUNS = """
+import json, sys, warnings
+import torch, attnsel
+from attnsel import NoBackendError
+warnings.simplefilter("ignore")
+said = {}
+for name in NAMES:
+    tensors = [torch.randn(2, 5, 4, 8).requires_grad_() for _ in "qkv"]
+    try:
+        attnsel.attention(*tensors, backend=name).sum().backward()
+    except NoBackendError as error:
+        said[name] = "; ".join(r.message for r in error.selection[name].reasons)
+    except RuntimeError as error:
+        said[name] = "later: " + str(error)
+    attnsel.attention(*tensors).sum().backward()
+json.dump(said, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    pytest.importorskip("torch")
+    site = tmp_path_factory.mktemp("kernels")
+    names = []
+    for number, (forward, backward, _) in enumerate(KERNELS.values()):
+        for proven, name in (("", f"acme{number}"), ("proven={'cpu'}, ", f"sure{number}")):
+            letters = family(number).replace("ACME", name[:4].upper())
+            plugin = (
+                f"plugin(name='{name}', family='{letters}', kernel='{name}_kernel', {proven}takes={TAKES})"
+            )
+            kernel = KERNEL.replace("FORWARD", forward).replace("BACKWARD", backward)
+            by_hand(site, name, f"PLUGIN = {plugin}", kernel)
+            names.append(name)
+    by_hand(
+        site,
+        "gone",
+        f"PLUGIN = plugin(name='gone', family='GONE', kernel='gone_kernel', takes={TAKES})",
+        "raise SystemExit(3)",
+    )
+    done = python(RUNS.replace("NAMES", repr([*names, "gone"])), site)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(KERNELS)), ids=list(KERNELS))
+def test_a_result_outside_the_contract_is_a_refusal(ran: dict[str, str], number: int) -> None:
+    assert list(KERNELS.values())[number][2] in ran[f"acme{number}"]
+    assert not ran[f"acme{number}"].startswith("later"), "its first call is compared, forward and backward"
+
+
+@pytest.mark.parametrize("number", range(len(KERNELS)), ids=list(KERNELS))
+def test_where_nothing_is_compared_it_is_an_error(ran: dict[str, str], number: int) -> None:
+    said = ran[f"sure{number}"]
+    assert list(KERNELS.values())[number][2] in said
+    assert said.startswith("later") == (list(KERNELS)[number] in ("no gradients", "one gradient"))
+
+
+def test_a_kernel_module_that_ends_the_process_does_not(ran: dict[str, str]) -> None:
+    assert "gone_kernel of gone 1.0: SystemExit: 3" in ran["gone"]
