@@ -1,0 +1,78 @@
+"""Fuzzing: cases drawn from a seed, a verdict on each, and a failure made small and written as a script.
+
+Hypothesis draws and shrinks. A case is a dictionary of plain values, so that a script can hold it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+Case = dict[str, Any]
+
+
+class Wrong(AssertionError):
+    """What a case showed that must not be: a wrong number, an unnamed error, a hang."""
+
+
+class Failed(AssertionError):
+    """The smallest case found that is wrong, in words and as a script."""
+
+    def __init__(self, target: Target, case: Case, wrong: Wrong) -> None:
+        self.script = target.script(case)
+        super().__init__(f"{target.name}: {wrong}\n\n{self.script}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing that is fuzzed.
+
+    cases: what is drawn. attempt: makes one case and returns a word for the tally ("right", "refused",
+    "InvalidInput"); raises Wrong. script: a program of its own that shows the same. gate: how many cases the
+    gate runs, some ten seconds' worth.
+    """
+
+    name: str
+    cases: SearchStrategy[Case]
+    attempt: Callable[[Case], str]
+    script: Callable[[Case], str]
+    gate: int
+
+
+def fuzz(
+    target: Target, count: int, number: int, done: Callable[[int], None] = lambda n: None
+) -> Counter[str]:
+    """The tally of ``count`` cases from seed ``number``. Raises Failed with the smallest wrong one."""
+    tally: Counter[str] = Counter()
+    wrong: list[tuple[Case, Wrong]] = []
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(target.cases)
+    def each(case: Case) -> None:
+        try:
+            word = target.attempt(case)
+        except Wrong as error:
+            wrong.append((case, error))
+            raise
+        if not wrong:  # shrinking repeats cases
+            tally[word] += 1
+            done(1)
+
+    try:
+        each()
+    except Wrong:
+        raise Failed(target, *wrong[-1]) from None  # Hypothesis runs the smallest one last
+    return tally
