@@ -112,6 +112,7 @@ class Found(NamedTuple):
 
 
 _found: tuple[Found, ...] | None = None
+_looked_at: list[Found] = []  # on the way to it
 _loading = False
 _lock = ForkSafeLock()
 
@@ -136,7 +137,8 @@ def _look() -> tuple[Found, ...]:
         try:
             load_families()
             points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: (e.name, e.value))
-            _found = tuple([_load(point) for point in points])
+            _looked_at.extend(map(_load, points[len(_looked_at) :]))  # after an interrupt, where it stopped
+            _found = tuple(_looked_at)
         finally:
             _loading = False
         return _found

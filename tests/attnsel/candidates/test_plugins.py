@@ -273,6 +273,29 @@ def test_the_doctor_names_a_broken_one(tmp_path: Path) -> None:
     assert "gone" in answer["plugins"][1]["trouble"]
 
 
+INTERRUPTED = """
+import warnings
+import attnsel
+from attnsel import AttentionParams, Environment
+from attnsel.plugins import PluginWarning, load_plugins
+warnings.simplefilter("error", PluginWarning)
+try:
+    load_plugins()
+except KeyboardInterrupt:
+    print("interrupted")
+print([(f.entry.split()[0], f.plugin.name, f.trouble) for f in load_plugins()])
+"""
+
+
+def test_an_interrupt_between_two_leaves_the_first_where_it_is(tmp_path: Path) -> None:
+    by_hand(tmp_path, "acme", "PLUGIN = plugin()")
+    once = "import sys\nif not hasattr(sys, 'once'):\n    sys.once = 1\n    raise KeyboardInterrupt\n"
+    by_hand(tmp_path, "other", once + "PLUGIN = plugin(name='other', family='OTHER')")
+    done = python(INTERRUPTED, tmp_path)
+    assert done.stdout.splitlines() == ["interrupted", "[('acme', 'acme', ''), ('other', 'other', '')]"]
+    assert done.returncode == 0, done.stderr
+
+
 def test_two_of_one_name_leave_the_first(tmp_path: Path) -> None:
     by_hand(tmp_path, "acme", "PLUGIN = plugin()")
     by_hand(tmp_path, "acme2", "PLUGIN = plugin(family='OTHER')")
