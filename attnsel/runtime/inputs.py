@@ -6,6 +6,7 @@ Every complaint names the argument, what it is and what it must be, before anyth
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,6 +142,15 @@ def _check_dense_tensor(name: str, tensor: Any) -> None:
     if tensor.is_nested or tensor.layout != torch.strided:
         found = "nested" if tensor.is_nested else str(tensor.layout)
         raise InvalidInput(f"{name}.layout", found, "must be dense and strided")
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        raise InvalidInput(
+            name,
+            "a DTensor",
+            "must be this rank's own tensor: run attention inside "
+            "torch.distributed.tensor.experimental.local_map where batch or heads are sharded, and with "
+            "cp_group= where rows are",
+        )
 
 
 def _check_extras(extras: Extras) -> None:

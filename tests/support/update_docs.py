@@ -27,6 +27,7 @@ from pages import SHOWN, Block, printed_below
 from paths import ROOT
 
 OVERHEAD = "benchmarks/results/overhead-cpu.json"
+TRANSFORMS = "benchmarks/results/transforms-cpu.json"
 _MADE = re.compile(r"(<!-- made from (\S+) by \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -100,7 +101,19 @@ def _figure(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}" if unit == "/s" else f"{value:.3g} {unit}"
 
 
-TABLES: dict[str, Callable[[], str]] = {OVERHEAD: overhead_table}
+def transforms_table() -> str:
+    """What PyTorch does around a call, by candidate: right, or which error (tests/support/transforms.py)."""
+    record = json.loads((ROOT / TRANSFORMS).read_text(encoding="utf-8"))
+    rows = record["outcomes"]
+    columns = list(next(iter(rows.values())))
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    lines += [
+        f"| {name} | {' | '.join(cells[column] for column in columns)} |" for name, cells in rows.items()
+    ]
+    return "\n".join([*lines, "", f"Tried with torch {record['torch']}."]) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {OVERHEAD: overhead_table, TRANSFORMS: transforms_table}
 
 
 def main() -> int:
