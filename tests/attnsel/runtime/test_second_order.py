@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd.gradcheck import GradcheckError
 
 import ranks
 from attnsel import DotProductAttention, attention, override
+from attnsel.flash_attn import flash_attn_func
 
 THD = torch.tensor([0, 2, 5], dtype=torch.int32)
 LENGTHS = torch.tensor([0, 4, 7], dtype=torch.int32)
@@ -52,6 +55,61 @@ def test_tiled_has_right_second_derivatives(name: str) -> None:
     assert torch.autograd.gradgradcheck(
         lambda *tensors: attention(*tensors, backend="tiled", **arguments), make(sizes)
     )
+
+
+def trouble(call: Callable[..., Any], tensors: list[Any]) -> str:
+    """What is raised for second derivatives; "" where they are right. Wrong ones are a GradcheckError."""
+    try:
+        assert torch.autograd.gradgradcheck(call, tensors, fast_mode=True)
+    except GradcheckError:
+        raise
+    except RuntimeError as error:  # NoBackendError is one
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("backend", [None, "sdpa.math", "sdpa.flash"])
+@pytest.mark.parametrize("name", CASES)
+def test_others_have_right_ones_or_say_so(name: str, backend: str | None) -> None:
+    arguments, sizes = CASES[name]
+    arguments = {"attn_mask_type": "causal", **arguments, "backend": backend}
+    told = trouble(lambda *tensors: attention(*tensors, **arguments), make(sizes))
+    of_pytorch = "_scaled_dot_product_flash_attention_for_cpu_backward is not implemented" in told
+    assert not told or of_pytorch or "was asked for and cannot run" in told
+    if of_pytorch:
+        assert backend != "sdpa.math"
+
+
+@pytest.mark.parametrize("name", ["causal", "grouped window", "softcap"])
+def test_triton_has_right_ones(name: str) -> None:
+    pytest.importorskip("triton")
+    arguments, sizes = CASES[name]
+    arguments = {"attn_mask_type": "causal", **arguments}
+    b, s_q, s_kv, h, g, _, _ = sizes
+
+    def second(backend: str) -> Any:
+        q, k, v = (t.detach().float().requires_grad_() for t in make((b, s_q, s_kv, h, g, 16, 16)))
+        out = attention(q, k, v, backend=backend, **arguments)
+        grads = torch.autograd.grad(out.pow(2).sum(), (q, k, v), create_graph=True)
+        return torch.autograd.grad(sum(grad.pow(2).sum() for grad in grads), (q, k, v))
+
+    torch.testing.assert_close(second("triton"), second("tiled"), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+def test_the_flash_attn_api_has_right_ones_or_says_so(softcap: float) -> None:
+    def penalty(call: Callable[..., Any]) -> Any:
+        q, k, v = (t.detach().half().requires_grad_() for t in make((1, 5, 5, 2, 2, 8, 8)))
+        grads = torch.autograd.grad(call(q, k, v).pow(2).sum(), (q, k, v), create_graph=True)
+        return torch.autograd.grad(sum(grad.pow(2).sum() for grad in grads), (q, k, v))
+
+    wanted = penalty(partial(attention, attn_mask_type="causal", softcap=softcap, backend="tiled"))
+    call = partial(flash_attn_func, softcap=softcap, causal=True)
+    if softcap:
+        torch.testing.assert_close(penalty(call), wanted, rtol=2e-2, atol=2e-2)
+    else:  # sdpa.flash
+        with pytest.raises(RuntimeError, match="is not implemented"):
+            penalty(call)
 
 
 def test_second_derivatives_of_a_bias_and_of_sinks() -> None:
