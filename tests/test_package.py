@@ -43,6 +43,7 @@ LAYERS = [
     ["context_parallel.geometry"],
     ["context_parallel.step"],
     ["selection", "adaptations"],
+    ["plugin_guards"],
     ["plugins"],
     ["unlock"],
     ["report"],
@@ -61,7 +62,7 @@ LAYERS = [
     ["flash_attn", "integrations"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:17] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:18] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {
     "params",
     "layout",
