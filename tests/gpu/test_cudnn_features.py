@@ -118,6 +118,34 @@ def test_the_largest_score(device: torch.device, scale: int) -> None:
     assert error(result.lse, wanted["lse"]) < 2e-2
 
 
+@pytest.mark.cuda_only("what cuDNN itself does with padded rows is not documented")
+@pytest.mark.parametrize("fill", [1e4, float("inf"), float("nan")], ids=str)
+def test_what_padded_rows_hold_reaches_nothing(fill: float, device: torch.device, scale: int) -> None:
+    spec, inputs = made(Case("", {}, {"seqlens_q": "b", "seqlens_kv": "b"}), torch.float16, device, scale)
+    absent = [
+        torch.arange(t.shape[2], device=device) >= lengths[:, None]
+        for t, lengths in ((inputs.q, inputs.seqlens_q), (inputs.k, inputs.seqlens_kv))
+        if lengths is not None
+    ]
+
+    def run(value: float) -> list[Tensor]:
+        q, k, v = (
+            t.masked_fill(rows[:, None, :, None], value)
+            for t, rows in zip(inputs[:3], (absent[0], absent[1], absent[1]), strict=True)
+        )
+        given = inputs._replace(q=q, k=k, v=v)
+        result = forward(spec, given)
+        dout = torch.ones_like(result.out).masked_fill(absent[0][:, None, :, None], value)
+        return [result.out, *backward(spec, given, result, dout)[:3]]
+
+    try:
+        wanted, found = run(0.0), run(fill)
+    except PlanRefused as refused:
+        pytest.skip(str(refused))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_dropout_repeats_for_a_seed_and_keeps_the_mean(device: torch.device, scale: int) -> None:
     rows = 16 * scale
     q, v = (torch.full((2, 4, rows, 64), x, dtype=torch.float16, device=device) for x in (0.0, 1.0))
