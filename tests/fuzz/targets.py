@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import commands
+import json_files
 from harness import Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in ()}
+TARGETS: dict[str, Target] = {target.name: target for target in (commands.TARGET, json_files.TARGET)}

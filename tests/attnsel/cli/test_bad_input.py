@@ -13,14 +13,10 @@ import time
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from attnsel import AttentionParams, Environment, InvalidInput, settings
 from attnsel.cli import main
-from attnsel.cli.flags import FLAGS
-from attnsel.cli.output import BAD_INPUT, CANNOT_WRITE, FOUND, INTERRUPTED, NO_BACKEND
+from attnsel.cli.output import BAD_INPUT, CANNOT_WRITE, FOUND, INTERRUPTED
 from attnsel.errors import printable, short
 from attnsel.versions import Version
 from paths import IMPORTED_FROM
@@ -297,131 +293,3 @@ def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch, c
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert main(["rules"]) == INTERRUPTED
     assert capsys.readouterr() == ("", "")
-
-
-# ---- whatever comes ----------------------------------------------------------------------------------
-
-NAMES = [flag.name for flag in FLAGS] + [flag.negative for flag in FLAGS if flag.negative]
-OWN = ["--json", "--params", "--env", "--gpus-per-node", "--link-gbs", "--network-gbs", "--rows", "--cols"]
-ODD = [
-    "",
-    "-",
-    "-1",
-    "0",
-    "1",
-    "2",
-    "7",
-    "64",
-    "128",
-    "1e400",
-    "nan",
-    "-inf",
-    "None",
-    "auto",
-    "\x1b[2J",
-    "\ud800",
-]
-ODD += [
-    "H100",
-    "T4",
-    "sm90",
-    "cpu",
-    "bf16",
-    "fp8_e4m3",
-    "causal",
-    "padding",
-    "thd",
-    "alibi",
-    "p2p",
-    "a2a+p2p",
-]
-ODD += ["9.1", "9" * 30, DIGITS_400, "paged", "cudnn", "triton,tiled", "2GiB", "head_dim_qk=64:128:+64", "٣"]
-WORD = st.one_of(
-    st.sampled_from(ODD), st.sampled_from(NAMES + OWN), st.text(max_size=6), st.integers().map(str)
-)
-LEAF = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.sampled_from([0, 1, -1, 2, 64, 128, 4096, 2**31, 2**63, 10**400]),
-    st.integers(),
-    st.floats(),
-    st.sampled_from(ODD),
-    st.text(max_size=5),
-)
-JSON = st.recursive(
-    LEAF,
-    lambda t: st.lists(t, max_size=4) | st.dictionaries(st.text(max_size=5), t, max_size=3),
-    max_leaves=6,
-)
-PLAIN_SPEC = {"shape": [2, 4096, 16, 128], "stride": [8388608, 2048, 128, 1]}
-PARAMS = AttentionParams().model_dump(mode="json") | {"tensors": {"q": PLAIN_SPEC, "k": PLAIN_SPEC}}
-ENVIRONMENT = Environment.describe("H100").model_dump(mode="json")
-
-
-@st.composite
-def mutated(draw: Any, base: dict[str, Any]) -> str:
-    """Some of the fields of ``base``, one to three of them, at any depth, with other values; or any JSON."""
-    if draw(st.integers(0, 9)) == 0:
-        return draw(st.text(max_size=20)) if draw(st.booleans()) else json.dumps(draw(JSON))
-    names = draw(st.lists(st.sampled_from(sorted(base)), min_size=1, max_size=8, unique=True))
-    made = json.loads(
-        json.dumps({name: base[name] for name in names} | {k: base[k] for k in base if k == "device"})
-    )
-    for _ in range(draw(st.integers(0, 3))):
-        place = made
-        key = draw(st.sampled_from(sorted(place)))
-        while isinstance(place[key], dict) and place[key] and draw(st.booleans()):
-            place = place[key]
-            key = draw(st.sampled_from(sorted(place)))
-        place[key] = draw(JSON)
-    return json.dumps(made)
-
-
-@st.composite
-def command(draw: Any) -> tuple[list[str], str]:
-    """A command line, and what stands on standard input."""
-    kind = draw(st.sampled_from(["flags", "flags", "params", "env", "matrix", "rules"]))
-    words = draw(st.lists(WORD, max_size=4))
-    pairs = draw(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(ODD)), max_size=4))
-    flags = [word for pair in pairs for word in pair]
-    if kind == "params":
-        return ["explain", "--gpu", "H100", "--params", "-", *flags[:2]], draw(mutated(PARAMS))
-    if kind == "env":
-        return ["explain", "--env", "-", *flags[:2]], draw(mutated(ENVIRONMENT))
-    if kind == "matrix":
-        fields = st.sampled_from([*AttentionParams.model_fields, "gpu", "cudnn", "fp8_recipe", "zz"])
-        axes = [f"{draw(fields)}={','.join(draw(st.lists(WORD, max_size=2)))}" for _ in "rc"]
-        return ["matrix", "--gpu", "H100", "--rows", axes[0], "--cols", axes[1], *flags[:2]], ""
-    if kind == "rules":
-        return [draw(st.sampled_from(["rules", "rule", ""])), *words], ""
-    return ["explain", *flags, *words], ""
-
-
-@hypothesis_settings(
-    max_examples=300,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(command())
-def test_whatever_is_asked_there_is_an_answer_or_one_line(monkeypatch, given):
-    words, stdin = given
-    with monkeypatch.context() as patch:
-        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", err)
-        began = time.monotonic()
-        code = main(words)
-        took = time.monotonic() - began
-        texts = []
-        for stream in (out, err):
-            stream.flush()
-            texts.append(stream.buffer.getvalue().decode())
-    assert code in (FOUND, BAD_INPUT, NO_BACKEND), words
-    assert took < 20, "nothing runs without end"
-    assert all(line.isprintable() for text in texts for line in text.split("\n")), texts
-    if code == BAD_INPUT:
-        assert texts[1].count("\n") == 1
-        assert len(texts[1]) < 2000
