@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Group, Parameter
 
+from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.axes import Axis, read_axis
 from attnsel.cli.flags import OUTPUT, Json
@@ -83,7 +84,7 @@ def matrix(
     if grid.first_error is not None and all("invalid" in cell.data for cell in cells):
         raise grid.first_error
     if json:
-        print_json(_as_dict(grid, table), indent=None)
+        print_json(stamped("matrix", _as_dict(grid, table)), indent=None)
     elif csv:
         _print_csv(grid, table)
     else:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
+from attnsel._schemas import stamped
 from attnsel.adaptations.search import adapt_to, within_reach
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH
 from attnsel.context_parallel.step import steps_against
@@ -169,7 +170,7 @@ class Selection:
             out["layout"] = self.layout.as_dict()
         if unlocks:
             out["unlocks"] = [unlock.as_dict() for unlock in self.unlocks]
-        return out
+        return stamped("selection", out)
 
     def to_json(self, *, unlocks: bool = True, indent: int | None = None) -> str:
         return json.dumps(self.as_dict(unlocks=unlocks), indent=indent)
