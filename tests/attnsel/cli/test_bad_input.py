@@ -293,3 +293,64 @@ def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch, c
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert main(["rules"]) == INTERRUPTED
     assert capsys.readouterr() == ("", "")
+
+
+# ---- how much it takes -------------------------------------------------------------------------------
+# SECURITY.md states these bounds. Times are of whole processes on a busy machine, several times the usual.
+
+WORST = [
+    "explain --gpu T4 --fp8-recipe mxfp8 --softcap 3 --qkv-layout thd --attn-mask-type padding --cudnn 9.1",
+    "explain --gpu H100 --cp-size 8192 --num-heads 8192 --max-seqlen-q 1099511627776 --json",
+    "matrix --gpu H100 --rows head_dim_qk=8:800:+8 --cols max_seqlen_q=128:2560:+128 --json",
+    "rules --json",
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("line", WORST)
+def test_the_largest_questions_take_seconds_and_little_memory(line):
+    used = "import resource; code = main(); used = resource.getrusage(resource.RUSAGE_SELF); "
+    used += "print(used.ru_utime + used.ru_stime, used.ru_maxrss >> 10, file=sys.stderr); sys.exit(code)"
+    done = child(*line.split(), code=used)
+    assert done.returncode in (FOUND, NO_BACKEND)
+    seconds, mib = done.stderr.split()
+    assert float(seconds) < 20
+    assert float(mib) < 300
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rows head_dim_qk=1:200:+1 --cols max_seqlen_q=1:200:+1", "makes 40000 cells with --rows"),
+        ("--rows head_dim_qk=1:15000:+1,20000:40000:+1 --cols dtype=bf16", "holds more than 20000 values"),
+        (f"--rows head_dim_qk={DIGITS_5000}:1:+1 --cols dtype=bf16", "must be a value, FIRST:LAST"),
+    ],
+)
+def test_a_grid_has_a_bounded_number_of_cells(run, words, said):
+    done = run("matrix", "--gpu", "H100", *words.split())
+    assert done.code == BAD_INPUT
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--params", "--env"])
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="there is no /dev/zero")
+def test_a_file_without_an_end_is_not_read_to_it(run, flag):
+    gpu = () if flag == "--env" else ("--gpu", "H100")
+    done = run("explain", *gpu, flag, "/dev/zero")
+    assert (done.code, done.err) == (
+        BAD_INPUT,
+        f"attnsel: {flag} /dev/zero: is longer than 16 Mi characters\n",
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a POSIX shell")
+@pytest.mark.parametrize("words", ["explain --gpu H100", "rules --json", "explain --nope"])
+def test_with_standard_output_closed_by_the_shell_there_is_no_traceback(words):
+    start = (
+        f"import sys; sys.path.append({str(IMPORTED_FROM)!r}); from attnsel.cli import main; sys.exit(main())"
+    )
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", start, *words.split()]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", timeout=120)
+    assert done.returncode == CANNOT_WRITE
+    assert done.stderr == "attnsel: standard output is closed: nothing can be written\n"
