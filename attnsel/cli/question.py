@@ -159,6 +159,8 @@ def _read_json(path: Path, part: str, flag: str) -> dict[str, Any]:
         if len(text) > _MOST_CHARACTERS:
             raise InvalidInput(flag, str(path), f"is longer than {_MOST_CHARACTERS >> 20} Mi characters")
         data = json.loads(text)
+    except InvalidInput:
+        raise
     except OSError as error:
         raise InvalidInput(flag, str(path), error.strerror or str(error)) from None
     except RecursionError:

@@ -16,7 +16,7 @@ import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, settings
 from attnsel.cli import main
-from attnsel.cli.output import BAD_INPUT, CANNOT_WRITE, FOUND, INTERRUPTED
+from attnsel.cli.output import BAD_INPUT, CANNOT_WRITE, FOUND, INTERRUPTED, NO_BACKEND
 from attnsel.errors import printable, short
 from attnsel.versions import Version
 from paths import IMPORTED_FROM
@@ -338,10 +338,8 @@ def test_a_grid_has_a_bounded_number_of_cells(run, words, said):
 def test_a_file_without_an_end_is_not_read_to_it(run, flag):
     gpu = () if flag == "--env" else ("--gpu", "H100")
     done = run("explain", *gpu, flag, "/dev/zero")
-    assert (done.code, done.err) == (
-        BAD_INPUT,
-        f"attnsel: {flag} /dev/zero: is longer than 16 Mi characters\n",
-    )
+    assert done.code == BAD_INPUT
+    assert done.err == f"attnsel: {flag} /dev/zero: is longer than 16 Mi characters\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a POSIX shell")
