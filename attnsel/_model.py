@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -53,6 +53,11 @@ class FrozenModel(BaseModel):
             super().__init__(**data)
         except ValidationError as error:
             raise InvalidInput.from_pydantic(error) from None
+        except TypeError:  # of a model in this one, which takes its values by name
+            for name, value in data.items():
+                if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+                    raise InvalidInput(name, value, "must have texts for keys") from None
+            raise
 
     def model_post_init(self, context: Any, /) -> None:
         values = self.__dict__

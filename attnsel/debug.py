@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnsel._lock import ForkSafeLock
+from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import printable, short
 from attnsel.layout import FORMATS
@@ -181,7 +182,7 @@ def _rank() -> int:
 def _text(selection: Selection, settings: Settings, label: str) -> str:
     if settings.debug_format == "json":
         record = {"event": "selection", "label": label, "rank": _rank(), **selection.as_dict()}
-        return json.dumps(record)
+        return json.dumps(stamped("debug", record))
     prefix = f"{printable(label)}: " if label else ""
     if settings.debug == 1:
         return f"attnsel: {prefix}{one_line(selection)}"

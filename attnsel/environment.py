@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from attnsel._model import FrozenModel
 from attnsel._params_checks import LARGEST
-from attnsel.errors import InvalidInput, printable
+from attnsel.errors import InvalidInput, printable, short
 from attnsel.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.versions import Version
 
@@ -150,6 +150,8 @@ def _component(name: str, value: Any) -> Version | None:
 
 def describe_device(gpu: str | None) -> Device:
     """A device from a GPU name, an architecture, ``"cpu"`` or None. Raises InvalidInput."""
+    if gpu is not None and not isinstance(gpu, str):
+        raise InvalidInput("gpu", gpu, "must be the name of a GPU, an architecture such as sm90, or cpu")
     if gpu is None or gpu.strip().casefold() == "cpu":
         return Device(type="cpu", name="CPU")
     try:
@@ -236,7 +238,7 @@ def _impossible(env: Environment) -> list[str]:
 
 def _device_key(device: Any) -> str:
     """A cache key for a device argument; a ``torch.device``'s text is one already."""
-    return "" if device is None else str(device)
+    return "" if device is None else short(device, str)
 
 
 @lru_cache(maxsize=64)

@@ -81,7 +81,8 @@ def attention(
 
     Raises InvalidInput naming the argument, NoBackendError with every reason when nothing can run.
     """
-    training = is_training if is_training is not None else attention_dropout > 0.0
+    if is_training is None:
+        is_training = isinstance(attention_dropout, (int, float)) and attention_dropout > 0.0
     static = config(
         qkv_format=qkv_format,
         attn_mask_type=mask_name(attn_mask_type),
@@ -92,14 +93,15 @@ def attention(
         attention_dropout=attention_dropout,
         softmax_type=softmax_type,
         bias_type=core_attention_bias_type,
-        is_training=training,
+        is_training=is_training,
         deterministic=deterministic,
         return_lse=return_lse,
         return_max_logit=return_max_logit,
         backend=backend,
         adapt=adapt,
     )
-    if qkv_layer is not None or kv_layer is not None or qkv_interleave_dim != -3:
+    interleaved = type(qkv_interleave_dim) is not int or qkv_interleave_dim != -3
+    if qkv_layer is not None or kv_layer is not None or interleaved:
         paged = block_table is not None
         q, k, v = unpack(q, k, v, qkv_layer, kv_layer, qkv_interleave_dim, qkv_format, paged)
     elif q is None or k is None or v is None:

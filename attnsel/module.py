@@ -10,10 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from attnsel import context_parallel
+from attnsel._module_checks import (
+    check_choices,
+    check_heads,
+    check_labels,
+    check_names,
+    head_dims,
+    refuse_not_yet,
+)
+from attnsel._scalars import flag, text
 from attnsel.context_parallel.exchanges import exchange_named
-from attnsel.errors import InvalidInput, UnsupportedArgument
-from attnsel.params import AttentionParams
-from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
 from attnsel.runtime.dispatch import attend, explain
@@ -23,18 +29,6 @@ from attnsel.selection.select import Selection
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.group import ContextParallel
-
-# Arguments of TransformerEngine's that attnsel does not act on yet, and the value that asks for nothing.
-_NOT_YET_FORWARD: dict[str, Any] = {
-    "inference_params": None,
-    "fp8_output": False,
-    "bf16_backward": False,
-    "num_splits": 1,
-    "score_mod": None,
-    "score_mod_bprop": None,
-    "score_mod_tensors": None,
-    "score_mod_bprop_tensors": None,
-}
 
 
 class DotProductAttention(nn.Module):
@@ -96,18 +90,10 @@ class DotProductAttention(nn.Module):
     ) -> None:
         super().__init__()
         groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
-        _check_heads(num_attention_heads, groups, tp_size)
-        if qkv_format not in ("sbhd", "bshd", "thd"):
-            raise InvalidInput("qkv_format", qkv_format, "must be one of sbhd, bshd, thd")
-        if attention_type not in ("self", "cross"):
-            raise InvalidInput("attention_type", attention_type, "must be self or cross")
-        if not 0.0 <= attention_dropout < 1.0:
-            raise InvalidInput("attention_dropout", attention_dropout, "must be at least 0 and below 1")
-        if softmax_type not in ("vanilla", "off-by-one", "learnable"):
-            raise InvalidInput("softmax_type", softmax_type, "must be one of vanilla, off-by-one, learnable")
-        channels = kv_channels if isinstance(kv_channels, tuple) else (kv_channels, kv_channels)
-        if len(channels) != 2 or any(not isinstance(n, int) or n <= 0 for n in channels):
-            raise InvalidInput("kv_channels", kv_channels, "must be a positive int or a pair of them")
+        check_heads(num_attention_heads, groups, tp_size)
+        check_choices(qkv_format, attention_type, softmax_type, attention_dropout)
+        check_labels(name, layer_number, get_rng_state_tracker)
+        channels = head_dims(kv_channels)
         self.num_attention_heads = num_attention_heads // tp_size
         self.num_gqa_groups = groups // tp_size
         self.head_dim_qk, self.head_dim_v = channels
@@ -118,7 +104,7 @@ class DotProductAttention(nn.Module):
         self.layer_number = layer_number
         self.name = name
         # With sequence parallelism TransformerEngine draws dropout outside the tracker.
-        self._rng_tracker = None if sequence_parallel else get_rng_state_tracker
+        self._rng_tracker = None if flag("sequence_parallel", sequence_parallel) else get_rng_state_tracker
         self._static: dict[str, Any] = {
             "qkv_format": qkv_format,
             "attn_mask_type": mask_name(attn_mask_type),
@@ -138,7 +124,7 @@ class DotProductAttention(nn.Module):
             "head_dim_v": self.head_dim_v,
             "label": name or ("" if layer_number is None else f"layer {layer_number}"),
         }
-        _check_names(self._static)
+        check_names(self._static)
         self._configs = _both_modes(self._static, attention_dropout)
         self._learnable = softmax_type == "learnable"  # reading a parameter costs more than this flag
         if self._learnable:
@@ -155,10 +141,10 @@ class DotProductAttention(nn.Module):
         [a2a group, p2p group] or a DeviceMesh of two dimensions, p2p outside. cp_global_ranks: its ranks, to
         be checked. cp_stream: where exchanges are posted on CUDA. Raises InvalidInput for other values.
         """
-        exchange_named(cp_comm_type)
+        exchange_named(text("cp_comm_type", cp_comm_type))
         self.cp_comm_type = cp_comm_type
         self._cp: ContextParallel | None = None
-        if (cp_group, cp_global_ranks, cp_stream) != (None, None, None):
+        if not (cp_group is None and cp_global_ranks is None and cp_stream is None):
             self._cp = context_parallel.resolve(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 
     def forward(
@@ -210,7 +196,11 @@ class DotProductAttention(nn.Module):
         """
         try:
             if not_yet:
-                _refuse_not_yet(_NOT_YET_FORWARD, **not_yet)
+                refuse_not_yet(**not_yet)
+            if fast_zero_fill is not True:
+                flag("fast_zero_fill", fast_zero_fill)
+            if checkpoint_core_attention is not False:
+                checkpoint_core_attention = flag("checkpoint_core_attention", checkpoint_core_attention)
             if pad_between_seqs is not None:
                 cu_seqlens_q_padded, cu_seqlens_kv_padded = packed_starts(
                     pad_between_seqs,
@@ -226,7 +216,8 @@ class DotProductAttention(nn.Module):
                 core_attention_bias_type,
                 softmax_scale,
             )
-            if qkv_layer is not None or kv_layer is not None or qkv_interleave_dim != -3:
+            interleaved = type(qkv_interleave_dim) is not int or qkv_interleave_dim != -3
+            if qkv_layer is not None or kv_layer is not None or interleaved:
                 given = query_layer, key_layer, value_layer
                 paged = block_table is not None
                 query_layer, key_layer, value_layer = unpack(
@@ -303,7 +294,7 @@ class DotProductAttention(nn.Module):
             )
         ]
         for name in ("checkpoint_core_attention", "fast_zero_fill"):
-            arguments.pop(name, None)
+            flag(name, arguments.pop(name, False))
         gaps = arguments.pop("pad_between_seqs", None)
         if gaps is not None:
             sides = ("cu_seqlens_q", "cu_seqlens_kv")
@@ -317,10 +308,11 @@ class DotProductAttention(nn.Module):
         }
         qkv_layer, kv_layer = arguments.pop("qkv_layer", None), arguments.pop("kv_layer", None)
         interleave_dim = arguments.pop("qkv_interleave_dim", -3)
-        _refuse_not_yet(_NOT_YET_FORWARD, **arguments)
+        refuse_not_yet(**arguments)
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
         static = self._config(*overrides)
-        if qkv_layer is not None or kv_layer is not None or interleave_dim != -3:
+        interleaved = type(interleave_dim) is not int or interleave_dim != -3
+        if qkv_layer is not None or kv_layer is not None or interleaved:
             given = query_layer, key_layer, value_layer
             paged = extras.block_table is not None
             query_layer, key_layer, value_layer = unpack(
@@ -421,30 +413,3 @@ def _both_modes(static: dict[str, Any], dropout: float) -> dict[bool, Config]:
         True: config(**static, attention_dropout=dropout, is_training=True),
         False: config(**static, attention_dropout=0.0, is_training=False),
     }
-
-
-def _check_heads(heads: int, groups: int, tp_size: int) -> None:
-    if not isinstance(heads, int) or heads <= 0:
-        raise InvalidInput("num_attention_heads", heads, "must be a positive int")
-    if not isinstance(groups, int) or groups <= 0 or heads % groups:
-        raise InvalidInput("num_gqa_groups", groups, f"must be a positive divisor of {heads}")
-    if tp_size <= 0 or heads % tp_size or groups % tp_size:
-        raise InvalidInput("tp_size", tp_size, f"must divide {heads} heads and {groups} groups")
-
-
-def _check_names(static: dict[str, Any]) -> None:
-    """What no later argument can put right, said before the first call. Raises InvalidInput."""
-    window = static["window_size"]
-    if window is not None and min(window) < -1:
-        raise InvalidInput("window_size", window, "must have bounds of at least -1")
-    AttentionParams(attn_mask_type=static["attn_mask_type"], softcap=static["softcap"])
-    Policy(**{name: static[name] for name in ("backend", "adapt") if static[name] is not None})
-
-
-def _refuse_not_yet(known: dict[str, Any], **given: Any) -> None:
-    """Raise for arguments that ask for something attnsel does not do, or that do not exist."""
-    for name, value in given.items():
-        if name not in known:
-            raise TypeError(f"DotProductAttention got an unexpected argument {name!r}")
-        if value is not known[name] and value != known[name]:
-            raise UnsupportedArgument(f"{name} = {value!r}: not supported yet; allowed: {known[name]!r}")

@@ -28,8 +28,9 @@ from attnsel._params_checks import (
     diagonal_of,
     normalise_window,
 )
+from attnsel._scalars import flag
 from attnsel.context_parallel.exchanges import CpCommType
-from attnsel.errors import InvalidInput
+from attnsel.errors import InvalidInput, short
 from attnsel.layout import LAYOUTS, LayoutName, read_layout
 from attnsel.recipes import _Recipe, read_recipe
 
@@ -71,7 +72,7 @@ _MASK_NAMES: dict[str, str] = {
 
 def read_dtype(value: Any) -> Any:
     """``"bf16"`` from ``torch.bfloat16``, ``"bfloat16"`` or itself."""
-    text = str(value).removeprefix("torch.")
+    text = short(value, str).removeprefix("torch.")
     return _DTYPE_NAMES.get(text, text)
 
 
@@ -153,6 +154,14 @@ _NONE_IS_UNSTATED = frozenset({"num_gqa_groups", "max_seqlen_kv", "head_dim_v", 
 
 _NO_META = Fp8Meta()
 _NO_TENSORS = Tensors()
+
+
+def _several(data: dict[str, Any]) -> bool:
+    """Whether the data's ``cp_size`` is above 1; what is no number is left to the field."""
+    try:
+        return int(data.get("cp_size", 1)) != 1
+    except Exception:
+        return False
 
 
 def _read_fp8_meta(value: Any) -> Any:
@@ -245,11 +254,11 @@ class AttentionParams(FrozenModel):
             return data
         data = {k: v for k, v in data.items() if v is not None or k not in _NONE_IS_UNSTATED}
         context_parallel = data.pop("context_parallel", None)
-        if context_parallel is not None and bool(context_parallel) != (data.get("cp_size", 1) != 1):
+        if context_parallel is not None and flag("context_parallel", context_parallel) != _several(data):
             raise InvalidInput(
                 "context_parallel",
                 context_parallel,
-                f"must follow cp_size, which is {data.get('cp_size', 1)!r}; leave it out",
+                f"must follow cp_size, which is {short(data.get('cp_size', 1))}; leave it out",
             )
         return data
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ByteSize, Field, WrapValidator
 from attnsel._model import FrozenModel
 from attnsel._params_checks import LARGEST
 from attnsel.candidates import CANDIDATES, complete
+from attnsel.errors import short
 
 
 def _read_names(value: Any) -> Any:
@@ -17,18 +18,20 @@ def _read_names(value: Any) -> Any:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, (list, tuple, set, frozenset)):
+        if not all(isinstance(name, str) for name in value):
+            raise ValueError(f"must be names of candidates; allowed: {', '.join(CANDIDATES)}")
         names = tuple(sorted(value) if isinstance(value, (set, frozenset)) else value)
         if any(name not in CANDIDATES for name in names):
             complete()  # only a name that is not ours needs them
         for name in names:
             if name not in CANDIDATES:
-                raise ValueError(f"{name!r} is no candidate; allowed: {', '.join(CANDIDATES)}")
+                raise ValueError(f"{short(name)} is no candidate; allowed: {', '.join(CANDIDATES)}")
         return names
     return value
 
 
 def _read_name(value: Any) -> Any:
-    if value is None or value in ("", "auto"):
+    if value is None or (isinstance(value, str) and value in ("", "auto")):
         return None
     return _read_names([value])[0]
 

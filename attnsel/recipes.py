@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
+
+from attnsel._model import FrozenModel
 
 
-class _Recipe(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Recipe(FrozenModel):
     fp8_format: Literal["HYBRID", "E4M3"] = "HYBRID"
     fp8_dpa: bool = Field(default=False, description="run dot-product attention itself in FP8")
     fp8_mha: bool = Field(default=False, description="keep FP8 across the whole multi-head attention block")

@@ -108,7 +108,7 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
     if unknown:
         allowed = ", ".join(sorted(_POLICY_FIELDS | _SETTINGS_FIELDS | {"policy"}))
         raise InvalidInput(unknown[0], changes[unknown[0]], f"there is no such setting; allowed: {allowed}")
-    policy = changes.get("policy", settings.policy)
+    policy = Settings(policy=changes["policy"]).policy if "policy" in changes else settings.policy
     policy_changes = {name: value for name, value in changes.items() if name in _POLICY_FIELDS}
     if policy_changes:
         policy = policy.replace(**policy_changes)

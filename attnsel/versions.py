@@ -42,8 +42,8 @@ class Version(NamedTuple):
         ):
             return cls._from_cudnn_number(int(text))
         try:
-            release = _PackagingVersion(text).release
-        except (InvalidVersion, TypeError):
+            release = _PackagingVersion(text if isinstance(text, str) else "").release
+        except InvalidVersion:
             raise ValueError(
                 f"not a version: {short(text)}; allowed: numbers and dots such as 9.1.0"
             ) from None

@@ -23,7 +23,9 @@ LAYERS = [
         "_version",
         "_child",
         "_lock",
+        "_schemas",
         "errors",
+        "_scalars",
         "_model",
         "_params_checks",
         "versions",
@@ -43,8 +45,7 @@ LAYERS = [
     ["context_parallel.geometry"],
     ["context_parallel.step"],
     ["selection", "adaptations"],
-    ["plugin_guards"],
-    ["plugins"],
+    ["plugins", "plugin_guards"],
     ["unlock"],
     ["report"],
     ["selection.select", "settings"],
@@ -58,11 +59,11 @@ LAYERS = [
     ["backends"],
     ["runtime", "adaptations.apply"],
     ["context_parallel"],
-    ["module", "functional"],
+    ["_module_checks", "module", "functional"],
     ["flash_attn", "integrations"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:18] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:17] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {
     "params",
     "layout",

@@ -14,8 +14,10 @@ from attnsel.params import AttentionParams
 from attnsel.recipes import KINDS
 
 MACHINE = ("gpu", *COMPONENTS)
-_RANGE = re.compile(r"(\d+):(\d+):([+*])(\d+)")
-_MOST_VALUES = 100_000
+_NUMBER = "([0-9]{1,20})"  # int() refuses texts of thousands of digits
+_RANGE = re.compile(f"{_NUMBER}:{_NUMBER}:([+*]){_NUMBER}")
+MOST_CELLS = 20_000
+"""Of a grid: some 10 s on one core, and 200 MiB."""
 
 
 class Axis(NamedTuple):
@@ -42,9 +44,12 @@ def read_axis(flag: str, text: str) -> Axis:
     if field not in fields or field in ("tensors", "fp8_meta"):
         allowed = ", ".join(name for name in fields if name not in ("tensors", "fp8_meta"))
         raise InvalidInput(flag, text, f"there is no field {field!r}; allowed: {allowed}")
-    labels = tuple(
-        dict.fromkeys(label for part in values.split(",") for label in _spread(flag, part.strip()))
-    )
+    found: dict[str, None] = {}
+    for part in values.split(","):
+        found |= dict.fromkeys(_spread(flag, part.strip()))
+        if len(found) > MOST_CELLS:
+            raise InvalidInput(flag, part, f"holds more than {MOST_CELLS} values")
+    labels = tuple(found)
     return Axis(field, labels, tuple(_read_value(flag, field, label) for label in labels))
 
 
@@ -62,8 +67,8 @@ def _spread(flag: str, part: str) -> list[str]:
     values: list[str] = []
     while first <= last:
         values.append(str(first))
-        if len(values) > _MOST_VALUES:
-            raise InvalidInput(flag, part, f"holds more than {_MOST_VALUES} values")
+        if len(values) > MOST_CELLS:
+            raise InvalidInput(flag, part, f"holds more than {MOST_CELLS} values")
         first = first + step if match[3] == "+" else first * step
     return values
 

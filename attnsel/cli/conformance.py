@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from attnsel._schemas import stamped
 from attnsel.cli.flags import CudnnLib, Json
 from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_json, print_text
 from attnsel.errors import InvalidInput
@@ -64,7 +65,8 @@ def conformance(
     with bar("compiling", len(wanted)) as move:
         reports = gate.reports(wanted, lambda done, *_: move(done), jobs or len(os.sched_getaffinity(0)))
     if json:
-        print_json({"kernels": [report.as_json() for report in reports]}, indent=None)
+        kernels = [report.as_json() for report in reports]
+        print_json(stamped("conformance", {"kernels": kernels}), indent=None)
     else:
         _print(reports)
     return FOUND if all(report.ok for report in reports) else CHECK_FAILED

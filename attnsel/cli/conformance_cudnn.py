@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
+from attnsel._schemas import stamped
 from attnsel.cli.agreement import GPUS, RuleMismatch, Tally, compare, starting_points, upper_bound
 from attnsel.cli.output import (
     BAD_INPUT,
@@ -48,7 +49,7 @@ def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None,
     if json:
         found = [one.as_dict() for one in tally.disagreements]
         said = {**about, **tally.as_dict(), "disagreements": found, "notes": notes}
-        print_json(said, indent=None)
+        print_json(stamped("conformance-cudnn", said), indent=None)
     else:
         _tell(tally, about, notes)
     return CHECK_FAILED if tally.outcomes["false accept"] else FOUND

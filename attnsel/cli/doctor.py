@@ -6,6 +6,7 @@ import os
 import platform
 from typing import Any
 
+from attnsel._schemas import stamped
 from attnsel._version import __version__
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.findings import Finding, PlainCall, find, settings_in_force, variables
@@ -41,7 +42,7 @@ def doctor(*, json: Json = False) -> int:
     calls = plain_calls(machine)
     findings = find(machine, calls)
     if json:
-        print_json(_as_dict(machine, calls, findings))
+        print_json(stamped("doctor", _as_dict(machine, calls, findings)))
     else:
         _tell(machine, calls, findings)
     return CHECK_FAILED if any(finding.level == "error" for finding in findings) else FOUND

@@ -12,8 +12,9 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Group, Parameter
 
+from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
-from attnsel.cli.axes import Axis, read_axis
+from attnsel.cli.axes import MOST_CELLS, Axis, read_axis
 from attnsel.cli.flags import OUTPUT, Json
 from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, print_json, print_text, wrap
 from attnsel.cli.question import Question, asks, with_recipe
@@ -76,14 +77,17 @@ def matrix(
     down, along = read_axis("--rows", rows), read_axis("--cols", cols)
     if down.field == along.field:
         raise InvalidInput("--cols", cols, f"{along.field} is the field of --rows already")
+    size = len(down.values) * len(along.values)
+    if size > MOST_CELLS:
+        raise InvalidInput("--cols", cols, f"makes {size} cells with --rows; at most {MOST_CELLS}")
     grid = Grid(question, down, along, candidate)
     with _no_collections():
-        cells = list(_watched(grid.cells(), len(down.values) * len(along.values)))
+        cells = list(_watched(grid.cells(), size))
     table = [cells[i : i + len(along.values)] for i in range(0, len(cells), len(along.values))]
     if grid.first_error is not None and all("invalid" in cell.data for cell in cells):
         raise grid.first_error
     if json:
-        print_json(_as_dict(grid, table), indent=None)
+        print_json(stamped("matrix", _as_dict(grid, table)), indent=None)
     elif csv:
         _print_csv(grid, table)
     else:

@@ -45,6 +45,9 @@ _ENV_FILE = Annotated[
 ]
 
 
+_MOST_CHARACTERS = 16 << 20  # of a file; a selection with every reason and way out has some 100,000
+
+
 @dataclass(frozen=True)
 class Question:
     """What was stated on the command line, before anything is asked."""
@@ -152,8 +155,12 @@ def with_recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _read_json(path: Path, part: str, flag: str) -> dict[str, Any]:
     """An object from a file; ``part`` of it where the file holds a whole answer. Raises InvalidInput."""
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        text = _text_of(path)
+        if len(text) > _MOST_CHARACTERS:
+            raise InvalidInput(flag, str(path), f"is longer than {_MOST_CHARACTERS >> 20} Mi characters")
         data = json.loads(text)
+    except InvalidInput:
+        raise
     except OSError as error:
         raise InvalidInput(flag, str(path), error.strerror or str(error)) from None
     except RecursionError:
@@ -170,6 +177,14 @@ def _read_json(path: Path, part: str, flag: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidInput(flag, str(path), "must hold a JSON object")
     return data
+
+
+def _text_of(path: Path) -> str:
+    """What stands there, as far as it is looked at: /dev/zero has no end."""
+    if str(path) == "-":
+        return sys.stdin.read(_MOST_CHARACTERS + 1)
+    with path.open(encoding="utf-8") as file:
+        return file.read(_MOST_CHARACTERS + 1)
 
 
 def _called(path: Path | None) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
 
+from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import example_commands, jsonable
 from attnsel.cli.flags import OUTPUT, Json
@@ -68,7 +69,7 @@ def rules(
         and (evidence is None or page.evidence == evidence)
     ]
     if json:
-        print_json([_as_dict(page) for page in shown])
+        print_json([stamped("rules", _as_dict(page)) for page in shown])
         return FOUND
     lines = [line for page in shown for line in _row(page)]
     count = "1 rule" if len(shown) == 1 else f"{len(shown)} rules"
@@ -92,9 +93,9 @@ def rule(
         complain(f"{error.args[0]}; all of them: attnsel rules")
         return BAD_INPUT
     if isinstance(page, Removed):
-        as_json, lines = _removed_as_dict(page), _removed_lines(page)
+        as_json, lines = stamped("removed-rule", _removed_as_dict(page)), _removed_lines(page)
     else:
-        as_json, lines = _whole_page(page), _page_lines(page)
+        as_json, lines = stamped("rule", _whole_page(page)), _page_lines(page)
     if json:
         print_json(as_json)
     else:
@@ -104,7 +105,7 @@ def rule(
 
 def _show_ranges(shown: list[Range], json: bool) -> int:
     if json:
-        rows = [{**codes._asdict(), "next": codes.next_free()} for codes in shown]
+        rows = [stamped("ranges", {**codes._asdict(), "next": codes.next_free()}) for codes in shown]
         print_json(rows)
         return FOUND
     lines = []

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.estimate import Estimate, Machine, estimate
 from attnsel.context_parallel.exchanges import EXCHANGES
@@ -128,7 +129,7 @@ class Plan:
         return render(self, width)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
+        said = {
             "cp_size": self.params.cp_size,
             "planned_for": {name: getattr(self.params, name) for name in LENGTHS},
             "exchanges": [exchange.as_dict() for exchange in self.exchanges],
@@ -136,6 +137,7 @@ class Plan:
             "no_estimate": self.no_estimate,
             "ways": [way.as_dict() for way in self.ways],
         }
+        return stamped("plan", said)
 
 
 def plan(

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from attnsel import _scalars
 from attnsel.errors import InvalidInput
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256  # csrc/flash_attn/flash_api.cpp of FlashAttention 2.8
-_INFINITY = float("inf")
 
 _FLASH_NAMES = {
     "query_layer": "q",
@@ -58,7 +58,7 @@ def check_qkv(q: Any, k: Any, v: Any, rank: int, *, names: str = "q k v", pages:
     ``pages``: keys and values are pools of pages, of rank 4. Unequal batches and devices are left to the
     checks of the call itself. Raises FlashAttentionError.
     """
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+    if not (_is_dense(q) and _is_dense(k) and _is_dense(v)):
         _refuse_qkv(q, k, v, rank, names, pages)
     shape, keys = q.shape, k.shape
     if not (
@@ -75,11 +75,23 @@ def check_qkv(q: Any, k: Any, v: Any, rank: int, *, names: str = "q k v", pages:
         _refuse_qkv(q, k, v, rank, names, pages)
 
 
+def _is_dense(t: Any) -> bool:
+    return isinstance(t, Tensor) and not t.is_nested and t.layout is torch.strided
+
+
+def check_dense(name: str, t: Any) -> None:
+    """That ``t`` is a tensor with a shape and strides. Raises FlashAttentionError."""
+    if not isinstance(t, Tensor):
+        refuse(name, type(t).__name__, "must be a torch.Tensor")
+    if not _is_dense(t):
+        found = "nested" if t.is_nested else str(t.layout)
+        refuse(f"{name}.layout", found, "must be dense and strided")
+
+
 def _refuse_qkv(q: Tensor, k: Tensor, v: Tensor, rank: int, names: str, pages: bool) -> None:
     """Raises for the first condition of ``check_qkv`` that is not met."""
     for name, t in zip(names.split(), (q, k, v), strict=True):
-        if not isinstance(t, Tensor):
-            refuse(name, type(t).__name__, "must be a torch.Tensor")
+        check_dense(name, t)
         dims = 4 if pages and t is not q else rank
         if t.dim() != dims:
             refuse(f"{name}.shape", tuple(t.shape), f"must have {dims} dimensions")
@@ -106,8 +118,7 @@ def _refuse_qkv(q: Tensor, k: Tensor, v: Tensor, rank: int, names: str, pages: b
 
 def unpacked(name: str, t: Tensor, rank: int, parts: int) -> tuple[Tensor, ...]:
     """The views of a packed tensor [..., parts, heads, head_dim]. Their gradients come back in one copy."""
-    if not isinstance(t, Tensor):
-        refuse(name, type(t).__name__, "must be a torch.Tensor")
+    check_dense(name, t)
     if t.dim() != rank or t.shape[-3] != parts:
         where = "b, s" if rank == 5 else "total"
         refuse(f"{name}.shape", tuple(t.shape), f"must be [{where}, {parts}, heads, head_dim]")
@@ -124,8 +135,7 @@ def rows_contiguous(t: Tensor) -> Tensor:
 
 def check_lengths(name: str, t: Any, batch: int | None = None, *, what: str = "batch + 1") -> int:
     """An int32 vector of lengths; returns how many entries it has."""
-    if not isinstance(t, Tensor):
-        refuse(name, type(t).__name__, "must be a torch.Tensor")
+    check_dense(name, t)
     if t.dtype != torch.int32:
         refuse(f"{name}.dtype", str(t.dtype), "must be torch.int32")
     if t.dim() != 1 or (batch is not None and t.shape[0] != batch):
@@ -135,9 +145,9 @@ def check_lengths(name: str, t: Any, batch: int | None = None, *, what: str = "b
 
 def check_pages(block_table: Any, k: Tensor, batch: int) -> None:
     """A block table, and pages of a size that FlashAttention-2 takes."""
-    if not isinstance(block_table, Tensor) or block_table.dtype != torch.int32:
-        found = str(getattr(block_table, "dtype", type(block_table).__name__))
-        refuse("block_table.dtype", found, "must be torch.int32")
+    check_dense("block_table", block_table)
+    if block_table.dtype != torch.int32:
+        refuse("block_table.dtype", str(block_table.dtype), "must be torch.int32")
     if block_table.dim() != 2 or block_table.shape[0] != batch:
         refuse("block_table.shape", tuple(block_table.shape), f"must be [batch, pages] with batch = {batch}")
     if k.shape[1] == 0 or k.shape[1] % 256:
@@ -149,21 +159,30 @@ def check_pages(block_table: Any, k: Tensor, batch: int) -> None:
 
 def number(name: str, value: Any) -> float:
     """A finite float from a number or a 0-d tensor."""
-    try:
-        result = float(value)
-    except (TypeError, ValueError):
-        refuse(name, value, "must be a number")
-    if not -_INFINITY < result < _INFINITY:
-        refuse(name, value, "must be a finite number")
-    return result
+    if isinstance(value, Tensor) and value.dim() == 0 and (value.is_floating_point() or _is_integer(value)):
+        value = value.item()
+    return _scalars.number(name, value, FlashAttentionError)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    return _scalars.flag(name, value, FlashAttentionError)
+
+
+def whole(name: str, value: Any) -> int:
+    """An int from an integer, also of NumPy, or a 0-d tensor of integers."""
+    if isinstance(value, Tensor) and not (value.dim() == 0 and _is_integer(value)):
+        refuse(name, value, "must be an int")
+    return _scalars.whole(name, value, FlashAttentionError)
+
+
+def _is_integer(t: Tensor) -> bool:
+    return t.dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def length(name: str, value: Any) -> int:
     """An int of at least 0 from a number or a 0-d tensor."""
-    try:
-        result = int(value)
-    except (TypeError, ValueError):
-        refuse(name, value, "must be an int")
+    result = whole(name, value)
     if result < 0:
         refuse(name, result, "must be at least 0")
     return result
@@ -173,6 +192,6 @@ def window(window_size: Any) -> tuple[int, int]:
     """(left, right) as ints. Tensors are read: a cache key may not hold what can change in place."""
     try:
         left, right = window_size
-        return int(left), int(right)
-    except (TypeError, ValueError):
+    except Exception:
         refuse("window_size", window_size, "must be two ints, (left, right)")
+    return whole("window_size", left), whole("window_size", right)

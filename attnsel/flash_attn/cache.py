@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.flash_attn.arguments import check_lengths, check_pages, check_qkv, refuse, rows_contiguous
+from attnsel.flash_attn.arguments import (
+    check_dense,
+    check_lengths,
+    check_pages,
+    check_qkv,
+    flag,
+    refuse,
+    rows_contiguous,
+    whole,
+)
 from attnsel.flash_attn.forward import call, empty_rows_are_plus_inf
 from attnsel.flash_attn.layers.rotary import rotated
 from attnsel.flash_attn.options import Options, Window, config_of
@@ -82,6 +91,7 @@ def flash_attn_with_kvcache(
         "flash_attn_with_kvcache", 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes,
         return_lse=return_softmax_lse,
     )  # fmt: skip
+    interleaved = flag("rotary_interleaved", rotary_interleaved)
     with torch.no_grad():
         new = _check_cache(cache, q, k, v, num_splits)
         rows, capacity, plain = q.shape[1], cache.capacity, cache.is_plain
@@ -90,7 +100,7 @@ def flash_attn_with_kvcache(
         if rotary_cos is not None or rotary_sin is not None:
             _check_rotary(rotary_cos, rotary_sin, q, k, capacity)
             assert k is not None
-            angles = (rotary_cos, rotary_sin, rotary_interleaved)
+            angles = (rotary_cos, rotary_sin, interleaved)
             q, k = _rotate(q, k, cache, angles, each_row=cfg.window_size is not None)
         if k is not None and v is not None:
             _append(cache, k, v)
@@ -113,7 +123,7 @@ def _check_cache(cache: _Cache, q: Tensor, k: Tensor | None, v: Tensor | None, n
     for name, t in (("k_cache", cache.k), ("v_cache", cache.v)):
         if t.stride(-1) != 1 and t.shape[-1] > 1:
             refuse(f"{name}.stride", t.stride(), "must have a contiguous last dimension")
-    if int(num_splits) > 128:
+    if whole("num_splits", num_splits) > 128:
         refuse("num_splits", num_splits, "must be at most 128")
     if cache.block_table is not None:
         check_pages(cache.block_table, cache.k, batch)
@@ -137,6 +147,9 @@ def _check_new(cache: _Cache, q: Tensor, k: Tensor | None, v: Tensor | None) -> 
     for name, t in (("k", k), ("v", v)):
         if t is None:
             refuse(name, None, "k and v must be given together")
+        check_dense(name, t)
+        if t.dim() != 4:
+            refuse(f"{name}.shape", tuple(t.shape), "must be [b, s_new, g, d]")
         wanted = [q.shape[0], k.shape[1] if k is not None else 0, *cache.k.shape[2:]]
         if list(t.shape) != wanted or t.dtype != q.dtype:
             refuse(name, f"{t.dtype} {tuple(t.shape)}", f"must be {q.dtype} {wanted}")
@@ -184,6 +197,7 @@ def _check_rotary(cos: Tensor | None, sin: Tensor | None, q: Tensor, k: Tensor |
     for name, t in (("rotary_cos", cos), ("rotary_sin", sin)):
         if t is None:
             refuse(name, None, "rotary_cos and rotary_sin must be given together")
+        check_dense(name, t)
         if t.dtype != q.dtype:
             refuse(f"{name}.dtype", str(t.dtype), f"must be q's, {q.dtype}")
         if t.dim() != 2 or t.shape[0] < capacity:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.flash_attn.arguments import check_lengths, length, number, refuse, window
+from attnsel.flash_attn.arguments import check_lengths, flag, length, number, refuse, window
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config
 
 Window = Any  # two ints, or 0-d tensors
@@ -130,12 +130,12 @@ def config_of(
         None if scale is None else number("softmax_scale", scale),
         number("softcap", options.softcap),
         number("dropout_p", options.dropout_p),
-        bool(options.causal),
+        flag("causal", options.causal),
         options.alibi_slopes is not None,
         padding,
         equal_lengths,
-        bool(options.deterministic),
-        bool(options.return_lse or options.return_attn_probs),
+        flag("deterministic", options.deterministic),
+        flag("return_softmax_lse", options.return_lse) | flag("return_attn_probs", options.return_attn_probs),
         options.is_training,
         options.adapt,
     )

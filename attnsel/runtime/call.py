@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
+from attnsel._scalars import flag, number, text
 from attnsel.errors import InvalidInput
 from attnsel.layout import FORMATS, Format
 from attnsel.params import read_mask_type
@@ -154,29 +155,38 @@ def read_config(text: str) -> Config:
 def _interned(**given: Any) -> Config:
     try:
         return _remembered(**given)
-    except TypeError:  # what cannot be hashed
-        _check_types(given)
+    except InvalidInput:
+        raise
+    except Exception:  # what cannot be hashed
+        _read(given)
         raise
 
 
-def _check_types(given: dict[str, Any]) -> None:
-    for name, value in given.items():
-        if value is not None and not isinstance(value, (str, int, float, tuple, Real)):
-            raise InvalidInput(name, value, "must be a text, a number, a pair or None")
+_NONE_ALLOWED = frozenset({"bottom_right_diagonal", "softmax_scale", "backend", "adapt"})
+_KINDS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("qkv_format", "attn_mask_type", "softmax_type", "backend", "adapt"), text),
+    **dict.fromkeys(("softmax_scale", "softcap", "attention_dropout"), number),
+    **dict.fromkeys(("bottom_right_diagonal", "is_training", "deterministic", "return_lse"), flag),
+    "return_max_logit": flag,
+}
 
 
-@lru_cache(maxsize=4096, typed=True)  # 0.5 and numpy's 0.5 are equal, and not the same to JSON
+def _read(given: dict[str, Any]) -> dict[str, Any]:
+    """Plain values of what may be of a kindred type. Raises InvalidInput for what is of another."""
+    made = dict(given)
+    for name, kind in _KINDS.items():
+        if name in given and not (given[name] is None and name in _NONE_ALLOWED):
+            made[name] = kind(name, given[name])
+    if "bias_type" in given:
+        made["bias_type"] = text("core_attention_bias_type", given["bias_type"])
+    return made
+
+
+@lru_cache(maxsize=4096, typed=True)  # True and 1 are equal, and not the same to JSON
 def _remembered(**given: Any) -> Config:
-    _check_types(given)
-    for name in ("softmax_scale", "softcap", "attention_dropout"):
-        if isinstance(given.get(name), Real) and not isinstance(given[name], (bool, int)):
-            given[name] = float(given[name])
-    made = Config(**given)
+    made = Config(**_read(given))
     if made.qkv_format not in FORMATS:
         raise InvalidInput("qkv_format", made.qkv_format, f"must be one of {', '.join(FORMATS)}")
-    scale = made.softmax_scale
-    if scale is not None and not (isinstance(scale, (int, float)) and abs(scale) < float("inf")):
-        raise InvalidInput("softmax_scale", scale, "must be a finite number")
     object.__setattr__(made, "text", json.dumps({name: getattr(made, name) for name in _GIVEN}))
     return _by_text.setdefault(made.text, made)
 
@@ -206,8 +216,10 @@ def signature(extras: Extras) -> tuple[Any, ...]:
 
 
 def _shape_of(value: Any) -> Any:
-    if value is None or isinstance(value, int):
+    if value is None or type(value) is int:
         return value
+    if isinstance(value, int):
+        return type(value), int(value)  # True is refused, whether or not 1 came before
     if isinstance(value, (tuple, list)):
         return tuple(_shape_of(item) for item in value)
     return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)

@@ -22,6 +22,8 @@ def unpack(
     the packed gradient. Raises InvalidInput for any other shape, for tensors given twice or not at all, and
     with pages.
     """
+    if not isinstance(interleave_dim, int):
+        raise InvalidInput("qkv_interleave_dim", interleave_dim, "must be -3 (bs3hd) or -2 (bsh3d)")
     if qkv_layer is None and kv_layer is None:
         raise InvalidInput("qkv_interleave_dim", interleave_dim, "must be -3 without qkv_layer or kv_layer")
     if qkv_layer is not None and kv_layer is not None:

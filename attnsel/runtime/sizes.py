@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
+from attnsel._scalars import flag
 from attnsel.errors import InvalidInput
 from attnsel.layout import FORMATS
 from attnsel.runtime.call import Call, Config, Extras
@@ -48,7 +49,7 @@ def packed_starts(gaps: bool, lengths: tuple[Any, ...], padded: tuple[Any, ...])
 
     Raises InvalidInput where the two contradict each other, as far as that can be seen without waiting.
     """
-    if gaps:
+    if flag("pad_between_seqs", gaps):
         if padded[0] is None or padded[1] is None:
             raise InvalidInput("pad_between_seqs", True, "needs cu_seqlens_q_padded and cu_seqlens_kv_padded")
         return padded[0], padded[1]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
+from attnsel._schemas import stamped
 from attnsel.adaptations.search import adapt_to, within_reach
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH
 from attnsel.context_parallel.step import steps_against
 from attnsel.environment import Environment
-from attnsel.errors import NoBackendError
+from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.layout import Layout
 from attnsel.params import AttentionParams
 from attnsel.plugins import load_plugins
@@ -169,7 +170,7 @@ class Selection:
             out["layout"] = self.layout.as_dict()
         if unlocks:
             out["unlocks"] = [unlock.as_dict() for unlock in self.unlocks]
-        return out
+        return stamped("selection", out)
 
     def to_json(self, *, unlocks: bool = True, indent: int | None = None) -> str:
         return json.dumps(self.as_dict(unlocks=unlocks), indent=indent)
@@ -187,9 +188,22 @@ def select(
     Pure and memoised: equal arguments give the same object. ``environment`` None is this machine.
     A selection with ``backend`` None is an answer too; ``selection.require()`` turns it into an error.
     """
+    if environment is None:
+        environment = Environment.detect()
+    kinds = type(params), type(environment), type(policy), type(evidence)
+    if kinds != (AttentionParams, Environment, Policy, Evidence):
+        _check_kinds(params=params, environment=environment, policy=policy, evidence=evidence)
     if policy.allow_known_bugs:
         warn_of_retired(policy.allow_known_bugs)
-    return _select(params, environment or Environment.detect(), policy, evidence)
+    return _select(params, environment, policy, evidence)
+
+
+def _check_kinds(**given: Any) -> None:
+    """Raises InvalidInput for the first that is of another kind."""
+    kinds = (AttentionParams, Environment, Policy, Evidence)
+    for (name, value), kind in zip(given.items(), kinds, strict=True):
+        if not isinstance(value, kind):
+            raise InvalidInput(name, value, f"must be an instance of {kind.__name__}")
 
 
 @lru_cache(maxsize=8192)

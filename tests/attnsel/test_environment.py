@@ -114,3 +114,10 @@ def test_what_needs_torch_says_so_where_there_is_none():
         "else:\n    raise SystemExit('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("given", [{"gpu": 90}, {"cudnn": 9.1}, {"torch": object()}, {"triton": [3, "2"]}])
+def test_a_machine_described_in_other_types_is_named(given):
+    with pytest.raises(InvalidInput) as caught:
+        Environment.describe(**given)
+    assert caught.value.field == next(iter(given))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnsel import DotProductAttention, InvalidInput, NoBackendError, UnsupportedArgument, attention
-from attnsel.module import _NOT_YET_FORWARD
+from attnsel._module_checks import _NOT_YET
 
 torch.set_num_threads(1)
 
@@ -106,13 +106,13 @@ NOT_YET: dict[str, Any] = {
 
 
 def test_every_argument_not_acted_on_is_tried_here() -> None:
-    assert NOT_YET.keys() == _NOT_YET_FORWARD.keys()
+    assert NOT_YET.keys() == _NOT_YET.keys()
 
 
 @pytest.mark.parametrize("name", NOT_YET)
 def test_forward_arguments_not_acted_on_are_refused(name: str) -> None:
     module = build()
-    module(*qkv(), **{name: _NOT_YET_FORWARD[name]})
+    module(*qkv(), **{name: _NOT_YET[name]})
     for call in (module, module.explain):
         with pytest.raises(UnsupportedArgument, match=name):
             call(*qkv(), **{name: NOT_YET[name]})
@@ -252,3 +252,33 @@ def test_gaps_that_are_announced_must_be_given() -> None:
         build()(*qkv(), pad_between_seqs=True)
     assert caught.value.field == "pad_between_seqs"
     assert torch.equal(build()(*qkv(), pad_between_seqs=False), build()(*qkv()))
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"attention_dropout": None}, "attention_dropout"),
+        ({"attention_dropout": torch.ones(2)}, "attention_dropout"),
+        ({"tp_size": None}, "tp_size"),
+        ({"num_attention_heads": 10**400}, "num_attention_heads"),
+        ({"qkv_format": ["bshd"]}, "qkv_format"),
+        ({"sequence_parallel": "no"}, "sequence_parallel"),
+        ({"deterministic": 2}, "deterministic"),
+        ({"get_rng_state_tracker": 1}, "get_rng_state_tracker"),
+        ({"layer_number": [1]}, "layer_number"),
+        ({"cp_comm_type": {}}, "cp_comm_type"),
+        ({"cp_stream": torch.ones(2)}, "cp_stream"),
+    ],
+)
+def test_a_module_built_from_values_of_another_type_names_them(given, field):
+    with pytest.raises(InvalidInput) as caught:
+        DotProductAttention(**{"num_attention_heads": 2, "kv_channels": 8, **given})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", ["checkpoint_core_attention", "fast_zero_fill", "pad_between_seqs"])
+def test_a_flag_of_a_call_that_is_none_is_named(name):
+    core, q = DotProductAttention(2, 8, qkv_format="bshd"), torch.ones(1, 2, 2, 8)
+    with pytest.raises(InvalidInput) as caught:
+        core(q, q, q, **{name: torch.ones(2)})
+    assert caught.value.field == name

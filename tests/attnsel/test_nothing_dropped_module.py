@@ -26,8 +26,8 @@ from attnsel import (
     override,
     select,
 )
+from attnsel._module_checks import _NOT_YET
 from attnsel.candidates import CANDIDATES
-from attnsel.module import _NOT_YET_FORWARD
 from attnsel.rules import REGISTRY
 from attnsel.runtime import dispatch as run
 from attnsel.selection.rule_dependencies import ALL, fields_of
@@ -220,7 +220,7 @@ def gaps_are_as_they_are_said_to_be() -> None:
 
 
 def what_forward_does_not_support_raises() -> None:
-    for name, harmless in _NOT_YET_FORWARD.items():
+    for name, harmless in _NOT_YET.items():
         module()(*tensors(), **{name: harmless})
         with pytest.raises(UnsupportedArgument, match=name):
             module()(*tensors(), **{name: 7})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnsel import AttentionParams, InvalidInput, TensorSpec
+from attnsel import AttentionParams, InvalidInput, TensorSpec, recipes
 from attnsel.layout import LAYOUTS
 from attnsel.recipes import DelayedScaling, Float8CurrentScaling, read_recipe
 
@@ -53,6 +53,36 @@ def test_bad_input_names_the_field_the_value_and_what_is_allowed(fields, field, 
     assert allowed in str(caught.value)
     if field in fields:
         assert repr(caught.value.value) == repr(fields[field])  # NaN differs from itself
+
+
+class Unwritable:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"dtype": Unwritable()}, "dtype"),
+        ({"context_parallel": "no"}, "context_parallel"),
+        ({"context_parallel": True, "cp_size": Unwritable()}, "context_parallel"),
+        ({"tensors": {1: 2}}, "tensors"),
+        ({"tensors": {"q": {1: 2}}}, "tensors.q"),
+        ({"fp8_meta": {"recipe": {"kind": []}}}, "fp8_meta"),
+    ],
+)
+def test_what_cannot_be_read_at_all_is_named_too(fields, field):
+    with pytest.raises(InvalidInput) as caught:
+        AttentionParams(**fields)
+    assert caught.value.field == field
+
+
+def test_recipes_name_what_is_wrong_like_everything_else():
+    with pytest.raises(InvalidInput, match="amax_history_len = 0: must be greater than 0"):
+        recipes.DelayedScaling(amax_history_len=0)
+    assert recipes.DelayedScaling() == recipes.DelayedScaling(margin=0) != recipes.DelayedScaling(margin=1)
 
 
 def test_several_problems_are_counted_not_dropped():

@@ -74,6 +74,28 @@ def test_an_unknown_setting_is_an_error():
         attnsel.configure(backends="cudnn")
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"backend": ["tiled"]}, "backend"),
+        ({"backend": 3}, "backend"),
+        ({"allow": [["tiled"]]}, "allow"),
+        ({"deny": {"tiled", 1}}, "deny"),
+        ({"policy": "never", "adapt": "never"}, "policy"),
+    ],
+)
+def test_a_value_of_another_type_is_named(changes, field):
+    with pytest.raises(InvalidInput) as caught:
+        attnsel.configure(**changes)
+    assert caught.value.field == field
+
+
+def test_a_long_name_is_cut_in_the_message():
+    with pytest.raises(InvalidInput) as caught:
+        Policy(deny=("x" * 100_000,))
+    assert len(str(caught.value)) < 1000
+
+
 def test_names_of_candidates_are_checked():
     with pytest.raises(InvalidInput, match=r"sdpa\.flash"):
         Policy(allow=("flash",))

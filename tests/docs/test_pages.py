@@ -68,7 +68,7 @@ def test_every_key_of_the_json_is_listed(command):
     text = page("reference.md")
     first = said[0] if isinstance(said, list) else said
     listed = in_backticks(row(text, f"`{command}` |", f"`{command}`, in each", *inherited(command)))
-    assert set(first) - listed == set()
+    assert set(first) - listed == {"schema"}  # of all: the table above lists its values
     for inner in ("candidates", "unlocks"):
         if command == "explain":
             assert set(first[inner][0]) - in_backticks(row(text, f"`explain`, in `{inner}`")) == set()

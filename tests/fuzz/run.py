@@ -15,7 +15,6 @@ import secrets
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -27,8 +26,9 @@ from harness import Failed, fuzz
 from targets import TARGETS
 
 
-def part(name: str, count: int, seed: int) -> tuple[str, Counter[str], str]:
+def part(one: tuple[str, int, int]) -> tuple[str, Counter[str], str]:
     """One target's tally from one seed, and how it failed."""
+    name, count, seed = one
     try:
         return name, fuzz(TARGETS[name], count, seed), ""
     except Failed as failed:
@@ -65,13 +65,13 @@ def main() -> int:
     quiet = chosen.json or not sys.stderr.isatty()
     with (
         Progress(disable=quiet) as progress,
-        ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn"), max_tasks_per_child=8) as pool,
+        # Not ProcessPoolExecutor: with max_tasks_per_child it hangs in Python 3.11 (cpython#115634).
+        get_context("spawn").Pool(chosen.jobs, maxtasksperchild=8) as pool,
     ):
         bars = {
             name: progress.add_task(name, total=sum(n for m, n, _ in parts if m == name)) for name in names
         }
-        for future in as_completed([pool.submit(part, *one) for one in parts]):
-            name, tally, failure = future.result()
+        for name, tally, failure in pool.imap_unordered(part, parts):
             tallies[name] += tally
             if failure:
                 failures.setdefault(name, failure)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import commands
+import json_files
+import wrong_types
 from harness import Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in ()}
+TARGETS: dict[str, Target] = {
+    target.name: target for target in (commands.TARGET, json_files.TARGET, wrong_types.TARGET)
+}

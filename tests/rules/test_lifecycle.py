@@ -92,7 +92,7 @@ def test_the_command_prints_every_range_within_80_columns(capsys):
 def test_ranges_as_json_narrowed_to_a_family(capsys):
     assert main(["rules", "--ranges", "--family", "pref", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert set(row) == {"prefix", "first", "last", "file", "about", "next"}
+    assert set(row) == {"schema", "prefix", "first", "last", "file", "about", "next"}
     assert (row["prefix"], row["next"]) == ("PREF", free_codes("PREF")[0])
 
 
@@ -232,6 +232,7 @@ def test_a_removed_code_still_has_a_page(registered, capsys):
     page = told(capsys, "bug901")
     assert page.startswith("BUG901 removed in 0.1.0 Why: A test removed it. Read instead: BUG006, On Hopper")
     assert json.loads(told(capsys, "BUG901", "--json")) == {
+        "schema": "attnsel.removed-rule/1",
         "code": "BUG901",
         "family": "BUG",
         "status": "removed",

@@ -37,7 +37,7 @@ def test_json_has_a_row_per_rule(run):
     rows = json.loads(run("rules --json")[1])
     assert [row["code"] for row in rows] == [page.code for page in PAGES]
     assert set(rows[0]) == {
-        "code", "kind", "family", "title", "candidates", "when", "evidence", "source",
+        "schema", "code", "kind", "family", "title", "candidates", "when", "evidence", "source",
         "status", "replaced_by",
     }  # fmt: skip
 

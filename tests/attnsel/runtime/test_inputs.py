@@ -306,3 +306,45 @@ def test_everything_denied_names_every_candidate() -> None:
         call(GOOD, {})
     assert all(name in str(caught.value) for name in ("sdpa.flash", "sdpa.math", "tiled", "sdpa.efficient"))
     assert call(GOOD, {}).shape == (B, S, H, D)
+
+
+class Hostile:
+    """An object that answers nothing."""
+
+    def __hash__(self) -> int:
+        raise RuntimeError
+
+    __bool__ = __eq__ = __repr__ = __ne__ = __float__ = __hash__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"is_training": "no"}, "is_training"),
+        ({"deterministic": None}, "deterministic"),
+        ({"return_lse": 2}, "return_lse"),
+        ({"return_lse": (True,)}, "return_lse"),
+        ({"bottom_right_diagonal": "top"}, "bottom_right_diagonal"),
+        ({"attention_dropout": {}}, "attention_dropout"),
+        ({"attention_dropout": torch.ones(2)}, "attention_dropout"),
+        ({"softmax_scale": 10**400}, "softmax_scale"),
+        ({"softmax_scale": Hostile()}, "softmax_scale"),
+        ({"softcap": None}, "softcap"),
+        ({"attn_mask_type": 0}, "attn_mask_type"),
+        ({"core_attention_bias_type": None}, "core_attention_bias_type"),
+        ({"qkv_interleave_dim": Hostile()}, "qkv_interleave_dim"),
+        ({"qkv_interleave_dim": torch.ones(2)}, "qkv_interleave_dim"),
+        ({"backend": ["tiled"]}, "backend"),
+        ({"adapt": Hostile()}, "adapt"),
+    ],
+)
+def test_a_value_of_another_kind_is_named_and_never_converted(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        attention(**{**GOOD, **changes})
+    assert caught.value.field == field
+
+
+def test_a_value_is_judged_alike_whether_or_not_an_equal_one_came_before() -> None:
+    attention(**GOOD, max_seqlen_q=1)
+    with pytest.raises(InvalidInput, match="max_seqlen_q = True"):
+        attention(**GOOD, max_seqlen_q=True)

@@ -309,3 +309,18 @@ def test_a_missing_library_is_offered_in_a_version_attnsel_runs_on():
     offers = [u for u in select(AttentionParams(), bare).unlocks if u.candidate == "sdpa.flash"]
     assert [str(value) for u in offers for _, value in u.changes] == ["2.6.0"]
     assert "torch is not installed" in select(AttentionParams(), bare).report(200)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"params": {}}, "params"),
+        ({"environment": "H100"}, "environment"),
+        ({"policy": {"adapt": "never"}}, "policy"),
+        ({"evidence": ()}, "evidence"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(given, field):
+    with pytest.raises(InvalidInput) as caught:
+        select(**{"params": AttentionParams(), "environment": Environment.describe("H100"), **given})
+    assert caught.value.field == field

@@ -1,0 +1,76 @@
+"""Every JSON that is printed says which shape it has, and has it; a shape changes only with its version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from attnsel import AttentionParams, Environment, select
+from attnsel._schemas import VERSIONS
+from json_schemas import FOLDER, path_of, samples
+
+jsonschema = pytest.importorskip("jsonschema")
+
+# Of documents that were released. A changed shape is a new version and a new line, never another digest.
+DIGESTS: dict[str, str] = {
+    "conformance-1": "93a90ff1e0d535fa",
+    "conformance-cudnn-1": "42821ff0adf943ab",
+    "debug-1": "5039f177b0ab790c",
+    "doctor-1": "90dff5c68c961a77",
+    "matrix-1": "ef0bd7e7734b32ff",
+    "plan-1": "add36dc149372ce3",
+    "ranges-1": "d5ef5f2308334630",
+    "removed-rule-1": "b98596fcbc7efd36",
+    "rule-1": "5d1cd04a2a6b06d6",
+    "rules-1": "2b688c6699a6dd42",
+    "selection-1": "93d4ef03ea61c55f",
+}
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, list[Any]]:
+    pytest.importorskip("torch")
+    return samples()
+
+
+def validator(name: str) -> Any:
+    document = json.loads(path_of(name).read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(document)
+    return jsonschema.Draft202012Validator(document)
+
+
+def test_a_shape_changes_only_with_its_version() -> None:
+    files = {file.stem: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in FOLDER.glob("*.json")}
+    assert files == DIGESTS
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_what_is_printed_has_the_shape_of_its_version(name: str, printed: dict[str, list[Any]]) -> None:
+    holds = validator(name)
+    assert printed[name]
+    for answer in printed[name]:
+        assert next(iter(answer)) == "schema"
+        assert answer["schema"] == f"attnsel.{name}/{VERSIONS[name]}"
+        holds.validate(answer)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda answer: answer.update(new=1),
+        lambda answer: answer.pop("policy"),
+        lambda answer: answer["params"].update(new=1),
+        lambda answer: answer["candidates"][0].pop("placed_by"),
+        lambda answer: answer["candidates"][0].update(unproven="no"),
+        lambda answer: answer.update(schema="attnsel.selection/0"),
+    ],
+)
+def test_a_field_more_or_less_is_another_shape(change: Any) -> None:
+    answer = json.loads(select(AttentionParams(), Environment.describe("H100")).to_json())
+    holds = validator("selection")
+    assert holds.is_valid(answer)
+    change(answer)
+    assert not holds.is_valid(answer)

@@ -1,0 +1,288 @@
+"""Every kind of JSON that attnsel prints, as samples of it; and their shape, written to docs/schemas.
+
+    python tests/support/json_schemas.py        # writes the documents of the present versions
+
+A document that is committed is a promise: where the shape changes, raise the version in attnsel/_schemas.py
+first, then write the new document beside the old one, and add its digest to tests/docs/test_schemas.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+if __name__ == "__main__":
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+
+from pydantic import BaseModel
+
+from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, settings
+from attnsel._schemas import VERSIONS, stamped
+from attnsel.cli import doctor as doctor_module
+from attnsel.cli import main
+from attnsel.cli.agreement import RuleMismatch, Tally
+from attnsel.cli.asking import Comparison, NotAsked
+from attnsel.cli.library import Asked, by_rules
+from attnsel.cli.probe import DISTRIBUTIONS, Probe, ProbedMachine
+from attnsel.environment import COMPONENTS
+from attnsel.rules import REGISTRY
+from attnsel.rules.api import Removed
+from paths import ROOT
+
+FOLDER = ROOT / "docs" / "schemas"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+# Objects whose keys are data: names of candidates, components, fields and variables.
+MAPS = {"changes", "answers", "components", "verdicts", "variables", "fires_on", "passes", "trips"}
+MAPS |= {"commands", "disagreements.params", "planned_for", "bytes"}
+
+LINES = {
+    "selection": [
+        "explain --gpu H100",
+        "explain --gpu H100 --cudnn 9.1.0 --head-dim-qk 192 --head-dim-v 128",
+        "explain --gpu T4 --qkv-layout thd --attn-mask-type padding --dtype fp32",
+        "explain --gpu B200 --fp8-recipe mxfp8 --dtype fp16 --memory-limit 2GiB",
+        "explain --gpu cpu --core-attention-bias-type alibi --alibi-slopes-shape 16 --inference",
+        "explain --gpu sm90 --qkv-layout paged_kv_bshd_bshd_bshd --attn-mask-type padding --kv-cache paged "
+        "--page-size 64 --inference --torch none",
+        "explain --gpu H100 --backend triton --triton none --fp8-recipe delayed",
+        "explain --gpu H100 --fp8-recipe current",
+        "explain --gpu H100 --fp8-recipe block --core-attention-bias-type post_scale_bias",
+    ],
+    "plan": [
+        "explain --gpu H100 --cp-size 4",
+        "explain --gpu H100 --cp-size 16 --inference --max-seqlen-q 1000 --num-gqa-groups 2",
+        "explain --gpu sm90 --cp-size 2 --cp-comm-type a2a --attn-mask-type no_mask",
+        "explain --gpu cpu --cp-size 3 --backend cudnn",
+        "explain --gpu H100 --cp-size 256 --attn-mask-type padding_causal --qkv-layout thd",
+    ],
+    "matrix": [
+        "matrix --rows head_dim_qk=64,128,512 --cols gpu=T4,H100,cpu",
+        "matrix --rows dtype=fp32,bf16 --cols cudnn=9.1,none --candidate cudnn --gpu H100",
+        "matrix --rows num_heads=6,16 --cols num_gqa_groups=3,4 --gpu H100",
+    ],
+    "rules": ["rules"],
+    "ranges": ["rules --ranges"],
+    "rule": ["rule CUDNN204", "rule PREF001", "rule POLICY001", "rule BUG006", "rule SDPA001", "rule CP001"],
+}
+
+
+def printed(line: str) -> Any:
+    out = io.StringIO()
+    with redirect_stdout(out), mock.patch.object(settings, "_process", None):
+        main([*line.split(), "--json"])
+    return json.loads(out.getvalue()) if out.getvalue() else None
+
+
+def samples() -> dict[str, list[Any]]:
+    """Objects of every kind, as they come out."""
+    found: dict[str, list[Any]] = {name: [] for name in VERSIONS}
+    for name, lines in LINES.items():
+        for answer in filter(None, map(printed, lines)):
+            found[name] += answer if isinstance(answer, list) else [answer]
+    found["selection"] += _of_every_rule()
+    found["selection"] += found["plan"]  # explain --cp-size prints both
+    found["plan"] = [answer["context_parallel"] for answer in found["plan"]]
+    found["selection"] += [{**found["selection"][0], "library": library} for library in _libraries()]
+    found["selection"] += _with_layouts()
+    found["debug"] = [
+        stamped("debug", {"event": "selection", "label": "layer 1", "rank": 0, **answer})
+        for answer in found["selection"]
+        if "context_parallel" not in answer and "library" not in answer
+    ]
+    from attnsel.cli.rules import _removed_as_dict
+
+    for gone in (Removed("BUG901", "0.1.0", "Why.", "BUG006"), Removed("BUG902", "0.1.0", "Why.", "")):
+        found["removed-rule"].append(stamped("removed-rule", _removed_as_dict(gone)))
+    found["doctor"] = _doctor()
+    found["conformance"] = [stamped("conformance", {"kernels": _kernels()})]
+    found["conformance-cudnn"] = [_agreement()]
+    return json.loads(json.dumps(found))
+
+
+def _of_every_rule() -> list[dict[str, Any]]:
+    """Selections of the questions that rules refuse."""
+    found = []
+    for rule in REGISTRY.rules.values():
+        asked = dict(rule.fires_on)
+        machine = {name: asked.pop(name) for name in (*COMPONENTS, "gpu") if name in asked}
+        fields = {name: value for name, value in asked.items() if name in AttentionParams.model_fields}
+        with contextlib.suppress(InvalidInput):  # of examples that need an environment of another kind
+            selection = select(AttentionParams(**fields), Environment.describe(**machine))
+            found.append(selection.as_dict(unlocks=len(found) % 4 == 0))
+    assert len(found) > len(REGISTRY.rules) // 2
+    return found
+
+
+def _libraries() -> list[dict[str, Any]]:
+    from attnsel.backends.cudnn.ask.client import Answer
+
+    verdict = by_rules(AttentionParams(), Environment.describe("H100"))
+    made = [NotAsked("gpu", "Why.").as_dict()]
+    for answers, inexpressible, judge, notes in (
+        ({"forward": (True, "build_plans", "", ("engine",), 1024)}, None, "library", []),
+        ({"forward": (False, "check_support", "no", (), None)}, None, "frontend", ["A note."]),
+        ({"backward": (None, "timeout", "", (), None)}, None, "library", []),
+        ({}, "why", "library", []),
+    ):
+        said = {name: Answer(*answer, judge, "9.20.0", "1.28.0") for name, answer in answers.items()}
+        versions = {"cudnn": "9.20.0", "cudnn_frontend": "1.28.0"}
+        asked = Asked(said, inexpressible)
+        made.append(Comparison(verdict, asked, judge, versions, None, "H100", notes).as_dict())
+    return made
+
+
+def _with_layouts() -> list[dict[str, Any]]:
+    """Selections of tensors that are not dense."""
+    import torch
+
+    from attnsel import detect_layout
+
+    packed = torch.zeros(1, 4, 2, 3, 8).unbind(3)
+    apart = [torch.zeros(1, 4, 2, 16)[..., :8] for _ in "qkv"]
+    selection = select(AttentionParams(), Environment.describe("H100"))
+    layouts = [detect_layout(*tensors, "bshd") for tensors in (packed, apart, (packed[0], *apart[1:]))]
+    layouts.append(detect_layout(*[t.to("meta") for t in apart], "bshd"))
+    return [selection.located(layout).as_dict() for layout in layouts]
+
+
+def _doctor() -> list[Any]:
+    """Of machines that are described: nothing is probed."""
+    from attnsel.plugins import Found
+
+    absent = Probe(None, None, {})
+    loads = Probe("2.9.1", True, {"version": "2.9.1", "cuda_build": None})
+    broken = Probe("1.0", False, {}, "ImportError: why")
+    left_out = Found("acme = acme:PLUGIN", "acme 1.2", None, "why")
+    found = []
+    for gpu, probe in (("cpu", loads), ("H100", broken), ("T4", absent)):
+        env = Environment.describe(gpu, torch="2.9.1").replace(detected=True, assumed=())
+        plugins = ((left_out, absent),) if gpu == "T4" else ()
+        machine = ProbedMachine(dict.fromkeys(DISTRIBUTIONS, probe), (env,), ("H100",), plugins)
+        variables = {"ATTNSEL_DEBUG": "9" if gpu == "T4" else "1"}  # 9: there are no settings then
+        seen = mock.patch.object(doctor_module, "examine", lambda machine=machine: machine)
+        with seen, mock.patch.dict(os.environ, variables):
+            found.append(printed("doctor"))
+    return found
+
+
+def _kernels() -> list[dict[str, Any]]:
+    try:
+        from attnsel.backends.triton.gate import KernelReport
+    except ImportError:
+        return []
+    good = KernelReport("forward", 90, 64, 64, "bf16", "causal", (128, 64), 4, 2, 128, 0, 1, 2, ("mma",), 0.5)
+    bad = KernelReport("merge", 90, 64, 64, "bf16", "", None, 4, 2, 0, 0, 0, 0, (), 0.5, "why", True)
+    return [good.as_json(), bad.as_json()]
+
+
+def _agreement() -> dict[str, Any]:
+    tally = Tally()
+    tally.outcomes["false accept"] += 1
+    about = {"cudnn": "9.20.0", "cudnn_frontend": "1.28.0", "stage": "check_support", "gpus": ["H100"]}
+    mismatch = RuleMismatch("false accept", "H100", AttentionParams(num_heads=2), ("CUDNN204",), "why")
+    said = {**about, "seed": 0, "samples": 1, **tally.as_dict()}
+    return stamped("conformance-cudnn", {**said, "disagreements": [mismatch.as_dict()], "notes": ["why"]})
+
+
+# ---- their shape -------------------------------------------------------------------------------------
+
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_MODELS: dict[str, type[BaseModel]] = {
+    "params": AttentionParams,
+    "environment": Environment,
+    "devices": Environment,
+    "policy": Policy,
+    "settings": settings.Settings,
+}
+
+
+def shape(values: list[Any], key: str = "", within: str = "") -> dict[str, Any]:
+    """The JSON Schema of these values: an object has exactly the keys that all, or some, of them have."""
+    if key in _ANYTHING:
+        return {}
+    objects = [value for value in values if isinstance(value, dict)]
+    arrays = [value for value in values if isinstance(value, list)]
+    kinds = sorted({_TYPES[type(value)] for value in values if not isinstance(value, (dict, list))})
+    found: list[dict[str, Any]] = []
+    if kinds:
+        found.append({"type": kinds[0] if len(kinds) == 1 else kinds})
+    if arrays:
+        items = [item for value in arrays for item in value]
+        found.append({"type": "array", **({"items": shape(items, key, within)} if items else {})})
+    if objects and key in _MODELS and within != "disagreements":
+        found.append({"$ref": f"#/$defs/{key}"})
+    elif objects and (key in MAPS or f"{within}.{key}" in MAPS):
+        inner = [item for value in objects for item in value.values()]
+        free = not inner or key in _FREE or f"{within}.{key}" in MAPS
+        found.append({"type": "object", "additionalProperties": {} if free else shape(inner, "", key)})
+    elif objects:
+        names = list(dict.fromkeys(name for value in objects for name in value))
+        parts = {
+            name: shape([value[name] for value in objects if name in value], name, key) for name in names
+        }
+        always = [name for name in names if all(name in value for value in objects)]
+        found.append(
+            {"type": "object", "properties": parts, "required": always, "additionalProperties": False}
+        )
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+_ANYTHING = {"observed"}  # the value of a field, or of several
+_FREE = {"changes", "fires_on", "passes", "trips"}  # of fields, with their values
+
+
+def _of_model(model: type[BaseModel]) -> dict[str, Any]:
+    made = model.model_json_schema(mode="serialization")
+    if "_Recipe" in made.get("$defs", {}):
+        made["$defs"]["_Recipe"].pop("additionalProperties")  # each kind has fields of its own
+    if model is Environment:
+        made["properties"] |= {name: {"type": ["string", "null"]} for name in COMPONENTS}
+        made["$defs"].pop("Version", None)  # a text in JSON
+        made["properties"]["warnings"] = {"type": "array", "items": {"type": "string"}}
+    return _plain(made)
+
+
+def _plain(part: Any) -> Any:
+    """Without the words and defaults, which are no promise."""
+    if isinstance(part, list):
+        return [_plain(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    kept = {}
+    for name, value in part.items():
+        if name == "properties":
+            kept[name] = {field: _plain(inner) for field, inner in value.items()}
+        elif name not in ("title", "description", "default"):
+            kept[name] = _plain(value)
+    return kept
+
+
+def document(name: str, values: list[Any]) -> dict[str, Any]:
+    made = shape(values)
+    made["properties"]["schema"] = {"const": f"attnsel.{name}/{VERSIONS[name]}"}
+    text = json.dumps(made)
+    definitions = {}
+    for key, model in _MODELS.items():
+        if f'"#/$defs/{key}"' in text:
+            definitions[key] = _of_model(model)
+            definitions |= definitions[key].pop("$defs", {})
+    told = {"$schema": DIALECT, "title": f"attnsel.{name}/{VERSIONS[name]}", **made}
+    return {**told, "$defs": definitions} if definitions else told
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / f"{name}-{VERSIONS[name]}.json"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, values in samples().items():
+        path_of(name).write_text(json.dumps(document(name, values), indent=1) + "\n", encoding="utf-8")
