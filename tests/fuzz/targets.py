@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import rank_faults
 from harness import Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in ()}
+TARGETS: dict[str, Target] = {target.name: target for target in (rank_faults.TARGET,)}
