@@ -7,7 +7,8 @@ Row orders. A rank's rows are [head chunk, tail chunk]; concatenating ranks give
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -74,6 +75,25 @@ class Member:
         with self.speaking("comparing notes"):
             dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def break_off(self) -> None:
+        """End the group's connections, so that no rank waits for this one, nor takes a later message of it for
+        one of now.
+
+        Only Gloo can, in the way in which it ends them after its own timeout: a receive that timed out closes
+        the connections to all ranks of the group. Under NCCL ranks wait for NCCL's.
+        """
+        if "cpu:gloo" not in dist.get_backend_config(self.group):
+            return
+        for rank in self.global_ranks:
+            if rank != self.global_ranks[self.rank]:
+                with suppress(RuntimeError):  # closed already, or timed out as it should
+                    work = dist.irecv(torch.empty(1), rank, self.group, tag=NEVER_SENT)
+                    assert work is not None
+                    work.wait(timedelta(milliseconds=1))
+
+
+NEVER_SENT = 0x7E57  # no message has this tag
 
 
 class Ring:

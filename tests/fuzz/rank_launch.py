@@ -225,7 +225,7 @@ class Worker:
             world_size=self.size,
             timeout=timedelta(seconds=self.case["timeout"]),
         )
-        group = ranks.groups_of(self.case["comm"], self.rank, self.size, {})
+        group = ranks.groups_of(self.case["comm"], self.rank, self.size, {}, self.case["timeout"])
         for _ in range(self.case["layers"]):
             made = FEATURES[self.case["features"]].make_module(cp_group=group, cp_comm_type=self.case["comm"])
             self.modules.append(made)
