@@ -1,8 +1,8 @@
 """Ranks that compute together while one of them goes wrong: no wrong number, no hang, no unnamed error.
 
 A case is a launch of two or four processes (``rank_launch.py``) that make some calls over one group. One rank
-meets a fault: a kernel or an exchange that raises, dies or is late; input that cannot be right, or is not that
-of the others; a call left out, made twice or out of order. It swallows what it is told and goes on.
+meets a fault: a kernel or an exchange that raises, dies or is late; input that cannot be right, or is not
+that of the others; a call left out, made twice or out of order. It swallows what it is told and goes on.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import context_parallel_cases as cases
 import torch
 from harness import Case, Target, Wrong
 from hypothesis import strategies as st
-from rank_launch import BAD_INPUT, ERRORS, FEATURES, OTHER_INPUT, WORDS, Server, case_of, program
+from rank_launch import BAD_INPUT, ERRORS, FEATURES, OTHER_INPUT, Server, case_of, program
+
+import context_parallel_cases as cases
 
 SOON = 2.0  # seconds in which ranks are told
 LONG, BRIEF = 12, 4  # seconds: timeouts of the process group; the second where a case may wait for it
@@ -41,53 +42,23 @@ MORE = (
     "bias",
     "flash",
 )
-acts = st.sampled_from(sorted(ERRORS))
-any_act = acts | st.sampled_from(["die", "die", "sleep", "oversleep"])
-steps = st.integers(0, 5)
-faults = st.one_of(
-    st.just({"kind": "none"}),
-    st.fixed_dictionaries(
-        {
-            "kind": st.just("kernel"),
-            "step": steps,
-            "event": st.integers(1, 4),
-            "act": st.sampled_from([name for name in sorted(ERRORS) if name != "KeyboardInterrupt"]),
-        }
-    ),
-    st.fixed_dictionaries(
-        {"kind": st.just("kernel"), "step": steps, "event": st.integers(1, 4), "act": any_act}
-    ),
-    st.fixed_dictionaries(
-        {"kind": st.just("input"), "step": steps, "input": st.sampled_from([*BAD_INPUT, *OTHER_INPUT])}
-    ),
-    *[
-        st.fixed_dictionaries(
-            {
-                "kind": st.just("exchange"),
-                "step": steps,
-                "event": st.integers(1, 16),
-                "when": st.sampled_from(["before", "in", "after"]),
-                "act": any_act,
-                "input": st.sampled_from(["", "", "", *BAD_INPUT]),
-            }
-        )
-    ]
-    * 3,
-    st.fixed_dictionaries(
-        {
-            "kind": st.just("program"),
-            "step": steps,
-            "change": st.sampled_from(["leaves one out", "makes one twice", "swaps two"]),
-        }
-    ),
-)
+RAISES = sorted(ERRORS)
+KINDS = ["none", *["kernel"] * 3, *["input"] * 2, *["exchange"] * 6, *["program"] * 2]
+ACTS = [*RAISES, *["die"] * 2, "sleep", "oversleep"]
+EVENTS = {  # exchanges of a forward and a backward, with those that compare notes: by ranks of the ring, if any
+    "p2p": {2: (4, 8), 4: (8, 16)},
+    "all_gather": {2: (4, 6), 4: (4, 6)},
+    "a2a": {2: (6, 6), 4: (6, 6)},
+    "a2a+p2p": {4: (10, 16)},
+}
 
 
 @st.composite
 def launches(draw: st.DrawFn) -> Case:
     comm = draw(st.sampled_from(cases.COMMS))
     features = [name for name in DENSE + MORE if comm in FEATURES[name].comms]
-    case = {
+    kind = draw(st.sampled_from(KINDS))
+    case: Case = {
         "comm": comm,
         "ranks": 4 if comm == "a2a+p2p" else draw(st.sampled_from([2, 2, 4])),
         "features": draw(st.sampled_from(features)),
@@ -95,11 +66,33 @@ def launches(draw: st.DrawFn) -> Case:
         "layers": draw(st.integers(1, 2)),
         "nested": draw(st.booleans()),
         "calls": 3,
-        "fault": draw(faults),
+        "timeout": LONG,
+        "fault": {"kind": kind},
+        "rank": -1,
     }
-    case["rank"] = draw(st.integers(0, case["ranks"] - 1))
-    waits = case["fault"].get("act") == "oversleep" or case["fault"]["kind"] == "program"
-    case["timeout"] = BRIEF if waits else LONG
+    steps = [what for what, _ in program(case, 0)]
+    fault, case["rank"] = case["fault"], draw(st.integers(0, case["ranks"] - 1))
+    if kind == "none":
+        return case
+    fault["step"] = at = draw(st.integers(0, len(steps) - 1))
+    if kind == "kernel":
+        fault["act"] = draw(st.sampled_from(ACTS))
+        fault["event"] = draw(st.integers(1, case["ranks"] if comm == "p2p" else 2))
+    elif kind == "input":
+        fault["step"] = draw(st.sampled_from([at for at, what in enumerate(steps) if what == "forward"]))
+        fault["input"] = draw(st.sampled_from([*BAD_INPUT, *OTHER_INPUT]))
+    elif kind == "exchange":
+        fault["act"] = draw(st.sampled_from(ACTS))
+        fault["when"] = draw(st.sampled_from(["before", "in", "after"]))
+        fault["event"] = draw(st.integers(1, EVENTS[comm][case["ranks"]][steps[at] == "backward"]))
+        fault["input"] = ""
+        if steps[at] == "forward" and draw(st.integers(0, 3)) == 3:  # of another rank
+            fault["input"] = draw(st.sampled_from([*BAD_INPUT]))
+            fault["event"] = draw(st.integers(1, 4))
+    else:
+        fault["change"] = draw(st.sampled_from(["leaves one out", "makes one twice", "swaps two"]))
+    if fault.get("act") == "oversleep" or kind == "program":
+        case["timeout"] = BRIEF
     return case
 
 

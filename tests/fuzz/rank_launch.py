@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-HERE = Path(__file__).parent
-for folder in ("support", "fuzz"):
-    if str(HERE.parent / folder) not in sys.path:
-        sys.path.append(str(HERE.parent / folder))
+if __name__ == "__main__":  # pytest and run.py know the folder already
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import torch
 import torch.distributed as dist
@@ -44,7 +42,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "KeyboardInterrupt": lambda: KeyboardInterrupt(WORDS),
 }
 FEATURES = {case.name: case for case in cases.CASES}
-SHORT, UNLIKE = 0.7, "no rank says this"
+SHORT = 0.7  # seconds: late, but not too late
 
 Record = dict[str, Any]
 
@@ -160,15 +158,18 @@ class Fault:
             return lambda *arguments, **more: around(posted(*arguments, **more))
 
         batch_isend_irecv = dist.batch_isend_irecv
-        with mock.patch.multiple(
-            comm.Member,
-            **{name: around(getattr(comm.Member, name)) for name in ("gather", "swap", "largest", "objects")},
+        with (
+            mock.patch.multiple(
+                comm.Member,
+                **{
+                    name: around(getattr(comm.Member, name))
+                    for name in ("gather", "swap", "largest", "objects")
+                },
+            ),
+            mock.patch.multiple(dist, **{name: within(getattr(dist, name)) for name in TRANSPORT}),
+            mock.patch.object(comm.Ring, "post", posting(comm.Ring.post)),
         ):
-            with (
-                mock.patch.multiple(dist, **{name: within(getattr(dist, name)) for name in TRANSPORT}),
-                mock.patch.object(comm.Ring, "post", posting(comm.Ring.post)),
-            ):
-                yield
+            yield
 
 
 TRANSPORT = ("all_gather", "all_to_all_single", "all_reduce", "all_gather_object", "batch_isend_irecv")
@@ -338,7 +339,7 @@ def launch(case: Record, folder: Path) -> list[str]:
             finally:
                 os._exit(status)  # Gloo's teardown may wait for ranks that are gone
         children.append(child)
-    ends = {child: "hangs" for child in children}
+    ends = dict.fromkeys(children, "hangs")
     limit = time.monotonic() + LAUNCH_LIMIT
     left = set(children)
     while left and time.monotonic() < limit:
