@@ -17,6 +17,9 @@ from torch import Tensor
 
 from attnsel.errors import ContextParallelError
 
+AGAIN = "start again with a new process group"
+NEVER_SENT = 0x7E57  # no message has this tag
+
 
 class Member:
     """This process in one process group; the group of size 1 needs none."""
@@ -41,7 +44,8 @@ class Member:
             lines = str(error).strip().splitlines()
             raise ContextParallelError(
                 f"rank {self.rank} (global rank {self.global_ranks[self.rank]}): {what} failed, "
-                f"as another rank has died, raised an error or is late: {lines[0] if lines else error!r}"
+                f"as another rank has died, raised an error or is late; {AGAIN}: "
+                f"{lines[0] if lines else error!r}"
             ) from error
 
     def gather(self, x: Tensor) -> Tensor:
@@ -91,9 +95,6 @@ class Member:
                     work = dist.irecv(torch.empty(1), rank, self.group, tag=NEVER_SENT)
                     assert work is not None
                     work.wait(timedelta(milliseconds=1))
-
-
-NEVER_SENT = 0x7E57  # no message has this tag
 
 
 class Ring:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from attnsel.context_parallel.comm import Member
+from attnsel.context_parallel.comm import AGAIN, Member
 from attnsel.errors import ContextParallelError
 
 if TYPE_CHECKING:
@@ -48,9 +48,6 @@ class RanksRefused(Exception):
 
 class OutOfStep(Exception):
     """Ranks are in different calls."""
-
-
-AGAIN = "start again with a new process group"
 
 
 class Fields(dict[str, str]):

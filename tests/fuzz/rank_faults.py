@@ -43,9 +43,10 @@ MORE = (
     "flash",
 )
 RAISES = sorted(ERRORS)
-KINDS = ["none", *["kernel"] * 3, *["input"] * 2, *["exchange"] * 6, *["program"] * 2]
+KINDS = ["none", *["kernel"] * 3, *["input"] * 2, *["exchange"] * 6, *["program"] * 4]
 ACTS = [*RAISES, *["die"] * 2, "sleep", "oversleep"]
-EVENTS = {  # exchanges of a forward and a backward, with those that compare notes: by ranks of the ring, if any
+CHANGES = ["leaves one out", "makes one twice", "swaps two", "swaps backwards", *["is interrupted"] * 2]
+EVENTS = {  # by ranks: the exchanges of a forward and a backward, with those of the consensus
     "p2p": {2: (4, 8), 4: (8, 16)},
     "all_gather": {2: (4, 6), 4: (4, 6)},
     "a2a": {2: (6, 6), 4: (6, 6)},
@@ -90,7 +91,12 @@ def launches(draw: st.DrawFn) -> Case:
             fault["input"] = draw(st.sampled_from([*BAD_INPUT]))
             fault["event"] = draw(st.integers(1, 4))
     else:
-        fault["change"] = draw(st.sampled_from(["leaves one out", "makes one twice", "swaps two"]))
+        fault["change"] = draw(st.sampled_from(CHANGES))
+        if fault["change"] == "swaps backwards":  # of the same module: only their number tells them apart
+            case.update(backward=True, nested=True, layers=1)
+            fault["step"] = 2
+        elif fault["change"] == "is interrupted":  # before it exchanges anything
+            fault["step"] = draw(st.sampled_from([at for at, what in enumerate(steps) if what == "forward"]))
     if fault.get("act") == "oversleep" or kind == "program":
         case["timeout"] = BRIEF
     return case
@@ -229,6 +235,8 @@ def check_kinds(found: Launched) -> None:
         own = {case["fault"].get("act", "")} if step.rank == case["rank"] else set()
         if case["fault"].get("input") == "an unknown argument":
             own.add("TypeError")
+        if case["fault"].get("change") == "is interrupted" and step.rank == case["rank"]:
+            own.add("KeyboardInterrupt")
         second = case["fault"].get("change") == "makes one twice" and "second time" in step.text
         if step.kind and step.kind not in NAMED | own and not second:
             raise Wrong(f"an unnamed error: {step}")

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import context_parallel_cases as cases
 import ranks
-from attnsel.context_parallel import comm
+from attnsel.context_parallel import comm, run
 from attnsel.errors import InvalidInput
 from attnsel.runtime import kernels
 
@@ -194,7 +194,7 @@ def program(case: Record, rank: int) -> list[tuple[str, int]]:
             del steps[at]
         elif fault["change"] == "makes one twice":
             steps.insert(at, steps[at])
-        else:
+        elif fault["change"].startswith("swaps"):
             after = (at + 1) % len(steps)
             steps[at], steps[after] = steps[after], steps[at]
     return steps
@@ -270,6 +270,10 @@ class Worker:
     def struck(self, at: int, what: str) -> Iterator[None]:
         fault = self.case["fault"]
         mine = self.rank == self.case["rank"] and fault.get("step", -1) == at
+        if mine and fault.get("change") == "is interrupted":
+            with mock.patch.object(run, "make_call", side_effect=KeyboardInterrupt):
+                yield
+            return
         if not mine or fault["kind"] not in ("kernel", "exchange"):
             yield
             return
