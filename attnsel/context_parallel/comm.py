@@ -81,18 +81,20 @@ class Member:
         return values
 
     def break_off(self) -> None:
-        """End the group's connections, so that no rank waits for this one, nor takes a later message of it for
-        one of now.
+        """End the group's connections: no rank then waits for this one, or takes its later messages for those
+        of now.
 
         Only Gloo can, in the way in which it ends them after its own timeout: a receive that timed out closes
         the connections to all ranks of the group. Under NCCL ranks wait for NCCL's.
         """
-        if "cpu:gloo" not in dist.get_backend_config(self.group):
-            return
+        with suppress(Exception):  # the caller raises an error already; the group may have been destroyed
+            if "cpu:gloo" not in dist.get_backend_config(self.group):
+                return
         for rank in self.global_ranks:
             if rank != self.global_ranks[self.rank]:
-                with suppress(RuntimeError):  # closed already, or timed out as it should
-                    work = dist.irecv(torch.empty(1), rank, self.group, tag=NEVER_SENT)
+                with suppress(Exception):  # closed already, or timed out as it should
+                    nothing = torch.empty(1, device="cpu")
+                    work = dist.irecv(nothing, rank, self.group, tag=NEVER_SENT)
                     assert work is not None
                     work.wait(timedelta(milliseconds=1))
 

@@ -125,8 +125,8 @@ def exchanging(cp: ContextParallel, fields: Fields) -> Iterator[None]:
         yield
     except BaseException as error:
         cp.calls.out_of_step = (
-            f"rank {cp.rank} of the context parallel group left {_where(fields)} in the middle, so the ranks' "
-            f"messages no longer belong together: {AGAIN}. What it met: {_in_words(error)}"
+            f"rank {cp.rank} of the context parallel group left {_where(fields)} in the middle, so messages "
+            f"of ranks no longer belong together: {AGAIN}. What it met: {_in_words(error)}"
         )
         for member in cp.members:
             member.break_off()
