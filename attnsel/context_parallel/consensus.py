@@ -191,7 +191,7 @@ def _compare(every: list[tuple[dict[str, str], Refusals]]) -> None:
         for field in {**first, **other}
         if first.get(field) != other.get(field)
     ]
-    refused = list(dict.fromkeys(tuple(one) for _, refusals in every for one in refusals))
+    refused = list(dict.fromkeys(one for _, refusals in every for one in refusals))
     if refused and all(field == BACKEND for field, _, _ in differing):
         raise RanksRefused(refused)
     for field, rank, other in differing:

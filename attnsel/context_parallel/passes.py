@@ -219,6 +219,7 @@ class OverRanks(torch.autograd.Function):
         if ctx.learns:
             with attempt:
                 assert sink is not None
+                assert lse is not None
                 mine = sink_gradient(sink, out, lse, dout, call.batch.spec.packed)
                 dsink = call.all_heads(mine, 0.0).to(sink.dtype)
         if call.order_q is not None and call.order_kv is not None:
