@@ -146,7 +146,7 @@ class Fault:
         def within(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any, **more: Any) -> Any:
                 if inside[0]:
-                    if function is batch_isend_irecv:  # one of the two is on its way
+                    if function is batch_isend_irecv and "sleep" not in self.act:  # one of two is on its way
                         function(arguments[0][:1])
                     self.strike()
                 return function(*arguments, **more)

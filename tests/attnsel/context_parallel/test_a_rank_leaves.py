@@ -52,7 +52,7 @@ PASSES = {
 
 @contextmanager
 def failing(exchange: int, error: type[BaseException]) -> Iterator[None]:
-    """The so-manieth exchange raises before anything is sent."""
+    """An exchange, counted from 1, raises before anything is sent."""
     calls: list[int] = []
 
     def reached(function: Callable[..., Any]) -> Callable[..., Any]:
