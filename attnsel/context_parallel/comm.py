@@ -7,7 +7,8 @@ Row orders. A rank's rows are [head chunk, tail chunk]; concatenating ranks give
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attnsel.errors import ContextParallelError
+
+AGAIN = "start again with a new process group"
+NEVER_SENT = 0x7E57  # no message has this tag
 
 
 class Member:
@@ -40,7 +44,8 @@ class Member:
             lines = str(error).strip().splitlines()
             raise ContextParallelError(
                 f"rank {self.rank} (global rank {self.global_ranks[self.rank]}): {what} failed, "
-                f"as another rank has died, raised an error or is late: {lines[0] if lines else error!r}"
+                f"as another rank has died, raised an error or is late; {AGAIN}: "
+                f"{lines[0] if lines else error!r}"
             ) from error
 
     def gather(self, x: Tensor) -> Tensor:
@@ -74,6 +79,24 @@ class Member:
         with self.speaking("comparing notes"):
             dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def break_off(self) -> None:
+        """End the group's connections: no rank then waits for this one, or takes its later messages for those
+        of now.
+
+        Only Gloo can, in the way in which it ends them after its own timeout: a receive that timed out closes
+        the connections to all ranks of the group. Under NCCL ranks wait for NCCL's.
+        """
+        with suppress(Exception):  # the caller raises an error already; the group may have been destroyed
+            if "cpu:gloo" not in dist.get_backend_config(self.group):
+                return
+        for rank in self.global_ranks:
+            if rank != self.global_ranks[self.rank]:
+                with suppress(Exception):  # closed already, or timed out as it should
+                    nothing = torch.empty(1, device="cpu")
+                    work = dist.irecv(nothing, rank, self.group, tag=NEVER_SENT)
+                    assert work is not None
+                    work.wait(timedelta(milliseconds=1))
 
 
 class Ring:

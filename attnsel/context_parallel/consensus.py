@@ -7,20 +7,23 @@ one: of the same call, and whether its kernels failed. A kernel that fails stops
 exchanged.
 
 Ranks in different calls are out of step. That cannot be mended here: one has left tensors behind, or has gone
-on to the next batch. So no later call over the group runs, and all of them say why.
+on to the next batch. So no later call over the group runs, and all of them say why. A rank that leaves a pass
+between two exchanges is out of step at once (:func:`exchanging`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from attnsel.context_parallel.comm import Member
+from attnsel.context_parallel.comm import AGAIN, Member
 from attnsel.errors import ContextParallelError
 
 if TYPE_CHECKING:
@@ -89,16 +92,19 @@ class Attempt:
 def reach_consensus(
     cp: ContextParallel, fields: Fields, error: Exception | None, device: torch.device
 ) -> None:
-    """As :func:`check_consensus`. A rank with an ``error`` tells the others, and raises it as it is."""
+    """Every rank of every member group takes part. Raises as :func:`_compare`; a rank with an ``error`` tells
+    the others, and raises it as it is."""
     calls = cp.calls
     if error is not None:
         fields = Fields({name: fields[name] for name in (CALL, MODULE, RUNS)} | {ERROR: _in_words(error)})
     try:
         if not calls.out_of_step:
-            check_consensus(cp.members, fields, device)
+            with exchanging(cp, fields):
+                every = _gathered(cp.members, fields, device)
+            _compare(every)
     except OutOfStep as found:
         calls.out_of_step = str(found)
-    except (ContextParallelError, RanksRefused):
+    except Exception:
         if error is None:
             raise
     if error is not None:
@@ -107,24 +113,50 @@ def reach_consensus(
         raise ContextParallelError(calls.out_of_step)
 
 
-def _in_words(error: Exception) -> str:
+@contextmanager
+def exchanging(cp: ContextParallel, fields: Fields) -> Iterator[None]:
+    """Around exchanges. Whatever is raised in between, an interrupt too, ends all calls over the group.
+
+    The other ranks still wait for the exchanges that this one has left, and would take those of its next call
+    for them. So its connections end: that reaches a rank wherever it waits, and it breaks off as well, for
+    ranks that wait for it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        cp.calls.out_of_step = (
+            f"rank {cp.rank} of the context parallel group left {_where(fields)} in the middle, so messages "
+            f"of ranks no longer belong together: {AGAIN}. What it met: {_in_words(error)}"
+        )
+        for member in cp.members:
+            member.break_off()
+        raise
+
+
+def _where(fields: dict[str, str]) -> str:
+    return f"call {fields[CALL]} ({fields[RUNS]} of module {fields[MODULE]})"
+
+
+def _in_words(error: BaseException) -> str:
     """The error for other ranks: its type and its text up to the first empty line."""
     return f"{type(error).__name__}: " + str(error).split("\n\n")[0]
 
 
-def check_consensus(members: list[Member], fields: Fields, device: torch.device) -> None:
-    """Every rank of every member group takes part.
-
-    Raises on every rank alike: ContextParallelError naming a rank and a field; RanksRefused where all that
-    differs is the candidate, and some rank's kernel refused; OutOfStep.
-    """
+def _gathered(
+    members: list[Member], fields: Fields, device: torch.device
+) -> list[tuple[dict[str, str], Refusals]]:
+    """Every rank's fields and refusals where fingerprints differ; nothing where all are the same."""
     on = _device(members, device)
-    gathered = torch.tensor([fields.fingerprint], dtype=torch.int64, device=on)[None]
+    prints = torch.tensor([fields.fingerprint], dtype=torch.int64, device=on)[None]
     for member in members:
-        gathered = member.gather(gathered).flatten(0, 1)
-    prints = gathered[:, 0].tolist()
-    if any(other != prints[0] for other in prints):
-        _name_difference(members, fields)
+        prints = member.gather(prints).flatten(0, 1)
+    first, *others = prints[:, 0].tolist()
+    if all(other == first for other in others):
+        return []
+    every: list[Any] = [(dict(fields), fields.refused)]
+    for member in members:
+        every = [one for many in member.objects(every) for one in many]
+    return every
 
 
 def _device(members: list[Member], device: torch.device) -> torch.device:
@@ -136,18 +168,19 @@ def _device(members: list[Member], device: torch.device) -> torch.device:
     return device if device.type in kinds else torch.device(kinds[0])  # a call may lack its tensors
 
 
-def _name_difference(members: list[Member], fields: Fields) -> None:
-    every: list[Any] = [(dict(fields), fields.refused)]
-    for member in members:
-        every = [one for many in member.objects(every) for one in many]
+def _compare(every: list[tuple[dict[str, str], Refusals]]) -> None:
+    """Raises on every rank alike: ContextParallelError naming a rank and a field; RanksRefused where all that
+    differs is the candidate, and some rank's kernel refused; OutOfStep."""
+    if not every:
+        return
     first = every[0][0]
-    where = [f"call {each[CALL]} ({each[RUNS]} of module {each[MODULE]})" for each, _ in every]
+    where = [_where(each) for each, _ in every]
     for rank, at in enumerate(where):
         if at != where[0]:
             raise OutOfStep(
                 f"ranks of the context parallel group are in different calls: {where[0]} on rank 0, {at} on "
                 f"rank {rank}. Some of them left or made a call that others did not, so their tensors do not "
-                "belong together: start again with a new process group"
+                f"belong together: {AGAIN}"
             )
     for rank, (other, _) in enumerate(every):
         if ERROR in other:
@@ -158,7 +191,7 @@ def _name_difference(members: list[Member], fields: Fields) -> None:
         for field in {**first, **other}
         if first.get(field) != other.get(field)
     ]
-    refused = list(dict.fromkeys(tuple(one) for _, refusals in every for one in refusals))
+    refused = list(dict.fromkeys(one for _, refusals in every for one in refusals))
     if refused and all(field == BACKEND for field, _, _ in differing):
         raise RanksRefused(refused)
     for field, rank, other in differing:

@@ -56,6 +56,11 @@ class ContextParallel:
         return RankLayout(self.comm_type, self.a2a.size, self.ring.size)
 
     @property
+    def rank(self) -> int:
+        """Of the whole group."""
+        return self.ring.rank * self.a2a.size + self.a2a.rank
+
+    @property
     def members(self) -> list[Member]:
         """Inner groups first: gathering over them in this order numbers ranks as the whole group does."""
         return [member for member in (self.a2a, self.ring) if member.size > 1]

@@ -28,6 +28,7 @@ from attnsel.context_parallel.consensus import (
     RUNS,
     Attempt,
     Fields,
+    exchanging,
     reach_consensus,
 )
 from attnsel.context_parallel.geometry import Part, gathered_parts, ring_parts, shifts
@@ -135,7 +136,25 @@ class OverRanks(torch.autograd.Function):
         bias: Tensor | None,
         sink: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        a2a, dim, attempt = call.cp.a2a, call.row_dim, Attempt()
+        attempt = Attempt()
+        with exchanging(call.cp, call.fields):
+            out, max_logit = OverRanks._outputs(ctx, call, attempt, anchor, q, k, v, bias, sink)
+        call.end(FORWARD, attempt, out.device)
+        return out, max_logit
+
+    @staticmethod
+    def _outputs(
+        ctx: Any,
+        call: RankCall,
+        attempt: Attempt,
+        anchor: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        sink: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        a2a, dim = call.cp.a2a, call.row_dim
         if call.order_q is not None and call.order_kv is not None:
             q = heads_to_rows(a2a, q, call.order_q, dim)
             k, v = (heads_to_rows(a2a, t, call.order_kv, dim) for t in (k, v))
@@ -153,7 +172,6 @@ class OverRanks(torch.autograd.Function):
             ctx.mark_non_differentiable(max_logit)
         if call.order_q is not None:
             out = rows_to_heads(a2a, out, call.order_q, dim)
-        call.end(FORWARD, attempt, out.device)
         return out, max_logit
 
     @staticmethod
@@ -161,18 +179,37 @@ class OverRanks(torch.autograd.Function):
         if dout is None:
             return (None,) * 7
         with torch.no_grad():
-            grads = OverRanks._gradients(ctx, dout)
+            grads = OverRanks._backward(ctx, dout)
         if torch.is_grad_enabled():  # create_graph
             grads = NotTwice.apply(_NOT_TWICE, len(grads), *grads, dout, ctx.saved_tensors[0])
         return None, None, *grads
 
     @staticmethod
-    def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         call: RankCall = ctx.call
-        attempt = Attempt()
+        attempt, fields = Attempt(), Fields(call.fields | {RUNS: BACKWARD})
         with attempt:  # raises where they were changed since, and where hooks of the caller do
-            _, q, k, v, bias, sink, out, lse = ctx.saved_tensors
-        reach_consensus(call.cp, Fields(call.fields | {RUNS: BACKWARD}), attempt.error, dout.device)
+            saved = ctx.saved_tensors
+        reach_consensus(call.cp, fields, attempt.error, dout.device)
+        with exchanging(call.cp, fields):
+            grads = OverRanks._gradients(ctx, attempt, dout, *saved[1:])
+        call.end(BACKWARD, attempt, dout.device)
+        return grads
+
+    @staticmethod
+    def _gradients(
+        ctx: Any,
+        attempt: Attempt,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        sink: Tensor | None,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        call: RankCall = ctx.call
         a2a, dim = call.cp.a2a, call.row_dim
         if call.order_q is not None:
             dout = heads_to_rows(a2a, dout, call.order_q, dim)
@@ -181,12 +218,13 @@ class OverRanks(torch.autograd.Function):
         dsink = None
         if ctx.learns:
             with attempt:
+                assert sink is not None
+                assert lse is not None
                 mine = sink_gradient(sink, out, lse, dout, call.batch.spec.packed)
                 dsink = call.all_heads(mine, 0.0).to(sink.dtype)
         if call.order_q is not None and call.order_kv is not None:
             dq = rows_to_heads(a2a, dq, call.order_q, dim)
             dk, dv = (rows_to_heads(a2a, t, call.order_kv, dim) for t in (dk, dv))
-        call.end(BACKWARD, attempt, dout.device)
         return dq, dk, dv, dbias, dsink
 
 

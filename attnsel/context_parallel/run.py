@@ -14,7 +14,7 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.slopes import default_slopes
 from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.comm import sequence_order
-from attnsel.context_parallel.consensus import BACKEND, Fields, RanksRefused, reach_consensus
+from attnsel.context_parallel.consensus import BACKEND, Fields, RanksRefused, exchanging, reach_consensus
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.parts import Batch, slots_of
 from attnsel.context_parallel.passes import OverRanks, RankCall, anchor_of
@@ -233,7 +233,8 @@ def _ready(selection: Selection, cp: ContextParallel, call: Call, fields: Fields
 def _run(ready: Ready) -> Any:
     call, rank_call, tensors = ready
     config = call.config
-    rank_call = rank_call.with_seed(_seed(rank_call.cp, rank_call.batch.spec, call))
+    with exchanging(rank_call.cp, rank_call.fields):
+        rank_call = rank_call.with_seed(_seed(rank_call.cp, rank_call.batch.spec, call))
     out, max_logit = OverRanks.apply(rank_call, anchor_of(tensors) if call.need_grad else None, *tensors)
     out = to_caller(config, out)
     if config.flatten_heads:

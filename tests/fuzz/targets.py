@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import attention_numbers
 import commands
+import flash
 import json_files
+import padding
+import rank_faults
+import repeats
+import selfcheck
 import wrong_types
 from harness import Target
 
-TARGETS: dict[str, Target] = {
-    target.name: target for target in (commands.TARGET, json_files.TARGET, wrong_types.TARGET)
-}
+_FILES = (
+    attention_numbers,
+    repeats,
+    padding,
+    flash,
+    selfcheck,
+    wrong_types,
+    commands,
+    json_files,
+    rank_faults,
+)
+TARGETS: dict[str, Target] = {file.TARGET.name: file.TARGET for file in _FILES}

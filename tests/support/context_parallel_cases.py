@@ -128,33 +128,58 @@ def _of_one(rows: int, rank: int, size: int) -> Tensor:
     return torch.cat([torch.arange(n * chunk, (n + 1) * chunk) for n in (rank, tail)])
 
 
-def compute(
-    case: Case, module: DotProductAttention, whole: Whole, rank: int = 0, size: int = 1
-) -> dict[str, Tensor]:
-    """A rank's outputs and gradients; of one process with size 1."""
+@dataclass
+class Ran:
+    """What a rank's forward was given and returned; ``backward`` adds the gradients."""
+
+    module: DotProductAttention
+    local: dict[str, Tensor]
+    bias: Tensor | None
+    out: Tensor
+    largest: Tensor | None
+
+    def found(self) -> dict[str, Tensor]:
+        found = {"out": self.out.detach()} | {f"d{name}": self.local[name].grad for name in "qkv"}
+        if self.bias is not None:
+            found["dbias"] = self.bias.grad
+        if self.module.softmax_offset is not None:
+            found["dsink"] = self.module.softmax_offset.grad
+        if self.largest is not None:
+            found["max_logit"] = self.largest
+        return {name: t for name, t in found.items() if t is not None}
+
+    def backward(self) -> None:
+        (self.out * self.local["dout"]).sum().backward()
+
+
+def forward(
+    case: Case, module: DotProductAttention, whole: Whole, rank: int = 0, size: int = 1, *, grad: bool = True
+) -> Ran:
+    """A rank's forward; of one process with size 1."""
     dim = ROWS[case.fmt]
     rows_q, rows_kv = (positions(case, kv, rank, size) for kv in (False, True))
     local = {
-        name: t.index_select(dim, rows_kv if name in "kv" else rows_q).requires_grad_(name in ("q", "k", "v"))
+        name: t.index_select(dim, rows_kv if name in "kv" else rows_q).requires_grad_(grad and name in "qkv")
         for name, t in whole.tensors.items()
     }
     arguments = dict(whole.arguments)
     bias = whole.bias
     if bias is not None:
         bias = bias if bias.shape[2] == 1 else bias[:, :, rows_q]
-        arguments["core_attention_bias"] = bias = bias.detach().clone().requires_grad_()
+        arguments["core_attention_bias"] = bias = bias.detach().clone().requires_grad_(grad)
     torch.manual_seed(11)
     out = module(local["q"], local["k"], local["v"], **arguments)
     out, largest = out if isinstance(out, tuple) else (out, None)
-    (out * local["dout"]).sum().backward()
-    found = {"out": out.detach()} | {f"d{name}": local[name].grad for name in "qkv"}
-    if bias is not None:
-        found["dbias"] = bias.grad
-    if module.softmax_offset is not None:
-        found["dsink"] = module.softmax_offset.grad
-    if largest is not None:
-        found["max_logit"] = largest
-    return {name: t for name, t in found.items() if t is not None}
+    return Ran(module, local, bias, out, largest)
+
+
+def compute(
+    case: Case, module: DotProductAttention, whole: Whole, rank: int = 0, size: int = 1
+) -> dict[str, Tensor]:
+    """A rank's outputs and gradients; of one process with size 1."""
+    ran = forward(case, module, whole, rank, size)
+    ran.backward()
+    return ran.found()
 
 
 def together(case: Case, parts: list[dict[str, Tensor]], whole: Whole) -> dict[str, Tensor]:

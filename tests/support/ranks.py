@@ -92,18 +92,22 @@ def run(job: Callable[[int, int], Any], size: int, folder: Path, timeout: int = 
     return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
 
 
-def groups_of(comm: str, rank: int, size: int, made: dict[str, Any]) -> Any:
-    """The cp_group for an exchange: the world, or [a2a group, p2p group] with neighbours in an a2a group."""
+def groups_of(comm: str, rank: int, size: int, made: dict[str, Any], timeout: int = TIMEOUT) -> Any:
+    """The cp_group for an exchange: the world, or [a2a group, p2p group] with neighbours in an a2a group.
+
+    timeout: of the latter; they do not inherit the world's.
+    """
+    limit = timedelta(seconds=timeout)
     if comm != "a2a+p2p":
         return dist.group.WORLD
     if not made:
         inner = 2
         for first in range(0, size, inner):
-            group = dist.new_group(list(range(first, first + inner)))
+            group = dist.new_group(list(range(first, first + inner)), timeout=limit)
             if first <= rank < first + inner:
                 made["a2a"] = group
         for start in range(inner):
-            group = dist.new_group(list(range(start, size, inner)))
+            group = dist.new_group(list(range(start, size, inner)), timeout=limit)
             if rank % inner == start:
                 made["p2p"] = group
     return [made["a2a"], made["p2p"]]

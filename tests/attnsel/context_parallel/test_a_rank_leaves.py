@@ -1,0 +1,162 @@
+"""A rank that leaves a pass between two exchanges: the others hear of it at once, and no later call runs.
+
+Found by tests/fuzz/rank_faults.py: the others waited for their timeout, and took what came next for the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("no Gloo", allow_module_level=True)
+
+import context_parallel_cases as cases
+import ranks
+from attnsel.context_parallel import comm
+from attnsel.errors import ContextParallelError
+
+torch.set_num_threads(1)
+
+SIZE, LEAVES = 4, 1  # ranks that share no group with rank 1 have to hear of it from others
+SOON, TIMEOUT = 10, 60  # seconds, on a busy machine; of the groups
+STAY = 6  # seconds
+AGAIN = "start again with a new process group"
+
+
+class Leaves(NamedTuple):
+    """Before which exchange of a forward or backward which error is raised. The first is the consensus."""
+
+    backward: bool
+    exchange: int
+    error: type[BaseException]
+
+
+PASSES = {
+    "in the consensus": Leaves(False, 1, MemoryError),
+    "in a forward": Leaves(False, 2, MemoryError),
+    "interrupted in a forward": Leaves(False, 3, KeyboardInterrupt),
+    "in the consensus of a backward": Leaves(True, 1, ValueError),
+    "in a backward": Leaves(True, 3, KeyError),
+}
+
+
+@contextmanager
+def failing(exchange: int, error: type[BaseException]) -> Iterator[None]:
+    """An exchange, counted from 1, raises before anything is sent."""
+    calls: list[int] = []
+
+    def reached(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            calls.append(1)
+            if len(calls) == exchange:
+                raise error("no memory")
+            return function(*arguments, **more)
+
+        return call
+
+    with (
+        mock.patch.object(comm.Member, "gather", reached(comm.Member.gather)),
+        mock.patch.object(comm.Member, "swap", reached(comm.Member.swap)),
+        mock.patch.object(comm.Ring, "post", reached(comm.Ring.post)),
+    ):
+        yield
+
+
+class Told(NamedTuple):
+    kind: str
+    text: str
+    seconds: float
+
+
+def told(ask: Callable[[], Any]) -> Told:
+    began = time.monotonic()
+    try:
+        ask()
+    except BaseException as error:
+        return Told(type(error).__name__, str(error), time.monotonic() - began)
+    return Told("", "", time.monotonic() - began)
+
+
+def leave(rank: int, name: str, leaves: Leaves) -> list[Told]:
+    group = ranks.groups_of(name, rank, SIZE, {}, TIMEOUT)
+    if name != "a2a+p2p":
+        group = dist.new_group(timeout=timedelta(seconds=TIMEOUT))  # the world is to last
+    case = cases.Case("causal")
+    module = case.make_module(cp_group=group, cp_comm_type=name)
+    whole = cases.make(case)
+    forward = lambda: cases.forward(case, module, whole, rank, SIZE)  # noqa: E731
+    ask = forward().backward if leaves.backward else forward
+    if rank == LEAVES:
+        with failing(leaves.exchange, leaves.error):
+            found = told(ask)
+    else:
+        found = told(ask)
+    return [found, told(forward), told(forward)]
+
+
+def job(rank: int, size: int) -> dict[str, list[Told]]:
+    return {
+        f"{name}, {where}": leave(rank, name, leaves)
+        for name in cases.COMMS
+        for where, leaves in PASSES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Told]]]:
+    every = ranks.run(job, SIZE, tmp_path_factory.mktemp("leaves"), TIMEOUT)
+    for part in every:
+        assert part is not None
+        assert "crash" not in part, part["crash"]
+    return every
+
+
+@pytest.mark.parametrize("where", PASSES)
+@pytest.mark.parametrize("name", cases.COMMS)
+def test_all_ranks_hear_of_it_and_no_later_call_runs(
+    found: list[dict[str, list[Told]]], name: str, where: str
+) -> None:
+    for rank, part in enumerate(found):
+        first, *later = part[f"{name}, {where}"]
+        if rank == LEAVES:
+            assert first.kind == PASSES[where].error.__name__, "its own error is raised as it is"
+        else:
+            assert first.kind == ContextParallelError.__name__, first
+            assert "another rank has died, raised an error or is late" in first.text
+            assert AGAIN in first.text
+        for error in later:
+            assert error.kind == ContextParallelError.__name__, error
+            assert f"rank {rank} of the context parallel group left call 1 (" in error.text
+            assert AGAIN in error.text
+        assert all(error.seconds < SOON for error in (first, *later))
+
+
+def dies_and_others_go_on(rank: int, size: int) -> Any:
+    """Rank 1 dies; rank 2 does not talk to it, and no other rank's process ends."""
+    case = cases.Case("causal")
+    group = ranks.groups_of("a2a+p2p", rank, SIZE, {}, TIMEOUT)
+    module = case.make_module(cp_group=group, cp_comm_type="a2a+p2p")
+    if rank == LEAVES:
+        os._exit(17)
+    whole = cases.make(case)
+    error = told(lambda: cases.forward(case, module, whole, rank, SIZE))
+    time.sleep(STAY)  # whoever ends closes its connections
+    return error
+
+
+def test_a_death_reaches_ranks_that_did_not_talk_to_the_dead(tmp_path: Any) -> None:
+    every = ranks.run(dies_and_others_go_on, SIZE, tmp_path, TIMEOUT)
+    assert every.pop(LEAVES) is None
+    for error in every:
+        assert error.kind == ContextParallelError.__name__, error
+        assert error.seconds < STAY
