@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import attention_numbers
+import flash
+import padding
+import repeats
+import selfcheck
 from harness import Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in ()}
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (attention_numbers.TARGET, repeats.TARGET, padding.TARGET, flash.TARGET, selfcheck.TARGET)
+}
