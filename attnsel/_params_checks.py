@@ -14,6 +14,8 @@ LARGEST = 2**63 - 1
 MOST = 2**40
 """Of any one size of a question; products of them are floats without overflow."""
 MOST_RANKS = 2**13
+LARGEST_SOFTCAP = 1e30
+"""Beyond it score / softcap soon leaves float32's normal numbers, and softcap float32 itself: 0 * inf."""
 
 
 def check_params(p: AttentionParams) -> None:
@@ -21,6 +23,10 @@ def check_params(p: AttentionParams) -> None:
     if p.num_heads % p.num_gqa_groups:
         raise InvalidInput(
             "num_gqa_groups", p.num_gqa_groups, f"must divide num_heads = {p.num_heads} without remainder"
+        )
+    if p.softcap > LARGEST_SOFTCAP:
+        raise InvalidInput(
+            "softcap", p.softcap, f"must be at most {LARGEST_SOFTCAP:g}, which caps nothing; 0 is off"
         )
     if not p.has_bias:
         if p.core_attention_bias_shape is not None:

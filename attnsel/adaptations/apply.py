@@ -293,6 +293,7 @@ class Places:
         """[t, ...] -> [b, s, ...] (or the format's order), ``empty`` beyond each length."""
         rows = torch.arange(self.rows, device=packed.device)
         inside = rows < (self.cu[1:] - self.cu[:-1])[:, None]
+        packed = lengthened(packed, 0, max(1, packed.shape[0]))  # a row to take, where there is none
         index = (self.starts[:-1, None] + rows).clamp(max=packed.shape[0] - 1)
         if self.format == "sbhd":
             index, inside = index.T, inside.T
@@ -313,6 +314,7 @@ class Places:
         row = row.clamp(0, self.rows - 1)
         if self.format == "bhsd":
             dense = dense.transpose(1, 2)
+        dense = lengthened(dense, 0 if self.format == "sbhd" else 1, max(1, self.rows))
         taken = dense[row, sequence] if self.format == "sbhd" else dense[sequence, row]
         return taken.masked_fill_(~inside.reshape(-1, *[1] * (taken.dim() - 1)), empty)
 

@@ -83,7 +83,7 @@ def params_of(call: Call) -> AttentionParams:
         fields["core_attention_bias_shape"] = _BIAS_SHAPES[pair]
         fields["core_attention_bias_requires_grad"] = bool(training and bias.requires_grad)
     if slopes is not None:
-        fields["alibi_slopes_shape"] = tuple(slopes.shape)
+        fields["alibi_slopes_shape"] = tuple(max(1, n) for n in slopes.shape)  # as the batch size below
     if extras.cu_seqlens_q_padded is not None:
         fields["pad_between_seqs"] = True
     layout = config.qkv_format

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -148,14 +149,16 @@ def compute(
     douts: list[Tensor] | None,
     unit: float = 0.0,
     bias_scale: float = 1.0,
+    seed: int = 1,
 ) -> Numbers:
     """What these rows give in float32 (float64 for float64); ``douts`` None: no gradients.
 
-    ``unit``: first change every input by up to so much of itself, at random. Nothing is drawn from PyTorch's
-    own generators. ``bias_scale``: what the caller's bias was multiplied by on its way into ``inputs``.
+    ``unit``: first change every input by up to so much of itself, at random by ``seed``. Nothing is drawn
+    from PyTorch's own generators. ``bias_scale``: what the caller's bias was multiplied by on its way into
+    ``inputs``.
     """
     wide = torch.promote_types(inputs.q.dtype, torch.float32)
-    generator = torch.Generator(inputs.q.device).manual_seed(1)
+    generator = torch.Generator(inputs.q.device).manual_seed(seed)
 
     def widened(t: Tensor) -> Tensor:
         t = t.detach().to(wide)
@@ -262,7 +265,13 @@ def unit_of(q: Tensor) -> float:
 
 
 def differences(
-    actual: Numbers, exact: Numbers, changed: Numbers, unit: float, pieces: list[RowBlock], *, biased: bool
+    actual: Numbers,
+    exact: Numbers,
+    changed: Sequence[Numbers],
+    unit: float,
+    pieces: list[RowBlock],
+    *,
+    biased: bool,
 ) -> list[Difference]:
     """The worst row of everything the kernel gave, the worst result first.
 
@@ -274,7 +283,7 @@ def differences(
     for name, tensors in actual.items():
         per_piece = name in ("out", "lse", "dq")
         for number, tensor in enumerate(tensors):
-            compared = [tensor, exact[name][number], changed[name][number]]
+            compared = [tensor, exact[name][number], *(other[name][number] for other in changed)]
             if name == "lse":
                 compared = [t.unsqueeze(-1) for t in compared]
             if name in ("dbias", "dsoftmax_offset"):
@@ -287,7 +296,7 @@ def differences(
             if biased and per_piece:
                 judged = exact["lse"][number] > -math.inf
             worst = _worst_row(
-                compared[0], compared[1], compared[2], judged, unit, own=1.0 if name == "lse" else 0.0
+                compared[0], compared[1], compared[2:], judged, unit, own=1.0 if name == "lse" else 0.0
             )
             if worst is not None:
                 found.append(Difference(name, *worst, where))
@@ -295,20 +304,22 @@ def differences(
 
 
 def _worst_row(
-    actual: Tensor, exact: Tensor, changed: Tensor, judged: Tensor, unit: float, own: float
+    actual: Tensor, exact: Tensor, changed: Sequence[Tensor], judged: Tensor, unit: float, own: float
 ) -> tuple[float, float, float] | None:
     """(error / allowed, error, allowed) of the worst row, rows being the last dimension; None without any."""
     narrow = torch.finfo(actual.dtype)
     fits = exact.to(actual.dtype).to(exact.dtype)
     actual = actual.to(exact.dtype)
     same = (actual == exact) | (actual == fits)  # -inf is
-    judged = judged & (fits.isfinite() & changed.isfinite() | same).all(-1)
+    finite = torch.stack([t.isfinite() for t in changed]).all(0)
+    judged = judged & (fits.isfinite() & finite | same).all(-1)
     if not judged.any():
         return None
     error = torch.where(same, 0.0, actual - exact).nan_to_num(math.inf, math.inf, math.inf).norm(dim=-1)
-    exact, changed = (t.nan_to_num(0.0, 0.0, 0.0) for t in (exact, changed))
+    exact, *changed = (t.nan_to_num(0.0, 0.0, 0.0) for t in (exact, *changed))
     size = exact.norm(dim=-1) + own
-    allowed = TIMES_CHANGED * (changed - exact).norm(dim=-1)
+    moved = torch.stack([(t - exact).norm(dim=-1) for t in changed]).amax(0)
+    allowed = TIMES_CHANGED * moved
     allowed += unit * (OF_ITSELF * size + OF_LARGEST * size[judged].max())
     allowed += 4.0 * narrow.eps * narrow.tiny * math.sqrt(exact.shape[-1])  # what lies between 0 and the next
     ratio = torch.where(judged, error / allowed, 0.0).flatten()

@@ -10,7 +10,7 @@ from attnsel.backends.contract import Inputs, Spec
 
 from .guards import check_call
 from .masks import fold, without_padding
-from .ops import FLASH_CPU, FLASH_CUDA, MATH, forward_op, resolve, shielded_math_op
+from .ops import FLASH_CPU, FLASH_CUDA, MATH, above_zero, forward_op, resolve, shielded_math_op
 from .plan import MaskPlan, Traits, plan_mask
 
 
@@ -34,7 +34,8 @@ def bind(kernel: str, spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
 
 def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable[..., Tensor]:
     """``raw(q, k, v, mask=None) -> out``: the op with everything static filled in."""
-    op, scale, dropout_p = forward_op(traits), spec.softmax_scale, spec.dropout_p
+    op, dropout_p = forward_op(traits), spec.dropout_p
+    factor, scale = above_zero(traits, spec.softmax_scale)
     is_causal, want_lse = plan.is_causal, spec.need_grad
 
     if traits is FLASH_CPU:
@@ -58,7 +59,7 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
             return op(q, k, v, mask, want_lse, dropout_p, is_causal, scale=scale)[0]
 
-    return raw
+    return raw if factor == 1.0 else lambda q, k, v, mask=None: raw(q * factor, k, v, mask)
 
 
 def _no_mask_call(raw: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -227,10 +227,6 @@ def dropout_seed(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
 def scale(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     if not math.isfinite(spec.softmax_scale):
         return f"softmax_scale must be finite; got {spec.softmax_scale}"
-    if traits.device == "cuda" and spec.softmax_scale <= 0:
-        return f"softmax_scale must be above 0; got {spec.softmax_scale}"
-    if traits is FLASH_CPU and spec.softmax_scale <= 0 and spec.window_right == 0:
-        return f"softmax_scale must be above 0 with a causal mask; got {spec.softmax_scale}"
     return None
 
 

@@ -52,10 +52,7 @@ read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": 
     dropout_range      all          dropout_p below 0 or above 1; fused:  flash CUDA and efficient divide by 0
                                     1
     dropout_seed       all          dropout_seed or dropout_offset given  ignored: the op draws its own
-    scale              all          softmax_scale not finite; CUDA: not   flash CPU turns NaN into numbers;
-                                    above 0; flash CPU: not above 0       FA2 takes the maximum before
-                                    under a causal mask                   scaling: inf; flash CPU scales the
-                                                                          -inf that it hides keys with: NaN
+    scale              all          softmax_scale not finite              flash CPU turns NaN into numbers
     need_grad          all          a tensor requires a gradient in grad  efficient and cuDNN compute no lse:
                                     mode while need_grad is False         garbage gradients
     deterministic      CUDA         deterministic and need_grad: cuDNN    atomics reorder sums

@@ -78,7 +78,7 @@ def without_padding(inputs: Inputs) -> Inputs:
 def _beyond(t: Tensor, seqlens: Tensor) -> Tensor:
     """[b, 1, s, 1], True in rows of ``t`` at and after a sequence's length."""
     rows = torch.arange(t.shape[2], device=t.device)
-    return (rows >= seqlens.view(-1, 1)).view(-1, 1, t.shape[2], 1)
+    return (rows >= seqlens.view(-1, 1)).unsqueeze(1).unsqueeze(3)  # rows may be 0, which view(-1, ..) cannot
 
 
 def _additive(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs) -> Tensor:

@@ -183,6 +183,17 @@ def shielded_math_op(device_type: str) -> Callable[..., Any]:
     return shielded
 
 
+def above_zero(traits: Traits, scale: float) -> tuple[float, float]:
+    """(factor of q, scale above 0): the same scores, for the fused kernels.
+
+    FlashAttention 2 takes a row's maximum before it scales, and flash on CPU scales the -inf that it hides
+    keys with: both want the scale above 0.
+    """
+    if scale > 0.0 or traits is MATH:
+        return 1.0, scale
+    return (-1.0, -scale) if scale else (0.0, 1.0)
+
+
 def run_forward(
     traits: Traits,
     q: Tensor,
@@ -200,6 +211,8 @@ def run_forward(
     Differentiable as the table above says. out [b, h, s_q, e].
     """
     op = forward_op(traits)
+    factor, scale = above_zero(traits, scale)
+    q = q if factor == 1.0 else q * factor
     if traits is FLASH_CPU:
         out, lse = op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
         return Forward(out, lse, ())
@@ -235,6 +248,11 @@ def run_backward(
     mask_grad: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(dq, dk, dv, dmask) of a fused op; ``forward.lse`` in the op's own shape."""
+    factor, scale = above_zero(traits, scale)
+    if factor != 1.0:
+        options = {"is_causal": is_causal, "dropout_p": dropout_p, "mask_grad": mask_grad}
+        dq, *others = run_backward(traits, dout, q * factor, k, v, mask, forward, scale=scale, **options)
+        return (dq * factor, *others)
     op = backward_op(traits)
     out, lse, rng = forward
     if traits is FLASH_CPU:

@@ -111,7 +111,8 @@ def plan_mask(traits: Traits, spec: Spec, inputs: Inputs) -> MaskPlan:
             f"{traits.kernel} on {traits.device} takes no mask: window, lengths of keys, attn_mask, bias "
             "and alibi_slopes cannot be expressed (causal can, from the bottom-right corner)"
         )
-    shape = tuple(max(p[i] for p in parts) for i in range(4)) if parts else None
+    # Broadcast: sizes are 1 or all the same, which may be 0.
+    shape = tuple(next((p[i] for p in parts if p[i] != 1), 1) for i in range(4)) if parts else None
     if shape is not None and shape[3] == 1:
         shape = (*shape[:3], s_kv)  # the fused CUDA kernels read a mask's columns with stride 1
     empty_rows = (hi is not None and hi < 0) or (lo is not None and s_q - 1 + lo > s_kv - 1)

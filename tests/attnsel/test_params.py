@@ -28,6 +28,7 @@ from attnsel.recipes import DelayedScaling, Float8CurrentScaling, read_recipe
         ({"window_size": (-2, 0)}, "window_size", "at least 0"),
         ({"attn_mask_type": "no_mask", "window_size": (-1, 0)}, "window_size", "causal"),
         ({"softcap": float("nan")}, "softcap", "finite"),
+        ({"softcap": 1e39}, "softcap", "at most 1e+30"),  # inf in float32: 0 * inf
         ({"attention_dropout": 1.0}, "attention_dropout", "less than 1"),
         ({"bottom_right_diagonal": True}, "bottom_right_diagonal", "must be False"),
         ({"core_attention_bias_shape": "1hss"}, "core_attention_bias_shape", "post_scale_bias"),

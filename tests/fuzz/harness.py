@@ -5,12 +5,15 @@ Hypothesis draws and shrinks. A case is a dictionary of plain values, so that a 
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 Case = dict[str, Any]
@@ -44,10 +47,25 @@ class Target:
     gate: int
 
 
+def standalone(modules: Sequence[ModuleType], last: str) -> str:
+    """Modules that need each other and nothing else of this folder as one program, and its last line."""
+    ours = tuple(f"from {module.__name__} import" for module in modules)
+    lines = [line for module in modules for line in inspect.getsource(module).splitlines()]
+    future = "from __future__ import annotations"
+    kept = [line for line in lines if line != future and not line.startswith(ours)]
+    return "\n".join((future, *kept, "", last, ""))
+
+
 def fuzz(
-    target: Target, count: int, number: int, done: Callable[[int], None] = lambda n: None
+    target: Target,
+    count: int,
+    number: int,
+    done: Callable[[int], None] = lambda n: None,
+    *,
+    shrink: bool = True,
 ) -> Counter[str]:
-    """The tally of ``count`` cases from seed ``number``. Raises Failed with the smallest wrong one."""
+    """The tally of ``count`` cases from seed ``number``. Raises Failed with the smallest wrong one,
+    or the first if not to ``shrink``."""
     tally: Counter[str] = Counter()
     wrong: list[tuple[Case, Wrong]] = []
 
@@ -56,7 +74,7 @@ def fuzz(
         max_examples=count,
         deadline=None,
         database=None,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
@@ -73,6 +91,10 @@ def fuzz(
 
     try:
         each()
-    except Wrong:
+    except (Wrong, Flaky) as error:
+        if not wrong:
+            raise
+        if isinstance(error, Flaky):  # right when it came again: what was wrong then still was
+            raise Failed(target, *wrong[0]) from None
         raise Failed(target, *wrong[-1]) from None  # Hypothesis runs the smallest one last
     return tally

@@ -139,6 +139,56 @@ def test_empty_tensors_give_empty_or_zero_results(sizes: tuple[int, ...]) -> Non
     assert (q.grad == 0).all()
 
 
+NOTHING = torch.zeros(3, dtype=torch.int32)  # two sequences without a row
+
+
+@pytest.mark.parametrize("backend", [None, "sdpa.math", "tiled"])
+@pytest.mark.parametrize("mask", ["padding", "padding_causal", "padding_causal_bottom_right"])
+@pytest.mark.filterwarnings("error::attnsel.debug.FallbackWarning")
+def test_a_padded_batch_may_have_no_query(mask: str, backend: str | None) -> None:
+    """sdpa.math failed inside: a mask of shape [b, 1, 0, 1] was taken for one row."""
+    q = torch.randn(2, 0, 2, 8, requires_grad=True)
+    k, v = torch.randn(2, 2, 1, 2, 8).unbind(0)
+    lengths = {"cu_seqlens_q": NOTHING, "cu_seqlens_kv": NOTHING.clone()}
+    out = attention(q, k, v, attn_mask_type=mask, **lengths, backend=backend)
+    assert out.shape == q.shape
+    assert torch.autograd.grad(out.sum(), q)[0].shape == q.shape
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(2, None), (0, 3)], ids=["gaps alone", "no row at all"])
+@pytest.mark.parametrize("backend", [None, "tiled"])
+@pytest.mark.filterwarnings("error::attnsel.debug.FallbackWarning")
+def test_packed_sequences_may_all_be_empty(backend: str | None, rows: int, longest: int | None) -> None:
+    """Unpacking them took a row where there was none."""
+    starts = torch.tensor([0, 0, rows], dtype=torch.int32)
+    q, k, v = (torch.randn(rows, 2, 8, requires_grad=True) for _ in range(3))
+    out = attention(
+        q, k, v, qkv_format="thd", attn_mask_type="padding", cu_seqlens_q=NOTHING, cu_seqlens_kv=NOTHING,
+        cu_seqlens_q_padded=starts, cu_seqlens_kv_padded=starts, max_seqlen_q=longest,
+        max_seqlen_kv=longest, backend=backend,
+    )  # fmt: skip
+    assert out.shape == q.shape
+    assert (out == 0).all()
+    assert all((grad == 0).all() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.filterwarnings("error::attnsel.debug.FallbackWarning")
+def test_no_sequence_may_have_slopes_of_its_own() -> None:
+    q = torch.randn(0, 3, 2, 8)
+    slopes = torch.ones(0, 2)
+    assert attention(q, q, q, core_attention_bias_type="alibi", alibi_slopes=slopes).shape == q.shape
+
+
+@pytest.mark.filterwarnings("error::attnsel.debug.FallbackWarning")
+def test_the_sign_of_the_scale_is_nothing_against_a_kernel() -> None:
+    """sdpa.flash refused scales below 0 under a causal mask, and was passed over for other scales then."""
+    q, k, v = torch.randn(3, 2, 6, 2, 8).unbind(0)
+    for scale in (-0.5, 0.0, 0.5):
+        out = attention(q, k, v, attn_mask_type="causal", softmax_scale=scale, backend="sdpa.flash")
+        wanted = attention(q, k, v, attn_mask_type="causal", softmax_scale=scale, backend="tiled")
+        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
+
+
 # The module
 
 

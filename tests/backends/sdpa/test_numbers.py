@@ -90,6 +90,9 @@ CASES = [
     Case("alibi and bias", {"q_offset": 4}, {"alibi_slopes": (H,), "bias": (1, 1, S, T)}),
     Case("negative scale", {"softmax_scale": -0.3}),
     Case("scale of zero", {"softmax_scale": 0.0}),
+    Case("negative scale, causal", {**CAUSAL, "softmax_scale": -0.3}),
+    Case("scale of zero, causal", {**CAUSAL, "softmax_scale": 0.0}),
+    Case("negative scale and bias", {"softmax_scale": -0.3}, {"bias": (1, H, S, T)}),
 ]
 
 
