@@ -127,33 +127,19 @@ class OverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        call: RankCall,
-        anchor: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        sink: Tensor | None,
+        ctx: Any, call: RankCall, anchor: Tensor | None, *tensors: Any
     ) -> tuple[Tensor, Tensor | None]:
         attempt = Attempt()
         with exchanging(call.cp, call.fields):
-            out, max_logit = OverRanks._outputs(ctx, call, attempt, anchor, q, k, v, bias, sink)
+            out, max_logit = OverRanks._outputs(ctx, call, attempt, anchor, *tensors)
         call.end(FORWARD, attempt, out.device)
         return out, max_logit
 
     @staticmethod
     def _outputs(
-        ctx: Any,
-        call: RankCall,
-        attempt: Attempt,
-        anchor: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        sink: Tensor | None,
+        ctx: Any, call: RankCall, attempt: Attempt, anchor: Tensor | None, *tensors: Any
     ) -> tuple[Tensor, Tensor | None]:
+        q, k, v, bias, sink = tensors
         a2a, dim = call.cp.a2a, call.row_dim
         if call.order_q is not None and call.order_kv is not None:
             q = heads_to_rows(a2a, q, call.order_q, dim)
@@ -197,19 +183,9 @@ class OverRanks(torch.autograd.Function):
         return grads
 
     @staticmethod
-    def _gradients(
-        ctx: Any,
-        attempt: Attempt,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        sink: Tensor | None,
-        out: Tensor,
-        lse: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
+    def _gradients(ctx: Any, attempt: Attempt, dout: Tensor, *saved: Any) -> tuple[Tensor | None, ...]:
         call: RankCall = ctx.call
+        q, k, v, bias, sink, out, lse = saved
         a2a, dim = call.cp.a2a, call.row_dim
         if call.order_q is not None:
             dout = heads_to_rows(a2a, dout, call.order_q, dim)
@@ -218,8 +194,6 @@ class OverRanks(torch.autograd.Function):
         dsink = None
         if ctx.learns:
             with attempt:
-                assert sink is not None
-                assert lse is not None
                 mine = sink_gradient(sink, out, lse, dout, call.batch.spec.packed)
                 dsink = call.all_heads(mine, 0.0).to(sink.dtype)
         if call.order_q is not None and call.order_kv is not None:
