@@ -59,7 +59,13 @@ def _raw(traits: Traits, spec: Spec, plan: MaskPlan, inputs: Inputs) -> Callable
         def raw(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
             return op(q, k, v, mask, want_lse, dropout_p, is_causal, scale=scale)[0]
 
-    return raw if factor == 1.0 else lambda q, k, v, mask=None: raw(q * factor, k, v, mask)
+    if factor == 1.0:
+        return raw
+
+    def signed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return raw(q * factor, k, v, mask)
+
+    return signed
 
 
 def _no_mask_call(raw: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -250,9 +250,20 @@ def run_backward(
     """(dq, dk, dv, dmask) of a fused op; ``forward.lse`` in the op's own shape."""
     factor, scale = above_zero(traits, scale)
     if factor != 1.0:
-        options = {"is_causal": is_causal, "dropout_p": dropout_p, "mask_grad": mask_grad}
-        dq, *others = run_backward(traits, dout, q * factor, k, v, mask, forward, scale=scale, **options)
-        return (dq * factor, *others)
+        dq, dk, dv, dmask = run_backward(
+            traits,
+            dout,
+            q * factor,
+            k,
+            v,
+            mask,
+            forward,
+            is_causal=is_causal,
+            scale=scale,
+            dropout_p=dropout_p,
+            mask_grad=mask_grad,
+        )
+        return dq * factor, dk, dv, dmask
     op = backward_op(traits)
     out, lse, rng = forward
     if traits is FLASH_CPU:
