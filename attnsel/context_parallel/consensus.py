@@ -71,11 +71,12 @@ class Attempt:
     """``with attempt:`` around what a rank's kernels do: their first exception is kept in ``error``.
 
     The rank then goes on exchanging, with NaN for what its kernels did not give, and no other rank waits for
-    it. ``reach_consensus`` tells them at the end. An interrupt is no Exception and passes.
+    it. ``reach_consensus`` tells them at the end. An interrupt is kept too: what ranks had posted by then would
+    be taken for messages of the next call. One that comes while this rank waits for others passes.
     """
 
     def __init__(self) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def __enter__(self) -> None:
         return None
@@ -83,14 +84,14 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception):
+        if not isinstance(error, (Exception, KeyboardInterrupt)):
             return False
         self.error = self.error or error
         return True
 
 
 def reach_consensus(
-    cp: ContextParallel, fields: Fields, error: Exception | None, device: torch.device
+    cp: ContextParallel, fields: Fields, error: BaseException | None, device: torch.device
 ) -> None:
     """Every rank of every member group takes part. Raises as :func:`_compare`; a rank with an ``error`` tells
     the others, and raises it as it is."""
@@ -114,12 +115,12 @@ def reach_consensus(
 
 
 @contextmanager
-def exchanging(cp: ContextParallel, fields: Fields) -> Iterator[None]:
+def exchanging(cp: ContextParallel, fields: Fields, attempt: Attempt | None = None) -> Iterator[None]:
     """Around exchanges. Whatever is raised in between, an interrupt too, ends all calls over the group.
 
     The other ranks still wait for the exchanges that this one has left, and would take those of its next call
     for them. So its connections end: that reaches a rank wherever it waits, and it breaks off as well, for
-    ranks that wait for it.
+    ranks that wait for it. What the ``attempt`` met before is what this rank raises.
     """
     try:
         yield
@@ -130,6 +131,8 @@ def exchanging(cp: ContextParallel, fields: Fields) -> Iterator[None]:
         )
         for member in cp.members:
             member.break_off()
+        if attempt is not None and attempt.error is not None:
+            raise attempt.error from error
         raise
 
 

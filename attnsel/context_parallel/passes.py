@@ -130,7 +130,7 @@ class OverRanks(torch.autograd.Function):
         ctx: Any, call: RankCall, anchor: Tensor | None, *tensors: Any
     ) -> tuple[Tensor, Tensor | None]:
         attempt = Attempt()
-        with exchanging(call.cp, call.fields):
+        with exchanging(call.cp, call.fields, attempt):
             out, max_logit = OverRanks._outputs(ctx, call, attempt, anchor, *tensors)
         call.end(FORWARD, attempt, out.device)
         return out, max_logit
@@ -177,7 +177,7 @@ class OverRanks(torch.autograd.Function):
         with attempt:  # raises where they were changed since, and where hooks of the caller do
             saved = ctx.saved_tensors
         reach_consensus(call.cp, fields, attempt.error, dout.device)
-        with exchanging(call.cp, fields):
+        with exchanging(call.cp, fields, attempt):
             grads = OverRanks._gradients(ctx, attempt, dout, *saved[1:])
         call.end(BACKWARD, attempt, dout.device)
         return grads

@@ -292,7 +292,7 @@ def _of_input(found: Launched) -> str:
 def _of_kernel(found: Launched) -> str:
     fault = found.case["fault"]
     act = "raises" if fault["act"] in ERRORS else f"{fault['act']}s"
-    if fault["act"] in ("die", "oversleep", "KeyboardInterrupt"):
+    if fault["act"] in ("die", "oversleep"):
         return f"kernel {act}: {_left(found)}"
     outcome = _all_or_none(found, fault["step"])
     return f"kernel {act}: {'not reached' if found.struck is None else outcome}"

@@ -74,7 +74,7 @@ class Rank(NamedTuple):
 
 
 @contextmanager
-def failing(part: str, at: int) -> Iterator[None]:
+def failing(part: str, at: int, error: type[BaseException] = RuntimeError) -> Iterator[None]:
     """tiled raises in the ``at``-th call of its forward or backward."""
     loaded, calls = kernels.kernel_of("tiled"), []
     function = getattr(loaded, part)
@@ -82,7 +82,7 @@ def failing(part: str, at: int) -> Iterator[None]:
     def reached(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == at:
-            raise RuntimeError(WORDS)
+            raise error(WORDS)
         return function(*arguments)
 
     kernels.KERNELS["tiled"] = loaded._replace(**{part: reached})
@@ -173,6 +173,13 @@ def the_last_backward(me: Rank) -> tuple[Any, Told]:
     return a_kernel(me, "backward", LAST_STEP[me.comm])
 
 
+def an_interrupt(me: Rank) -> tuple[Any, Told]:
+    """In a kernel, when keys are on their way."""
+    module = me.module()
+    with failing("forward", 1 if me.fails else 0, KeyboardInterrupt):
+        return module, told(lambda: me.run(module, 1))
+
+
 def a_step_with_all_it_has(me: Rank) -> tuple[Any, Told]:
     """The largest scores and the seed of the dropout are exchanged as well."""
     module = me.module(return_max_logit=True, softmax_type="learnable", attention_dropout=0.5)
@@ -212,6 +219,7 @@ TROUBLES: dict[Callable[[Rank], tuple[Any, Told]], str] = {  # and what is said
     the_tracker: "KeyError: 'no state of this name'",
     the_first_step: f"RuntimeError: {WORDS}",
     the_last_step: f"RuntimeError: {WORDS}",
+    an_interrupt: f"KeyboardInterrupt: {WORDS}",
     a_step_with_all_it_has: f"RuntimeError: {WORDS}",
     the_first_backward: f"RuntimeError: {WORDS}",
     the_last_backward: f"RuntimeError: {WORDS}",
