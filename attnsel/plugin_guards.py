@@ -86,12 +86,17 @@ def _trouble_with_finding(found: Any) -> str:
         return ""
     if not isinstance(found, (Violation, Unknown)):
         return f"it returned {short(found)}; allowed: a Violation, an Unknown or None"
-    if not isinstance(found.field, str) or not isinstance(found.note, str):
-        return f"it returned field {short(found.field)} and note {short(found.note)}; allowed: text"
-    if not isinstance(found.required, Requirement):
-        return f"it returned required = {short(found.required)}; allowed: a requirement, such as FreeText"
-    str(found.observed), str(found.required)  # may raise: now, and not when a report is written
+    field, observed, required, note = _values_of(found)
+    if not isinstance(field, str) or not isinstance(note, str):
+        return f"it returned field {short(field)} and note {short(note)}; allowed: text"
+    if not isinstance(required, Requirement):
+        return f"it returned required = {short(required)}; allowed: a requirement, such as FreeText"
+    str(observed), str(required)  # may raise: now, and not when a report is written
     return ""
+
+
+def _values_of(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    return found  # whatever their types are said to be
 
 
 def _trouble_with_scope(found: Any) -> str:

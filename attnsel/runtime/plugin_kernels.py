@@ -25,15 +25,14 @@ def held_to_the_contract(kernel: Kernel, record: CandidateRecord) -> Kernel:
     """``kernel``, each function of which raises RuntimeError for what it must not return."""
     whose = f"{record.kernel} of {record.distribution}"
 
-    def held(part: str, look: Callable[..., str]) -> Callable[..., Any] | None:
-        function = getattr(kernel, part)
-        return None if function is None else _held(function, look, f"{part} in {whose}")
+    def held(part: str, look: Callable[..., str] = lambda returned, *arguments: "") -> Callable[..., Any]:
+        return _held(getattr(kernel, part), look, f"{part} in {whose}")
 
     return kernel._replace(
         forward=held("forward", _trouble_with_result),
         backward=held("backward", _trouble_with_gradients),
-        prepare=held("prepare", lambda returned, *arguments: ""),
-        bind=_held_bind(kernel.bind, whose),
+        prepare=kernel.prepare and held("prepare"),
+        bind=kernel.bind and _held_bind(kernel.bind, whose),
     )
 
 
@@ -56,9 +55,7 @@ def _held(function: Callable[..., Any], look: Callable[..., str], what: str) -> 
     return call
 
 
-def _held_bind(bind: Callable[..., Any] | None, whose: str) -> Callable[..., Any] | None:
-    if bind is None:
-        return None
+def _held_bind(bind: Callable[..., Any], whose: str) -> Callable[..., Any]:
     make = _held(bind, _trouble_with_callable, f"bind in {whose}")
 
     def made(spec: Spec, inputs: Inputs) -> Callable[..., Tensor]:
@@ -89,8 +86,9 @@ def _trouble_with_result(returned: Any, spec: Spec, inputs: Inputs) -> str:
         value = getattr(returned, name)
         if value is not None or needed:
             trouble = trouble or _trouble_with(name, value, shape, q, statistics)
-    if not trouble and not isinstance(returned.saved, tuple):
-        return f"saved = {_kind(returned.saved)}; allowed: a tuple"
+    saved: Any = returned.saved
+    if not trouble and not isinstance(saved, tuple):
+        return f"saved = {_kind(saved)}; allowed: a tuple"
     return trouble
 
 
