@@ -71,8 +71,8 @@ class Attempt:
     """``with attempt:`` around what a rank's kernels do: their first exception is kept in ``error``.
 
     The rank then goes on exchanging, with NaN for what its kernels did not give, and no other rank waits for
-    it. ``reach_consensus`` tells them at the end. An interrupt is kept too: what ranks had posted by then
-    would be taken for messages of the next call. One that comes while this rank waits for others passes.
+    it. ``reach_consensus`` tells them at the end. An interrupt is kept too: what ranks have posted would else
+    be taken for messages of the next call. One that comes while this rank waits for others passes.
     """
 
     def __init__(self) -> None:

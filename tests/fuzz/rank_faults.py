@@ -173,7 +173,11 @@ def definition(features: str, batches: tuple[int, ...], backward: bool) -> dict[
     case, size = case_of(features, batches[0]), len(batches)
     whole = cases.make(case)
     for rank, batch in enumerate(batches):
-        given = cases.make(case_of(features, batch)).tensors
+        made = cases.make(case_of(features, batch))
+        given = made.tensors
+        if whole.bias is not None and made.bias is not None:
+            rows = cases.positions(case, False, rank, size)
+            whole.bias.index_copy_(2, rows, made.bias.index_select(2, rows))
         for name, t in whole.tensors.items():
             at = cases.positions(case, name in ("k", "v"), rank, size)
             dim = cases.ROWS[case.fmt]
