@@ -116,10 +116,12 @@ class GlobalAccess:
     ) -> None:
         g, total = self.memory, size * len(values)
         at, region, mask = self.locate(address, total, mask, line, "writes")
-        data = np.ascontiguousarray(np.stack(values, axis=-1)).view(WORD[total]).reshape(-1)
+        joined: Array = np.ascontiguousarray(np.stack(values, axis=-1))
+        data = joined.view(WORD[total]).reshape(-1)
         lanes = np.arange(self.lanes.n) if mask is None else np.flatnonzero(mask)
         at, data, me = at[lanes], data[lanes], self.me[lanes]
-        view, where = g.data.view(WORD[total]), at // total
+        view: Array = g.data.view(WORD[total])
+        where = at // total
         clash = np.zeros(len(lanes), bool)
         for k in range(total):
             owner = g.owner[at + k]

@@ -188,7 +188,6 @@ def prmt(a: Array, b: Array, selector: Array) -> Array:
 
 def names() -> dict[str, Any]:
     """What generated source may name."""
-    from_numpy = ("where", "maximum", "minimum", "absolute", "isnan", "exp2", "log2", "reciprocal", "sqrt")
-    from_numpy += ("tanh", "rint", "trunc", "floor", "ceil")
+    from_numpy = "where maximum minimum absolute isnan exp2 log2 reciprocal sqrt tanh rint trunc floor ceil"
     own = {name: value for name, value in globals().items() if not name.startswith("_")}
-    return own | {name: getattr(np, name) for name in from_numpy}
+    return own | {name: getattr(np, name) for name in from_numpy.split()}

@@ -74,7 +74,7 @@ class Instruction:
     guard: Register | None
     line: int  # of the PTX text, from 1
     text: str
-    source: str  # file.py:line of the .loc before it
+    source: str  # file.py:line of the .loc before it, and the calls it was inlined at
 
     @property
     def label(self) -> str:
@@ -126,6 +126,7 @@ _PARAMETER = re.compile(r"\.param\s+\.(\w+)[^,]*?([\w$]+)\s*(?:,|$)")
 _GUARD = re.compile(r"@(!?)([%\w$]+)\s+(.*)")
 _FILE = re.compile(r"^\s*\.file\s+(\d+)\s+\"([^\"]*)\"", re.MULTILINE)
 _LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)")
+_CALLED = re.compile(r"@\[ ([^\s:]+:\d+)")  # in the comment: where it was inlined, innermost first
 
 
 def parse(text: str) -> Kernel:
@@ -138,16 +139,21 @@ class _Parser:
         files = {number: PurePath(path).name for number, path in _FILE.findall(text)}
         lines, self.locs = [], [(0, "")]
         for number, line in enumerate(text.split("\n"), 1):
-            code = line.partition("//")[0]
+            code, _, comment = line.partition("//")
             if found := _LOC.match(code):
-                self.locs.append((number, f"{files.get(found[1], found[1])}:{found[2]}"))
+                source = f"{files.get(found[1], found[1])}:{found[2]}"
+                source += "".join(f" in {place}" for place in _CALLED.findall(comment))
+                self.locs.append((number, source))
                 code = ""
             lines.append(code)
         self.text = "\n".join(lines)
         self.starts = [0]  # of lines
         for line in lines:
             self.starts.append(self.starts[-1] + len(line) + 1)
-        self.scopes: list[dict[str, int]] = [{}]  # inline assembly declares registers of its own
+        # Inline assembly has registers and labels of its own, in braces.
+        self.scopes: list[dict[str, int]] = [{}]
+        self.opened = 0  # scopes so far
+        self.numbers = [0]  # of the open ones
         self.widths: list[int] = []
 
     def kernel(self) -> Kernel:
@@ -169,15 +175,18 @@ class _Parser:
                 at += 1
             if self.text[at] in "{}":
                 if self.text[at] == "{":
+                    self.opened += 1
                     self.scopes.append({})
+                    self.numbers.append(self.opened)
                 else:
                     self.scopes.pop()
+                    self.numbers.pop()
                 if not self.scopes:
                     return
                 at += 1
                 continue
             if label := _LABEL.match(self.text, at):
-                yield label[1]
+                yield self._label(label[1])
                 at = label.end()
                 continue
             stop = self.text.index(";", at)
@@ -209,7 +218,14 @@ class _Parser:
             guard, rest = Register(register.index, 0, bool(found[1])), found[3]
         op, _, arguments = rest.partition(" ")
         source = self.locs[bisect.bisect_right(self.locs, (line, "\x7f")) - 1][1]
-        return Instruction(op, tuple(map(self._operand, _split(arguments))), guard, line, text, source)
+        operands = tuple(map(self._operand, _split(arguments)))
+        if BRANCH.fullmatch(op):
+            operands = (Name(self._label(arguments)),)
+        return Instruction(op, operands, guard, line, text, source)
+
+    def _label(self, name: str) -> str:
+        """A label of the function, or of the braces it stands in."""
+        return name if name.startswith("$") else f"{name} of {self.numbers[-1]}"
 
     def _register(self, name: str) -> Register | None:
         for scope in reversed(self.scopes):

@@ -21,7 +21,7 @@ from .faults import Fault, Faults, Unsupported
 from .global_memory import GlobalMemory
 from .machine import Machine
 from .parse import parse
-from .translate import Program, translate
+from .translate import Program, translate, unsupported
 
 _LANES = 4096  # threads that are executed together; more need more memory, and are no faster
 # Triton's type of an argument -> the PTX parameter's. Pointers are 64 bits.
@@ -52,9 +52,9 @@ class Executed:
 def compile_launch(launch: Launch, arch: int) -> Compiled:
     """Raises what Triton raises, and Unsupported where the kernel wants scratch memory."""
     made = build(launch, arch)
-    for name in ("global_scratch_size", "profile_scratch_size"):
-        if getattr(made.metadata, name, 0):
-            raise Unsupported([name])
+    names = ("global_scratch_size", "profile_scratch_size")
+    if wanted := [name for name in names if getattr(made.metadata, name, 0)]:
+        raise Unsupported([*wanted, *unsupported(parse(made.asm["ptx"]))])
     arguments = tuple((name, kind) for name, kind in made.src.signature.items() if kind != "constexpr")
     return Compiled(made.asm["ptx"], made.metadata.shared, arguments)
 

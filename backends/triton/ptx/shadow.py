@@ -32,7 +32,7 @@ class Shadow:
 
     def _words(self, at: Array, size: int) -> list[Array]:
         unit = min(size, 8)
-        view = self.bytes.view(WORD[unit])
+        view: Array = self.bytes.view(WORD[unit])
         return [view[(at + k) // unit] for k in range(0, size, unit)]
 
     def any(self, at: Array, size: int) -> Array:
@@ -88,7 +88,7 @@ class LaneShadow(Shadow):
         own = marks[unit]
         if mask is not None:
             at, own = at[mask], own[mask]
-        view = self.bytes.view(WORD[unit])
+        view: Array = self.bytes.view(WORD[unit])
         for k in range(0, size, unit):
             index = (at + k) // unit
             before = view[index]

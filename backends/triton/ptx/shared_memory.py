@@ -97,7 +97,8 @@ class SharedMemory:
 
     def write(self, at: Array, data: Array, size: int, mask: Array | None, line: int) -> None:
         """One word of ``size`` bytes per lane. The same value again is no race: it harms nobody."""
-        lanes, view = self.lanes, self.data.view(WORD[size])
+        lanes = self.lanes
+        view: Array = self.data.view(WORD[size])
         if self.copies_under_way:
             flying = both(mask, self.flying.any(at, size))
             lanes.report(ASYNCHRONOUS, line, flying, "writes where a cp.async not waited for writes")

@@ -14,45 +14,48 @@ if TYPE_CHECKING:
 _DOUBLE = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
 
 # Form -> what it computes of its sources, all of the form's type. {0} is the first source.
-_COMPUTED = {
-    "add.{type:u16|s16|u32|s32|u64|s64}": "{0} + {1}",
-    "sub.{type:u16|s16|u32|s32|u64|s64}": "{0} - {1}",
-    "mul.lo.{type:u16|s16|u32|s32|u64|s64}": "{0} * {1}",
-    "mul.hi.{type:u16|s16|u32|s32|u64}": "mul_hi({0}, {1})",
-    "mad.lo.{type:u16|s16|u32|s32|u64|s64}": "{0} * {1} + {2}",
-    "div.{type:u16|s16|u32|s32|u64|s64}": "divide({0}, {1})",
-    "rem.{type:u16|s16|u32|s32|u64|s64}": "remainder({0}, {1})",
-    "abs.{type:s16|s32|s64}": "absolute({0})",
-    "neg.{type:s16|s32|s64}": "-{0}",
-    "min.{type:u16|s16|u32|s32|u64|s64}": "minimum({0}, {1})",
-    "max.{type:u16|s16|u32|s32|u64|s64}": "maximum({0}, {1})",
-    "min.relu.{type:s32}": "maximum(minimum({0}, {1}), i4(0))",
-    "max.relu.{type:s32}": "maximum(maximum({0}, {1}), i4(0))",
-    "and.{type:pred|b16|b32|b64}": "{0} & {1}",
-    "or.{type:pred|b16|b32|b64}": "{0} | {1}",
-    "xor.{type:pred|b16|b32|b64}": "{0} ^ {1}",
-    "not.{type:pred|b16|b32|b64}": "~{0}",
-    "prmt.{type:b32}": "prmt({0}, {1}, {2})",
-    "bfi.{type:b32}": "bfi({0}, {1}, {2}, {3})",
+_COMPUTED = (
+    ("add.{type:u16|s16|u32|s32|u64|s64}", "{0} + {1}"),
+    ("sub.{type:u16|s16|u32|s32|u64|s64}", "{0} - {1}"),
+    ("mul.lo.{type:u16|s16|u32|s32|u64|s64}", "{0} * {1}"),
+    ("mul.hi.{type:u16|s16|u32|s32|u64}", "mul_hi({0}, {1})"),
+    ("mad.lo.{type:u16|s16|u32|s32|u64|s64}", "{0} * {1} + {2}"),
+    ("div.{type:u16|s16|u32|s32|u64|s64}", "divide({0}, {1})"),
+    ("rem.{type:u16|s16|u32|s32|u64|s64}", "remainder({0}, {1})"),
+    ("abs.{type:s16|s32|s64}", "absolute({0})"),
+    ("neg.{type:s16|s32|s64}", "-{0}"),
+    ("min.{type:u16|s16|u32|s32|u64|s64}", "minimum({0}, {1})"),
+    ("max.{type:u16|s16|u32|s32|u64|s64}", "maximum({0}, {1})"),
+    ("min.relu.{type:s32}", "maximum(minimum({0}, {1}), i4(0))"),
+    ("max.relu.{type:s32}", "maximum(maximum({0}, {1}), i4(0))"),
+    ("and.{type:pred|b16|b32|b64}", "{0} & {1}"),
+    ("or.{type:pred|b16|b32|b64}", "{0} | {1}"),
+    ("xor.{type:pred|b16|b32|b64}", "{0} ^ {1}"),
+    ("not.{type:pred|b16|b32|b64}", "~{0}"),
+    ("prmt.{type:b32}", "prmt({0}, {1}, {2})"),
+    ("bfi.{type:b32}", "bfi({0}, {1}, {2}, {3})"),
     # Rounded to nearest even, which .rn and no modifier both mean (9.7.3).
-    "add[.rn][.{ftz:ftz}].{type:f32}": "{0} + {1}",
-    "sub[.rn][.{ftz:ftz}].{type:f32}": "{0} - {1}",
-    "mul[.rn][.{ftz:ftz}].{type:f32}": "{0} * {1}",
-    "fma.rn[.{ftz:ftz}].{type:f32}": "fma({0}, {1}, {2})",
-    "div.{rn|full|approx}[.{ftz:ftz}].{type:f32}": "{0} / {1}",
-    "abs[.{ftz:ftz}].{type:f32}": "absolute({0})",
-    "neg[.{ftz:ftz}].{type:f32}": "-{0}",
-    "min[.{ftz:ftz}].{type:f32}": "fmin({0}, {1})",
-    "max[.{ftz:ftz}].{type:f32}": "fmax({0}, {1})",
-    "min[.{ftz:ftz}].NaN.{type:f32}": "nan_min({0}, {1})",
-    "max[.{ftz:ftz}].NaN.{type:f32}": "nan_max({0}, {1})",
-    "ex2.approx[.{ftz:ftz}].{type:f32}": "exp2({0})",
-    "lg2.approx[.{ftz:ftz}].{type:f32}": "log2({0})",
-    "rcp.{rn|approx}[.{ftz:ftz}].{type:f32}": "reciprocal({0})",
-    "sqrt.{rn|approx}[.{ftz:ftz}].{type:f32}": "sqrt({0})",
-    "rsqrt.approx[.{ftz:ftz}].{type:f32}": "reciprocal(sqrt({0}))",
-    "tanh.approx.{type:f32}": "tanh({0})",
-}
+    ("add[.rn][.{ftz:ftz}].{type:f32}", "{0} + {1}"),
+    ("sub[.rn][.{ftz:ftz}].{type:f32}", "{0} - {1}"),
+    ("mul[.rn][.{ftz:ftz}].{type:f32}", "{0} * {1}"),
+    ("fma.rn[.{ftz:ftz}].{type:f32}", "fma({0}, {1}, {2})"),
+    ("div.{rn|full|approx}[.{ftz:ftz}].{type:f32}", "{0} / {1}"),
+    ("abs[.{ftz:ftz}].{type:f32}", "absolute({0})"),
+    ("neg[.{ftz:ftz}].{type:f32}", "-{0}"),
+    ("min[.{ftz:ftz}].{type:f32}", "fmin({0}, {1})"),
+    ("max[.{ftz:ftz}].{type:f32}", "fmax({0}, {1})"),
+    ("min[.{ftz:ftz}].NaN.{type:f32}", "nan_min({0}, {1})"),
+    ("max[.{ftz:ftz}].NaN.{type:f32}", "nan_max({0}, {1})"),
+    # Three sources, from sm100 on.
+    ("max[.{ftz:ftz}].{type:f32}", "fmax(fmax({0}, {1}), {2})"),
+    ("min[.{ftz:ftz}].{type:f32}", "fmin(fmin({0}, {1}), {2})"),
+    ("ex2.approx[.{ftz:ftz}].{type:f32}", "exp2({0})"),
+    ("lg2.approx[.{ftz:ftz}].{type:f32}", "log2({0})"),
+    ("rcp.{rn|approx}[.{ftz:ftz}].{type:f32}", "reciprocal({0})"),
+    ("sqrt.{rn|approx}[.{ftz:ftz}].{type:f32}", "sqrt({0})"),
+    ("rsqrt.approx[.{ftz:ftz}].{type:f32}", "reciprocal(sqrt({0}))"),
+    ("tanh.approx.{type:f32}", "tanh({0})"),
+)
 
 
 def _compute(t: Translator, i: Instruction, modifiers: Modifiers, expression: str) -> None:
@@ -73,8 +76,23 @@ def _register(syntax: str, expression: str) -> None:
         _compute(t, i, modifiers, expression)
 
 
-for _syntax, _expression in _COMPUTED.items():
+for _syntax, _expression in _COMPUTED:
     _register(_syntax, _expression)
+
+
+@form("add[.rn][.{ftz:ftz}].f32x2", 3)
+@form("sub[.rn][.{ftz:ftz}].f32x2", 3)
+@form("mul[.rn][.{ftz:ftz}].f32x2", 3)
+@form("fma.rn[.{ftz:ftz}].f32x2", 4)
+def pairs(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    """Two float32 in a register of 64 bits, each by itself (sm100 on)."""
+    expression = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "fma": "fma({0}, {1}, {2})"}[
+        i.op[:3]
+    ]
+    sources = [f"{t.get(o, 'b64')}.view(f4)" for o in i.operands[1:]]
+    if "ftz" in modifiers:
+        expression, sources = f"ftz({expression})", [f"ftz({source})" for source in sources]
+    t.put(i.operands[0], f"({expression.format(*sources)}).view(u8)", "b64")
 
 
 @form("mul.wide.{type:u16|s16|u32|s32}", 3)

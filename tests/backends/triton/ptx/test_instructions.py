@@ -248,6 +248,12 @@ with np.errstate(all="ignore"):
         ("div.full.f32 %r20, %r10, %r11;", lambda a, b, c: float(np.float32(a) / np.float32(b))),
         ("max.f32 %r20, %r10, %r11;", lambda a, b, c: greater(a, b)),
         ("min.f32 %r20, %r10, %r11;", lambda a, b, c: lesser(a, b)),
+        ("max.f32 %r20, %r10, %r11, %r12;", lambda a, b, c: greater(greater(a, b), c)),
+        ("min.f32 %r20, %r10, %r11, %r12;", lambda a, b, c: lesser(lesser(a, b), c)),
+        ("mov.b64 %rd9, {%r10, %r11}; mov.b64 %rd10, {%r11, %r12}; fma.rn.f32x2 %rd9, %rd9, %rd10, %rd10; "
+         "mov.b64 {%r21, %r20}, %rd9;", lambda a, b, c: fused(b, c, c)),
+        ("mov.b64 %rd9, {%r10, %r11}; mov.b64 %rd10, {%r11, %r12}; add.f32x2 %rd9, %rd9, %rd10; "
+         "mov.b64 {%r20, %r21}, %rd9;", lambda a, b, c: float(np.float32(a) + np.float32(b))),
         ("max.NaN.f32 %r20, %r10, %r11;", lambda a, b, c: math.nan if a != a or b != b else greater(a, b)),
         ("neg.f32 %r20, %r10;", lambda a, b, c: -a),
         ("abs.f32 %r20, %r10;", lambda a, b, c: abs(a)),

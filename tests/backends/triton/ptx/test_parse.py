@@ -47,11 +47,21 @@ def test_registers_of_inline_assembly_are_its_own() -> None:
     assert inner != outer
 
 
+def test_labels_of_inline_assembly_are_its_own() -> None:
+    wait = "{\n waitLoop:\n setp.eq.s32 %p1, %r1, 0;\n @%p1 bra waitLoop;\n}\n"
+    kernel = parse(text_of(wait + wait))
+    loops = [block for block in kernel.blocks if block.end is not None and block.end.op == "bra"]
+    assert [block.target for block in loops] == [block.number for block in loops]
+    assert loops[0].number != loops[1].number
+
+
 REFUSED = [
     "add.sat.s32 %r3, %r4, %r5",
     "add.rz.f32 %r3, %r4, %r5",
     "add.f32 %r3, %r4, %r5, %r6",
-    "max.f32 %r3, %r4, %r5, %r6",  # three sources from sm100 on
+    "max.f32 %r3, %r4, %r5, %r6, %r7",
+    "max.xorsign.abs.f32 %r3, %r4, %r5",
+    "mul.rz.f32x2 %rd3, %rd4, %rd5",
     "fma.rn.f32.bf16 %r3, %rs4, %rs5, %r6",
     "fma.rn.sat.f32 %r3, %r4, %r5, %r6",
     "cvt.rz.f16.f32 %rs3, %r4",
