@@ -95,8 +95,8 @@ def _print(reports: list[CaseReport], about: dict[str, Any]) -> None:
     for name, one in summaries(reports).items():
         ended = f", {one['not_executed']} not executed" if one["not_executed"] else ""
         counted = f"{one['calls']} calls, {one['blocks']} blocks, {_short(one['instructions'])} instructions"
-        found = f"error {one['largest_error']:.2f}, {one['faults']} faults, {one['seconds']:.0f} s{ended}"
-        print_text("\n".join(wrap(f"{name}: {counted}, {found}", "", "  ")))
+        outcome = f"error {one['largest_error']:.2f}, {one['faults']} faults, {one['seconds']:.0f} s{ended}"
+        print_text("\n".join(wrap(f"{name}: {counted}, {outcome}", "", "  ")))
     if kinds:
         print_text("faults: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()))
 

@@ -24,7 +24,7 @@ from attnsel.backends.tiled.forward import forward as exact_forward
 from attnsel.backends.triton import pool, run
 
 from .faults import Fault, Unsupported
-from .plain import plain
+from .plain import DIFFERENTIABLE, plain
 from .run import Executed, executed_on
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -119,8 +119,9 @@ class CaseReport:
         return not self.failed and not self.unsupported
 
     def as_json(self) -> dict[str, Any]:
-        shown = {name: value if math.isfinite(value) else None for name, value in self.errors.items()}
-        return dataclasses.asdict(self) | {"errors": shown, "ok": self.ok}
+        shown = {name: round(e, 4) if math.isfinite(e) else None for name, e in self.errors.items()}
+        times = {"seconds": round(self.seconds, 2), "compiling": round(self.compiling, 2)}
+        return dataclasses.asdict(self) | {"errors": shown, **times, "ok": self.ok}
 
 
 Wanted = tuple[Case, int, str]  # a case, an architecture, a dtype
@@ -202,9 +203,9 @@ def _compared(case: Case, arch: int, dtype: torch.dtype, done: list[Executed]) -
 
 def _exact(spec: Spec, inputs: Inputs, dout: Tensor | None, dlse: Tensor | None) -> dict[str, Tensor]:
     """The same call in float64, by ``tiled``."""
-    narrow = {name: t for name, t in inputs._asdict().items() if isinstance(t, Tensor)}
-    halves = (torch.float16, torch.bfloat16)
-    wide = inputs._replace(**{name: t.double() for name, t in narrow.items() if t.dtype in halves})
+    halves = {name: t for name in DIFFERENTIABLE if (t := getattr(inputs, name)) is not None}
+    changes: dict[str, Any] = {name: t.detach().double() for name, t in halves.items()}
+    wide = inputs._replace(**changes)
     result = exact_forward(spec, wide)
     assert result.lse is not None
     made = {"out": result.out, "lse": result.lse}

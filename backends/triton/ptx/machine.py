@@ -56,7 +56,7 @@ class Machine:
 
     # -- what generated code asks for ---
     def special(self, name: str) -> Array:
-        """9.1 to 9.5 of the special registers; blocks and grids have one dimension."""
+        """Special registers (10); blocks and grids have one dimension."""
         lanes = self.lanes
         sizes = {"%ntid.x": lanes.threads, "%nctaid.x": self.programs}
         own = {

@@ -124,7 +124,7 @@ def remainder(a: Array, b: Array) -> Array:
 
 
 def shl(a: Array, count: Array) -> Array:
-    """Counts beyond the width are clamped (9.7.8.6)."""
+    """Counts beyond the width are clamped (9.7.8.8)."""
     width = u4(8 * a.itemsize)
     return np.where(count < width, a << (count & (width - u4(1))).astype(a.dtype), a.dtype.type(0))
 

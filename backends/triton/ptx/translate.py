@@ -14,9 +14,19 @@ from typing import Any
 from . import forms, numbers
 from . import operations as _operations  # noqa: F401  registers the forms
 from .faults import Unsupported
-from .parse import BARRIER, WIDTH, BasicBlock, Immediate, Kernel, Name, Operand, Register, Sink, Vector
-from .parse import Address as _Address
-from .parse import Instruction as Instruction
+from .parse import (
+    BARRIER,
+    WIDTH,
+    Address,
+    BasicBlock,
+    Immediate,
+    Kernel,
+    Name,
+    Operand,
+    Register,
+    Sink,
+    Vector,
+)
 
 # A PTX type as numpy's; bfloat16 and packed pairs stay bits.
 DTYPE = {
@@ -163,7 +173,7 @@ class Translator:
 
     def address(self, o: Operand, kind: str) -> str:
         """``[base + offset]``: ``kind`` b32 for shared memory, b64 for global."""
-        if not isinstance(o, _Address):
+        if not isinstance(o, Address):
             raise Unsupported([f"operand {o} as an address"])
         base = self.get(o.base, kind)
         return f"({base} + {self.constant(o.offset, DTYPE[kind])})" if o.offset else base

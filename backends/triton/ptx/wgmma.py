@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .faults import ASYNCHRONOUS, DIVERGENCE, OUT_OF_BOUNDS, RACE, UNINITIALISED
-from .faults import Unsupported as _Unsupported
+from .faults import ASYNCHRONOUS, DIVERGENCE, OUT_OF_BOUNDS, RACE, UNINITIALISED, Unsupported
 from .lanes import ONES
 from .matrix import widen
 from .numbers import Array, f4, i8, u1, u2, u4, u8
@@ -53,7 +52,7 @@ class Warpgroups:
         active = self._active(mask, line)
         if n:
             # Results are kept by register, not by group: which of them are done is not known.
-            raise _Unsupported([f"wgmma.wait_group {n}"])
+            raise Unsupported([f"wgmma.wait_group {n}"])
         for index, (value, lanes) in list(self.results.items()):
             now = lanes if mask is None else lanes & mask
             registers[index] = np.where(now, value, registers[index])
@@ -126,7 +125,7 @@ class Warpgroups:
         start, leading, stride = (((d >> u8(k)) & u8(0x3FFF)) << u8(4) for k in (0, 16, 32))
         mode = int(d[0] >> u8(62))
         if (d >> u8(62) != mode).any() or ((d >> u8(49)) & u8(7)).any():
-            raise _Unsupported(["wgmma descriptors of several swizzles, or with a base offset"])
+            raise Unsupported(["wgmma descriptors of several swizzles, or with a base offset"])
         width = u8(_ROW_BYTES[mode])
         if mn_major:  # chunks are 8 rows of one k
             k, c = np.arange(16, dtype=u8)[:, None], np.arange(rows // 8, dtype=u8)[None]
