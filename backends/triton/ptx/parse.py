@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TypeAlias
 
-from .faults import Unsupported
-
 # Bytes of a fundamental type (5.2); a predicate is an array of bool.
 WIDTH = {
     "pred": 0,
@@ -102,6 +100,7 @@ class Kernel:
     threads: int
     widths: list[int]  # of each register
     blocks: list[BasicBlock]
+    unknown: list[str]  # directives that are not understood: such a kernel is not executed
 
     def instructions(self) -> Iterator[Instruction]:
         for block in self.blocks:
@@ -130,7 +129,7 @@ _CALLED = re.compile(r"@\[ ([^\s:]+:\d+)")  # in the comment: where it was inlin
 
 
 def parse(text: str) -> Kernel:
-    """The one kernel of a PTX text. Raises Unsupported for directives that are not understood."""
+    """The one kernel of a PTX text."""
     return _Parser(text).kernel()
 
 
@@ -155,6 +154,7 @@ class _Parser:
         self.opened = 0  # scopes so far
         self.numbers = [0]  # of the open ones
         self.widths: list[int] = []
+        self.unknown: list[str] = []
 
     def kernel(self) -> Kernel:
         entry = _ENTRY.search(self.text)
@@ -166,7 +166,9 @@ class _Parser:
             raise ValueError(f"{entry[1]} declares no number of threads")
         items = list(self._statements(entry.end()))
         parameters = [(kind, name) for kind, name in _PARAMETER.findall(entry[2])]
-        return Kernel(entry[1], target[1], parameters, int(threads[1]), self.widths, _basic_blocks(items))
+        return Kernel(
+            entry[1], target[1], parameters, int(threads[1]), self.widths, _basic_blocks(items), self.unknown
+        )
 
     def _statements(self, at: int) -> Iterator[str | Instruction]:
         """Labels as text, and instructions, up to the brace that closes the kernel."""
@@ -196,18 +198,18 @@ class _Parser:
             elif not statement.startswith("."):
                 yield self._instruction(statement, bisect.bisect_right(self.starts, at))
             elif not statement.startswith(".pragma "):
-                raise Unsupported([statement.split()[0]])
+                self.unknown.append(statement.split()[0])
             at = stop + 1
 
     def _declare(self, statement: str) -> None:
         kind, names = re.fullmatch(r"\.reg \.(\w+) (.*)", statement).groups()  # type: ignore[union-attr]
         if kind not in WIDTH:
-            raise Unsupported([f".reg .{kind}"])
+            self.unknown.append(f".reg .{kind}")
         for name in names.replace(" ", "").split(","):
             many = re.fullmatch(r"(.*)<(\d+)>", name)
             for each in [f"{many[1]}{k}" for k in range(int(many[2]))] if many else [name]:
                 self.scopes[-1][each] = len(self.widths)
-                self.widths.append(WIDTH[kind])
+                self.widths.append(WIDTH.get(kind, 0))
 
     def _instruction(self, text: str, line: int) -> Instruction:
         guard, rest = None, text

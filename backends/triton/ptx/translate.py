@@ -63,8 +63,10 @@ def translate(kernel: Kernel) -> Program:
 
 
 def unsupported(kernel: Kernel) -> list[str]:
-    """Opcodes without a translation, in alphabetical order."""
-    found = {i.op for block in kernel.blocks for i in block.body if forms.find(i) is None}
+    """Opcodes and directives without a translation, in alphabetical order."""
+    found = set(kernel.unknown) | {
+        i.op for block in kernel.blocks for i in block.body if forms.find(i) is None
+    }
     for i in kernel.instructions():
         if BARRIER.fullmatch(i.op) and (len(i.operands) > 1 or i.guard is not None):
             found.add(f"{i.op} of some threads")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .faults import DIVERGENCE
@@ -64,6 +66,23 @@ class Warps:
         counts, present = votes.sum(1), active.sum(1)
         answers = {"any": counts > 0, "all": counts == present, "uni": (counts == 0) | (counts == present)}
         return np.repeat(answers[mode], WARP)
+
+    def reduce(
+        self,
+        combine: Callable[[Array, Array], Array],
+        a: Array,
+        members: Array,
+        mask: Array | None,
+        line: int,
+    ) -> Array:
+        """``combine`` of the values of all lanes of a warp."""
+        self.members(members, mask, line)
+        self.whole(mask, line)  # with some of the lanes as members it is not used
+        rows = a.reshape(-1, WARP)
+        made = rows[:, 0].copy()
+        for k in range(1, WARP):
+            made = combine(made, rows[:, k].copy())
+        return np.repeat(made, WARP)
 
     def barrier(self, members: Array, mask: Array | None, line: int) -> None:
         self.members(members, mask, line)

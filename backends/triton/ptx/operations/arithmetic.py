@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from attnsel.backends.triton.ptx.forms import Modifiers, form
-from attnsel.backends.triton.ptx.parse import Immediate, Instruction
+from attnsel.backends.triton.ptx.parse import Immediate, Instruction, Operand
 
 if TYPE_CHECKING:
     from attnsel.backends.triton.ptx.translate import Translator
@@ -57,6 +57,13 @@ _COMPUTED = (
     ("tanh.approx.{type:f32}", "tanh({0})"),
 )
 
+_BY_ROOT = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "fma": "fma({0}, {1}, {2})"}
+
+
+def widened(t: Translator, o: Operand, kind: str) -> str:
+    """A float16 or bfloat16 as float32."""
+    return f"{t.get(o, 'f16')}.astype(f4)" if kind == "f16" else f"from_bf16({t.get(o, 'b16')})"
+
 
 def _compute(t: Translator, i: Instruction, modifiers: Modifiers, expression: str) -> None:
     kind = modifiers["type"]
@@ -86,13 +93,22 @@ for _syntax, _expression in _COMPUTED:
 @form("fma.rn[.{ftz:ftz}].f32x2", 4)
 def pairs(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     """Two float32 in a register of 64 bits, each by itself (sm100 on)."""
-    expression = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "fma": "fma({0}, {1}, {2})"}[
-        i.op[:3]
-    ]
+    expression = _BY_ROOT[i.op[:3]]
     sources = [f"{t.get(o, 'b64')}.view(f4)" for o in i.operands[1:]]
     if "ftz" in modifiers:
         expression, sources = f"ftz({expression})", [f"ftz({source})" for source in sources]
     t.put(i.operands[0], f"({expression.format(*sources)}).view(u8)", "b64")
+
+
+@form("add[.rn].f32.{type:f16|bf16}", 3)
+@form("sub[.rn].f32.{type:f16|bf16}", 3)
+@form("fma.rn.f32.{type:f16|bf16}", 4)
+def mixed(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    """9.7.5, from sm100 on: all sources but the last are narrow; the result is rounded once."""
+    *narrow, last = i.operands[1:]
+    sources = [widened(t, o, modifiers["type"]) for o in narrow]
+    sources.append(t.get(last, "f32"))
+    t.put(i.operands[0], _BY_ROOT[i.op[:3]].format(*sources), "f32")
 
 
 @form("mul.wide.{type:u16|s16|u32|s32}", 3)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from attnsel.backends.triton.ptx.forms import Modifiers, form
 from attnsel.backends.triton.ptx.parse import Instruction
 
+from .arithmetic import widened
+
 if TYPE_CHECKING:
     from attnsel.backends.triton.ptx.translate import Translator
 
@@ -28,8 +30,7 @@ def between_integers(t: Translator, i: Instruction, modifiers: Modifiers) -> Non
 @form("cvt.f32.{from:f16|bf16}", 2)
 def widen(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     d, a = i.operands
-    half = modifiers["from"] == "f16"
-    t.put(d, f"{t.get(a, 'f16')}.astype(f4)" if half else f"from_bf16({t.get(a, 'b16')})", "f32")
+    t.put(d, widened(t, a, modifiers["from"]), "f32")
 
 
 @form("cvt.rn.{to:f16|bf16}.f32", 2)

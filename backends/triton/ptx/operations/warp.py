@@ -31,6 +31,16 @@ def vote(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     t.put(d, "v", "b32" if modifiers["mode"] == "ballot" else "pred")
 
 
+@form("redux.sync.{mode:min|max}[.{nan:NaN}].f32", 3)
+def redux(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    """The least or the largest of the members (9.7.13.9); floats from sm100 on."""
+    d, a, members = i.operands
+    name = ("nan_" if "nan" in modifiers else "f") + modifiers["mode"]
+    arguments = f"{t.get(a, 'f32')}, {t.get(members, 'b32')}, {t.mask}, {i.line}"
+    t.do(f"v = X.warps.reduce({name}, {arguments})")
+    t.put(d, "v", "f32")
+
+
 @form("bar.warp.sync", 1)
 def warp_barrier(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     t.do(f"X.warps.barrier({t.get(i.operands[0], 'b32')}, {t.mask}, {i.line})")

@@ -254,6 +254,10 @@ with np.errstate(all="ignore"):
          "mov.b64 {%r21, %r20}, %rd9;", lambda a, b, c: fused(b, c, c)),
         ("mov.b64 %rd9, {%r10, %r11}; mov.b64 %rd10, {%r11, %r12}; add.f32x2 %rd9, %rd9, %rd10; "
          "mov.b64 {%r20, %r21}, %rd9;", lambda a, b, c: float(np.float32(a) + np.float32(b))),
+        ("cvt.u16.u32 %rs1, %r10; cvt.u16.u32 %rs2, %r11; fma.rn.f32.bf16 %r20, %rs1, %rs2, %r12;",
+         lambda a, b, c: fused(real(bits(a) << 16), real(bits(b) << 16), c)),
+        ("cvt.rn.f16.f32 %rs1, %r10; sub.rn.f32.f16 %r20, %rs1, %r11;",
+         lambda a, b, c: float(np.float32(np.float16(np.float32(a))) - np.float32(b))),
         ("max.NaN.f32 %r20, %r10, %r11;", lambda a, b, c: math.nan if a != a or b != b else greater(a, b)),
         ("neg.f32 %r20, %r10;", lambda a, b, c: -a),
         ("abs.f32 %r20, %r10;", lambda a, b, c: abs(a)),
@@ -365,6 +369,15 @@ def test_shuffles(mode: str, origin: Callable[[int], int]) -> None:
         wanted = origin(lane)
         inside = 0 <= wanted < 32
         assert got[32 + lane, 0] == (words[32 + wanted, 0] if inside else words[32 + lane, 0] + 1000)
+
+
+def test_a_reduction_over_a_warp() -> None:
+    values = np.random.default_rng(7).standard_normal((64, 4)).astype(np.float32)
+    values[3, 0] = np.nan
+    body = LOAD + "redux.sync.max.f32 %r20, %r10, -1;" + STORE
+    got, _ = execute(body, values.view(np.uint32), 64)
+    wanted = [float(np.nanmax(values[:32, 0]))] * 32 + [float(values[32:, 0].max())] * 32
+    assert got[:, 0].copy().view(np.float32).tolist() == wanted
 
 
 def test_a_ballot_has_a_bit_per_lane() -> None:
