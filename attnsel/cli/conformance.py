@@ -25,6 +25,8 @@ def conformance(
     samples: Annotated[int, Parameter(help="cudnn: questions at random, each for every GPU")] = 200,
     seed: Annotated[int, Parameter(help="cudnn: another seed, other questions")] = 0,
     cudnn_lib: CudnnLib = None,
+    execute: Annotated[bool, Parameter(negative="", help="triton: run the kernels' PTX on the CPU")] = False,
+    case: Annotated[str, Parameter(help="with --execute: only cases with these words, by commas")] = "",
     json: Json = False,
 ) -> int:
     """Compile every shipped Triton configuration ahead of time, with no GPU, and read what came out.
@@ -32,16 +34,23 @@ def conformance(
     With --backend cudnn: put random questions to the rules and to the real libcudnn, and tell where they
     differ (--arch then defaults to 80,89,90,100,120). A false accept is a rule that is missing.
 
+    With --execute: run the kernels' PTX on the CPU instead, over a grid of calls, compare with float64, and
+    search for faults that a GPU does not report: accesses outside of tensors, races, data used before it is
+    there. --arch then defaults to all but 100; about ten seconds a call, nearly all of them compiling.
+
     Registers, spills, shared memory against the architecture's limit, and the matrix instructions in the
     machine code. Takes about a second per kernel; the whole table is some hundred kernels.
 
     --json prints {"kernels": [{kernel, arch, head_dim_qk, head_dim_v, dtype, feature, block, warps, stages,
     registers, spills, shared_memory, shared_memory_limit, matrix_instructions, seconds, error, specialised,
     ok}]}; with --backend cudnn {cudnn, cudnn_frontend, stage, gpus, seed, samples, asked, the count of each
-    outcome, bounds at 95 %, disagreements: [{outcome, gpu, codes, library, params}], notes}.
+    outcome, bounds at 95 %, disagreements: [{outcome, gpu, codes, library, params}], notes}; with --execute
+    {date, triton, architectures: {sm: {calls, kernels, blocks, instructions, seconds, compiling,
+    largest_error, faults, not_executed, opcodes_not_covered}}, cases: [{case, arch, dtype, ..., faults:
+    [{kind, kernel, source, line, instruction, block, thread, detail, threads}], ok}]}.
 
     Exit code: 0 all compile, fit, spill nothing and use the tensor cores, or no false accept; 2 bad input,
-    or something is missing; 4 some do not, or a false accept.
+    or something is missing; 4 some do not, a false accept, a fault or a wrong number.
     """
     if backend == "cudnn":
         from attnsel.cli.conformance_cudnn import conformance_cudnn
@@ -57,6 +66,13 @@ def conformance(
         return BAD_INPUT
     if jobs < 0:
         raise InvalidInput("--jobs", jobs, "must be positive, or 0 for one per core")
+    if execute:
+        from attnsel.cli.conformance_executed import DEFAULT, conformance_executed
+
+        chosen_archs = _numbers("--arch", arch, ARCHS) or DEFAULT
+        return conformance_executed(chosen_archs, case, jobs or len(os.sched_getaffinity(0)), json)
+    if case:
+        raise InvalidInput("--case", case, "needs --execute")
     archs = _numbers("--arch", arch, ARCHS) or ARCHS
     chosen: dict[str, Any] = {}
     if head_dim:

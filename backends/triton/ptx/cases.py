@@ -1,0 +1,308 @@
+"""Calls that are executed and held against float64: each feature, odd lengths, head dimensions, both dtypes.
+
+Small, but larger than the tiles: every loop runs its first, middle and last part. A case names the kernels it
+reaches; ``on`` leaves out what an architecture does not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.tiled.backward import backward as exact_backward
+from attnsel.backends.tiled.forward import forward as exact_forward
+from attnsel.backends.triton import pool, run
+
+from .faults import Fault, Unsupported
+from .plain import DIFFERENTIABLE, plain
+from .run import Executed, executed_on
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call. ``tensors``: optional inputs, with the letters of their shape where they have a choice."""
+
+    name: str
+    spec: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, str] = field(default_factory=dict)
+    head_dims: tuple[int, int] = (64, 64)
+    lengths: tuple[int, int] = (150, 201)  # s_q, s_kv
+    dtypes: tuple[str, ...] = ("bf16",)  # on Turing fp16 only
+    page_size: int = 0  # the keys lie in pages
+    splits: int | None = None  # of decode; None: as the call would choose
+    backward: bool = True
+    variant: str | None = None  # of the forward: see ``run.forward``
+    archs: tuple[int, ...] = ()  # the only ones; all if left out
+
+    def dtypes_on(self, arch: int) -> tuple[str, ...]:
+        return ("fp16",) if arch < 80 else self.dtypes
+
+
+_CAUSAL = {"window_right": 0}
+_BOTTOM_RIGHT = {"window_right": 0, "bottom_right": True}
+_BOTH = ("bf16", "fp16")
+_PACKED = {"packed": True}
+_ALL = {**_BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable", "dropout_p": 0.3}
+_DECODED: dict[str, Any] = {"spec": _BOTTOM_RIGHT, "lengths": (3, 300), "backward": False}
+
+CASES = (
+    Case("full", dtypes=_BOTH),
+    Case("causal, head_dim 128", _CAUSAL, head_dims=(128, 128), dtypes=_BOTH),
+    Case("causal bottom-right, rows without a key", _BOTTOM_RIGHT, lengths=(150, 77)),
+    Case("window", {"window_left": 60, "window_right": 9}),
+    Case("offsets", {"window_left": 90, "window_right": 20, "q_offset": 100, "kv_offset": 50}),
+    Case("softcap", {"softcap": 1.2}),
+    Case("alibi", _CAUSAL, {"alibi_slopes": "h"}),
+    Case("bias", {}, {"bias": "1 h s_q s_kv"}),
+    Case("mask", {}, {"attn_mask": "b 1 s_q s_kv"}),
+    Case("dropout", {"dropout_p": 0.3}),
+    Case("sinks", {"softmax_type": "learnable"}, {"softmax_offset": "h"}),
+    Case("lengths", {}, {"seqlens_q": "b", "seqlens_kv": "b"}, dtypes=("fp16",)),
+    Case("packed", {**_PACKED, **_CAUSAL}, dtypes=_BOTH),
+    Case("packed, apart, everything", {**_PACKED, **_ALL},
+         {"padded": "", "bias": "1 h s_q s_kv", "alibi_slopes": "b h", "softmax_offset": "h"}),
+    Case("everything", _ALL,
+         {"seqlens_kv": "b", "bias": "1 h s_q s_kv", "attn_mask": "b 1 s_q s_kv", "alibi_slopes": "h",
+          "softmax_offset": "h"}),
+    Case("head_dims 192 and 128, causal", _CAUSAL, head_dims=(192, 128)),
+    Case("head_dim 256", head_dims=(256, 256), lengths=(70, 101)),
+    Case("head_dims 40 and 24, causal", _CAUSAL, head_dims=(40, 24), dtypes=("fp16",)),
+    Case("one query row", **(_DECODED | {"lengths": (1, 131)}), splits=1),
+    Case("decode, three parts", **_DECODED, splits=3, dtypes=_BOTH),
+    Case("decode, pages of 16", **_DECODED, page_size=16, splits=3),
+    Case("pages of 256", **(_DECODED | {"lengths": (90, 300)}), page_size=256, splits=0),
+    Case("descriptors, causal", _CAUSAL, head_dims=(128, 128), variant="descriptor", backward=False,
+         archs=(90, 100)),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class CaseReport:
+    """A case on one architecture. ``errors``: by result, the largest over what is allowed (1: all of it)."""
+
+    case: str
+    arch: int
+    dtype: str
+    head_dims: tuple[int, int]
+    kernels: list[str] = field(default_factory=list)
+    blocks: int = 0
+    instructions: int = 0  # that warps executed
+    seconds: float = 0.0
+    compiling: float = 0.0  # seconds of them
+    errors: dict[str, float] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    unsupported: tuple[str, ...] = ()  # opcodes
+    refused: str | None = None  # the compiler's words, or the executor's
+
+    @property
+    def largest(self) -> float:
+        return max(self.errors.values(), default=0.0)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.faults) or not self.largest <= 1 or self.refused is not None
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not self.unsupported
+
+    def as_json(self) -> dict[str, Any]:
+        shown = {name: round(e, 4) if math.isfinite(e) else None for name, e in self.errors.items()}
+        times = {"seconds": round(self.seconds, 2), "compiling": round(self.compiling, 2)}
+        return dataclasses.asdict(self) | {"errors": shown, **times, "ok": self.ok}
+
+
+Wanted = tuple[Case, int, str]  # a case, an architecture, a dtype
+
+
+def wanted_cases(archs: tuple[int, ...], words: tuple[str, ...] = ()) -> list[Wanted]:
+    """In the order of the architectures. ``words``: only cases whose names have one of them."""
+    return [
+        (case, arch, dtype)
+        for arch in archs
+        for case in CASES
+        if not case.archs or arch in case.archs
+        if not words or any(word in case.name for word in words)
+        for dtype in case.dtypes_on(arch)
+    ]
+
+
+def reports(wanted: list[Wanted], progress: Callable[[int], None], jobs: int = 1) -> list[CaseReport]:
+    """In the order of ``wanted``, ``jobs`` processes at a time; ``progress`` is told how many are done."""
+    made: dict[int, CaseReport] = {}
+    if min(jobs, len(wanted)) <= 1:
+        for place, each in enumerate(wanted):
+            made[place] = report_on(each)
+            progress(len(made))
+        return list(made.values())
+    with contextlib.closing(pool.apply(report_on, wanted, jobs)) as values:
+        for place, value in values:
+            case, arch, dtype = wanted[place]
+            ended = CaseReport(case.name, arch, dtype, case.head_dims, refused=str(value))
+            made[place] = value if isinstance(value, CaseReport) else ended
+            progress(len(made))
+    return [made[place] for place in range(len(wanted))]
+
+
+def report_on(wanted: Wanted) -> CaseReport:
+    """Execute a case: forward and, where it has one, backward."""
+    torch.set_num_threads(1)
+    case, arch, dtype = wanted
+    report = CaseReport(case.name, arch, dtype, case.head_dims)
+    done: list[Executed] = []
+    start = time.perf_counter()
+    try:
+        # What ptxas refuses Triton prints in full, though it is in the error as well.
+        with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(io.StringIO()):
+            report.errors = _compared(case, arch, DTYPES[dtype], done)
+    except Unsupported as missing:
+        report.unsupported = missing.opcodes
+    except Exception as error:  # the compiler's own failures have no common type
+        report.refused = f"{type(error).__name__}: {error}".strip()[:500]
+    report.seconds = time.perf_counter() - start
+    for each in done:
+        report.kernels.append(each.kernel)
+        report.blocks += each.blocks
+        report.instructions += each.instructions
+        report.compiling += each.compiling
+        report.faults += each.faults
+    return report
+
+
+def _compared(case: Case, arch: int, dtype: torch.dtype, done: list[Executed]) -> dict[str, float]:
+    spec, inputs = make(case, dtype)
+    # On Turing the dK/dV pass ends at head_dim 128.
+    backward = case.backward and (arch >= 80 or max(case.head_dims) <= 128)
+    spec = dataclasses.replace(spec, need_grad=backward)
+    given = in_pages(inputs, case.page_size) if case.page_size else inputs
+    if given.bias is not None and backward:
+        given = given._replace(bias=given.bias.detach().requires_grad_())
+    with executed_on(arch, done):
+        result = run.forward(spec, given, splits=case.splits, variant=case.variant)
+        assert result.lse is not None
+        actual, dout, dlse = {"out": result.out, "lse": result.lse}, None, None
+        if backward:
+            dout, dlse = torch.randn_like(result.out), torch.randn_like(result.lse)
+            grads = run.backward(spec, given, result, dout, dlse)
+            actual |= {f"d{name}": t for name, t in grads._asdict().items() if t is not None}
+    expected = _exact(spec, inputs, dout, dlse)
+    return _against(actual, expected, plain(spec, inputs, dtype, dout, dlse), dtype)
+
+
+def _exact(spec: Spec, inputs: Inputs, dout: Tensor | None, dlse: Tensor | None) -> dict[str, Tensor]:
+    """The same call in float64, by ``tiled``."""
+    halves = {name: t for name in DIFFERENTIABLE if (t := getattr(inputs, name)) is not None}
+    changes: dict[str, Any] = {name: t.detach().double() for name, t in halves.items()}
+    wide = inputs._replace(**changes)
+    result = exact_forward(spec, wide)
+    assert result.lse is not None
+    made = {"out": result.out, "lse": result.lse}
+    if dout is not None and dlse is not None:
+        grads = exact_backward(spec, wide, Result(*result[:2]), dout.double(), dlse.double())
+        made |= {f"d{name}": t for name, t in grads._asdict().items() if t is not None}
+    return made
+
+
+def _against(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], low: dict[str, Tensor], dtype: torch.dtype
+) -> dict[str, float]:
+    """By result its error, over twice (gradients: thrice) that of plain PyTorch and two ulp of the top."""
+    ratios = {}
+    for name, t in expected.items():
+        finite = t[t.isfinite()]
+        ulp = torch.finfo(dtype).eps * (finite.abs().max().item() if finite.numel() else 0.0)
+        allowed = (3 if name.startswith("d") else 2) * _error(low[name], t) + 2 * ulp
+        off = _error(actual[name], t)
+        ratios[name] = off / allowed if allowed else (0.0 if off == 0 else math.inf)
+    return ratios
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference; infinite where only one of two is a number."""
+    difference = torch.where(actual == expected, 0.0, (actual.double() - expected.double()).abs())
+    return difference.nan_to_num(math.inf, math.inf).max().item() if difference.numel() else 0.0
+
+
+def make(case: Case, dtype: torch.dtype) -> tuple[Spec, Inputs]:
+    """The tensors of a case, normally distributed and always the same."""
+    torch.manual_seed(0)
+    (d, e), (s_q, s_kv) = case.head_dims, case.lengths
+    size = {"b": 2, "h": 2, "g": 1, "s_q": s_q, "s_kv": s_kv, "1": 1}
+    spec = Spec(softmax_scale=d**-0.5, need_lse=True, **case.spec)
+    made: dict[str, Any] = {}
+    if spec.packed:
+        gap = 3 if "padded" in case.tensors else 0
+        size["b"] = 3
+        lengths = {"q": [s_q // 3, 0, s_q], "kv": [s_kv, 9, s_kv // 2]}
+        rows = {}
+        for side, of_side in lengths.items():
+            made[f"cu_seqlens_{side}"] = _starts(of_side, 0)
+            if gap:
+                made[f"cu_seqlens_{side}_padded"] = _starts(of_side, gap)
+            # Two rows more than the sequences take: they are nobody's.
+            rows[side] = sum(of_side) + gap * len(of_side) + 2
+        shapes = ((rows["q"], size["h"], d), (rows["kv"], size["g"], d), (rows["kv"], size["g"], e))
+        made |= {name: torch.randn(shape, dtype=dtype) for name, shape in zip("qkv", shapes, strict=True)}
+    else:
+        # In memory [b, s, h, d], as most models have them.
+        for name, (heads, length, width) in {
+            "q": ("h", s_q, d),
+            "k": ("g", s_kv, d),
+            "v": ("g", s_kv, e),
+        }.items():
+            made[name] = torch.randn(size["b"], length, size[heads], width, dtype=dtype).transpose(1, 2)
+    for name, letters in case.tensors.items():
+        shape = [size[letter] for letter in letters.split()]
+        if name in ("bias", "softmax_offset"):
+            made[name] = torch.randn(shape, dtype=dtype)
+        elif name == "alibi_slopes":
+            made[name] = torch.randn(shape).abs() / 40
+        elif name == "attn_mask":
+            made[name] = torch.randn(shape) > 0.3
+        elif name.startswith("seqlens"):
+            full = size["s_q" if name == "seqlens_q" else "s_kv"]
+            made[name] = torch.tensor([full - 70, full], dtype=torch.int32)
+    if spec.dropout_p:
+        made |= {"dropout_seed": torch.tensor([1234]), "dropout_offset": torch.tensor([5678])}
+    return spec, Inputs(**made)
+
+
+def _starts(lengths: list[int], gap: int) -> Tensor:
+    """cu_seqlens; with a gap before each sequence, where it starts in memory."""
+    sums, total = [gap], gap
+    for length in lengths:
+        total += length + gap
+        sums.append(total)
+    return torch.tensor(sums, dtype=torch.int32)
+
+
+def in_pages(inputs: Inputs, size: int) -> Inputs:
+    """The keys in shuffled pages, NaN where no row lies; a table with entries past its sequence's end."""
+    k, v = inputs.k, inputs.v
+    batch, groups, length = k.shape[:3]
+    each = -(-length // size)
+    order = torch.randperm(batch * each + 2)  # two pages are nobody's
+    table = torch.full((batch, each + 2), -1, dtype=torch.int32)
+    table[:, :each] = order[: batch * each].view(batch, each)
+    pools = []
+    for t in (k, v):
+        pool = torch.full((len(order), groups, size, t.shape[-1]), math.nan, dtype=t.dtype)
+        for number in range(batch):
+            for entry in range(each):
+                part = t[number, :, entry * size : (entry + 1) * size]
+                pool[table[number, entry], :, : part.shape[1]] = part
+        pools.append(pool)
+    lengths = torch.full((batch,), length, dtype=torch.int32)
+    return inputs._replace(k=pools[0], v=pools[1], block_table=table, seqlens_kv=lengths)

@@ -1,0 +1,46 @@
+"""9.7.9.6 shuffles, 9.7.13 votes and barriers of a warp."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnsel.backends.triton.ptx.forms import Modifiers, form
+from attnsel.backends.triton.ptx.parse import Instruction, Vector
+
+if TYPE_CHECKING:
+    from attnsel.backends.triton.ptx.translate import Translator
+
+
+@form("shfl.sync.{mode:up|down|bfly|idx}.b32", 5)
+def shuffle(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    d, *sources = i.operands
+    arguments = ", ".join(t.get(o, "b32") for o in sources)
+    t.do(f"v = X.warps.shuffle({modifiers['mode']!r}, {arguments}, {t.mask}, {i.line})")
+    value, *valid = d.items if isinstance(d, Vector) else (d,)
+    t.put(value, "v[0]", "b32")
+    for p in valid:
+        t.put(p, "v[1]", "pred")
+
+
+@form("vote.sync.{mode:any|all|uni}.pred", 3)
+@form("vote.sync.{mode:ballot}.b32", 3)
+def vote(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    d, p, members = i.operands
+    arguments = f"{t.get(p, 'pred')}, {t.get(members, 'b32')}, {t.mask}, {i.line}"
+    t.do(f"v = X.warps.vote({modifiers['mode']!r}, {arguments})")
+    t.put(d, "v", "b32" if modifiers["mode"] == "ballot" else "pred")
+
+
+@form("redux.sync.{mode:min|max}[.{nan:NaN}].f32", 3)
+def redux(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    """The least or the largest of the members (9.7.13.9); floats from sm100 on."""
+    d, a, members = i.operands
+    name = ("nan_" if "nan" in modifiers else "f") + modifiers["mode"]
+    arguments = f"{t.get(a, 'f32')}, {t.get(members, 'b32')}, {t.mask}, {i.line}"
+    t.do(f"v = X.warps.reduce({name}, {arguments})")
+    t.put(d, "v", "f32")
+
+
+@form("bar.warp.sync", 1)
+def warp_barrier(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    t.do(f"X.warps.barrier({t.get(i.operands[0], 'b32')}, {t.mask}, {i.line})")
