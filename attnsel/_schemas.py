@@ -20,6 +20,7 @@ VERSIONS: dict[str, int] = {
     "doctor": 1,
     "conformance": 1,
     "conformance-cudnn": 1,
+    "conformance-executed": 1,
 }
 
 

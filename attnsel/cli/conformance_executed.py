@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
+from attnsel._schemas import stamped
 from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_json, print_text, wrap
 from attnsel.errors import InvalidInput
 
@@ -37,7 +38,7 @@ def conformance_executed(archs: tuple[int, ...], case: str, jobs: int, json: boo
     about = {"date": date.today().isoformat(), "triton": triton.__version__}
     if json:
         said = {**about, "architectures": summaries(reports), "cases": [r.as_json() for r in reports]}
-        print_json(said, indent=None)
+        print_json(stamped("conformance-executed", said), indent=None)
     else:
         _print(reports, about)
     return CHECK_FAILED if any(r.failed for r in reports) else FOUND

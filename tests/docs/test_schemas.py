@@ -18,6 +18,7 @@ jsonschema = pytest.importorskip("jsonschema")
 DIGESTS: dict[str, str] = {
     "conformance-1": "93a90ff1e0d535fa",
     "conformance-cudnn-1": "42821ff0adf943ab",
+    "conformance-executed-1": "d7f8b98661cc4c95",
     "debug-1": "5039f177b0ab790c",
     "doctor-1": "90dff5c68c961a77",
     "matrix-1": "ef0bd7e7734b32ff",

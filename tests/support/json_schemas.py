@@ -41,7 +41,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 # Objects whose keys are data: names of candidates, components, fields and variables.
 MAPS = {"changes", "answers", "components", "verdicts", "variables", "fires_on", "passes", "trips"}
-MAPS |= {"commands", "disagreements.params", "planned_for", "bytes"}
+MAPS |= {"commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
 LINES = {
     "selection": [
@@ -104,6 +104,7 @@ def samples() -> dict[str, list[Any]]:
     found["doctor"] = _doctor()
     found["conformance"] = [stamped("conformance", {"kernels": _kernels()})]
     found["conformance-cudnn"] = [_agreement()]
+    found["conformance-executed"] = [_executed()]
     return json.loads(json.dumps(found))
 
 
@@ -181,6 +182,23 @@ def _kernels() -> list[dict[str, Any]]:
     good = KernelReport("forward", 90, 64, 64, "bf16", "causal", (128, 64), 4, 2, 128, 0, 1, 2, ("mma",), 0.5)
     bad = KernelReport("merge", 90, 64, 64, "bf16", "", None, 4, 2, 0, 0, 0, 0, (), 0.5, "why", True)
     return [good.as_json(), bad.as_json()]
+
+
+def _executed() -> dict[str, Any]:
+    about: dict[str, Any] = {"date": "2026-11-22", "triton": "3.7.1"}
+    try:
+        from attnsel.backends.triton.ptx.cases import CaseReport
+    except ImportError:
+        return stamped("conformance-executed", {**about, "architectures": {}, "cases": []})
+    from attnsel.backends.triton.ptx.faults import Fault
+    from attnsel.cli.conformance_executed import summaries
+
+    fault = Fault("race", "forward", "forward.py:1", 1, "st.shared", 0, 0, "why")
+    good = CaseReport("full", 75, "fp16", (64, 64), ["forward"], errors={"out": 0.5, "lse": 0.0})
+    bad = CaseReport("full", 80, "bf16", (64, 64), faults=[fault], unsupported=("elect",), refused="why")
+    bad.errors["out"] = float("inf")
+    said = {"architectures": summaries((good, bad)), "cases": [good.as_json(), bad.as_json()]}
+    return stamped("conformance-executed", {**about, **said})
 
 
 def _agreement() -> dict[str, Any]:
