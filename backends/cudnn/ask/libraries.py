@@ -110,10 +110,10 @@ def stand_in(source: str, soname: str, cache: Path | None) -> tuple[str, str]:
 def _kept(source: str, soname: str, folder: Path) -> Path:
     """The library of this name in ``folder``, as it was compiled: what is cut short or changed is not loaded.
 
-    Its digest is part of the file's name, for a library and its digest cannot be put in place together.
+    Its folder is named by its digest: a file beside it could not be put in place together with it.
     """
     private(folder)
-    for made in sorted(folder.glob(f"*/{soname}")):
+    for made in sorted(folder.glob(f"{_A_DIGEST}/{soname}")):  # not what others are compiling
         if made.parent.name == _digest(made):
             return made
     scratch = Path(tempfile.mkdtemp(dir=folder))
@@ -125,6 +125,9 @@ def _kept(source: str, soname: str, folder: Path) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return place / soname
+
+
+_A_DIGEST = "[0-9a-f]" * 32
 
 
 def _digest(file: Path) -> str:

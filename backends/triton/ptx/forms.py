@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .parse import Instruction
@@ -41,7 +41,7 @@ def _pattern(syntax: str) -> re.Pattern[str]:
     return re.compile(_CHOICE.sub(lambda c: f"(?P<{c[1]}>{c[2]})" if c[1] else f"(?:{c[2]})", text))
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _matching(op: str) -> tuple[tuple[tuple[int, ...], Translation, Modifiers], ...]:
     found = []
     for pattern, operands, translation in _FORMS.get(op.split(".")[0], ()):

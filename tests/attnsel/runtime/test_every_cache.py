@@ -141,6 +141,9 @@ FILLED_LATER = {
     "attnsel.backends.cudnn.session._free": "as many handles as threads lived at one time",
     "attnsel.backends.triton.interpret._twins": "an entry for each kernel of ours",
     "attnsel.backends.triton.interpret._library": "an entry for each function of triton.language",
+    "attnsel.backends.triton.ptx.forms._FORMS": "an entry for each instruction that is executed",
+    "attnsel.plugin_guards._told": "an entry for each rule and memory model of plug-ins",
+    "attnsel.plugins._looked_at": "an entry for each plug-in",
     "attnsel.rules._limited": "an entry for each candidate",
 }
 CONTAINERS = {
