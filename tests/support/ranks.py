@@ -7,13 +7,14 @@ import inspect
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -90,6 +91,24 @@ def run(job: Callable[[int, int], Any], size: int, folder: Path, timeout: int = 
             process.kill()
     files = [folder / f"{rank}.pt" for rank in range(size)]
     return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
+
+
+class Told(NamedTuple):
+    """An error's type and text, and the seconds after which it was raised; empty texts without one."""
+
+    kind: str
+    text: str
+    seconds: float
+
+
+def told(ask: Callable[[], Any]) -> Told:
+    """What asking ends in."""
+    began = time.monotonic()
+    try:
+        ask()
+    except BaseException as error:
+        return Told(type(error).__name__, str(error), time.monotonic() - began)
+    return Told("", "", time.monotonic() - began)
 
 
 def groups_of(comm: str, rank: int, size: int, made: dict[str, Any], timeout: int = TIMEOUT) -> Any:

@@ -24,6 +24,7 @@ import context_parallel_cases as cases
 import ranks
 from attnsel.context_parallel import comm
 from attnsel.errors import ContextParallelError
+from ranks import Told, told
 
 torch.set_num_threads(1)
 
@@ -70,21 +71,6 @@ def failing(exchange: int, error: type[BaseException]) -> Iterator[None]:
         mock.patch.object(comm.Ring, "post", reached(comm.Ring.post)),
     ):
         yield
-
-
-class Told(NamedTuple):
-    kind: str
-    text: str
-    seconds: float
-
-
-def told(ask: Callable[[], Any]) -> Told:
-    began = time.monotonic()
-    try:
-        ask()
-    except BaseException as error:
-        return Told(type(error).__name__, str(error), time.monotonic() - began)
-    return Told("", "", time.monotonic() - began)
 
 
 def leave(rank: int, name: str, leaves: Leaves) -> list[Told]:

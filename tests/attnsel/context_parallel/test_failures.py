@@ -22,6 +22,7 @@ import attnsel
 import ranks
 from attnsel import DotProductAttention, Policy
 from attnsel.errors import ContextParallelError, InvalidInput, NoBackendError
+from ranks import told
 
 torch.set_num_threads(1)
 
@@ -125,16 +126,6 @@ def refused(rank: int, comm: str, module: dict[str, Any], call: dict[str, Any], 
     if longer := call.pop("longer", 0):
         k, v = (t[:, :1].repeat(1, longer, 1, 1) for t in (k, v))
     return build(comm, **module)(q, k, v, **call)
-
-
-def told(ask: Callable[[], Any]) -> tuple[str, str, float]:
-    """The error's type, its text and how many seconds it took."""
-    began = time.monotonic()
-    try:
-        ask()
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - began
-    return "", "", time.monotonic() - began
 
 
 def an_invalid_call_on_one_rank(rank: int) -> Any:

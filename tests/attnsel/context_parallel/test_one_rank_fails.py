@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import ranks
 from attnsel.context_parallel import run
 from attnsel.errors import ContextParallelError
 from attnsel.runtime import kernels
+from ranks import Told, told
 
 torch.set_num_threads(1)
 
@@ -30,23 +30,6 @@ TIMEOUT = 60
 WORDS = "no plan for this problem"
 SIZES = {"p2p": 2, "all_gather": 2, "a2a": 2, "a2a+p2p": 4}
 LAST_STEP = {"p2p": 2, "all_gather": 1, "a2a": 1, "a2a+p2p": 2}  # the kernel call of rank 1 that fails
-
-
-class Told(NamedTuple):
-    """An error's type and text, and the seconds after which it was raised."""
-
-    kind: str
-    text: str
-    seconds: float
-
-
-def told(ask: Callable[[], Any]) -> Told:
-    began = time.monotonic()
-    try:
-        ask()
-    except BaseException as error:
-        return Told(type(error).__name__, str(error), time.monotonic() - began)
-    return Told("", "", time.monotonic() - began)
 
 
 def batch(number: int) -> cases.Case:
