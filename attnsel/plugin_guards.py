@@ -8,9 +8,10 @@ kernel is held to the contract in the same way, by ``attnsel/runtime/plugin_kern
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from attnsel._lock import ForkSafeLock
 from attnsel.candidates import CandidateRecord
@@ -37,48 +38,51 @@ def guarded_rule(rule: Rule, distribution: str) -> Rule:
     One that does not is ``Unknown``, with the error as what was observed; in a rule with ``requires``, that
     counts as being about the call.
     """
-    body, decides_alone = rule.body, not rule.limits
 
-    @wraps(body)
+    def unknown(trouble: str) -> Unknown:
+        return Unknown(rule.code, f"broken ({trouble})", FreeText(f"a mend by {distribution}"))
+
+    trouble_with = _trouble_with_scope if rule.limits else _trouble_with_finding
+    return replace(rule, body=_guarded(rule.body, trouble_with, f"rule {rule.code}", distribution, unknown))
+
+
+def guarded_memory(record: CandidateRecord) -> CandidateRecord:
+    """``record`` with a memory model that always gives words and bytes; one that fails counts nothing."""
+    if record.memory is None:
+        return record
+    part = f"memory model of {record.name}"
+
+    def nothing(trouble: str) -> tuple[str, int]:
+        return "unknown", 0
+
+    model = _guarded(record.memory, _trouble_with_memory, part, record.distribution, nothing)
+    return replace(record, memory=model)
+
+
+def _guarded(
+    function: Callable[[AttentionParams, Environment], Any],
+    trouble_with: Callable[[Any], str],
+    part: str,
+    distribution: str,
+    otherwise: Callable[[str], Any],
+) -> Callable[[AttentionParams, Environment], Any]:
+    """``function``, and ``otherwise(trouble)`` where it raises or answers what it may not."""
+
+    @wraps(function)
     def ask(p: AttentionParams, env: Environment) -> Any:
         try:
-            found = body(p, env)
-            trouble = _trouble_with_finding(found) if decides_alone else _trouble_with_scope(found)
+            found = function(p, env)
+            trouble = trouble_with(found)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too
             trouble = in_words(error)
         if not trouble:
             return found
-        _warn_once(distribution, f"rule {rule.code}", trouble)
-        return Unknown(rule.code, f"broken ({trouble})", FreeText(f"a mend by {distribution}"))
+        _warn_once(distribution, part, trouble)
+        return otherwise(trouble)
 
-    return replace(rule, body=ask)
-
-
-def guarded_memory(record: CandidateRecord) -> CandidateRecord:
-    """``record`` with a memory model that always gives words and bytes; one that fails counts nothing."""
-    model = record.memory
-    if model is None:
-        return record
-
-    @wraps(model)
-    def ask(p: AttentionParams, env: Environment) -> tuple[str, int]:
-        try:
-            words, size = model(p, env)
-            trouble = ""
-            if not isinstance(words, str) or type(size) is not int or size < 0:
-                trouble = f"it returned {short((words, size))}; allowed: words and bytes"
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            trouble = in_words(error)
-        if not trouble:
-            return words, size
-        _warn_once(record.distribution, f"memory model of {record.name}", trouble)
-        return "unknown", 0
-
-    return replace(record, memory=ask)
+    return ask
 
 
 def _trouble_with_finding(found: Any) -> str:
@@ -86,7 +90,8 @@ def _trouble_with_finding(found: Any) -> str:
         return ""
     if not isinstance(found, (Violation, Unknown)):
         return f"it returned {short(found)}; allowed: a Violation, an Unknown or None"
-    field, observed, required, note = _values_of(found)
+    # Whatever their types are said to be.
+    field, observed, required, note = cast("tuple[Any, ...]", found)
     if not isinstance(field, str) or not isinstance(note, str):
         return f"it returned field {short(field)} and note {short(note)}; allowed: text"
     if not isinstance(required, Requirement):
@@ -95,14 +100,17 @@ def _trouble_with_finding(found: Any) -> str:
     return ""
 
 
-def _values_of(found: tuple[Any, ...]) -> tuple[Any, ...]:
-    return found  # whatever their types are said to be
-
-
 def _trouble_with_scope(found: Any) -> str:
     if found is None or isinstance(found, bool):
         return ""
     return f"it returned {short(found)}; allowed: True, False or None"
+
+
+def _trouble_with_memory(found: Any) -> str:
+    words, size = found
+    if not isinstance(words, str) or type(size) is not int or size < 0:
+        return f"it returned {short((words, size))}; allowed: words and bytes"
+    return ""
 
 
 def _warn_once(distribution: str, part: str, trouble: str) -> None:

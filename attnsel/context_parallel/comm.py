@@ -33,6 +33,12 @@ class Member:
             ranks = dist.get_process_group_ranks(group)
         self.global_ranks: list[int] = list(ranks or [0])
 
+    @property
+    def transports(self) -> dict[str, str]:
+        """By device type, what moves its tensors. Raises what torch raises once the group was destroyed."""
+        config = dist.get_backend_config(self.group)  # "cpu:gloo,cuda:nccl"
+        return dict(part.split(":") for part in config.split(","))
+
     @contextmanager
     def speaking(self, what: str) -> Iterator[None]:
         """Errors of the transport name who was waiting for what."""
@@ -88,7 +94,7 @@ class Member:
         the connections to all ranks of the group. Under NCCL ranks wait for NCCL's.
         """
         with suppress(Exception):  # the caller raises an error already; the group may have been destroyed
-            if "cpu:gloo" not in dist.get_backend_config(self.group):
+            if self.transports.get("cpu") != "gloo":
                 return
         for rank in self.global_ranks:
             if rank != self.global_ranks[self.rank]:

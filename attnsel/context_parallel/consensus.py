@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from attnsel.context_parallel.comm import AGAIN, Member
 from attnsel.errors import ContextParallelError
@@ -97,7 +96,9 @@ def reach_consensus(
     the others, and raises it as it is."""
     calls = cp.calls
     if error is not None:
-        fields = Fields({name: fields[name] for name in (CALL, MODULE, RUNS)} | {ERROR: _in_words(error)})
+        fields = Fields(
+            {name: fields[name] for name in (CALL, MODULE, RUNS)} | {ERROR: _first_paragraph(error)}
+        )
     try:
         if not calls.out_of_step:
             with exchanging(cp, fields):
@@ -127,7 +128,7 @@ def exchanging(cp: ContextParallel, fields: Fields, attempt: Attempt | None = No
     except BaseException as error:
         cp.calls.out_of_step = (
             f"rank {cp.rank} of the context parallel group left {_where(fields)} in the middle, so messages "
-            f"of ranks no longer belong together: {AGAIN}. What it met: {_in_words(error)}"
+            f"of ranks no longer belong together: {AGAIN}. What it met: {_first_paragraph(error)}"
         )
         for member in cp.members:
             member.break_off()
@@ -140,7 +141,7 @@ def _where(fields: dict[str, str]) -> str:
     return f"call {fields[CALL]} ({fields[RUNS]} of module {fields[MODULE]})"
 
 
-def _in_words(error: BaseException) -> str:
+def _first_paragraph(error: BaseException) -> str:
     """The error for other ranks: its type and its text up to the first empty line."""
     return f"{type(error).__name__}: " + str(error).split("\n\n")[0]
 
@@ -164,10 +165,9 @@ def _gathered(
 
 def _device(members: list[Member], device: torch.device) -> torch.device:
     """Where fingerprints are exchanged. On the CPU if all groups move its tensors: that waits for no GPU."""
-    configs = [dist.get_backend_config(m.group) for m in members if m.size > 1]  # "cpu:gloo,cuda:nccl"
-    if all("cpu:gloo" in config for config in configs):
+    if all(member.transports.get("cpu") == "gloo" for member in members):
         return torch.device("cpu")
-    kinds = [part.split(":")[0] for part in configs[0].split(",")]
+    kinds = list(members[0].transports)
     return device if device.type in kinds else torch.device(kinds[0])  # a call may lack its tensors
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnsel import _scalars
 from attnsel.errors import InvalidInput
+from attnsel.runtime.inputs import check_dense_tensor
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256  # csrc/flash_attn/flash_api.cpp of FlashAttention 2.8
@@ -81,11 +82,7 @@ def _is_dense(t: Any) -> bool:
 
 def check_dense(name: str, t: Any) -> None:
     """That ``t`` is a tensor with a shape and strides. Raises FlashAttentionError."""
-    if not isinstance(t, Tensor):
-        refuse(name, type(t).__name__, "must be a torch.Tensor")
-    if not _is_dense(t):
-        found = "nested" if t.is_nested else str(t.layout)
-        refuse(f"{name}.layout", found, "must be dense and strided")
+    check_dense_tensor(name, t, FlashAttentionError)
 
 
 def _refuse_qkv(q: Tensor, k: Tensor, v: Tensor, rank: int, names: str, pages: bool) -> None:

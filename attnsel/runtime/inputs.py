@@ -34,7 +34,7 @@ def check_tensors(call: Call) -> Sizes:
     config, q, k, v, extras = call[:5]
     fmt, paged = config.qkv_format, call.paged
     for name, tensor in (("query_layer", q), ("key_layer", k), ("value_layer", v)):
-        _check_dense_tensor(name, tensor)
+        check_dense_tensor(name, tensor)
         pool = paged and tensor is not q
         rank = 4 if pool else FORMATS[fmt].rank
         if tensor.dim() != rank:
@@ -136,15 +136,16 @@ def _ragged(sizes: Sizes, q: Tensor, k: Tensor) -> bool:
     return padded[0] > 2 * q.shape[0] or padded[1] > 2 * k.shape[0]
 
 
-def _check_dense_tensor(name: str, tensor: Any) -> None:
+def check_dense_tensor(name: str, tensor: Any, error: type[InvalidInput] = InvalidInput) -> None:
+    """That ``tensor`` has a shape and strides, and is all there. Raises ``error``."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidInput(name, type(tensor).__name__, "must be a torch.Tensor")
+        raise error(name, type(tensor).__name__, "must be a torch.Tensor")
     if tensor.is_nested or tensor.layout != torch.strided:
         found = "nested" if tensor.is_nested else str(tensor.layout)
-        raise InvalidInput(f"{name}.layout", found, "must be dense and strided")
+        raise error(f"{name}.layout", found, "must be dense and strided")
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
-        raise InvalidInput(
+        raise error(
             name,
             "a DTensor",
             "must be this rank's own tensor: run attention inside "
@@ -165,7 +166,7 @@ def _check_extras(extras: Extras) -> None:
             continue
         items = value if name == "attention_mask" and isinstance(value, (tuple, list)) else (value,)
         for item in items:
-            _check_dense_tensor(name, item)
+            check_dense_tensor(name, item)
 
 
 def _check_promises(config: Config, sizes: Sizes, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -194,6 +194,10 @@ def above_zero(traits: Traits, scale: float) -> tuple[float, float]:
     return (-1.0, -scale) if scale else (0.0, 1.0)
 
 
+def _times(t: Tensor, factor: float) -> Tensor:
+    return t if factor == 1.0 else t * factor
+
+
 def run_forward(
     traits: Traits,
     q: Tensor,
@@ -212,7 +216,7 @@ def run_forward(
     """
     op = forward_op(traits)
     factor, scale = above_zero(traits, scale)
-    q = q if factor == 1.0 else q * factor
+    q = _times(q, factor)
     if traits is FLASH_CPU:
         out, lse = op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
         return Forward(out, lse, ())
@@ -249,31 +253,17 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(dq, dk, dv, dmask) of a fused op; ``forward.lse`` in the op's own shape."""
     factor, scale = above_zero(traits, scale)
-    if factor != 1.0:
-        dq, dk, dv, dmask = run_backward(
-            traits,
-            dout,
-            q * factor,
-            k,
-            v,
-            mask,
-            forward,
-            is_causal=is_causal,
-            scale=scale,
-            dropout_p=dropout_p,
-            mask_grad=mask_grad,
-        )
-        return dq * factor, dk, dv, dmask
+    q, dmask = _times(q, factor), None
     op = backward_op(traits)
     out, lse, rng = forward
-    if traits is FLASH_CPU:
-        return (*op(dout, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale), None)
-    if traits is EFFICIENT:
-        needed = [True, True, True, mask_grad]
-        return op(dout, q, k, v, mask, out, lse, *rng, dropout_p, needed, is_causal, scale=scale)
     lengths = (None, None, q.shape[2], k.shape[2])
-    if traits is CUDNN:
-        grads = op(dout, q, k, v, out, lse, *rng, mask, *lengths, dropout_p, is_causal, scale=scale)
+    if traits is FLASH_CPU:
+        dq, dk, dv = op(dout, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale)
+    elif traits is EFFICIENT:
+        needed = [True, True, True, mask_grad]
+        dq, dk, dv, dmask = op(dout, q, k, v, mask, out, lse, *rng, dropout_p, needed, is_causal, scale=scale)
+    elif traits is CUDNN:
+        dq, dk, dv = op(dout, q, k, v, out, lse, *rng, mask, *lengths, dropout_p, is_causal, scale=scale)
     else:
-        grads = op(dout, q, k, v, out, lse, *lengths, dropout_p, is_causal, *rng, scale=scale)
-    return (*grads, None)
+        dq, dk, dv = op(dout, q, k, v, out, lse, *lengths, dropout_p, is_causal, *rng, scale=scale)
+    return _times(dq, factor), dk, dv, dmask

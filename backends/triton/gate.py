@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -146,23 +146,12 @@ def reports(
     jobs: int = 1,
 ) -> list[KernelReport]:
     """In the order of ``wanted``; ``progress`` is called as each is done."""
-    made: dict[int, KernelReport] = {}
-    with contextlib.closing(_made(wanted, min(jobs, len(wanted)))) as coming:
-        for place, report in coming:
-            made[place] = report
-            if progress is not None:
-                progress(len(made), len(wanted), report)
-    return [made[place] for place in range(len(wanted))]
 
+    def done(count: int, report: KernelReport) -> None:
+        if progress is not None:
+            progress(count, len(wanted), report)
 
-def _made(wanted: list[Configuration], jobs: int) -> Generator[tuple[int, KernelReport], None, None]:
-    if jobs <= 1:
-        for place, configuration in enumerate(wanted):
-            yield place, report_on(configuration)
-        return
-    with contextlib.closing(pool.apply(report_on, wanted, jobs)) as values:
-        for place, value in values:
-            yield place, value if isinstance(value, KernelReport) else refused(wanted[place], value)
+    return pool.collect(report_on, wanted, jobs, refused, done)
 
 
 def report_on(c: Configuration) -> KernelReport:
@@ -196,9 +185,8 @@ def refused(
     c: Configuration, error: Exception, block: Block | None = None, seconds: float = 0.0
 ) -> KernelReport:
     tile, warps, stages = ((block.m, block.n), block.warps, block.stages) if block else (None, 0, 0)
-    words = f"{type(error).__name__}: {error}".strip()[:500]
     limit = ARCHITECTURES[c.arch].shared_memory
-    return KernelReport(*_named(c), tile, warps, stages, 0, 0, 0, limit, (), seconds, words)
+    return KernelReport(*_named(c), tile, warps, stages, 0, 0, 0, limit, (), seconds, pool.words_of(error))
 
 
 def _named(c: Configuration) -> tuple[str, int, int, int, str, str]:

@@ -5,13 +5,17 @@ A compiler that ends its process (LLVM aborts on what it does not expect) costs 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
+
+Argument = TypeVar("Argument")
+Value = TypeVar("Value")
 
 
 def apply(
@@ -41,6 +45,34 @@ def apply(
     finally:
         for worker in workers.values():
             worker.close()
+
+
+def collect(
+    function: Callable[[Argument], Value],
+    wanted: list[Argument],
+    jobs: int,
+    ended: Callable[[Argument, RuntimeError], Value],
+    done: Callable[[int, Value], None],
+) -> list[Value]:
+    """The values in the order of ``wanted``; ``ended`` gives one where the process ended.
+
+    ``done(how many, value)`` is called as each is there. With one job, this process computes them.
+    """
+    made: dict[int, Value] = {}
+    jobs = min(jobs, len(wanted))
+    coming: Iterable[tuple[int, Any]] = enumerate(map(function, wanted))
+    with contextlib.ExitStack() as stack:
+        if jobs > 1:
+            coming = stack.enter_context(contextlib.closing(apply(function, wanted, jobs)))
+        for place, value in coming:
+            made[place] = ended(wanted[place], value) if isinstance(value, RuntimeError) else value
+            done(len(made), made[place])
+    return [made[place] for place in range(len(wanted))]
+
+
+def words_of(error: Exception) -> str:
+    """What a compiler's error says, for a report: the first 500 characters."""
+    return f"{type(error).__name__}: {error}".strip()[:500]
 
 
 class _Worker:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attention_calls
 import rounding
-from harness import Case, Target, Wrong, standalone
+from harness import Case, target_of
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -152,20 +152,9 @@ def as_many_keys(case: Case) -> bool:
     return attention_calls.starts_of(case, "q")[-1] == attention_calls.starts_of(case, "kv")[-1]
 
 
-def attempt(case: Case) -> str:
-    word, wrong = attention_calls.outcome(case)
-    if wrong:
-        raise Wrong(wrong)
-    return word
-
-
-def script(case: Case) -> str:
-    """The definition and this case: prints what is wrong."""
-    return standalone((rounding, attention_calls), f"print(outcome({case!r}))")
-
-
 def cases(build: Callable[[Choices], Case]) -> SearchStrategy[Case]:
     return st.binary(min_size=BYTES, max_size=BYTES).map(lambda data: build(Choices(data)))
 
 
-TARGET = Target("numbers", cases(valid_case), attempt, script, gate=400)
+DEFINITION = (rounding, attention_calls)
+TARGET = target_of("numbers", cases(valid_case), DEFINITION, gate=400)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import flash_calls
 import rounding
 from attention_numbers import Choices, cases
-from harness import Case, Target, Wrong, standalone
+from harness import Case, target_of
 
 LENGTHS = (3, 1, 0, 2, 5, 8, 9, 16, 17, 24)
 DENSE = ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func")
@@ -68,16 +68,4 @@ def cache(choose: Choices, case: Case) -> None:
         case |= {"rotary": 16, "interleaved": choose.flag()}
 
 
-def attempt(case: Case) -> str:
-    word, wrong = flash_calls.outcome(case)
-    if wrong:
-        raise Wrong(wrong)
-    return word
-
-
-def script(case: Case) -> str:
-    """The definition and this case: prints what is wrong."""
-    return standalone((rounding, flash_calls), f"print(outcome({case!r}))")
-
-
-TARGET = Target("flash", cases(flash_case), attempt, script, gate=300)
+TARGET = target_of("flash", cases(flash_case), (rounding, flash_calls), gate=300)

@@ -56,6 +56,22 @@ def standalone(modules: Sequence[ModuleType], last: str) -> str:
     return "\n".join((future, *kept, "", last, ""))
 
 
+def target_of(name: str, cases: SearchStrategy[Case], modules: Sequence[ModuleType], gate: int) -> Target:
+    """The target whose definition ``modules`` are: the last one has ``outcome(case)``, a word for the tally
+    and what is wrong, if anything."""
+
+    def attempt(case: Case) -> str:
+        word, wrong = modules[-1].outcome(case)
+        if wrong:
+            raise Wrong(wrong)
+        return str(word)
+
+    def script(case: Case) -> str:
+        return standalone(modules, f"print(outcome({case!r}))")
+
+    return Target(name, cases, attempt, script, gate)
+
+
 def fuzz(
     target: Target,
     count: int,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attention_numbers import Choices, attempt, cases, script, valid_case
-from harness import Case, Target
+from attention_numbers import DEFINITION, Choices, cases, valid_case
+from harness import Case, target_of
 
 GARBAGE = ("nan", "inf", "-inf", "1e30", "-1e30", "random")
 
@@ -19,4 +19,4 @@ def padded_case(choose: Choices) -> Case:
     return case
 
 
-TARGET = Target("padding", cases(padded_case), attempt, script, gate=150)
+TARGET = target_of("padding", cases(padded_case), DEFINITION, gate=150)

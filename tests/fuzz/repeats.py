@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from attention_calls import CASE
-from attention_numbers import Choices, as_many_keys, attempt, cases, script, valid_case
-from harness import Case, Target
+from attention_numbers import DEFINITION, Choices, as_many_keys, cases, valid_case
+from harness import Case, target_of
 
 
 def repeated_case(choose: Choices) -> Case:
@@ -61,4 +61,4 @@ def parts(choose: Choices, total: int, count: int, most: int) -> list[int]:
     return made
 
 
-TARGET = Target("repeats", cases(repeated_case), attempt, script, gate=120)
+TARGET = target_of("repeats", cases(repeated_case), DEFINITION, gate=120)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attention_numbers import Choices, attempt, cases, script, valid_case
-from harness import Case, Target
+from attention_numbers import DEFINITION, Choices, cases, valid_case
+from harness import Case, target_of
 
 
 def checked_case(choose: Choices) -> Case:
@@ -11,4 +11,4 @@ def checked_case(choose: Choices) -> Case:
     return valid_case(choose, selfcheck="all", backend=backend)
 
 
-TARGET = Target("selfcheck", cases(checked_case), attempt, script, gate=100)
+TARGET = target_of("selfcheck", cases(checked_case), DEFINITION, gate=100)

@@ -163,12 +163,13 @@ class Library:
 
     def _trusted(self, folder: Path | None) -> Path | None:
         """The cache folder; None, and a note, where what lies in it may be another user's."""
+        folder = folder or cache_folder()
         try:
-            return private(folder or cache_folder())
+            return private(folder)
         except Untrusted as trouble:
             self._notes.append(f"answers are not remembered: {trouble}")
         except OSError:  # the store, and whoever compiles, say it in their words
-            return folder or cache_folder()
+            return folder
         return None
 
     def _identity(self) -> list[Any]:

@@ -141,19 +141,12 @@ def wanted_cases(archs: tuple[int, ...], words: tuple[str, ...] = ()) -> list[Wa
 
 def reports(wanted: list[Wanted], progress: Callable[[int], None], jobs: int = 1) -> list[CaseReport]:
     """In the order of ``wanted``, ``jobs`` processes at a time; ``progress`` is told how many are done."""
-    made: dict[int, CaseReport] = {}
-    if min(jobs, len(wanted)) <= 1:
-        for place, each in enumerate(wanted):
-            made[place] = report_on(each)
-            progress(len(made))
-        return list(made.values())
-    with contextlib.closing(pool.apply(report_on, wanted, jobs)) as values:
-        for place, value in values:
-            case, arch, dtype = wanted[place]
-            ended = CaseReport(case.name, arch, dtype, case.head_dims, refused=str(value))
-            made[place] = value if isinstance(value, CaseReport) else ended
-            progress(len(made))
-    return [made[place] for place in range(len(wanted))]
+
+    def ended(wanted: Wanted, error: RuntimeError) -> CaseReport:
+        case, arch, dtype = wanted
+        return CaseReport(case.name, arch, dtype, case.head_dims, refused=str(error))
+
+    return pool.collect(report_on, wanted, jobs, ended, lambda count, _: progress(count))
 
 
 def report_on(wanted: Wanted) -> CaseReport:
@@ -170,7 +163,7 @@ def report_on(wanted: Wanted) -> CaseReport:
     except Unsupported as missing:
         report.unsupported = missing.opcodes
     except Exception as error:  # the compiler's own failures have no common type
-        report.refused = f"{type(error).__name__}: {error}".strip()[:500]
+        report.refused = pool.words_of(error)
     report.seconds = time.perf_counter() - start
     for each in done:
         report.kernels.append(each.kernel)
