@@ -73,7 +73,8 @@ def flash_attn_with_kvcache(
     k, v: [b, s_new, g, d], written into the cache from row cache_seqlens on before anything is read.
     rotary_cos, rotary_sin: [>= s_c, rotary_dim / 2] of q's dtype, only with k: k is rotated by its position
         in the cache; q too, row by row from cache_seqlens on, where causal or windowed, else all rows by
-        cache_seqlens. ``rotary_interleaved``: pairs (0, 1), (2, 3), ..., else (0, rotary_dim / 2), ...
+        cache_seqlens; a window that reaches all keys is none. ``rotary_interleaved``: pairs (0, 1), (2, 3),
+        ..., else (0, rotary_dim / 2), ...
     cache_seqlens: rows in use before the append, int or int32 [b]; None for the whole cache.
     cache_batch_idx: int32 [b], the cache entry of each sequence. cache_leftpad: int32 [b], rows at the start
         that do not count. Neither with a block_table.

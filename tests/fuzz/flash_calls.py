@@ -107,7 +107,8 @@ class Problem:
                     rows = torch.cat([rows[:first], new, rows[s_k:]])
                 held.append(rows[0 if case["leftpad"] is None else case["leftpad"][n] : s_k])
             if case["rotary"]:
-                masked = case["causal"] or tuple(case["window"]) != (-1, -1)
+                # As applied: the package's C++ drops a bound that reaches all keys before it asks.
+                masked = applied_window(case) != (-1, -1)
                 places = [first + (i if masked else 0) for i in range(q.shape[0])]
                 q = turned(q, cos, sin, places, case["interleaved"])
             found.append((q, *held))
