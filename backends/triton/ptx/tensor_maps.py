@@ -128,11 +128,16 @@ class TensorMaps:
 def _checked(fields: dict[str, list[int]]) -> tuple[TensorMap | None, str]:
     """The map, or what of it the hardware would not take. Raises Unsupported for what is not modelled."""
     (rank,), (kind,), (swizzle,) = (fields[name] for name in ("rank", "elemtype", "swizzle_mode"))
-    if fields["interleave_layout"] != [0] or fields["fill_mode"] != [0] or swizzle > 3:
-        raise Unsupported(["tensor maps that interleave, fill with NaN or swizzle 96 bytes"])
+    (interleaved,), (fill,) = fields["interleave_layout"], fields["fill_mode"]
     if rank > 4 or kind >= len(_ELEMENTS):
         return None, f"{rank + 1} dimensions and element type {kind}"
+    if swizzle > 4 or interleaved > 2 or fill > 1:
+        return None, f"swizzle mode {swizzle}, interleave layout {interleaved} and fill mode {fill}"
+    if swizzle == 4 or interleaved or fill:
+        raise Unsupported(["tensor maps that interleave, fill with NaN or swizzle 96 bytes"])
     n, element = rank + 1, _ELEMENTS[kind]
+    if not all(1 <= step <= 8 for step in fields["element_stride"][:n]):
+        return None, f"element strides {fields['element_stride'][:n]}"
     if fields["element_stride"][:n] != [1] * n:
         raise Unsupported(["tensor maps with element strides"])
     (address,), strides = fields["global_address"], fields["global_stride"][: n - 1]
