@@ -42,7 +42,7 @@ class Barriers:
 
     def arrive(self, number: int, count: int, mask: Array | None, line: int) -> None:
         """bar.arrive: counted, and not waiting."""
-        here = np.ones(self.lanes.n, bool) if mask is None else mask
+        here: Array = np.ones(self.lanes.n, bool) if mask is None else mask
         self._whole_warps(here, count, line)
         warps = here.reshape(self.lanes.count, -1, WARP).any(2)
         self.arrived[:, number] += WARP * warps.sum(1)
@@ -53,7 +53,7 @@ class Barriers:
         assert isinstance(self.shared.order, Clocks)
         for block in np.flatnonzero(warps.any(1)):
             known = self.shared.order.release(block * warps.shape[1] + np.flatnonzero(warps[block]))
-            before = self.told.get((int(block), number), known)
+            before: Array = self.told.get((int(block), number), known)
             self.told[int(block), number] = np.maximum(known, before)
 
     def _whole_warps(self, mask: Array, count: int, line: int) -> None:
@@ -86,8 +86,9 @@ class Barriers:
 
     def _meet(self, going: Array, complete: Array, number: int) -> None:
         order = self.shared.order
-        for block in np.flatnonzero(complete) if isinstance(order, Clocks) else ():
-            if (known := self.told.pop((int(block), number), None)) is not None:
+        for block in np.flatnonzero(complete):
+            known = self.told.pop((int(block), number), None)
+            if known is not None and isinstance(order, Clocks):
                 order.learn(np.unique(order.row[going & (self.lanes.block == block)]), known)
         order.meet(complete, going)
         self.arrived[complete, number] = 0
