@@ -4,7 +4,7 @@ Every warp has a clock, and for every other warp the reading of its clock up to 
 did (a vector clock). A byte remembers who wrote it last and when, and for each warp when it last read it. An
 access that finds a read or a write beyond what its warp knows of is a race, whatever order ran. Barriers join
 what their warps know. An mbarrier keeps what those knew that arrived, and gives it to those that have waited
-(8.9.4, release and acquire).
+(8.9.5, causality order).
 
 Copies by the tensor memory accelerator are nobody's instruction: those that complete on one mbarrier are an
 agent with a clock of its own, known to whoever waited for that mbarrier.

@@ -1,4 +1,4 @@
-"""5.5.8 tensor maps, 9.7.9.27 tensormap.replace and 9.7.13.16 tensormap.cp_fenceproxy.
+"""5.5.8 tensor maps, 9.7.9.26 tensormap.replace and 9.7.13.16 tensormap.cp_fenceproxy.
 
 A tensor map is an object of 128 bytes whose layout no document tells. Here its fields lie one after the other
 as ``_FIELDS`` says, in memory like all data: a map that was not cleared or not copied is seen as such. One in
@@ -32,7 +32,7 @@ _FIELDS = {
     "swizzle_mode": (112, 4, 1),
     "fill_mode": (116, 4, 1),
 }
-# Table 33 of 9.7.9.27: bytes of the element types .u8, .u16, ... .tf32.ftz by their number.
+# The table in 9.7.9.26: bytes of the element types .u8, .u16, ... .tf32.ftz by their number.
 _ELEMENTS = (1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4, 4)
 # Swizzle modes by their number: the address bits that are turned by those three above them, and the bytes
 # that the innermost dimension of a box may have.
