@@ -2,11 +2,12 @@
 
 The descriptor kernel compiles, is right on Triton's interpreter, and as the PTX of Hopper executed on a CPU
 (``ptx/``); whether it wins, only a GPU can tell, and none has run it. Until a result under benchmarks/results
-says so it is not chosen by itself: DEFAULT is off, and ``forward(..., variant="descriptor")`` runs it, for the
-benchmark that settles it. For it: its machine code is specialised as it should be, and published figures for Hopper (forward, head_dim 128,
-facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to 526 with specialised warps. Against
-it: a program first makes three descriptors, so that short calls would keep the pointer kernel, and a fault in
-how specialised warps wait for each other would hang the GPU rather than fail.
+says so it is not chosen by itself: DEFAULT is off, and ``forward(..., variant="descriptor")`` runs it, for
+the benchmark that settles it. For it: its machine code is specialised as it should be, and published figures
+for Hopper (forward, head_dim 128, facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to
+526 with specialised warps. Against it: a program first makes three descriptors, so that short calls would
+keep the pointer kernel, and a fault in how specialised warps wait for each other would hang the GPU rather
+than fail.
 """
 
 from __future__ import annotations
