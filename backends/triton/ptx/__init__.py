@@ -30,7 +30,7 @@ Approximate, with clocks:
 
 - order is kept by warp: what one lane waited for, its warp has seen, and any wait, arrival or barrier of a
   warp counts as ``bar.warp.sync`` between its lanes;
-- a ``try_wait`` or ``test_wait`` that failed is tried again when the phase has ended, not before; one that comes
+- a ``try_wait`` or ``test_wait`` that failed is tried again when the phase has ended, not before; who comes
   when two have ended waits for the wrong one, as on a GPU;
 - copies land as late as may be, the oldest of a block first, each as a whole: its bytes count all at once;
 - all copies that complete on one mbarrier are one agent with one clock;
