@@ -131,7 +131,7 @@ class SharedMemory:
             self.lanes.report(LANE_RACE, line, near, f"{words} by another lane since bar.warp.sync")
         if far.any():
             words = told.format(self.named(at, far))
-            self.lanes.report(RACE, line, far, f"{words} by another warp, which nothing orders")
+            self.lanes.report(RACE, line, far, f"{words} by another warp or a copy, which nothing orders")
 
     # -- fences --------------------------------------------------------------------------------
     def fence_proxy(self, mask: Array | None) -> None:
