@@ -41,6 +41,5 @@ Approximate, with clocks:
 - a tensor map acquired by one thread is acquired for its block; the pool of registers is counted, and what a
   register holds after it was given up is not forgotten.
 
-Tensor copies out of shared memory, multicast, gather and im2col, clusters, and ``cp.async`` beside mbarriers
-are refused by opcode.
+Tensor copies out of shared memory, multicast, gather and im2col, and clusters are refused by opcode.
 """
