@@ -55,6 +55,7 @@ _BOTTOM_RIGHT = {"window_right": 0, "bottom_right": True}
 _BOTH = ("bf16", "fp16")
 _PACKED = {"packed": True}
 _ALL = {**_BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable", "dropout_p": 0.3}
+_DESCRIPTORS: dict[str, Any] = {"variant": "descriptor", "backward": False, "archs": (90,)}
 _DECODED: dict[str, Any] = {"spec": _BOTTOM_RIGHT, "lengths": (3, 300), "backward": False}
 
 CASES = (
@@ -85,6 +86,16 @@ CASES = (
     Case("pages of 256", **(_DECODED | {"lengths": (90, 300)}), page_size=256, splits=0),
     Case("descriptors, causal", _CAUSAL, head_dims=(128, 128), variant="descriptor", backward=False,
          archs=(90, 100)),
+    Case("descriptors, full, stages used again", **(_DESCRIPTORS | {"lengths": (150, 700)}), dtypes=_BOTH),
+    Case("descriptors, packed", {**_PACKED, **_CAUSAL}, **(_DESCRIPTORS | {"head_dims": (128, 128)})),
+    Case("descriptors, packed, apart, features",
+         {**_PACKED, **_BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable"},
+         {"padded": "", "alibi_slopes": "b h", "softmax_offset": "h"}, **_DESCRIPTORS),
+    Case("descriptors, lengths, rows without a key", _BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"},
+         **(_DESCRIPTORS | {"lengths": (150, 77)})),
+    Case("descriptors, head_dims 192 and 128", **(_DESCRIPTORS | {"head_dims": (192, 128)})),
+    Case("descriptors, head_dim 256", **(_DESCRIPTORS | {"head_dims": (256, 256), "lengths": (70, 301)})),
+    Case("descriptors, head_dims 40 and 24", **(_DESCRIPTORS | {"head_dims": (40, 24)}), dtypes=("fp16",)),
 )  # fmt: skip
 
 
