@@ -69,7 +69,8 @@ class CandidateRecord:
     explain_refusal: "module:function" that turns what the library says into codes of rules.
     proven: where committed results (or tests of its maker's) show it right: "sm90", "cpu". Elsewhere its
         first call is compared with ``tiled``.
-    executed: calls whose kernels were executed off-GPU. They stay unproven: ptxas and the GPU had no part.
+    executed: calls whose kernels were executed off-GPU, for attnsel's own. They stay unproven: ptxas and the
+        GPU had no part.
     trusted: its maker tests it wherever its rules admit it; it is never unproven.
     unproven_last: where it is unproven it ranks below what is proven.
     unproven_note: what was done there instead of running it, for reports; for calls in ``executed`` that.

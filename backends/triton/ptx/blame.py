@@ -196,12 +196,13 @@ class _Asked:
             return found
 
         def ask(*given: Any) -> Any:
-            mask = next((value for value in reversed(given) if not isinstance(value, int)), None)
+            mask: Any = next((value for value in reversed(given) if not isinstance(value, int)), None)
             for value in given:
                 if not isinstance(value, list):  # of all registers
                     for each in value if isinstance(value, tuple) else (value,):
-                        lanes = isinstance(each, np.ndarray) and isinstance(mask, np.ndarray)
-                        self._noted.append(np.where(mask, each, each.dtype.type(0)) if lanes else each)
+                        if isinstance(mask, np.ndarray) and isinstance(each, np.ndarray):
+                            each = np.where(mask, each, each.dtype.type(0))
+                        self._noted.append(each)
             return found(*given)
 
         return ask
