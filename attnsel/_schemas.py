@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 VERSIONS: dict[str, int] = {
-    "selection": 1,  # Selection.as_dict, attnsel explain
+    "selection": 2,  # Selection.as_dict, attnsel explain
     "plan": 1,  # Plan.as_dict, inside attnsel explain --cp-size
-    "debug": 1,  # a line of ATTNSEL_DEBUG_FORMAT=json
+    "debug": 2,  # a line of ATTNSEL_DEBUG_FORMAT=json
     "matrix": 1,
     "rules": 1,  # one row of attnsel rules
     "ranges": 1,  # one row of attnsel rules --ranges

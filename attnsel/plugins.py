@@ -206,6 +206,8 @@ def check_record(record: CandidateRecord) -> None:
     odd = [word for word in _collection("proven", record.proven) if not re.fullmatch(r"sm\d+|[a-z]+", word)]
     if odd:
         raise ValueError(f"proven = {odd[0]!r}: an architecture such as 'sm90', or 'cpu'")
+    if record.executed is not None:
+        raise ValueError(f"executed = {record.executed!r}: for attnsel's own kernels; a plug-in says proven")
     _check_place(record)
     if record.rules is not None and not isinstance(record.rules, (Registry, tuple)):
         raise TypeError(f"rules = {record.rules!r}: must be a Registry")

@@ -205,13 +205,20 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
     own = memory_parts(candidate.name, selection.params, env)
     notes += [f"{size(amount)} of {what}" for what, amount in own]
     if candidate.unproven:
-        how = f"{record.distribution} declares no proof" if record.plugin else record.unproven_note
-        notes.append(f"unproven on {env.target}: {how}")
+        notes.append(f"unproven on {env.target}: {unproven_words(candidate)}")
     elif candidate.placed_by is not None and not record.last_resort:
         page = REGISTRY.pages[candidate.placed_by]
         assert isinstance(page, Preference)
         notes.append(page.short)
     return " · ".join(notes)
+
+
+def unproven_words(candidate: Candidate) -> str:
+    """What was done instead of running it on a GPU, in a few words."""
+    record = CANDIDATES[candidate.name]
+    if record.plugin:
+        return f"{record.distribution} declares no proof"
+    return "executed off-GPU" if candidate.executed_off_gpu else record.unproven_note
 
 
 def _adaptation_texts(candidate: Candidate, p: AttentionParams) -> list[str]:

@@ -10,11 +10,13 @@ are merged into the file by release, so releases can be added one at a time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +61,35 @@ def compile_here(jobs: int) -> dict[str, Any]:
     return {"ok": sum(r.ok for r in reports), "total": len(reports), "kernels": kernels}
 
 
-def compile_with(release: str, jobs: int) -> dict[str, Any]:
-    """The same in a fresh process that sees this release."""
+@contextlib.contextmanager
+def unpacked(release: str) -> Iterator[dict[str, str]]:
+    """The variables of a process that sees this release, and a compilation cache of its own."""
     with tempfile.TemporaryDirectory(prefix=f"triton-{release}-") as folder:
         print(f"Triton {release}", file=sys.stderr, flush=True)
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
         subprocess.run([*pip, f"triton=={release}"], check=True)
         seen = [folder, str(ROOT), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {
+        yield os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, seen)),
             "TRITON_CACHE_DIR": f"{folder}/cache",
         }
+
+
+def compile_with(release: str, jobs: int) -> dict[str, Any]:
+    """The same in a fresh process that sees this release."""
+    with unpacked(release) as environment:
         command = [sys.executable, __file__, "--here", "--jobs", str(jobs)]
         done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     made: dict[str, Any] = json.loads(done.stdout)
     return made
+
+
+def merge(path: Path, release: str, made: dict[str, Any], rows: str) -> None:
+    """Put a release's results into the file, a line for each of its ``rows``."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    merged = {name: known.get(name) for name in sorted({*known, release})} | {release: made}
+    text = ",\n".join(f"{json.dumps(name)}: {_lines(merged[name], rows)}" for name in merged)
+    path.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -93,16 +109,13 @@ def main() -> None:
             if not kernel["ok"]:
                 print(f"    {kernel['kernel']}: {kernel['error'] or kernel}")
         if options.json:
-            known = json.loads(options.json.read_text()) if options.json.exists() else {}
-            merged = {name: known.get(name) for name in sorted({*known, release})} | {release: made}
-            text = ",\n".join(f"{json.dumps(name)}: {_lines(merged[name])}" for name in merged)
-            options.json.write_text(f"{{\n{text}\n}}\n")
+            merge(options.json, release, made, "kernels")
 
 
-def _lines(made: dict[str, Any]) -> str:
-    """A kernel per line, so that a change shows as one."""
-    head = json.dumps({name: value for name, value in made.items() if name != "kernels"})[:-1]
-    return head + ', "kernels": [\n' + ",\n".join(map(json.dumps, made["kernels"])) + "\n]}"
+def _lines(made: dict[str, Any], rows: str) -> str:
+    """A row per line, so that a change shows as one."""
+    head = json.dumps({name: value for name, value in made.items() if name != rows})[:-1]
+    return head + f', "{rows}": [\n' + ",\n".join(map(json.dumps, made[rows])) + "\n]}"
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ for what, call in CALLS.items():
     for candidate in answer:
         if candidate.eligible:
             said = "; ".join(adaptation.text for adaptation in candidate.adaptations) or "as it is"
-            proof = ", unproven there: compiled only" if candidate.unproven else ""
+            done = "executed off-GPU" if candidate.executed_off_gpu else "not run there yet"
+            proof = f", unproven there: {done}" if candidate.unproven else ""
             print(f"    {candidate.name:<15}runs, {said}{proof}")
         for reason in candidate.reasons:
             print(f"    {candidate.name:<15}cannot: {reason.code}  {reason.rule.title}")

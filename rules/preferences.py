@@ -40,12 +40,12 @@ def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF004", short="not proven here", evidence="policy")
 def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """A kernel of ours that no committed result shows here comes after proven ones.
+    """A kernel that no committed result shows here, run or executed, comes after all others.
 
-    Why: compiled and interpreted is not the same as run.
-    Source: benchmarks/results/gpu-tests-*.json in attnsel's repository.
+    Why: compiled and interpreted is not the same as run. One that was executed off-GPU is placed by PREF010.
+    Source: benchmarks/results/gpu-tests-*.json and triton-executed.json in attnsel's repository.
     """
-    return int(c.unproven)
+    return int(c.unproven and not c.executed)
 
 
 @preference("PREF008", short="costly to adapt to", evidence="reported")
@@ -60,6 +60,21 @@ def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 
 _HALF = 8  # sixteenths
+
+
+@preference("PREF010", short="executed off-GPU only", evidence="executed")
+def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """A kernel that was executed off-GPU only comes after proven ones that fit as well.
+
+    Why: executing its PTX on a CPU shows that its numbers are right and its accesses in bounds. It shows
+    neither its speed nor what ptxas makes of it, so what has run on a GPU goes first. A change that adds more
+    than half of the attention's own work to every call (PREF008) outweighs that: on a T4, which has one fused
+    kernel of PyTorch's, decoding with grouped heads would copy all keys and values for each token. The first
+    call is compared with tiled all the same.
+    Source: benchmarks/results/triton-executed.json in attnsel's repository.
+    """
+    return int(c.unproven)
+
 
 # Kernel families of like speed, the fastest first.
 _FLASH_FIRST = ("flash", "cudnn", "efficient")

@@ -22,6 +22,14 @@ KernelFamily = Literal["cudnn", "flash", "efficient", ""]
 Dropout = Literal["contract", "own", "generator"]
 
 
+class Executed(NamedTuple):
+    """Calls whose compiled kernels a committed record shows executed without a GPU, and without a fault."""
+
+    targets: frozenset[str]  # "sm75"
+    dtypes: frozenset[str]
+    head_dim: int  # the widest
+
+
 class Efficiency(NamedTuple):
     archs: Container[int]
     share: float
@@ -61,9 +69,11 @@ class CandidateRecord:
     explain_refusal: "module:function" that turns what the library says into codes of rules.
     proven: where committed results (or tests of its maker's) show it right: "sm90", "cpu". Elsewhere its
         first call is compared with ``tiled``.
+    executed: calls whose kernels were executed off-GPU, for attnsel's own. They stay unproven: ptxas and the
+        GPU had no part.
     trusted: its maker tests it wherever its rules admit it; it is never unproven.
     unproven_last: where it is unproven it ranks below what is proven.
-    unproven_note: what was done there instead of running it, for reports.
+    unproven_note: what was done there instead of running it, for reports; for calls in ``executed`` that.
     kernel_family: for ranking by speed, see attnsel/rules/preferences.py.
     written_for: architectures that the kernels were written for: of a family, these go first.
     place: "before NAME" or "after NAME", for one that belongs to no family.
@@ -90,6 +100,7 @@ class CandidateRecord:
     library: str = ""
     explain_refusal: str = ""
     proven: Collection[str] = ()
+    executed: Executed | None = None
     trusted: bool = False
     unproven_last: bool = True
     unproven_note: str = "not run there yet"
@@ -138,3 +149,10 @@ class CandidateRecord:
     def unproven_on(self, target: str) -> bool:
         """Whether nothing shows it right there ("sm90", "cpu")."""
         return not self.trusted and target not in self.proven
+
+    def executed_for(self, p: AttentionParams, target: str) -> bool:
+        """Whether kernels as this call's were executed off-GPU for that architecture."""
+        known = self.executed
+        if known is None or target not in known.targets or p.dtype not in known.dtypes:
+            return False
+        return max(p.head_dim_qk, p.head_dim_v) <= known.head_dim

@@ -32,6 +32,7 @@ def rank_key(candidate: Candidate, p: AttentionParams, large_scores: bool) -> Ra
         overhead(candidate.adaptations, p) if candidate.adaptations else 0,
         candidate.unproven and CANDIDATES[candidate.name].unproven_last,
         large_scores,
+        candidate.executed_off_gpu,
     )
 
 
@@ -44,7 +45,10 @@ def key_of(key: RankKey, arch: int | None, policy: Policy) -> Key:
 
 @lru_cache(maxsize=1024)
 def at_best(env: Environment, policy: Policy, large_scores: bool) -> tuple[tuple[Key, str], ...]:
-    """Every candidate with the key it has if it runs as it is, best first: none can have a better one."""
+    """Every candidate with the key it has if it runs as it is, best first: none can have a better one.
+
+    One that was executed off-GPU for some calls counts as executed for this one.
+    """
     return tuple(
         sorted(
             (
@@ -55,6 +59,7 @@ def at_best(env: Environment, policy: Policy, large_scores: bool) -> tuple[tuple
                         0,
                         record.unproven_on(env.target) and record.unproven_last,
                         large_scores,
+                        record.executed is not None and env.target in record.executed.targets,
                     ),
                     env.arch,
                     policy,

@@ -284,7 +284,8 @@ class Inquiry:
             if candidate is None or candidate.verdict == "refused" or not _can_run(candidate, env):
                 continue
             key = bound
-            if candidate.adaptations or candidate.verdict != "eligible":
+            # What is unproven may have been executed for other calls there, and not for this one.
+            if candidate.adaptations or candidate.verdict != "eligible" or candidate.unproven:
                 key = key_of(rank_key(candidate, p, large), env.arch, policy)
             if best is None or key < best_key:
                 best, best_key = candidate, key
@@ -373,7 +374,8 @@ class Inquiry:
         if reasons:
             verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
         unproven = record.unproven_on(env.target)
-        return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(p, env), unproven)
+        executed = record.executed_for(p, env.target)
+        return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(p, env), unproven, executed)
 
     def _against_steps(self, name: str) -> list[Reason]:
         """Why the calls that ranks would make refuse a candidate, with the step that does."""

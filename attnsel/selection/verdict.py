@@ -20,6 +20,7 @@ EVIDENCE: dict[str, str] = {
     "documented": "documented by the component's makers",
     "reported": "reported in an issue",
     "measured": "seen in a test of ours",
+    "executed": "its PTX was executed on a CPU, off-GPU",
     "policy": "you asked for it",
     "runtime": "the kernel itself refused in this process",
 }
@@ -75,6 +76,7 @@ class RankKey(NamedTuple):
     overhead: int  # what adaptations add, in sixteenths of the attention's own work
     unproven: bool  # a kernel of ours that no result shows running here
     large_scores: bool  # one [b, h, s_q, s_kv] tensor is more than a GiB
+    executed: bool = False  # its PTX was, for such calls
 
 
 class Reason(NamedTuple):
@@ -152,7 +154,8 @@ class Candidate(NamedTuple):
 
     ``reasons`` say why not (or why nobody knows). ``adaptations`` are exact changes that make it
     eligible. ``plan_only`` says why attnsel cannot run it itself yet; None when it can.
-    ``placed_by`` is the code of the preference that put it below the one above.
+    ``unproven``: no committed result shows it right on this architecture; ``executed_off_gpu``: its PTX was,
+    for such calls. ``placed_by`` is the code of the preference that put it below the one above.
     """
 
     name: str
@@ -161,6 +164,7 @@ class Candidate(NamedTuple):
     adaptations: tuple[Adaptation, ...]
     plan_only: str | None
     unproven: bool
+    executed_off_gpu: bool = False
     placed_by: str | None = None
 
     @property
@@ -180,6 +184,7 @@ class Candidate(NamedTuple):
             "executable": self.executable,
             "plan_only": self.plan_only,
             "unproven": self.unproven,
+            "executed_off_gpu": self.executed_off_gpu,
             "placed_by": self.placed_by,
             "adaptations": [adaptation.as_dict() for adaptation in self.adaptations],
             "reasons": [reason.as_dict() for reason in self.reasons],

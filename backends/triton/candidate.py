@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnsel.candidates.record import CandidateRecord
+from attnsel.candidates.record import CandidateRecord, Executed
 
 _TAKES = (
     "bf16", "fp16", "fp32", "cuda", "cpu",
@@ -27,6 +27,10 @@ CANDIDATES = (
         # benchmarks/results/gpu-tests-*.json, which benchmarks/gpu.py makes and
         # tests/benchmarks/test_proven.py holds this to.
         proven=("cpu",),
+        # What benchmarks/results/triton-executed.json shows; the same test holds this to it.
+        executed=Executed(
+            frozenset({"sm75", "sm80", "sm86", "sm89", "sm90", "sm120"}), frozenset({"bf16", "fp16"}), 256
+        ),
         unproven_note="compiled only",
         kernel_family="flash",
         written_for=range(90, 120),

@@ -1,4 +1,4 @@
-"""An architecture is proven by a committed result of the GPU suite, and by nothing else."""
+"""What committed results show: proven by the GPU suite, executed off-GPU by the executor, by nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from gpu import proves
 
 from attnsel.candidates import CANDIDATES
+from attnsel.candidates.record import Executed
 from paths import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -45,6 +46,51 @@ def test_proven_is_what_committed_results_show() -> None:
         if target.startswith("sm")
     }
     assert shown == stated
+
+
+def shown_executed(cases: list[dict[str, Any]]) -> Executed:
+    """Of a record of ``attnsel conformance --execute``: where every call of the grid is right and faultless.
+
+    The descriptor kernels are no part of it: no call takes them unless they are named.
+    """
+    of_arch: dict[int, list[dict[str, Any]]] = {}
+    for case in cases:
+        if not case["case"].startswith("descriptors"):
+            of_arch.setdefault(case["arch"], []).append(case)
+    whole = {arch: of_it for arch, of_it in of_arch.items() if all(case["ok"] for case in of_it)}
+    dtypes = [{case["dtype"] for case in of_it} for arch, of_it in whole.items() if arch != 75]  # fp16 alone
+    widest = [max(max(case["head_dims"]) for case in of_it) for of_it in whole.values()]
+    targets = frozenset(f"sm{arch}" for arch in whole)
+    return Executed(targets, frozenset(set.intersection(*dtypes) if dtypes else ()), min(widest, default=0))
+
+
+def test_executed_is_what_the_committed_record_shows() -> None:
+    record = json.loads((RESULTS / "triton-executed.json").read_text(encoding="utf-8"))
+    stated = {name: each.executed for name, each in CANDIDATES.items() if each.executed is not None}
+    assert stated == {"triton": shown_executed(record["cases"])}
+
+
+def executed_call(arch: int, **changed: Any) -> dict[str, Any]:
+    return {"case": "full", "arch": arch, "dtype": "bf16", "head_dims": [64, 128], "ok": True} | changed
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ([], Executed(frozenset({"sm80", "sm90"}), frozenset({"bf16"}), 128)),
+        ([executed_call(90, ok=False)], Executed(frozenset({"sm80"}), frozenset({"bf16"}), 128)),
+        ([executed_call(90, dtype="fp32")], Executed(frozenset({"sm80", "sm90"}), frozenset({"bf16"}), 128)),
+        ([executed_call(90, head_dims=[256, 64])],
+         Executed(frozenset({"sm80", "sm90"}), frozenset({"bf16"}), 128)),
+        ([executed_call(90, case="descriptors, causal", ok=False)],
+         Executed(frozenset({"sm80", "sm90"}), frozenset({"bf16"}), 128)),
+    ],
+    ids=["two", "one call failed", "a dtype on one", "a width on one", "kernels that are off"],
+)  # fmt: skip
+def test_one_call_that_failed_and_what_was_tried_on_one_architecture_count_for_nothing(
+    more: list[dict[str, Any]], shown: Executed
+) -> None:
+    assert shown_executed([executed_call(80), executed_call(90), *more]) == shown
 
 
 def test_a_whole_run_that_passed_proves_its_own_architecture_alone() -> None:

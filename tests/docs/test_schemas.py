@@ -20,6 +20,7 @@ DIGESTS: dict[str, str] = {
     "conformance-cudnn-1": "42821ff0adf943ab",
     "conformance-executed-1": "d7f8b98661cc4c95",
     "debug-1": "5039f177b0ab790c",
+    "debug-2": "43891f48936e481d",
     "doctor-1": "90dff5c68c961a77",
     "matrix-1": "ef0bd7e7734b32ff",
     "plan-1": "add36dc149372ce3",
@@ -28,6 +29,7 @@ DIGESTS: dict[str, str] = {
     "rule-1": "5d1cd04a2a6b06d6",
     "rules-1": "2b688c6699a6dd42",
     "selection-1": "93d4ef03ea61c55f",
+    "selection-2": "18403a175e5c907c",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attention_numbers
 import commands
+import executed
 import flash
 import json_files
 import padding
@@ -23,5 +24,6 @@ _FILES = (
     commands,
     json_files,
     rank_faults,
+    executed,
 )
 TARGETS: dict[str, Target] = {file.TARGET.name: file.TARGET for file in _FILES}

@@ -3,7 +3,8 @@
 PTX text is parsed (``parse.py``), its basic blocks become numpy source (``translate.py``, with one file per
 family of instructions under ``operations/``), and ``machine.py`` runs all threads of many blocks together.
 ``run.py`` executes a ``Launch`` on CPU tensors, ``cases.py`` has the calls that ``attnsel conformance
---execute`` holds against float64. Section numbers are those of the PTX ISA 8.7.
+--execute`` holds against float64, ``blame.py`` finds the first instruction at which an edited kernel goes
+wrong. Section numbers are those of the PTX ISA 8.7.
 
 What is checked: reads and writes of global memory outside a tensor's elements, alignment, blocks that write
 or read what another block writes; shared memory out of bounds, misaligned, read before it was written, raced

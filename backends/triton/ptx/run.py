@@ -65,14 +65,22 @@ def program_of(ptx: str) -> Program:
     return translate(parse(ptx))
 
 
-def execute(launch: Launch, arch: int, change: Callable[[str], str] | None = None) -> Executed:
-    """Run ``launch`` on its CPU tensors. ``change`` may alter the PTX first, to plant a fault.
+def execute(
+    launch: Launch,
+    arch: int,
+    change: Callable[[str], str] | None = None,
+    watch: Callable[[Program], Program] | None = None,
+) -> Executed:
+    """Run ``launch`` on its CPU tensors. ``change`` may alter the PTX first, to plant a fault; ``watch`` the
+    program made of it, to look on.
 
     Raises Unsupported, with opcodes, for PTX that is not executed.
     """
     start = time.perf_counter()
     compiled = compile_launch(launch, arch)
     program = program_of(compiled.ptx if change is None else change(compiled.ptx))
+    if watch is not None:
+        program = watch(program)
     ready = time.perf_counter()
     memory = GlobalMemory()
     values, tensors = _arguments(compiled, program, launch, memory)

@@ -133,6 +133,36 @@ def test_a_change_that_costs_half_the_attention_loses_to_the_next_family() -> No
     assert order(RankKey("tiled", "eligible", 0, False, False), dear) == ["sdpa.flash", "tiled"]
 
 
+def test_a_kernel_executed_off_gpu_loses_to_a_proven_one_unless_that_costs_half_the_attention() -> None:
+    """And one that was compiled only loses even then."""
+    executed = RankKey("triton", "eligible", 0, True, False, executed=True)
+    compiled = executed._replace(executed=False)
+    for cost, first in ((0, "sdpa.efficient"), (8, "sdpa.efficient"), (9, "triton")):
+        proven = RankKey("sdpa.efficient", "eligible", cost, False, False)
+        assert order(executed, proven, arch=75)[0] == first
+        assert order(compiled, proven, arch=75) == ["sdpa.efficient", "triton"]
+    standing = (executed, RankKey("sdpa.efficient", "eligible", 0, False, False))
+    assert [code for _, code in rank.order(standing, 75, Policy())] == [None, "PREF010"]
+    standing = (compiled, RankKey("sdpa.efficient", "eligible", 0, False, False))
+    assert [code for _, code in rank.order(standing, 75, Policy())] == [None, "PREF004"]
+    standing = (executed, RankKey("sdpa.efficient", "eligible", 9, False, False))
+    assert [code for _, code in rank.order(standing, 75, Policy())] == [None, "PREF008"]
+    assert order(RankKey("tiled", "eligible", 0, False, False), executed) == ["triton", "tiled"]
+
+
+def test_decoding_with_grouped_heads_on_a_t4_copies_no_cache() -> None:
+    call = AttentionParams(
+        dtype="fp16",
+        max_seqlen_q=1,
+        num_gqa_groups=4,
+        attn_mask_type="causal_bottom_right",
+        is_training=False,
+    )
+    assert select(call, Environment.describe("T4")).backend == "triton"
+    every_head = call.replace(num_gqa_groups=16)
+    assert select(every_head, Environment.describe("T4")).backend == "sdpa.efficient"
+
+
 def test_the_overhead_of_a_copy_shrinks_with_the_sequence() -> None:
     strided = TensorSpec(shape=(2, 4096, 16, 128), stride=(16777216, 4096, 256, 2))
 

@@ -37,6 +37,11 @@ BROKEN = {
     "has no such place": ("PLUGIN = plugin(place='before tiled')", "'before' or 'after'"),
     "adapts by itself": ("PLUGIN = plugin(adaptations=('fold_mask',))", "allowed: drop_mask"),
     "is proven by mouth": ("PLUGIN = plugin(proven={'H100 !'})", "'sm90'"),
+    "is executed by mouth": (
+        "from attnsel.candidates.record import Executed\n"
+        "PLUGIN = plugin(executed=Executed({'sm90'}, {'bf16'}, 256))",
+        "a plug-in says proven",
+    ),
     "speaks of others": (
         "rules = Registry()\n"
         "@rule('ACME001', 'tiled', registry=rules, evidence='documented')\n"

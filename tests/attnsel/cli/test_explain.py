@@ -172,6 +172,29 @@ def test_the_text_is_the_report(run):
     assert "CUDNN204" in out
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--gpu T4 --dtype fp16", "unproven on sm75: executed off-GPU"),
+        ("--gpu H100", "unproven on sm90: executed off-GPU"),
+        ("--gpu sm89 --head-dim-qk 256", "unproven on sm89: executed off-GPU"),
+        ("--gpu B200", "unproven on sm100: compiled only"),
+        ("--gpu H100 --dtype fp32", "unproven on sm90: compiled only"),
+        ("--gpu H100 --head-dim-qk 576 --head-dim-v 512 --inference", "unproven on sm90: compiled only"),
+    ],
+)
+def test_what_was_done_instead_of_running_the_kernels_is_said(run, flags, words):
+    code, text, _ = run(f"explain {flags}")
+    assert code == 0
+    (line,) = [line for line in text.splitlines() if " triton " in line and "runs" in line]
+    assert line.endswith(words)
+    assert len(line) <= 80
+    candidates = json.loads(run(f"explain {flags} --json")[1])["candidates"]
+    done = {each["name"]: each["executed_off_gpu"] for each in candidates}
+    assert done.pop("triton") is words.endswith("executed off-GPU")
+    assert not any(done.values())
+
+
 def test_no_kernel_runs_that_would_have_to_copy_where_nothing_may_be_adapted(run):
     code, out, _ = run("explain --gpu A100 --head-dim-qk 100 --adapt never --memory-limit 1MiB")
     assert code == 0
