@@ -87,10 +87,11 @@ def loop_words(r: KernelReport) -> str:
     kinds += ("shuffles", "control", "local")
     counted = ", ".join(f"{getattr(mix, name)} {name}" for name in kinds if getattr(mix, name))
     ratio = f"; {mix.matrix_per_wait} matrix per wait" if mix.matrix_per_wait is not None else ""
+    work = f"; {r.matrix_work} times the matrix work needed" if (r.matrix_work or 0) > 1 else ""
     others = list(r.loops)
     others.remove(mix.instructions)
     also = f"; other loops {', '.join(map(str, others))}" if others else ""
-    return f"{mix.instructions}: {counted}{ratio}{also}"
+    return f"{mix.instructions}: {counted}{ratio}{work}{also}"
 
 
 def _print_changes(found: list[Any], missing: list[str], path: str) -> None:

@@ -101,11 +101,7 @@ def warnings_in(log: str) -> tuple[str, ...]:
 def ptxas_log(ptx: str, launch: Launch, arch: int) -> str:
     """What ``ptxas -v`` says of it, with the flags that Triton gives. Triton keeps no log of its own run."""
     if not hasattr(triton, "knobs"):  # before 3.4 it cannot be told to print one
-        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-            file.write(ptx)
-            file.flush()
-            target = f"--gpu-name=sm_{arch}{'a' if arch >= 90 else ''}"
-            return _tool("ptxas", "-v", "-lineinfo", target, file.name, "-o", os.devnull, errors=True)
+        return _plain_ptxas(ptx, arch)
     backend = make_backend(GPUTarget("cuda", arch, 32))
     options = backend.parse_options(dict(launch.block.options))
     printed = io.StringIO()
@@ -113,6 +109,15 @@ def ptxas_log(ptx: str, launch: Launch, arch: int) -> str:
         triton.knobs.nvidia.dump_ptxas_log = True
         backend.make_cubin(ptx, {}, options, arch)
     return printed.getvalue()
+
+
+def _plain_ptxas(ptx: str, arch: int) -> str:
+    own = "ptxas-blackwell" if arch >= 100 and (_binaries() / "ptxas-blackwell").exists() else "ptxas"
+    target = f"--gpu-name=sm_{arch}{'a' if arch >= 90 else ''}"
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        return _tool(own, "-v", "-lineinfo", target, file.name, "-o", os.devnull, errors=True)
 
 
 def _source(launch: Launch) -> ASTSource:

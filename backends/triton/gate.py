@@ -10,7 +10,7 @@ import io
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from .blocks import ARCHS, DECODE_ROWS, Block, choose_descriptor
 from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
 from .launch_decode import decode_launches, make_parts
 from .sass import LoopMix
+
+if TYPE_CHECKING:
+    from .aot import Compiled
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
 FEATURES = ("full", "causal", "paged", "paged-256")  # shipped for every head dimension and dtype
@@ -76,6 +79,7 @@ class KernelReport:
     rows: int | None = None  # of a tile of decode, as asked for
     warnings: tuple[str, ...] = ()  # of ptxas
     loop: LoopMix | None = None  # where it spends its time; None: no loop multiplies matrices
+    matrix_work: float | None = None  # multiply-adds done over those of a tile; above 1 warps repeat some
     loops: tuple[int, ...] = ()  # instructions of each such loop: over tiles without a mask, and with one
 
     @property
@@ -225,8 +229,27 @@ def report_on(c: Configuration) -> KernelReport:
         rows=_rows(c),
         warnings=made.warnings,
         loop=made.loop,
+        matrix_work=matrix_work(launch, made),
         loops=tuple(loop.instructions for loop in made.loops),
     )
+
+
+_PRODUCTS = {"forward": (1, 1), "decode": (1, 1), "dkdv": (2, 2), "dq": (2, 1), "dbias": (1, 1)}
+
+
+def matrix_work(launch: Launch, made: Compiled) -> float | None:
+    """The hottest loop's multiply-adds over those that one tile needs, of all warps.
+
+    Where a tile has fewer rows than its warps multiply at once, some compute the same as others. A loop that
+    the compiler unrolled would have more as well. None: not told by the code, or warps do different work.
+    """
+    of_qk, of_v = _PRODUCTS.get(launch.name, (0, 0))  # products as wide as q and k, as wide as v
+    if not of_qk or made.loop is None or not made.loop.multiply_adds:
+        return None
+    args, block = launch.args, launch.block
+    width = args["BLOCK_D"] + (args["BLOCK_D2"] if args.get("D2") else 0)
+    needed = block.m * block.n * (of_qk * width + of_v * args["BLOCK_E"])
+    return round(made.loop.multiply_adds * made.warps / needed, 3)
 
 
 def refused(

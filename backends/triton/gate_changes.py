@@ -57,7 +57,7 @@ def _change(now: dict[str, Any], before: dict[str, Any]) -> Change | None:
     if now["ok"] and not before["ok"]:
         words.append(f"no longer: {'; '.join(before.get('faults') or ['a fault'])}")
     factor = _longer(now, before)
-    if factor is not None and abs(factor - 1) > SLACK:
+    if factor is not None and not 1 - SLACK <= factor <= 1 + SLACK:
         words.append(_loop_words(now, before, factor))
         # What was repaired may take more instructions: those it had waited, or did not fit.
         worse = worse or (factor > 1 and before["ok"])
@@ -69,7 +69,7 @@ def _change(now: dict[str, Any], before: dict[str, Any]) -> Change | None:
 
 
 def _longer(now: dict[str, Any], before: dict[str, Any]) -> float | None:
-    """By what factor the hottest loop grew, for the same products; None where there are no two loops."""
+    """By what factor the hottest loop grew, for the same scores; None where there are no two loops."""
     new, old = now["loop"], before.get("loop")
     if not new or not old:
         return None
@@ -77,9 +77,7 @@ def _longer(now: dict[str, Any], before: dict[str, Any]) -> float | None:
 
 
 def _work(report: dict[str, Any]) -> float:
-    """What a warp gets done in one pass: multiply-adds, or where those are unknown its share of a tile."""
-    if report["loop"]["multiply_adds"]:
-        return float(report["loop"]["multiply_adds"])
+    """A warp's share of a tile: what one pass through the loop gets done."""
     m, n = report["block"]
     return float(m * n / report["warps"])
 
@@ -87,5 +85,7 @@ def _work(report: dict[str, Any]) -> float:
 def _loop_words(now: dict[str, Any], before: dict[str, Any], factor: float) -> str:
     new, old = now["loop"]["instructions"], before["loop"]["instructions"]
     tiles = ["{}x{}".format(*report["block"]) for report in (before, now)]
+    warps = now["warps"], before["warps"]
     moved = f", tile {tiles[0]} → {tiles[1]}" if tiles[0] != tiles[1] else ""
-    return f"loop {old} → {new} instructions{moved}: {factor - 1:+.0%} for the same products"
+    moved += f", warps {warps[1]} → {warps[0]}" if warps[0] != warps[1] else ""
+    return f"loop {old} → {new} instructions{moved}: {factor - 1:+.0%} for the same scores"
