@@ -32,7 +32,7 @@ def unknown(now: Iterable[dict[str, Any]], before: Iterable[dict[str, Any]]) -> 
     """Kernels that the table before has not, or of whose loop it says nothing."""
     known = {_name(report): report for report in before}
     return [
-        _words(report)
+        name_in_words(report)
         for report in now
         if (old := known.get(_name(report))) is None or (report["loop"] and not old.get("loop"))
     ]
@@ -42,7 +42,7 @@ def _name(report: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(report.get(name) for name in _NAMED)
 
 
-def _words(report: dict[str, Any]) -> str:
+def name_in_words(report: dict[str, Any]) -> str:
     arch, kernel, d, e, dtype, feature, rows = _name(report)
     tile = f" {rows} rows" if rows else ""
     return f"sm{arch} {kernel} {d}/{e} {dtype} {feature}{tile}"
@@ -65,7 +65,7 @@ def _change(now: dict[str, Any], before: dict[str, Any]) -> Change | None:
         if now[name] != before[name] and not now["error"] and not before["error"]:
             words.append(f"{name} {before[name]} → {now[name]}")
             worse = worse or (name == "spills" and now[name] > before[name])
-    return Change(_words(now), worse, tuple(words)) if words else None
+    return Change(name_in_words(now), worse, tuple(words)) if words else None
 
 
 def _longer(now: dict[str, Any], before: dict[str, Any]) -> float | None:
