@@ -13,6 +13,11 @@ from attnsel.errors import InvalidInput
 if TYPE_CHECKING:
     from attnsel.backends.triton.gate import Configuration, KernelReport
 
+# Of LoopMix, in the order they are told.
+_KINDS = (
+    *("matrix", "waits", "mufu", "fp", "integer", "uniform"),
+    *("shared", "memory", "barriers", "shuffles", "control", "local"),
+)
 _SHORT = {"forward_descriptor": "descriptor"}  # fits the column
 
 
@@ -45,14 +50,23 @@ def conformance_compiled(
 
 def read_kernels(path: str) -> list[dict[str, Any]]:
     """The reports in a file that --json wrote."""
+    from attnsel.backends.triton.gate_changes import changes
+
     try:
-        kernels = json_module.loads(Path(path).read_text(encoding="utf-8"))["kernels"]
-        for kernel in kernels:
-            _ = kernel["kernel"], kernel["arch"], kernel["registers"], kernel["spills"], kernel["ok"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        kernels = list(json_module.loads(Path(path).read_text(encoding="utf-8"))["kernels"])
+        changes(kernels, kernels)  # reads whatever is compared later, after minutes of compiling
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         words = f"must be a file that attnsel conformance --json wrote ({type(error).__name__})"
         raise InvalidInput("--compare", path, words) from None
-    return list(kernels)
+    return kernels
 
 
 def _print(reports: list[KernelReport], loops: bool) -> None:
@@ -83,9 +97,7 @@ def loop_words(r: KernelReport) -> str:
     """What the hottest loop's instructions are, and how long the others are."""
     assert r.loop is not None
     mix = r.loop
-    kinds = ("matrix", "waits", "mufu", "float", "integer", "uniform", "shared", "memory", "barriers")
-    kinds += ("shuffles", "control", "local")
-    counted = ", ".join(f"{getattr(mix, name)} {name}" for name in kinds if getattr(mix, name))
+    counted = ", ".join(f"{getattr(mix, name)} {name}" for name in _KINDS if getattr(mix, name))
     ratio = f"; {mix.matrix_per_wait} matrix per wait" if mix.matrix_per_wait is not None else ""
     work = f"; {r.matrix_work} times the matrix work needed" if (r.matrix_work or 0) > 1 else ""
     others = list(r.loops)

@@ -50,7 +50,7 @@ def name_in_words(report: dict[str, Any]) -> str:
 
 def _change(now: dict[str, Any], before: dict[str, Any]) -> Change | None:
     words, worse = [], False
-    for fault in now["faults"]:
+    for fault in now.get("faults", ()):
         if fault not in before.get("faults", ()):
             words.append(fault)
             worse = True
@@ -70,7 +70,7 @@ def _change(now: dict[str, Any], before: dict[str, Any]) -> Change | None:
 
 def _longer(now: dict[str, Any], before: dict[str, Any]) -> float | None:
     """By what factor the hottest loop grew, for the same scores; None where there are no two loops."""
-    new, old = now["loop"], before.get("loop")
+    new, old = now.get("loop"), before.get("loop")
     if not new or not old:
         return None
     return float(new["instructions"] * _work(before) / (old["instructions"] * _work(now)))

@@ -31,7 +31,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("shuffles", re.compile(r"SHFL|VOTE|REDUX|MATCH")),
     ("control", re.compile(r"BRA|BRX|JMP|CALL|RET|EXIT|BSSY|BSYNC|BREAK|NOP|BPT|NANOSLEEP|YIELD")),
     ("uniform", re.compile(r"U[A-Z]|R2UR|S2UR|LDCU")),
-    ("float", re.compile(r"F(?!LO)|H(?:ADD|MUL|FMA|SET|MNMX)|MUFU")),
+    ("fp", re.compile(r"F(?!LO)|H(?:ADD|MUL|FMA|SET|MNMX)|MUFU")),
     ("integer", re.compile(r"")),
 )
 
@@ -73,7 +73,7 @@ class LoopMix:
     shuffles: int
     control: int
     uniform: int  # integers that are the same for all lanes
-    float: int
+    fp: int  # floating point, packing to 16 bits included
     integer: int  # moves and selections included
     multiply_adds: int  # of a warp's matrix instructions; 0: their shape is not in the code
     matrix_per_wait: float | None  # None where nothing waits, as with the products of single warps

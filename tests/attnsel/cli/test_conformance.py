@@ -17,7 +17,7 @@ from attnsel.backends.triton.sass import LoopMix
 
 MIX = LoopMix(
     instructions=587, matrix=16, waits=1, mufu=66, local=0, shared=0, memory=16, barriers=9, shuffles=8,
-    control=8, uniform=56, float=366, integer=41, multiply_adds=524288, matrix_per_wait=16.0,
+    control=8, uniform=56, fp=366, integer=41, multiply_adds=524288, matrix_per_wait=16.0,
 )  # fmt: skip
 GOOD = KernelReport(
     "forward", 90, 128, 128, "bf16", "causal", (128, 128), 8, 2, 255, 0, 163840, 232448, ("HGMMA",), 0.5,
@@ -56,7 +56,7 @@ def test_the_loop_in_full(run, found):
     found(GOOD)
     _, out, _ = run("conformance --loops")
     words = " ".join(out.split())
-    assert "587: 16 matrix, 1 waits, 66 mufu, 366 float, 41 integer, 56 uniform, 16 memory" in words
+    assert "587: 16 matrix, 1 waits, 66 mufu, 366 fp, 41 integer, 56 uniform, 16 memory" in words
     assert "8 control; 16.0 matrix per wait; other loops 940" in words
 
 
@@ -113,6 +113,27 @@ def test_kernels_features_and_types_are_chosen(run, monkeypatch):
     assert [(c.arch, c.kernel, c.feature, c.dtype) for c in chosen] == [
         (arch, kernel, "packed", "fp16") for arch in (75, 90) for kernel in ("dq", "forward")
     ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[1, 2]",
+        '{"kernels": 3}',
+        '{"kernels": [3]}',
+        '{"kernels": [{"kernel": "dq", "arch": 90}]}',
+        '{"kernels": [{"ok": 1, "error": null, "spills": 0, "registers": 1, "loop": {"instructions": 0}}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_before_compiling(run, monkeypatch, tmp_path, content):
+    monkeypatch.setattr(gate, "reports", lambda *_: pytest.fail("compiled"))
+    before = tmp_path / "before.json"
+    before.write_text(content, encoding="utf-8")
+    code, out, err = run(["conformance", "--compare", str(before)])
+    assert (code, out) == (2, "")
+    assert "must be a file that attnsel conformance --json wrote" in err
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_every_instruction_of_a_loop_is_counted_once_by_what_it_occupies() -> No
     )
     assert loop == LoopMix(
         instructions=20, matrix=2, waits=0, mufu=2, local=1, shared=1, memory=1, barriers=3, shuffles=1,
-        control=2, uniform=1, float=3, integer=3, multiply_adds=2 * 16 * 8 * 16, matrix_per_wait=None,
+        control=2, uniform=1, fp=3, integer=3, multiply_adds=2 * 16 * 8 * 16, matrix_per_wait=None,
     )  # fmt: skip
 
 
@@ -194,12 +194,12 @@ def test_the_hottest_loop_takes_the_fewest_instructions_for_its_products() -> No
         ("UTMALDG.2D", "memory"),
         ("USETMAXREG.DEALLOC", "uniform"),
         ("R2UR", "uniform"),
-        ("F2FP.F16.F32.PACK_AB", "float"),
+        ("F2FP.F16.F32.PACK_AB", "fp"),
         ("FLO.U32", "integer"),
         ("STSM.16.M88.4", "shared"),
         ("I2FP.F32.S32", "integer"),
-        ("FMNMX3", "float"),
-        ("HADD2.F32", "float"),
+        ("FMNMX3", "fp"),
+        ("HADD2.F32", "fp"),
         ("LDCU.64", "memory"),
         ("IMMA.16832.S8.S8", "matrix"),
     ],
