@@ -18,7 +18,7 @@ VERSIONS: dict[str, int] = {
     "rule": 1,
     "removed-rule": 1,  # attnsel rule, of a code that is gone
     "doctor": 1,
-    "conformance": 1,
+    "conformance": 2,
     "conformance-cudnn": 1,
     "conformance-executed": 1,
 }

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel._schemas import stamped
 from attnsel.cli.flags import CudnnLib, Json
-from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_json, print_text
+from attnsel.cli.output import BAD_INPUT, complain
 from attnsel.errors import InvalidInput
 
 _NUMBER = re.compile(r"[0-9]{1,3}")
@@ -21,6 +20,13 @@ def conformance(
     backend: str = "triton",
     arch: Annotated[str, Parameter(help="architectures, e.g. 75,80,90; all shipped ones if left out")] = "",
     head_dim: Annotated[str, Parameter(help="head dimensions, e.g. 64,128 or 192x128; all if left out")] = "",
+    kernel: Annotated[str, Parameter(help="triton: kernels, e.g. forward,dq; all if left out")] = "",
+    feature: Annotated[str, Parameter(help="triton: calls, e.g. full,packed; all shipped if left out")] = "",
+    dtype: Annotated[str, Parameter(help="triton: bf16, fp16 or fp32; bf16,fp16 if left out")] = "",
+    loops: Annotated[
+        bool, Parameter(negative="", help="triton: the instructions of the hottest loop")
+    ] = False,
+    compare: Annotated[str, Parameter(help="triton: a file that --json wrote; exit code 4 if slower")] = "",
     jobs: Annotated[int, Parameter(help="processes that compile; one per core if left out")] = 0,
     samples: Annotated[int, Parameter(help="cudnn: questions at random, each for every GPU")] = 200,
     seed: Annotated[int, Parameter(help="cudnn: another seed, other questions")] = 0,
@@ -38,19 +44,23 @@ def conformance(
     search for faults that a GPU does not report: accesses outside of tensors, races, data used before it is
     there. --arch then defaults to all but 100; about ten seconds a call, nearly all of them compiling.
 
-    Registers, spills, shared memory against the architecture's limit, and the matrix instructions in the
-    machine code. Takes about a second per kernel; the whole table is some hundred kernels.
+    Registers, spills, shared memory against the architecture's limit, warnings of ptxas, the matrix
+    instructions in the machine code, and the instructions of the loop around them. Takes one to three seconds
+    per kernel; the whole table is some thousand kernels. With --compare, what became slower or spills.
 
     --json prints {"kernels": [{kernel, arch, head_dim_qk, head_dim_v, dtype, feature, block, warps, stages,
     registers, spills, shared_memory, shared_memory_limit, matrix_instructions, seconds, error, specialised,
-    ok}]}; with --backend cudnn {cudnn, cudnn_frontend, stage, gpus, seed, samples, asked, the count of each
-    outcome, bounds at 95 %, disagreements: [{outcome, gpu, codes, library, params}], notes}; with --execute
+    rows, warnings, loop: {instructions, matrix, waits, ...}, loops, faults, ok}]} and with --compare
+    {"changes": [{kernel, worse, words}]}; with --backend cudnn {cudnn, cudnn_frontend, stage, gpus, seed,
+    samples, asked, the count of each outcome, bounds at 95 %, disagreements: [{outcome, gpu, codes,
+    library, params}], notes}; with --execute
     {date, triton, architectures: {sm: {calls, kernels, blocks, instructions, seconds, compiling,
     largest_error, faults, not_executed, opcodes_not_covered}}, cases: [{case, arch, dtype, ..., faults:
     [{kind, kernel, source, line, instruction, block, thread, detail, threads}], ok}]}.
 
-    Exit code: 0 all compile, fit, spill nothing and use the tensor cores, or no false accept; 2 bad input,
-    or something is missing; 4 some do not, a false accept, a fault or a wrong number.
+    Exit code: 0 all compile, fit, spill nothing, are not serialised and use the tensor cores, or no false
+    accept; 2 bad input, or something is missing; 4 some do not, one is slower than in the file compared
+    with, a false accept, a fault or a wrong number.
     """
     if backend == "cudnn":
         from attnsel.cli.conformance_cudnn import conformance_cudnn
@@ -73,19 +83,27 @@ def conformance(
         return conformance_executed(chosen_archs, case, jobs or len(os.sched_getaffinity(0)), json)
     if case:
         raise InvalidInput("--case", case, "needs --execute")
-    archs = _numbers("--arch", arch, ARCHS) or ARCHS
+    from attnsel.cli.conformance_compiled import conformance_compiled
+
     chosen: dict[str, Any] = {}
     if head_dim:
         chosen["head_dims"] = _head_dims(head_dim)
-    wanted = gate.configurations(archs, **chosen)
-    with bar("compiling", len(wanted)) as move:
-        reports = gate.reports(wanted, lambda done, *_: move(done), jobs or len(os.sched_getaffinity(0)))
-    if json:
-        kernels = [report.as_json() for report in reports]
-        print_json(stamped("conformance", {"kernels": kernels}), indent=None)
-    else:
-        _print(reports)
-    return FOUND if all(report.ok for report in reports) else CHECK_FAILED
+    if kernel:
+        chosen["kernels"] = _names("--kernel", kernel, gate.EVERY_KERNEL)
+    if feature:
+        chosen["features"] = _names("--feature", feature, gate.EVERY_FEATURE)
+    if dtype:
+        chosen["dtypes"] = _names("--dtype", dtype, ("bf16", "fp16", "fp32"))
+    wanted = gate.configurations(_numbers("--arch", arch, ARCHS) or ARCHS, **chosen)
+    return conformance_compiled(wanted, jobs or len(os.sched_getaffinity(0)), compare, loops, json)
+
+
+def _names(flag: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    for word in words:
+        if word not in allowed:
+            raise InvalidInput(flag, word, f"allowed: {', '.join(allowed)}")
+    return words
 
 
 def _numbers(flag: str, text: str, allowed: tuple[int, ...]) -> tuple[int, ...]:
@@ -104,24 +122,3 @@ def _head_dims(text: str) -> tuple[tuple[int, int], ...]:
             raise InvalidInput("--head-dim", word, "must be a number up to 576, or two as in 192x128")
         pairs.append((int(numbers[0]), int(numbers[-1])))
     return tuple(pairs)
-
-
-def _print(reports: list[Any]) -> None:
-    """One line per kernel, 80 columns, then what is wrong in words."""
-    line = "{:>3} {:18} {:>7} {:5} {:6} {:>7} {:>2} {:>2} {:>4} {:>6} {:>8} {}"
-    print_text(
-        line.format("sm", "kernel", "d", "dtype", "mask", "tile", "w", "s", "regs", "spills", "smem KiB", "")
-    )
-    for r in reports:
-        tile = "-" if r.block is None else f"{r.block[0]}x{r.block[1]}"
-        used = f"{r.shared_memory // 1024}/{r.shared_memory_limit // 1024}"
-        dims = f"{r.head_dim_qk}/{r.head_dim_v}"
-        found = (tile, r.warps, r.stages, r.registers, r.spills, used, "✔" if r.ok else "✖")
-        print_text(line.format(r.arch, r.kernel, dims, r.dtype, r.feature, *found))
-    bad = [r for r in reports if not r.ok]
-    print_text(
-        f"{len(reports) - len(bad)} of {len(reports)} compile, fit, do not spill and use the tensor cores"
-    )
-    for r in bad:
-        why = r.error or "spills, does not fit or has no matrix instruction"
-        print_text(f"  sm{r.arch} {r.kernel} {r.head_dim_qk}/{r.head_dim_v} {r.dtype} {r.feature}: {why}")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
+import os
 import re
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,13 @@ from typing import Any
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
 from attnsel.gpus import ARCHITECTURES
 
 from . import turing
 from .launch import Launch
+from .sass import LoopMix, hottest, loops_of
 
 _POINTERS = {
     "float16": "*fp16",
@@ -37,6 +40,8 @@ _POINTERS = {
 }
 _MATRIX = re.compile(r"\b(?:HMMA|IMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|OMMA|QMMA|DMMA)[.\w]*")
 _LOCAL = re.compile(r"\b(?:STL|LDL)\b")
+# "ptxas info    : (C7515) Potential Performance Loss: ..."; what it calls info has no number.
+_WARNING = re.compile(r"^ptxas\S* +\w+ *: *(.*\(C\d+\).*)$|^ptxas\S* +warning *: *(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,12 @@ class Compiled:
     seconds: float
     warps: int  # of a program, with those that warp specialisation adds
     specialised: bool  # warps hand registers over to one another
+    warnings: tuple[str, ...] = ()  # of ptxas: C7515 and its kin
+    loops: tuple[LoopMix, ...] = ()  # the innermost ones that multiply matrices
+
+    @property
+    def loop(self) -> LoopMix | None:
+        return hottest(list(self.loops))
 
     @property
     def fits(self) -> bool:
@@ -78,7 +89,35 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
     start = time.perf_counter()
     made = build(launch, arch)
     seconds = time.perf_counter() - start
-    return _read(made.asm["cubin"], made.metadata, ARCHITECTURES[arch].shared_memory, seconds)
+    read = _read(made.asm["cubin"], made.metadata, ARCHITECTURES[arch].shared_memory, seconds)
+    return replace(read, warnings=warnings_in(ptxas_log(made.asm["ptx"], launch, arch)))
+
+
+def warnings_in(log: str) -> tuple[str, ...]:
+    """What ptxas warns of, each once; how many registers it used and the like are none."""
+    return tuple(dict.fromkeys((found[1] or found[2]).strip() for found in _WARNING.finditer(log)))
+
+
+def ptxas_log(ptx: str, launch: Launch, arch: int) -> str:
+    """What ``ptxas -v`` says of it, with the flags that Triton gives. Triton keeps no log of its own run."""
+    if not hasattr(triton, "knobs"):  # before 3.4 it cannot be told to print one
+        return _plain_ptxas(ptx, arch)
+    backend = make_backend(GPUTarget("cuda", arch, 32))
+    options = backend.parse_options(dict(launch.block.options))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.dump_ptxas_log = True
+        backend.make_cubin(ptx, {}, options, arch)
+    return printed.getvalue()
+
+
+def _plain_ptxas(ptx: str, arch: int) -> str:
+    own = "ptxas-blackwell" if arch >= 100 and (_binaries() / "ptxas-blackwell").exists() else "ptxas"
+    target = f"--gpu-name=sm_{arch}{'a' if arch >= 90 else ''}"
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        return _tool(own, "-v", "-lineinfo", target, file.name, "-o", os.devnull, errors=True)
 
 
 def _source(launch: Launch) -> ASTSource:
@@ -139,6 +178,7 @@ def _read(cubin: bytes, metadata: Any, limit: int, seconds: float) -> Compiled:
         seconds=seconds,
         warps=metadata.num_warps,
         specialised="USETMAXREG" in code,
+        loops=tuple(loops_of(code)),
     )
 
 
@@ -147,6 +187,7 @@ def _binaries() -> Path:
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def _tool(name: str, *arguments: str) -> str:
+def _tool(name: str, *arguments: str, errors: bool = False) -> str:
+    """What it prints; with ``errors``, or where it fails, what it complains of as well."""
     done = subprocess.run([str(_binaries() / name), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr if done.returncode else done.stdout
+    return done.stdout + done.stderr if done.returncode or errors else done.stdout

@@ -10,7 +10,7 @@ import io
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,10 +23,19 @@ from . import launch as _launch
 from .blocks import ARCHS, DECODE_ROWS, Block, choose_descriptor
 from .launch import ROWS_BLOCK, Buffers, Launch, make_call, tile_count
 from .launch_decode import decode_launches, make_parts
+from .sass import LoopMix
+
+if TYPE_CHECKING:
+    from .aot import Compiled
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
 FEATURES = ("full", "causal", "paged", "paged-256")  # shipped for every head dimension and dtype
 KERNELS = ("forward", "forward_descriptor", "dkdv", "dq", "decode", "merge")
+EVERY_KERNEL = (*KERNELS, "rows", "dbias")
+# Shipped for all of them as well, and compiled for some: what scores a pair otherwise takes registers.
+SCORED_FEATURES = ("packed", "window", "dropout", "bias")
+SCORED_HEAD_DIMS = ((64, 64), (128, 128))
+SCORED_KERNELS = ("forward", "dkdv", "dq")
 _PAGE_SIZES = {"paged": 16, "paged-256": 256}  # smaller than a tile; several tiles
 _HEADS, _GROUPS = 16, 4
 
@@ -67,21 +76,40 @@ class KernelReport:
     seconds: float
     error: str | None = None
     specialised: bool = False  # warps hand registers over to one another
+    rows: int | None = None  # of a tile of decode, as asked for
+    warnings: tuple[str, ...] = ()  # of ptxas
+    loop: LoopMix | None = None  # where it spends its time; None: no loop multiplies matrices
+    matrix_work: float | None = None  # multiply-adds done over those of a tile; above 1 warps repeat some
+    loops: tuple[int, ...] = ()  # instructions of each such loop: over tiles without a mask, and with one
 
     @property
-    def ok(self) -> bool:
-        """Compiled, fits, spills nothing, and uses the tensor cores where it multiplies 16-bit numbers.
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong, in words.
 
         The descriptor kernel is there for its specialised warps: Triton ignores the request silently.
         """
+        if self.error is not None:
+            return (self.error,)
         multiplies = self.kernel not in ("rows", "merge") and self.dtype != "fp32"
-        tensor_cores = bool(self.matrix_instructions) or not multiplies
-        fits = self.shared_memory <= self.shared_memory_limit
-        as_meant = self.specialised or self.kernel != "forward_descriptor"
-        return self.error is None and fits and not self.spills and tensor_cores and as_meant
+        limit, per_wait = self.shared_memory_limit, self.loop and self.loop.matrix_per_wait
+        found = {
+            f"{self.spills} spills": bool(self.spills),
+            f"{self.shared_memory} bytes of shared memory, {limit} allowed": self.shared_memory > limit,
+            "no matrix instruction": multiplies and not self.matrix_instructions,
+            "warps are not specialised": self.kernel == "forward_descriptor" and not self.specialised,
+            f"serialised, {per_wait} matrix instructions per wait": self.loop and self.loop.serialised,
+        }
+        return (*(words for words, wrong in found.items() if wrong), *(f"ptxas: {w}" for w in self.warnings))
+
+    @property
+    def ok(self) -> bool:
+        """Compiled, fits, spills nothing, is warned of nothing, does not wait for each product before the
+        next, and uses the tensor cores where it multiplies 16-bit numbers.
+        """
+        return not self.faults
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ok": self.ok}
+        return asdict(self) | {"faults": self.faults, "ok": self.ok}
 
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -92,14 +120,34 @@ def configurations(
     *,
     head_dims: Iterable[tuple[int, int]] = HEAD_DIMS,
     dtypes: Iterable[str] = ("bf16", "fp16"),
-    features: Iterable[str] = FEATURES,
+    features: Iterable[str] | None = None,
     kernels: Iterable[str] = KERNELS,
 ) -> list[Configuration]:
     """The shipped table, without what rules refuse.
 
     On Turing fp16 only, and no dK/dV pass above head_dim 128; no backward above 256 or with pages. Decode
-    comes with each of its tiles, causal.
+    comes with each of its tiles, causal. ``features`` None: FEATURES, and SCORED_FEATURES in the first of
+    ``dtypes`` where SCORED_HEAD_DIMS and SCORED_KERNELS are asked for.
     """
+    archs, head_dims, dtypes, kernels = tuple(archs), tuple(head_dims), tuple(dtypes), tuple(kernels)
+    if features is not None:
+        return _table(archs, head_dims, dtypes, tuple(features), kernels)
+    scored_dims = tuple(dims for dims in head_dims if dims in SCORED_HEAD_DIMS)
+    scored_kernels = tuple(name for name in kernels if name in SCORED_KERNELS)
+    made = _table(archs, head_dims, dtypes, FEATURES, kernels)
+    for arch in archs:
+        scored = ("fp16",) if arch < 80 and "fp16" in dtypes else dtypes[:1]
+        made += _table((arch,), scored_dims, scored, SCORED_FEATURES, scored_kernels)
+    return made
+
+
+def _table(
+    archs: tuple[int, ...],
+    head_dims: tuple[tuple[int, int], ...],
+    dtypes: tuple[str, ...],
+    features: tuple[str, ...],
+    kernels: tuple[str, ...],
+) -> list[Configuration]:
     return [
         Configuration(kernel, arch, d, e, dtype, feature, rows)
         for arch in archs
@@ -111,15 +159,15 @@ def configurations(
         if not (arch < 80 and kernel == "dkdv" and max(d, e) > 128)
         if kernel in _FORWARD or (max(d, e) <= 256 and feature not in _PAGE_SIZES)
         if kernel != "forward_descriptor" or (dtype != "fp32" and choose_descriptor(arch, d, e, 2))
-        if feature not in _LEFT_OUT.get(kernel, ())
+        if feature not in _LEFT_OUT.get(kernel, ()) and (kernel != "dbias" or "bias" in _CALLS[feature][1])
         for rows in (DECODE_ROWS if kernel == "decode" else DECODE_ROWS[-1:])
     ]
 
 
 _FORWARD = ("forward", "forward_descriptor", "decode", "merge")
 # Causal decode does more, and what the merge does depends on neither.
-_LEFT_OUT = {
-    "forward_descriptor": tuple(_PAGE_SIZES),
+_LEFT_OUT: dict[str, tuple[str, ...]] = {
+    "forward_descriptor": ("bias", "mask", "dropout", "all", *_PAGE_SIZES),  # descriptors.obstacle
     "decode": ("full",),
     "merge": ("full", "window", *_PAGE_SIZES),
 }
@@ -178,7 +226,30 @@ def report_on(c: Configuration) -> KernelReport:
         made.matrix_instructions,
         made.seconds,
         specialised=made.specialised,
+        rows=_rows(c),
+        warnings=made.warnings,
+        loop=made.loop,
+        matrix_work=matrix_work(launch, made),
+        loops=tuple(loop.instructions for loop in made.loops),
     )
+
+
+_PRODUCTS = {"forward": (1, 1), "decode": (1, 1), "dkdv": (2, 2), "dq": (2, 1), "dbias": (1, 1)}
+
+
+def matrix_work(launch: Launch, made: Compiled) -> float | None:
+    """The hottest loop's multiply-adds over those that one tile needs, of all warps.
+
+    Where a tile has fewer rows than its warps multiply at once, some compute the same as others. A loop that
+    the compiler unrolled would have more as well. None: not told by the code, or warps do different work.
+    """
+    of_qk, of_v = _PRODUCTS.get(launch.name, (0, 0))  # products as wide as q and k, as wide as v
+    if not of_qk or made.loop is None or not made.loop.multiply_adds:
+        return None
+    args, block = launch.args, launch.block
+    width = args["BLOCK_D"] + (args["BLOCK_D2"] if args.get("D2") else 0)
+    needed = block.m * block.n * (of_qk * width + of_v * args["BLOCK_E"])
+    return round(made.loop.multiply_adds * made.warps / needed, 3)
 
 
 def refused(
@@ -186,7 +257,12 @@ def refused(
 ) -> KernelReport:
     tile, warps, stages = ((block.m, block.n), block.warps, block.stages) if block else (None, 0, 0)
     limit = ARCHITECTURES[c.arch].shared_memory
-    return KernelReport(*_named(c), tile, warps, stages, 0, 0, 0, limit, (), seconds, pool.words_of(error))
+    words, rows = pool.words_of(error), _rows(c)
+    return KernelReport(*_named(c), tile, warps, stages, 0, 0, 0, limit, (), seconds, words, rows=rows)
+
+
+def _rows(c: Configuration) -> int | None:
+    return c.rows if c.kernel == "decode" else None
 
 
 def _named(c: Configuration) -> tuple[str, int, int, int, str, str]:
@@ -255,6 +331,8 @@ _CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ),
     ),
 }
+
+EVERY_FEATURE = tuple(_CALLS)
 
 
 def _call(c: Configuration, queries: int, sequence: int) -> tuple[Spec, Inputs]:

@@ -102,7 +102,10 @@ def samples() -> dict[str, list[Any]]:
     for gone in (Removed("BUG901", "0.1.0", "Why.", "BUG006"), Removed("BUG902", "0.1.0", "Why.", "")):
         found["removed-rule"].append(stamped("removed-rule", _removed_as_dict(gone)))
     found["doctor"] = _doctor()
-    found["conformance"] = [stamped("conformance", {"kernels": _kernels()})]
+    change = {"kernel": "sm90 forward 64/64 bf16 full", "worse": True, "words": ["why"]}
+    found["conformance"] = [
+        stamped("conformance", {"kernels": _kernels(), **more}) for more in ({}, {"changes": [change]})
+    ]
     found["conformance-cudnn"] = [_agreement()]
     found["conformance-executed"] = [_executed()]
     return json.loads(json.dumps(found))
@@ -179,9 +182,17 @@ def _kernels() -> list[dict[str, Any]]:
         from attnsel.backends.triton.gate import KernelReport
     except ImportError:
         return []
-    good = KernelReport("forward", 90, 64, 64, "bf16", "causal", (128, 64), 4, 2, 128, 0, 1, 2, ("mma",), 0.5)
-    bad = KernelReport("merge", 90, 64, 64, "bf16", "", None, 4, 2, 0, 0, 0, 0, (), 0.5, "why", True)
-    return [good.as_json(), bad.as_json()]
+    from attnsel.backends.triton.sass import LoopMix
+
+    named, measured = ("forward", 90, 64, 64, "bf16", "causal"), (128, 0, 1, 2, ("mma",), 0.5)
+    waiting = LoopMix(9, 2, 1, *[0] * 9, 6, 1024, 2.0)
+    dense = LoopMix(8, 2, 0, *[0] * 9, 6, 1024, None)
+    made = [
+        KernelReport(*named, (128, 64), 4, 2, *measured, loop=waiting, loops=(9, 12), matrix_work=1.5),
+        KernelReport(*named, (128, 64), 4, 2, *measured, rows=16, loop=dense, loops=(8,), warnings=("why",)),
+        KernelReport("merge", 90, 64, 64, "bf16", "", None, 4, 2, 0, 0, 0, 0, (), 0.5, "why", True),
+    ]
+    return [report.as_json() for report in made]
 
 
 def _executed() -> dict[str, Any]:

@@ -7,6 +7,8 @@ import importlib.util
 import json
 import os
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -18,20 +20,33 @@ import triton
 
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import pool, turing
-from attnsel.backends.triton.aot import compile_launch
-from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, choose
+from attnsel.backends.triton.aot import build, compile_launch, ptxas_log, warnings_in
+from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, Block, Tiles, choose
 from attnsel.backends.triton.gate import (
+    FEATURES,
     Configuration,
     KernelReport,
     configurations,
     launch_of,
+    matrix_work,
     report_on,
     reports,
     run_gate,
 )
-from attnsel.backends.triton.launch import Buffers, backward_launches, check, forward_launch, make_call
+from attnsel.backends.triton.gate_changes import changes
+from attnsel.backends.triton.launch import (
+    Buffers,
+    Launch,
+    backward_launches,
+    check,
+    forward_launch,
+    make_call,
+)
 from attnsel.backends.triton.launch_decode import decode_launches, make_parts
 from attnsel.gpus import ARCHITECTURES
+from paths import ROOT
+
+TABLE = json.loads((ROOT / "benchmarks/results/triton-gate.json").read_text(encoding="utf-8"))
 
 REPRESENTATIVE = [
     Configuration("forward", 75, 64, 64, "fp16"),
@@ -51,9 +66,12 @@ REPRESENTATIVE = [
 ]
 
 
+reported = cache(report_on)  # several tests look at the same kernel
+
+
 @pytest.mark.parametrize("configuration", REPRESENTATIVE, ids=str)
 def test_compiles_into_tensor_core_code_that_fits_and_spills_nothing(configuration: Configuration) -> None:
-    report = report_on(configuration)
+    report = reported(configuration)
     assert report.error is None
     assert report.spills == 0
     assert 0 < report.shared_memory <= report.shared_memory_limit
@@ -61,6 +79,109 @@ def test_compiles_into_tensor_core_code_that_fits_and_spills_nothing(configurati
     wanted = {75: "HMMA.1688", 80: "HMMA.16816", 86: "HMMA.16816", 90: "HGMMA", 120: "HMMA.16816"}
     assert any(name.startswith(wanted[configuration.arch]) for name in report.matrix_instructions)
     assert report.ok
+
+
+@pytest.mark.skipif(triton.__version__ != TABLE["triton"], reason="the table is of another release")
+@pytest.mark.parametrize("configuration", REPRESENTATIVE, ids=str)
+def test_no_kernel_is_slower_than_in_the_committed_table(configuration: Configuration) -> None:
+    """What is meant is committed with the table: ``python benchmarks/triton_gate.py``."""
+    report = json.loads(json.dumps(reported(configuration).as_json()))
+    assert [change for change in changes([report], TABLE["kernels"]) if change.worse] == []
+
+
+@pytest.mark.parametrize("configuration", REPRESENTATIVE, ids=str)
+def test_the_hottest_loop_multiplies_at_least_the_tile(configuration: Configuration) -> None:
+    report = reported(configuration)
+    assert report.loop is not None
+    assert report.loop.instructions in report.loops
+    assert report.matrix_work is not None
+    assert report.matrix_work >= 1
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+def test_products_that_warps_repeat_are_counted(warps: int) -> None:
+    """64 keys are four warps' rows of 16: the products of four more are the same."""
+    block = Block(32, 64, warps, 2)
+    inputs = meta_inputs(False, 64)
+    call = make_call(
+        Spec(), inputs._replace(attn_mask=None, bias=None, alibi_slopes=None), Tiles(*[block] * 4)
+    )
+    lse = torch.empty(64, 64, 64, dtype=torch.float32, device="meta")
+    buffers = Buffers(inputs.q, lse, lse, inputs.q, inputs.k, inputs.v, None, None)
+    (launch,) = backward_launches(call, 80, Result(inputs.q, lse), None, buffers, only="dkdv")
+    assert matrix_work(launch, compile_launch(launch, 80)) == warps / 4
+
+
+def split_forward() -> Launch:
+    """The forward without a right bound, with a loop of its own for unmasked tiles all the same."""
+    launch = launch_of(Configuration("forward", 90, 64, 64, "bf16", "full"))
+    return replace(launch, args=launch.args | {"SPLIT": True})
+
+
+def test_a_serialised_loop_is_seen_twice() -> None:
+    """By what ptxas says, and in the machine code, where each product is waited for."""
+    made = compile_launch(split_forward(), 90)
+    assert len(made.warnings) == 1
+    assert "(C7515)" in made.warnings[0]
+    assert made.loop is not None
+    assert made.loop.waits == made.loop.matrix > 4
+    assert made.loop.serialised
+    launch = launch_of(Configuration("forward", 90, 64, 64, "bf16", "causal"))
+    clean = compile_launch(launch, 90)
+    assert clean.warnings == ()
+    assert clean.loop is not None
+    assert clean.loop.matrix_per_wait is not None
+    assert clean.loop.matrix_per_wait >= 4
+
+
+def test_ptxas_says_the_same_where_triton_has_no_switch_for_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = split_forward()
+    ptx = build(launch, 90).asm["ptx"]
+    told = warnings_in(ptxas_log(ptx, launch, 90))
+    monkeypatch.delattr(triton, "knobs")
+    assert warnings_in(ptxas_log(ptx, launch, 90)) == told != ()
+
+
+@pytest.mark.parametrize(
+    ("line", "warnings"),
+    [
+        (
+            "ptxas info    : (C7510) Potential Performance Loss: why",
+            ("(C7510) Potential Performance Loss: why",),
+        ),
+        ("ptxas-blackwell info    : (C7519) why", ("(C7519) why",)),
+        (
+            "ptxas warning : Value of threads per SM is out of range",
+            ("Value of threads per SM is out of range",),
+        ),
+        ("ptxas info    : Used 228 registers, used 1 barriers", ()),
+        ("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", ()),
+    ],
+)
+def test_warnings_of_ptxas(line: str, warnings: tuple[str, ...]) -> None:
+    log = f"ptxas info    : 11 bytes gmem\n{line}\n{line}\n"
+    assert warnings_in(log) == warnings
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"error": "RuntimeError: no"}, "RuntimeError: no"),
+        ({"spills": 3}, "3 spills"),
+        ({"shared_memory": 233000}, "233000 bytes of shared memory, 232448 allowed"),
+        ({"matrix_instructions": ()}, "no matrix instruction"),
+        ({"kernel": "forward_descriptor"}, "warps are not specialised"),
+        ({"warnings": ("(C7515) why",)}, "ptxas: (C7515) why"),
+    ],
+)
+def test_faults_in_words(fields: dict[str, Any], fault: str) -> None:
+    report = KernelReport(
+        "forward", 90, 64, 64, "bf16", "full", (64, 64), 4, 2, 99, 0, 1024, 232448, ("HGMMA",), 0.5
+    )
+    assert report.ok
+    faulty = dataclasses.replace(report, **fields)
+    assert faulty.faults == (fault,)
+    assert not faulty.ok
 
 
 def test_the_merge_multiplies_no_matrices() -> None:
@@ -116,7 +237,7 @@ def test_report_has_the_documented_fields() -> None:
     )
     fields = json.loads(json.dumps(report.as_json()))
     wanted = "kernel arch head_dim_qk head_dim_v dtype block warps stages registers spills shared_memory "
-    wanted += "shared_memory_limit matrix_instructions seconds"
+    wanted += "shared_memory_limit matrix_instructions seconds warnings loop loops rows faults ok"
     assert set(wanted.split()) <= fields.keys()
 
 
@@ -153,6 +274,18 @@ def test_outside_the_table_is_refused(name: str, arch: int, d: int, itemsize: in
 
 def test_turing_is_compiled_for_float16_only() -> None:
     assert {c.dtype for c in configurations([75])} == {"fp16"}
+
+
+def test_features_that_score_pairs_otherwise_are_compiled_at_64_and_128() -> None:
+    made = {(c.kernel, c.head_dim_qk, c.dtype, c.feature) for c in configurations([90])}
+    extra = {row for row in made if row[3] not in FEATURES}
+    assert extra == {
+        (kernel, d, "bf16", feature)
+        for kernel in ("forward", "dkdv", "dq")
+        for d in (64, 128)
+        for feature in ("packed", "window", "dropout", "bias")
+    }
+    assert {c.dtype for c in configurations([75]) if c.feature == "packed"} == {"fp16"}
 
 
 def test_pages_and_decode_are_compiled_without_a_backward() -> None:

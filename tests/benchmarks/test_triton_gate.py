@@ -1,0 +1,66 @@
+"""The program that writes the table of kernels: what it keeps, and what it prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from typing import Any
+
+import pytest
+
+if None in map(importlib.util.find_spec, ("torch", "triton")):
+    pytest.skip("torch or triton is not installed", allow_module_level=True)
+
+import triton
+import triton_gate
+
+from attnsel.backends.triton import gate
+from attnsel.backends.triton.gate import KernelReport
+
+GOOD = KernelReport(
+    "forward", 90, 64, 64, "bf16", "full", (128, 64), 4, 2, 128, 0, 1, 2, ("HGMMA",), 0.5
+)  # fmt: skip
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch, capsys):
+    """The table after a run of ``--arch`` whose reports are given, and what it printed."""
+    table = tmp_path / "table.json"
+
+    def run(arch: str, *reports: KernelReport) -> tuple[dict[str, Any], str]:
+        monkeypatch.setattr(gate, "reports", lambda wanted, progress, jobs: list(reports))
+        monkeypatch.setattr(sys, "argv", ["triton_gate.py", "--arch", arch, "--table", str(table)])
+        triton_gate.main()
+        return json.loads(table.read_text(encoding="utf-8")), capsys.readouterr().out
+
+    run.table = table
+    return run
+
+
+def test_a_kernel_per_line_and_the_release(write):
+    said, out = write("75,80,86,89,90,100,120", GOOD, dataclasses.replace(GOOD, kernel="dq"))
+    assert said["triton"] == triton.__version__
+    assert [kernel["kernel"] for kernel in said["kernels"]] == ["forward", "dq"]
+    assert len(write.table.read_text(encoding="utf-8").splitlines()) == 4
+    assert out == "2 of 2 without a fault\n"
+
+
+def test_other_architectures_are_kept_and_changes_printed(write):
+    write("75,80,86,89,90,100,120", GOOD, dataclasses.replace(GOOD, arch=120))
+    said, out = write("90", dataclasses.replace(GOOD, spills=3))
+    assert [(kernel["arch"], kernel["spills"]) for kernel in said["kernels"]] == [(90, 3), (120, 0)]
+    assert out.splitlines() == [
+        "worse sm90 forward 64/64 bf16 full: 3 spills; spills 0 → 3",
+        "fault sm90 forward 64/64 bf16 full: 3 spills",
+        "1 of 2 without a fault",
+    ]
+
+
+def test_a_table_of_another_release_is_not_mixed(write, capsys):
+    write.table.write_text('{"triton": "1.0", "kernels": []}', encoding="utf-8")
+    with pytest.raises(SystemExit):
+        write("90", GOOD)
+    assert "is of Triton 1.0" in capsys.readouterr().err
+    assert json.loads(write.table.read_text(encoding="utf-8"))["triton"] == "1.0"
