@@ -26,6 +26,7 @@ from attnsel.backends.triton import pool, run
 from .faults import Fault, Unsupported
 from .plain import DIFFERENTIABLE, plain
 from .run import Executed, executed_on
+from .tensors import empty_is_nan, in_pages, make, upstream
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -45,6 +46,18 @@ class Case:
     backward: bool = True
     variant: str | None = None  # of the forward: see ``run.forward``
     archs: tuple[int, ...] = ()  # the only ones; all if left out
+    heads: tuple[int, int] = (2, 1)  # of queries, of keys and values
+    also: tuple[dict[str, Any], ...] = ()  # more calls: lengths, and what of ``spec`` is another
+    quick: bool = False  # one of the representative part
+
+    def calls(self) -> list[Case]:
+        """This one, and with each entry of ``also`` in place of its own."""
+        made = [dataclasses.replace(self, also=())]
+        for other in self.also:
+            lengths = other.get("lengths", self.lengths)
+            spec = {**self.spec, **{name: value for name, value in other.items() if name != "lengths"}}
+            made.append(dataclasses.replace(self, also=(), lengths=lengths, spec=spec))
+        return made
 
     def dtypes_on(self, arch: int) -> tuple[str, ...]:
         return ("fp16",) if arch < 80 else self.dtypes
@@ -175,23 +188,58 @@ def report_on(wanted: Wanted) -> CaseReport:
 
 
 def _compared(case: Case, arch: int, dtype: torch.dtype, done: list[Executed]) -> dict[str, float]:
-    spec, inputs = make(case, dtype)
-    # On Turing the dK/dV pass ends at head_dim 128.
-    backward = case.backward and (arch >= 80 or max(case.head_dims) <= 128)
-    spec = dataclasses.replace(spec, need_grad=backward)
-    given = in_pages(inputs, case.page_size) if case.page_size else inputs
-    if given.bias is not None and backward:
-        given = given._replace(bias=given.bias.detach().requires_grad_())
-    with executed_on(arch, done):
-        result = run.forward(spec, given, splits=case.splits, variant=case.variant)
+    """By result the largest error of all calls."""
+    largest: dict[str, float] = {}
+    for each in case.calls():
+        call = Call.of(each, arch, dtype)
+        with executed_on(arch, done), empty_is_nan():
+            actual = call.carried_out()
+        for name, error in call.errors(actual).items():
+            largest[name] = max(error, largest.get(name, 0.0))
+    return largest
+
+
+@dataclass(slots=True)
+class Call:
+    """One call's tensors, as the kernels get them and as its definition reads them."""
+
+    case: Case
+    dtype: torch.dtype
+    spec: Spec
+    inputs: Inputs
+    given: Inputs
+    dout: Tensor | None = None
+    dlse: Tensor | None = None
+
+    @classmethod
+    def of(cls, case: Case, arch: int, dtype: torch.dtype) -> Call:
+        spec, inputs = make(case, dtype)
+        # On Turing the dK/dV pass ends at head_dim 128.
+        backward = case.backward and (arch >= 80 or max(case.head_dims) <= 128)
+        spec = dataclasses.replace(spec, need_grad=backward)
+        given = in_pages(inputs, case.page_size) if case.page_size else inputs
+        if given.bias is not None and backward:
+            given = given._replace(bias=given.bias.detach().requires_grad_())
+        return cls(case, dtype, spec, inputs, given)
+
+    def carried_out(self) -> dict[str, Tensor]:
+        """Forward and, where the case has one, backward, in the context of the caller: results by name."""
+        result = run.forward(self.spec, self.given, splits=self.case.splits, variant=self.case.variant)
         assert result.lse is not None
-        actual, dout, dlse = {"out": result.out, "lse": result.lse}, None, None
-        if backward:
-            dout, dlse = torch.randn_like(result.out), torch.randn_like(result.lse)
-            grads = run.backward(spec, given, result, dout, dlse)
+        actual = {"out": result.out, "lse": result.lse}
+        if result.max_logit is not None:
+            actual["max_logit"] = result.max_logit
+        if self.spec.need_grad:
+            self.dout, self.dlse = upstream(self.spec, self.inputs, result)
+            grads = run.backward(self.spec, self.given, result, self.dout, self.dlse)
             actual |= {f"d{name}": t for name, t in grads._asdict().items() if t is not None}
-    expected = _exact(spec, inputs, dout, dlse)
-    return _against(actual, expected, plain(spec, inputs, dtype, dout, dlse), dtype)
+        return actual
+
+    def errors(self, actual: dict[str, Tensor]) -> dict[str, float]:
+        """Of some results, each over what is allowed of it."""
+        expected = _exact(self.spec, self.inputs, self.dout, self.dlse)
+        low = plain(self.spec, self.inputs, self.dtype, self.dout, self.dlse)
+        return _against(actual, expected, low, self.dtype)
 
 
 def _exact(spec: Spec, inputs: Inputs, dout: Tensor | None, dlse: Tensor | None) -> dict[str, Tensor]:
@@ -202,6 +250,8 @@ def _exact(spec: Spec, inputs: Inputs, dout: Tensor | None, dlse: Tensor | None)
     result = exact_forward(spec, wide)
     assert result.lse is not None
     made = {"out": result.out, "lse": result.lse}
+    if result.max_logit is not None:
+        made["max_logit"] = result.max_logit
     if dout is not None and dlse is not None:
         grads = exact_backward(spec, wide, Result(*result[:2]), dout.double(), dlse.double())
         made |= {f"d{name}": t for name, t in grads._asdict().items() if t is not None}
@@ -226,76 +276,3 @@ def _error(actual: Tensor, expected: Tensor) -> float:
     """The largest difference; infinite where only one of two is a number."""
     difference = torch.where(actual == expected, 0.0, (actual.double() - expected.double()).abs())
     return difference.nan_to_num(math.inf, math.inf).max().item() if difference.numel() else 0.0
-
-
-def make(case: Case, dtype: torch.dtype) -> tuple[Spec, Inputs]:
-    """The tensors of a case, normally distributed and always the same."""
-    torch.manual_seed(0)
-    (d, e), (s_q, s_kv) = case.head_dims, case.lengths
-    size = {"b": 2, "h": 2, "g": 1, "s_q": s_q, "s_kv": s_kv, "1": 1}
-    spec = Spec(softmax_scale=d**-0.5, need_lse=True, **case.spec)
-    made: dict[str, Any] = {}
-    if spec.packed:
-        gap = 3 if "padded" in case.tensors else 0
-        size["b"] = 3
-        lengths = {"q": [s_q // 3, 0, s_q], "kv": [s_kv, 9, s_kv // 2]}
-        rows = {}
-        for side, of_side in lengths.items():
-            made[f"cu_seqlens_{side}"] = _starts(of_side, 0)
-            if gap:
-                made[f"cu_seqlens_{side}_padded"] = _starts(of_side, gap)
-            # Two rows more than the sequences take: they are nobody's.
-            rows[side] = sum(of_side) + gap * len(of_side) + 2
-        shapes = ((rows["q"], size["h"], d), (rows["kv"], size["g"], d), (rows["kv"], size["g"], e))
-        made |= {name: torch.randn(shape, dtype=dtype) for name, shape in zip("qkv", shapes, strict=True)}
-    else:
-        # In memory [b, s, h, d], as most models have them.
-        for name, (heads, length, width) in {
-            "q": ("h", s_q, d),
-            "k": ("g", s_kv, d),
-            "v": ("g", s_kv, e),
-        }.items():
-            made[name] = torch.randn(size["b"], length, size[heads], width, dtype=dtype).transpose(1, 2)
-    for name, letters in case.tensors.items():
-        shape = [size[letter] for letter in letters.split()]
-        if name in ("bias", "softmax_offset"):
-            made[name] = torch.randn(shape, dtype=dtype)
-        elif name == "alibi_slopes":
-            made[name] = torch.randn(shape).abs() / 40
-        elif name == "attn_mask":
-            made[name] = torch.randn(shape) > 0.3
-        elif name.startswith("seqlens"):
-            full = size["s_q" if name == "seqlens_q" else "s_kv"]
-            made[name] = torch.tensor([full - 70, full], dtype=torch.int32)
-    if spec.dropout_p:
-        made |= {"dropout_seed": torch.tensor([1234]), "dropout_offset": torch.tensor([5678])}
-    return spec, Inputs(**made)
-
-
-def _starts(lengths: list[int], gap: int) -> Tensor:
-    """cu_seqlens; with a gap before each sequence, where it starts in memory."""
-    sums, total = [gap], gap
-    for length in lengths:
-        total += length + gap
-        sums.append(total)
-    return torch.tensor(sums, dtype=torch.int32)
-
-
-def in_pages(inputs: Inputs, size: int) -> Inputs:
-    """The keys in shuffled pages, NaN where no row lies; a table with entries past its sequence's end."""
-    k, v = inputs.k, inputs.v
-    batch, groups, length = k.shape[:3]
-    each = -(-length // size)
-    order = torch.randperm(batch * each + 2)  # two pages are nobody's
-    table = torch.full((batch, each + 2), -1, dtype=torch.int32)
-    table[:, :each] = order[: batch * each].view(batch, each)
-    pools = []
-    for t in (k, v):
-        pool = torch.full((len(order), groups, size, t.shape[-1]), math.nan, dtype=t.dtype)
-        for number in range(batch):
-            for entry in range(each):
-                part = t[number, :, entry * size : (entry + 1) * size]
-                pool[table[number, entry], :, : part.shape[1]] = part
-        pools.append(pool)
-    lengths = torch.full((batch,), length, dtype=torch.int32)
-    return inputs._replace(k=pools[0], v=pools[1], block_table=table, seqlens_kv=lengths)

@@ -23,7 +23,7 @@ from .warps import Warps
 from .wgmma import Warpgroups
 
 _ENDED = 1 << 30  # the program counter of a thread that has returned
-_MOST_STEPS = 2_000_000  # basic blocks: far more than a call of ours takes
+MOST_STEPS = 2_000_000  # basic blocks: far more than a call of ours takes
 _UNSET = 0xCDCDCDCDCDCDCDCD  # what a register holds that nothing was assigned to
 
 
@@ -52,6 +52,7 @@ class Machine:
         if proxy:
             self.warpgroups = Warpgroups(self.shared, self.warps)
         self.instructions = 0  # that warps executed
+        self.steps = 0  # basic blocks, each by some or all lanes
         self._constants: dict[tuple[int, str], Array] = {}
 
     # -- what generated code asks for ---
@@ -86,14 +87,15 @@ class Machine:
         return self._constants[key]
 
     # -- running ---
-    def run(self) -> None:
+    def run(self, most_steps: int = MOST_STEPS) -> None:
         registers = self._registers()
         constants = [self._filled(*key) for key in self.program.constants]
         threads = _Threads(self)
-        for _ in range(_MOST_STEPS):
+        while self.steps < most_steps:
             at, mask = threads.next()
             if at == _ENDED:
                 return
+            self.steps += 1
             block = self.kernel.blocks[at]
             self.instructions += len(block.body) * threads.warps(mask)
             taken = self.program.blocks[at][0 if mask is None else 1](self, registers, constants, mask)
