@@ -53,6 +53,7 @@ class Machine:
             self.warpgroups = Warpgroups(self.shared, self.warps)
         self.instructions = 0  # that warps executed
         self.steps = 0  # basic blocks, each by some or all lanes
+        self.visited: set[int] = set()  # their numbers
         self._constants: dict[tuple[int, str], Array] = {}
 
     # -- what generated code asks for ---
@@ -96,6 +97,7 @@ class Machine:
             if at == _ENDED:
                 return
             self.steps += 1
+            self.visited.add(at)
             block = self.kernel.blocks[at]
             self.instructions += len(block.body) * threads.warps(mask)
             taken = self.program.blocks[at][0 if mask is None else 1](self, registers, constants, mask)

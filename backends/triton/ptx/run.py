@@ -48,6 +48,7 @@ class Executed:
     compiling: float  # seconds in Triton and in the translator
     faults: list[Fault] = field(default_factory=list)
     steps: int = 0  # basic blocks, of the blocks that took most
+    visited: frozenset[int] = frozenset()  # numbers of basic blocks that were run
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:
@@ -86,6 +87,7 @@ def carry_out(launch: Launch, compiled: Compiled, program: Program, most_steps: 
     values, tensors = _arguments(compiled, program, launch.args, memory)
     faults = Faults(program.kernel)
     instructions = steps = 0
+    visited: set[int] = set()
     together = max(1, _LANES // program.kernel.threads)
     with np.errstate(all="ignore"):
         for begin in range(0, launch.programs, together):
@@ -96,11 +98,14 @@ def carry_out(launch: Launch, compiled: Compiled, program: Program, most_steps: 
             machine.run(most_steps)
             instructions += machine.instructions
             steps = max(steps, machine.steps)
+            visited |= machine.visited
     for region, t in tensors:
         if memory.written[region]:
             bytes_of(t).copy_(torch.from_numpy(memory.contents(region)))
     seconds = time.perf_counter() - start
-    return Executed(launch.name, launch.programs, instructions, seconds, 0.0, list(faults), steps)
+    return Executed(
+        launch.name, launch.programs, instructions, seconds, 0.0, list(faults), steps, frozenset(visited)
+    )
 
 
 def _arguments(

@@ -1,0 +1,189 @@
+"""Why a planted fault that nothing showed is none: rules that a program checks, then sentences read by hand.
+
+A rule looks at the code around the fault, or at what ``planted.py`` saw while executing it. What no rule
+explains is looked up in ``READ`` by its kind and the line of ours that it was compiled from; what is not
+there either is a hole.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from .parse import BARRIER, BRANCH, RETURN, BasicBlock, Instruction, Kernel
+from .planted import Fault, Verdict
+
+_READS = re.compile(r"ld\.shared|ldmatrix|wgmma\.mma_async")
+_WRITES = re.compile(r"st\.shared|stmatrix|cp\.async\.c[ag]")
+_WAIT, _COMMIT = re.compile(r"cp\.async\.wait"), re.compile(r"cp\.async\.commit")
+
+
+def explained(kernel: Kernel, verdict: Verdict) -> str | None:
+    """A reason why the survivor computes what the kernel does; None: nobody has one."""
+    rules = {
+        "barrier deleted": _barrier,
+        "wait for copies deleted": _wait,
+        "wait for one group fewer": _wait,
+        "commit of copies deleted": _commit,
+        "registers swapped": _equal_registers,
+    }
+    rule = rules.get(verdict.fault.kind)
+    return (rule(kernel, verdict) if rule else None) or _read(kernel.name, verdict)
+
+
+# -- rules --------------------------------------------------------------------------------------------------
+def _barrier(kernel: Kernel, verdict: Verdict) -> str | None:
+    """Two intervals become one: harmless where the accesses of both may come in any order."""
+    sides = [list(_until_barrier(kernel, verdict.fault.line, step)) for step in (-1, 1)]
+    accesses = [[i for i in side if _READS.match(i.op) or _WRITES.match(i.op)] for side in sides]
+    for side, told in zip(accesses, ("before", "after"), strict=True):
+        if not side:
+            return f"redundant: no access to shared memory between it and the barriers {told} it"
+    if not any(_WRITES.match(i.op) for side in accesses for i in side):
+        return "redundant: shared memory is only read between the barriers before and after it"
+    if all(_run(kernel, i, verdict) for side in accesses for i in side):
+        return (
+            "redundant: all accesses between the barriers before and after it were executed without it, and no "
+            "two warps met at a byte that one of them writes"
+        )
+    return None
+
+
+def _wait(kernel: Kernel, verdict: Verdict) -> str | None:
+    """What a copy under way may not be met by, the executor reports: any access to its bytes."""
+    following = list(_until_wait(kernel, verdict.fault.line))
+    accesses = [i for i in following if _READS.match(i.op) or _WRITES.match(i.op)]
+    if all(_run(kernel, i, verdict) for i in accesses):
+        return (
+            "redundant: what comes until the next wait or the end was executed without it, and touches no byte of "
+            "a copy under way"
+        )
+    return None
+
+
+def _commit(kernel: Kernel, verdict: Verdict) -> str | None:
+    """The copies join the next group: the same where waits are for all groups and that group is committed."""
+    waits = [i for i in kernel.instructions() if _WAIT.match(i.op)]
+    if all(i.text.split()[-1] in ("0", "cp.async.wait_all") for i in waits):
+        first = _first_of(kernel, verdict.fault.line, (_WAIT, _COMMIT))
+        if first and not any(_WAIT.match(i.op) for i in first):
+            return "its copies join the next group, which every path commits before it waits for all groups"
+    return None
+
+
+def _equal_registers(kernel: Kernel, verdict: Verdict) -> str | None:
+    if verdict.matters is False:
+        return "the two registers are equal whenever it runs: an accumulator that begins with zeros"
+    return None
+
+
+def _run(kernel: Kernel, i: Instruction, verdict: Verdict) -> bool:
+    """Whether some call executes an instruction."""
+    return _block_of(kernel, i.line).number in verdict.visited
+
+
+def _block_of(kernel: Kernel, line: int) -> BasicBlock:
+    return next(
+        b for b in kernel.blocks if any(i.line == line for i in (*b.body, *([b.end] if b.end else [])))
+    )
+
+
+def _until_barrier(kernel: Kernel, line: int, step: int) -> Iterator[Instruction]:
+    """Instructions that may run between the one at a line and the next barrier, or (-1) the one before."""
+    number = _block_of(kernel, line).number
+    edges = _edges(kernel, barriers=False)
+    if step > 0:
+        todo = [number + 1] if number + 1 < len(kernel.blocks) else []
+    else:
+        todo, edges = [number], [(b, a) for a, b in edges]
+    for at in _reached(todo, edges):
+        yield from kernel.blocks[at].body
+
+
+def _until_wait(kernel: Kernel, line: int) -> Iterator[Instruction]:
+    """Instructions that may run after a wait and before another, on all paths."""
+    block = _block_of(kernel, line)
+    edges = _edges(kernel, barriers=True)
+    todo = [(block.number, [i for i in block.body if i.line > line])]
+    seen: set[int] = set()
+    while todo:
+        at, body = todo.pop()
+        for i in body:
+            if _WAIT.match(i.op):
+                break
+            yield i
+        else:
+            following = {to for begin, to in edges if begin == at} - seen
+            seen |= following
+            todo += [(to, kernel.blocks[to].body) for to in following]
+
+
+def _reached(todo: list[int], edges: list[tuple[int, int]]) -> set[int]:
+    seen: set[int] = set()
+    while todo:
+        at = todo.pop()
+        if at not in seen:
+            seen.add(at)
+            todo += [to for begin, to in edges if begin == at]
+    return seen
+
+
+def _edges(kernel: Kernel, barriers: bool) -> list[tuple[int, int]]:
+    """From which basic block to which a thread goes; over barriers or not."""
+    made = []
+    for block in kernel.blocks:
+        op = "" if block.end is None else block.end.op
+        always = block.end is not None and block.end.guard is None
+        if BRANCH.fullmatch(op):
+            made.append((block.number, block.target))
+        stops = always and (BRANCH.fullmatch(op) or RETURN.fullmatch(op))
+        if stops or (BARRIER.fullmatch(op) and not barriers):
+            continue
+        if block.number + 1 < len(kernel.blocks):
+            made.append((block.number, block.number + 1))
+    return made
+
+
+def _first_of(kernel: Kernel, line: int, patterns: tuple[re.Pattern[str], ...]) -> list[Instruction]:
+    """What of some instructions comes first after a line, on each path."""
+    block = _block_of(kernel, line)
+    edges = _edges(kernel, barriers=True)
+    found, seen = [], set()
+    todo = [(block.number, line)]
+    while todo:
+        at, after = todo.pop()
+        body = [i for i in kernel.blocks[at].body if i.line > after and any(p.match(i.op) for p in patterns)]
+        if body:
+            found.append(body[0])
+            continue
+        for begin, to in edges:
+            if begin == at and to not in seen:
+                seen.add(to)
+                todo.append((to, 0))
+    return found
+
+
+# -- read by hand -------------------------------------------------------------------------------------------
+def ours(source: str) -> str:
+    """The text of the innermost line of ours that a statement was compiled from."""
+    for place in source.split(" in "):
+        name, _, number = place.partition(":")
+        file = Path(__file__).parents[1] / name
+        if file.exists():
+            return linecache.getline(str(file), int(number)).strip()
+    return ""
+
+
+# Kind, part of the line of ours, pattern of the statement: why the fault changes nothing.
+READ: tuple[tuple[str, str, str, str], ...] = ()
+
+
+def _read(kernel: str, verdict: Verdict) -> str | None:
+    fault: Fault = verdict.fault
+    line = ours(fault.source)
+    for kind, text, pattern, why in READ:
+        if fault.kind == kind and text in line and re.search(pattern, fault.before):
+            return why
+    return None
