@@ -56,7 +56,10 @@ def forward_descriptor_kernel(
     else:
         scale2 = scale * LOG2E
 
-    q = q_rows.load([m0, 0])
+    # Not m0: where Triton divides the rows between two groups of warps it moves the coordinate of this load by
+    # half a tile, and with it every other use of the same value; the rows of the second group would be stored
+    # half a tile too far (3.7.1, seen by executing the PTX). Beyond the end there is nothing to load.
+    q = q_rows.load([tl.minimum(m0, len_q), 0])
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)

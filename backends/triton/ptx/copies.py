@@ -35,23 +35,20 @@ class Copies:
         self, to: Array, source: Array, size: int, given: Array | None, mask: Array | None, line: int
     ) -> None:
         """Copy ``size`` bytes, zeros after the first ``given``."""
-        shared, bits = self.shared, self.lanes.warp_bits
+        shared = self.shared
         at, mask = shared.locate(to, size, mask, line)
         data = self._read(source, size, given, mask, line)
         # It may write at any time from now on: against reads and writes before the next barrier, too.
-        far = shared.readers.others(at, size, bits)
-        shared.writers.mark(at, size, mask, bits)
-        far = both(mask, far | shared.writers.others(at, size, bits))
+        lanes = np.arange(self.lanes.n) if mask is None else np.flatnonzero(mask)
+        far = np.zeros(self.lanes.n, bool)
+        far[lanes] = shared.order.copy(at[lanes], size, lanes, landed=False)
         if far.any():
-            told = (
-                f"copies to {shared.named(at, far)}, read or written by another warp since the last barrier"
-            )
+            told = f"copies to {shared.named(at, far)}, read or written by another warp, which nothing orders"
             self.lanes.report(RACE, line, far, told)
         flying = both(mask, shared.flying.any(at, size))
         self.lanes.report(ASYNCHRONOUS, line, flying, "copies to where another copy is under way")
         if shared.proxy:
             shared.note_proxy_write(at, size, mask, line)
-        lanes = np.arange(self.lanes.n) if mask is None else np.flatnonzero(mask)
         shared.flying.put(at[lanes], size, 1)
         self.under_way.append(_Copy(lanes, at[lanes], data[lanes], self.committed[lanes], line))
         shared.copies_under_way = True
@@ -75,6 +72,8 @@ class Copies:
 
     def wait(self, n: int, mask: Array | None, line: int) -> None:
         """All but the ``n`` youngest groups of each waiting lane land; -1: what is not committed as well."""
+        if not self.under_way:
+            return
         rest = []
         for copy in self.under_way:
             done = copy.group < self.committed[copy.lanes] - n
@@ -97,12 +96,8 @@ class Copies:
         shared.ready.put(at, size, 1)
         shared.flying.put(at, size, 0)
         if shared.proxy:  # a fence while the copy was under way did not order it
-            shared.unfenced.put(at, size, 0xFF)
-        bits = {unit: words[lanes] for unit, words in self.lanes.warp_bits.items()}
-        marks = {unit: words[lanes] for unit, words in self.lanes.lane_marks.items()}
-        shared.writers.mark(at, size, None, bits)
-        shared.lane_writers.note(at, size, None, marks, several=False)
-        far = shared.readers.others(at, size, bits) | shared.writers.others(at, size, bits)
+            shared.order.unfenced(at, size)
+        far = shared.order.copy(at, size, lanes, landed=True)
         if far.any():
             told = (
                 f"a copy to shared {int(at[far][0]) % shared.size:#x} lands, read or written by another warp"

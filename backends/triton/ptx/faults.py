@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 OUT_OF_BOUNDS = "out of bounds"
 MISALIGNED = "misaligned"
 UNINITIALISED = "uninitialised"
-RACE = "race"  # between warps, within a barrier interval
+RACE = "race"  # between warps, or a warp and a copy, that nothing orders
 LANE_RACE = "race within a warp"
 BLOCK_RACE = "race between blocks"
 ASYNCHRONOUS = "not waited for"  # a copy or a wgmma used before its wait
 DIVERGENCE = "divergence"  # an instruction of a whole warp in part of it
 DEADLOCK = "deadlock"
+MISUSE = "misuse"  # of a barrier, an mbarrier, a tensormap or the pool of registers
 
 
 class Unsupported(Exception):

@@ -108,6 +108,27 @@ class GlobalAccess:
                 self.lanes.report(BLOCK_RACE, line, stale, told)
         return g.data.view(WORD[size])[at // size]
 
+    def elements(self, base: int, offset: Array, size: int, lane: int, line: int) -> Array:
+        """Words of ``size`` bytes at offsets to an address: what a copy of one lane reads (a tile)."""
+        g, region = self.memory, base >> _REGION_BITS
+        if not 0 < region < len(g.starts):
+            region = 0
+        at = int(g.bases[region]) + (base & int(_INSIDE)) + offset
+        outside = (at < g.starts[region]) | (at + size > g.ends[region])
+        at = np.where(outside, 0, at)
+        view: Array = g.valid.view(WORD[size])
+        outside |= view[at // size] != ONES[size]
+        only = self.lanes.mask_of(np.array([lane]))
+        if outside.any():
+            told = f"copies {g.named(base + first(offset, outside))}, {size} bytes: not an element's"
+            self.lanes.report(OUT_OF_BOUNDS, line, only, told)
+        if g.written[region]:
+            owner = g.owner[at[:, None] + np.arange(size)]
+            if ((owner != 0) & (owner != self.me[lane])).any():
+                told = f"copies part of {g.names[region]}, which another block wrote in this launch"
+                self.lanes.report(BLOCK_RACE, line, only, told)
+        return g.data.view(WORD[size])[at // size]
+
     def load(self, address: Array, size: int, count: int, mask: Array | None, line: int) -> list[Array]:
         return columns(self.words(address, size * count, mask, line), size, count)
 

@@ -8,7 +8,7 @@ from .faults import Faults
 from .numbers import Array, i8, u1, u4
 
 WARP = 32
-MOST_WARPS = 8  # of a block: shared memory keeps a bit for each in a byte
+MOST_WARPS = 32  # of a block
 # A value of 1 in each byte of a word, by the word's size.
 ONES = {n: np.array([1] * n, dtype=u1).view(f"u{n}")[0] for n in (1, 2, 4, 8)}
 
@@ -29,7 +29,8 @@ class Lanes:
         self.block_index = np.repeat(np.arange(blocks.start, blocks.stop, dtype=u4), threads)
         self.lane = self.thread % u4(WARP)  # within its warp
         self.warp = self.thread // u4(WARP)
-        # What a lane leaves in bytes it touches, for words of each size: its warp's bit, and 1 + its lane.
+        # What a lane leaves in bytes it touches, for words of each size: its warp's bit (of the first eight
+        # warps; ``Intervals`` takes no more), and 1 + its lane.
         bit = u1(1) << self.warp.astype(u1)
         self.warp_bits = {n: bit.astype(f"u{n}") * ONES[n] for n in ONES}
         self.lane_marks = {n: (self.lane + u4(1)).astype(f"u{n}") * ONES[n] for n in ONES}

@@ -1,8 +1,4 @@
-"""Run a translated kernel: all threads of many blocks together, each with its own program counter.
-
-Of the lanes that can run, those at the lowest basic block do: lanes that parted meet again where their code
-does. While all lanes agree, no mask is needed.
-"""
+"""Run a translated kernel: all threads of many blocks together, a basic block at a time."""
 
 from __future__ import annotations
 
@@ -10,19 +6,23 @@ from typing import Any
 
 import numpy as np
 
+from .barriers import Barriers, Registers, operands
 from .copies import Copies
-from .faults import DEADLOCK, DIVERGENCE, Faults
+from .faults import DEADLOCK, Faults
 from .global_memory import GlobalAccess, GlobalMemory
-from .lanes import WARP, Lanes
+from .lanes import Lanes
 from .matrix import Matrices
-from .numbers import Array, i8, u4
-from .parse import BARRIER, BRANCH, RETURN, Immediate, Instruction
+from .mbarriers import Mbarriers
+from .numbers import Array, u4
+from .parse import BARRIER, Instruction, Kernel
 from .shared_memory import SharedMemory
+from .tensor_copies import TensorCopies
+from .tensor_maps import TensorMaps
+from .threads import ENDED, Threads
 from .translate import Program
 from .warps import Warps
 from .wgmma import Warpgroups
 
-_ENDED = 1 << 30  # the program counter of a thread that has returned
 MOST_STEPS = 2_000_000  # basic blocks: far more than a call of ours takes
 _UNSET = 0xCDCDCDCDCDCDCDCD  # what a register holds that nothing was assigned to
 
@@ -43,14 +43,22 @@ class Machine:
         self.program, self.kernel, self.parameters = program, program.kernel, parameters
         self.lanes = Lanes(self.kernel.threads, blocks, faults)
         self.programs = programs
-        proxy = any(i.op.startswith("wgmma.") for i in self.kernel.instructions())
-        self.shared = SharedMemory(self.lanes, shared, proxy)
+        families = {i.op.partition(".")[0] for i in self.kernel.instructions()}
+        in_parts = "mbarrier" in families or meets_in_parts(self.kernel)
+        self.shared = SharedMemory(self.lanes, shared, bool(families & {"wgmma", "mbarrier"}), in_parts)
         self.memory = GlobalAccess(memory, self.lanes)
         self.warps = Warps(self.lanes, self.shared)
         self.matrices = Matrices(self.shared, self.warps)
         self.copies = Copies(self.shared, self.memory)
-        if proxy:
-            self.warpgroups = Warpgroups(self.shared, self.warps)
+        self.warpgroups = Warpgroups(self.shared, self.warps)
+        self.barriers, self.registers = Barriers(self.shared), Registers(self.lanes, self.kernel)
+        self.threads = Threads(self)
+        self.mbarriers: Mbarriers | None = None
+        self.tensors: TensorCopies | None = None
+        if in_parts:
+            self.maps = TensorMaps(self.shared, self.memory, self.warps)
+            self.mbarriers = Mbarriers(self.shared, self.threads)
+            self.tensors = TensorCopies(self.shared, self.memory, self.maps, self.mbarriers)
         self.instructions = 0  # that warps executed
         self.steps = 0  # basic blocks, each by some or all lanes
         self.visited: set[int] = set()  # their numbers
@@ -60,7 +68,7 @@ class Machine:
     def special(self, name: str) -> Array:
         """Special registers (10); blocks and grids have one dimension."""
         lanes = self.lanes
-        sizes = {"%ntid.x": lanes.threads, "%nctaid.x": self.programs}
+        sizes = {"%ntid.x": lanes.threads, "%nctaid.x": self.programs, "%nctaid.y": 1, "%nctaid.z": 1}
         own = {
             "%tid.x": lanes.thread,
             "%ctaid.x": lanes.block_index,
@@ -91,10 +99,10 @@ class Machine:
     def run(self, most_steps: int = MOST_STEPS) -> None:
         registers = self._registers()
         constants = [self._filled(*key) for key in self.program.constants]
-        threads = _Threads(self)
+        threads = self.threads
         while self.steps < most_steps:
             at, mask = threads.next()
-            if at == _ENDED:
+            if at == ENDED:
                 return
             self.steps += 1
             self.visited.add(at)
@@ -114,95 +122,13 @@ class Machine:
         self.lanes.report(DEADLOCK, i.line, np.ones(self.lanes.n, bool), told)
 
 
-class _Threads:
-    """Where each lane is, and which barrier it waits at."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine, self.lanes = machine, machine.lanes
-        self.pc = np.zeros(self.lanes.n, i8)
-        self.waiting = np.zeros(self.lanes.n, i8)  # 1 + number of the barrier, 0: it runs
-        self.together: int | None = 0  # the block that all lanes are at
-
-    def next(self) -> tuple[int, Array | None]:
-        """The block to run and the lanes that run it; _ENDED when there is none."""
-        if self.together is not None:
-            return self.together, None
-        able = np.where(self.waiting > 0, _ENDED, self.pc)
-        at = int(able.min())
-        if at == _ENDED:
-            stuck = self.waiting > 0
-            if stuck.any() and self._release():  # the last ones it waited for have returned
-                return self.next()
-            if stuck.any():
-                i = self.machine.kernel.blocks[int(self.pc[np.argmax(stuck)]) - 1].end
-                assert i is not None
-                told = "waits at a barrier that not all threads of its block reach"
-                self.lanes.report(DEADLOCK, i.line, stuck, told)
-            return _ENDED, None
-        mask = able == at
-        if mask.all():
-            self.together = at
-            return at, None
-        return at, mask
-
-    def warps(self, mask: Array | None) -> int:
-        if mask is None:
-            return self.lanes.n // WARP
-        return int(mask.reshape(-1, WARP).any(1).sum())
-
-    def leave(
-        self, at: int, mask: Array | None, end: Instruction | None, target: int, taken: Array | None
-    ) -> bool:
-        """Go on behind a block; False when every lane has returned."""
-        if end is None:
-            self._go(mask, at + 1)
-        elif BARRIER.fullmatch(end.op):
-            self._wait(at, mask, end)
-        elif RETURN.fullmatch(end.op) or BRANCH.fullmatch(end.op):
-            self._jump(at, mask, _ENDED if RETURN.fullmatch(end.op) else target, taken)
-        return self.together != _ENDED
-
-    def _go(self, mask: Array | None, to: int) -> None:
-        if mask is None:
-            self.together = to
-        else:
-            self.pc[mask] = to
-
-    def _jump(self, at: int, mask: Array | None, target: int, taken: Array | None) -> None:
-        """``taken``: the branch's guard per lane, None without one."""
-        if taken is None or (mask is None and taken.all()):
-            self._go(mask, target)
-        elif mask is not None:
-            self.pc[mask] = np.where(taken, target, at + 1)[mask]
-        elif not taken.any():
-            self.together = at + 1
-        else:
-            self.together = None
-            self.pc[:] = np.where(taken, target, at + 1)
-
-    def _wait(self, at: int, mask: Array | None, end: Instruction) -> None:
-        """A barrier of all threads of a block (9.7.13.1)."""
-        number = end.operands[0].bits if end.operands and isinstance(end.operands[0], Immediate) else 0
-        if mask is None:
-            self.machine.shared.barrier(None)
-            self.together = at + 1
-            return
-        part = mask.reshape(-1, WARP)
-        split = np.repeat(part.any(1) & ~part.all(1), WARP)
-        self.lanes.report(DIVERGENCE, end.line, mask & split, "a barrier reached by part of a warp")
-        self.pc[mask], self.waiting[mask] = at + 1, 1 + number
-        self._release()
-
-    def _release(self) -> bool:
-        """Let those go whose barrier every thread of their block has reached, or never will: it returned."""
-        shape = (self.lanes.count, self.lanes.threads)
-        alive = (self.pc < _ENDED).reshape(shape)
-        released = False
-        for number in np.unique(self.waiting[self.waiting > 0]):
-            here = (self.waiting == number).reshape(shape)
-            complete = here.any(1) & (here.sum(1) >= alive.sum(1))
-            if complete.any():
-                self.waiting[(here & complete[:, None]).reshape(-1)] = 0
-                self.machine.shared.barrier(complete)
-                released = True
-        return released
+def meets_in_parts(kernel: Kernel) -> bool:
+    """Whether some barrier is of a part of a block's threads."""
+    ends = [block.end for block in kernel.blocks]
+    return any(
+        i.op.startswith(("bar.arrive", "barrier.arrive", "bar.cta.arrive", "barrier.cta.arrive"))
+        for i in kernel.instructions()
+    ) or any(
+        end is not None and BARRIER.fullmatch(end.op) and operands(end)[1] not in (0, kernel.threads)
+        for end in ends
+    )

@@ -84,7 +84,7 @@ class Instruction:
 
 @dataclass(slots=True)
 class BasicBlock:
-    """Straight-line code and what ends it: a branch, a return, a barrier, or nothing (it falls through)."""
+    """Straight-line code and what ends it: a branch, a return, a place to wait, or nothing."""
 
     number: int
     body: list[Instruction] = field(default_factory=list)
@@ -101,6 +101,7 @@ class Kernel:
     widths: list[int]  # of each register
     blocks: list[BasicBlock]
     unknown: list[str]  # directives that are not understood: such a kernel is not executed
+    registers: int = 0  # of a thread at its start (.maxnreg, 11.4.1); 0: not said
 
     def instructions(self) -> Iterator[Instruction]:
         for block in self.blocks:
@@ -112,10 +113,12 @@ class Kernel:
         return next((i for i in self.instructions() if i.line == line), None)
 
 
-# 9.7.12 control flow, and 9.7.13.1 barriers of a block's threads.
+# 9.7.12 control flow, 9.7.13.1 barriers of a block's threads, and 9.7.19.5: where threads may have to wait.
 BRANCH = re.compile(r"bra(\.uni)?")
 RETURN = re.compile(r"(ret(\.uni)?|exit)")
 BARRIER = re.compile(r"(bar(\.cta)?\.sync|barrier(\.cta)?\.sync(\.aligned)?)")
+REGISTERS = re.compile(r"setmaxnreg\.inc\.sync\.aligned\.u32")
+_ENDS = (BRANCH, RETURN, BARRIER, REGISTERS)
 
 _INTEGER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|\d+)U?")
 _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})")
@@ -164,10 +167,18 @@ class _Parser:
         threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", entry[3])
         if threads is None:
             raise ValueError(f"{entry[1]} declares no number of threads")
-        items = list(self._statements(entry.end()))
+        registers = re.search(r"\.maxnreg\s+(\d+)", entry[3])
+        blocks = _basic_blocks(list(self._statements(entry.end())))
         parameters = [(kind, name) for kind, name in _PARAMETER.findall(entry[2])]
         return Kernel(
-            entry[1], target[1], parameters, int(threads[1]), self.widths, _basic_blocks(items), self.unknown
+            entry[1],
+            target[1],
+            parameters,
+            int(threads[1]),
+            self.widths,
+            blocks,
+            self.unknown,
+            int(registers[1]) if registers else 0,
         )
 
     def _statements(self, at: int) -> Iterator[str | Instruction]:
@@ -282,7 +293,7 @@ def _basic_blocks(items: list[str | Instruction]) -> list[BasicBlock]:
                 if item in places:
                     raise ValueError(f"two labels {item}")
                 places[item] = blocks[-1].number
-        elif any(kind.fullmatch(item.op) for kind in (BRANCH, RETURN, BARRIER)):
+        elif any(kind.fullmatch(item.op) for kind in _ENDS):
             blocks[-1].end = item
             blocks.append(BasicBlock(len(blocks)))
         else:

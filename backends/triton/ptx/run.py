@@ -34,6 +34,7 @@ class Compiled:
 
     ptx: str
     shared_memory: int  # bytes of a block
+    scratch: int  # bytes of global memory that each block has to itself, for tensor maps
     arguments: tuple[tuple[str, str], ...]
 
 
@@ -52,13 +53,13 @@ class Executed:
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:
-    """Raises what Triton raises, and Unsupported where the kernel wants scratch memory."""
+    """Raises what Triton raises, and Unsupported where the kernel wants to be profiled."""
     made = build(launch, arch)
-    names = ("global_scratch_size", "profile_scratch_size")
-    if wanted := [name for name in names if getattr(made.metadata, name, 0)]:
-        raise Unsupported([*wanted, *unsupported(parse(made.asm["ptx"]))])
+    if getattr(made.metadata, "profile_scratch_size", 0):
+        raise Unsupported(["profile_scratch_size", *unsupported(parse(made.asm["ptx"]))])
     arguments = tuple((name, kind) for name, kind in made.src.signature.items() if kind != "constexpr")
-    return Compiled(made.asm["ptx"], made.metadata.shared, arguments)
+    scratch = getattr(made.metadata, "global_scratch_size", 0)
+    return Compiled(made.asm["ptx"], made.metadata.shared, scratch, arguments)
 
 
 @lru_cache(maxsize=256)
@@ -84,7 +85,7 @@ def carry_out(launch: Launch, compiled: Compiled, program: Program, most_steps: 
     """Run a translation of a compiled launch, at most so many basic blocks of it."""
     start = time.perf_counter()
     memory = GlobalMemory()
-    values, tensors = _arguments(compiled, program, launch.args, memory)
+    values, tensors = _arguments(compiled, program, launch, memory)
     faults = Faults(program.kernel)
     instructions = steps = 0
     visited: set[int] = set()
@@ -109,16 +110,16 @@ def carry_out(launch: Launch, compiled: Compiled, program: Program, most_steps: 
 
 
 def _arguments(
-    compiled: Compiled, program: Program, args: dict[str, Any], memory: GlobalMemory
+    compiled: Compiled, program: Program, launch: Launch, memory: GlobalMemory
 ) -> tuple[list[int], list[tuple[int, Tensor]]]:
     """The parameters' bits in order, and the region of each tensor.
 
-    After our arguments Triton declares pointers to scratch memory, which nothing uses. Raises ValueError
-    where the parameters are not the arguments'.
+    After our arguments Triton declares pointers to scratch memory: the first for every block of the launch,
+    the second for profiling. Raises ValueError where the parameters are not the arguments'.
     """
     kinds, values, tensors = [], [], []
     for name, kind in compiled.arguments:
-        value = args[name]
+        value = launch.args[name]
         kinds.append("u64" if kind.startswith("*") else _TYPES[kind])
         if isinstance(value, Tensor):
             values.append(_region(memory, name, value))
@@ -131,8 +132,12 @@ def _arguments(
     scratch = declared[len(kinds) :]
     if declared[: len(kinds)] != kinds or scratch not in ([], ["u64"], ["u64", "u64"]):
         raise ValueError(f"{program.kernel.name} declares {declared}, its arguments are {kinds}")
+    pointers = [0] * len(scratch)
+    if compiled.scratch:
+        garbage = np.full(compiled.scratch * launch.programs, 0xA5, np.uint8)
+        pointers[0] = memory.add("global scratch", garbage, np.ones_like(garbage))
     memory.freeze()
-    return values + [0] * len(scratch), tensors
+    return values + pointers, tensors
 
 
 def _region(memory: GlobalMemory, name: str, t: Tensor) -> int:

@@ -17,6 +17,7 @@ from .planted import Fault, Verdict
 
 _READS = re.compile(r"ld\.shared|ldmatrix|wgmma\.mma_async")
 _WRITES = re.compile(r"st\.shared|stmatrix|cp\.async\.c[ag]")
+_FENCE = re.compile(r"fence\.proxy\.async")
 _WAIT, _COMMIT = re.compile(r"cp\.async\.wait"), re.compile(r"cp\.async\.commit")
 
 
@@ -27,6 +28,7 @@ def explained(kernel: Kernel, verdict: Verdict) -> str | None:
         "wait for copies deleted": _wait,
         "wait for one group fewer": _wait,
         "commit of copies deleted": _commit,
+        "fence deleted": _fence,
         "registers swapped": _equal_registers,
     }
     rule = rules.get(verdict.fault.kind)
@@ -45,20 +47,20 @@ def _barrier(kernel: Kernel, verdict: Verdict) -> str | None:
         return "redundant: shared memory is only read between the barriers before and after it"
     if all(_run(kernel, i, verdict) for side in accesses for i in side):
         return (
-            "redundant: all accesses between the barriers before and after it were executed without it, and no "
-            "two warps met at a byte that one of them writes"
+            "redundant: all accesses between the barriers before and after it were executed without it, and "
+            "no two warps met at a byte that one of them writes"
         )
     return None
 
 
 def _wait(kernel: Kernel, verdict: Verdict) -> str | None:
     """What a copy under way may not be met by, the executor reports: any access to its bytes."""
-    following = list(_until_wait(kernel, verdict.fault.line))
+    following = list(_until_next(kernel, verdict.fault.line, _WAIT))
     accesses = [i for i in following if _READS.match(i.op) or _WRITES.match(i.op)]
     if all(_run(kernel, i, verdict) for i in accesses):
         return (
-            "redundant: what comes until the next wait or the end was executed without it, and touches no byte of "
-            "a copy under way"
+            "redundant: what comes until the next wait or the end was executed without it, and touches no "
+            "byte of a copy under way"
         )
     return None
 
@@ -70,6 +72,18 @@ def _commit(kernel: Kernel, verdict: Verdict) -> str | None:
         first = _first_of(kernel, verdict.fault.line, (_WAIT, _COMMIT))
         if first and not any(_WAIT.match(i.op) for i in first):
             return "its copies join the next group, which every path commits before it waits for all groups"
+    return None
+
+
+def _fence(kernel: Kernel, verdict: Verdict) -> str | None:
+    """A product that reads bytes without a fence since they were written is reported."""
+    following = _until_next(kernel, verdict.fault.line, _FENCE)
+    products = [i for i in following if i.op.startswith("wgmma.mma_async")]
+    if all(_run(kernel, i, verdict) for i in products):
+        return (
+            "redundant: all products before the next fence were executed without it, and read only what "
+            "another fence made visible"
+        )
     return None
 
 
@@ -102,8 +116,8 @@ def _until_barrier(kernel: Kernel, line: int, step: int) -> Iterator[Instruction
         yield from kernel.blocks[at].body
 
 
-def _until_wait(kernel: Kernel, line: int) -> Iterator[Instruction]:
-    """Instructions that may run after a wait and before another, on all paths."""
+def _until_next(kernel: Kernel, line: int, stop: re.Pattern[str]) -> Iterator[Instruction]:
+    """Instructions that may run after a line and before one of an opcode, on all paths."""
     block = _block_of(kernel, line)
     edges = _edges(kernel, barriers=True)
     todo = [(block.number, [i for i in block.body if i.line > line])]
@@ -111,7 +125,7 @@ def _until_wait(kernel: Kernel, line: int) -> Iterator[Instruction]:
     while todo:
         at, body = todo.pop()
         for i in body:
-            if _WAIT.match(i.op):
+            if stop.match(i.op):
                 break
             yield i
         else:

@@ -16,6 +16,7 @@ from . import operations as _operations  # noqa: F401  registers the forms
 from .faults import Unsupported
 from .parse import (
     BARRIER,
+    REGISTERS,
     WIDTH,
     Address,
     BasicBlock,
@@ -68,8 +69,11 @@ def unsupported(kernel: Kernel) -> list[str]:
         i.op for block in kernel.blocks for i in block.body if forms.find(i) is None
     }
     for i in kernel.instructions():
-        if BARRIER.fullmatch(i.op) and (len(i.operands) > 1 or i.guard is not None):
-            found.add(f"{i.op} of some threads")
+        waits = BARRIER.fullmatch(i.op) or REGISTERS.fullmatch(i.op)
+        if waits and i.guard is not None:
+            found.add(f"{i.op} under a predicate")
+        if waits and not all(isinstance(o, Immediate) for o in i.operands):
+            found.add(f"{i.op} of a register")
     return sorted(found)
 
 

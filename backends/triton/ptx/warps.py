@@ -84,6 +84,13 @@ class Warps:
             made = combine(made, rows[:, k].copy())
         return np.repeat(made, WARP)
 
+    def elect(self, members: Array, mask: Array | None, line: int) -> tuple[Array, Array]:
+        """elect.sync (9.7.13.14): the leader, here the lowest member, and whether a lane is it."""
+        self.members(members, mask, line)
+        lowest = members & (~members + u4(1))
+        leader = np.log2(np.maximum(lowest, u4(1)).astype(np.float64)).astype(u4)
+        return leader, leader == self.lanes.lane
+
     def barrier(self, members: Array, mask: Array | None, line: int) -> None:
         self.members(members, mask, line)
-        self.shared.warp_barrier(mask)
+        self.shared.order.meet_in_warps(mask)

@@ -1,5 +1,5 @@
 """Instructions by family; importing this registers their forms."""
 
-from . import arithmetic, asynchronous, compare, convert, data, matrix, warp
+from . import arithmetic, asynchronous, compare, convert, data, matrix, tensor, warp
 
-__all__ = ["arithmetic", "asynchronous", "compare", "convert", "data", "matrix", "warp"]
+__all__ = ["arithmetic", "asynchronous", "compare", "convert", "data", "matrix", "tensor", "warp"]

@@ -23,6 +23,13 @@ def mov(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     t.put(d, t.get(a, bits), bits)
 
 
+@form("cvta[.to].global.u64", 2)
+def generic(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    """9.7.9.20: a generic address of global memory is the address itself (5.1.4)."""
+    d, a = i.operands
+    t.put(d, t.get(a, "b64"), "b64")
+
+
 @form("ld.param.{type:b32|b64|u32|u64|s32|s64|f32}", 2)
 def parameter(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     d, at = i.operands

@@ -1,11 +1,12 @@
-"""9.7.9.6 shuffles, 9.7.13 votes and barriers of a warp."""
+"""9.7.9.6 shuffles, 9.7.13 votes and barriers; 9.7.19.5 registers of a warpgroup."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnsel.backends.triton.ptx.faults import Unsupported
 from attnsel.backends.triton.ptx.forms import Modifiers, form
-from attnsel.backends.triton.ptx.parse import Instruction, Vector
+from attnsel.backends.triton.ptx.parse import Immediate, Instruction, Vector
 
 if TYPE_CHECKING:
     from attnsel.backends.triton.ptx.translate import Translator
@@ -44,3 +45,30 @@ def redux(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
 @form("bar.warp.sync", 1)
 def warp_barrier(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     t.do(f"X.warps.barrier({t.get(i.operands[0], 'b32')}, {t.mask}, {i.line})")
+
+
+@form("elect.sync", 2)
+def elect(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    d, members = i.operands
+    if not isinstance(d, Vector):
+        raise ValueError(f"no predicate: {i.text}")
+    t.do(f"v = X.warps.elect({t.get(members, 'b32')}, {t.mask}, {i.line})")
+    t.put(d.items[0], "v[0]", "b32")
+    t.put(d.items[1], "v[1]", "pred")
+
+
+@form("bar[.cta].arrive", 2)
+@form("barrier[.cta].arrive[.aligned]", 2)
+def arrive(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    """9.7.13.1: counted by a barrier of some threads; does not wait."""
+    number, count = (o.bits if isinstance(o, Immediate) else None for o in i.operands)
+    if number is None or count is None:
+        raise Unsupported([f"{i.op} of a register"])
+    t.do(f"X.barriers.arrive({number}, {count}, {t.mask}, {i.line})")
+
+
+@form("setmaxnreg.dec.sync.aligned.u32", 1)
+def give_registers(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    (count,) = i.operands
+    assert isinstance(count, Immediate)
+    t.do(f"X.registers.give({count.bits}, {t.mask}, {i.line})")
