@@ -1,7 +1,6 @@
-"""Calls that are executed and held against float64: each feature, odd lengths, head dimensions, both dtypes.
+"""Calls that are executed and held against float64: features alone and in pairs, lengths, head dimensions.
 
-Small, but larger than the tiles: every loop runs its first, middle and last part. A case names the kernels it
-reaches; ``on`` leaves out what an architecture does not have.
+Small, but larger than the tiles: every loop runs its first, middle and last part (``grid.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from attnsel.backends.tiled.forward import forward as exact_forward
 from attnsel.backends.triton import pool, run
 
 from .faults import Fault, Unsupported
+from .grid import ALL, BOTH, BOTTOM_RIGHT, CAUSAL, DECODED, DECODED_SWEEP, PACKED, PAIRS, SWEEP, WINDOWS, Case
 from .plain import DIFFERENTIABLE, plain
 from .run import Executed, executed_on
 from .tensors import empty_is_nan, in_pages, make, upstream
@@ -31,89 +31,53 @@ from .tensors import empty_is_nan, in_pages, make, upstream
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One call. ``tensors``: optional inputs, with the letters of their shape where they have a choice."""
-
-    name: str
-    spec: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, str] = field(default_factory=dict)
-    head_dims: tuple[int, int] = (64, 64)
-    lengths: tuple[int, int] = (150, 201)  # s_q, s_kv
-    dtypes: tuple[str, ...] = ("bf16",)  # on Turing fp16 only
-    page_size: int = 0  # the keys lie in pages
-    splits: int | None = None  # of decode; None: as the call would choose
-    backward: bool = True
-    variant: str | None = None  # of the forward: see ``run.forward``
-    archs: tuple[int, ...] = ()  # the only ones; all if left out
-    heads: tuple[int, int] = (2, 1)  # of queries, of keys and values
-    also: tuple[dict[str, Any], ...] = ()  # more calls: lengths, and what of ``spec`` is another
-    quick: bool = False  # one of the representative part
-
-    def calls(self) -> list[Case]:
-        """This one, and with each entry of ``also`` in place of its own."""
-        made = [dataclasses.replace(self, also=())]
-        for other in self.also:
-            lengths = other.get("lengths", self.lengths)
-            spec = {**self.spec, **{name: value for name, value in other.items() if name != "lengths"}}
-            made.append(dataclasses.replace(self, also=(), lengths=lengths, spec=spec))
-        return made
-
-    def dtypes_on(self, arch: int) -> tuple[str, ...]:
-        return ("fp16",) if arch < 80 else self.dtypes
-
-
-_CAUSAL = {"window_right": 0}
-_BOTTOM_RIGHT = {"window_right": 0, "bottom_right": True}
-_BOTH = ("bf16", "fp16")
-_PACKED = {"packed": True}
-_ALL = {**_BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable", "dropout_p": 0.3}
-_DECODED: dict[str, Any] = {"spec": _BOTTOM_RIGHT, "lengths": (3, 300), "backward": False}
-
-# Lengths of every remainder that a lane's own column or row can have in a tile, for calls of one kernel: a
-# comparison is only seen to be strict where both sides are equal. None is a multiple of 16, for which Triton
-# makes another kernel.
-_SWEEP = tuple(
-    {"lengths": (67 + 8 * (5 * i % 16), 128 * (i % 2) + 8 * i + (2, 5)[(i + i // 8) % 2])} for i in range(16)
-)
-_DECODED_SWEEP = tuple({"lengths": (3, 128 + each["lengths"][1])} for each in _SWEEP)
-# Bounds of the window on the edges of tiles and beside them.
-_EDGES = ((64, 0), (63, 1), (32, 0), (33, 31), (0, 0), (127, 64), (128, 128), (65, 32))
-_WINDOWS = tuple(
-    {**each, "window_left": left, "window_right": right}
-    for each, (left, right) in zip(_SWEEP, 2 * _EDGES, strict=True)
-)
-
 CASES = (
-    Case("full", dtypes=_BOTH, also=_SWEEP),
-    Case("causal, head_dim 128", _CAUSAL, head_dims=(128, 128), dtypes=_BOTH, also=_SWEEP),
-    Case("causal bottom-right, rows without a key", _BOTTOM_RIGHT, lengths=(150, 77), also=_SWEEP),
-    Case("window", {"window_left": 60, "window_right": 9}, also=_WINDOWS),
+    Case("full", dtypes=BOTH, also=SWEEP),
+    Case("causal, head_dim 128", CAUSAL, head_dims=(128, 128), dtypes=BOTH, also=SWEEP, quick=True),
+    Case("causal bottom-right, rows without a key", BOTTOM_RIGHT, lengths=(150, 77), also=SWEEP, quick=True),
+    Case("window", {"window_left": 60, "window_right": 9}, also=WINDOWS, quick=True),
     Case("offsets", {"window_left": 90, "window_right": 20, "q_offset": 100, "kv_offset": 50}),
-    Case("softcap", {"softcap": 1.2}, also=_SWEEP),
-    Case("alibi", _CAUSAL, {"alibi_slopes": "h"}, also=_SWEEP),
-    Case("bias", {}, {"bias": "1 h s_q s_kv"}, also=_SWEEP),
-    Case("mask", {}, {"attn_mask": "b 1 s_q s_kv"}, also=_SWEEP),
-    Case("dropout", {"dropout_p": 0.3}, also=_SWEEP),
-    Case("sinks", {"softmax_type": "learnable"}, {"softmax_offset": "h"}, also=_SWEEP),
-    Case("lengths", {}, {"seqlens_q": "b", "seqlens_kv": "b"}, dtypes=("fp16",), also=_SWEEP),
-    Case("packed", {**_PACKED, **_CAUSAL}, dtypes=_BOTH, also=_SWEEP),
-    Case("packed, apart, everything", {**_PACKED, **_ALL},
+    Case("softcap", {"softcap": 1.2}, also=SWEEP),
+    Case("alibi", CAUSAL, {"alibi_slopes": "h"}, also=SWEEP),
+    Case("bias", {}, {"bias": "1 h s_q s_kv"}, also=SWEEP),
+    Case("mask", {}, {"attn_mask": "b 1 s_q s_kv"}, also=SWEEP),
+    Case("dropout", {"dropout_p": 0.3}, also=SWEEP),
+    Case("sinks", {"softmax_type": "learnable"}, {"softmax_offset": "h"}, also=SWEEP),
+    Case("lengths", {}, {"seqlens_q": "b", "seqlens_kv": "b"}, dtypes=("fp16",), also=SWEEP),
+    Case("packed", {**PACKED, **CAUSAL}, dtypes=BOTH, also=SWEEP),
+    Case("packed, apart, everything", {**PACKED, **ALL},
          {"padded": "", "bias": "1 h s_q s_kv", "alibi_slopes": "b h", "softmax_offset": "h"},
-         also=_SWEEP),
-    Case("everything", _ALL,
+         also=SWEEP, quick=True),
+    Case("everything", ALL,
          {"seqlens_kv": "b", "bias": "1 h s_q s_kv", "attn_mask": "b 1 s_q s_kv", "alibi_slopes": "h",
-          "softmax_offset": "h"}, also=_SWEEP),
-    Case("head_dims 192 and 128, causal", _CAUSAL, head_dims=(192, 128), also=_SWEEP),
-    Case("head_dim 256", head_dims=(256, 256), lengths=(70, 101), also=_SWEEP),
-    Case("head_dims 40 and 24, causal", _CAUSAL, head_dims=(40, 24), dtypes=("fp16",), also=_SWEEP),
-    Case("one query row", **(_DECODED | {"lengths": (1, 131)}), splits=1,
-         also=tuple({"lengths": (1, each["lengths"][1])} for each in _DECODED_SWEEP)),
-    Case("decode, three parts", **_DECODED, splits=3, dtypes=_BOTH, also=_DECODED_SWEEP),
-    Case("decode, pages of 16", **_DECODED, page_size=16, splits=3, also=_DECODED_SWEEP),
-    Case("pages of 256", **(_DECODED | {"lengths": (90, 300)}), page_size=256, splits=0, also=_SWEEP),
-    Case("descriptors, causal", _CAUSAL, head_dims=(128, 128), variant="descriptor", backward=False,
-         archs=(90, 100)),
+          "softmax_offset": "h"}, also=SWEEP, quick=True),
+    Case("head_dims 192 and 128, causal", CAUSAL, head_dims=(192, 128), also=SWEEP),
+    Case("head_dim 256", head_dims=(256, 256), lengths=(70, 101), also=SWEEP),
+    Case("head_dims 40 and 24, causal", CAUSAL, head_dims=(40, 24), dtypes=("fp16",), also=SWEEP),
+    Case("one query row", **(DECODED | {"lengths": (1, 131)}), splits=1,
+         also=tuple({"lengths": (1, each["lengths"][1])} for each in DECODED_SWEEP)),
+    Case("decode, three parts", **DECODED, splits=3, dtypes=BOTH, also=DECODED_SWEEP),
+    Case("decode, pages of 16", **DECODED, page_size=16, splits=3, also=DECODED_SWEEP, quick=True),
+    Case("pages of 256", **(DECODED | {"lengths": (90, 300)}), page_size=256, splits=0, also=SWEEP),
+    Case("bias of each key", {}, {"bias": "b 1 1 s_kv"}, dtypes=("fp16",), also=SWEEP[:4]),
+    Case("bias of each row", {}, {"bias": "1 h s_q 1"}, also=SWEEP[:4]),
+    Case("largest scores", {"return_max_logit": True}, also=SWEEP[:4]),
+    Case("whole tiles", {"window_left": 64, "window_right": 0}, lengths=(128, 256),
+         also=({"lengths": (256, 128)}, {"lengths": (64, 64), "window_left": 128, "window_right": 64})),
+    Case("head_dims 576 and 512", CAUSAL, head_dims=(576, 512), lengths=(70, 101), backward=False, splits=0,
+         also=SWEEP[:2]),
+    Case("decode, head_dims 576 and 512", **DECODED, head_dims=(576, 512), heads=(4, 1), splits=3,
+         also=DECODED_SWEEP[:2]),
+    Case("decode, groups, lengths, largest scores",
+         **(DECODED | {"spec": {**BOTTOM_RIGHT, "return_max_logit": True}}),
+         tensors={"seqlens_kv": "b"}, heads=(4, 2), splits=3, dtypes=("fp16",), also=DECODED_SWEEP),
+    Case("decode, pages of 64, window, softcap, sinks",
+         **(DECODED | {"spec": {**BOTTOM_RIGHT, "window_left": 130, "softcap": 1.5,
+                                "softmax_type": "off-by-one"}}),
+         tensors={"seqlens_kv": "b"}, page_size=64, splits=4, also=DECODED_SWEEP[:4]),
+    *PAIRS,
+    Case("descriptors, causal", CAUSAL, head_dims=(128, 128), variant="descriptor", backward=False,
+         archs=(90, 100), quick=True),
 )  # fmt: skip
 
 
@@ -156,15 +120,19 @@ class CaseReport:
 Wanted = tuple[Case, int, str]  # a case, an architecture, a dtype
 
 
-def wanted_cases(archs: tuple[int, ...], words: tuple[str, ...] = ()) -> list[Wanted]:
-    """In the order of the architectures. ``words``: only cases whose names have one of them."""
+def wanted_cases(archs: tuple[int, ...], words: tuple[str, ...] = (), quick: bool = False) -> list[Wanted]:
+    """In the order of the architectures. ``words``: only cases whose names have one of them.
+
+    ``quick``: only the representative ones, each at its first dtype and with few calls.
+    """
     return [
-        (case, arch, dtype)
+        (case.shortened() if quick else case, arch, dtype)
         for arch in archs
         for case in CASES
         if not case.archs or arch in case.archs
         if not words or any(word in case.name for word in words)
-        for dtype in case.dtypes_on(arch)
+        if case.quick or not quick
+        for dtype in case.dtypes_on(arch)[: 1 if quick else None]
     ]
 
 

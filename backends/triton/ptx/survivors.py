@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .parse import BARRIER, BRANCH, RETURN, BasicBlock, Instruction, Kernel
-from .planted import Fault, Verdict
+from .planted import Verdict
 
 _READS = re.compile(r"ld\.shared|ldmatrix|wgmma\.mma_async")
 _WRITES = re.compile(r"st\.shared|stmatrix|cp\.async\.c[ag]")
@@ -22,7 +22,7 @@ _WAIT, _COMMIT = re.compile(r"cp\.async\.wait"), re.compile(r"cp\.async\.commit"
 
 
 def explained(kernel: Kernel, verdict: Verdict) -> str | None:
-    """A reason why the survivor computes what the kernel does; None: nobody has one."""
+    """A reason why the survivor computes what the kernel does; None where no rule has one."""
     rules = {
         "barrier deleted": _barrier,
         "wait for copies deleted": _wait,
@@ -32,7 +32,7 @@ def explained(kernel: Kernel, verdict: Verdict) -> str | None:
         "registers swapped": _equal_registers,
     }
     rule = rules.get(verdict.fault.kind)
-    return (rule(kernel, verdict) if rule else None) or _read(kernel.name, verdict)
+    return rule(kernel, verdict) if rule else None
 
 
 # -- rules --------------------------------------------------------------------------------------------------
@@ -190,14 +190,18 @@ def ours(source: str) -> str:
     return ""
 
 
-# Kind, part of the line of ours, pattern of the statement: why the fault changes nothing.
-READ: tuple[tuple[str, str, str, str], ...] = ()
+# Kernel, kind, part of the line of ours, pattern of the statement: why the fault changes nothing.
+READ: tuple[tuple[str, str, str, str, str], ...] = ()
 
 
-def _read(kernel: str, verdict: Verdict) -> str | None:
-    fault: Fault = verdict.fault
-    line = ours(fault.source)
-    for kind, text, pattern, why in READ:
-        if fault.kind == kind and text in line and re.search(pattern, fault.before):
+def read(kernel: str, kind: str, line: str, statement: str) -> str | None:
+    """What was read by hand about a fault of a kernel, at a line of ours."""
+    for of_kernel, of_kind, part, pattern, why in READ:
+        if (
+            re.fullmatch(of_kernel, kernel)
+            and kind == of_kind
+            and part in line
+            and re.search(pattern, statement)
+        ):
             return why
     return None
