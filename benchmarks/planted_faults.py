@@ -4,7 +4,7 @@
     python benchmarks/planted_faults.py --arch 80 --case window,packed --every 1 --each 20 --seed 1
     python benchmarks/planted_faults.py --jobs 2 --json benchmarks/results/triton-planted-faults.json
 
-One part is a case of ``attnsel conformance --execute`` on one architecture, which has one case of ``--every``,
+A part is a case of ``attnsel conformance --execute`` on an architecture, which has one of ``--every`` cases,
 the next architecture others. Its calls are executed once, then each kernel of it gets ``--each`` faults, one
 at a time, of as many kinds as it has places for (``backends/triton/ptx/planted.py``). A fault is found by
 *numbers* where any bit of a result or buffer differs from the kernel as it is, by *memory* where the executor
@@ -91,6 +91,7 @@ def _survivor(part: Part, kernel: str, verdict: Verdict, why: str | None) -> dic
         "ours": ours(fault.source),
         "before": _short(fault.before),
         "after": _short(fault.after),
+        "differs": verdict.differs,
         "why": why,
     }
 

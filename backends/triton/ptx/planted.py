@@ -23,12 +23,15 @@ from attnsel.backends.triton.launch import Launch
 
 from .cases import DTYPES, Call, Wanted
 from .parse import WIDTH, Kernel, parse
-from .run import Compiled, Executed, bytes_of, carry_out, compile_launch, launches_given_to
+from .run import Compiled, Executed, bytes_of, carry_out, compile_launch, launches_given_to, program_of
 from .tensors import empty_is_nan
 from .translate import translate
 
 # A mutant that runs away is stopped: it may take so many basic blocks more than the kernel as it is.
 _MORE_STEPS = 300
+# Faults that a call of other lengths may show: they are executed in all; others in the first few.
+_OF_LENGTHS = ("compare flipped", "predicate dropped")
+_FEW = 5
 # The result that an argument of a launch holds.
 _RESULTS = {
     "Out": "out",
@@ -224,7 +227,7 @@ def recorded(wanted: Wanted) -> list[Recorded]:
         def keep(launch: Launch, call: Call = call, of_call: list[Recorded] = of_call) -> None:
             compiled = compile_launch(launch, arch)
             before = _bytes_of_all(launch)
-            done = carry_out(launch, compiled, translate(parse(compiled.ptx)))
+            done = carry_out(launch, compiled, program_of(compiled.ptx))
             one = Recorded(call, launch, compiled, before, _bytes_of_all(launch), done)
             for earlier in of_call:
                 if launch.name in _READERS.get(earlier.launch.name, ()):
@@ -253,7 +256,7 @@ class Verdict:
     lengths: tuple[int, int] | None = None  # of that call
     refused: str | None = None  # the executor's words, where it does not take the mutant
     visited: frozenset[int] = frozenset()  # of a survivor: the kernel's basic blocks that some call runs
-    matters: bool | None = None  # of a survivor: see ``_witness``
+    differs: bool | None = None  # of a survivor: whether its statement ever does; see ``_witness``
 
     @property
     def found(self) -> bool:
@@ -265,6 +268,8 @@ def judged(fault: Fault, launches: list[Recorded]) -> Verdict:
     verdict = Verdict(fault)
     try:
         program = translate(parse(fault.planted(launches[0].compiled.ptx)))
+        if fault.kind not in _OF_LENGTHS:
+            launches = launches[:_FEW]
         for one in launches:
             one.restore()
             done = carry_out(one.launch, one.compiled, program, 2 * one.done.steps + _MORE_STEPS)
@@ -280,7 +285,7 @@ def judged(fault: Fault, launches: list[Recorded]) -> Verdict:
         return verdict
     verdict.visited = frozenset().union(*(one.done.visited for one in launches))
     if witness := _witness(fault):
-        verdict.matters = _seen(fault, witness, launches)
+        verdict.differs = _seen(fault, witness, launches)
     return verdict
 
 
@@ -288,7 +293,7 @@ def _out_of_bound(one: Recorded, changed: list[str]) -> bool:
     actual = _results(one.launch)
     if not set(changed) <= set(_RESULTS):
         for reader in one.later:
-            program = translate(parse(reader.compiled.ptx))
+            program = program_of(reader.compiled.ptx)
             carry_out(reader.launch, reader.compiled, program, 2 * reader.done.steps + _MORE_STEPS)
             actual |= _results(reader.launch)
     return not max(one.call.errors(actual).values(), default=0.0) <= 1

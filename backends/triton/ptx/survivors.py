@@ -88,7 +88,7 @@ def _fence(kernel: Kernel, verdict: Verdict) -> str | None:
 
 
 def _equal_registers(kernel: Kernel, verdict: Verdict) -> str | None:
-    if verdict.matters is False:
+    if verdict.differs is False:
         return "the two registers are equal whenever it runs: an accumulator that begins with zeros"
     return None
 

@@ -133,12 +133,12 @@ def upstream(spec: Spec, inputs: Inputs, result: Result) -> tuple[Tensor, Tensor
 @contextlib.contextmanager
 def empty_is_nan() -> Iterator[None]:
     """``torch.empty`` gives NaN (integers: the largest), so that what a kernel leaves out is seen."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)  # its memory is filled by default
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode(1)  # memory is filled then; use_deterministic_algorithms imports a lot
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
 
 
 def in_pages(inputs: Inputs, size: int) -> Inputs:
