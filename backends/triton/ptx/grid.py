@@ -9,6 +9,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+_OWN = ("lengths", "heads", "splits")  # what a further call may have of its own, beside what is in ``spec``
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -26,16 +28,16 @@ class Case:
     variant: str | None = None  # of the forward: see ``run.forward``
     archs: tuple[int, ...] = ()  # the only ones; all if left out
     heads: tuple[int, int] = (2, 1)  # of queries, of keys and values
-    also: tuple[dict[str, Any], ...] = ()  # more calls: lengths, and what of ``spec`` is another
+    also: tuple[dict[str, Any], ...] = ()  # more calls: what of a case or of its ``spec`` is another
     quick: bool = False  # one of the representative part
 
     def calls(self) -> list[Case]:
         """This one, and with each entry of ``also`` in place of its own."""
         made = [dataclasses.replace(self, also=())]
         for other in self.also:
-            lengths = other.get("lengths", self.lengths)
-            spec = {**self.spec, **{name: value for name, value in other.items() if name != "lengths"}}
-            made.append(dataclasses.replace(self, also=(), lengths=lengths, spec=spec))
+            own = {name: value for name, value in other.items() if name in _OWN}
+            spec = {**self.spec, **{name: value for name, value in other.items() if name not in _OWN}}
+            made.append(dataclasses.replace(self, also=(), spec=spec, **own))
         return made
 
     def shortened(self) -> Case:
@@ -58,7 +60,15 @@ DECODED: dict[str, Any] = {"spec": BOTTOM_RIGHT, "lengths": (3, 300), "backward"
 SWEEP = tuple(
     {"lengths": (67 + 8 * (5 * i % 16), 128 * (i % 2) + 8 * i + (2, 5)[(i + i // 8) % 2])} for i in range(16)
 )
-DECODED_SWEEP = tuple({"lengths": (3, 128 + each["lengths"][1])} for each in SWEEP)
+# Of several sequences, one that ends with a tile (``tensors.py``).
+WHOLE = ({"lengths": (134, 198)}, {"lengths": (193, 129)}, {"lengths": (195, 257)})
+# Decoded rows are those of a group's heads: up to twelve fill more of a tile; parts, more of the merge's.
+DECODED_SWEEP = (
+    {"heads": (12, 1)},
+    {"splits": 2},
+    {"splits": 7, "heads": (5, 1)},
+    *({"lengths": (3, 128 + each["lengths"][1])} for each in SWEEP),
+)
 # Bounds of the window on the edges of tiles and beside them.
 _EDGES = ((64, 0), (63, 1), (32, 0), (33, 31), (0, 0), (127, 64), (128, 128), (65, 32))
 WINDOWS = tuple(

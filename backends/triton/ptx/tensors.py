@@ -69,8 +69,8 @@ def _packed(case: Case, size: dict[str, int], dtype: torch.dtype) -> dict[str, A
         made[f"cu_seqlens_{side}"] = _starts(of_side, 0)
         if gap:
             made[f"cu_seqlens_{side}_padded"] = _starts(of_side, gap)
-        # Two rows more than the sequences take: they are nobody's.
-        rows[side] = sum(of_side) + gap * len(of_side) + 2
+        # Two rows more than the sequences take, which are nobody's; or the tensor ends with the last of them.
+        rows[side] = sum(of_side) + gap * len(of_side) + (0 if s_q % 2 else 2)
     d, e = case.head_dims
     shapes = {"q": ("q", "h", d), "k": ("kv", "g", d), "v": ("kv", "g", e)}
     for name, (side, heads, width) in shapes.items():
