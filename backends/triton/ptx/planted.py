@@ -99,7 +99,7 @@ def _predicate_dropped(code: str) -> list[str]:
     if code.startswith("@") and _MEMORY.search(code):
         made.append(code.split(None, 1)[1])
     if found := re.search(r"(cp\.async\.c[ag].*\],\s*(?:0x\w+|\d+)),\s*%\w+", code):
-        made.append(found[1] + code[found.end() :])
+        made.append(code[: found.start()] + found[1] + code[found.end() :])
     return made
 
 

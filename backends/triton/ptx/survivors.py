@@ -191,7 +191,22 @@ def ours(source: str) -> str:
 
 
 # Kernel, kind, part of the line of ours, pattern of the statement: why the fault changes nothing.
-READ: tuple[tuple[str, str, str, str, str], ...] = ()
+READ: tuple[tuple[str, str, str, str, str], ...] = (
+    ("rows", "compare flipped", "tl.store(Lse2", r"setp\.eq\.b32",
+     "a quarter of the threads stores the block's rows; the others hold the same values and store them too"),
+    (".*", "predicate dropped", "", r"st\.shared",
+     "the threads it let through write the same value, or where nobody reads: another value is a race"),
+    ("dkdv", "compare flipped", "n0 < len_kv", r"setp\.(lt|ge)",
+     "no block of a dense call begins where its keys end"),
+    ("decode|forward|forward_descriptor", "compare flipped", "tl.log2(", r"2139095040",
+     "the sum is finite: no term is above 1"),
+    ("merge", "compare flipped", "for s in range(0, splits", r"setp\.(lt|ge)",
+     "a single part is not merged"),
+    (".*", "compare flipped", "for n in range(begin, end, BLOCK_N)", r"setp\.(lt|ge|gt|le)\.[su]",
+     "one tile more than the masked loop has, all of it masked: it adds zeros"),
+    (".*", "compare flipped", "for m in range(begin, end, BLOCK_M)", r"setp\.(lt|ge|gt|le)\.[su]",
+     "one tile more than the masked loop has, all of it masked: it adds zeros"),
+)  # fmt: skip
 
 
 def read(kernel: str, kind: str, line: str, statement: str) -> str | None:

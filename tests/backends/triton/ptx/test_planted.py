@@ -1,4 +1,4 @@
-"""Planted faults: what is planted where, that executing finds it, and the reasons of those that nothing finds."""
+"""Planted faults: what is planted where, that executing finds it, and the reasons where nothing does."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_some_of_each_kind_are_found_in_the_forward(
 ) -> None:
     """Of four places at least one: there are redundant barriers, fences and commits."""
     places = faults_of(launches[0].compiled.ptx, kernel)[kind]
-    tried = [alternatives[-1] for alternatives in places[:: max(1, len(places) // 4)]]
-    verdicts = [judged(fault, launches) for fault in reversed(tried)]
+    tried = [alternatives[-1] for alternatives in (*places[-2:], *places[:2])]
+    verdicts = [judged(fault, launches) for fault in tried]
     assert not [verdict.refused for verdict in verdicts if verdict.refused]
     assert any(verdict.found for verdict in verdicts)
     waits = ("wait", "barrier", "fence", "commit of copies")
@@ -143,7 +143,8 @@ REASONS = [
     ("barrier deleted", "bar.sync 1;", f"{PUT} bar.sync 0;\n bar.sync 1;\n {GET}", "no access"),
     ("barrier deleted", "bar.sync 1;", f"{PUT} bar.sync 0;\n {GET} bar.sync 1;\n {GET}", "only read"),
     ("barrier deleted", "bar.sync 1;", f"{PUT}\n bar.sync 1;\n {GET}", "were executed"),
-    ("wait for copies deleted", "cp.async.wait_group 0;", f"{PUT} cp.async.wait_group 0;\n {GET}", "executed"),
+    ("wait for copies deleted", "cp.async.wait_group 0;",
+     f"{PUT} cp.async.wait_group 0;\n {GET}", "executed"),
     ("commit of copies deleted", "cp.async.commit_group;",
      "cp.async.commit_group;\n cp.async.commit_group; cp.async.wait_group 0;", "join the next group"),
     ("commit of copies deleted", "cp.async.commit_group;",
