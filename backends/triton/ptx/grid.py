@@ -62,8 +62,9 @@ SWEEP = tuple(
 )
 # Of several sequences, one that ends with a tile (``tensors.py``).
 WHOLE = ({"lengths": (134, 198)}, {"lengths": (193, 129)}, {"lengths": (195, 257)})
-# Decoded rows are those of a group's heads: up to twelve fill more of a tile; parts, more of the merge's.
-DECODED_SWEEP = (
+# Decoded rows are those of a group's heads: twelve fill more of a tile; parts, more of the merge's.
+DECODED_SWEEP: tuple[dict[str, Any], ...] = (
+    {"lengths": (3, 16500), "splits": 128},
     {"heads": (12, 1)},
     {"splits": 2},
     {"splits": 7, "heads": (5, 1)},
