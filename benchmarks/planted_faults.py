@@ -104,7 +104,8 @@ def _short(text: str) -> str:
 def read_again(part: dict[str, Any]) -> dict[str, Any]:
     """With the reasons that were read by hand, and survivors as equivalent or as holes."""
     survivors = [
-        one | {"why": one["why"] or read(one["kernel"], one["kind"], one["ours"], one["before"])}
+        one
+        | {"why": one["why"] or read(one["kernel"], one["kind"], one["differs"], one["ours"], one["before"])}
         for one in part["survivors"]
     ]
     reasons = iter(survivors)  # in the order of the faults

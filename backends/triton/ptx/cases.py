@@ -78,7 +78,7 @@ CASES = (
     Case("whole tiles", {"window_left": 64, "window_right": 0}, lengths=(128, 256),
          also=({"lengths": (256, 128)}, {"lengths": (64, 64), "window_left": 128, "window_right": 64})),
     Case("head_dims 576 and 512", CAUSAL, head_dims=(576, 512), lengths=(70, 101), backward=False, splits=0,
-         also=SWEEP[::4]),
+         also=SWEEP[::3]),
     Case("decode, head_dims 576 and 512", **DECODED, head_dims=(576, 512), heads=(4, 1), splits=3,
          also=({"lengths": (3, 2300), "splits": 128}, *DECODED_SWEEP[1::2])),
     Case("decode, groups, lengths, largest scores",

@@ -190,35 +190,40 @@ def ours(source: str) -> str:
     return ""
 
 
-# Kernel, kind, part of the line of ours, pattern of the statement: why the fault changes nothing.
-READ: tuple[tuple[str, str, str, str, str], ...] = (
-    ("rows", "compare flipped", "tl.store(Lse2", r"setp\.eq\.b32",
+# Kernel, kind, whether the statement ever computes something else (``Verdict.differs``), part of the line of
+# ours, pattern of the statement: why the fault changes nothing.
+READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
+    ("rows", "compare flipped", True, "tl.store(Lse2", r"setp\.eq\.b32",
      "a quarter of the threads stores the block's rows; the others hold the same values and store them too"),
-    ("rows", "compare flipped", "tl.store(DSinks", r"setp\.eq\.b32",
+    ("rows", "compare flipped", True, "tl.store(DSinks", r"setp\.eq\.b32",
      "one thread stores the sum; the others hold the same value and store it too"),
-    (".*", "predicate dropped", "", r"st\.shared",
+    (".*", "predicate dropped", True, "", r"st\.shared",
      "the threads it let through write the same value, or where nobody reads: another value is a race"),
-    ("dkdv", "compare flipped", "n0 < len_kv", r"setp\.(lt|ge)",
+    ("dkdv", "compare flipped", False, "n0 < len_kv", r"setp\.(lt|ge)",
      "no block of a dense call begins where its keys end"),
-    ("decode|forward|forward_descriptor", "compare flipped", "tl.log2(", r"2139095040|0f00800000",
+    ("decode|forward", "compare flipped", False, "tl.log2(", r"2139095040|0f00800000",
      "the sum is neither infinite nor the least normal number: its largest term is 1"),
-    ("merge", "compare flipped", "for s in range(0, splits", r"setp\.(lt|ge)",
+    ("merge", "compare flipped", False, "real = row < len_q", r"setp\.(lt|ge)",
+     "no program of a dense call has a row past the last"),
+    ("merge", "shuffle at another distance", None, "peak = tl.max(all2, 0)", "shfl",
+     "the peak is a base for exponents and cancels; that of some of the parts does as well"),
+    ("merge", "compare flipped", False, "for s in range(0, splits", r"setp\.(lt|ge)",
      "a single part is not merged"),
-    (".*", "compare flipped", "for n in range(begin, end, BLOCK_N)", r"setp\.(lt|ge|gt|le)\.[su]",
+    (".*", "compare flipped", True, "for n in range(begin, end, BLOCK_N)", r"setp\.(lt|ge|gt|le)\.[su]",
      "one tile more than the masked loop has, all of it masked: it adds zeros"),
-    (".*", "compare flipped", "for m in range(begin, end, BLOCK_M)", r"setp\.(lt|ge|gt|le)\.[su]",
+    (".*", "compare flipped", True, "for m in range(begin, end, BLOCK_M)", r"setp\.(lt|ge|gt|le)\.[su]",
      "one tile more than the masked loop has, all of it masked: it adds zeros"),
+    (".*", "compare flipped", True, "tl.where(cols < len_kv, x,", r"setp\.(lt|ge)",
+     "the bound on the right hides the column behind the last key as well"),
+    (".*", "compare flipped", True, "& (col < WIDTH)[None, :]", r"setp\.(lt|ge)",
+     "these lanes have columns past the head dimension, which are masked in every row"),
 )  # fmt: skip
 
 
-def read(kernel: str, kind: str, line: str, statement: str) -> str | None:
+def read(kernel: str, kind: str, differs: bool | None, line: str, statement: str) -> str | None:
     """What was read by hand about a fault of a kernel, at a line of ours."""
-    for of_kernel, of_kind, part, pattern, why in READ:
-        if (
-            re.fullmatch(of_kernel, kernel)
-            and kind == of_kind
-            and part in line
-            and re.search(pattern, statement)
-        ):
+    for of_kernel, of_kind, differing, part, pattern, why in READ:
+        same = re.fullmatch(of_kernel, kernel) and (kind, differs) == (of_kind, differing)
+        if same and part in line and re.search(pattern, statement):
             return why
     return None

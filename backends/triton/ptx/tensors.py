@@ -28,12 +28,15 @@ def make(case: Case, dtype: torch.dtype) -> tuple[Spec, Inputs]:
     made = _packed(case, size, dtype) if spec.packed else _dense(case, size, dtype)
     for name, letters in case.tensors.items():
         shape = [size[letter] for letter in letters.split()]
-        if name in ("bias", "softmax_offset"):
+        if name == "bias":
+            made[name] = _rows_apart(tuple(shape), dtype, case)
+        elif name == "softmax_offset":
             made[name] = torch.randn(shape, dtype=dtype)
         elif name == "alibi_slopes":
             made[name] = torch.randn(shape).abs() / 40
         elif name == "attn_mask":
-            made[name] = torch.randn(shape) > 0.3
+            hidden = _rows_apart(tuple(shape), torch.bool, case)
+            made[name] = hidden.copy_(torch.randn(shape) > 0.3)
         elif name.startswith("seqlens"):
             full = size["s_q" if name == "seqlens_q" else "s_kv"]
             made[name] = torch.tensor([full - 70 if full > 70 else full // 2, full], dtype=torch.int32)
@@ -82,9 +85,10 @@ def _rows_apart(shape: tuple[int, ...], dtype: torch.dtype, case: Case) -> Tenso
     """Rows with bytes between them that are no element's; descriptors are made for rows without."""
     if case.variant is not None:
         return torch.randn(shape, dtype=dtype)
-    memory = torch.full((*shape[:-1], shape[-1] + _APART), math.nan, dtype=dtype)
+    filler = True if dtype == torch.bool else math.nan
+    memory = torch.full((*shape[:-1], shape[-1] + _APART), filler, dtype=dtype)
     t = memory[..., : shape[-1]]
-    return t.copy_(torch.randn(shape, dtype=dtype))
+    return t if dtype == torch.bool else t.copy_(torch.randn(shape, dtype=dtype))
 
 
 def _starts(lengths: list[int], gap: int) -> Tensor:

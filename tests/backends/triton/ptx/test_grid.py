@@ -67,10 +67,10 @@ def test_both_types_and_all_head_dimensions_are_there() -> None:
 
 def test_the_lengths_have_every_remainder_a_lane_can_see() -> None:
     """Columns 2t and 2t + 1 of each 8 belong to one instruction, rows by 8."""
-    columns = {(s_kv % 128 // 8, s_kv % 2) for _, s_kv in (each["lengths"] for each in SWEEP)}
+    columns = {(s_kv % 128 // 8, s_kv % 2) for _, s_kv in (each["lengths"] for each in SWEEP[2:])}
     assert {(k % 8, parity) for k, parity in columns} == set(itertools.product(range(8), range(2)))
     assert {k for k, _ in columns} == set(range(16))
-    assert {s_q % 64 // 8 for s_q, _ in (each["lengths"] for each in SWEEP)} == set(range(8))
+    assert {s_q % 64 // 8 for s_q, _ in (each["lengths"] for each in SWEEP[2:])} == set(range(8))
     assert all(length % 16 for each in SWEEP for length in each["lengths"])
 
 
