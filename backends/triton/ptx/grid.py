@@ -65,6 +65,8 @@ SWEEP: tuple[dict[str, Any], ...] = (
         for i in range(16)
     ),
 )
+# A lane's rows and columns may meet on a diagonal that is not the first.
+DIAGONALS = ({"window_right": 8}, *SWEEP)
 # Of several sequences, one that ends with a tile (``tensors.py``).
 WHOLE = ({"lengths": (134, 198)}, {"lengths": (193, 129)}, {"lengths": (195, 257)})
 # Decoded rows are those of a group's heads: twelve fill more of a tile; parts, more of the merge's.

@@ -179,15 +179,18 @@ def _first_of(kernel: Kernel, line: int, patterns: tuple[re.Pattern[str], ...]) 
     return found
 
 
+NO_LINE = "several lines"
+
+
 # -- read by hand -------------------------------------------------------------------------------------------
 def ours(source: str) -> str:
-    """The text of the innermost line of ours that a statement was compiled from."""
+    """The text of the innermost line of ours that a statement was compiled from; NO_LINE if of several."""
     for place in source.split(" in "):
         name, _, number = place.partition(":")
         file = Path(__file__).parents[1] / name
-        if file.exists():
+        if file.exists() and number != "0":
             return linecache.getline(str(file), int(number)).strip()
-    return ""
+    return NO_LINE
 
 
 # Kernel, kind, whether the statement ever computes something else (``Verdict.differs``), part of the line of
@@ -201,6 +204,8 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "the threads it let through write the same value, or where nobody reads: another value is a race"),
     ("dkdv", "compare flipped", False, "n0 < len_kv", r"setp\.(lt|ge)",
      "no block of a dense call begins where its keys end"),
+    ("dkdv", "compare flipped", False, NO_LINE, r"setp\.(lt|ge)\.s32",
+     "n0 < len_kv: no block of a dense call begins where its keys end"),
     ("decode|forward", "compare flipped", False, "tl.log2(", r"2139095040|0f00800000",
      "the sum is neither infinite nor the least normal number: its largest term is 1"),
     ("merge", "compare flipped", False, "real = row < len_q", r"setp\.(lt|ge)",
@@ -217,6 +222,8 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "the bound on the right hides the column behind the last key as well"),
     (".*", "compare flipped", True, "& (col < WIDTH)[None, :]", r"setp\.(lt|ge)",
      "these lanes have columns past the head dimension, which are masked in every row"),
+    (".*", "address shifted", None, "& (col < WIDTH)[None, :]", r"ldmatrix|\.shared",
+     "columns past the head dimension: there both factors are zeros"),
 )  # fmt: skip
 
 
