@@ -32,7 +32,7 @@ import triton
 from attnsel.backends.triton import pool
 from attnsel.backends.triton.ptx.cases import Wanted, wanted_cases
 from attnsel.backends.triton.ptx.planted import Part, Verdict, examined
-from attnsel.backends.triton.ptx.survivors import explained, ours, read
+from attnsel.backends.triton.ptx.survivors import explained, ours, read, read_at
 from attnsel.cli.output import bar
 
 ARCHS = (75, 80, 90, 120)
@@ -103,11 +103,7 @@ def _short(text: str) -> str:
 
 def read_again(part: dict[str, Any]) -> dict[str, Any]:
     """With the reasons that were read by hand, and survivors as equivalent or as holes."""
-    survivors = [
-        one
-        | {"why": one["why"] or read(one["kernel"], one["kind"], one["differs"], one["ours"], one["before"])}
-        for one in part["survivors"]
-    ]
+    survivors = [one | {"why": one["why"] or _read(one)} for one in part["survivors"]]
     reasons = iter(survivors)  # in the order of the faults
     faults = []
     for kernel, kind, outcome, outside in part["faults"]:
@@ -115,6 +111,11 @@ def read_again(part: dict[str, Any]) -> dict[str, Any]:
             outcome = "equivalent" if next(reasons)["why"] else "hole"
         faults.append([kernel, kind, outcome, outside])
     return part | {"faults": faults, "survivors": survivors}
+
+
+def _read(one: dict[str, Any]) -> str | None:
+    exactly = read_at(one["part"], one["kernel"], one["line"], one["kind"])
+    return exactly or read(one["kernel"], one["kind"], one["differs"], one["ours"], one["before"])
 
 
 def summed(of_parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

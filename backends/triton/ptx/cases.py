@@ -25,6 +25,7 @@ from attnsel.backends.triton import pool, run
 from .faults import Fault, Unsupported
 from .grid import (
     ALL,
+    ALL_REMAINDERS,
     BOTH,
     BOTTOM_RIGHT,
     CAUSAL,
@@ -67,7 +68,8 @@ CASES = (
           "softmax_offset": "h"}, also=(*WHOLE, *SWEEP), quick=True),
     Case("head_dims 192 and 128, causal", CAUSAL, head_dims=(192, 128), also=DIAGONALS),
     Case("head_dim 256", head_dims=(256, 256), lengths=(70, 101), also=SWEEP),
-    Case("head_dims 40 and 24, causal", CAUSAL, head_dims=(40, 24), dtypes=("fp16",), also=DIAGONALS),
+    Case("head_dims 40 and 24, causal", CAUSAL, head_dims=(40, 24), dtypes=("fp16",),
+         also=(*DIAGONALS, *ALL_REMAINDERS)),
     Case("one query row", **(DECODED | {"lengths": (1, 131)}), splits=1,
          also=({"heads": (12, 1)}, *({"lengths": (1, each["lengths"][1])} for each in DECODED_SWEEP[4:]))),
     Case("decode, three parts", **DECODED, splits=3, dtypes=BOTH, also=DECODED_SWEEP),

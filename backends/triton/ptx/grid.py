@@ -65,6 +65,8 @@ SWEEP: tuple[dict[str, Any], ...] = (
         for i in range(16)
     ),
 )
+# Every remainder: rows that are not aligned are loaded by element, a few of them by one instruction.
+ALL_REMAINDERS = tuple({"lengths": (s_q, s_q + 49)} for s_q in range(17, 81) if s_q % 16 and (s_q + 49) % 16)
 # A lane's rows and columns may meet on a diagonal that is not the first.
 DIAGONALS = ({"window_right": 8}, *SWEEP)
 # Of several sequences, one that ends with a tile (``tensors.py``).

@@ -220,11 +220,26 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "one tile more than the masked loop has, all of it masked: it adds zeros"),
     (".*", "compare flipped", True, "tl.where(cols < len_kv, x,", r"setp\.(lt|ge)",
      "the bound on the right hides the column behind the last key as well"),
+    ("forward|decode|dkdv|dq", "compare flipped", True, "(rows < len_q) & (cols < len_kv)", r"setp\.(lt|ge)",
+     "where there is a mask: it is loaded for the call's own columns, and hides all others"),
     (".*", "compare flipped", True, "& (col < WIDTH)[None, :]", r"setp\.(lt|ge)",
      "these lanes have columns past the head dimension, which are masked in every row"),
     (".*", "address shifted", None, "& (col < WIDTH)[None, :]", r"ldmatrix|\.shared",
      "columns past the head dimension: there both factors are zeros"),
 )  # fmt: skip
+
+
+# Part, kernel, line, kind, of the committed record: what no line of ours tells.
+READ_AT: dict[tuple[str, str, int, str], str] = {
+    ("sm80 bf16 softcap", "dq", 3108, "compare flipped"): (
+        "the tile after the first masked one: without a bound on either side there is none, so that its rows "
+        "lie behind the last key"
+    ),
+}
+
+
+def read_at(part: str, kernel: str, line: int, kind: str) -> str | None:
+    return READ_AT.get((part, kernel, line, kind))
 
 
 def read(kernel: str, kind: str, differs: bool | None, line: str, statement: str) -> str | None:
