@@ -138,7 +138,7 @@ def _together(number: int, names: str) -> Case:
         head_dims=_HEAD_DIMS[number % len(_HEAD_DIMS)],
         dtypes=(BOTH[number % 2],),
         heads=(4, 2) if "groups" in features else (2, 1),
-        also=({"lengths": (129, 67)}, {"lengths": (67, 191)}),
+        also=SWEEP[::2],
     )
 
 

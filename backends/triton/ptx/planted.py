@@ -30,7 +30,7 @@ from .translate import translate
 # A mutant that runs away is stopped: it may take so many basic blocks more than the kernel as it is.
 _MORE_STEPS = 300
 # Faults that a call of other lengths may show: they are executed in all; others in the first few.
-_OF_LENGTHS = ("compare flipped", "predicate dropped")
+_OF_LENGTHS = ("compare flipped", "predicate dropped", "address shifted")
 _FEW = 5
 # The result that an argument of a launch holds.
 _RESULTS = {

@@ -18,6 +18,7 @@ from .planted import Verdict
 _READS = re.compile(r"ld\.shared|ldmatrix|wgmma\.mma_async")
 _WRITES = re.compile(r"st\.shared|stmatrix|cp\.async\.c[ag]")
 _FENCE = re.compile(r"fence\.proxy\.async")
+_PRODUCTS_WAIT, _PRODUCTS_COMMIT = re.compile(r"wgmma\.wait"), re.compile(r"wgmma\.commit")
 _WAIT, _COMMIT = re.compile(r"cp\.async\.wait"), re.compile(r"cp\.async\.commit")
 
 
@@ -27,7 +28,9 @@ def explained(kernel: Kernel, verdict: Verdict) -> str | None:
         "barrier deleted": _barrier,
         "wait for copies deleted": _wait,
         "wait for one group fewer": _wait,
+        "wait for products deleted": _wait_for_products,
         "commit of copies deleted": _commit,
+        "commit of products deleted": _commit,
         "fence deleted": _fence,
         "registers swapped": _equal_registers,
     }
@@ -65,13 +68,26 @@ def _wait(kernel: Kernel, verdict: Verdict) -> str | None:
     return None
 
 
+def _wait_for_products(kernel: Kernel, verdict: Verdict) -> str | None:
+    """A result under way is NaN to whoever reads it, and an operand that is overwritten is reported."""
+    if all(_run(kernel, i, verdict) for i in _until_next(kernel, verdict.fault.line, _PRODUCTS_WAIT)):
+        return (
+            "redundant: what comes until the next wait or the end was executed without it, reads no result "
+            "and overwrites no operand"
+        )
+    return None
+
+
 def _commit(kernel: Kernel, verdict: Verdict) -> str | None:
-    """The copies join the next group: the same where waits are for all groups and that group is committed."""
-    waits = [i for i in kernel.instructions() if _WAIT.match(i.op)]
+    """They join the next group: the same where waits are for all groups and that group is committed."""
+    of_copies = "copies" in verdict.fault.kind
+    wait, commit = (_WAIT, _COMMIT) if of_copies else (_PRODUCTS_WAIT, _PRODUCTS_COMMIT)
+    waits = [i for i in kernel.instructions() if wait.match(i.op)]
     if all(i.text.split()[-1] in ("0", "cp.async.wait_all") for i in waits):
-        first = _first_of(kernel, verdict.fault.line, (_WAIT, _COMMIT))
-        if first and not any(_WAIT.match(i.op) for i in first):
-            return "its copies join the next group, which every path commits before it waits for all groups"
+        first = _first_of(kernel, verdict.fault.line, (wait, commit))
+        if first and not any(wait.match(i.op) for i in first):
+            what = "copies" if of_copies else "products"
+            return f"its {what} join the next group, which every path commits before it waits for all groups"
     return None
 
 
@@ -200,6 +216,12 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "a quarter of the threads stores the block's rows; the others hold the same values and store them too"),
     ("rows", "compare flipped", True, "tl.store(DSinks", r"setp\.eq\.b32",
      "one thread stores the sum; the others hold the same value and store it too"),
+    ("rows", "predicate dropped", True, "tl.store(DSinks", r"st\.global",
+     "one thread stores the sum; the others hold the same value and store it too"),
+    ("rows", "compare flipped", True, "real = rows < length", r"setp\.(lt|ge)",
+     "the row behind the last has an LSE of -inf, or is loaded and not stored"),
+    ("dkdv|dq|dbias|forward|decode", "compare flipped", False, ">= threshold", r"setp\.(lt|ge)",
+     "it keeps or drops otherwise where a random word is the threshold itself, one in 2^32: no call has one"),
     (".*", "predicate dropped", True, "", r"st\.shared",
      "the threads it let through write the same value, or where nobody reads: another value is a race"),
     ("dkdv", "compare flipped", False, "n0 < len_kv", r"setp\.(lt|ge)",
