@@ -65,10 +65,13 @@ SWEEP: tuple[dict[str, Any], ...] = (
         for i in range(16)
     ),
 )
+# The columns that SWEEP leaves out of tiles of 128.
+WIDE_SWEEP = (*SWEEP, *({"lengths": (67, 8 * i + (5, 2)[(i + i // 8) % 2])} for i in range(16)))
 # Every remainder: rows that are not aligned are loaded by element, a few of them by one instruction.
 ALL_REMAINDERS = tuple({"lengths": (s_q, s_q + 49)} for s_q in range(17, 81) if s_q % 16 and (s_q + 49) % 16)
 # A lane's rows and columns may meet on a diagonal that is not the first.
 DIAGONALS = ({"window_right": 8}, *SWEEP)
+WIDE_DIAGONALS = ({"window_right": 8}, *WIDE_SWEEP)
 # Of several sequences, one that ends with a tile (``tensors.py``).
 WHOLE = ({"lengths": (134, 198)}, {"lengths": (193, 129)}, {"lengths": (195, 257)})
 # Decoded rows are those of a group's heads: twelve fill more of a tile; parts, more of the merge's.

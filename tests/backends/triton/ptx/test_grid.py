@@ -13,7 +13,7 @@ if importlib.util.find_spec("triton") is None:
 
 from attnsel.backends.contract import Result
 from attnsel.backends.triton.ptx.cases import CASES, wanted_cases
-from attnsel.backends.triton.ptx.grid import PAIRS, SWEEP, Case
+from attnsel.backends.triton.ptx.grid import PAIRS, SWEEP, WIDE_SWEEP, Case
 from attnsel.backends.triton.ptx.tensors import empty_is_nan, in_pages, make, upstream
 
 FEATURES = (
@@ -69,7 +69,8 @@ def test_the_lengths_have_every_remainder_a_lane_can_see() -> None:
     """Columns 2t and 2t + 1 of each 8 belong to one instruction, rows by 8."""
     columns = {(s_kv % 128 // 8, s_kv % 2) for _, s_kv in (each["lengths"] for each in SWEEP[2:])}
     assert {(k % 8, parity) for k, parity in columns} == set(itertools.product(range(8), range(2)))
-    assert {k for k, _ in columns} == set(range(16))
+    wide = {(s_kv % 128 // 8, s_kv % 2) for _, s_kv in (each["lengths"] for each in WIDE_SWEEP[2:])}
+    assert wide == set(itertools.product(range(16), range(2)))
     assert {s_q % 64 // 8 for s_q, _ in (each["lengths"] for each in SWEEP[2:])} == set(range(8))
     assert all(length % 16 for each in SWEEP for length in each["lengths"])
 
