@@ -1,12 +1,13 @@
 """Which forwards go through tensor descriptors, and what such a launch needs: nothing here runs one.
 
-The descriptor kernel compiles and is right on the interpreter; whether it wins, only a GPU can tell, and none
-has run it. Until a result under benchmarks/results says so it is not chosen by itself: DEFAULT is off, and
-``forward(..., variant="descriptor")`` runs it, for the benchmark that settles it. For it: its machine code is
-specialised as it should be, and published figures for Hopper (forward, head_dim 128,
-facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to 526 with specialised warps. Against
-it: a program first makes three descriptors, so that short calls would keep the pointer kernel, and a fault in
-how specialised warps wait for each other would hang the GPU rather than fail.
+The descriptor kernel compiles, is right on Triton's interpreter, and as the PTX of Hopper executed on a CPU
+(``ptx/``); whether it wins, only a GPU can tell, and none has run it. Until a result under benchmarks/results
+says so it is not chosen by itself: DEFAULT is off, and ``forward(..., variant="descriptor")`` runs it, for
+the benchmark that settles it. For it: its machine code is specialised as it should be, and published figures
+for Hopper (forward, head_dim 128, facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to
+526 with specialised warps. Against it: a program first makes three descriptors, so that short calls would
+keep the pointer kernel, and a fault in how specialised warps wait for each other would hang the GPU rather
+than fail.
 """
 
 from __future__ import annotations

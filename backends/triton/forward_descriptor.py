@@ -56,9 +56,9 @@ def forward_descriptor_kernel(
     else:
         scale2 = scale * LOG2E
 
-    # Not m0: where Triton divides the rows between two groups of warps it moves the coordinate of this load by
-    # half a tile, and with it every other use of the same value; the rows of the second group would be stored
-    # half a tile too far (3.7.1, seen by executing the PTX). Beyond the end there is nothing to load.
+    # Not m0: where Triton divides the rows between two groups of warps it moves this load's coordinate by
+    # half a tile, and every other use of the same value with it: the second group stored its rows half a tile
+    # too far (3.5 to 3.7; seen by executing the PTX). Beyond the end there is nothing to load.
     q = q_rows.load([tl.minimum(m0, len_q), 0])
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

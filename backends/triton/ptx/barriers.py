@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .clocks import Clocks
 from .faults import DIVERGENCE, MISUSE
 from .lanes import WARP, Lanes
 from .numbers import Array, i8
@@ -41,7 +42,7 @@ class Barriers:
 
     def arrive(self, number: int, count: int, mask: Array | None, line: int) -> None:
         """bar.arrive: counted, and not waiting."""
-        here = np.ones(self.lanes.n, bool) if mask is None else mask
+        here: Array = np.ones(self.lanes.n, bool) if mask is None else mask
         self._whole_warps(here, count, line)
         warps = here.reshape(self.lanes.count, -1, WARP).any(2)
         self.arrived[:, number] += WARP * warps.sum(1)
@@ -49,9 +50,10 @@ class Barriers:
         self.lanes.report(
             MISUSE, line, over, f"barrier {number} of {count} threads has no room for one waiting"
         )
+        assert isinstance(self.shared.order, Clocks)
         for block in np.flatnonzero(warps.any(1)):
             known = self.shared.order.release(block * warps.shape[1] + np.flatnonzero(warps[block]))
-            before = self.told.get((int(block), number), known)
+            before: Array = self.told.get((int(block), number), known)
             self.told[int(block), number] = np.maximum(known, before)
 
     def _whole_warps(self, mask: Array, count: int, line: int) -> None:
@@ -83,11 +85,12 @@ class Barriers:
         return released
 
     def _meet(self, going: Array, complete: Array, number: int) -> None:
+        order = self.shared.order
         for block in np.flatnonzero(complete):
-            if (known := self.told.pop((int(block), number), None)) is not None:
-                rows = self.shared.order.row[going & (self.lanes.block == block)]
-                self.shared.order.learn(np.unique(rows), known)
-        self.shared.order.meet(complete, going)
+            known = self.told.pop((int(block), number), None)
+            if known is not None and isinstance(order, Clocks):
+                order.learn(np.unique(order.row[going & (self.lanes.block == block)]), known)
+        order.meet(complete, going)
         self.arrived[complete, number] = 0
 
     def _check(
@@ -114,8 +117,10 @@ class Registers:
     """setmaxnreg: warpgroups give registers to their block's pool, and ask it for more and wait."""
 
     def __init__(self, lanes: Lanes, kernel: Kernel) -> None:
-        self.lanes = lanes
-        self.groups = max(1, lanes.n // _GROUP)
+        self.lanes, self.known = lanes, kernel.registers > 0
+        # A block of part of a warpgroup may not use any of this.
+        self.size = lanes.threads if lanes.threads % _GROUP else _GROUP
+        self.groups = lanes.n // self.size
         self.held = np.full(self.groups, kernel.registers, i8)  # by a thread of each warpgroup
         self.pool = np.zeros(lanes.count, i8)  # in the same measure: for a thread of one warpgroup
         self.wanted = np.zeros(lanes.n, i8)  # 0: the lane does not wait
@@ -124,21 +129,25 @@ class Registers:
         here = self._groups(mask, count, line)
         more = here & (self.held < count)
         told = f"gives up registers down to {count} and has fewer"
-        self.lanes.report(MISUSE, line, np.repeat(more, _GROUP), told)
+        self.lanes.report(MISUSE, line, np.repeat(more, self.size), told)
         here &= ~more
         np.add.at(self.pool, self._block()[here], (self.held - count)[here])
         self.held[here] = count
 
     def ask(self, count: int, mask: Array, line: int) -> None:
         less = self._groups(mask, count, line) & (self.held > count)
-        self.lanes.report(MISUSE, line, np.repeat(less, _GROUP), f"asks for {count} registers and has more")
+        self.lanes.report(
+            MISUSE, line, np.repeat(less, self.size), f"asks for {count} registers and has more"
+        )
         self.wanted[mask] = count
 
     def grant(self) -> bool:
         """Let warpgroups go for which the pool has enough."""
         granted = False
+        if not self.wanted.any():
+            return False
         for group in np.flatnonzero(self.wanted.reshape(self.groups, -1).all(1)):
-            lanes = slice(group * _GROUP, (group + 1) * _GROUP)
+            lanes = slice(group * self.size, (group + 1) * self.size)
             block, more = self._block()[group], int(self.wanted[lanes][0]) - self.held[group]
             if more <= self.pool[block]:
                 self.pool[block] -= max(0, more)
@@ -148,14 +157,15 @@ class Registers:
         return granted
 
     def _block(self) -> Array:
-        return np.arange(self.groups) * _GROUP // self.lanes.threads
+        return np.arange(self.groups) * self.size // self.lanes.threads
 
     def _groups(self, mask: Array | None, count: int, line: int) -> Array:
         here = np.ones(self.lanes.n, bool) if mask is None else mask
         parts = here.reshape(self.groups, -1)
-        split = parts.any(1) & ~parts.all(1)
-        whole = np.repeat(split, parts.shape[1])
-        self.lanes.report(DIVERGENCE, line, here & whole, "setmaxnreg in part of a warpgroup")
+        split = np.repeat(parts.any(1) & ~parts.all(1), self.size) | (self.size != _GROUP)
+        self.lanes.report(DIVERGENCE, line, here & split, "setmaxnreg in part of a warpgroup")
+        if not self.known:
+            self.lanes.report(MISUSE, line, here, "setmaxnreg in a kernel without .maxnreg")
         if count % 8 or not 24 <= count <= 256:
             self.lanes.report(MISUSE, line, here, f"{count} registers; 24 to 256 in steps of 8 can be had")
         return parts.all(1)

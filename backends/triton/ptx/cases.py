@@ -31,6 +31,7 @@ from .grid import (
     CAUSAL,
     DECODED,
     DECODED_SWEEP,
+    DESCRIPTORS,
     DIAGONALS,
     PACKED,
     PAIRS,
@@ -97,6 +98,16 @@ CASES = (
     *PAIRS,
     Case("descriptors, causal", CAUSAL, head_dims=(128, 128), variant="descriptor", backward=False,
          archs=(90, 100), quick=True),
+    Case("descriptors, full, stages used again", **(DESCRIPTORS | {"lengths": (150, 700)}), dtypes=BOTH),
+    Case("descriptors, packed", {**PACKED, **CAUSAL}, **(DESCRIPTORS | {"head_dims": (128, 128)})),
+    Case("descriptors, packed, apart, features",
+         {**PACKED, **BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable"},
+         {"padded": "", "alibi_slopes": "b h", "softmax_offset": "h"}, **DESCRIPTORS),
+    Case("descriptors, lengths, rows without a key", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"},
+         **(DESCRIPTORS | {"lengths": (150, 77)})),
+    Case("descriptors, head_dims 192 and 128", **(DESCRIPTORS | {"head_dims": (192, 128)})),
+    Case("descriptors, head_dim 256", **(DESCRIPTORS | {"head_dims": (256, 256), "lengths": (70, 301)})),
+    Case("descriptors, head_dims 40 and 24", **(DESCRIPTORS | {"head_dims": (40, 24)}), dtypes=("fp16",)),
 )  # fmt: skip
 
 

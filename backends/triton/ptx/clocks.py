@@ -4,7 +4,7 @@ Every warp has a clock, and for every other warp the reading of its clock up to 
 did (a vector clock). A byte remembers who wrote it last and when, and for each warp when it last read it. An
 access that finds a read or a write beyond what its warp knows of is a race, whatever order ran. Barriers join
 what their warps know. An mbarrier keeps what those knew that arrived, and gives it to those that have waited
-(8.9.4, release and acquire).
+(8.9.5, causality order).
 
 Copies by the tensor memory accelerator are nobody's instruction: those that complete on one mbarrier are an
 agent with a clock of its own, known to whoever waited for that mbarrier.
@@ -79,7 +79,12 @@ class Clocks:
 
     def write(self, at: Array, size: int, mask: Array | None) -> Written:
         lanes = self._lanes(mask)
-        spot, row, warp = at[lanes] // size, self.row[lanes], self.lanes.warp[lanes][:, None]
+        found = self._write(at[lanes] // size, size, lanes)
+        return Written(*(self._spread(lanes, each) for each in found))
+
+    def _write(self, spot: Array, size: int, lanes: Array) -> tuple[Array, ...]:
+        """``Written``, for each byte of ``lanes`` only."""
+        row, warp = self.row[lanes], self.lanes.warp[lanes][:, None]
         mine, mark = self._clock(lanes)[:, None], self.lanes.lane_marks[1][lanes][:, None]
         writer, clock = self._of(self.writer, spot, size), self._of(self.write_clock, spot, size)
         wrote = clock > self.known[row[:, None], writer]
@@ -99,7 +104,9 @@ class Clocks:
         ):
             notes.reshape(-1, size)[spot] = np.broadcast_to(value, (len(spot), size))
         at_once = self._of(self.writer, spot, size) != warp
-        return Written(*(self._spread(lanes, each) for each in (read, wrote, at_once, lane_read, lane_wrote)))
+        if at_once.any():  # the warp that wrote last, too
+            at_once |= np.isin(spot, spot[at_once.any(1)])[:, None]
+        return read, wrote, at_once, lane_read, lane_wrote
 
     def _unknown_reads(self, spot: Array, size: int, row: Array) -> Array:
         """[places, size]: whether a warp read there, and ``row`` (of each place) does not know of it."""
@@ -112,7 +119,10 @@ class Clocks:
         return found
 
     def copy(self, at: Array, size: int, lanes: Array, landed: bool) -> Array:
-        raise Unsupported(["cp.async beside mbarriers or barriers of some threads"])
+        """A cp.async of ``lanes`` begins to write there, or has: those where others are."""
+        read, wrote, at_once, _, _ = self._write(at // size, size, lanes)
+        found: Array = (read | wrote | at_once).any(1)
+        return found
 
     # -- tensor copies and wgmma: chunks of 16 bytes --------------------------------------------------------
     def agent(self, number: int) -> int:

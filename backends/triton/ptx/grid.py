@@ -52,6 +52,7 @@ BOTTOM_RIGHT = {"window_right": 0, "bottom_right": True}
 BOTH = ("bf16", "fp16")
 PACKED = {"packed": True}
 ALL = {**BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable", "dropout_p": 0.3}
+DESCRIPTORS: dict[str, Any] = {"variant": "descriptor", "backward": False, "archs": (90,)}
 DECODED: dict[str, Any] = {"spec": BOTTOM_RIGHT, "lengths": (3, 300), "backward": False}
 
 # Lengths of every remainder that a lane's own column or row can have in a tile, for calls of one kernel: a

@@ -44,7 +44,7 @@ class Machine:
         self.lanes = Lanes(self.kernel.threads, blocks, faults)
         self.programs = programs
         families = {i.op.partition(".")[0] for i in self.kernel.instructions()}
-        in_parts = "mbarrier" in families or meets_in_parts(self.kernel)
+        in_parts = "mbarrier" in families or meets_in_parts(self.kernel) or self.lanes.threads > 256
         self.shared = SharedMemory(self.lanes, shared, bool(families & {"wgmma", "mbarrier"}), in_parts)
         self.memory = GlobalAccess(memory, self.lanes)
         self.warps = Warps(self.lanes, self.shared)
@@ -103,15 +103,20 @@ class Machine:
         while self.steps < most_steps:
             at, mask = threads.next()
             if at == ENDED:
-                return
+                break
             self.steps += 1
             self.visited.add(at)
             block = self.kernel.blocks[at]
             self.instructions += len(block.body) * threads.warps(mask)
             taken = self.program.blocks[at][0 if mask is None else 1](self, registers, constants, mask)
             if not threads.leave(at, mask, block.end, block.target, taken):
-                return
-        self._stuck(self.kernel.blocks[0].body[0], "no end after so many steps that it looks like none comes")
+                break
+        else:
+            self._stuck(
+                self.kernel.blocks[0].body[0], "no end after so many steps that it looks like none comes"
+            )
+        if self.tensors is not None:
+            self.tensors.land(np.zeros(self.lanes.count, bool))
 
     def _registers(self) -> list[Array]:
         unset = {w: self._filled(_UNSET & ((1 << 8 * w) - 1), f"u{w}") for w in (1, 2, 4, 8)}

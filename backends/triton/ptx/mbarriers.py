@@ -70,23 +70,27 @@ class Mbarriers:
     ) -> Array:
         """``count`` arrivals of each thread (None: one), with ``expected`` bytes more to await; the state."""
         state = np.zeros(self.lanes.n, u8)
+        counts = np.ones(self.lanes.n, np.int64) if count is None else count.astype(np.int64)
         for block, where, lanes in self._each(address, mask, line):
             barrier = self.find(block, where, lanes, line)
             if barrier is None:
                 continue
-            state[lanes] = barrier.phase
-            if expected is not None:
-                self._expect(barrier, where, int(expected[lanes].astype(np.int64).sum()), lanes, line)
-            arrivals = len(lanes) if count is None else int(count[lanes].astype(np.int64).sum())
-            told = f"{arrivals} arrivals at the mbarrier at shared {where:#x}, which wants {barrier.pending}"
-            if arrivals > barrier.pending:
-                self._report_if(True, line, lanes, told)
-                arrivals = barrier.pending
-            barrier.pending -= arrivals
-            known = self.order.release(np.unique(self.order.row[lanes]))
-            barrier.gathered = np.maximum(barrier.gathered, known)
-            self._end_phase(barrier)
+            # One after the other where they reach over the end of a phase.
+            at_once = counts[lanes].sum() <= barrier.pending
+            for some in [lanes] if at_once else np.split(lanes, len(lanes)):
+                state[some] = barrier.phase
+                if expected is not None:
+                    self._expect(barrier, where, int(expected[some].astype(np.int64).sum()), some, line)
+                self._arrive(barrier, where, int(counts[some].sum()), some, line)
         return state
+
+    def _arrive(self, barrier: Mbarrier, where: int, count: int, lanes: Array, line: int) -> None:
+        told = f"{count} arrivals at the mbarrier at shared {where:#x}, which wants {barrier.pending}"
+        self._report_if(count > barrier.pending, line, lanes, told)
+        barrier.pending -= min(count, barrier.pending)
+        known = self.order.release(np.unique(self.order.row[lanes]))
+        barrier.gathered = np.maximum(barrier.gathered, known)
+        self._end_phase(barrier)
 
     def expect(self, address: Array, expected: Array, mask: Array | None, line: int) -> None:
         for block, where, lanes in self._each(address, mask, line):

@@ -70,7 +70,7 @@ class SharedMemory:
         self, at: Array, size: int, mask: Array | None, line: int, collective: bool = False
     ) -> None:
         """``collective``: the lane that gives an address is not the one that gets the bytes (ldmatrix)."""
-        lanes = self.lanes
+        lanes, flying = self.lanes, np.zeros(self.lanes.n, bool)
         cold = both(mask, ~self.ready.all_ones(at, size))
         if self.copies_under_way:
             flying = both(mask, self.flying.any(at, size))
@@ -83,8 +83,7 @@ class SharedMemory:
                 UNINITIALISED, line, cold, f"reads {self.named(at, cold)}, which nothing has written"
             )
         near, far = self.order.read(at, size, mask, collective)
-        near &= ~far
-        self._report_race(line, near, far, at, "reads {}, written")
+        self._report_race(line, near & ~far & ~flying, far & ~flying, at, "reads {}, written")
 
     # -- writes ---------------------------------------------------------------------------------------------
     def store(
@@ -99,6 +98,7 @@ class SharedMemory:
         """One word of ``size`` bytes per lane. The same value again is no race: it harms nobody."""
         lanes = self.lanes
         view: Array = self.data.view(WORD[size])
+        flying = np.zeros(lanes.n, bool)
         if self.copies_under_way:
             flying = both(mask, self.flying.any(at, size))
             lanes.report(ASYNCHRONOUS, line, flying, "writes where a copy not waited for writes")
@@ -123,7 +123,7 @@ class SharedMemory:
             far = far | (found.at_once & differs)
         near = near | (both(mask, differs) & ~found.at_once)
         far = both(mask, far)
-        self._report_race(line, near & ~far, far, at, "writes {}, read or written")
+        self._report_race(line, near & ~far & ~flying, far & ~flying, at, "writes {}, read or written")
 
     def _report_race(self, line: int, near: Array, far: Array, at: Array, told: str) -> None:
         if near.any():
@@ -131,7 +131,7 @@ class SharedMemory:
             self.lanes.report(LANE_RACE, line, near, f"{words} by another lane since bar.warp.sync")
         if far.any():
             words = told.format(self.named(at, far))
-            self.lanes.report(RACE, line, far, f"{words} by another warp, which nothing orders")
+            self.lanes.report(RACE, line, far, f"{words} by another warp or a copy, which nothing orders")
 
     # -- fences --------------------------------------------------------------------------------
     def fence_proxy(self, mask: Array | None) -> None:

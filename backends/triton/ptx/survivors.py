@@ -90,8 +90,8 @@ def _commit(kernel: Kernel, verdict: Verdict) -> str | None:
             return f"its {what} join the next group, which every path commits before it waits for all groups"
     if all(_run(kernel, i, verdict) for i in _until_next(kernel, verdict.fault.line, commit)):
         return (
-            "redundant: what comes until the next commit or the end was executed without it, and needs nothing "
-            "that was not waited for"
+            "redundant: what comes until the next commit or the end was executed without it, and needs "
+            "nothing that was not waited for"
         )
     return None
 

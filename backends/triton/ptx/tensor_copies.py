@@ -120,26 +120,30 @@ class TensorCopies:
         shared.copies_under_way = True
         self.under_way.append(_Copy(block, lane, place, data, barrier, agent, clock, line))
 
-    def land(self) -> bool:
-        """Of each block the copy that is under way for longest; False if there is none."""
-        rest, served = [], set()
+    def land(self, alive: Array) -> bool:
+        """Of each block the copy that is under way for longest; False if there is none.
+
+        ``alive``: blocks with threads that have not returned. Of the others nobody waits any more.
+        """
+        rest: list[_Copy] = []
+        served: set[int] = set()
         for copy in self.under_way:
-            if copy.block in served:
+            if not alive[copy.block]:
+                told = "copies a tile that nobody waits for: its block ends before"
+                self.lanes.report(ASYNCHRONOUS, copy.line, self._only(copy.lane), told)
+            elif copy.block in served:
                 rest.append(copy)
-                continue
-            served.add(copy.block)
-            self.shared.data.reshape(-1, 16)[copy.place // 16] = copy.data
-            self.shared.ready.put(copy.place, 16, 1)
-            self.shared.flying.put(copy.place, 16, 0)
-            self.mbarriers.arrived_bytes(copy.block, copy.barrier, copy.data.size, copy.agent, copy.clock)
+            else:
+                served.add(copy.block)
+                self._write(copy)
         self.under_way, self.shared.copies_under_way = rest, bool(rest)
         return bool(served)
 
-    def report_left(self) -> None:
-        """Copies that are under way where their block ends."""
-        for copy in self.under_way:
-            told = "copies a tile that nobody waits for: the block ends before"
-            self.lanes.report(ASYNCHRONOUS, copy.line, self._only(copy.lane), told)
+    def _write(self, copy: _Copy) -> None:
+        self.shared.data.reshape(-1, 16)[copy.place // 16] = copy.data
+        self.shared.ready.put(copy.place, 16, 1)
+        self.shared.flying.put(copy.place, 16, 0)
+        self.mbarriers.arrived_bytes(copy.block, copy.barrier, copy.data.size, copy.agent, copy.clock)
 
     def _only(self, lane: int) -> Array:
         return self.lanes.mask_of(np.array([lane]))

@@ -1,4 +1,4 @@
-"""5.5.8 tensor maps, 9.7.9.27 tensormap.replace and 9.7.13.16 tensormap.cp_fenceproxy.
+"""5.5.8 tensor maps, 9.7.9.26 tensormap.replace and 9.7.13.16 tensormap.cp_fenceproxy.
 
 A tensor map is an object of 128 bytes whose layout no document tells. Here its fields lie one after the other
 as ``_FIELDS`` says, in memory like all data: a map that was not cleared or not copied is seen as such. One in
@@ -32,7 +32,7 @@ _FIELDS = {
     "swizzle_mode": (112, 4, 1),
     "fill_mode": (116, 4, 1),
 }
-# Table 33 of 9.7.9.27: bytes of the element types .u8, .u16, ... .tf32.ftz by their number.
+# The table in 9.7.9.26: bytes of the element types .u8, .u16, ... .tf32.ftz by their number.
 _ELEMENTS = (1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4, 4)
 # Swizzle modes by their number: the address bits that are turned by those three above them, and the bytes
 # that the innermost dimension of a box may have.
@@ -128,11 +128,16 @@ class TensorMaps:
 def _checked(fields: dict[str, list[int]]) -> tuple[TensorMap | None, str]:
     """The map, or what of it the hardware would not take. Raises Unsupported for what is not modelled."""
     (rank,), (kind,), (swizzle,) = (fields[name] for name in ("rank", "elemtype", "swizzle_mode"))
-    if fields["interleave_layout"] != [0] or fields["fill_mode"] != [0] or swizzle > 3:
-        raise Unsupported(["tensor maps that interleave, fill with NaN or swizzle 96 bytes"])
+    (interleaved,), (fill,) = fields["interleave_layout"], fields["fill_mode"]
     if rank > 4 or kind >= len(_ELEMENTS):
         return None, f"{rank + 1} dimensions and element type {kind}"
+    if swizzle > 4 or interleaved > 2 or fill > 1:
+        return None, f"swizzle mode {swizzle}, interleave layout {interleaved} and fill mode {fill}"
+    if swizzle == 4 or interleaved or fill:
+        raise Unsupported(["tensor maps that interleave, fill with NaN or swizzle 96 bytes"])
     n, element = rank + 1, _ELEMENTS[kind]
+    if not all(1 <= step <= 8 for step in fields["element_stride"][:n]):
+        return None, f"element strides {fields['element_stride'][:n]}"
     if fields["element_stride"][:n] != [1] * n:
         raise Unsupported(["tensor maps with element strides"])
     (address,), strides = fields["global_address"], fields["global_stride"][: n - 1]

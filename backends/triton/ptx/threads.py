@@ -55,7 +55,8 @@ class Threads:
 
     def _land(self) -> bool:
         """Let copies land that somebody may wait for."""
-        return self.machine.tensors is not None and self.machine.tensors.land()
+        alive = (self.pc < ENDED).reshape(self.lanes.count, -1).any(1)
+        return self.machine.tensors is not None and self.machine.tensors.land(alive)
 
     def _part(self) -> None:
         if self.together is not None:
@@ -141,6 +142,5 @@ class Threads:
         for line in np.unique(self.line[poor]):
             told = "waits for registers that no warpgroup gives up"
             self.lanes.report(DEADLOCK, int(line), poor & (self.line == line), told)
-        stalled = (self.failed == self.pc) & (self.pc < ENDED)
-        if machine.mbarriers is not None and machine.tensors is not None:
-            machine.mbarriers.report_deadlock(stalled)
+        if machine.mbarriers is not None:
+            machine.mbarriers.report_deadlock((self.failed == self.pc) & (self.pc < ENDED))

@@ -105,7 +105,9 @@ class Warpgroups:
         # Register 4j + 2h + p of a lane: row 16 warp + 8h + lane / 4, column 8j + 2 (lane % 4) + p.
         nobody = np.zeros(self.lanes.n, bool)
         held = [self.results.get(k, (registers[k], nobody, self.committed)) for k in d]
-        before = [np.where(lanes, value, registers[k]) for k, (value, lanes, _) in zip(d, held, strict=True)]
+        before: list[Array] = [
+            np.where(lanes, value, registers[k]) for k, (value, lanes, _) in zip(d, held, strict=True)
+        ]
         z = np.stack([each.reshape(-1, _GROUP)[some] for each in before]).view(f4)
         z = z.reshape(columns // 8, 2, 2, g, 4, 8, 4).transpose(3, 4, 1, 5, 0, 6, 2).reshape(g, 64, columns)
         z = np.where(scale_d.reshape(-1, _GROUP)[some, :1, None], z, f4(0))

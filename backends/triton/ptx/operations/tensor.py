@@ -1,4 +1,4 @@
-"""9.7.13.15 mbarriers; 9.7.9.25.5 copies of tiles, and the tensor maps they go by (9.7.9.27, 9.7.13.16)."""
+"""9.7.13.15 mbarriers; 9.7.9.25.5 copies of tiles, and the tensor maps they go by (9.7.9.26, 9.7.13.16)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def load(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
 @form("cp.async.bulk.commit_group", 0)
 @form("cp.async.bulk.wait_group[.read]", 1)
 def bulk_groups(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
-    """9.7.9.25.4: groups are of copies out of shared memory, and none of those is executed: all are empty."""
+    """9.7.9.25.6: groups are of copies out of shared memory, and none of those is executed: all are empty."""
 
 
 def _number(i: Instruction, o: Operand) -> int:

@@ -62,9 +62,14 @@ CASES: list[tuple[str, str, set[str]]] = [
 ]  # fmt: skip
 
 
+# Never reached; but a kernel with a barrier of some warps is watched by clocks and not by intervals.
+IN_PARTS = "ret; bar.sync 9, 32;\n"
+
+
+@pytest.mark.parametrize("more", ["", IN_PARTS], ids=["intervals", "clocks"])
 @pytest.mark.parametrize(("body", "kinds"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_faults(body: str, kinds: set[str]) -> None:
-    got, faults = execute(body, WORDS, threads=64, blocks=2)
+def test_faults(body: str, kinds: set[str], more: str) -> None:
+    got, faults = execute(body + more, WORDS, threads=64, blocks=2)
     assert {fault.kind for fault in faults} == kinds
     if not kinds and OUT in body:
         neighbour = np.arange(64) ^ (32 if "512" in body else 1)

@@ -114,11 +114,11 @@ def test_swapped_registers_of_a_product_are_found_by_the_numbers(decoded: CaseRe
 
 
 def test_what_is_not_executed_is_told_by_opcode() -> None:
-    (wanted,) = wanted_cases((90,), ("descriptors",))
+    (wanted,) = wanted_cases((100,), ("descriptors, causal",))
     report = report_on(wanted)
     assert not report.ok
     assert not report.failed
-    assert "setmaxnreg.dec.sync.aligned.u32" in report.unsupported
+    assert "tcgen05.wait::st.sync.aligned" in report.unsupported
     assert report.kernels == []
 
 

@@ -79,8 +79,11 @@ REFUSED = [
     "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r3, %r4}, {%r3}, {%r4}, {%r3, %r4}",
     "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r3, %r4}, [%r5]",
     "cp.async.cg.shared.global.L2::128B [%r3], [%rd4], 16",
-    "mbarrier.init.shared::cta.b64 [%r3], 1",
-    "bar.sync 1, 64",
+    "mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p1, [%r3], %r4",
+    "mbarrier.arrive.noComplete.shared::cta.b64 %rd3, [%r3], 1",
+    "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r3], [%rd4], 16, [%r5]",
+    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd4, {%r3, %r4}], [%r5]",
+    "tensormap.replace.tile.rank.global.b1024.b32 [%rd4], 1",
     "atom.global.add.u32 %r3, [%rd4], 1",
 ]
 
@@ -89,15 +92,23 @@ REFUSED = [
 def test_what_no_form_covers_is_listed_and_not_skipped(statement: str) -> None:
     kernel = parse(text_of(statement + ";"))
     op = statement.split()[0]
-    assert unsupported(kernel) == [op if op != "bar.sync" else "bar.sync of some threads"]
+    assert unsupported(kernel) == [op]
     with pytest.raises(Unsupported, match="not executed"):
         translate(kernel)
 
 
 def test_all_unknown_opcodes_are_listed_at_once() -> None:
     with pytest.raises(Unsupported) as caught:
-        translate(parse(text_of("mad.hi.s32 %r3, %r4, %r5, %r6; setmaxnreg.dec.sync.aligned.u32 24;")))
-    assert caught.value.opcodes == ("mad.hi.s32", "setmaxnreg.dec.sync.aligned.u32")
+        translate(
+            parse(text_of("mad.hi.s32 %r3, %r4, %r5, %r6; ld.local.b32 %r3, [%rd4]; @%p1 bar.sync 1, 64;"))
+        )
+    assert caught.value.opcodes == ("bar.sync under a predicate", "ld.local.b32", "mad.hi.s32")
+
+
+@pytest.mark.parametrize("operands", ["%r3", "1, %r3"])
+def test_a_barrier_whose_number_is_not_in_the_text_is_refused(operands: str) -> None:
+    with pytest.raises(Unsupported, match=r"bar\.sync of a register"):
+        translate(parse(text_of(f"bar.sync {operands};")))
 
 
 @pytest.mark.parametrize(
