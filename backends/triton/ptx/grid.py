@@ -55,19 +55,22 @@ ALL = {**BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learn
 DESCRIPTORS: dict[str, Any] = {"variant": "descriptor", "backward": False, "archs": (90,)}
 DECODED: dict[str, Any] = {"spec": BOTTOM_RIGHT, "lengths": (3, 300), "backward": False}
 
+
+def _columns(i: int, other: int) -> int:
+    """Columns that end in the i-th 8 of a tile of 128, half of them, with ``other`` the rest, at an odd one."""
+    return 8 * i + ((1, 3, 5, 7)[i // 2 % 4] if (i + i // 8 + other) % 2 else (2, 4, 6)[i % 3])
+
+
 # Lengths of every remainder that a lane's own column or row can have in a tile, for calls of one kernel: a
 # comparison is only seen to be strict where both sides are equal. None is a multiple of 16, for which Triton
 # makes another kernel. The first two end in the first tile, which is loaded before the loop.
 SWEEP: tuple[dict[str, Any], ...] = (
     {"lengths": (9, 13), "splits": 0},
     {"lengths": (21, 37), "splits": 0},
-    *(
-        {"lengths": (67 + 8 * (5 * i % 16), 128 * (i % 2) + 8 * i + (2, 5)[(i + i // 8) % 2])}
-        for i in range(16)
-    ),
+    *({"lengths": (67 + 8 * (5 * i % 16), 128 * (i % 2) + _columns(i, 0))} for i in range(16)),
 )
 # The columns that SWEEP leaves out of tiles of 128.
-WIDE_SWEEP = (*SWEEP, *({"lengths": (67, 8 * i + (5, 2)[(i + i // 8) % 2])} for i in range(16)))
+WIDE_SWEEP = (*SWEEP, *({"lengths": (67, _columns(i, 1))} for i in range(16)))
 # Every remainder: rows that are not aligned are loaded by element, a few of them by one instruction.
 ALL_REMAINDERS = tuple({"lengths": (s_q, s_q + 49)} for s_q in range(17, 81) if s_q % 16 and (s_q + 49) % 16)
 # A lane's rows and columns may meet on a diagonal that is not the first.
@@ -75,12 +78,12 @@ DIAGONALS = ({"window_right": 8}, *SWEEP)
 WIDE_DIAGONALS = ({"window_right": 8}, *WIDE_SWEEP)
 # Of several sequences, one that ends with a tile (``tensors.py``).
 WHOLE = ({"lengths": (134, 198)}, {"lengths": (193, 129)}, {"lengths": (195, 257)})
-# Decoded rows are those of a group's heads: twelve fill more of a tile; parts, more of the merge's.
+# Decoded rows are those of a group's heads: five fill more of a tile. Parts are many, or long.
 DECODED_SWEEP: tuple[dict[str, Any], ...] = (
     {"lengths": (3, 16500), "splits": 128},
-    {"heads": (12, 1)},
-    {"splits": 2},
-    {"splits": 7, "heads": (5, 1)},
+    {"lengths": (3, 2000), "splits": 2},
+    {"heads": (5, 1)},
+    *({"splits": splits} for splits in (7, 13, 21, 30)),
     *({"lengths": (3, 128 + each["lengths"][1])} for each in SWEEP[2:]),
 )
 # Bounds of the window on the edges of tiles and beside them.
@@ -142,7 +145,7 @@ def _together(number: int, names: str) -> Case:
         head_dims=_HEAD_DIMS[number % len(_HEAD_DIMS)],
         dtypes=(BOTH[number % 2],),
         heads=(4, 2) if "groups" in features else (2, 1),
-        also=SWEEP[::2],
+        also=SWEEP,
     )
 
 

@@ -66,7 +66,7 @@ def _packed(case: Case, size: dict[str, int], dtype: torch.dtype) -> dict[str, A
     gap = 3 if "padded" in case.tensors else 0
     size["b"] = 3
     s_q, s_kv = size["s_q"], size["s_kv"]
-    lengths = {"q": [s_q // 3, 0, s_q], "kv": [s_kv, 9, s_kv // 2]}
+    lengths = {"q": [s_q // 3, 0, s_q], "kv": [s_kv // 2, 9, s_kv]}
     rows = {}
     for side, of_side in lengths.items():
         made[f"cu_seqlens_{side}"] = _starts(of_side, 0)
