@@ -57,7 +57,7 @@ DECODED: dict[str, Any] = {"spec": BOTTOM_RIGHT, "lengths": (3, 300), "backward"
 
 
 def _columns(i: int, other: int) -> int:
-    """Columns that end in the i-th 8 of a tile of 128, half of them, with ``other`` the rest, at an odd one."""
+    """Columns that end in the i-th 8 of a tile of 128; ``other`` turns odd ones into even ones."""
     return 8 * i + ((1, 3, 5, 7)[i // 2 % 4] if (i + i // 8 + other) % 2 else (2, 4, 6)[i % 3])
 
 
@@ -81,7 +81,7 @@ WHOLE = ({"lengths": (134, 198)}, {"lengths": (193, 129)}, {"lengths": (195, 257
 # Decoded rows are those of a group's heads: five fill more of a tile. Parts are many, or long.
 DECODED_SWEEP: tuple[dict[str, Any], ...] = (
     {"lengths": (3, 16500), "splits": 128},
-    {"lengths": (3, 2000), "splits": 2},
+    {"lengths": (3, 2005), "splits": 2},
     {"heads": (5, 1)},
     *({"splits": splits} for splits in (7, 13, 21, 30)),
     *({"lengths": (3, 128 + each["lengths"][1])} for each in SWEEP[2:]),

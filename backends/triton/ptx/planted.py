@@ -222,7 +222,8 @@ def recorded(wanted: Wanted) -> list[Recorded]:
     case, arch, dtype = wanted
     made: list[Recorded] = []
     for each in case.calls():
-        call, of_call = Call.of(each, arch, DTYPES[dtype]), []
+        call = Call.of(each, arch, DTYPES[dtype])
+        of_call: list[Recorded] = []
 
         def keep(launch: Launch, call: Call = call, of_call: list[Recorded] = of_call) -> None:
             compiled = compile_launch(launch, arch)

@@ -251,6 +251,9 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "the bound on the right hides the column behind the last key as well"),
     ("forward|decode|dkdv|dq", "compare flipped", True, "(rows < len_q) & (cols < len_kv)", r"setp\.(lt|ge)",
      "where there is a mask: it is loaded for the call's own columns, and hides all others"),
+    (".*", "compare flipped", True, "mask=(first + row < length)[:, None], other=0.0", r"setp\.(lt|ge)",
+     "the row behind the last is not loaded: in the last sequence it lies outside of the tensor, and that is "
+     "reported. What else the comparison decides is masked where it is stored"),
     (".*", "compare flipped", True, "& (col < WIDTH)[None, :]", r"setp\.(lt|ge)",
      "these lanes have columns past the head dimension, which are masked in every row"),
     (".*", "address shifted", None, "& (col < WIDTH)[None, :]", r"ldmatrix|\.shared",

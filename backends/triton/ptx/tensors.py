@@ -13,7 +13,7 @@ from torch import Tensor
 from attnsel.backends.contract import Inputs, Result, Spec
 
 if TYPE_CHECKING:
-    from .cases import Case
+    from .grid import Case
 
 _APART = 16  # elements between two rows: as many keep rows aligned
 
