@@ -84,6 +84,7 @@ DECODED_SWEEP: tuple[dict[str, Any], ...] = (
     {"lengths": (3, 2005), "splits": 2},
     {"heads": (5, 1)},
     *({"splits": splits} for splits in (7, 13, 21, 30)),
+    *({"lengths": (3, s_kv)} for s_kv in (13, 37, 90)),
     *({"lengths": (3, 128 + each["lengths"][1])} for each in SWEEP[2:]),
 )
 # Bounds of the window on the edges of tiles and beside them.
