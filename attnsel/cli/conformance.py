@@ -33,6 +33,7 @@ def conformance(
     cudnn_lib: CudnnLib = None,
     execute: Annotated[bool, Parameter(negative="", help="triton: run the kernels' PTX on the CPU")] = False,
     case: Annotated[str, Parameter(help="with --execute: only cases with these words, by commas")] = "",
+    quick: Annotated[bool, Parameter(negative="", help="with --execute: the representative part")] = False,
     json: Json = False,
 ) -> int:
     """Compile every shipped Triton configuration ahead of time, with no GPU, and read what came out.
@@ -42,7 +43,8 @@ def conformance(
 
     With --execute: run the kernels' PTX on the CPU instead, over a grid of calls, compare with float64, and
     search for faults that a GPU does not report: accesses outside of tensors, races, data used before it is
-    there. --arch then defaults to all but 100; about ten seconds a call, nearly all of them compiling.
+    there. --arch then defaults to all but 100; about ten seconds a case, half of them compiling. --quick
+    takes a few cases that reach every kernel and most features, with fewer calls: minutes for all.
 
     Registers, spills, shared memory against the architecture's limit, warnings of ptxas, the matrix
     instructions in the machine code, and the instructions of the loop around them. Takes one to three seconds
@@ -80,9 +82,9 @@ def conformance(
         from attnsel.cli.conformance_executed import DEFAULT, conformance_executed
 
         chosen_archs = _numbers("--arch", arch, ARCHS) or DEFAULT
-        return conformance_executed(chosen_archs, case, jobs or len(os.sched_getaffinity(0)), json)
-    if case:
-        raise InvalidInput("--case", case, "needs --execute")
+        return conformance_executed(chosen_archs, case, quick, jobs or len(os.sched_getaffinity(0)), json)
+    if case or quick:
+        raise InvalidInput("--case" if case else "--quick", case or quick, "needs --execute")
     from attnsel.cli.conformance_compiled import conformance_compiled
 
     chosen: dict[str, Any] = {}

@@ -19,7 +19,7 @@ DEFAULT = (75, 80, 86, 89, 90, 120)
 _SHOWN = 5  # faults written out per case; --json holds all of them
 
 
-def conformance_executed(archs: tuple[int, ...], case: str, jobs: int, json: bool) -> int:
+def conformance_executed(archs: tuple[int, ...], case: str, quick: bool, jobs: int, json: bool) -> int:
     """See ``attnsel conformance``."""
     try:
         import triton
@@ -29,9 +29,9 @@ def conformance_executed(archs: tuple[int, ...], case: str, jobs: int, json: boo
         complain(f"{error}; planning (attnsel explain, matrix) works without it")
         return BAD_INPUT
     words = tuple(word.strip() for word in case.split(",") if word.strip())
-    wanted = cases.wanted_cases(archs, words)
+    wanted = cases.wanted_cases(archs, words, quick)
     if not wanted:
-        named = ", ".join(f"{each.name!r}" for each in cases.CASES)
+        named = ", ".join(f"{each.name!r}" for each in cases.CASES if each.quick or not quick)
         raise InvalidInput("--case", case, f"must be part of a case's name: {named}")
     with bar("executing", len(wanted)) as move:
         reports = cases.reports(wanted, move, jobs)

@@ -1,7 +1,6 @@
-"""Calls that are executed and held against float64: each feature, odd lengths, head dimensions, both dtypes.
+"""Calls that are executed and held against float64: features alone and in pairs, lengths, head dimensions.
 
-Small, but larger than the tiles: every loop runs its first, middle and last part. A case names the kernels it
-reaches; ``on`` leaves out what an architecture does not have.
+Small, but larger than the tiles: every loop runs its first, middle and last part (``grid.py``).
 """
 
 from __future__ import annotations
@@ -24,78 +23,92 @@ from attnsel.backends.tiled.forward import forward as exact_forward
 from attnsel.backends.triton import pool, run
 
 from .faults import Fault, Unsupported
+from .grid import (
+    ALL,
+    ALL_REMAINDERS,
+    BOTH,
+    BOTTOM_RIGHT,
+    CAUSAL,
+    DECODED,
+    DECODED_SWEEP,
+    DESCRIPTORS,
+    DIAGONALS,
+    PACKED,
+    PAIRS,
+    SWEEP,
+    WHOLE,
+    WIDE_DIAGONALS,
+    WIDE_SWEEP,
+    WINDOWS,
+    Case,
+)
 from .plain import DIFFERENTIABLE, plain
 from .run import Executed, executed_on
+from .tensors import empty_is_nan, in_pages, make, upstream
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One call. ``tensors``: optional inputs, with the letters of their shape where they have a choice."""
-
-    name: str
-    spec: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, str] = field(default_factory=dict)
-    head_dims: tuple[int, int] = (64, 64)
-    lengths: tuple[int, int] = (150, 201)  # s_q, s_kv
-    dtypes: tuple[str, ...] = ("bf16",)  # on Turing fp16 only
-    page_size: int = 0  # the keys lie in pages
-    splits: int | None = None  # of decode; None: as the call would choose
-    backward: bool = True
-    variant: str | None = None  # of the forward: see ``run.forward``
-    archs: tuple[int, ...] = ()  # the only ones; all if left out
-
-    def dtypes_on(self, arch: int) -> tuple[str, ...]:
-        return ("fp16",) if arch < 80 else self.dtypes
-
-
-_CAUSAL = {"window_right": 0}
-_BOTTOM_RIGHT = {"window_right": 0, "bottom_right": True}
-_BOTH = ("bf16", "fp16")
-_PACKED = {"packed": True}
-_ALL = {**_BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable", "dropout_p": 0.3}
-_DESCRIPTORS: dict[str, Any] = {"variant": "descriptor", "backward": False, "archs": (90,)}
-_DECODED: dict[str, Any] = {"spec": _BOTTOM_RIGHT, "lengths": (3, 300), "backward": False}
-
 CASES = (
-    Case("full", dtypes=_BOTH),
-    Case("causal, head_dim 128", _CAUSAL, head_dims=(128, 128), dtypes=_BOTH),
-    Case("causal bottom-right, rows without a key", _BOTTOM_RIGHT, lengths=(150, 77)),
-    Case("window", {"window_left": 60, "window_right": 9}),
-    Case("offsets", {"window_left": 90, "window_right": 20, "q_offset": 100, "kv_offset": 50}),
-    Case("softcap", {"softcap": 1.2}),
-    Case("alibi", _CAUSAL, {"alibi_slopes": "h"}),
-    Case("bias", {}, {"bias": "1 h s_q s_kv"}),
-    Case("mask", {}, {"attn_mask": "b 1 s_q s_kv"}),
-    Case("dropout", {"dropout_p": 0.3}),
-    Case("sinks", {"softmax_type": "learnable"}, {"softmax_offset": "h"}),
-    Case("lengths", {}, {"seqlens_q": "b", "seqlens_kv": "b"}, dtypes=("fp16",)),
-    Case("packed", {**_PACKED, **_CAUSAL}, dtypes=_BOTH),
-    Case("packed, apart, everything", {**_PACKED, **_ALL},
-         {"padded": "", "bias": "1 h s_q s_kv", "alibi_slopes": "b h", "softmax_offset": "h"}),
-    Case("everything", _ALL,
+    Case("full", dtypes=BOTH, also=WIDE_SWEEP),
+    Case("causal, head_dim 128", CAUSAL, head_dims=(128, 128), dtypes=BOTH, also=WIDE_DIAGONALS, quick=True),
+    Case("causal bottom-right, rows without a key", BOTTOM_RIGHT, lengths=(150, 77),
+         also=({"lengths": (90, 301)}, *SWEEP), quick=True),
+    Case("window", {"window_left": 60, "window_right": 9}, also=WINDOWS, quick=True),
+    Case("offsets", {"window_left": 90, "window_right": 20, "q_offset": 100, "kv_offset": 50},
+         also=SWEEP),
+    Case("softcap", {"softcap": 1.2}, also=SWEEP),
+    Case("alibi", CAUSAL, {"alibi_slopes": "h"}, also=DIAGONALS),
+    Case("bias", {}, {"bias": "1 h s_q s_kv"}, also=SWEEP),
+    Case("mask", {}, {"attn_mask": "b 1 s_q s_kv"}, also=SWEEP),
+    Case("dropout", {"dropout_p": 0.3}, also=SWEEP),
+    Case("sinks", {"softmax_type": "learnable"}, {"softmax_offset": "h"}, also=SWEEP),
+    Case("lengths", {}, {"seqlens_q": "b", "seqlens_kv": "b"}, dtypes=("fp16",), also=(*WHOLE, *SWEEP)),
+    Case("packed", {**PACKED, **CAUSAL}, dtypes=BOTH, also=(*WHOLE, *DIAGONALS)),
+    Case("packed, apart, everything", {**PACKED, **ALL},
+         {"padded": "", "bias": "1 h s_q s_kv", "alibi_slopes": "b h", "softmax_offset": "h"},
+         also=(*WHOLE, *SWEEP), quick=True),
+    Case("everything", ALL,
          {"seqlens_kv": "b", "bias": "1 h s_q s_kv", "attn_mask": "b 1 s_q s_kv", "alibi_slopes": "h",
-          "softmax_offset": "h"}),
-    Case("head_dims 192 and 128, causal", _CAUSAL, head_dims=(192, 128)),
-    Case("head_dim 256", head_dims=(256, 256), lengths=(70, 101)),
-    Case("head_dims 40 and 24, causal", _CAUSAL, head_dims=(40, 24), dtypes=("fp16",)),
-    Case("one query row", **(_DECODED | {"lengths": (1, 131)}), splits=1),
-    Case("decode, three parts", **_DECODED, splits=3, dtypes=_BOTH),
-    Case("decode, pages of 16", **_DECODED, page_size=16, splits=3),
-    Case("pages of 256", **(_DECODED | {"lengths": (90, 300)}), page_size=256, splits=0),
-    Case("descriptors, causal", _CAUSAL, head_dims=(128, 128), variant="descriptor", backward=False,
-         archs=(90, 100)),
-    Case("descriptors, full, stages used again", **(_DESCRIPTORS | {"lengths": (150, 700)}), dtypes=_BOTH),
-    Case("descriptors, packed", {**_PACKED, **_CAUSAL}, **(_DESCRIPTORS | {"head_dims": (128, 128)})),
+          "softmax_offset": "h"}, also=(*WHOLE, *SWEEP), quick=True),
+    Case("head_dims 192 and 128, causal", CAUSAL, head_dims=(192, 128), also=DIAGONALS),
+    Case("head_dim 256", head_dims=(256, 256), lengths=(70, 101), also=SWEEP),
+    Case("head_dims 40 and 24, causal", CAUSAL, head_dims=(40, 24), dtypes=("fp16",),
+         also=(*DIAGONALS, *ALL_REMAINDERS)),
+    Case("one query row", **(DECODED | {"lengths": (1, 131)}), splits=1,
+         also=({"heads": (12, 1)}, *({"lengths": (1, each["lengths"][1])} for each in DECODED_SWEEP[7:]))),
+    Case("decode, three parts", **DECODED, splits=3, dtypes=BOTH, also=DECODED_SWEEP),
+    Case("decode, pages of 16", **DECODED, page_size=16, splits=3, also=DECODED_SWEEP, quick=True),
+    Case("pages of 256", **(DECODED | {"lengths": (90, 300)}), page_size=256, splits=0, also=SWEEP),
+    Case("bias of each key", {}, {"bias": "b 1 1 s_kv"}, dtypes=("fp16",), also=SWEEP),
+    Case("bias of each row", {}, {"bias": "1 h s_q 1"}, also=SWEEP),
+    Case("largest scores", {"return_max_logit": True}, also=SWEEP),
+    Case("whole tiles", {"window_left": 64, "window_right": 0}, lengths=(128, 256),
+         also=({"lengths": (256, 128)}, {"lengths": (64, 64), "window_left": 128, "window_right": 64})),
+    Case("head_dims 576 and 512", CAUSAL, head_dims=(576, 512), lengths=(70, 101), backward=False, splits=0,
+         also=DIAGONALS),
+    Case("decode, head_dims 576 and 512", **DECODED, head_dims=(576, 512), heads=(4, 1), splits=3,
+         also=({"lengths": (3, 2300), "splits": 128}, *DECODED_SWEEP[1::2])),
+    Case("decode, groups, lengths, largest scores",
+         **(DECODED | {"spec": {**BOTTOM_RIGHT, "return_max_logit": True}}),
+         tensors={"seqlens_kv": "b"}, heads=(4, 2), splits=3, dtypes=("fp16",), also=DECODED_SWEEP),
+    Case("decode, pages of 64, window, softcap, sinks",
+         **(DECODED | {"spec": {**BOTTOM_RIGHT, "window_left": 130, "softcap": 1.5,
+                                "softmax_type": "off-by-one"}}),
+         tensors={"seqlens_kv": "b"}, page_size=64, splits=4, also=DECODED_SWEEP),
+    *PAIRS,
+    Case("descriptors, causal", CAUSAL, head_dims=(128, 128), variant="descriptor", backward=False,
+         archs=(90, 100), quick=True),
+    Case("descriptors, full, stages used again", **(DESCRIPTORS | {"lengths": (150, 700)}), dtypes=BOTH),
+    Case("descriptors, packed", {**PACKED, **CAUSAL}, **(DESCRIPTORS | {"head_dims": (128, 128)})),
     Case("descriptors, packed, apart, features",
-         {**_PACKED, **_BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable"},
-         {"padded": "", "alibi_slopes": "b h", "softmax_offset": "h"}, **_DESCRIPTORS),
-    Case("descriptors, lengths, rows without a key", _BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"},
-         **(_DESCRIPTORS | {"lengths": (150, 77)})),
-    Case("descriptors, head_dims 192 and 128", **(_DESCRIPTORS | {"head_dims": (192, 128)})),
-    Case("descriptors, head_dim 256", **(_DESCRIPTORS | {"head_dims": (256, 256), "lengths": (70, 301)})),
-    Case("descriptors, head_dims 40 and 24", **(_DESCRIPTORS | {"head_dims": (40, 24)}), dtypes=("fp16",)),
+         {**PACKED, **BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable"},
+         {"padded": "", "alibi_slopes": "b h", "softmax_offset": "h"}, **DESCRIPTORS),
+    Case("descriptors, lengths, rows without a key", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"},
+         **(DESCRIPTORS | {"lengths": (150, 77)})),
+    Case("descriptors, head_dims 192 and 128", **(DESCRIPTORS | {"head_dims": (192, 128)})),
+    Case("descriptors, head_dim 256", **(DESCRIPTORS | {"head_dims": (256, 256), "lengths": (70, 301)})),
+    Case("descriptors, head_dims 40 and 24", **(DESCRIPTORS | {"head_dims": (40, 24)}), dtypes=("fp16",)),
 )  # fmt: skip
 
 
@@ -138,15 +151,19 @@ class CaseReport:
 Wanted = tuple[Case, int, str]  # a case, an architecture, a dtype
 
 
-def wanted_cases(archs: tuple[int, ...], words: tuple[str, ...] = ()) -> list[Wanted]:
-    """In the order of the architectures. ``words``: only cases whose names have one of them."""
+def wanted_cases(archs: tuple[int, ...], words: tuple[str, ...] = (), quick: bool = False) -> list[Wanted]:
+    """In the order of the architectures. ``words``: only cases whose names have one of them.
+
+    ``quick``: only the representative ones, each at its first dtype and with few calls.
+    """
     return [
-        (case, arch, dtype)
+        (case.shortened() if quick else case, arch, dtype)
         for arch in archs
         for case in CASES
         if not case.archs or arch in case.archs
         if not words or any(word in case.name for word in words)
-        for dtype in case.dtypes_on(arch)
+        if case.quick or not quick
+        for dtype in case.dtypes_on(arch)[: 1 if quick else None]
     ]
 
 
@@ -186,23 +203,67 @@ def report_on(wanted: Wanted) -> CaseReport:
 
 
 def _compared(case: Case, arch: int, dtype: torch.dtype, done: list[Executed]) -> dict[str, float]:
-    spec, inputs = make(case, dtype)
-    # On Turing the dK/dV pass ends at head_dim 128.
-    backward = case.backward and (arch >= 80 or max(case.head_dims) <= 128)
-    spec = dataclasses.replace(spec, need_grad=backward)
-    given = in_pages(inputs, case.page_size) if case.page_size else inputs
-    if given.bias is not None and backward:
-        given = given._replace(bias=given.bias.detach().requires_grad_())
-    with executed_on(arch, done):
-        result = run.forward(spec, given, splits=case.splits, variant=case.variant)
+    """By result the largest error of all calls."""
+    largest: dict[str, float] = {}
+    for each in case.calls():
+        call = Call.of(each, arch, dtype)
+        with executed_on(arch, done), empty_is_nan():
+            actual = call.carried_out()
+        errors = call.errors(actual)
+        if missing := call.held()[0].keys() - errors.keys():
+            raise ValueError(f"the kernels gave no {', '.join(sorted(missing))}")
+        for name, error in errors.items():
+            largest[name] = max(error, largest.get(name, 0.0))
+    return largest
+
+
+@dataclass(slots=True)
+class Call:
+    """One call's tensors, as the kernels get them and as its definition reads them."""
+
+    case: Case
+    dtype: torch.dtype
+    spec: Spec
+    inputs: Inputs
+    given: Inputs
+    dout: Tensor | None = None
+    dlse: Tensor | None = None
+    _held: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+
+    @classmethod
+    def of(cls, case: Case, arch: int, dtype: torch.dtype) -> Call:
+        spec, inputs = make(case, dtype)
+        # On Turing the dK/dV pass ends at head_dim 128.
+        backward = case.backward and (arch >= 80 or max(case.head_dims) <= 128)
+        spec = dataclasses.replace(spec, need_grad=backward)
+        given = in_pages(inputs, case.page_size) if case.page_size else inputs
+        if given.bias is not None and backward:
+            given = given._replace(bias=given.bias.detach().requires_grad_())
+        return cls(case, dtype, spec, inputs, given)
+
+    def carried_out(self) -> dict[str, Tensor]:
+        """Forward and, where the case has one, backward, in the context of the caller: results by name."""
+        result = run.forward(self.spec, self.given, splits=self.case.splits, variant=self.case.variant)
         assert result.lse is not None
-        actual, dout, dlse = {"out": result.out, "lse": result.lse}, None, None
-        if backward:
-            dout, dlse = torch.randn_like(result.out), torch.randn_like(result.lse)
-            grads = run.backward(spec, given, result, dout, dlse)
+        actual = {"out": result.out, "lse": result.lse}
+        if result.max_logit is not None:
+            actual["max_logit"] = result.max_logit
+        if self.spec.need_grad:
+            self.dout, self.dlse = upstream(self.spec, self.inputs, result)
+            grads = run.backward(self.spec, self.given, result, self.dout, self.dlse)
             actual |= {f"d{name}": t for name, t in grads._asdict().items() if t is not None}
-    expected = _exact(spec, inputs, dout, dlse)
-    return _against(actual, expected, plain(spec, inputs, dtype, dout, dlse), dtype)
+        return actual
+
+    def held(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What the results are held against: exact ones, and those at the call's own precision."""
+        if self._held is None:
+            exact = _exact(self.spec, self.inputs, self.dout, self.dlse)
+            self._held = exact, plain(self.spec, self.inputs, self.dtype, self.dout, self.dlse)
+        return self._held
+
+    def errors(self, actual: dict[str, Tensor]) -> dict[str, float]:
+        """Of all results, or some: each over what is allowed of it."""
+        return _against(actual, *self.held(), self.dtype)
 
 
 def _exact(spec: Spec, inputs: Inputs, dout: Tensor | None, dlse: Tensor | None) -> dict[str, Tensor]:
@@ -213,6 +274,8 @@ def _exact(spec: Spec, inputs: Inputs, dout: Tensor | None, dlse: Tensor | None)
     result = exact_forward(spec, wide)
     assert result.lse is not None
     made = {"out": result.out, "lse": result.lse}
+    if result.max_logit is not None:
+        made["max_logit"] = result.max_logit
     if dout is not None and dlse is not None:
         grads = exact_backward(spec, wide, Result(*result[:2]), dout.double(), dlse.double())
         made |= {f"d{name}": t for name, t in grads._asdict().items() if t is not None}
@@ -224,11 +287,12 @@ def _against(
 ) -> dict[str, float]:
     """By result its error, over twice (gradients: thrice) that of plain PyTorch and two ulp of the top."""
     ratios = {}
-    for name, t in expected.items():
+    for name, result in actual.items():
+        t = expected[name]
         finite = t[t.isfinite()]
         ulp = torch.finfo(dtype).eps * (finite.abs().max().item() if finite.numel() else 0.0)
         allowed = (3 if name.startswith("d") else 2) * _error(low[name], t) + 2 * ulp
-        off = _error(actual[name], t)
+        off = _error(result, t)
         ratios[name] = off / allowed if allowed else (0.0 if off == 0 else math.inf)
     return ratios
 
@@ -237,76 +301,3 @@ def _error(actual: Tensor, expected: Tensor) -> float:
     """The largest difference; infinite where only one of two is a number."""
     difference = torch.where(actual == expected, 0.0, (actual.double() - expected.double()).abs())
     return difference.nan_to_num(math.inf, math.inf).max().item() if difference.numel() else 0.0
-
-
-def make(case: Case, dtype: torch.dtype) -> tuple[Spec, Inputs]:
-    """The tensors of a case, normally distributed and always the same."""
-    torch.manual_seed(0)
-    (d, e), (s_q, s_kv) = case.head_dims, case.lengths
-    size = {"b": 2, "h": 2, "g": 1, "s_q": s_q, "s_kv": s_kv, "1": 1}
-    spec = Spec(softmax_scale=d**-0.5, need_lse=True, **case.spec)
-    made: dict[str, Any] = {}
-    if spec.packed:
-        gap = 3 if "padded" in case.tensors else 0
-        size["b"] = 3
-        lengths = {"q": [s_q // 3, 0, s_q], "kv": [s_kv, 9, s_kv // 2]}
-        rows = {}
-        for side, of_side in lengths.items():
-            made[f"cu_seqlens_{side}"] = _starts(of_side, 0)
-            if gap:
-                made[f"cu_seqlens_{side}_padded"] = _starts(of_side, gap)
-            # Two rows more than the sequences take: they are nobody's.
-            rows[side] = sum(of_side) + gap * len(of_side) + 2
-        shapes = ((rows["q"], size["h"], d), (rows["kv"], size["g"], d), (rows["kv"], size["g"], e))
-        made |= {name: torch.randn(shape, dtype=dtype) for name, shape in zip("qkv", shapes, strict=True)}
-    else:
-        # In memory [b, s, h, d], as most models have them.
-        for name, (heads, length, width) in {
-            "q": ("h", s_q, d),
-            "k": ("g", s_kv, d),
-            "v": ("g", s_kv, e),
-        }.items():
-            made[name] = torch.randn(size["b"], length, size[heads], width, dtype=dtype).transpose(1, 2)
-    for name, letters in case.tensors.items():
-        shape = [size[letter] for letter in letters.split()]
-        if name in ("bias", "softmax_offset"):
-            made[name] = torch.randn(shape, dtype=dtype)
-        elif name == "alibi_slopes":
-            made[name] = torch.randn(shape).abs() / 40
-        elif name == "attn_mask":
-            made[name] = torch.randn(shape) > 0.3
-        elif name.startswith("seqlens"):
-            full = size["s_q" if name == "seqlens_q" else "s_kv"]
-            made[name] = torch.tensor([full - 70, full], dtype=torch.int32)
-    if spec.dropout_p:
-        made |= {"dropout_seed": torch.tensor([1234]), "dropout_offset": torch.tensor([5678])}
-    return spec, Inputs(**made)
-
-
-def _starts(lengths: list[int], gap: int) -> Tensor:
-    """cu_seqlens; with a gap before each sequence, where it starts in memory."""
-    sums, total = [gap], gap
-    for length in lengths:
-        total += length + gap
-        sums.append(total)
-    return torch.tensor(sums, dtype=torch.int32)
-
-
-def in_pages(inputs: Inputs, size: int) -> Inputs:
-    """The keys in shuffled pages, NaN where no row lies; a table with entries past its sequence's end."""
-    k, v = inputs.k, inputs.v
-    batch, groups, length = k.shape[:3]
-    each = -(-length // size)
-    order = torch.randperm(batch * each + 2)  # two pages are nobody's
-    table = torch.full((batch, each + 2), -1, dtype=torch.int32)
-    table[:, :each] = order[: batch * each].view(batch, each)
-    pools = []
-    for t in (k, v):
-        pool = torch.full((len(order), groups, size, t.shape[-1]), math.nan, dtype=t.dtype)
-        for number in range(batch):
-            for entry in range(each):
-                part = t[number, :, entry * size : (entry + 1) * size]
-                pool[table[number, entry], :, : part.shape[1]] = part
-        pools.append(pool)
-    lengths = torch.full((batch,), length, dtype=torch.int32)
-    return inputs._replace(k=pools[0], v=pools[1], block_table=table, seqlens_kv=lengths)

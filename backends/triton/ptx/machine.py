@@ -23,7 +23,7 @@ from .translate import Program
 from .warps import Warps
 from .wgmma import Warpgroups
 
-_MOST_STEPS = 2_000_000  # basic blocks: far more than a call of ours takes
+MOST_STEPS = 2_000_000  # basic blocks: far more than a call of ours takes
 _UNSET = 0xCDCDCDCDCDCDCDCD  # what a register holds that nothing was assigned to
 
 
@@ -60,6 +60,8 @@ class Machine:
             self.mbarriers = Mbarriers(self.shared, self.threads)
             self.tensors = TensorCopies(self.shared, self.memory, self.maps, self.mbarriers)
         self.instructions = 0  # that warps executed
+        self.steps = 0  # basic blocks, each by some or all lanes
+        self.visited: set[int] = set()  # their numbers
         self._constants: dict[tuple[int, str], Array] = {}
 
     # -- what generated code asks for ---
@@ -94,14 +96,16 @@ class Machine:
         return self._constants[key]
 
     # -- running ---
-    def run(self) -> None:
+    def run(self, most_steps: int = MOST_STEPS) -> None:
         registers = self._registers()
         constants = [self._filled(*key) for key in self.program.constants]
         threads = self.threads
-        for _ in range(_MOST_STEPS):
+        while self.steps < most_steps:
             at, mask = threads.next()
             if at == ENDED:
                 break
+            self.steps += 1
+            self.visited.add(at)
             block = self.kernel.blocks[at]
             self.instructions += len(block.body) * threads.warps(mask)
             taken = self.program.blocks[at][0 if mask is None else 1](self, registers, constants, mask)

@@ -28,8 +28,10 @@ def plain(
         for name in DIFFERENTIABLE
         if (t := getattr(inputs, name)) is not None
     }
-    out, lse = _attention(spec, inputs._replace(**leaves))
+    out, lse, largest = _attention(spec, inputs._replace(**leaves))
     made = {"out": out.detach(), "lse": lse.detach()}
+    if spec.return_max_logit:
+        made["max_logit"] = largest.detach()
     if dout is not None:
         loss = (out * dout.to(dtype)).sum()
         if dlse is not None:
@@ -41,18 +43,21 @@ def plain(
     return made
 
 
-def _attention(spec: Spec, i: Inputs) -> tuple[Tensor, Tensor]:
+def _attention(spec: Spec, i: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     h = i.q.shape[1]
     out = i.q.new_zeros(*i.q.shape[:-1], i.v.shape[-1])
     lse = i.q.new_full((h, i.q.shape[0]) if spec.packed else i.q.shape[:3], -math.inf)
+    largest = i.q.new_full((h,), -math.inf)
     for number, (rows, cols) in enumerate(_sequences(spec, i)):
         if spec.packed:
             one = _sequence(spec, i, number, *(t.transpose(0, 1) for t in (i.q[rows], i.k[cols], i.v[cols])))
             out[rows], lse[:, rows] = one[0].transpose(0, 1), one[1]
         else:
             q, k, v = i.q[number, :, rows], i.k[number, :, cols], i.v[number, :, cols]
-            out[number, :, rows], lse[number, :, rows] = _sequence(spec, i, number, q, k, v)
-    return out, lse
+            one = _sequence(spec, i, number, q, k, v)
+            out[number, :, rows], lse[number, :, rows] = one[0], one[1]
+        largest = largest.maximum(one[2])
+    return out, lse, largest
 
 
 def _sequences(spec: Spec, i: Inputs) -> Iterator[tuple[slice, slice]]:
@@ -76,8 +81,10 @@ def _sequences(spec: Spec, i: Inputs) -> Iterator[tuple[slice, slice]]:
         yield parts[0], parts[1]
 
 
-def _sequence(spec: Spec, i: Inputs, number: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Out [h, s_q, e] and lse [h, s_q] of one sequence."""
+def _sequence(
+    spec: Spec, i: Inputs, number: int, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Out [h, s_q, e], lse [h, s_q] and the largest scores [h] of one sequence."""
     h, s_q, s_kv = q.shape[0], q.shape[1], k.shape[1]
     k, v = (t.repeat_interleave(h // t.shape[0], dim=0) for t in (k, v))
 
@@ -105,13 +112,14 @@ def _sequence(spec: Spec, i: Inputs, number: int, q: Tensor, k: Tensor, v: Tenso
         slopes = i.alibi_slopes if i.alibi_slopes.dim() == 1 else i.alibi_slopes[number]
         x = x - slopes.to(x.dtype)[:, None, None] * distance.abs()
     x = x.masked_fill(hidden, -math.inf)
+    largest = x.flatten(1).amax(1) if x.numel() else q.new_full((h,), -math.inf)
     logits = x
     if spec.softmax_type != "vanilla":
         sink = i.softmax_offset if i.softmax_offset is not None else x.new_zeros(h)
         logits = torch.cat([x, sink[:, None, None].expand(h, s_q, 1)], dim=-1)
     dead = (logits == -math.inf).all(-1)  # computed on zeros: autograd would make NaN of it
     if not logits.shape[-1]:
-        return q.new_zeros(h, s_q, v.shape[-1]), q.new_full((h, s_q), -math.inf)
+        return q.new_zeros(h, s_q, v.shape[-1]), q.new_full((h, s_q), -math.inf), largest
     lse = torch.logsumexp(logits.masked_fill(dead[..., None], 0.0), dim=-1)
     p = torch.exp(x - lse[..., None])
     lse = lse.masked_fill(dead, -math.inf)
@@ -120,4 +128,4 @@ def _sequence(spec: Spec, i: Inputs, number: int, q: Tensor, k: Tensor, v: Tenso
         span = [range(spec.q_offset, spec.q_offset + s_q), range(spec.kv_offset, spec.kv_offset + s_kv)]
         keep = keep_mask(key, spec.dropout_p, range(number, number + 1), range(h), *span)[0]
         p = p * keep.to(p.dtype) * keep_scale(spec.dropout_p)
-    return p @ v, lse
+    return p @ v, lse, largest

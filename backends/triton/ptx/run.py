@@ -19,7 +19,7 @@ from attnsel.backends.triton.launch import Launch
 
 from .faults import Fault, Faults, Unsupported
 from .global_memory import GlobalMemory
-from .machine import Machine
+from .machine import MOST_STEPS, Machine
 from .parse import parse
 from .translate import Program, translate, unsupported
 
@@ -48,6 +48,8 @@ class Executed:
     seconds: float  # of executing
     compiling: float  # seconds in Triton and in the translator
     faults: list[Fault] = field(default_factory=list)
+    steps: int = 0  # basic blocks, of the blocks that took most
+    visited: frozenset[int] = frozenset()  # numbers of basic blocks that were run
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:
@@ -81,11 +83,20 @@ def execute(
     program = program_of(compiled.ptx if change is None else change(compiled.ptx))
     if watch is not None:
         program = watch(program)
-    ready = time.perf_counter()
+    compiling = time.perf_counter() - start
+    done = carry_out(launch, compiled, program)
+    done.compiling = compiling
+    return done
+
+
+def carry_out(launch: Launch, compiled: Compiled, program: Program, most_steps: int = MOST_STEPS) -> Executed:
+    """Run a translation of a compiled launch, at most so many basic blocks of it."""
+    start = time.perf_counter()
     memory = GlobalMemory()
     values, tensors = _arguments(compiled, program, launch, memory)
     faults = Faults(program.kernel)
-    instructions = 0
+    instructions = steps = 0
+    visited: set[int] = set()
     together = max(1, _LANES // program.kernel.threads)
     with np.errstate(all="ignore"):
         for begin in range(0, launch.programs, together):
@@ -93,13 +104,17 @@ def execute(
             machine = Machine(
                 program, memory, values, compiled.shared_memory, blocks, launch.programs, faults
             )
-            machine.run()
+            machine.run(most_steps)
             instructions += machine.instructions
+            steps = max(steps, machine.steps)
+            visited |= machine.visited
     for region, t in tensors:
         if memory.written[region]:
-            _bytes(t).copy_(torch.from_numpy(memory.contents(region)))
-    done = time.perf_counter()
-    return Executed(launch.name, launch.programs, instructions, done - ready, ready - start, list(faults))
+            bytes_of(t).copy_(torch.from_numpy(memory.contents(region)))
+    seconds = time.perf_counter() - start
+    return Executed(
+        launch.name, launch.programs, instructions, seconds, 0.0, list(faults), steps, frozenset(visited)
+    )
 
 
 def _arguments(
@@ -137,14 +152,14 @@ def _region(memory: GlobalMemory, name: str, t: Tensor) -> int:
     """A tensor's bytes; only those of its elements are valid, whatever lies between its rows."""
     if t.data_ptr() % 16:
         raise ValueError(f"{name} is compiled for addresses that are multiples of 16")
-    data = _bytes(t)
+    data = bytes_of(t)
     covered = torch.zeros(data.numel() // t.element_size(), dtype=torch.uint8)
     if t.numel():
         covered.as_strided(t.shape, t.stride()).fill_(1)
     return memory.add(name, data.numpy(), np.repeat(covered.numpy(), t.element_size()), t.data_ptr())
 
 
-def _bytes(t: Tensor) -> Tensor:
+def bytes_of(t: Tensor) -> Tensor:
     """The bytes from a tensor's first element to its last."""
     extent = 0
     if t.numel():
@@ -158,19 +173,32 @@ def executed_on(
 ) -> Iterator[None]:
     """``run.forward`` and ``run.backward`` of CPU tensors, as on a GPU of ``arch``, executed here.
 
-    Each launch is added to ``done``. ``change(name of the launch, PTX)`` may alter what is executed. Not for
-    threads: what runs launches is replaced.
+    Each launch is added to ``done``. ``change(name of the launch, PTX)`` may alter what is executed.
+    """
+
+    def carry_out(launch: Launch) -> None:
+        altered = None if change is None else (lambda text: change(launch.name, text))
+        done.append(execute(launch, arch, altered))
+
+    with launches_given_to(carry_out, arch):
+        yield
+
+
+@contextlib.contextmanager
+def launches_given_to(carry_out: Callable[[Launch], None], arch: int) -> Iterator[None]:
+    """What would be launched on a GPU of ``arch`` is given to a function instead, in its order.
+
+    Not for threads: what runs launches is replaced.
     """
     before = _run._arch, _run._run, _run._processors
 
-    def carry_out(launch: Launch, device: torch.device, _: int | None) -> None:
+    def give(launch: Launch, device: torch.device, _: int | None) -> None:
         if launch.programs:
-            altered = None if change is None else (lambda text: change(launch.name, text))
-            done.append(execute(launch, arch, altered))
+            carry_out(launch)
 
     replaced: Any = _run
     replaced._arch = lambda q: arch
-    replaced._run = carry_out
+    replaced._run = give
     replaced._processors = lambda device: 0
     try:
         yield

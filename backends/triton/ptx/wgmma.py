@@ -29,8 +29,8 @@ class Warpgroups:
     def __init__(self, shared: SharedMemory, warps: Warps) -> None:
         self.shared, self.warps, self.lanes = shared, warps, shared.lanes
         self.groups = self.lanes.n // _GROUP
-        # Of a register: its result under way, and the lanes that have not waited for it.
-        self.results: dict[int, tuple[Array, Array]] = {}
+        # Of a register: its result under way, lanes that have not waited for it, commit groups of warpgroups.
+        self.results: dict[int, tuple[Array, Array, Array]] = {}
         # What reads: warpgroups, byte places [group, chunk], and the commit group of each.
         self.reads: list[tuple[Array, Array, Array]] = []
         self.committed = np.zeros(self.groups, i8)
@@ -49,20 +49,18 @@ class Warpgroups:
         self.committed = self.committed + self._active(mask, line)
 
     def wait(self, registers: list[Array], n: int, mask: Array | None, line: int) -> None:
+        """All but the ``n`` youngest groups that were committed: their results appear."""
         active = self._active(mask, line)
-        if n:
-            # Results are kept by register, not by group: which of them are done is not known.
-            raise Unsupported([f"wgmma.wait_group {n}"])
-        for index, (value, lanes) in list(self.results.items()):
-            now = lanes if mask is None else lanes & mask
+        for index, (value, lanes, commit) in list(self.results.items()):
+            now = lanes & np.repeat(active & (commit < self.committed - n), _GROUP)
             registers[index] = np.where(now, value, registers[index])
-            self.results[index] = (value, lanes & ~now)
+            self.results[index] = (value, lanes & ~now, commit)
             if not (lanes & ~now).any():
                 del self.results[index]
         rest = []
         self.shared.pinned.bytes[:] = 0
         for groups, place, commit in self.reads:
-            done = active[groups] & (commit < self.committed[groups])
+            done = active[groups] & (commit < self.committed[groups] - n)
             if done.any():
                 self.shared.order.group_has_read(place[done], groups[done])
             if not done.all():
@@ -106,9 +104,9 @@ class Warpgroups:
         places.append(place)
         # Register 4j + 2h + p of a lane: row 16 warp + 8h + lane / 4, column 8j + 2 (lane % 4) + p.
         nobody = np.zeros(self.lanes.n, bool)
-        held: list[tuple[Array, Array]] = [self.results.get(k, (registers[k], nobody)) for k in d]
+        held = [self.results.get(k, (registers[k], nobody, self.committed)) for k in d]
         before: list[Array] = [
-            np.where(lanes, value, registers[k]) for k, (value, lanes) in zip(d, held, strict=True)
+            np.where(lanes, value, registers[k]) for k, (value, lanes, _) in zip(d, held, strict=True)
         ]
         z = np.stack([each.reshape(-1, _GROUP)[some] for each in before]).view(f4)
         z = z.reshape(columns // 8, 2, 2, g, 4, 8, 4).transpose(3, 4, 1, 5, 0, 6, 2).reshape(g, 64, columns)
@@ -122,7 +120,8 @@ class Warpgroups:
             if not everyone:
                 value = held[k][0].reshape(-1, _GROUP).copy()
                 value[some] = out[k]
-            self.results[index] = (value.reshape(-1), here | held[k][1])
+            commit = np.where(active, self.committed, held[k][2])
+            self.results[index] = (value.reshape(-1), here | held[k][1], commit)
             registers[index] = np.where(here, _IN_FLIGHT, registers[index])
         for place in places:
             self._check(place, groups, line)

@@ -76,17 +76,32 @@ def test_json(run, found):
 def test_cases_are_chosen_by_words(run, monkeypatch):
     chosen = []
     monkeypatch.setattr(cases, "reports", lambda wanted, progress, jobs: chosen.extend(wanted) or [])
-    run("conformance --execute --arch 75,80 --case sinks,pages")
+    run("conformance --execute --arch 75,80 --case pages,576")
     assert [(case.name, arch, dtype) for case, arch, dtype in chosen] == [
         (name, arch, dtype)
         for arch, dtype in ((75, "fp16"), (80, "bf16"))
-        for name in ("sinks", "decode, pages of 16", "pages of 256")
+        for name in (
+            "decode, pages of 16", "pages of 256", "head_dims 576 and 512", "decode, head_dims 576 and 512",
+            "decode, pages of 64, window, softcap, sinks",
+        )
+    ]  # fmt: skip
+
+
+def test_quick_takes_the_representative_cases_once_and_with_few_calls(run, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(cases, "reports", lambda wanted, progress, jobs: chosen.extend(wanted) or [])
+    run("conformance --execute --quick --arch 80")
+    assert [case.name for case, _, _ in chosen] == [
+        case.name for case in cases.CASES if case.quick and (not case.archs or 80 in case.archs)
     ]
+    assert all(len(case.also) <= 2 for case, _, _ in chosen)
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("conformance --execute --quick --case sinks", "part of a case's name"),
+        ("conformance --quick", "needs --execute"),
         ("conformance --execute --case nonsense", "part of a case's name"),
         ("conformance --case full", "--execute"),
     ],

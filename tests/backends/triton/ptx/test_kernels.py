@@ -40,9 +40,14 @@ def test_forward_and_backward_are_right_and_have_no_fault(arch: int, dtype: torc
     assert_errs_little_more(actual, wanted, plain, dtype)
 
 
-def changed(case: str, kernel: str, change: Callable[[str], str]) -> CaseReport:
-    """A case on sm80 whose PTX of one kernel was edited."""
+def first_call(case: str) -> cases.Wanted:
     (wanted,) = [each for each in wanted_cases((80,), (case,)) if each[2] == "bf16"]
+    return (wanted[0].calls()[0], *wanted[1:])
+
+
+def changed(case: str, kernel: str, change: Callable[[str], str]) -> CaseReport:
+    """The first call of a case on sm80, with the PTX of one kernel edited."""
+    wanted = first_call(case)
     before = cases.executed_on
     cases.executed_on = lambda arch, done: before(  # type: ignore[assignment]
         arch, done, lambda name, text: change(text) if name == kernel else text
@@ -55,8 +60,7 @@ def changed(case: str, kernel: str, change: Callable[[str], str]) -> CaseReport:
 
 @pytest.fixture(scope="module")
 def decoded() -> CaseReport:
-    (wanted,) = [each for each in wanted_cases((80,), ("pages of 16",)) if each[2] == "bf16"]
-    return report_on(wanted)
+    return report_on(first_call("pages of 16"))
 
 
 def test_decode_over_pages(decoded: CaseReport) -> None:

@@ -116,6 +116,7 @@ def multiplied(
     swizzle: bool,
     fence: str = "fence.proxy.async.shared::cta;",
     wait: str = "wgmma.wait_group.sync.aligned 0;",
+    commit: str = "wgmma.commit_group.sync.aligned;",
 ) -> tuple[np.ndarray, np.ndarray, list[Fault]]:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((64, 16), (8, 16)))
@@ -137,7 +138,7 @@ def multiplied(
         + f"{fence}\nbar.sync 0;\nwgmma.fence.sync.aligned;\nsetp.eq.s32 %p1, 0, 0;\n"
         + f"mov.b64 %rd10, {descriptor(0, swizzle)}; mov.b64 %rd11, {descriptor(_B_AT, swizzle)};\n"
         + f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {sums}, %rd10, %rd11, %p1, 1, 1, 0, 0;\n"
-        + f"wgmma.commit_group.sync.aligned;\n{wait}\nst.global.v4.b32 [%rd5], {sums};"
+        + f"{commit}\n{wait}\nst.global.v4.b32 [%rd5], {sums};"
     )  # fmt: skip
     got, faults = execute(body, image.view(np.uint32).reshape(-1, 4), threads=128, shared=16 * _IMAGE)
     return got[:128].view(np.float32), a @ b.T + 1, faults
@@ -159,3 +160,17 @@ def test_wgmma_wants_a_fence_and_a_wait() -> None:
     assert {fault.kind for fault in faults} == {"not waited for"}
     got, _, _ = multiplied(False, wait="")
     assert np.isnan(got).all()  # what a register in flight holds
+
+
+@pytest.mark.parametrize(
+    ("commits", "waits_for_all_but", "there"), [(0, 0, False), (1, 0, True), (1, 1, False), (2, 1, True)]
+)
+def test_a_wait_is_for_the_groups_that_were_committed(
+    commits: int, waits_for_all_but: int, there: bool
+) -> None:
+    commit = "wgmma.commit_group.sync.aligned;\n" * commits  # the second group is empty
+    wait = f"wgmma.wait_group.sync.aligned {waits_for_all_but};"
+    got, wanted, _ = multiplied(False, wait=wait, commit=commit)
+    assert np.isnan(got).all() != there
+    if there:
+        assert got[0, 0] == wanted[0, 0]
