@@ -6,10 +6,26 @@ Every result element is written by one program, in one order of summation: no at
 import triton
 import triton.language as tl
 
-from .tile import LOG2E, dropout_key, kept, load_rows, score, sequence, span, store_rows
+from .tile import (
+    ALL,
+    EDGES,
+    INNER,
+    LOG2E,
+    PLAIN,
+    bounded,
+    dropout_key,
+    kept,
+    load_rows,
+    score,
+    sequence,
+    span,
+    store_rows,
+    tile_at,
+    tiles_of,
+)
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@triton.jit(do_not_specialize=PLAIN)
 def rows_kernel(
     Out, DOut, Lse,
     DLse,  # or None
@@ -62,28 +78,43 @@ def rows_kernel(
 
 @triton.jit
 def _rows_of_dkdv(
-    dk, dv, k, v, begin, end,
+    dk, dv, k, v, begin, full_begin, full_end, end,
     Q, DOut, Lse2, Delta,
     q_s, do_s,
     n0, len_q, len_kv, diag, scale2, cap, window_left, window_right,
     Bias, bias_q, bias_kv, Mask, mask_q, mask_kv,
     slope2, key, q_offset, kv_offset, head, z, threshold, keep_scale,
     D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
-    MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, DROPOUT: tl.constexpr, DEAD_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    PART: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, DROPOUT: tl.constexpr, DEAD_ROWS: tl.constexpr, AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows [begin, end) of one query head into dk [n, d] and dv [n, e], scores transposed: [n, m].
+    """Rows of one query head into dk [n, d] and dv [n, e], scores transposed, [n, m]: those of [begin, end)
+    that PART says.
 
-    So P^T and dS^T come out of their dots as the left operands of the next, with no change of layout.
+    So P^T and dS^T come out of their dots as the left operands of the next, with no change of layout. AHEAD:
+    a tile of rows is read while the one before it is used.
     """
     BLOCK_N: tl.constexpr = k.shape[0]
     cols = n0 + tl.arange(0, BLOCK_N)
-    for m in range(begin, end, BLOCK_M):
+    first, last, skipped = tiles_of(begin, full_begin, full_end, end, PART, RIGHT, LEFT)
+    if AHEAD:
+        start = tile_at(first, full_begin, skipped, PART, RIGHT, LEFT)
+        q_ahead = load_rows(Q, start, q_s, len_q, D, BLOCK_D, BLOCK_M, True)
+        dout_ahead = load_rows(DOut, start, do_s, len_q, E, BLOCK_E, BLOCK_M, True)
+    for counted in range(first, last, BLOCK_M):
+        m = tile_at(counted, full_begin, skipped, PART, RIGHT, LEFT)
         rows = m + tl.arange(0, BLOCK_M)
         lse2 = tl.load(Lse2 + rows, mask=rows < len_q, other=float("inf"))
         delta = tl.load(Delta + rows, mask=rows < len_q, other=0.0)
-        q = load_rows(Q, m, q_s, len_q, D, BLOCK_D, BLOCK_M, True)
-        dout = load_rows(DOut, m, do_s, len_q, E, BLOCK_E, BLOCK_M, True)
+        if AHEAD:
+            q, dout = q_ahead, dout_ahead
+            then = tile_at(counted + BLOCK_M, full_begin, skipped, PART, RIGHT, LEFT)
+            q_ahead = load_rows(Q, then, q_s, len_q, D, BLOCK_D, BLOCK_M, True)
+            dout_ahead = load_rows(DOut, then, do_s, len_q, E, BLOCK_E, BLOCK_M, True)
+        else:
+            q = load_rows(Q, m, q_s, len_q, D, BLOCK_D, BLOCK_M, True)
+            dout = load_rows(DOut, m, do_s, len_q, E, BLOCK_E, BLOCK_M, True)
         if DEAD_ROWS:
             # What they hold may be NaN, and 0 * NaN leaks.
             alive = (lse2 != float("inf"))[:, None]
@@ -91,9 +122,13 @@ def _rows_of_dkdv(
             dout = tl.where(alive, dout, tl.zeros_like(dout))
         x = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         x, t = score(
-            x, rows[None, :], cols[:, None], len_q, len_kv, diag, scale2, cap, window_left, window_right,
-            Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, False, MASKED and LEFT,
-            MASKED and RIGHT, SOFTCAP, ALIBI,
+            x, rows[None, :], cols[:, None], len_q, len_kv, diag, scale2, cap, Bias, bias_q, bias_kv, Mask,
+            mask_q, mask_kv, slope2, SOFTCAP, ALIBI,
+        )  # fmt: skip
+        # Columns past the last need no mask: they reach no result but their own, which is not stored.
+        x = bounded(
+            x, rows[None, :], cols[:, None], (m < full_begin) | (m >= full_end), len_kv, diag, window_left,
+            window_right, PART, False, LEFT, RIGHT,
         )  # fmt: skip
         p = tl.exp2(x - lse2[None, :])
         dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
@@ -111,22 +146,31 @@ def _rows_of_dkdv(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["q_offset", "kv_offset", "window_left", "window_right", "threshold", "tiles"])
+@triton.jit(do_not_specialize=PLAIN)
 def dkdv_kernel(
     Q, K, V, DOut, Lse2, Delta, DK, DV, Bias, Mask, Slopes, LenQ, LenKV, CuQ, CuKV, StartQ, StartKV, Seed,
     Offset,
     q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, do_b, do_h, do_s, dk_b, dk_h, dk_s, dv_b, dv_h, dv_s,
     row_b, row_h, bias_b, bias_h, bias_q, bias_kv, mask_b, mask_h, mask_q, mask_kv, slope_b,
     tiles,  # column blocks of the longest sequence
-    groups, group, rows_q, rows_kv,
+    shares,  # programs that divide the query heads of a group among them
+    dk_share, dv_share, groups, group, rows_q, rows_kv,
     scale, cap, window_left, window_right, q_offset, kv_offset, threshold, keep_scale,
     D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
-    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, DEAD_ROWS: tl.constexpr,
+    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    MASKS: tl.constexpr,  # ALL, EDGES or BRANCH
+    DEAD_ROWS: tl.constexpr, AHEAD: tl.constexpr,
+    SHARED: tl.constexpr,  # DK and DV are float32 [shares, ...]
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program per block of columns and kv head; the query heads of its group one after the other."""
+    """One program per block of columns, kv head and share of its query heads, one after the other."""
     pid = tl.program_id(0)
+    first_head, last_head = 0, group
+    if SHARED:
+        share = pid % shares
+        pid = pid // shares
+        first_head, last_head = share * group // shares, (share + 1) * group // shares
     block = pid % tiles
     g = pid // tiles % groups
     z = pid // tiles // groups
@@ -151,14 +195,13 @@ def dkdv_kernel(
     v = load_rows(V + z64 * v_b + g64 * v_h + first_kv * v_s, n0, v_s, len_kv, E, BLOCK_E, BLOCK_N, True)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
-    # Seen from a column, row - column lies between -(diag + right) and -(diag - left). Columns past the end
-    # need no mask: they reach no result but their own, which is not stored.
+    # Seen from a column, row - column lies between -(diag + right) and -(diag - left).
     begin, full_begin, full_end, end = span(
-        n0, BLOCK_N, reach, -diag - window_right, window_left - diag, BLOCK_M, RIGHT, LEFT, SPLIT
+        n0, BLOCK_N, reach, -diag - window_right, window_left - diag, BLOCK_M, RIGHT, LEFT
     )
-    if SPLIT:
-        full_end = end
-    for r in range(0, group):
+    if not LEFT:
+        full_end = end  # rows past the last have a probability of 0
+    for r in range(first_head, last_head):
         head = g * group + r
         head64 = head.to(tl.int64)
         q = Q + z64 * q_b + head64 * q_h + first_q * q_s
@@ -174,28 +217,21 @@ def dkdv_kernel(
         slope2 = 0.0
         if Slopes is not None:
             slope2 = tl.load(Slopes + z * slope_b + head) * LOG2E
-        if SPLIT and RIGHT:
+        if MASKS == EDGES:
             dk, dv = _rows_of_dkdv(
-                dk, dv, k, v, begin, full_begin, q, dout, lse2, delta, q_s, do_s, n0, len_q, len_kv, diag,
-                scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv, slope2,
-                key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
-                True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, DEAD_ROWS, PRECISION,
+                dk, dv, k, v, begin, full_begin, full_end, end, q, dout, lse2, delta, q_s, do_s, n0, len_q,
+                len_kv, diag, scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q,
+                mask_kv, slope2, key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D,
+                BLOCK_E, BLOCK_M, INNER, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, DEAD_ROWS,
+                AHEAD, PRECISION,
             )  # fmt: skip
-        if SPLIT:
-            dk, dv = _rows_of_dkdv(
-                dk, dv, k, v, full_begin, full_end, q, dout, lse2, delta, q_s, do_s, n0, len_q, len_kv,
-                diag, scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv,
-                slope2, key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E,
-                BLOCK_M, False, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, DEAD_ROWS,
-                PRECISION,
-            )  # fmt: skip
-        if not SPLIT:
-            dk, dv = _rows_of_dkdv(
-                dk, dv, k, v, full_end, end, q, dout, lse2, delta, q_s, do_s, n0, len_q, len_kv, diag,
-                scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv, slope2,
-                key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
-                True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, DEAD_ROWS, PRECISION,
-            )  # fmt: skip
+        dk, dv = _rows_of_dkdv(
+            dk, dv, k, v, begin, full_begin, full_end, end, q, dout, lse2, delta, q_s, do_s, n0, len_q,
+            len_kv, diag, scale2, cap, window_left, window_right, bias, bias_q, bias_kv, mask, mask_q,
+            mask_kv, slope2, key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D,
+            BLOCK_E, BLOCK_M, MASKS, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, DEAD_ROWS, AHEAD,
+            PRECISION,
+        )  # fmt: skip
     limit = rows_kv
     if CuKV is not None:
         limit = len_kv
@@ -205,6 +241,9 @@ def dkdv_kernel(
     own = (cols < len_kv)[:, None]
     dk = tl.where(own, dk * scale, 0.0)
     dv = tl.where(own, dv, 0.0)
+    if SHARED:
+        DK += share.to(tl.int64) * dk_share
+        DV += share.to(tl.int64) * dv_share
     DK += z64 * dk_b + g64 * dk_h + first_kv * dk_s
     DV += z64 * dv_b + g64 * dv_h + first_kv * dv_s
     store_rows(DK, dk, n0, dk_s, limit, D, BLOCK_D, BLOCK_N)
@@ -213,24 +252,41 @@ def dkdv_kernel(
 
 @triton.jit
 def _columns_of_dq(
-    dq, q, dout, lse2, delta, begin, end,
+    dq, q, dout, lse2, delta, begin, full_begin, full_end, end,
     K, V,
     k_s, v_s,
     rows, len_q, len_kv, diag, scale2, cap, window_left, window_right,
     Bias, bias_q, bias_kv, Mask, mask_q, mask_kv,
     slope2, key, q_offset, kv_offset, head, z, threshold, keep_scale,
     D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    PART: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, DROPOUT: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Columns [begin, end) of one row block into dq [m, d]."""
-    for n in range(begin, end, BLOCK_N):
-        k = load_rows(K, n, k_s, len_kv, D, BLOCK_D, BLOCK_N, MASKED)
-        v = load_rows(V, n, v_s, len_kv, E, BLOCK_E, BLOCK_N, MASKED)
+    """Columns of one row block into dq [m, d]: those of [begin, end) that PART says. AHEAD: a tile of keys
+    and values is read while the one before it is used.
+    """
+    GUARD: tl.constexpr = PART != INNER
+    first, last, skipped = tiles_of(begin, full_begin, full_end, end, PART, LEFT, True)
+    if AHEAD:
+        start = tile_at(first, full_begin, skipped, PART, LEFT, True)
+        k_ahead = load_rows(K, start, k_s, len_kv, D, BLOCK_D, BLOCK_N, True)
+        v_ahead = load_rows(V, start, v_s, len_kv, E, BLOCK_E, BLOCK_N, True)
+    for counted in range(first, last, BLOCK_N):
+        n = tile_at(counted, full_begin, skipped, PART, LEFT, True)
+        edge = (n < full_begin) | (n >= full_end)
+        if AHEAD:
+            k, v = k_ahead, v_ahead
+            # Guarded: behind the last tile may be no memory.
+            then = tile_at(counted + BLOCK_N, full_begin, skipped, PART, LEFT, True)
+            k_ahead = load_rows(K, then, k_s, len_kv, D, BLOCK_D, BLOCK_N, True)
+            v_ahead = load_rows(V, then, v_s, len_kv, E, BLOCK_E, BLOCK_N, True)
+        else:
+            k = load_rows(K, n, k_s, len_kv, D, BLOCK_D, BLOCK_N, GUARD)
+            v = load_rows(V, n, v_s, len_kv, E, BLOCK_E, BLOCK_N, GUARD)
         ds, t = _dscore(
-            q, k, v, dout, lse2, delta, rows, n, len_q, len_kv, diag, scale2, cap, window_left,
+            q, k, v, dout, lse2, delta, rows, n, edge, len_q, len_kv, diag, scale2, cap, window_left,
             window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key, q_offset, kv_offset,
-            head, z, threshold, keep_scale, MASKED, LEFT, RIGHT, SOFTCAP, ALIBI, DROPOUT, PRECISION,
+            head, z, threshold, keep_scale, PART, LEFT, RIGHT, SOFTCAP, ALIBI, DROPOUT, PRECISION,
         )  # fmt: skip
         if SOFTCAP:
             ds = ds * (1.0 - t * t)
@@ -240,10 +296,10 @@ def _columns_of_dq(
 
 @triton.jit
 def _dscore(
-    q, k, v, dout, lse2, delta, rows, n, len_q, len_kv, diag, scale2, cap, window_left, window_right,
+    q, k, v, dout, lse2, delta, rows, n, edge, len_q, len_kv, diag, scale2, cap, window_left, window_right,
     Bias, bias_q, bias_kv, Mask, mask_q, mask_kv,
     slope2, key, q_offset, kv_offset, head, z, threshold, keep_scale,
-    MASKED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
+    PART: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile's biased scores [m, n], before the softcap's derivative, and its tanh."""
@@ -251,9 +307,12 @@ def _dscore(
     cols = n + tl.arange(0, BLOCK_N)
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x, t = score(
-        x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, window_left, window_right,
-        Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, MASKED, MASKED and LEFT,
-        MASKED and RIGHT, SOFTCAP, ALIBI,
+        x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, Bias, bias_q, bias_kv, Mask,
+        mask_q, mask_kv, slope2, SOFTCAP, ALIBI,
+    )  # fmt: skip
+    x = bounded(
+        x, rows[:, None], cols[None, :], edge, len_kv, diag, window_left, window_right, PART, True, LEFT,
+        RIGHT,
     )  # fmt: skip
     p = tl.exp2(x - lse2[:, None])
     dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
@@ -278,7 +337,7 @@ def _live_rows(
     return tl.where(alive, q, tl.zeros_like(q)), tl.where(alive, dout, tl.zeros_like(dout)), lse2, delta
 
 
-@triton.jit(do_not_specialize=["q_offset", "kv_offset", "window_left", "window_right", "threshold", "tiles"])
+@triton.jit(do_not_specialize=PLAIN)
 def dq_kernel(
     Q, K, V, DOut, Lse2, Delta, DQ, Bias, Mask, Slopes, LenQ, LenKV, CuQ, CuKV, StartQ, StartKV, Seed,
     Offset,
@@ -289,7 +348,9 @@ def dq_kernel(
     scale, cap, window_left, window_right, q_offset, kv_offset, threshold, keep_scale,
     D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
-    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    MASKS: tl.constexpr,  # ALL, EDGES or BRANCH
+    AHEAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program per block of rows and head."""
     pid = tl.program_id(0)
@@ -329,21 +390,21 @@ def dq_kernel(
         m0, q_s, do_s, len_q, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
     )  # fmt: skip
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    _begin, full_begin, full_end, end = span(
-        m0, BLOCK_M, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, SPLIT
+    begin, full_begin, full_end, end = span(
+        m0, BLOCK_M, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT
     )
-    if SPLIT:
+    if MASKS == EDGES:
         dq = _columns_of_dq(
-            dq, q, dout, lse2, delta, full_begin, full_end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,
-            cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-            q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
-            False, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, PRECISION,
+            dq, q, dout, lse2, delta, begin, full_begin, full_end, end, K, V, k_s, v_s, rows, len_q, len_kv,
+            diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv,
+            slope2, key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
+            INNER, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, AHEAD, PRECISION,
         )  # fmt: skip
     dq = _columns_of_dq(
-        dq, q, dout, lse2, delta, full_end, end, K, V, k_s, v_s, rows, len_q, len_kv, diag, scale2,
-        cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2, key,
-        q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
-        True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, PRECISION,
+        dq, q, dout, lse2, delta, begin, full_begin, full_end, end, K, V, k_s, v_s, rows, len_q, len_kv,
+        diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2,
+        key, q_offset, kv_offset, head, z, threshold, keep_scale, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
+        MASKS, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, AHEAD, PRECISION,
     )  # fmt: skip
     limit = rows_q
     if CuQ is not None:
@@ -353,7 +414,7 @@ def dq_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["q_offset", "kv_offset", "window_left", "window_right", "threshold", "tiles"])
+@triton.jit(do_not_specialize=PLAIN)
 def dbias_kernel(
     Q, K, V, DOut, Lse2, Delta, DBias, Bias, Mask, Slopes, LenQ, LenKV, CuQ, CuKV, StartQ, StartKV, Seed,
     Offset,
@@ -415,7 +476,7 @@ def dbias_kernel(
                 m0, q_s, do_s, len_q, D, E, BLOCK_D, BLOCK_E, BLOCK_M,
             )  # fmt: skip
             begin, _full_begin, _full_end, end = span(
-                m0, BLOCK_M, len_kv, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, False
+                m0, BLOCK_M, len_kv, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT
             )
             if not ALL_COLS:
                 begin = tl.maximum(begin, tile_kv * BLOCK_N)
@@ -428,9 +489,9 @@ def dbias_kernel(
                     V + z64 * v_b + g64 * v_h + first_kv * v_s, n, v_s, len_kv, E, BLOCK_E, BLOCK_N, True
                 )
                 ds, _tanh = _dscore(
-                    q, k, v, dout, lse2, delta, rows, n, len_q, len_kv, diag, scale2, cap, window_left,
+                    q, k, v, dout, lse2, delta, rows, n, True, len_q, len_kv, diag, scale2, cap, window_left,
                     window_right, bias, bias_q, bias_kv, mask, mask_q, mask_kv, slope2, key, q_offset,
-                    kv_offset, head, z, threshold, keep_scale, True, LEFT, RIGHT, SOFTCAP,
+                    kv_offset, head, z, threshold, keep_scale, ALL, LEFT, RIGHT, SOFTCAP,
                     Slopes is not None, DROPOUT, PRECISION,
                 )  # fmt: skip
                 acc += ds

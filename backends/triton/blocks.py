@@ -1,28 +1,35 @@
 """How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
 
-Every row was compiled ahead of time (``gate.py``) with Triton 3.6 to 3.9, full and causal: it fits in shared
-memory and spills nothing, but for 8 accesses of sm90's dK/dV pass at 128 with 3.9. Packed calls, and softcap
-or ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
+Every row was compiled ahead of time (``gate.py``) with Triton 3.7, for full, causal, windowed and packed
+calls: it fits in shared memory and spills nothing in its loop. Packed sequences with other lengths for keys
+than for queries, and softcap or ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Block(NamedTuple):
     """Rows and columns of a tile, and how a program is laid out.
 
-    ``split``: tiles that no bound crosses get a loop without masks; two loops may need more registers.
+    ``masks``: where scores are held against the bounds: in "all" tiles; at the "edges", in a loop of their
+    own, which may need more registers; or in one loop with a "branch".
+    ``always_right``: calls without a right bound get one that nothing reaches. Hopper's ptxas then leaves the
+    products of the loop without masks asynchronous, which it else runs one by one (warning C7515).
+    ``ahead``: a tile is read into registers while the one before it is used. From sm80 on Triton does that
+    by itself, through ``stages``.
     """
 
     m: int
     n: int
     warps: int = 4
     stages: int = 2
-    split: bool = True
+    masks: Literal["all", "edges", "branch"] = "edges"
+    always_right: bool = False
+    ahead: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -49,29 +56,29 @@ ARCHS = (75, 80, 86, 89, 90, 100, 120)
 # (family, pass) -> {widest padded head dimension: block}. None: no tile that fits and does not spill.
 _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
     (75, "forward"): {
-        64: Block(128, 32, 4, 1, split=False),
-        128: Block(128, 32, 8, 1, split=False),
+        64: Block(128, 32, 4, 1, ahead=True),
+        128: Block(128, 32, 8, 1, ahead=True),
         256: Block(64, 32, 8, 1),
     },
     (75, "dkdv"): {
-        64: Block(32, 128, 8, 1, split=False),
-        128: Block(32, 64, 8, 1, split=False),
+        64: Block(32, 128, 8, 1, masks="all", ahead=True),
+        128: Block(32, 64, 8, 1),
         256: None,
     },
     (75, "dq"): {
-        64: Block(64, 32, 4, 1),
+        64: Block(64, 32, 4, 1, ahead=True),
         128: Block(64, 32, 4, 1),
         256: Block(32, 32, 8, 1),
     },
     (80, "forward"): {
-        64: Block(128, 64, 4, 3, split=False),
+        64: Block(128, 64, 4, 3, masks="all"),
         128: Block(128, 64, 8, 3),
         256: Block(64, 64, 8, 2),
     },
     (80, "dkdv"): {
-        64: Block(32, 64, 8, 2, split=False),
-        128: Block(64, 64, 8, 2, split=False),
-        256: Block(32, 32, 8, 2, split=False),
+        64: Block(32, 128, 8, 2, masks="all"),
+        128: Block(64, 64, 8, 2, masks="all"),
+        256: Block(32, 32, 8, 2, masks="all"),
     },
     (80, "dq"): {
         64: Block(128, 64, 8, 2),
@@ -79,14 +86,14 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 32, 8, 2),
     },
     (86, "forward"): {
-        64: Block(128, 64, 4, 3, split=False),
+        64: Block(128, 64, 4, 3, masks="all"),
         128: Block(128, 64, 8, 3),
         256: Block(64, 64, 8, 1),
     },
     (86, "dkdv"): {
-        64: Block(32, 128, 8, 2, split=False),
-        128: Block(64, 64, 8, 2, split=False),
-        256: Block(32, 32, 8, 2, split=False),
+        64: Block(32, 128, 8, 2, masks="all"),
+        128: Block(64, 64, 8, 2, masks="all"),
+        256: Block(32, 32, 8, 2, masks="all"),
     },
     (86, "dq"): {
         64: Block(128, 64, 8, 2),
@@ -94,29 +101,29 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 32, 8, 1),
     },
     (90, "forward"): {
-        64: Block(128, 128, 8, 2),
-        128: Block(128, 128, 8, 2),
-        256: Block(128, 64, 8, 2),
+        64: Block(128, 128, 8, 2, always_right=True),
+        128: Block(128, 128, 8, 2, always_right=True),
+        256: Block(128, 64, 8, 2, always_right=True),
     },
     (90, "dkdv"): {
-        64: Block(32, 128, 8, 2, split=False),
-        128: Block(32, 128, 8, 2, split=False),
-        256: Block(32, 32, 8, 1, split=False),
+        64: Block(32, 128, 8, 2, masks="all"),
+        128: Block(32, 128, 8, 2, masks="all"),
+        256: Block(32, 32, 8, 1, masks="all"),
     },
     (90, "dq"): {
-        64: Block(128, 64, 8, 2),
-        128: Block(128, 64, 8, 2),
-        256: Block(64, 32, 8, 2),
+        64: Block(128, 64, 8, 2, always_right=True),
+        128: Block(128, 64, 8, 2, always_right=True),
+        256: Block(64, 32, 8, 2, always_right=True),
     },
     (100, "forward"): {
-        64: Block(64, 64, 4, 2, split=False),
+        64: Block(64, 64, 4, 2, masks="all"),
         128: Block(128, 64, 8, 2),
-        256: Block(64, 64, 8, 2, split=False),
+        256: Block(64, 64, 8, 2, masks="all"),
     },
     (100, "dkdv"): {
-        64: Block(64, 128, 8, 2, split=False),
-        128: Block(64, 128, 8, 1, split=False),
-        256: Block(32, 32, 8, 2, split=False),
+        64: Block(64, 128, 8, 2, masks="all"),
+        128: Block(64, 128, 8, 1, masks="all"),
+        256: Block(32, 32, 8, 2, masks="all"),
     },
     (100, "dq"): {
         64: Block(128, 64, 8, 2),
@@ -129,9 +136,9 @@ _TABLE: dict[tuple[int, str], dict[int, Block | None]] = {
         256: Block(64, 64, 8, 1),
     },
     (120, "dkdv"): {
-        64: Block(32, 128, 8, 2, split=False),
-        128: Block(64, 64, 8, 1, split=False),
-        256: Block(32, 32, 8, 2, split=False),
+        64: Block(32, 128, 8, 2, masks="all"),
+        128: Block(64, 64, 8, 1, masks="all"),
+        256: Block(32, 32, 8, 2, masks="all"),
     },
     (120, "dq"): {
         64: Block(128, 64, 8, 2),
@@ -150,12 +157,27 @@ _HEAVY: dict[str, dict[int, Block]] = {
 # float32 multiplies without tensor cores, as plain PyTorch does: small tiles, few registers.
 _FLOAT32 = {64: Block(32, 32, 8, 1), 128: Block(32, 32, 8, 1), 256: Block(16, 32, 8, 1)}
 
+# Where a left bound, or packed sequences, take registers that the tile above does not leave. On A100 eight
+# warps read K and V twice as often as four: not where the four of the table do not spill.
+_WINDOWED = {
+    (80, "forward", 64): Block(128, 64, 8, 3),
+    (80, "forward", 128): Block(128, 32, 8, 3),
+    (90, "forward", 128): Block(128, 128, 8, 2, masks="branch"),
+    (90, "dkdv", 128): Block(32, 128, 8, 2, masks="branch"),
+}
+_PACKED = {
+    (75, "dkdv", 64): Block(32, 128, 8, 1, masks="all"),
+    (80, "forward", 64): Block(128, 64, 8, 3),
+    (100, "dkdv", 64): Block(32, 128, 8, 2, masks="all"),
+}
+
 # Forward over pages, whose addresses take registers, where they spill in the tile above.
 _PAGED = {
-    (80, 64): Block(128, 64, 8, 3, split=False),
+    (80, 64): Block(128, 64, 8, 3, masks="all"),
     (80, 256): Block(64, 32, 8, 2),
-    (86, 64): Block(128, 64, 8, 3, split=False),
-    (120, 64): Block(128, 64, 8, 3, split=False),
+    (86, 64): Block(128, 64, 8, 3, masks="all"),
+    (90, 256): Block(128, 64, 8, 2, masks="all"),
+    (120, 64): Block(128, 64, 8, 3, masks="all"),
 }
 
 # Forward above 256, 16-bit: 576/512 of multi-head latent attention.
@@ -163,7 +185,7 @@ _LATENT = {
     75: Block(16, 32, 8, 1),
     80: Block(32, 64, 8, 1),
     86: Block(32, 32, 8, 1),
-    90: Block(64, 32, 8, 1, split=False),
+    90: Block(64, 32, 8, 1, masks="all"),
     100: Block(32, 32, 8, 1),
     120: Block(32, 32, 8, 1),
 }
@@ -289,7 +311,8 @@ def _choose_decode(arch: int, width: int, itemsize: int, heavy: bool, rows: int)
         return block._replace(m=min(m, block.m, 32))
     allowed = [(m, of) for m, of in zip(DECODE_ROWS, of_rows, strict=True) if of is not None]
     m, (n, warps, stages) = next((each for each in allowed if each[0] >= m), allowed[-1])
-    return Block(m, n, warps, stages)
+    # On Turing, but for the one tile that would spill.
+    return Block(m, n, warps, stages, ahead=arch < 80 and width <= 256 and (m, width) != (32, 128))
 
 
 def _choose_dense(name: str, arch: int, width: int, itemsize: int, heavy: bool) -> Block | None:
@@ -301,8 +324,17 @@ def _choose_dense(name: str, arch: int, width: int, itemsize: int, heavy: bool) 
     block = _HEAVY["dbias"][width] if name == "dbias" else _TABLE[family, name][width]
     if block is not None and heavy:
         block = _HEAVY[name][width]
-        return block._replace(stages=1) if family in (75, 100) else block
+        # On Hopper the pipelined loops of 64 would wait for each product (C7515).
+        alone = family in (75, 100) or ((family, width) == (90, 64) and name in ("forward", "dq"))
+        return block._replace(stages=1) if alone else block
     return block
+
+
+def choose_special(name: str, arch: int, width: int, windowed: bool, packed: bool) -> Block | None:
+    """The tile of a 16-bit call with a left bound (``windowed``) or packed sequences where it has its own;
+    ``width``: of the wider head dimension."""
+    key = _family(arch), name, max(64, pad(width))
+    return (_WINDOWED.get(key) if windowed else None) or (_PACKED.get(key) if packed else None)
 
 
 def choose_descriptor(arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block | None:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .forward import columns
-from .tile import LN2, LOG2E, dropout_key, finish, sequence, span
+from .tile import ALL, LN2, LOG2E, PLAIN, dropout_key, finish, largest_of, maximum_of, sequence, span
 
 
 @triton.jit
@@ -17,11 +17,7 @@ def _load_q(Q, at, real, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     return tl.load(Q + at[:, None] + col[None, :], mask=real[:, None] & (col < WIDTH)[None, :], other=0.0)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "q_offset", "kv_offset", "window_left", "window_right", "threshold", "tiles", "splits", "longest_q"
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=PLAIN)
 def decode_kernel(
     Q, K, V, Out, Lse,
     MaxLogit,  # float32 [h, b, longest_q], each row's largest score; None: not asked for
@@ -39,7 +35,7 @@ def decode_kernel(
     D: tl.constexpr, E: tl.constexpr, D2: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_D2: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
-    SINK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    SINK: tl.constexpr, DROPOUT: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     # Row blocks that read the same keys run side by side.
@@ -95,24 +91,24 @@ def decode_kernel(
     row1 = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // group + 1, len_q)
     reach = tl.where(row0 < len_q, len_kv, 0)
     begin, _full_begin, _full_end, end = span(
-        row0, row1 - row0, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, False
+        row0, row1 - row0, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT
     )
     count = (end - begin) // BLOCK_N
     share, rest = count // splits, count % splits
     begin += (share * split + tl.minimum(split, rest)) * BLOCK_N
     end = begin + (share + tl.where(split < rest, 1, 0)) * BLOCK_N
     acc, total, peak = columns(
-        acc, total, peak, q, q2, begin, end, K, V, k_s, v_s, Table, k_b, v_b, pages, rows, len_q, len_kv,
-        diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q, mask_kv, slope2,
-        key, q_offset, kv_offset, head[:, None], z, threshold, D, E, D2, BLOCK_D, BLOCK_D2, BLOCK_E, BLOCK_N,
-        PAGE_SIZE, True, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, PRECISION,
+        acc, total, peak, q, q2, begin, begin, begin, end, K, V, k_s, v_s, Table, k_b, v_b, pages, rows,
+        len_q, len_kv, diag, scale2, cap, window_left, window_right, Bias, bias_q, bias_kv, Mask, mask_q,
+        mask_kv, slope2, key, q_offset, kv_offset, head[:, None], z, threshold, D, E, D2, BLOCK_D, BLOCK_D2,
+        BLOCK_E, BLOCK_N, PAGE_SIZE, ALL, LEFT, RIGHT, SOFTCAP, Slopes is not None, DROPOUT, AHEAD, PRECISION,
     )  # fmt: skip
 
     col = tl.arange(0, BLOCK_E)
-    peak = tl.where(real, peak, float("-inf"))
     if PartOut is None:
         if MaxLogit is not None:
-            tl.store(MaxLogit + (head64 * batch + z) * longest_q + rows, peak * LN2, mask=rows < longest_q)
+            largest = largest_of(peak, total, real) * LN2
+            tl.store(MaxLogit + (head64 * batch + z) * longest_q + rows, largest, mask=rows < longest_q)
         acc, lse = finish(acc, total, peak, real, Sinks, head, keep_scale, SINK, DROPOUT)
         # Dense rows past the length hold zeros; packed memory there belongs to others.
         limit = rows_q
@@ -125,18 +121,18 @@ def decode_kernel(
         tl.store(Lse + z64 * lse_b + head64 * lse_h + first_q + rows, lse, mask=inside)
     else:
         part = ((split.to(tl.int64) * batch + z) * longest_q + rows) * (groups * group) + head
-        dead = peak == float("-inf")
+        dead = (total == 0.0) | (real == 0)
         safe = tl.where(dead, 1.0, total)
         # A part without keys is not read by the merge, so that its output need not be written.
-        alive = real & (dead == 0)
         value = acc / safe[:, None]
-        tl.store(PartOut + part[:, None] * E + col[None, :], value, mask=alive[:, None] & (col < E)[None, :])
+        inside = (dead == 0)[:, None] & (col < E)[None, :]
+        tl.store(PartOut + part[:, None] * E + col[None, :], value, mask=inside)
         tl.store(PartLse + part, tl.where(dead, float("-inf"), peak + tl.log2(safe)), mask=real)
         if PartPeak is not None:
-            tl.store(PartPeak + part, peak, mask=real)
+            tl.store(PartPeak + part, largest_of(peak, total, real), mask=real)
 
 
-@triton.jit(do_not_specialize=["splits", "longest_q"])
+@triton.jit(do_not_specialize=PLAIN)
 def merge_kernel(
     Out, Lse, MaxLogit, PartOut, PartLse, PartPeak, Sinks, LenQ, CuQ, StartQ,
     o_b, o_h, o_s, lse_b, lse_h,
@@ -167,7 +163,7 @@ def merge_kernel(
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp2(all2 - base), 0)
     if MaxLogit is not None:
-        largest = tl.max(tl.load(PartPeak + part + each * step, mask=held, other=float("-inf")), 0)
+        largest = maximum_of(tl.load(PartPeak + part + each * step, mask=held, other=float("-inf")))
         tl.store(MaxLogit + (head64 * batch + z) * longest_q + row, largest * LN2)
 
     col = tl.arange(0, BLOCK_E)

@@ -9,10 +9,10 @@ Hopper divides the rows between two of them, so nothing here may be reduced over
 import triton
 import triton.language as tl
 
-from .tile import LOG2E, finish, score, sequence, span, store_rows
+from .tile import ALL, LOG2E, PLAIN, bounded, finish, score, sequence, span, store_rows
 
 
-@triton.jit(do_not_specialize=["q_offset", "kv_offset", "window_left", "window_right", "tiles"])
+@triton.jit(do_not_specialize=PLAIN)
 def forward_descriptor_kernel(
     Q, K, V, Out, Lse, Slopes, Sinks, LenQ, LenKV, CuQ, CuKV, StartQ, StartKV,
     q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, o_b, o_h, o_s, lse_b, lse_h, slope_b,
@@ -64,7 +64,7 @@ def forward_descriptor_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     begin, _full_begin, _full_end, end = span(
-        m0, BLOCK_M, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT, False
+        m0, BLOCK_M, reach, diag - window_left, diag + window_right, BLOCK_N, LEFT, RIGHT
     )
     for n in tl.range(begin, end, BLOCK_N, warp_specialize=True):
         cols = n + tl.arange(0, BLOCK_N)
@@ -72,8 +72,12 @@ def forward_descriptor_kernel(
         x = tl.dot(q, tl.trans(k))
         # An `if` around the masks would end the specialisation: every tile computes them.
         x, _ = score(
-            x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, window_left, window_right,
-            None, 0, 0, None, 0, 0, slope2, TAIL, LEFT, RIGHT, SOFTCAP, Slopes is not None,
+            x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, None, 0, 0, None, 0, 0, slope2,
+            SOFTCAP, Slopes is not None,
+        )  # fmt: skip
+        x = bounded(
+            x, rows[:, None], cols[None, :], True, len_kv, diag, window_left, window_right, ALL, TAIL, LEFT,
+            RIGHT,
         )  # fmt: skip
         new_peak = tl.maximum(peak, tl.max(x, 1))
         # Where nothing was visible yet both are -inf, and -inf - -inf is NaN.

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.pages import longest_paged, page_size
 from attnsel.backends.tiled.sequences import check as check_features
 from attnsel.backends.tiled.sequences import four_dims
 
-from .backward import dbias_kernel, dkdv_kernel, dq_kernel, rows_kernel
-from .blocks import Block, Tiles, choose, interpreted, pad, pieces
+from .blocks import Block, Tiles, choose, choose_special, interpreted, pad, pieces
 from .forward import forward_kernel
+from .tile import ALL, BRANCH, EDGES
 
 # Head dimensions of a forward without a backward: multi-head latent attention's 576 and 512.
 WIDEST = {"q": 576, "k": 576, "v": 512}
@@ -39,10 +39,13 @@ class Launch:
     block: Block
 
 
-def _split(call: LaunchCall, block: Block) -> bool:
-    """A loop of its own for unmasked tiles, where scores are cheap enough for that to show."""
-    # A left bound would make it three loops, whose registers spill.
-    return block.split and not call.heavy and call.spec.window_left < 0
+def masking(call: LaunchCall, block: Block) -> dict[str, Any]:
+    """Which tiles the kernel masks: all, where a score costs so much that the bounds do not show."""
+    spec = call.spec
+    masks = ALL if call.heavy else {"all": ALL, "edges": EDGES, "branch": BRANCH}[block.masks]
+    if block.always_right and masks is EDGES and spec.window_right < 0 and spec.q_offset == spec.kv_offset:
+        return {"MASKS": masks.value, "RIGHT": True, "window_right": _NO_BOUND}
+    return {"MASKS": masks.value}
 
 
 def make_launch(name: str, kernel: Any, programs: int, args: dict[str, Any], block: Block) -> Launch:
@@ -117,13 +120,16 @@ class LaunchCall:
         if arch is None:
             return getattr(interpreted(rows if name == "decode" else self.longest_q, self.longest_kv), name)
         # Both bounds at once spill in Blackwell's wide forward tiles.
-        windowed = name == "forward" and arch >= 100 and self.spec.window_left >= 0
+        windowed = self.spec.window_left >= 0
         # Rows that Triton does not know to be aligned are loaded element by element, which takes registers.
         ragged = bool(self.d % 16 or self.e % 16)
-        heavy = self.heavy or windowed or ragged
-        return choose(
-            name, arch, self.d, self.e, self.inputs.q.element_size(), heavy, rows, page_size(self.inputs)
-        )
+        heavy = self.heavy or ragged or (windowed and name == "forward" and arch >= 100)
+        itemsize, paged = self.inputs.q.element_size(), page_size(self.inputs)
+        if itemsize == 2 and not heavy and not paged:
+            special = choose_special(name, arch, max(self.d, self.e), windowed, self.spec.packed)
+            if special is not None:
+                return special
+        return choose(name, arch, self.d, self.e, itemsize, heavy, rows, paged)
 
 
 def make_call(spec: Spec, inputs: Inputs, tiles: Tiles | None = None) -> LaunchCall:
@@ -248,17 +254,6 @@ def tile_count(rows: int, size: int) -> int:
     return -(-rows // size)
 
 
-def may_have_dead_rows(call: LaunchCall) -> bool:
-    """Whether a row of a sequence may see no key at all, for all that shapes and flags tell."""
-    spec, i = call.spec, call.inputs
-    if any(t is not None for t in (i.bias, i.attn_mask, i.seqlens_kv, i.cu_seqlens_kv)):
-        return True
-    shifted = spec.bottom_right and call.longest_q > call.longest_kv
-    apart = spec.kv_offset != spec.q_offset and (spec.window_left >= 0 or spec.window_right >= 0)
-    too_long = spec.window_left >= 0 and call.longest_q != call.longest_kv
-    return shifted or apart or too_long or call.longest_kv == 0
-
-
 def sinks_of(call: LaunchCall) -> Tensor | None:
     """The learnable sink logits [h]; off-by-one has none to load."""
     if call.spec.softmax_type != "learnable" or call.inputs.softmax_offset is None:
@@ -284,6 +279,7 @@ def forward_args(
         "batch": call.batch,
         "BLOCK_M": block.m,
         "BLOCK_N": block.n,
+        "AHEAD": block.ahead,
         "SINK": call.spec.softmax_type != "vanilla",
     }
 
@@ -296,150 +292,6 @@ def forward_launch(
     args = {
         **forward_args(call, out, lse, max_logit, block),
         "tiles": tiles,
-        "SPLIT": _split(call, block),
+        **masking(call, block),
     }
     return make_launch("forward", forward_kernel, tiles * call.heads * call.batch, args, block)
-
-
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """The backward's results and what its passes hand on, all allocated by the caller."""
-
-    dout: Tensor
-    lse2: Tensor  # float32 [b, h, s_q] or [h, t_q], contiguous; so is delta
-    delta: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-    dbias: Tensor | None
-    dsinks: Tensor | None  # float32 [h, b, tiles of ROWS_BLOCK]
-
-
-ROWS_BLOCK = 64  # rows of a program of the first backward pass
-
-
-def backward_launches(
-    call: LaunchCall,
-    arch: int | None,
-    result: Result,
-    dlse: Tensor | None,
-    buffers: Buffers,
-    only: str | None = None,
-) -> list[Launch]:
-    """In the order they run: rows, dkdv, dq, and dbias where the bias wants a gradient; or ``only`` one."""
-    packed, shared = call.spec.packed, shared_args(call)
-    common = {
-        **shared,
-        "DOut": buffers.dout,
-        "Lse2": buffers.lse2,
-        "Delta": buffers.delta,
-        **strides("do", buffers.dout, packed),
-        **_row_strides("row", buffers.lse2, packed),
-    }
-    makers = {
-        "rows": lambda: _rows_launch(call, result, dlse, buffers),
-        "dkdv": lambda: _dkdv_launch(call, call.block("dkdv", arch), common, buffers),
-        "dq": lambda: _dq_launch(call, call.block("dq", arch), common, buffers),
-    }
-    if buffers.dbias is not None:
-        dbias = buffers.dbias
-        makers["dbias"] = lambda: _dbias_launch(call, call.block("dbias", arch), common, dbias)
-    return [make() for name, make in makers.items() if only in (None, name)]
-
-
-def _dkdv_launch(call: LaunchCall, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
-    tiles = tile_count(call.longest_kv, block.n)
-    args = {
-        **common,
-        "DK": buffers.dk,
-        "DV": buffers.dv,
-        **strides("dk", buffers.dk, call.spec.packed),
-        **strides("dv", buffers.dv, call.spec.packed),
-        "tiles": tiles,
-        "groups": call.groups,
-        "BLOCK_M": block.m,
-        "BLOCK_N": block.n,
-        "SPLIT": _split(call, block),
-        "DEAD_ROWS": may_have_dead_rows(call),
-    }
-    return make_launch("dkdv", dkdv_kernel, tiles * call.groups * call.batch, args, block)
-
-
-def _dq_launch(call: LaunchCall, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
-    tiles = tile_count(call.longest_q, block.m)
-    args = {
-        **common,
-        "DQ": buffers.dq,
-        **strides("dq", buffers.dq, call.spec.packed),
-        "tiles": tiles,
-        "heads": call.heads,
-        "BLOCK_M": block.m,
-        "BLOCK_N": block.n,
-        "SPLIT": _split(call, block),
-    }
-    return make_launch("dq", dq_kernel, tiles * call.heads * call.batch, args, block)
-
-
-def _row_strides(prefix: str, t: Tensor, packed: bool) -> dict[str, int]:
-    """Batch and head strides of per-row tensors, ``[b, h, s]`` or packed ``[h, t]``."""
-    b, h = (0, t.stride(0)) if packed else t.stride()[:2]
-    return {f"{prefix}_b": b, f"{prefix}_h": h}
-
-
-def _rows_launch(call: LaunchCall, result: Result, dlse: Tensor | None, buffers: Buffers) -> Launch:
-    packed, i = call.spec.packed, call.inputs
-    tiles = tile_count(call.longest_q, ROWS_BLOCK)
-    assert result.lse is not None
-    args = {
-        "Out": result.out,
-        "DOut": buffers.dout,
-        "Lse": result.lse,
-        "DLse": dlse,
-        "Lse2": buffers.lse2,
-        "Delta": buffers.delta,
-        "Sinks": sinks_of(call),
-        "DSinks": buffers.dsinks,
-        "LenQ": None if packed else i.seqlens_q,
-        "CuQ": i.cu_seqlens_q if packed else None,
-        "StartQ": i.cu_seqlens_q_padded if packed else None,
-        **strides("o", result.out, packed),
-        **strides("do", buffers.dout, packed),
-        **_row_strides("lse", result.lse, packed),
-        "lse_s": result.lse.stride(-1),
-        **(_row_strides("dlse", dlse, packed) if dlse is not None else {"dlse_b": 0, "dlse_h": 0}),
-        "dlse_s": 0 if dlse is None else dlse.stride(-1),
-        **_row_strides("row", buffers.lse2, packed),
-        "tiles": tiles,
-        "heads": call.heads,
-        "batch": call.batch,
-        "rows_q": i.q.shape[0 if packed else 2],
-        "E": call.e,
-        "BLOCK_E": pad(call.e),
-        "BLOCK_M": ROWS_BLOCK,
-    }
-    return make_launch("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 8, 1))
-
-
-def _dbias_launch(call: LaunchCall, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:
-    bias_b, bias_h, rows, cols = dbias.shape
-    # A dimension of size 1 is both full and broadcast where the call's is 1 as well.
-    all_rows, all_cols = rows == 1, cols == 1
-    tiles = 1 if all_rows else tile_count(rows, block.m)
-    tiles_kv = 1 if all_cols else tile_count(cols, block.n)
-    args = {
-        **common,
-        "DBias": dbias,
-        **broadcast_strides("dbias", dbias),
-        "tiles": tiles,
-        "tiles_kv": tiles_kv,
-        "batch": call.batch if bias_b == 1 else 1,
-        "heads": call.heads if bias_h == 1 else 1,
-        "programs_h": bias_h,
-        "bias_rows": rows,
-        "bias_cols": cols,
-        "BLOCK_M": block.m,
-        "BLOCK_N": block.n,
-        "ALL_ROWS": all_rows,
-        "ALL_COLS": all_cols,
-    }
-    return make_launch("dbias", dbias_kernel, tiles * tiles_kv * bias_b * bias_h, args, block)

@@ -17,7 +17,8 @@ from attnsel.backends.tiled.sequences import empty_like_rows, four_dims
 from . import descriptors
 from . import launch as _launch
 from .blocks import Tiles
-from .launch import ROWS_BLOCK, Buffers, Launch, LaunchCall, make_call, tile_count
+from .launch import Launch, LaunchCall, make_call, tile_count
+from .launch_backward import ROWS_BLOCK, Buffers, backward_launches, head_shares
 from .launch_decode import choose_splits, decode_launches, make_parts
 
 NEG_INF = float("-inf")
@@ -99,11 +100,14 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
     """
     _launch.check(spec, inputs)
     arch, device = _arch(inputs.q), inputs.q.device
-    call = make_call(spec, Inputs(*[_without_data(value) for value in inputs]))
+    empty = {id(value): _without_data(value) for value in inputs}  # what is one tensor stays one
+    call = make_call(spec, Inputs(*[empty[id(value)] for value in inputs]))
     out, lse = _results(call)
     launches, _ = _forward_launches(call, arch, _processors(device), out, lse)
     if spec.need_grad:
-        launches += _launch.backward_launches(call, arch, Result(out, lse), None, _buffers(call, out))
+        launches += backward_launches(
+            call, arch, Result(out, lse), None, _buffers(call, out, arch, _processors(device))
+        )
     if arch is not None:
         for launch in launches:
             _compile(launch, device, arch)
@@ -158,8 +162,8 @@ def backward(
         call = make_call(spec, inputs, tiles)
         arch = _arch(inputs.q)
         result = result._replace(out=_rows_contiguous(result.out))
-        buffers = _buffers(call, _rows_contiguous(dout))
-        for launch in _launch.backward_launches(call, arch, result, dlse, buffers):
+        buffers = _buffers(call, _rows_contiguous(dout), arch, _processors(inputs.q.device))
+        for launch in backward_launches(call, arch, result, dlse, buffers):
             _run(launch, inputs.q.device, arch)
         dsinks = None
         if buffers.dsinks is not None and inputs.softmax_offset is not None:
@@ -167,6 +171,9 @@ def backward(
         dbias = None
         if buffers.dbias is not None and inputs.bias is not None:
             dbias = buffers.dbias.view(inputs.bias.shape)
+        if buffers.parts is not None:
+            for grad, parts in zip((buffers.dk, buffers.dv), buffers.parts, strict=True):
+                grad.copy_(parts.sum(0))
         return Grads(buffers.dq, buffers.dk, buffers.dv, dbias, dsinks)
 
 
@@ -175,11 +182,16 @@ def _rows_contiguous(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _buffers(call: LaunchCall, dout: Tensor) -> Buffers:
+def _buffers(call: LaunchCall, dout: Tensor, arch: int | None, processors: int) -> Buffers:
     spec, i = call.spec, call.inputs
     q, device = i.q, i.q.device
     per_row = (call.heads, q.shape[0]) if spec.packed else q.shape[:3]
     dq, dk, dv = (empty_like_rows(t, t.shape[-1]) for t in (q, i.k, i.v))
+    parts, shares = None, head_shares(call, arch, processors)
+    if shares > 1:
+        make = torch.zeros if spec.packed else torch.empty  # rows of no sequence are not written
+        of_k, of_v = (make((shares, *t.shape), dtype=torch.float32, device=device) for t in (dk, dv))
+        parts = of_k, of_v
     if spec.packed:
         for grad in (dq, dk, dv):
             grad.zero_()
@@ -198,6 +210,7 @@ def _buffers(call: LaunchCall, dout: Tensor) -> Buffers:
         dv=dv,
         dbias=dbias,
         dsinks=dsinks,
+        parts=parts,
     )
 
 

@@ -303,7 +303,7 @@ def test_blocks_outside_the_band_are_skipped(m: int, n: int) -> None:
     for low, high in [(None, 0), (None, -40), (-20, 3), (5, 30), (-7, None), (None, None), (40, 60)]:
         for m0 in range(0, 128, m):
             begin, full_begin, full_end, end = plain(
-                m0, m, 75, low or 0, high or 0, n, low is not None, high is not None, True
+                m0, m, 75, low or 0, high or 0, n, low is not None, high is not None
             )
             assert 0 <= begin <= full_begin <= full_end <= end
             for block in range(0, 96, n):

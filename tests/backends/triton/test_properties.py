@@ -27,7 +27,16 @@ LAYOUTS = {
     "rows with a gap": lambda t: torch.cat([t, t], dim=-1)[..., : t.shape[-1]],
 }
 sizes = st.sampled_from([16, 32, 64])
-blocks = st.builds(Block, m=sizes, n=sizes, warps=st.just(4), stages=st.just(1), split=st.booleans())
+blocks = st.builds(
+    Block,
+    m=sizes,
+    n=sizes,
+    warps=st.just(4),
+    stages=st.just(1),
+    masks=st.sampled_from(["all", "edges", "branch"]),
+    always_right=st.booleans(),
+    ahead=st.booleans(),
+)
 tiles = st.builds(Tiles, *[blocks] * len(Tiles._fields))
 
 

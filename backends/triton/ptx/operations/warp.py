@@ -38,8 +38,19 @@ def redux(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     d, a, members = i.operands
     name = ("nan_" if "nan" in modifiers else "f") + modifiers["mode"]
     arguments = f"{t.get(a, 'f32')}, {t.get(members, 'b32')}, {t.mask}, {i.line}"
-    t.do(f"v = X.warps.reduce({name}, {arguments})")
+    t.do(f"v = X.warps.reduce(np.{name}, {arguments})")
     t.put(d, "v", "f32")
+
+
+@form("redux.sync.{mode:add|min|max}.{type:s32|u32}", 3)
+@form("redux.sync.{mode:and|or|xor}.{type:b32}", 3)
+def integer_redux(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
+    d, a, members = i.operands
+    mode = modifiers["mode"]
+    name = {"min": "minimum", "max": "maximum", "add": "add"}.get(mode, f"bitwise_{mode}")
+    arguments = f"{t.get(a, modifiers['type'])}, {t.get(members, 'b32')}, {t.mask}, {i.line}"
+    t.do(f"v = X.warps.reduce(np.{name}, {arguments})")
+    t.put(d, "v", modifiers["type"])
 
 
 @form("bar.warp.sync", 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import struct
 from collections.abc import Callable
 from fractions import Fraction
@@ -378,6 +380,26 @@ def test_a_reduction_over_a_warp() -> None:
     got, _ = execute(body, values.view(np.uint32), 64)
     wanted = [float(np.nanmax(values[:32, 0]))] * 32 + [float(values[32:, 0].max())] * 32
     assert got[:, 0].copy().view(np.float32).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("op", "combine"),
+    [
+        ("max.s32", lambda words: max(map(signed, words)) & WORD),
+        ("min.s32", lambda words: min(map(signed, words)) & WORD),
+        ("max.u32", max),
+        ("min.u32", min),
+        ("add.u32", lambda words: sum(words) & WORD),
+        ("and.b32", lambda words: functools.reduce(operator.and_, words)),
+        ("or.b32", lambda words: functools.reduce(operator.or_, words)),
+        ("xor.b32", lambda words: functools.reduce(operator.xor, words)),
+    ],
+)
+def test_a_reduction_of_integers_over_a_warp(op: str, combine: Callable[[list[int]], int]) -> None:
+    words = np.random.default_rng(8).integers(0, 2**32, (64, 4), dtype=np.uint32)
+    got, _ = execute(LOAD + f"redux.sync.{op} %r20, %r10, -1;" + STORE, words, 64)
+    wanted = [combine(words[first : first + 32, 0].tolist()) for first in (0, 32)]
+    assert got[:, 0].tolist() == [each for each in wanted for _ in range(32)]
 
 
 def test_a_ballot_has_a_bit_per_lane() -> None:
