@@ -2,7 +2,7 @@
 
     python benchmarks/planted_faults.py --jobs 2                        # less than half an hour of one core
     python benchmarks/planted_faults.py --arch 80 --case window,packed --every 1 --each 20 --seed 1
-    python benchmarks/planted_faults.py --jobs 2 --json benchmarks/results/triton-planted-faults.json
+    python benchmarks/planted_faults.py --jobs 2 --json FILE
 
 A part is a case of ``attnsel conformance --execute`` on an architecture, which has one of ``--every`` cases,
 the next architecture others. Its calls are executed once, then each kernel of it gets ``--each`` faults, one
