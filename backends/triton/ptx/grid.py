@@ -57,7 +57,7 @@ DECODED: dict[str, Any] = {"spec": BOTTOM_RIGHT, "lengths": (3, 300), "backward"
 
 
 def _columns(i: int, other: int) -> int:
-    """Columns that end in the i-th 8 of a tile of 128; ``other`` turns odd ones into even ones."""
+    """A length that ends in the i-th 8 of a tile of 128; ``other`` makes odd ones even."""
     return 8 * i + ((1, 3, 5, 7)[i // 2 % 4] if (i + i // 8 + other) % 2 else (2, 4, 6)[i % 3])
 
 
@@ -67,7 +67,7 @@ def _columns(i: int, other: int) -> int:
 SWEEP: tuple[dict[str, Any], ...] = (
     {"lengths": (9, 13), "splits": 0},
     {"lengths": (21, 37), "splits": 0},
-    *({"lengths": (67 + 8 * (5 * i % 16), 128 * (i % 2) + _columns(i, 0))} for i in range(16)),
+    *({"lengths": (64 + _columns(5 * i % 16, 0), 128 * (i % 2) + _columns(i, 0))} for i in range(16)),
 )
 # The columns that SWEEP leaves out of tiles of 128.
 WIDE_SWEEP = (*SWEEP, *({"lengths": (67, _columns(i, 1))} for i in range(16)))

@@ -229,6 +229,8 @@ def recorded(wanted: Wanted) -> list[Recorded]:
             compiled = compile_launch(launch, arch)
             before = _bytes_of_all(launch)
             done = carry_out(launch, compiled, program_of(compiled.ptx))
+            if done.faults:
+                raise RuntimeError(f"{launch.name} has faults without any planted: {done.faults[0]}")
             one = Recorded(call, launch, compiled, before, _bytes_of_all(launch), done)
             for earlier in of_call:
                 if launch.name in _READERS.get(earlier.launch.name, ()):

@@ -71,6 +71,8 @@ def test_the_lengths_have_every_remainder_a_lane_can_see() -> None:
     assert {(k % 8, parity) for k, parity in columns} == set(itertools.product(range(8), range(2)))
     wide = {(s_kv % 128 // 8, s_kv % 2) for _, s_kv in (each["lengths"] for each in WIDE_SWEEP[2:])}
     assert wide == set(itertools.product(range(16), range(2)))
+    rows = {(s_q % 64 // 8, s_q % 2) for s_q, _ in (each["lengths"] for each in SWEEP[2:])}
+    assert rows == set(itertools.product(range(8), range(2)))  # they are columns of transposed scores
     assert {s_q % 64 // 8 for s_q, _ in (each["lengths"] for each in SWEEP[2:])} == set(range(8))
     assert all(length % 16 for each in SWEEP for length in each["lengths"])
 
