@@ -163,8 +163,8 @@ class Library:
 
     def _trusted(self, folder: Path | None) -> Path | None:
         """The cache folder; None, and a note, where what lies in it may be another user's."""
-        folder = folder or cache_folder()
         try:
+            folder = folder or cache_folder()
             return private(folder)
         except Untrusted as trouble:
             self._notes.append(f"answers are not remembered: {trouble}")

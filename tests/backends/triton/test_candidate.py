@@ -94,7 +94,9 @@ def test_conformance_reports_one_kernel_per_configuration(capsys):
     for kernel in kernels:
         assert kernel["spills"] == 0
         assert kernel["shared_memory"] <= kernel["shared_memory_limit"]
-        if kernel["kernel"] not in ("decode", "merge"):  # few rows: no warp group's product
+        # Few rows, or few columns where a score takes many registers: no warp group's product.
+        small = kernel["kernel"] in ("decode", "merge") or kernel["feature"] in ("dropout", "bias")
+        if not small:
             assert any("GMMA" in name for name in kernel["matrix_instructions"])
 
 
