@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from attnsel import DotProductAttention, attention, clear_cache
@@ -56,10 +55,9 @@ def definition(arguments: Arguments) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
-        if not cap:
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-                return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-3, -2)
-        scores = cap * torch.tanh(q @ k.transpose(-2, -1) / (q.shape[-1] ** 0.5 * cap))
+        # Not PyTorch's math kernel: ``sdpa_kernel`` sets the process's flags, and threads restore others'.
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        scores = cap * torch.tanh(scores / cap) if cap else scores
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(-3, -2)
 
