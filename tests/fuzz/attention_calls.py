@@ -332,7 +332,11 @@ def definition(problem: Problem, dtype: torch.dtype, change: float = 0.0, seed: 
     scale = sizes["d"] ** -0.5 if case["scale"] is None else case["scale"]
     x = scale * (q @ k.transpose(-1, -2))
     if case["softcap"]:
-        x = case["softcap"] * torch.tanh(x / case["softcap"])
+        capped = torch.tanh(x / case["softcap"])
+        if change:  # rounded, near 1 it has lost most of its derivative 1 - t * t
+            t, z = widened(capped), x / case["softcap"]
+            capped = t + (z - z.detach()) * (1 - t * t)
+        x = case["softcap"] * capped
     if case["bias"] is not None:
         bias = leaves["core_attention_bias"]
         x = x + (bias * scale if case["bias"][0] == "pre_scale_bias" else bias)
