@@ -24,9 +24,11 @@ from torch import Tensor
 from .blocks import Block, choose_descriptor, interpreted
 from .forward_descriptor import forward_descriptor_kernel
 from .launch import Launch, LaunchCall, forward_args, make_launch, tile_count
+from .persistent import persistent_block, persistent_launch
 
 DEFAULT = False
-VARIANTS = ("pointer", "descriptor")
+KERNELS = ("forward_descriptor", "forward_persistent")
+VARIANTS = ("pointer", "descriptor", "persistent")
 # Releases whose machine code was looked at. In 3.4 256 does not fit, and one allocator serves all threads.
 _RELEASES = ((3, 5), (3, 9))
 # An estimate: the three descriptors cost about as much as one tile of 128 keys.
@@ -34,6 +36,18 @@ _LEAST_KEYS = 1024
 _LEAST_ROWS = 128  # of a tile
 _ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 _WIDEST_STRIDE = 1 << 40  # bytes
+
+
+def described_launch(
+    call: LaunchCall, arch: int | None, processors: int, out: Tensor, lse: Tensor, variant: str | None
+) -> Launch | None:
+    """This forward as a launch of a kernel with descriptors, where it shall be one; ``descriptor_block``."""
+    if variant == "persistent":
+        if reason := obstacle(call):
+            raise ValueError(f"variant 'persistent' is not possible: {reason}")
+        return persistent_launch(call, processors, out, lse, persistent_block(call, arch))
+    block = descriptor_block(call, arch, variant)
+    return None if block is None else descriptor_launch(call, out, lse, block)
 
 
 def descriptor_block(call: LaunchCall, arch: int | None, variant: str | None) -> Block | None:

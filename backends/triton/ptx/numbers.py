@@ -147,15 +147,18 @@ def funnel_right(low: Array, high: Array, count: Array) -> Array:
 
 
 def bfe(a: Array, position: Array, length: Array) -> Array:
-    """Bits [position, position + length) of 32, above the top the sign where ``a`` is signed (9.7.1.19)."""
+    """Bits [position, position + length), above the top the sign where ``a`` is signed (9.7.1.19)."""
+    width = 8 * a.itemsize
     position, length = (position & u4(255)).astype(i8), (length & u4(255)).astype(i8)
-    bits = a.astype(i8)
-    ones = (i8(1) << np.minimum(length, 62)) - 1
-    field = (bits >> np.minimum(position, 63)) & ones
+    bits = a.view(f"u{a.itemsize}").astype(u8)
+    there = np.minimum(length, width - position).clip(0)  # bits of the field that ``a`` has
+    ones = np.where(there < 64, (u8(1) << np.minimum(there, 63).astype(u8)) - u8(1), ~u8(0))
+    field = (bits >> np.minimum(position, 63).astype(u8)) & ones
     if a.dtype.kind == "i":
-        sign = (bits >> np.minimum(position + length - 1, 31).clip(0)) & 1
-        field = np.where((sign == 1) & (length > 0), field | ~ones, np.where(length > 0, field & ones, 0))
-    return field.astype(a.dtype)
+        top = np.minimum(position + length - 1, width - 1).clip(0).astype(u8)
+        negative = ((bits >> top) & u8(1) == 1) & (length > 0)
+        field = np.where(negative, field | ~ones, field)
+    return field.astype(f"u{a.itemsize}").view(a.dtype)
 
 
 def bfi(a: Array, b: Array, position: Array, length: Array) -> Array:

@@ -169,23 +169,27 @@ def bytes_of(t: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def executed_on(
-    arch: int, done: list[Executed], change: Callable[[str, str], str] | None = None
+    arch: int,
+    done: list[Executed],
+    change: Callable[[str, str], str] | None = None,
+    processors: int = 0,
 ) -> Iterator[None]:
     """``run.forward`` and ``run.backward`` of CPU tensors, as on a GPU of ``arch``, executed here.
 
     Each launch is added to ``done``. ``change(name of the launch, PTX)`` may alter what is executed.
+    ``processors``: of the GPU, 0 for as many as there are programs.
     """
 
     def carry_out(launch: Launch) -> None:
         altered = None if change is None else (lambda text: change(launch.name, text))
         done.append(execute(launch, arch, altered))
 
-    with launches_given_to(carry_out, arch):
+    with launches_given_to(carry_out, arch, processors):
         yield
 
 
 @contextlib.contextmanager
-def launches_given_to(carry_out: Callable[[Launch], None], arch: int) -> Iterator[None]:
+def launches_given_to(carry_out: Callable[[Launch], None], arch: int, processors: int = 0) -> Iterator[None]:
     """What would be launched on a GPU of ``arch`` is given to a function instead, in its order.
 
     Not for threads: what runs launches is replaced.
@@ -199,7 +203,7 @@ def launches_given_to(carry_out: Callable[[Launch], None], arch: int) -> Iterato
     replaced: Any = _run
     replaced._arch = lambda q: arch
     replaced._run = give
-    replaced._processors = lambda device: 0
+    replaced._processors = lambda device: processors
     try:
         yield
     finally:

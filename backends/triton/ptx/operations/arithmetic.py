@@ -124,7 +124,7 @@ def wide(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     t.put(i.operands[0], value, double)
 
 
-@form("bfe.{type:u32|s32}", 4)
+@form("bfe.{type:u32|s32|u64|s64}", 4)
 def bfe(t: Translator, i: Instruction, modifiers: Modifiers) -> None:
     d, a, position, length = i.operands
     kind = modifiers["type"]

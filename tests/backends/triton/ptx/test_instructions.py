@@ -8,6 +8,7 @@ import operator
 import struct
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -78,12 +79,21 @@ def truncated(a: int, b: int) -> int:
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-def field(a: int, position: int, length: int, is_signed: bool) -> int:
+def field(a: int, position: int, length: int, is_signed: bool, msb: int = 31) -> int:
     """9.7.1.19, bit by bit."""
     position, length = position & 255, length & 255
-    sign = (a >> min(position + length - 1, 31)) & 1 if is_signed and length else 0
-    picked = ((a >> position + k) & 1 if k < length and position + k <= 31 else sign for k in range(32))
+    sign = (a >> min(position + length - 1, msb)) & 1 if is_signed and length else 0
+    picked = ((a >> position + k) & 1 if k < length and position + k <= msb else sign for k in range(msb + 1))
     return sum(bit << k for k, bit in enumerate(picked))
+
+
+def wide_field(length: int, is_signed: bool, a: int, b: int, c: int) -> int:
+    """Of 64 bits, both halves at once: see HALVES."""
+    found = field(a | b << 32, c, length, is_signed, 63)
+    return found ^ found >> 32
+
+
+HALVES = "mov.b64 {%r21, %r22}, %rd9; xor.b32 %r20, %r21, %r22;"
 
 
 def insert(a: int, b: int, position: int, length: int) -> int:
@@ -156,6 +166,11 @@ INTEGERS: list[tuple[str, Callable[[int, int, int], int]]] = [
     ("shf.r.clamp.b32 %r20, %r10, %r11, %r12;", lambda a, b, c: (a | b << 32) >> min(c, 32)),
     ("bfe.u32 %r20, %r10, %r11, %r12;", lambda a, b, c: field(a, b, c, False)),
     ("bfe.s32 %r20, %r10, %r11, %r12;", lambda a, b, c: field(a, b, c, True)),
+    *(
+        (f"mov.b64 %rd9, {{%r10, %r11}}; bfe.{kind} %rd9, %rd9, %r12, {length}; {HALVES}",
+         partial(wide_field, length, kind == "s64"))
+        for kind in ("u64", "s64") for length in (0, 1, 31, 32, 63, 64, 200)
+    ),
     ("and.b32 %r21, %r12, 31; bfi.b32 %r20, %r10, %r11, %r21, 9;", lambda a, b, c: insert(a, b, c & 31, 9)),
     ("prmt.b32 %r20, %r10, %r11, %r12;", permute),
     ("cvt.u16.u32 %rs1, %r10; cvt.s16.s8 %rs2, %rs1; cvt.s32.s16 %r20, %rs2;", lambda a, b, c: signed(a, 8)),
