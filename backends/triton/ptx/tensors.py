@@ -67,6 +67,8 @@ def _packed(case: Case, size: dict[str, int], dtype: torch.dtype) -> dict[str, A
     size["b"] = 3
     s_q, s_kv = size["s_q"], size["s_kv"]
     lengths = {"q": [s_q // 3, 0, s_q], "kv": [s_kv // 2, 9, s_kv]}
+    # Masks and biases are as large as the longest sequence, which the one of 9 keys may be.
+    size["s_kv"] = max(lengths["kv"])
     rows = {}
     for side, of_side in lengths.items():
         made[f"cu_seqlens_{side}"] = _starts(of_side, 0)
