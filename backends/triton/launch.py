@@ -250,6 +250,17 @@ def on_device(t: Tensor | None, like: Tensor) -> Tensor | None:
     return t if t is None else t.to(device=like.device, dtype=torch.int64, non_blocking=True)
 
 
+def same_tensor(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether both are one tensor, or views of the same memory that read alike."""
+    if a is b or a is None or b is None:
+        return a is b
+    return (
+        a.device.type != "meta"
+        and a.data_ptr() == b.data_ptr()
+        and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+    )
+
+
 def tile_count(rows: int, size: int) -> int:
     return -(-rows // size)
 

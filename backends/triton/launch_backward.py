@@ -17,6 +17,7 @@ from .launch import (
     broadcast_strides,
     make_launch,
     masking,
+    same_tensor,
     shared_args,
     sinks_of,
     strides,
@@ -201,14 +202,3 @@ def may_have_dead_rows(call: LaunchCall) -> bool:
     shifted = spec.bottom_right and call.longest_q > call.longest_kv
     too_long = spec.window_left >= 0 and call.longest_q != call.longest_kv
     return shifted or apart or too_long or call.longest_kv == 0
-
-
-def same_tensor(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether both are one tensor, or views of the same memory that read alike."""
-    if a is b or a is None or b is None:
-        return a is b
-    return (
-        a.device.type != "meta"
-        and a.data_ptr() == b.data_ptr()
-        and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
-    )

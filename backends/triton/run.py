@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,12 +14,13 @@ from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.sequences import empty_like_rows, four_dims
 
-from . import descriptors
+from . import descriptors, replay
 from . import launch as _launch
 from .blocks import Tiles
 from .launch import Launch, LaunchCall, make_call, tile_count
 from .launch_backward import ROWS_BLOCK, Buffers, backward_launches, head_shares
 from .launch_decode import choose_splits, decode_launches, make_parts
+from .replay import Made
 
 NEG_INF = float("-inf")
 
@@ -47,50 +48,67 @@ def forward(
     Raises ValueError, before any launch, for a dtype, head dimension, stride or architecture that the kernels
     do not have, and for what is missing from ``inputs``.
     """
+    arch, device = _arch(inputs.q), inputs.q.device
+    place = None
+    if arch is not None and tiles is None and splits is None and variant is None:
+        place = replay.place_for("forward", spec, inputs)
+        if place:
+            with torch.cuda.device(device):
+                done = replay.again(place[0], inputs, device)
+            largest = done.get("max_logit")
+            return Result(done["out"], done["lse"], None if largest is None else _largest(largest))
     _launch.check(spec, inputs)
-    call, device = make_call(spec, inputs, tiles), inputs.q.device
-    arch = _arch(inputs.q)
-    out, lse = _results(call)
-    if spec.packed:
-        # Rows of no sequence are nobody's to write.
-        out.zero_()
-        lse.fill_(NEG_INF)
-    launches, largest = _forward_launches(call, arch, _processors(device), out, lse, splits, variant)
-    for launch in launches:
-        _run(launch, device, arch)
-    return Result(out, lse, None if largest is None else _largest(largest))
+    call = make_call(spec, inputs, tiles)
+    made = _results(call)
+    launches = _forward_launches(call, arch, _processors(device), made, splits, variant)
+    launched = [(launch, _run(launch, device, arch)) for launch in launches]
+    if place is not None:
+        replay.record(place, launched, inputs._asdict(), made)
+    largest = made["max_logit"].tensor if "max_logit" in made else None
+    return Result(made["out"].tensor, made["lse"].tensor, None if largest is None else _largest(largest))
 
 
-def _results(call: LaunchCall) -> tuple[Tensor, Tensor]:
+def _results(call: LaunchCall) -> dict[str, Made]:
     """Memory for out and lse."""
-    q = call.inputs.q
-    shape = (call.heads, q.shape[0]) if call.spec.packed else q.shape[:3]
-    return empty_like_rows(q, call.e), torch.empty(shape, dtype=torch.float32, device=q.device)
+    q, packed = call.inputs.q, call.spec.packed
+    shape = (call.heads, q.shape[0]) if packed else q.shape[:3]
+    out, lse = empty_like_rows(q, call.e), torch.empty(shape, dtype=torch.float32, device=q.device)
+    if not packed:
+        return {"out": Made(out), "lse": Made(lse)}
+    # Rows of no sequence are nobody's to write.
+    return {"out": Made(out.zero_(), 0.0), "lse": Made(lse.fill_(NEG_INF), NEG_INF)}
 
 
 def _forward_launches(
     call: LaunchCall,
     arch: int | None,
     processors: int,
-    out: Tensor,
-    lse: Tensor,
+    made: dict[str, Made],
     splits: int | None = None,
     variant: str | None = None,
-) -> tuple[list[Launch], Tensor | None]:
-    """In the order they run; and where they leave largest scores [h, b, tiles or rows], if asked for."""
+) -> list[Launch]:
+    """In the order they run. To ``made`` comes what they hand on: ``max_logit`` [h, b, tiles or rows], if
+    asked for, and the parts of split keys.
+    """
+    out, lse = made["out"].tensor, made["lse"].tensor
     if variant is not None and splits is None:
         splits = 0
     splits = choose_splits(call, arch, processors, splits)
     if not splits and (described := descriptors.described_launch(call, arch, processors, out, lse, variant)):
-        return [described], None
+        return [described]
     block = call.block("decode" if splits else "forward", arch)
     largest = None
     if call.spec.return_max_logit:
         rows = call.longest_q if splits else tile_count(call.longest_q, block.m)
         largest = torch.empty((call.heads, call.batch, rows), dtype=torch.float32, device=out.device)
-    if splits:
-        return decode_launches(call, out, lse, largest, make_parts(call, splits, block), block), largest
-    return [_launch.forward_launch(call, arch, out, lse, largest, block)], largest
+        made["max_logit"] = Made(largest)
+    if not splits:
+        return [_launch.forward_launch(call, arch, out, lse, largest, block)]
+    parts = make_parts(call, splits, block)
+    for name, t in () if parts is None else (("out", parts.out), ("lse", parts.lse), ("peak", parts.peak)):
+        if t is not None:
+            made[f"part_{name}"] = Made(t)
+    return decode_launches(call, out, lse, largest, parts, block)
 
 
 def prepare(spec: Spec, inputs: Inputs) -> None:
@@ -103,8 +121,9 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
     arch, device = _arch(inputs.q), inputs.q.device
     empty = {id(value): _without_data(value) for value in inputs}  # what is one tensor stays one
     call = make_call(spec, Inputs(*[empty[id(value)] for value in inputs]))
-    out, lse = _results(call)
-    launches, _ = _forward_launches(call, arch, _processors(device), out, lse)
+    made = _results(call)
+    out, lse = made["out"].tensor, made["lse"].tensor
+    launches = _forward_launches(call, arch, _processors(device), made)
     if spec.need_grad:
         launches += backward_launches(
             call, arch, Result(out, lse), None, _buffers(call, out, arch, _processors(device))
@@ -151,6 +170,29 @@ def backward(
 
     Raises ValueError as ``forward`` does, and without ``result.lse``.
     """
+    arch, device = _arch(inputs.q), inputs.q.device
+    result = result._replace(out=_rows_contiguous(result.out))
+    dout = _rows_contiguous(dout)
+    given = {**inputs._asdict(), "out": result.out, "lse": result.lse, "dout": dout, "dlse": dlse}
+    place = None
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        if arch is not None and tiles is None:
+            place = replay.place_for("backward", spec, inputs, (result.out, result.lse, dout, dlse))
+            if place:
+                with torch.cuda.device(device):
+                    return _gradients(inputs, replay.again(place[0], tuple(given.values()), device))
+        _check_backward(spec, inputs, result, dout, dlse)
+        call = make_call(spec, inputs, tiles)
+        buffers = _buffers(call, dout, arch, _processors(device))
+        launches = backward_launches(call, arch, result, dlse, buffers)
+        launched = [(launch, _run(launch, device, arch)) for launch in launches]
+        made = _made(buffers, spec.packed)
+        if place is not None:
+            replay.record(place, launched, given, made)
+        return _gradients(inputs, {name: one.tensor for name, one in made.items()})
+
+
+def _check_backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Tensor | None) -> None:
     if inputs.block_table is not None:
         raise ValueError("keys and values in pages (block_table) have no backward")
     _launch.check(spec, inputs)
@@ -159,23 +201,37 @@ def backward(
     if result.lse is None:
         raise ValueError("the backward needs result.lse")
     check_gradients(spec, inputs, result, dout, dlse)
-    with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
-        call = make_call(spec, inputs, tiles)
-        arch = _arch(inputs.q)
-        result = result._replace(out=_rows_contiguous(result.out))
-        buffers = _buffers(call, _rows_contiguous(dout), arch, _processors(inputs.q.device))
-        for launch in backward_launches(call, arch, result, dlse, buffers):
-            _run(launch, inputs.q.device, arch)
-        dsinks = None
-        if buffers.dsinks is not None and inputs.softmax_offset is not None:
-            dsinks = buffers.dsinks.sum((1, 2)).to(inputs.softmax_offset.dtype)
-        dbias = None
-        if buffers.dbias is not None and inputs.bias is not None:
-            dbias = buffers.dbias.view(inputs.bias.shape)
-        if buffers.parts is not None:
-            for grad, parts in zip((buffers.dk, buffers.dv), buffers.parts, strict=True):
-                grad.copy_(parts.sum(0))
-        return Grads(buffers.dq, buffers.dk, buffers.dv, dbias, dsinks)
+
+
+def _made(buffers: Buffers, packed: bool) -> dict[str, Made]:
+    """What ``_buffers`` allocated, by name."""
+    fill = 0.0 if packed else None
+    parts_k, parts_v = buffers.parts or (None, None)
+    every = {
+        "lse2": (buffers.lse2, None),
+        "delta": (buffers.delta, None),
+        "dq": (buffers.dq, fill),
+        "dk": (buffers.dk, fill),
+        "dv": (buffers.dv, fill),
+        "dbias": (buffers.dbias, 0.0),
+        "dsinks": (buffers.dsinks, 0.0),
+        "parts_k": (parts_k, fill),
+        "parts_v": (parts_v, fill),
+    }
+    return {name: Made(t, of) for name, (t, of) in every.items() if t is not None}
+
+
+def _gradients(inputs: Inputs, made: Mapping[str, Tensor]) -> Grads:
+    """Gradients of what the passes left."""
+    dsinks = dbias = None
+    if "dsinks" in made and inputs.softmax_offset is not None:
+        dsinks = made["dsinks"].sum((1, 2)).to(inputs.softmax_offset.dtype)
+    if "dbias" in made and inputs.bias is not None:
+        dbias = made["dbias"].view(inputs.bias.shape)
+    if "parts_k" in made:
+        for name in "kv":
+            made[f"d{name}"].copy_(made[f"parts_{name}"].sum(0))
+    return Grads(made["dq"], made["dk"], made["dv"], dbias, dsinks)
 
 
 def _rows_contiguous(t: Tensor) -> Tensor:
@@ -228,16 +284,17 @@ def _arch(q: Tensor) -> int | None:
     return arch
 
 
-def _run(launch: Launch, device: torch.device, arch: int | None) -> None:
+def _run(launch: Launch, device: torch.device, arch: int | None) -> Any:
+    """The compiled kernel, where one was launched."""
     if launch.programs == 0:
-        return
+        return None
     if arch is None:
         from . import interpret
 
         interpret.launch(launch.kernel, (launch.programs,), launch.args)
-        return
+        return None
     with _around(launch, device, arch):
-        launch.kernel[(launch.programs,)](**launch.args, **launch.block.options)
+        return launch.kernel[(launch.programs,)](**launch.args, **launch.block.options)
 
 
 def _compile(launch: Launch, device: torch.device, arch: int) -> None:
