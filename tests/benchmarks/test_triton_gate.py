@@ -29,9 +29,10 @@ def write(tmp_path, monkeypatch, capsys):
     """The table after a run of ``--arch`` whose reports are given, and what it printed."""
     table = tmp_path / "table.json"
 
-    def run(arch: str, *reports: KernelReport) -> tuple[dict[str, Any], str]:
+    def run(arch: str, *reports: KernelReport, kernel: str = "") -> tuple[dict[str, Any], str]:
         monkeypatch.setattr(gate, "reports", lambda wanted, progress, jobs: list(reports))
-        monkeypatch.setattr(sys, "argv", ["triton_gate.py", "--arch", arch, "--table", str(table)])
+        chosen = ["--kernel", kernel] if kernel else []
+        monkeypatch.setattr(sys, "argv", ["triton_gate.py", "--arch", arch, *chosen, "--table", str(table)])
         triton_gate.main()
         return json.loads(table.read_text(encoding="utf-8")), capsys.readouterr().out
 
@@ -45,6 +46,13 @@ def test_a_kernel_per_line_and_the_release(write):
     assert [kernel["kernel"] for kernel in said["kernels"]] == ["forward", "dq"]
     assert len(write.table.read_text(encoding="utf-8").splitlines()) == 4
     assert out == "2 of 2 without a fault\n"
+
+
+def test_other_kernels_are_kept(write):
+    dq = dataclasses.replace(GOOD, kernel="dq")
+    write("90", GOOD, dq)
+    said, _ = write("90", dataclasses.replace(dq, registers=99), kernel="dq")
+    assert [(each["kernel"], each["registers"]) for each in said["kernels"]] == [("forward", 128), ("dq", 99)]
 
 
 def test_other_architectures_are_kept_and_changes_printed(write):
