@@ -85,7 +85,9 @@ CASES = (
     Case("bias of each row", {}, {"bias": "1 h s_q 1"}, also=SWEEP),
     Case("largest scores", {"return_max_logit": True}, also=SWEEP),
     Case("whole tiles", {"window_left": 64, "window_right": 0}, lengths=(128, 256),
-         also=({"lengths": (256, 128)}, {"lengths": (64, 64), "window_left": 128, "window_right": 64})),
+         also=({"lengths": (256, 128)}, {"lengths": (64, 64), "window_left": 128, "window_right": 64},
+               *({"lengths": (s_q, s_kv), "window_left": s_kv // 2 + k, "window_right": k}
+                 for k, (s_q, s_kv) in enumerate(((48, 80), (112, 208), (16, 32), (208, 144), (96, 16)))))),
     Case("head_dims 576 and 512", CAUSAL, head_dims=(576, 512), lengths=(70, 101), backward=False, splits=0,
          also=DIAGONALS),
     Case("decode, head_dims 576 and 512", **DECODED, head_dims=(576, 512), heads=(4, 1), splits=3,

@@ -132,6 +132,10 @@ _TOGETHER = (
 _HEAD_DIMS = ((64, 64), (128, 128), (64, 64), (192, 128), (64, 64), (256, 256))
 
 
+# Tiles that no bound of a window crosses, more of them than are loaded before the loop.
+_WIDE_WINDOW = ({"lengths": (300, 600), "window_left": 320, "window_right": 280},)
+
+
 def _together(number: int, names: str) -> Case:
     features = names.split()
     spec: dict[str, Any] = {}
@@ -148,7 +152,7 @@ def _together(number: int, names: str) -> Case:
         head_dims=_HEAD_DIMS[number % len(_HEAD_DIMS)],
         dtypes=(BOTH[number % 2],),
         heads=(4, 2) if "groups" in features else (2, 1),
-        also=SWEEP,
+        also=(*SWEEP, *_WIDE_WINDOW) if "window" in features else SWEEP,
     )
 
 

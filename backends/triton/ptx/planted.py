@@ -319,9 +319,11 @@ _EXECUTED = "st.global.b32 [0], 0;"
 
 
 def _witness(fault: Fault) -> str | None:
-    """Statements that report where a mutant computes something else than the kernel: operands that are
-    equal, a guard that is false, a copy that is shorter than its place. None for other kinds."""
+    """Statements that report where a mutant computes something else than the kernel: other results, operands
+    that are equal, a guard that is false, a copy that is shorter than its place. None for other kinds."""
     code, begin = fault.before, "{ .reg .pred %seen; "
+    if fault.kind in ("registers swapped", "address shifted") and (both := _twice(fault)):
+        return both
     if fault.kind == "registers swapped":
         pairs = zip(_names(code), _names(fault.after), strict=True)
         a, b = next((x, y) for x, y in pairs if x != y)
@@ -339,6 +341,21 @@ def _witness(fault: Fault) -> str | None:
         size, given = re.search(r"\],\s*(0x\w+|\d+),\s*(%\w+)", code).groups()  # type: ignore[union-attr]
         return f"{begin}setp.lt.u32 %seen, {given}, {size}; @%seen {_EXECUTED} }}"
     return None
+
+
+def _twice(fault: Fault) -> str | None:
+    """The statement and its mutant, one after the other into registers of their own, which are compared. For
+    those that write a vector of 32 bits each and nothing else."""
+    vector = re.compile(r"((?:ldmatrix|mma\.sync|ld\.shared\.v[24]\.b32)\S*\s+)\{([^}]*)\}(.*)", re.DOTALL)
+    forms = [vector.fullmatch(code.strip()) for code in (fault.before, fault.after)]
+    if None in forms:
+        return None
+    made, count = [], len(forms[0][2].split(","))  # type: ignore[index]
+    for number, form in enumerate(forms):
+        own = ", ".join(f"%twice{number}_{k}" for k in range(count))
+        made.append(f".reg .b32 {own}; {form[1]}{{{own}}}{form[3]}")  # type: ignore[index]
+    compared = (f"setp.ne.b32 %seen, %twice0_{k}, %twice1_{k}; @%seen {_EXECUTED}" for k in range(count))
+    return f"{{ .reg .pred %seen; {' '.join((*made, *compared))} }}"
 
 
 def _seen(fault: Fault, statements: str, launches: list[Recorded]) -> bool:

@@ -32,7 +32,8 @@ def explained(kernel: Kernel, verdict: Verdict) -> str | None:
         "commit of copies deleted": _commit,
         "commit of products deleted": _commit,
         "fence deleted": _fence,
-        "registers swapped": _equal_registers,
+        "registers swapped": _equal_results,
+        "address shifted": _equal_results,
     }
     rule = rules.get(verdict.fault.kind)
     return rule(kernel, verdict) if rule else None
@@ -108,9 +109,13 @@ def _fence(kernel: Kernel, verdict: Verdict) -> str | None:
     return None
 
 
-def _equal_registers(kernel: Kernel, verdict: Verdict) -> str | None:
+def _equal_results(kernel: Kernel, verdict: Verdict) -> str | None:
+    """What ``planted.py`` saw when it executed both."""
     if verdict.differs is False:
-        return "the two registers are equal whenever it runs: an accumulator that begins with zeros"
+        return (
+            "its results are the same whenever it runs: an accumulator that begins with zeros, or what lies "
+            "past the head dimension or the sequence"
+        )
     return None
 
 
@@ -225,19 +230,19 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "the guard holds for every thread: the block has no more than it counts"),
     ("forward|dq", "compare flipped", False, "m0 < len_q", r"setp\.(lt|ge)",
      "no block of a dense call begins where its queries end"),
-    ("dkdv", "compare flipped", False, "for r in range(0, group)", r"setp\.(gt|lt|ge|le)",
-     "a group has at least one head"),
+    ("dkdv", "compare flipped", False, "for r in range(first_head, last_head)", r"setp\.(gt|lt|ge|le)",
+     "a share of a group has at least one head"),
     ("rows", "compare flipped", True, "real = rows < length", r"setp\.(lt|ge)",
      "the row behind the last has an LSE of -inf, or is loaded and not stored"),
     ("dkdv|dq|dbias|forward|decode", "compare flipped", False, ">= threshold", r"setp\.(lt|ge)",
      "it keeps or drops otherwise where a random word is the threshold itself, one in 2^32: no call has one"),
     ("dkdv", "compare flipped", False, "n0 < len_kv", r"setp\.(lt|ge)",
      "no block of a dense call begins where its keys end"),
-    ("dkdv", "compare flipped", False, NO_LINE, r"setp\.(lt|ge)\.s32",
+    ("dkdv|dbias", "compare flipped", False, NO_LINE, r"setp\.(lt|ge)\.s32",
      "n0 < len_kv: no block of a dense call begins where its keys end"),
     ("dbias", "compare flipped", False, "for i in range(0, batch * heads)", r"setp\.(gt|lt|ge|le)",
      "there is at least one sequence and one head"),
-    ("dkdv", "compare flipped", True, "for r in range(0, group)", r"setp\.(lt|ge)",
+    ("dkdv", "compare flipped", True, "for r in range(first_head, last_head)", r"setp\.(lt|ge)",
      "a row past the queries has p = 0, and a column past the keys is set to zero in the end"),
     ("decode|forward", "compare flipped", False, "tl.log2(", r"2139095040|0f00800000",
      "the sum is neither infinite nor the least normal number: its largest term is 1"),
@@ -249,8 +254,13 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "a single part is not merged"),
     (".*", "compare flipped", True, "for n in range(begin, end, BLOCK_N)", r"setp\.(lt|ge|gt|le)\.[su]",
      "one tile more than the masked loop has, all of it masked: it adds zeros"),
-    (".*", "compare flipped", True, "for m in range(begin, end, BLOCK_M)", r"setp\.(lt|ge|gt|le)\.[su]",
+    (".*", "compare flipped", True, "for counted in range(first, last, BLOCK_", r"setp\.(lt|ge|gt|le)\.[su]",
      "one tile more than the masked loop has, all of it masked: it adds zeros"),
+    ("dkdv", "compare flipped", True, "lse2 = tl.load(Lse2 + rows, mask=rows < len_q", r"setp\.(lt|ge)",
+     "the row behind the last has zeros for q, dout and delta: whatever its p is, it adds zeros"),
+    ("dbias", "compare flipped", True, "(rows < len_q) & (cols < len_kv)", r"setp\.(lt|ge)",
+     "the column behind the last key is hidden by its bound as well, and the row behind the last has an LSE of "
+     "+inf: p is 0"),
     (".*", "compare flipped", True, "tl.where(cols < len_kv, x,", r"setp\.(lt|ge)",
      "the bound on the right hides the column behind the last key as well"),
     ("forward|decode|dkdv|dq", "compare flipped", True, "(rows < len_q) & (cols < len_kv)", r"setp\.(lt|ge)",
