@@ -21,7 +21,11 @@ from .parse import Address, BasicBlock, Instruction, Kernel, Operand, Register, 
 from .run import execute
 from .translate import Block, Program, translate
 
-_PARTS = ("memory", "shared", "warps", "matrices", "copies", "warpgroups")  # of a machine, for instructions
+# Of a machine, for instructions.
+_PARTS = (
+    *("memory", "shared", "warps", "matrices", "copies", "warpgroups"),
+    *("maps", "mbarriers", "tensors"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ class _Trace:
         def watched(machine: Any, registers: list[Array], constants: list[Array], mask: Array | None) -> Any:
             if not isinstance(machine.memory, _Asked):
                 for name in _PARTS:
-                    if hasattr(machine, name):
+                    if getattr(machine, name, None) is not None:
                         setattr(machine, name, _Asked(getattr(machine, name), self._asked))
             self._asked.clear()
             known = range(len(registers)) if everywhere else own

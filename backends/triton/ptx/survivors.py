@@ -259,8 +259,8 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
     ("dkdv", "compare flipped", True, "lse2 = tl.load(Lse2 + rows, mask=rows < len_q", r"setp\.(lt|ge)",
      "the row behind the last has zeros for q, dout and delta: whatever its p is, it adds zeros"),
     ("dbias", "compare flipped", True, "(rows < len_q) & (cols < len_kv)", r"setp\.(lt|ge)",
-     "the column behind the last key is hidden by its bound as well, and the row behind the last has an LSE of "
-     "+inf: p is 0"),
+     "the column behind the last key is hidden by its bound as well, and the row behind the last has an LSE "
+     "of +inf: p is 0"),
     (".*", "compare flipped", True, "tl.where(cols < len_kv, x,", r"setp\.(lt|ge)",
      "the bound on the right hides the column behind the last key as well"),
     ("forward|decode|dkdv|dq", "compare flipped", True, "(rows < len_q) & (cols < len_kv)", r"setp\.(lt|ge)",

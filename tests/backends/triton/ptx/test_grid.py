@@ -12,7 +12,8 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from attnsel.backends.contract import Result
-from attnsel.backends.triton.ptx.cases import CASES, wanted_cases
+from attnsel.backends.triton.launch import check
+from attnsel.backends.triton.ptx.cases import CASES, DTYPES, Call, wanted_cases
 from attnsel.backends.triton.ptx.grid import PAIRS, SWEEP, WIDE_SWEEP, Case
 from attnsel.backends.triton.ptx.tensors import empty_is_nan, in_pages, make, upstream
 
@@ -82,6 +83,14 @@ def test_a_case_is_called_with_each_of_its_lengths_and_bounds() -> None:
     first, second = case.calls()
     assert (first.lengths, first.spec, first.also) == ((150, 201), {"window_left": 3, "softcap": 1.0}, ())
     assert (second.lengths, second.spec) == ((7, 9), {"window_left": 5, "softcap": 1.0})
+
+
+@pytest.mark.parametrize("arch", [75, 90])
+def test_every_call_of_the_grid_is_one_that_the_kernels_take(arch: int) -> None:
+    for case, _, dtype in wanted_cases((arch,)):
+        for each in case.calls():
+            call = Call.of(each, arch, DTYPES[dtype])
+            check(call.spec, call.given)
 
 
 def test_the_quick_part_reaches_every_architecture_with_few_calls() -> None:
