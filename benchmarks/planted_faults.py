@@ -2,7 +2,7 @@
 
     python benchmarks/planted_faults.py --jobs 2                        # less than half an hour of one core
     python benchmarks/planted_faults.py --arch 80 --case window,packed --every 1 --each 20 --seed 1
-    python benchmarks/planted_faults.py --jobs 2 --json FILE
+    python benchmarks/planted_faults.py --jobs 2 --json benchmarks/results/triton-planted-faults.json
 
 A part is a case of ``attnsel conformance --execute`` on an architecture, which has one of ``--every`` cases,
 the next architecture others. Its calls are executed once, then each kernel of it gets ``--each`` faults, one
@@ -32,7 +32,7 @@ import triton
 from attnsel.backends.triton import pool
 from attnsel.backends.triton.ptx.cases import Wanted, wanted_cases
 from attnsel.backends.triton.ptx.planted import Part, Verdict, examined
-from attnsel.backends.triton.ptx.survivors import explained, ours, read, read_at
+from attnsel.backends.triton.ptx.survivors import explained, ours, read
 from attnsel.cli.output import bar
 
 ARCHS = (75, 80, 90, 120)
@@ -114,8 +114,7 @@ def read_again(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(one: dict[str, Any]) -> str | None:
-    exactly = read_at(one["part"], one["kernel"], one["line"], one["kind"])
-    return exactly or read(one["kernel"], one["kind"], one["differs"], one["ours"], one["before"])
+    return read(one["kernel"], one["kind"], one["differs"], one["ours"], one["before"])
 
 
 def summed(of_parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -232,8 +232,6 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "no block of a dense call begins where its queries end"),
     ("dkdv", "compare flipped", False, "for r in range(first_head, last_head)", r"setp\.(gt|lt|ge|le)",
      "a share of a group has at least one head"),
-    ("rows", "compare flipped", True, "real = rows < length", r"setp\.(lt|ge)",
-     "the row behind the last has an LSE of -inf, or is loaded and not stored"),
     ("dkdv|dq|dbias|forward|decode", "compare flipped", False, ">= threshold", r"setp\.(lt|ge)",
      "it keeps or drops otherwise where a random word is the threshold itself, one in 2^32: no call has one"),
     ("dkdv", "compare flipped", False, "n0 < len_kv", r"setp\.(lt|ge)",
@@ -250,8 +248,6 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
      "no program of a dense call has a row past the last"),
     ("merge", "shuffle at another distance", None, "peak = tl.max(all2, 0)", "shfl",
      "the peak is a base for exponents and cancels; that of some of the parts does as well"),
-    ("merge", "compare flipped", False, "for s in range(0, splits", r"setp\.(lt|ge)",
-     "a single part is not merged"),
     (".*", "compare flipped", True, "for n in range(begin, end, BLOCK_N)", r"setp\.(lt|ge|gt|le)\.[su]",
      "one tile more than the masked loop has, all of it masked: it adds zeros"),
     (".*", "compare flipped", True, "for counted in range(first, last, BLOCK_", r"setp\.(lt|ge|gt|le)\.[su]",
@@ -268,25 +264,11 @@ READ: tuple[tuple[str, str, bool | None, str, str, str], ...] = (
     (".*", "compare flipped", True, "mask=(first + row < length)[:, None], other=0.0", r"setp\.(lt|ge)",
      "the row behind the last is not loaded: in the last sequence it lies outside of the tensor, and that is "
      "reported. What else the comparison decides is masked where it is stored"),
-    (".*", "compare flipped", True, "& (col < WIDTH)[None, :]", r"setp\.(lt|ge)",
-     "these lanes have columns past the head dimension, which are masked in every row"),
-    (".*", "address shifted", None, "& (col < WIDTH)[None, :]", r"ldmatrix|\.shared",
-     "columns past the head dimension: there both factors are zeros"),
+    ("dkdv|dq", "address shifted", True, "& (col < WIDTH)[None, :]", "ldmatrix",
+     "what it reads are zeros past the head dimension, where the other factor has zeros as well"),
+    ("dkdv|dq", "address shifted", True, "tl.where(alive, q, tl.zeros_like(q))", "ldmatrix",
+     "what it reads are zeros past the head dimension, where the other factor has zeros as well"),
 )  # fmt: skip
-
-
-_NO_SECOND_TILE = (
-    "of the tile after the first masked one: without a bound there is none, and its rows lie behind the keys"
-)
-# Part, kernel, line, kind, of the committed record: what no line of ours tells.
-READ_AT: dict[tuple[str, str, int, str], str] = {
-    ("sm80 bf16 softcap", "dq", 3108, "compare flipped"): _NO_SECOND_TILE,
-    ("sm90 bf16 sinks", "forward", 1912, "compare flipped"): _NO_SECOND_TILE,
-}
-
-
-def read_at(part: str, kernel: str, line: int, kind: str) -> str | None:
-    return READ_AT.get((part, kernel, line, kind))
 
 
 def read(kernel: str, kind: str, differs: bool | None, line: str, statement: str) -> str | None:
