@@ -88,8 +88,8 @@ CASES = (
          also=({"lengths": (256, 128)}, {"lengths": (64, 64), "window_left": 128, "window_right": 64},
                *({"lengths": (s_q, s_kv), "window_left": s_kv // 2 + k, "window_right": k}
                  for k, (s_q, s_kv) in enumerate(((48, 80), (112, 208), (16, 32), (208, 144), (96, 16)))),
-               *({"lengths": (16, 96), "window_left": left, "window_right": 3}
-                 for left in range(16, 48, 3)))),
+               *({"lengths": (16, 96), "window_left": 9, "window_right": 3, "q_offset": offset}
+                 for offset in range(0, 96, 5)))),
     Case("head_dims 576 and 512", CAUSAL, head_dims=(576, 512), lengths=(70, 101), backward=False, splits=0,
          also=DIAGONALS),
     Case("decode, head_dims 576 and 512", **DECODED, head_dims=(576, 512), heads=(4, 1), splits=3,
