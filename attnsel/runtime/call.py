@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from attnsel._scalars import flag, number, text
@@ -222,4 +224,14 @@ def _shape_of(value: Any) -> Any:
         return type(value), int(value)  # True is refused, whether or not 1 came before
     if isinstance(value, (tuple, list)):
         return tuple(_shape_of(item) for item in value)
-    return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+    return (value.shape, value.stride(), misaligned(value), value.dtype, value.device, value.requires_grad)
+
+
+def misaligned(t: Tensor) -> int:
+    """Bytes from a tensor's address down to a multiple of 16; where it has no memory, from its offset."""
+    if type(t) is not FakeTensor:
+        try:
+            return t.data_ptr() & 15
+        except RuntimeError:  # one that a transform wraps
+            pass
+    return t.storage_offset() * t.element_size() & 15

@@ -26,7 +26,7 @@ from attnsel.policy import Policy
 from attnsel.runtime import compiled, selfcheck
 from attnsel.runtime.bind import Bound, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
-from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, signature
+from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, signature
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
 from attnsel.runtime.sizes import lengths_read
@@ -192,19 +192,38 @@ def attend(
 def signature_of(
     config: Config, settings: Settings, q: Tensor, k: Tensor, v: Tensor, extras: Extras
 ) -> tuple[Any, ...]:
-    """All that a choice, or a closure made for it, may depend on."""
+    """All that a choice, or a closure made for it, may depend on.
+
+    Of addresses the part below 16 bytes: memory that another library made may begin anywhere.
+    """
     try:
+        if type(q) is FakeTensor:
+            raise RuntimeError("a tensor without memory")
         return (
             config,
             type(q),  # tensors without data must not meet closures made for those with
             id(settings),  # hashing a model costs microseconds; the entry keeps this object alive
             torch.is_grad_enabled(),
             _deterministic(),
-            q.shape, q.stride(), q.storage_offset(), q.dtype, q.device, q.requires_grad,
-            k.shape, k.stride(), k.storage_offset(), k.dtype, k.device, k.requires_grad,
-            v.shape, v.stride(), v.storage_offset(), v.dtype, v.device, v.requires_grad,
+            q.shape, q.stride(), q.data_ptr() & 15, q.dtype, q.device, q.requires_grad,
+            k.shape, k.stride(), k.data_ptr() & 15, k.dtype, k.device, k.requires_grad,
+            v.shape, v.stride(), v.data_ptr() & 15, v.dtype, v.device, v.requires_grad,
             None if extras is NO_EXTRAS else (*signature(extras), *lengths_read(config, extras)),
         )  # fmt: skip
+    except (AttributeError, TypeError, RuntimeError):
+        return _signature_without_memory(config, settings, q, k, v, extras)
+
+
+def _signature_without_memory(
+    config: Config, settings: Settings, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> tuple[Any, ...]:
+    """``signature_of`` tensors that have no address: fake ones, and those that a transform wraps."""
+    try:
+        of_each = [
+            (t.shape, t.stride(), misaligned(t), t.dtype, t.device, t.requires_grad) for t in (q, k, v)
+        ]
+        others = None if extras is NO_EXTRAS else (*signature(extras), *lengths_read(config, extras))
+        return config, type(q), id(settings), torch.is_grad_enabled(), _deterministic(), *of_each, others
     except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
         params_of(Call(config, q, k, v, extras, settings, config.is_training))  # lets the checks name it
         raise

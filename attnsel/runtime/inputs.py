@@ -14,7 +14,7 @@ import torch
 from attnsel.errors import InvalidInput
 from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams, Tensors, TensorSpec, read_dtype
-from attnsel.runtime.call import Call, Config, Extras
+from attnsel.runtime.call import Call, Config, Extras, misaligned
 from attnsel.runtime.sizes import Sizes, sizes_of
 from attnsel.runtime.trivial_mask import known_to_be_trivial
 
@@ -315,7 +315,7 @@ def _other_tensors(extras: Extras) -> list[tuple[str, Tensor]]:
 
 def _spec(t: Tensor) -> TensorSpec | None:
     """How a tensor lies in memory; None when it is dense and aligned, which asks nothing of a kernel."""
-    alignment = math.gcd(t.storage_offset() * t.element_size(), 16)
+    alignment = math.gcd(misaligned(t), 16)
     if t.is_contiguous() and alignment == 16:
         return None
     return TensorSpec(

@@ -54,6 +54,32 @@ def ran(module: DotProductAttention, *tensors: Tensor) -> str | None:
     return module.last_selection.backend
 
 
+def foreign(t: Tensor, skipped: int) -> Tensor:
+    """The same numbers in memory of another library's, ``skipped`` bytes behind a multiple of 64."""
+    memory = torch.empty(t.nbytes + 128, dtype=torch.uint8)
+    first = -memory.data_ptr() % 64 + skipped
+    borrowed = torch.frombuffer(memory.numpy(), dtype=t.dtype, count=t.numel(), offset=first)
+    return borrowed.view(t.shape).copy_(t)
+
+
+def test_memory_that_begins_anywhere_is_another_call() -> None:
+    """Its storage begins there, with an offset of 0: on a GPU the vector loads of the first would fault."""
+    q, k, v = qkv(dtype=torch.float16)
+    assert attention(q, k, v, qkv_format="bshd") is not None
+    misses = cache_info().misses
+    moved = foreign(k, 4)
+    assert (moved.storage_offset(), moved.data_ptr() % 16) == (0, 4)
+    attention(q, moved, v, qkv_format="bshd")
+    assert cache_info().misses == misses + 1
+    attention(q, foreign(k, 16), v, qkv_format="bshd")
+    assert cache_info().misses == misses + 1
+    module = build()
+    module(q, moved, v)
+    assert module.last_selection is not None
+    assert module.last_selection.params.tensors.k is not None
+    assert module.last_selection.params.tensors.k.alignment == 4
+
+
 # What is counted, built and kept
 
 
