@@ -19,7 +19,7 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.cudnn.call import Four, GraphCall, Pages, Strided, dense
 from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.pages import check_pages
-from attnsel.backends.slopes import default_slopes
+from attnsel.backends.slopes import is_default
 
 _NAMES = {
     torch.bfloat16: "bf16",
@@ -51,7 +51,7 @@ def check(spec: Spec, inputs: Inputs) -> None:
         "q_offset": (spec.q_offset or spec.kv_offset) and "cuDNN attention knows no position offsets",
         "dropout_seed": spec.dropout_p and i.dropout_seed is None and "dropout needs an int64 scalar tensor",
         "alibi_slopes": i.alibi_slopes is not None
-        and i.alibi_slopes is not default_slopes(i.q.shape[1], i.q.device)
+        and not is_default(i.alibi_slopes)
         and "cuDNN computes its own slopes; only backends.slopes.default_slopes may be given",
         "softmax_offset": spec.softmax_type == "learnable"
         and i.softmax_offset is None

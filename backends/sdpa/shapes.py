@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from .ops import EFFICIENT, FLASH_CPU, FLASH_CUDA
+from .ops import CUDNN, EFFICIENT, FLASH_CPU, forward_op
 from .plan import Traits
 
 HEAD_DIM_MULTIPLE = 8  # of flash, efficient and cuDNN on CUDA: 16 bytes of half precision
@@ -46,4 +48,13 @@ def op_lse(traits: Traits, lse: Tensor) -> Tensor:
         return torch.nn.functional.pad(lse, (0, -lse.shape[2] % LSE_MULTIPLE), value=torch.inf)
     if traits is FLASH_CPU:
         return lse
-    return lse.contiguous() if traits is FLASH_CUDA else lse.contiguous().unsqueeze(3)
+    lse = lse.contiguous()
+    return lse.unsqueeze(3) if traits is CUDNN and cudnn_lse_dims() == 4 else lse
+
+
+@cache
+def cudnn_lse_dims() -> int:
+    """Dimensions of the cuDNN op's lse: [b, h, s] before torch 2.9, whose backward appends one itself, then
+    [b, h, s, 1]. This torch's own shape function is asked."""
+    q = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="meta")
+    return int(forward_op(CUDNN)(q, q, q, None, True, 0.0, False)[1].dim())

@@ -81,6 +81,8 @@ def made(
 
 
 def check(spec: Spec, inputs: Inputs) -> None:
+    if inputs.bias is not None:  # what is carried out asks for its gradient: so must what is planned
+        inputs = inputs._replace(bias=inputs.bias.detach().requires_grad_())
     try:
         prepare(spec, inputs)
     except PlanRefused as refused:

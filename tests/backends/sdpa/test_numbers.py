@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.backends.sdpa import bound, ops, run
+from attnsel.backends.sdpa import bound, ops, run, shapes
 from attnsel.backends.sdpa.bound import bind
 from attnsel.backends.sdpa.kernels import KERNELS
 from attnsel.candidates import CANDIDATES
@@ -519,6 +519,25 @@ def test_cuda_calls_have_the_arguments_and_shapes_of_their_ops(kernel: str) -> N
                     expected = [*fake[:3], *leaves(fake)]
                     for grad, of in zip([g for g in grads if g is not None], expected, strict=True):
                         assert (grad.shape, grad.dtype) == (of.shape, of.dtype)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8), (1, 1, 8, 1)], ids=["before torch 2.9", "since"])
+def test_the_cudnn_backward_gets_an_lse_of_the_rank_that_its_forward_gives(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 2.9 it was [b, h, s], to which the backward itself appended a dimension."""
+    lse = torch.randn(2, 8, 4).transpose(1, 2)
+    monkeypatch.setattr(
+        shapes, "forward_op", lambda traits: lambda q, *rest: (q, q.new_empty(shape, dtype=torch.float32))
+    )
+    shapes.cudnn_lse_dims.cache_clear()
+    try:
+        given = shapes.op_lse(ops.CUDNN, lse)
+    finally:
+        shapes.cudnn_lse_dims.cache_clear()
+    assert given.shape == (2, 4, 8, *shape[3:])
+    assert given.is_contiguous()
+    assert torch.equal(given.view(2, 4, 8), lse)
 
 
 DIFFERENTIABLE_MASK = [(ops.EFFICIENT, True), (ops.CUDNN, False), (ops.FLASH_CPU, False), (ops.MATH, True)]
