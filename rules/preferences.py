@@ -76,6 +76,20 @@ def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.unproven)
 
 
+@preference("PREF011", short="a plan per token", evidence="reported")
+def no_plan_per_token(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """Where keys grow with each call, a kernel that plans for each length comes later.
+
+    Why: a cache of n keys gets a plan of cuDNN's own at every n, and a plan takes longer than thousands of
+    such calls: 55 to 70 ms, or a second where a kernel is new. Such a call has at most 16 queries and no
+    gradient, and its keys are as many as the tensor has. With pages, or with lengths beside a cache of one
+    size, one plan serves all of them.
+    Source: flashinfer#5245 (55 to 70 ms per new shape); pytorch#155958 (TORCH_CUDNN_SDPA_AVOID_RECOMPILE);
+    attnsel/backends/cudnn/tensors.py, where dense lengths are exact.
+    """
+    return int(c.growing and CANDIDATES[c.name].plan_per_length)
+
+
 # Kernel families of like speed, the fastest first.
 _FLASH_FIRST = ("flash", "cudnn", "efficient")
 _CUDNN_FIRST = ("cudnn", "flash", "efficient")

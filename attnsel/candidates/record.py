@@ -77,6 +77,8 @@ class CandidateRecord:
     kernel_family: for ranking by speed, see attnsel/rules/preferences.py.
     written_for: architectures that the kernels were written for: of a family, these go first.
     place: "before NAME" or "after NAME", for one that belongs to no family.
+    plan_per_length: its library prepares something, for tens of milliseconds or more, for each number of
+        queries and keys that it has not seen.
     efficiency: shares of a GPU's peak 16-bit arithmetic that its kernels reach on long sequences, by
         architecture and with the source; where nobody has measured it no time is estimated.
     last_resort: right everywhere and slow on a GPU; it ranks among the last.
@@ -107,6 +109,7 @@ class CandidateRecord:
     kernel_family: KernelFamily = ""
     written_for: Container[int] = ()
     place: str = ""
+    plan_per_length: bool = False
     efficiency: tuple[Efficiency, ...] = ()
     last_resort: bool = False
     source: str = ""

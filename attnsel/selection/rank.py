@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from attnsel.adaptations.search import overhead
 from attnsel.candidates import CANDIDATES
@@ -17,22 +18,33 @@ Key = tuple[int, ...]
 """Values of the preferences, the first that differs decides; last the place in the list of candidates."""
 
 _LARGE = 1 << 30
+_FEW = 16  # queries: tokens that are decoded, and drafts of some
 
 
-def has_large_scores(p: AttentionParams) -> bool:
-    """Whether one [b, h, s_q, s_kv] tensor is more than a GiB."""
-    return p.score_bytes > _LARGE
+class Asked(NamedTuple):
+    """What preferences may read of a question: see ``RankKey``."""
+
+    large_scores: bool
+    growing: bool
 
 
-def rank_key(candidate: Candidate, p: AttentionParams, large_scores: bool) -> RankKey:
+def asked(p: AttentionParams) -> Asked:
+    """Keys grow where their number is the tensor's own: not where lengths or pages say it, or a mask."""
+    own = p.attn_mask_type in ("no_mask", "causal", "causal_bottom_right") and p.kv_cache != "paged"
+    growing = own and p.max_seqlen_q <= _FEW and not p.is_training and p.qkv_format != "thd"
+    return Asked(p.score_bytes > _LARGE, growing)
+
+
+def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
     """What preferences may read of a candidate."""
     return RankKey(
         candidate.name,
         candidate.verdict,
         overhead(candidate.adaptations, p) if candidate.adaptations else 0,
         candidate.unproven and CANDIDATES[candidate.name].unproven_last,
-        large_scores,
+        of.large_scores,
         candidate.executed_off_gpu,
+        of.growing,
     )
 
 
@@ -44,7 +56,7 @@ def key_of(key: RankKey, arch: int | None, policy: Policy) -> Key:
 
 
 @lru_cache(maxsize=1024)
-def at_best(env: Environment, policy: Policy, large_scores: bool) -> tuple[tuple[Key, str], ...]:
+def at_best(env: Environment, policy: Policy, of: Asked) -> tuple[tuple[Key, str], ...]:
     """Every candidate with the key it has if it runs as it is, best first: none can have a better one.
 
     One that was executed off-GPU for some calls counts as executed for this one.
@@ -58,8 +70,9 @@ def at_best(env: Environment, policy: Policy, large_scores: bool) -> tuple[tuple
                         "eligible",
                         0,
                         record.unproven_on(env.target) and record.unproven_last,
-                        large_scores,
+                        of.large_scores,
                         record.executed is not None and env.target in record.executed.targets,
+                        of.growing,
                     ),
                     env.arch,
                     policy,

@@ -36,7 +36,7 @@ from attnsel.selection.evaluate import (
     warn_of_retired,
 )
 from attnsel.selection.evidence import NO_EVIDENCE, Evidence
-from attnsel.selection.rank import at_best, has_large_scores, key_of, order, rank_key
+from attnsel.selection.rank import asked, at_best, key_of, order, rank_key
 from attnsel.selection.verdict import Adaptation, Candidate, Reason, Verdict
 from attnsel.unlock import Unlock, find_unlocks
 
@@ -271,11 +271,11 @@ class Inquiry:
     def decide(self) -> Candidate | None:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
-        large = has_large_scores(p)
+        of = asked(p)
         unwanted = policy_reasons(policy)
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
-        for bound, name in at_best(env, policy, large):
+        for bound, name in at_best(env, policy, of):
             if best is not None and best_key < bound:
                 break  # neither this one nor those behind it can be better
             if unwanted[name]:
@@ -286,7 +286,7 @@ class Inquiry:
             key = bound
             # What is unproven may have been executed for other calls there, and not for this one.
             if candidate.adaptations or candidate.verdict != "eligible" or candidate.unproven:
-                key = key_of(rank_key(candidate, p, large), env.arch, policy)
+                key = key_of(rank_key(candidate, p, of), env.arch, policy)
             if best is None or key < best_key:
                 best, best_key = candidate, key
         return best
@@ -305,8 +305,8 @@ class Inquiry:
         for name in CANDIDATES:
             candidate = self._judged[name]
             (refused if candidate.verdict == "refused" else standing).append(candidate)
-        large = has_large_scores(p)
-        keys = tuple([rank_key(candidate, p, large) for candidate in standing])
+        of = asked(p)
+        keys = tuple([rank_key(candidate, p, of) for candidate in standing])
         ranked = [
             standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last
             for i, code in order(keys, env.arch, self.policy)

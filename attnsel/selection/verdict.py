@@ -77,6 +77,7 @@ class RankKey(NamedTuple):
     unproven: bool  # a kernel of ours that no result shows running here
     large_scores: bool  # one [b, h, s_q, s_kv] tensor is more than a GiB
     executed: bool = False  # its PTX was, for such calls
+    growing: bool = False  # few queries of a cache that is longer at each call
 
 
 class Reason(NamedTuple):

@@ -37,6 +37,7 @@ CANDIDATES = (
         explain_refusal="attnsel.rules.cudnn.words:rules_that_say",
         unproven_last=False,  # the kernels are NVIDIA's; the code around them is checked on its first call
         kernel_family="cudnn",
+        plan_per_length=True,
         efficiency=CUDNN_EFFICIENCY,
     ),
 )

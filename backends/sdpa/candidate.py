@@ -60,6 +60,7 @@ CANDIDATES = (
         library="cudnn",
         explain_refusal="attnsel.rules.cudnn.words:rules_that_say",
         kernel_family="cudnn",
+        plan_per_length=True,
         efficiency=CUDNN_EFFICIENCY,
     ),
     _sdpa(

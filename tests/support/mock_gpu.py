@@ -113,7 +113,13 @@ def launching(arch: int, processors: int = 132) -> Iterator[list[Launched]]:
 
 
 def _forget() -> None:
-    """What is compiled for one driver is not for another."""
+    """What is compiled for one driver, and known of its GPU, is not for another."""
     replay.forget()
+    triton.compiler.compiler.max_shared_mem.cache_clear()
     for kernel in _KERNELS:
         kernel.device_caches.clear()
+
+
+def compiled() -> int:
+    """Kernels that were compiled since ``launching`` began."""
+    return sum(len(caches[0]) for kernel in _KERNELS for caches in kernel.device_caches.values())

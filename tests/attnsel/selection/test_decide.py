@@ -9,7 +9,7 @@ from attnsel.candidates import CANDIDATES
 from attnsel.plugins import load_plugins
 from attnsel.rules import REGISTRY
 from attnsel.selection.evidence import NO_EVIDENCE, Evidence, Refusal
-from attnsel.selection.rank import at_best, has_large_scores, key_of, rank_key
+from attnsel.selection.rank import asked, at_best, key_of, rank_key
 from attnsel.selection.select import Inquiry, select
 from questions import questions
 
@@ -69,10 +69,10 @@ def test_a_selection_is_explained_when_it_is_looked_at():
 def test_no_candidate_ranks_better_than_it_could_at_best(seed):
     """What lets the search stop: adapting and doubt never improve a place."""
     for p, env, policy in questions(200 + seed, PER_SEED // 2):
-        large = has_large_scores(p)
-        bounds = {name: key for key, name in at_best(env, policy, large)}
+        of = asked(p)
+        bounds = {name: key for key, name in at_best(env, policy, of)}
         for candidate in Inquiry(p, env, policy, NO_EVIDENCE).ranked():
             if candidate.verdict != "refused":
-                key = key_of(rank_key(candidate, p, large), env.arch, policy)
+                key = key_of(rank_key(candidate, p, of), env.arch, policy)
                 assert key >= bounds[candidate.name]
     assert REGISTRY.preferences
