@@ -45,7 +45,7 @@ class _Called(interpreter.InterpretedFunction):  # type: ignore[misc]
 
 def launch(kernel: Any, grid: tuple[int, ...], args: dict[str, Any]) -> None:
     """``kernel[grid](**args)`` on CPU tensors, one program after the other."""
-    with _lock, _interpreted_language(), _repaired_bf16(), np.errstate(all="ignore"):
+    with _lock, _interpreted_language(), _repaired_index(), _repaired_bf16(), np.errstate(all="ignore"):
         _twin(kernel)[grid](**args)
 
 
@@ -101,6 +101,23 @@ def _restore(owner: Any, names: dict[str, Any], added: bool) -> None:
     for name in now.keys() - names.keys() if added else ():
         with contextlib.suppress(AttributeError, TypeError):
             delattr(owner, name)
+
+
+@contextlib.contextmanager
+def _repaired_index() -> Iterator[None]:
+    """Bounds of loops as integers: up to 3.6 the interpreter gives int() an array of one element, which numpy
+    refuses from 2.4 on."""
+    before: Callable[..., Any] = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, *scope: Any) -> None:
+        before(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+
+    interpreter._patch_lang_tensor = patch
+    try:
+        yield
+    finally:
+        interpreter._patch_lang_tensor = before
 
 
 @contextlib.contextmanager

@@ -445,6 +445,22 @@ def test_compiling_still_works_after_a_launch_on_cpu_tensors() -> None:
     assert isinstance(span, triton.JITFunction)
 
 
+def test_loops_run_with_an_interpreter_that_makes_integers_of_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As up to Triton 3.6, whose conversion numpy refuses from 2.4 on."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def old(tensor: Any, *scope: Any) -> None:
+        original(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data) if self.handle.data.ndim == 0 else None
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", old)
+    spec, inputs = build(Case("", CAUSAL), torch.float16)
+    assert error(forward(spec, inputs).out, attention_reference(spec, inputs, torch.float64)[0]) < 1e-2
+    assert interpreter._patch_lang_tensor is old
+
+
 # Errors
 
 
