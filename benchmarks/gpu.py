@@ -23,8 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure import ROOT, record, write
-from record_tests import read
+import needed
+
+needed.stop_where_something_is_missing()
+
+from measure import ROOT, git, record, write  # noqa: E402
+from record_tests import read  # noqa: E402
 
 TESTS = ["tests/gpu"]
 STALLED_S = 150  # no test takes as long, its kernels' compilation included
@@ -199,11 +203,20 @@ def run_benchmark(options: Any, path: Path, until: float) -> int:
             return process.wait()
 
 
+GIB_PER_SHARD = 2.0  # a CUDA context, the compiled kernels of a process, and the largest test's tensors
+
+
+def shards_for(processors: int, gib: float | None) -> int:
+    """How many processes: one a core but two, twelve at most, and no more than the card's memory holds."""
+    by_memory = 12 if gib is None else int(gib / GIB_PER_SHARD)
+    return max(1, min(12, processors - 2, by_memory))
+
+
 def _say(words: str) -> None:
     print(words, flush=True)
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
     parser.add_argument("--budget", type=float, default=540, metavar="SECONDS", help="in all (default 540)")
@@ -214,7 +227,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--kernels", default="", metavar="FLAGS", help='for kernel_speed.py, such as "--quick"'
     )
     parser.add_argument("--commit", help="what this is a copy of, where git cannot tell")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     begun = time.monotonic()
     try:
         import torch
@@ -225,9 +238,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: no CUDA device here. --device cpu rehearses on Triton's interpreter.", file=sys.stderr)
         return 2
-    if options.shards is None:
-        options.shards = max(1, min(12, (os.cpu_count() or 1) - 2)) if options.device == "cuda" else 1
     described = describe(torch.device(options.device))
+    if options.shards is None:
+        many = shards_for(os.cpu_count() or 1, described.get("memory_gib"))
+        options.shards = many if options.device == "cuda" else 1
+    for words in needed.shortcomings(options.commit or git("rev-parse", "HEAD")):
+        _say(f"note: {words}")
     name = file_name(described["name"])
     tested = run_tests(
         options, described, options.out / f"gpu-tests-{name}.json", begun + TESTS_SHARE * options.budget

@@ -178,12 +178,12 @@ def number(value: float) -> str:
 
 def record(name: str, rows: Sequence[Recorded], **more: Any) -> dict[str, Any]:
     """Everything a reader needs to judge the figures, and nothing about whose machine it was."""
-    changes = _git("status", "--porcelain", "--", "attnsel", "rules", "backends")
+    changes = git("status", "--porcelain", "--", "attnsel", "rules", "backends")
     return {
         "benchmark": name,
         "date": datetime.now(timezone.utc).date().isoformat(),
         **more,
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": git("rev-parse", "HEAD"),
         "modified": None if changes is None else bool(changes),
         "machine": {
             "cpu": _cpu(),
@@ -226,7 +226,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git(*arguments: str) -> str | None:
+def git(*arguments: str) -> str | None:
     """What git says, without touching the index; None outside a checkout."""
     command = ["git", "--no-optional-locks", *arguments]
     try:

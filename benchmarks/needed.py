@@ -1,0 +1,40 @@
+"""What ``gpu.py`` needs, and what it can do without: said before it starts. Standard library only."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+# What the tests and the benchmarks import, by its name in the package registry, and what comes of its lack.
+NEEDED = {
+    "pytest": "pytest",
+    "hypothesis": "hypothesis",
+    "rich": "rich",
+    "pydantic": "pydantic",
+    "cyclopts": "cyclopts",
+    "packaging": "packaging",
+}
+WELCOME = {
+    "triton": ("triton", "nothing of the triton candidate runs"),
+    "cudnn": ("nvidia-cudnn-frontend", "nothing of the cudnn candidate runs"),
+}
+
+
+def stop_where_something_is_missing() -> None:
+    """Ends the program with code 2 and the command that installs it."""
+    lacking = [package for module, package in NEEDED.items() if find_spec(module) is None]
+    if lacking:
+        print(f"gpu.py: not all that it needs is installed: pip install {' '.join(lacking)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def shortcomings(commit: str | None) -> list[str]:
+    """What this run will not show, said before it starts."""
+    found = [
+        f"{package} is not installed: {outcome}"
+        for module, (package, outcome) in WELCOME.items()
+        if find_spec(module) is None
+    ]
+    if commit is None:
+        found.append("this is no git checkout: without --commit the results prove nothing")
+    return found
