@@ -20,8 +20,9 @@ from attnsel.backends.contract import Inputs, Spec
 
 from .launch import Launch, same_tensor
 
-# A compiled kernel's own launch takes what Triton's gives it, constants included, from this release on.
-_FIRST_RELEASE = (3, 3)
+# Releases whose source was read: there a compiled kernel's own launch takes what Triton's gives it, constants
+# included. In 3.2 it takes no constants.
+_RELEASES = ((3, 3), (3, 9))
 # Arguments of kernels -> the tensors that each may be, the first that there is: fields of ``Inputs`` and of
 # ``Result``, and what a pass allocates.
 _SOURCES = {
@@ -107,7 +108,7 @@ def record(
     ``given``: the call's tensors by name, in the order in which ``again`` will get them. A pass with a tensor
     that is neither given nor made, such as a copy of one, is not kept: the next call would need another.
     """
-    if place or _release() < _FIRST_RELEASE:
+    if place or not remembers():
         return
     tensors = [*given.items(), *((name, one.tensor) for name, one in made.items())]
     where = {name: number for number, (name, t) in enumerate(tensors) if t is not None}
@@ -149,6 +150,7 @@ def forget() -> None:
     _place.cache_clear()
 
 
-def _release() -> tuple[int, int]:
+def remembers() -> bool:
+    """Whether launches are remembered with the installed Triton."""
     major, minor = triton.__version__.split(".")[:2]
-    return int(major), int(minor)
+    return _RELEASES[0] <= (int(major), int(minor)) <= _RELEASES[1]

@@ -21,7 +21,7 @@ from attnsel.backends.triton import replay
 from attnsel.backends.triton.run import backward, forward
 from mock_gpu import Launched, launching
 
-pytestmark = pytest.mark.skipif(replay._release() < (3, 3), reason="nothing is remembered before Triton 3.3")
+pytestmark = pytest.mark.skipif(not replay.remembers(), reason="not with this Triton")
 
 Made = Callable[[], tuple[Spec, Inputs]]
 BATCH, HEADS, GROUPS, ROWS, WIDTH = 2, 4, 2, 48, 64
@@ -221,11 +221,12 @@ def test_chosen_tiles_and_variants_are_not_remembered(seen: list[Launched]) -> N
     assert replay.place_for("forward", of_spec, inputs) == []
 
 
-def test_before_triton_3_3_nothing_is_remembered(
-    seen: list[Launched], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("release", ["3.2.0", "3.10.0"])
+def test_with_a_triton_whose_launches_nobody_read_nothing_is_remembered(
+    release: str, seen: list[Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replay.forget()
-    monkeypatch.setattr(triton, "__version__", "3.2.0")
+    monkeypatch.setattr(triton, "__version__", release)
     call = CALLS["full"]()
     forward(*call)
     assert replay.place_for("forward", *call) == []
