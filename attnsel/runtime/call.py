@@ -234,4 +234,4 @@ def misaligned(t: Tensor) -> int:
             return t.data_ptr() & 15
         except RuntimeError:  # one that a transform wraps
             pass
-    return t.storage_offset() * t.element_size() & 15
+    return int(t.storage_offset()) * t.element_size() & 15
