@@ -139,7 +139,7 @@ def test_a_file_that_is_no_table_is_refused_before_compiling(run, monkeypatch, t
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("conformance --kernel backward", "allowed: forward, forward_descriptor, dkdv"),
+        ("conformance --kernel backward", "allowed: forward, forward_descriptor, forward_persistent, dkdv"),
         ("conformance --feature causal,nonsense", "nonsense"),
         ("conformance --dtype fp8", "allowed: bf16, fp16, fp32"),
         ("conformance --compare no-such-file", "must be a file that attnsel conformance --json wrote"),
