@@ -29,7 +29,7 @@ CANDIDATES = (
         proven=("cpu",),
         # What benchmarks/results/triton-executed.json shows; the same test holds this to it.
         executed=Executed(
-            frozenset({"sm75", "sm80", "sm86", "sm89", "sm90", "sm120"}), frozenset({"bf16", "fp16"}), 256
+            frozenset({"sm75", "sm80", "sm86", "sm89", "sm90", "sm120"}), frozenset({"bf16", "fp16"}), 576
         ),
         unproven_note="compiled only",
         kernel_family="flash",

@@ -51,11 +51,11 @@ def test_proven_is_what_committed_results_show() -> None:
 def shown_executed(cases: list[dict[str, Any]]) -> Executed:
     """Of a record of ``attnsel conformance --execute``: where every call of the grid is right and faultless.
 
-    The descriptor kernels are no part of it: no call takes them unless they are named.
+    The kernels with descriptors are no part of it: no call takes them unless they are named.
     """
     of_arch: dict[int, list[dict[str, Any]]] = {}
     for case in cases:
-        if not case["case"].startswith("descriptors"):
+        if not case["case"].startswith(("descriptors", "persistent")):
             of_arch.setdefault(case["arch"], []).append(case)
     whole = {arch: of_it for arch, of_it in of_arch.items() if all(case["ok"] for case in of_it)}
     dtypes = [{case["dtype"] for case in of_it} for arch, of_it in whole.items() if arch != 75]  # fp16 alone
