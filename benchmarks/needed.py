@@ -5,15 +5,9 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-# What the tests and the benchmarks import, by its name in the package registry, and what comes of its lack.
-NEEDED = {
-    "pytest": "pytest",
-    "hypothesis": "hypothesis",
-    "rich": "rich",
-    "pydantic": "pydantic",
-    "cyclopts": "cyclopts",
-    "packaging": "packaging",
-}
+# What the tests and the benchmarks import: modules, and packages of the same names.
+NEEDED = ("pytest", "hypothesis", "rich", "pydantic", "cyclopts", "packaging")
+# By module: the package, and what comes of its lack.
 WELCOME = {
     "triton": ("triton", "nothing of the triton candidate runs"),
     "cudnn": ("nvidia-cudnn-frontend", "nothing of the cudnn candidate runs"),
@@ -22,7 +16,7 @@ WELCOME = {
 
 def stop_where_something_is_missing() -> None:
     """Ends the program with code 2 and the command that installs it."""
-    lacking = [package for module, package in NEEDED.items() if find_spec(module) is None]
+    lacking = [name for name in NEEDED if find_spec(name) is None]
     if lacking:
         print(f"gpu.py: not all that it needs is installed: pip install {' '.join(lacking)}", file=sys.stderr)
         sys.exit(2)

@@ -103,7 +103,10 @@ def _short(text: str) -> str:
 
 def read_again(part: dict[str, Any]) -> dict[str, Any]:
     """With the reasons that were read by hand, and survivors as equivalent or as holes."""
-    survivors = [one | {"why": one["why"] or _read(one)} for one in part["survivors"]]
+    asked = ("kernel", "kind", "differs", "ours", "before")
+    survivors = [
+        one | {"why": one["why"] or read(*(one[name] for name in asked))} for one in part["survivors"]
+    ]
     reasons = iter(survivors)  # in the order of the faults
     faults = []
     for kernel, kind, outcome, outside in part["faults"]:
@@ -111,10 +114,6 @@ def read_again(part: dict[str, Any]) -> dict[str, Any]:
             outcome = "equivalent" if next(reasons)["why"] else "hole"
         faults.append([kernel, kind, outcome, outside])
     return part | {"faults": faults, "survivors": survivors}
-
-
-def _read(one: dict[str, Any]) -> str | None:
-    return read(one["kernel"], one["kind"], one["differs"], one["ours"], one["before"])
 
 
 def summed(of_parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .blocks import Block, choose_descriptor, interpreted
 from .forward_descriptor import forward_descriptor_kernel
-from .launch import Launch, LaunchCall, forward_args, make_launch, tile_count
+from .launch import Launch, LaunchCall, forward_args, make_launch, tile_count, triton_is_among
 from .persistent import persistent_block, persistent_launch
 
 DEFAULT = False
@@ -101,8 +101,7 @@ def obstacle(call: LaunchCall) -> str | None:
 
 def tried() -> bool:
     """Whether the installed Triton is one that the kernel was compiled with."""
-    major, minor = triton.__version__.split(".")[:2]
-    return _RELEASES[0] <= (int(major), int(minor)) <= _RELEASES[1]
+    return triton_is_among(_RELEASES)
 
 
 def _unreachable(name: str, t: Tensor, packed: bool) -> str | None:

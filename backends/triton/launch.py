@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
@@ -259,6 +260,12 @@ def same_tensor(a: Tensor | None, b: Tensor | None) -> bool:
         and a.data_ptr() == b.data_ptr()
         and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
     )
+
+
+def triton_is_among(releases: tuple[tuple[int, int], tuple[int, int]]) -> bool:
+    """Whether the installed Triton is one of those from the first to the last (major, minor)."""
+    major, minor = triton.__version__.split(".")[:2]
+    return releases[0] <= (int(major), int(minor)) <= releases[1]
 
 
 def tile_count(rows: int, size: int) -> int:

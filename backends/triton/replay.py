@@ -13,12 +13,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
 
-from .launch import Launch, same_tensor
+from .launch import Launch, same_tensor, triton_is_among
 
 # Releases whose source was read: there a compiled kernel's own launch takes what Triton's gives it, constants
 # included. In 3.2 it takes no constants.
@@ -152,5 +151,4 @@ def forget() -> None:
 
 def remembers() -> bool:
     """Whether launches are remembered with the installed Triton."""
-    major, minor = triton.__version__.split(".")[:2]
-    return _RELEASES[0] <= (int(major), int(minor)) <= _RELEASES[1]
+    return triton_is_among(_RELEASES)
