@@ -135,6 +135,10 @@ class Tensors(FrozenModel):
         default=False,
         description="thd: padded to its longest sequence the batch would more than double, or nobody knows",
     )
+    lengths_apart: bool = Field(
+        default=False,
+        description="the lengths of queries and those of keys are two tensors, so that they may differ",
+    )
 
 
 class Fp8Meta(FrozenModel):
@@ -337,6 +341,12 @@ class AttentionParams(FrozenModel):
         return "padding" in self.attn_mask_type
 
     @lazy
+    def same_lengths(self) -> bool:
+        """Each sequence has as many keys as queries: one tensor says how many, or all of them are real."""
+        equal = self.max_seqlen_q == self.max_seqlen_kv and self.kv_cache != "paged"
+        return equal and not self.tensors.lengths_apart
+
+    @lazy
     def windowed(self) -> bool:
         """A real window: more than no bound at all or a causal mask's own right bound."""
         left, right = self.window_size
@@ -375,14 +385,39 @@ class AttentionParams(FrozenModel):
         )
 
     @lazy
+    def visible_pairs(self) -> int:
+        """Pairs of a query and a key that diagonal and window leave, of one head's longest sequence.
+
+        Lengths are not known here, and what a mask tensor hides is not either: those pairs count.
+        """
+        s_q, s_kv = self.max_seqlen_q, self.max_seqlen_kv
+        left, right = self.window_size
+        shift = s_kv - s_q if self.bottom_right_diagonal else 0
+        highest = s_kv if right < 0 else shift + right
+        lowest = -s_q if left < 0 else shift - left
+        return max(0, _pairs_up_to(highest, s_q, s_kv) - _pairs_up_to(lowest - 1, s_q, s_kv))
+
+    @lazy
     def flops(self) -> int:
-        """Operations of the matrix products, forward and, in training, backward, as if no pair were hidden.
+        """Operations of the matrix products, forward and, in training, backward, for pairs that are visible.
 
         Forward Q K^T and P V; backward the scores again, dO V^T, dV, dQ and dK (FlashAttention-2, appendix).
         """
-        pairs = self.batch_size * self.num_heads * self.max_seqlen_q * self.max_seqlen_kv
+        pairs = self.batch_size * self.num_heads * self.visible_pairs
         d, e = self.head_dim_qk, self.head_dim_v
         return 2 * pairs * (4 * d + 3 * e if self.is_training else d + e)
+
+
+def _pairs_up_to(distance: int, rows: int, columns: int) -> int:
+    """Pairs (row, column) of a score matrix with column - row at most ``distance``."""
+
+    def up_to(row: int) -> int:  # of rows 0 to ``row`` of a matrix whose row i has i columns, ``columns`` at most
+        if row <= 0:
+            return 0
+        short = min(row, columns)
+        return short * (short + 1) // 2 + columns * (row - short)
+
+    return up_to(distance + rows) - up_to(distance)
 
 
 _FIELD_NAMES = tuple(AttentionParams.model_fields)
@@ -391,4 +426,4 @@ _FIELD_NAMES = tuple(AttentionParams.model_fields)
 _SIZES = frozenset(
     {"max_seqlen_q", "max_seqlen_kv", "num_gqa_groups", "head_dim_qk", "head_dim_v", "qkv_layout", "tensors"}
 )
-_LOST_WHEN_RESIZED = ("layout", "qkv_format", "gqa", "score_bytes", "flops")
+_LOST_WHEN_RESIZED = ("layout", "qkv_format", "gqa", "score_bytes", "flops", "visible_pairs", "same_lengths")

@@ -90,6 +90,19 @@ def no_plan_per_token(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.growing and CANDIDATES[c.name].plan_per_length)
 
 
+@preference("PREF012", short="copies what is padded", evidence="policy")
+def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """A kernel that takes lengths comes before one for which padding is copied on every call.
+
+    Why: q, k and v are copied, and in training the copies of every layer are kept for its backward; a kernel
+    without lengths then computes the padded rows as well, half of the work of a batch that is half padding
+    being for nothing. Where a batch is nearly full the faster family may win: measure, and give your order.
+    Among last resorts PREF006 decides.
+    Source: attnsel/adaptations/transforms.py, "zero_padding", "unpack" and "fold_mask", for what is copied.
+    """
+    return int(c.copies_padding and not CANDIDATES[c.name].last_resort)
+
+
 # Kernel families of like speed, the fastest first.
 _FLASH_FIRST = ("flash", "cudnn", "efficient")
 _CUDNN_FIRST = ("cudnn", "flash", "efficient")

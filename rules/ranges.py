@@ -79,6 +79,7 @@ _WRITTEN = (
     Range("SDPA", 306, 319, "rules/sdpa/cudnn_heads.py", "cuDNN through SDPA: head dimensions"),
     Range("SDPA", 320, 399, "rules/sdpa/cudnn.py", "cuDNN through SDPA: lengths, dropout, bias"),
     Range("SDPA", 401, 499, "rules/sdpa/math.py", "plain operations"),
+    Range("SDPA", 600, 699, "rules/sdpa/varlen.py", "FlashAttention 2 with lengths, windows and pages"),
     Range("SDPA", 501, 599, "rules/sdpa/cpu.py", "the flash kernel for CPUs"),
     Range("TILED", 1, 99, "rules/tiled.py", "the fallback"),
     Range("CP", 1, 19, "rules/context_parallel.py", "one sequence over many ranks"),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnsel.adaptations.rows import Places, enlarged, lengthened, outside, with_room
 from attnsel.adaptations.search import stages
 from attnsel.backends.contract import Grads
 from attnsel.layout import FORMATS
@@ -113,6 +114,45 @@ class PadHeadDimV(TensorStep):
 
     def grads(self, grads: Grads, call: Call) -> Grads:
         return grads._replace(v=grads.v.narrow(-1, 0, self.before.head_dim_v))
+
+
+class ZeroPadding(TensorStep):
+    """Padded rows of q, k and v as zeros, and of what comes back as what the contract says of them."""
+
+    def into(self, call: Call) -> Call:
+        beyond = self._beyond(call)
+        zeroed = {
+            name: getattr(call, name).clone(memory_format=torch.contiguous_format).masked_fill_(beyond, 0.0)
+            for name in ("q", "k", "v")
+        }
+        extras = call.extras._replace(
+            attention_mask=None, cu_seqlens_q=None, cu_seqlens_kv=None, max_seqlen_q=None, max_seqlen_kv=None
+        )
+        return call._replace(**zeroed, extras=extras)
+
+    def out(self, out: Tensor, call: Call) -> Tensor:
+        return out.masked_fill(self._beyond(call), 0.0)
+
+    def lse(self, lse: Tensor, call: Call) -> Tensor:
+        return lse.masked_fill(outside(call.extras, self.before.max_seqlen_q)[:, None], -torch.inf)
+
+    def dout(self, dout: Tensor, call: Call) -> Tensor:
+        return dout.masked_fill(self._beyond(call), 0.0)
+
+    def grads(self, grads: Grads, call: Call) -> Grads:
+        beyond = self._beyond(call)
+        return grads._replace(
+            q=grads.q.masked_fill(beyond, 0.0),
+            k=grads.k.masked_fill(beyond, 0.0),
+            v=grads.v.masked_fill(beyond, 0.0),
+        )
+
+    def _beyond(self, call: Call) -> Tensor:
+        """Bool, broadcastable to q and to k, which are equally long."""
+        beyond = outside(call.extras, self.before.max_seqlen_q)
+        if self.form.name == "sbhd":
+            return beyond.T[:, :, None, None]
+        return beyond[:, None, :, None] if self.form.name == "bhsd" else beyond[:, :, None, None]
 
 
 class PadSequence(TensorStep):
@@ -233,8 +273,8 @@ class Pack(TensorStep):
             attention_mask=None,
             cu_seqlens_q=cu[0],
             cu_seqlens_kv=cu[1],
-            cu_seqlens_q_padded=_with_room(cu[0], rows_q),
-            cu_seqlens_kv_padded=_with_room(cu[1], rows_kv),
+            cu_seqlens_q_padded=with_room(cu[0], rows_q),
+            cu_seqlens_kv_padded=with_room(cu[1], rows_kv),
             max_seqlen_q=self.before.max_seqlen_q,
             max_seqlen_kv=self.before.max_seqlen_kv,
         )
@@ -282,73 +322,10 @@ class Pack(TensorStep):
         return made[0], made[-1]
 
 
-class Places:
-    """Where the rows of packed sequences and those of a padded batch are each other's; see ``Unpack``."""
-
-    def __init__(self, cu: Any, cu_padded: Any, rows: int, fmt: str) -> None:
-        self.cu, self.starts = cu.long(), (cu if cu_padded is None else cu_padded).long()
-        self.rows, self.format = rows, fmt
-
-    def unpacked(self, packed: Tensor, empty: float = 0.0) -> Tensor:
-        """[t, ...] -> [b, s, ...] (or the format's order), ``empty`` beyond each length."""
-        rows = torch.arange(self.rows, device=packed.device)
-        inside = rows < (self.cu[1:] - self.cu[:-1])[:, None]
-        packed = lengthened(packed, 0, max(1, packed.shape[0]))  # a row to take, where there is none
-        index = (self.starts[:-1, None] + rows).clamp(max=packed.shape[0] - 1)
-        if self.format == "sbhd":
-            index, inside = index.T, inside.T
-        taken = packed.index_select(0, index.flatten())
-        taken = taken.masked_fill_(~inside.reshape(-1, *[1] * (packed.dim() - 1)), empty)
-        dense = torch.unflatten(taken, 0, index.shape)
-        return dense.transpose(1, 2) if self.format == "bhsd" else dense
-
-    def packed(self, dense: Tensor, tokens: int, empty: float = 0.0) -> Tensor:
-        """[b, s, ...] (or the format's order) -> [tokens, ...], ``empty`` where no sequence lies."""
-        at = torch.arange(tokens, device=dense.device)
-        # The last sequence that starts at or before a row; empty ones start where the next does.
-        sequence = torch.searchsorted(self.starts, at, right=True) - 1
-        inside = (sequence >= 0) & (sequence < self.cu.shape[0] - 1)
-        sequence = sequence.clamp(0, self.cu.shape[0] - 2)
-        row = at - self.starts[sequence]
-        inside &= row < (self.cu[1:] - self.cu[:-1])[sequence]
-        row = row.clamp(0, self.rows - 1)
-        if self.format == "bhsd":
-            dense = dense.transpose(1, 2)
-        dense = lengthened(dense, 0 if self.format == "sbhd" else 1, max(1, self.rows))
-        taken = dense[row, sequence] if self.format == "sbhd" else dense[sequence, row]
-        return taken.masked_fill_(~inside.reshape(-1, *[1] * (taken.dim() - 1)), empty)
-
-
-def _with_room(cu: Tensor, rows: int) -> Tensor:
-    """Starts of packed sequences whose memory goes on to ``rows`` after the last of them."""
-    return torch.cat([cu[:-1], cu.new_full((1,), rows)])
-
-
-def lengthened(t: Tensor, axis: int, to: int, value: float = 0.0) -> Tensor:
-    """``t`` with ``value`` behind what it holds along one axis; dense, and itself where nothing is added."""
-    return enlarged(t, {axis: to}, value)
-
-
-def enlarged(t: Tensor, to: dict[int, int], value: float = 0.0) -> Tensor:
-    """``lengthened`` along several axes at once, in one piece of memory.
-
-    ``torch.nn.functional.pad`` would keep channels-last strides, which some shapes seem to have.
-    """
-    shape = list(t.shape)
-    for axis, length in to.items():
-        shape[axis] = length
-    if shape == list(t.shape):
-        return t
-    held = made = t.new_full(shape, value)
-    for axis in to:
-        held = held.narrow(axis, 0, t.shape[axis])
-    held.copy_(t)
-    return made
-
-
 STEPS: dict[str, type[TensorStep]] = {
     "drop_mask": DropMask,
     "unpack": Unpack,
+    "zero_padding": ZeroPadding,
     "pad_sequence": PadSequence,
     "pad_head_dim_qk": PadHeadDimQK,
     "pad_head_dim_v": PadHeadDimV,

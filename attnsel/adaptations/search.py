@@ -39,6 +39,7 @@ ADAPTERS: dict[str, Adapter] = {
     for adapter in (
         Adapter("drop_mask", frozenset({"attn_mask_type"}), made.nothing_to_choose, made.drop_mask),
         Adapter("unpack", frozenset({"qkv_layout"}), made.nothing_to_choose, made.unpack),
+        Adapter("zero_padding", frozenset({"attn_mask_type"}), made.nothing_to_choose, made.zero_padding),
         Adapter("pad_sequence", _LENGTHS, made.longer, made.pad_sequence),
         Adapter("pad_head_dim_qk", frozenset({"head_dim_qk"}), made.wider_qk, made.pad_head_dim_qk),
         Adapter("pad_head_dim_v", frozenset({"head_dim_v"}), made.wider_v, made.pad_head_dim_v),

@@ -143,6 +143,25 @@ def pack(p: AttentionParams, target: Target) -> Applied:
     return changed, Adaptation("pack", text, _bytes(p, "q", "k", "v") + rows_out)
 
 
+def zero_padding(p: AttentionParams, target: Target) -> Applied:
+    """Zeros in padded rows, and no lengths, where no row sees a key after its own.
+
+    Exact: with equal lengths of queries and keys (one tensor), and padding behind them, a real query sees keys
+    up to its own place, and those are real. What a kernel multiplies by a probability of 0 is 0 and not NaN, as
+    the padded rows of q, k and v are zeros, whatever they held. Their output is overwritten with 0, which also
+    zeroes their gradient of the output, so that they add nothing to any other gradient.
+    """
+    if not p.padding or p.qkv_format == "thd" or p.kv_cache != "none" or p.context_parallel:
+        return None
+    if not p.same_lengths or p.window_size[1] != 0 or p.return_max_logit:
+        return None
+    kind: Any = p.attn_mask_type.removeprefix("padding_").replace("padding", "no_mask")
+    rows_out = p.batch_size * p.max_seqlen_q * p.num_heads * p.head_dim_v * ITEMSIZE[p.dtype]
+    changed = p.derive(attn_mask_type=kind, **_dense(p, "q", "k", "v"))
+    text = f"zeroes padded rows: {p.attn_mask_type} is {kind}"
+    return changed, Adaptation("zero_padding", text, _bytes(p, "q", "k", "v") + rows_out)
+
+
 def pad_sequence(p: AttentionParams, target: Target) -> Applied:
     """Zeros after the last query, the last key, or both; the output without the rows that were added.
 
@@ -166,6 +185,8 @@ def pad_sequence(p: AttentionParams, target: Target) -> Applied:
         changes["attn_mask_type"] = "padding" if plain else f"padding_{p.attn_mask_type}"
     moved = (("q",) if more_q else ()) + (("k", "v") if more_kv else ())
     tensors = _dense(p, *moved)
+    if s_q == s_kv and more_q != more_kv:  # as many rows now, and not as many real ones
+        tensors["tensors"] = tensors["tensors"].derive(lengths_apart=True)
     mask = p.tensors.mask
     if mask is not None:
         shape = _padded_mask_shape(mask.shape, p, s_q, s_kv)
@@ -305,7 +326,8 @@ def fold_mask(p: AttentionParams, target: Target) -> Applied:
     text, size = f"folds {folded} into a mask", batch * heads * rows * columns * ITEMSIZE[p.dtype]
     if p.padding:  # -inf beside a NaN hides nothing
         text, size = f"{text} and zeroes padded rows", size + _bytes(p, "q", "k", "v")
-    return changed, Adaptation("fold_mask", text, size)
+    # A kernel that is given a mask computes what the mask hides as well.
+    return changed, Adaptation("fold_mask", text, size, flops=changed.flops - p.flops)
 
 
 def folded_mask_shape(p: AttentionParams) -> tuple[int, int, int, int]:

@@ -122,9 +122,20 @@ def params_of(call: Call) -> AttentionParams:
                 extras.attention_mask is not None and known_to_be_trivial(extras.attention_mask)
             ),
             ragged=layout == "thd" and _ragged(sizes, q, k),
+            lengths_apart=_lengths_apart(config, extras),
         ),
         **fields,
     )
+
+
+def _lengths_apart(config: Config, extras: Extras) -> bool:
+    """Whether two tensors say how long queries and keys are. That they hold the same is not looked up."""
+    if not config.has_padding and config.qkv_format != "thd":
+        return False
+    if extras.cu_seqlens_q is not None or extras.cu_seqlens_kv is not None:
+        return extras.cu_seqlens_q is not extras.cu_seqlens_kv
+    mask = extras.attention_mask
+    return isinstance(mask, (tuple, list)) and mask[0] is not mask[-1]
 
 
 def _ragged(sizes: Sizes, q: Tensor, k: Tensor) -> bool:

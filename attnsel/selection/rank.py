@@ -45,7 +45,16 @@ def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
         of.large_scores,
         candidate.executed_off_gpu,
         of.growing,
+        bool(candidate.adaptations) and _copies_padding(candidate, p),
     )
+
+
+_PADDING = frozenset({"unpack", "zero_padding", "fold_mask"})
+
+
+def _copies_padding(candidate: Candidate, p: AttentionParams) -> bool:
+    lengths = p.padding or p.qkv_format == "thd"
+    return lengths and any(made.name in _PADDING for made in candidate.adaptations)
 
 
 @lru_cache(maxsize=4096)

@@ -78,6 +78,7 @@ class RankKey(NamedTuple):
     large_scores: bool  # one [b, h, s_q, s_kv] tensor is more than a GiB
     executed: bool = False  # its PTX was, for such calls
     growing: bool = False  # few queries of a cache that is longer at each call
+    copies_padding: bool = False  # padded rows are copied, as zeros or away, because it takes no lengths
 
 
 class Reason(NamedTuple):

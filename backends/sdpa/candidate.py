@@ -1,4 +1,4 @@
-"""What the four ``sdpa.*`` candidates are: PyTorch's kernels, by name."""
+"""What the five ``sdpa.*`` candidates are: PyTorch's kernels, by name."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ _MATH = (
     "rocm", "cpu", "mps", "xpu", "fp32", "fp64", "head_dim_v", "gqa", "bias_grad", "deterministic", "empty",
 )  # fmt: skip
 
+# Published for FlashAttention-2, whose kernels both ops run.
+_FLASH_2 = (
+    Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
+    Efficiency({90}, 0.37, "362 of 989 TFLOP/s on an H100 (FlashAttention-3 paper)"),
+)
+_WRITTEN_FOR_FLASH_2 = (*range(80, 90), *range(120, 130))
 _FLOAT32 = 4
 
 
@@ -69,11 +75,20 @@ CANDIDATES = (
         kernel="attnsel.backends.sdpa.kernels:FLASH",
         takes=(*_ALL, *_BY_MASK, "lse", "fp32", "fp64", "cpu", "gqa", "deterministic"),
         kernel_family="flash",
-        efficiency=(
-            Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
-            Efficiency({90}, 0.37, "362 of 989 TFLOP/s on an H100 (FlashAttention-3 paper)"),
-        ),
-        written_for=(*range(80, 90), *range(120, 130)),
+        efficiency=_FLASH_2,
+        written_for=_WRITTEN_FOR_FLASH_2,
+    ),
+    _sdpa(
+        name="sdpa.varlen",
+        title="PyTorch's flash kernel, with lengths and windows",
+        kernel="attnsel.backends.sdpa.varlen",
+        takes=(*_ALL, "window", "padding", "thd", "gaps", "paged", "lse", "gqa", "deterministic"),
+        adaptations=("drop_mask", "pad_head_dim_qk", "pad_head_dim_v", "contiguous", "pack"),
+        trusted=False,
+        unproven_last=False,  # PyTorch's kernels; the code around them is checked on its first call
+        kernel_family="flash",
+        efficiency=_FLASH_2,
+        written_for=_WRITTEN_FOR_FLASH_2,
     ),
     _sdpa(
         name="sdpa.efficient",

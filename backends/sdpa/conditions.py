@@ -10,12 +10,13 @@ from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
 
-from .ops import CUDNN, EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH
+from .ops import CUDNN, EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, VARLEN
 from .plan import Traits, shape4
 
 _HALF = (torch.float16, torch.bfloat16)
 _DTYPES = {
     FLASH_CUDA: _HALF,
+    VARLEN: _HALF,
     FLASH_CPU: (*_HALF, torch.float32, torch.float64),
     EFFICIENT: (*_HALF, torch.float32),
     CUDNN: _HALF,
@@ -118,7 +119,7 @@ def last_stride(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
 
 def result_rows(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     q = inputs.q
-    if traits not in (FLASH_CPU, FLASH_CUDA) or q.shape[3] == 1 or 1 not in q.stride()[:3]:
+    if traits not in (FLASH_CPU, FLASH_CUDA, VARLEN) or q.shape[3] == 1 or 1 not in q.stride()[:3]:
         return None
     laid_out = q if traits is FLASH_CPU else q.transpose(1, 2)  # as the op sees it
     if torch.empty_like(laid_out, device="meta").stride(3) == 1:
@@ -151,7 +152,7 @@ def head_dim_multiple(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
 
 def head_dim_max(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     d = inputs.q.shape[3]
-    return f"head_dim must be at most 256; got {d}" if traits is FLASH_CUDA and d > 256 else None
+    return f"head_dim must be at most 256; got {d}" if traits in (FLASH_CUDA, VARLEN) and d > 256 else None
 
 
 def kv_single(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:

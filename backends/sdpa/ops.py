@@ -26,6 +26,7 @@ dropped differ between kernels although their rate does not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ EFFICIENT = Traits(
     native_gqa=False,  # from 2.14 on the kernel groups heads itself; rule SDPA204 holds for all
 )
 CUDNN = Traits("sdpa.cudnn", "cuda")
+VARLEN = replace(FLASH_CUDA, kernel="sdpa.varlen")  # the same kernels by another op: varlen.py
 MATH = Traits(
     "sdpa.math",
     "",
@@ -135,7 +137,7 @@ def resolve(kernel: str, device_type: str) -> Traits:
 def forward_op(traits: Traits) -> Callable[..., Any]:
     """The op as a callable. torch's own binding is about 2 us cheaper per call than ``torch.ops``."""
     name, arguments = _FORWARD[traits]
-    overload = _checked(name, arguments.split(), _KEYWORD_ONLY.get(traits, {"scale"}))
+    overload = checked_op(name, arguments.split(), _KEYWORD_ONLY.get(traits, {"scale"}))
     return getattr(torch, name, overload)
 
 
@@ -144,10 +146,10 @@ def backward_op(traits: Traits) -> Callable[..., Any]:
     """The op's explicit backward; math has none."""
     name, arguments = _BACKWARD[traits]
     keywords = _KEYWORD_ONLY.get(traits, {"scale"})
-    return _checked(name, arguments.split(), keywords)
+    return checked_op(name, arguments.split(), keywords)
 
 
-def _checked(name: str, positional: list[str], keywords: set[str]) -> Callable[..., Any]:
+def checked_op(name: str, positional: list[str], keywords: set[str]) -> Callable[..., Any]:
     """The default overload of an aten op whose schema takes these arguments.
 
     Raises RuntimeError when this torch lacks the op, orders its arguments otherwise or requires more.

@@ -27,7 +27,7 @@ def with_lse_gradient(
         columns.append(rest.to(out.dtype))
         rest = rest - columns[-1]
     multiple = 1 if traits is FLASH_CPU else HEAD_DIM_MULTIPLE
-    width = -(-(v.shape[3] + len(columns)) // multiple) * multiple - v.shape[3]
+    width = -(-(v.shape[-1] + len(columns)) // multiple) * multiple - v.shape[-1]
     pad = torch.nn.functional.pad
     if traits.equal_head_dims:
         q, k = pad(q, (0, width)), pad(k, (0, width))

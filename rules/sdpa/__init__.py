@@ -9,6 +9,6 @@ after 2.13 (C, commit 001f694a), and the headers of the 2.13.0 and 2.14.1 wheels
 """
 
 # In the order in which reports give reasons.
-from attnsel.rules.sdpa import common, cpu, flash, cudnn, cudnn_heads, efficient, math  # noqa: I001
+from attnsel.rules.sdpa import common, cpu, flash, varlen, cudnn, cudnn_heads, efficient, math  # noqa: I001
 
-__all__ = ["common", "cpu", "cudnn", "cudnn_heads", "efficient", "flash", "math"]
+__all__ = ["common", "cpu", "cudnn", "cudnn_heads", "efficient", "flash", "math", "varlen"]

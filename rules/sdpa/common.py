@@ -14,6 +14,7 @@ from attnsel.versions import torch
 
 EVERY_SDPA = where(lambda record: record.family == "SDPA")
 rule = rules_about(EVERY_SDPA)
+DISPATCHED = where(lambda record: record.family == "SDPA" and "fold_mask" in record.adaptations)
 FUSED = where(lambda record: record.family == "SDPA" and record.kernel_family != "")
 
 CUDA = {"cuda"}
@@ -101,13 +102,12 @@ def no_max_logit(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule("SDPA007", fires_on={"qkv_layout": "thd", "attn_mask_type": "padding_causal"})
+@rule("SDPA007", DISPATCHED, fires_on={"qkv_layout": "thd", "attn_mask_type": "padding_causal"})
 def no_packed_sequences(p: AttentionParams, env: Environment) -> Violation | None:
-    """SDPA takes no packed (thd) sequences
+    """F.sdpa's kernels take no packed (thd) sequences
 
-    Why: the ops take [b, h, s, d]; PyTorch's own route for packed sequences (nested tensors, varlen_attn) is
-    not called by attnsel.
-    Fix: pad the sequences and use a padding mask, or let triton or tiled run them.
+    Why: the ops take [b, h, s, d]. PyTorch's route for packed sequences is another op: sdpa.varlen.
+    Fix: sdpa.varlen, triton and tiled run them; or pad the sequences and use a padding mask.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/guards.py, "expressible".
     """
     return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd")) if p.qkv_format == "thd" else None
@@ -115,6 +115,7 @@ def no_packed_sequences(p: AttentionParams, env: Environment) -> Violation | Non
 
 @rule(
     "SDPA008",
+    DISPATCHED,
     fires_on={
         "qkv_layout": "paged_kv_bshd_bshd_bshd",
         "kv_cache": "paged",
@@ -123,9 +124,9 @@ def no_packed_sequences(p: AttentionParams, env: Environment) -> Violation | Non
     },
 )
 def no_paged_cache(p: AttentionParams, env: Environment) -> Violation | None:
-    """SDPA reads no paged key/value cache
+    """F.sdpa's kernels read no paged key/value cache
 
-    Why: no SDPA op takes a block table.
+    Why: none of their ops takes a block table.
     Fix: a contiguous cache, or gather the pages first.
     Source: torch 2.13 native_functions.yaml, the schemas of _scaled_dot_product_*.
     """
@@ -137,16 +138,18 @@ def no_paged_cache(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "SDPA010",
+    DISPATCHED,
     requires={"window_size": OneOf((-1, -1))},
     note="or a kernel that takes a mask tensor",
     fires_on={"window_size": (256, 0)},
     passes={"window_size": (4096, 0)},
 )
 def no_window_argument(p: AttentionParams, env: Environment) -> bool:
-    """A sliding window reaches an SDPA kernel only as a mask tensor
+    """A sliding window reaches F.sdpa's kernels only as a mask tensor
 
     Why: the ops take one causal flag. A window that hides nothing at these lengths is no window.
-    Fix: attnsel folds the window into a mask for the kernels that take one; sdpa.flash on CUDA does not.
+    Fix: sdpa.varlen has windows; attnsel folds them into a mask for the kernels that take one, which sdpa.flash
+    on CUDA does not.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/plan.py, "band".
     """
     left, right = p.window_size
@@ -156,13 +159,14 @@ def no_window_argument(p: AttentionParams, env: Environment) -> bool:
     return p.windowed and (hides_left or hides_right)
 
 
-@rule("SDPA011", fires_on={"attn_mask_type": "padding_causal"})
+@rule("SDPA011", DISPATCHED, fires_on={"attn_mask_type": "padding_causal"})
 def no_lengths(p: AttentionParams, env: Environment) -> Violation | None:
-    """Padding reaches an SDPA kernel only as a mask tensor
+    """Padding reaches F.sdpa's kernels only as a mask tensor
 
     Why: the ops take no sequence lengths.
-    Fix: attnsel folds the lengths into a mask for the kernels that take one; sdpa.flash on CUDA does not.
-    Where all sequences are full, say no_mask or causal.
+    Fix: sdpa.varlen takes lengths. Under a causal mask padded rows are zeroed instead, where queries and keys
+    are equally long; otherwise attnsel folds the lengths into a mask for the kernels that take one, which
+    sdpa.flash on CUDA does not. Where all sequences are full, say no_mask or causal.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/plan.py.
     """
     if not p.padding:
@@ -337,6 +341,7 @@ def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Violation | None:
 @rule(
     "SDPA023",
     "sdpa.flash",
+    "sdpa.varlen",
     evidence="measured",
     fires_on={"tensors": _q((16384, 1, 128, 1))},
     passes={"tensors": _q((8388608, 2048, 128, 1))},

@@ -1,4 +1,5 @@
-"""SDPA1xx: PyTorch's FlashAttention 2 kernel on CUDA. For CPUs see ``cpu``."""
+"""SDPA1xx: PyTorch's FlashAttention 2 kernels on CUDA, whichever op calls them. For CPUs see ``cpu``, for what
+only the op with lengths has see ``varlen``."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from attnsel.rules.sdpa.common import CUDA, GRID
 from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
 from attnsel.selection.verdict import Unknown, Violation
 
-rule = rules_about("sdpa.flash", device=CUDA)
+rule = rules_about("sdpa.flash", "sdpa.varlen", device=CUDA)
 
 # Compute capabilities whose 100 KiB of shared memory FA2's widest backward tiles exceed.
 SMALL_SHARED_MEMORY = frozenset({86, 87, 88, 89, 120, 121})
 
 
-@rule("SDPA100", fires_on={"device": "mps"}, passes={"gpu": "cpu"}, device=None)
+@rule("SDPA100", "sdpa.flash", fires_on={"device": "mps"}, passes={"gpu": "cpu"}, device=None)
 def flash_devices(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
     """The flash kernel exists on NVIDIA GPUs and CPUs
 
@@ -97,6 +98,7 @@ def flash_head_dim_limit(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "SDPA106",
+    "sdpa.flash",
     fires_on={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
 )
@@ -146,6 +148,7 @@ def flash_wide_backward(p: AttentionParams, env: Environment) -> Violation | Non
 @rule(
     "SDPA108",
     "sdpa.flash",
+    "sdpa.varlen",
     "sdpa.efficient",
     evidence="documented",
     fires_on={"deterministic": True},

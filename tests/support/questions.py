@@ -24,7 +24,7 @@ VERSIONS: tuple[dict[str, Any], ...] = (
     {"torch": "2.8.0", "cudnn_frontend": None},
     {"triton": None},
 )
-NAMES = ("cudnn", "triton", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math", "tiled")
+NAMES = ("cudnn", "triton", "sdpa.cudnn", "sdpa.flash", "sdpa.varlen", "sdpa.efficient", "sdpa.math", "tiled")
 
 # Field: how often it is stated, and the values it then has.
 FIELDS: dict[str, tuple[float, tuple[Any, ...]]] = {

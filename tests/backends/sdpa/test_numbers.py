@@ -463,9 +463,9 @@ def test_every_op_of_this_torch_has_the_schema_that_is_called(traits: ops.Traits
 
 def test_an_op_with_other_arguments_is_refused_by_name() -> None:
     with pytest.raises(RuntimeError, match="does not exist"):
-        ops._checked("_scaled_dot_product_no_such_attention", [], set())
+        ops.checked_op("_scaled_dot_product_no_such_attention", [], set())
     with pytest.raises(RuntimeError, match="other arguments"):
-        ops._checked("_scaled_dot_product_attention_math", ["query", "value"], {"scale"})
+        ops.checked_op("_scaled_dot_product_attention_math", ["query", "value"], {"scale"})
 
 
 # CUDA without a GPU: fake tensors prove the calls, stand-ins prove what surrounds them.

@@ -1,0 +1,371 @@
+"""PyTorch's FlashAttention-2 as its own op takes it: with lengths, windows and pages.
+
+``aten::_flash_attention_forward`` is what ``torch.nn.attention.varlen`` (2.10) and nested tensors call; every
+wheel since 2.6 has it. F.sdpa reaches the same kernels through another op, which has no argument for any of
+these. Dense q, k and v are [b, s, h, d] there, packed ones [t, h, d].
+
+    =====================  =============================================================================
+    what                   how the op has it
+    =====================  =============================================================================
+    window                 window_size_left and _right, -1 for no bound, from the bottom-right diagonal of
+                           each sequence; ``is_causal`` stands for a right bound of 0 and overrides it
+    lengths                ``cum_seq_q``, ``cum_seq_k``; padding and gaps are sequences too (sequences.py)
+    pages (2.12)           ``block_table`` and ``seqused_k``, forward only
+    lse                    float32 [b, h, s]; packed [h, t], before 2.8 [n, h, longest]; +inf, not -inf, for
+                           rows without a key
+    random numbers         two tensors, of another kind in 2.6 (seed, offset) than later (both in the first);
+                           the backward takes them as they came
+    rows in no sequence    are not written
+    =====================  =============================================================================
+
+Sources: schemas and shape functions of the wheels 2.6, 2.8, 2.10, 2.11 and 2.13; flash_api.cpp of PyTorch at
+03b7c19d. ``seqused_k`` and ``alibi_slopes`` are not passed on by the backward, and ``seqused_k`` not by dense
+calls, without a word: nothing here gives them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnsel.backends.checks import check_gradients, check_tensors
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.pages import check_pages
+
+from .guards import violations
+from .ops import VARLEN, above_zero, checked_op
+from .sequences import Sequences, Side, dense, lse_by_row, lse_by_sequence, rows_of, sequences_of
+from .shapes import with_lse_gradient
+
+_FORWARD = (
+    "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",
+    {"scale", "window_size_left", "window_size_right"},
+)
+_BACKWARD = (
+    "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal",
+    {"scale", "window_size_left", "window_size_right"},
+)
+
+
+class Window(NamedTuple):
+    """The op's own arguments for what is visible."""
+
+    is_causal: bool
+    left: int
+    right: int
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        return {"window_size_left": self.left, "window_size_right": self.right}
+
+
+@cache
+def forward_op() -> Callable[..., Any]:
+    names, keywords = _FORWARD
+    return checked_op("_flash_attention_forward", names.split(), keywords)
+
+
+@cache
+def backward_op() -> Callable[..., Any]:
+    # Between is_causal and the keywords: what the forward drew its random numbers from, under two names.
+    names, keywords = _BACKWARD
+    state = "rng_state unused" if _one_random_state() else "philox_seed philox_offset"
+    return checked_op("_flash_attention_backward", [*names.split(), *state.split()], keywords)
+
+
+@cache
+def _one_random_state() -> bool:
+    return "rng_state" in _names_of("_flash_attention_backward")
+
+
+@cache
+def _names_of(op: str) -> frozenset[str]:
+    return frozenset(a.name for a in getattr(torch.ops.aten, op).default._schema.arguments)
+
+
+def prepare(spec: Spec, inputs: Inputs) -> None:
+    """Raises ValueError, naming the argument, for what the op cannot take or would take for something else."""
+    check_tensors(spec, inputs)
+    if inputs.block_table is not None:
+        check_pages(spec, inputs)
+        _check_pool(inputs)
+    elif spec.packed and (inputs.cu_seqlens_q is None or inputs.cu_seqlens_kv is None):
+        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
+    broken = list(violations(VARLEN, replace(spec, packed=False), _as_batch(spec, inputs)))
+    broken += [f"{name}: the op has no argument for it" for name in _WITHOUT if getattr(inputs, name) is not None]
+    if spec.q_offset or spec.kv_offset:
+        broken.append("q_offset, kv_offset: the op has no argument for them")
+    if broken:
+        raise ValueError("sdpa.varlen: " + "; ".join(broken))
+    window_of(spec, inputs)
+    if not spec.packed and (inputs.seqlens_q is not None or inputs.seqlens_kv is not None):
+        for name in ("q",) if inputs.block_table is not None else ("q", "k", "v"):
+            _check_rows(name, getattr(inputs, name))
+
+
+_WITHOUT = ("attn_mask", "bias", "alibi_slopes")
+
+
+def _as_batch(spec: Spec, inputs: Inputs) -> Inputs:
+    """q, k and v as [b, h, s, d], for guards that look at types, heads, strides and addresses."""
+    q, k, v = inputs[:3]
+    if spec.packed:
+        q = q.transpose(0, 1).unsqueeze(0)
+    if inputs.block_table is not None:
+        q, k, v = q[:1], k[:1], v[:1]
+    elif spec.packed:
+        k, v = (t.transpose(0, 1).unsqueeze(0) for t in (k, v))
+    seed, offset = inputs.dropout_seed, inputs.dropout_offset
+    return Inputs(q, k, v, softmax_offset=inputs.softmax_offset, dropout_seed=seed, dropout_offset=offset)
+
+
+def _check_rows(name: str, t: Tensor) -> None:
+    b, _, s, _ = t.shape
+    if b > 1 and s > 1 and t.stride(0) != s * t.stride(2):
+        raise ValueError(
+            f"sdpa.varlen: {name}: with lengths, one sequence must begin in memory where the one before ends "
+            f"(bshd); its strides are {t.stride()}"
+        )
+
+
+PAGE_MULTIPLE = 256
+"""Of a page's rows. Source: TORCH_CHECK in mha_varlen_fwd of flash_api.cpp, "must be divisible by 256"."""
+
+
+def _check_pool(inputs: Inputs) -> None:
+    if "block_table" not in _names_of("_flash_attention_forward"):
+        raise ValueError(f"sdpa.varlen: block_table: the op of torch {torch.__version__} takes no pages")
+    if inputs.k.shape[2] % PAGE_MULTIPLE:
+        raise ValueError(
+            f"sdpa.varlen: block_table: a page must have a multiple of {PAGE_MULTIPLE} rows; "
+            f"got {inputs.k.shape[2]}"
+        )
+    for name, t in (("k", inputs.k), ("v", inputs.v)):
+        if t.stride(0) * t.element_size() % 16:
+            raise ValueError(f"sdpa.varlen: {name}: pages must begin at multiples of 16 bytes")
+
+
+def window_of(spec: Spec, inputs: Inputs) -> Window:
+    """What is visible in the op's words. Raises ValueError where it has none for it."""
+    left, right = spec.window_left, spec.window_right
+    if left < 0 and right < 0:
+        return Window(False, -1, -1)
+    # From a top-left diagonal to the op's, which goes to the bottom right.
+    shift = 0 if spec.bottom_right else _longer(spec, inputs)
+    if (left >= 0 and left + shift < 0) or (right >= 0 and right - shift < 0):
+        raise ValueError(
+            f"sdpa.varlen: window ({left}, {right}) from the top left is none that goes to the bottom right: "
+            f"there are {inputs.q.shape[2]} queries and {inputs.k.shape[2]} keys"
+        )
+    left = min(left + shift, _INT32) if left >= 0 else -1
+    right = min(right - shift, _INT32) if right >= 0 else -1
+    return Window(left < 0 and right == 0, left, right)
+
+
+_INT32 = 2**31 - 1
+
+
+def _longer(spec: Spec, inputs: Inputs) -> int:
+    """By how many rows keys are more than queries, in every sequence. ValueError where it may differ."""
+    if inputs.block_table is None:
+        if spec.packed:
+            if inputs.cu_seqlens_q is inputs.cu_seqlens_kv:
+                return 0
+        elif inputs.seqlens_q is inputs.seqlens_kv:
+            return 0 if inputs.seqlens_q is not None else inputs.k.shape[2] - inputs.q.shape[2]
+    raise ValueError(
+        "sdpa.varlen: a diagonal from the top left needs one tensor for the lengths of queries and of keys"
+    )
+
+
+# ---- forward and backward ---------------------------------------------------------------------------
+
+
+def forward(spec: Spec, inputs: Inputs) -> Result:
+    """The contract's forward. Raises as ``prepare`` does."""
+    prepare(spec, inputs)
+    with torch.no_grad():
+        form = Form(spec, inputs, sequences_of(spec, inputs))
+        q, k, v = form.qkv()
+        window = window_of(spec, inputs)
+        factor, scale = above_zero(VARLEN, spec.softmax_scale)
+        out, lse, *random, _ = forward_op()(
+            q if factor == 1.0 else q * factor,
+            k,
+            v,
+            *form.lengths(),
+            spec.dropout_p,
+            window.is_causal,
+            False,
+            scale=scale,
+            **window.arguments,
+            **form.pages(),
+        )
+        # Of a real row, only one without a key has +inf.
+        lse = lse.masked_fill_(lse == torch.inf, -torch.inf)
+        return Result(form.out(out), form.lse(lse), None, tuple(random))
+
+
+def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Tensor | None = None) -> Grads:
+    """The contract's backward, from ``result.out`` and ``result.lse`` (which may be merged ones).
+
+    ``dlse`` costs copies of q, k, v, out and dout, head_dim widened. Raises ValueError as ``prepare`` does,
+    and for a forward without ``lse``, or with dropout and without ``saved``.
+    """
+    prepare(spec, inputs)
+    if result.lse is None:
+        raise ValueError("the forward gave no lse: it needs need_lse or need_grad")
+    if spec.dropout_p and not result.saved:
+        raise ValueError("dropout_p: the forward's random numbers are not there (result.saved)")
+    check_gradients(spec, inputs, result, dout, dlse)
+    with torch.no_grad():
+        form = Form(spec, inputs, sequences_of(spec, inputs))
+        q, k, v = form.qkv()
+        out, dout = form.rows(result.out), form.rows(dout)
+        if dlse is not None:
+            q, k, v, out, dout = with_lse_gradient(VARLEN, q, k, v, out, dout, form.lse_rows(dlse))
+        window = window_of(spec, inputs)
+        factor, scale = above_zero(VARLEN, spec.softmax_scale)
+        grads = backward_op()(
+            dout,
+            q if factor == 1.0 else q * factor,
+            k,
+            v,
+            out,
+            # exp(score - lse) is to be 0 in a row without a key, where -inf would make NaN.
+            form.lse_of_op(result.lse.masked_fill(result.lse == -torch.inf, torch.inf)),
+            *form.lengths(),
+            spec.dropout_p,
+            window.is_causal,
+            *(result.saved or _no_random_state(q.device)),
+            scale=scale,
+            **window.arguments,
+        )
+        dq, dk, dv = (grad.narrow(-1, 0, inputs.q.shape[-1]) for grad in grads)
+        return Grads(form.out(dq if factor == 1.0 else dq * factor), form.kv_grad(dk), form.kv_grad(dv))
+
+
+def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
+    """A call that PyTorch differentiates itself, for dense batches without lengths; None for others."""
+    if spec.packed or inputs.block_table is not None:
+        return None
+    if inputs.seqlens_q is not None or inputs.seqlens_kv is not None:
+        return None
+    prepare(spec, inputs)
+    op, window, dropout_p = forward_op(), window_of(spec, inputs), spec.dropout_p
+    factor, scale = above_zero(VARLEN, spec.softmax_scale)
+    s_q, s_kv = inputs.q.shape[2], inputs.k.shape[2]
+    is_causal, (left, right) = window.is_causal, window[1:]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *others: None) -> Tensor:
+        if any(other is not None for other in others):
+            raise ValueError("this call was bound for q, k and v alone")
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if factor != 1.0:
+            q = q * factor
+        out: Tensor = op(
+            q, k, v, None, None, s_q, s_kv, dropout_p, is_causal, False,
+            scale=scale, window_size_left=left, window_size_right=right,
+        )[0]  # fmt: skip
+        return out.transpose(1, 2)
+
+    return call
+
+
+def _no_random_state(device: torch.device) -> tuple[Tensor, Tensor]:
+    """What a backward without dropout takes in their place, and does not read."""
+    if _one_random_state():
+        return (
+            torch.zeros(2, dtype=torch.uint64, device=device),
+            torch.zeros((), dtype=torch.uint64, device=device),
+        )
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    return zero, zero
+
+
+class Form:
+    """One call's tensors on their way to the op and back: dense [b, s, h, d] where it needs no lengths, else
+    rows [t, h, d]."""
+
+    def __init__(self, spec: Spec, inputs: Inputs, sequences: Sequences | None) -> None:
+        self.packed, self.inputs, self.sequences = spec.packed, inputs, sequences
+
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.inputs[:3]
+        if self.packed:
+            q_rows = q
+        else:
+            q_rows = q.transpose(1, 2) if self.sequences is None else rows_of(q)
+        if self.inputs.block_table is not None or self.sequences is None:
+            return q_rows, k.transpose(1, 2), v.transpose(1, 2)
+        return (q_rows, k, v) if self.packed else (q_rows, rows_of(k), rows_of(v))
+
+    def rows(self, t: Tensor) -> Tensor:
+        """What the caller's out and dout are to the op."""
+        if self.packed:
+            return t
+        t = t.transpose(1, 2)
+        return t if self.sequences is None else t.flatten(0, 1)
+
+    def lengths(self) -> tuple[Any, Any, int, int]:
+        if self.sequences is None:
+            return None, None, self.inputs.q.shape[2], self.inputs.k.shape[2]
+        q, kv = self.sequences[:2]
+        return q.cu_seqlens, kv.cu_seqlens, q.longest, kv.longest
+
+    def pages(self) -> dict[str, Tensor | None]:
+        if self.sequences is None or self.sequences.block_table is None:
+            return {}
+        return {"seqused_k": self.sequences.seqused_kv, "block_table": self.sequences.block_table}
+
+    def out(self, rows: Tensor) -> Tensor:
+        """An output, or a gradient of q, with zeros where no sequence is."""
+        return self._back(rows, self.sequences and self.sequences.q)
+
+    def kv_grad(self, rows: Tensor) -> Tensor:
+        return self._back(rows, self.sequences and self.sequences.kv)
+
+    def _back(self, rows: Tensor, side: Side | None) -> Tensor:
+        if side is None:
+            return rows.transpose(1, 2)
+        if side.outside is not None:
+            rows = rows.masked_fill_(side.outside.view(-1, 1, 1), 0.0)
+        return rows if self.packed else dense(rows, self.inputs.q.shape[0])
+
+    def lse(self, lse: Tensor) -> Tensor:
+        """The contract's [b, h, s] or [h, t], -inf where no sequence is."""
+        if self.sequences is None:
+            return lse
+        side = self.sequences.q
+        lse = lse_by_row(lse, side)
+        if side.outside is not None:
+            lse = lse.masked_fill(side.outside, -torch.inf)
+        return lse if self.packed else lse.unflatten(1, (self.inputs.q.shape[0], -1)).transpose(0, 1)
+
+    def lse_rows(self, dlse: Tensor) -> Tensor:
+        """A number for each row of ``rows(out)``."""
+        if self.packed:
+            return dlse.transpose(0, 1)
+        return dlse.transpose(1, 2) if self.sequences is None else dlse.transpose(1, 2).flatten(0, 1)
+
+    def lse_of_op(self, lse: Tensor) -> Tensor:
+        """The way back of ``lse``."""
+        if self.sequences is None:
+            return lse.contiguous()
+        if not self.packed:
+            lse = lse.transpose(0, 1).flatten(1)
+        return lse_by_sequence(lse, self.sequences.q) if _lse_by_sequence() else lse.contiguous()
+
+
+@cache
+def _lse_by_sequence() -> bool:
+    """Whether a packed call's lse is [n, h, longest]; this torch's own shape function is asked."""
+    q = torch.empty(8, 1, 64, dtype=torch.float16, device="meta")
+    cu = torch.empty(3, dtype=torch.int32, device="meta")
+    lse: Tensor = forward_op()(q, q, q, cu, cu, 8, 8, 0.0, False, False)[1]
+    return lse.dim() == 3

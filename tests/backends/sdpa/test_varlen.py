@@ -1,0 +1,312 @@
+"""PyTorch's flash op with lengths, windows and pages: what attnsel makes of it, on a CPU stand-in for the op
+(tests/support/flash_op.py) against the definition of attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_cases import (
+    BOTTOM_RIGHT,
+    CASES,
+    CAUSAL,
+    DROPOUT,
+    Case,
+    assert_matches,
+    build,
+    carried_out,
+    expected,
+    int32,
+    packed,
+    poison,
+    upstream,
+)
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.sdpa import conditions, ops, varlen
+from flash_op import FlashOp
+from reference import attention_reference
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["now", "torch 2.6"])
+def op(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FlashOp:
+    """The stand-in where the op is called, for float64 too."""
+    made = FlashOp(old=request.param != "now", pages=request.param == "now")
+    monkeypatch.setattr(varlen, "forward_op", lambda: made.forward)
+    monkeypatch.setattr(varlen, "backward_op", lambda: made.backward)
+    monkeypatch.setattr(varlen, "_lse_by_sequence", lambda: made.old)
+    monkeypatch.setattr(varlen, "_one_random_state", lambda: not made.old)
+    monkeypatch.setitem(conditions._DTYPES, ops.VARLEN, (torch.float16, torch.bfloat16, torch.float64))
+    return made
+
+
+WITHOUT = {"softcap", "softmax_type", "q_offset", "kv_offset", "dropout_p"}
+SELF = {"s_q": 27, "s_kv": 27}
+MORE = [
+    Case("self lengths, causal", CAUSAL, {"seqlens": "b"}, SELF),
+    Case("self lengths, window from the top left", {"window_left": 3, "window_right": 2}, {"seqlens": "b"}, SELF),
+    Case("self lengths, bottom-right", BOTTOM_RIGHT, {"seqlens": "b"}, SELF),
+    Case("lengths, window bottom-right", {"window_left": 3, **BOTTOM_RIGHT}, {"seqlens_q": "b", "seqlens_kv": "b"}),
+    Case("lengths of queries", {}, {"seqlens_q": "b"}),
+    Case("lengths of keys, bottom-right", BOTTOM_RIGHT, {"seqlens_kv": "b"}),
+    Case("one sequence, padded", {}, {"seqlens_q": "b", "seqlens_kv": "b"}, {"b": 1}),
+    Case("one query row, padded keys", BOTTOM_RIGHT, {"seqlens_kv": "b"}, {"s_q": 1}),
+    Case("top-left window of more queries", {"window_left": 30, "window_right": 2}, sizes={"s_q": 40}),
+    packed("self, causal", CAUSAL, {"self": ""}),
+    packed("self, window", {"window_left": 4, "window_right": 0}, {"self": ""}),
+    packed("self, gaps, causal", CAUSAL, {"self": "", "cu_seqlens_padded": ""}),
+    packed("gaps, bottom-right", BOTTOM_RIGHT, {"cu_seqlens_padded": ""}),
+    packed("gaps, two-sided window", {"window_left": 4, "window_right": 3, "bottom_right": True},
+           {"cu_seqlens_padded": ""}),
+    packed("no longest given", BOTTOM_RIGHT, {"no max": ""}),
+    packed("negative scale", {**BOTTOM_RIGHT, "softmax_scale": -0.4}),
+    Case("negative scale", {**CAUSAL, "softmax_scale": -0.4}, sizes=SELF),
+]  # fmt: skip
+
+
+def expressible(case: Case) -> bool:
+    """What the op has arguments for; a top-left diagonal only where queries are as many as keys, or more."""
+    plain = not (WITHOUT & set(case.spec)) and not ({"bias", "attn_mask", "alibi_slopes"} & set(case.tensors))
+    bounded = {"window_left", "window_right"} & set(case.spec)
+    apart = case.spec.get("packed") or {"seqlens_q", "seqlens_kv"} & set(case.tensors)
+    known = case.spec.get("bottom_right") or {"self", "seqlens"} & set(case.tensors)
+    wide = case.sizes.get("s_q", 21) < 27 and case.spec.get("window_right", 99) < 6
+    return bool(plain and (not bounded or known or not (apart or wide)) and "e" not in case.sizes)
+
+
+USED = [case for case in CASES if expressible(case)] + MORE
+
+
+def made(case: Case, dtype: torch.dtype = torch.float64) -> tuple[Spec, Inputs]:
+    spec, inputs = build(dataclasses.replace(case, tensors={
+        name: shape for name, shape in case.tensors.items() if name not in ("self", "seqlens", "no max")
+    }), dtype)  # fmt: skip
+    spec = dataclasses.replace(spec, return_max_logit=False)
+    if "seqlens" in case.tensors:
+        lengths = int32([max(0, inputs.q.shape[2] - 9 * n) for n in range(inputs.q.shape[0])])
+        inputs = inputs._replace(seqlens_q=lengths, seqlens_kv=lengths)
+    if "self" in case.tensors:
+        t = inputs.q.shape[0]
+        k, v = (torch.randn(t, *one.shape[1:], dtype=dtype) for one in (inputs.k, inputs.v))
+        inputs = inputs._replace(
+            k=k, v=v, cu_seqlens_kv=inputs.cu_seqlens_q, cu_seqlens_kv_padded=inputs.cu_seqlens_q_padded
+        )
+    if spec.packed and "no max" not in case.tensors:
+        longest = [int(cu.diff().max()) for cu in (inputs.cu_seqlens_q, inputs.cu_seqlens_kv)]
+        inputs = inputs._replace(max_seqlen_q=longest[0], max_seqlen_kv=longest[1])
+    if not spec.packed:  # bshd: the rows of sequences one behind the other
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs[:3])
+        inputs = inputs._replace(q=q, k=k, v=v)
+    return spec, inputs
+
+
+def test_the_cases_are_many() -> None:
+    assert len(USED) >= 30
+    assert {"padding", "packed: padding between sequences"} & {case.name for case in USED} == {"padding"}
+
+
+@pytest.mark.parametrize("dlse", [False, True], ids=["", "dlse"])
+@pytest.mark.parametrize("case", USED, ids=lambda case: case.name)
+def test_numbers(op: FlashOp, case: Case, dlse: bool) -> None:
+    spec, inputs = made(case)
+    actual, dout, into_lse = carried_out(varlen.forward, varlen.backward, spec, inputs, dlse)
+    wanted = expected(spec, inputs, dout, into_lse)
+    del wanted["max_logit"]
+    assert_matches(actual, wanted)
+    assert op.calls == 1
+
+
+@pytest.mark.parametrize("name", ["padding", "self lengths, causal", "packed: gaps, bottom-right"])
+def test_what_lies_in_padding_reaches_nothing(op: FlashOp, name: str) -> None:
+    """NaN in every row that belongs to no sequence, of q, k, v, and dout: the same numbers, and zeros there."""
+    spec, inputs = made(next(case for case in USED if case.name == name))
+    result = varlen.forward(spec, inputs)
+    dout, _ = upstream(result)
+    grads = varlen.backward(spec, inputs, result, dout)
+    if spec.packed:
+        def spoilt(t: Tensor, side: str) -> Tensor:
+            starts, cu = getattr(inputs, f"cu_seqlens_{side}_padded"), getattr(inputs, f"cu_seqlens_{side}")
+            real = torch.zeros(t.shape[0], dtype=torch.bool)
+            for n in range(len(cu) - 1):
+                real[starts[n] : starts[n] + cu[n + 1] - cu[n]] = True
+            return t.clone().masked_fill_(~real[:, None, None], math.nan)
+    else:
+        def spoilt(t: Tensor, side: str) -> Tensor:
+            t = poison(t, getattr(inputs, f"seqlens_{side}").tolist())
+            return t.transpose(1, 2).contiguous().transpose(1, 2)
+    other = inputs._replace(q=spoilt(inputs.q, "q"), k=spoilt(inputs.k, "kv"), v=spoilt(inputs.v, "kv"))
+    again = varlen.forward(spec, other)
+    assert torch.equal(again.out, result.out)
+    assert torch.equal(again.lse, result.lse)  # type: ignore[arg-type]
+    spoilt_grads = varlen.backward(spec, other, again, spoilt(dout, "q"))
+    for one, two in zip(grads[:3], spoilt_grads[:3], strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", ["plain", "padding", "packed: plain"])
+def test_dropout_is_replayed_by_the_backward(op: FlashOp, name: str) -> None:
+    """The gradients are those of the very entries that the forward dropped: by finite differences along dq."""
+    spec, inputs = made(next(case for case in USED if case.name == name))
+    spec = dataclasses.replace(spec, dropout_p=0.4)
+    torch.manual_seed(3)
+    result = varlen.forward(spec, inputs)
+    dout, _ = upstream(result)
+    grads = varlen.backward(spec, inputs, result, dout)
+    step = torch.randn(inputs.q.shape, dtype=torch.float64) * 1e-6
+
+    def at(sign: int) -> Tensor:
+        torch.manual_seed(3)
+        return (varlen.forward(spec, inputs._replace(q=inputs.q + sign * step)).out * dout).sum()
+
+    assert torch.allclose((at(1) - at(-1)) / 2, (grads.q * step).sum(), rtol=1e-4)
+    if not result.saved:
+        pytest.fail("nothing is saved")
+    with pytest.raises(ValueError, match="random numbers"):
+        varlen.backward(spec, inputs, result._replace(saved=()), dout)
+
+
+def test_a_backward_without_saved_state(op: FlashOp) -> None:
+    """For results merged from parts: dropout aside, the state is not read."""
+    spec, inputs = made(next(case for case in USED if case.name == "padding"))
+    result = varlen.forward(spec, inputs)
+    dout, _ = upstream(result)
+    merged = varlen.backward(spec, inputs, result._replace(saved=()), dout)
+    assert all(torch.equal(a, b) for a, b in zip(merged[:3], varlen.backward(spec, inputs, result, dout)[:3]))
+
+
+DENSE = [case for case in USED if not case.spec.get("packed") and not {"seqlens_q", "seqlens_kv", "seqlens"} & set(case.tensors)]  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
+def test_the_call_that_pytorch_differentiates(op: FlashOp, case: Case) -> None:
+    spec, inputs = made(case)
+    leaves = [t.detach().requires_grad_() for t in inputs[:3]]
+    call = varlen.bind(spec, inputs._replace(q=leaves[0], k=leaves[1], v=leaves[2]))
+    assert call is not None
+    out = call(*leaves)
+    dout = torch.randn_like(out)
+    grads = torch.autograd.grad(out, leaves, dout)
+    wanted = expected(spec, inputs, dout, None)
+    actual = dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True))
+    assert_matches(actual, {name: wanted[name] for name in actual})
+    with pytest.raises(ValueError, match="alone"):
+        call(*leaves, torch.zeros(1))
+
+
+def test_others_are_not_bound(op: FlashOp) -> None:
+    for name in ("padding", "packed: plain"):
+        assert varlen.bind(*made(next(case for case in USED if case.name == name))) is None
+
+
+def in_pages(queries: str, s_q: int = 5) -> tuple[Spec, Inputs, Inputs]:
+    """A call with keys in pages of 256 rows, and the same with its keys one behind the other."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    lengths = int32([300, 0, 256])
+    table = int32([[3, 1], [0, 0], [2, 7]])
+    pools = normal(4, 256, 2, 8), normal(4, 256, 2, 8)
+    spec = Spec(softmax_scale=0.3, need_lse=True, window_right=0, bottom_right=True)
+    rows = torch.arange(512)
+    k, v = (
+        torch.stack([pool[table[n].clamp(max=3).long()].flatten(0, 1)[rows] for n in range(3)]).transpose(1, 2)
+        for pool in pools
+    )
+    paged: dict[str, Any] = {"block_table": table, "seqlens_kv": lengths}
+    k_pool, v_pool = (pool.transpose(1, 2) for pool in pools)
+    if queries == "packed":
+        cu = int32([0, 2, 5, 6])
+        spec = dataclasses.replace(spec, packed=True)
+        q = normal(7, 4, 8)
+        one_by_one = [normal(0)]
+        flat = [torch.cat([t[n, :, : lengths[n]].transpose(0, 1) for n in range(3)]) for t in (k, v)]
+        cu_kv = int32([0, 300, 300, 556])
+        del one_by_one
+        return (
+            spec,
+            Inputs(q, k_pool, v_pool, cu_seqlens_q=cu, max_seqlen_q=3, **paged),
+            Inputs(q, *flat, cu_seqlens_q=cu, cu_seqlens_kv=cu_kv),
+        )
+    q = normal(3, s_q, 4, 8).transpose(1, 2)
+    seqlens_q = int32([5, 2, 0]) if queries == "padded" else None
+    return (
+        spec,
+        Inputs(q, k_pool, v_pool, seqlens_q=seqlens_q, **paged),
+        Inputs(q, k, v, seqlens_q=seqlens_q, seqlens_kv=lengths),
+    )
+
+
+@pytest.mark.parametrize("queries", ["dense", "padded", "packed", "one row"])
+def test_pages(op: FlashOp, queries: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, paged, plain = in_pages(queries, 1 if queries == "one row" else 5)
+    if op.old:
+        monkeypatch.setattr(varlen, "_names_of", lambda name: frozenset({"query"}))
+        with pytest.raises(ValueError, match="takes no pages"):
+            varlen.forward(spec, paged)
+        return
+    result = varlen.forward(spec, paged)
+    out, lse, _ = attention_reference(spec, plain)
+    assert_matches({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})  # type: ignore[dict-item]
+
+
+DEFAULT = made(CASES[0])[1]
+LENGTHS = int32([20, 11])
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("from the top left", CAUSAL, {}),
+    ("one tensor for the lengths", CAUSAL, {"seqlens_q": LENGTHS, "seqlens_kv": LENGTHS.clone()}),
+    ("one tensor for the lengths", {"window_left": 4}, {"seqlens_kv": LENGTHS}),
+    ("attn_mask: the op has no argument", {}, {"attn_mask": torch.zeros(27, dtype=torch.bool)}),
+    ("bias: the op has no argument", {}, {"bias": torch.zeros(27, dtype=torch.float64)}),
+    ("alibi_slopes: the op has no argument", {}, {"alibi_slopes": torch.zeros(4)}),
+    ("q_offset, kv_offset", {"q_offset": 3}, {}),
+    ("softcap", {"softcap": 3.0}, {}),
+    ("softmax_type", {"softmax_type": "off-by-one"}, {}),
+    ("return_max_logit", {"return_max_logit": True}, {}),
+    ("head_dim_v 6 must equal", {}, {"v": DEFAULT.v[..., :6]}),
+    ("must share one of", {}, {name: getattr(DEFAULT, name).float() for name in ("q", "k", "v")}),
+    ("head_dim must be at most 256", {}, {n: torch.zeros(2, 4, 3, 264, dtype=torch.float64) for n in "qkv"}),
+    ("must start at a multiple of 16", {}, {"q": torch.cat([torch.zeros(1, dtype=torch.float64),
+        DEFAULT.q.transpose(1, 2).flatten()])[1:].view(2, 21, 4, 8).transpose(1, 2)}),
+    ("where the one before ends", {}, {"q": DEFAULT.q.contiguous(), "seqlens_q": LENGTHS}),
+    ("has a size of 0", {}, {"q": DEFAULT.q[:, :, :0]}),
+    ("dropout_seed", {**DROPOUT}, {"dropout_seed": torch.tensor(3)}),
+    ("deterministic", {"deterministic": True}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "spec", "tensors"), REFUSED, ids=[f"{i} {r[0]}" for i, r in enumerate(REFUSED)])
+def test_what_is_refused(op: FlashOp, words: str, spec: dict[str, Any], tensors: dict[str, Any]) -> None:
+    whole = Spec(**{"softmax_scale": 0.4, "need_lse": True, "need_grad": True, **spec})
+    for function in (varlen.prepare, varlen.forward):
+        with pytest.raises(ValueError, match=words):
+            function(whole, DEFAULT._replace(**tensors))
+    assert op.calls == 0
+
+
+def test_deterministic_where_torch_is(op: FlashOp) -> None:
+    spec = Spec(softmax_scale=0.4, need_grad=True, deterministic=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        varlen.forward(spec, DEFAULT)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_nothing_is_copied(op: FlashOp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op is handed q, k and v where they lie, padded batches and their gradients included."""
+    seen: list[Tensor] = []
+    forward = op.forward
+    monkeypatch.setattr(varlen, "forward_op", lambda: lambda *a, **k: (seen.extend(a[:3]), forward(*a, **k))[1])
+    for name in ("plain", "padding", "packed: plain", "packed: gaps, bottom-right", "self lengths, causal"):
+        spec, inputs = made(next(case for case in USED if case.name == name))
+        seen.clear()
+        varlen.forward(spec, inputs)
+        assert [t.data_ptr() for t in seen] == [t.data_ptr() for t in inputs[:3]], name
