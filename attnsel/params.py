@@ -411,7 +411,7 @@ class AttentionParams(FrozenModel):
 def _pairs_up_to(distance: int, rows: int, columns: int) -> int:
     """Pairs (row, column) of a score matrix with column - row at most ``distance``."""
 
-    def up_to(row: int) -> int:  # of rows 0 to ``row`` of a matrix whose row i has i columns, ``columns`` at most
+    def up_to(row: int) -> int:  # a sum over rows 1 to ``row``, of which row i has i pairs, or all columns
         if row <= 0:
             return 0
         short = min(row, columns)

@@ -1,4 +1,4 @@
-"""Where rows lie: those of packed sequences and of a padded batch, those that are added, those that are padding.
+"""Where rows lie: those of packed sequences and of a padded batch, those added to it, and its padding.
 
 Nothing here reads a tensor on the host.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Places:
-    """Where the rows of packed sequences and those of a padded batch are each other's; see ``apply.Unpack``."""
+    """Which rows of packed sequences and of a padded batch are each other's; see ``apply.Unpack``."""
 
     def __init__(self, cu: Any, cu_padded: Any, rows: int, fmt: str) -> None:
         self.cu, self.starts = cu.long(), (cu if cu_padded is None else cu_padded).long()

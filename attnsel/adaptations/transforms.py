@@ -146,10 +146,10 @@ def pack(p: AttentionParams, target: Target) -> Applied:
 def zero_padding(p: AttentionParams, target: Target) -> Applied:
     """Zeros in padded rows, and no lengths, where no row sees a key after its own.
 
-    Exact: with equal lengths of queries and keys (one tensor), and padding behind them, a real query sees keys
-    up to its own place, and those are real. What a kernel multiplies by a probability of 0 is 0 and not NaN, as
-    the padded rows of q, k and v are zeros, whatever they held. Their output is overwritten with 0, which also
-    zeroes their gradient of the output, so that they add nothing to any other gradient.
+    Exact: with equal lengths of queries and keys (one tensor), and padding behind them, a real query sees
+    keys up to its own place, and those are real. What a kernel multiplies by a probability of 0 is 0 and not
+    NaN, as the padded rows of q, k and v are zeros, whatever they held. Their output is overwritten with 0,
+    which also zeroes their gradient of the output, so that they add nothing to any other gradient.
     """
     if not p.padding or p.qkv_format == "thd" or p.kv_cache != "none" or p.context_parallel:
         return None

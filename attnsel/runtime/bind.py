@@ -154,6 +154,9 @@ def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None]:
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise_if_no_refusal(error)
         raise CannotPrepare(str(error)) from error
+    if op is None:
+        prepare(binding, call)
+        return _through_contract(binding), None
     finish = _finish(config, example)
     if not any(t is not None for t in _others(example)):
         plain = _plain(config, op, finish)

@@ -23,13 +23,13 @@ class Kernel(NamedTuple):
 
     ``prepare`` raises where a forward or the backward that follows would, and runs nothing. ``bind`` gives a
     call that PyTorch differentiates itself: ``call(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q,
-    seqlens_kv) -> out``; without one, autograd is wrapped around forward and backward.
+    seqlens_kv) -> out``; without one, or where it gives None, autograd is wrapped around forward and backward.
     """
 
     forward: Callable[[Spec, Inputs], Result]
     backward: Callable[..., Grads]
     prepare: Callable[[Spec, Inputs], None] | None = None
-    bind: Callable[[Spec, Inputs], Callable[..., torch.Tensor]] | None = None
+    bind: Callable[[Spec, Inputs], Callable[..., torch.Tensor] | None] | None = None
 
 
 KERNELS: dict[str, Kernel] = {}  # loaded once; as many as there are candidates

@@ -13,7 +13,8 @@ _TAKES = (
 )  # fmt: skip
 
 EXACT_CHANGES = (
-    "drop_mask", "unpack", "zero_padding", "pad_sequence", "pad_head_dim_qk", "pad_head_dim_v", "expand_gqa", "contiguous",
+    "drop_mask", "unpack", "zero_padding", "pad_sequence", "pad_head_dim_qk", "pad_head_dim_v", "expand_gqa",
+    "contiguous",
 )  # fmt: skip
 
 CUDNN_EFFICIENCY = (

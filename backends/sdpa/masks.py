@@ -20,12 +20,15 @@ rows would reach real ones (as with F.sdpa), so these rows are zeroed before the
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.slopes import capturing, is_default
 
 from .plan import MASK_ALIGNMENT, MaskPlan, Traits, mask_itemsize, shape4
 
@@ -47,7 +50,60 @@ def fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, *, want_lse
 
     Differentiable in ``inputs.bias``. ``want_lse`` asks for the dead rows also of a kernel that zeroes its
     output itself, because their LSE must become -inf.
+
+    A mask that follows from sizes alone is made once, for all calls and layers that use it: see ``kept``.
     """
+    if plan.shape is None or plan.q_lengths or not _follows_from_sizes(plan, inputs):
+        return _fold(traits, plan, spec, inputs, want_lse)
+    return kept(
+        (traits, plan, want_lse, inputs.q.shape, inputs.k.shape[2], inputs.q.dtype),
+        inputs.q.device,
+        lambda: _fold(traits, plan, spec, inputs, want_lse),
+    )
+
+
+def _follows_from_sizes(plan: MaskPlan, inputs: Inputs) -> bool:
+    """Nothing in it is read from a tensor: windows, diagonals and ALiBi's own slopes."""
+    if type(inputs.q) not in (Tensor, torch.nn.Parameter) or plan.kv_lengths or plan.per_row:
+        return False
+    slopes = inputs.alibi_slopes
+    given = inputs.attn_mask is not None or inputs.bias is not None
+    return not given and (slopes is None or is_default(slopes))
+
+
+KEPT_BYTES = 256 << 20
+"""The largest mask that is held between calls. A larger one lives as long as some backward holds it."""
+
+_held: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
+_last: dict[torch.device, Tensor] = {}  # one of each device
+_DEAD_ROWS = "_attnsel_dead_rows"
+
+
+def kept(key: Any, device: torch.device, make: Callable[[], FoldedMask]) -> FoldedMask:
+    """What ``make`` gives, made once: autograd holds it for every layer of a step, and the last one stays.
+
+    Not for what is made while a CUDA graph is captured, whose memory is the graph's. On CUDA each stream has
+    its own, so that none reads what another has not written yet.
+    """
+    if capturing(device):
+        return make()
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (*key, device, stream)
+    mask = _held.get(key)
+    if mask is not None:
+        return FoldedMask(mask, getattr(mask, _DEAD_ROWS))
+    with torch.inference_mode(False):  # autograd could not save an inference tensor later
+        made = make()
+    mask = made.mask
+    if type(mask) is Tensor:
+        setattr(mask, _DEAD_ROWS, made.dead_rows)
+        _held[key] = mask
+        if mask.untyped_storage().nbytes() <= KEPT_BYTES:
+            _last[device] = mask
+    return made
+
+
+def _fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, want_lse: bool) -> FoldedMask:
     mask = None if plan.shape is None else _additive(traits, plan, spec, inputs)
     dead = None
     if mask is not None and plan.may_be_dead and (want_lse or not traits.dead_rows_zero):

@@ -2,8 +2,9 @@
 
 These kernels take rows [t, h, d] and the first row of each sequence (``cu_seqlens``): a sequence ends where
 the next one begins, so there is no room between two. Padding and gaps are therefore sequences of their own:
-behind each real one stands one of the rows that belong to none. They see each other and nothing else, whatever
-they hold, and what comes out for them is overwritten. No mask is made, and q, k and v are not copied.
+behind each real one stands one of the rows that belong to none. They see each other and nothing else,
+whatever they hold, and what comes out for them is overwritten. No mask is made, and q, k and v are not
+copied.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _at_least_two(longest: int) -> int:
 
 
 def rows_of(t: Tensor) -> Tensor:
-    """A dense [b, h, s, d] as the rows [b * s, h, d] that it lies as. RuntimeError where it lies otherwise."""
+    """A dense [b, h, s, d] as the rows [b * s, h, d] that it lies as; RuntimeError where it does not."""
     b, h, s, d = t.shape
     return t.transpose(1, 2).view(b * s, h, d)
 

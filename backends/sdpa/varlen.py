@@ -89,7 +89,7 @@ def _names_of(op: str) -> frozenset[str]:
 
 
 def prepare(spec: Spec, inputs: Inputs) -> None:
-    """Raises ValueError, naming the argument, for what the op cannot take or would take for something else."""
+    """Raises ValueError, naming the argument, for what the op cannot take or would misunderstand."""
     check_tensors(spec, inputs)
     if inputs.block_table is not None:
         check_pages(spec, inputs)
@@ -97,7 +97,9 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
     elif spec.packed and (inputs.cu_seqlens_q is None or inputs.cu_seqlens_kv is None):
         raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
     broken = list(violations(VARLEN, replace(spec, packed=False), _as_batch(spec, inputs)))
-    broken += [f"{name}: the op has no argument for it" for name in _WITHOUT if getattr(inputs, name) is not None]
+    broken += [
+        f"{name}: the op has no argument for it" for name in _WITHOUT if getattr(inputs, name) is not None
+    ]
     if spec.q_offset or spec.kv_offset:
         broken.append("q_offset, kv_offset: the op has no argument for them")
     if broken:
@@ -297,13 +299,13 @@ class Form:
 
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.inputs[:3]
-        if self.packed:
-            q_rows = q
-        else:
-            q_rows = q.transpose(1, 2) if self.sequences is None else rows_of(q)
-        if self.inputs.block_table is not None or self.sequences is None:
-            return q_rows, k.transpose(1, 2), v.transpose(1, 2)
-        return (q_rows, k, v) if self.packed else (q_rows, rows_of(k), rows_of(v))
+        if self.sequences is None:
+            return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if not self.packed:
+            q = rows_of(q)
+        if self.inputs.block_table is not None:
+            return q, k.transpose(1, 2), v.transpose(1, 2)
+        return (q, k, v) if self.packed else (q, rows_of(k), rows_of(v))
 
     def rows(self, t: Tensor) -> Tensor:
         """What the caller's out and dout are to the op."""

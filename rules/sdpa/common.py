@@ -148,8 +148,8 @@ def no_window_argument(p: AttentionParams, env: Environment) -> bool:
     """A sliding window reaches F.sdpa's kernels only as a mask tensor
 
     Why: the ops take one causal flag. A window that hides nothing at these lengths is no window.
-    Fix: sdpa.varlen has windows; attnsel folds them into a mask for the kernels that take one, which sdpa.flash
-    on CUDA does not.
+    Fix: sdpa.varlen has windows; attnsel folds them into a mask for the kernels that take one, which
+    sdpa.flash on CUDA does not.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/plan.py, "band".
     """
     left, right = p.window_size

@@ -1,5 +1,7 @@
-"""SDPA1xx: PyTorch's FlashAttention 2 kernels on CUDA, whichever op calls them. For CPUs see ``cpu``, for what
-only the op with lengths has see ``varlen``."""
+"""SDPA1xx: PyTorch's FlashAttention 2 kernels on CUDA, whichever op calls them.
+
+For CPUs see ``cpu``, for what only the op with lengths has ``varlen``.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _STEPS = "one sequence right behind the other"
 def varlen_devices(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
     """The op with lengths exists on NVIDIA GPUs
 
-    Why: on a CPU it raises. ROCm builds answer it with AOTriton or CK, whose limits were not read; XPU and MPS
-    have other ops.
+    Why: on a CPU it raises. ROCm builds answer it with AOTriton or CK, whose limits were not read; XPU and
+    MPS have other ops.
     Fix: sdpa.math and tiled run on every device.
     Source: torch 2.13 native_functions.yaml, _flash_attention_forward (dispatch: CUDA).
     """
@@ -54,9 +54,9 @@ def varlen_since_2_6(p: AttentionParams, env: Environment) -> Violation:
 def varlen_diagonal(p: AttentionParams, env: Environment) -> Violation | None:
     """The op's diagonal goes to the bottom right of each sequence
 
-    Why: FlashAttention 2.1 and newer align the last query with the last key. Where queries and keys are equally
-    long that is the top-left diagonal too: with lengths this is known if one tensor says both. Of a dense call
-    the bounds are moved by the difference, as long as they stay on the side of the diagonal they are on.
+    Why: FlashAttention 2.1 and newer align the last query with the last key. Where queries and keys are
+    equally long that is the top-left diagonal too: with lengths this is known if one tensor says both. Of a
+    dense call the bounds are moved by the difference, as long as they stay on their side of the diagonal.
     Fix: give one tensor for both lengths, or ask for the bottom-right diagonal where that is meant.
     Source: mask.h and flash_api.cpp of FlashAttention 2 in PyTorch 2.13; attnsel/backends/sdpa/varlen.py,
     "window_of".
@@ -87,8 +87,8 @@ def varlen_diagonal(p: AttentionParams, env: Environment) -> Violation | None:
 def varlen_rows(p: AttentionParams, env: Environment) -> Violation | None:
     """With lengths, sequences must lie one behind the other
 
-    Why: the op takes rows [t, h, d] and the first row of each sequence; a padded batch is that as it lies if it
-    is bshd. In sbhd and bhsd the rows of a sequence are apart.
+    Why: the op takes rows [t, h, d] and the first row of each sequence; a padded batch is that as it lies if
+    it is bshd. In sbhd and bhsd the rows of a sequence are apart.
     Fix: use bshd; attnsel packs other formats (adaptation "pack") or copies a tensor that steps otherwise.
     Source: attnsel/backends/sdpa/sequences.py.
     """

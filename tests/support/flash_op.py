@@ -88,10 +88,8 @@ class FlashOp:
             qs = qs[:, :n]
             at = (number,) if dense else (slice(rows.q.start, rows.q.start + n),)
             do, o = (t[at].transpose(0, 1).to(torch.float64) for t in (dout, out))
-            if dense:
-                one_lse = lse[number]
-            else:
-                one_lse = lse[number, :, :n] if self.old else lse[:, at[0]]
+            of_sequence = dense or self.old
+            one_lse = lse[number, :, :n] if of_sequence else lse[:, at[0]]
             total = rows.q.stop - rows.q.start if not dense else q.shape[1]
             hidden = self._hidden(total, ks.shape[1], left, right)[:n]
             scores = (scale * qs @ ks.transpose(1, 2)).masked_fill(hidden, -math.inf)
@@ -104,13 +102,15 @@ class FlashOp:
                 (scale * ds.transpose(1, 2) @ qs).unflatten(0, groups).sum(1),
                 ((p * keep).transpose(1, 2) @ do).unflatten(0, groups).sum(1),
             )
-            for made, grad, where in zip((dq, dk, dv), grads, (at, *[(number,) if dense else (rows.kv,)] * 2)):
-                n_kv = grad.shape[1] if made is dq else min(grad.shape[1], max_k)
+            first = (rows.q.start, rows.kv.start, rows.kv.start)
+            for made, grad, start, most in zip(
+                (dq, dk, dv), grads, first, (max_q, max_k, max_k), strict=True
+            ):
                 if dense:
-                    made[where] = grad.transpose(0, 1).to(q.dtype)
-                else:
-                    first = where[0].start
-                    made[first : first + n_kv] = grad.transpose(0, 1)[:n_kv].to(q.dtype)
+                    made[number] = grad.transpose(0, 1).to(q.dtype)
+                else:  # no more than the longest sequence is said to have
+                    computed = grad.transpose(0, 1)[:most].to(q.dtype)
+                    made[start : start + computed.shape[0]] = computed
         return dq, dk, dv
 
     # ---- what they check, and what they mean ----
@@ -195,7 +195,9 @@ class FlashOp:
         scores = (scale * q @ k.transpose(1, 2)).masked_fill(hidden, -math.inf)
         lse = scores.logsumexp(-1) if k.shape[1] else q.new_full(q.shape[:2], -math.inf)
         dead = lse == -math.inf
-        p = torch.where(hidden | dead[..., None], 0.0, torch.exp(scores - lse.masked_fill(dead, 0.0)[..., None]))
+        p = torch.where(
+            hidden | dead[..., None], 0.0, torch.exp(scores - lse.masked_fill(dead, 0.0)[..., None])
+        )
         return p, lse.masked_fill(dead, math.inf)
 
     @staticmethod

@@ -27,7 +27,7 @@ from attnsel.runtime.trivial_mask import assume_all_visible, trivial_mask
 from attnsel.selection.select import select
 from attnsel.selection.verdict import Adaptation
 from attnsel.settings import current
-from call_cases import CASES, PACKED, Call, Case, assert_close, by_name, mask_type
+from call_cases import CASES, CU, MASKS, PACKED, PADDED, Call, Case, assert_close, by_name, mask_type
 
 torch.set_num_threads(1)
 
@@ -182,6 +182,56 @@ def test_unpacking_gives_the_definition(case: Case, backend: str, monkeypatch: p
 def test_packing_gives_the_definition(case: Case, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = {**case.asks, "return_lse": True}
     check(monkeypatch, Call(dataclasses.replace(case, asks=asks), fmt), "tiled", (("pack", ()),))
+
+
+SELF = [
+    Case("causal", mask_type("padding_causal"), CU, PADDED),
+    Case("causal mask", mask_type("padding_causal"), MASKS, PADDED),
+    Case("bottom right", mask_type("padding_causal_bottom_right"), CU, {**PADDED, "g": 2}),
+    Case("window", mask_type("padding_causal", window_size=(2, 0)), CU, PADDED),
+    Case("window without causal", mask_type("padding", window_size=(3, 0)), CU, PADDED),
+    Case("bias", mask_type("padding_causal"), {**CU, "post_scale_bias": "b 1 s_q s_kv", "bias_grad": True},
+         PADDED),
+    Case("alibi", mask_type("padding_causal"), {**CU, "alibi_slopes": "h"}, PADDED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", ["bshd", "sbhd", "bhsd"])
+@pytest.mark.parametrize("backend", ["tiled", "sdpa.math", "sdpa.flash"])
+@pytest.mark.parametrize("case", SELF, ids=lambda case: case.name)
+def test_zeroed_padding_gives_the_definition(
+    case: Case, fmt: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = {**case.asks, "return_lse": backend == "tiled"}
+    call = Call(dataclasses.replace(case, asks=asks), fmt)
+    if backend != "tiled" and call.refused(backend):
+        pytest.skip("the kernel has no gradient of a bias")
+    check(monkeypatch, call, backend, (("zero_padding", ()),))
+
+
+@pytest.mark.parametrize("fmt", ["bshd", "sbhd", "bhsd"])
+@pytest.mark.parametrize("backend", ["tiled", "sdpa.flash"])
+def test_zeroed_padding_may_hold_anything(fmt: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the rows themselves, and what comes in as the gradient of their output."""
+    form = {"bshd": (0, 1, 2), "sbhd": (1, 0, 2), "bhsd": (0, 2, 1)}[fmt]
+    lengths = torch.tensor([7, 3])
+    q, k, v, dout = (torch.randn(2, 7, 4, 8, dtype=torch.float64) for _ in range(4))
+    spoilt = torch.arange(7) >= lengths[:, None]
+    given: dict[str, list[Tensor]] = {}
+    for name in ("zeros", "NaN"):
+        fill = 0.0 if name == "zeros" else torch.nan
+        filled = [t.masked_fill(spoilt[..., None, None], fill) for t in (q, k, v, dout)]
+        leaves = [t.permute(*form, 3).contiguous().requires_grad_() for t in filled[:3]]
+        cu = torch.tensor([0, 7, 10], dtype=torch.int32)
+        with forced(monkeypatch, (("zero_padding", ()),)):
+            out = attention(
+                *leaves, qkv_format=fmt, attn_mask_type="padding_causal", cu_seqlens_q=cu, cu_seqlens_kv=cu,
+                backend=backend,
+            )  # fmt: skip
+            grads = torch.autograd.grad(out, leaves, filled[3].permute(*form, 3).reshape(out.shape))
+        given[name] = [out, *grads]
+    for one, two in zip(given["zeros"], given["NaN"], strict=True):
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("fmt", ["bshd", "sbhd", "bhsd"])
@@ -380,7 +430,7 @@ def test_the_bytes_of_any_padding_are_those_that_are_made(
     assert planned == made
 
 
-@pytest.mark.parametrize(("name", "fmt"), [("unpack", "thd"), ("pack", "bshd")])
+@pytest.mark.parametrize(("name", "fmt"), [("unpack", "thd"), ("pack", "bshd"), ("zero_padding", "bshd")])
 def test_the_bytes_of_packing_are_those_that_are_made_for_equal_lengths(
     name: str, fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,9 +438,9 @@ def test_the_bytes_of_packing_are_those_that_are_made_for_equal_lengths(
     shape = (b * s,) if fmt == "thd" else (b, s)
     q, k, v = (torch.randn(*shape, h, n, dtype=torch.float64) for n in (d, d, e))
     cu = torch.arange(0, (b + 1) * s, s, dtype=torch.int32)
-    call = Call(Case("", mask_type("padding")), "bshd")
+    call = Call(Case("", mask_type("padding_causal")), "bshd")
     call.fmt, call.arguments = fmt, {
-        "qkv_format": fmt, "attn_mask_type": "padding", "cu_seqlens_q": cu, "cu_seqlens_kv": cu,
+        "qkv_format": fmt, "attn_mask_type": "padding_causal", "cu_seqlens_q": cu, "cu_seqlens_kv": cu,
     }  # fmt: skip
     monkeypatch.setattr(Call, "qkv", property(lambda self: (q, k, v)))
     planned, made = cost(call, ((name, ()),), monkeypatch)

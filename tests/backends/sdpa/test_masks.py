@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.sdpa import ops
+from attnsel.backends.sdpa import masks, ops
+from attnsel.backends.sdpa.bound import bind
 from attnsel.backends.sdpa.masks import align, fold, hidden_score
 from attnsel.backends.sdpa.plan import MASK_ALIGNMENT, mask_itemsize, plan_mask
+from attnsel.backends.slopes import default_slopes
 
 torch.set_num_threads(1)
 
@@ -299,3 +302,70 @@ def test_a_bias_gets_a_gradient_where_it_is_seen(traits: ops.Traits) -> None:
         torch.where(torch.isinf(mask), 0.0, mask).expand(B, H, S, T).sum(), bias
     )
     assert torch.equal(gradient, (~hidden).sum(0, keepdim=True).expand_as(bias).to(gradient))
+
+
+WINDOW = Spec(window_left=2, window_right=0)
+
+
+def folded(call: Inputs, spec: Spec = WINDOW, traits: ops.Traits = ops.MATH) -> Tensor:
+    mask = fold(traits, plan_mask(traits, spec, call), spec, call).mask
+    assert mask is not None
+    return mask
+
+
+def test_a_mask_that_follows_from_sizes_is_made_once() -> None:
+    """Before, each call and layer made, and autograd kept, one of its own."""
+    first = folded(inputs())
+    assert folded(inputs()) is first
+    assert folded(inputs(s_kv=8)).shape != first.shape
+    assert folded(inputs(), Spec(window_left=3, window_right=0)) is not first
+    assert folded(inputs(dtype=torch.float64)) is not first
+    assert torch.equal(folded(inputs()), first)
+
+
+def test_a_mask_that_tensors_decide_is_made_anew() -> None:
+    for optional in (
+        {"seqlens_kv": lengths(9, 4)},
+        {"seqlens_q": lengths(6, 4)},
+        {"attn_mask": keys_mask(B, 1, 1, T)},
+        {"bias": torch.zeros(1, H, S, T)},
+        {"alibi_slopes": torch.ones(H)},
+    ):
+        call = inputs(**optional)
+        assert folded(call) is not folded(call), optional
+
+
+def test_the_slopes_that_alibi_uses_by_itself_are_sizes() -> None:
+    slopes = default_slopes(H, torch.device("cpu"))
+    assert folded(inputs(alibi_slopes=slopes)) is folded(inputs(alibi_slopes=slopes))
+
+
+def test_every_layer_of_a_step_shares_one_and_a_large_one_goes_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(masks, "KEPT_BYTES", 0)
+    monkeypatch.setattr(masks, "_last", {})
+    call = bind("sdpa.flash", dataclasses.replace(WINDOW, need_grad=True), inputs(dtype=torch.float64))
+    x = torch.randn(B, H, S, 8, dtype=torch.float64, requires_grad=True)
+    made: list[Any] = []
+    fold_anew = masks._fold
+    monkeypatch.setattr(masks, "_fold", lambda *given: made.append(0) or fold_anew(*given))
+    k = torch.randn(B, H, T, 8, dtype=torch.float64)
+    y = x
+    for _ in range(4):
+        y = call(y, k, k)
+    assert len(made) == 1
+    y.sum().backward()
+    del y
+    call(x.detach(), k, k)
+    call(x.detach(), k, k)
+    assert len(made) == 3  # nothing holds it between two calls without gradients
+
+
+def test_one_made_in_inference_mode_serves_a_backward() -> None:
+    spec = Spec(window_left=1, window_right=0, need_grad=True)
+    with torch.inference_mode():
+        first = folded(inputs(), spec, ops.FLASH_CPU)
+    assert not first.is_inference()
+    q, k = (torch.randn(B, H, s, 8, requires_grad=True) for s in (S, T))
+    bind("sdpa.flash", spec, inputs())(q, k, k).sum().backward()

@@ -50,9 +50,10 @@ WITHOUT = {"softcap", "softmax_type", "q_offset", "kv_offset", "dropout_p"}
 SELF = {"s_q": 27, "s_kv": 27}
 MORE = [
     Case("self lengths, causal", CAUSAL, {"seqlens": "b"}, SELF),
-    Case("self lengths, window from the top left", {"window_left": 3, "window_right": 2}, {"seqlens": "b"}, SELF),
+    Case("self lengths, window", {"window_left": 3, "window_right": 2}, {"seqlens": "b"}, SELF),
     Case("self lengths, bottom-right", BOTTOM_RIGHT, {"seqlens": "b"}, SELF),
-    Case("lengths, window bottom-right", {"window_left": 3, **BOTTOM_RIGHT}, {"seqlens_q": "b", "seqlens_kv": "b"}),
+    Case("lengths, window bottom-right", {"window_left": 3, **BOTTOM_RIGHT},
+         {"seqlens_q": "b", "seqlens_kv": "b"}),
     Case("lengths of queries", {}, {"seqlens_q": "b"}),
     Case("lengths of keys, bottom-right", BOTTOM_RIGHT, {"seqlens_kv": "b"}),
     Case("one sequence, padded", {}, {"seqlens_q": "b", "seqlens_kv": "b"}, {"b": 1}),
@@ -124,12 +125,13 @@ def test_numbers(op: FlashOp, case: Case, dlse: bool) -> None:
 
 @pytest.mark.parametrize("name", ["padding", "self lengths, causal", "packed: gaps, bottom-right"])
 def test_what_lies_in_padding_reaches_nothing(op: FlashOp, name: str) -> None:
-    """NaN in every row that belongs to no sequence, of q, k, v, and dout: the same numbers, and zeros there."""
+    """NaN in every row of no sequence, of q, k, v, and dout: the same numbers, and zeros there."""
     spec, inputs = made(next(case for case in USED if case.name == name))
     result = varlen.forward(spec, inputs)
     dout, _ = upstream(result)
     grads = varlen.backward(spec, inputs, result, dout)
     if spec.packed:
+
         def spoilt(t: Tensor, side: str) -> Tensor:
             starts, cu = getattr(inputs, f"cu_seqlens_{side}_padded"), getattr(inputs, f"cu_seqlens_{side}")
             real = torch.zeros(t.shape[0], dtype=torch.bool)
@@ -137,9 +139,11 @@ def test_what_lies_in_padding_reaches_nothing(op: FlashOp, name: str) -> None:
                 real[starts[n] : starts[n] + cu[n + 1] - cu[n]] = True
             return t.clone().masked_fill_(~real[:, None, None], math.nan)
     else:
+
         def spoilt(t: Tensor, side: str) -> Tensor:
             t = poison(t, getattr(inputs, f"seqlens_{side}").tolist())
             return t.transpose(1, 2).contiguous().transpose(1, 2)
+
     other = inputs._replace(q=spoilt(inputs.q, "q"), k=spoilt(inputs.k, "kv"), v=spoilt(inputs.v, "kv"))
     again = varlen.forward(spec, other)
     assert torch.equal(again.out, result.out)
@@ -151,7 +155,7 @@ def test_what_lies_in_padding_reaches_nothing(op: FlashOp, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "padding", "packed: plain"])
 def test_dropout_is_replayed_by_the_backward(op: FlashOp, name: str) -> None:
-    """The gradients are those of the very entries that the forward dropped: by finite differences along dq."""
+    """The gradients are those of the very entries that the forward dropped, by finite differences."""
     spec, inputs = made(next(case for case in USED if case.name == name))
     spec = dataclasses.replace(spec, dropout_p=0.4)
     torch.manual_seed(3)
@@ -165,8 +169,6 @@ def test_dropout_is_replayed_by_the_backward(op: FlashOp, name: str) -> None:
         return (varlen.forward(spec, inputs._replace(q=inputs.q + sign * step)).out * dout).sum()
 
     assert torch.allclose((at(1) - at(-1)) / 2, (grads.q * step).sum(), rtol=1e-4)
-    if not result.saved:
-        pytest.fail("nothing is saved")
     with pytest.raises(ValueError, match="random numbers"):
         varlen.backward(spec, inputs, result._replace(saved=()), dout)
 
@@ -177,7 +179,8 @@ def test_a_backward_without_saved_state(op: FlashOp) -> None:
     result = varlen.forward(spec, inputs)
     dout, _ = upstream(result)
     merged = varlen.backward(spec, inputs, result._replace(saved=()), dout)
-    assert all(torch.equal(a, b) for a, b in zip(merged[:3], varlen.backward(spec, inputs, result, dout)[:3]))
+    whole = varlen.backward(spec, inputs, result, dout)
+    assert all(torch.equal(a, b) for a, b in zip(merged[:3], whole[:3], strict=True))
 
 
 DENSE = [case for case in USED if not case.spec.get("packed") and not {"seqlens_q", "seqlens_kv", "seqlens"} & set(case.tensors)]  # fmt: skip  # noqa: E501
@@ -217,7 +220,9 @@ def in_pages(queries: str, s_q: int = 5) -> tuple[Spec, Inputs, Inputs]:
     spec = Spec(softmax_scale=0.3, need_lse=True, window_right=0, bottom_right=True)
     rows = torch.arange(512)
     k, v = (
-        torch.stack([pool[table[n].clamp(max=3).long()].flatten(0, 1)[rows] for n in range(3)]).transpose(1, 2)
+        torch.stack([pool[table[n].clamp(max=3).long()].flatten(0, 1)[rows] for n in range(3)]).transpose(
+            1, 2
+        )
         for pool in pools
     )
     paged: dict[str, Any] = {"block_table": table, "seqlens_kv": lengths}
@@ -226,10 +231,8 @@ def in_pages(queries: str, s_q: int = 5) -> tuple[Spec, Inputs, Inputs]:
         cu = int32([0, 2, 5, 6])
         spec = dataclasses.replace(spec, packed=True)
         q = normal(7, 4, 8)
-        one_by_one = [normal(0)]
         flat = [torch.cat([t[n, :, : lengths[n]].transpose(0, 1) for n in range(3)]) for t in (k, v)]
         cu_kv = int32([0, 300, 300, 556])
-        del one_by_one
         return (
             spec,
             Inputs(q, k_pool, v_pool, cu_seqlens_q=cu, max_seqlen_q=3, **paged),
@@ -282,7 +285,9 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "spec", "tensors"), REFUSED, ids=[f"{i} {r[0]}" for i, r in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    ("words", "spec", "tensors"), REFUSED, ids=[f"{i} {r[0]}" for i, r in enumerate(REFUSED)]
+)
 def test_what_is_refused(op: FlashOp, words: str, spec: dict[str, Any], tensors: dict[str, Any]) -> None:
     whole = Spec(**{"softmax_scale": 0.4, "need_lse": True, "need_grad": True, **spec})
     for function in (varlen.prepare, varlen.forward):
@@ -304,7 +309,9 @@ def test_nothing_is_copied(op: FlashOp, monkeypatch: pytest.MonkeyPatch) -> None
     """The op is handed q, k and v where they lie, padded batches and their gradients included."""
     seen: list[Tensor] = []
     forward = op.forward
-    monkeypatch.setattr(varlen, "forward_op", lambda: lambda *a, **k: (seen.extend(a[:3]), forward(*a, **k))[1])
+    monkeypatch.setattr(
+        varlen, "forward_op", lambda: lambda *a, **k: (seen.extend(a[:3]), forward(*a, **k))[1]
+    )
     for name in ("plain", "padding", "packed: plain", "packed: gaps, bottom-right", "self lengths, causal"):
         spec, inputs = made(next(case for case in USED if case.name == name))
         seen.clear()
