@@ -76,16 +76,17 @@ def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.unproven)
 
 
-@preference("PREF011", short="a plan per token", evidence="reported")
-def no_plan_per_token(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """Where keys grow with each call, a kernel that plans for each length comes later.
+@preference("PREF011", short="a plan per length", evidence="reported")
+def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """Where each call has another length, a kernel that plans for each length comes later.
 
     Why: a cache of n keys gets a plan of cuDNN's own at every n, and a plan takes longer than thousands of
     such calls: 55 to 70 ms, or a second where a kernel is new. Such a call has at most 16 queries and no
     gradient, and its keys are as many as the tensor has. With pages, or with lengths beside a cache of one
-    size, one plan serves all of them.
+    size, one plan serves all of them. Prompts are planned for at their first eight lengths; from then on a
+    new length goes to a kernel without a plan. Training is not concerned: its lengths come back each epoch.
     Source: flashinfer#5245 (55 to 70 ms per new shape); pytorch#155958 (TORCH_CUDNN_SDPA_AVOID_RECOMPILE);
-    attnsel/backends/cudnn/tensors.py, where dense lengths are exact.
+    attnsel/backends/cudnn/tensors.py, where dense lengths are exact; attnsel/runtime/lengths.py.
     """
     return int(c.growing and CANDIDATES[c.name].plan_per_length)
 

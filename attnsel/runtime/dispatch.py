@@ -28,6 +28,7 @@ from attnsel.runtime.bind import Bound, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, signature
 from attnsel.runtime.inputs import params_of
+from attnsel.runtime.lengths import forget_lengths, record_length, with_lengths
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
 from attnsel.runtime.sizes import lengths_read
 from attnsel.selection.evidence import Evidence, Refusal
@@ -92,6 +93,7 @@ def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
         if learned and is_transformed():
             return bound, False, result
         record_refusals(learned, call.settings)
+        record_length(selection)
         return bound, settled, result
 
 
@@ -270,6 +272,7 @@ def cache_info() -> CacheInfo:
 def clear_cache() -> None:
     """Forget bound kernels, what was compared, and what kernels refused in this process."""
     forget()
+    forget_lengths()
     clear_all()
     compiled.forget_traced()
 
@@ -289,7 +292,8 @@ def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def select_for(call: Call, evidence: Evidence) -> Selection:
-    return select(params_of(call), environment_of(call.q), policy=policy_of(call), evidence=evidence)
+    p, env = params_of(call), environment_of(call.q)
+    return select(p, env, policy=policy_of(call), evidence=with_lengths(evidence, p, env))
 
 
 def located(selection: Selection, call: Call) -> Selection:

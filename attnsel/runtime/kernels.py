@@ -23,7 +23,8 @@ class Kernel(NamedTuple):
 
     ``prepare`` raises where a forward or the backward that follows would, and runs nothing. ``bind`` gives a
     call that PyTorch differentiates itself: ``call(q, k, v, attn_mask, bias, alibi_slopes, seqlens_q,
-    seqlens_kv) -> out``; without one, or where it gives None, autograd is wrapped around forward and backward.
+    seqlens_kv) -> out``; without one, or where it gives None, autograd is wrapped around forward and
+    backward.
     """
 
     forward: Callable[[Spec, Inputs], Result]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from attnsel.params import AttentionParams
@@ -39,9 +39,13 @@ class Evidence:
     """What this process has found by running. Immutable: a new finding makes a new one."""
 
     refusals: tuple[Refusal, ...] = ()
+    many_lengths: bool = False  # the call came in many lengths already, and this is a new one
 
     def plus(self, refusal: Refusal) -> Evidence:
-        return self if refusal in self.refusals else Evidence((*self.refusals, refusal))
+        return self if refusal in self.refusals else replace(self, refusals=(*self.refusals, refusal))
+
+    def of_many_lengths(self) -> Evidence:
+        return self if self.many_lengths else replace(self, many_lengths=True)
 
     def against(self, name: str, p: AttentionParams) -> list[Reason]:
         """The reasons against a candidate that rest on what it did with this very question."""

@@ -28,11 +28,15 @@ class Asked(NamedTuple):
     growing: bool
 
 
-def asked(p: AttentionParams) -> Asked:
-    """Keys grow where their number is the tensor's own: not where lengths or pages say it, or a mask."""
-    own = p.attn_mask_type in ("no_mask", "causal", "causal_bottom_right") and p.kv_cache != "paged"
-    growing = own and p.max_seqlen_q <= _FEW and not p.is_training and p.qkv_format != "thd"
-    return Asked(p.score_bytes > _LARGE, growing)
+def asked(p: AttentionParams, many_lengths: bool = False) -> Asked:
+    """Keys grow where their number is the tensor's own: not where lengths or pages say it, or a mask.
+
+    ``many_lengths``: it is known that each call has another length.
+    """
+    if p.is_training or p.kv_cache == "paged" or p.qkv_format == "thd":
+        return Asked(p.score_bytes > _LARGE, False)
+    own = p.attn_mask_type in ("no_mask", "causal", "causal_bottom_right")
+    return Asked(p.score_bytes > _LARGE, many_lengths or (own and p.max_seqlen_q <= _FEW))
 
 
 def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:

@@ -271,7 +271,7 @@ class Inquiry:
     def decide(self) -> Candidate | None:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
-        of = asked(p)
+        of = asked(p, self.evidence.many_lengths)
         unwanted = policy_reasons(policy)
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
@@ -305,7 +305,7 @@ class Inquiry:
         for name in CANDIDATES:
             candidate = self._judged[name]
             (refused if candidate.verdict == "refused" else standing).append(candidate)
-        of = asked(p)
+        of = asked(p, self.evidence.many_lengths)
         keys = tuple([rank_key(candidate, p, of) for candidate in standing])
         ranked = [
             standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last

@@ -77,7 +77,7 @@ class RankKey(NamedTuple):
     unproven: bool  # a kernel of ours that no result shows running here
     large_scores: bool  # one [b, h, s_q, s_kv] tensor is more than a GiB
     executed: bool = False  # its PTX was, for such calls
-    growing: bool = False  # few queries of a cache that is longer at each call
+    growing: bool = False  # each call has another length: a cache that grows, prompts of all lengths
     copies_padding: bool = False  # padded rows are copied, as zeros or away, because it takes no lengths
 
 

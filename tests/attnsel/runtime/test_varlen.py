@@ -81,7 +81,7 @@ def test_every_call_gives_the_definition_or_says_why_not(
             if name in arguments:
                 arguments[name] = arguments[name.replace("kv", "q")]
     if not taken(case):
-        with pytest.raises(NoBackendError, match="SDPA|TILED|TORCH"):
+        with pytest.raises(NoBackendError, match=r"SDPA\d"):
             attention(*dense(call), **arguments)
         return
     result = attention(*dense(call), **arguments)
