@@ -86,6 +86,9 @@ class Environment(FrozenModel):
     flash_attn_3: VersionField = None
     flash_attn_4: VersionField = None
     platform: Literal["linux", "darwin", "windows", "other"] = "linux"
+    torch_flash: Literal["FA2", "FA3", "FA4", "other"] = Field(
+        default="FA2", description="what answers torch's own flash attention: activate_flash_attention_impl"
+    )
     assumed: tuple[str, ...] = ()
     detected: bool = False
 
@@ -137,7 +140,9 @@ class Environment(FrozenModel):
 
         Works with torch, triton and cuDNN present or absent. Asking for a CUDA device initialises CUDA.
         """
-        return _detect(_device_key(device))
+        found = _detect(_device_key(device))
+        flash = _active_flash()
+        return found if flash == "FA2" else _with_flash(found, flash)
 
 
 def _component(name: str, value: Any) -> Version | None:
@@ -264,6 +269,19 @@ def _detect(device: str) -> Environment:
     return Environment(
         device=found, platform=systems.get(platform.system(), "other"), detected=True, **versions
     )
+
+
+def _active_flash() -> Any:
+    """What stands behind torch's flash kernels now: a program may change it at any time (torch 2.10)."""
+    registry = sys.modules.get("torch.nn.attention._registry")
+    active = getattr(registry, "_FLASH_ATTENTION_ACTIVE", None)
+    name = active[0] if isinstance(active, tuple) and active else active
+    return "FA2" if name is None else name if name in ("FA3", "FA4") else "other"
+
+
+@lru_cache(maxsize=64)
+def _with_flash(env: Environment, flash: Any) -> Environment:
+    return env.replace(torch_flash=flash)
 
 
 def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:

@@ -130,6 +130,8 @@ def environment_words(env: Environment) -> list[str]:
         version = getattr(env, component)
         star = "*" if component in env.assumed else ""
         words.append(f"{names.get(component, component)} {version or 'none'}{star}")
+    if env.torch_flash != "FA2":
+        words.append(f"torch's flash is {env.torch_flash}")
     if env.assumed:
         words.append("* assumed")
     return words
@@ -232,7 +234,8 @@ def adaptation_words(made: Adaptation, p: AttentionParams) -> str:
     if made.bytes:
         words.append(size(made.bytes))
     if made.flops:
-        words.append(f"+{100 * made.flops / max(1, p.flops):.2g} % work")
+        more = made.flops / max(1, p.flops)
+        words.append(f"+{100 * more:.2g} % work" if more < 1 else f"{1 + more:.2g} times the work")
     return ", ".join(words)
 
 

@@ -52,7 +52,7 @@ Example = Mapping[str, Any]
 Fields = str | tuple[str, ...]
 Status = Literal["active", "preview", "deprecated"]
 
-OF_ENVIRONMENT = frozenset({"arch", "device", "platform", *COMPONENTS})
+OF_ENVIRONMENT = frozenset({"arch", "device", "platform", "torch_flash", *COMPONENTS})
 """What of an environment a requirement may be about; every other field is the question's."""
 
 
@@ -270,10 +270,10 @@ def rule(
     """Register a constraint on ``candidates``: names, or kinds of them (``every``, ``needing("torch")``).
 
     ``requires``: fields and what they must be; then the body returns whether a call is one of those it is
-    about (None: every call is). A field is one of AttentionParams, a component, ``arch``, ``device`` or
-    ``platform``; a tuple of fields means each of them, and the largest that does not fit is blamed. ``NEWER``
-    is a version above those in ``when``. ``note``: added to the message in brackets. ``unknown``: nobody has
-    looked, or no source says.
+    about (None: every call is). A field is one of AttentionParams, a component, ``arch``, ``device``,
+    ``platform`` or ``torch_flash``; a tuple of fields means each of them, and the largest that does not fit is
+    blamed. ``NEWER`` is a version above those in ``when``. ``note``: added to the message in brackets.
+    ``unknown``: nobody has looked, or no source says.
 
     ``when``: version sets that must all hold. ``arch``: architectures, e.g. ``{90}`` or ``range(80, 90)``.
     ``device``: device types, e.g. ``{"cuda"}``; a rule with ``arch`` is about CUDA already. ``fp8``: only

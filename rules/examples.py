@@ -25,11 +25,11 @@ def question(rule: Rule, example: Example) -> tuple[AttentionParams, Environment
     for component in {versions.component for versions in rule.when} - set(machine):
         machine[component] = _some_version([v for v in rule.when if v.component == component])
     env = Environment.describe(gpu, **machine)
-    platform = given.pop("platform", None)
+    more = {name: given.pop(name) for name in ("platform", "torch_flash") if name in given}
     if device is not None:
         env = env.replace(device=Device(type=device, name=device))
-    if platform is not None:
-        env = env.replace(platform=platform)
+    if more:
+        env = env.replace(**more)
     return AttentionParams(**given), env
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from attnsel.cli.flags import FLAG_OF
+from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAG_OF
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
@@ -69,7 +69,10 @@ def _where(example: Example, env: Environment) -> list[str] | None:
         version = getattr(env, component)
         if component in example or (version is not None and component not in env.assumed):
             words += [FLAG_OF[component].name, str(version or "none")]
-    return [*words, "--platform", env.platform] if "platform" in example else words
+    for field in DESCRIBED_AFTERWARDS:
+        if field in example:
+            words += [FLAG_OF[field].name, getattr(env, field)]
+    return words
 
 
 def _flag_words(field: str, value: Any, asked: Example) -> list[str] | None:

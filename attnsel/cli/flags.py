@@ -105,6 +105,10 @@ def _flag(
     )
 
 
+DESCRIBED_AFTERWARDS = ("platform", "torch_flash")
+"""Fields of an environment that are neither its GPU nor a version."""
+
+
 def _all_flags() -> tuple[Flag, ...]:
     calls = [
         _from_field("params", field, info, THE_CALL)
@@ -121,8 +125,11 @@ def _all_flags() -> tuple[Flag, ...]:
         machine.append(
             _flag("machine", component, "--" + component.replace("_", "-"), "", str, text, THE_MACHINE)
         )
-    systems = ", ".join(get_args(Environment.model_fields["platform"].annotation))
-    machine.append(_flag("machine", "platform", "--platform", "", str, systems, THE_MACHINE))
+    for field in DESCRIBED_AFTERWARDS:
+        info = Environment.model_fields[field]
+        text = ", ".join(get_args(info.annotation))
+        text = f"{info.description}: {text}" if info.description else text
+        machine.append(_flag("machine", field, "--" + field.replace("_", "-"), "", str, text, THE_MACHINE))
     settings = [
         _from_field("policy", field, info, POLICY)
         for field, info in Policy.model_fields.items()

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from attnsel import settings
-from attnsel.cli.flags import FLAGS, THE_CALL, THE_MACHINE, Flag
+from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAGS, THE_CALL, THE_MACHINE, Flag
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
@@ -72,9 +72,9 @@ class Question:
         """The machine, with some parts changed. Raises InvalidInput."""
         machine = {**self.machine, **changes}
         if self.environment is None and "gpu" in machine:
-            platform = machine.pop("platform", None)
+            more = {name: machine.pop(name) for name in DESCRIBED_AFTERWARDS if name in machine}
             described = Environment.describe(**machine)
-            return described if platform is None else described.replace(platform=platform)
+            return described.replace(**more) if more else described
         base = self.environment or Environment.detect()
         if not machine:
             return base

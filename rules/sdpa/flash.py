@@ -223,3 +223,69 @@ def flash_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     requires that head dimension be a multiple of 8"); TORCH_CHECK in mha_fwd of its flash_api.cpp ("head_size
     must be a multiple of 8"), read at pytorch 03b7c19d.
     """
+
+
+# Another implementation in their place: torch.nn.attention.activate_flash_attention_impl.
+
+
+def _other(env: Environment) -> str:
+    """FA3, FA4 or other, where PyTorch's own FlashAttention 2 does not answer; else nothing."""
+    return "" if env.torch_flash == "FA2" else env.torch_flash
+
+
+_RESTORED = FreeText("FA2: torch.nn.attention.restore_flash_attention_impl()")
+
+
+@rule("SDPA120", fires_on={"gpu": "A100", "torch_flash": "FA3"}, passes={"torch_flash": "FA3"})
+def replaced_flash_architectures(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
+    """FA3 and FA4 in the place of torch's flash kernel are for some architectures
+
+    Why: activate_flash_attention_impl puts another library behind the same ops for the whole process. FA3 is
+    for sm90, FA4 for sm90 and sm10x; elsewhere they raise. What a program registered itself is not known.
+    Fix: torch.nn.attention.restore_flash_attention_impl(), or sdpa.cudnn, sdpa.efficient, triton.
+    Source: torch 2.13, torch/nn/attention/_fa3.py and _fa4.py, "_common_support_error".
+    """
+    other = _other(env)
+    if not other or env.arch is None:
+        return None
+    if other == "other":
+        return Unknown("torch_flash", other, _RESTORED)
+    taken = env.arch == 90 if other == "FA3" else env.arch == 90 or 100 <= env.arch < 110
+    return None if taken else Violation("torch_flash", other, _RESTORED)
+
+
+@rule(
+    "SDPA121",
+    fires_on={"torch_flash": "FA4", "attention_dropout": 0.1},
+    passes={"torch_flash": "FA4"},
+)
+def replaced_flash_dropout(p: AttentionParams, env: Environment) -> Violation | None:
+    """FA3 and FA4 in the place of torch's flash kernel have no dropout
+
+    Fix: attention_dropout=0, or torch.nn.attention.restore_flash_attention_impl().
+    Source: torch 2.13, torch/nn/attention/_fa3.py and _fa4.py, "dropout_p must be 0".
+    """
+    if _other(env) in ("FA3", "FA4") and p.dropout:
+        return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
+    return None
+
+
+@rule(
+    "SDPA122",
+    evidence="documented",
+    fires_on={"torch_flash": "FA4", "head_dim_qk": 256},
+    passes={"torch_flash": "FA4"},
+)
+def replaced_flash_unknowns(p: AttentionParams, env: Environment) -> Unknown | None:
+    """What else FA3 and FA4 refuse behind torch's ops was not read
+
+    Why: their own checks are those of another package and release: wide heads of FA4, and whether their
+    backward gives equal bits every run. Where they refuse, attnsel goes on to the next candidate.
+    Fix: torch.nn.attention.restore_flash_attention_impl() for what is known.
+    Source: torch 2.13, torch/nn/attention/_fa3.py and _fa4.py call flash_attn_3 and flash_attn.cute.
+    """
+    other = _other(env)
+    wide = other == "FA4" and max(p.head_dim_qk, p.head_dim_v) > 128
+    if other in ("FA3", "FA4") and (wide or (p.deterministic and p.is_training)):
+        return Unknown("torch_flash", other, _RESTORED)
+    return None

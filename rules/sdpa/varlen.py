@@ -157,3 +157,21 @@ def varlen_grid(p: AttentionParams, env: Environment) -> bool:
     Source: flash_fwd_launch_template.h, dim3 grid(num_m_block, b, h); attnsel/backends/sdpa/sequences.py.
     """
     return (p.padding and p.qkv_format != "thd") or p.pad_between_seqs
+
+
+@rule(
+    "SDPA607",
+    device=CUDA,
+    fires_on={**PAGED, "torch_flash": "FA4"},
+    passes={**PAGED, "torch_flash": "FA4", "gpu": "B200"},
+)
+def varlen_pages_of_fa4(p: AttentionParams, env: Environment) -> Violation | None:
+    """FA4 in its place reads pages on datacentre Blackwell alone
+
+    Fix: torch.nn.attention.restore_flash_attention_impl().
+    Source: torch 2.13, torch/nn/attention/_fa4.py, "paged KV (block_table) not supported on SM".
+    """
+    paged = p.kv_cache == "paged" and env.torch_flash == "FA4"
+    if not paged or (env.arch is not None and 100 <= env.arch < 110):
+        return None
+    return Violation("torch_flash", "FA4", FreeText("FA2: torch.nn.attention.restore_flash_attention_impl()"))
