@@ -271,8 +271,8 @@ def rule(
 
     ``requires``: fields and what they must be; then the body returns whether a call is one of those it is
     about (None: every call is). A field is one of AttentionParams, a component, ``arch``, ``device``,
-    ``platform`` or ``torch_flash``; a tuple of fields means each of them, and the largest that does not fit is
-    blamed. ``NEWER`` is a version above those in ``when``. ``note``: added to the message in brackets.
+    ``platform`` or ``torch_flash``; a tuple of fields means each of them, and the largest that does not fit
+    is blamed. ``NEWER`` is a version above those in ``when``. ``note``: added to the message in brackets.
     ``unknown``: nobody has looked, or no source says.
 
     ``when``: version sets that must all hold. ``arch``: architectures, e.g. ``{90}`` or ``range(80, 90)``.

@@ -57,7 +57,7 @@ LAYERS = [
         "context_parallel.report",
     ],
     ["backends"],
-    ["runtime", "adaptations.apply"],
+    ["runtime", "adaptations.apply", "adaptations.rows"],
     ["context_parallel"],
     ["_module_checks", "module", "functional"],
     ["flash_attn", "integrations"],
@@ -76,7 +76,13 @@ BACKENDS_MAY_IMPORT = {
     "backends",
     "errors",
 }
-RUNNING = ("backends", "runtime", "adaptations.apply", "context_parallel")  # what may import backends
+RUNNING = (
+    "backends",
+    "runtime",
+    "adaptations.apply",
+    "adaptations.rows",
+    "context_parallel",
+)  # what may import backends
 
 
 def sources():

@@ -28,7 +28,7 @@ from attnsel.runtime.bind import Bound, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, signature
 from attnsel.runtime.inputs import params_of
-from attnsel.runtime.lengths import forget_lengths, record_length, with_lengths
+from attnsel.runtime.lengths import record_length, with_lengths
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
 from attnsel.runtime.sizes import lengths_read
 from attnsel.selection.evidence import Evidence, Refusal
@@ -272,7 +272,6 @@ def cache_info() -> CacheInfo:
 def clear_cache() -> None:
     """Forget bound kernels, what was compared, and what kernels refused in this process."""
     forget()
-    forget_lengths()
     clear_all()
     compiled.forget_traced()
 

@@ -10,51 +10,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnsel._lock import ForkSafeLock
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
+from attnsel.runtime.cache import BoundedCache
 from attnsel.selection.evidence import Evidence
 from attnsel.selection.select import Selection
 
 FEW = 8
 """Lengths of one call that are planned for, whatever comes."""
 
-_MOST_CALLS = 256
-
-_OTHER = [
+_OTHER = tuple(
     name for name in AttentionParams.model_fields if name not in ("max_seqlen_q", "max_seqlen_kv", "tensors")
-]
-_planned: dict[Any, set[tuple[int, int]]] = {}
-_lock = ForkSafeLock()
+)
+_planned: BoundedCache[set[tuple[int, int]]] = BoundedCache(limit=256)  # a call without its lengths: those
 
 
 def with_lengths(evidence: Evidence, p: AttentionParams, env: Environment) -> Evidence:
     """What running has taught, and whether ``p`` is one length more than enough."""
-    lengths = _planned.get(_call_of(p, env)) if _planned else None
+    lengths = _planned.get(_call_of(p, env)) if _planned.items else None
     if lengths is None or len(lengths) < FEW or (p.max_seqlen_q, p.max_seqlen_kv) in lengths:
         return evidence
     return evidence.of_many_lengths()
 
 
 def record_length(selection: Selection) -> None:
-    """Remember that a plan was made for these lengths. The oldest of too many calls are forgotten."""
+    """Remember that a plan was made for these lengths."""
     p, name = selection.params, selection.backend
     if name is None or not CANDIDATES[name].plan_per_length or p.is_training:
         return
     key = _call_of(p, selection.environment)
-    with _lock:
-        lengths = _planned.pop(key, set())
-        if len(lengths) < FEW:
-            lengths.add((p.max_seqlen_q, p.max_seqlen_kv))
-        while len(_planned) >= _MOST_CALLS:
-            del _planned[next(iter(_planned))]
-        _planned[key] = lengths
-
-
-def forget_lengths() -> None:
-    with _lock:
-        _planned.clear()
+    lengths = _planned.get(key) or _planned.add(key, set())
+    if len(lengths) < FEW:
+        lengths.add((p.max_seqlen_q, p.max_seqlen_kv))
 
 
 def _call_of(p: AttentionParams, env: Environment) -> Any:

@@ -122,12 +122,12 @@ def test_prompts_of_500_lengths_make_few_plans(
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="it counts what runs")
 def test_lengths_are_counted_for_each_call_apart_and_training_is_not() -> None:
-    from attnsel.runtime.lengths import FEW, forget_lengths, record_length, with_lengths
+    from attnsel.runtime.lengths import FEW, _planned, record_length, with_lengths
     from attnsel.selection.evidence import NO_EVIDENCE
 
     env = Environment.describe("H200")
     prompt = AttentionParams(max_seqlen_q=1000, max_seqlen_kv=1000, is_training=False)
-    forget_lengths()
+    _planned.clear()
     try:
         for training in (True, False):
             for n in range(20, 20 + FEW):
@@ -143,4 +143,4 @@ def test_lengths_are_counted_for_each_call_apart_and_training_is_not() -> None:
             assert with_lengths(NO_EVIDENCE, prompt.replace(**other), env) is NO_EVIDENCE
         assert with_lengths(NO_EVIDENCE, prompt, Environment.describe("B200")) is NO_EVIDENCE
     finally:
-        forget_lengths()
+        _planned.clear()

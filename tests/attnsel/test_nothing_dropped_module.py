@@ -391,5 +391,13 @@ def test_what_no_call_asks_is_read_by_a_rule(field: str) -> None:
 
 
 def test_specs_of_tensors_are_all_read() -> None:
-    assert set(Tensors.model_fields) == {"q", "k", "v", "mask", "mask_hides_nothing", "ragged"}
+    assert set(Tensors.model_fields) == {
+        "q",
+        "k",
+        "v",
+        "mask",
+        "mask_hides_nothing",
+        "ragged",
+        "lengths_apart",
+    }
     assert all(name in CANDIDATES for name in CPU)

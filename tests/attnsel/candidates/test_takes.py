@@ -37,7 +37,7 @@ SMALL |= {"attn_mask_type": "no_mask"}
 TWICE_AS_FAR = TensorSpec(shape=(2, 128, 4, 64), stride=(65536, 512, 128, 1), dtype="bf16")
 PADDING = {"attn_mask_type": "padding"}
 PACKED = {"qkv_layout": "thd", **PADDING}
-PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 64, **PADDING}
+PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 256, **PADDING}
 BIAS = {"core_attention_bias_type": "post_scale_bias"}
 FP8 = {"dtype": "fp8_e4m3", "fp8": True, "fp8_meta": {"recipe": {"kind": "delayed", "fp8_dpa": True}}}
 
@@ -54,7 +54,10 @@ ASKS: dict[str, tuple[dict[str, Any], ...]] = {
     "padding": (PADDING,),
     "mask": ({"attn_mask_type": "arbitrary"},),
     "window": ({"window_size": (16, 16)},),
-    "top_left": ({"attn_mask_type": "causal", "max_seqlen_kv": 256},),
+    "top_left": (
+        {"attn_mask_type": "causal", "max_seqlen_kv": 256},
+        {"attn_mask_type": "causal", "max_seqlen_kv": 64},
+    ),
     "bottom_right": ({"attn_mask_type": "causal_bottom_right", "max_seqlen_kv": 256},),
     "bias": (BIAS,),
     "bias_grad": ({**BIAS, "core_attention_bias_requires_grad": True, "is_training": True},),
