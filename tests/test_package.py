@@ -57,7 +57,7 @@ LAYERS = [
         "context_parallel.report",
     ],
     ["backends"],
-    ["runtime", "adaptations.apply"],
+    ["runtime", "adaptations.apply", "adaptations.rows"],
     ["context_parallel"],
     ["_module_checks", "module", "functional"],
     ["flash_attn", "integrations"],

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnsel.adaptations.rows import Places, enlarged, lengthened, with_room
 from attnsel.adaptations.search import stages
 from attnsel.backends.contract import Grads
 from attnsel.layout import FORMATS
@@ -32,6 +33,10 @@ class TensorStep:
     ``into`` changes the call; ``out`` and ``lse`` bring results back, ``grads`` the gradients (its own
     transpose), and ``dout`` is the transpose of ``out``. All but ``into`` are given the call before the step.
     The defaults change nothing.
+
+    Where a backward starts from the results of a forward that ran before, they take the way of ``dout``:
+    ``out`` enters a backward only as rowsum(dout * out), so zeros may stand where the step cut it off, as
+    dout is zero there. ``inner_lse`` has what makes probabilities finite in rows that were cut off.
     """
 
     def __init__(self, adaptation: Adaptation, before: AttentionParams, after: AttentionParams) -> None:
@@ -46,6 +51,9 @@ class TensorStep:
         return out
 
     def lse(self, lse: Tensor, call: Call) -> Tensor:
+        return lse
+
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
         return lse
 
     def dout(self, dout: Tensor, call: Call) -> Tensor:
@@ -169,6 +177,10 @@ class PadSequence(TensorStep):
     def lse(self, lse: Tensor, call: Call) -> Tensor:
         return lse.narrow(2, 0, self.rows[0])
 
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
+        """Added rows are padding (-inf), or rows that see keys: exp(score - inf) is 0 for every score."""
+        return lengthened(lse, 2, self.to[0], -torch.inf if self.after.padding else torch.inf)
+
     def dout(self, dout: Tensor, call: Call) -> Tensor:
         return lengthened(dout, self.axis, self.to[0])
 
@@ -205,6 +217,9 @@ class Unpack(TensorStep):
         rows = self._places(call.extras, 0).packed(lse.transpose(1, 2), call.q.shape[0], -torch.inf)
         return rows.transpose(0, 1)
 
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
+        return self._places(call.extras, 0).unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
+
     def dout(self, dout: Tensor, call: Call) -> Tensor:
         return self._places(call.extras, 0).unpacked(dout)
 
@@ -233,8 +248,8 @@ class Pack(TensorStep):
             attention_mask=None,
             cu_seqlens_q=cu[0],
             cu_seqlens_kv=cu[1],
-            cu_seqlens_q_padded=_with_room(cu[0], rows_q),
-            cu_seqlens_kv_padded=_with_room(cu[1], rows_kv),
+            cu_seqlens_q_padded=with_room(cu[0], rows_q),
+            cu_seqlens_kv_padded=with_room(cu[1], rows_kv),
             max_seqlen_q=self.before.max_seqlen_q,
             max_seqlen_kv=self.before.max_seqlen_kv,
         )
@@ -249,8 +264,11 @@ class Pack(TensorStep):
         return self._places(self._cu_seqlens(call)[0], 0).unpacked(out)
 
     def lse(self, lse: Tensor, call: Call) -> Tensor:
-        places = Places(self._cu_seqlens(call)[0], None, self.before.max_seqlen_q, "bshd")
-        return places.unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
+        return self._places_of_lse(call).unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
+
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
+        rows = self._places_of_lse(call).packed(lse.transpose(1, 2), self._room[0], -torch.inf)
+        return rows.transpose(0, 1)
 
     def dout(self, dout: Tensor, call: Call) -> Tensor:
         return self._places(self._cu_seqlens(call)[0], 0).packed(dout, self._room[0])
@@ -271,6 +289,10 @@ class Pack(TensorStep):
         rows = self.before.max_seqlen_kv if side else self.before.max_seqlen_q
         return Places(cu, None, rows, self.form.name)
 
+    def _places_of_lse(self, call: Call) -> Places:
+        """The same for [b, s, h], whatever the call's format."""
+        return Places(self._cu_seqlens(call)[0], None, self.before.max_seqlen_q, "bshd")
+
     def _cu_seqlens(self, call: Call) -> tuple[Tensor, Tensor]:
         extras = call.extras
         if extras.cu_seqlens_q is not None and extras.cu_seqlens_kv is not None:
@@ -280,70 +302,6 @@ class Pack(TensorStep):
             lengths = (~mask).flatten(1).sum(1)
             made.append(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32))
         return made[0], made[-1]
-
-
-class Places:
-    """Where the rows of packed sequences and those of a padded batch are each other's; see ``Unpack``."""
-
-    def __init__(self, cu: Any, cu_padded: Any, rows: int, fmt: str) -> None:
-        self.cu, self.starts = cu.long(), (cu if cu_padded is None else cu_padded).long()
-        self.rows, self.format = rows, fmt
-
-    def unpacked(self, packed: Tensor, empty: float = 0.0) -> Tensor:
-        """[t, ...] -> [b, s, ...] (or the format's order), ``empty`` beyond each length."""
-        rows = torch.arange(self.rows, device=packed.device)
-        inside = rows < (self.cu[1:] - self.cu[:-1])[:, None]
-        packed = lengthened(packed, 0, max(1, packed.shape[0]))  # a row to take, where there is none
-        index = (self.starts[:-1, None] + rows).clamp(max=packed.shape[0] - 1)
-        if self.format == "sbhd":
-            index, inside = index.T, inside.T
-        taken = packed.index_select(0, index.flatten())
-        taken = taken.masked_fill_(~inside.reshape(-1, *[1] * (packed.dim() - 1)), empty)
-        dense = torch.unflatten(taken, 0, index.shape)
-        return dense.transpose(1, 2) if self.format == "bhsd" else dense
-
-    def packed(self, dense: Tensor, tokens: int, empty: float = 0.0) -> Tensor:
-        """[b, s, ...] (or the format's order) -> [tokens, ...], ``empty`` where no sequence lies."""
-        at = torch.arange(tokens, device=dense.device)
-        # The last sequence that starts at or before a row; empty ones start where the next does.
-        sequence = torch.searchsorted(self.starts, at, right=True) - 1
-        inside = (sequence >= 0) & (sequence < self.cu.shape[0] - 1)
-        sequence = sequence.clamp(0, self.cu.shape[0] - 2)
-        row = at - self.starts[sequence]
-        inside &= row < (self.cu[1:] - self.cu[:-1])[sequence]
-        row = row.clamp(0, self.rows - 1)
-        if self.format == "bhsd":
-            dense = dense.transpose(1, 2)
-        dense = lengthened(dense, 0 if self.format == "sbhd" else 1, max(1, self.rows))
-        taken = dense[row, sequence] if self.format == "sbhd" else dense[sequence, row]
-        return taken.masked_fill_(~inside.reshape(-1, *[1] * (taken.dim() - 1)), empty)
-
-
-def _with_room(cu: Tensor, rows: int) -> Tensor:
-    """Starts of packed sequences whose memory goes on to ``rows`` after the last of them."""
-    return torch.cat([cu[:-1], cu.new_full((1,), rows)])
-
-
-def lengthened(t: Tensor, axis: int, to: int, value: float = 0.0) -> Tensor:
-    """``t`` with ``value`` behind what it holds along one axis; dense, and itself where nothing is added."""
-    return enlarged(t, {axis: to}, value)
-
-
-def enlarged(t: Tensor, to: dict[int, int], value: float = 0.0) -> Tensor:
-    """``lengthened`` along several axes at once, in one piece of memory.
-
-    ``torch.nn.functional.pad`` would keep channels-last strides, which some shapes seem to have.
-    """
-    shape = list(t.shape)
-    for axis, length in to.items():
-        shape[axis] = length
-    if shape == list(t.shape):
-        return t
-    held = made = t.new_full(shape, value)
-    for axis in to:
-        held = held.narrow(axis, 0, t.shape[axis])
-    held.copy_(t)
-    return made
 
 
 STEPS: dict[str, type[TensorStep]] = {
@@ -359,6 +317,16 @@ STEPS: dict[str, type[TensorStep]] = {
 
 
 # ---- around a kernel --------------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    """What a backward may start from: ``out`` as the caller has it, ``lse`` [b, h, s_q] or [h, t_q]."""
+
+    out: Tensor
+    lse: Tensor
+
+
+RunGradients = Callable[..., Grads]  # (call, dout, known: Known | None = None)
 
 
 class Adapted(NamedTuple):
@@ -395,17 +363,22 @@ class Adapted(NamedTuple):
 
         return adapted_run
 
-    def around_gradients(self, run: Callable[[Call, Tensor], Grads]) -> Callable[[Call, Tensor], Grads]:
-        """The same for ``run(call, dout) -> Grads``, where autograd does not record."""
+    def around_gradients(self, run: RunGradients) -> RunGradients:
+        """The same for ``run(call, dout, known) -> Grads``, where autograd does not record; ``known`` is the
+        output and log-sum-exp of a forward that ran before, or None."""
         asked, p = self.asked, self.steps[0].before
 
-        def adapted_run(call: Call, dout: Tensor) -> Grads:
+        def adapted_run(call: Call, dout: Tensor, known: Known | None = None) -> Grads:
             calls = self.enter(call)
             if asked.flatten_heads:
                 dout = torch.unflatten(dout, -1, (p.num_heads, p.head_dim_v))
+                if known is not None:
+                    known = known._replace(out=torch.unflatten(known.out, -1, (p.num_heads, p.head_dim_v)))
             for step, before in zip(self.steps, calls[:-1], strict=True):
                 dout = step.dout(dout, before)
-            grads = run(calls[-1], dout)
+                if known is not None:
+                    known = Known(step.dout(known.out, before), step.inner_lse(known.lse, before))
+            grads = run(calls[-1], dout, known)
             for step, before in zip(reversed(self.steps), reversed(calls[:-1]), strict=True):
                 grads = step.grads(grads, before)
             return grads
