@@ -100,8 +100,11 @@ class Result(NamedTuple):
 
     ``lse`` is natural-log, float32 (float64 for float64 inputs), ``[b, h, s_q]`` (packed: ``[h, t_q]``),
     sinks included. ``max_logit`` is ``[h]`` of that type, the largest score any visible pair had, sinks not
-    counted, -inf where there is none. ``out`` and ``lse`` may be merged ones when they go to a backward.
-    ``saved`` is the backend's own and goes back to its backward untouched.
+    counted, -inf where there is none. ``saved`` is the backend's own and goes back to its backward untouched.
+
+    A backward may also be given an ``out`` and ``lse`` that were merged, or that another kernel's forward
+    gave, with nothing saved: where a kernel gives ``lse``, its backward starts from these two alone (but for
+    dropout that a generator decided).
     """
 
     out: Tensor

@@ -33,6 +33,10 @@ class TensorStep:
     ``into`` changes the call; ``out`` and ``lse`` bring results back, ``grads`` the gradients (its own
     transpose), and ``dout`` is the transpose of ``out``. All but ``into`` are given the call before the step.
     The defaults change nothing.
+
+    Where a backward starts from the results of a forward that ran before, they take the way of ``dout``:
+    ``out`` enters a backward only as rowsum(dout * out), so zeros may stand where the step cut it off, as
+    dout is zero there. ``inner_lse`` has what makes probabilities finite in rows that were cut off.
     """
 
     def __init__(self, adaptation: Adaptation, before: AttentionParams, after: AttentionParams) -> None:
@@ -47,6 +51,9 @@ class TensorStep:
         return out
 
     def lse(self, lse: Tensor, call: Call) -> Tensor:
+        return lse
+
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
         return lse
 
     def dout(self, dout: Tensor, call: Call) -> Tensor:
@@ -121,10 +128,8 @@ class ZeroPadding(TensorStep):
 
     def into(self, call: Call) -> Call:
         beyond = self._beyond(call)
-        zeroed = {
-            name: getattr(call, name).clone(memory_format=torch.contiguous_format).masked_fill_(beyond, 0.0)
-            for name in ("q", "k", "v")
-        }
+        dense = {"memory_format": torch.contiguous_format}
+        zeroed = {n: getattr(call, n).clone(**dense).masked_fill_(beyond, 0.0) for n in ("q", "k", "v")}
         extras = call.extras._replace(
             attention_mask=None, cu_seqlens_q=None, cu_seqlens_kv=None, max_seqlen_q=None, max_seqlen_kv=None
         )
@@ -136,15 +141,16 @@ class ZeroPadding(TensorStep):
     def lse(self, lse: Tensor, call: Call) -> Tensor:
         return lse.masked_fill(outside(call.extras, self.before.max_seqlen_q)[:, None], -torch.inf)
 
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
+        return lse.masked_fill(outside(call.extras, self.before.max_seqlen_q)[:, None], torch.inf)
+
     def dout(self, dout: Tensor, call: Call) -> Tensor:
         return dout.masked_fill(self._beyond(call), 0.0)
 
     def grads(self, grads: Grads, call: Call) -> Grads:
         beyond = self._beyond(call)
         return grads._replace(
-            q=grads.q.masked_fill(beyond, 0.0),
-            k=grads.k.masked_fill(beyond, 0.0),
-            v=grads.v.masked_fill(beyond, 0.0),
+            **{name: getattr(grads, name).masked_fill(beyond, 0.0) for name in ("q", "k", "v")}
         )
 
     def _beyond(self, call: Call) -> Tensor:
@@ -209,6 +215,10 @@ class PadSequence(TensorStep):
     def lse(self, lse: Tensor, call: Call) -> Tensor:
         return lse.narrow(2, 0, self.rows[0])
 
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
+        """Added rows are padding (-inf), or rows that see keys: exp(score - inf) is 0 for every score."""
+        return lengthened(lse, 2, self.to[0], -torch.inf if self.after.padding else torch.inf)
+
     def dout(self, dout: Tensor, call: Call) -> Tensor:
         return lengthened(dout, self.axis, self.to[0])
 
@@ -244,6 +254,9 @@ class Unpack(TensorStep):
     def lse(self, lse: Tensor, call: Call) -> Tensor:
         rows = self._places(call.extras, 0).packed(lse.transpose(1, 2), call.q.shape[0], -torch.inf)
         return rows.transpose(0, 1)
+
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
+        return self._places(call.extras, 0).unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
 
     def dout(self, dout: Tensor, call: Call) -> Tensor:
         return self._places(call.extras, 0).unpacked(dout)
@@ -289,8 +302,11 @@ class Pack(TensorStep):
         return self._places(self._cu_seqlens(call)[0], 0).unpacked(out)
 
     def lse(self, lse: Tensor, call: Call) -> Tensor:
-        places = Places(self._cu_seqlens(call)[0], None, self.before.max_seqlen_q, "bshd")
-        return places.unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
+        return self._places_of_lse(call).unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
+
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
+        rows = self._places_of_lse(call).packed(lse.transpose(1, 2), self._room[0], -torch.inf)
+        return rows.transpose(0, 1)
 
     def dout(self, dout: Tensor, call: Call) -> Tensor:
         return self._places(self._cu_seqlens(call)[0], 0).packed(dout, self._room[0])
@@ -310,6 +326,10 @@ class Pack(TensorStep):
     def _places(self, cu: Tensor, side: int) -> Places:
         rows = self.before.max_seqlen_kv if side else self.before.max_seqlen_q
         return Places(cu, None, rows, self.form.name)
+
+    def _places_of_lse(self, call: Call) -> Places:
+        """The same for [b, s, h], whatever the call's format."""
+        return Places(self._cu_seqlens(call)[0], None, self.before.max_seqlen_q, "bshd")
 
     def _cu_seqlens(self, call: Call) -> tuple[Tensor, Tensor]:
         extras = call.extras
@@ -336,6 +356,16 @@ STEPS: dict[str, type[TensorStep]] = {
 
 
 # ---- around a kernel --------------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    """What a backward may start from: ``out`` as the caller has it, ``lse`` [b, h, s_q] or [h, t_q]."""
+
+    out: Tensor
+    lse: Tensor
+
+
+RunGradients = Callable[..., Grads]  # (call, dout, known: Known | None = None)
 
 
 class Adapted(NamedTuple):
@@ -372,17 +402,22 @@ class Adapted(NamedTuple):
 
         return adapted_run
 
-    def around_gradients(self, run: Callable[[Call, Tensor], Grads]) -> Callable[[Call, Tensor], Grads]:
-        """The same for ``run(call, dout) -> Grads``, where autograd does not record."""
+    def around_gradients(self, run: RunGradients) -> RunGradients:
+        """The same for ``run(call, dout, known) -> Grads``, where autograd does not record; ``known`` is the
+        output and log-sum-exp of a forward that ran before, or None."""
         asked, p = self.asked, self.steps[0].before
 
-        def adapted_run(call: Call, dout: Tensor) -> Grads:
+        def adapted_run(call: Call, dout: Tensor, known: Known | None = None) -> Grads:
             calls = self.enter(call)
             if asked.flatten_heads:
                 dout = torch.unflatten(dout, -1, (p.num_heads, p.head_dim_v))
+                if known is not None:
+                    known = known._replace(out=torch.unflatten(known.out, -1, (p.num_heads, p.head_dim_v)))
             for step, before in zip(self.steps, calls[:-1], strict=True):
                 dout = step.dout(dout, before)
-            grads = run(calls[-1], dout)
+                if known is not None:
+                    known = Known(step.dout(known.out, before), step.inner_lse(known.lse, before))
+            grads = run(calls[-1], dout, known)
             for step, before in zip(reversed(self.steps), reversed(calls[:-1]), strict=True):
                 grads = step.grads(grads, before)
             return grads

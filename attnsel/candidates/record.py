@@ -62,7 +62,8 @@ class CandidateRecord:
         as attnsel/backends/contract.py says, so that any split of a sequence drops the same ones), "own" (the
         seed that is given, other entries) or "generator" (PyTorch's generator: no seed can replay it).
     explicit_backward: ``backward`` works from a forward that ran outside autograd, so that a forward can be
-        recomputed, and partial results merged.
+        recomputed; where the kernel gives a log-sum-exp, from ``out`` and ``lse`` with nothing saved, so that
+        partial results can be merged and no forward runs twice under torch.compile.
     refusals: exceptions of its library that say no to one call, as "module:name"; ValueError, RuntimeError
         and NotImplementedError always do.
     library: the library whose kernels run ("cudnn"), where several candidates share one, with its bugs.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.adaptations.apply import Adapted, adapted
-from attnsel.backends.contract import Grads, Inputs, Spec
+from attnsel.adaptations.apply import Adapted, Known, RunGradients, adapted
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.slopes import default_slopes
 from attnsel.candidates import CANDIDATES
 from attnsel.params import AttentionParams
@@ -88,12 +88,12 @@ def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
     )
 
 
-def bind(selection: Selection, call: Call) -> Bound:
-    """Prepare the chosen kernel for calls with this signature.
+def bind(selection: Selection, call: Call, *, need_grad: bool | None = None) -> Bound:
+    """Prepare the chosen kernel for calls with this signature; ``need_grad`` where the call cannot say it.
 
     Raises CannotPrepare when the kernel refuses what the rules allowed.
     """
-    binding = binding_of(selection, call)
+    binding = binding_of(selection, call, need_grad=need_grad)
     if binding.change is None:
         run, plain = _bind(binding, call)
         return Bound(run, plain, selection, call.settings)
@@ -109,20 +109,24 @@ def bind(selection: Selection, call: Call) -> Bound:
     return Bound(looking if looks else around, None, selection, call.settings)
 
 
-def bind_gradients(selection: Selection, call: Call) -> Callable[[Call, Tensor], Grads]:
-    """``run(call, dout)``: forward and backward of the chosen kernel in one go.
+def bind_gradients(selection: Selection, call: Call) -> RunGradients:
+    """``run(call, dout, known)``: the chosen kernel's backward, from the output and log-sum-exp that are
+    known, or (None) after its forward.
 
-    For operators that recompute (``runtime/compiled.py``): inside one, autograd records nothing.
+    For operators (``runtime/compiled.py``): inside one, autograd records nothing.
     """
     binding = binding_of(selection, call, need_grad=True)
     kernel, spec, config, p = binding.kernel, binding.spec, binding.config, binding.params
     prepare(binding, call if binding.change is None else binding.change.enter(call)[-1])
 
-    def run(call: Call, dout: Tensor) -> Grads:
+    def contract(t: Tensor) -> Tensor:
+        whole = t.unflatten(-1, (p.num_heads, p.head_dim_v)) if config.flatten_heads else t
+        return to_contract(config, whole)
+
+    def run(call: Call, dout: Tensor, known: Known | None = None) -> Grads:
         inputs = binding.gather(call)
-        if config.flatten_heads:
-            dout = dout.unflatten(-1, (p.num_heads, p.head_dim_v))
-        grads = kernel.backward(spec, inputs, kernel.forward(spec, inputs), to_contract(config, dout))
+        result = Result(contract(known.out), known.lse) if known else kernel.forward(spec, inputs)
+        grads = kernel.backward(spec, inputs, result, contract(dout))
         dbias = grads.bias
         if dbias is not None and config.bias_type == "pre_scale_bias":
             dbias = dbias * spec.softmax_scale

@@ -4,9 +4,11 @@ Static shapes: the choice is made while tracing, and the chosen kernel's own ope
 Anything else (a symbolic size, the tiled kernel, a log-sum-exp) goes through one opaque operator,
 ``attnsel::attend``, that chooses when it runs; so twenty lengths need no more graphs than two.
 
-Its backward, ``attnsel::attend_backward``, runs the forward again on the same kernel: what a kernel saves
-differs in number and shape, and an operator's outputs may not. Dropout there comes only from candidates
-that replay a seed tensor.
+Its backward, ``attnsel::attend_backward``, starts from the output and the log-sum-exp, which the forward
+gives where a gradient is needed: what a kernel saves differs in number and shape, and an operator's outputs
+may not, but these two every fused kernel's backward starts from. They may come from another candidate than
+the one that then runs, as settings and refusals may change in between. Where they would not do
+(``runtime/replay.py``), the forward is run again. Dropout comes only from candidates that replay a seed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Runtime(NamedTuple):
 
     attend: Callable[..., Any]
     prepare: Callable[..., Any]
-    recompute_gradients: Callable[..., Grads]
+    attend_with_lse: Callable[..., tuple[Tensor, ...]]
+    gradients: Callable[..., Grads]
+    carries_lse: Callable[[Config, Tensor], bool]
 
 
 _runtime: Runtime | None = None
@@ -220,14 +224,20 @@ def _schema(**before: str) -> str:
     "attnsel::attend", mutates_args=(), schema=f"({_schema()}) -> (Tensor, Tensor, Tensor)"
 )
 def _attend_op(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, lse, max_logit); the last two are empty unless the config asks for them."""
+    """(out, lse, max_logit); the last is empty unless the config asks for it, and so is the log-sum-exp
+    unless the backward needs it. Where that will run the forward again, its place is held by zeros."""
     arguments = Arguments(*given)
     config, q = arguments.config_for(), arguments.q
-    results = _connected().attend(config, q, arguments.k, arguments.v, arguments.extras())
+    runtime, tensors = _connected(), (q, arguments.k, arguments.v, arguments.extras())
+    carries = arguments.need_grad and runtime.carries_lse(config, q)
+    results = (runtime.attend_with_lse if carries else runtime.attend)(config, *tensors)
     parts = list(results) if isinstance(results, tuple) else [results]
     out = parts.pop(0)
-    lse = parts.pop(0) if config.return_lse else q.new_empty(0, dtype=torch.float32)
-    max_logit = parts.pop(0) if config.return_max_logit else q.new_empty(0, dtype=torch.float32)
+    if carries or config.return_lse:
+        lse = parts.pop(0)
+    else:
+        lse = q.new_zeros(_lse_shape(arguments, config), dtype=_statistics(q))
+    max_logit = parts.pop(0) if config.return_max_logit else q.new_empty(0, dtype=_statistics(q))
     return out.contiguous(), lse.contiguous(), max_logit
 
 
@@ -235,31 +245,49 @@ def _attend_op(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _attend_fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     arguments = Arguments(*given)
     config, q, e = read_config(arguments.config), arguments.q, arguments.v.shape[-1]
-    form = config.form
-    h, s = q.shape[form.heads], q.shape[form.rows]
+    h, dtype = q.shape[config.form.heads], _statistics(q)
     out = (*q.shape[:-2], h * e) if config.flatten_heads else (*q.shape[:-1], e)
-    rows = (h, s) if form.batch is None else (q.shape[form.batch], h, s)
-    lse: Any = rows if config.return_lse else (0,)
+    lse = q.new_empty(_lse_shape(arguments, config), dtype=dtype)
     max_logit: Any = (h,) if config.return_max_logit else (0,)
-    asked = config.return_lse or config.return_max_logit
-    dtype = torch.promote_types(q.dtype, torch.float32) if asked else torch.float32
-    return q.new_empty(out), q.new_empty(lse, dtype=dtype), q.new_empty(max_logit, dtype=dtype)
+    return q.new_empty(out), lse, q.new_empty(max_logit, dtype=dtype)
+
+
+def _lse_shape(arguments: Arguments, config: Config) -> tuple[Any, ...]:
+    """[b, h, s_q] or [h, t_q]; [0] where nobody needs it. From what is known while tracing alone."""
+    if not (config.return_lse or arguments.need_grad):
+        return (0,)
+    form, shape = config.form, arguments.q.shape
+    rows = (shape[form.heads], shape[form.rows])
+    return rows if form.batch is None else (shape[form.batch], *rows)
+
+
+def _statistics(q: Tensor) -> torch.dtype:
+    """The type of what is said about scores."""
+    return torch.promote_types(q.dtype, torch.float32)
 
 
 @torch.library.custom_op(
     "attnsel::attend_backward",
     mutates_args=(),
-    schema=f"({_schema(dout='Tensor', bias_grad='bool')}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({_schema(dout='Tensor', out='Tensor?', lse='Tensor?', bias_grad='bool')})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _backward_op(dout: Tensor, bias_grad: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias and softmax_offset; empty where there is none."""
+def _backward_op(
+    dout: Tensor, out: Tensor | None, lse: Tensor | None, bias_grad: bool, *given: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, bias and softmax_offset; empty where there is none.
+
+    ``out`` and ``lse``: what the forward gave under ``need_grad``, or None.
+    """
     arguments = Arguments(*given)
     extras = arguments.extras()
     if arguments.bias is not None:  # inside an operator tensors have lost their requires_grad
         extras = extras._replace(core_attention_bias=arguments.bias.detach().requires_grad_(bias_grad))
     config = arguments.config_for(return_lse=False, return_max_logit=False)
     q, k, v = arguments[:3]
-    grads = _connected().recompute_gradients(config, q, k, v, extras, dout)
+    runtime = _connected()
+    known = None if out is None or lse is None or not runtime.carries_lse(config, q) else (out, lse)
+    grads = runtime.gradients(config, q, k, v, extras, dout, known)
     # One empty tensor for each: an operator's outputs may not be the same tensor.
     dbias = grads.bias if bias_grad and grads.bias is not None else arguments.q.new_empty(0)
     doffset = arguments.q.new_empty(0)
@@ -270,7 +298,9 @@ def _backward_op(dout: Tensor, bias_grad: bool, *given: Any) -> tuple[Tensor, Te
 
 
 @_backward_op.register_fake
-def _backward_fake(dout: Tensor, bias_grad: bool, *given: Any) -> tuple[Tensor, ...]:
+def _backward_fake(
+    dout: Tensor, out: Tensor | None, lse: Tensor | None, bias_grad: bool, *given: Any
+) -> tuple[Tensor, ...]:
     arguments = Arguments(*given)
     q, bias = arguments.q, arguments.bias if bias_grad else None
     return tuple(
@@ -282,22 +312,24 @@ def _backward_fake(dout: Tensor, bias_grad: bool, *given: Any) -> tuple[Tensor, 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*(inputs[number] for number in _TENSORS))
+    arguments = Arguments(*inputs)
+    known = output[:2] if arguments.need_grad else (None, None)
+    ctx.save_for_backward(*(inputs[number] for number in _TENSORS), *known)
     ctx.plain = tuple(value for number, value in enumerate(inputs) if number not in _TENSORS)
-    bias = Arguments._fields.index("bias")
-    ctx.bias_grad = inputs[bias] is not None and ctx.needs_input_grad[bias]
+    ctx.bias_grad = arguments.bias is not None and ctx.needs_input_grad[Arguments._fields.index("bias")]
 
 
 def _autograd(ctx: Any, dout: Tensor | None, *unused: Any) -> tuple[Any, ...]:
     grads = dict.fromkeys(Arguments._fields)
     if dout is None:
         return tuple(grads.values())
-    tensors, plain = iter(ctx.saved_tensors), iter(ctx.plain)
+    *saved, out, lse = ctx.saved_tensors
+    tensors, plain = iter(saved), iter(ctx.plain)
     arguments = Arguments(
         *(next(tensors) if number in _TENSORS else next(plain) for number in range(len(grads)))
     )
     arguments = arguments._replace(need_grad=True)
-    dq, dk, dv, dbias, doffset = torch.ops.attnsel.attend_backward(dout, ctx.bias_grad, *arguments)
+    dq, dk, dv, dbias, doffset = torch.ops.attnsel.attend_backward(dout, out, lse, ctx.bias_grad, *arguments)
     grads |= {"q": dq, "k": dk, "v": dv}
     if ctx.bias_grad:
         grads["bias"] = dbias

@@ -17,13 +17,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attnsel import debug
+from attnsel.adaptations.apply import Known
 from attnsel.backends.contract import Grads
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import Device, Environment
 from attnsel.errors import NoBackendError
 from attnsel.layout import detect_layout
+from attnsel.params import read_dtype
 from attnsel.policy import Policy
-from attnsel.runtime import compiled, selfcheck
+from attnsel.runtime import compiled, replay, selfcheck
 from attnsel.runtime.bind import Bound, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, signature
@@ -36,7 +38,8 @@ from attnsel.selection.select import Selection, select
 from attnsel.settings import Settings, current
 
 _bound: BoundedCache[Bound] = BoundedCache(limit=4096)
-_recomputed: BoundedCache[Bound] = BoundedCache(limit=4096)
+_carrying: BoundedCache[Bound] = BoundedCache(limit=4096)
+_gradients: BoundedCache[Bound] = BoundedCache(limit=4096)
 _settings: BoundedCache[Settings] = BoundedCache(limit=256)
 
 # One look for all device types, where this torch has it: asking for a tensor's own type costs a microsecond.
@@ -129,11 +132,36 @@ class Traced(Eager):
         return None
 
 
-class Recompute:
-    """Forward and backward in one go, where autograd does not record: the backward of a traced call."""
+class Carrying(Eager):
+    """A forward that gives its log-sum-exp as well, so that a backward elsewhere may start from it.
 
-    def __init__(self, dout: Tensor) -> None:
-        self.dout = dout
+    The question asks for none: which candidate runs must not depend on how gradients come about.
+    """
+
+    def bind(self, selection: Selection, call: Call) -> Bound:
+        params = selection.params.derive(return_lse=True)
+        return bind(selection.about(params), _with_lse(call), need_grad=True)
+
+    def check(self, bound: Bound, call: Call) -> bool:
+        return selfcheck.check(bound, _with_lse(call))
+
+    def run(self, bound: Bound, call: Call) -> Any:
+        return bound.run(_with_lse(call))
+
+
+def _with_lse(call: Call) -> Call:
+    return call._replace(config=call.config.replace(return_lse=True))
+
+
+class Gradients:
+    """The backward of a traced call, where autograd does not record.
+
+    From the ``known`` output and log-sum-exp of its forward, whichever candidate gave them, or (None) after
+    a forward of its own.
+    """
+
+    def __init__(self, dout: Tensor, known: Known | None) -> None:
+        self.dout, self.known = dout, known
 
     def select(self, call: Call, evidence: Evidence) -> Selection:
         return select_for(call, evidence)
@@ -142,14 +170,24 @@ class Recompute:
         return Bound(bind_gradients(selection, call), None, selection, call.settings)
 
     def check(self, bound: Bound, call: Call) -> bool:
-        return selfcheck.check_gradients(bound, call)
+        if self.known is None:
+            return selfcheck.check_gradients(bound, call)
+
+        def from_its_forward(call: Call, dout: Tensor) -> Grads:
+            with torch.no_grad():  # a bias that learns would be recorded
+                out, lse, *_ = CARRYING.run(CARRYING.bind(bound.selection, call), call)
+            grads: Grads = bound.run(call, dout, Known(out, lse))
+            return grads
+
+        return selfcheck.check_gradients(bound._replace(run=from_its_forward), call, carried=True)
 
     def run(self, bound: Bound, call: Call) -> Any:
-        return bound.run(call, self.dout)
+        return bound.run(call, self.dout, self.known)
 
 
 EAGER = Eager()
 TRACED = Traced()
+CARRYING = Carrying()
 
 
 def attend(
@@ -247,13 +285,38 @@ def prepare(config: Config, q: Tensor, k: Tensor, v: Tensor) -> Bound:
     return settle(TRACED, make_call(config, q, k, v, NO_EXTRAS, current()))[0]
 
 
-def recompute_gradients(
-    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, dout: Tensor
+def attend_with_lse(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple[Tensor, ...]:
+    """What ``attend`` gives, with the log-sum-exp in the second place, for ``gradients`` to start from.
+
+    Only where ``carries_lse``. Raises as ``attend`` does.
+    """
+    call = make_call(config, q, k, v, extras, current())
+    results: tuple[Tensor, ...] = kept(_carrying, CARRYING, call)[1]
+    return results
+
+
+def gradients(
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    dout: Tensor,
+    known: tuple[Tensor, Tensor] | None = None,
 ) -> Grads:
-    """Gradients of ``attend`` for a gradient of its output, without autograd. Raises as ``attend`` does."""
+    """Gradients of ``attend`` for a gradient of its output, without autograd. Raises as ``attend`` does.
+
+    ``known``: output and log-sum-exp; without them the forward is run again.
+    """
     call = Call(config, q, k, v, extras, current(), need_grad=True)
-    grads: Grads = kept(_recomputed, Recompute(dout), call)[1]
+    way = Gradients(dout, None if known is None else Known(*known))
+    grads: Grads = kept(_gradients, way, call)[1]
     return grads
+
+
+def carries_lse(config: Config, q: Tensor) -> bool:
+    """Whether ``gradients`` of such a call may start from what ``attend_with_lse`` gave."""
+    return replay.carries_lse(config, read_dtype(q.dtype), environment_of(q))
 
 
 def explain(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO_EXTRAS) -> Selection:
@@ -309,14 +372,7 @@ def policy_of(call: Call) -> Policy:
         name: getattr(config, name) for name in ("backend", "adapt") if getattr(config, name)
     }
     if config.replayable:
-        # Where a forward is run again, dropout must be replayed from a seed and gradients come without
-        # autograd.
-        barred = tuple(
-            name
-            for name, record in CANDIDATES.items()
-            if (config.attention_dropout and record.dropout == "generator")
-            or (config.is_training and not record.explicit_backward)
-        )
+        barred = tuple(name for name, record in CANDIDATES.items() if not replay.can(config, record))
         changes["deny"] = tuple(dict.fromkeys((*policy.deny, *barred)))
     return policy.replace(**changes) if changes else policy
 
@@ -363,4 +419,4 @@ def _same_settings(settings: Settings) -> Settings:
     return _settings.get(settings) or _settings.add(settings, settings)
 
 
-compiled.connect(compiled.Runtime(attend, prepare, recompute_gradients))
+compiled.connect(compiled.Runtime(attend, prepare, attend_with_lse, gradients, carries_lse))

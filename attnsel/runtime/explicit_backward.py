@@ -13,19 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.contract import Grads, Result
+from attnsel.adaptations.apply import Known
+from attnsel.backends.contract import Grads
 from attnsel.backends.tiled.philox import keep_mask, make_key
 from attnsel.candidates import CANDIDATES
 from attnsel.runtime import selfcheck
-from attnsel.runtime.bind import (
-    Binding,
-    Bound,
-    binding_of,
-    contract_call,
-    grads_to_caller,
-    prepare,
-    to_contract,
-)
+from attnsel.runtime.bind import Bound, bind_gradients, binding_of, contract_call
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.dispatch import kept, select_for
@@ -84,9 +77,7 @@ class _ExplicitBackward:
         return select_for(call, evidence)
 
     def bind(self, selection: Selection, call: Call) -> Bound:
-        binding = binding_of(selection, call)
-        prepare(binding, call)
-        return Bound(_closure(binding), None, selection, call.settings)
+        return Bound(bind_gradients(selection, call), None, selection, call.settings)
 
     def check(self, bound: Bound, call: Call) -> bool:
         """Its own forward and backward, for there is no telling what ``merged`` was merged from."""
@@ -97,15 +88,4 @@ class _ExplicitBackward:
         return selfcheck.check_kernel(binding.kernel, binding.spec, inputs, bound.selection, call.settings)
 
     def run(self, bound: Bound, call: Call) -> Any:
-        return bound.run(call, self.merged)
-
-
-def _closure(binding: Binding) -> Any:
-    kernel, spec, gather, config = binding.kernel, binding.spec, binding.gather, binding.config
-
-    def run(call: Call, merged: MergedResult) -> Grads:
-        result = Result(to_contract(config, merged.out), merged.lse)
-        grads = kernel.backward(spec, gather(call), result, to_contract(config, merged.dout))
-        return grads_to_caller(config, Grads(grads.q, grads.k, grads.v))
-
-    return run
+        return bound.run(call, self.merged.dout, Known(self.merged.out, self.merged.lse))

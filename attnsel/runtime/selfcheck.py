@@ -68,10 +68,14 @@ def check(bound: Bound, call: Call) -> bool:
     return True
 
 
-def check_gradients(bound: Bound, call: Call) -> bool:
-    """The same for what ``bind_gradients`` made, which operators that recompute use."""
+def check_gradients(bound: Bound, call: Call, *, carried: bool = False) -> bool:
+    """The same for ``run(call, dout)``, forward and backward of an operator's call.
+
+    ``carried``: out and lse go from one to the other and nothing else that the kernel saves, so a check of
+    the whole does not cover it.
+    """
     selection, run = bound.selection, bound.run
-    if not is_wanted(selection, call.settings) or _settled(selection, call):
+    if not is_wanted(selection, call.settings) or _settled(selection, call, carried=carried):
         return True
     if _capturing(call.q):
         return False
@@ -86,7 +90,7 @@ def check_gradients(bound: Bound, call: Call) -> bool:
         dbias = grads.bias if asked else None
         return into.gradients(call.config, grads._replace(bias=dbias))
 
-    _compare(kernel, selection, call)
+    _compare(kernel, selection, call, carried=carried)
     return True
 
 
@@ -148,11 +152,11 @@ def _is_plain(call: Call) -> bool:
     return not (call.need_grad and any(t.is_inference() for t in tensors))
 
 
-def _settled(selection: Selection, call: Call) -> bool:
-    return _passed.items.get(_kind(selection, call)) is not None
+def _settled(selection: Selection, call: Call, *, carried: bool = False) -> bool:
+    return _passed.items.get(_kind(selection, call, carried)) is not None
 
 
-def _kind(selection: Selection, call: Call) -> tuple[Any, ...]:
+def _kind(selection: Selection, call: Call, carried: bool) -> tuple[Any, ...]:
     """What one check stands for: everything about the call but its exact lengths."""
     p, chosen = selection.params, selection.chosen
     assert chosen is not None
@@ -166,7 +170,7 @@ def _kind(selection: Selection, call: Call) -> tuple[Any, ...]:
         for value in (getattr(p, name),)
     ]
     adapted = tuple(adaptation.name for adaptation in chosen.adaptations)
-    return (chosen.name, str(call.q.device), call.need_grad, adapted, *values)
+    return (chosen.name, str(call.q.device), call.need_grad, carried, adapted, *values)
 
 
 def _spec_of(value: Any) -> Any:
@@ -254,7 +258,9 @@ class _Into:
         return numbers
 
 
-def _compare(kernel: Callable[[Call, _Into], Numbers], selection: Selection, call: Call) -> None:
+def _compare(
+    kernel: Callable[[Call, _Into], Numbers], selection: Selection, call: Call, *, carried: bool = False
+) -> None:
     """Hold what ``kernel`` makes of the call against the reference, and remember that it passed."""
     if call.config.attention_dropout and call.extras.dropout_seed is None:
         seed = torch.tensor(3, dtype=torch.int64, device=call.q.device)
@@ -271,7 +277,7 @@ def _compare(kernel: Callable[[Call, _Into], Numbers], selection: Selection, cal
         _say(selection, "there is no memory for it")
         return
     if held:
-        _passed.add(_kind(selection, call), True)
+        _passed.add(_kind(selection, call, carried), True)
 
 
 def _hold(

@@ -56,7 +56,8 @@ def backward(
 
     ``dlse`` [b, h, s_q] is the gradient of lse; it costs copies of q, k, v, out and dout, head_dim widened.
 
-    Raises ValueError for math without a forward under need_grad, and for math with ``dlse``.
+    Raises ValueError for math without a forward under need_grad, for math with ``dlse``, and for dropout
+    without the forward's ``saved``, which names the entries.
     """
     traits = resolve(kernel, inputs.q.device.type)
     if traits is MATH:
@@ -65,6 +66,11 @@ def backward(
         raise ValueError("the forward gave no lse: it needs need_lse or need_grad")
     check_call(traits, spec, inputs)
     check_gradients(spec, inputs, result, dout, dlse)
+    rng = result.saved
+    if not rng and traits.device == "cuda":
+        if spec.dropout_p:
+            raise ValueError("dropout: the backward needs what its own forward saved")
+        rng = (inputs.q.new_empty(2, dtype=torch.int64),) * 2  # arguments that nobody reads
     plan = plan_mask(traits, spec, inputs)
     needs_bias = inputs.bias is not None and traits.mask_grad and inputs.bias.requires_grad
     with torch.no_grad():
@@ -88,7 +94,7 @@ def backward(
             k,
             v,
             folded.mask,
-            Forward(out, op_lse(traits, lse), result.saved),
+            Forward(out, op_lse(traits, lse), rng),
             is_causal=plan.is_causal,
             scale=spec.softmax_scale,
             dropout_p=spec.dropout_p,

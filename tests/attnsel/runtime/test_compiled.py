@@ -431,4 +431,6 @@ def test_forward_operator_passes_opcheck(name: str) -> None:
 def test_backward_operator_passes_opcheck(name: str) -> None:
     arguments = [t.detach() if isinstance(t, Tensor) else t for t in op_arguments(**OPCHECKS[name])]
     dout = torch.randn(2, 6, 32) if "flatten" in name else torch.randn(2, 6, 4, 8)
-    torch.library.opcheck(torch.ops.attnsel.attend_backward.default, (dout, "bias" in name, *arguments))
+    torch.library.opcheck(
+        torch.ops.attnsel.attend_backward.default, (dout, None, None, "bias" in name, *arguments)
+    )

@@ -514,11 +514,24 @@ def test_cuda_calls_have_the_arguments_and_shapes_of_their_ops(kernel: str) -> N
                 result = KERNELS[kernel].forward(spec, fake)
                 assert result.lse is not None
                 assert (result.lse.shape, result.lse.dtype) == (inputs.q.shape[:3], torch.float32)
-                for dlse in (None, torch.zeros_like(result.lse)):
-                    grads = KERNELS[kernel].backward(spec, fake, result, torch.zeros_like(out), dlse)
+                alone = Result(result.out, result.lse)  # as merged, or carried from another forward
+                given = ((result, None), (result, torch.zeros_like(result.lse)), (alone, None))
+                for known, dlse in given:
+                    grads = KERNELS[kernel].backward(spec, fake, known, torch.zeros_like(out), dlse)
                     expected = [*fake[:3], *leaves(fake)]
                     for grad, of in zip([g for g in grads if g is not None], expected, strict=True):
                         assert (grad.shape, grad.dtype) == (of.shape, of.dtype)
+
+
+@pytest.mark.parametrize("kernel", CUDA_KERNELS)
+def test_a_cuda_backward_with_dropout_needs_what_its_forward_saved(kernel: str) -> None:
+    with FakeTensorMode(), torch.no_grad():
+        q, k, v = (torch.empty(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        spec, inputs = Spec(dropout_p=0.1, need_grad=True), Inputs(q, k, v)
+        result = KERNELS[kernel].forward(spec, inputs)
+        KERNELS[kernel].backward(spec, inputs, result, q)
+        with pytest.raises(ValueError, match="dropout: "):
+            KERNELS[kernel].backward(spec, inputs, result._replace(saved=()), q)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 8), (1, 1, 8, 1)], ids=["before torch 2.9", "since"])
