@@ -85,6 +85,7 @@ CANDIDATES = (
         takes=(*_ALL, "window", "padding", "thd", "gaps", "paged", "lse", "gqa", "deterministic"),
         adaptations=("drop_mask", "pad_head_dim_qk", "pad_head_dim_v", "contiguous", "pack"),
         trusted=False,
+        library="torch",
         unproven_last=False,  # PyTorch's kernels; the code around them is checked on its first call
         kernel_family="flash",
         efficiency=_FLASH_2,
