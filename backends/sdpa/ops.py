@@ -40,6 +40,7 @@ FLASH_CUDA = Traits(
     causal="bottom_right",  # FA2's corner; F.sdpa hides it by refusing is_causal with s_q != s_kv
     takes_mask=False,
     equal_head_dims=True,
+    head_dim_room=256,
 )
 FLASH_CPU = Traits(
     "sdpa.flash",
@@ -57,7 +58,7 @@ EFFICIENT = Traits(
     mask_grad=True,
     native_gqa=False,  # from 2.14 on the kernel groups heads itself; rule SDPA204 holds for all
 )
-CUDNN = Traits("sdpa.cudnn", "cuda")
+CUDNN = Traits("sdpa.cudnn", "cuda", head_dim_room=128)
 MATH = Traits(
     "sdpa.math",
     "",
