@@ -55,8 +55,8 @@ def backward(
 ) -> Grads:
     """The contract's backward, from ``result.out`` and ``result.lse`` (which may be merged ones).
 
-    ``dlse`` [b, h, s_q] is the gradient of lse; it costs copies of q, k, v, out and dout, head_dim widened, or
-    a second backward where the kernel has no wider head_dim.
+    ``dlse`` [b, h, s_q] is the gradient of lse; it costs copies of q, k, v, out and dout, head_dim widened,
+    or a second backward where the kernel has no wider head_dim.
 
     Raises ValueError for math without a forward under need_grad, and for math with ``dlse``.
     """
@@ -110,9 +110,10 @@ def backward(
 
 
 def _readable(traits: Traits, t: Tensor) -> Tensor:
-    """``t``, or a copy where the op's kernel cannot read its rows: it checks none of out and dout.
+    """``t``, an out or its gradient, or a copy where the op's kernel cannot read its rows.
 
-    Rows have stride 1, else flash on CPU gives garbage; on CUDA they are read 16 bytes at once.
+    With another stride than 1 in a row flash on CPU gives garbage. On CUDA rows are read 16 bytes at once:
+    of what lies otherwise flash's op makes a copy, efficient's raises, and cuDNN's does not look.
     """
     if t.stride(-1) == 1 and (traits.device != "cuda" or misalignment(t) is None):
         return t
