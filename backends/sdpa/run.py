@@ -112,8 +112,8 @@ def backward(
 def _readable(traits: Traits, t: Tensor) -> Tensor:
     """``t``, an out or its gradient, or a copy where the op's kernel cannot read its rows.
 
-    With another stride than 1 in a row flash on CPU gives garbage. On CUDA rows are read 16 bytes at once:
-    of what lies otherwise flash's op makes a copy, efficient's raises, and cuDNN's does not look.
+    With another stride than 1 in a row flash on CPU gives garbage. On CUDA rows are read 16 bytes at once;
+    flash's and efficient's ops copy some of what lies otherwise, cuDNN's only rows of another stride.
     """
     if t.stride(-1) == 1 and (traits.device != "cuda" or misalignment(t) is None):
         return t
