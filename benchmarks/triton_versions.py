@@ -62,12 +62,16 @@ def compile_here(jobs: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def unpacked(release: str) -> Iterator[dict[str, str]]:
-    """The variables of a process that sees this release, and a compilation cache of its own."""
-    with tempfile.TemporaryDirectory(prefix=f"triton-{release}-") as folder:
-        print(f"Triton {release}", file=sys.stderr, flush=True)
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
-        subprocess.run([*pip, f"triton=={release}"], check=True)
+def unpacked(release: str, package: str = "triton", *, alone: bool = True) -> Iterator[dict[str, str]]:
+    """The variables of a process that sees this release, and a compilation cache of its own.
+
+    ``alone``: without what the package depends on, which is then this environment's.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"{package}-{release}-") as folder:
+        print(f"{package} {release}", file=sys.stderr, flush=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", folder]
+        pip += ["--no-deps"] if alone else ["--no-cache-dir"]  # torch and its libraries are gigabytes
+        subprocess.run([*pip, f"{package}=={release}"], check=True)
         seen = [folder, str(ROOT), os.environ.get("PYTHONPATH", "")]
         yield os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, seen)),

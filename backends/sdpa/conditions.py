@@ -131,12 +131,9 @@ def alignment(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     if traits.device != "cuda":
         return None
     for name, t in zip("qkv", inputs[:3], strict=True):
-        size = t.element_size()
-        if _address(t) % _ALIGNMENT:
-            return f"{name} must start at a multiple of {_ALIGNMENT} bytes; off by {_address(t) % _ALIGNMENT}"
-        for dim in range(3):
-            if t.shape[dim] > 1 and t.stride(dim) * size % _ALIGNMENT:
-                return f"{name}.stride({dim}) must be a multiple of {_ALIGNMENT // size}; got {t.stride(dim)}"
+        text = misalignment(t)
+        if text is not None:
+            return name + text
     return None
 
 
@@ -282,6 +279,17 @@ GUARDS: tuple[Guard, ...] = (
 
 def _tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     return ((n, t) for n, t in zip(inputs._fields, inputs, strict=True) if isinstance(t, Tensor))
+
+
+def misalignment(t: Tensor) -> str | None:
+    """What keeps a kernel from reading the rows of ``t`` [b, h, s, d] 16 bytes at once, behind its name."""
+    size = t.element_size()
+    if _address(t) % _ALIGNMENT:
+        return f" must start at a multiple of {_ALIGNMENT} bytes; off by {_address(t) % _ALIGNMENT}"
+    for dim in range(3):
+        if t.shape[dim] > 1 and t.stride(dim) * size % _ALIGNMENT:
+            return f".stride({dim}) must be a multiple of {_ALIGNMENT // size}; got {t.stride(dim)}"
+    return None
 
 
 def _address(t: Tensor) -> int:

@@ -1,8 +1,8 @@
 """PyTorch's scaled-dot-product kernels, called through their aten ops.
 
 Each op is looked up when first needed, so importing works on every build, and its schema is compared with
-the arguments passed here instead of trusting a version number. Schemas read: torch 2.13 and 2.14.1
-``native_functions.yaml``; the arguments used exist since 2.5.
+the arguments passed here instead of trusting a version number. The arguments used exist since 2.5; calls met
+the schemas and shape functions of releases from 2.6 on (benchmarks/results/torch-versions.json).
 
 Which ops have a backward of their own (torch 2.13 ``derivatives.yaml``; none has a second derivative)
 
@@ -11,7 +11,7 @@ Which ops have a backward of their own (torch 2.13 ``derivatives.yaml``; none ha
     ============================================  =========  ====  ===================================
     _scaled_dot_product_flash_attention (CUDA)    yes        none  float32 [b, h, s_q]
     _scaled_dot_product_efficient_attention       yes        yes   float32 [b, h, s_q rounded up to 32]
-    _scaled_dot_product_cudnn_attention           yes        no    float32 [b, h, s_q, 1]
+    _scaled_dot_product_cudnn_attention           yes        no    float32 [b, h, s_q, 1], 3-D before 2.9
     _scaled_dot_product_flash_attention_for_cpu   yes        no    float32, or float64, [b, h, s_q]
     _scaled_dot_product_attention_math            composite  yes   no: its second result is P, not lse
     ============================================  =========  ====  ===================================
@@ -41,6 +41,7 @@ FLASH_CUDA = Traits(
     causal="bottom_right",  # FA2's corner; F.sdpa hides it by refusing is_causal with s_q != s_kv
     takes_mask=False,
     equal_head_dims=True,
+    head_dim_room=256,
 )
 FLASH_CPU = Traits(
     "sdpa.flash",
@@ -58,7 +59,7 @@ EFFICIENT = Traits(
     mask_grad=True,
     native_gqa=False,  # from 2.14 on the kernel groups heads itself; rule SDPA204 holds for all
 )
-CUDNN = Traits("sdpa.cudnn", "cuda")
+CUDNN = Traits("sdpa.cudnn", "cuda", head_dim_room=128)
 VARLEN = replace(FLASH_CUDA, kernel="sdpa.varlen")  # the same kernels by another op: varlen.py
 MATH = Traits(
     "sdpa.math",

@@ -40,6 +40,7 @@ class Traits:
     dead_rows_zero: bool = False
     wide_mask: bool = False
     equal_head_dims: bool = False  # head_dim_v must equal head_dim_qk
+    head_dim_room: int | None = None  # a head_dim that every release and GPU has a kernel for; None: any
 
 
 @dataclass(frozen=True, slots=True)

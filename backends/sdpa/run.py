@@ -11,11 +11,12 @@ from torch import Tensor
 from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 
+from .conditions import misalignment
 from .guards import check_call
 from .masks import fold, without_padding
 from .ops import MATH, Forward, resolve, run_backward, run_forward
-from .plan import MaskPlan, plan_mask
-from .shapes import op_lse, plain_lse, with_lse_gradient
+from .plan import MaskPlan, Traits, plan_mask
+from .shapes import Five, op_lse, plain_lse, with_lse_gradient
 
 
 def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
@@ -54,7 +55,8 @@ def backward(
 ) -> Grads:
     """The contract's backward, from ``result.out`` and ``result.lse`` (which may be merged ones).
 
-    ``dlse`` [b, h, s_q] is the gradient of lse; it costs copies of q, k, v, out and dout, head_dim widened.
+    ``dlse`` [b, h, s_q] is the gradient of lse; it costs copies of q, k, v, out and dout, head_dim widened,
+    or a second backward where the kernel has no wider head_dim.
 
     Raises ValueError for math without a forward under need_grad, for math with ``dlse``, and for dropout
     without the forward's ``saved``, which names the entries.
@@ -82,24 +84,27 @@ def backward(
             dlse = None if dlse is None else dlse.masked_fill(folded.dead_rows.squeeze(3), 0.0)
         # A dead row's probabilities are exp(score - lse): +inf makes them 0 where -inf would make NaN.
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-        q, k, v = inputs.q, inputs.k, inputs.v
-        if dlse is not None:
-            q, k, v, out, dout = with_lse_gradient(traits, q, k, v, out, dout, dlse)
-        # The ops read the rows of out and dout with stride 1; flash on CPU gives garbage otherwise.
-        out, dout = (t if t.stride(-1) == 1 else t.contiguous() for t in (out, dout))
-        dq, dk, dv, dmask = run_backward(
-            traits,
-            dout,
-            q,
-            k,
-            v,
-            folded.mask,
-            Forward(out, op_lse(traits, lse), rng),
-            is_causal=plan.is_causal,
-            scale=spec.softmax_scale,
-            dropout_p=spec.dropout_p,
-            mask_grad=needs_bias,
-        )
+        five = Five(*inputs[:3], out, dout)
+        parts = []
+        for q, k, v, out, dout in [five] if dlse is None else with_lse_gradient(traits, five, dlse):
+            out, dout = readable(traits, out), readable(traits, dout)
+            part = run_backward(
+                traits,
+                dout,
+                q,
+                k,
+                v,
+                folded.mask,
+                Forward(out, op_lse(traits, lse), rng),
+                is_causal=plan.is_causal,
+                scale=spec.softmax_scale,
+                dropout_p=spec.dropout_p,
+                mask_grad=needs_bias,
+            )
+            parts.append(part)
+        dq, dk, dv, dmask = parts[0]
+        for more_dq, more_dk, _, _ in parts[1:]:
+            dq, dk = dq + more_dq, dk + more_dk
         dbias = None
         if needs_bias and dmask is not None:
             assert inputs.bias is not None
@@ -108,6 +113,17 @@ def backward(
         d, e = inputs.q.shape[3], inputs.v.shape[3]
         dq, dk, dv = dq.narrow(-1, 0, d), dk.narrow(-1, 0, d), dv.narrow(-1, 0, e)
     return Grads(dq, dk, dv, dbias)
+
+
+def readable(traits: Traits, t: Tensor) -> Tensor:
+    """``t``, an out or its gradient, or a copy where the op's kernel cannot read its rows.
+
+    With another stride than 1 in a row flash on CPU gives garbage. On CUDA rows are read 16 bytes at once;
+    flash's and efficient's ops copy some of what lies otherwise, cuDNN's only rows of another stride.
+    """
+    if t.stride(-1) == 1 and (traits.device != "cuda" or misalignment(t) is None):
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def _math_forward(spec: Spec, plan: MaskPlan, inputs: Inputs) -> Result:

@@ -39,8 +39,9 @@ from attnsel.backends.pages import check_pages
 
 from .guards import violations
 from .ops import VARLEN, above_zero, checked_op
+from .run import readable
 from .sequences import Sequences, Side, dense, lse_by_row, lse_by_sequence, rows_of, sequences_of
-from .shapes import with_lse_gradient
+from .shapes import Five, with_lse_gradient
 
 _FORWARD = (
     "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",
@@ -227,28 +228,34 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
     check_gradients(spec, inputs, result, dout, dlse)
     with torch.no_grad():
         form = Form(spec, inputs, sequences_of(spec, inputs))
-        q, k, v = form.qkv()
-        out, dout = form.rows(result.out), form.rows(dout)
-        if dlse is not None:
-            q, k, v, out, dout = with_lse_gradient(VARLEN, q, k, v, out, dout, form.lse_rows(dlse))
+        five = Five(*form.qkv(), form.rows(result.out), form.rows(dout))
+        # exp(score - lse) is to be 0 in a row without a key, where -inf would make NaN.
+        lse = form.lse_of_op(result.lse.masked_fill(result.lse == -torch.inf, torch.inf))
+        random = result.saved or _no_random_state(inputs.q.device)
         window = window_of(spec, inputs)
         factor, scale = above_zero(VARLEN, spec.softmax_scale)
-        grads = backward_op()(
-            dout,
-            q if factor == 1.0 else q * factor,
-            k,
-            v,
-            out,
-            # exp(score - lse) is to be 0 in a row without a key, where -inf would make NaN.
-            form.lse_of_op(result.lse.masked_fill(result.lse == -torch.inf, torch.inf)),
-            *form.lengths(),
-            spec.dropout_p,
-            window.is_causal,
-            *(result.saved or _no_random_state(q.device)),
-            scale=scale,
-            **window.arguments,
-        )
-        dq, dk, dv = (grad.narrow(-1, 0, inputs.q.shape[-1]) for grad in grads)
+        parts = []
+        for q, k, v, out, dout in (
+            [five] if dlse is None else with_lse_gradient(VARLEN, five, form.lse_rows(dlse))
+        ):
+            grads = backward_op()(
+                readable(VARLEN, dout),
+                q if factor == 1.0 else q * factor,
+                k,
+                v,
+                readable(VARLEN, out),
+                lse,
+                *form.lengths(),
+                spec.dropout_p,
+                window.is_causal,
+                *random,
+                scale=scale,
+                **window.arguments,
+            )
+            parts.append([grad.narrow(-1, 0, inputs.q.shape[-1]) for grad in grads])
+        dq, dk, dv = parts[0]
+        for more_dq, more_dk, _ in parts[1:]:
+            dq, dk = dq + more_dq, dk + more_dk
         return Grads(form.out(dq if factor == 1.0 else dq * factor), form.kv_grad(dk), form.kv_grad(dv))
 
 

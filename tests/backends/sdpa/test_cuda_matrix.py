@@ -1,0 +1,173 @@
+"""Every call of PyTorch's kernels on CUDA, forward and backward, against this torch's schemas and shape
+functions, and what is handed to each op against what its CUDA kernel needs. No GPU; other releases of torch:
+``benchmarks/torch_versions.py``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import cuda_families
+from attnsel.backends.sdpa import bound, ops
+from attnsel.backends.sdpa.kernels import KERNELS
+from cuda_calls import CALLS, FEATURES, FORMS, Call, Feature, formed
+from cuda_families import Family, OpCall, aligned, features, forms
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def on_meta() -> Any:
+    """Meta tensors are taken for CUDA ones."""
+    as_cuda = lambda kernel, device: ops.resolve(kernel, "cuda")  # noqa: E731
+    return mock.patch.multiple(bound, resolve=as_cuda)
+
+
+def refuses(kernel: str, call: Call) -> str | None:
+    """By which words ``kernel`` must refuse the call on CUDA; None: it must run."""
+    n, dtype, spec = call.size, call.form.dtype, call.spec()
+    if call.packed:
+        return "packed"
+    if kernel == "sdpa.math":
+        return None
+    if dtype not in (HALF if kernel != "sdpa.efficient" else (*HALF, torch.float32)):
+        return "dtype"
+    if n["d"] * dtype.itemsize % 16 or n["e"] * dtype.itemsize % 16:
+        return "head_dim_multiple"
+    if kernel == "sdpa.efficient":
+        return None if n["g"] == n["h"] else "equal_heads"
+    if kernel == "sdpa.cudnn":
+        return "kv_single" if n["s_kv"] == 1 or (n["s_q"] == 1 and spec.dropout_p) else None
+    if n["d"] != n["e"]:
+        return "must equal head_dim_qk"
+    return None if said_without_mask(call) else "takes no mask"
+
+
+def said_without_mask(call: Call) -> bool:
+    """Whether full, or causal from the bottom-right corner, is all there is to say: what flash expresses."""
+    seen, (s_q, s_kv) = call.visible(), call.visible().shape
+    corner = torch.ones(s_q, s_kv, dtype=torch.bool).tril(s_kv - s_q)
+    if "seqlens" in call.feature.tensors:  # one tensor: what lies behind a length, no row inside it can see
+        return call.spec().window_right == 0 and s_q == s_kv and torch.equal(seen, corner)
+    if call.hides_by_tensors():
+        return False
+    return bool(seen.all()) or (s_q <= s_kv and torch.equal(seen, corner))
+
+
+def check(kernel: str, op: OpCall, call: Call) -> None:
+    """What the CUDA sources of the ops check, and what they assume (attention.cu, sdp_utils.cpp, MHA.cpp)."""
+    q, k, v, n = op["query"], op["key"], op["value"], call.size
+    assert q.dtype == k.dtype == v.dtype == call.form.dtype
+    assert q.shape[:3] == (n["b"], n["h"], n["s_q"])
+    assert k.shape[:3] == v.shape[:3] == (n["b"], n["g"], n["s_kv"])
+    assert q.shape[3] == k.shape[3]
+    rows = [q, k, v]
+    assert op["dropout_p"] == call.spec().dropout_p
+    assert op["scale"] > 0.0
+    assert isinstance(op["is_causal"], bool)
+    if "out" in op.arguments:
+        dout = op["grad_out_" if kernel == "sdpa.efficient" else "grad_out"]
+        assert op["out"].shape == dout.shape == (*q.shape[:3], v.shape[3])
+        assert op["out"].dtype == dout.dtype == q.dtype
+        assert op["logsumexp"].dtype == torch.float32
+        rows += [op["out"], dout]
+        if kernel != "sdpa.efficient":
+            assert (op["max_q"], op["max_k"]) == (n["s_q"], n["s_kv"])
+            assert op["cum_seq_q"] is None
+            assert op["cum_seq_k"] is None
+    for t in rows:
+        assert t.shape[-1] * t.element_size() % 16 == 0
+        assert aligned(t), (t.shape, t.stride(), t.storage_offset())
+    if kernel == "sdpa.cudnn":  # head_dim above 128 is not for every release and GPU
+        assert v.shape[3] <= max(128, n["e"])
+    if kernel == "sdpa.flash":
+        assert q.shape[3] == v.shape[3] <= 256
+    elif op["attn_bias"] is not None:
+        check_mask(kernel, op["attn_bias"], q, n)
+
+
+def check_mask(kernel: str, mask: Tensor, q: Tensor, n: dict[str, int]) -> None:
+    assert mask.dtype == q.dtype
+    full = (n["b"], n["h"], n["s_q"], n["s_kv"])
+    if kernel == "sdpa.efficient":
+        assert tuple(mask.shape) == full
+        assert aligned(mask), mask.stride()
+    assert mask.dim() == 4
+    assert all(size in (1, whole) for size, whole in zip(mask.shape, full, strict=True))
+    assert mask.shape[3] == n["s_kv"]
+    assert mask.stride(3) == 1
+
+
+def family(name: str, **how: Any) -> Family:
+    return Family(KERNELS[name], refuses=partial(refuses, name), check=partial(check, name), **how)
+
+
+def pair(name: str) -> tuple[str, ...]:
+    return (f"_scaled_dot_product_{name}_attention", f"_scaled_dot_product_{name}_attention_backward")
+
+
+FLASH = family("sdpa.flash", ops=pair("flash"), state=(6, 7), on_meta=on_meta)
+EFFICIENT = family("sdpa.efficient", ops=pair("efficient"), state=(2, 3), bias_gradient=True, on_meta=on_meta)
+CUDNN = family("sdpa.cudnn", ops=pair("cudnn"), state=(6, 7), on_meta=on_meta)
+MATH = family("sdpa.math", ops=(), bias_gradient=True, gives_lse=False, saves_graph=True)
+FAMILIES = (FLASH, EFFICIENT, CUDNN, MATH)
+
+families = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.kernel.name)
+
+
+@families
+@features
+@forms
+def test_a_call_runs_or_is_refused_for_what_it_cannot_do(
+    family: Family, feature: Feature, every: bool
+) -> None:
+    for call in formed(feature, every):
+        if family.refuses(call) is None:
+            cuda_families.check_bound_forward(family, call)
+        else:
+            cuda_families.check_refused(family, call)
+
+
+@families
+@features
+@forms
+def test_forward_by_the_contract(family: Family, feature: Feature, every: bool) -> None:
+    for call in family.running(feature, every):
+        for need_lse in (False, True)[: 1 + family.gives_lse]:
+            for need_grad in (False, True):
+                cuda_families.check_forward(family, call, need_lse=need_lse, need_grad=need_grad)
+
+
+@families
+@features
+@forms
+def test_backward_by_the_contract(family: Family, feature: Feature, every: bool) -> None:
+    for call in family.running(feature, every):
+        for dlse in (False, True)[: 1 + family.gives_lse]:
+            cuda_families.check_backward(family, call, dlse=dlse)
+
+
+@families
+@features
+@forms
+def test_the_bound_call_and_its_gradients(family: Family, feature: Feature, every: bool) -> None:
+    for call in family.running(feature, every):
+        cuda_families.check_bound(family, call)
+
+
+@families
+@pytest.mark.parametrize("dout", ["expanded", "columns", "unaligned"])
+def test_a_gradient_of_the_result_may_lie_anyhow(family: Family, dout: str) -> None:
+    for call in family.running(FEATURES[0], every=True):
+        for dlse in (False, True)[: 1 + family.gives_lse]:
+            cuda_families.check_backward(family, call, dlse=dlse, dout=dout)
+
+
+def test_every_feature_and_form_runs_somewhere() -> None:
+    ran = [call for call in CALLS if any(f.refuses(call) is None for f in FAMILIES)]
+    assert {call.feature for call in ran} == set(FEATURES)
+    assert {call.form for call in ran} == {form for form in FORMS if form.layout != "thd"}
