@@ -39,7 +39,7 @@ LAYERS = [
     [f"backends.{name}.candidate" for name in BUILT_IN],
     ["candidates.registry"],
     ["candidates"],
-    ["policy", "candidates.capabilities", "selection.requirements"],
+    ["policy", "candidates.capabilities", "candidates.proof", "selection.requirements"],
     ["selection.verdict"],
     ["rules"],
     ["context_parallel.geometry"],
