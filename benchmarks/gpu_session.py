@@ -1,209 +1,50 @@
-"""Everything there is to know from a GPU, in one command: the tests of tests/gpu, then the benchmarks.
+"""What ``attnsel prove`` does: the tests of tests/gpu, then the kernel benchmark, into one JSON file.
 
-    python benchmarks/gpu.py                        # into benchmarks/results/, nine minutes at most
-    python benchmarks/gpu.py --out DIR --budget 300
-    python benchmarks/gpu.py --device cpu --out DIR # without a GPU: rehearse it on Triton's interpreter
-
-Results are written as they come: gpu-tests-NAME.json and kernels-NAME.json. Exit code 0: every test passed.
+Tests run in several processes; one that a test ends, or stalls, is begun again behind that test. What failed
+runs a second time, alone in a process of its own, and the record keeps both outcomes. The file is written anew
+all the while: a run that is cut short keeps what it had.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import needed
+from measure import ROOT, record, write
+from proven import WHOLE, as_source, counts, proven_by
+from shards import Shard, start
 
-needed.stop_where_something_is_missing()
+from attnsel import __version__
+from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, INTERRUPTED, complain
 
-from measure import ROOT, git, record, write  # noqa: E402
-from record_tests import read  # noqa: E402
-
-TESTS = ["tests/gpu"]
-STALLED_S = 150  # no test takes as long, its kernels' compilation included
-TESTS_SHARE = 0.6  # of the budget at most; what is left is the benchmarks'
-_GRID = re.compile(r"tests/gpu/test_(\w+)_features\.py::test_every_feature\[")
+TESTS_SHARE, AGAIN_SHARE = 0.6, 0.1  # of the budget at most; what is left is the benchmark's
 OUTCOMES = ("passed", "failed", "skipped", "unfinished")
+GIB_PER_SHARD = 2.0  # a CUDA context, the compiled kernels of a process, and the largest test's tensors
+_OF_THE_WHOLE = ("benchmark", "date", "commit", "modified", "machine", "versions", "device")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One test: passed, failed, skipped or unfinished (never begun, or it ended or stalled its process)."""
+class Options:
+    """What the flags of ``attnsel prove`` say. ``out`` None: gpu-NAME.json in the current folder."""
 
-    test: str
-    outcome: str
-    seconds: float = 0.0
-    message: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return self.__dict__.copy()
-
-
-class Shard:
-    """One pytest process over a part of the tests, begun anew behind a test that ended it."""
-
-    def __init__(self, number: int, of: int, options: Any, folder: Path) -> None:
-        self.file = folder / f"shard-{number}.jsonl"
-        self.command = [
-            *(sys.executable, "-m", "pytest", "-p", "record_tests", "-p", "no:cacheprovider"),
-            *("--record", str(self.file), "--shard", f"{number}/{of}", f"--gpu-device={options.device}"),
-            *("--no-header", *options.tests),
-        ]
-        self.log = (folder / f"shard-{number}.log").open("a")
-        self.process: subprocess.Popen[Any] | None = None
-        self.seen, self.changed = 0, time.monotonic()
-        self.starts = 0
-
-    def tend(self) -> bool:
-        """Begin, watch or begin again. False: nothing is left to do."""
-        size = self.file.stat().st_size if self.file.exists() else 0
-        if size != self.seen:
-            self.seen, self.changed = size, time.monotonic()
-        if self.process is not None and self.process.poll() is None:
-            if time.monotonic() - self.changed > STALLED_S:
-                self.end()
-            return True
-        if self.process is not None and (not self.left() or self.starts > 20 or self.process.returncode == 5):
-            return False
-        if self.process is not None and not self.file.exists():
-            return False  # it does not even collect
-        self.starts += 1
-        self.changed = time.monotonic()
-        self.process = _start(self.command, self.log)
-        return True
-
-    def left(self) -> set[str]:
-        lines = read(self.file)
-        planned = {test for line in lines for test in line.get("planned", ())}
-        return planned - {line["test"] for line in lines if "test" in line}
-
-    def end(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def outcomes(self) -> dict[str, Outcome]:
-        found: dict[str, Outcome] = {}
-        for line in read(self.file):
-            for test in line.get("planned", ()):
-                found.setdefault(test, Outcome(test, "unfinished"))
-            if "test" in line:
-                found[line["test"]] = Outcome(**line)
-        return found
-
-
-def _start(command: Sequence[str], log: Any) -> subprocess.Popen[Any]:
-    """A child in a group of its own, that finds attnsel in this checkout, installed or not."""
-    paths = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
-
-
-def proves(recorded: dict[str, Any]) -> set[tuple[str, int]]:
-    """(candidate, arch) pairs that a record of a test run shows running: what a record's ``proven`` may name.
-
-    The whole suite ran to its end, on a GPU, from a commit, and every test of the candidate passed or was
-    skipped for a reason of the rules or the device; the feature grid is among the passed.
-    """
-    device = recorded.get("device", {})
-    whole = recorded.get("benchmark") == "gpu-tests" and recorded["complete"] and recorded["tests"] == TESTS
-    from_a_commit = bool(recorded.get("commit")) and not recorded.get("modified")
-    if not whole or not from_a_commit or device.get("type") != "cuda":
-        return set()
-    proven = set()
-    for name in {found[1] for row in recorded["rows"] if (found := _GRID.match(row["test"]))}:
-        held = [row for row in recorded["rows"] if row["test"].startswith(f"tests/gpu/test_{name}_")]
-        grid = [row for row in held if _GRID.match(row["test"])]
-        clean = all(row["outcome"] in ("passed", "skipped") for row in held)
-        if clean and any(row["outcome"] == "passed" for row in grid):
-            proven.add((name, device["arch"]))
-    return proven
-
-
-def run_tests(options: Any, described: dict[str, Any], path: Path, until: float) -> dict[str, Any]:
-    """The record of the tests, on disk all the while."""
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, _shards(options, Path(folder)) as shards:
-
-        def keep(ended: bool) -> dict[str, Any]:
-            found = {name: outcome for shard in shards for name, outcome in shard.outcomes().items()}
-            rows = sorted(found.values(), key=lambda outcome: outcome.test)
-            counts = {kind: sum(row.outcome == kind for row in rows) for kind in OUTCOMES}
-            recorded = record(
-                "gpu-tests",
-                rows,
-                device=described,
-                tests=options.tests,
-                complete=ended and bool(rows) and not counts["unfinished"],
-                seconds=round(time.monotonic() - begun, 1),
-                summary=counts,
-            )
-            if options.commit:
-                recorded["commit"] = options.commit
-            write(path, recorded)
-            return recorded
-
-        said = 0.0
-        try:
-            while time.monotonic() < until:
-                busy = [shard.tend() for shard in shards]
-                if not any(busy):
-                    break
-                time.sleep(0.5)
-                if time.monotonic() - said > 10:
-                    said = time.monotonic()
-                    _say(f"tests: {keep(ended=False)['summary']}")
-        finally:
-            for shard in shards:
-                shard.end()
-            recorded = keep(ended=True)
-        if not recorded["rows"]:
-            logs = sorted(Path(folder).glob("*.log"))
-            _say("no test was collected:\n" + "\n".join(log.read_text()[-2000:] for log in logs))
-        return recorded
-
-
-@contextmanager
-def _shards(options: Any, folder: Path) -> Iterator[list[Shard]]:
-    shards = [Shard(n, options.shards, options, folder) for n in range(options.shards)]
-    try:
-        yield shards
-    finally:
-        for shard in shards:
-            shard.end()
-            shard.log.close()
-
-
-def run_benchmark(options: Any, path: Path, until: float) -> int:
-    """kernel_speed.py, ended when the time is over; what it measured is on disk by then."""
-    seconds = max(0.0, until - time.monotonic())
-    command = [sys.executable, "benchmarks/kernel_speed.py", "--device", options.device, "--json", str(path)]
-    process = _start([*command, "--budget", f"{0.9 * seconds:.0f}", *options.kernels.split()], None)
-    try:
-        return process.wait(seconds + 15)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            return process.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return process.wait()
-
-
-GIB_PER_SHARD = 2.0  # a CUDA context, the compiled kernels of a process, and the largest test's tensors
+    device: str = "cuda"
+    out: Path | None = None
+    budget: float = 540.0
+    only: str = ""
+    jobs: int = 0
+    kernels: tuple[str, ...] = ()  # flags of kernel_speed.py
+    tests: Sequence[str] = tuple(WHOLE)
 
 
 def shards_for(processors: int, gib: float | None) -> int:
@@ -212,56 +53,268 @@ def shards_for(processors: int, gib: float | None) -> int:
     return max(1, min(12, processors - 2, by_memory))
 
 
-def _say(words: str) -> None:
-    print(words, flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
-    parser.add_argument("--budget", type=float, default=540, metavar="SECONDS", help="in all (default 540)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: rehearse")
-    parser.add_argument("--shards", type=int, help="pytest processes side by side (compiling takes the time)")
-    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="TEST", help="instead of tests/gpu")
-    parser.add_argument(
-        "--kernels", default="", metavar="FLAGS", help='for kernel_speed.py, such as "--quick"'
-    )
-    parser.add_argument("--commit", help="what this is a copy of, where git cannot tell")
-    options = parser.parse_args(arguments)
-    begun = time.monotonic()
-    try:
-        import torch
-        from clocks import describe, file_name
-    except ModuleNotFoundError:
-        parser.error("torch is needed: pip install 'attnsel[torch]'")
+def run(options: Options) -> int:
+    """The exit code. Ctrl-C, and a scheduler's SIGTERM, end what was started and leave the file readable."""
+    import torch
+    from clocks import describe, file_name
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("gpu.py: no CUDA device here. --device cpu rehearses on Triton's interpreter.", file=sys.stderr)
-        return 2
+        complain("no CUDA device here; --device cpu rehearses on Triton's interpreter")
+        return BAD_INPUT
+    begun = time.monotonic()
     described = describe(torch.device(options.device))
-    if options.shards is None:
+    if not options.jobs:
         many = shards_for(os.cpu_count() or 1, described.get("memory_gib"))
-        options.shards = many if options.device == "cuda" else 1
-    for words in needed.shortcomings(options.commit or git("rev-parse", "HEAD")):
-        _say(f"note: {words}")
-    name = file_name(described["name"])
-    tested = run_tests(
-        options, described, options.out / f"gpu-tests-{name}.json", begun + TESTS_SHARE * options.budget
+        options = replace(options, jobs=many if options.device == "cuda" else 1)
+    path = (options.out or Path(f"gpu-{file_name(described['name'])}.json")).absolute()
+    told = Report(path, described)
+    for words in needed.shortcomings():
+        print(f"note: {words}")
+    print(
+        f"attnsel {__version__} on {described['name']}, {options.budget:.0f} s at most, into {path}",
+        flush=True,
     )
-    code = run_benchmark(options, options.out / f"kernels-{name}.json", begun + options.budget)
-    for row in tested["rows"]:
-        if row["outcome"] in ("failed", "unfinished"):
-            _say(f"{row['outcome']} {row['test']}: {(row['message'].strip().splitlines() or [''])[-1][:160]}")
-    _say(f"tests: {tested['summary']}{'' if tested['complete'] else ', not complete'}")
-    for candidate, arch in sorted(proves(tested)):
-        where = f"backends/{candidate.split('.')[0]}/candidate.py"
-        _say(f'{candidate} is proven on sm{arch}: commit the file and add "sm{arch}" to proven in {where}')
-    passed = tested["complete"] and not tested["summary"]["failed"]
-    return 0 if passed and code == 0 else 1
-
-
-if __name__ == "__main__":
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        sys.exit(main())
+        told.tests = run_tests(options, told, begun)
+        if not told.tests["rows"]:
+            told.end("no test was found")
+            return BAD_INPUT
+        code = run_benchmark(options, told, begun + options.budget)
     except KeyboardInterrupt:
-        sys.exit(130)
+        told.end("interrupted")
+        print(f"\ninterrupted; what was done until then is in {path}", flush=True)
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    complete = told.tests["complete"] and not code
+    told.end("complete" if complete else "not complete")
+    conclude(told)
+    return FOUND if complete and not told.tests["summary"]["failed"] else CHECK_FAILED
+
+
+@dataclass
+class Report:
+    """The file: what is known of the run, its tests and the benchmark. ``state`` says how it ended."""
+
+    path: Path
+    device: dict[str, Any]
+    tests: dict[str, Any] = field(default_factory=dict)
+    kernels: dict[str, Any] = field(default_factory=dict)
+    state: str = "under way"
+
+    def __post_init__(self) -> None:
+        from sources import digest
+
+        self.facts = record("gpu", [], attnsel=__version__, sources=digest(), device=self.device)
+        self.facts["versions"] |= libraries()
+        del self.facts["rows"]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.facts, "state": self.state, "tests": self.tests, "kernels": self.kernels}
+
+    def keep(self) -> None:
+        write(self.path, self.as_dict())
+
+    def end(self, state: str) -> None:
+        self.state = state
+        self.keep()
+
+
+def libraries() -> dict[str, str | None]:
+    """Versions of what runs on the device."""
+    import torch
+    from measure import version_of
+
+    cudnn = torch.backends.cudnn.version()
+    return {
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+        **{package: version_of(package) for package in ("nvidia-cudnn-frontend", "numpy", "pytest")},
+    }
+
+
+# ---- the tests --------------------------------------------------------------------------------------
+
+
+def run_tests(options: Options, told: Report, begun: float) -> dict[str, Any]:
+    """The record of the tests, in the file all the while; then once more those that failed."""
+    until = begun + TESTS_SHARE * options.budget
+    with tempfile.TemporaryDirectory() as folder, _ended_at_last() as shards:
+        shards += [Shard(f"{n}/{options.jobs}", options, Path(folder)) for n in range(options.jobs)]
+        again: list[Shard] = []
+
+        def keep() -> dict[str, Any]:
+            told.tests = tests_record(options, shards[: options.jobs], again, time.monotonic() - begun)
+            told.keep()
+            return told.tests
+
+        try:
+            _tend(shards, until, lambda: _progress(keep(), begun, options.budget))
+            last = until + AGAIN_SHARE * options.budget
+            for number, test in enumerate(_to_run_again(keep())):
+                if time.monotonic() > last:
+                    break
+                again.append(Shard(f"again-{number}", options, Path(folder), test))
+                shards.append(again[-1])
+                print(f"once more, by itself: {test}", flush=True)
+                _tend(again[-1:], last, keep)
+        finally:
+            for shard in shards:
+                shard.end()
+            keep()
+        if not told.tests["rows"]:
+            _say_why_nothing_ran(options, shards)
+    return told.tests
+
+
+@contextmanager
+def _ended_at_last() -> Iterator[list[Shard]]:
+    shards: list[Shard] = []
+    try:
+        yield shards
+    finally:
+        for shard in shards:
+            shard.close()
+
+
+def _tend(shards: Sequence[Shard], until: float, tell: Callable[[], Any]) -> None:
+    said = time.monotonic()
+    while time.monotonic() < until:
+        busy = [shard.tend() for shard in shards]
+        if not any(busy):
+            break
+        time.sleep(0.3)
+        if time.monotonic() - said > 5:
+            said = time.monotonic()
+            tell()
+    for shard in shards:
+        shard.end()
+
+
+def tests_record(
+    options: Options, shards: Sequence[Shard], again: Sequence[Shard], seconds: float
+) -> dict[str, Any]:
+    """What is known of the tests by now. ``collected``: that all of them are among the rows."""
+    found = {name: outcome for shard in shards for name, outcome in shard.outcomes().items()}
+    for shard in again:
+        found |= {name: found[name].then(second) for name, second in shard.outcomes().items() if second.begun}
+    rows = sorted(found.values(), key=lambda outcome: outcome.test)
+    counted = {kind: sum(row.outcome == kind for row in rows) for kind in OUTCOMES}
+    flakes = [row.test for row in rows if row.flake]
+    return {
+        "selected": [*options.tests, *([f"--only {options.only}"] if options.only else [])],
+        "collected": all(shard.collected() for shard in shards),
+        "complete": bool(rows) and not counted["unfinished"],
+        "seconds": round(seconds, 1),
+        "summary": {**counted, "flakes": len(flakes)},
+        "flakes": flakes,
+        "rows": [row.as_dict() for row in rows],
+    }
+
+
+def _to_run_again(tests: dict[str, Any]) -> list[str]:
+    """Failed ones, and those that ended or stalled their process; not those that were never begun."""
+    return [row["test"] for row in tests["rows"] if row["outcomes"][-1:] in (["failed"], ["unfinished"])]
+
+
+def _progress(tests: dict[str, Any], begun: float, budget: float) -> None:
+    counted = dict(tests["summary"])
+    left = counted.pop("unfinished")
+    words = ", ".join(f"{number} {kind}" for kind, number in counted.items() if number)
+    state = f"{words or 'none'} so far, {left} to run" if tests["collected"] else "being collected"
+    print(f"{time.monotonic() - begun:4.0f} of {budget:.0f} s: tests: {state}", flush=True)
+
+
+def _say_why_nothing_ran(options: Options, shards: Sequence[Shard]) -> None:
+    if options.only and all(shard.collected() for shard in shards):
+        complain(f"--only: no test has any of {options.only!r} in its name")
+        return
+    logs = "\n".join(shard.said()[-2000:] for shard in shards)
+    complain("no test was found; what pytest said of it is above")
+    print(logs, file=sys.stderr)
+
+
+# ---- the benchmark ----------------------------------------------------------------------------------
+
+
+def run_benchmark(options: Options, told: Report, until: float) -> int:
+    """kernel_speed.py, ended when the time is over; what it measured goes into the file as it comes."""
+    seconds = max(0.0, until - time.monotonic())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.json"
+        command = [sys.executable, str(ROOT / "benchmarks" / "kernel_speed.py"), "--device", options.device]
+        command += ["--json", str(path), "--budget", f"{0.9 * seconds:.0f}", *options.kernels]
+        process = start(command, None)
+
+        def keep() -> None:
+            if path.exists():
+                kernels = json.loads(path.read_text(encoding="utf-8"))
+                if kernels["cases"]["done"] != told.kernels.get("cases", {}).get("done"):
+                    print("kernels: {done} of {planned} cases".format(**kernels["cases"]), flush=True)
+                told.kernels = {key: kernels[key] for key in kernels if key not in _OF_THE_WHOLE}
+                told.keep()
+
+        try:
+            while process.poll() is None and time.monotonic() < until + 15:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+                keep()
+            return _finish(process)
+        except KeyboardInterrupt:
+            _finish(process)
+            raise
+        finally:
+            _kill(process)
+            keep()
+
+
+def _finish(process: subprocess.Popen[Any]) -> int:
+    """Its own last words, if it can still say them."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(10)
+    _kill(process)
+    return process.wait()
+
+
+def _kill(process: subprocess.Popen[Any]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+# ---- what came of it --------------------------------------------------------------------------------
+
+
+def conclude(told: Report) -> None:
+    """What failed, what was a flake, and what the file proves."""
+    tests = told.tests
+    for row in tests["rows"]:
+        if row["outcome"] in ("failed", "unfinished"):
+            print(
+                f"{row['outcome']} {row['test']}: {(row['message'].strip().splitlines() or [''])[-1][:160]}"
+            )
+    for test in tests["flakes"]:
+        print(f"flake: it failed, and passed when it ran again: {test}")
+    words = ", ".join(f"{number} {kind}" for kind, number in tests["summary"].items() if number)
+    print(f"tests: {words}{'' if tests['complete'] else ', not complete'}")
+    found = told.as_dict()
+    proofs = proven_by([found], known=lambda digest: True)
+    for (candidate, target), proven in sorted(proofs.items()):
+        print(f"{candidate} on {target} is proven in these features, a line for `proven` in its record")
+        print(f"(backends/{candidate.split('.')[0]}/candidate.py):\n  {as_source(proven)}")
+    if not counts(found, known=lambda digest: True):
+        print(f"It proves nothing: {why_not(found)}.")
+    print(f"Written to {told.path}" + (": commit it in benchmarks/results/." if proofs else ""), flush=True)
+
+
+def why_not(found: dict[str, Any]) -> str:
+    if found["device"]["type"] != "cuda":
+        return "this was a rehearsal without a GPU"
+    if found["tests"]["selected"] != WHOLE:
+        return "only a part of the tests was to run"
+    if not found["tests"]["collected"]:
+        return "not all tests were found"
+    return "the sources of this checkout differ from its commit"

@@ -242,6 +242,7 @@ def test_side_streams_and_threads(device: torch.device) -> None:
     assert PLANS.info().builds == before
 
 
+@pytest.mark.shows(None)  # it asks, and computes nothing
 @pytest.mark.cuda_only("asks the real card")
 def test_what_the_rules_and_the_described_card_say_is_what_the_card_says(device: torch.device) -> None:
     """check_support with a handle, against the rules on this machine, for a few hundred drawn questions."""

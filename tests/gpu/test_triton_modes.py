@@ -22,7 +22,6 @@ if importlib.util.find_spec("triton") is None:
 
 from attnsel.backends.triton.run import backward, forward
 
-
 pytestmark = pytest.mark.shows("triton")
 
 

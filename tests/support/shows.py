@@ -26,8 +26,8 @@ def shown_by(item: pytest.Item) -> dict[str, Any] | None:
         return None
     candidate, *named = marker.args
     given: dict[str, Any] = getattr(item, "callspec").params if hasattr(item, "callspec") else {}  # noqa: B009
-    if given.get("told"):
-        return None  # a variant that no call takes unless it is told
+    if candidate is None or given.get("told"):
+        return None  # told: a variant that no call takes by itself
     words, also = set(named), set(marker.kwargs.get("also", ()))
     case = given.get("case", Case("", given["spec"]) if "spec" in given else None)
     if case is not None:
