@@ -1,8 +1,8 @@
 """What ``attnsel prove`` does: the tests of tests/gpu, then the kernel benchmark, into one JSON file.
 
 Tests run in several processes; one that a test ends, or stalls, is begun again behind that test. What failed
-runs a second time, alone in a process of its own, and the record keeps both outcomes. The file is written anew
-all the while: a run that is cut short keeps what it had.
+runs a second time, alone in a process of its own, and the record keeps both outcomes. The file is written
+anew all the while: a run that is cut short keeps what it had.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def run_tests(options: Options, told: Report, begun: float) -> dict[str, Any]:
             for shard in shards:
                 shard.end()
             keep()
-        if not told.tests["rows"]:
-            _say_why_nothing_ran(options, shards)
+        if not (told.tests["rows"] and told.tests["collected"]):
+            _say_what_is_missing(options, shards)
     return told.tests
 
 
@@ -226,13 +226,13 @@ def _progress(tests: dict[str, Any], begun: float, budget: float) -> None:
     print(f"{time.monotonic() - begun:4.0f} of {budget:.0f} s: tests: {state}", flush=True)
 
 
-def _say_why_nothing_ran(options: Options, shards: Sequence[Shard]) -> None:
+def _say_what_is_missing(options: Options, shards: Sequence[Shard]) -> None:
     if options.only and all(shard.collected() for shard in shards):
         complain(f"--only: no test has any of {options.only!r} in its name")
         return
     logs = "\n".join(shard.said()[-2000:] for shard in shards)
-    complain("no test was found; what pytest said of it is above")
     print(logs, file=sys.stderr)
+    complain("not all tests were found; what pytest said of it is above")
 
 
 # ---- the benchmark ----------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def run_benchmark(options: Options, told: Report, until: float) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.json"
         command = [sys.executable, str(ROOT / "benchmarks" / "kernel_speed.py"), "--device", options.device]
-        command += ["--json", str(path), "--budget", f"{0.9 * seconds:.0f}", *options.kernels]
+        command += ["--part", "--json", str(path), "--budget", f"{0.9 * seconds:.0f}", *options.kernels]
         process = start(command, None)
 
         def keep() -> None:

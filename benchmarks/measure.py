@@ -192,7 +192,7 @@ def record(name: str, rows: Sequence[Recorded], **more: Any) -> dict[str, Any]:
             "load_average_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         },
         "versions": {
-            "python": platform.pythonversion_of(),
+            "python": platform.python_version(),
             **{
                 package: version_of(package)
                 for package in ("torch", "triton", "pydantic", "cyclopts", "rich")

@@ -46,7 +46,8 @@ class _Recorder:
         words = [word.strip() for word in only.split(",") if word.strip()]
         wanted = [item for item in items if item.nodeid == again or (not again and _has(item, words))]
         mine = wanted[shard::shards]
-        self._write({"planned": {item.nodeid: _shows(item) for item in mine}})
+        errors = 0 if self.session is None else self.session.testsfailed  # files that cannot be imported
+        self._write({"planned": {item.nodeid: _shows(item) for item in mine}, "errors": errors})
         items[:] = [item for item in mine if item.nodeid not in met]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

@@ -101,8 +101,8 @@ class Shard:
         return True
 
     def collected(self) -> bool:
-        """Whether it got as far as to know its tests."""
-        return any("planned" in line for line in read(self.file))
+        """Whether it got as far as to know all of its tests."""
+        return any(not line["errors"] for line in read(self.file) if "planned" in line)
 
     def left(self) -> set[str]:
         lines = read(self.file)
