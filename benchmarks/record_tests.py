@@ -81,9 +81,12 @@ def _shows(item: pytest.Item) -> Any:
 
 
 def _message(report: pytest.TestReport) -> str:
+    """Without the name of whose machine it was, which paths tell."""
     if isinstance(report.longrepr, tuple):  # a skip: file, line, reason
-        return str(report.longrepr[2]).removeprefix("Skipped: ")
-    return report.longreprtext
+        text = str(report.longrepr[2]).removeprefix("Skipped: ")
+    else:
+        text = report.longreprtext
+    return text.replace(sys.prefix, "<python>").replace(str(Path.home()), "~")
 
 
 def _device_lost() -> bool:
