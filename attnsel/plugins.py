@@ -79,6 +79,7 @@ __all__ = [
     "Multiple",
     "OneOf",
     "PluginWarning",
+    "Proven",
     "Registry",
     "Unknown",
     "Violation",

@@ -32,7 +32,7 @@ def unproven_parts(record: CandidateRecord, p: AttentionParams, target: str) -> 
     if known is None or record.trusted or target in record.proven_targets:
         return []
     asked: tuple[Feature, ...] = _not_among(known.features)
-    parts = [] if p.dtype in known.features else [p.dtype]
+    parts: list[str] = [] if p.dtype in known.features else [p.dtype]
     widest = max(p.head_dim_qk, p.head_dim_v)
     parts += [f"head_dim {widest}"] if widest > known.head_dim else []
     return [*parts, *dict.fromkeys(feature.text for feature in asked if feature.asked(p))]
