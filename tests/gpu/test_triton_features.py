@@ -157,8 +157,8 @@ def test_rows_beyond_two_to_the_31_elements(device: torch.device) -> None:
     k = room.as_strided(inputs.k.shape, (0, 0, apart, 1))
     k.copy_(inputs.k)
     check(spec, inputs._replace(k=k))
+    apart_more = room.as_strided((1, 1, 9, 8), (0, 0, 2 * apart, 1))
     with pytest.raises(ValueError, match="rows of k lie 16777216 elements apart"):
-        apart_more = room.as_strided((1, 1, 9, 8), (0, 0, 2 * apart, 1))
         forward(spec, inputs._replace(k=apart_more, v=inputs.v[:, :, :9]))
 
 
