@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
-from attnsel.candidates.capabilities import Feature, not_taken
-from attnsel.candidates.record import CandidateRecord
+from attnsel.candidates.capabilities import OFFSETS, not_taken
+from attnsel.candidates.record import CandidateRecord, Proven
 from attnsel.params import AttentionParams
 
 _not_among = lru_cache(maxsize=256)(not_taken)
+_OVER_RANKS = (*OFFSETS, "lse")  # what steps of a sequence over ranks use, of what a kernel takes
 
 
 def unproven(record: CandidateRecord, p: AttentionParams, target: str) -> bool:
@@ -17,13 +19,7 @@ def unproven(record: CandidateRecord, p: AttentionParams, target: str) -> bool:
     if record.trusted or target in record.proven_targets:
         return False
     known = record.proven_in_part.get(target)
-    if known is None:
-        return True
-    return (
-        p.dtype not in known.features
-        or max(p.head_dim_qk, p.head_dim_v) > known.head_dim
-        or any(feature.asked(p) for feature in _not_among(known.features))
-    )
+    return known is None or next(_lacking(record, p, known), None) is not None
 
 
 def unproven_parts(record: CandidateRecord, p: AttentionParams, target: str) -> list[str]:
@@ -31,8 +27,17 @@ def unproven_parts(record: CandidateRecord, p: AttentionParams, target: str) -> 
     known = record.proven_in_part.get(target)
     if known is None or record.trusted or target in record.proven_targets:
         return []
-    asked: tuple[Feature, ...] = _not_among(known.features)
-    parts: list[str] = [] if p.dtype in known.features else [p.dtype]
+    return list(dict.fromkeys(_lacking(record, p, known)))
+
+
+def _lacking(record: CandidateRecord, p: AttentionParams, known: Proven) -> Iterator[str]:
+    if p.dtype not in known.features:
+        yield p.dtype
     widest = max(p.head_dim_qk, p.head_dim_v)
-    parts += [f"head_dim {widest}"] if widest > known.head_dim else []
-    return [*parts, *dict.fromkeys(feature.text for feature in asked if feature.asked(p))]
+    if widest > known.head_dim:
+        yield f"head_dim {widest}"
+    for feature in _not_among(known.features):
+        if feature.asked(p):
+            yield feature.text
+    if p.context_parallel:
+        yield from (word for word in _OVER_RANKS if word in record.takes and word not in known.features)

@@ -63,6 +63,7 @@ def test_a_plain_target_is_proven_with_all_features() -> None:
             ["fp32", "ALiBi", "softcap"],
         ),
         ({"return_lse": True}, ["the log-sum-exp as a result"]),
+        ({"cp_size": 4}, ["offsets", "lse"]),
     ],
     ids=str,
 )
