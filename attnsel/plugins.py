@@ -62,6 +62,7 @@ from attnsel._lock import ForkSafeLock
 from attnsel.adaptations.search import ADAPTERS
 from attnsel.candidates import CANDIDATES, CandidateRecord
 from attnsel.candidates.capabilities import DEVICES, DTYPES, WORDS
+from attnsel.candidates.record import Proven
 from attnsel.candidates.registry import completed_by
 from attnsel.errors import in_words
 from attnsel.plugin_guards import PluginWarning, guarded_memory, guarded_rule
@@ -78,6 +79,7 @@ __all__ = [
     "Multiple",
     "OneOf",
     "PluginWarning",
+    "Proven",
     "Registry",
     "Unknown",
     "Violation",
@@ -203,14 +205,24 @@ def check_record(record: CandidateRecord) -> None:
         if not set(words) & set(record.takes):
             raise ValueError(f"takes = {sorted(record.takes)}: needs a type of {kind}: {', '.join(words)}")
     _check_listed("adaptations", record.adaptations, CARRIED_OUT)
-    odd = [word for word in _collection("proven", record.proven) if not re.fullmatch(r"sm\d+|[a-z]+", word)]
-    if odd:
-        raise ValueError(f"proven = {odd[0]!r}: an architecture such as 'sm90', or 'cpu'")
+    _check_proven(record.proven)
     if record.executed is not None:
         raise ValueError(f"executed = {record.executed!r}: for attnsel's own kernels; a plug-in says proven")
     _check_place(record)
     if record.rules is not None and not isinstance(record.rules, (Registry, tuple)):
         raise TypeError(f"rules = {record.rules!r}: must be a Registry")
+
+
+def _check_proven(proven: Collection[str | Proven]) -> None:
+    if not isinstance(proven, (list, tuple, set, frozenset)):
+        raise TypeError(f"proven = {proven!r}: must be a set or a list of words")
+    parts = [known for known in proven if isinstance(known, Proven)]
+    targets = [known for known in proven if not isinstance(known, Proven)]
+    for known in parts:
+        _check_listed("proven", known.features, WORDS)
+    for target in (*_collection("proven", targets), *(known.target for known in parts)):
+        if not re.fullmatch(r"sm\d+|[a-z]+", target):
+            raise ValueError(f"proven = {target!r}: an architecture such as 'sm90', or 'cpu'")
 
 
 def _collection(field: str, value: Collection[str]) -> Collection[str]:

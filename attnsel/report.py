@@ -11,6 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
+from attnsel.candidates.proof import unproven_parts
 from attnsel.errors import printable
 from attnsel.rules import REGISTRY, Preference
 from attnsel.selection.memory import memory_parts
@@ -207,7 +208,9 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
     own = memory_parts(candidate.name, selection.params, env)
     notes += [f"{size(amount)} of {what}" for what, amount in own]
     if candidate.unproven:
-        notes.append(f"unproven on {env.target}: {unproven_words(candidate)}")
+        parts = unproven_parts(record, selection.params, env.target)
+        where = f"{env.target} with {', '.join(parts)}" if parts else env.target
+        notes.append(f"unproven on {where}: {unproven_words(candidate)}")
     elif candidate.placed_by is not None and not record.last_resort:
         page = REGISTRY.pages[candidate.placed_by]
         assert isinstance(page, Preference)

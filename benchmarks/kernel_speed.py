@@ -361,6 +361,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", action="append", choices=KINDS, help="only this; may be repeated")
     parser.add_argument("--kernel", action="append", metavar="NAME", help=f"only this beside {BASELINE}")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="begin no case after this time")
+    parser.add_argument("--part", action="store_true", help="of another's record: do not say where it lies")
     parser.add_argument("--compile", metavar="I/N", help="time nothing: compile every Nth case from the Ith")
     options = parser.parse_args(words)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -430,7 +431,7 @@ def _run(options: Any, grid: Grid, device: torch.device, wanted: list[Column], s
         console.print("A rehearsal on the interpreter: these figures measure nothing.")
     if stopped:
         console.print(f"Stopped before the end: {stopped}.")
-    if path is not None:
+    if path is not None and not options.part:
         console.print(f"Written to {path}", soft_wrap=True)
     return 130 if stopped == "interrupted" else 0
 

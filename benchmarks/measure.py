@@ -193,7 +193,10 @@ def record(name: str, rows: Sequence[Recorded], **more: Any) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            **{package: _version(package) for package in ("torch", "triton", "pydantic", "cyclopts", "rich")},
+            **{
+                package: version_of(package)
+                for package in ("torch", "triton", "pydantic", "cyclopts", "rich")
+            },
         },
         "rows": [r.as_dict() for r in rows],
     }
@@ -219,7 +222,7 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -227,7 +230,9 @@ def _version(package: str) -> str | None:
 
 
 def git(*arguments: str) -> str | None:
-    """What git says, without touching the index; None outside a checkout."""
+    """What git says, without touching the index; None outside a checkout, be it within somebody else's."""
+    if not (ROOT / ".git").exists():
+        return None
     command = ["git", "--no-optional-locks", *arguments]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,12 +1,11 @@
-"""What ``gpu.py`` needs, and what it can do without: said before it starts. Standard library only."""
+"""What ``attnsel prove`` needs, and what it can do without: said before it starts. Standard library only."""
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 
 # What the tests and the benchmarks import: modules, and packages of the same names.
-NEEDED = ("pytest", "hypothesis", "rich", "pydantic", "cyclopts", "packaging")
+NEEDED = ("torch", "numpy", "pytest", "hypothesis", "rich", "pydantic", "cyclopts", "packaging")
 # By module: the package, and what comes of its lack.
 WELCOME = {
     "triton": ("triton", "nothing of the triton candidate runs"),
@@ -14,21 +13,18 @@ WELCOME = {
 }
 
 
-def stop_where_something_is_missing() -> None:
-    """Ends the program with code 2 and the command that installs it."""
+def missing() -> str:
+    """What has to be installed first, with the command that does; empty where nothing has."""
     lacking = [name for name in NEEDED if find_spec(name) is None]
-    if lacking:
-        print(f"gpu.py: not all that it needs is installed: pip install {' '.join(lacking)}", file=sys.stderr)
-        sys.exit(2)
+    if not lacking:
+        return ""
+    return f"not all that it needs is installed: pip install {' '.join(lacking)}, or 'attnsel[prove]' for all"
 
 
-def shortcomings(commit: str | None) -> list[str]:
-    """What this run will not show, said before it starts."""
-    found = [
+def shortcomings() -> list[str]:
+    """What this run will not show."""
+    return [
         f"{package} is not installed: {outcome}"
         for module, (package, outcome) in WELCOME.items()
         if find_spec(module) is None
     ]
-    if commit is None:
-        found.append("this is no git checkout: without --commit the results prove nothing")
-    return found

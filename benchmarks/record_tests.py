@@ -21,6 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("record")
     group.addoption("--record", type=Path, required=True, metavar="FILE")
     group.addoption("--shard", default="0/1", metavar="I/N", help="every Nth test, from the Ith on")
+    group.addoption("--only", default="", metavar="WORDS", help="tests with one of these words in their name")
+    group.addoption("--again", default="", metavar="TEST", help="this test alone, by its whole name")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,8 +42,12 @@ class _Recorder:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         shard, shards = map(int, config.getoption("--shard").split("/"))
         met = {line["test"] for line in read(self.path) if "test" in line}
-        mine = items[shard::shards]
-        self._write({"planned": [item.nodeid for item in mine]})
+        again, only = config.getoption("--again"), config.getoption("--only")
+        words = [word.strip() for word in only.split(",") if word.strip()]
+        wanted = [item for item in items if item.nodeid == again or (not again and _has(item, words))]
+        mine = wanted[shard::shards]
+        errors = 0 if self.session is None else self.session.testsfailed  # files that cannot be imported
+        self._write({"planned": {item.nodeid: _shows(item) for item in mine}, "errors": errors})
         items[:] = [item for item in mine if item.nodeid not in met]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -65,10 +71,22 @@ class _Recorder:
             file.write(json.dumps(line) + "\n")
 
 
+def _has(item: pytest.Item, words: list[str]) -> bool:
+    return not words or any(word in item.nodeid for word in words)
+
+
+def _shows(item: pytest.Item) -> Any:
+    """What a test shows, where its folder's conftest.py says so; otherwise None."""
+    return dict(item.user_properties).get("shows")
+
+
 def _message(report: pytest.TestReport) -> str:
+    """Without the name of whose machine it was, which paths tell."""
     if isinstance(report.longrepr, tuple):  # a skip: file, line, reason
-        return str(report.longrepr[2]).removeprefix("Skipped: ")
-    return report.longreprtext
+        text = str(report.longrepr[2]).removeprefix("Skipped: ")
+    else:
+        text = report.longreprtext
+    return text.replace(sys.prefix, "<python>").replace(str(Path.home()), "~")
 
 
 def _device_lost() -> bool:

@@ -14,6 +14,8 @@ import pytest
 from attnsel.candidates.registry import BUILT_IN
 from paths import ROOT
 
+# What `attnsel prove` takes along, from the folders where it lies in a checkout.
+SUITE = ("tests/gpu", "tests/support", "benchmarks")
 FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/backends"}
 
 # Imports go one way: a module may import what stands in an earlier row, or in its own. The longest name that
@@ -39,7 +41,7 @@ LAYERS = [
     [f"backends.{name}.candidate" for name in BUILT_IN],
     ["candidates.registry"],
     ["candidates"],
-    ["policy", "candidates.capabilities", "selection.requirements"],
+    ["policy", "candidates.capabilities", "candidates.proof", "selection.requirements"],
     ["selection.verdict"],
     ["rules"],
     ["context_parallel.geometry"],
@@ -185,6 +187,21 @@ def test_sub_packages_are_all_declared():
     assert not missing
 
 
+def suite() -> set[str]:
+    """tests/gpu, gpu_session.py, and every file of ours that these import, each by the other."""
+    needed = [*sorted((ROOT / "tests/gpu").glob("*.py")), ROOT / "benchmarks/gpu_session.py"]
+    needed += [
+        ROOT / f"benchmarks/{name}.py" for name in ("kernel_speed", "needed", "record_tests")
+    ]  # by name
+    for path in needed:
+        for target in imports(path, top_level_only=False):
+            for folder in SUITE:
+                found = ROOT / folder / f"{target.split('.')[0]}.py"
+                if found.is_file() and found not in needed:
+                    needed.append(found)
+    return {path.relative_to(ROOT).as_posix() for path in needed}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     pytest.importorskip("build")
@@ -208,7 +225,9 @@ def test_a_checkout_finds_its_own_rules_and_backends_from_its_root():
 
 def test_the_wheel_holds_the_tree(wheel):
     path, copy = wheel
-    held = {name for name in zipfile.ZipFile(path).namelist() if name.endswith((".py", ".typed", ".c"))}
+    every = {name for name in zipfile.ZipFile(path).namelist() if ".dist-info/" not in name}
+    held = {name for name in every if not name.startswith("attnsel/_suite/")}
+    assert {name.removeprefix("attnsel/_suite/") for name in every - held} == suite()
     expected = {
         f"{package}/{file.relative_to(copy / folder).as_posix()}"
         for folder, package in FOLDERS.items()
@@ -216,6 +235,11 @@ def test_the_wheel_holds_the_tree(wheel):
         if file.suffix in (".py", ".typed", ".c")
     }
     assert held == expected
+
+
+def test_the_wheel_stays_small(wheel):
+    path, _ = wheel
+    assert path.stat().st_size < 900_000
 
 
 def test_nothing_imports_the_bare_top_level_names():

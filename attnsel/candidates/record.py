@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ class Executed(NamedTuple):
 
     targets: frozenset[str]  # "sm75"
     dtypes: frozenset[str]
+    head_dim: int  # the widest
+
+
+class Proven(NamedTuple):
+    """Calls that results show right on one target, and no others there: those that ask for nothing else than
+    these features, with heads no wider."""
+
+    target: str  # "sm90"
+    features: frozenset[str]  # words of ``takes``, element types among them
     head_dim: int  # the widest
 
 
@@ -68,8 +78,8 @@ class CandidateRecord:
         and NotImplementedError always do.
     library: the library whose kernels run ("cudnn"), where several candidates share one, with its bugs.
     explain_refusal: "module:function" that turns what the library says into codes of rules.
-    proven: where committed results (or tests of its maker's) show it right: "sm90", "cpu". Elsewhere its
-        first call is compared with ``tiled``.
+    proven: where committed results (or tests of its maker's) show it right: "sm90", "cpu" for every call, or
+        ``Proven("sm90", features, head_dim)`` for some. The first of other calls is compared with ``tiled``.
     executed: calls whose kernels were executed off-GPU, for attnsel's own. They stay unproven: ptxas and the
         GPU had no part.
     trusted: its maker tests it wherever its rules admit it; it is never unproven.
@@ -102,7 +112,7 @@ class CandidateRecord:
     refusals: tuple[str, ...] = ()
     library: str = ""
     explain_refusal: str = ""
-    proven: Collection[str] = ()
+    proven: Collection[str | Proven] = ()
     executed: Executed | None = None
     trusted: bool = False
     unproven_last: bool = True
@@ -150,9 +160,20 @@ class CandidateRecord:
         """What share of the peak it reaches there, if somebody has measured it."""
         return next((known for known in self.efficiency if arch in known.archs), None)
 
+    @cached_property
+    def proven_targets(self) -> frozenset[str]:
+        """Where every call is proven."""
+        return frozenset(known for known in self.proven if isinstance(known, str))
+
+    @cached_property
+    def proven_in_part(self) -> dict[str, Proven]:
+        """By target, what is proven where not every call is."""
+        parts = (known for known in self.proven if isinstance(known, Proven))
+        return {known.target: known._replace(features=frozenset(known.features)) for known in parts}
+
     def unproven_on(self, target: str) -> bool:
-        """Whether nothing shows it right there ("sm90", "cpu")."""
-        return not self.trusted and target not in self.proven
+        """Whether nothing shows any call right there ("sm90", "cpu"). Of one call: ``proof.unproven``."""
+        return not (self.trusted or target in self.proven_targets or target in self.proven_in_part)
 
     def executed_for(self, p: AttentionParams, target: str) -> bool:
         """Whether kernels as this call's were executed off-GPU for that architecture."""

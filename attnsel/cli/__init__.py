@@ -31,6 +31,10 @@ _COMMANDS = {
         "attnsel.cli.conformance:conformance",
         "Triton kernels against the compiler, cuDNN rules against libcudnn, with no GPU",
     ),
+    "prove": (
+        "attnsel.cli.prove:prove",
+        "the GPU tests and the kernel benchmark on this card, into one file",
+    ),
     "run": ("attnsel.cli.run:run", "a program that imports flash_attn, where there is no flash_attn"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
 }

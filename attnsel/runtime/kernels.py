@@ -37,7 +37,8 @@ KERNELS: dict[str, Kernel] = {}  # loaded once; as many as there are candidates
 
 
 def kernel_of(name: str) -> Kernel:
-    """A candidate's kernel. Raises CannotPrepare where it does not load, whatever its module raises."""
+    """A candidate's kernel. Raises CannotPrepare where it does not load, whatever its module raises; but what
+    says that memory or the device is gone as it is."""
     kernel = KERNELS.get(name)
     return KERNELS.setdefault(name, _load(name)) if kernel is None else kernel
 
@@ -103,6 +104,8 @@ def _load(name: str) -> Kernel:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever another package's module raises, SystemExit included
+        if isinstance(error, (RuntimeError, _DEVICE_ERROR)):
+            raise_if_no_refusal(error)
         whose = f" of {record.distribution}" if record.plugin else ""
         text = str(error) if isinstance(error, ImportError) and not record.plugin else ""
         raise CannotPrepare(text or f"{record.kernel}{whose}: {in_words(error)}") from error

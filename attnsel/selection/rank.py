@@ -72,7 +72,7 @@ def key_of(key: RankKey, arch: int | None, policy: Policy) -> Key:
 def at_best(env: Environment, policy: Policy, of: Asked) -> tuple[tuple[Key, str], ...]:
     """Every candidate with the key it has if it runs as it is, best first: none can have a better one.
 
-    One that was executed off-GPU for some calls counts as executed for this one.
+    One that is proven, or was executed off-GPU, for some calls there counts as that for this one.
     """
     return tuple(
         sorted(

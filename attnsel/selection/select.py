@@ -15,6 +15,7 @@ from typing import Any
 from attnsel._schemas import stamped
 from attnsel.adaptations.search import adapt_to, within_reach
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH
+from attnsel.candidates.proof import unproven
 from attnsel.context_parallel.step import steps_against
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, NoBackendError
@@ -284,7 +285,7 @@ class Inquiry:
             if candidate is None or candidate.verdict == "refused" or not _can_run(candidate, env):
                 continue
             key = bound
-            # What is unproven may have been executed for other calls there, and not for this one.
+            # What is unproven may be proven, or was executed, for other calls there and not for this one.
             if candidate.adaptations or candidate.verdict != "eligible" or candidate.unproven:
                 key = key_of(rank_key(candidate, p, of), env.arch, policy)
             if best is None or key < best_key:
@@ -373,9 +374,9 @@ class Inquiry:
         verdict: Verdict = "eligible"
         if reasons:
             verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
-        unproven = record.unproven_on(env.target)
         executed = record.executed_for(p, env.target)
-        return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(p, env), unproven, executed)
+        new = unproven(record, p, env.target)
+        return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(p, env), new, executed)
 
     def _against_steps(self, name: str) -> list[Reason]:
         """Why the calls that ranks would make refuse a candidate, with the step that does."""

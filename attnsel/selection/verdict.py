@@ -156,8 +156,9 @@ class Candidate(NamedTuple):
 
     ``reasons`` say why not (or why nobody knows). ``adaptations`` are exact changes that make it
     eligible. ``plan_only`` says why attnsel cannot run it itself yet; None when it can.
-    ``unproven``: no committed result shows it right on this architecture; ``executed_off_gpu``: its PTX was,
-    for such calls. ``placed_by`` is the code of the preference that put it below the one above.
+    ``unproven``: no committed result shows it right for such calls on this architecture;
+    ``executed_off_gpu``: its PTX was executed for them. ``placed_by`` is the code of the preference that put
+    it below the one above.
     """
 
     name: str

@@ -23,9 +23,8 @@ CANDIDATES = (
         needs=("torch", "triton"),
         adaptations=("drop_mask", "contiguous"),
         # Triton's interpreter runs the same kernels on the CPU, and the suite holds them to float64 there.
-        # An architecture is added by a whole run of tests/gpu that passed:
-        # benchmarks/results/gpu-tests-*.json, which benchmarks/gpu.py makes and
-        # tests/benchmarks/test_proven.py holds this to.
+        # Features on an architecture are added by benchmarks/results/gpu-*.json, which `attnsel prove` makes
+        # and tests/benchmarks/test_proven.py holds this to.
         proven=("cpu",),
         # What benchmarks/results/triton-executed.json shows; the same test holds this to it.
         executed=Executed(

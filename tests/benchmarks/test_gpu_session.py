@@ -1,56 +1,189 @@
-"""The GPU session's own logic: tests are recorded one by one, and no fault of one takes the rest along."""
+"""The GPU session: tests are recorded one by one, no fault of one takes the rest along, what failed
+runs once more, and however it ends there is one file that can be read."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import gpu
+import gpu_session
 import needed
 import pytest
+import shards
+from gpu_session import Options
 
 from paths import ROOT
 
+CONFTEST = "def pytest_addoption(parser): parser.addoption('--gpu-device')\n"
+QUICK = ("--kind", "decode", "--kernel", "sdpa.flash")
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Any:
+    """A suite of one file, instead of tests/gpu."""
+
+    def make(text: str, **options: Any) -> Options:
+        folder = tmp_path / "suite"
+        folder.mkdir()
+        (folder / "conftest.py").write_text(CONFTEST)
+        (folder / "test_it.py").write_text(text)
+        out = tmp_path / "gpu.json"
+        return Options(
+            **{"device": "cpu", "out": out, "jobs": 1, "kernels": QUICK, "tests": [str(folder)], **options}
+        )
+
+    return make
+
+
+def outcomes(options: Options) -> dict[str, Any]:
+    assert options.out is not None
+    recorded = json.loads(options.out.read_text(encoding="utf-8"))
+    return {row["test"].rpartition("::")[2]: row for row in recorded["tests"]["rows"]}
+
+
+def run_alone(options: Options) -> dict[str, Any]:
+    """The record of the tests, without the benchmark."""
+    assert options.out is not None
+    told = gpu_session.Report(options.out, {"type": "cpu", "name": "interpreter", "arch": None})
+    return gpu_session.run_tests(options, told, time.monotonic())
+
 
 @pytest.mark.slow
-def test_a_test_that_hangs_is_ended_and_the_rest_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--gpu-device')\n")
-    tests = tmp_path / "test_it.py"
-    tests.write_text("import time\ndef test_a(): time.sleep(600)\ndef test_b(): pass\n")
-    monkeypatch.setattr(gpu, "STALLED_S", 8)
-    shard = gpu.Shard(0, 1, SimpleNamespace(device="cpu", tests=[str(tests)]), tmp_path)
-    try:
-        while shard.tend():
-            time.sleep(0.1)
-    finally:
-        shard.end()
-        shard.log.close()
-    outcomes = {test.rpartition("::")[2]: held.outcome for test, held in shard.outcomes().items()}
-    assert outcomes == {"test_a": "unfinished", "test_b": "passed"}
+def test_a_test_that_hangs_is_ended_and_the_rest_runs(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "STALLED_S", 8)
+    options = suite("import time\ndef test_a(): time.sleep(600)\ndef test_b(): pass\n")
+    run_alone(options)
+    found = {test: row["outcomes"] for test, row in outcomes(options).items()}
+    assert found == {"test_a": ["unfinished", "unfinished"], "test_b": ["passed"]}
 
 
-def test_what_is_missing_is_said_with_its_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+FLAKY = """
+import os, pathlib, pytest
+HERE = pathlib.Path(__file__).parent
+def second_time(name):
+    mark = HERE / name
+    met = mark.exists()
+    mark.touch()
+    return met
+def test_fails_once(): assert second_time("a"), "told"
+def test_ends_its_process_once(): second_time("b") or os._exit(3)
+def test_fails_twice(): assert second_time("c") is None, "told"
+def test_ends_its_process(): os._exit(3)
+def test_passes(): pass
+def test_is_skipped(): pytest.skip("not here")
+"""
+
+
+def test_what_fails_runs_once_more_by_itself_and_both_outcomes_are_kept(
+    suite: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = needed.find_spec
-    monkeypatch.setattr(
-        needed, "find_spec", lambda name: None if name in ("hypothesis", "rich", "cudnn") else there(name)
+    options = suite(FLAKY)
+    recorded = run_alone(options)
+    rows = outcomes(options)
+    assert {test: (row["outcome"], row["outcomes"]) for test, row in rows.items()} == {
+        "test_fails_once": ("passed", ["failed", "passed"]),
+        "test_ends_its_process_once": ("passed", ["unfinished", "passed"]),
+        "test_fails_twice": ("failed", ["failed", "failed"]),
+        "test_ends_its_process": ("unfinished", ["unfinished", "unfinished"]),
+        "test_passes": ("passed", ["passed"]),
+        "test_is_skipped": ("skipped", ["skipped"]),
+    }
+    assert recorded["summary"] == {"passed": 3, "failed": 1, "skipped": 1, "unfinished": 1, "flakes": 2}
+    assert [test.rpartition("::")[2] for test in recorded["flakes"]] == [
+        "test_ends_its_process_once",
+        "test_fails_once",
+    ]
+    assert "told" in rows["test_fails_once"]["message"], "why it failed the first time"
+    assert rows["test_is_skipped"]["message"] == "not here"
+    assert recorded["collected"]
+    assert not recorded["complete"]
+    assert "once more, by itself: " in capsys.readouterr().out
+
+
+def test_what_a_shard_never_collected_is_said_to_be_missing(
+    suite: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = suite("def test_a(): pass\n")
+    Path(options.tests[0], "test_other.py").write_text("import nothing_of_that_name\n")
+    recorded = run_alone(options)
+    assert not recorded["collected"]
+    told = capsys.readouterr().err
+    assert "not all tests were found" in told
+    assert "nothing_of_that_name" in told
+
+
+def test_only_takes_tests_by_words_of_their_names(suite: Any) -> None:
+    options = suite(
+        "def test_some(): pass\ndef test_more(): pass\ndef test_other(): pass\n", only="some, other"
     )
-    with pytest.raises(SystemExit) as ended:
-        needed.stop_where_something_is_missing()
-    assert ended.value.code == 2
-    assert "pip install hypothesis rich" in capsys.readouterr().err
-    cudnn, commit = needed.shortcomings(None)
+    recorded = run_alone(options)
+    assert set(outcomes(options)) == {"test_some", "test_other"}
+    assert len(recorded["selected"]) == 2, "a part of the tests proves nothing"
+
+
+HANGS = "import time\ndef test_a(): pass\ndef test_b(): time.sleep(600)\n"
+INTERRUPTED = """
+import sys
+sys.path[:0] = {paths!r}
+import gpu_session, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(gpu_session.run(gpu_session.Options(**{options!r})))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "a scheduler"])
+def test_an_interrupt_ends_the_children_and_leaves_a_file_that_can_be_read(suite: Any, how: int) -> None:
+    options = suite(HANGS + "open(__file__ + '.pid', 'w').write(str(__import__('os').getpid()))\n")
+    assert options.out is not None
+    paths = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "support")]
+    given = {**options.__dict__, "out": None, "budget": 300.0}
+    code = INTERRUPTED.format(paths=paths, options=given)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=options.out.parent, start_new_session=True)
+    path = options.out.parent / "gpu-interpreter.json"
+    try:
+        wait_for(lambda: path.exists() and '"passed": 1' in path.read_text(encoding="utf-8"))
+        process.send_signal(how)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    assert recorded["state"] == "interrupted"
+    assert recorded["tests"]["summary"]["passed"] == 1
+    assert not recorded["tests"]["complete"]
+    child = int(Path(options.tests[0], "test_it.py.pid").read_text())
+    wait_for(lambda: not running(child))
+
+
+def wait_for(happened: Any) -> None:
+    until = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_is_missing_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = needed.find_spec
+    gone = ("hypothesis", "rich", "cudnn")
+    monkeypatch.setattr(needed, "find_spec", lambda name: None if name in gone else there(name))
+    assert "pip install hypothesis rich, or 'attnsel[prove]'" in needed.missing()
+    (cudnn,) = needed.shortcomings()
     assert cudnn.startswith("nvidia-cudnn-frontend is not installed: nothing of the cudnn candidate")
-    assert "--commit" in commit
-    assert needed.shortcomings("0" * 40) == [cudnn]
 
 
 def test_everything_that_is_imported_is_asked_for() -> None:
@@ -59,7 +192,7 @@ def test_everything_that_is_imported_is_asked_for() -> None:
     text = "\n".join(path.read_text() for folder in folders for path in sorted((ROOT / folder).glob("*.py")))
     imported = set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE))
     third_party = {name for name in imported if name in metadata.packages_distributions()}
-    optional = {"torch", "triton", "attnsel", "numpy", "transformers", "functorch"}
+    optional = {"triton", "attnsel", "transformers", "functorch"}
     assert third_party - optional <= set(needed.NEEDED) | {"cudnn"}
 
 
@@ -70,31 +203,51 @@ def test_everything_that_is_imported_is_asked_for() -> None:
 def test_no_more_processes_than_the_card_has_memory_for(
     processors: int, gib: float | None, shards: int
 ) -> None:
-    assert gpu.shards_for(processors, gib) == shards
+    assert gpu_session.shards_for(processors, gib) == shards
 
 
-def test_the_session_records_what_ran_and_goes_on_behind_a_crash(tmp_path: Path, run: Any) -> None:
-    tests = tmp_path / "test_it.py"
-    tests.write_text(
-        "import os, pytest\n"
-        "def test_a(): pass\n"
-        "def test_b(): os._exit(3)\n"
-        "def test_c(): assert 1 == 2, 'told'\n"
-        "def test_d(): pytest.skip('not here')\n"
-    )
-    words = ["--device", "cpu", "--out", tmp_path, "--kernels", "--kind decode --kernel sdpa.flash"]
-    done = run("benchmarks/gpu.py", *words, "--budget", "120", "--tests", tests, "tests/gpu/conftest.py")
-    assert done.returncode == 1
-    recorded = json.loads((tmp_path / "gpu-tests-interpreter.json").read_text(encoding="utf-8"))
-    outcomes = {row["test"].rpartition("::")[2]: row for row in recorded["rows"]}
-    assert {name: row["outcome"] for name, row in outcomes.items()} == {
-        "test_a": "passed",
-        "test_b": "unfinished",
-        "test_c": "failed",
-        "test_d": "skipped",
-    }
-    assert "told" in outcomes["test_c"]["message"]
-    assert outcomes["test_d"]["message"] == "not here"
-    assert recorded["summary"] == {"passed": 1, "failed": 1, "skipped": 1, "unfinished": 1}
-    assert recorded["complete"] is False
-    assert json.loads((tmp_path / "kernels-interpreter.json").read_text())["measurement"] is False
+def test_one_command_leaves_one_file_of_tests_and_benchmark(run: Any, tmp_path: Path) -> None:
+    """As typed in a checkout; ``attnsel prove`` is the same."""
+    out = tmp_path / "one.json"
+    words = ["--device", "cpu", "--out", out, "--only", "impossible,chooser", "--budget", "200"]
+    done = run("benchmarks/gpu.py", *words, "--kind", "decode", "--kernel", "sdpa.flash")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
+    recorded = json.loads(out.read_text(encoding="utf-8"))
+    assert (recorded["benchmark"], recorded["state"]) == ("gpu", "complete")
+    assert recorded["tests"]["summary"]["passed"] >= 8
+    assert recorded["kernels"]["measurement"] is False
+    assert recorded["kernels"]["rows"]
+    assert {"attnsel", "commit", "modified", "sources", "device", "date", "versions"} <= recorded.keys()
+    assert recorded["versions"]["torch"]
+    assert "It proves nothing: this was a rehearsal without a GPU." in done.stdout
+    assert not re.search(re.escape(str(ROOT)), json.dumps(recorded)), "nothing about whose machine it was"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget", "-3"], "--budget -3.0: must be a positive number"),
+        (["--budget", "nan"], "--budget nan: must be"),
+        (["--jobs", "-1"], "--jobs -1: must be positive"),
+        (["--kind", "sideways"], "--kind sideways: allowed: forward, backward, decode"),
+        (["--kernel", "nosuch"], "--kernel nosuch: allowed: "),
+        (["--out", "/no/such/folder/x.json"], "its folder does not exist"),
+        (["--out", "."], "must be a file"),
+        (["--device", "tpu"], "tpu"),
+        (["--nonsense"], "--nonsense"),
+        (["plain"], "plain"),
+        (
+            ["--device", "cpu", "--only", "no-such-test", "--budget", "60"],
+            "no test has any of 'no-such-test'",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_flags_give_one_clear_error(run: Any, tmp_path: Path, words: list[str], said: str) -> None:
+    if "cpu" in words:
+        words = [*words, "--out", str(tmp_path / "x.json")]
+    done = run("benchmarks/gpu.py", *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert said in done.stderr

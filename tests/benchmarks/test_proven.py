@@ -3,49 +3,92 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu import proves
+import sources
+from proven import as_source, proven_by
 
+from attention_cases import CASES
 from attnsel.candidates import CANDIDATES
-from attnsel.candidates.record import Executed
+from attnsel.candidates.capabilities import DTYPES, FEATURES
+from attnsel.candidates.record import Executed, Proven
 from paths import ROOT
+from shows import words_of
 
 RESULTS = ROOT / "benchmarks" / "results"
-GRID = "tests/gpu/test_triton_features.py::test_every_feature[plain-torch.float16]"
-OTHER = "tests/gpu/test_triton_modes.py::test_packed_calls"
 
 
-def run_of(**changed: Any) -> dict[str, Any]:
-    """A record of a run that proves Triton on sm90, but for what is changed."""
+def row(
+    *features: str, outcome: str = "passed", also: tuple[str, ...] = ("gqa", "training")
+) -> dict[str, Any]:
+    """A test of Triton's with these features."""
     return {
-        "benchmark": "gpu-tests",
-        "device": {"type": "cuda", "arch": 90},
-        "tests": ["tests/gpu"],
+        "test": f"test_it[{'-'.join(features)}]",
+        "outcome": outcome,
+        "candidate": "triton",
+        "features": sorted(features),
+        "also": list(also),
+    }
+
+
+def failed(*features: str, outcome: str = "failed") -> dict[str, Any]:
+    return row(*features, outcome=outcome)
+
+
+GRID = [
+    row("fp16"),
+    row("bf16"),
+    row("causal", "fp16"),
+    row("causal", "bf16"),
+    row("alibi", "causal", "fp16"),
+    row("alibi", "causal", "bf16"),
+    row("softcap", "fp16"),
+    row("alibi", "causal", "softcap", "fp16"),
+    row("head_dim 128", "fp16"),
+    row("head_dim 256", "fp16"),
+    row("head_dim 256", "causal", "fp16"),
+    row(),
+]
+ALL = {"fp16", "bf16", "causal", "alibi", "softcap", "gqa", "training"}
+
+
+def run_of(*rows: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """A record of a run that proves Triton on sm90. Rows take the place of those with the same features."""
+    instead = {row["test"]: row for row in rows}
+    tests = {
+        "selected": ["tests/gpu"],
+        "collected": True,
         "complete": True,
+        "rows": [instead.get(row["test"], row) for row in GRID],
+    }
+    return {
+        "benchmark": "gpu",
+        "device": {"type": "cuda", "arch": 90},
         "commit": "0" * 40,
         "modified": False,
-        "rows": [row(GRID), row(OTHER, "skipped")],
+        "sources": "a digest",
+        "tests": tests | {key: changed.pop(key) for key in tests if key in changed},
     } | changed
 
 
-def row(test: str, outcome: str = "passed") -> dict[str, Any]:
-    return {"test": test, "outcome": outcome, "seconds": 0.1, "message": ""}
+def shown(*records: dict[str, Any]) -> Proven | None:
+    """What is proven of Triton on sm90."""
+    return proven_by(records, known=lambda digest: False).get(("triton", "sm90"))
 
 
 def test_proven_is_what_committed_results_show() -> None:
-    shown: set[tuple[str, int]] = set()
-    for path in RESULTS.glob("gpu-tests-*.json"):
-        shown |= proves(json.loads(path.read_text(encoding="utf-8")))
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("gpu-*.json"))]
     stated = {
-        (name, int(target.removeprefix("sm")))
+        (name, target): proven
         for name, record in CANDIDATES.items()
         if not record.trusted and not record.plugin
-        for target in record.proven
-        if target.startswith("sm")
+        for target, proven in record.proven_in_part.items()
     }
-    assert shown == stated
+    assert proven_by(records, known=sources.in_history) == stated
+    wholly = {target for record in CANDIDATES.values() for target in record.proven_targets}
+    assert not {target for target in wholly if target.startswith("sm")}, "a run shows features, not all calls"
 
 
 def shown_executed(cases: list[dict[str, Any]]) -> Executed:
@@ -93,20 +136,66 @@ def test_one_call_that_failed_and_what_was_tried_on_one_architecture_count_for_n
     assert shown_executed([executed_call(80), executed_call(90), *more]) == shown
 
 
-def test_a_whole_run_that_passed_proves_its_own_architecture_alone() -> None:
-    assert proves(run_of()) == {("triton", 90)}
-    assert proves(run_of(device={"type": "cuda", "arch": 86})) == {("triton", 86)}
+def test_a_run_that_passed_proves_its_features_on_its_own_architecture_alone() -> None:
+    assert shown(run_of()) == Proven("sm90", frozenset(ALL), 256)
+    other = proven_by([run_of(device={"type": "cuda", "arch": 86})], known=lambda digest: False)
+    assert other == {("triton", "sm86"): Proven("sm86", frozenset(ALL), 256)}
+
+
+@pytest.mark.parametrize("outcome", ["failed", "unfinished"])
+@pytest.mark.parametrize(
+    ("features", "lost", "head_dim"),
+    [
+        ([("softcap", "fp16")], {"softcap"}, 256),
+        ([("alibi", "causal", "fp16")], {"alibi"}, 256),
+        ([("softcap", "fp16"), ("alibi", "causal", "softcap", "fp16")], {"softcap"}, 256),
+        ([("bf16",), ("causal", "bf16"), ("alibi", "causal", "bf16")], {"bf16"}, 256),
+        ([("causal", "fp16"), ("head_dim 256", "causal", "fp16")], {"causal"}, 256),
+        ([("head_dim 256", "fp16")], set(), 128),
+        ([("head_dim 128", "fp16")], set(), 64),
+        # Each passed without the others: together they fail.
+        ([("alibi", "causal", "softcap", "fp16")], {"alibi", "causal", "softcap", "fp16"}, 256),
+        ([("head_dim 256", "causal", "fp16")], set(), 128),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_failure_is_held_against_what_did_not_pass_without_it(
+    features: list[tuple[str, ...]], lost: set[str], head_dim: int, outcome: str
+) -> None:
+    record = run_of(*(failed(*words, outcome=outcome) for words in features))
+    assert shown(record) == Proven("sm90", frozenset(ALL - lost), head_dim)
+
+
+def test_a_failure_that_is_of_no_feature_is_held_against_all() -> None:
+    assert shown(run_of(failed())) is None
+    assert shown(run_of(failed(outcome="unfinished"))) is None
+    assert shown(run_of(row(outcome="skipped"))) is not None
+
+
+def test_what_was_skipped_proves_nothing_and_refutes_nothing() -> None:
+    """A skip says that the rules, or the device, do not let it run."""
+    skipped = [
+        row(*words, outcome="skipped")
+        for words in (("bf16",), ("causal", "bf16"), ("alibi", "causal", "bf16"))
+    ]
+    assert shown(run_of(*skipped)) == Proven("sm90", frozenset(ALL - {"bf16"}), 256)
+    assert shown(run_of(rows=[row(outcome="skipped")])) is None
+
+
+def test_cards_of_one_architecture_count_together() -> None:
+    """What failed on one is not proven, however often it passed on others."""
+    assert shown(run_of(), run_of(failed("softcap", "fp16"))) == Proven(
+        "sm90", frozenset(ALL - {"softcap"}), 256
+    )
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"rows": [row(GRID), row(OTHER, "failed")]},
-        {"rows": [row(GRID), row(OTHER, "unfinished")]},
-        {"rows": [row(GRID, "skipped"), row(OTHER)]},
         {"rows": []},
-        {"complete": False},
-        {"tests": [OTHER]},
+        {"collected": False},
+        {"selected": ["tests/gpu/test_triton_modes.py"]},
+        {"selected": ["tests/gpu", "--only alibi"]},
         {"commit": None},
         {"modified": True},
         {"device": {"type": "cpu", "arch": None}},
@@ -114,10 +203,79 @@ def test_a_whole_run_that_passed_proves_its_own_architecture_alone() -> None:
     ],
     ids=str,
 )
-def test_anything_less_proves_nothing(changed: dict[str, Any]) -> None:
-    assert proves(run_of(**changed)) == set()
+def test_a_part_of_the_suite_and_a_version_nobody_knows_prove_nothing(changed: dict[str, Any]) -> None:
+    assert shown(run_of(**changed)) is None
 
 
 def test_a_failure_elsewhere_is_not_held_against_the_kernels() -> None:
-    failed = row("tests/gpu/test_sdpa.py::test_what_cannot_run_says_why[cudnn]", "failed")
-    assert proves(run_of(rows=[row(GRID), failed])) == {("triton", 90)}
+    elsewhere = failed() | {"candidate": None}
+    assert shown(run_of(rows=[*GRID, elsewhere])) == shown(run_of())
+
+
+def test_without_git_the_digest_of_the_sources_names_the_version() -> None:
+    record = run_of(commit=None, modified=None, sources="told")
+    assert proven_by([record], known=lambda digest: digest == "told").keys() == {("triton", "sm90")}
+    assert not proven_by([record], known=lambda digest: digest == "another")
+
+
+def test_a_digest_is_the_same_of_files_and_of_their_commit() -> None:
+    commit = sources.git("rev-parse", "HEAD")
+    if commit is None:
+        pytest.skip("no git checkout")
+    if sources.git("status", "--porcelain", "--", *sources.FOLDERS):
+        pytest.skip("the sources have changes")
+    assert sources.digest() == sources.digest_of(commit)
+    assert sources.in_history(sources.digest())
+    assert not sources.in_history("0" * 64)
+
+
+def test_the_line_for_a_record_says_what_was_proven() -> None:
+    proven = shown(run_of())
+    assert proven is not None
+    assert eval(as_source(proven), {"Proven": Proven}) == proven
+
+
+# ---- what the suite says that it shows -------------------------------------------------------------------
+
+
+def planned(run: Any, path: Path) -> dict[str, Any]:
+    words = [
+        "-p",
+        "benchmarks.record_tests",
+        "--record",
+        path,
+        "--gpu-device=cpu",
+        "--collect-only",
+        "-q",
+        "tests/gpu",
+    ]
+    done = run("-m", "pytest", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = path.read_text(encoding="utf-8").splitlines()[0]
+    found: dict[str, Any] = json.loads(line)["planned"]
+    return found
+
+
+def test_the_suite_can_show_every_feature_that_a_candidate_takes(run: Any, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    tests = planned(run, tmp_path / "tests.jsonl")
+    asked = {feature.word for feature in FEATURES} | set(DTYPES)
+    lacking = {}
+    for name in ("triton", "cudnn"):
+        mine = [shows for shows in tests.values() if shows and shows["candidate"] == name]
+        every = {word for shows in mine for word in (*shows["features"], *shows["also"])}
+        odd = {word for word in every if not word.startswith("head_dim ")} - set(CANDIDATES[name].takes)
+        assert not odd, f"{name} does not take {odd}"
+        lacking[name] = (asked & set(CANDIDATES[name].takes)) - every
+    # cuDNN: FP8 is planned and not run, other types are refused, two head dimensions have no test.
+    assert lacking == {"triton": set(), "cudnn": {"fp8", "fp32", "head_dim_v"}}
+    named = tests["tests/gpu/test_triton_features.py::test_every_feature[alibi-torch.float16]"]
+    assert named == {
+        "candidate": "triton",
+        "features": ["alibi", "causal", "fp16", "top_left"],
+        "also": ["gqa", "lse", "max_logit", "training"],
+    }
+
+
+def test_every_case_but_the_plain_ones_names_a_feature() -> None:
+    assert {case.name for case in CASES if not words_of(case)} == {"plain", "mha", "mqa"}

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from shows import shown_by
+
 WITHOUT_CUDA = "needs a CUDA device; --gpu-device=cpu rehearses the suite on Triton's interpreter"
 
 
@@ -22,6 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "cuda_only(why): has no meaning, or takes too long, on the interpreter"
     )
+    config.addinivalue_line(
+        "markers", "shows(candidate, *features, also=()): what it shows, see tests/support/shows.py"
+    )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.user_properties.append(("shows", shown_by(item)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

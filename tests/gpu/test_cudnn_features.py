@@ -18,6 +18,7 @@ from attention_cases import (
     BOTTOM_RIGHT,
     CASES,
     CAUSAL,
+    STRIDES,
     Case,
     assert_errs_little_more,
     build,
@@ -32,6 +33,7 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.cudnn import session
 from attnsel.backends.cudnn.plans import PLANS, PlanRefused
 from attnsel.backends.slopes import default_slopes
+from forward_checks import check_forward, pages_of
 
 if importlib.util.find_spec("cudnn") is None and torch.cuda.is_available():
     pytest.skip("nvidia-cudnn-frontend is not installed", allow_module_level=True)
@@ -42,6 +44,8 @@ DTYPES = [
     torch.float16,
     pytest.param(torch.bfloat16, marks=pytest.mark.cuda_only("one 16-bit type shows it")),
 ]
+pytestmark = pytest.mark.shows("cudnn")
+both_ways = {"also": ("training", "lse")}
 ALIBI = Case("alibi, cuDNN's own slopes", CAUSAL)
 HERE = [
     case
@@ -94,18 +98,53 @@ def check(spec: Spec, inputs: Inputs) -> None:
     assert_errs_little_more(actual, wanted, plain, dtype)
 
 
+@pytest.mark.shows("cudnn", **both_ways)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
 def test_every_feature(case: Case, dtype: torch.dtype, device: torch.device, scale: int) -> None:
     check(*made(case, dtype, device, scale))
 
 
+@pytest.mark.shows("cudnn", "bf16", **both_ways)
 @pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("spec", [{}, CAUSAL, BOTTOM_RIGHT, {"window_left": 9, "window_right": 0}], ids=str)
 def test_head_dims(d: int, spec: dict[str, int], device: torch.device, scale: int) -> None:
     check(*made(Case("", spec, {}, {"s_kv": 40}), torch.bfloat16, device, scale, d))
 
 
+@pytest.mark.shows("cudnn", "strides", **both_ways)
+def test_strides(device: torch.device, scale: int) -> None:
+    spec, inputs = made(Case(""), torch.float16, device, scale)
+    check(spec, inputs._replace(**{n: STRIDES["sequence before heads"](getattr(inputs, n)) for n in "qkv"}))
+
+
+@pytest.mark.shows("cudnn", "deterministic", **both_ways)
+def test_two_deterministic_runs_are_bitwise_equal(device: torch.device, scale: int) -> None:
+    spec, inputs = made(Case("", {"deterministic": True}), torch.float16, device, scale)
+    check(spec, inputs)
+    one, other = (carried_out(forward, backward, spec, inputs, dlse=False)[0] for _ in range(2))
+    assert {name for name in one if not torch.equal(one[name], other[name])} == set()
+
+
+@pytest.mark.shows("cudnn", "paged")
+@pytest.mark.parametrize("s_q", [1, 20])
+def test_pages(s_q: int, device: torch.device, scale: int) -> None:
+    sizes = {"d": 64, "e": 64, "s_q": s_q, "s_kv": 40 * scale}
+    case = Case("", {**BOTTOM_RIGHT, "need_grad": False}, {"seqlens_kv": "b"}, sizes)
+    spec, inputs = build(case, torch.float16)
+    spec = dataclasses.replace(spec, return_max_logit=False)
+    paged_spec, paged = pages_of(spec, inputs, 16)
+    # What unused rows of a page hold is the business of a test below.
+    paged = paged._replace(k=paged.k.nan_to_num(), v=paged.v.nan_to_num())
+    try:
+        result = forward(paged_spec, onto(device, paged))
+    except PlanRefused as refused:
+        pytest.skip(str(refused))
+    assert result.lse is not None
+    check_forward(result._replace(out=result.out.cpu(), lse=result.lse.cpu()), spec, inputs)
+
+
+@pytest.mark.shows("cudnn", "max_logit")
 def test_the_largest_score(device: torch.device, scale: int) -> None:
     spec, inputs = made(Case("", CAUSAL), torch.float16, device, scale)
     spec = dataclasses.replace(spec, return_max_logit=True, need_grad=False)
@@ -120,6 +159,7 @@ def test_the_largest_score(device: torch.device, scale: int) -> None:
     assert error(result.lse, wanted["lse"]) < 2e-2
 
 
+@pytest.mark.shows("cudnn", "padding")
 @pytest.mark.cuda_only("what cuDNN itself does with padded rows is not documented")
 @pytest.mark.parametrize("fill", [1e4, float("inf"), float("nan")], ids=str)
 def test_what_padded_rows_hold_reaches_nothing(fill: float, device: torch.device, scale: int) -> None:
@@ -148,6 +188,7 @@ def test_what_padded_rows_hold_reaches_nothing(fill: float, device: torch.device
         assert torch.equal(one, other)
 
 
+@pytest.mark.shows("cudnn", "dropout")
 def test_dropout_repeats_for_a_seed_and_keeps_the_mean(device: torch.device, scale: int) -> None:
     rows = 16 * scale
     q, v = (torch.full((2, 4, rows, 64), x, dtype=torch.float16, device=device) for x in (0.0, 1.0))
@@ -164,6 +205,7 @@ def test_dropout_repeats_for_a_seed_and_keeps_the_mean(device: torch.device, sca
     assert outs[0].float().mean().item() == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.shows("cudnn", "cuda_graph")
 @pytest.mark.cuda_only("CUDA graphs")
 def test_a_captured_call_replays(device: torch.device) -> None:
     q, k, v = (torch.randn(2, 256, 4, 64, dtype=torch.float16, device=device) for _ in "qkv")
@@ -200,6 +242,7 @@ def test_side_streams_and_threads(device: torch.device) -> None:
     assert PLANS.info().builds == before
 
 
+@pytest.mark.shows(None)  # it asks, and computes nothing
 @pytest.mark.cuda_only("asks the real card")
 def test_what_the_rules_and_the_described_card_say_is_what_the_card_says(device: torch.device) -> None:
     """check_support with a handle, against the rules on this machine, for a few hundred drawn questions."""

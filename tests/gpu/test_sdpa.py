@@ -28,7 +28,10 @@ from attnsel import (
     select,
 )
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.sdpa import kernels as sdpa
+from attnsel.backends.sdpa.guards import check_call
+from attnsel.backends.sdpa.kernels import KERNELS
+from attnsel.backends.sdpa.ops import resolve
+from attnsel.backends.sdpa.plan import plan_mask
 from reference import attention_reference
 
 DTYPES = [
@@ -68,7 +71,7 @@ def test_kernel_against_the_reference(
     why = refusal(name, spec, inputs)
     if why:
         pytest.skip(why)
-    kernel = sdpa.KERNELS[name]
+    kernel = KERNELS[name]
     actual, dout, _ = carried_out(kernel.forward, kernel.backward, spec, inputs, dlse=False)
     wanted, plain = (expected(spec, inputs, dout, None, at) for at in (torch.float64, dtype))
     # The kernels give no max_logit, and a gradient of the bias where they have one.
@@ -98,9 +101,9 @@ def refusal(name: str, spec: Spec, inputs: Inputs) -> str:
     if chosen.verdict == "refused":
         return "; ".join(f"{reason.code} {reason.message}" for reason in chosen.reasons)
     try:
-        traits = sdpa.resolve(name, inputs.q.device.type)
-        sdpa.check_call(traits, spec, inputs)
-        sdpa.plan_mask(traits, spec, inputs)
+        traits = resolve(name, inputs.q.device.type)
+        check_call(traits, spec, inputs)
+        plan_mask(traits, spec, inputs)
     except (ValueError, NotImplementedError) as error:
         return str(error)
     return ""

@@ -15,6 +15,7 @@ if importlib.util.find_spec("triton") is None:
 
 from attnsel.backends.triton.run import forward
 
+pytestmark = pytest.mark.shows("triton")
 not_interpreted = pytest.mark.cuda_only("tests/backends/triton/test_decode.py has it")
 LONG = pytest.mark.cuda_only("too many tiles there")
 
@@ -28,6 +29,7 @@ def test_every_feature_decoded(case: Case, device: torch.device) -> None:
         check_forward(forward(spec, inputs, splits=splits), spec, inputs)
 
 
+@pytest.mark.shows("triton", "paged")
 @pytest.mark.parametrize("page_size", [16, 17, 256])
 @pytest.mark.parametrize("s_q", [1, 5, pytest.param(200, marks=LONG)])
 @pytest.mark.parametrize(("d", "e"), [(64, 64), (128, 128), pytest.param(576, 512, marks=LONG)])
@@ -45,6 +47,7 @@ def _on_cpu(result: object) -> dict[str, torch.Tensor]:
     return {name: getattr(result, name).cpu() for name in ("out", "lse", "max_logit")}
 
 
+@pytest.mark.shows("triton", "cuda_graph")
 @pytest.mark.parametrize("length", [1, 100, 8192])
 @LONG
 def test_a_graph_replays_other_lengths(length: int, device: torch.device) -> None:

@@ -22,6 +22,8 @@ if importlib.util.find_spec("triton") is None:
 
 from attnsel.backends.triton.run import backward, forward
 
+pytestmark = pytest.mark.shows("triton")
+
 
 def qkv(device: torch.device, s: int = 0, dtype: torch.dtype = torch.float16, seed: int = 0) -> list[Tensor]:
     """[b, s, h, d] with a gradient: 300 rows of 64 on a GPU, 20 of 8 on the interpreter."""
@@ -56,6 +58,7 @@ def test_forced_it_runs_and_is_right(device: torch.device) -> None:
     assert all(t.isfinite().all() for t in with_gradients(out, [q, k, v]))
 
 
+@pytest.mark.shows("triton", "softcap")
 @pytest.mark.cuda_only("it is never chosen by itself there")
 def test_chosen_for_what_no_other_fused_kernel_does(device: torch.device) -> None:
     q, k, v = qkv(device)
@@ -65,6 +68,7 @@ def test_chosen_for_what_no_other_fused_kernel_does(device: torch.device) -> Non
     assert error(out, reference_of(q, k, v, softcap=5.0)) < 1e-2
 
 
+@pytest.mark.shows("triton", "thd", "padding", "causal", "top_left")
 def test_packed_calls(device: torch.device) -> None:
     q, k, v = (t.detach().flatten(0, 1) for t in qkv(device))
     half = q.shape[0] // 2
@@ -137,6 +141,7 @@ def test_autocast_and_inference_mode(device: torch.device) -> None:
 # The device
 
 
+@pytest.mark.shows("triton", "cuda_graph")
 @pytest.mark.cuda_only("graphs are CUDA's")
 def test_graph_replays_with_new_inputs_and_a_new_seed(device: torch.device) -> None:
     sizes = {"d": 64, "e": 64}

@@ -37,6 +37,12 @@ BROKEN = {
     "has no such place": ("PLUGIN = plugin(place='before tiled')", "'before' or 'after'"),
     "adapts by itself": ("PLUGIN = plugin(adaptations=('fold_mask',))", "allowed: drop_mask"),
     "is proven by mouth": ("PLUGIN = plugin(proven={'H100 !'})", "'sm90'"),
+    "is proven everywhere": ("PLUGIN = plugin(proven='cpu')", "set or a list"),
+    "is proven for odd words": (
+        "from attnsel.plugins import Proven\n"
+        "PLUGIN = plugin(proven=(Proven('sm90', frozenset({'bf16', 'speed'}), 128),))",
+        "proven = 'speed': allowed: ",
+    ),
     "is executed by mouth": (
         "from attnsel.candidates.record import Executed\n"
         "PLUGIN = plugin(executed=Executed({'sm90'}, {'bf16'}, 256))",

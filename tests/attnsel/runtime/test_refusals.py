@@ -19,7 +19,7 @@ from attnsel.backends.tiled import kernel as tiled
 from attnsel.candidates import CANDIDATES
 from attnsel.debug import FallbackWarning
 from attnsel.environment import Environment
-from attnsel.runtime import dispatch, explicit_backward, kernels
+from attnsel.runtime import dispatch, explicit_backward, kernels, selfcheck
 from attnsel.runtime.call import NO_EXTRAS, config
 from attnsel.runtime.refusals import evidence
 
@@ -37,7 +37,7 @@ CAUSAL = {"attn_mask_type": "causal"}
 class StandIn:
     """In the place of the Triton kernel, which ranks first: tiled's numbers, but ``error`` if it ``fails``.
 
-    ``attempts``: how often it got there.
+    ``attempts``: how often it got there. ``ran_after``: what the other candidate was asked to do since then.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +45,22 @@ class StandIn:
         self.fails = ""
         self.error: BaseException | None = None
         self.attempts = 0
+        self.raised = False
+        self.ran_after: list[str] = []
+        other = kernels.Kernel(self.watched("forward"), self.watched("backward"))
+        monkeypatch.setitem(kernels.KERNELS, "tiled", other)
+
+    def watched(self, part: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self.raised:
+                self.ran_after.append(part)
+            return getattr(tiled, part)(*arguments, **named)
+
+        return call
 
     def put(self, fails: str, error: BaseException | None) -> None:
         self.fails, self.error = fails, error
+        self.raised = False
         if fails == "load":
             self.monkeypatch.delitem(kernels.KERNELS, "triton", raising=False)
             self.monkeypatch.setattr(kernels, "import_module", self.load)
@@ -60,6 +73,7 @@ class StandIn:
         if place == self.fails:
             self.attempts += 1
             if self.error is not None:
+                self.raised = True
                 raise self.error
 
     def load(self, module: str) -> Any:
@@ -272,24 +286,68 @@ MORE_ERRORS: dict[str, Callable[[], BaseException]] = {
     "memory, in Triton's words": lambda: RuntimeError("Triton Error [CUDA]: out of memory"),
     "a mistake in the kernel's own code": lambda: KeyError("block"),
 }
-REACHED = [(way, place) for way, place in (*PLACES, (trained, "backward")) if place != "load"]
+REACHED = [*PLACES, (trained, "backward")]
+on_all_reached = pytest.mark.parametrize(
+    ("way", "place"), REACHED, ids=[f"{way.__name__}-{place}" for way, place in REACHED]
+)
 
 
 def reaches_the_caller(stand_in: StandIn, way: Way, place: str, error: BaseException) -> None:
     stand_in.put(place, error)
     assert error_of(way) is error
+    assert stand_in.ran_after == [], "no other candidate is tried"
     assert evidence().refusals == ()
-    before, stand_in.error = stand_in.attempts, None
+    if way is not compiled_training:  # its forward is a call of its own, and was right
+        assert not selfcheck._passed.items, "nothing is taken for checked"
+    before, stand_in.error, stand_in.raised = stand_in.attempts, None, False
     agrees(way(), way)
     assert stand_in.attempts > before, "the same kernel runs the next call"
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize(("way", "place"), REACHED, ids=[f"{way.__name__}-{place}" for way, place in REACHED])
+@on_all_reached
 def test_what_says_nothing_about_the_kernel_reaches_the_caller(
     stand_in: StandIn, way: Way, place: str, kind: str
 ) -> None:
     reaches_the_caller(stand_in, way, place, ERRORS[kind]())
+
+
+@on_all_reached
+def test_a_device_that_is_lost_in_the_self_check_reaches_the_caller(
+    stand_in: StandIn, way: Way, place: str
+) -> None:
+    """The self-check runs the kernel first, and takes other errors of its for refusals."""
+    with override(selfcheck="all"):
+        reaches_the_caller(stand_in, way, place, ERRORS["lost device"]())
+
+
+def test_a_device_that_is_lost_in_a_backward_of_pytorchs_reaches_the_caller(stand_in: StandIn) -> None:
+    """Of a kernel that PyTorch differentiates itself: the error comes out of autograd."""
+    error = ERRORS["lost device"]()
+
+    def lose(gradient: Tensor) -> None:
+        stand_in.reach("gradient")
+
+    def bind(spec: Any, inputs: Any) -> Callable[..., Tensor]:
+        def call(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) * spec.softmax_scale).masked_fill(
+                torch.ones(q.shape[2], k.shape[2]).triu(1).bool(), float("-inf")
+            )
+            out = scores.softmax(-1) @ v
+            out.register_hook(lose)
+            return out
+
+        return call
+
+    stand_in.put("gradient", error)
+    kernel = kernels.Kernel(stand_in.forward, stand_in.backward, stand_in.prepare, bind)
+    stand_in.monkeypatch.setitem(kernels.KERNELS, "triton", kernel)
+    assert error_of(trained) is error
+    assert stand_in.ran_after == []
+    assert evidence().refusals == ()
+    stand_in.error, stand_in.raised = None, False
+    agrees(trained(), trained)
+    assert stand_in.attempts == 2
 
 
 @pytest.mark.parametrize("kind", MORE_ERRORS)
