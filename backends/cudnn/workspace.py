@@ -125,9 +125,9 @@ def _backward(p: AttentionParams, arch: int, deterministic: bool, bias_gradient:
 
 
 def _left_to_the_fallback(p: AttentionParams) -> bool:
-    """sm10x calls that engine 5 does not take, as far as that was seen; what it leaves has few keys."""
+    """sm10x calls that engine 5 does not take, as far as that was seen."""
     few_keys = p.max_seqlen_kv <= 128 and p.head_dim_qk <= 128 and not p.dropout
-    return p.max_seqlen_q == 1 or p.head_dim_v > p.head_dim_qk or few_keys
+    return few_keys or p.head_dim_v > p.head_dim_qk
 
 
 def _up(size: int, multiple: int) -> int:
