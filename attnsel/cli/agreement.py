@@ -17,10 +17,19 @@ from attnsel.rules import REGISTRY
 if TYPE_CHECKING:
     from attnsel.backends.cudnn.ask.client import Library
 
-_PLAIN = {**AttentionParams().model_dump(mode="json"), "max_seqlen_kv": None, "num_gqa_groups": None}
-"""Those two follow from others where they are left out: a question is only repeated with them."""
+_DERIVED = ("max_seqlen_kv", "num_gqa_groups", "head_dim_v", "window_size", "bottom_right_diagonal")
+"""Fields that follow from others where they are left out: a question is only repeated with them."""
 
+_PLAIN = {
+    name: value for name, value in AttentionParams().model_dump(mode="json").items() if name not in _DERIVED
+}
 GPUS = ("A100", "RTX 4090", "H100", "B200", "RTX 5090")
+
+
+def plainly_stated(p: AttentionParams) -> dict[str, Any]:
+    """The fields by which a question can be asked again: those that differ from the defaults."""
+    stated = p.model_dump(mode="json")
+    return {name: value for name, value in stated.items() if name not in _PLAIN or value != _PLAIN[name]}
 
 
 @dataclass(frozen=True)
@@ -34,13 +43,12 @@ class RuleMismatch:
     library: str
 
     def as_dict(self) -> dict[str, Any]:
-        stated = self.params.model_dump(mode="json")
         return {
             "outcome": self.outcome,
             "gpu": self.gpu,
             "codes": list(self.codes),
             "library": self.library,
-            "params": {name: value for name, value in stated.items() if value != _PLAIN[name]},
+            "params": plainly_stated(self.params),
         }
 
 

@@ -1,8 +1,8 @@
 """How much workspace a cuDNN attention call takes, where the library is not there to say it.
 
-The figure is that of the larger of the two plans, forward and backward, which do not run at the same time. The
-terms are cudnn-frontend's own buffers (scaled_dot_product_flash_attention.h, releases 1.20 to 1.32) and what
-each engine adds, read off the plans that libcudnn builds for described GPUs:
+The figure is that of the larger of the two plans, forward and backward: they do not run at the same time.
+The terms are cudnn-frontend's own buffers (scaled_dot_product_flash_attention.h, releases 1.20 to 1.32) and
+what each engine adds, read off the plans that libcudnn builds for described GPUs:
 
 - rows: a float32 for each query row, always;
 - dQ: float32 [b, h, s_q, d], added up over key tiles; sm8x and sm12x hold it twice, the second in whole tiles
@@ -13,7 +13,12 @@ each engine adds, read off the plans that libcudnn builds for described GPUs:
 - full dK and dV: per query head, where heads share keys;
 - dropped: a bit for each score, in whole tiles of 128 by 128, where sm10x drops any.
 
-``benchmarks/cudnn_workspace.py`` compares it with the library's plans, and says how well it agrees.
+How well it agrees, over 544 random calls that rules and library accept (cuDNN 9.19.0 and 9.28.0, an A100,
+H200, B200, RTX 4090 and RTX 5090; benchmarks/results/cudnn-workspaces.json): all within 1 MiB or 1 %, 538
+within 4 KiB, 414 to the byte; where it is low, by 366 KiB at most. For few keys on sm10x it may be high, by
+dQ once more. ``attnsel conformance --backend cudnn --workspace`` repeats it with other calls and releases.
+
+For packed sequences the plan is built for lengths rounded up, by a quarter at most.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ def params_of(case: Case, spec: Spec, inputs: Inputs) -> AttentionParams | None:
     elif spec.window_left >= 0 or spec.window_right >= 0:
         fields["bottom_right_diagonal"] = spec.bottom_right
     if spec.packed:
-        assert i.cu_seqlens_q is not None and i.cu_seqlens_kv is not None
+        assert i.cu_seqlens_q is not None
+        assert i.cu_seqlens_kv is not None
         fields["batch_size"] = i.cu_seqlens_q.shape[0] - 1
         fields["max_seqlen_q"] = int(i.cu_seqlens_q.diff().max())
         fields["max_seqlen_kv"] = int(i.cu_seqlens_kv.diff().max())
