@@ -117,9 +117,14 @@ def test_where_it_is_no_measure_of_a_candidate_nothing_is_refused_for_it(p, env)
 
 
 def test_a_folded_mask_that_does_not_fit_is_refused():
-    p = AttentionParams(batch_size=1, num_heads=1, window_size=(128, 0), max_seqlen_q=1 << 18)
-    refused = select(p, H100)["sdpa.efficient"]  # a mask of 2^36 bf16 entries
-    assert "128 GiB mask" in next(found.message for found in refused.reasons if found.code == "MEMORY001")
+    p = AttentionParams(batch_size=1, num_heads=1, window_size=(128, 0), max_seqlen_q=46_000)
+    small = H100.replace(
+        device=H100.device.replace(memory=4 * GIB)
+    )  # a mask of 46,000 * 46,000 bf16: 3.9 GiB
+    refused = select(p, small)["sdpa.efficient"]
+    assert [found.code for found in refused.reasons] == ["MEMORY001"]
+    assert "3.9 GiB mask" in refused.reasons[0].message
+    assert select(p, H100)["sdpa.efficient"].eligible
 
 
 def test_tensors_count_with_gradients_in_training_and_a_bias_as_it_is():
