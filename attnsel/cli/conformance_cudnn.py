@@ -56,7 +56,8 @@ def conformance_cudnn(
         print_json(stamped("conformance-cudnn", said), indent=None)
     else:
         _tell(tally, about, notes)
-    too_low = tally.workspaces is not None and tally.workspaces.below
+    found = tally.workspaces
+    too_low = found is not None and 100 * found.below > found.compared
     return CHECK_FAILED if tally.outcomes["false accept"] or too_low else FOUND
 
 

@@ -56,7 +56,8 @@ def build(graph: Graph, session: Session) -> ExecutionPlan:
     """A plan from the library. Raises Refused with its reason."""
     reached: list[str] = []
     versions = dict(zip(("cudnn", "cudnn_frontend"), session.versions, strict=True))
-    with listening() as heard, workspace_bounded(graph, session.arch, versions):
+    arch = session.arch if dict(graph.options).get("deterministic") else 0  # of other graphs nothing is asked
+    with listening() as heard, workspace_bounded(graph, arch, versions):
         try:
             made = declare(graph, session.cudnn, handle=session.handle)
             check(made, session.cudnn, reached)

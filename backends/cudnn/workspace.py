@@ -14,9 +14,11 @@ what each engine adds, read off the plans that libcudnn builds for described GPU
 - dropped: a bit for each score, in whole tiles of 128 by 128, where sm10x drops any.
 
 How well it agrees, over 544 random calls that rules and library accept (cuDNN 9.19.0 and 9.28.0, an A100,
-H200, B200, RTX 4090 and RTX 5090; benchmarks/results/cudnn-workspaces.json): all within 1 MiB or 1 %, 538
-within 4 KiB, 414 to the byte; where it is low, by 366 KiB at most. For few keys on sm10x it may be high, by
-dQ once more. ``attnsel conformance --backend cudnn --workspace`` repeats it with other calls and releases.
+H200, B200, RTX 4090 and RTX 5090; benchmarks/results/cudnn-workspaces.json): all within 1 MiB or 1 %, 539
+within 4 KiB, 414 to the byte; where it is low, by 366 KiB at most. Those calls shaped the formula. Of 317
+others (cuDNN 9.28.0, seed 7) 315 agree as closely, after FP8 on Blackwell and Hopper was put right by them;
+two on sm10x, whose fallback engine takes dQ twice, are off by that: once high, once low.
+``attnsel conformance --backend cudnn --workspace`` asks about further calls and releases.
 
 For packed sequences the plan is built for lengths rounded up, by a quarter at most.
 """
@@ -110,9 +112,12 @@ def _backward(p: AttentionParams, arch: int, deterministic: bool, bias_gradient:
     rows, keys = p.max_seqlen_q, p.max_seqlen_kv
     blackwell = 100 <= arch < 110
     taken = per_head * rows * _FLOAT32
+    shared = p.num_gqa_groups != p.num_heads
     if p.fp8_attention and blackwell:
-        return 2 * taken
-    if p.num_gqa_groups != p.num_heads:
+        full = per_head * keys * (p.head_dim_qk + p.head_dim_v) * 2 * _FLOAT32
+        return 2 * taken + (full if shared else 0)
+    deterministic = deterministic and not p.fp8_attention  # that backward adds up in no other way
+    if shared:
         taken += per_head * keys * (p.head_dim_qk + p.head_dim_v) * max(_HALF, ITEMSIZE[p.dtype])
     if bias_gradient or (deterministic and not blackwell):
         if arch == 90:
@@ -122,7 +127,7 @@ def _backward(p: AttentionParams, arch: int, deterministic: bool, bias_gradient:
         return taken
     width = per_head * p.head_dim_qk * _FLOAT32
     taken += rows * width
-    if p.deterministic and arch == 90:
+    if p.deterministic and arch == 90 and not p.fp8_attention:
         taken += per_head * -(-rows // 64) * 8  # whose turn it is, for each tile of rows
     if arch < 90 or arch >= 120 or (blackwell and _left_to_the_fallback(p)):
         taken += _up(rows, 8) * width
@@ -131,8 +136,7 @@ def _backward(p: AttentionParams, arch: int, deterministic: bool, bias_gradient:
 
 def _left_to_the_fallback(p: AttentionParams) -> bool:
     """sm10x calls that engine 5 does not take, as far as that was seen."""
-    few_keys = p.max_seqlen_kv <= 128 and p.head_dim_qk <= 128 and not p.dropout
-    return few_keys or p.head_dim_v > p.head_dim_qk
+    return p.max_seqlen_kv <= 128 and p.head_dim_qk <= 128 and not p.dropout
 
 
 def _up(size: int, multiple: int) -> int:
