@@ -67,8 +67,8 @@ def conformance(
     [{kind, kernel, source, line, instruction, block, thread, detail, threads}], ok}]}.
 
     Exit code: 0 all compile, fit, spill nothing, are not serialised and use the tensor cores, or no false
-    accept and at most 1 % of the estimates too low; 2 bad input, or something is missing; 4 some do not, one is slower than in
-    the file compared with, a false accept, estimates too low, a fault or a wrong number.
+    accept and at most 1 % of the estimates too low; 2 bad input, or something is missing; 4 some do not, one
+    is slower than in the file compared with, a false accept, estimates too low, a fault or a wrong number.
     """
     if backend == "cudnn":
         from attnsel.cli.conformance_cudnn import conformance_cudnn

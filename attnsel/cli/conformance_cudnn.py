@@ -56,8 +56,8 @@ def conformance_cudnn(
         print_json(stamped("conformance-cudnn", said), indent=None)
     else:
         _tell(tally, about, notes)
-    found = tally.workspaces
-    too_low = found is not None and 100 * found.below > found.compared
+    sizes = tally.workspaces
+    too_low = sizes is not None and 100 * sizes.below > sizes.compared
     return CHECK_FAILED if tally.outcomes["false accept"] or too_low else FOUND
 
 
