@@ -19,7 +19,7 @@ VERSIONS: dict[str, int] = {
     "removed-rule": 1,  # attnsel rule, of a code that is gone
     "doctor": 1,
     "conformance": 2,
-    "conformance-cudnn": 1,
+    "conformance-cudnn": 2,
     "conformance-executed": 1,
 }
 

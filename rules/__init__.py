@@ -11,7 +11,7 @@ file                  constrains
 ``context_parallel``  one sequence over many ranks
 ``bugs``              what compiles, runs and is wrong
 ``preferences``       which of several candidates goes first, and why
-``policies``          what the user allowed or forbade
+``policies``          what the user allowed or forbade, and what does not fit
 ``capabilities``      what a record does not list under ``takes``
 ``removed``           codes that were in use once
 ``ranges``            which codes lie in which file

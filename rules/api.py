@@ -180,7 +180,8 @@ def limit(p: AttentionParams, field: str, requirement: Requirement, note: str = 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PolicyRule(Page):
-    """A refusal that rests on what the user asked for, or on what happened in this process."""
+    """A refusal that rests on what the user asked for, on how much memory there is, or on what happened in
+    this process."""
 
     body: Callable[..., Violation | None]  # (name, policy), and what one call takes where that matters
     fires_on: tuple[str, Example]  # a candidate, and the fields of a Policy that refuses it

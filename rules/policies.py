@@ -1,4 +1,4 @@
-"""What the user allowed or forbade, and what this process saw refuse."""
+"""What the user allowed or forbade, what does not fit the machine, and what this process saw refuse."""
 
 from __future__ import annotations
 
@@ -53,17 +53,45 @@ def over_the_memory_limit(name: str, policy: Policy, parts: tuple[Memory, ...] =
     """This call would take more memory than the policy allows
 
     Why: Policy.memory_limit (ATTNSEL_MEMORY_LIMIT) bounds what a candidate allocates while it runs, beyond
-    the call's tensors, results and gradients: scores that are stored, folded masks, copies, repeated heads
-    and tiled's tiles. cuDNN's workspace is not known before a plan is built and is not counted, neither for
-    cudnn nor for sdpa.cudnn; nor are rows of statistics, which grow with s alone.
+    the call's tensors, results and gradients: scores that are stored, cuDNN's workspace, folded masks,
+    copies, repeated heads and tiled's tiles. Rows of statistics, which grow with s alone, are not counted.
     Fix: raise the limit, or use a kernel that stores no scores and a call that needs no adaptation.
-    Source: your policy; attnsel/selection/memory.py says how each figure is made.
+    Source: your policy; MEMORY001 says what each figure rests on.
     """
     need = sum(amount for _, amount in parts)
     if policy.memory_limit is None or need <= policy.memory_limit:
         return None
-    made = ", ".join(f"{size(amount)} {what}" for what, amount in parts)
-    return Violation("policy.memory_limit", size(policy.memory_limit), AtLeastBytes(need), made)
+    return Violation("policy.memory_limit", size(policy.memory_limit), AtLeastBytes(need), _each(parts))
+
+
+@policy_rule("MEMORY001", evidence="measured", fires_on=("sdpa.math", {}))
+def over_the_memory_there_is(
+    name: str, policy: Policy, parts: tuple[Memory, ...] = (), there: int | None = None, tensors: int = 0
+) -> Violation | None:
+    """This call takes more memory than the GPU has
+
+    Why: what a candidate allocates while it runs comes on top of the call's own tensors and their gradients,
+    and would fail as "out of memory". Calls whose tensors alone do not fit are not refused here: no other
+    kernel would help.
+    What each figure rests on. cuDNN's workspace: a formula, compared with the plans that libcudnn 9.8 to 9.28
+    builds for described GPUs (attnsel/backends/cudnn/workspace.py says how well it agrees); attnsel explain
+    --ask-library gives the library's own figure. Older releases cannot be asked, and the same formula is
+    used. Scores and tiles: peaks of PyTorch's allocator. Masks, copies, repeated heads: their sizes.
+    A deterministic backward on Hopper holds 2 bytes for each score: 256 GiB for 128 heads of 32768 tokens.
+    From cuDNN 9.25 with cudnn-frontend 1.27 attnsel asks for the one that grows with the length alone where
+    that would be more than 4 GiB.
+    Fix: those releases; without determinism; a kernel that stores nothing; or a GPU with more memory.
+    Source: attnsel/selection/memory.py; NVIDIA/cudnn-frontend#398.
+    """
+    need = sum(amount for _, amount in parts) + tensors
+    if there is None or need <= there:
+        return None
+    named = _each((*parts, ("tensors", tensors)))
+    return Violation("device.memory", size(there), AtLeastBytes(need), named)
+
+
+def _each(parts: tuple[Memory, ...]) -> str:
+    return ", ".join(f"{size(amount)} {what}" for what, amount in parts)
 
 
 @policy_rule("RUNTIME001", evidence="runtime", fires_on=("cudnn", {}))

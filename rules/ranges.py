@@ -43,6 +43,7 @@ _WRITTEN = (
     Range("INSTALL", 1, 99, "rules/common.py", "libraries that must be installed"),
     Range("DEVICE", 1, 99, "rules/common.py", "devices, and something to compute"),
     Range("POLICY", 1, 99, "rules/policies.py", "what the user allowed or forbade"),
+    Range("MEMORY", 1, 99, "rules/policies.py", "what does not fit the GPU"),
     Range("RUNTIME", 1, 99, "rules/policies.py", "what this process saw refuse, or go wrong"),
     # cuDNN below 9.8: 101 to 139, 180 to 229 and 401 to 459. FP8: 301 to 399. The others: 9.8 and newer.
     Range("CUDNN", 1, 3, "rules/cudnn/since_9_8_forward.py", "releases, devices, FP64"),

@@ -38,6 +38,7 @@ LAYERS = [
         "context_parallel.exchanges",
     ],
     ["params", "environment", "candidates.record"],
+    ["backends.cudnn.workspace"],
     [f"backends.{name}.candidate" for name in BUILT_IN],
     ["candidates.registry"],
     ["candidates"],
@@ -65,7 +66,7 @@ LAYERS = [
     ["flash_attn", "integrations"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:17] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:18] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {
     "params",
     "layout",
@@ -76,6 +77,7 @@ BACKENDS_MAY_IMPORT = {
     "_lock",
     "versions",
     "backends",
+    "backends.cudnn.workspace",
     "errors",
 }
 RUNNING = (

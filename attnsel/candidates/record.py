@@ -7,7 +7,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
+    from attnsel.versions import Version
 
 Memory = tuple[str, int]
 """What it is, in words, and its bytes."""
@@ -68,6 +69,7 @@ class CandidateRecord:
     adaptations: exact changes of a call that may be made for it, in the order in which they are carried out.
     memory: what it allocates for a call beyond the call's own tensors, results and gradients; None: nothing
         that grows with s_q * s_kv.
+    less_memory: releases that, each group installed together, bring ``memory`` down for some calls.
     dropout: whose random numbers decide what is dropped: "contract" (the seed that is given, entries numbered
         as attnsel/backends/contract.py says, so that any split of a sequence drops the same ones), "own" (the
         seed that is given, other entries) or "generator" (PyTorch's generator: no seed can replay it).
@@ -107,6 +109,7 @@ class CandidateRecord:
     needs: tuple[str, ...] = ("torch",)
     adaptations: tuple[str, ...] = ()
     memory: Callable[[AttentionParams, Environment], Memory] | None = None
+    less_memory: tuple[Mapping[str, Version], ...] = ()
     dropout: Dropout = "contract"
     explicit_backward: bool = True
     refusals: tuple[str, ...] = ()

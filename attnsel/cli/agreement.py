@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnsel.cli.library import Outcome, by_library, by_rules, outcome
+from attnsel.cli.workspaces import Workspaces
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
@@ -16,8 +17,19 @@ from attnsel.rules import REGISTRY
 if TYPE_CHECKING:
     from attnsel.backends.cudnn.ask.client import Library
 
-_PLAIN = AttentionParams().model_dump(mode="json")
+_DERIVED = ("max_seqlen_kv", "num_gqa_groups", "head_dim_v", "window_size", "bottom_right_diagonal")
+"""Fields that follow from others where they are left out: a question is only repeated with them."""
+
+_PLAIN = {
+    name: value for name, value in AttentionParams().model_dump(mode="json").items() if name not in _DERIVED
+}
 GPUS = ("A100", "RTX 4090", "H100", "B200", "RTX 5090")
+
+
+def plainly_stated(p: AttentionParams) -> dict[str, Any]:
+    """The fields by which a question can be asked again: those that differ from the defaults."""
+    stated = p.model_dump(mode="json")
+    return {name: value for name, value in stated.items() if name not in _PLAIN or value != _PLAIN[name]}
 
 
 @dataclass(frozen=True)
@@ -31,13 +43,12 @@ class RuleMismatch:
     library: str
 
     def as_dict(self) -> dict[str, Any]:
-        stated = self.params.model_dump(mode="json")
         return {
             "outcome": self.outcome,
             "gpu": self.gpu,
             "codes": list(self.codes),
             "library": self.library,
-            "params": {name: value for name, value in stated.items() if value != _PLAIN[name]},
+            "params": plainly_stated(self.params),
         }
 
 
@@ -50,6 +61,7 @@ class Tally:
     crashes: int = 0
     disagreements: list[RuleMismatch] = field(default_factory=list)
     fp8: Counter[str] = field(default_factory=Counter)  # outcomes of the questions about FP8 attention
+    workspaces: Workspaces | None = None  # None where no plans are built
 
     @property
     def asked(self) -> int:
@@ -65,6 +77,7 @@ class Tally:
             "false_accept_bound_95": upper_bound(wrong, self.asked),
             "false_reject_bound_95": upper_bound(strict, self.asked),
             "fp8": _counts(self.fp8),
+            "workspaces": None if self.workspaces is None else self.workspaces.as_dict(),
         }
 
 
@@ -113,8 +126,11 @@ def compare(
     gpus: Sequence[str] = GPUS,
     watch: Callable[[Tally], None] = lambda tally: None,
     rotate: bool = False,
+    build: bool = False,
 ) -> Tally:
     """Put every question to rules and library, on each GPU, or with ``rotate`` on one after the other.
+
+    ``build``: let the library build the plans of what both accept, and compare their workspace.
 
     Raises Missing when the library cannot be asked.
     """
@@ -127,7 +143,7 @@ def compare(
         assert env.arch is not None
         device = device_json(env.arch, env.device.name, env.device.memory, env.device.sm_count)
         places.append((gpu, env, device))
-    tally = Tally()
+    tally = Tally(workspaces=Workspaces() if build else None)
     for number, p in enumerate(questions):
         turn = number % len(places)
         for gpu, env, device in places[turn : turn + 1] if rotate else places:
@@ -140,5 +156,7 @@ def compare(
             tally.crashes += any(answer.crashed for answer in asked.answers.values())
             if kind not in ("agree", "known bug", "unknown"):
                 tally.disagreements.append(RuleMismatch(kind, gpu, p, verdict.codes, asked.words))
+            if tally.workspaces is not None and verdict.eligible and asked.supported:
+                tally.workspaces.add(gpu, p, env, by_library(library, p, device, build=True))
             watch(tally)
     return tally

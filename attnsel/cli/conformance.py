@@ -31,6 +31,9 @@ def conformance(
     samples: Annotated[int, Parameter(help="cudnn: questions at random, each for every GPU")] = 200,
     seed: Annotated[int, Parameter(help="cudnn: another seed, other questions")] = 0,
     cudnn_lib: CudnnLib = None,
+    workspace: Annotated[
+        bool, Parameter(negative="", help="cudnn: build the plans too, and compare their workspace")
+    ] = False,
     execute: Annotated[bool, Parameter(negative="", help="triton: run the kernels' PTX on the CPU")] = False,
     case: Annotated[str, Parameter(help="with --execute: only cases with these words, by commas")] = "",
     quick: Annotated[bool, Parameter(negative="", help="with --execute: the representative part")] = False,
@@ -39,7 +42,9 @@ def conformance(
     """Compile every shipped Triton configuration ahead of time, with no GPU, and read what came out.
 
     With --backend cudnn: put random questions to the rules and to the real libcudnn, and tell where they
-    differ (--arch then defaults to 80,89,90,100,120). A false accept is a rule that is missing.
+    differ (--arch then defaults to 80,89,90,100,120). A false accept is a rule that is missing. --workspace
+    has it build the plans of what both accept, half a second each, and compares their workspace with the
+    estimate by which a call is held to fit the GPU: off by more than 1 MiB and 1 % is counted.
 
     With --execute: run the kernels' PTX on the CPU instead, over a grid of calls, compare with float64, and
     search for faults that a GPU does not report: accesses outside of tensors, races, data used before it is
@@ -54,20 +59,21 @@ def conformance(
     registers, spills, shared_memory, shared_memory_limit, matrix_instructions, seconds, error, specialised,
     rows, warnings, loop: {instructions, matrix, waits, ...}, loops, faults, ok}]} and with --compare
     {"changes": [{kernel, worse, words}]}; with --backend cudnn {cudnn, cudnn_frontend, stage, gpus, seed,
-    samples, asked, the count of each outcome, bounds at 95 %, disagreements: [{outcome, gpu, codes,
-    library, params}], notes}; with --execute
+    samples, asked, the count of each outcome, bounds at 95 %, workspaces (null, or {compared, agree, exact,
+    below, above, not_built, largest, disagreements: [{gpu, params, planned, estimated}]}), disagreements:
+    [{outcome, gpu, codes, library, params}], notes}; with --execute
     {date, triton, architectures: {sm: {calls, kernels, blocks, instructions, seconds, compiling,
     largest_error, faults, not_executed, opcodes_not_covered}}, cases: [{case, arch, dtype, ..., faults:
     [{kind, kernel, source, line, instruction, block, thread, detail, threads}], ok}]}.
 
     Exit code: 0 all compile, fit, spill nothing, are not serialised and use the tensor cores, or no false
-    accept; 2 bad input, or something is missing; 4 some do not, one is slower than in the file compared
-    with, a false accept, a fault or a wrong number.
+    accept and at most 1 % of the estimates too low; 2 bad input, or something is missing; 4 some do not, one
+    is slower than in the file compared with, a false accept, estimates too low, a fault or a wrong number.
     """
     if backend == "cudnn":
         from attnsel.cli.conformance_cudnn import conformance_cudnn
 
-        return conformance_cudnn(arch, samples, seed, cudnn_lib, json)
+        return conformance_cudnn(arch, samples, seed, cudnn_lib, workspace, json)
     if backend != "triton":
         raise InvalidInput("--backend", backend, "allowed: triton, cudnn")
     try:

@@ -18,15 +18,19 @@ from attnsel.cli.output import (
     unwound,
     wrap,
 )
+from attnsel.cli.workspaces import Workspaces
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput
 from attnsel.report import params_words
 from attnsel.rules import REGISTRY
+from attnsel.selection.requirements import size
 
 _SHOWN = 3  # disagreements written out per group; --json holds all of them
 
 
-def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None, json: bool) -> int:
+def conformance_cudnn(
+    arch: str, samples: int, seed: int, cudnn_lib: str | None, build: bool, json: bool
+) -> int:
     """See ``attnsel conformance``."""
     from attnsel.backends.cudnn.ask.client import Library
     from attnsel.backends.cudnn.ask.libraries import Missing
@@ -40,7 +44,7 @@ def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None,
             versions = library.versions()
             questions = draw(seed, samples, starting_points())
             with bar("asking libcudnn", samples * len(gpus)) as move:
-                tally = compare(library, questions, gpus, lambda tally: move(tally.asked))
+                tally = compare(library, questions, gpus, lambda tally: move(tally.asked), build=build)
             notes = library.notes
     except Missing as missing:
         complain(str(missing))
@@ -52,7 +56,9 @@ def conformance_cudnn(arch: str, samples: int, seed: int, cudnn_lib: str | None,
         print_json(stamped("conformance-cudnn", said), indent=None)
     else:
         _tell(tally, about, notes)
-    return CHECK_FAILED if tally.outcomes["false accept"] else FOUND
+    sizes = tally.workspaces
+    too_low = sizes is not None and 100 * sizes.below > sizes.compared
+    return CHECK_FAILED if tally.outcomes["false accept"] or too_low else FOUND
 
 
 def _gpus(arch: str) -> tuple[str, ...]:
@@ -94,6 +100,8 @@ def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
     fp8 = tally.fp8
     wrong = f"{fp8['false accept']} false accepts, {fp8['false reject']} false rejects"
     print_text(f"  {fp8.total():>7}  of all were about FP8 attention: {wrong}")
+    if tally.workspaces is not None:
+        _tell_workspaces(tally.workspaces)
     groups: dict[tuple[str, str], list[RuleMismatch]] = defaultdict(list)
     for one in tally.disagreements:
         why = ", ".join(one.codes) if one.outcome == "false reject" else one.library
@@ -106,6 +114,24 @@ def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
     if any(kind == "false reject" for kind, _ in groups):
         code = next(one.codes[0] for one in tally.disagreements if one.outcome == "false reject")
         print_text(f"\nWhy a rule: attnsel rule {REGISTRY.pages[code].code}")
+
+
+def _tell_workspaces(found: Workspaces) -> None:
+    rows = (
+        (found.compared, "workspaces of plans compared with the estimate"),
+        (found.agree, f"agree, {found.exact} of them to the byte"),
+        (found.below, "estimates too low"),
+        (found.above, "estimates too high"),
+        (found.not_built, "accepted, and no plan is built"),
+    )
+    for number, what in rows:
+        print_text(f"  {number:>7}  {what}")
+    for one in found.disagreements[:_SHOWN]:
+        planned = "no plan" if one.planned is None else size(one.planned)
+        words = " ".join(params_words(one.params))
+        print_text(
+            "\n".join(wrap(f"{one.gpu}: {planned}, not {size(one.estimated)}: {words}", "    ", "      "))
+        )
 
 
 def _bound(seen: int, asked: int) -> str:

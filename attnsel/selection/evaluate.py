@@ -18,9 +18,9 @@ from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
-from attnsel.rules import REGISTRY, Rule, load_families
+from attnsel.rules import REGISTRY, Page, Rule, load_families
 from attnsel.rules.api import INTERPRETED
-from attnsel.selection.memory import memory_parts
+from attnsel.selection.memory import memory_parts, room, tensor_bytes
 from attnsel.selection.requirements import Requirement, holds_together
 from attnsel.selection.rule_dependencies import fields_of
 from attnsel.selection.verdict import Adaptation, Reason, Violation
@@ -267,10 +267,21 @@ def always_refuses(field: str, p: AttentionParams, rules: FoldedRules, env: Envi
 def over_memory(
     name: str, p: AttentionParams, env: Environment, policy: Policy, adaptations: tuple[Adaptation, ...]
 ) -> list[Reason]:
-    """The reason against a candidate whose call takes more memory than the policy allows."""
-    page = REGISTRY.policy_rules["POLICY004"]
-    finding = page.body(name, policy, memory_parts(name, p, env, adaptations))
-    return [] if finding is None else [Reason(page, finding)]
+    """The reasons against a candidate whose call takes more memory than the policy allows, or than there
+    is."""
+    left = room(p, env)
+    if left is None and policy.memory_limit is None:
+        return []
+    parts = memory_parts(name, p, env, adaptations)
+    need = sum(amount for _, amount in parts)
+    found: list[tuple[Page, Violation | None]] = []
+    if policy.memory_limit is not None and need > policy.memory_limit:
+        page = REGISTRY.policy_rules["POLICY004"]
+        found.append((page, page.body(name, policy, parts)))
+    if left is not None and need > left:
+        page = REGISTRY.policy_rules["MEMORY001"]
+        found.append((page, page.body(name, policy, parts, env.device.memory, tensor_bytes(p))))
+    return [Reason(page, finding) for page, finding in found if finding is not None]
 
 
 @lru_cache(maxsize=256)

@@ -367,8 +367,9 @@ class Inquiry:
         unwanted = policy_reasons(policy)[name]
         if unwanted:
             reasons = [*reasons, *unwanted]
-        if policy.memory_limit is not None:
-            reasons = [*reasons, *over_memory(name, p, env, policy, adaptations)]
+        too_much = over_memory(name, p, env, policy, adaptations)
+        if too_much:
+            reasons = [*reasons, *too_much]
         if self.evidence.refusals:
             reasons = reasons + self.evidence.against(name, p)
         verdict: Verdict = "eligible"

@@ -19,6 +19,7 @@ from attnsel.errors import InvalidInput
 from attnsel.gpus import ARCHITECTURES, CATALOGUE, Gpu
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
+from attnsel.selection.memory import memory_parts
 from attnsel.selection.requirements import AtLeast, AtLeastBytes, Installed
 from attnsel.selection.verdict import Reason
 from attnsel.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
@@ -116,7 +117,10 @@ def _answers(
     """What silences this reason, or at least moves it on to another value."""
     rule = reason.rule
     if not isinstance(rule, Rule):
-        return list(_loosened(name, question, reason))
+        loosened = list(_loosened(name, question, reason))
+        if isinstance(reason.finding.required, AtLeastBytes):
+            loosened += _with_less_memory(name, question, shared)
+        return loosened
     found: list[Move] = []
     if _says(rule, question) is None:
         # It is about an adapted question: only the engine knows what helps.
@@ -311,8 +315,29 @@ def _loosened(name: str, question: Scenario, reason: Reason) -> Iterator[Move]:
         yield {"policy.allow": (*policy.allow, name)}
     elif reason.code == "POLICY003":
         yield {"policy.deny": tuple(other for other in policy.deny if other != name)}
-    elif isinstance(reason.finding.required, AtLeastBytes):
+    elif reason.code == "POLICY004" and isinstance(reason.finding.required, AtLeastBytes):
         yield {"policy.memory_limit": round_size(reason.finding.required.bytes)}
+
+
+def _with_less_memory(name: str, question: Scenario, shared: list[tuple[Move, Scenario]]) -> Iterator[Move]:
+    """Moves after which the call takes less, or the GPU has more; releases by what the record says."""
+    before, record = _taken(name, question), CANDIDATES[name]
+    has = question.env.device.memory or 0
+    for move, after in shared:
+        if _taken(name, after) < before or (after.env.device.memory or 0) > has:
+            yield move
+    for versions in record.less_memory:
+        move = {}
+        for component, first in versions.items():
+            there = question.value(component)
+            if there is None or there < first:
+                move[component] = first
+        if move and _taken(name, changed(question, move)) < before:
+            yield move
+
+
+def _taken(name: str, question: Scenario) -> int:
+    return sum(amount for _, amount in memory_parts(name, question.p, question.env))
 
 
 def round_size(count: int) -> int:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from attnsel._lock import ForkSafeLock
 from attnsel.backends.cudnn.graph import Graph, Tensor
+from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, can_add_in_order, dp_bytes
 from attnsel.errors import UnsupportedArgument
+from attnsel.versions import Version
 
 _DTYPES = {
     "bf16": "BFLOAT16",
@@ -172,3 +178,37 @@ def backend_only(made: Any, cudnn: Any) -> None:
     names = [made.get_plan_name_at_index(i) for i, plan in plans if written_in_python(plan.engine_id)]
     if names:
         made.deselect_engines(names)
+
+
+_variable_lock = ForkSafeLock()
+
+
+@contextlib.contextmanager
+def workspace_bounded(graph: Graph, arch: int, versions: Mapping[str, str]) -> Iterator[None]:
+    """While ``graph`` is declared and built: ask for the deterministic backward whose workspace does not grow
+    with s_q * s_kv, where the other would take more than ``DP_LIMIT``.
+
+    cudnn-frontend reads that from an environment variable and from nowhere else, when it takes a graph
+    apart; for all other graphs it has to stay as it is, so it is there for this one only. A limit that the
+    user has set stands. ``versions``: of ``cudnn`` and ``cudnn_frontend``.
+    """
+    if DP_LIMIT_VARIABLE in os.environ or not _wants_order(graph, arch, versions):
+        yield
+        return
+    with _variable_lock:
+        os.environ[DP_LIMIT_VARIABLE] = str(DP_LIMIT)
+        try:
+            yield
+        finally:
+            os.environ.pop(DP_LIMIT_VARIABLE, None)
+
+
+def _wants_order(graph: Graph, arch: int, versions: Mapping[str, str]) -> bool:
+    if arch != 90 or graph.node != "sdpa_backward" or not dict(graph.options).get("deterministic"):
+        return False
+    if any(tensor.name == "dBias" for tensor in graph.outputs):
+        return False  # its gradient is made from dP
+    b, h, rows, _ = graph.tensor("q").dims
+    if dp_bytes(b, h, rows, graph.tensor("k").dims[2]) <= DP_LIMIT:
+        return False
+    return can_add_in_order(*(Version.parse(versions[name]) for name in ("cudnn", "cudnn_frontend")))

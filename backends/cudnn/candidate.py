@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnsel.backends.cudnn.workspace import ORDERED, workspace
 from attnsel.candidates.record import CandidateRecord, Efficiency
 
 # Every call that nvidia-cudnn-frontend has a graph for; which of them a release runs, rules/cudnn/ knows.
@@ -33,6 +34,8 @@ CANDIDATES = (
         limits="rules",
         needs=("torch", "cudnn", "cudnn_frontend"),
         adaptations=EXACT_CHANGES,
+        memory=workspace,
+        less_memory=(ORDERED,),
         dropout="own",
         library="cudnn",
         explain_refusal="attnsel.rules.cudnn.words:rules_that_say",

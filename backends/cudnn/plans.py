@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.cudnn.build import backend_only, check, declare
+from attnsel.backends.cudnn.build import backend_only, check, declare, workspace_bounded
 from attnsel.backends.cudnn.graph import Graph
 from attnsel.backends.cudnn.session import Session, listening
 from attnsel.backends.cudnn.words import refusal
@@ -55,7 +55,9 @@ class ExecutionPlan(NamedTuple):
 def build(graph: Graph, session: Session) -> ExecutionPlan:
     """A plan from the library. Raises Refused with its reason."""
     reached: list[str] = []
-    with listening() as heard:
+    versions = dict(zip(("cudnn", "cudnn_frontend"), session.versions, strict=True))
+    arch = session.arch if dict(graph.options).get("deterministic") else 0  # of other graphs nothing is asked
+    with listening() as heard, workspace_bounded(graph, arch, versions):
         try:
             made = declare(graph, session.cudnn, handle=session.handle)
             check(made, session.cudnn, reached)

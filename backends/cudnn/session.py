@@ -25,6 +25,14 @@ class Session(NamedTuple):
     device: torch.device
     versions: tuple[str, ...]  # of libcudnn and the frontend: part of a plan's key
 
+    @property
+    def arch(self) -> int:
+        """90 for sm90; 0 where the device is a stand-in without one."""
+        if self.device.type != "cuda":
+            return 0
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return 10 * major + minor
+
 
 def current(device: torch.device) -> Session:
     """This thread's session on ``device``, its handle set to the stream that PyTorch uses there now.

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from attnsel.backends.cudnn.candidate import CUDNN_EFFICIENCY, EXACT_CHANGES
+from attnsel.backends.cudnn.workspace import workspace_in_pytorch
 from attnsel.candidates.record import CandidateRecord, Efficiency, Memory
 from attnsel.params import ITEMSIZE
 
@@ -63,6 +64,7 @@ CANDIDATES = (
         title="PyTorch SDPA, cuDNN kernel",
         kernel="attnsel.backends.sdpa.kernels:CUDNN",
         takes=(*_ALL, *_BY_MASK, "lse", "head_dim_v", "gqa"),
+        memory=workspace_in_pytorch,
         library="cudnn",
         explain_refusal="attnsel.rules.cudnn.words:rules_that_say",
         kernel_family="cudnn",

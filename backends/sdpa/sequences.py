@@ -60,8 +60,10 @@ def _packed(cu: Tensor, starts: Tensor | None, rows: int, longest: int | None) -
     longest = rows if longest is None else min(longest, rows)
     row = torch.arange(rows, dtype=torch.int32, device=cu.device)
     if starts is None:
-        return Side(cu.to(torch.int32).contiguous(), _at_least_two(longest), row >= cu[-1])
-    ends = torch.stack((starts[:-1], starts[:-1] + (cu[1:] - cu[:-1])), -1).flatten().to(torch.int32)
+        end = cu.narrow(0, cu.shape[0] - 1, 1)
+        return Side(cu.to(torch.int32).contiguous(), _at_least_two(longest), row >= end)
+    starts = starts.narrow(0, 0, cu.shape[0] - 1)
+    ends = torch.stack((starts, starts + cu.diff()), -1).flatten().to(torch.int32)
     both = torch.cat((ends, ends.new_full((1,), rows)))
     # As many entries as are at or before a row: an odd number within a real sequence.
     return Side(both, _at_least_two(longest), torch.searchsorted(both, row, right=True) % 2 == 0)
@@ -74,7 +76,7 @@ def _padded(lengths: Tensor | None, t: Tensor) -> Side:
     if lengths is None:
         lengths = torch.full_like(starts, s)
     ends = torch.stack((starts, starts + lengths), -1).flatten().to(torch.int32)
-    outside = torch.arange(s, device=t.device) >= lengths[:, None]
+    outside = torch.arange(s, device=t.device) >= lengths.unsqueeze(1)
     return Side(torch.cat((ends, ends.new_full((1,), b * s))), _at_least_two(s), outside.flatten())
 
 
@@ -123,19 +125,20 @@ def lse_by_row(lse: Tensor, side: Side) -> Tensor:
     """[h, t] from what the op gives: that, or [n, h, longest] before torch 2.8."""
     if lse.dim() == 2:
         return lse
-    sequence, row, _ = _places(side, lse.shape[2])
-    return lse[sequence, :, row].T
+    longest = lse.shape[2]
+    sequence, row, _ = _places(side, longest)
+    rows = lse.transpose(1, 2).flatten(0, 1)  # [n * longest, h]
+    return rows.index_select(0, sequence * longest + row).transpose(0, 1)
 
 
 def lse_by_sequence(lse: Tensor, side: Side) -> Tensor:
     """[n, h, longest] from [h, t], for the backward of torch before 2.8."""
-    n = side.cu_seqlens.shape[0] - 1
-    made = lse.new_full((n, lse.shape[0], side.longest), torch.inf)
+    rows = (side.cu_seqlens.shape[0] - 1) * side.longest
     sequence, row, inside = _places(side, side.longest)
-    # Rows that are in no sequence, or beyond what the kernel computes, land where nothing is read.
-    spare = torch.cat((made, made.new_full((1, *made.shape[1:]), torch.inf)))
-    spare[torch.where(inside, sequence, n), :, row] = lse.T
-    return spare[:n]
+    # Rows that are in no sequence, or beyond what the kernel computes, land in one that is cut off.
+    made = lse.new_full((rows + 1, lse.shape[0]), torch.inf)
+    made.index_copy_(0, torch.where(inside, sequence * side.longest + row, rows), lse.transpose(0, 1))
+    return made.narrow(0, 0, rows).unflatten(0, (-1, side.longest)).transpose(1, 2).contiguous()
 
 
 def _places(side: Side, longest: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,6 +147,6 @@ def _places(side: Side, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     cu = side.cu_seqlens.long()
     at = torch.arange(side.outside.shape[0], device=cu.device)
     sequence = (torch.searchsorted(cu, at, right=True) - 1).clamp_(0, cu.shape[0] - 2)
-    row = at - cu[sequence]
-    inside = (row >= 0) & (row < longest) & (at < cu[sequence + 1])
+    row = at - cu.index_select(0, sequence)
+    inside = (row >= 0) & (row < longest) & (at < cu.index_select(0, sequence + 1))
     return sequence, row.clamp_(0, longest - 1), inside

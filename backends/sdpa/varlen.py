@@ -209,6 +209,8 @@ def forward(spec: Spec, inputs: Inputs) -> Result:
             **window.arguments,
             **form.pages(),
         )
+        if not (spec.need_lse or spec.need_grad):
+            return Result(form.out(out), None, None, tuple(random))
         # Of a real row, only one without a key has +inf.
         lse = lse.masked_fill_(lse == torch.inf, -torch.inf)
         return Result(form.out(out), form.lse(lse), None, tuple(random))
@@ -261,11 +263,10 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
 
 def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
     """A call that PyTorch differentiates itself, for dense batches without lengths; None for others."""
-    if spec.packed or inputs.block_table is not None:
-        return None
-    if inputs.seqlens_q is not None or inputs.seqlens_kv is not None:
-        return None
     prepare(spec, inputs)
+    lengths = inputs.seqlens_q is not None or inputs.seqlens_kv is not None
+    if spec.packed or lengths or inputs.block_table is not None:
+        return None
     op, window, dropout_p = forward_op(), window_of(spec, inputs), spec.dropout_p
     factor, scale = above_zero(VARLEN, spec.softmax_scale)
     s_q, s_kv = inputs.q.shape[2], inputs.k.shape[2]

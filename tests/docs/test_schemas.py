@@ -19,6 +19,7 @@ DIGESTS: dict[str, str] = {
     "conformance-1": "93a90ff1e0d535fa",
     "conformance-2": "5eed008d1f800415",
     "conformance-cudnn-1": "42821ff0adf943ab",
+    "conformance-cudnn-2": "def772d533e8f6ef",
     "conformance-executed-1": "d7f8b98661cc4c95",
     "debug-1": "5039f177b0ab790c",
     "debug-2": "43891f48936e481d",

@@ -16,7 +16,6 @@ from torch import Tensor
 import emulated_cudnn
 from attention_cases import (
     BOTTOM_RIGHT,
-    CASES,
     CAUSAL,
     STRIDES,
     Case,
@@ -26,13 +25,12 @@ from attention_cases import (
     error,
     expected,
     onto,
-    packed,
 )
 from attnsel import DotProductAttention, Environment, attention, select
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.cudnn import session
 from attnsel.backends.cudnn.plans import PLANS, PlanRefused
-from attnsel.backends.slopes import default_slopes
+from cudnn_cases import FEATURES, HEAD_DIM_SPECS, HEAD_DIMS, as_carried_out, head_dim_case, made
 from forward_checks import check_forward, pages_of
 
 if importlib.util.find_spec("cudnn") is None and torch.cuda.is_available():
@@ -46,18 +44,6 @@ DTYPES = [
 ]
 pytestmark = pytest.mark.shows("cudnn")
 both_ways = {"also": ("training", "lse")}
-ALIBI = Case("alibi, cuDNN's own slopes", CAUSAL)
-HERE = [
-    case
-    for case in CASES
-    if not {"attn_mask", "alibi_slopes"} & case.tensors.keys()
-    and not {"softcap", "q_offset", "kv_offset", "dropout_p"} & case.spec.keys()
-    and "head_dim" not in case.name
-] + [
-    ALIBI,
-    packed("window", {"window_left": 3, "window_right": 0}),
-    packed("sinks", {**CAUSAL, "softmax_type": "learnable"}, {"softmax_offset": "h"}),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -71,22 +57,8 @@ def emulated_where_there_is_no_gpu(device: torch.device, monkeypatch: pytest.Mon
         PLANS.clear()
 
 
-def made(
-    case: Case, dtype: torch.dtype, device: torch.device, scale: int, d: int = 64
-) -> tuple[Spec, Inputs]:
-    case = dataclasses.replace(case, sizes={"d": d, "e": d, **case.sizes})
-    spec, inputs = build(case, dtype, scale=scale)
-    # The largest score has a graph of its own, which not every version has.
-    spec = dataclasses.replace(spec, return_max_logit=False)
-    inputs = onto(device, inputs)
-    if case.name == ALIBI.name:
-        inputs = inputs._replace(alibi_slopes=default_slopes(inputs.q.shape[1], inputs.q.device))
-    return spec, inputs
-
-
 def check(spec: Spec, inputs: Inputs) -> None:
-    if inputs.bias is not None:  # what is carried out asks for its gradient: so must what is planned
-        inputs = inputs._replace(bias=inputs.bias.detach().requires_grad_())
+    inputs = as_carried_out(inputs)
     try:
         prepare(spec, inputs)
     except PlanRefused as refused:
@@ -100,16 +72,16 @@ def check(spec: Spec, inputs: Inputs) -> None:
 
 @pytest.mark.shows("cudnn", **both_ways)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FEATURES, ids=lambda case: case.name)
 def test_every_feature(case: Case, dtype: torch.dtype, device: torch.device, scale: int) -> None:
     check(*made(case, dtype, device, scale))
 
 
 @pytest.mark.shows("cudnn", "bf16", **both_ways)
-@pytest.mark.parametrize("d", [64, 128, 192, 256])
-@pytest.mark.parametrize("spec", [{}, CAUSAL, BOTTOM_RIGHT, {"window_left": 9, "window_right": 0}], ids=str)
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("spec", HEAD_DIM_SPECS, ids=str)
 def test_head_dims(d: int, spec: dict[str, int], device: torch.device, scale: int) -> None:
-    check(*made(Case("", spec, {}, {"s_kv": 40}), torch.bfloat16, device, scale, d))
+    check(*made(head_dim_case(spec), torch.bfloat16, device, scale, d))
 
 
 @pytest.mark.shows("cudnn", "strides", **both_ways)

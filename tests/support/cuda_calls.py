@@ -173,6 +173,8 @@ class Call:
         for name, letters in tensors.items():
             if name in ("bias_grad", "bias_dtype", "bias_strides"):
                 continue
+            if name.startswith("seqlens") and self.packed:
+                continue
             shape = [self.size[letter] for letter in letters.split()]
             if name.startswith("seqlens"):
                 t = torch.empty(shape, dtype=torch.int32, device=device)

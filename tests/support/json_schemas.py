@@ -31,6 +31,7 @@ from attnsel.cli.agreement import RuleMismatch, Tally
 from attnsel.cli.asking import Comparison, NotAsked
 from attnsel.cli.library import Asked, by_rules
 from attnsel.cli.probe import DISTRIBUTIONS, Probe, ProbedMachine
+from attnsel.cli.workspaces import WorkspaceMismatch, Workspaces
 from attnsel.environment import COMPONENTS
 from attnsel.rules import REGISTRY
 from attnsel.rules.api import Removed
@@ -106,7 +107,7 @@ def samples() -> dict[str, list[Any]]:
     found["conformance"] = [
         stamped("conformance", {"kernels": _kernels(), **more}) for more in ({}, {"changes": [change]})
     ]
-    found["conformance-cudnn"] = [_agreement()]
+    found["conformance-cudnn"] = [_agreement(None), _agreement(Workspaces())]
     found["conformance-executed"] = [_executed()]
     return json.loads(json.dumps(found))
 
@@ -212,8 +213,11 @@ def _executed() -> dict[str, Any]:
     return stamped("conformance-executed", {**about, **said})
 
 
-def _agreement() -> dict[str, Any]:
-    tally = Tally()
+def _agreement(workspaces: Workspaces | None) -> dict[str, Any]:
+    tally = Tally(workspaces=workspaces)
+    if workspaces is not None:
+        for planned in (None, 1):
+            workspaces.disagreements.append(WorkspaceMismatch("H100", AttentionParams(), planned, 1))
     tally.outcomes["false accept"] += 1
     about = {"cudnn": "9.20.0", "cudnn_frontend": "1.28.0", "stage": "check_support", "gpus": ["H100"]}
     mismatch = RuleMismatch("false accept", "H100", AttentionParams(num_heads=2), ("CUDNN204",), "why")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)"
-_FORMAT = 1  # of what is kept: part of every key
+_FORMAT = 2  # of what is kept, and of how graphs are built: part of every key
 
 
 class Store:

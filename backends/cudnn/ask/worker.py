@@ -12,12 +12,13 @@ import json
 import os
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attnsel.backends.cudnn.ask import libraries
 from attnsel.backends.cudnn.ask.libraries import Missing
-from attnsel.backends.cudnn.build import check, declare, engines
+from attnsel.backends.cudnn.build import check, declare, engines, workspace_bounded
 from attnsel.backends.cudnn.graph import Graph
 from attnsel.versions import Version
 
@@ -112,6 +113,7 @@ class Judge:
             )
         self.cudnn = _frontend(library)
 
+    @cached_property
     def versions(self) -> dict[str, str]:
         cudnn = Version.parse(self.cudnn.backend_version())
         return {"cudnn": str(cudnn), "cudnn_frontend": self.cudnn.__version__}
@@ -123,27 +125,35 @@ class Judge:
         said: dict[str, Any] = {"supported": False, "engines": [], "workspace": None, "message": ""}
         began = time.perf_counter()
         try:
-            if self.pretended:
-                made = declare(graph, self.cudnn, handle=1, sm_version=device["deviceVer"] // 10)
-                reached.append("validate")
-                made.validate()
-            else:
-                described = self.cudnn.create_device_properties(json.dumps(device))
-                version = device["deviceVer"] // 10
-                made = declare(graph, self.cudnn, device_property=described, sm_version=version)
-                check(made, self.cudnn, reached)
-                said["engines"] = engines(made)
-            said["supported"] = True
-            if build and not self.pretended:
-                reached.append("build_plans")
-                made.build_plans()
-                said["workspace"] = made.get_workspace_size()
+            with workspace_bounded(graph, device["deviceVer"] // 10, self.versions):
+                self._plan(graph, device, build, said, reached)
         except Exception as error:  # bindings raise many types, and each of them is an answer
             said["message"] = str(error).strip()
         said["stage"] = reached[-1]
         said["seconds"] = time.perf_counter() - began
         said["log"] = self._logged()
         return said
+
+    def _plan(
+        self, graph: Graph, device: dict[str, Any], build: bool, said: dict[str, Any], reached: list[str]
+    ) -> None:
+        """As far as it goes, noted in ``said`` and ``reached``. Raises what the frontend raises."""
+        version = device["deviceVer"] // 10
+        if self.pretended:
+            made = declare(graph, self.cudnn, handle=1, sm_version=version)
+            reached.append("validate")
+            made.validate()
+            said["supported"] = True
+            return
+        described = self.cudnn.create_device_properties(json.dumps(device))
+        made = declare(graph, self.cudnn, device_property=described, sm_version=version)
+        check(made, self.cudnn, reached)
+        said["engines"] = engines(made)
+        said["supported"] = True
+        if build:
+            reached.append("build_plans")
+            made.build_plans()
+            said["workspace"] = made.get_workspace_size()
 
     def _logged(self) -> str:
         """What the library wrote to its log since the last question."""
@@ -168,7 +178,7 @@ def main(settings: dict[str, Any]) -> None:
 
     try:
         judge = Judge(settings)
-        tell({"ready": judge.versions(), "notes": judge.notes})
+        tell({"ready": judge.versions, "notes": judge.notes})
     except Missing as missing:
         tell({"missing": missing.what, "message": str(missing)})
         return

@@ -8,7 +8,7 @@ import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, attention, override, select
 from attnsel.cli import main
-from attnsel.selection.memory import memory_parts
+from attnsel.selection.memory import memory_parts, tensor_bytes
 
 H100 = Environment.describe("H100", cudnn="9.13.0", torch="2.9.1")
 CPU = Environment.describe("cpu")
@@ -79,10 +79,61 @@ def test_repeated_heads_and_copies_count():
     assert select(p, H100, policy=Policy(memory_limit=need))["sdpa.efficient"].eligible
 
 
-def test_what_nobody_knows_is_not_counted_and_the_page_says_so(capsys):
-    assert memory_parts("cudnn", AttentionParams(), H100) == ()
+def test_cudnns_workspace_counts_and_the_page_says_what_is_not(capsys):
+    p = AttentionParams()  # dQ in float32 and a row of statistics; Hopper's engine adds 256 bytes
+    need = 2 * 16 * 4096 * (128 + 1) * 4 + 256
+    assert memory_parts("cudnn", p, H100) == (("workspace", need),)
+    assert select(p, H100, policy=Policy(memory_limit=need))["cudnn"].eligible
+    refused = select(p, H100, policy=Policy(memory_limit=need - 1))["cudnn"]
+    assert "64.5 MiB workspace" in reason(refused).message
     assert main(["rule", "POLICY004"]) == 0
-    assert "cuDNN's workspace" in " ".join(capsys.readouterr().out.split())
+    assert "Rows of statistics" in " ".join(capsys.readouterr().out.split())
+
+
+LONG = AttentionParams(batch_size=1, max_seqlen_q=65536)  # 16 heads: 768 GiB of scores beside 2 GiB
+
+
+def test_what_does_not_fit_the_gpu_is_refused_with_both_figures():
+    refused = select(LONG, H100)["sdpa.math"]
+    assert [found.code for found in refused.reasons] == ["MEMORY001"]
+    assert refused.reasons[0].message.endswith(
+        "device.memory is 80.0 GiB, needs at least 770 GiB (768 GiB scores, 2.0 GiB tensors)"
+    )
+    assert select(LONG, H100)["tiled"].eligible
+
+
+@pytest.mark.parametrize(
+    ("p", "env"),
+    [
+        (LONG, CPU),
+        (LONG, Environment.describe("sm90").replace(device=H100.device.replace(memory=None))),
+        (LONG.replace(max_seqlen_q=65536 * 64, max_seqlen_kv=65536 * 64), H100),
+    ],
+    ids=["CPU", "nobody knows how much there is", "its tensors alone do not fit"],
+)
+def test_where_it_is_no_measure_of_a_candidate_nothing_is_refused_for_it(p, env):
+    codes = {found.code for candidate in select(p, env) for found in candidate.reasons}
+    assert "MEMORY001" not in codes
+
+
+def test_a_folded_mask_that_does_not_fit_is_refused():
+    p = AttentionParams(batch_size=1, num_heads=1, window_size=(128, 0), max_seqlen_q=46_000)
+    small = H100.replace(
+        device=H100.device.replace(memory=4 * GIB)
+    )  # a mask of 46,000 * 46,000 bf16: 3.9 GiB
+    refused = select(p, small)["sdpa.efficient"]
+    assert [found.code for found in refused.reasons] == ["MEMORY001"]
+    assert "3.9 GiB mask" in refused.reasons[0].message
+    assert select(p, H100)["sdpa.efficient"].eligible
+
+
+def test_tensors_count_with_gradients_in_training_and_a_bias_as_it_is():
+    p = AttentionParams(is_training=False)
+    plain = 4 * 2 * 16 * 4096 * 128 * 2
+    assert tensor_bytes(p) == plain
+    assert tensor_bytes(p.replace(is_training=True)) == 2 * plain
+    bias = p.replace(core_attention_bias_type="post_scale_bias", core_attention_bias_shape="1hss")
+    assert tensor_bytes(bias) == plain + 16 * 4096 * 4096 * 2
 
 
 def test_a_limit_shows_in_the_report_as_the_wish_it_is():

@@ -4,6 +4,7 @@ functions, and what is handed to each op against what its CUDA kernel needs. No 
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 import cuda_families
-from attnsel.backends.sdpa import bound, ops
-from attnsel.backends.sdpa.kernels import KERNELS
+from attnsel.backends.sdpa import bound, ops, varlen
+from attnsel.backends.sdpa.kernels import KERNELS, SdpaKernel
 from cuda_calls import CALLS, FEATURES, FORMS, Call, Feature, formed
 from cuda_families import Family, OpCall, aligned, features, forms
 
@@ -102,6 +103,88 @@ def check_mask(kernel: str, mask: Tensor, q: Tensor, n: dict[str, int]) -> None:
     assert mask.stride(3) == 1
 
 
+ROWS_BEHIND_ROWS = ("bshd", "qkv")  # layouts in which one sequence begins where the one before ends
+
+
+def varlen_refuses(call: Call) -> str | None:
+    """The same for the op with lengths."""
+    n, spec, tensors = call.size, call.spec(), set(call.feature.tensors)
+    if call.form.dtype not in HALF:
+        return "dtype"
+    if n["d"] * call.form.dtype.itemsize % 16 or n["e"] * call.form.dtype.itemsize % 16:
+        return "head_dim_multiple"
+    if n["d"] != n["e"]:
+        return "must equal head_dim_qk"
+    if tensors & {"attn_mask", "bias", "alibi_slopes"}:
+        return "no argument"
+    if spec.q_offset or spec.kv_offset:
+        return "no argument"
+    lengths = not call.packed and bool(tensors & {"seqlens", "seqlens_q", "seqlens_kv"})
+    if (spec.window_left >= 0 or spec.window_right >= 0) and not spec.bottom_right:
+        if call.packed or (lengths and "seqlens" not in tensors):
+            return "one tensor for the lengths"
+        longer = 0 if lengths else n["s_kv"] - n["s_q"]
+        if 0 <= spec.window_left < -longer or 0 <= spec.window_right < longer:
+            return "from the top left"
+    if lengths and n["b"] > 1 and call.form.layout not in ROWS_BEHIND_ROWS:
+        return "where the one before ends"
+    return None
+
+
+def varlen_check(op: OpCall, call: Call) -> None:
+    """What flash_api.cpp checks, and what its kernels assume, of dense [b, s, h, d] or of rows [t, h, d]."""
+    q, k, v, n = op["query"], op["key"], op["value"], call.size
+    cu_q, cu_kv, lengths = (
+        op["cum_seq_q"],
+        op["cum_seq_k"],
+        bool(n) and "seqlens" in str(call.feature.tensors),
+    )
+    rows = [q, k, v]
+    if "out" in op.arguments:
+        assert op["out"].shape == op["grad_out"].shape == q.shape
+        assert op["logsumexp"].dtype == torch.float32
+        rows += [op["out"], op["grad_out"]]
+    for t in rows:
+        assert t.dtype == call.form.dtype
+        assert t.shape[-1] % 8 == 0
+        assert t.shape[-1] <= 256
+        assert aligned(t), (t.shape, t.stride(), t.storage_offset())
+    if call.packed or lengths:
+        tokens = (n["b"] * n["s_q"], n["b"] * n["s_kv"])
+        assert (q.shape[:2], k.shape[:2]) == ((tokens[0], n["h"]), (tokens[1], n["g"]))
+        sequences = n["b"] * (1 if call.packed else 2)  # padding is sequences too
+        for cu in (cu_q, cu_kv):
+            assert (cu.dtype, tuple(cu.shape), cu.is_contiguous()) == (torch.int32, (sequences + 1,), True)
+        assert op["max_q"] == max(2, n["s_q"])  # one row would stand for another problem
+        assert op["max_k"] == max(2, n["s_kv"])
+    else:
+        assert cu_q is cu_kv is None
+        assert q.shape[:3] == (n["b"], n["s_q"], n["h"])
+        assert k.shape[:3] == v.shape[:3] == (n["b"], n["s_kv"], n["g"])
+        assert (op["max_q"], op["max_k"]) == (n["s_q"], n["s_kv"])
+        varlen_bounds(op, call)
+    assert op["scale"] > 0.0
+    assert op["dropout_p"] == call.spec().dropout_p
+    assert not {"seqused_k", "alibi_slopes", "block_table"} & {
+        name for name, t in op.arguments.items() if t is not None
+    }
+
+
+def varlen_bounds(op: OpCall, call: Call) -> None:
+    """The op's own bounds, from its diagonal, leave what the call asks for."""
+    n, spec = call.size, call.spec()
+    left, right = op["window_size_left"], 0 if op["is_causal"] else op["window_size_right"]
+    longer = n["s_kv"] - n["s_q"]
+    shift = longer if spec.bottom_right else 0
+    for i, j in itertools.product(range(n["s_q"]), range(n["s_kv"])):
+        distance, asked = j - i - longer, j - i - shift
+        seen = (left < 0 or distance >= -left) and (right < 0 or distance <= right)
+        wanted = (spec.window_left < 0 or asked >= -spec.window_left) and (
+            spec.window_right < 0 or asked <= spec.window_right
+        )
+        assert seen == wanted, (i, j)
+
+
 def family(name: str, **how: Any) -> Family:
     return Family(KERNELS[name], refuses=partial(refuses, name), check=partial(check, name), **how)
 
@@ -114,7 +197,14 @@ FLASH = family("sdpa.flash", ops=pair("flash"), state=(6, 7), on_meta=on_meta)
 EFFICIENT = family("sdpa.efficient", ops=pair("efficient"), state=(2, 3), bias_gradient=True, on_meta=on_meta)
 CUDNN = family("sdpa.cudnn", ops=pair("cudnn"), state=(6, 7), on_meta=on_meta)
 MATH = family("sdpa.math", ops=(), bias_gradient=True, gives_lse=False, saves_graph=True)
-FAMILIES = (FLASH, EFFICIENT, CUDNN, MATH)
+VARLEN = Family(
+    SdpaKernel("sdpa.varlen", varlen.forward, varlen.backward, varlen.bind),
+    ops=("_flash_attention_forward", "_flash_attention_backward"),
+    refuses=varlen_refuses,
+    check=varlen_check,
+    state=(2, 3),
+)
+FAMILIES = (FLASH, EFFICIENT, CUDNN, MATH, VARLEN)
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.kernel.name)
 
@@ -170,4 +260,4 @@ def test_a_gradient_of_the_result_may_lie_anyhow(family: Family, dout: str) -> N
 def test_every_feature_and_form_runs_somewhere() -> None:
     ran = [call for call in CALLS if any(f.refuses(call) is None for f in FAMILIES)]
     assert {call.feature for call in ran} == set(FEATURES)
-    assert {call.form for call in ran} == {form for form in FORMS if form.layout != "thd"}
+    assert {call.form for call in ran} == set(FORMS)
