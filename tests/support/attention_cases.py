@@ -237,8 +237,9 @@ def upstream(result: Result, seed: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def onto(device: torch.device | str, inputs: Inputs) -> Inputs:
-    """The same call on another device."""
-    return Inputs(*[t.to(device) if isinstance(t, Tensor) else t for t in inputs])
+    """The same call on another device; what was one tensor stays one."""
+    there = {id(t): t.to(device) for t in inputs if isinstance(t, Tensor)}
+    return Inputs(*[there.get(id(t), t) for t in inputs])
 
 
 def carried_out(
