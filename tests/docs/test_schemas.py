@@ -23,7 +23,9 @@ DIGESTS: dict[str, str] = {
     "conformance-executed-1": "d7f8b98661cc4c95",
     "debug-1": "5039f177b0ab790c",
     "debug-2": "43891f48936e481d",
+    "debug-3": "bc19ca99fc75dc61",
     "doctor-1": "90dff5c68c961a77",
+    "doctor-2": "e6f294fc70411862",
     "matrix-1": "ef0bd7e7734b32ff",
     "plan-1": "add36dc149372ce3",
     "ranges-1": "d5ef5f2308334630",
@@ -32,6 +34,7 @@ DIGESTS: dict[str, str] = {
     "rules-1": "2b688c6699a6dd42",
     "selection-1": "93d4ef03ea61c55f",
     "selection-2": "18403a175e5c907c",
+    "selection-3": "57e6c7931bc3d112",
 }
 
 
