@@ -73,10 +73,10 @@ def over_the_memory_there_is(
     Why: what a candidate allocates while it runs comes on top of the call's own tensors and their gradients,
     and would fail as "out of memory". Calls whose tensors alone do not fit are not refused here: no other
     kernel would help.
-    What each figure rests on. cuDNN's workspace: a formula, compared with the plans that libcudnn 9.8 to 9.28
-    builds for described GPUs (attnsel/backends/cudnn/workspace.py says how well it agrees); attnsel explain
-    --ask-library gives the library's own figure. Older releases cannot be asked, and the same formula is
-    used. Scores and tiles: peaks of PyTorch's allocator. Masks, copies, repeated heads: their sizes.
+    What each figure rests on. cuDNN's workspace: a formula, compared with the plans that libcudnn 9.19 and 9.28
+    build for described GPUs (attnsel/backends/cudnn/workspace.py says how well it agrees); attnsel explain
+    --ask-library gives the library's own figure. For other releases the same formula is used. Scores and
+    tiles: peaks of PyTorch's allocator. Masks, copies, repeated heads: their sizes.
     A deterministic backward on Hopper holds 2 bytes for each score: 256 GiB for 128 heads of 32768 tokens.
     From cuDNN 9.25 with cudnn-frontend 1.27 attnsel asks for the one that grows with the length alone where
     that would be more than 4 GiB.

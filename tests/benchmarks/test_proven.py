@@ -157,7 +157,7 @@ def test_a_run_that_passed_proves_its_features_on_its_own_architecture_alone() -
         ([("alibi", "causal", "softcap", "fp16")], {"alibi", "causal", "softcap", "fp16"}, 256),
         ([("head_dim 256", "causal", "fp16")], set(), 128),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )  # fmt: skip
 def test_a_failure_is_held_against_what_did_not_pass_without_it(
     features: list[tuple[str, ...]], lost: set[str], head_dim: int, outcome: str
