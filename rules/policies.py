@@ -73,7 +73,7 @@ def over_the_memory_there_is(
     Why: what a candidate allocates while it runs comes on top of the call's own tensors and their gradients,
     and would fail as "out of memory". Calls whose tensors alone do not fit are not refused here: no other
     kernel would help.
-    What each figure rests on. cuDNN's workspace: a formula, compared with the plans that libcudnn 9.19 and 9.28
+    What each figure rests on. cuDNN's workspace: a formula, compared with plans that libcudnn 9.19 and 9.28
     build for described GPUs (attnsel/backends/cudnn/workspace.py says how well it agrees); attnsel explain
     --ask-library gives the library's own figure. For other releases the same formula is used. Scores and
     tiles: peaks of PyTorch's allocator. Masks, copies, repeated heads: their sizes.

@@ -156,3 +156,29 @@ def test_checkpointing_runs_the_op_again(op: FlashOp) -> None:
     (grad,) = torch.autograd.grad(out.float().sum(), q)
     assert op.calls == before + 2
     torch.testing.assert_close(grad, torch.autograd.grad(block(q).float().sum(), q)[0])
+
+
+@pytest.mark.parametrize("name", ["padding_causal", "padding mask", "packed, causal, gqa", "window"])
+def test_a_compiled_step_is_the_eager_one_with_one_forward(op: FlashOp, name: str) -> None:
+    case = by_name[name]
+    call = Call(dataclasses.replace(case, dtype=torch.float16), "thd" if case in PACKED else "bshd")
+    arguments: dict[str, Any] = {**call.arguments, "backend": "sdpa.varlen"}
+    if "cu_seqlens_q" in arguments:
+        arguments["cu_seqlens_kv"] = arguments["cu_seqlens_q"]
+    leaves = [t.detach().contiguous().requires_grad_() for t in call.qkv]
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, **arguments)
+
+    with override(selfcheck=False):
+        eager = step(*leaves)
+        wanted = torch.autograd.grad(eager.float().square().sum(), leaves)
+        compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+        compiled(*leaves)
+        before = op.calls
+        out = compiled(*leaves)
+        grads = torch.autograd.grad(out.float().square().sum(), leaves)
+    assert op.calls == before + 1
+    assert torch.equal(out, eager)
+    for one, two in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=5e-3)
