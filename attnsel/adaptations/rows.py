@@ -83,4 +83,5 @@ def outside(extras: Any, rows: int) -> Tensor:
         mask = extras.attention_mask
         mask = mask[0] if isinstance(mask, (tuple, list)) else mask
         lengths = (~mask).flatten(1).sum(1)
-    return torch.arange(rows, device=lengths.device) >= lengths[:, None]
+    beyond: Tensor = torch.arange(rows, device=lengths.device) >= lengths[:, None]
+    return beyond
