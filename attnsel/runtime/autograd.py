@@ -48,13 +48,18 @@ class Attend(torch.autograd.Function):
         softmax_offset: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         result = call.kernel.forward(call.spec, call.inputs)
-        # Tensors go through save_for_backward so that saved-tensor hooks and checkpointing see them.
-        flat: list[Tensor | None] = []
+        # Tensors go through save_for_backward so that saved-tensor hooks and checkpointing see them, each once:
+        # so what is one tensor (the lengths of queries and of keys) is one again.
+        places: dict[int, int] = {}
+        flat: list[Tensor] = []
         layout: list[Any] = []
         for value in (*call.inputs, result.out, result.lse, *result.saved):
-            is_tensor = isinstance(value, Tensor)
-            layout.append(None if is_tensor else (value,))
-            flat.append(value if is_tensor else None)
+            if isinstance(value, Tensor):
+                layout.append(places.setdefault(id(value), len(flat)))
+                if len(places) > len(flat):
+                    flat.append(value)
+            else:
+                layout.append((value,))
         ctx.save_for_backward(*flat)
         ctx.layout = layout
         ctx.name, ctx.kernel, ctx.spec, _ = (
@@ -69,10 +74,8 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, *unused: Any) -> tuple[Any, ...]:
         if dout is None:
             return (None,) * 6
-        values = [
-            tensor if kept is None else kept[0]
-            for tensor, kept in zip(ctx.saved_tensors, ctx.layout, strict=True)
-        ]
+        saved = ctx.saved_tensors
+        values = [saved[kept] if isinstance(kept, int) else kept[0] for kept in ctx.layout]
         n = len(Inputs._fields)
         call = KernelCall(ctx.name, ctx.kernel, ctx.spec, Inputs(*values[:n]))
         result = Result(values[n], values[n + 1], None, tuple(values[n + 2 :]))

@@ -143,6 +143,18 @@ def test_dropout_is_drawn_anew_and_replayed_by_the_backward(op: FlashOp) -> None
     assert torch.autograd.grad(outs[0].float().sum(), q)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["padding_causal", "packed, causal, gqa"])
+def test_lengths_are_one_tensor_still_where_what_is_saved_is_moved(op: FlashOp, name: str) -> None:
+    """Offloading makes tensors anew; two for what was one would be lengths that may differ."""
+    case = by_name[name]
+    call = Call(dataclasses.replace(case, dtype=torch.float16), "thd" if case in PACKED else "bshd")
+    arguments: dict[str, Any] = {**call.arguments, "backend": "sdpa.varlen"}
+    arguments["cu_seqlens_kv"] = arguments["cu_seqlens_q"]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):
+        out = attention(*dense(call), **arguments)
+    assert_close({"out": out.detach(), **call.gradients(out)}, call.expected(), torch.float16)
+
+
 def test_checkpointing_runs_the_op_again(op: FlashOp) -> None:
     q = torch.randn(1, 9, 2, 8, dtype=torch.float16, requires_grad=True)
 
