@@ -48,8 +48,8 @@ class Attend(torch.autograd.Function):
         softmax_offset: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         result = call.kernel.forward(call.spec, call.inputs)
-        # Tensors go through save_for_backward so that saved-tensor hooks and checkpointing see them, each once:
-        # so what is one tensor (the lengths of queries and of keys) is one again.
+        # Tensors go through save_for_backward so that saved-tensor hooks and checkpointing see them, each
+        # once: what is one tensor (the lengths of queries and of keys) is one again.
         places: dict[int, int] = {}
         flat: list[Tensor] = []
         layout: list[Any] = []
