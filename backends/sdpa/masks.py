@@ -53,7 +53,8 @@ def fold(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs, *, want_lse
 
     A mask that follows from sizes alone is made once, for all calls and layers that use it: see ``kept``.
     """
-    if plan.shape is None or plan.q_lengths or not _follows_from_sizes(plan, inputs):
+    traced = torch.compiler.is_compiling()  # the graph then makes it, and its compiler keeps one of several
+    if traced or plan.shape is None or plan.q_lengths or not _follows_from_sizes(plan, inputs):
         return _fold(traits, plan, spec, inputs, want_lse)
     return kept(
         (traits, plan, want_lse, inputs.q.shape, inputs.k.shape[2], inputs.q.dtype),

@@ -130,8 +130,8 @@ def test_pytorch_never_asks_for_dp() -> None:
 
 def test_the_page_says_what_the_figure_rests_on() -> None:
     page = REGISTRY.policy_rules["MEMORY001"]
-    assert "libcudnn 9.8 to 9.28" in page.text
-    assert "Older releases cannot be asked" in page.text
+    assert "libcudnn 9.19 and 9.28" in page.text
+    assert "For other releases the same formula is used" in page.text
 
 
 # How it is asked for.
