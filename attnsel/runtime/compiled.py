@@ -2,9 +2,9 @@
 
 Static shapes: the choice is made while tracing, and the chosen kernel's own operators go into the graph.
 Anything else (a symbolic size, the tiled kernel, a log-sum-exp) goes through one opaque operator,
-``attnsel::attend``, that chooses when it runs; so twenty lengths need no more graphs than two.
+``attnsel::attend2``, that chooses when it runs; so twenty lengths need no more graphs than two.
 
-Its backward, ``attnsel::attend_backward``, starts from the output and the log-sum-exp, which the forward
+Its backward, ``attnsel::attend2_backward``, starts from the output and the log-sum-exp, which the forward
 gives where a gradient is needed: what a kernel saves differs in number and shape, and an operator's outputs
 may not, but these two every fused kernel's backward starts from. They may come from another candidate than
 the one that then runs, as settings and refusals may change in between. Where they would not do
@@ -86,7 +86,7 @@ def _through_operator(
     mask_kv = None
     if isinstance(mask, (tuple, list)):
         mask, mask_kv = mask
-    out, lse, max_logit = torch.ops.attnsel.attend(
+    out, lse, max_logit = torch.ops.attnsel.attend2(
         q, k, v, mask, mask_kv, *extras[1:-1], seed, config.text, need_grad
     )
     results = [out]
@@ -164,6 +164,9 @@ def _empty(
 
 # ---- the opaque operator ----------------------------------------------------------------------------
 
+# Compilers keep what they made on disk by the names of operators, not by their schemas or derivatives: with
+# either of these another, the number in both names goes up, or an older attnsel's graph answers.
+
 
 class Arguments(NamedTuple):
     """The operator's arguments, in its order; the annotations are those of its schema.
@@ -221,7 +224,7 @@ def _schema(**before: str) -> str:
 
 
 @torch.library.custom_op(
-    "attnsel::attend", mutates_args=(), schema=f"({_schema()}) -> (Tensor, Tensor, Tensor)"
+    "attnsel::attend2", mutates_args=(), schema=f"({_schema()}) -> (Tensor, Tensor, Tensor)"
 )
 def _attend_op(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, max_logit); the last is empty unless the config asks for it, and so is the log-sum-exp
@@ -267,7 +270,7 @@ def _statistics(q: Tensor) -> torch.dtype:
 
 
 @torch.library.custom_op(
-    "attnsel::attend_backward",
+    "attnsel::attend2_backward",
     mutates_args=(),
     schema=f"({_schema(dout='Tensor', out='Tensor?', lse='Tensor?', bias_grad='bool')})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -329,7 +332,7 @@ def _autograd(ctx: Any, dout: Tensor | None, *unused: Any) -> tuple[Any, ...]:
         *(next(tensors) if number in _TENSORS else next(plain) for number in range(len(grads)))
     )
     arguments = arguments._replace(need_grad=True)
-    dq, dk, dv, dbias, doffset = torch.ops.attnsel.attend_backward(dout, out, lse, ctx.bias_grad, *arguments)
+    dq, dk, dv, dbias, doffset = torch.ops.attnsel.attend2_backward(dout, out, lse, ctx.bias_grad, *arguments)
     grads |= {"q": dq, "k": dk, "v": dv}
     if ctx.bias_grad:
         grads["bias"] = dbias

@@ -82,6 +82,7 @@ def test_is_skipped(): pytest.skip("not here")
 """
 
 
+@pytest.mark.slow
 def test_what_fails_runs_once_more_by_itself_and_both_outcomes_are_kept(
     suite: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +140,13 @@ sys.exit(gpu_session.run(gpu_session.Options(**{options!r})))
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "a scheduler"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, id="a scheduler", marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupt_ends_the_children_and_leaves_a_file_that_can_be_read(suite: Any, how: int) -> None:
     options = suite(HANGS + "open(__file__ + '.pid', 'w').write(str(__import__('os').getpid()))\n")
     assert options.out is not None
@@ -237,9 +244,10 @@ def test_one_command_leaves_one_file_of_tests_and_benchmark(run: Any, tmp_path: 
         (["--device", "tpu"], "tpu"),
         (["--nonsense"], "--nonsense"),
         (["plain"], "plain"),
-        (
+        pytest.param(
             ["--device", "cpu", "--only", "no-such-test", "--budget", "60"],
             "no test has any of 'no-such-test'",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=str,

@@ -256,6 +256,7 @@ def planned(run: Any, path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_suite_can_show_every_feature_that_a_candidate_takes(run: Any, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     tests = planned(run, tmp_path / "tests.jsonl")

@@ -424,7 +424,7 @@ if HAS_TRITON:
 
 @pytest.mark.parametrize("name", OPCHECKS)
 def test_forward_operator_passes_opcheck(name: str) -> None:
-    torch.library.opcheck(torch.ops.attnsel.attend.default, op_arguments(**OPCHECKS[name]))
+    torch.library.opcheck(torch.ops.attnsel.attend2.default, op_arguments(**OPCHECKS[name]))
 
 
 @pytest.mark.parametrize("name", [name for name in OPCHECKS if "lse" not in name and name != "pages"])
@@ -432,5 +432,5 @@ def test_backward_operator_passes_opcheck(name: str) -> None:
     arguments = [t.detach() if isinstance(t, Tensor) else t for t in op_arguments(**OPCHECKS[name])]
     dout = torch.randn(2, 6, 32) if "flatten" in name else torch.randn(2, 6, 4, 8)
     torch.library.opcheck(
-        torch.ops.attnsel.attend_backward.default, (dout, None, None, "bias" in name, *arguments)
+        torch.ops.attnsel.attend2_backward.default, (dout, None, None, "bias" in name, *arguments)
     )
