@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.adaptations.rows import Places, enlarged, lengthened, outside, with_room
+from attnsel.adaptations.rows import Places, cu_seqlens_of, enlarged, lengthened, outside, with_room
 from attnsel.adaptations.search import stages
 from attnsel.backends.contract import Grads
 from attnsel.layout import FORMATS
@@ -279,7 +279,7 @@ class Pack(TensorStep):
     """A padded batch to thd, in room for all its rows, and back."""
 
     def into(self, call: Call) -> Call:
-        cu = self._cu_seqlens(call)
+        cu = cu_seqlens_of(call.extras)
         to_q, to_kv = self._places(cu[0], 0), self._places(cu[1], 1)
         rows_q, rows_kv = self._room
         extras = call.extras._replace(
@@ -299,7 +299,7 @@ class Pack(TensorStep):
         )
 
     def out(self, out: Tensor, call: Call) -> Tensor:
-        return self._places(self._cu_seqlens(call)[0], 0).unpacked(out)
+        return self._places(cu_seqlens_of(call.extras)[0], 0).unpacked(out)
 
     def lse(self, lse: Tensor, call: Call) -> Tensor:
         return self._places_of_lse(call).unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
@@ -309,10 +309,10 @@ class Pack(TensorStep):
         return rows.transpose(0, 1)
 
     def dout(self, dout: Tensor, call: Call) -> Tensor:
-        return self._places(self._cu_seqlens(call)[0], 0).packed(dout, self._room[0])
+        return self._places(cu_seqlens_of(call.extras)[0], 0).packed(dout, self._room[0])
 
     def grads(self, grads: Grads, call: Call) -> Grads:
-        cu = self._cu_seqlens(call)
+        cu = cu_seqlens_of(call.extras)
         kv = self._places(cu[1], 1)
         return grads._replace(
             q=self._places(cu[0], 0).unpacked(grads.q), k=kv.unpacked(grads.k), v=kv.unpacked(grads.v)
@@ -329,17 +329,7 @@ class Pack(TensorStep):
 
     def _places_of_lse(self, call: Call) -> Places:
         """The same for [b, s, h], whatever the call's format."""
-        return Places(self._cu_seqlens(call)[0], None, self.before.max_seqlen_q, "bshd")
-
-    def _cu_seqlens(self, call: Call) -> tuple[Tensor, Tensor]:
-        extras = call.extras
-        if extras.cu_seqlens_q is not None and extras.cu_seqlens_kv is not None:
-            return extras.cu_seqlens_q, extras.cu_seqlens_kv
-        made = []
-        for mask in dict.fromkeys(mask_pair(extras)):
-            lengths = (~mask).flatten(1).sum(1)
-            made.append(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32))
-        return made[0], made[-1]
+        return Places(cu_seqlens_of(call.extras)[0], None, self.before.max_seqlen_q, "bshd")
 
 
 STEPS: dict[str, type[TensorStep]] = {

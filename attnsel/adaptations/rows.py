@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnsel.runtime.inputs import real_lengths
+
 
 class Places:
     """Which rows of packed sequences and of a padded batch are each other's; see ``apply.Unpack``."""
@@ -48,6 +50,18 @@ class Places:
         return taken.masked_fill_(~inside.reshape(-1, *[1] * (taken.dim() - 1)), empty)
 
 
+def cu_seqlens_of(extras: Any) -> tuple[Tensor, Tensor]:
+    """cu_seqlens of q and kv of a padded batch; one tensor where one mask says both."""
+    if extras.cu_seqlens_q is not None and extras.cu_seqlens_kv is not None:
+        return extras.cu_seqlens_q, extras.cu_seqlens_kv
+    made = [
+        torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+        for lengths in dict.fromkeys(real_lengths(extras))
+        if lengths is not None
+    ]
+    return made[0], made[-1]
+
+
 def with_room(cu: Tensor, rows: int) -> Tensor:
     """Starts of packed sequences whose memory goes on to ``rows`` after the last of them."""
     return torch.cat([cu[:-1], cu.new_full((1,), rows)])
@@ -77,11 +91,7 @@ def enlarged(t: Tensor, to: dict[int, int], value: float = 0.0) -> Tensor:
 
 def outside(extras: Any, rows: int) -> Tensor:
     """Bool [b, rows], True for the padding of a batch whose queries and keys are equally long."""
-    if extras.cu_seqlens_q is not None:
-        lengths = extras.cu_seqlens_q[1:] - extras.cu_seqlens_q[:-1]
-    else:
-        mask = extras.attention_mask
-        mask = mask[0] if isinstance(mask, (tuple, list)) else mask
-        lengths = (~mask).flatten(1).sum(1)
+    lengths, _ = real_lengths(extras)
+    assert lengths is not None
     beyond: Tensor = torch.arange(rows, device=lengths.device) >= lengths[:, None]
     return beyond

@@ -229,12 +229,13 @@ def _score_input_bytes(before: AttentionParams, after: AttentionParams) -> int:
     old, new, size = before.tensors.mask, after.tensors.mask, 0
     if old is not None and new is not None and old.shape != new.shape:
         size = prod(new.shape)
-    if after.has_bias and _bias_shape(before) != _bias_shape(after):
-        size += prod(_bias_shape(after)) * ITEMSIZE[after.dtype]
+    if after.has_bias and bias_shape(before) != bias_shape(after):
+        size += prod(bias_shape(after)) * ITEMSIZE[after.dtype]
     return size
 
 
-def _bias_shape(p: AttentionParams) -> tuple[int, ...]:
+def bias_shape(p: AttentionParams) -> tuple[int, ...]:
+    """[b|1, h|1, s_q|1, s_kv] of a call's bias."""
     letters = p.core_attention_bias_shape or "1hss"
     full = (p.batch_size, p.num_heads, p.max_seqlen_q, p.max_seqlen_kv)
     return tuple(1 if letter == "1" else n for letter, n in zip(letters, full, strict=True))

@@ -23,9 +23,10 @@ from attnsel.context_parallel.step import sizes_of
 from attnsel.errors import ContextParallelError
 from attnsel.params import AttentionParams
 from attnsel.runtime import selfcheck
-from attnsel.runtime.bind import Bound, draw_seed, make_spec, real_lengths, to_caller, to_contract
+from attnsel.runtime.bind import Bound, draw_seed, make_spec, to_caller, to_contract
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.dispatch import any_autocast, autocast, kept, make_call
+from attnsel.runtime.inputs import real_lengths
 from attnsel.runtime.kernels import Kernel, kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
 from attnsel.runtime.sizes import lengths_of

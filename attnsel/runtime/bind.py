@@ -18,9 +18,8 @@ from attnsel.params import AttentionParams
 from attnsel.runtime.autograd import Attend, KernelCall
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.contents import check_contents
-from attnsel.runtime.inputs import check_tensors, mask_pair
+from attnsel.runtime.inputs import check_tensors, lengths_if_given, mask_pair, real_lengths
 from attnsel.runtime.kernels import CannotPrepare, Kernel, kernel_of, prepare_kernel, raise_if_no_refusal
-from attnsel.runtime.sizes import lengths_of
 from attnsel.selection.select import Selection
 from attnsel.settings import Settings
 
@@ -305,8 +304,8 @@ def _dense_lengths(call: Call) -> tuple[Tensor | None, Tensor | None]:
     """int32 [b] real rows of a padded batch, and of keys in pages; None for packed ones."""
     packed = call.config.form.packed
     if call.paged:
-        lengths_q = None if packed else _lengths_if_given(call.extras.cu_seqlens_q)
-        return lengths_q, _lengths_if_given(call.extras.cu_seqlens_kv)
+        lengths_q = None if packed else lengths_if_given(call.extras.cu_seqlens_q)
+        return lengths_q, lengths_if_given(call.extras.cu_seqlens_kv)
     return (None, None) if packed else real_lengths(call.extras)
 
 
@@ -333,22 +332,6 @@ def _readable(extras: Extras) -> bool:
     """Whether length tensors and padding masks lie on the CPU, where reading them waits for nothing."""
     held = [extras.cu_seqlens_q, extras.cu_seqlens_kv, extras.block_table, *mask_pair(extras)]
     return all(t is None or (t.device.type == "cpu" and type(t) is Tensor) for t in held)
-
-
-def _lengths_if_given(cu_seqlens: Tensor | None) -> Tensor | None:
-    return None if cu_seqlens is None else lengths_of(cu_seqlens)
-
-
-def real_lengths(extras: Extras) -> tuple[Tensor | None, Tensor | None]:
-    """int32 [b] real rows of q and kv, on their device and without reading them back."""
-    if extras.cu_seqlens_q is not None:
-        lengths_q = _lengths_if_given(extras.cu_seqlens_q)
-        if extras.cu_seqlens_kv is extras.cu_seqlens_q:
-            return lengths_q, lengths_q
-        return lengths_q, _lengths_if_given(extras.cu_seqlens_kv)
-    masks = mask_pair(extras)
-    lengths = [(~mask).flatten(1).sum(1, dtype=torch.int32) for mask in dict.fromkeys(masks)]
-    return lengths[0], lengths[-1]
 
 
 def _finish(config: Config, example: Inputs) -> Callable[[Tensor], Tensor]:

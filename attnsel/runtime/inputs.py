@@ -15,7 +15,7 @@ from attnsel.errors import InvalidInput
 from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams, Tensors, TensorSpec, read_dtype
 from attnsel.runtime.call import Call, Config, Extras, misaligned
-from attnsel.runtime.sizes import Sizes, sizes_of
+from attnsel.runtime.sizes import Sizes, lengths_of, sizes_of
 from attnsel.runtime.trivial_mask import known_to_be_trivial
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def _lengths_apart(config: Config, extras: Extras) -> bool:
         return False
     if extras.cu_seqlens_q is not None or extras.cu_seqlens_kv is not None:
         return extras.cu_seqlens_q is not extras.cu_seqlens_kv
-    mask = extras.attention_mask
-    return isinstance(mask, (tuple, list)) and mask[0] is not mask[-1]
+    masks = mask_pair(extras)
+    return bool(masks) and masks[0] is not masks[-1]
 
 
 def _ragged(sizes: Sizes, q: Tensor, k: Tensor) -> bool:
@@ -201,6 +201,22 @@ def mask_pair(extras: Extras) -> tuple[Tensor, ...]:
     if mask is None:
         return ()
     return tuple(mask) if isinstance(mask, (tuple, list)) else (mask, mask)
+
+
+def lengths_if_given(cu_seqlens: Tensor | None) -> Tensor | None:
+    return None if cu_seqlens is None else lengths_of(cu_seqlens)
+
+
+def real_lengths(extras: Extras) -> tuple[Tensor | None, Tensor | None]:
+    """int32 [b] real rows of q and kv, on their device and without reading them back."""
+    if extras.cu_seqlens_q is not None:
+        lengths_q = lengths_if_given(extras.cu_seqlens_q)
+        if extras.cu_seqlens_kv is extras.cu_seqlens_q:
+            return lengths_q, lengths_q
+        return lengths_q, lengths_if_given(extras.cu_seqlens_kv)
+    masks = mask_pair(extras)
+    lengths = [(~mask).flatten(1).sum(1, dtype=torch.int32) for mask in dict.fromkeys(masks)]
+    return lengths[0], lengths[-1]
 
 
 # ---- masks, bias, sinks -----------------------------------------------------------------------------

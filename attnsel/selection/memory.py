@@ -8,8 +8,10 @@ and not with s * s. cuDNN's workspace is an estimate (attnsel/backends/cudnn/wor
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
+from attnsel.adaptations.transforms import bias_shape
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.params import ITEMSIZE, AttentionParams
@@ -43,11 +45,8 @@ def tensor_bytes(p: AttentionParams) -> int:
     if p.is_training:
         elements *= 2
     if p.has_bias:
-        shape = p.core_attention_bias_shape or "1hss"
-        rows = 1 if shape == "111s" else p.max_seqlen_q
-        bias = (b if shape[0] == "b" else 1) * (p.num_heads if shape[1] == "h" else 1)
-        bias *= rows * p.max_seqlen_kv
-        elements += bias * (2 if p.is_training and p.core_attention_bias_requires_grad else 1)
+        copies = 2 if p.is_training and p.core_attention_bias_requires_grad else 1
+        elements += copies * prod(bias_shape(p))
     return elements * ITEMSIZE[p.dtype]
 
 

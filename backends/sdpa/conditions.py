@@ -282,11 +282,11 @@ def _tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
 
 
 def misalignment(t: Tensor) -> str | None:
-    """What keeps a kernel from reading the rows of ``t`` [b, h, s, d] 16 bytes at once, behind its name."""
+    """What keeps a kernel from reading the rows of ``t`` [..., d] 16 bytes at once, behind its name."""
     size = t.element_size()
     if _address(t) % _ALIGNMENT:
         return f" must start at a multiple of {_ALIGNMENT} bytes; off by {_address(t) % _ALIGNMENT}"
-    for dim in range(3):
+    for dim in range(t.dim() - 1):
         if t.shape[dim] > 1 and t.stride(dim) * size % _ALIGNMENT:
             return f".stride({dim}) must be a multiple of {_ALIGNMENT // size}; got {t.stride(dim)}"
     return None

@@ -5,6 +5,8 @@ For callers that merge partial results (context parallelism) or differentiate th
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from .guards import check_call
 from .masks import fold, without_padding
 from .ops import MATH, Forward, resolve, run_backward, run_forward
 from .plan import MaskPlan, Traits, plan_mask
-from .shapes import Five, op_lse, plain_lse, with_lse_gradient
+from .shapes import Five, added, op_lse, plain_lse, with_lse_gradient
 
 
 def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
@@ -85,7 +87,7 @@ def backward(
         # A dead row's probabilities are exp(score - lse): +inf makes them 0 where -inf would make NaN.
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         five = Five(*inputs[:3], out, dout)
-        parts = []
+        parts: list[tuple[Any, ...]] = []
         for q, k, v, out, dout in [five] if dlse is None else with_lse_gradient(traits, five, dlse):
             out, dout = readable(traits, out), readable(traits, dout)
             part = run_backward(
@@ -102,9 +104,7 @@ def backward(
                 mask_grad=needs_bias,
             )
             parts.append(part)
-        dq, dk, dv, dmask = parts[0]
-        for more_dq, more_dk, _, _ in parts[1:]:
-            dq, dk = dq + more_dq, dk + more_dk
+        dq, dk, dv, dmask = added(parts)
         dbias = None
         if needs_bias and dmask is not None:
             assert inputs.bias is not None

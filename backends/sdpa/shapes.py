@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,6 +50,14 @@ def with_lse_gradient(traits: Traits, five: Five, dlse: Tensor) -> list[Five]:
     out = pad(torch.cat((out, extra), -1), (0, width - len(columns)))
     dout = pad(torch.cat((dout, torch.ones_like(extra)), -1), (0, width - len(columns)))
     return [Five(q, k, pad(v, (0, width)), out, dout)]
+
+
+def added(parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What the backwards of ``with_lse_gradient`` give together: dq and dk of all, the rest of the first."""
+    dq, dk, *others = parts[0]
+    for more_dq, more_dk, *_ in parts[1:]:
+        dq, dk = dq + more_dq, dk + more_dk
+    return (dq, dk, *others)
 
 
 def plain_lse(lse: Tensor, s_q: int) -> Tensor:

@@ -41,7 +41,7 @@ from .guards import violations
 from .ops import VARLEN, above_zero, checked_op
 from .run import readable
 from .sequences import Sequences, Side, dense, lse_by_row, lse_by_sequence, rows_of, sequences_of
-from .shapes import Five, with_lse_gradient
+from .shapes import Five, added, with_lse_gradient
 
 _FORWARD = (
     "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",
@@ -236,7 +236,7 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
         random = result.saved or _no_random_state(inputs.q.device)
         window = window_of(spec, inputs)
         factor, scale = above_zero(VARLEN, spec.softmax_scale)
-        parts = []
+        parts: list[tuple[Any, ...]] = []
         for q, k, v, out, dout in (
             [five] if dlse is None else with_lse_gradient(VARLEN, five, form.lse_rows(dlse))
         ):
@@ -254,10 +254,8 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
                 scale=scale,
                 **window.arguments,
             )
-            parts.append([grad.narrow(-1, 0, inputs.q.shape[-1]) for grad in grads])
-        dq, dk, dv = parts[0]
-        for more_dq, more_dk, _ in parts[1:]:
-            dq, dk = dq + more_dq, dk + more_dk
+            parts.append(grads)
+        dq, dk, dv = (grad.narrow(-1, 0, inputs.q.shape[-1]) for grad in added(parts))
         return Grads(form.out(dq if factor == 1.0 else dq * factor), form.kv_grad(dk), form.kv_grad(dv))
 
 

@@ -15,12 +15,10 @@ from torch import Tensor
 
 import emulated_cudnn
 from attention_cases import (
-    BOTTOM_RIGHT,
     CAUSAL,
     STRIDES,
     Case,
     assert_errs_little_more,
-    build,
     carried_out,
     error,
     expected,
@@ -31,7 +29,7 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.cudnn import session
 from attnsel.backends.cudnn.plans import PLANS, PlanRefused
 from cudnn_cases import FEATURES, HEAD_DIM_SPECS, HEAD_DIMS, as_carried_out, head_dim_case, made
-from forward_checks import check_forward, pages_of
+from forward_checks import call_in_pages, check_on_the_cpu
 
 if importlib.util.find_spec("cudnn") is None and torch.cuda.is_available():
     pytest.skip("nvidia-cudnn-frontend is not installed", allow_module_level=True)
@@ -101,19 +99,14 @@ def test_two_deterministic_runs_are_bitwise_equal(device: torch.device, scale: i
 @pytest.mark.shows("cudnn", "paged")
 @pytest.mark.parametrize("s_q", [1, 20])
 def test_pages(s_q: int, device: torch.device, scale: int) -> None:
-    sizes = {"d": 64, "e": 64, "s_q": s_q, "s_kv": 40 * scale}
-    case = Case("", {**BOTTOM_RIGHT, "need_grad": False}, {"seqlens_kv": "b"}, sizes)
-    spec, inputs = build(case, torch.float16)
-    spec = dataclasses.replace(spec, return_max_logit=False)
-    paged_spec, paged = pages_of(spec, inputs, 16)
+    plain, (paged_spec, paged) = call_in_pages(s_q, scale, 16)
     # What unused rows of a page hold is the business of a test below.
     paged = paged._replace(k=paged.k.nan_to_num(), v=paged.v.nan_to_num())
     try:
         result = forward(paged_spec, onto(device, paged))
     except PlanRefused as refused:
         pytest.skip(str(refused))
-    assert result.lse is not None
-    check_forward(result._replace(out=result.out.cpu(), lse=result.lse.cpu()), spec, inputs)
+    check_on_the_cpu(result, *plain)
 
 
 @pytest.mark.shows("cudnn", "max_logit")

@@ -16,7 +16,6 @@ from attention_cases import (
     DROPOUT,
     Case,
     assert_errs_little_more,
-    build,
     carried_out,
     error,
     expected,
@@ -27,7 +26,7 @@ from attention_cases import (
 from attnsel import Environment, attention
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.sdpa.varlen import PAGE_MULTIPLE, backward, forward
-from forward_checks import check_forward, pages_of
+from forward_checks import call_in_pages, check_on_the_cpu
 from varlen_cases import USED, made
 
 pytestmark = [pytest.mark.shows("sdpa.varlen"), pytest.mark.cuda_only("the op is CUDA's")]
@@ -137,19 +136,14 @@ def test_two_deterministic_runs_are_bitwise_equal(device: torch.device, scale: i
 @pytest.mark.shows("sdpa.varlen", "paged")
 @pytest.mark.parametrize("s_q", [1, 20])
 def test_pages(s_q: int, device: torch.device, scale: int) -> None:
-    sizes = {"d": 64, "e": 64, "s_q": s_q, "s_kv": 40 * scale}
-    case = Case("", {**BOTTOM_RIGHT, "need_grad": False}, {"seqlens_kv": "b"}, sizes)
-    spec, inputs = build(case, torch.float16)
-    spec = dataclasses.replace(spec, return_max_logit=False)
-    paged_spec, paged = pages_of(spec, inputs, PAGE_MULTIPLE)
+    plain, (paged_spec, paged) = call_in_pages(s_q, scale, PAGE_MULTIPLE)
     try:
         result = forward(paged_spec, onto(device, paged))
     except ValueError as refused:
         if "takes no pages" not in str(refused):
             raise
         pytest.skip(str(refused))
-    assert result.lse is not None
-    check_forward(result._replace(out=result.out.cpu(), lse=result.lse.cpu()), spec, inputs)
+    check_on_the_cpu(result, *plain)
 
 
 @pytest.mark.shows(None)

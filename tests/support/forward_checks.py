@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attention_cases import assert_errs_little_more, int32
+from attention_cases import BOTTOM_RIGHT, Case, assert_errs_little_more, build, int32
 from attnsel.backends.contract import Inputs, Result, Spec
 from reference import attention_reference
 
@@ -28,6 +28,21 @@ def check_forward(result: Result, spec: Spec, inputs: Inputs) -> None:
         for at in (torch.float64, dtype)
     )
     assert_errs_little_more(actual, wanted, plain, dtype)
+
+
+def call_in_pages(s_q: int, scale: int, page_size: int) -> tuple[tuple[Spec, Inputs], tuple[Spec, Inputs]]:
+    """A forward in fp16 over two sequences, plain and with its keys in pages."""
+    sizes = {"d": 64, "e": 64, "s_q": s_q, "s_kv": 40 * scale}
+    case = Case("", {**BOTTOM_RIGHT, "need_grad": False}, {"seqlens_kv": "b"}, sizes)
+    spec, inputs = build(case, torch.float16)
+    spec = dataclasses.replace(spec, return_max_logit=False)
+    return (spec, inputs), pages_of(spec, inputs, page_size)
+
+
+def check_on_the_cpu(result: Result, spec: Spec, inputs: Inputs) -> None:
+    """``check_forward`` of a result that lies on a GPU."""
+    assert result.lse is not None
+    check_forward(result._replace(out=result.out.cpu(), lse=result.lse.cpu()), spec, inputs)
 
 
 def pages_of(

@@ -243,14 +243,23 @@ def test_deterministic_where_torch_is(op: FlashOp) -> None:
 
 
 def test_nothing_is_copied(op: FlashOp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op is handed q, k and v where they lie, padded batches and their gradients included."""
-    seen: list[Tensor] = []
-    forward = op.forward
-    monkeypatch.setattr(
-        varlen, "forward_op", lambda: lambda *a, **k: (seen.extend(a[:3]), forward(*a, **k))[1]
-    )
+    """The ops are handed q, k, v, out and its gradient where they lie, of padded batches too."""
+    seen: list[int] = []
+
+    def watched(run: Any, count: int) -> Any:
+        def call(*given: Any, **keywords: Any) -> Any:
+            seen.extend(t.data_ptr() for t in given[:count])
+            return run(*given, **keywords)
+
+        return lambda: call
+
+    monkeypatch.setattr(varlen, "forward_op", watched(op.forward, 3))
+    monkeypatch.setattr(varlen, "backward_op", watched(op.backward, 5))
     for name in ("plain", "padding", "packed: plain", "packed: gaps, bottom-right", "self lengths, causal"):
         spec, inputs = made(next(case for case in USED if case.name == name))
         seen.clear()
-        varlen.forward(spec, inputs)
-        assert [t.data_ptr() for t in seen] == [t.data_ptr() for t in inputs[:3]], name
+        result = varlen.forward(spec, inputs)
+        dout = torch.randn_like(result.out)
+        varlen.backward(spec, inputs, result, dout)
+        handed = (*inputs[:3], dout, *inputs[:3], result.out)
+        assert seen == [t.data_ptr() for t in handed], name
