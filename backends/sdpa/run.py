@@ -12,13 +12,14 @@ from torch import Tensor
 
 from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.lse_gradient import Five, added
 
 from .conditions import misalignment
 from .guards import check_call
 from .masks import fold, without_padding
 from .ops import MATH, Forward, resolve, run_backward, run_forward
 from .plan import MaskPlan, Traits, plan_mask
-from .shapes import Five, added, op_lse, plain_lse, with_lse_gradient
+from .shapes import op_lse, plain_lse, with_lse_gradient
 
 
 def forward(kernel: str, spec: Spec, inputs: Inputs) -> Result:
