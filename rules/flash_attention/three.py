@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import rules_about
+from attnsel.rules.api import limit, rules_about
 from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
 from attnsel.selection.verdict import Violation
 from attnsel.versions import flash_attn_3
@@ -118,8 +118,8 @@ def three_head_dims_apart(p: AttentionParams, env: Environment) -> Violation | N
     if env.arch == 90 and (prefill or absorbed):
         return None
     if e < d:
-        return Violation("head_dim_v", e, EqualTo("head_dim_qk", d))
-    return Violation("head_dim_qk", d, EqualTo("head_dim_v", e))
+        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
+    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
 
 
 @rule(
