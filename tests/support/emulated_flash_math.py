@@ -133,7 +133,7 @@ def backward(
     keep: Tensor | None = None,
     dlse: Tensor | None = None,
 ) -> Backward:
-    """From what the forward left: ``lse`` is believed as it is, with either infinity for a row without keys."""
+    """From what the forward left: ``lse`` is believed, with either infinity for a row without keys."""
     heads, groups = q.shape[1], k.shape[1]
     qs, ks, vs = grouped(q, heads), grouped(k, heads), grouped(v, heads)
     do, o = grouped(dout, heads), grouped(out, heads)
@@ -158,7 +158,7 @@ def backward(
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
-    """x [rows, h, d] with its first 2 * cos.shape[1] features turned by the angles of ``positions`` [rows]."""
+    """x [rows, h, d], its first 2 * cos.shape[1] features turned by the angles of ``positions`` [rows]."""
     half = cos.shape[1]
     c, s = (t[positions].double()[:, None] for t in (cos, sin))
     turned, rest = x[..., : 2 * half].double(), x[..., 2 * half :]
@@ -176,7 +176,7 @@ def paged(table: Tensor, page_size: int, positions: Tensor) -> Tensor:
 
 
 class Function(torch.autograd.Function):
-    """One ``torch.autograd.Function`` for every function of the packages: ``plan`` holds the two halves."""
+    """The ``torch.autograd.Function`` of every function of the packages: ``plan`` holds the two halves."""
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Any) -> Any:

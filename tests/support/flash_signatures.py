@@ -1,4 +1,4 @@
-"""Makes ``flash_signatures.json``: what the functions of FlashAttention 2, 3 and 4 take and return, per version.
+"""Makes ``flash_signatures.json``: what functions of FlashAttention 2, 3 and 4 take and return, by version.
 
     python tests/support/flash_signatures.py CHECKOUT WHEEL...
 
@@ -20,7 +20,8 @@ from typing import Any
 FILE = Path(__file__).parent / "flash_signatures.json"
 TWO, THREE, FOUR = "flash_attn/flash_attn_interface.py", "hopper/flash_attn_interface.py", "cute/interface.py"
 TAGS = {
-    "2": {v: f"v{v}" for v in ("2.3.6", "2.4.2", "2.5.9.post1", "2.6.3", "2.7.4.post1", "2.8.3")} | {"2.8.4": "HEAD"},
+    "2": {v: f"v{v}" for v in ("2.3.6", "2.4.2", "2.5.9.post1", "2.6.3", "2.7.4.post1", "2.8.3")}
+    | {"2.8.4": "HEAD"},
     "3": {"3.0.0b1+early": "v2.7.4.post1", "3.0.0b1": "v2.8.3", "3.0.0": "HEAD"},
 }
 PRIVATE = (
