@@ -1,4 +1,4 @@
-"""Inputs for the emulated packages of FlashAttention, and what must come out by the definition, in float64."""
+"""Inputs for the emulated packages of FlashAttention, and what must come out by the definition."""
 
 from __future__ import annotations
 

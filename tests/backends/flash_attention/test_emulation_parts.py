@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from emulated_flash_attn_3_public import EVERY
 from emulated_flash_cases import OF_FOUR, OF_THREE, OF_TWO, drawn, expected, functions, near
 from flash_reference import cumulative, one_sequence
 
@@ -146,6 +147,22 @@ def test_pages_of_varlen(version: str) -> None:
     near(out, expected(given, {"causal": True})["out"])
 
 
+@pytest.mark.parametrize("version", [version for version in OF_TWO if version >= "2.6.2"])
+def test_left_padding_and_used_lengths_of_varlen(version: str) -> None:
+    q, k = rows(7), rows(20, 2)
+    cu = {"cu_seqlens_q": cumulative([3, 4]), "cu_seqlens_k": cumulative([10, 10])}
+    used = {
+        f"{name}_k": torch.tensor(n, dtype=torch.int32)
+        for name, n in (("leftpad", [2, 1]), ("seqused", [9, 6]))
+    }
+    how = two(version, return_softmax=False) | cu | used | {"max_seqlen_q": 4, "max_seqlen_k": 10}
+    out = functions(2, version)._flash_attn_varlen_forward(q, k, k, **how)[0]
+    given = drawn([3, 4], [7, 5])
+    given.q, given.k = q, torch.cat([k[2:9], k[11:16]])
+    given.v = given.k
+    near(out, expected(given, {"causal": True, "softmax_scale": 0.25})["out"])
+
+
 # ---- caches, of 2 and 3 ----
 
 CACHES = [(2, version) for version in OF_TWO] + [(3, version) for version in OF_THREE]
@@ -266,6 +283,21 @@ def test_used_lengths_and_chunks_of_three(version: str) -> None:
             out.sum().backward()
 
 
+@pytest.mark.parametrize("version", ["3.0.0b1", "3.0.0"])
+def test_used_lengths_of_dense_rows_of_three(version: str) -> None:
+    q, k = torch.randn(2, 6, 4, 16).half(), torch.randn(2, 8, 2, 16).half()
+    given = dict.fromkeys((*EVERY, "out_" if version == "3.0.0" else "out"))
+    given["seqused_q"], given["seqused_k"] = (torch.tensor(n, dtype=torch.int32) for n in ([6, 4], [8, 3]))
+    out, lse, *_ = functions(3, version)._flash_attn_forward(
+        q, k, k, **given, softmax_scale=0.25, causal=True
+    )
+    assert out[1, 4:].isnan().all()
+    assert lse[1, :, 4:].isnan().all()
+    wanted, level = one_sequence(q[1, :4].double(), *[k[1, :3].double()] * 2, causal=True)
+    near(out[1, :4], wanted)
+    near(lse[1, :, 1:4], level[:, 1:])
+
+
 def test_three_without_any_key_has_another_lse() -> None:
     q, none = rows(5)[None], torch.empty(1, 0, 4, 16).half()
     out, lse, _, _ = functions(3, "3.0.0")._flash_attn_forward(q, none, none)
@@ -327,6 +359,7 @@ def visible(version: str, causal: bool, window: tuple[Any, Any]) -> int:
         (True, (-1, 0), 36, 0),
         (False, (0, -1), 64, 0),
         (True, (2, None), 21, 21),
+        (True, (2, 3), 21, 21),
         (False, (2, None), 49, 49),
     ],
 )
