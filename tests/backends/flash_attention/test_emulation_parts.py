@@ -163,6 +163,26 @@ def test_left_padding_and_used_lengths_of_varlen(version: str) -> None:
     near(out, expected(given, {"causal": True, "softmax_scale": 0.25})["out"])
 
 
+@pytest.mark.parametrize("version", OF_TWO)
+def test_one_query_a_sequence_is_read_by_batch_from_2_5_9(version: str) -> None:
+    """cu_seqlens_q is not read then: more rows than sequences are refused. Before, they stay unwritten."""
+    block = {"block_table": None} if version >= "2.5.7" else {}
+    cu = {"cu_seqlens_q": cumulative([1, 1]), "cu_seqlens_k": cumulative([5, 2])}
+    how = two(version, return_softmax=False) | cu | {"max_seqlen_q": 1, "max_seqlen_k": 5} | block
+    call, k = functions(2, version)._flash_attn_varlen_forward, rows(7, 2)
+    made = call(rows(2), k, k, **how)
+    given = drawn([1, 1], [5, 2])
+    given.q, given.k, given.v, given.dout = rows(2), k, k, rows(2)
+    wanted = expected(given, {"causal": True, "softmax_scale": 0.25})
+    near(made[0], wanted["out"])
+    near(made[-3].reshape(4, 2) if version >= "2.6" else made[-3][..., 0].T, wanted["lse"])
+    if version >= "2.5.9":
+        with pytest.raises(RuntimeError, match="invalid for input"):
+            call(rows(3), k, k, **how)
+    else:
+        assert call(rows(3), k, k, **how)[0][2].isnan().all()
+
+
 # ---- caches, of 2 and 3 ----
 
 CACHES = [(2, version) for version in OF_TWO] + [(3, version) for version in OF_THREE]
