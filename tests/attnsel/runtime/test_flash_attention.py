@@ -121,7 +121,8 @@ def test_the_module_runs_it_and_compares_its_first_call(backend: str) -> None:
     out = core(*dense(call), **extras)
     assert core.last_selection.backend == backend
     assert core.last_selection.chosen.adaptations == ()
-    assert_close({"out": out.detach()}, {"out": call.expected()["out"]}, torch.float16)
+    out = out.detach().unflatten(-1, (4, 8))
+    assert_close({"out": out}, {"out": call.expected()["out"]}, torch.float16)
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
@@ -149,7 +150,7 @@ def test_a_wrong_kernel_is_not_used(backend: str, monkeypatch: pytest.MonkeyPatc
     for name in names:
         spoil(monkeypatch, sys.modules[place], name)
     call = Call(dataclasses.replace(by_name["padding"], dtype=torch.float16), "bshd")
-    with override(backends=(backend, "sdpa.math")), pytest.warns(UserWarning, match=backend):
+    with override(allow=(backend, "sdpa.math")), pytest.warns(UserWarning, match=backend):
         out = attention(*dense(call), **arguments_of(call))
     assert_close({"out": out.detach()}, {"out": call.expected()["out"]}, torch.float16)
 
@@ -187,6 +188,7 @@ def test_a_compiled_step_is_the_eager_one(backend: str, name: str) -> None:
     def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, **arguments)
 
+    torch.compiler.reset()
     with override(selfcheck=False):
         eager = step(*leaves)
         wanted = torch.autograd.grad(eager.float().square().sum(), leaves)
@@ -207,12 +209,12 @@ def test_a_package_that_does_not_import_is_passed_over_and_said(monkeypatch: pyt
     q = torch.randn(1, 9, 2, 8, dtype=torch.float16)
     try:
         with (
-            override(backends=("flash_attn.2", "sdpa.math")),
-            pytest.warns(UserWarning, match=r"flash_attn\.2.*import of flash_attn halted"),
+            override(allow=("flash_attn.2", "sdpa.math")),
+            pytest.warns(UserWarning, match=r"flash_attn\.2.*No module named"),
         ):
             out = attention(q, q, q, attn_mask_type="causal")
         assert out.isfinite().all()
-        with pytest.raises(NoBackendError, match="halted"):
+        with pytest.raises(NoBackendError, match="RUNTIME001"):
             attention(q, q, q, attn_mask_type="causal", backend="flash_attn.2")
     finally:
         dispatch.clear_cache()
