@@ -28,7 +28,7 @@ _2 = {"flash_attn": NEWEST}
 
 @rule(
     "FLASH201",
-    when=flash_attn("<2.5.9", ">=3.0.0.b0"),
+    when=flash_attn("<2.5.9", ">=3.0.0b1"),
     fires_on={"flash_attn": "2.3.6"},
     passes=_2,
 )
