@@ -31,6 +31,7 @@ LAYERS = [
         "_model",
         "_params_checks",
         "versions",
+        "installed",
         "layout",
         "recipes",
         "gpus",

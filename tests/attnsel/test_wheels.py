@@ -148,9 +148,9 @@ def test_the_table_can_be_read_in_full():
     [
         (
             {"torch": "2.13.0", "cuda": "13.0"},
-            "flash-attn-3 --index-url https://download.pytorch.org/whl/cu130",
+            "--index-url https://download.pytorch.org/whl/cu130",
         ),
-        ({"torch": "2.9.1"}, "flash-attn-3 --index-url https://download.pytorch.org/whl/cu128"),
+        ({"torch": "2.9.1"}, "--index-url https://download.pytorch.org/whl/cu128"),
         ({"torch": "2.9.1", "cuda": "12.6"}, "https://download.pytorch.org/whl/cu126"),
         ({"torch": "2.8.0"}, "cd flash-attention/hopper && python setup.py install"),
         ({"torch": "2.9.1", "cuda": None}, "cd flash-attention/hopper && python setup.py install"),
@@ -190,8 +190,8 @@ def test_a_way_out_says_that_it_builds():
     said = change("flash_attn", (2, 8, 3), torch="2.13.0", cuda="13.0")
     assert said.text == "install flash-attn ≥ 2.8.3 (no wheel fits: built here)"
     assert said.paste.splitlines() == [
-        "# No release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12; the nearest is for torch "
-        "2.8, CUDA 12, Python 3.12. This builds it, with nvcc and for hours:",
+        "# No release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12; the nearest is for "
+        "torch 2.8, CUDA 12, Python 3.12. This builds it, with nvcc and for hours:",
         "pip install 'flash-attn>=2.8.3' --no-build-isolation",
     ]
     shown = [line for paste in said.paste.splitlines() for line in _shell_lines(paste, 74)]
