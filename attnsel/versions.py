@@ -17,13 +17,20 @@ from packaging.version import Version as _PackagingVersion
 
 from attnsel.errors import short
 
+_FINAL = 10_000
+"""The beta of a final release, which comes after all of them."""
+
 
 class Version(NamedTuple):
-    """``major.minor.patch``; what follows the third number (cuDNN's build, ``+cu128``) is dropped."""
+    """``major.minor.patch``, and of a beta its number: 4.0.0b36.
+
+    What follows otherwise (cuDNN's build, ``.post1``, ``+cu128``, alphas and candidates) is dropped.
+    """
 
     major: int
     minor: int = 0
     patch: int = 0
+    beta: int = _FINAL
 
     @classmethod
     def parse(cls, text: str | int | tuple[int, ...] | Version) -> Version:
@@ -42,12 +49,14 @@ class Version(NamedTuple):
         ):
             return cls._from_cudnn_number(int(text))
         try:
-            release = _PackagingVersion(text if isinstance(text, str) else "").release
+            written = _PackagingVersion(text if isinstance(text, str) else "")
         except InvalidVersion:
             raise ValueError(
                 f"not a version: {short(text)}; allowed: numbers and dots such as 9.1.0"
             ) from None
-        return cls(*release[:3])
+        version = cls(*written.release[:3])
+        kind, number = written.pre or ("", 0)
+        return version._replace(beta=min(number, _FINAL - 1)) if kind == "b" else version
 
     @classmethod
     def _from_cudnn_number(cls, number: int) -> Version:
@@ -58,10 +67,22 @@ class Version(NamedTuple):
         return cls(number // base, number % base // 100, number % 100)
 
     def __str__(self) -> str:
-        return f"{self.major}.{self.minor}.{self.patch}"
+        beta = "" if self.beta == _FINAL else f"b{self.beta}"
+        return f"{self.major}.{self.minor}.{self.patch}{beta}"
 
-    def next_patch(self) -> Version:
+    @property
+    def after(self) -> Version:
+        """The first version above this one."""
+        if self.beta < _FINAL:
+            return self._replace(beta=self.beta + 1)
         return Version(self.major, self.minor, self.patch + 1)
+
+    @property
+    def before(self) -> Version | None:
+        """One that is below: the release before, or the beta before; None for the first patch of a minor."""
+        if self.beta < _FINAL:
+            return self._replace(beta=self.beta - 1) if self.beta else None
+        return self._replace(patch=self.patch - 1) if self.patch else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +115,9 @@ class Versions:
             return low
         if high is None:
             return Version(0)
-        major, minor, patch = high
-        if patch:
-            return Version(major, minor, patch - 1)
+        if high.before is not None:
+            return high.before
+        major, minor = high[:2]
         return Version(major, minor - 1, 0) if minor else Version(major - 1, 9, 0)
 
     def __str__(self) -> str:
@@ -108,12 +129,12 @@ def _interval_text(low: Version | None, high: Version | None) -> str:
         return "any version" if high is None else f"< {high}"
     if high is None:
         return f">= {low}"
-    if high == low.next_patch():
+    if high == low.after:
         return str(low)
     return f"{low} to < {high}"
 
 
-_TERM = re.compile(r"\s*(?P<op>>=|<=|==|<|>)\s*(?P<version>[0-9.]+)\s*$")
+_TERM = re.compile(r"\s*(?P<op>>=|<=|==|<|>)\s*(?P<version>[0-9.]+(b[0-9]+)?)\s*$")
 
 
 def _interval(spec: str) -> tuple[Version | None, Version | None]:
@@ -130,10 +151,10 @@ def _interval(spec: str) -> tuple[Version | None, Version | None]:
             raise ValueError(f"version specifier {spec!r}: only >=, <=, ==, < and > are allowed")
         op, version = match["op"], Version.parse(match["version"])
         if op in (">=", ">", "=="):
-            edge = version.next_patch() if op == ">" else version
+            edge = version.after if op == ">" else version
             low = edge if low is None else max(low, edge)
         if op in ("<=", "<", "=="):
-            edge = version if op == "<" else version.next_patch()
+            edge = version if op == "<" else version.after
             high = edge if high is None else min(high, edge)
     if low is not None and high is not None and low >= high:
         raise ValueError(f"version specifier {spec!r} holds for no version")
@@ -166,3 +187,18 @@ def triton(*specs: str) -> Versions:
 def cuda(*specs: str) -> Versions:
     """The CUDA toolkit that torch was built with (``torch.version.cuda``)."""
     return _factory("cuda", *specs)
+
+
+def flash_attn(*specs: str) -> Versions:
+    """FlashAttention 2, the package flash-attn."""
+    return _factory("flash_attn", *specs)
+
+
+def flash_attn_3(*specs: str) -> Versions:
+    """FlashAttention 3, built from hopper/ of its repository."""
+    return _factory("flash_attn_3", *specs)
+
+
+def flash_attn_4(*specs: str) -> Versions:
+    """FlashAttention 4, the package flash-attn-4."""
+    return _factory("flash_attn_4", *specs)

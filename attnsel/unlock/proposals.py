@@ -271,10 +271,9 @@ def edges(name: str, component: str) -> tuple[Version, ...]:
 
 def _just_below(version: Version) -> Version | None:
     """A release before an edge. It may never have been published; whatever was lies on the same side."""
-    major, minor, patch = version
-    if patch:
-        return Version(major, minor, patch - 1)
-    return Version(major, minor - 1, 0) if minor else None
+    if version.before is not None:
+        return version.before
+    return Version(version.major, version.minor - 1, 0) if version.minor else None
 
 
 # ---- machines and policies ---------------------------------------------------------------------------

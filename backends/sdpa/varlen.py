@@ -9,7 +9,8 @@ these. Dense q, k and v are [b, s, h, d] there, packed ones [t, h, d].
     =====================  =============================================================================
     window                 window_size_left and _right, -1 for no bound, from the bottom-right diagonal of
                            each sequence; ``is_causal`` stands for a right bound of 0 and overrides it
-    lengths                ``cum_seq_q``, ``cum_seq_k``; padding and gaps are sequences too (sequences.py)
+    lengths                ``cum_seq_q``, ``cum_seq_k``; padding and gaps are sequences too
+                           (backends/sequences.py)
     pages (2.12)           ``block_table`` and ``seqused_k``, forward only
     lse                    float32 [b, h, s]; packed [h, t], before 2.8 [n, h, longest]; +inf, not -inf, for
                            rows without a key
@@ -35,13 +36,14 @@ from torch import Tensor
 
 from attnsel.backends.checks import check_gradients, check_tensors
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.lse_gradient import Five, added
 from attnsel.backends.pages import check_pages
+from attnsel.backends.rows import Form, bottom_right_window, check_open_right, check_rows, longest_rows
 
 from .guards import violations
 from .ops import VARLEN, above_zero, checked_op
 from .run import readable
-from .sequences import Sequences, Side, dense, lse_by_row, lse_by_sequence, rows_of, sequences_of
-from .shapes import Five, added, with_lse_gradient
+from .shapes import with_lse_gradient
 
 _FORWARD = (
     "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",
@@ -106,9 +108,7 @@ def prepare(spec: Spec, inputs: Inputs) -> None:
     if broken:
         raise ValueError("sdpa.varlen: " + "; ".join(broken))
     window_of(spec, inputs)
-    if not spec.packed and (inputs.seqlens_q is not None or inputs.seqlens_kv is not None):
-        for name in ("q",) if inputs.block_table is not None else ("q", "k", "v"):
-            _check_rows(name, getattr(inputs, name))
+    check_rows("sdpa.varlen", spec, inputs)
 
 
 _WITHOUT = ("attn_mask", "bias", "alibi_slopes")
@@ -125,15 +125,6 @@ def _as_batch(spec: Spec, inputs: Inputs) -> Inputs:
         k, v = (t.transpose(0, 1).unsqueeze(0) for t in (k, v))
     seed, offset = inputs.dropout_seed, inputs.dropout_offset
     return Inputs(q, k, v, softmax_offset=inputs.softmax_offset, dropout_seed=seed, dropout_offset=offset)
-
-
-def _check_rows(name: str, t: Tensor) -> None:
-    b, _, s, _ = t.shape
-    if b > 1 and s > 1 and t.stride(0) != s * t.stride(2):
-        raise ValueError(
-            f"sdpa.varlen: {name}: with lengths, one sequence must begin in memory where the one before ends "
-            f"(bshd); its strides are {t.stride()}"
-        )
 
 
 PAGE_MULTIPLE = 256
@@ -155,35 +146,9 @@ def _check_pool(inputs: Inputs) -> None:
 
 def window_of(spec: Spec, inputs: Inputs) -> Window:
     """What is visible in the op's words. Raises ValueError where it has none for it."""
-    left, right = spec.window_left, spec.window_right
-    if left < 0 and right < 0:
-        return Window(False, -1, -1)
-    # From a top-left diagonal to the op's, which goes to the bottom right.
-    shift = 0 if spec.bottom_right else _longer(spec, inputs)
-    if (left >= 0 and left + shift < 0) or (right >= 0 and right - shift < 0):
-        raise ValueError(
-            f"sdpa.varlen: window ({left}, {right}) from the top left is none that goes to the bottom right: "
-            f"there are {inputs.q.shape[2]} queries and {inputs.k.shape[2]} keys"
-        )
-    left = min(left + shift, _INT32) if left >= 0 else -1
-    right = min(right - shift, _INT32) if right >= 0 else -1
+    left, right = bottom_right_window("sdpa.varlen", spec, inputs)
+    check_open_right("sdpa.varlen", left, right, *longest_rows(spec, inputs))
     return Window(left < 0 and right == 0, left, right)
-
-
-_INT32 = 2**31 - 1
-
-
-def _longer(spec: Spec, inputs: Inputs) -> int:
-    """By how many rows keys are more than queries, in every sequence. ValueError where it may differ."""
-    if inputs.block_table is None:
-        if spec.packed:
-            if inputs.cu_seqlens_q is inputs.cu_seqlens_kv:
-                return 0
-        elif inputs.seqlens_q is inputs.seqlens_kv:
-            return 0 if inputs.seqlens_q is not None else inputs.k.shape[2] - inputs.q.shape[2]
-    raise ValueError(
-        "sdpa.varlen: a diagonal from the top left needs one tensor for the lengths of queries and of keys"
-    )
 
 
 # ---- forward and backward ---------------------------------------------------------------------------
@@ -193,7 +158,7 @@ def forward(spec: Spec, inputs: Inputs) -> Result:
     """The contract's forward. Raises as ``prepare`` does."""
     prepare(spec, inputs)
     with torch.no_grad():
-        form = Form(spec, inputs, sequences_of(spec, inputs))
+        form = Form(spec, inputs, _lse_by_sequence())
         q, k, v = form.qkv()
         window = window_of(spec, inputs)
         factor, scale = above_zero(VARLEN, spec.softmax_scale)
@@ -229,7 +194,7 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
         raise ValueError("dropout_p: the forward's random numbers are not there (result.saved)")
     check_gradients(spec, inputs, result, dout, dlse)
     with torch.no_grad():
-        form = Form(spec, inputs, sequences_of(spec, inputs))
+        form = Form(spec, inputs, _lse_by_sequence())
         five = Five(*form.qkv(), form.rows(result.out), form.rows(dout))
         # exp(score - lse) is to be 0 in a row without a key, where -inf would make NaN.
         lse = form.lse_of_op(result.lse.masked_fill(result.lse == -torch.inf, torch.inf))
@@ -294,80 +259,6 @@ def _no_random_state(device: torch.device) -> tuple[Tensor, Tensor]:
         )
     zero = torch.zeros((), dtype=torch.int64, device=device)
     return zero, zero
-
-
-class Form:
-    """One call's tensors on their way to the op and back: dense [b, s, h, d] where it needs no lengths, else
-    rows [t, h, d]."""
-
-    def __init__(self, spec: Spec, inputs: Inputs, sequences: Sequences | None) -> None:
-        self.packed, self.inputs, self.sequences = spec.packed, inputs, sequences
-
-    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.inputs[:3]
-        if self.sequences is None:
-            return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if not self.packed:
-            q = rows_of(q)
-        if self.inputs.block_table is not None:
-            return q, k.transpose(1, 2), v.transpose(1, 2)
-        return (q, k, v) if self.packed else (q, rows_of(k), rows_of(v))
-
-    def rows(self, t: Tensor) -> Tensor:
-        """What the caller's out and dout are to the op."""
-        if self.packed:
-            return t
-        t = t.transpose(1, 2)
-        return t if self.sequences is None else t.flatten(0, 1)
-
-    def lengths(self) -> tuple[Any, Any, int, int]:
-        if self.sequences is None:
-            return None, None, self.inputs.q.shape[2], self.inputs.k.shape[2]
-        q, kv = self.sequences[:2]
-        return q.cu_seqlens, kv.cu_seqlens, q.longest, kv.longest
-
-    def pages(self) -> dict[str, Tensor | None]:
-        if self.sequences is None or self.sequences.block_table is None:
-            return {}
-        return {"seqused_k": self.sequences.seqused_kv, "block_table": self.sequences.block_table}
-
-    def out(self, rows: Tensor) -> Tensor:
-        """An output, or a gradient of q, with zeros where no sequence is."""
-        return self._back(rows, self.sequences and self.sequences.q)
-
-    def kv_grad(self, rows: Tensor) -> Tensor:
-        return self._back(rows, self.sequences and self.sequences.kv)
-
-    def _back(self, rows: Tensor, side: Side | None) -> Tensor:
-        if side is None:
-            return rows.transpose(1, 2)
-        if side.outside is not None:
-            rows = rows.masked_fill_(side.outside.view(-1, 1, 1), 0.0)
-        return rows if self.packed else dense(rows, self.inputs.q.shape[0])
-
-    def lse(self, lse: Tensor) -> Tensor:
-        """The contract's [b, h, s] or [h, t], -inf where no sequence is."""
-        if self.sequences is None:
-            return lse
-        side = self.sequences.q
-        lse = lse_by_row(lse, side)
-        if side.outside is not None:
-            lse = lse.masked_fill(side.outside, -torch.inf)
-        return lse if self.packed else lse.unflatten(1, (self.inputs.q.shape[0], -1)).transpose(0, 1)
-
-    def lse_rows(self, dlse: Tensor) -> Tensor:
-        """A number for each row of ``rows(out)``."""
-        if self.packed:
-            return dlse.transpose(0, 1)
-        return dlse.transpose(1, 2) if self.sequences is None else dlse.transpose(1, 2).flatten(0, 1)
-
-    def lse_of_op(self, lse: Tensor) -> Tensor:
-        """The way back of ``lse``."""
-        if self.sequences is None:
-            return lse.contiguous()
-        if not self.packed:
-            lse = lse.transpose(0, 1).flatten(1)
-        return lse_by_sequence(lse, self.sequences.q) if _lse_by_sequence() else lse.contiguous()
 
 
 @cache

@@ -90,7 +90,7 @@ def varlen_rows(p: AttentionParams, env: Environment) -> Violation | None:
     Why: the op takes rows [t, h, d] and the first row of each sequence; a padded batch is that as it lies if
     it is bshd. In sbhd and bhsd the rows of a sequence are apart.
     Fix: use bshd; attnsel packs other formats (adaptation "pack") or copies a tensor that steps otherwise.
-    Source: attnsel/backends/sdpa/sequences.py.
+    Source: attnsel/backends/sequences.py.
     """
     if not p.padding or p.layout.q_format == "thd" or p.batch_size == 1:
         return None
@@ -154,7 +154,7 @@ def varlen_grid(p: AttentionParams, env: Environment) -> bool:
     Why: what lies between two sequences is a sequence to the kernel, and their number is a dimension of its
     launch grid, of which CUDA allows 65535.
     Fix: split the batch.
-    Source: flash_fwd_launch_template.h, dim3 grid(num_m_block, b, h); attnsel/backends/sdpa/sequences.py.
+    Source: flash_fwd_launch_template.h, dim3 grid(num_m_block, b, h); attnsel/backends/sequences.py.
     """
     return (p.padding and p.qkv_format != "thd") or p.pad_between_seqs
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnsel.versions import Version, Versions, cudnn, torch
+from attnsel.versions import Version, Versions, cudnn, flash_attn_4, torch
 
-versions = st.builds(Version, st.integers(0, 20), st.integers(0, 30), st.integers(0, 30))
+betas = st.just(Version(0).beta) | st.integers(0, 99)
+versions = st.builds(Version, st.integers(0, 20), st.integers(0, 30), st.integers(0, 30), betas)
 
 
 @pytest.mark.parametrize(
@@ -23,10 +24,14 @@ versions = st.builds(Version, st.integers(0, 20), st.integers(0, 30), st.integer
         ("90100", (9, 1, 0)),
         (91002, (9, 10, 2)),
         ((9, 1), (9, 1, 0)),
+        ("2.7.4.post1", (2, 7, 4)),
+        ("2.8.0rc1", (2, 8, 0)),
+        ("4.0.0b36", (4, 0, 0, 36)),
+        ("3.0.0.b1", (3, 0, 0, 1)),
     ],
 )
 def test_every_way_of_writing_a_version_is_read(written, read):
-    assert Version.parse(written) == read
+    assert Version.parse(written) == Version(*read)
 
 
 @pytest.mark.parametrize("written", ["", "nine", "9.x", None, (), (-1,), 12, 9.1, "-1", (1, 2, 3, 4, 5)])
@@ -63,10 +68,10 @@ def test_a_specifier_that_is_no_interval_is_refused(spec):
 @given(versions, versions)
 def test_edges_are_where_membership_changes(low, high):
     low, high = sorted((low, high))
-    span = Versions("cudnn", ((low, high.next_patch()),))
-    assert list(span.edges()) == [low, high.next_patch()]
+    span = Versions("cudnn", ((low, high.after),))
+    assert list(span.edges()) == [low, high.after]
     assert low in span
-    assert high.next_patch() not in span
+    assert high.after not in span
 
 
 @given(versions)
@@ -78,3 +83,18 @@ def test_text_and_tuple_are_the_same_version(version):
 def test_a_sample_is_a_member(version):
     assert torch(f"<{version}").sample() in torch(f"<{version}")
     assert torch(f">={version}").sample() in torch(f">={version}")
+
+
+def test_betas_come_before_their_release():
+    named = [Version.parse(text) for text in ("3.0.0", "4.0.0b9", "4.0.0b20", "4.0.0", "4.0.1")]
+    assert named == sorted(named)
+    assert [str(version) for version in named] == ["3.0.0", "4.0.0b9", "4.0.0b20", "4.0.0", "4.0.1"]
+    span = flash_attn_4(">=4.0.0b20,<4.0.0b36", "==4.0.0")
+    assert [str(v) for v in (Version.parse(f"4.0.0b{n}") for n in (19, 20, 35, 36)) if v in span] == [
+        "4.0.0b20",
+        "4.0.0b35",
+    ]
+    assert named[3] in span
+    assert named[4] not in span
+    assert str(flash_attn_4("==4.0.0b36")) == "4.0.0b36"
+    assert flash_attn_4("<4.0.0b20").sample() == Version.parse("4.0.0b19")
