@@ -48,7 +48,11 @@ def installed_version(*names: str) -> Version | None:
 
 
 def module_spec(name: str) -> ModuleSpec | None:
-    """Where a module at the top of the path would be imported from, whatever stands under its name now."""
+    """Where a top-level module comes from; of a name that attnsel.flash_attn has taken, the real one."""
+    if name in sys.modules:
+        loaded: ModuleSpec | None = getattr(sys.modules[name], "__spec__", None)
+        if loaded is None or loaded.origin != "attnsel":
+            return loaded
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec: ModuleSpec | None = None if find is None else find(name, None)
@@ -89,7 +93,9 @@ def _has_3() -> bool:
 
 
 def _has_4() -> bool:
-    there = any((folder / "cute" / "interface.py").is_file() for folder in folders("flash_attn"))
+    there = "flash_attn.cute.interface" in sys.modules or any(
+        (folder / "cute" / "interface.py").is_file() for folder in folders("flash_attn")
+    )
     return there and cute_owner() != FLASH_ATTN["flash_attn"]
 
 

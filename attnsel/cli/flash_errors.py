@@ -45,10 +45,10 @@ def explain(component: str, machine: ProbedMachine) -> Explained:
         return Explained(f"it needs {', '.join(machine.flash.unmet)}", again)
     for pattern, reading in _READINGS:
         match = re.search(pattern, trouble)
-        why = None if match is None else reading(match, component, machine)
-        if why is not None:
+        reason: str | None = None if match is None else reading(match, component, machine)
+        if reason is not None:
             package = _missing_package(trouble)
-            return Explained(why, f"pip install {package}" if package else again)
+            return Explained(reason, f"pip install {package}" if package else again)
     return Explained("", again)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 
@@ -155,3 +157,24 @@ def test_this_machine_is_described_by_them(site):
         assert (env.flash_attn, env.flash_attn_3) == (Version(2, 8, 3), None)
     finally:
         environment._detect.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("generation", "version", "component"),
+    [(2, "2.8.3", "flash_attn"), (3, "3.0.0", "flash_attn_3"), (4, "4.0.0b36", "flash_attn_4")],
+)
+def test_what_is_loaded_already_counts(generation, version, component):
+    emulated = pytest.importorskip("emulated_flash_attn")
+    with emulated.installed(generation, version):
+        assert versions() == {component: version}
+    assert versions() == {}
+
+
+def test_attnsels_own_module_hides_no_package(site, monkeypatch):
+    put(site, "flash-attn", "2.8.3", flash_attn())
+    ours = ModuleType("flash_attn")
+    ours.__spec__ = ModuleSpec("flash_attn", None, origin="attnsel")
+    monkeypatch.setitem(sys.modules, "flash_attn", ours)
+    assert versions() == {"flash_attn": "2.8.3"}
+    monkeypatch.setitem(sys.modules, "flash_attn", None)  # what may not be imported
+    assert versions() == {}

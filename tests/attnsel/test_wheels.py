@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnsel import AttentionParams, Environment, Policy
+from attnsel import AttentionParams, Environment, Policy, select
 from attnsel._flash_attn_wheels import BUILT
 from attnsel.report import _shell_lines
 from attnsel.unlock.change import Scenario
@@ -202,6 +202,15 @@ def test_a_way_out_says_that_it_builds():
 def test_a_way_out_that_changes_torch_too_takes_the_wheel_for_that():
     changes = {"torch": Version(2, 8), "flash_attn": Version(2, 8, 3)}
     assert "torch2.8" in change("flash_attn", (2, 8, 3), changes=changes, torch="2.9.1").paste
+
+
+def test_what_is_proposed_has_a_wheel_where_an_older_release_has_one():
+    """torch 2.6 for CUDA 12.4 has the old ABI, for which 2.7.4 is the last with a wheel."""
+    for versions, version in (({"torch": "2.6.0", "cuda": "12.4"}, "2.7.4"), ({}, "2.8.3")):
+        found = select(AttentionParams(), machine(**versions), policy=Policy(backend="flash_attn.2")).unlocks
+        [unlock] = [unlock for unlock in found if unlock.candidate == "flash_attn.2"]
+        assert unlock.change.startswith(f"install flash-attn ≥ {version}")
+        assert f"/v{version}.post1/" in unlock.paste
 
 
 def test_the_others_have_their_own_lines():
