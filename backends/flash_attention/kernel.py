@@ -25,7 +25,8 @@ class FlashCall(NamedTuple):
     """One call as the packages see it: q, k and v [b, s, h, d], or rows [t, h, d] with cu_seqlens.
 
     With ``block_table`` k and v are pools [pages, page_size, g, d], ``seqused_kv`` says how many keys each
-    sequence has, and ``cu_seqlens_kv`` says the same in another way.
+    sequence has, and ``cu_seqlens_kv`` says the same in another way. ``gaps``: some of the sequences are room
+    between others, and may be longer than ``max_seqlen_q`` and ``max_seqlen_kv``; their results are nobody's.
     """
 
     q: Tensor
@@ -45,6 +46,7 @@ class FlashCall(NamedTuple):
     deterministic: bool
     alibi_slopes: Tensor | None
     sinks: Tensor | None
+    gaps: bool
 
     @property
     def causal(self) -> bool:
@@ -213,6 +215,7 @@ class Kernel:
             spec.deterministic,
             slopes,
             _sinks(spec, inputs),
+            inputs.cu_seqlens_q_padded is not None or inputs.cu_seqlens_kv_padded is not None,
         ), factor
 
 

@@ -153,7 +153,7 @@ class FlashAttention2:
         state = torch.full((2,), -1)  # what no kernel writes without dropout
         if call.dropout_p:
             state = torch.randint(0, 2**31, (2,))
-        if call.max_seqlen_k == 0:  # no kernel runs (flash_api.cpp:742); not guarded for varlen in 2.3.6
+        if call.max_seqlen_k == 0:  # no kernel runs (flash_api.cpp:737); not guarded for varlen in 2.3.6
             out.zero_()
             lse.fill_(math.inf)
             return out, lse, s_dmask, state
@@ -250,7 +250,7 @@ class FlashAttention2:
                 yield Rows(n, (n,), (n,), (n,))
                 continue
             a, b = (int(t) for t in call.cu_seqlens_q[n : n + 2])
-            if call.swapped and self.since("2.4"):
+            if call.swapped and self.since("2.5.9"):
                 a, b = n, n + 1
             by_sequence = (n, slice(None), slice(0, b - a))
             lse = (slice(None), slice(a, b)) if self.since("2.6") else by_sequence
@@ -295,7 +295,7 @@ class FlashAttention2:
         )
 
     def _keep(self, call: Call, state: Any, number: int, m: int, n: int) -> Any:
-        """Bytes up to floor(255 (1 - p)) are kept (flash_api.cpp:127), and scaled."""
+        """Bytes up to floor(255 (1 - p)) are kept (flash_api.cpp:129), and scaled."""
         if not call.dropout_p:
             return None
         seed = (int(state[0]) * 1_000_003 + int(state[1]) * 997 + number) % 2**63
@@ -338,7 +338,7 @@ class FlashAttention2:
                 check(t.dtype == torch.int32, f"{name} must have dtype int32")
                 check(t.is_contiguous(), f"{name} must be contiguous")
                 check(t.shape == (call.batch + (name in cumulative),), f"{name}: shape")
-        if call.swapped and not call.dense and self.since("2.4"):
+        if call.swapped and not call.dense and self.since("2.5.9"):
             check(call.q.shape[0] == call.batch, "shape is invalid for input of this size")
         if call.block_table is not None:
             self._check_pages(call.block_table, call.k, call.batch)

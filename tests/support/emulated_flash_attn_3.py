@@ -95,7 +95,7 @@ class FlashAttention3:
         if splits > 1:
             shape = (splits, *lse.shape)
             accumulated = torch.full((*shape, out.shape[-1]), math.nan), torch.full(shape, math.nan)
-        if self._empty(given):  # not the kernels' -inf (flash_api.cpp:1141)
+        if self._empty(given):  # not the kernels' -inf (flash_api.cpp:1142)
             return out.zero_(), lse.fill_(math.inf), *accumulated
         for rows, lengths in self._sequences(given):
             one, qv = self._append(given, rows, lengths), given.get("qv")
@@ -134,7 +134,7 @@ class FlashAttention3:
         return longest_q, k.shape[1] * (1 if table is None else table.shape[1])
 
     def _masked(self, given: dict[str, Any], longest_q: int, longest_k: int) -> Masked:
-        """Bounds as flash_api.cpp:731 leaves them: an open side is as long as a sequence can be."""
+        """Bounds as flash_api.cpp:761 leaves them: an open side is as long as a sequence can be."""
         left, right = given["left"], given["right"]
         left = -1 if left >= longest_k - 1 else left
         right = -1 if right >= longest_q - 1 else right
@@ -309,7 +309,7 @@ class FlashAttention3:
 
     def _check_value_head_dim(self, given: dict[str, Any]) -> None:
         d, e, qv = given["q"].shape[-1], given["v"].shape[-1], given.get("qv")
-        if d != e:  # flash_api.cpp:718
+        if d != e:  # flash_api.cpp:747
             fits = (128 < d <= 192 and 96 < e <= 128) or (d <= 64 and e <= 512)
             check(fits, "this head dimension of v is not supported with q's")
             check(self.arch // 10 == 9, "a head dimension of v of its own needs Hopper")

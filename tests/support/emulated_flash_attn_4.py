@@ -102,7 +102,7 @@ class FlashAttention4:
             out[rows.q] = made.out.to(out.dtype)
             if lse is not None:
                 lse[rows.lse] = made.lse.float()
-                if sink is not None and not self.later:  # -inf + inf (softmax.py:211 of 4.0.0b20)
+                if sink is not None and not self.later:  # -inf + inf (softmax.py:212 of 4.0.0b20)
                     lse[rows.lse] = lse[rows.lse].masked_fill(made.hidden.all(1), math.nan)
         return out, lse
 
@@ -261,7 +261,7 @@ class FlashAttention4:
             self._check_hd256(given)
 
     def _check_hd256(self, given: dict[str, Any]) -> None:
-        """The kernel of its own that 4.0.0b20 has for it (its interface.py:887)."""
+        """The kernel of its own that 4.0.0b20 has for it (its interface.py:885)."""
         for name in ("softcap", "learnable_sink", "seqused_q", "seqused_k"):
             demand(not isinstance(given[name], Tensor) and not given[name], f"head dimension 256 with {name}")
 
