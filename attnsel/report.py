@@ -374,7 +374,9 @@ def _unlock_lines(selection: Selection, width: int) -> list[str]:
 
 
 def _shell_lines(paste: str, width: int) -> list[str]:
-    """A line to paste; one for pip is continued where it does not fit."""
+    """A line to paste; a comment is folded, one for pip is continued, where they do not fit."""
+    if paste.startswith("# "):
+        return _fold(paste.removeprefix("# "), width, "# ", "# ")
     command = "pip install "
     if len(paste) <= width or not paste.startswith(command):
         return [paste]
