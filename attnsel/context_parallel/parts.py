@@ -91,13 +91,14 @@ class Batch:
         if self.spec.packed:
             return self._packed(slot, part, qkv, gathered)
         rows, cols = part.q_rows, part.kv_rows
+        real_q = _real(self.lengths_q, part.q, slot, None)
         return self._common(
             q[:, :, rows.start : rows.stop],
             k[:, :, cols.start : cols.stop],
             v[:, :, cols.start : cols.stop],
             bias=None if bias is None else bias[pairs_of(bias, part)],
-            seqlens_q=_real(self.lengths_q, part.q, slot, None),
-            seqlens_kv=_real(self.lengths_kv, part.kv, slot, None),
+            seqlens_q=real_q,
+            seqlens_kv=real_q if self._alike(part) else _real(self.lengths_kv, part.kv, slot, None),
         )
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Inputs:
@@ -134,6 +135,8 @@ class Batch:
             at = torch.cat([starts[:-1] + first, starts[-1:]]).int()
             sides.append((_boundaries(real), at))
         (cu_q, at_q), (cu_kv, at_kv) = sides
+        if self._alike(part):
+            cu_kv = cu_q
         longest = self.bounds if slot.in_chunks else (len(part.q_rows), len(part.kv_rows))
         return self._common(
             *qkv,
@@ -144,6 +147,10 @@ class Batch:
             max_seqlen_q=longest[0],
             max_seqlen_kv=longest[1],
         )
+
+    def _alike(self, part: Part) -> bool:
+        """On the diagonal a sequence has as many queries as keys, which one tensor tells a kernel."""
+        return part.kind == "diagonal" and self.lengths_q is self.lengths_kv
 
     def _common(self, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Inputs:
         seed = self.dropout_seed

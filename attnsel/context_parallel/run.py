@@ -29,7 +29,6 @@ from attnsel.runtime.dispatch import any_autocast, autocast, kept, make_call
 from attnsel.runtime.inputs import real_lengths
 from attnsel.runtime.kernels import Kernel, kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
-from attnsel.runtime.sizes import lengths_of
 from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.select import Selection
 from attnsel.settings import current
@@ -288,7 +287,7 @@ def _lengths_and_starts(
     if call.config.form.packed:
         assert extras.cu_seqlens_q is not None
         assert extras.cu_seqlens_kv is not None
-        lengths = lengths_of(extras.cu_seqlens_q), lengths_of(extras.cu_seqlens_kv)
+        lengths = real_lengths(extras)
         if extras.cu_seqlens_q_padded is not None:
             return lengths, (extras.cu_seqlens_q_padded, extras.cu_seqlens_kv_padded)
         return lengths, (extras.cu_seqlens_q, extras.cu_seqlens_kv)

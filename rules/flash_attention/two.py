@@ -9,14 +9,14 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.selection.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.selection.verdict import Violation
 from attnsel.versions import Version, cuda, flash_attn
 
 rule = rules_about("flash_attn.2")
 
 CUDA = {"cuda"}
 BLACKWELL = range(100, 130)
-SMALL_SHARED_MEMORY = frozenset({86, 87, 88, 89})
+SMALL_SHARED_MEMORY = frozenset({86, 88, 89, 120, 121})  # below 144 KiB in a block
 PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 256, "is_training": False}
 NEWEST = "2.8.3"
 OLD = {"flash_attn": "2.6.3"}
@@ -97,6 +97,23 @@ def two_on_blackwell_cuda(p: AttentionParams, env: Environment) -> Violation:
     return Violation("cuda", env.cuda, FreeText("12.8 or newer"))
 
 
+@rule(
+    "FLASH205",
+    when=flash_attn("<2.8.4"),
+    arch=range(110, 120),
+    fires_on={"gpu": "sm110", **_2},
+    passes={"gpu": "B200", **_2},
+)
+def two_on_thor(p: AttentionParams, env: Environment) -> Violation:
+    """flash-attn has no code for sm110 before 2.8.4
+
+    Why: its build names sm100 and sm120, and neither runs on Jetson Thor; its own check lets the call through.
+    Fix: triton, sdpa.flash or cudnn; or flash-attn built from its repository.
+    Source: setup.py v2.8.3, lines 179 to 191, and 0251105a, line 74 ("80;90;100;110;120").
+    """
+    return Violation("arch", env.arch, FreeText("sm80 to sm90, sm100, sm103 or sm120"))
+
+
 # Types and head dimensions.
 
 
@@ -149,22 +166,22 @@ def two_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | Non
 
 @rule(
     "FLASH213",
-    when=flash_attn("<2.7.0"),
-    arch=SMALL_SHARED_MEMORY,
+    when=flash_attn("<2.7.3"),
+    device=CUDA,
     fires_on={"gpu": "RTX 4090", "head_dim_qk": 256, "attention_dropout": 0.1, **OLD},
     passes={"gpu": "RTX 4090", "head_dim_qk": 256, **OLD},
 )
 def two_wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
-    """On sm86 to sm89 the backward above head_dim 192 has limits before 2.7
+    """Off A100 and H100 the backward above head_dim 192 has limits before 2.7.3
 
-    Why: its tiles want more shared memory than these cards give a block: no dropout there, and before 2.6 no
+    Why: its tiles want more shared memory than other cards give a block: no dropout there, and before 2.6 no
     head_dim from 200 to 224 at all.
-    Fix: flash-attn 2.7 or newer, attention_dropout=0, or head_dim 256 by padding.
-    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK "FlashAttention backward for head dim",
-    v2.5.9.post1 line 825, v2.6.3 line 873.
+    Fix: attention_dropout=0, or head_dim 256 by padding.
+    Source: TORCH_CHECK "FlashAttention backward for head dim", flash_api.cpp v2.5.9.post1 line 825, v2.6.3
+    line 873; the same in v2.7.0 to v2.7.2.
     """
     width = max(p.head_dim_qk, p.head_dim_v)
-    if not p.is_training or width <= 192:
+    if not p.is_training or width <= 192 or env.arch in (80, 90):
         return None
     if p.dropout:
         return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
@@ -176,23 +193,23 @@ def two_wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "FLASH214",
-    when=flash_attn(">=2.7.0"),
-    arch=SMALL_SHARED_MEMORY | {120, 121},
+    when=flash_attn(">=2.7.3"),
+    arch=SMALL_SHARED_MEMORY,
     fires_on={"gpu": "RTX 4090", "head_dim_qk": 256, "attention_dropout": 0.1, **_2},
     passes={"gpu": "RTX 4090", "head_dim_qk": 256, **_2},
 )
-def two_wide_backward_since_2_7(p: AttentionParams, env: Environment) -> Unknown | None:
-    """Above head_dim 192 nothing checks the backward with dropout from 2.7 on
+def two_wide_backward_since_2_7_3(p: AttentionParams, env: Environment) -> Violation | None:
+    """With dropout above head_dim 192 no backward is launched on cards with small shared memory
 
-    Why: the check went away; whether its tiles, which want 144 KiB of shared memory, run where a block has
-    99 KiB nobody says. PyTorch's copy of the kernels still refuses it.
-    Fix: attention_dropout=0, or a card with more shared memory.
-    Source: run_mha_bwd_hdim256 in src/flash_bwd_launch_template.h v2.8.3: without dropout there is a
-    variant for small shared memory, with dropout there is none.
+    Why: the check went away with 2.7.3, and the template has no kernel with dropout that fits less than 144
+    KiB of shared memory: it launches nothing, and dq, dk and dv stay as memory was. Wrong gradients without a
+    word.
+    Fix: attention_dropout=0, or a card with more shared memory (A100, H100, B200).
+    Source: run_mha_bwd_hdim256 in csrc/flash_attn/src/flash_bwd_launch_template.h v2.8.3, "max smem is 99 KB.
+    Only works without dropout".
     """
-    width = max(p.head_dim_qk, p.head_dim_v)
-    if p.is_training and p.dropout and width > 192:
-        return Unknown("attention_dropout", p.attention_dropout, OneOf(0.0))
+    if p.is_training and p.dropout and max(p.head_dim_qk, p.head_dim_v) > 192:
+        return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
     return None
 
 
