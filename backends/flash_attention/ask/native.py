@@ -1,8 +1,9 @@
 """FlashAttention's file of checks, compiled without CUDA: ``flash_api.cpp`` as it stands in a user's folder.
 
-FlashAttention 2 and 3 check a call in one C++ file, which picks a kernel template and launches it. That file is
-compiled unchanged against the headers in ``stubs/``: the device answers as described, a tensor of device ``meta``
-counts as one on the GPU, and each template that ``flash.h`` declares gets a body that notes which one was picked.
+FlashAttention 2 and 3 check a call in one C++ file, which picks a kernel template and launches it. That file
+is compiled unchanged against the headers in ``stubs/``: the device answers as described, a tensor of device
+``meta`` counts as one on the GPU, and each template that ``flash.h`` declares gets a body that notes which
+one was picked.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-# A declaration in flash.h such as: template<typename T, int Headdim> void run_mha_fwd_(Flash_fwd_params &params, …);
+# A declaration in flash.h: template<typename T, int Headdim> void run_mha_fwd_(Flash_fwd_params &params, …);
 _KERNEL = re.compile(
     r"^(?:template\s*<(?P<template>[^<>]*)>\s*)?void\s+(?P<name>\w+)\s*\((?P<arguments>[^()]*)\)\s*;",
     re.MULTILINE,
@@ -127,13 +128,14 @@ def unit(source: Source) -> str:
 
 
 def build(source: Source, cache: Path | None = None) -> Path:
-    """The compiled library: from ``cache`` (default: attnsel's own), or compiled into it. Raises NoLibrary."""
+    """The compiled library, from ``cache`` or compiled into it (default: attnsel's own). Raises NoLibrary."""
     compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
     if compiler is None:
-        raise NoLibrary("there is no C++ compiler (g++, c++, clang++) on PATH to compile flash_api.cpp with")
+        raise NoLibrary("there is no C++ compiler (g++, c++, clang++) on PATH for flash_api.cpp")
     name = source.module.rpartition(".")[2] + ".so"
     try:
-        kept = private(private(cache or cache_folder()) / f"flash-attention-{_key(source, compiler)}")
+        folder = private(cache or cache_folder())
+        kept: Path = private(folder / f"flash-attention-{_key(source, compiler)}")
         if (kept / name).is_file():
             return kept / name
         with tempfile.TemporaryDirectory(dir=kept) as scratch:
@@ -172,10 +174,22 @@ def _compile(source: Source, compiler: str, scratch: Path, name: str) -> Path:
     command += [f"-DTORCH_EXTENSION_NAME={Path(name).stem}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
     command += [str(scratch / "unit.cpp"), str(_STUBS / "support.cpp"), "-o", str(scratch / name)]
     libraries = package / "lib"
-    command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python"]
+    command += [
+        f"-L{libraries}",
+        f"-Wl,-rpath,{libraries}",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+        "-ltorch_python",
+    ]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         raise NoLibrary(f"{compiler} took more than {_SECONDS} s over {source.api}") from None

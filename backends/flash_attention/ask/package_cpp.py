@@ -1,7 +1,7 @@
 """FlashAttention 2 or 3 made importable in this process, on the compiled file of checks.
 
-For a child process only: it changes torch. The package's own Python comes from the folder that a user named, so its
-signatures and checks are those of that release; a tensor on the GPU is one of device ``meta``.
+For a child process only: it changes torch. The package's own Python comes from the folder that a user named,
+so its signatures and checks are those of that release; a tensor on the GPU is one of device ``meta``.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ class Package:
     def _refusal(self, error: Exception) -> Outcome:
         launches = self.library.launches()
         words = f"{type(error).__name__}: {error}".strip()
-        where = self.library.where() or _stable_place(str(error), self.source) or self._python_place(error)
-        # torch says so of an operator that ``meta`` does not have: a fault of this stand-in.
-        if isinstance(error, NotImplementedError) and "backend" in str(error):
+        checked = self.library.where() or _stable_place(str(error), self.source)
+        where = checked or self._python_place(error)
+        # torch says so of an operator that ``meta`` does not have, or of a value read: this stand-in's fault.
+        if not checked and "meta" in words.lower():
             return Outcome(None, words, where, launches)
         return Outcome(False if where else None, words, where, launches)
 
@@ -113,7 +114,7 @@ def _load(name: str, path: Path) -> None:
 
 
 def _make_flash_attn_3(source: Source) -> None:
-    """The package that setup.py would install, and the list of its build's flags, all of them at their default."""
+    """The package that setup.py would install, and the flags of its build, all at their default."""
     parent = ModuleType("flash_attn_3")
     parent.__path__ = []
     parent.__dict__["__version__"] = source.version

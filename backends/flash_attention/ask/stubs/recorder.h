@@ -56,6 +56,8 @@ class Launch {
   void params(Params const& p) {
 #define ATTNSEL_FIELD(field) \
   if constexpr (requires { p.field; }) number(#field, static_cast<decltype(widen(p.field))>(p.field))
+    ATTNSEL_FIELD(b);
+    ATTNSEL_FIELD(h);
     ATTNSEL_FIELD(seqlen_q);
     ATTNSEL_FIELD(seqlen_k);
     ATTNSEL_FIELD(d);
