@@ -69,9 +69,13 @@ def find_source(folder: Path, generation: Literal[2, 3]) -> Source:
         api, header, about = "flash_api.cpp", "flash.h", python / "__init__.py"
         if (python / "flash_api_stable.cpp").is_file() and _torch_version() >= _STABLE_SINCE:
             api = "flash_api_stable.cpp"
-    for file in (python / api, python / header, about):
+    interface = python / ("flash_attn" if generation == 2 else "") / "flash_attn_interface.py"
+    for file in (python / api, python / header, about, interface):
         if not file.is_file():
             raise NoLibrary(f"there is no FlashAttention {generation} source in {folder}: {file} is missing")
+    # Before 2.8.0 hopper/ built a module of another name, with another interface.
+    if generation == 3 and "flash_attn_3" not in interface.read_text(encoding="utf-8"):
+        raise NoLibrary(f"{python} is from before FlashAttention 3 was the package flash_attn_3")
     found = re.search(r'^__version__ = "([^"]+)"', about.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
         raise NoLibrary(f"{about} does not say its version")

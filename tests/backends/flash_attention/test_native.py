@@ -165,6 +165,12 @@ class TestSource:
         with pytest.raises(NoLibrary, match=f"no FlashAttention 2 source.*{Path(lost).name} is missing"):
             find_source(folder, 2)
 
+    def test_an_older_hopper_is_not_taken_for_it(self, tmp_path):
+        folder = tiny_flash_attention.write_three(tmp_path)
+        (folder / "hopper/flash_attn_interface.py").write_text("import flashattn_hopper_cuda\n")
+        with pytest.raises(NoLibrary, match="before FlashAttention 3 was the package flash_attn_3"):
+            find_source(folder, 3)
+
     def test_a_file_that_does_not_compile_says_why(self, tmp_path):
         folder = tiny_flash_attention.write_three(tmp_path / "source")
         (folder / "hopper/flash_api_stable.cpp").write_text("#error of another toolkit\n")
@@ -306,8 +312,10 @@ def test_three_differs_where_the_gpu_does():
     """A checkout that has hopper/."""
     assert _NAMED is not None
     folder = Path(_NAMED).expanduser()
-    if not (folder / "hopper/flash_api.cpp").is_file():
-        pytest.skip(f"there is no FlashAttention 3 in {folder}")
+    try:
+        find_source(folder, 3)
+    except NoLibrary as error:
+        pytest.skip(str(error))
     other_v = "flash_attn_func(t(2, 128, 8, 192), t(2, 128, 8, 192), t(2, 128, 8, 128))"
     fp8 = "flash_attn_func(*[t(2, 128, 8, 128, dtype=torch.float8_e4m3fn)] * 3)"
     both = "both(flash_attn_func(*[t(2, 128, 8, 64, grad=True)] * 3))"
