@@ -74,7 +74,7 @@ def find_source(folder: Path, generation: Literal[2, 3]) -> Source:
         if not file.is_file():
             raise NoLibrary(f"there is no FlashAttention {generation} source in {folder}: {file} is missing")
     # Before 2.8.0 hopper/ built a module of another name, with another interface.
-    if generation == 3 and "flash_attn_3" not in interface.read_text(encoding="utf-8"):
+    if generation == 3 and "flash_attn_3._C" not in interface.read_text(encoding="utf-8"):
         raise NoLibrary(f"{python} is from before FlashAttention 3 was the package flash_attn_3")
     found = re.search(r'^__version__ = "([^"]+)"', about.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:

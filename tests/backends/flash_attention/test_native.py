@@ -167,7 +167,7 @@ class TestSource:
 
     def test_an_older_hopper_is_not_taken_for_it(self, tmp_path):
         folder = tiny_flash_attention.write_three(tmp_path)
-        (folder / "hopper/flash_attn_interface.py").write_text("import flashattn_hopper_cuda\n")
+        (folder / "hopper/flash_attn_interface.py").write_text("import flash_attn_3_cuda\n")
         with pytest.raises(NoLibrary, match="before FlashAttention 3 was the package flash_attn_3"):
             find_source(folder, 3)
 
