@@ -11,7 +11,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from attnsel.backends.flash_attention.ask.launch import Failure, failures
 from attnsel.backends.flash_attention.ask.native import Library, Source, build, find_source
 
 
@@ -68,13 +69,18 @@ class Package:
             return Outcome(None, words, where, launches)
         return Outcome(False if where else None, words, where, launches)
 
-    def _python_place(self, error: Exception) -> str:
+    def _python_place(self, error: BaseException) -> str:
         """The innermost line of the package's own Python that the error came through."""
-        root = str(self.source.python)
-        inside = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)
-        ]
+        while error.__cause__ is not None:  # attnsel's backend says in its own words what it caught
+            error = error.__cause__
+        frames = traceback.extract_tb(error.__traceback__)
+        inside = [frame for frame in frames if Path(frame.filename).is_relative_to(self.source.python)]
         return f"{inside[-1].filename}:{inside[-1].lineno}" if inside else ""
+
+    def failures(self, launches: Sequence[dict[str, Any]]) -> list[Failure]:
+        """What the launch templates would do to ``launches`` on the described device: read, not executed."""
+        arch = 10 * self._capability[0] + self._capability[1]
+        return [*failures(self.source.python, self.source.generation, arch, launches)]
 
 
 def _stable_place(words: str, source: Source) -> str:

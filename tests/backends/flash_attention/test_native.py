@@ -38,12 +38,20 @@ def both(out):
     out = out[0] if isinstance(out, tuple) else out
     out.backward(torch.empty_like(out))
 
+def wrapped(call):
+    try:
+        call()
+    except AssertionError as error:
+        raise RuntimeError("in other words") from error
+
 folder, generation, questions = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 package = install(folder, generation, 80, 108)
-names = {**vars(package.interface), "t": t, "both": both, "torch": torch}
+names = {**vars(package.interface), "t": t, "both": both, "wrapped": wrapped, "torch": torch}
 for arch, sm_count, question in questions:
     package.describe(arch, sm_count)
-    print(json.dumps(package.ask(lambda: eval(question, names))._asdict()))
+    said = package.ask(lambda: eval(question, names))
+    failed = [failure.words for failure in package.failures(said.launches)]
+    print(json.dumps({**said._asdict(), "failures": failed}))
 """
 
 
@@ -76,6 +84,7 @@ def answers(tmp_path_factory, own_cache):
         (90, 114, "flash_attn_func(t(2, 16, 8, 64))"),
         (90, 114, "flash_attn_func(t(2, 16, 8))"),
         (90, 114, "flash_attn_func(t(2, 16, 8, 64, device='cpu'))"),
+        (90, 114, "wrapped(lambda: flash_attn_func(t(2, 16, 8)))"),
     )
     return folder, ask(folder, 3, *questions)
 
@@ -115,6 +124,8 @@ class TestStable:
         assert told[4]["supported"] is False
         assert told[4]["words"].startswith("AssertionError")
         assert told[4]["where"] == f"{folder / 'hopper/flash_attn_interface.py'}:6"
+        assert (told[6]["supported"], told[6]["where"]) == (False, told[4]["where"])
+        assert "in other words" in told[6]["words"]
 
     def test_a_tensor_of_the_cpu_is_not_on_the_gpu(self, answers):
         assert answers[1][5]["supported"] is not True
@@ -250,6 +261,7 @@ def told():
         "odd": (80, 108, f"both(flash_attn_func({', '.join([g.format(60)] * 3)}, causal=True))"),
         "float32": (80, 108, "flash_attn_func(*[t(2, 128, 8, 64, dtype=torch.float32)] * 3)"),
         "packed": (89, 58, f"both(flash_attn_varlen_func({packed}, {cu}, {cu}, 200, 200))"),
+        "lost": (89, 58, f"both(flash_attn_func({', '.join([g.format(256)] * 3)}, dropout_p=0.1))"),
         "huge": (90, 132, f"flash_attn_func({huge})"),
         "cache": (
             90,
@@ -300,6 +312,14 @@ class TestTwo:
 
     def test_shapes_cost_no_memory(self, told):
         assert told["huge"]["supported"]
+
+    def test_a_backward_that_launches_nothing(self, told):
+        """Refused by its checks up to 2.7.2, afterwards by nobody."""
+        if told["lost"]["supported"]:
+            [words] = told["lost"]["failures"]
+            assert "no kernel is launched" in words
+        else:
+            assert "requires A100/A800 or H100/H800" in told["lost"]["words"]
 
     def test_a_cache_of_long_rows_is_split(self, told):
         [launch] = told["cache"]["launches"]
