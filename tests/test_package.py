@@ -236,7 +236,7 @@ def test_the_wheel_holds_the_tree(wheel):
         f"{package}/{file.relative_to(copy / folder).as_posix()}"
         for folder, package in FOLDERS.items()
         for file in (copy / folder).rglob("*")
-        if file.suffix in (".py", ".typed", ".c")
+        if file.suffix in (".py", ".typed", ".c", ".cpp", ".h", ".cuh")
     }
     assert held == expected
 

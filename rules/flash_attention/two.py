@@ -107,7 +107,7 @@ def two_on_blackwell_cuda(p: AttentionParams, env: Environment) -> Violation:
 def two_on_thor(p: AttentionParams, env: Environment) -> Violation:
     """flash-attn has no code for sm110 before 2.8.4
 
-    Why: its build names sm100 and sm120, and neither runs on Jetson Thor; its own check lets the call through.
+    Why: its build names sm100 and sm120, and neither runs on Jetson Thor; its own check lets it through.
     Fix: triton, sdpa.flash or cudnn; or flash-attn built from its repository.
     Source: setup.py v2.8.3, lines 179 to 191, and 0251105a, line 74 ("80;90;100;110;120").
     """

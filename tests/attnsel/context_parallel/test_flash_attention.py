@@ -1,4 +1,4 @@
-"""Two ranks on FlashAttention's packages, whose stand-ins run the steps, against one process with ``tiled``."""
+"""Two ranks on FlashAttention's packages, whose stand-ins run the steps, against one with ``tiled``."""
 
 from __future__ import annotations
 
