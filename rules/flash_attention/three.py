@@ -8,9 +8,9 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
-from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.selection.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
 from attnsel.selection.verdict import Violation
-from attnsel.versions import Version, flash_attn_3
+from attnsel.versions import flash_attn_3
 
 rule = rules_about("flash_attn.3")
 
@@ -145,23 +145,36 @@ def three_wide_values(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "FLASH320",
+    when=flash_attn_3("<3.0.0"),
+    device=CUDA,
+    requires={"flash_attn_3": NEWER},
+    fires_on={"deterministic": True, "flash_attn_3": "3.0.0b1"},
+    passes={"deterministic": True, **_3},
+)
+def three_deterministic_since_3_0_0(p: AttentionParams, env: Environment) -> bool:
+    """FlashAttention 3's backward is deterministic from 3.0.0 on
+
+    Why: 3.0.0b1 takes the argument and its template does not: the gradients differ from run to run without a
+    word.
+    Fix: FlashAttention 3.0.0, or flash_attn.2.
+    Source: "false /*Deterministic*/" in hopper/flash_bwd_launch_template.h at v2.8.3.
+    """
+    return p.is_training and p.deterministic
+
+
+@rule(
+    "FLASH321",
     device=CUDA,
     fires_on={"deterministic": True, "head_dim_qk": 256, **_3},
     passes={"deterministic": True, **_3},
 )
 def three_deterministic(p: AttentionParams, env: Environment) -> Violation | None:
-    """FlashAttention 3's backward is deterministic from 3.0.0 on, up to head_dim 192
+    """FlashAttention 3's backward is deterministic up to head_dim 192
 
-    Why: 3.0.0b1 takes the argument and its template does not: the gradients differ from run to run without a
-    word. 3.0.0 refuses it above 192.
-    Fix: FlashAttention 3.0.0; above head_dim 192 flash_attn.2, or deterministic=False.
-    Source: "false /*Deterministic*/" in hopper/flash_bwd_launch_template.h at v2.8.3; TORCH_CHECK
-    "Deterministic backward not supported for hdim 256", hopper/flash_api.cpp at 0251105a, line 1370.
+    Fix: flash_attn.2, which is deterministic at 256, or deterministic=False.
+    Source: TORCH_CHECK "Deterministic backward not supported for hdim 256", hopper/flash_api.cpp at
+    0251105a, line 1370.
     """
-    if not (p.is_training and p.deterministic):
-        return None
-    if env.flash_attn_3 is not None and env.flash_attn_3 < Version(3):
-        return Violation("flash_attn_3", env.flash_attn_3, AtLeast(Version(3)))
-    if max(p.head_dim_qk, p.head_dim_v) > 192:
+    if p.is_training and p.deterministic and max(p.head_dim_qk, p.head_dim_v) > 192:
         return Violation("deterministic", True, OneOf(False))
     return None
