@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
 
+from .pages import longest_paged
 from .sequences import Sequences, Side, dense, lse_by_row, rows_of, sequences_of
 from .sequences import lse_by_sequence as by_sequence
 
@@ -49,6 +50,53 @@ def _longer(name: str, spec: Spec, inputs: Inputs) -> int:
     raise ValueError(
         f"{name}: a diagonal from the top left needs one tensor for the lengths of queries and of keys"
     )
+
+
+def check_open_right(name: str, left: int, right: int, longest_q: int, longest_kv: int) -> None:
+    """ValueError for a window that FlashAttention 2 would widen, or narrow, without a word.
+
+    Where only one side is bounded it gives the other the number of keys for a bound, and drops a bound that
+    is as large: the same as none, unless there are more queries than keys and the right side is meant.
+    Source: mha_fwd and set_params_fprop in flash_api.cpp of flash-attn 2.5.9 to 2.8.3 and of PyTorch 2.13.
+    """
+    if longest_q <= longest_kv + 1 or (left < 0 and right < 0):
+        return
+    if right < 0 or longest_kv <= right < longest_q - 1:
+        raise ValueError(
+            f"{name}: window ({left}, {right}): with more queries ({longest_q}) than keys ({longest_kv}) a "
+            "bound on the left alone, or one on the right of so many keys, would hide other pairs"
+        )
+
+
+def longest_rows(spec: Spec, inputs: Inputs) -> tuple[int, int]:
+    """What bounds the queries and the keys of a sequence, as ``Form.lengths`` says it."""
+    q, k = inputs.q, inputs.k
+    if spec.packed:
+        longest_q = q.shape[0] if inputs.max_seqlen_q is None else min(inputs.max_seqlen_q, q.shape[0])
+    else:
+        longest_q = q.shape[2]
+    if inputs.block_table is not None:
+        return longest_q, longest_paged(inputs)
+    if not spec.packed:
+        return longest_q, k.shape[2]
+    longest = inputs.max_seqlen_kv
+    return longest_q, k.shape[0] if longest is None else min(longest, k.shape[0])
+
+
+def same_lengths(spec: Spec, inputs: Inputs) -> bool:
+    """Whether every sequence is known to have as many queries as keys."""
+    if inputs.block_table is not None:
+        return False
+    if spec.packed:
+        return inputs.cu_seqlens_q is inputs.cu_seqlens_kv
+    return inputs.seqlens_q is inputs.seqlens_kv and inputs.q.shape[2] == inputs.k.shape[2]
+
+
+def above_zero(scale: float) -> tuple[float, float]:
+    """(factor of q, scale above 0) for the same scores: a row's maximum is taken before it is scaled."""
+    if scale > 0.0:
+        return 1.0, scale
+    return (-1.0, -scale) if scale else (0.0, 1.0)
 
 
 def check_rows(name: str, spec: Spec, inputs: Inputs) -> None:

@@ -6,6 +6,7 @@ file                  constrains
 ``common``            what every candidate needs: a device, an installed library
 ``cudnn/``            cuDNN fused attention
 ``sdpa/``             PyTorch's four SDPA kernels
+``flash_attention/``  FlashAttention's own packages, 2, 3 and 4
 ``triton``            attnsel's own Triton kernels
 ``tiled``             the plain PyTorch fallback
 ``context_parallel``  one sequence over many ranks

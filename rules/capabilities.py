@@ -1,4 +1,4 @@
-"""The rule ``<FAMILY>000``: a candidate takes what its record lists, and nothing else."""
+"""The rule ``<FAMILY>000``, or of another code: a candidate takes what its record lists, and nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_limits(record: CandidateRecord, registry: Registry = REGISTRY) -> None:
     )
     plain = _plain_call(takes)
     rule(
-        f"{record.family}000",
+        f"{record.family}000" if record.limits == "takes" else record.limits,
         record.name,
         fp8="both",
         evidence="documented",

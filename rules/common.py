@@ -75,6 +75,59 @@ def cudnn_frontend_installed(p: AttentionParams, env: Environment) -> None:
 
 
 @rule(
+    "INSTALL005",
+    needing("flash_attn"),
+    requires={"flash_attn": Installed(Version(2, 8, 3))},
+    evidence="documented",
+    fires_on={"gpu": "H100", "flash_attn": None},
+    passes={"flash_attn": "2.8.3"},
+)
+def flash_attn_installed(p: AttentionParams, env: Environment) -> None:
+    """flash-attn must be installed: FlashAttention 2.
+
+    Why: its kernels come with it. It has wheels for some versions of PyTorch, CUDA and Python, and none in
+    PyPI; where there is no wheel, pip compiles it, which takes hours and a CUDA toolkit.
+    Fix: the wheel that fits, which attnsel explain names; attnsel doctor says what is wrong with one that is
+    there.
+    Source: README.md and setup.py of flash-attention v2.8.3.
+    """
+
+
+@rule(
+    "INSTALL006",
+    needing("flash_attn_3"),
+    requires={"flash_attn_3": Installed(Version(3))},
+    evidence="documented",
+    fires_on={"gpu": "H100", "flash_attn_3": None},
+    passes={"flash_attn_3": "3.0.0"},
+)
+def flash_attn_3_installed(p: AttentionParams, env: Environment) -> None:
+    """FlashAttention 3 must be installed: it is built from hopper/ of its repository.
+
+    Why: its kernels come with it, and no release of it is in PyPI.
+    Fix: build hopper/ of flash-attention, or take a wheel from PyTorch's index.
+    Source: README.md of flash-attention at 0251105a, "FlashAttention-3 beta release".
+    """
+
+
+@rule(
+    "INSTALL007",
+    needing("flash_attn_4"),
+    requires={"flash_attn_4": Installed(Version.parse("4.0.0b36"))},
+    evidence="documented",
+    fires_on={"gpu": "H100", "flash_attn_4": None},
+    passes={"flash_attn_4": "4.0.0b36"},
+)
+def flash_attn_4_installed(p: AttentionParams, env: Environment) -> None:
+    """flash-attn-4 must be installed: FlashAttention 4.
+
+    Why: its kernels are written in CuTe DSL and compiled when they are first needed.
+    Fix: pip install --pre flash-attn-4 (with the extra cu13 for CUDA 13).
+    Source: README.md of flash-attention at 0251105a, "FlashAttention-4".
+    """
+
+
+@rule(
     "DEVICE001", "cudnn", requires={"device": OneOf("cuda")}, evidence="documented", fires_on={"gpu": "cpu"}
 )
 def needs_a_cuda_device(p: AttentionParams, env: Environment) -> None:

@@ -105,13 +105,16 @@ def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 
 # Kernel families of like speed, the fastest first.
-_FLASH_FIRST = ("flash", "cudnn", "efficient")
-_CUDNN_FIRST = ("cudnn", "flash", "efficient")
+_FLASH_FIRST = ("flash", "cudnn", "flash3", "flash4", "efficient")
+_HOPPER = ("flash3", "cudnn", "flash4", "flash", "efficient")
+_BLACKWELL = ("cudnn", "flash4", "flash", "flash3", "efficient")
 
 
 def _family(record: CandidateRecord, arch: int | None) -> int:
     """Its family's place; behind all of them for one that belongs to none."""
-    families = _CUDNN_FIRST if arch is not None and 90 <= arch < 120 else _FLASH_FIRST
+    families = _FLASH_FIRST
+    if arch is not None and 90 <= arch < 120:
+        families = _HOPPER if arch < 100 else _BLACKWELL
     return families.index(record.kernel_family) if record.kernel_family else len(families)
 
 

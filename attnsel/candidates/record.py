@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Memory = tuple[str, int]
 """What it is, in words, and its bytes."""
 
-KernelFamily = Literal["cudnn", "flash", "efficient", ""]
+KernelFamily = Literal["cudnn", "flash", "flash3", "flash4", "efficient", ""]
 Dropout = Literal["contract", "own", "generator"]
 
 
@@ -64,7 +64,8 @@ class CandidateRecord:
         paged, gqa, head_dim_v, bias, bias_grad, alibi, softcap, sinks, dropout, deterministic, lse,
         max_logit, strides, cuda_graph, empty, fp8, offsets (Spec.q_offset and kv_offset), head_offset.
     rules: what narrows that down: a Registry with rules about ``name`` alone, or modules that register some.
-    limits: "takes", or "rules" where own rules refuse, in better words, whatever ``takes`` does not list.
+    limits: "takes"; the code of the rule that ``takes`` makes, where a family has several candidates; or
+        "rules" where own rules refuse, in better words, whatever ``takes`` does not list.
     needs: components that must be installed (fields of Environment).
     adaptations: exact changes of a call that may be made for it, in the order in which they are carried out.
     memory: what it allocates for a call beyond the call's own tensors, results and gradients; None: nothing
@@ -105,7 +106,7 @@ class CandidateRecord:
     kernel: str
     takes: Collection[str]
     rules: Any = ()
-    limits: Literal["takes", "rules"] = "takes"
+    limits: str = "takes"
     needs: tuple[str, ...] = ("torch",)
     adaptations: tuple[str, ...] = ()
     memory: Callable[[AttentionParams, Environment], Memory] | None = None

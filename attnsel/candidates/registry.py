@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from attnsel.candidates.record import CandidateRecord
 
-BUILT_IN = ("cudnn", "triton", "sdpa", "tiled")
+BUILT_IN = ("cudnn", "triton", "sdpa", "flash_attention", "tiled")
 """Folders of backends/ whose ``candidate.py`` declares ``CANDIDATES``. Reports list them in this order."""
 
 OLDEST_TORCH = (2, 6)  # what attnsel runs on; older ones can be planned for

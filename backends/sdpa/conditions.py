@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from attnsel.backends.alignment import ALIGNMENT, misalignment
 from attnsel.backends.contract import Inputs, Spec
 
 from .ops import CUDNN, EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, VARLEN
@@ -22,7 +23,6 @@ _DTYPES = {
     CUDNN: _HALF,
     MATH: (*_HALF, torch.float32, torch.float64),
 }
-_ALIGNMENT = 16  # bytes; 128-bit loads of FA2, CUTLASS and cuDNN
 
 Guard = Callable[[Traits, Spec, Inputs], "str | None"]
 
@@ -140,7 +140,7 @@ def alignment(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
 def head_dim_multiple(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     if traits.device != "cuda":
         return None
-    multiple = _ALIGNMENT // inputs.q.element_size()
+    multiple = ALIGNMENT // inputs.q.element_size()
     d, e = inputs.q.shape[3], inputs.v.shape[3]
     return (
         f"head dims must be multiples of {multiple}; got {d}, {e}" if d % multiple or e % multiple else None
@@ -279,21 +279,3 @@ GUARDS: tuple[Guard, ...] = (
 
 def _tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     return ((n, t) for n, t in zip(inputs._fields, inputs, strict=True) if isinstance(t, Tensor))
-
-
-def misalignment(t: Tensor) -> str | None:
-    """What keeps a kernel from reading the rows of ``t`` [..., d] 16 bytes at once, behind its name."""
-    size = t.element_size()
-    if _address(t) % _ALIGNMENT:
-        return f" must start at a multiple of {_ALIGNMENT} bytes; off by {_address(t) % _ALIGNMENT}"
-    for dim in range(t.dim() - 1):
-        if t.shape[dim] > 1 and t.stride(dim) * size % _ALIGNMENT:
-            return f".stride({dim}) must be a multiple of {_ALIGNMENT // size}; got {t.stride(dim)}"
-    return None
-
-
-def _address(t: Tensor) -> int:
-    """Where the first element lies, in bytes; for fake tensors as if storage began at 0."""
-    if type(t) in (Tensor, torch.nn.Parameter):
-        return t.data_ptr()
-    return int(t.storage_offset()) * t.element_size()

@@ -33,6 +33,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnsel.backends import rows
+
 from .plan import Traits
 
 FLASH_CUDA = Traits(
@@ -192,9 +194,7 @@ def above_zero(traits: Traits, scale: float) -> tuple[float, float]:
     FlashAttention 2 takes a row's maximum before it scales, and flash on CPU scales the -inf that it hides
     keys with: both want the scale above 0.
     """
-    if scale > 0.0 or traits is MATH:
-        return 1.0, scale
-    return (-1.0, -scale) if scale else (0.0, 1.0)
+    return (1.0, scale) if traits is MATH else rows.above_zero(scale)
 
 
 def _times(t: Tensor, factor: float) -> Tensor:

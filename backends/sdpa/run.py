@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnsel.backends import alignment
 from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.lse_gradient import Five, added
 
-from .conditions import misalignment
 from .guards import check_call
 from .masks import fold, without_padding
 from .ops import MATH, Forward, resolve, run_backward, run_forward
@@ -122,9 +122,9 @@ def readable(traits: Traits, t: Tensor) -> Tensor:
     With another stride than 1 in a row flash on CPU gives garbage. On CUDA rows are read 16 bytes at once;
     flash's and efficient's ops copy some of what lies otherwise, cuDNN's only rows of another stride.
     """
-    if t.stride(-1) == 1 and (traits.device != "cuda" or misalignment(t) is None):
+    if traits.device != "cuda" and t.stride(-1) == 1:
         return t
-    return t.clone(memory_format=torch.contiguous_format)
+    return alignment.readable(t)
 
 
 def _math_forward(spec: Spec, plan: MaskPlan, inputs: Inputs) -> Result:

@@ -38,7 +38,7 @@ from attnsel.backends.checks import check_gradients, check_tensors
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.lse_gradient import Five, added
 from attnsel.backends.pages import check_pages
-from attnsel.backends.rows import Form, bottom_right_window, check_rows
+from attnsel.backends.rows import Form, bottom_right_window, check_open_right, check_rows, longest_rows
 
 from .guards import violations
 from .ops import VARLEN, above_zero, checked_op
@@ -147,6 +147,7 @@ def _check_pool(inputs: Inputs) -> None:
 def window_of(spec: Spec, inputs: Inputs) -> Window:
     """What is visible in the op's words. Raises ValueError where it has none for it."""
     left, right = bottom_right_window("sdpa.varlen", spec, inputs)
+    check_open_right("sdpa.varlen", left, right, *longest_rows(spec, inputs))
     return Window(left < 0 and right == 0, left, right)
 
 

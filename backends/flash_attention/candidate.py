@@ -1,0 +1,75 @@
+"""What the three ``flash_attn.*`` candidates are: FlashAttention's own packages, by generation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from attnsel.candidates.record import CandidateRecord, Efficiency
+
+# Every call that some release of theirs runs; which release and GPU takes which, rules/flash_attention knows.
+_EVERY = (
+    "bf16", "fp16", "cuda", "training", "causal", "window", "top_left", "bottom_right", "padding", "thd",
+    "gaps", "paged", "gqa", "softcap", "deterministic", "lse", "strides", "cuda_graph",
+)  # fmt: skip
+
+_package = partial(
+    CandidateRecord,
+    family="FLASH",
+    unproven_last=False,  # the kernels are their maker's; the code around them is checked on its first call
+    refusals=("builtins:AssertionError", "builtins:ImportError", "builtins:TypeError"),
+)
+_ADAPTED = ("drop_mask", "pad_head_dim_qk", "pad_head_dim_v", "contiguous", "pack")
+
+CANDIDATES = (
+    _package(
+        name="flash_attn.2",
+        title="FlashAttention 2, the package flash-attn",
+        kernel="attnsel.backends.flash_attention.two:KERNEL",
+        limits="FLASH200",
+        source="flash_attn/flash_attn_interface.py, 2.5.9.post1 to 2.8.3: arguments of its functions",
+        takes=(*_EVERY, "alibi", "dropout"),
+        rules=("attnsel.rules.flash_attention.common", "attnsel.rules.flash_attention.two"),
+        needs=("torch", "flash_attn"),
+        library="flash_attn",
+        adaptations=_ADAPTED,
+        dropout="generator",
+        kernel_family="flash",
+        efficiency=(
+            Efficiency(range(80, 90), 0.6, "50 to 73 % of an A100's peak (FlashAttention-2 paper)"),
+            Efficiency({90}, 0.37, "362 of 989 TFLOP/s on an H100 (FlashAttention-3 paper)"),
+        ),
+        written_for=(*range(80, 90), *range(120, 130)),
+    ),
+    _package(
+        name="flash_attn.3",
+        title="FlashAttention 3, built from hopper/ of its repository",
+        kernel="attnsel.backends.flash_attention.three:KERNEL",
+        limits="FLASH300",
+        source="hopper/flash_attn_interface.py at v2.8.3 and 0251105a: arguments of its functions",
+        takes=(*_EVERY, "head_dim_v"),
+        rules=("attnsel.rules.flash_attention.common", "attnsel.rules.flash_attention.three"),
+        needs=("torch", "flash_attn_3"),
+        library="flash_attn_3",
+        adaptations=_ADAPTED,
+        kernel_family="flash3",
+        efficiency=(
+            Efficiency({90}, 0.67, "660 of 989 TFLOP/s on an H100, causal 8k (flash-attention#1893)"),
+        ),
+        written_for=(90,),
+    ),
+    _package(
+        name="flash_attn.4",
+        title="FlashAttention 4, the package flash-attn-4",
+        kernel="attnsel.backends.flash_attention.four:KERNEL",
+        limits="FLASH400",
+        source="flash_attn/cute/interface.py, 4.0.0b20 and 4.0.0b36: arguments of its functions",
+        takes=(*_EVERY, "head_dim_v", "sinks"),
+        rules=("attnsel.rules.flash_attention.common", "attnsel.rules.flash_attention.four"),
+        needs=("torch", "flash_attn_4"),
+        library="flash_attn_4",
+        adaptations=_ADAPTED,
+        kernel_family="flash4",
+        efficiency=(Efficiency({100, 103}, 0.71, "1605 of 2250 TFLOP/s on a B200 (FlashAttention-4 paper)"),),
+        written_for=(90, *range(100, 120)),
+    ),
+)

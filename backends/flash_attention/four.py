@@ -1,0 +1,155 @@
+"""FlashAttention 4, the package flash-attn-4: kernels in CuTe DSL, compiled when first needed.
+
+    =====================  =============================================================================
+    what                   how the package has it
+    =====================  =============================================================================
+    window                 None for no bound: -1 means something else in each release; bottom right
+    results                out and lse first, the rest differs; lse only where it is asked for; float32
+                           [b, h, s], packed [h, t]
+    rows without a key     out 0 and lse -inf; with sinks lse is the sink's logit from 4.0.0b36 on
+    softcap                None or 0.0 is none to the forward, only 0.0 to the backward
+    gradient of lse        taken by the backward, but for head_dim 256 on datacentre Blackwell
+    gradient of sinks      from 4.0.0b36 on, the fourth result where sinks are given
+    pages                  ``page_table`` and ``seqused_k``, without cumulated lengths of keys; no backward
+    =====================  =============================================================================
+
+Sources: flash_attn/cute/interface.py, mask.py and softmax.py in the wheels 4.0.0b20 and 4.0.0b36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.lse_gradient import Five, added, with_lse_gradient
+
+from . import packages
+from .kernel import FlashCall, Forward, Kernel
+from .packages import function
+
+NAME = "flash_attn.4"
+HEAD_DIM_MULTIPLE = 8
+WIDE = 256  # whose backward on datacentre Blackwell takes no gradient of lse
+OFF = {"page_table": None, "learnable_sink": None}
+
+
+def interface() -> ModuleType:
+    """The package's functions. Raises Missing."""
+    return packages.module(NAME, "flash_attn.cute.interface")
+
+
+class Four:
+    name = NAME
+    without = ("attn_mask", "bias", "alibi_slopes", "dropout_seed", "dropout_offset")
+    lse_by_sequence = False
+
+    def check(self, spec: Spec, inputs: Inputs) -> None:
+        module = interface()
+        for which, t in (("q", inputs.q), ("v", inputs.v)):
+            if t.shape[-1] % HEAD_DIM_MULTIPLE:
+                raise ValueError(
+                    f"{NAME}: head_dim of {which} must be a multiple of {HEAD_DIM_MULTIPLE}; "
+                    f"got {t.shape[-1]}"
+                )
+        if spec.dropout_p:
+            raise ValueError(f"{NAME}: dropout_p {spec.dropout_p}: it has no dropout")
+        sinks = spec.softmax_type != "vanilla"
+        if sinks and "learnable_sink" not in function(module, "_flash_attn_bwd").names:
+            raise ValueError(
+                f"{NAME}: softmax_type {spec.softmax_type!r}: this release rounds sinks to bf16, has no "
+                "gradient for them and gives NaN where a row sees no key; 4.0.0b36 does not"
+            )
+
+    def forward(self, call: FlashCall, need_lse: bool) -> Forward:
+        arguments = {
+            **_tensors(call),
+            **_settings(call),
+            "softcap": call.softcap or None,
+            "learnable_sink": call.sinks,
+            "return_lse": need_lse,
+        }
+        if call.block_table is not None:
+            arguments |= {
+                "page_table": call.block_table,
+                "seqused_k": call.seqused_kv,
+                "max_seqlen_k": call.max_seqlen_kv,
+            }
+        out, lse, *_ = function(interface(), "_flash_attn_fwd")(arguments, OFF, ())
+        return Forward(out, lse)
+
+    def backward(
+        self, call: FlashCall, five: Five, lse: Tensor, saved: tuple[Any, ...], dlse: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        run = function(interface(), "_flash_attn_bwd")
+        by_columns = dlse is not None and five.q.shape[-1] == five.v.shape[-1] == WIDE
+        parts = []
+        for q, k, v, out, dout in _with_lse_gradient(five, dlse) if by_columns else [five]:
+            arguments = {
+                **_tensors(call._replace(q=q, k=k, v=v)),
+                **_settings(call),
+                "out": out,
+                "dout": dout,
+                "lse": lse.contiguous(),
+                "softcap": call.softcap,
+                "deterministic": call.deterministic,
+                "learnable_sink": call.sinks,
+            }
+            if dlse is not None and not by_columns:
+                by_head = dlse.transpose(-1, -2)  # [b, h, s] or [h, t], as lse
+                arguments["dlse"] = by_head.float().contiguous()
+            parts.append(run(arguments, OFF, ()))
+        dq, dk, dv, *sinks = added(parts)
+        return dq, dk, dv, sinks[0] if sinks else None
+
+    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        run = function(interface(), "flash_attn_func")
+        left, right = _bound(call.window_left), _bound(call.window_right)
+        settings = {
+            "softmax_scale": call.softmax_scale,
+            "causal": call.causal,
+            "window_size": (None, None) if call.causal else (left, right),
+            "softcap": call.softcap,
+            "deterministic": call.deterministic,
+        }
+
+        def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = run({"q": q, "k": k, "v": v, **settings}, OFF, ())[0]
+            return out
+
+        return dense
+
+
+def _tensors(call: FlashCall) -> dict[str, Any]:
+    given: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v}
+    if call.cu_seqlens_q is not None:
+        given |= {"cu_seqlens_q": call.cu_seqlens_q, "max_seqlen_q": call.max_seqlen_q}
+        if call.block_table is None:
+            given |= {"cu_seqlens_k": call.cu_seqlens_kv, "max_seqlen_k": call.max_seqlen_kv}
+    return given
+
+
+def _settings(call: FlashCall) -> dict[str, Any]:
+    return {
+        "softmax_scale": call.softmax_scale,
+        "causal": call.causal,
+        # A causal call has no bounds of its own.
+        "window_size_left": None if call.causal else _bound(call.window_left),
+        "window_size_right": None if call.causal else _bound(call.window_right),
+    }
+
+
+def _bound(side: int) -> int | None:
+    return None if side < 0 else side
+
+
+def _with_lse_gradient(five: Five, dlse: Tensor | None) -> list[Five]:
+    """In two backwards: nothing is wider than this."""
+    assert dlse is not None
+    return with_lse_gradient(five, dlse, multiple=HEAD_DIM_MULTIPLE, room=WIDE, equal_head_dims=True)
+
+
+KERNEL = Kernel(Four())

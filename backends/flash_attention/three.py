@@ -1,0 +1,152 @@
+"""FlashAttention 3, built from hopper/ of its repository.
+
+One forward for dense batches, rows and pages, one backward. Two snapshots call themselves 3.0.0b1 and differ
+in their arguments, so these are read from the functions (``packages``).
+
+    =====================  =============================================================================
+    what                   how the package has it
+    =====================  =============================================================================
+    module                 flash_attn_3.flash_attn_interface, or flash_attn_interface at the top
+    window                 a pair before 3.0.0, then two numbers; -1 for no bound; bottom right
+    results                out and lse first; float32 [b, h, s], packed [h, t]
+    rows without a key     out 0 and lse -inf; +inf where there is no key at all; the backward takes both
+    gradients              returned by 3.0.0b1 and written into what is given; 3.0.0 only writes
+    pages                  ``page_table`` and ``seqused_k``, without cumulated lengths of keys; no backward
+    causal                 is called ``is_causal`` by the backward of 3.0.0
+    =====================  =============================================================================
+
+Sources: hopper/flash_attn_interface.py, flash_api.cpp and softmax.h at the tag v2.8.3 (3.0.0b1) and at
+0251105a (3.0.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.lse_gradient import Five, added, with_lse_gradient
+
+from . import packages
+from .kernel import FlashCall, Forward, Kernel
+from .packages import function, window_arguments
+
+NAME = "flash_attn.3"
+HEAD_DIM_MULTIPLE, HEAD_DIM_ROOM = 8, 192  # 256 has no backward that gives equal bits every run
+OFF = {"softcap": 0.0, "deterministic": False, "page_table": None}
+_NO_ARGUMENT = (
+    "k_new", "v_new", "qv", "out", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q",
+    "seqused_k", "max_seqlen_q", "max_seqlen_k", "page_table", "kv_batch_idx", "leftpad_k", "rotary_cos",
+    "rotary_sin", "seqlens_rotary", "q_descale", "k_descale", "v_descale", "sequed_q", "sequed_k",
+)  # fmt: skip
+
+
+def interface() -> ModuleType:
+    """The package's functions. Raises Missing."""
+    return packages.module(NAME, "flash_attn_3.flash_attn_interface", "flash_attn_interface")
+
+
+class Three:
+    name = NAME
+    without = ("attn_mask", "bias", "alibi_slopes", "softmax_offset", "dropout_seed", "dropout_offset")
+    lse_by_sequence = False
+
+    def check(self, spec: Spec, inputs: Inputs) -> None:
+        interface()
+        for which, t in (("q", inputs.q), ("v", inputs.v)):
+            if t.shape[-1] % HEAD_DIM_MULTIPLE:
+                raise ValueError(
+                    f"{NAME}: head_dim of {which} must be a multiple of {HEAD_DIM_MULTIPLE}; "
+                    f"got {t.shape[-1]}"
+                )
+        if spec.dropout_p:
+            raise ValueError(f"{NAME}: dropout_p {spec.dropout_p}: it has no dropout")
+        if spec.softmax_type != "vanilla":
+            raise ValueError(f"{NAME}: softmax_type {spec.softmax_type!r}: it has no sinks")
+
+    def forward(self, call: FlashCall, need_lse: bool) -> Forward:
+        run = function(interface(), "_flash_attn_forward")
+        arguments = {
+            **_tensors(call),
+            "softmax_scale": call.softmax_scale,
+            "causal": call.causal,
+            **window_arguments(run, call.window_left, call.window_right),
+            "softcap": call.softcap,
+        }
+        if call.block_table is not None:
+            arguments |= {"page_table": call.block_table, "seqused_k": call.seqused_kv}
+        out, lse, *_ = run(arguments, OFF, _NO_ARGUMENT)
+        return Forward(out, lse)
+
+    def backward(
+        self, call: FlashCall, five: Five, lse: Tensor, saved: tuple[Any, ...], dlse: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        run = function(interface(), "_flash_attn_backward")
+        parts = []
+        for q, k, v, out, dout in [five] if dlse is None else _with_lse_gradient(five, dlse):
+            grads = {f"d{name}": torch.empty_like(t) for name, t in (("q", q), ("k", k), ("v", v))}
+            run(
+                {
+                    **_tensors(call._replace(q=q, k=k, v=v)),
+                    "out": out,
+                    "dout": dout,
+                    "softmax_lse": lse.contiguous(),
+                    **grads,
+                    "softmax_scale": call.softmax_scale,
+                    "is_causal" if "is_causal" in run.names else "causal": call.causal,
+                    **window_arguments(run, call.window_left, call.window_right),
+                    "softcap": call.softcap,
+                    "deterministic": call.deterministic,
+                },
+                OFF,
+                _NO_ARGUMENT,
+            )
+            parts.append(tuple(grads.values()))
+        dq, dk, dv = added(parts)
+        return dq, dk, dv, None
+
+    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        run = function(interface(), "flash_attn_func")
+        settings = {
+            "softmax_scale": call.softmax_scale,
+            "causal": call.causal,
+            "window_size": (call.window_left, call.window_right),
+            "softcap": call.softcap,
+            "deterministic": call.deterministic,
+        }
+
+        def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = run({"q": q, "k": k, "v": v, **settings}, OFF, ())
+            # The oldest snapshot gives lse as well.
+            first: Tensor = out[0] if isinstance(out, tuple) else out
+            return first
+
+        return dense
+
+
+def _tensors(call: FlashCall) -> dict[str, Any]:
+    given: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v}
+    if call.cu_seqlens_q is not None:
+        given |= {"cu_seqlens_q": call.cu_seqlens_q, "max_seqlen_q": call.max_seqlen_q}
+        if call.block_table is None:
+            given |= {"cu_seqlens_k": call.cu_seqlens_kv, "max_seqlen_k": call.max_seqlen_kv}
+    return given
+
+
+def _with_lse_gradient(five: Five, dlse: Tensor) -> list[Five]:
+    """With head dimensions of their own, only some pairs have a kernel: none is widened then."""
+    equal = five.q.shape[-1] == five.v.shape[-1]
+    return with_lse_gradient(
+        five,
+        dlse,
+        multiple=HEAD_DIM_MULTIPLE,
+        room=HEAD_DIM_ROOM if equal else 0,
+        equal_head_dims=equal,
+    )
+
+
+KERNEL = Kernel(Three())
