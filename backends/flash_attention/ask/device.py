@@ -1,4 +1,7 @@
-"""A GPU that is described, to whoever asks torch about it. For a child process: torch's functions are replaced."""
+"""A GPU that is described, to whoever asks torch about it.
+
+For a child process: functions of torch are replaced.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,7 @@ from typing import Any
 
 import torch
 
-SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
-"""KiB that one block may have, by architecture.
-
-Source: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per Compute
-Capability": maximum amount of shared memory per thread block.
-"""
+from attnsel.gpus import ARCHITECTURES
 
 
 def describe(arch: int, sm_count: int) -> None:
@@ -22,7 +20,7 @@ def describe(arch: int, sm_count: int) -> None:
         major=arch // 10,
         minor=arch % 10,
         multi_processor_count=sm_count,
-        shared_memory_per_block_optin=SHARED_MEMORY.get(arch, 99) * 1024,
+        shared_memory_per_block_optin=ARCHITECTURES[arch].shared_memory,
         warp_size=32,
     )
     stream = SimpleNamespace(cuda_stream=0, device=torch.device("cuda", 0))

@@ -28,15 +28,17 @@ from typing import Any
 
 from attnsel.backends.flash_attention.ask import device
 from attnsel.backends.flash_attention.ask.standins import anything, stand_in
+from attnsel.gpus import ARCHITECTURES
 
 DEPTHS = ("check", "trace", "compile")
 _COMPILER = ("cutlass", "cuda", "quack", "tvm_ffi", "torch_c_dlpack_ext")
 _ARCHITECTURE_SPECIFIC = 90  # from here on kernels are compiled for sm_90a, not sm_90
+_NO_CAPABILITY = "says no (nobody asks it, and the launch fails)"
 _CHECKED = ("FlashAttentionForwardSm80", "FlashAttentionForwardSm120")
 _CHECKED += ("FlashAttentionBackwardSm80", "FlashAttentionBackwardSm120")
 
 
-class Refused(Exception):
+class Refused(RuntimeError):
     """What the package's own ``can_implement`` or the described device says no to, though nobody asks."""
 
     def __init__(self, words: str, where: str = "") -> None:
@@ -96,7 +98,8 @@ class Cute:
         self.depth = depth if self.real else "check"
         if self.real:
             _dsl().envar.dryrun = depth != "compile"
-        kept = self._kept.setdefault((self.depth, self.arch), {})
+        # Some of its checks are made only when a kernel is not there yet: a first call meets all of them.
+        kept = {} if self.depth == "check" else self._kept.setdefault((self.depth, self.arch), {})
         for name, function in vars(self.interface).items():
             if inspect.isfunction(function) and hasattr(function, "compile_cache"):
                 function.compile_cache = kept.setdefault(name, {})
@@ -120,7 +123,7 @@ class Cute:
             return
         if not kind.can_implement(**{name: kernel._given[name] for name in names}):
             raise Refused(
-                f"{kind.__name__}.can_implement says no (nobody asks it, and the launch fails)",
+                f"{kind.__name__}.can_implement {_NO_CAPABILITY}",
                 _line_of(kind.can_implement, self.folder),
             )
 
@@ -165,7 +168,7 @@ class Cute:
         SmemAllocator.allocate = allocating
 
     def _fits(self, size: int) -> None:
-        there = device.SHARED_MEMORY[self.arch] * 1024
+        there = ARCHITECTURES[self.arch].shared_memory
         if size > there:
             raise Refused(f"the kernel needs {size} bytes of shared memory; sm_{self.arch} has {there}")
 
@@ -178,16 +181,21 @@ class Cute:
                 setattr(module, number, anything(number, width=width))
         elif name == "cutlass.cute":
             module.ceil_div = lambda a, b: -(-a // b)  # type: ignore[attr-defined]
+            module.arch = anything("cutlass.cute.arch", **_HARDWARE)  # type: ignore[attr-defined]
+        elif name == "cutlass.cute.arch":
+            vars(module).update(_HARDWARE)
         elif name.startswith(("cutlass.base_dsl", "cutlass.cutlass_dsl")):
             module.Arch = Arch  # type: ignore[attr-defined]
             here = anything("dsl", get_arch_enum=lambda: Arch(self.arch))
             module.BaseDSL = anything("BaseDSL", _get_dsl=lambda: here)  # type: ignore[attr-defined]
         elif name == "cutlass.utils":
             module.get_smem_capacity_in_bytes = (  # type: ignore[attr-defined]
-                lambda sm: device.SHARED_MEMORY[int(sm.removeprefix("sm_"))] * 1024
+                lambda sm: ARCHITECTURES[int(sm.removeprefix("sm_"))].shared_memory
             )
 
 
+# Source: cute.arch.get_max_tmem_alloc_cols of nvidia-cutlass-dsl 4.8.1, for every architecture that it knows.
+_HARDWARE = {"WARP_SIZE": 32, "get_max_tmem_alloc_cols": lambda sm: 512}
 _NUMBERS = {"Float16": 16, "BFloat16": 16, "Float32": 32, "Float8E4M3FN": 8, "Float8E5M2": 8}
 _NUMBERS |= {"Int8": 8, "Uint8": 8, "Int32": 32, "Uint32": 32, "Int64": 64, "Boolean": 8}
 

@@ -46,6 +46,13 @@ class _Anything(type):
     def __iter__(cls) -> Iterator[Any]:
         return iter(())
 
+    def _unknown(cls, *args: Any) -> Any:
+        raise StandIn(f"{cls.__qualname__} is a stand-in: what it is was not known")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = _unknown
+    __lt__ = __le__ = __gt__ = __ge__ = _unknown
+
 
 def _decorates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], (Thing, _Anything))
