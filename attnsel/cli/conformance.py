@@ -1,4 +1,4 @@
-"""``attnsel conformance``: what is claimed against the real thing, Triton's compiler, libcudnn or a package."""
+"""``attnsel conformance``: what is claimed against the real thing: a compiler, libcudnn or a package."""
 
 from __future__ import annotations
 

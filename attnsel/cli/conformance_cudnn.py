@@ -75,9 +75,9 @@ def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
         ("no answer in time", count["no answer"], ""),
         ("planner crashes, all of them refusals", tally.crashes, ""),
     )
-    for name, number, bound in rows:
-        if number or bound or name == "both agree":
-            print_text(f"  {number:>7}  {name}{bound}")
+    for name, number, words in rows:
+        if number or words or name == "both agree":
+            print_text(f"  {number:>7}  {name}{words}")
     fp8 = tally.fp8
     wrong = f"{fp8['false accept']} false accepts, {fp8['false reject']} false rejects"
     print_text(f"  {fp8.total():>7}  of all were about FP8 attention: {wrong}")

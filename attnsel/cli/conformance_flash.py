@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attnsel.backends.flash_attention.ask.client import Answer, Package
 
 GPUS = tuple(f"sm{arch}" for arch in (75, 80, 86, 89, 90, 100, 103, 120))
-_SM_COUNTS = {gpu.arch: gpu.sm_count for gpu in CATALOGUE if gpu.sm_count is not None}
+_SM_COUNTS = {gpu.arch: gpu.sm_count for gpu in CATALOGUE.values() if gpu.sm_count is not None}
 _SM_COUNT = 132  # of an architecture of which no card is known
 
 
@@ -145,10 +145,8 @@ def _tell(run: Run, about: dict[str, Any], notes: list[str]) -> None:
     for note in notes:
         print_text("\n".join(wrap(note, "! ")))
     compiler = about["compiler"]
-    how = f"its compiler {compiler}" if compiler else "its checks alone, for its compiler is not here"
-    print_text(
-        f"{about['backend']} {about['version']} · {how if about['backend'] == 'flash_attn.4' else 'its checks'}"
-    )
+    how = "its checks" if compiler is None else f"its checks, and its compiler {compiler}"
+    print_text(f"{about['backend']} {about['version']} · {how}")
     print_text(
         f"{about['samples']} questions (seed {about['seed']}) on {', '.join(about['gpus'])}: {asked} asked"
     )
