@@ -77,7 +77,7 @@ def conformance_flash(
     about = {
         "backend": backend,
         "version": str(found.version),
-        "compiler": compiler or None,
+        "compiler": compiler,
         "gpus": list(gpus),
         "seed": seed,
         "samples": samples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -38,11 +39,14 @@ class Called(NamedTuple):
     error: Exception | None
 
 
-def on_cuda(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: Any) -> Tensor:
-    """Without memory, inside a FakeTensorMode."""
+def _on(device: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: Any) -> Tensor:
     last = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
-    buffer = torch.empty(offset + last, dtype=dtype, device="cuda")
+    buffer = torch.empty(offset + last, dtype=dtype, device=device)
     return buffer.as_strided(shape, stride, offset) if math.prod(shape) else buffer.new_empty(shape)
+
+
+on_cuda = partial(_on, "cuda")  # without memory inside a FakeTensorMode
+on_meta = partial(_on, "meta")  # for packages that take these for tensors on the GPU
 
 
 def call(backend: str, p: AttentionParams, make: Factory = on_cuda) -> Called:

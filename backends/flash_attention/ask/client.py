@@ -70,10 +70,10 @@ class Package:
             self._child = None
 
     @property
-    def compiler(self) -> str:
-        """The release of what the package is compiled by; "" where it is stood in for. Raises Missing."""
-        ready: dict[str, Any] = self._started().first["ready"]
-        return str(ready["compiler"]) if ready["real"] else ""
+    def compiler(self) -> str | None:
+        """The release of what builds its kernels; None where nothing does. Raises Missing."""
+        compiler: str | None = self._started().first["ready"]["compiler"]
+        return compiler
 
     def ask(self, p: AttentionParams, arch: int, sm_count: int, depth: str = "check") -> Answer:
         """Whether the package takes this call on that GPU. Raises Missing."""

@@ -73,11 +73,11 @@ class Cute:
         self.go_to("check")
 
     @property
-    def version(self) -> str:
-        """Of the compiler; "" for stand-ins."""
+    def compiler(self) -> str | None:
+        """Its release; None for stand-ins."""
         if not self.real:
-            return ""
-        return str(getattr(importlib.import_module("cutlass"), "__version__", "?"))
+            return None
+        return str(getattr(importlib.import_module("cutlass"), "__version__", "of no release"))
 
     def describe(self, arch: int, sm_count: int) -> None:
         """The GPU of the questions that come."""

@@ -11,59 +11,91 @@ import os
 import sys
 import time
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnsel.backends.flash_attention.ask import package_cute
-from attnsel.backends.flash_attention.ask.blame import judged
-from attnsel.backends.flash_attention.ask.calls import call
+from attnsel.backends.flash_attention.ask.blame import Verdict, judged
+from attnsel.backends.flash_attention.ask.calls import Called, call, on_meta
 from attnsel.params import AttentionParams
 
-
-class Package(Protocol):
-    """A package that was made importable. ``real``: with all that it is compiled by."""
-
-    folder: Path
-    real: bool
-    version: str
-
-    def describe(self, arch: int, sm_count: int) -> None:
-        """The GPU of the questions that come."""
-
-    def go_to(self, depth: str) -> None:
-        """How far they go."""
+_GENERATIONS = {"flash_attn.2": 2, "flash_attn.3": 3}
+_ARCH, _SM_COUNT = 90, 132  # until a question says otherwise
 
 
-def installed(settings: dict[str, Any]) -> Package:
+class Asked(Protocol):
+    """A package in this process. ``compiler``: the release of what builds its kernels, None without one."""
+
+    compiler: str | None
+
+    def ask(self, p: AttentionParams, question: dict[str, Any]) -> tuple[Called, Verdict]:
+        """One question, put to attnsel's backend with the package under it."""
+
+
+class Cute:
+    """FlashAttention 4, on fake tensors."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.package = package_cute.install(Path(settings["source"]), _ARCH, _SM_COUNT, settings["standins"])
+        self.compiler = self.package.compiler
+
+    def ask(self, p: AttentionParams, question: dict[str, Any]) -> tuple[Called, Verdict]:
+        self.package.describe(question["arch"], question["sm_count"])
+        # A kernel that was built before hides checks that only stand before a build.
+        for depth in dict.fromkeys(("check", question["depth"])):
+            self.package.go_to(depth)
+            with FakeTensorMode(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                called = call("flash_attn.4", p)
+            if called.error is not None:
+                return called, judged(called.error, self.package.folder, self.compiler is not None)
+        return called, Verdict(True, "", "")
+
+
+class Cpp:
+    """FlashAttention 2 or 3, whose checks in C++ are compiled; on tensors of device meta."""
+
+    compiler = None
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.backend = settings["backend"]
+        self.folder = Path(settings["source"])
+        package_cpp = import_module("attnsel.backends.flash_attention.ask.package_cpp")
+        self.package = package_cpp.install(self.folder, _GENERATIONS[self.backend], _ARCH, _SM_COUNT)
+
+    def ask(self, p: AttentionParams, question: dict[str, Any]) -> tuple[Called, Verdict]:
+        self.package.describe(question["arch"], question["sm_count"])
+        made: list[Called] = []
+
+        def run() -> None:
+            made.append(call(self.backend, p, on_meta))
+            if made[0].error is not None:
+                raise made[0].error
+
+        said = self.package.ask(run)
+        called = made[0]
+        if said.supported is None and called.error is not None:
+            return called, judged(called.error, self.folder, True)
+        return called, Verdict(said.supported, " ".join(said.words.split()), _short(said.where))
+
+
+def _short(where: str) -> str:
+    """file:line without the folder."""
+    return where.rpartition("/")[-1]
+
+
+def installed(settings: dict[str, Any]) -> Asked:
     """The package of a backend in this process. Raises what importing it raises."""
-    folder = Path(settings["source"])
-    if settings["backend"] == "flash_attn.4":
-        return package_cute.install(folder, 90, 132, settings["standins"])
-    from attnsel.backends.flash_attention.ask import package_cpp
-
-    generation = 2 if settings["backend"] == "flash_attn.2" else 3
-    made: Package = package_cpp.install(folder, generation, 90, 132)
-    return made
+    return Cute(settings) if settings["backend"] == "flash_attn.4" else Cpp(settings)
 
 
-def answered(backend: str, package: Package, question: dict[str, Any]) -> dict[str, Any]:
-    """One question, put to attnsel's backend with the package under it."""
-    p = AttentionParams.model_validate(question["params"])
-    package.describe(question["arch"], question["sm_count"])
+def answered(package: Asked, question: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
-    said: dict[str, Any] = {}
-    for depth in dict.fromkeys(("check", question["depth"])):
-        package.go_to(depth)
-        with FakeTensorMode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            called = call(backend, p)
-        said = {"supported": True, "stage": called.stage, "words": "", "where": ""}
-        if called.error is not None:
-            said |= judged(called.error, package.folder, package.real)._asdict()
-            break
-    return {**said, "seconds": time.perf_counter() - began}
+    called, verdict = package.ask(AttentionParams.model_validate(question["params"]), question)
+    return {**verdict._asdict(), "stage": called.stage, "seconds": time.perf_counter() - began}
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -80,6 +112,6 @@ def main(settings: dict[str, Any]) -> None:
     except Exception as error:  # of whatever the package imports and does when it is imported
         tell({"missing": "package", "message": f"{type(error).__name__}: {error}"})
         return
-    tell({"ready": {"compiler": package.version, "real": package.real}})
+    tell({"ready": {"compiler": package.compiler}})
     for line in sys.stdin:
-        tell(answered(settings["backend"], package, json.loads(line)))
+        tell(answered(package, json.loads(line)))
