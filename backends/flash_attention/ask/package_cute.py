@@ -34,8 +34,7 @@ DEPTHS = ("check", "trace", "compile")
 _COMPILER = ("cutlass", "cuda", "quack", "tvm_ffi", "torch_c_dlpack_ext")
 _ARCHITECTURE_SPECIFIC = 90  # from here on kernels are compiled for sm_90a, not sm_90
 _NO_CAPABILITY = "says no (nobody asks it, and the launch fails)"
-_CHECKED = ("FlashAttentionForwardSm80", "FlashAttentionForwardSm120")
-_CHECKED += ("FlashAttentionBackwardSm80", "FlashAttentionBackwardSm120")
+_CHECKED = tuple(f"FlashAttention{way}Sm{arch}" for way in ("Forward", "Backward") for arch in (80, 120))
 
 
 class Refused(RuntimeError):
@@ -129,16 +128,16 @@ class Cute:
 
     def _watch_constructors(self) -> None:
         """Kernels remember what they were made of."""
-        for kind in vars(self.interface).values():
-            if inspect.isclass(kind) and kind.__name__ in _CHECKED:
+        kinds: list[Any] = [kind for kind in vars(self.interface).values() if inspect.isclass(kind)]
+        for kind in kinds:
+            if kind.__name__ in _CHECKED:
                 kind.__init__ = _remembering(kind.__init__)
 
     def _watch_launches(self) -> None:
         """A kernel that asks for more shared memory than the described device has is refused where it is
         launched; and the compiler asks the device, not the driver, how many multiprocessors there are."""
-        from cutlass.base_dsl.dsl import BaseDSL
-        from cutlass.utils.smem_allocator import SmemAllocator
-
+        config = importlib.import_module("cutlass.base_dsl.dsl").BaseDSL.LaunchConfig
+        allocator = importlib.import_module("cutlass.utils.smem_allocator").SmemAllocator
         cute = self
 
         class Hardware:
@@ -153,19 +152,18 @@ class Cute:
 
         for name in ("cutlass.utils", "cutlass.utils.hardware_info", "flash_attn.cute.tile_scheduler"):
             importlib.import_module(name).HardwareInfo = Hardware  # type: ignore[attr-defined]
-        launched, allocate = BaseDSL.LaunchConfig.__post_init__, SmemAllocator.allocate
+        launched, allocate = config.__post_init__, allocator.allocate
 
-        def launching(config: Any) -> None:
-            if isinstance(config.smem, int):
-                cute._fits(config.smem)
-            launched(config)
+        def launching(made: Any) -> None:
+            if isinstance(made.smem, int):
+                cute._fits(made.smem)
+            launched(made)
 
-        def allocating(allocator: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
+        def allocating(made: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
             cute._fits(what if isinstance(what, int) else _bytes_of(what))
-            return allocate(allocator, what, *args, **kwargs)
+            return allocate(made, what, *args, **kwargs)
 
-        BaseDSL.LaunchConfig.__post_init__ = launching
-        SmemAllocator.allocate = allocating
+        config.__post_init__, allocator.allocate = launching, allocating
 
     def _fits(self, size: int) -> None:
         there = ARCHITECTURES[self.arch].shared_memory
@@ -245,9 +243,7 @@ def install(folder: Path, arch: int, sm_count: int, standins: bool = False) -> C
 
 
 def _dsl() -> Any:
-    from cutlass.cutlass_dsl import CuTeDSL
-
-    return CuTeDSL._get_dsl()
+    return importlib.import_module("cutlass.cutlass_dsl").CuTeDSL._get_dsl()
 
 
 def _remembering(construct: Callable[..., None]) -> Callable[..., None]:

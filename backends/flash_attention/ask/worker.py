@@ -27,9 +27,11 @@ _ARCH, _SM_COUNT = 90, 132  # until a question says otherwise
 
 
 class Asked(Protocol):
-    """A package in this process. ``compiler``: the release of what builds its kernels, None without one."""
+    """A package in this process."""
 
-    compiler: str | None
+    @property
+    def compiler(self) -> str | None:
+        """The release of what builds its kernels; None where nothing does."""
 
     def ask(self, p: AttentionParams, question: dict[str, Any]) -> tuple[Called, Verdict]:
         """One question, put to attnsel's backend with the package under it."""
