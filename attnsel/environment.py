@@ -6,7 +6,6 @@ builds one for a machine that is elsewhere. Rules read nothing but the result.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import platform
 import sys
@@ -19,6 +18,7 @@ from attnsel._model import FrozenModel
 from attnsel._params_checks import LARGEST
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.gpus import ARCHITECTURES, look_up_gpu
+from attnsel.installed import flash_attn_versions, installed_version
 from attnsel.versions import Version
 
 
@@ -248,16 +248,14 @@ def _device_key(device: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _detect(device: str) -> Environment:
-    torch_version = _installed("torch")
+    torch_version = installed_version("torch")
     versions: dict[str, Any] = {
         "torch": torch_version,
-        "triton": _installed("triton", "pytorch-triton"),
-        "cudnn": _installed("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
-        "cudnn_frontend": _installed("nvidia-cudnn-frontend"),
+        "triton": installed_version("triton", "pytorch-triton"),
+        "cudnn": installed_version("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+        "cudnn_frontend": installed_version("nvidia-cudnn-frontend"),
         "python": Version(*sys.version_info[:3]),
-        "flash_attn": _installed("flash-attn"),
-        "flash_attn_3": _installed("flash-attn-3"),
-        "flash_attn_4": _installed("flash-attn-4"),
+        **flash_attn_versions(),
     }
     found = Device(type="cpu", name=platform.machine() or "CPU")
     if torch_version is not None and importlib.util.find_spec("torch") is not None:
@@ -323,15 +321,3 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
     kind: Any = wanted.type if wanted.type in known else "other"
     name = (platform.machine() or "CPU") if kind == "cpu" else wanted.type
     return Device(type=kind, name=name), loaded
-
-
-def _installed(*distributions: str) -> Version | None:
-    """The version of the first of these distributions that is installed."""
-    return next((version for version in map(_distribution, distributions) if version), None)
-
-
-def _distribution(name: str) -> Version | None:
-    try:
-        return Version.parse(importlib.metadata.version(name))
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return None

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 _NAME = 15  # columns for a candidate's name
 _MARK = {"eligible": "✔", "unknown": "?", "refused": "✖"}
 _MOST_WAYS = 3  # shown of the ways to one candidate
+_ABOUT_PROOF = ("PREF004", "PREF010")  # what "unproven" says already
 
 
-def render(selection: Selection, width: int = 80) -> str:
+def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
     """The whole answer."""
     lines = [*_fold(verdict(selection), width), ""]
     lines += _join_items(environment_words(selection.environment), width)
@@ -41,7 +42,7 @@ def render(selection: Selection, width: int = 80) -> str:
         lines += _join_items(["policy", *policy], width)
     if selection.layout is not None:
         lines += selection.layout.describe(width).splitlines()
-    lines += ["", *_ranked_lines(selection, width), *_reason_lines(selection, width)]
+    lines += ["", *_ranked_lines(selection, width), *_reason_lines(selection, width, sources)]
     lines += _unlock_lines(selection, width)
     lines += _closing_lines(selection, width)
     return "\n".join(printable(line.rstrip()) for line in lines)
@@ -80,8 +81,11 @@ def _verb(candidate: Candidate) -> str:
 
 
 def _better(selection: Selection) -> Unlock | None:
-    """The cheapest change by which another candidate would be first."""
-    return next((u for u in selection.unlocks if u.rank == 1 and u.effect != "risk"), None)
+    """The cheapest change by which another candidate would be first; another GPU only where nothing else is
+    fast."""
+    chosen = selection.chosen
+    out = {"risk"} if chosen is None or CANDIDATES[chosen.name].last_resort else {"risk", "hardware"}
+    return next((u for u in selection.unlocks if u.rank == 1 and u.effect not in out), None)
 
 
 def one_line(selection: Selection) -> str:
@@ -131,6 +135,10 @@ def environment_words(env: Environment) -> list[str]:
         version = getattr(env, component)
         star = "*" if component in env.assumed else ""
         words.append(f"{names.get(component, component)} {version or 'none'}{star}")
+    for component in ("flash_attn", "flash_attn_3", "flash_attn_4"):
+        version = getattr(env, component)
+        if version is not None:
+            words.append(f"{component.replace('_', '-')} {version}")
     if env.torch_flash != "FA2":
         words.append(f"torch's flash is {env.torch_flash}")
     if env.assumed:
@@ -211,10 +219,11 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
         parts = unproven_parts(record, selection.params, env.target)
         where = f"{env.target} with {', '.join(parts)}" if parts else env.target
         notes.append(f"unproven on {where}: {unproven_words(candidate)}")
-    elif candidate.placed_by is not None and not record.last_resort:
+    if candidate.placed_by is not None and not record.last_resort:
         page = REGISTRY.pages[candidate.placed_by]
         assert isinstance(page, Preference)
-        notes.append(page.short)
+        if not (candidate.unproven and page.code in _ABOUT_PROOF):
+            notes.append(page.short)
     return " · ".join(notes)
 
 
@@ -253,11 +262,12 @@ def _avoided(made: Adaptation) -> str:
 # ---- the reasons ------------------------------------------------------------------------------------
 
 
-def _reason_lines(selection: Selection, width: int) -> list[str]:
+def _reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
     """Every reason once, below the names of all candidates that it refuses."""
-    needing_gpu = _needing_gpu(selection)
+    needing_gpu, absent = _needing_gpu(selection), _absent(selection)
     lines: list[str] = []
-    for names, reasons in _grouped([c for c in selection.candidates if c.name not in needing_gpu]).items():
+    told = [c for c in selection.candidates if c.name not in (*needing_gpu, *absent)]
+    for names, reasons in _grouped(told).items():
         refused = selection[names[0]].verdict == "refused"
         lines += _fold(
             ", ".join(names), width, f"  – {_MARK['refused' if refused else 'unknown']} ", "      "
@@ -265,6 +275,11 @@ def _reason_lines(selection: Selection, width: int) -> list[str]:
         for message, reason in reasons:
             text = f"{reason.code}  {message}  [{reason.evidence}]"
             lines += _fold(text, width, "      ", "        ")
+            if sources:
+                lines += _fold(f"Source: {reason.source}", width, "        ", "          ")
+    if absent:
+        codes = ", ".join(absent.values())
+        lines += _fold(f"{', '.join(absent)}: not installed ({codes})", width, "  – ✖ ", "      ")
     if needing_gpu:
         here = selection.environment.device.type
         lines += _fold(f"{', '.join(needing_gpu)}: need a GPU, and this is {here}", width, "  – ✖ ", "      ")
@@ -281,6 +296,20 @@ def _needing_gpu(selection: Selection) -> list[str]:
         for c in selection.candidates
         if c.name != forced and any(r.field == "device" for r in c.reasons)
     ]
+
+
+def _absent(selection: Selection) -> dict[str, str]:
+    """The candidates, but for a forced one, that lack nothing but a package of their own, and the code of
+    the rule that says so."""
+    needing_gpu = _needing_gpu(selection)
+    return {
+        c.name: c.reasons[0].code
+        for c in selection.candidates
+        if c.name not in (selection.policy.backend, *needing_gpu)
+        and len(c.reasons) == 1
+        and c.reasons[0].field == CANDIDATES[c.name].library
+        and c.reasons[0].observed is None
+    }
 
 
 def _grouped(candidates: list[Candidate]) -> dict[tuple[str, ...], list[tuple[str, Reason]]]:
@@ -311,11 +340,22 @@ def _of_any(name: str, reason: Reason) -> str:
 # ---- the ways out -----------------------------------------------------------------------------------
 
 
+def _worth_showing(unlock: Unlock, selection: Selection) -> bool:
+    """A package that is not there is worth its installation where it would be first, on this GPU."""
+    reasons = selection[unlock.candidate].reasons
+    library = CANDIDATES[unlock.candidate].library
+    if unlock.candidate == selection.policy.backend or not any(
+        reason.field == library and reason.observed is None for reason in reasons
+    ):
+        return True
+    return unlock.rank == 1 and unlock.effect != "hardware"
+
+
 def _unlock_lines(selection: Selection, width: int) -> list[str]:
     """The cheapest ways to each refused fused kernel."""
     shown: dict[str, list[Unlock]] = {}
     for unlock in selection.unlocks:
-        if not CANDIDATES[unlock.candidate].last_resort:
+        if not CANDIDATES[unlock.candidate].last_resort and _worth_showing(unlock, selection):
             shown.setdefault(unlock.candidate, []).append(unlock)
     lines: list[str] = []
     for name, unlocks in shown.items():
@@ -334,7 +374,9 @@ def _unlock_lines(selection: Selection, width: int) -> list[str]:
 
 
 def _shell_lines(paste: str, width: int) -> list[str]:
-    """A line to paste; one for pip is continued where it does not fit."""
+    """A line to paste; a comment is folded, one for pip is continued, where they do not fit."""
+    if paste.startswith("# "):
+        return _fold(paste.removeprefix("# "), width, "# ", "# ")
     command = "pip install "
     if len(paste) <= width or not paste.startswith(command):
         return [paste]

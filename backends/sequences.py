@@ -25,6 +25,7 @@ class Side(NamedTuple):
     cu_seqlens: Tensor  # int32 [n + 1]
     longest: int
     outside: Tensor | None
+    rows: int  # t; of keys in pages 0
 
 
 class Sequences(NamedTuple):
@@ -61,12 +62,12 @@ def _packed(cu: Tensor, starts: Tensor | None, rows: int, longest: int | None) -
     row = torch.arange(rows, dtype=torch.int32, device=cu.device)
     if starts is None:
         end = cu.narrow(0, cu.shape[0] - 1, 1)
-        return Side(cu.to(torch.int32).contiguous(), _at_least_two(longest), row >= end)
+        return Side(cu.to(torch.int32).contiguous(), _at_least_two(longest), row >= end, rows)
     starts = starts.narrow(0, 0, cu.shape[0] - 1)
     ends = torch.stack((starts, starts + cu.diff()), -1).flatten().to(torch.int32)
     both = torch.cat((ends, ends.new_full((1,), rows)))
     # As many entries as are at or before a row: an odd number within a real sequence.
-    return Side(both, _at_least_two(longest), torch.searchsorted(both, row, right=True) % 2 == 0)
+    return Side(both, _at_least_two(longest), torch.searchsorted(both, row, right=True) % 2 == 0, rows)
 
 
 def _padded(lengths: Tensor | None, t: Tensor) -> Side:
@@ -77,7 +78,7 @@ def _padded(lengths: Tensor | None, t: Tensor) -> Side:
         lengths = torch.full_like(starts, s)
     ends = torch.stack((starts, starts + lengths), -1).flatten().to(torch.int32)
     outside = torch.arange(s, device=t.device) >= lengths.unsqueeze(1)
-    return Side(torch.cat((ends, ends.new_full((1,), b * s))), _at_least_two(s), outside.flatten())
+    return Side(torch.cat((ends, ends.new_full((1,), b * s))), _at_least_two(s), outside.flatten(), b * s)
 
 
 def _in_pages(spec: Spec, inputs: Inputs) -> Sequences:
@@ -93,7 +94,7 @@ def _in_pages(spec: Spec, inputs: Inputs) -> Sequences:
     elif i.seqlens_q is None:
         b, _, s, _ = i.q.shape
         cu = torch.arange(0, (b + 1) * s, s, dtype=torch.int32, device=i.q.device)
-        q, apart = Side(cu, _at_least_two(s), None), False
+        q, apart = Side(cu, _at_least_two(s), None, b * s), False
     else:
         q, apart = _padded(i.seqlens_q, i.q), True
     if apart:
@@ -102,7 +103,7 @@ def _in_pages(spec: Spec, inputs: Inputs) -> Sequences:
     used = used.to(torch.int32).contiguous()
     # The kernel asks for cumulated lengths of keys as well, and reads ``seqused_kv`` instead.
     cu = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
-    return Sequences(q, Side(cu, _at_least_two(longest_paged(inputs)), None), used, table.contiguous())
+    return Sequences(q, Side(cu, _at_least_two(longest_paged(inputs)), None, 0), used, table.contiguous())
 
 
 def _at_least_two(longest: int) -> int:
@@ -143,9 +144,8 @@ def lse_by_sequence(lse: Tensor, side: Side) -> Tensor:
 
 def _places(side: Side, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row [t] its sequence, its place there and whether the kernel computes it."""
-    assert side.outside is not None
     cu = side.cu_seqlens.long()
-    at = torch.arange(side.outside.shape[0], device=cu.device)
+    at = torch.arange(side.rows, device=cu.device)
     sequence = (torch.searchsorted(cu, at, right=True) - 1).clamp_(0, cu.shape[0] - 2)
     row = at - cu.index_select(0, sequence)
     inside = (row >= 0) & (row < longest) & (at < cu.index_select(0, sequence + 1))

@@ -104,35 +104,43 @@ def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.copies_padding and not CANDIDATES[c.name].last_resort)
 
 
-# Kernel families of like speed, the fastest first.
-_FLASH_FIRST = ("flash", "cudnn", "flash3", "flash4", "efficient")
-_HOPPER = ("flash3", "cudnn", "flash4", "flash", "efficient")
-_BLACKWELL = ("cudnn", "flash4", "flash", "flash3", "efficient")
+# Kernel families, the fastest first; where sources contradict each other they stand together, and PREF013
+# says which of them goes first.
+_FLASH_FIRST = (("flash",), ("cudnn",), ("flash3",), ("flash4",), ("efficient",))
+_HOPPER = (("flash3", "cudnn"), ("flash4",), ("flash",), ("efficient",))
+_BLACKWELL = (("cudnn", "flash4"), ("flash",), ("flash3",), ("efficient",))
 
 
-def _family(record: CandidateRecord, arch: int | None) -> int:
-    """Its family's place; behind all of them for one that belongs to none."""
+def _places(record: CandidateRecord, arch: int | None) -> tuple[int, int]:
+    """Its family's place, and the place among contested ones; behind all for one that belongs to none."""
     families = _FLASH_FIRST
     if arch is not None and 90 <= arch < 120:
         families = _HOPPER if arch < 100 else _BLACKWELL
-    return families.index(record.kernel_family) if record.kernel_family else len(families)
+    for place, together in enumerate(families):
+        if record.kernel_family in together:
+            return place, together.index(record.kernel_family)
+    return len(families), 0
 
 
 @preference("PREF005", short="a slower kernel family", evidence="reported")
 def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """cuDNN leads on Hopper and datacentre Blackwell, flash-type kernels lead elsewhere.
+    """FlashAttention 3 and cuDNN lead on Hopper, cuDNN and 4 on B200, 2 elsewhere
 
-    Why: cuDNN's Hopper kernels reach about 1.6x FlashAttention-2 at head_dim 128 forward; on Ampere it
-    was measured 12 to 18 % slower than flash.
-    Source: FlashAttention-3 paper, figures for H100 (cuDNN 617 against 362 TFLOP/s, head_dim 128, 2k);
-    transformers PR #48163; TransformerEngine prefers fused attention from sm90 on (utils.py 1647-1660).
+    Why: on an H100, causal, 8k: FlashAttention 3 660 TFLOP/s forward and 575 backward, cuDNN 566 and 470,
+    FlashAttention 2 306 and 166. On a B200 FlashAttention 4 reaches 1605, on a GB200 cuDNN 1708, and
+    FlashAttention 2 runs there on instructions of Ampere. On Ampere cuDNN was measured 12 to 18 % slower than
+    flash, and neither FlashAttention 3 nor 4 was written for it; on sm12x nobody has published figures.
+    FlashAttention 4 on Hopper comes after 3, as in TransformerEngine.
+    Source: flash-attention#1893; FlashAttention-3 paper, figures for H100 (cuDNN 617 against 362 TFLOP/s of
+    FlashAttention 2, head_dim 128, 2k); FlashAttention-4 paper; cudnn-frontend's benchmarks (9.22, GB200);
+    transformers PR #48163; TransformerEngine v2.18, utils.py, lines 588-596 and 1647-1660.
     A plug-in stands where its maker says, or behind these.
     """
     record, beside = CANDIDATES[c.name], 0
     if record.beside is not None:
         name, beside = record.beside
         record = CANDIDATES[name]
-    return 3 * _family(record, arch) + beside  # beside is -1, 0 or 1
+    return 3 * _places(record, arch)[0] + beside  # beside is -1, 0 or 1
 
 
 @preference("PREF006", short="the slower last resort", evidence="measured")
@@ -156,6 +164,26 @@ def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     attention's own.
     """
     return c.overhead
+
+
+@preference("PREF013", short="contested: measuring decides", evidence="reported")
+def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """Where sources contradict each other one goes first all the same; measuring decides
+
+    Why: on Hopper FlashAttention 3 is ahead of cuDNN in its maker's figures, newer cuDNN reaches 673 and 579
+    TFLOP/s on an H200, and TransformerEngine takes cuDNN before any FlashAttention. On datacentre Blackwell
+    the FlashAttention-4 paper is ahead of cuDNN 9.13, cuDNN 9.22 is ahead of the paper, SGLang went from
+    FlashAttention 4 to cuDNN after measuring, and TransformerEngine takes cuDNN. Of two that are contested,
+    the one with less to adapt goes first (PREF007).
+    Fix: measure your shapes (attnsel prove, or your own step), and say your order: ATTNSEL_BACKENDS.
+    Source: flash-attention#1893 (H100, causal, 8k: 660/575 against 566/470); cudnn-frontend's benchmarks
+    (9.19.1 on an H200, 9.22 on a GB200); FlashAttention-4 paper (B200); sglang#33655; TransformerEngine
+    v2.18, utils.py, lines 1647-1660.
+    """
+    record = CANDIDATES[c.name]
+    if record.beside is not None:
+        record = CANDIDATES[record.beside[0]]
+    return _places(record, arch)[1]
 
 
 @preference("PREF009", short="second of its family", evidence="policy")

@@ -31,13 +31,15 @@ LAYERS = [
         "_model",
         "_params_checks",
         "versions",
+        "installed",
         "layout",
         "recipes",
         "gpus",
         "hardware_specs",
         "context_parallel.exchanges",
     ],
-    ["params", "environment", "candidates.record"],
+    ["params", "environment", "candidates.record", "_flash_attn_wheels"],
+    ["wheels"],
     ["backends.cudnn.workspace"],
     [f"backends.{name}.candidate" for name in BUILT_IN],
     ["candidates.registry"],
@@ -66,7 +68,7 @@ LAYERS = [
     ["flash_attn", "integrations"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:18] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:19] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {
     "params",
     "layout",

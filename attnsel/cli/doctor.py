@@ -11,8 +11,12 @@ from attnsel._version import __version__
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.findings import Finding, PlainCall, find, settings_in_force, variables
 from attnsel.cli.flags import Json
+from attnsel.cli.flash_findings import find_flash
+from attnsel.cli.flash_probe import examine
+from attnsel.cli.flash_users import uses
 from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, print_json, print_text, wrap
-from attnsel.cli.probe import Probe, ProbedMachine, examine, redact
+from attnsel.cli.probe import Probe, ProbedMachine, redact
+from attnsel.installed import FLASH_ATTN
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
 from attnsel.report import environment_words
@@ -32,15 +36,16 @@ def doctor(*, json: Json = False) -> int:
     host name or home folder is printed: the output is meant for bug reports.
 
     --json prints one object: attnsel, python, platform, components (installed, loads, version,
-    trouble), plugins (entry, distribution, name, loads, trouble), devices (environments),
-    gpus_in_sight, calls (device, dtype, training, backend, verdicts), variables, settings (null if a
-    variable is invalid) and findings (level, text, fix).
+    trouble), flash_attention (packages, cute_owner, hub_kernels, uses), plugins (entry, distribution,
+    name, loads, trouble), devices (environments), gpus_in_sight, calls (device, dtype, training,
+    backend, verdicts), variables, settings (null if a variable is invalid) and findings (level, text,
+    fix).
 
     Exit code: 0 nothing is wrong, 4 a finding is an error.
     """
     machine = examine()
     calls = plain_calls(machine)
-    findings = find(machine, calls)
+    findings = find(machine, calls, find_flash(machine))
     if json:
         print_json(stamped("doctor", _as_dict(machine, calls, findings)))
     else:
@@ -95,6 +100,12 @@ def _as_dict(machine: ProbedMachine, calls: list[PlainCall], findings: list[Find
             }
             for name, probe in machine.probes.items()
         },
+        "flash_attention": {
+            "packages": dict(machine.flash.packages),
+            "cute_owner": machine.flash.cute,
+            "hub_kernels": list(machine.flash.hub),
+            "uses": [use._asdict() for use in uses(machine)],
+        },
         "plugins": [
             {
                 "entry": found.entry,
@@ -123,7 +134,12 @@ def _tell(machine: ProbedMachine, calls: list[PlainCall], findings: list[Finding
     system = f"{platform.system()} {platform.machine()}"
     lines = [f"attnsel {__version__} · Python {platform.python_version()} · {system}", "", "Installed"]
     for name, probe in machine.probes.items():
-        lines.append(f"  {name.replace('_', '-'):<16}{_state(name, probe)}")
+        if name not in FLASH_ATTN or probe.installed is not None:
+            lines.append(f"  {name.replace('_', '-'):<16}{_state(name, probe)}")
+    if not any(machine.probes[name].installed for name in FLASH_ATTN):
+        lines.append(f"  {'flash-attn':<16}not installed, nor flash-attn-3 or flash-attn-4")
+    if machine.flash.hub:
+        lines += wrap(", ".join(machine.flash.hub), "  Hub kernels     ")
     if machine.plugins:
         lines += ["", "Plug-ins"]
     for found, probe in machine.plugins:

@@ -23,6 +23,12 @@ def explain(
     ask_library: Annotated[
         bool, Parameter(group=OUTPUT, negative="", show_default=False, help="ask the real libcudnn too")
     ] = False,
+    sources: Annotated[
+        bool,
+        Parameter(
+            group=OUTPUT, negative="", show_default=False, help="below each reason where it is written"
+        ),
+    ] = False,
     cudnn_lib: CudnnLib = None,
     gpus_per_node: Annotated[
         int | None, Parameter(group=THE_MACHINE, help="with --cp-size: GPUs that share the fast links")
@@ -74,7 +80,7 @@ def explain(
             said["context_parallel"] = shared.as_dict()
         print_json(said)
     else:
-        print_text(selection.report(text_width()))
+        print_text(selection.report(text_width(), sources))
         if shared is not None:
             print_text(shared.report(text_width()))
         if library is not None:

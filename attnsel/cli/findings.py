@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH
 from attnsel.cli.probe import Probe, ProbedMachine, read_version, redact
 from attnsel.environment import RELEASES, Environment
 from attnsel.errors import InvalidInput, printable
+from attnsel.installed import FLASH_ATTN
 from attnsel.settings import VARIABLES, Settings, configure
 from attnsel.versions import Version
 
@@ -33,11 +34,12 @@ class PlainCall(NamedTuple):
     verdicts: dict[str, dict[str, Any]]
 
 
-def find(machine: ProbedMachine, calls: list[PlainCall]) -> list[Finding]:
-    """Everything that is wrong or worth knowing, the worst first."""
+def find(machine: ProbedMachine, calls: list[PlainCall], more: Iterable[Finding] = ()) -> list[Finding]:
+    """Everything that is wrong or worth knowing, ``more`` with it, the worst first."""
     found = [
         *_settings(os.environ),
         *_libraries(machine.probes),
+        *more,
         *_plugins(machine),
         *_torch(machine),
         *_devices(machine, calls),
@@ -77,7 +79,7 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def _libraries(probes: Mapping[str, Probe]) -> Iterator[Finding]:
     for name, probe in probes.items():
-        if probe.loads is False:
+        if probe.loads is False and name not in FLASH_ATTN:  # those have an explanation of their own
             text = (
                 f"{name.replace('_', '-')} {probe.installed} is installed and does not load: {probe.trouble}"
             )

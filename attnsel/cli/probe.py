@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,12 +11,15 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from attnsel._child import python
 from attnsel.environment import Environment
+from attnsel.installed import FLASH_ATTN, distribution, flash_attn_versions
 from attnsel.plugins import Found, PluginWarning, load_plugins
 from attnsel.versions import Version
 
@@ -29,9 +31,7 @@ DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "triton": ("triton", "pytorch-triton", "triton-windows"),
     "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     "cudnn_frontend": ("nvidia-cudnn-frontend",),
-    "flash_attn": ("flash-attn",),
-    "flash_attn_3": ("flash-attn-3",),
-    "flash_attn_4": ("flash-attn-4",),
+    **{component: (name,) for component, name in FLASH_ATTN.items()},
 }
 
 # Each prints one JSON object on its last line; what a library prints before that is let go.
@@ -46,6 +46,7 @@ print(json.dumps({
     "cuda_build": torch.version.cuda,
     "hip_build": torch.version.hip,
     "cuda_available": cuda,
+    "new_abi": getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", None),
     "arch_list": torch.cuda.get_arch_list() if cuda else [],
     "devices": [Environment.detect(name).model_dump(mode="json") for name in names],
 }))
@@ -54,6 +55,24 @@ print(json.dumps({
     "cudnn_frontend": """
 import json, cudnn
 print(json.dumps({"version": cudnn.__version__, "cudnn": cudnn.backend_version()}))
+""",
+    # Each the module that runs, and in it the function that is called: a folder that an uninstallation left
+    # behind can be imported, too.
+    "flash_attn": """
+import json
+import torch, flash_attn_2_cuda
+from flash_attn import flash_attn_func
+print(json.dumps({"version": None}))
+""",
+    "flash_attn_3": """
+import json
+from flash_attn_interface import flash_attn_func
+print(json.dumps({"version": None}))
+""",
+    "flash_attn_4": """
+import json
+from flash_attn.cute.interface import flash_attn_func
+print(json.dumps({"version": None}))
 """,
 }
 
@@ -67,6 +86,28 @@ class Probe(NamedTuple):
     trouble: str = ""
 
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class FlashFacts(NamedTuple):
+    """What there is of FlashAttention, and of those who use it, beside whether the packages load."""
+
+    packages: Mapping[str, str] = _NOTHING  # distributions by name, with their full versions
+    strangers: Mapping[str, str] = _NOTHING  # modules of their names that are not theirs, and whose
+    cute: str | None = None  # whose files flash_attn.cute are, where two packages brought some
+    unmet: tuple[str, ...] = ()  # what flash-attn-4 says it needs and does not find
+    built_for: Mapping[str, str] = _NOTHING  # flash-attn: cuda, torch, abi, as its wheel was named
+    hub: tuple[str, ...] = ()  # repositories of kernels in the local cache
+    transformers: Probe = Probe(None, None, {})
+    te_takes: Mapping[str, str] = _NOTHING  # TransformerEngine: oldest, oldest_sm100, newest, …
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is anything of FlashAttention here."""
+        ours = {*FLASH_ATTN.values(), "kernels"} & set(self.packages)
+        return bool(ours or self.strangers or self.hub)
+
+
 class ProbedMachine(NamedTuple):
     """Everything the doctor looks at."""
 
@@ -74,6 +115,7 @@ class ProbedMachine(NamedTuple):
     environments: tuple[Environment, ...]
     gpus_in_sight: tuple[str, ...]  # what the driver lists, torch or no torch
     plugins: tuple[tuple[Found, Probe], ...] = ()
+    flash: FlashFacts = FlashFacts()
 
 
 def examine() -> ProbedMachine:
@@ -81,7 +123,7 @@ def examine() -> ProbedMachine:
     installed = {name: _installed(distributions) for name, distributions in DISTRIBUTIONS.items()}
     to_try = [name for name in _SCRIPTS if installed[name] is not None]
     with ThreadPoolExecutor(max_workers=4) as pool:
-        answers = dict(zip(to_try, pool.map(lambda name: _run(_SCRIPTS[name]), to_try), strict=True))
+        answers = dict(zip(to_try, pool.map(lambda name: run_script(_SCRIPTS[name]), to_try), strict=True))
         gpus = _gpus_in_sight()
     probes = {name: Probe(version, *answers.get(name, (None, {}, ""))) for name, version in installed.items()}
     devices = probes["torch"].said.get("devices", [])
@@ -104,7 +146,7 @@ def _plugins(torch: bool) -> tuple[tuple[Found, Probe], ...]:
             module, _, name = found.plugin.kernel.partition(":")
             kernel = f"k.{name}" if name else "k"
             script = f"import {module} as k; {kernel}.forward, {kernel}.backward; print('{{}}')"
-            probe = Probe(found.distribution, *_run(script))
+            probe = Probe(found.distribution, *run_script(script))
         probed.append((found, probe))
     return tuple(probed)
 
@@ -123,8 +165,7 @@ def redact(text: str) -> str:
 
 def _installed(distributions: tuple[str, ...]) -> str | None:
     """The version of the first of these that is installed, as pip would list it."""
-    found = (next(iter(importlib.metadata.distributions(name=name)), None) for name in distributions)
-    return next((distribution.version for distribution in found if distribution is not None), None)
+    return next((found.version for found in map(distribution, distributions) if found is not None), None)
 
 
 def read_version(text: str | None) -> Version | None:
@@ -137,13 +178,14 @@ def read_version(text: str | None) -> Version | None:
 
 def _without_torch(installed: dict[str, str | None]) -> Environment:
     versions = {name: read_version(version) for name, version in installed.items() if name != "torch"}
+    versions |= flash_attn_versions()
     described = Environment.describe(
         "cpu", torch=None, **versions, python=".".join(map(str, sys.version_info[:3]))
     )
     return described.replace(detected=True, assumed=())
 
 
-def _run(script: str) -> tuple[bool, dict[str, Any], str]:
+def run_script(script: str) -> tuple[bool, dict[str, Any], str]:
     """Whether a script ran, the object it printed, and in one line what went wrong."""
     try:
         done = subprocess.run(

@@ -144,7 +144,9 @@ def _choose_while_tracing(
         return ""
     with torch.set_grad_enabled(need_grad), FakeTensorMode():
         bound = _connected().prepare(config, *(_empty(*shape) for shape in (q, k, v)))
-    if bound.plain is None or is_wanted(bound.selection, bound.settings):
+    # Dynamo goes into PyTorch's own operators; other packages' Python is theirs, and stays behind ours.
+    theirs = not str(bound.selection.backend).startswith("sdpa.")
+    if bound.plain is None or theirs or is_wanted(bound.selection, bound.settings):
         # Steps hold whole questions, which Dynamo would guard field by field; our own autograd function is
         # no operator; and what is to be compared must run first.
         return ""

@@ -116,9 +116,12 @@ class Selection:
             self._unlocks = find_unlocks(self, _ask, _ask_about)
         return self._unlocks
 
-    def report(self, width: int = 80) -> str:
-        """The whole answer as text: what ATTNSEL_DEBUG=2 prints and NoBackendError carries."""
-        return render(self, width)
+    def report(self, width: int = 80, sources: bool = False) -> str:
+        """The whole answer as text: what ATTNSEL_DEBUG=2 prints and NoBackendError carries.
+
+        ``sources``: below each reason where it is written: file, line and release, or an issue.
+        """
+        return render(self, width, sources)
 
     def located(self, layout: Layout) -> Selection:
         """The same answer, to be shown together with where the tensors lie."""

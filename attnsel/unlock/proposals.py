@@ -24,6 +24,7 @@ from attnsel.selection.requirements import AtLeast, AtLeastBytes, Installed
 from attnsel.selection.verdict import Reason
 from attnsel.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
 from attnsel.versions import Version
+from attnsel.wheels import Wheel, flash_attn_wheel
 
 Move = Mapping[str, Any]
 """Fields and the values they take, on top of what was changed before."""
@@ -231,7 +232,7 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
         stated = reason.finding.required
         if current is None:
             if reason.field == component and isinstance(stated, (AtLeast, Installed)):
-                yield {component: stated.limit}
+                yield {component: _to_install(component, stated, question.env)}
             continue
         before: Version | None = base.value(component)
         if before is None or current >= before:
@@ -247,6 +248,13 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
             down = _first_silent(question, rule, component, [v for v in reversed(older) if v is not None])
             if down is not None:
                 yield {component: down}
+
+
+def _to_install(component: str, stated: AtLeast | Installed, env: Environment) -> Version:
+    """What is proposed where there is none: of flash-attn an older release, where newer have no wheel."""
+    limit: Version = stated.limit
+    wheel = flash_attn_wheel(env) if component == "flash_attn" else None
+    return min(limit, Version.parse(wheel.release)) if isinstance(wheel, Wheel) else limit
 
 
 def _first_silent(question: Scenario, rule: Rule, component: str, versions: list[Version]) -> Version | None:

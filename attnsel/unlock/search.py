@@ -52,8 +52,8 @@ class Unlock(NamedTuple):
     """A smallest set of changes after which ``candidate`` is eligible, checked by asking the engine again.
 
     ``changes`` maps fields (``max_seqlen_q``, ``cudnn``, ``gpu``, ``policy.deny``) to their new values;
-    ``paste`` has a line for a shell or for Python per change. ``effect`` is that of the dearest change, one
-    of :data:`EFFECTS`. ``rank`` is the place the candidate would take, 1 being first.
+    ``paste`` has lines for a shell or for Python per change, and comments on them. ``effect`` is that of the
+    dearest change, one of :data:`EFFECTS`. ``rank`` is the place the candidate would take, 1 being first.
     """
 
     candidate: str

@@ -13,6 +13,13 @@ from attnsel.params import AttentionParams
 from attnsel.selection.requirements import size
 from attnsel.unlock.change import LENGTHS, WIDTHS, Scenario, grouped
 from attnsel.versions import Version
+from attnsel.wheels import (
+    NoWheel,
+    flash_attn_wheel,
+    install_flash_attn,
+    install_flash_attn_3,
+    install_flash_attn_4,
+)
 
 
 class Instruction(NamedTuple):
@@ -169,10 +176,11 @@ def _version(
 ) -> Instruction:
     current = question.value(component)
     product = _PRODUCTS.get(component, component.replace("_", "-"))
-    env = question.env if "cuda" not in changes else question.env.derive(cuda=changes["cuda"])
-    paste = _install_line(component, version, reach, env)
+    besides = {name: value for name, value in changes.items() if name in ("torch", "cuda", "python")}
+    env = question.env.derive(**besides) if besides else question.env
+    paste, note = _install_line(component, version, reach, env)
     if current is not None and version < current:
-        return Instruction(f"go back to {product} {version}", paste)
+        return Instruction(f"go back to {product} {version}{note}", paste)
     verb = f"install {product}" if current is None else f"upgrade {product} to"
     text = f"{verb} ≥ {version}"
     if reach.below is not None:
@@ -180,12 +188,13 @@ def _version(
     minors = [release for release in reach.without if release.count(".") == 1]
     if minors:  # that single patches are left out is for pip to know
         text += f", not {', '.join(minors[:-1])} or {minors[-1]}" if minors[1:] else f", not {minors[0]}"
-    return Instruction(text, paste)
+    return Instruction(text + note, paste)
 
 
-def _install_line(component: str, version: Version, reach: VersionRange, env: Environment) -> str:
+def _install_line(component: str, version: Version, reach: VersionRange, env: Environment) -> tuple[str, str]:
+    """What to paste, and what has to be known beforehand."""
     if component == "cuda":
-        return f"install a torch build for CUDA {version.major}.{version.minor} or newer"
+        return f"install a torch build for CUDA {version.major}.{version.minor} or newer", ""
     package = component.replace("_", "-")
     below = reach.below
     if component == "cudnn":
@@ -197,7 +206,22 @@ def _install_line(component: str, version: Version, reach: VersionRange, env: En
     bounds += [f"!={release}.*" for release in reach.without]
     if below is not None:
         bounds.append(f"<{below}")
-    return f"pip install '{package}{','.join(bounds)}'"
+    text = ",".join(bounds)
+    if component == "flash_attn":
+        wheel = flash_attn_wheel(env, lambda release: _within(release, version, reach))
+        return install_flash_attn(wheel, text), " (no wheel fits: built here)" * isinstance(wheel, NoWheel)
+    if component == "flash_attn_3":
+        return install_flash_attn_3(env), ""
+    if component == "flash_attn_4":
+        return install_flash_attn_4(env, text), ""
+    return f"pip install '{package}{text}'", ""
+
+
+def _within(release: Version, version: Version, reach: VersionRange) -> bool:
+    """Whether a release is one of those that the bounds for pip take."""
+    if release < version or (reach.below is not None and release >= reach.below):
+        return False
+    return not any(f"{release}.".startswith(f"{prefix}.") for prefix in reach.without)
 
 
 def gpu_text(name: str, archs: frozenset[int]) -> str:

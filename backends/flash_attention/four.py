@@ -126,9 +126,13 @@ class Four:
 def _tensors(call: FlashCall) -> dict[str, Any]:
     given: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v}
     if call.cu_seqlens_q is not None:
-        given |= {"cu_seqlens_q": call.cu_seqlens_q, "max_seqlen_q": call.max_seqlen_q}
+        given["cu_seqlens_q"] = call.cu_seqlens_q
         if call.block_table is None:
-            given |= {"cu_seqlens_k": call.cu_seqlens_kv, "max_seqlen_k": call.max_seqlen_kv}
+            given["cu_seqlens_k"] = call.cu_seqlens_kv
+        if not call.gaps:  # these shape the grid, which must reach every row
+            given["max_seqlen_q"] = call.max_seqlen_q
+            if call.block_table is None:
+                given["max_seqlen_k"] = call.max_seqlen_kv
     return given
 
 

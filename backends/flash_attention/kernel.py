@@ -25,7 +25,8 @@ class FlashCall(NamedTuple):
     """One call as the packages see it: q, k and v [b, s, h, d], or rows [t, h, d] with cu_seqlens.
 
     With ``block_table`` k and v are pools [pages, page_size, g, d], ``seqused_kv`` says how many keys each
-    sequence has, and ``cu_seqlens_kv`` says the same in another way.
+    sequence has, and ``cu_seqlens_kv`` says the same in another way. ``gaps``: some of the sequences are room
+    between others, and may be longer than ``max_seqlen_q`` and ``max_seqlen_kv``; their results are nobody's.
     """
 
     q: Tensor
@@ -45,6 +46,7 @@ class FlashCall(NamedTuple):
     deterministic: bool
     alibi_slopes: Tensor | None
     sinks: Tensor | None
+    gaps: bool
 
     @property
     def causal(self) -> bool:
@@ -151,9 +153,14 @@ class Kernel:
         with torch.no_grad():
             form = Form(spec, inputs, self.package.lse_by_sequence)
             call, factor = self._call(spec, inputs, form)
-            five = Five(call.q, call.k, call.v, readable(form.rows(result.out)), readable(form.rows(dout)))
+            out, dout, lse = form.rows(result.out), form.rows(dout), form.lse_of_op(result.lse)
+            outside = None if form.sequences is None else form.sequences.q.outside
+            if call.sinks is not None and outside is not None:
+                # What is no sequence's must not reach the sinks' gradient, which is summed over all rows.
+                dout = dout.masked_fill(outside.view(-1, 1, 1), 0.0)
+                lse = lse.masked_fill(outside, torch.inf)
+            five = Five(call.q, call.k, call.v, readable(out), readable(dout))
             rows = None if dlse is None else form.lse_rows(dlse)
-            lse = form.lse_of_op(result.lse)
             dq, dk, dv, dsinks = self.package.backward(call, five, lse, result.saved, rows)
             dq, dk, dv = (
                 grad.narrow(-1, 0, t.shape[-1]) for grad, t in zip((dq, dk, dv), five, strict=False)
@@ -213,6 +220,7 @@ class Kernel:
             spec.deterministic,
             slopes,
             _sinks(spec, inputs),
+            inputs.cu_seqlens_q_padded is not None or inputs.cu_seqlens_kv_padded is not None,
         ), factor
 
 

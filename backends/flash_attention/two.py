@@ -136,7 +136,7 @@ class Two:
         return dense
 
 
-_UNUSED = ("leftpad_k", "seqused_k")
+_UNUSED = ("block_table", "leftpad_k", "seqused_k")
 
 
 def _tensors(call: FlashCall) -> dict[str, Any]:

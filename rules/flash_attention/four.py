@@ -51,7 +51,8 @@ def four_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 4 needs Ampere or newer (sm80)
 
     Fix: on Turing triton and sdpa.efficient run.
-    Source: assert "Unsupported compute capability", line 845 (4.0.0b20: 447).
+    Source: flash_attn/cute/interface.py 4.0.0b36, assert "Unsupported compute capability", line 845
+    (4.0.0b20: 447).
     """
 
 
@@ -66,7 +67,8 @@ def four_trains_from_hopper_on(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 4 has no backward on Ampere and Ada
 
     Fix: flash_attn.2 or sdpa.flash for training there.
-    Source: assert arch // 10 in [9, 10, 11, 12], line 2288 (4.0.0b20: 1337).
+    Source: flash_attn/cute/interface.py 4.0.0b36, assert arch // 10 in [9, 10, 11, 12], line 2288
+    (4.0.0b20: 1337).
     """
 
 
@@ -85,7 +87,8 @@ def four_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
 
     Why: 16 bytes of half precision; it pads nothing itself, and on sm8x and sm12x nothing checks it.
     Fix: attnsel pads with zeros, keeps the softmax scale of the true head_dim_qk and cuts the output.
-    Source: _validate_head_dims, lines 121 to 138 (4.0.0b20: 97 to 112).
+    Source: flash_attn/cute/interface.py 4.0.0b36, _validate_head_dims, lines 121 to 138 (4.0.0b20: 97 to
+    112).
     """
 
 
@@ -100,7 +103,7 @@ def four_head_dims_on_hopper(p: AttentionParams, env: Environment) -> None:
     """On Hopper FlashAttention 4 has head dimensions up to 256
 
     Fix: sdpa.efficient and tiled have no limit, at a lower speed.
-    Source: _validate_head_dims, line 130 (4.0.0b20: 105).
+    Source: flash_attn/cute/interface.py 4.0.0b36, _validate_head_dims, line 130 (4.0.0b20: 105).
     """
 
 
@@ -115,7 +118,7 @@ def four_head_dims_on_blackwell(p: AttentionParams, env: Environment) -> Violati
 
     Why: 512 passes its check too, and is for calls that attnsel does not make (qv).
     Fix: pad to (256, 256), which attnsel does; or cudnn.
-    Source: _validate_head_dims, line 135 (4.0.0b20: 109).
+    Source: flash_attn/cute/interface.py 4.0.0b36, _validate_head_dims, line 135 (4.0.0b20: 109).
     """
     d, e = p.head_dim_qk, p.head_dim_v
     if (d <= 128 and e <= 128) or (d, e) in ((192, 128), (256, 256)):
@@ -140,7 +143,8 @@ def four_head_dims_unchecked(p: AttentionParams, env: Environment) -> None:
     Why: can_implement of the kernel is there and never called; above 128 its tiles may not fit the shared
     memory of a block, which is then found when the kernel is compiled or launched.
     Fix: flash_attn.2 and sdpa.flash go to 256 there.
-    Source: lines 850 to 852 ("TODO: check @can_implement"; 4.0.0b20: 453), flash_fwd.py, can_implement.
+    Source: flash_attn/cute/interface.py 4.0.0b36, lines 850 to 852 ("TODO: check @can_implement";
+    4.0.0b20: 453), flash_fwd.py, can_implement.
     """
 
 
@@ -195,7 +199,8 @@ def four_sinks_on_sm12(p: AttentionParams, env: Environment) -> bool:
     """On sm12x FlashAttention 4 has sinks for inference only
 
     Fix: triton trains with sinks.
-    Source: assert "Learnable sink backward is supported on SM90 and SM100/SM110", line 2297.
+    Source: flash_attn/cute/interface.py 4.0.0b36, assert "Learnable sink backward is supported on SM90
+    and SM100/SM110", line 2297.
     """
     return p.is_training
 
@@ -211,7 +216,8 @@ def four_pages(p: AttentionParams, env: Environment) -> bool:
     """FlashAttention 4 reads pages on Hopper and datacentre Blackwell only
 
     Fix: flash_attn.2 (pages of 256 rows), sdpa.varlen, triton.
-    Source: asserts on page_table, lines 1611 and 1753 (4.0.0b20: 824 and 942).
+    Source: flash_attn/cute/interface.py 4.0.0b36, asserts on page_table, lines 1611 and 1753 (4.0.0b20:
+    824 and 942).
     """
     return p.kv_cache == "paged"
 
@@ -245,7 +251,7 @@ def four_deterministic_on_sm12(p: AttentionParams, env: Environment) -> bool:
     """On sm12x FlashAttention 4's backward is not deterministic
 
     Fix: flash_attn.2 is; or deterministic=False.
-    Source: assert on deterministic, line 2352 (4.0.0b20: 1373).
+    Source: flash_attn/cute/interface.py 4.0.0b36, assert on deterministic, line 2352 (4.0.0b20: 1373).
     """
     return p.is_training
 
@@ -262,7 +268,8 @@ def four_softcap_with_lengths(p: AttentionParams, env: Environment) -> bool:
     """4.0.0b20 has no backward with softcap and lengths
 
     Fix: pip install --pre 'flash-attn-4>=4.0.0b36'.
-    Source: assert "varlen + score_mod not supported in bwd yet", line 1510 of 4.0.0b20.
+    Source: flash_attn/cute/interface.py 4.0.0b36, assert "varlen + score_mod not supported in bwd yet",
+    line 1510 of 4.0.0b20.
     """
     return p.is_training and (p.padding or p.qkv_format == "thd")
 
@@ -280,7 +287,7 @@ def four_softcap_on_sm12(p: AttentionParams, env: Environment) -> bool:
 
     Why: its check against score_mod comes before softcap is made into one.
     Fix: flash_attn.2.
-    Source: lines 2350 to 2600 of 4.0.0b36.
+    Source: flash_attn/cute/interface.py 4.0.0b36, lines 2350 to 2600 of 4.0.0b36.
     """
     return p.is_training
 
@@ -300,8 +307,8 @@ def four_wide_on_blackwell(p: AttentionParams, env: Environment) -> Violation | 
     Why: its backward is a kernel of its own, which has none of them. In 4.0.0b20 its forward has none either,
     takes no lengths, and gives no deterministic backward.
     Fix: cudnn or triton; or head dimensions up to 128.
-    Source: lines 2454 and 2958 of 4.0.0b36, 887 to 899 and 1841 to 1846 of 4.0.0b20;
-    sm100_hd256_2cta_fmha_backward.py, lines 60 and 70.
+    Source: flash_attn/cute/interface.py 4.0.0b36, lines 2454 and 2958 of 4.0.0b36, 887 to 899 and 1841 to
+    1846 of 4.0.0b20; sm100_hd256_2cta_fmha_backward.py, lines 60 and 70.
     """
     if max(p.head_dim_qk, p.head_dim_v) != 256:
         return None
@@ -334,6 +341,7 @@ def four_wide_with_lengths(p: AttentionParams, env: Environment) -> bool:
     """What head_dim 256 does with lengths on datacentre Blackwell in 4.0.0b20 was not settled
 
     Fix: pip install --pre 'flash-attn-4>=4.0.0b36'.
-    Source: lines 887 to 899 of 4.0.0b20 (seqused is refused, cu_seqlens is not).
+    Source: flash_attn/cute/interface.py 4.0.0b36, lines 887 to 899 of 4.0.0b20 (seqused is refused,
+    cu_seqlens is not).
     """
     return max(p.head_dim_qk, p.head_dim_v) == 256 and (p.padding or p.qkv_format == "thd")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import rules_about
+from attnsel.rules.api import limit, rules_about
 from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
 from attnsel.selection.verdict import Violation
 from attnsel.versions import flash_attn_3
@@ -30,7 +30,8 @@ def three_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 3 needs Ampere or newer (sm80)
 
     Fix: on Turing triton and sdpa.efficient run.
-    Source: TORCH_CHECK "FlashAttention only supports Ampere GPUs or newer", lines 712 and 1298.
+    Source: hopper/flash_api.cpp at 0251105a, TORCH_CHECK "FlashAttention only supports Ampere GPUs or
+    newer", lines 712 and 1298.
     """
 
 
@@ -77,7 +78,8 @@ def three_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 3 takes head dimensions in multiples of 8
 
     Fix: attnsel pads with zeros, keeps the softmax scale of the true head_dim_qk and cuts the output.
-    Source: TORCH_CHECK "head_size should be a multiple of", lines 855 and 856; 1349 and 1350 in the backward.
+    Source: hopper/flash_api.cpp at 0251105a, TORCH_CHECK "head_size should be a multiple of", lines 855
+    and 856; 1349 and 1350 in the backward.
     """
 
 
@@ -92,7 +94,8 @@ def three_head_dim_limit(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 3 has head dimensions of q and k up to 256
 
     Fix: sdpa.efficient and tiled have no limit, at a lower speed.
-    Source: TORCH_CHECK "only supports head dimension at most", line 780; get_max_headdim.
+    Source: hopper/flash_api.cpp at 0251105a, TORCH_CHECK "only supports head dimension at most", line
+    780; get_max_headdim.
     """
 
 
@@ -108,7 +111,8 @@ def three_head_dims_apart(p: AttentionParams, env: Environment) -> Violation | N
     Why: 136 to 192 with 104 to 128 (latent attention's prefill), and up to 64 with up to 512 (its absorbed
     form, and 512 without a backward).
     Fix: attnsel pads the smaller one with zeros and cuts the output.
-    Source: TORCH_CHECK "If V headdim is different from Q/K dim", lines 782 to 791.
+    Source: hopper/flash_api.cpp at 0251105a, TORCH_CHECK "If V headdim is different from Q/K dim", lines
+    782 to 791.
     """
     d, e = p.head_dim_qk, p.head_dim_v
     if d == e:
@@ -118,8 +122,8 @@ def three_head_dims_apart(p: AttentionParams, env: Environment) -> Violation | N
     if env.arch == 90 and (prefill or absorbed):
         return None
     if e < d:
-        return Violation("head_dim_v", e, EqualTo("head_dim_qk", d))
-    return Violation("head_dim_qk", d, EqualTo("head_dim_v", e))
+        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
+    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
 
 
 @rule(
@@ -133,7 +137,8 @@ def three_wide_values(p: AttentionParams, env: Environment) -> bool:
     """FlashAttention 3's backward has head dimensions up to 256
 
     Fix: triton and tiled; or is_training=False.
-    Source: TORCH_CHECK on std::max(head_size, head_size_v) in mha_bwd, line 1352.
+    Source: hopper/flash_api.cpp at 0251105a, TORCH_CHECK on std::max(head_size, head_size_v) in mha_bwd,
+    line 1352.
     """
     return p.is_training
 
@@ -149,8 +154,8 @@ def three_deterministic(p: AttentionParams, env: Environment) -> Violation | Non
 
     Why: 3.0.0 refuses it. 3.0.0b1 does not check; TransformerEngine rules it out there as well.
     Fix: deterministic=False, or flash_attn.2, which is deterministic at 256.
-    Source: TORCH_CHECK "Deterministic backward not supported for hdim 256", line 1370; TransformerEngine
-    v2.18, utils.py, lines 1526 to 1534.
+    Source: hopper/flash_api.cpp at 0251105a, TORCH_CHECK "Deterministic backward not supported for hdim
+    256", line 1370; TransformerEngine v2.18, utils.py, lines 1526 to 1534.
     """
     if p.is_training and p.deterministic and max(p.head_dim_qk, p.head_dim_v) > 192:
         return Violation("deterministic", True, OneOf(False))

@@ -28,7 +28,7 @@ _2 = {"flash_attn": NEWEST}
 
 @rule(
     "FLASH201",
-    when=flash_attn("<2.5.9", ">=3.0.0.b0"),
+    when=flash_attn("<2.5.9", ">=3.0.0b1"),
     fires_on={"flash_attn": "2.3.6"},
     passes=_2,
 )
@@ -56,7 +56,8 @@ def two_needs_ampere(p: AttentionParams, env: Environment) -> None:
     Why: it is built on asynchronous copies and bf16 instructions that Turing and Volta lack.
     Fix: on Turing triton and sdpa.efficient run; flash-attention-turing is another package with another
     interface.
-    Source: TORCH_CHECK "FlashAttention only supports Ampere GPUs or newer", line 370 (v2.5.9.post1: 335).
+    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK "FlashAttention only supports Ampere GPUs or
+    newer", line 370 (v2.5.9.post1: 335).
     """
 
 
@@ -73,8 +74,8 @@ def two_on_blackwell(p: AttentionParams, env: Environment) -> None:
 
     Why: before 2.7 it asks for sm8x or sm90 exactly; 2.7.0 to 2.7.2 are not compiled for anything newer.
     Fix: flash-attn 2.8.3.
-    Source: TORCH_CHECK(is_sm90 || is_sm8x) at v2.6.3; setup.py at v2.7.2 and v2.7.3 (compute_100,
-    compute_120 since).
+    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK(is_sm90 || is_sm8x) at v2.6.3; setup.py at
+    v2.7.2 and v2.7.3 (compute_100, compute_120 since).
     """
 
 
@@ -110,7 +111,8 @@ def two_head_dim_limit(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 2 has head dimensions up to 256
 
     Fix: sdpa.efficient has no limit, at a lower speed; flash_attn.3 takes (64, 512) forward.
-    Source: TORCH_CHECK "only supports head dimension at most 256", lines 393 and 604.
+    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK "only supports head dimension at most 256",
+    lines 393 and 604.
     """
 
 
@@ -127,8 +129,8 @@ def two_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     Why: it loads 16 bytes at a time. flash_attn_func copies q, k and v into wider tensors on every call and
     says nothing; so did the C++ of releases before 2.7 in a forward.
     Fix: attnsel pads with zeros, keeps the softmax scale of the true head_dim_qk and cuts the output.
-    Source: TORCH_CHECK "must have a head_size that is a multiple of 8", lines 394 and 605, and 829 for the
-    backward; F.pad in FlashAttnFunc, flash_attn_interface.py.
+    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK "must have a head_size that is a multiple of
+    8", lines 394 and 605, and 829 for the backward; F.pad in FlashAttnFunc, flash_attn_interface.py.
     """
 
 
@@ -137,7 +139,8 @@ def two_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | Non
     """FlashAttention 2 wants head_dim_v equal to head_dim_qk
 
     Fix: attnsel pads the smaller one with zeros and cuts the output; flash_attn.3 and .4 take (192, 128).
-    Source: CHECK_SHAPE(v, batch_size, seqlen_k, num_heads_k, head_size), mha_fwd.
+    Source: flash_api.cpp of flash-attn v2.8.3, CHECK_SHAPE(v, batch_size, seqlen_k, num_heads_k,
+    head_size), mha_fwd.
     """
     if p.head_dim_v < p.head_dim_qk:
         return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
@@ -157,7 +160,8 @@ def two_wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
     Why: its tiles want more shared memory than these cards give a block: no dropout there, and before 2.6 no
     head_dim from 200 to 224 at all.
     Fix: flash-attn 2.7 or newer, attention_dropout=0, or head_dim 256 by padding.
-    Source: TORCH_CHECK "FlashAttention backward for head dim", v2.5.9.post1 line 825, v2.6.3 line 873.
+    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK "FlashAttention backward for head dim",
+    v2.5.9.post1 line 825, v2.6.3 line 873.
     """
     width = max(p.head_dim_qk, p.head_dim_v)
     if not p.is_training or width <= 192:
@@ -183,8 +187,8 @@ def two_wide_backward_since_2_7(p: AttentionParams, env: Environment) -> Unknown
     Why: the check went away; whether its tiles, which want 144 KiB of shared memory, run where a block has
     99 KiB nobody says. PyTorch's copy of the kernels still refuses it.
     Fix: attention_dropout=0, or a card with more shared memory.
-    Source: run_mha_bwd_hdim256 in src/flash_bwd_launch_template.h v2.8.3: without dropout there is a variant
-    for small shared memory, with dropout there is none.
+    Source: run_mha_bwd_hdim256 in src/flash_bwd_launch_template.h v2.8.3: without dropout there is a
+    variant for small shared memory, with dropout there is none.
     """
     width = max(p.head_dim_qk, p.head_dim_v)
     if p.is_training and p.dropout and width > 192:
@@ -221,7 +225,8 @@ def two_softcap_without_dropout(p: AttentionParams, env: Environment) -> Violati
     """FlashAttention 2 has softcap without dropout only
 
     Fix: attention_dropout=0; triton and tiled take both.
-    Source: TORCH_CHECK "Softcapping does not support dropout for now", lines 397, 578, 838, 1048.
+    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK "Softcapping does not support dropout for
+    now", lines 397, 578, 838, 1048.
     """
     if p.softcap and p.dropout:
         return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
@@ -240,7 +245,8 @@ def two_page_size(p: AttentionParams, env: Environment) -> bool:
 
     Why: the kernel's tiles of keys must not cross a page.
     Fix: pages of 256 rows, or a kernel with smaller ones: flash_attn.3, triton, cudnn.
-    Source: TORCH_CHECK "Paged KV cache block size must be divisible by 256", line 583 (v2.5.9.post1: 568).
+    Source: flash_api.cpp of flash-attn v2.8.3, TORCH_CHECK "Paged KV cache block size must be divisible
+    by 256", line 583 (v2.5.9.post1: 568).
     """
     return p.kv_cache == "paged"
 
@@ -302,7 +308,8 @@ def two_window_open_to_the_right(p: AttentionParams, env: Environment) -> Violat
     as large. Where queries outnumber keys by two or more that hides keys, or shows some: wrong numbers
     without a word.
     Fix: a bound on the right below the number of keys, or triton and tiled.
-    Source: set_params_fprop and mha_fwd, lines 143 to 146 and 399 to 400; the same in PyTorch's copy.
+    Source: flash_api.cpp of flash-attn v2.8.3, set_params_fprop and mha_fwd, lines 143 to 146 and 399 to
+    400; the same in PyTorch's copy.
     """
     left, right = p.window_size
     if p.causal or p.max_seqlen_q <= p.max_seqlen_kv + 1 or (left < 0 and right < 0):

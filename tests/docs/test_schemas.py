@@ -27,6 +27,7 @@ DIGESTS: dict[str, str] = {
     "debug-3": "bc19ca99fc75dc61",
     "doctor-1": "90dff5c68c961a77",
     "doctor-2": "e6f294fc70411862",
+    "doctor-3": "70a0680a60effaa8",
     "matrix-1": "ef0bd7e7734b32ff",
     "plan-1": "add36dc149372ce3",
     "ranges-1": "d5ef5f2308334630",

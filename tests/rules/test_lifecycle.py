@@ -37,7 +37,7 @@ def test_every_rule_lies_in_a_range_of_its_own_file():
     wrong = [
         f"{page.code} stands in {page.module}"
         for page in PAGES
-        if not page.code.endswith("000")  # what a record's ``takes`` says
+        if page.module != "attnsel.rules.capabilities"  # what a record's ``takes`` says
         and not any(codes.has(page.code) and codes.module == page.module for codes in RANGES)
     ]
     assert not wrong, "attnsel rules --ranges says which codes lie in which file"

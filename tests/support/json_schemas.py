@@ -30,7 +30,7 @@ from attnsel.cli import doctor as doctor_module
 from attnsel.cli.agreement import RuleMismatch, Tally
 from attnsel.cli.asking import Comparison, NotAsked
 from attnsel.cli.library import Asked, by_rules
-from attnsel.cli.probe import DISTRIBUTIONS, Probe, ProbedMachine
+from attnsel.cli.probe import DISTRIBUTIONS, FlashFacts, Probe, ProbedMachine
 from attnsel.cli.workspaces import WorkspaceMismatch, Workspaces
 from attnsel.environment import COMPONENTS
 from attnsel.rules import REGISTRY
@@ -41,7 +41,17 @@ FOLDER = ROOT / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 # Objects whose keys are data: names of candidates, components, fields and variables.
-MAPS = {"changes", "answers", "components", "verdicts", "variables", "fires_on", "passes", "trips"}
+MAPS = {
+    "changes",
+    "answers",
+    "components",
+    "packages",
+    "verdicts",
+    "variables",
+    "fires_on",
+    "passes",
+    "trips",
+}
 MAPS |= {"commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
 LINES = {
@@ -171,12 +181,27 @@ def _doctor() -> list[Any]:
     for gpu, probe in (("cpu", loads), ("H100", broken), ("T4", absent)):
         env = Environment.describe(gpu, torch="2.9.1").replace(detected=True, assumed=())
         plugins = ((left_out, absent),) if gpu == "T4" else ()
-        machine = ProbedMachine(dict.fromkeys(DISTRIBUTIONS, probe), (env,), ("H100",), plugins)
+        flash = _flash_facts() if gpu == "H100" else FlashFacts(packages={"transformers": "5.23.0"})
+        machine = ProbedMachine(dict.fromkeys(DISTRIBUTIONS, probe), (env,), ("H100",), plugins, flash)
         variables = {"ATTNSEL_DEBUG": "9" if gpu == "T4" else "1"}  # 9: there are no settings then
         seen = mock.patch.object(doctor_module, "examine", lambda machine=machine: machine)
         with seen, mock.patch.dict(os.environ, variables):
             found.append(printed("doctor"))
     return found
+
+
+def _flash_facts() -> FlashFacts:
+    said = {
+        "available": {"2": True, "3": False, "4": False},
+        "repositories": {"flash_attention_3": "kernels-community/flash-attn3"},
+        "kernels": True,
+    }
+    return FlashFacts(
+        packages={"flash-attn": "2.8.3", "kernels": "0.18.2"},
+        cute="flash-attn",
+        hub=("kernels-community/flash-attn3",),
+        transformers=Probe("5.23.0", True, said),
+    )
 
 
 def _kernels() -> list[dict[str, Any]]:

@@ -243,7 +243,7 @@ def test_a_library_that_crashes_is_a_finding(tmp_path, monkeypatch, capsys):
 
 def test_a_library_that_hangs_is_a_finding(monkeypatch):
     monkeypatch.setattr(probe, "_TIMEOUT", 0.2)
-    assert probe._run("import time; time.sleep(60)") == (False, {}, "no answer within 0.2 s")
+    assert probe.run_script("import time; time.sleep(60)") == (False, {}, "no answer within 0.2 s")
 
 
 def test_this_machine(capsys, monkeypatch, tmp_path):

@@ -1,0 +1,154 @@
+"""Why a FlashAttention package does not load: the linker's and Python's words, explained."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from attnsel.cli.probe import ProbedMachine
+from attnsel.environment import Environment
+from attnsel.installed import FLASH_ATTN
+from attnsel.wheels import (
+    Wheel,
+    flash_attn_wheel,
+    install_flash_attn_3,
+    install_flash_attn_4,
+)
+
+# The modules that packages of these names bring.
+_PACKAGES = {
+    "cutlass": "nvidia-cutlass-dsl",
+    "quack": "quack-kernels",
+    "tvm_ffi": "apache-tvm-ffi",
+    "cuda": "cuda-python",
+}
+_OWN = ("flash_attn", "flash_attn_interface", "flash_attn_3")
+
+
+class Explained(NamedTuple):
+    """What an import error means, and what to do about it."""
+
+    why: str
+    fix: str
+
+
+def explain(component: str, machine: ProbedMachine) -> Explained:
+    """What the error of a package that is installed and does not load means."""
+    trouble = machine.probes[component].trouble
+    again = reinstall(component, machine)
+    if component == "flash_attn_4" and machine.flash.cute == FLASH_ATTN["flash_attn"]:
+        return Explained("flash_attn/cute is not its own", again)  # a finding of its own says more
+    if component == "flash_attn_4" and machine.probes["flash_attn"].loads is False:
+        why = "to import flash_attn.cute is to import flash_attn, and flash-attn does not load"
+        return Explained(why, reinstall("flash_attn", machine))
+    if component == "flash_attn_4" and machine.flash.unmet:
+        return Explained(f"it needs {', '.join(machine.flash.unmet)}", again)
+    for pattern, reading in _READINGS:
+        match = re.search(pattern, trouble)
+        reason: str | None = None if match is None else reading(match, component, machine)
+        if reason is not None:
+            package = _missing_package(trouble)
+            return Explained(reason, f"pip install {package}" if package else again)
+    return Explained("", again)
+
+
+def reinstall(component: str, machine: ProbedMachine) -> str:
+    """The command that puts a package into order."""
+    env, name = machine.environments[0], FLASH_ATTN[component]
+    if component == "flash_attn_3":
+        return _one_line(
+            install_flash_attn_3(env).replace("install flash", "install --force-reinstall flash")
+        )
+    if component == "flash_attn_4":
+        command = install_flash_attn_4(env)
+        deps = "" if machine.flash.unmet else "--force-reinstall --no-deps "
+        return command.replace("install ", f"install {deps}", 1)
+    found = flash_attn_wheel(_with_cuda(env, machine), new_abi=machine.probes["torch"].said.get("new_abi"))
+    if isinstance(found, Wheel):
+        return f"pip install --force-reinstall --no-deps {found.url}"
+    # pip keeps what it built once, for whichever torch was there then.
+    build = f"pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation {name}"
+    return f"{found}. {build} builds it, with nvcc and for hours; or pip uninstall {name}"
+
+
+def _one_line(commands: str) -> str:
+    lines = [line.removeprefix("# ") if line.startswith("# ") else line for line in commands.splitlines()]
+    return " && ".join(lines).replace(": && ", ": ")
+
+
+def _with_cuda(env: Environment, machine: ProbedMachine) -> Environment:
+    """With what torch was built for: a machine whose torch does not load was not asked."""
+    build = machine.probes["torch"].said.get("cuda_build")
+    return env if env.cuda is not None or build is None else env.replace(cuda=build)
+
+
+# ---- readings of an error -----------------------------------------------------------------------------
+
+
+def _symbol(match: re.Match[str], component: str, machine: ProbedMachine) -> str | None:
+    """A mangled name that torch's libraries do not have. ``Ss`` is std::string of the old C++ ABI."""
+    name, torch = match["name"], machine.probes["torch"]
+    if not re.match(r"_ZN?K?[A-Z]*(3c10|2at|5torch|5caffe2)|_ZNK?\w*?(3c10|2at)|aoti_torch", name):
+        return None
+    here = torch.said.get("new_abi")
+    named = machine.flash.built_for if component == "flash_attn" else {}
+    its = f"{FLASH_ATTN[component]} was compiled"
+    if "__cxx1112basic_string" in name and here is False:
+        note = ""
+        if named.get("abi") == "FALSE":
+            note = " (as are all wheels of 2.8 for torch 2.6, whatever their names say: flash-attention#1783)"
+        return f"{its} with the new C++ ABI{note}, and torch {torch.installed} with the old one"
+    if re.search(r"[EK]Ss", name) and here is True:
+        return f"{its} with the old C++ ABI, and torch {torch.installed} with the new one"
+    for_torch = named.get("torch")
+    return f"{its} for another torch{f', {for_torch}' if for_torch else ''}: here is {torch.installed}"
+
+
+def _library(match: re.Match[str], component: str, machine: ProbedMachine) -> str | None:
+    torch = machine.probes["torch"]
+    library, major = match["library"], match["major"]
+    build = torch.said.get("cuda_build")
+    if library.startswith(("libtorch", "libc10")):
+        if "cuda" in library and build is None:
+            return f"it needs a CUDA build of torch, and torch {torch.installed} is none"
+        return f"torch {torch.installed} has no such library: it was compiled for another"
+    if not library.startswith("libcu") or major is None:
+        return None
+    if build is None:
+        return f"it was compiled for CUDA {major}, and torch {torch.installed} is not a CUDA build"
+    if build.partition(".")[0] != major:
+        return f"it was compiled for CUDA {major}, and torch {torch.installed} is a build for CUDA {build}"
+    return f"the libraries of CUDA {major} are not where the linker looks: import torch first"
+
+
+def _glibc(match: re.Match[str], component: str, machine: ProbedMachine) -> str:
+    return f"its wheel was made on a newer Linux than this: it needs glibc {match['version']}"
+
+
+def _no_module(match: re.Match[str], component: str, machine: ProbedMachine) -> str | None:
+    name = match["name"]
+    if name in ("flash_attn_2_cuda", "flash_attn_3._C", "flash_attn_3_cuda"):
+        return "its compiled part is missing: it was built without CUDA, or only a part of it is left"
+    if name.partition(".")[0] in _OWN:
+        return f"pip lists it, and its module {name} is not there"
+    return f"it needs the package {_missing_package(match[0]) or name}"
+
+
+def _missing_package(trouble: str) -> str | None:
+    """The package of a module that is missing, where it is not FlashAttention's own."""
+    match = re.search(r"No module named '(?P<name>[\w.]+)'", trouble)
+    top = "" if match is None else match["name"].partition(".")[0]
+    return None if not top or top.startswith("flash_attn") else _PACKAGES.get(top, top.replace("_", "-"))
+
+
+def _namespace(match: re.Match[str], component: str, machine: ProbedMachine) -> str:
+    return "the folder flash_attn is no package: a part of flash-attn, or flash-attn-4 without it, is there"
+
+
+_READINGS: tuple[tuple[str, Any], ...] = (
+    (r"undefined symbol: (?P<name>\w+)", _symbol),
+    (r"(?P<library>lib[\w+-]+)\.so(?:\.(?P<major>\d+))?[\d.]*: cannot open shared object", _library),
+    (r"version [`'‘]GLIBC_(?P<version>[\d.]+)['’] not found", _glibc),
+    (r"No module named '(?P<name>[\w.]+)'", _no_module),
+    (r"cannot import name '\w+' from 'flash_attn' \(unknown location\)", _namespace),
+)

@@ -1,0 +1,534 @@
+"""``attnsel doctor`` on FlashAttention: broken installations explained, and who would use what."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from attnsel import Environment, settings
+from attnsel.cli import doctor as doctor_module
+from attnsel.cli import flash_probe, main, probe
+from attnsel.cli.flash_errors import explain
+from attnsel.cli.flash_findings import find_flash
+from attnsel.cli.flash_users import uses
+from attnsel.cli.probe import FlashFacts, Probe, ProbedMachine
+from attnsel.installed import FLASH_ATTN
+from fake_packages import (
+    NEW_ABI,
+    OLD_ABI,
+    OTHER_TORCH,
+    flash_attn,
+    flash_attn_3,
+    flash_attn_4,
+    put,
+    undefined,
+)
+
+ABSENT = Probe(None, None, {})
+LOADS = {"version": None}
+
+
+def torch(version="2.8.0", cuda="12.8", new_abi=True) -> Probe:
+    said = {"version": version, "cuda_build": cuda, "hip_build": None, "cuda_available": cuda is not None}
+    return Probe(version, True, {**said, "new_abi": new_abi, "arch_list": []})
+
+
+def machine(*, here=None, env=None, flash=None, **probes) -> ProbedMachine:
+    """A GPU machine; ``probes`` are of components, FlashFacts.packages follows them where it is not given."""
+    here = here or torch()
+    env = env or Environment.describe("H100", torch=here.installed, cuda=here.said["cuda_build"])
+    known = {**dict.fromkeys(probe.DISTRIBUTIONS, ABSENT), "torch": here, **probes}
+    packages = {FLASH_ATTN[name]: known[name].installed for name in FLASH_ATTN if known[name].installed}
+    flash = flash or FlashFacts()
+    flash = flash._replace(packages={**packages, **flash.packages})
+    return ProbedMachine(known, (env.replace(detected=True, assumed=()),), ("GPU",), flash=flash)
+
+
+def broken(trouble, *, component="flash_attn", version="2.8.3", here=None, flash=None) -> ProbedMachine:
+    found = Probe(version, False, {}, f"ImportError: {trouble}")
+    return machine(here=here, flash=flash, **{component: found})
+
+
+@pytest.fixture(autouse=True)
+def _x86(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+
+
+# ---- why it does not load ------------------------------------------------------------------------------
+
+FALSE_WHEEL = FlashFacts(built_for={"cuda": "12", "torch": "2.6", "abi": "FALSE"})
+
+
+@pytest.mark.parametrize(
+    ("fake", "why"),
+    [
+        (
+            broken(undefined(OLD_ABI)),
+            "flash-attn was compiled with the old C++ ABI, and torch 2.8.0 with the new one",
+        ),
+        (
+            broken(undefined(NEW_ABI), here=torch("2.6.0", "12.4", new_abi=False)),
+            "flash-attn was compiled with the new C++ ABI, and torch 2.6.0 with the old one",
+        ),
+        (
+            broken(undefined(NEW_ABI), here=torch("2.6.0", "12.4", new_abi=False), flash=FALSE_WHEEL),
+            "flash-attn was compiled with the new C++ ABI (as are all wheels of 2.8 for torch 2.6, whatever "
+            "their names say: flash-attention#1783), and torch 2.6.0 with the old one",
+        ),
+        (broken(undefined(NEW_ABI)), "flash-attn was compiled for another torch: here is 2.8.0"),
+        (
+            broken(
+                undefined(OTHER_TORCH),
+                here=torch("2.10.0"),
+                flash=FALSE_WHEEL._replace(built_for={"torch": "2.8"}),
+            ),
+            "flash-attn was compiled for another torch, 2.8: here is 2.10.0",
+        ),
+        (
+            broken(undefined("aoti_torch_new_thing"), component="flash_attn_3"),
+            "flash-attn-3 was compiled for",
+        ),
+        (
+            broken(
+                "libcudart.so.12: cannot open shared object file: No such file or directory",
+                here=torch("2.13.0", "13.0"),
+            ),
+            "it was compiled for CUDA 12, and torch 2.13.0 is a build for CUDA 13.0",
+        ),
+        (
+            broken("libcudart.so.12: cannot open shared object file", here=torch("2.13.0+cpu", None)),
+            "it was compiled for CUDA 12, and torch 2.13.0+cpu is not a CUDA build",
+        ),
+        (
+            broken("libcudart.so.12: cannot open shared object file"),
+            "the libraries of CUDA 12 are not where the linker looks: import torch first",
+        ),
+        (
+            broken("libc10_cuda.so: cannot open shared object file", here=torch("2.8.0+cpu", None)),
+            "it needs a CUDA build of torch, and torch 2.8.0+cpu is none",
+        ),
+        (
+            broken("/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by …)"),
+            "its wheel was made on a newer Linux than this: it needs glibc 2.32",
+        ),
+        (
+            broken("No module named 'flash_attn_2_cuda'"),
+            "its compiled part is missing: it was built without CUDA, or only a part of it is left",
+        ),
+        (broken("No module named 'flash_attn'"), "pip lists it, and its module flash_attn is not there"),
+        (
+            broken("cannot import name 'flash_attn_func' from 'flash_attn' (unknown location)"),
+            "the folder flash_attn is no package: a part of flash-attn, or flash-attn-4 without it, is there",
+        ),
+        (broken("No module named 'einops'"), "it needs the package einops"),
+        (
+            broken("No module named 'cutlass'", component="flash_attn_4", version="4.0.0b36"),
+            "it needs the package nvidia-cutlass-dsl",
+        ),
+        (
+            broken(
+                "cute has no such thing",
+                component="flash_attn_4",
+                flash=FlashFacts(unmet=("nvidia-cutlass-dsl>=4.6.2 (here 4.4.0)",)),
+            ),
+            "it needs nvidia-cutlass-dsl>=4.6.2 (here 4.4.0)",
+        ),
+    ],
+)
+def test_an_import_error_is_explained(fake, why):
+    [found] = [finding for finding in find_flash(fake) if finding.level == "error"]
+    component = next(name for name in FLASH_ATTN if fake.probes[name].loads is False)
+    assert why in explain(component, fake).why
+    assert fake.probes[component].trouble in found.text
+    assert explain(component, fake).why[1:] in found.text
+    assert found.fix
+
+
+def test_an_error_that_says_nothing_is_kept_as_it_is():
+    fake = broken("something new")
+    assert explain("flash_attn", fake).why == ""
+    [found] = find_flash(fake)
+    assert found.text == "flash-attn 2.8.3 is installed and does not load: ImportError: something new"
+
+
+def test_a_symbol_of_somebody_else_is_not_called_torchs():
+    assert explain("flash_attn", broken(undefined("_ZN7somebodyElseEv"))).why == ""
+
+
+def test_the_way_out_is_the_fitting_wheel_or_says_that_none_is():
+    fix = explain("flash_attn", broken(undefined(OLD_ABI))).fix
+    assert fix.startswith(
+        "pip install --force-reinstall --no-deps https://github.com/Dao-AILab/flash-attention"
+    )
+    assert fix.endswith("2.8.3.post1%2Bcu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl")
+    old = explain("flash_attn", broken(undefined(NEW_ABI), here=torch("2.6.0", "12.4", new_abi=False))).fix
+    assert "/v2.7.4.post1/" in old
+    none = explain("flash_attn", broken(undefined(OLD_ABI), here=torch("2.13.0", "13.0"))).fix
+    assert "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12" in none
+    assert "--no-cache-dir" in none  # pip would install what it built for the last torch
+    assert explain("flash_attn", broken("No module named 'einops'")).fix == "pip install einops"
+    dsl = broken("No module named 'cutlass'", component="flash_attn_4")
+    assert explain("flash_attn_4", dsl).fix == "pip install nvidia-cutlass-dsl"
+    three = broken(undefined(OTHER_TORCH), component="flash_attn_3", here=torch("2.9.1"))
+    assert explain("flash_attn_3", three).fix == (
+        "pip install --force-reinstall flash-attn-3 --index-url https://download.pytorch.org/whl/cu128"
+    )
+
+
+def test_cute_of_the_other_package():
+    stale = machine(
+        flash_attn=Probe("2.8.3", True, LOADS),
+        flash_attn_4=Probe("4.0.0b36", True, LOADS),
+        flash=FlashFacts(cute="flash-attn"),
+    )
+    [found] = find_flash(stale)
+    assert found.level == "error"
+    assert found.text == (
+        "flash_attn/cute is that of flash-attn 2.8.3, an early one, which was installed over that of "
+        "flash-attn-4 4.0.0b36"
+    )
+    assert found.fix == "pip install --force-reinstall --no-deps --pre flash-attn-4"
+    assert not list(find_flash(stale._replace(flash=stale.flash._replace(cute="flash-attn-4"))))
+
+
+# ---- who uses what --------------------------------------------------------------------------------------
+
+REPOSITORIES = {f"flash_attention_{n}": f"kernels-community/flash-attn{n}" for n in "234"}
+
+
+def asked(available="", kernels=False, unknown="") -> Probe:
+    said = {
+        "available": {n: None if n in unknown else n in available for n in "234"},
+        "repositories": {name: r for name, r in REPOSITORIES.items() if name[-1] not in unknown},
+        "kernels": kernels,
+        "kernels_range": ["0.18.2", "0.19.0"],
+    }
+    return Probe("5.23.0", True, said)
+
+
+FA2 = Probe("2.8.3", True, LOADS)
+FA4 = Probe("4.0.0b36", True, LOADS)
+
+
+def transformers(fake: ProbedMachine) -> dict[str, tuple[str | None, str]]:
+    return {use.name: (use.gets, use.why) for use in uses(fake) if use.library.startswith("transformers")}
+
+
+def test_transformers_takes_a_package_that_is_there():
+    fake = machine(flash_attn=FA2, flash=FlashFacts(transformers=asked("2")))
+    found = transformers(fake)
+    assert found["flash_attention_2"] == ("flash-attn 2.8.3", "it is installed")
+    assert found["flash_attention_4"] == (
+        None,
+        "flash-attn-4 is not installed, and the package kernels is not installed",
+    )
+
+
+def test_transformers_fails_for_a_package_that_does_not_load():
+    fake = broken(undefined(OLD_ABI), flash=FlashFacts(transformers=asked("2", kernels=True)))
+    [use] = [use for use in uses(fake) if use.name == "flash_attention_2"]
+    assert use.breaks
+    assert use.gets is None
+    assert use.why == "it asks only whether flash-attn 2.8.3 is listed, and that does not load"
+    assert {finding.level for finding in find_flash(fake) if "flash_attention_2" in finding.text} == {"error"}
+
+
+def test_transformers_falls_back_to_hub_kernels():
+    hub = ("kernels-community/flash-attn2",)
+    facts = FlashFacts(packages={"kernels": "0.18.2"}, hub=hub, transformers=asked(kernels=True))
+    found = transformers(machine(flash=facts))
+    assert found["flash_attention_2"] == (
+        hub[0],
+        "flash-attn is not installed, and the Hub kernel is in the cache",
+    )
+    assert found["flash_attention_3"][1].endswith("and the Hub kernel is downloaded at first use")
+
+
+def test_transformers_wants_kernels_of_certain_releases():
+    facts = FlashFacts(packages={"kernels": "0.17.2"}, transformers=asked())
+    [use, *_] = uses(machine(flash=facts))
+    assert use.why == "flash-attn is not installed, and the package kernels 0.17.2 is not >=0.18.2,<0.19.0"
+    assert use.fix == "pip install 'kernels>=0.18.2,<0.19.0'"
+
+
+@pytest.mark.parametrize(
+    ("fake", "number", "why"),
+    [
+        (machine(flash_attn=FA2._replace(installed="2.3.2")), "2", "flash-attn 2.3.2 is older than 2.3.3"),
+        (
+            machine(here=torch("2.8.0+cpu", None), flash_attn=FA2, env=Environment.describe("cpu")),
+            "2",
+            "torch sees no CUDA device for flash-attn 2.8.3",
+        ),
+        (machine(flash_attn=FA2), "2", "it does not find the module of flash-attn 2.8.3"),
+        (
+            machine(flash=FlashFacts(strangers={"flash_attn": "flash-attn-npu"})),
+            "2",
+            "flash-attn is not installed (a module of its name is there, of flash-attn-npu)",
+        ),
+    ],
+)
+def test_why_transformers_does_not_take_a_package(fake, number, why):
+    fake = fake._replace(flash=fake.flash._replace(transformers=asked()))
+    found = transformers(fake)[f"flash_attention_{number}"]
+    assert found == (None, f"{why}, and the package kernels is not installed")
+
+
+def test_an_old_transformers_knows_fewer():
+    fake = machine(flash_attn=FA2, flash=FlashFacts(transformers=asked("2", unknown="4")))
+    assert transformers(fake)["flash_attention_4"] == (None, "this release does not know it")
+
+
+TE_220 = {
+    "oldest": "2.1.1",
+    "oldest_sm100": "2.7.3",
+    "newest": "2.8.4",
+    "newest_is_taken": "no",
+    "knows": "234",
+}
+TE_218 = {**TE_220, "newest": "2.8.3", "newest_is_taken": "yes"}
+TE_23 = {**TE_218, "newest": "2.7.4.post1", "knows": "23"}
+
+
+def te(gpu="H100", takes=TE_220, version="2.20.2", **probes) -> dict[str, tuple[str | None, str]]:
+    facts = FlashFacts(packages={"transformer-engine": version}, te_takes=takes)
+    fake = machine(env=Environment.describe(gpu, torch="2.8.0"), flash=facts, **probes)
+    return {use.name: (use.gets, use.why) for use in uses(fake)}
+
+
+def test_transformer_engine_takes_releases_within_its_limits():
+    two = "FlashAttention-2"
+    assert te(flash_attn=FA2)[two] == ("flash-attn 2.8.3", "on sm90 after cuDNN's fused attention")
+    assert te("A100", flash_attn=FA2)[two] == (
+        "flash-attn 2.8.3",
+        "on sm80 before cuDNN's fused attention",
+    )
+    for gpu, takes, version, why in (
+        ("H100", TE_220, "2.8.4", "it takes >=2.1.1,<2.8.4, and 2.8.4 is installed"),
+        ("H100", TE_218, "2.8.3.post1", "it takes >=2.1.1,<=2.8.3, and 2.8.3.post1 is installed"),
+        ("B200", TE_220, "2.6.3", "it takes >=2.7.3,<2.8.4, and 2.6.3 is installed"),
+        ("H100", TE_23, "2.8.0.post2", "it takes >=2.1.1,<=2.7.4.post1, and 2.8.0.post2 is installed"),
+    ):
+        assert te(gpu, takes, flash_attn=FA2._replace(installed=version))[two] == (None, why)
+    # 2.18 compares without the local version, 2.20 below the first that is too new.
+    local = FA2._replace(installed="2.8.3+cu12torch2.8cxx11abiTRUE")
+    assert te(takes=TE_218, flash_attn=local)[two][0]
+    assert te(takes=TE_220, flash_attn=local)[two][0]
+    assert te(takes=TE_220, flash_attn=FA2._replace(installed="2.8.3.post2"))[two][0]
+
+
+def test_transformer_engine_and_the_gpu():
+    three = Probe("3.0.0", True, LOADS)
+    on_h100 = te(flash_attn_3=three, flash_attn_4=FA4)
+    assert on_h100["FlashAttention-3"][0] == "flash-attn-3 3.0.0"
+    assert on_h100["FlashAttention-4"] == (None, "FlashAttention-3 goes first, and this is sm90")
+    assert te(flash_attn_4=FA4)["FlashAttention-4"][0] == "flash-attn-4 4.0.0b36"
+    on_b200 = te("B200", flash_attn_3=three, flash_attn_4=FA4)
+    assert on_b200["FlashAttention-3"] == (None, "it is for sm90 alone, and this is sm100")
+    assert on_b200["FlashAttention-4"][0] == "flash-attn-4 4.0.0b36"
+    assert te("A100", flash_attn_4=FA4)["FlashAttention-4"][0] is None
+    assert te("T4", flash_attn=FA2)["FlashAttention-2"] == (None, "it wants sm80 or newer, and this is sm75")
+    assert te(takes=TE_23, flash_attn_4=FA4)["FlashAttention-4"] == (None, "this release does not know it")
+
+
+@pytest.mark.parametrize(
+    ("component", "name", "version", "breaks"),
+    [
+        ("flash_attn", "FlashAttention-2", "2.20.2", True),
+        ("flash_attn_4", "FlashAttention-4", "2.18.0", True),
+        ("flash_attn_4", "FlashAttention-4", "2.20.2", False),
+    ],
+)
+def test_transformer_engine_imports_what_it_takes(component, name, version, breaks):
+    bad = Probe("2.8.3" if component == "flash_attn" else "4.0.0b36", False, {}, "ImportError: no")
+    facts = FlashFacts(packages={"transformer-engine": version}, te_takes=TE_220)
+    [use] = [use for use in uses(machine(flash=facts, **{component: bad})) if use.name == name]
+    assert use.breaks is breaks
+    assert use.why.endswith("its import is not caught" if breaks else "does not load")
+
+
+# ---- what is looked at -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder that both this process and its children import from, and a home without a cache."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "KERNELS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    settings.configure()
+    yield folder
+    importlib.invalidate_caches()
+
+
+def test_what_lies_in_the_cache_of_the_hub(site, tmp_path, monkeypatch):
+    assert flash_probe.hub_cache() == ()
+    hub = tmp_path / ".cache/huggingface/hub"
+    (hub / "kernels--kernels-community--flash-attn2").mkdir(parents=True)
+    (hub / "models--kernels-community--flash-attn3").mkdir()
+    (hub / "models--somebody--flash-attn2").mkdir()
+    assert flash_probe.hub_cache() == ("kernels-community/flash-attn2", "kernels-community/flash-attn3")
+    elsewhere = tmp_path / "kernels"
+    (elsewhere / "kernels--kernels-community--vllm-flash-attn3").mkdir(parents=True)
+    monkeypatch.setenv("KERNELS_CACHE", str(elsewhere))
+    assert flash_probe.hub_cache() == ("kernels-community/vllm-flash-attn3",)
+    monkeypatch.delenv("KERNELS_CACHE")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
+    assert flash_probe.hub_cache() == ()
+
+
+UTILS = "transformer_engine/pytorch/attention/dot_product_attention/utils.py"
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "limits"),
+    [
+        (  # the lines as they stand in 2.20.2
+            UTILS,
+            'class FlashAttentionUtils:\n    version = PkgVersion("0")\n'
+            '    version_required = PkgVersion("2.1.1")\n'
+            '    version_required_blackwell = PkgVersion("2.7.3")\n    max_version = PkgVersion("2.8.4")\n'
+            "    v3_is_installed = False\n    v4_is_installed = False\n"
+            "    @staticmethod\n    def is_version_supported(version, minimum_version): ...\n",
+            TE_220,
+        ),
+        (  # 2.3.0
+            UTILS,
+            '    version_required = PkgVersion("2.1.1")\n'
+            '    version_required_blackwell = PkgVersion("2.7.3")\n'
+            '    max_version = PkgVersion("2.7.4.post1")\n    v3_is_installed = False\n',
+            TE_23,
+        ),
+        ("transformer_engine/pytorch/attention.py", "nothing of the kind", {}),
+    ],
+)
+def test_what_transformer_engine_takes_is_read_from_its_source(site, path, source, limits):
+    put(
+        site,
+        "transformer-engine",
+        "2.0",
+        {"transformer_engine/__init__.py": "raise ImportError", path: source},
+    )
+    assert flash_probe.te_takes() == limits
+
+
+def test_nothing_of_it_is_one_line(site, monkeypatch, capsys):
+    """transformers is installed here; it is not even asked."""
+    monkeypatch.setattr(probe, "run_script", lambda script: pytest.fail("a child for nothing"))
+    assert flash_probe.look() == FlashFacts(packages=flash_probe.look().packages)
+    assert uses(machine(flash=flash_probe.look())) == ()
+    monkeypatch.setattr(doctor_module, "examine", lambda: machine(flash=flash_probe.look()))
+    main(["doctor"])
+    out = capsys.readouterr().out
+    beside_the_table = out.partition("Device 0")[0] + out.partition("Findings")[2]
+    lines = [line for line in beside_the_table.splitlines() if "flash-attn" in line.lower()]
+    assert lines == ["  flash-attn      not installed, nor flash-attn-3 or flash-attn-4"]
+
+
+def test_a_module_without_its_package(site):
+    put(site, "flash-attn-npu", "1.0", flash_attn())
+    put(site, "old-thing", "1.0", flash_attn_3())
+    found = flash_probe.look()
+    assert found.strangers == {"flash_attn": "flash-attn-npu", "flash_attn_interface": "old-thing"}
+    texts = [finding.text for finding in find_flash(machine(flash=found._replace(transformers=ABSENT)))]
+    assert any(
+        "a module flash_attn without the package flash-attn: it is of flash-attn-npu" in t for t in texts
+    )
+
+
+def test_a_folder_that_was_left_behind(site):
+    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4())
+    for file in (site / "flash_attn_4-4.0.0b36.dist-info").iterdir():
+        file.unlink()
+    (site / "flash_attn_4-4.0.0b36.dist-info").rmdir()
+    importlib.invalidate_caches()
+    assert flash_probe.look().strangers == {"flash_attn": "~/site/flash_attn"}
+
+
+def test_attnsels_own_module_is_named(site, monkeypatch):
+    ours = ModuleType("flash_attn")
+    ours.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None, origin="attnsel")
+    monkeypatch.setitem(sys.modules, "flash_attn", ours)
+    [finding] = find_flash(machine(flash=FlashFacts(strangers=flash_probe._strangers({}))))
+    assert finding == ("note", "the module flash_attn is attnsel's own in this process", "")
+
+
+# ---- in child processes ----------------------------------------------------------------------------------
+
+
+def doctor(capsys) -> dict:
+    importlib.invalidate_caches()
+    main(["doctor", "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_broken_packages_as_they_are_found(site, capsys):
+    """Children import what lies in the folder; torch there is one that is empty."""
+    put(site, "torch", "2.8.0", {"torch/__init__.py": ""})
+    put(
+        site,
+        "flash-attn",
+        "2.8.3+cu12torch2.6cxx11abiTRUE",
+        flash_attn(error=undefined(OTHER_TORCH), cute=True),
+    )
+    put(site, "flash-attn-3", "3.0.0", flash_attn_3(error="libcudart.so.12: cannot open shared object file"))
+    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4(), requires=["no-such-package-anywhere>=2"])
+    put(site, "transformers", "4.0", {"transformers/__init__.py": "raise RuntimeError('broken')\n"})
+    told = doctor(capsys)
+    assert told["components"]["flash_attn"] == {
+        "installed": "2.8.3+cu12torch2.6cxx11abiTRUE",
+        "loads": False,
+        "version": None,
+        "trouble": f"ImportError: {undefined(OTHER_TORCH)}",
+    }
+    texts = {finding["text"]: finding for finding in told["findings"]}
+    assert any("compiled for another torch, 2.6: here is 2.8.0" in text for text in texts)
+    assert any("compiled for CUDA 12, and torch 2.8.0 is not a CUDA build" in text for text in texts)
+    assert any(text.startswith("transformers 4.0 is installed and does not load") for text in texts)
+    assert any("to import flash_attn.cute is to import flash_attn" in text.lower() for text in texts)
+    assert told["flash_attention"]["cute_owner"] == "flash-attn-4"
+    assert told["flash_attention"]["packages"]["flash-attn-3"] == "3.0.0"
+    assert told["flash_attention"]["uses"] == []  # transformers cannot be asked
+
+
+def test_flash_attn_4_without_flash_attn(site, capsys):
+    put(site, "torch", "2.8.0", {"torch/__init__.py": ""})
+    put(site, "transformers", "0", {"transformers/__init__.py": "raise RuntimeError\n"})
+    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4())
+    told = doctor(capsys)
+    assert told["components"]["flash_attn_4"]["loads"] is True
+    assert told["components"]["flash_attn"]["installed"] is None
+    assert told["flash_attention"]["cute_owner"] is None
+    assert not [finding for finding in told["findings"] if "module flash_attn" in finding["text"]]
+
+
+def test_stale_cute_as_it_is_found(site, capsys):
+    put(site, "torch", "2.8.0", {"torch/__init__.py": ""})
+    put(site, "transformers", "0", {"transformers/__init__.py": "raise RuntimeError\n"})
+    put(site, "nvidia-cutlass-dsl", "4.6.2", {"cutlass.py": ""})
+    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4(), requires=["nvidia-cutlass-dsl>=4.6.2"])
+    put(site, "flash-attn", "2.8.3", flash_attn(cute=True))
+    told = doctor(capsys)
+    assert told["components"]["flash_attn"]["loads"] is True
+    assert "ThrMma" in told["components"]["flash_attn_4"]["trouble"]
+    texts = [finding["text"] for finding in told["findings"]]
+    assert any("flash_attn/cute is that of flash-attn 2.8.3, an early one" in text for text in texts)
+
+
+def test_the_installed_transformers_is_asked(site):
+    """Its names are those that the script asks for: a release that renames one is noticed here."""
+    loads, said, trouble = probe.run_script(flash_probe._TRANSFORMERS)
+    assert loads, trouble
+    assert set(said["available"]) == {"2", "3", "4"}
+    assert said["kernels"] is False or isinstance(said["kernels"], bool)
+    assert said["available"]["2"] is False  # of flash-attn there is nothing in the test environment
+    for repository in said["repositories"].values():
+        assert repository in flash_probe.HUB_KERNELS

@@ -1,0 +1,260 @@
+"""What attnsel makes of FlashAttention's packages, on their stand-ins (tests/support/emulated_flash_attn.py),
+which are strict about every release's arguments, against the definition of attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_cases import BOTTOM_RIGHT, CASES, CAUSAL, Case, carried_out, error, expected, packed, upstream
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.flash_attention import four, three, two
+from attnsel.backends.flash_attention.kernel import Kernel
+from emulated_flash_attn import installed
+from varlen_cases import MORE, made
+
+torch.set_num_threads(1)
+
+
+class Release(NamedTuple):
+    generation: int
+    version: str
+    kernel: Kernel
+
+
+RELEASES = [
+    *(Release(2, version, two.KERNEL) for version in ("2.5.9.post1", "2.6.3", "2.7.4.post1", "2.8.3")),
+    Release(3, "3.0.0b1", three.KERNEL),
+    Release(3, "3.0.0", three.KERNEL),
+    Release(4, "4.0.0b20", four.KERNEL),
+    Release(4, "4.0.0b36", four.KERNEL),
+]
+NEVER = {"q_offset", "kv_offset", "dropout_p"}
+ALIBI = [
+    Case("alibi, causal", {**CAUSAL, "bottom_right": True}, {"alibi_slopes": "b h"}),
+    Case("alibi, window", {"window_left": 5, "window_right": 3, "bottom_right": True}, {"alibi_slopes": "h"}),
+    Case("alibi, lengths, causal", BOTTOM_RIGHT, {"seqlens": "b", "alibi_slopes": "b h"}, {"s_q": 27}),
+    packed("alibi, causal", BOTTOM_RIGHT, {"alibi_slopes": "b h"}),
+    packed("alibi, gaps", BOTTOM_RIGHT, {"alibi_slopes": "h", "cu_seqlens_padded": ""}),
+]
+SINKS = [
+    Case("sinks", {"softmax_type": "learnable"}, {"softmax_offset": "h"}),
+    Case("sinks, rows that see no key", {**BOTTOM_RIGHT, "softmax_type": "learnable"},
+         {"softmax_offset": "h"}, {"s_q": 40}),
+    Case("off by one", {"softmax_type": "off-by-one"}),
+]  # fmt: skip
+EVERY = [*CASES, *MORE, *ALIBI, *SINKS]
+
+
+def takes(release: Release, case: Case) -> bool:
+    """Whether the package has arguments for it; what rules and adaptations see to is left out as well."""
+    spec, tensors = case.spec, case.tensors
+    if NEVER & set(spec) or {"bias", "attn_mask"} & set(tensors):
+        return False
+    if "alibi_slopes" in tensors and (release.generation != 2 or not spec.get("bottom_right")):
+        return False
+    if "softmax_type" in spec and release.version != "4.0.0b36":
+        return False
+    if spec.get("softcap") and release.version in ("2.5.9.post1", "4.0.0b20"):
+        return False
+    apart = spec.get("packed") or {"seqlens_q", "seqlens_kv"} & set(tensors)
+    bounded = {"window_left", "window_right"} & set(spec)
+    known = spec.get("bottom_right") or {"self", "seqlens"} & set(tensors)
+    crosses = case.sizes.get("s_q", 21) < 27 and spec.get("window_right", 99) < 6
+    return not (bounded and not known and (apart or crosses)) and "e" not in case.sizes
+
+
+PAIRS = [(release, case) for release in RELEASES for case in EVERY if takes(release, case)]
+
+
+@pytest.fixture
+def package(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    release: Release = request.param
+    with installed(release.generation, release.version):
+        yield release.kernel
+
+
+def named(release: Release) -> str:
+    return f"{release.generation}-{release.version}"
+
+
+def every(releases: list[Release] = RELEASES) -> Any:
+    return pytest.mark.parametrize("package", releases, ids=named, indirect=True)
+
+
+def half(case: Case) -> tuple[Spec, Inputs]:
+    return made(case, torch.float16)
+
+
+def assert_close(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Within eight units of fp16 of the largest: inputs are the same, results are rounded once or twice."""
+    assert actual.keys() == wanted.keys()
+    for name, one in wanted.items():
+        finite = one[one.isfinite()]
+        largest = float(finite.abs().max()) if finite.numel() else 0.0
+        assert error(actual[name], one) <= 2**-7 * max(largest, 0.1), name
+
+
+def test_the_cases_are_many() -> None:
+    count = {release: sum(one is release for one, _ in PAIRS) for release in RELEASES}
+    assert min(count.values()) >= 30, count
+
+
+@pytest.mark.parametrize("dlse", [False, True], ids=["", "dlse"])
+@pytest.mark.parametrize(
+    ("package", "case"),
+    PAIRS,
+    ids=[f"{named(release)}-{case.name}" for release, case in PAIRS],
+    indirect=["package"],
+)
+def test_numbers(package: Kernel, case: Case, dlse: bool) -> None:
+    spec, inputs = half(case)
+    actual, dout, into_lse = carried_out(package.forward, package.backward, spec, inputs, dlse)
+    wanted = expected(spec, inputs, dout, into_lse)
+    del wanted["max_logit"]
+    assert_close(actual, wanted)
+    assert not actual["out"].isnan().any()
+
+
+@every()
+@pytest.mark.parametrize("name", ["self lengths, causal", "packed: gaps, bottom-right"])
+def test_what_lies_in_padding_reaches_nothing(package: Kernel, name: str) -> None:
+    """NaN in every row of no sequence: the same numbers, and zeros there."""
+    spec, inputs = half(next(case for case in EVERY if case.name == name))
+    result = package.forward(spec, inputs)
+    dout, _ = upstream(result)
+    grads = package.backward(spec, inputs, result, dout)
+
+    def spoilt(t: Tensor, side: str) -> Tensor:
+        real = torch.zeros(t.shape[0 if spec.packed else 2], dtype=torch.bool)
+        if spec.packed:
+            starts, cu = getattr(inputs, f"cu_seqlens_{side}_padded"), getattr(inputs, f"cu_seqlens_{side}")
+            for n in range(len(cu) - 1):
+                real[starts[n] : starts[n] + cu[n + 1] - cu[n]] = True
+            return t.clone().masked_fill_(~real[:, None, None], math.nan)
+        lengths = getattr(inputs, f"seqlens_{side}")
+        outside = torch.arange(t.shape[2]) >= lengths[:, None]
+        rows = t.transpose(1, 2).contiguous().masked_fill_(outside[:, :, None, None], math.nan)
+        return rows.transpose(1, 2)
+
+    other = inputs._replace(q=spoilt(inputs.q, "q"), k=spoilt(inputs.k, "kv"), v=spoilt(inputs.v, "kv"))
+    again = package.forward(spec, other)
+    assert torch.equal(again.out, result.out)
+    assert torch.equal(again.lse, result.lse)  # type: ignore[arg-type]
+    spoilt_grads = package.backward(spec, other, again, spoilt(dout, "q"))
+    for one, two_ in zip(grads[:3], spoilt_grads[:3], strict=True):
+        assert torch.equal(one, two_)
+
+
+@every(RELEASES[:4])
+@pytest.mark.parametrize("name", ["plain", "packed: plain"])
+def test_dropout_is_replayed_by_the_backward(package: Kernel, name: str) -> None:
+    """With the forward's random state the backward is its gradient; without it there is none."""
+    spec, inputs = half(next(case for case in EVERY if case.name == name))
+    spec = dataclasses.replace(spec, dropout_p=0.4, need_grad=True)
+    torch.manual_seed(3)
+    result = package.forward(spec, inputs)
+    # dV alone is linear in what was kept: sum(dV * v) = sum(out * dout).
+    dout, _ = upstream(result)
+    grads = package.backward(spec, inputs, result, dout)
+    assert torch.allclose(
+        (grads.v.double() * inputs.v.double()).sum(), (result.out.double() * dout.double()).sum(), rtol=0.02
+    )
+    torch.manual_seed(4)
+    assert not torch.equal(package.forward(spec, inputs).out, result.out)
+    with pytest.raises(ValueError, match="random numbers"):
+        package.backward(spec, inputs, result._replace(saved=()), dout)
+
+
+@every()
+def test_the_documented_function_is_bound_for_dense_calls(package: Kernel) -> None:
+    """PyTorch differentiates it itself, and its numbers are those of forward and backward."""
+    spec, inputs = half(Case("causal", CAUSAL, sizes={"s_q": 27}))
+    call = package.bind(spec, inputs)
+    assert call is not None
+    leaves = [t.detach().requires_grad_() for t in inputs[:3]]
+    out = call(*leaves, *(None,) * 5)
+    dout = torch.randn_like(out)
+    grads = torch.autograd.grad(out, leaves, dout)
+    result = package.forward(dataclasses.replace(spec, need_grad=True), inputs)
+    assert torch.equal(out, result.out)
+    wanted = package.backward(spec, inputs, result, dout)
+    for one, other in zip(grads, wanted[:3], strict=True):
+        assert torch.equal(one, other)
+    assert package.bind(*half(next(case for case in EVERY if case.name == "self lengths, causal"))) is None
+
+
+PAGED = [release for release in RELEASES if release.version not in ("2.3.6",)]
+
+
+@every(PAGED)
+@pytest.mark.parametrize("packed_q", [False, True], ids=["dense q", "packed q"])
+def test_pages(package: Kernel, packed_q: bool) -> None:
+    """Keys in pages of 256 rows, in any order, some sequences shorter than their pages."""
+    generator = torch.Generator().manual_seed(5)
+    pages, size, g, h, d = 5, 256, 2, 4, 16
+    pool = torch.randn(2, pages, size, g, d, generator=generator).half()
+    k, v = (t.transpose(1, 2) for t in pool)  # [pages, g, size, d]
+    table = torch.tensor([[3, 1], [0, 4]], dtype=torch.int32)
+    used = torch.tensor([300, 37], dtype=torch.int32)
+    q = torch.randn(2, 3, h, d, generator=generator).half()
+    spec = Spec(packed=packed_q, softmax_scale=0.25, window_right=0, bottom_right=True, need_lse=True)
+    inputs = Inputs(q.flatten(0, 1) if packed_q else q.transpose(1, 2), k, v, seqlens_kv=used,
+                    block_table=table, max_seqlen_kv=512)  # fmt: skip
+    if packed_q:
+        inputs = inputs._replace(cu_seqlens_q=torch.tensor([0, 3, 6], dtype=torch.int32), max_seqlen_q=3)
+    result = package.forward(spec, inputs)
+    gathered = [torch.cat([t[p] for p in row], 1) for t in (k, v) for row in table.tolist()]
+    dense = inputs._replace(
+        q=q.transpose(1, 2), k=torch.stack(gathered[:2]), v=torch.stack(gathered[2:]), block_table=None,
+        cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_kv=None,
+    )  # fmt: skip
+    wanted = expected(dataclasses.replace(spec, packed=False), dense, torch.zeros(2, h, 3, d), None)
+    out, lse = wanted["out"], wanted["lse"]
+    if packed_q:
+        out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1)
+    assert_close({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})  # type: ignore[dict-item]
+
+
+@every()
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attn_mask": torch.zeros(1, 1, 21, 27, dtype=torch.bool)}, "attn_mask"),
+        ({"bias": torch.zeros(1, 1, 21, 27)}, "bias"),
+        ({"q": torch.randn(2, 21, 8, 4).half().permute(0, 3, 1, 2)}, r"stride\(-1\)"),
+        ({"k": torch.randn(2, 2, 27, 9).half()[..., 1:]}, "multiple of"),
+    ],
+    ids=["mask", "bias", "stride", "address"],
+)
+def test_what_no_argument_says_is_refused(package: Kernel, change: dict[str, Tensor], words: str) -> None:
+    spec, inputs = half(Case("plain"))
+    with pytest.raises(ValueError, match=words):
+        package.prepare(spec, inputs._replace(**change))
+
+
+@every(RELEASES[:4])
+def test_a_window_that_two_would_widen_is_refused(package: Kernel) -> None:
+    spec, inputs = half(Case("", {"window_left": 3, "bottom_right": True}, sizes={"s_q": 40}))
+    with pytest.raises(ValueError, match="would hide other pairs"):
+        package.prepare(spec, inputs)
+
+
+@every(RELEASES[:1])
+def test_what_a_release_has_not_is_no_guess(package: Kernel) -> None:
+    spec, inputs = half(Case("", {"softcap": 2.0}))
+    with pytest.raises(RuntimeError, match="no argument softcap in this release"):
+        package.forward(spec, inputs)
+
+
+def test_a_package_that_is_not_there_says_so() -> None:
+    spec, inputs = half(Case("plain"))
+    for kernel, words in ((two.KERNEL, "flash_attn"), (three.KERNEL, "flash_attn_3"), (four.KERNEL, "cute")):
+        with pytest.raises(RuntimeError, match=f"No module named '{words}|{words}"):
+            kernel.prepare(spec, inputs)
