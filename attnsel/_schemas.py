@@ -20,6 +20,7 @@ VERSIONS: dict[str, int] = {
     "doctor": 3,
     "conformance": 2,
     "conformance-cudnn": 2,
+    "conformance-flash": 1,
     "conformance-executed": 1,
 }
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from attnsel.backends.cudnn.ask.client import Library
-from attnsel.backends.cudnn.ask.sample import FP8_SHARE, samples
+from attnsel.backends.sampling import FP8_SHARE, samples
 from attnsel.cli.agreement import GPUS, Tally, compare, starting_points
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cudnn-conformance.json"

@@ -1,4 +1,4 @@
-"""Rules against libcudnn over questions at random: the count, the bound, every disagreement."""
+"""Rules against the real thing over questions at random: the count, the bound, every disagreement."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnsel.cli.library import Outcome, by_library, by_rules, outcome
+from attnsel.cli.library import Heard, Outcome, Verdict, by_library, by_rules, outcome
 from attnsel.cli.workspaces import Workspaces
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
@@ -67,21 +67,35 @@ class Tally:
     def asked(self) -> int:
         return self.outcomes.total()
 
+    def add(self, gpu: str, p: AttentionParams, verdict: Verdict, heard: Heard) -> Outcome:
+        """One question, answered by both."""
+        kind = outcome(verdict, heard)
+        self.outcomes[kind] += 1
+        if p.fp8_attention:
+            self.fp8[kind] += 1
+        self.accepted += heard.supported is True
+        self.crashes += heard.crashed
+        if kind not in ("agree", "known bug", "unknown"):
+            self.disagreements.append(RuleMismatch(kind, gpu, p, verdict.codes, heard.words))
+        return kind
+
+    def counts(self) -> dict[str, Any]:
+        return counts(self.outcomes)
+
     def as_dict(self) -> dict[str, Any]:
-        wrong, strict = self.outcomes["false accept"], self.outcomes["false reject"]
+        asked, *others = self.counts().items()
         return {
-            "asked": self.asked,
+            **dict([asked]),
             "accepted_by_library": self.accepted,
             "planner_crashes": self.crashes,
-            **{name.replace(" ", "_"): self.outcomes[name] for name in _OUTCOMES},
-            "false_accept_bound_95": upper_bound(wrong, self.asked),
-            "false_reject_bound_95": upper_bound(strict, self.asked),
-            "fp8": _counts(self.fp8),
+            **dict(others),
+            "fp8": counts(self.fp8),
             "workspaces": None if self.workspaces is None else self.workspaces.as_dict(),
         }
 
 
-def _counts(outcomes: Counter[str]) -> dict[str, Any]:
+def counts(outcomes: Counter[str]) -> dict[str, Any]:
+    """How many of each outcome, and how often the wrong ones may be at 95 %."""
     asked = outcomes.total()
     return {
         "asked": asked,
@@ -107,11 +121,18 @@ def upper_bound(seen: int, asked: int) -> float:
     return min(1.0, (centre + spread) / (1 + z * z / asked))
 
 
-def starting_points() -> list[dict[str, Any]]:
+class Place(NamedTuple):
+    """One GPU that questions are about."""
+
+    gpu: str
+    env: Environment
+
+
+def starting_points(candidate: str = "cudnn") -> list[dict[str, Any]]:
     """The rules' own examples, both sides of every limit, as far as they are about the call of one rank."""
     found = []
     for rule in REGISTRY.rules.values():
-        if "cudnn" not in rule.candidates:
+        if candidate not in rule.candidates:
             continue
         for example in (rule.fires_on, rule.passes):
             fields = {name: value for name, value in example.items() if name in AttentionParams.model_fields}
@@ -148,14 +169,7 @@ def compare(
         turn = number % len(places)
         for gpu, env, device in places[turn : turn + 1] if rotate else places:
             verdict, asked = by_rules(p, env), by_library(library, p, device)
-            kind = outcome(verdict, asked)
-            tally.outcomes[kind] += 1
-            if p.fp8_attention:
-                tally.fp8[kind] += 1
-            tally.accepted += asked.supported is True
-            tally.crashes += any(answer.crashed for answer in asked.answers.values())
-            if kind not in ("agree", "known bug", "unknown"):
-                tally.disagreements.append(RuleMismatch(kind, gpu, p, verdict.codes, asked.words))
+            tally.add(gpu, p, verdict, asked)
             if tally.workspaces is not None and verdict.eligible and asked.supported:
                 tally.workspaces.add(gpu, p, env, by_library(library, p, device, build=True))
             watch(tally)

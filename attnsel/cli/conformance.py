@@ -1,4 +1,4 @@
-"""``attnsel conformance``: what is claimed against the real thing, Triton's compiler or libcudnn."""
+"""``attnsel conformance``: what is claimed against the real thing: a compiler, libcudnn or a package."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from attnsel.cli.flags import CudnnLib, Json
 from attnsel.cli.output import BAD_INPUT, complain
 from attnsel.errors import InvalidInput
 
+_FLASH = ("flash_attn.2", "flash_attn.3", "flash_attn.4")
 _NUMBER = re.compile(r"[0-9]{1,3}")
 
 
@@ -28,8 +29,17 @@ def conformance(
     ] = False,
     compare: Annotated[str, Parameter(help="triton: a file that --json wrote; exit code 4 if slower")] = "",
     jobs: Annotated[int, Parameter(help="processes that compile; one per core if left out")] = 0,
-    samples: Annotated[int, Parameter(help="cudnn: questions at random, each for every GPU")] = 200,
-    seed: Annotated[int, Parameter(help="cudnn: another seed, other questions")] = 0,
+    samples: Annotated[
+        int, Parameter(help="cudnn, flash_attn.*: questions at random, each for every GPU")
+    ] = 200,
+    seed: Annotated[int, Parameter(help="cudnn, flash_attn.*: another seed, other questions")] = 0,
+    source: Annotated[
+        str | None,
+        Parameter(help="flash_attn.*: a folder that holds the package; the installed one if left out"),
+    ] = None,
+    trace: Annotated[
+        bool, Parameter(negative="", help="flash_attn.4: build the kernels of what both accept, seconds each")
+    ] = False,
     cudnn_lib: CudnnLib = None,
     workspace: Annotated[
         bool, Parameter(negative="", help="cudnn: build the plans too, and compare their workspace")
@@ -46,6 +56,11 @@ def conformance(
     has it build the plans of what both accept, half a second each, and compares their workspace with the
     estimate by which a call is held to fit the GPU: off by more than 1 MiB and 1 % is counted.
 
+    With --backend flash_attn.2, flash_attn.3 or flash_attn.4: the same with a release of FlashAttention's own
+    package, whose code runs on tensors without memory, up to where it would compile or launch a kernel
+    (--arch then defaults to 75,80,86,89,90,100,103,120). Where the rules refuse and its checks do not, the
+    kernels of flash_attn.4 are built too, if their compiler (nvidia-cutlass-dsl, quack-kernels) is installed.
+
     With --execute: run the kernels' PTX on the CPU instead, over a grid of calls, compare with float64, and
     search for faults that a GPU does not report: accesses outside of tensors, races, data used before it is
     there. --arch then defaults to all but 100; about ten seconds a case, half of them compiling. --quick
@@ -61,7 +76,9 @@ def conformance(
     {"changes": [{kernel, worse, words}]}; with --backend cudnn {cudnn, cudnn_frontend, stage, gpus, seed,
     samples, asked, the count of each outcome, bounds at 95 %, workspaces (null, or {compared, agree, exact,
     below, above, not_built, largest, disagreements: [{gpu, params, planned, estimated}]}), disagreements:
-    [{outcome, gpu, codes, library, params}], notes}; with --execute
+    [{outcome, gpu, codes, library, params}], notes}; with --backend flash_attn.* {backend, version, compiler,
+    gpus, seed, samples, asked, the count of each outcome, bounds at 95 %, accepted_by_package, crashes,
+    traced, disagreements, notes}; with --execute
     {date, triton, architectures: {sm: {calls, kernels, blocks, instructions, seconds, compiling,
     largest_error, faults, not_executed, opcodes_not_covered}}, cases: [{case, arch, dtype, ..., faults:
     [{kind, kernel, source, line, instruction, block, thread, detail, threads}], ok}]}.
@@ -74,8 +91,12 @@ def conformance(
         from attnsel.cli.conformance_cudnn import conformance_cudnn
 
         return conformance_cudnn(arch, samples, seed, cudnn_lib, workspace, json)
+    if backend in _FLASH:
+        from attnsel.cli.conformance_flash import conformance_flash
+
+        return conformance_flash(backend, source, arch, samples, seed, trace, json)
     if backend != "triton":
-        raise InvalidInput("--backend", backend, "allowed: triton, cudnn")
+        raise InvalidInput("--backend", backend, f"allowed: triton, cudnn, {', '.join(_FLASH)}")
     try:
         from attnsel.backends.triton import gate
         from attnsel.backends.triton.blocks import ARCHS

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from typing import Any
 
 from attnsel._schemas import stamped
-from attnsel.cli.agreement import GPUS, RuleMismatch, Tally, compare, starting_points, upper_bound
+from attnsel.cli.agreement import GPUS, Tally, compare, starting_points
+from attnsel.cli.disagreements import SHOWN, bound, gpus_of, tell_disagreements
 from attnsel.cli.output import (
     BAD_INPUT,
     CHECK_FAILED,
@@ -19,13 +19,9 @@ from attnsel.cli.output import (
     wrap,
 )
 from attnsel.cli.workspaces import Workspaces
-from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput
 from attnsel.report import params_words
-from attnsel.rules import REGISTRY
 from attnsel.selection.requirements import size
-
-_SHOWN = 3  # disagreements written out per group; --json holds all of them
 
 
 def conformance_cudnn(
@@ -34,11 +30,11 @@ def conformance_cudnn(
     """See ``attnsel conformance``."""
     from attnsel.backends.cudnn.ask.client import Library
     from attnsel.backends.cudnn.ask.libraries import Missing
-    from attnsel.backends.cudnn.ask.sample import samples as draw
+    from attnsel.backends.sampling import samples as draw
 
     if samples < 1:
         raise InvalidInput("--samples", samples, "must be at least 1")
-    gpus = _gpus(arch)
+    gpus = gpus_of(arch) or GPUS
     try:
         with unwound(), Library(cudnn_lib) as library:
             versions = library.versions()
@@ -61,21 +57,6 @@ def conformance_cudnn(
     return CHECK_FAILED if tally.outcomes["false accept"] or too_low else FOUND
 
 
-def _gpus(arch: str) -> tuple[str, ...]:
-    """Cards or architectures, by commas; "90" is sm90. Raises InvalidInput."""
-    if not arch:
-        return GPUS
-    names = []
-    for word in filter(None, (part.strip() for part in arch.split(","))):
-        name = f"sm{word}" if word.isdecimal() else word
-        if describe_device(name).arch is None:
-            raise InvalidInput("--arch", word, "must be GPUs or architectures, e.g. H100 or 90")
-        names.append(name)
-    if not names:
-        raise InvalidInput("--arch", arch, "must be GPUs or architectures, e.g. H100 or 90")
-    return tuple(names)
-
-
 def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
     """The count, then the disagreements by what they have in common."""
     count, asked = tally.outcomes, tally.asked
@@ -87,33 +68,22 @@ def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
     )
     rows = (
         ("both agree", count["agree"], ""),
-        ("false accepts", count["false accept"], _bound(count["false accept"], asked)),
-        ("false rejects", count["false reject"], _bound(count["false reject"], asked)),
+        ("false accepts", count["false accept"], bound(count["false accept"], asked)),
+        ("false rejects", count["false reject"], bound(count["false reject"], asked)),
         ("refused as a known bug, library accepts", count["known bug"], ""),
         ("unknown to the rules", count["unknown"], ""),
         ("no answer in time", count["no answer"], ""),
         ("planner crashes, all of them refusals", tally.crashes, ""),
     )
-    for name, number, bound in rows:
-        if number or bound or name == "both agree":
-            print_text(f"  {number:>7}  {name}{bound}")
+    for name, number, words in rows:
+        if number or words or name == "both agree":
+            print_text(f"  {number:>7}  {name}{words}")
     fp8 = tally.fp8
     wrong = f"{fp8['false accept']} false accepts, {fp8['false reject']} false rejects"
     print_text(f"  {fp8.total():>7}  of all were about FP8 attention: {wrong}")
     if tally.workspaces is not None:
         _tell_workspaces(tally.workspaces)
-    groups: dict[tuple[str, str], list[RuleMismatch]] = defaultdict(list)
-    for one in tally.disagreements:
-        why = ", ".join(one.codes) if one.outcome == "false reject" else one.library
-        groups[one.outcome, why].append(one)
-    sizes = Counter({key: len(found) for key, found in groups.items()})
-    for (kind, why), number in sizes.most_common():
-        print_text("\n".join(["", *wrap(f"{kind} × {number}: {why}", "✖ ")]))
-        for one in groups[kind, why][:_SHOWN]:
-            print_text("\n".join(wrap(f"{one.gpu}: {' '.join(params_words(one.params))}", "    ", "      ")))
-    if any(kind == "false reject" for kind, _ in groups):
-        code = next(one.codes[0] for one in tally.disagreements if one.outcome == "false reject")
-        print_text(f"\nWhy a rule: attnsel rule {REGISTRY.pages[code].code}")
+    tell_disagreements(tally.disagreements)
 
 
 def _tell_workspaces(found: Workspaces) -> None:
@@ -126,13 +96,9 @@ def _tell_workspaces(found: Workspaces) -> None:
     )
     for number, what in rows:
         print_text(f"  {number:>7}  {what}")
-    for one in found.disagreements[:_SHOWN]:
+    for one in found.disagreements[:SHOWN]:
         planned = "no plan" if one.planned is None else size(one.planned)
         words = " ".join(params_words(one.params))
         print_text(
             "\n".join(wrap(f"{one.gpu}: {planned}, not {size(one.estimated)}: {words}", "    ", "      "))
         )
-
-
-def _bound(seen: int, asked: int) -> str:
-    return f" (at 95 %: at most {100 * upper_bound(seen, asked):.2g} % of all questions)"

@@ -1,9 +1,9 @@
-"""The rules beside the real library: one question put to both, and what to call the outcome."""
+"""The rules beside the real thing: one question put to both, and what to call the outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from attnsel.environment import Environment
 from attnsel.errors import UnsupportedArgument
@@ -16,12 +16,27 @@ if TYPE_CHECKING:
 
 Outcome = Literal["agree", "false accept", "false reject", "known bug", "unknown", "no answer"]
 
-# Codes about what is installed here, which is not about what cuDNN can do.
+# Codes about what is installed here, which is not about what a library can do.
 _NOT_THE_LIBRARY = "INSTALL"
 
 
+class Heard(Protocol):
+    """What the real thing said of one question."""
+
+    @property
+    def supported(self) -> bool | None: ...
+
+    @property
+    def words(self) -> str:
+        """Why not, in a line; "" where it is supported."""
+
+    @property
+    def crashed(self) -> bool:
+        """It died of the question."""
+
+
 class Verdict(NamedTuple):
-    """What the rules say of cuDNN; ``reasons`` without those about what is installed."""
+    """What the rules say of a candidate; ``reasons`` without those about what is installed."""
 
     eligible: bool
     reasons: tuple[Reason, ...]
@@ -54,6 +69,10 @@ class Asked(NamedTuple):
         return False if False in said else (None if None in said else True)
 
     @property
+    def crashed(self) -> bool:
+        return any(answer.crashed for answer in self.answers.values())
+
+    @property
     def words(self) -> str:
         """Why not, in a line; "" where it is supported."""
         if self.inexpressible is not None:
@@ -62,8 +81,8 @@ class Asked(NamedTuple):
         return "; ".join(unsupported)
 
 
-def by_rules(p: AttentionParams, env: Environment) -> Verdict:
-    reasons = tuple(r for r in findings(p, env)["cudnn"] if not r.code.startswith(_NOT_THE_LIBRARY))
+def by_rules(p: AttentionParams, env: Environment, candidate: str = "cudnn") -> Verdict:
+    reasons = tuple(r for r in findings(p, env)[candidate] if not r.code.startswith(_NOT_THE_LIBRARY))
     return Verdict(not reasons, reasons)
 
 
@@ -82,7 +101,7 @@ def by_library(library: Library, p: AttentionParams, device: dict[str, Any], bui
     return Asked(answers)
 
 
-def outcome(verdict: Verdict, asked: Asked) -> Outcome:
+def outcome(verdict: Verdict, asked: Heard) -> Outcome:
     """A rule that refuses where the library accepts is a false reject, unless it names a known bug."""
     if asked.supported is None:
         return "no answer"

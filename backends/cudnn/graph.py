@@ -12,7 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from attnsel.backends.cudnn.call import Four, Fp8, GraphCall, Strided, dense
+from attnsel.backends.cudnn.call import Fp8, GraphCall
+from attnsel.backends.strides import Four, Strided, dense
 
 Option = bool | int | float | str
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.cudnn import session as _session
 from attnsel.backends.cudnn import tensors as _tensors
-from attnsel.backends.cudnn.call import GraphCall, Strided
+from attnsel.backends.cudnn.call import GraphCall
 from attnsel.backends.cudnn.graph import Graph
 from attnsel.backends.cudnn.plans import plan_of
 from attnsel.backends.cudnn.tensors import buffer_of, problem
+from attnsel.backends.strides import Strided
 from attnsel.backends.tiled.sequences import four_dims
 
 INF = float("inf")

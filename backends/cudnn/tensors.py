@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.cudnn.call import Four, GraphCall, Pages, Strided, dense
+from attnsel.backends.cudnn.call import GraphCall, Pages
 from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.pages import check_pages
 from attnsel.backends.slopes import is_default
+from attnsel.backends.strides import Four, Strided, dense
 
 _NAMES = {
     torch.bfloat16: "bf16",

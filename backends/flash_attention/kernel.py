@@ -68,8 +68,11 @@ class Package(Protocol):
     lse is [n, h, longest]. empty_lse: what a row without a key has.
     """
 
-    name: str
-    without: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def without(self) -> tuple[str, ...]: ...
 
     def check(self, spec: Spec, inputs: Inputs) -> None:
         """Raise ValueError for what the package would take and get wrong, Missing where it is not there."""

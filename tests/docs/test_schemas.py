@@ -21,6 +21,7 @@ DIGESTS: dict[str, str] = {
     "conformance-cudnn-1": "42821ff0adf943ab",
     "conformance-cudnn-2": "def772d533e8f6ef",
     "conformance-executed-1": "d7f8b98661cc4c95",
+    "conformance-flash-1": "bbdbf9cec25fa546",
     "debug-1": "5039f177b0ab790c",
     "debug-2": "43891f48936e481d",
     "debug-3": "bc19ca99fc75dc61",

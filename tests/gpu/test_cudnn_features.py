@@ -211,12 +211,12 @@ def test_side_streams_and_threads(device: torch.device) -> None:
 @pytest.mark.cuda_only("asks the real card")
 def test_what_the_rules_and_the_described_card_say_is_what_the_card_says(device: torch.device) -> None:
     """check_support with a handle, against the rules on this machine, for a few hundred drawn questions."""
-    from attnsel.backends.cudnn.ask.sample import samples
     from attnsel.backends.cudnn.build import check as ask
     from attnsel.backends.cudnn.build import declare
     from attnsel.backends.cudnn.call import planned
     from attnsel.backends.cudnn.graph import backward as backward_graph
     from attnsel.backends.cudnn.graph import forward as forward_graph
+    from attnsel.backends.sampling import samples
     from attnsel.errors import UnsupportedArgument
 
     here, env = session.current(device), Environment.detect(device)

@@ -25,8 +25,8 @@ from pydantic import BaseModel
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, settings
 from attnsel._schemas import VERSIONS, stamped
+from attnsel.cli import conformance_flash, main
 from attnsel.cli import doctor as doctor_module
-from attnsel.cli import main
 from attnsel.cli.agreement import RuleMismatch, Tally
 from attnsel.cli.asking import Comparison, NotAsked
 from attnsel.cli.library import Asked, by_rules
@@ -118,6 +118,7 @@ def samples() -> dict[str, list[Any]]:
         stamped("conformance", {"kernels": _kernels(), **more}) for more in ({}, {"changes": [change]})
     ]
     found["conformance-cudnn"] = [_agreement(None), _agreement(Workspaces())]
+    found["conformance-flash"] = [_packages("4.8.1"), _packages(None)]
     found["conformance-executed"] = [_executed()]
     return json.loads(json.dumps(found))
 
@@ -248,6 +249,18 @@ def _agreement(workspaces: Workspaces | None) -> dict[str, Any]:
     mismatch = RuleMismatch("false accept", "H100", AttentionParams(num_heads=2), ("CUDNN204",), "why")
     said = {**about, "seed": 0, "samples": 1, **tally.as_dict()}
     return stamped("conformance-cudnn", {**said, "disagreements": [mismatch.as_dict()], "notes": ["why"]})
+
+
+def _packages(compiler: str | None) -> dict[str, Any]:
+    tally = Tally()
+    tally.outcomes["false accept"] += 1
+    mismatch = RuleMismatch("false accept", "sm90", AttentionParams(num_heads=2), ("FLASH411",), "why")
+    tally.disagreements.append(mismatch)
+    about = {"backend": "flash_attn.4", "version": "4.0.0b36", "compiler": compiler, "gpus": ["sm90"]}
+    said = conformance_flash.as_dict(
+        conformance_flash.Run(tally, 1), {**about, "seed": 0, "samples": 1}, ["why"]
+    )
+    return stamped("conformance-flash", said)
 
 
 # ---- their shape -------------------------------------------------------------------------------------

@@ -6,12 +6,8 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import queue
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from attnsel._child import python
+from attnsel._child import Child, Unready, python
 from attnsel.backends.cudnn.ask.folder import Untrusted, cache_folder, private
 from attnsel.backends.cudnn.ask.libraries import Missing, find_cudnn
 from attnsel.backends.cudnn.ask.store import Store, identity, key_of
@@ -203,109 +199,38 @@ def _are_versions(kept: dict[str, Any]) -> bool:
         return False
 
 
-class _Child:
-    """The worker's process, its pipes and its folder of logs."""
+class _Child(Child):
+    """The worker's process, and the log of its libraries."""
 
     def __init__(self, settings: dict[str, Any], timeout: float) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="attnsel-")
-        log = Path(self._folder.name, "cudnn.log")
-        log.touch()
-        self._log, self._printed = log, Path(self._folder.name, "stderr.log")
-        with self._printed.open("w") as stderr:
-            self._process = subprocess.Popen(
-                python(_WORKER, json.dumps({**settings, "log": str(log)})),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                encoding="utf-8",
-                env=_environment(settings, log),
+        folder = Path(tempfile.mkdtemp(prefix="attnsel-"))
+        self._log = folder / "cudnn.log"
+        self._log.touch()
+        command = python(_WORKER, json.dumps({**settings, "log": str(self._log)}))
+        try:
+            super().__init__(command, _environment(settings, self._log), folder, timeout)
+        except Unready as unready:
+            how = (
+                f"dies while it loads libcudnn ({unready.died})"
+                if unready.died
+                else f"is not ready within {timeout:g} s"
             )
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
-        try:
-            first = self._next(timeout)
-        except BaseException:  # a signal: the process and the folder go first
+            text = f"the process that asks cuDNN {how}: {unready.printed[-300:]}"
+            raise Missing("worker", text) from None
+        if "ready" not in self.first:
             self.stop()
-            raise
-        if first is None or "ready" not in first:
-            died = self.death()
-            printed = self.logged()
-            self.stop()
-            if first is not None:
-                raise Missing(first["missing"], first["message"])
-            how = f"dies while it loads libcudnn ({died})" if died else f"is not ready within {timeout:g} s"
-            raise Missing("worker", f"the process that asks cuDNN {how}: {printed[-300:]}")
-        self.ready: dict[str, str] = first["ready"]
-        self.notes: list[str] = first["notes"]
+            raise Missing(self.first["missing"], self.first["message"])
+        self.ready: dict[str, str] = self.first["ready"]
+        self.notes: list[str] = self.first["notes"]
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def _next(self, timeout: float) -> dict[str, Any] | None:
-        """The next line; None when it does not come."""
-        try:
-            line = self._lines.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        try:
-            said = json.loads(line)
-        except json.JSONDecodeError:
-            return None  # it died, perhaps in the middle of a line
-        return said if isinstance(said, dict) else None
-
-    def ask(self, question: dict[str, Any], timeout: float) -> dict[str, Any] | None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            return None
-        return self._next(timeout)
-
-    def death(self) -> str:
-        """What it died of: a signal's name or an exit code; "" while it lives."""
-        try:
-            code = self._process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            return ""
-        if code >= 0:
-            return f"exit code {code}"
-        try:
-            return signal.Signals(-code).name
-        except ValueError:
-            return f"signal {-code}"
-
-    def logged(self) -> str:
-        """What it and its libraries wrote before the end."""
-        texts = []
-        for path in (self._log, self._printed):
-            with contextlib.suppress(OSError):
-                texts.append(path.read_text(errors="replace").strip())
-        return "\n".join(filter(None, texts))[-4000:]
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._folder.cleanup()
+    def logged(self, *others: Path) -> str:
+        return super().logged(self._log, *others)
 
 
 def _environment(settings: dict[str, Any], log: Path) -> dict[str, str]:
     """The child finds the libcudnn that was chosen, and a log to write to."""
     found = {
         **os.environ,
-        "TMPDIR": str(log.parent),  # what it leaves there goes with the folder, even if it is killed
         "CUDNN_LOGDEST_DBG": str(log),
         "CUDNN_LOGERR_DBG": "1",
         "CUDNN_LOGLEVEL_DBG": "1",

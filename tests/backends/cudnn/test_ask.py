@@ -27,9 +27,9 @@ from attnsel.backends.cudnn.ask import client, libraries
 from attnsel.backends.cudnn.ask.client import Library
 from attnsel.backends.cudnn.ask.device import device_json
 from attnsel.backends.cudnn.ask.libraries import Missing
-from attnsel.backends.cudnn.ask.sample import samples
 from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import backward, forward
+from attnsel.backends.sampling import samples
 from attnsel.cli import main
 from attnsel.cli.agreement import GPUS, compare, starting_points, upper_bound
 from attnsel.gpus import ARCHITECTURES, CATALOGUE

@@ -34,10 +34,10 @@ from attention_cases import (
 from attnsel import AttentionParams
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.cudnn import plans, session, tensors
-from attnsel.backends.cudnn.ask.sample import samples
 from attnsel.backends.cudnn.call import GraphCall, Strided, planned
 from attnsel.backends.cudnn.plans import PLANS, PlanCache, PlanRefused
 from attnsel.backends.cudnn.run import backward, forward, prepare
+from attnsel.backends.sampling import samples
 from attnsel.backends.slopes import default_slopes
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.runtime.bind import make_spec

@@ -71,10 +71,15 @@ FP8_SHARE = 0.2
 
 
 def samples(
-    seed: int, count: int, near: Sequence[Mapping[str, Any]] = (), fp8: float = FP8_SHARE
+    seed: int,
+    count: int,
+    near: Sequence[Mapping[str, Any]] = (),
+    fp8: float = FP8_SHARE,
+    more: Sequence[Change] = (),
 ) -> Iterator[AttentionParams]:
     """``count`` different questions, a share ``fp8`` of them about FP8 attention; equal arguments give equal
-    questions."""
+    questions. ``more``: changes beside those that every library has an answer to."""
+    changes = (*_CHANGES, *more)
     points: dict[bool, list[Mapping[str, Any]]] = {False: [], True: []}
     for fields in near:
         points[_about_fp8(fields)].append(fields)
@@ -84,7 +89,7 @@ def samples(
         kind = rng.random() < fp8
         while len(seen) == number:
             try:
-                question = AttentionParams(**_draw(rng, points[kind], kind))
+                question = AttentionParams(**_draw(rng, points[kind], kind, changes))
             except InvalidInput:
                 continue  # a combination that no call can have
             if question not in seen:
@@ -96,11 +101,13 @@ def _about_fp8(fields: Mapping[str, Any]) -> bool:
     return bool(fields.get("fp8")) or str(fields.get("dtype", "")).startswith("fp8")
 
 
-def _draw(rng: random.Random, near: Sequence[Mapping[str, Any]], fp8: bool) -> dict[str, Any]:
+def _draw(
+    rng: random.Random, near: Sequence[Mapping[str, Any]], fp8: bool, changes: Sequence[Change]
+) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if near and rng.random() < 0.4:
         fields.update(rng.choice(near))
-        for change in rng.sample(_CHANGES, rng.randint(0, 3)):
+        for change in rng.sample(changes, rng.randint(0, 3)):
             change(rng, fields)
         if fp8 and rng.random() < 0.3:
             _recipe(rng, fields)
@@ -112,7 +119,7 @@ def _draw(rng: random.Random, near: Sequence[Mapping[str, Any]], fp8: bool) -> d
         if fp8:
             _recipe(rng, fields)
             _fp8_head_dims(rng, fields)
-        for change in _CHANGES:
+        for change in changes:
             if rng.random() < (0.07 if fp8 else 0.13):
                 change(rng, fields)
     if fp8:
