@@ -329,10 +329,10 @@ def two_window_open_to_the_right(p: AttentionParams, env: Environment) -> Violat
     400; the same in PyTorch's copy.
     """
     left, right = p.window_size
-    if p.causal or p.max_seqlen_q <= p.max_seqlen_kv + 1 or (left < 0 and right < 0):
+    if p.max_seqlen_q <= p.max_seqlen_kv + 1 or (left < 0 and right < 0):
         return None
     if not p.bottom_right_diagonal and right >= 0:
-        right += p.max_seqlen_q - p.max_seqlen_kv  # as it is from the bottom right
+        right += p.max_seqlen_q - p.max_seqlen_kv  # as it is from the bottom right, where it is known
     if right < 0 or p.max_seqlen_kv <= right < p.max_seqlen_q - 1:
         return Violation("window_size", p.window_size, FreeText("a bound on the right below the keys"))
     return None

@@ -165,13 +165,20 @@ class _Operator:
         torch.library.register_autograd(self._name, backward, lib=self._library, **options)
 
 
-def _custom_op(
-    name: str, /, *, mutates_args: str | Iterable[str], device_types: object = None
-) -> Callable[[Callable[..., Any]], _Operator]:
-    """Stands in for torch.library.custom_op, as flash_attn uses it: a decorator."""
-    return lambda function: _Operator(name, function, mutates_args)
+_TORCHS = torch.library.custom_op, torch.library.register_fake
+_THEIRS = ("flash_attn::", "flash_attn_3::")
 
 
-def _register_fake(*_: object, **__: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _custom_op(name: str, *given: Any, **named: Any) -> Any:
+    """Stands in for torch.library.custom_op, as flash_attn uses it: a decorator. torch makes some of its own
+    when they are first needed."""
+    if not name.startswith(_THEIRS):
+        return _TORCHS[0](name, *given, **named)
+    return lambda function: _Operator(name, function, named["mutates_args"])
+
+
+def _register_fake(name: Any, *given: Any, **named: Any) -> Any:
     """Stands in for torch.library.register_fake: the functions themselves run on ``meta``."""
+    if not str(name).startswith(_THEIRS):
+        return _TORCHS[1](name, *given, **named)
     return lambda function: function
