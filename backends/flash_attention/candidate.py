@@ -64,7 +64,11 @@ CANDIDATES = (
         limits="FLASH400",
         source="flash_attn/cute/interface.py, 4.0.0b20 and 4.0.0b36: arguments of its functions",
         takes=(*_EVERY, "head_dim_v", "sinks"),
-        rules=("attnsel.rules.flash_attention.common", "attnsel.rules.flash_attention.four"),
+        rules=(
+            "attnsel.rules.flash_attention.common",
+            "attnsel.rules.flash_attention.four",
+            "attnsel.rules.flash_attention.four_heads",
+        ),
         needs=("torch", "flash_attn_4"),
         library="flash_attn_4",
         adaptations=_ADAPTED,

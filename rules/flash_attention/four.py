@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
-from attnsel.rules.api import limit, rules_about
-from attnsel.selection.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Unknown, Violation
-from attnsel.versions import Version, flash_attn_4
+from attnsel.rules.api import rules_about
+from attnsel.selection.requirements import NEWER, AtLeast, FreeText, Multiple, OneOf
+from attnsel.selection.verdict import Unknown
+from attnsel.versions import flash_attn_4
 
 rule = rules_about("flash_attn.4")
 
@@ -19,7 +19,7 @@ CUDA = {"cuda"}
 AMPERE, HOPPER, SM12 = range(80, 90), range(90, 100), range(120, 130)
 DATACENTRE = range(100, 120)
 BEFORE_B36 = flash_attn_4("<4.0.0b36")
-_4, OLD = {"flash_attn_4": "4.0.0b36"}, {"flash_attn_4": "4.0.0b20"}
+NEW, OLD = {"flash_attn_4": "4.0.0b36"}, {"flash_attn_4": "4.0.0b20"}
 PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 128, "is_training": False}
 
 
@@ -30,7 +30,7 @@ PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_siz
     "FLASH401",
     when=flash_attn_4("<4.0.0b20"),
     fires_on={"flash_attn_4": "4.0.0b9"},
-    passes=_4,
+    passes=NEW,
 )
 def four_releases(p: AttentionParams, env: Environment) -> Unknown:
     """flash-attn-4 was read from 4.0.0b20 on
@@ -44,8 +44,8 @@ def four_releases(p: AttentionParams, env: Environment) -> Unknown:
 @rule(
     "FLASH402",
     requires={"arch": AtLeast(80)},
-    fires_on={"gpu": "T4", **_4},
-    passes=_4,
+    fires_on={"gpu": "T4", **NEW},
+    passes=NEW,
 )
 def four_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 4 needs Ampere or newer (sm80)
@@ -60,8 +60,8 @@ def four_needs_ampere(p: AttentionParams, env: Environment) -> None:
     "FLASH403",
     arch=AMPERE,
     requires={"is_training": OneOf(False)},
-    fires_on={"gpu": "A100", **_4},
-    passes={"gpu": "A100", "is_training": False, **_4},
+    fires_on={"gpu": "A100", **NEW},
+    passes={"gpu": "A100", "is_training": False, **NEW},
 )
 def four_trains_from_hopper_on(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 4 has no backward on Ampere and Ada
@@ -72,99 +72,42 @@ def four_trains_from_hopper_on(p: AttentionParams, env: Environment) -> None:
     """
 
 
-# Head dimensions.
-
-
 @rule(
-    "FLASH410",
-    requires={("head_dim_qk", "head_dim_v"): Multiple(8)},
-    fires_on={"head_dim_qk": 100, **_4},
-    passes={"head_dim_qk": 104, **_4},
-    device=CUDA,
+    "FLASH404",
+    when=BEFORE_B36,
+    arch=SM12,
+    requires={"flash_attn_4": NEWER},
+    evidence="compiler",
+    fires_on={"gpu": "RTX 5090", **OLD},
+    passes={"gpu": "RTX 5090", **NEW},
 )
-def four_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
-    """FlashAttention 4 takes head dimensions in multiples of 8
+def four_on_sm12(p: AttentionParams, env: Environment) -> None:
+    """4.0.0b20 does not build for sm12x
 
-    Why: 16 bytes of half precision; it pads nothing itself, and on sm8x and sm12x nothing checks it.
-    Fix: attnsel pads with zeros, keeps the softmax scale of the true head_dim_qk and cuts the output.
-    Source: flash_attn/cute/interface.py 4.0.0b36, _validate_head_dims, lines 121 to 138 (4.0.0b20: 97 to
-    112).
+    Why: its forward takes a path of Hopper's there, and its backward fails before it is compiled.
+    Fix: pip install --pre 'flash-attn-4>=4.0.0b36'.
+    Source: flash_fwd.py 4.0.0b20, line 406, and interface.py, line 1708 (UnboundLocalError); compiled for
+    sm120 with nvidia-cutlass-dsl 4.6.0.dev0.
     """
 
 
 @rule(
-    "FLASH411",
-    arch=HOPPER,
-    requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
-    fires_on={"head_dim_qk": 320, **_4},
-    passes=_4,
+    "FLASH405",
+    when=BEFORE_B36,
+    arch=AMPERE,
+    requires={"flash_attn_4": NEWER},
+    evidence="compiler",
+    fires_on={"gpu": "A100", "is_training": False, "num_gqa_groups": 4, **OLD},
+    passes={"gpu": "A100", "is_training": False, **OLD},
 )
-def four_head_dims_on_hopper(p: AttentionParams, env: Environment) -> None:
-    """On Hopper FlashAttention 4 has head dimensions up to 256
+def four_on_ampere(p: AttentionParams, env: Environment) -> bool:
+    """On sm8x 4.0.0b20 builds neither grouped heads nor windows
 
-    Fix: sdpa.efficient and tiled have no limit, at a lower speed.
-    Source: flash_attn/cute/interface.py 4.0.0b36, _validate_head_dims, line 130 (4.0.0b20: 105).
+    Fix: pip install --pre 'flash-attn-4>=4.0.0b36', or flash_attn.2.
+    Source: pack_gqa.py 4.0.0b20, line 139, and interface.py, line 1015; compiled for sm80 with
+    nvidia-cutlass-dsl 4.6.0.dev0.
     """
-
-
-@rule(
-    "FLASH412",
-    arch=DATACENTRE,
-    fires_on={"gpu": "B200", "head_dim_qk": 160, **_4},
-    passes={"gpu": "B200", "head_dim_qk": 192, "head_dim_v": 128, **_4},
-)
-def four_head_dims_on_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
-    """On datacentre Blackwell FlashAttention 4 has head dimensions up to 128, (192, 128) and 256
-
-    Why: 512 passes its check too, and is for calls that attnsel does not make (qv).
-    Fix: pad to (256, 256), which attnsel does; or cudnn.
-    Source: flash_attn/cute/interface.py 4.0.0b36, _validate_head_dims, line 135 (4.0.0b20: 109).
-    """
-    d, e = p.head_dim_qk, p.head_dim_v
-    if (d <= 128 and e <= 128) or (d, e) in ((192, 128), (256, 256)):
-        return None
-    if d > 256 or e > 256:
-        field = "head_dim_qk" if d >= e else "head_dim_v"
-        return limit(p, field, AtMost(256))
-    return limit(p, "head_dim_qk", OneOf(256)) or limit(p, "head_dim_v", EqualTo("head_dim_qk"))
-
-
-@rule(
-    "FLASH413",
-    arch=(*AMPERE, *SM12),
-    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    unknown=True,
-    fires_on={"gpu": "RTX 5090", "head_dim_qk": 256, **_4},
-    passes={"gpu": "RTX 5090", **_4},
-)
-def four_head_dims_unchecked(p: AttentionParams, env: Environment) -> None:
-    """On sm8x and sm12x nothing checks FlashAttention 4's head dimensions
-
-    Why: can_implement of the kernel is there and never called; above 128 its tiles may not fit the shared
-    memory of a block, which is then found when the kernel is compiled or launched.
-    Fix: flash_attn.2 and sdpa.flash go to 256 there.
-    Source: flash_attn/cute/interface.py 4.0.0b36, lines 850 to 852 ("TODO: check @can_implement";
-    4.0.0b20: 453), flash_fwd.py, can_implement.
-    """
-
-
-@rule(
-    "FLASH414",
-    arch=HOPPER,
-    fires_on={"head_dim_qk": 192, "head_dim_v": 128, "num_gqa_groups": 4, **_4},
-    passes={"head_dim_qk": 192, "head_dim_v": 128, **_4},
-)
-def four_grouped_heads_apart(p: AttentionParams, env: Environment) -> Violation | None:
-    """On Hopper the backward takes grouped heads with equal head dimensions only
-
-    Fix: attnsel pads head_dim_v and cuts the output.
-    Source: flash_bwd_sm90.py, line 116 (4.0.0b20 and 4.0.0b36).
-    """
-    if not p.is_training or not p.gqa or p.head_dim_v == p.head_dim_qk:
-        return None
-    if p.head_dim_v < p.head_dim_qk:
-        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
-    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
+    return p.gqa or p.windowed
 
 
 # Features.
@@ -176,7 +119,7 @@ def four_grouped_heads_apart(p: AttentionParams, env: Environment) -> Violation 
     device=CUDA,
     requires={"softmax_type": OneOf("vanilla")},
     fires_on={"softmax_type": "learnable", **OLD},
-    passes={"softmax_type": "learnable", **_4},
+    passes={"softmax_type": "learnable", **NEW},
 )
 def four_sinks_since_b36(p: AttentionParams, env: Environment) -> None:
     """attnsel uses FlashAttention 4's sinks from 4.0.0b36 on
@@ -190,27 +133,25 @@ def four_sinks_since_b36(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "FLASH421",
-    arch=SM12,
+    arch=(*AMPERE, *SM12),
     requires={"softmax_type": OneOf("vanilla")},
-    fires_on={"gpu": "RTX 5090", "softmax_type": "learnable", **_4},
-    passes={"gpu": "RTX 5090", "softmax_type": "learnable", "is_training": False, **_4},
+    fires_on={"gpu": "RTX 5090", "softmax_type": "learnable", **NEW},
+    passes={"gpu": "RTX 5090", **NEW},
 )
-def four_sinks_on_sm12(p: AttentionParams, env: Environment) -> bool:
-    """On sm12x FlashAttention 4 has sinks for inference only
+def four_sinks_from_hopper_on(p: AttentionParams, env: Environment) -> None:
+    """FlashAttention 4 has sinks on Hopper and datacentre Blackwell only
 
-    Fix: triton trains with sinks.
-    Source: flash_attn/cute/interface.py 4.0.0b36, assert "Learnable sink backward is supported on SM90
-    and SM100/SM110", line 2297.
+    Fix: triton has sinks everywhere.
+    Source: "Learnable sink is not supported in this kernel", flash_fwd.py 4.0.0b36, line 651 (4.0.0b20: 649).
     """
-    return p.is_training
 
 
 @rule(
     "FLASH422",
     arch=(*AMPERE, *SM12),
     requires={"kv_cache": OneOf("none")},
-    fires_on={"gpu": "RTX 5090", **PAGED, **_4},
-    passes={"gpu": "H100", **PAGED, **_4},
+    fires_on={"gpu": "RTX 5090", **PAGED, **NEW},
+    passes={"gpu": "H100", **PAGED, **NEW},
 )
 def four_pages(p: AttentionParams, env: Environment) -> bool:
     """FlashAttention 4 reads pages on Hopper and datacentre Blackwell only
@@ -226,8 +167,8 @@ def four_pages(p: AttentionParams, env: Environment) -> bool:
     "FLASH423",
     arch=(*HOPPER, *DATACENTRE),
     requires={("head_dim_qk", "head_dim_v"): Multiple(16)},
-    fires_on={**PAGED, "head_dim_qk": 72, **_4},
-    passes={**PAGED, "head_dim_qk": 80, **_4},
+    fires_on={**PAGED, "head_dim_qk": 72, **NEW},
+    passes={**PAGED, "head_dim_qk": 80, **NEW},
 )
 def four_pages_want_even_heads(p: AttentionParams, env: Environment) -> bool:
     """With pages FlashAttention 4 takes head dimensions in multiples of 16
@@ -244,8 +185,8 @@ def four_pages_want_even_heads(p: AttentionParams, env: Environment) -> bool:
     "FLASH424",
     arch=SM12,
     requires={"deterministic": OneOf(False)},
-    fires_on={"gpu": "RTX 5090", "deterministic": True, **_4},
-    passes={"gpu": "RTX 5090", "deterministic": True, "is_training": False, **_4},
+    fires_on={"gpu": "RTX 5090", "deterministic": True, **NEW},
+    passes={"gpu": "RTX 5090", "deterministic": True, "is_training": False, **NEW},
 )
 def four_deterministic_on_sm12(p: AttentionParams, env: Environment) -> bool:
     """On sm12x FlashAttention 4's backward is not deterministic
@@ -272,76 +213,3 @@ def four_softcap_with_lengths(p: AttentionParams, env: Environment) -> bool:
     line 1510 of 4.0.0b20.
     """
     return p.is_training and (p.padding or p.qkv_format == "thd")
-
-
-@rule(
-    "FLASH426",
-    arch=SM12,
-    requires={"softcap": OneOf(0.0)},
-    unknown=True,
-    fires_on={"gpu": "RTX 5090", "softcap": 30.0, **_4},
-    passes={"gpu": "RTX 5090", "softcap": 30.0, "is_training": False, **_4},
-)
-def four_softcap_on_sm12(p: AttentionParams, env: Environment) -> bool:
-    """On sm12x nobody says whether FlashAttention 4's backward has softcap
-
-    Why: its check against score_mod comes before softcap is made into one.
-    Fix: flash_attn.2.
-    Source: flash_attn/cute/interface.py 4.0.0b36, lines 2350 to 2600 of 4.0.0b36.
-    """
-    return p.is_training
-
-
-# head_dim 256 on datacentre Blackwell has kernels of its own.
-
-
-@rule(
-    "FLASH430",
-    arch=DATACENTRE,
-    fires_on={"gpu": "B200", "head_dim_qk": 256, "softcap": 30.0, **_4},
-    passes={"gpu": "B200", "head_dim_qk": 256, **_4},
-)
-def four_wide_on_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
-    """On datacentre Blackwell head_dim 256 trains without softcap, sinks and windows
-
-    Why: its backward is a kernel of its own, which has none of them. In 4.0.0b20 its forward has none either,
-    takes no lengths, and gives no deterministic backward.
-    Fix: cudnn or triton; or head dimensions up to 128.
-    Source: flash_attn/cute/interface.py 4.0.0b36, lines 2454 and 2958 of 4.0.0b36, 887 to 899 and 1841 to
-    1846 of 4.0.0b20; sm100_hd256_2cta_fmha_backward.py, lines 60 and 70.
-    """
-    if max(p.head_dim_qk, p.head_dim_v) != 256:
-        return None
-    old = env.flash_attn_4 is not None and env.flash_attn_4 < Version.parse("4.0.0b36")
-    if not (old or p.is_training):
-        return None
-    if p.softcap:
-        return Violation("softcap", p.softcap, OneOf(0.0))
-    if p.softmax_type != "vanilla":
-        return Violation("softmax_type", p.softmax_type, OneOf("vanilla"))
-    if p.windowed:
-        return Violation("window_size", p.window_size, OneOf((-1, -1)))
-    if old and p.kv_cache == "paged":
-        return Violation("kv_cache", "paged", OneOf("none"))
-    if old and p.deterministic and p.is_training:
-        return Violation("deterministic", True, OneOf(False))
-    return None
-
-
-@rule(
-    "FLASH431",
-    when=BEFORE_B36,
-    arch=DATACENTRE,
-    requires={"flash_attn_4": NEWER},
-    unknown=True,
-    fires_on={"gpu": "B200", "head_dim_qk": 256, "attn_mask_type": "padding", **OLD},
-    passes={"gpu": "B200", "head_dim_qk": 256, **OLD},
-)
-def four_wide_with_lengths(p: AttentionParams, env: Environment) -> bool:
-    """What head_dim 256 does with lengths on datacentre Blackwell in 4.0.0b20 was not settled
-
-    Fix: pip install --pre 'flash-attn-4>=4.0.0b36'.
-    Source: flash_attn/cute/interface.py 4.0.0b36, lines 887 to 899 of 4.0.0b20 (seqused is refused,
-    cu_seqlens is not).
-    """
-    return max(p.head_dim_qk, p.head_dim_v) == 256 and (p.padding or p.qkv_format == "thd")
