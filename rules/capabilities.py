@@ -32,14 +32,17 @@ def add_limits(record: CandidateRecord, registry: Registry = REGISTRY) -> None:
         for feature in features:
             if feature.asked(p):
                 value = _value(p, feature.field)
-                note = f"it does not list {feature.text}"
+                note = f"it does not take {feature.text}"
                 return Violation(feature.field, value, feature.without(p), note)
         return None
 
+    title = "takes what its maker lists, and nothing else"
+    if record.library:
+        title = "takes what its package has arguments for, and nothing else"
     only_what_is_listed.__doc__ = (
-        f"{record.name} takes what its maker lists, and nothing else\n\n"
-        f"Why: what a kernel does not know of it would drop. It lists {', '.join(sorted(takes))}.\n"
-        "Fix: leave out what it does not list, or ask its maker.\n"
+        f"{record.name} {title}\n\n"
+        f"Why: what a kernel does not know of it would drop. It takes {', '.join(sorted(takes))}.\n"
+        "Fix: leave out what it does not take, or ask its maker.\n"
         f"Source: {record.source or record.distribution or record.kernel}\n"
     )
     plain = _plain_call(takes)

@@ -106,9 +106,10 @@ def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 # Kernel families, the fastest first; where sources contradict each other they stand together, and PREF013
 # says which of them goes first.
-_FLASH_FIRST = (("flash",), ("cudnn",), ("flash3",), ("flash4",), ("efficient",))
-_HOPPER = (("flash3", "cudnn"), ("flash4",), ("flash",), ("efficient",))
-_BLACKWELL = (("cudnn", "flash4"), ("flash",), ("flash3",), ("efficient",))
+_Families = tuple[tuple[str, ...], ...]
+_FLASH_FIRST: _Families = (("flash",), ("cudnn",), ("flash3",), ("flash4",), ("efficient",))
+_HOPPER: _Families = (("flash3", "cudnn"), ("flash4",), ("flash",), ("efficient",))
+_BLACKWELL: _Families = (("cudnn", "flash4"), ("flash",), ("flash3",), ("efficient",))
 
 
 def _places(record: CandidateRecord, arch: int | None) -> tuple[int, int]:

@@ -12,10 +12,12 @@ from attnsel.rules.api import rules_about
 from attnsel.rules.sdpa.common import last_dimension_contiguous, sixteen_byte_rows
 from attnsel.rules.sdpa.varlen import varlen_diagonal, varlen_rows
 from attnsel.selection.requirements import OneOf
-from attnsel.selection.verdict import Violation
+from attnsel.selection.verdict import Unknown, Violation
 
 EVERY = where(lambda record: record.family == "FLASH")
 rule = rules_about(EVERY)
+
+Finding = Violation | Unknown | bool | None
 
 CUDA = {"cuda"}
 _Q = {"shape": (2, 4096, 16, 128)}
@@ -40,7 +42,7 @@ def linux_only(p: AttentionParams, env: Environment) -> bool:
 
 
 @rule("FLASH002", device=CUDA, fires_on={"tensors": {"q": {**_Q, "stride": (8388608, 1, 524288, 4096)}}})
-def contiguous_rows(p: AttentionParams, env: Environment) -> Violation | None:
+def contiguous_rows(p: AttentionParams, env: Environment) -> Finding:
     """The head dimension of q, k and v must have stride 1
 
     Why: rows are loaded as one run of memory. The packages copy what lies otherwise on every call and say
@@ -58,7 +60,7 @@ def contiguous_rows(p: AttentionParams, env: Environment) -> Violation | None:
     fires_on={"tensors": {"q": {**_Q, "stride": (8388608, 2048, 128, 1), "alignment": 2}}},
     passes={"tensors": {"q": {**_Q, "stride": (8388608, 2048, 128, 1)}}},
 )
-def whole_vectors(p: AttentionParams, env: Environment) -> Violation | None:
+def whole_vectors(p: AttentionParams, env: Environment) -> Finding:
     """q, k and v must start, and step, at multiples of 16 bytes
 
     Why: the kernels load 128 bits at a time. FlashAttention 2 and 3 check nothing: a misaligned address loses
@@ -76,7 +78,7 @@ def whole_vectors(p: AttentionParams, env: Environment) -> Violation | None:
     fires_on={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
 )
-def bottom_right_diagonal(p: AttentionParams, env: Environment) -> Violation | None:
+def bottom_right_diagonal(p: AttentionParams, env: Environment) -> Finding:
     """The diagonal goes to the bottom right of each sequence
 
     Why: since 2.1 the last query is aligned with the last key. Where queries and keys are equally long that
@@ -102,7 +104,7 @@ def bottom_right_diagonal(p: AttentionParams, env: Environment) -> Violation | N
     passes={"qkv_layout": "sbhd_sbhd_sbhd"},
     device=CUDA,
 )
-def rows_behind_each_other(p: AttentionParams, env: Environment) -> Violation | None:
+def rows_behind_each_other(p: AttentionParams, env: Environment) -> Finding:
     """With lengths, sequences must lie one behind the other
 
     Why: a call with lengths takes rows [t, h, d] and the first row of each sequence; a padded batch is that

@@ -139,7 +139,7 @@ class _DefaultFlags(dict[str, bool]):
 
 def _patch_torch(package: Package) -> None:
     torch.cuda.get_device_capability = package.capability
-    torch.library.custom_op = _custom_op  # type: ignore[assignment]
+    torch.library.custom_op = _custom_op
     torch.library.register_fake = _register_fake
 
 
