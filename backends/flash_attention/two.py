@@ -39,7 +39,7 @@ from .kernel import FlashCall, Forward, Kernel
 from .packages import Function, function, window_arguments
 
 NAME = "flash_attn.2"
-HEAD_DIM_MULTIPLE, HEAD_DIM_ROOM = 8, 256
+HEAD_DIM_MULTIPLE, HEAD_DIM_ROOM = 8, 192  # wider backwards have no kernel on some GPUs
 # What a release may lack, with the value at which that says nothing.
 OFF = {"softcap": 0.0, "alibi_slopes": None, "block_table": None, "deterministic": False}
 

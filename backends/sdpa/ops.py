@@ -43,7 +43,7 @@ FLASH_CUDA = Traits(
     causal="bottom_right",  # FA2's corner; F.sdpa hides it by refusing is_causal with s_q != s_kv
     takes_mask=False,
     equal_head_dims=True,
-    head_dim_room=256,
+    head_dim_room=192,  # above, sm86 to sm89 and sm12x lack kernels
 )
 FLASH_CPU = Traits(
     "sdpa.flash",

@@ -246,7 +246,8 @@ def four_wide_on_blackwell(p: AttentionParams, env: Environment) -> Violation | 
         return Violation("softcap", p.softcap, OneOf(0.0))
     if p.softmax_type != "vanilla":
         return Violation("softmax_type", p.softmax_type, OneOf("vanilla"))
-    if p.windowed:
+    moved = p.causal and not p.bottom_right_diagonal and p.max_seqlen_q != p.max_seqlen_kv
+    if p.windowed or moved:  # a top-left diagonal is a window from the bottom right
         return Violation("window_size", p.window_size, OneOf((-1, -1)))
     if old and p.kv_cache == "paged":
         return Violation("kv_cache", "paged", OneOf("none"))

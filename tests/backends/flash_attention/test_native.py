@@ -228,14 +228,14 @@ def test_an_operator_runs_its_function_on_meta_and_differentiates():
     """torch's own would run the fake. Its schema still refuses a wrong type."""
     ran = []
 
-    @_custom_op("attnsel_test_native::twice", mutates_args=(), device_types="cuda")
+    @_custom_op("flash_attn::twice", mutates_args=(), device_types="cuda")
     def twice(x: torch.Tensor, factor: float) -> torch.Tensor:
         ran.append(x.device.type)
         return x * factor
 
     twice.register_autograd(lambda ctx, grad: (grad * ctx.factor, None), setup_context=_keep_factor)
     x = torch.ones(3, requires_grad=True)
-    torch.ops.attnsel_test_native.twice(x, 2.0).sum().backward()
+    torch.ops.flash_attn.twice(x, 2.0).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [2.0, 2.0, 2.0]
     twice(torch.empty(3, device="meta"), 2.0)
