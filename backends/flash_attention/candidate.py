@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-from attnsel.candidates.record import CandidateRecord, Efficiency
+from attnsel.candidates.record import CandidateRecord, Efficiency, Memory
+
+if TYPE_CHECKING:
+    from attnsel.environment import Environment
+    from attnsel.params import AttentionParams
 
 # Every call that some release of theirs runs; which release and GPU takes which, rules/flash_attention knows.
 _EVERY = (
     "bf16", "fp16", "cuda", "training", "causal", "window", "top_left", "bottom_right", "padding", "thd",
     "gaps", "paged", "gqa", "softcap", "deterministic", "lse", "strides", "cuda_graph",
 )  # fmt: skip
+
+_FLOAT32 = 4
+_TILE = 128  # rows, to which queries are rounded up
+
+
+def ordered_sums(p: AttentionParams, env: Environment) -> Memory:
+    """What the deterministic backward of FlashAttention 2 adds up in: dq in float32, once for each of the
+    blocks that would otherwise race, which are as many as keep every multiprocessor busy.
+
+    Source: mha_bwd in csrc/flash_attn/flash_api.cpp v2.8.3, lines 888 to 900: dq_accum [nsplits, b, s_q, h,
+    d], nsplits = ceil(multiprocessors / (b * h)), s_q rounded to 128 and d to 32.
+    """
+    what = "float32 gradients of q"
+    if not (p.is_training and p.deterministic and env.device.sm_count):
+        return what, 0
+    sequences = p.batch_size * p.num_heads
+    splits = -(-env.device.sm_count // max(1, sequences))
+    rows, width = -(-p.max_seqlen_q // _TILE) * _TILE, -(-p.head_dim_qk // 32) * 32
+    return what, _FLOAT32 * splits * sequences * rows * width
+
 
 _package = partial(
     CandidateRecord,
@@ -32,6 +57,7 @@ CANDIDATES = (
         needs=("torch", "flash_attn"),
         library="flash_attn",
         adaptations=_ADAPTED,
+        memory=ordered_sums,
         dropout="generator",
         kernel_family="flash",
         efficiency=(

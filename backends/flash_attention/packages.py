@@ -23,12 +23,20 @@ class Missing(RuntimeError):
 def module(name: str, *places: str) -> ModuleType:
     """The first of ``places`` that can be imported. Raises Missing for ``name``, the candidate's."""
     for place in places:
-        if place in sys.modules:
-            return sys.modules[place]
+        there = sys.modules.get(place)
+        if there is not None:
+            return _another_package(name, there)
     found = [_imported(place) for place in places]
     there = next((one for one in found if isinstance(one, ModuleType)), None)
     if there is None:
         raise Missing(f"{name}: {'; '.join(map(str, found))}")
+    return _another_package(name, there)
+
+
+def _another_package(name: str, there: ModuleType) -> ModuleType:
+    """Raises Missing where attnsel answers to the name itself: a call would go round in a circle."""
+    if there.__name__.partition(".")[0] == "attnsel":
+        raise Missing(f"{name}: attnsel's own functions answer to `import flash_attn` in this process")
     return there
 
 

@@ -16,6 +16,7 @@ from attention_cases import BOTTOM_RIGHT, CASES, CAUSAL, Case, carried_out, erro
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.flash_attention import four, three, two
 from attnsel.backends.flash_attention.kernel import Kernel
+from attnsel.flash_attn.shim import install, uninstall
 from emulated_flash_attn import installed
 from varlen_cases import MORE, made
 
@@ -258,3 +259,13 @@ def test_a_package_that_is_not_there_says_so() -> None:
     for kernel, words in ((two.KERNEL, "flash_attn"), (three.KERNEL, "flash_attn_3"), (four.KERNEL, "cute")):
         with pytest.raises(RuntimeError, match=f"No module named '{words}|{words}"):
             kernel.prepare(spec, inputs)
+
+
+def test_attnsels_own_flash_attn_is_not_called_in_a_circle() -> None:
+    """Where attnsel took the name for a program, the candidate says so."""
+    install(force=True)
+    try:
+        with pytest.raises(RuntimeError, match="attnsel's own functions answer to `import flash_attn`"):
+            two.KERNEL.prepare(*half(Case("plain")))
+    finally:
+        uninstall()
