@@ -56,7 +56,7 @@ ASKS: dict[str, tuple[dict[str, Any], ...]] = {
     "window": ({"window_size": (16, 16)},),
     "top_left": (
         {"attn_mask_type": "causal", "max_seqlen_kv": 256},
-        {"attn_mask_type": "causal", "max_seqlen_kv": 64},
+        {"attn_mask_type": "causal", "max_seqlen_kv": 96},
     ),
     "bottom_right": ({"attn_mask_type": "causal_bottom_right", "max_seqlen_kv": 256},),
     "bias": (BIAS,),
