@@ -28,7 +28,7 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.lse_gradient import Five, added, with_lse_gradient
 
 from . import packages
-from .kernel import FlashCall, Forward, Kernel
+from .kernel import FlashCall, Forward, Kernel, check_heads
 from .packages import function
 
 NAME = "flash_attn.4"
@@ -49,14 +49,7 @@ class Four:
 
     def check(self, spec: Spec, inputs: Inputs) -> None:
         module = interface()
-        for which, t in (("q", inputs.q), ("v", inputs.v)):
-            if t.shape[-1] % HEAD_DIM_MULTIPLE:
-                raise ValueError(
-                    f"{NAME}: head_dim of {which} must be a multiple of {HEAD_DIM_MULTIPLE}; "
-                    f"got {t.shape[-1]}"
-                )
-        if spec.dropout_p:
-            raise ValueError(f"{NAME}: dropout_p {spec.dropout_p}: it has no dropout")
+        check_heads(NAME, spec, inputs, HEAD_DIM_MULTIPLE)
         sinks = spec.softmax_type != "vanilla"
         if sinks and "learnable_sink" not in function(module, "_flash_attn_bwd").names:
             raise ValueError(

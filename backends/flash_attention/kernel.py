@@ -7,7 +7,7 @@ lse as the contract has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from attnsel.backends.alignment import misalignment, readable
 from attnsel.backends.checks import check_gradients, check_tensors
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.backends.lse_gradient import Five
+from attnsel.backends.lse_gradient import Five, added
 from attnsel.backends.pages import check_pages
 from attnsel.backends.rows import Form, above_zero, bottom_right_window, check_rows
 
@@ -225,6 +225,36 @@ class Kernel:
             _sinks(spec, inputs),
             inputs.cu_seqlens_q_padded is not None or inputs.cu_seqlens_kv_padded is not None,
         ), factor
+
+
+def check_heads(name: str, spec: Spec, inputs: Inputs, multiple: int) -> None:
+    """ValueError for head dimensions that are no multiple, and for dropout: what 3 and 4 have in common."""
+    for which, t in (("q", inputs.q), ("v", inputs.v)):
+        if t.shape[-1] % multiple:
+            raise ValueError(
+                f"{name}: head_dim of {which} must be a multiple of {multiple}; got {t.shape[-1]}"
+            )
+    if spec.dropout_p:
+        raise ValueError(f"{name}: dropout_p {spec.dropout_p}: it has no dropout")
+
+
+def gradients(
+    run: Callable[[Mapping[str, Any]], Any], parts: Iterable[Five], lse: Tensor, others: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    """What a backward of 2 or 3 writes into the memory it is given, summed over ``parts``.
+
+    ``lse`` is read by its address: it is contiguous here. ``others``: the arguments beside these.
+    """
+    lse, made = lse.contiguous(), []
+    for part in parts:
+        grads = {
+            f"d{name}": torch.empty_like(t, memory_format=torch.contiguous_format)
+            for name, t in zip("qkv", part[:3], strict=True)
+        }
+        run({**others, **part._asdict(), "softmax_lse": lse, **grads})
+        made.append(tuple(grads.values()))
+    dq, dk, dv = added(made)
+    return dq, dk, dv, None
 
 
 def _sinks(spec: Spec, inputs: Inputs) -> Tensor | None:

@@ -25,14 +25,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.lse_gradient import Five, added, with_lse_gradient
+from attnsel.backends.lse_gradient import Five, with_lse_gradient
 
 from . import packages
-from .kernel import FlashCall, Forward, Kernel
+from .kernel import FlashCall, Forward, Kernel, check_heads, gradients
 from .packages import function, window_arguments
 
 NAME = "flash_attn.3"
@@ -57,14 +56,7 @@ class Three:
 
     def check(self, spec: Spec, inputs: Inputs) -> None:
         interface()
-        for which, t in (("q", inputs.q), ("v", inputs.v)):
-            if t.shape[-1] % HEAD_DIM_MULTIPLE:
-                raise ValueError(
-                    f"{NAME}: head_dim of {which} must be a multiple of {HEAD_DIM_MULTIPLE}; "
-                    f"got {t.shape[-1]}"
-                )
-        if spec.dropout_p:
-            raise ValueError(f"{NAME}: dropout_p {spec.dropout_p}: it has no dropout")
+        check_heads(NAME, spec, inputs, HEAD_DIM_MULTIPLE)
         if spec.softmax_type != "vanilla":
             raise ValueError(f"{NAME}: softmax_type {spec.softmax_type!r}: it has no sinks")
 
@@ -86,28 +78,16 @@ class Three:
         self, call: FlashCall, five: Five, lse: Tensor, saved: tuple[Any, ...], dlse: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         run = function(interface(), "_flash_attn_backward")
-        parts = []
-        for q, k, v, out, dout in [five] if dlse is None else _with_lse_gradient(five, dlse):
-            grads = {f"d{name}": torch.empty_like(t) for name, t in (("q", q), ("k", k), ("v", v))}
-            run(
-                {
-                    **_tensors(call._replace(q=q, k=k, v=v)),
-                    "out": out,
-                    "dout": dout,
-                    "softmax_lse": lse.contiguous(),
-                    **grads,
-                    "softmax_scale": call.softmax_scale,
-                    "is_causal" if "is_causal" in run.names else "causal": call.causal,
-                    **window_arguments(run, call.window_left, call.window_right),
-                    "softcap": call.softcap,
-                    "deterministic": call.deterministic,
-                },
-                OFF,
-                _NO_ARGUMENT,
-            )
-            parts.append(tuple(grads.values()))
-        dq, dk, dv = added(parts)
-        return dq, dk, dv, None
+        parts = [five] if dlse is None else _with_lse_gradient(five, dlse)
+        others = {
+            **_tensors(call),
+            "softmax_scale": call.softmax_scale,
+            "is_causal" if "is_causal" in run.names else "causal": call.causal,
+            **window_arguments(run, call.window_left, call.window_right),
+            "softcap": call.softcap,
+            "deterministic": call.deterministic,
+        }
+        return gradients(lambda given: run(given, OFF, _NO_ARGUMENT), parts, lse, others)
 
     def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         run = function(interface(), "flash_attn_func")

@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.lse_gradient import Five, added, with_lse_gradient
+from attnsel.backends.lse_gradient import Five, with_lse_gradient
 from attnsel.backends.rows import bottom_right_window, check_open_right, longest_rows, same_lengths
 
 from . import packages
-from .kernel import FlashCall, Forward, Kernel
+from .kernel import FlashCall, Forward, Kernel, gradients
 from .packages import Function, function, window_arguments
 
 NAME = "flash_attn.2"
@@ -97,26 +97,14 @@ class Two:
             lse = lse + _alibi_rows(call, 1.0, lse)
         # The random state is written to where none is given; without dropout it is not read.
         random = saved[0] if saved else torch.zeros(2, dtype=torch.int64, device=lse.device)
-        parts = []
-        for q, k, v, out, dout in [five] if dlse is None else _with_lse_gradient(five, dlse):
-            grads = {f"d{name}": torch.empty_like(t) for name, t in (("q", q), ("k", k), ("v", v))}
-            run(
-                {
-                    **_tensors(call._replace(q=q, k=k, v=v)),
-                    "out": out,
-                    "dout": dout,
-                    "softmax_lse": lse.contiguous(),
-                    **grads,
-                    **_settings(run, call),
-                    "deterministic": call.deterministic,
-                    "rng_state": random,
-                },
-                OFF,
-                _UNUSED,
-            )
-            parts.append(tuple(grads.values()))
-        dq, dk, dv = added(parts)
-        return dq, dk, dv, None
+        parts = [five] if dlse is None else _with_lse_gradient(five, dlse)
+        others = {
+            **_tensors(call),
+            **_settings(run, call),
+            "deterministic": call.deterministic,
+            "rng_state": random,
+        }
+        return gradients(lambda given: run(given, OFF, _UNUSED), parts, lse, others)
 
     def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         run = function(interface(), "flash_attn_func")
