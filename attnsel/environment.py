@@ -238,6 +238,10 @@ def _impossible(env: Environment) -> list[str]:
         found.append(f"sm{arch} is not known to cuDNN {cudnn}: attention for it begins with {known.cudnn}")
     if env.device.type != "cuda" and "cudnn" not in env.assumed and cudnn and not env.detected:
         found.append(f"cuDNN {cudnn} has no use on a {env.device.type} device")
+    two, four = env.flash_attn, env.flash_attn_4
+    if not env.detected and two is not None and four is not None and (2, 8) <= two < (2, 9):
+        # SkyRL#2132; where it happened attnsel doctor says it, by the files' hashes.
+        found.append(f"flash-attn {two} brings an old flash_attn/cute: install flash-attn-4 last")
     return found
 
 

@@ -13,7 +13,7 @@ from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.rules.api import limit, rule
 from attnsel.selection.requirements import AtLeast, FreeText, Multiple, OneOf
 from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn, cudnn_frontend, torch
+from attnsel.versions import cudnn, cudnn_frontend, flash_attn_4, torch
 
 CUDNN_KERNELS = running("cudnn")
 HOPPER = frozenset({90})
@@ -378,4 +378,29 @@ def long_masks_backward(p: AttentionParams, env: Environment) -> Violation | Non
     """
     if p.is_training and p.attn_mask_type == "arbitrary" and p.max_seqlen_q * p.max_seqlen_kv > 46344**2:
         return Violation("attn_mask_type", "arbitrary", FreeText("no mask tensor above 46344 x 46344"))
+    return None
+
+
+# FlashAttention's packages. A backward that launches nothing on small cards: FLASH214.
+
+
+@rule(
+    "BUG060",
+    "flash_attn.4",
+    when=flash_attn_4("<4.0.0b20"),
+    arch=BLACKWELL,
+    evidence="reported",
+    fires_on={"gpu": "B200", "flash_attn_4": "4.0.0b11", "head_dim_qk": 256},
+    passes={"gpu": "B200", "flash_attn_4": "4.0.0b11"},
+)
+def wide_heads_of_a_batch(p: AttentionParams, env: Environment) -> Violation | None:
+    """Early flash-attn-4 gives wrong gradients at head_dim 256 on B200
+
+    Why: with two sequences or more dQ came out five times too large and nearly reversed; the forward was
+    right. Which beta mended it nobody says; 4.0.0b20 has another backward for that width.
+    Fix: pip install --pre 'flash-attn-4>=4.0.0b36'.
+    Source: TransformerEngine#3216 (4.0.0b11 on a B200).
+    """
+    if p.is_training and p.batch_size > 1 and max(p.head_dim_qk, p.head_dim_v) == 256:
+        return Violation("flash_attn_4", env.flash_attn_4, FreeText("4.0.0b36 or newer"))
     return None

@@ -95,6 +95,7 @@ _WRITTEN = (
     Range("CP", 20, 99, "rules/context_parallel.py", "lengths of the steps"),
     Range("BUG", 1, 29, "rules/bugs.py", "libcudnn"),
     Range("BUG", 30, 59, "rules/bugs.py", "PyTorch"),
+    Range("BUG", 60, 79, "rules/bugs.py", "FlashAttention's packages"),
     Range("PREF", 1, 99, "rules/preferences.py", "which of several goes first"),
 )
 
