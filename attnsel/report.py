@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 _NAME = 15  # columns for a candidate's name
 _MARK = {"eligible": "✔", "unknown": "?", "refused": "✖"}
 _MOST_WAYS = 3  # shown of the ways to one candidate
-_ABOUT_PROOF = ("PREF004", "PREF010")  # what "unproven" says already
+_NO_WHEEL = "# No "  # how attnsel/wheels.py begins where a package would have to be compiled
+_BESIDE_PROOF = ("PREF011", "PREF012", "PREF013")  # said of what is unproven too
+_STAYS = ("arch", "device", "platform")  # whatever is installed
 
 
 def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
@@ -222,7 +225,7 @@ def _runs_text(candidate: Candidate, selection: Selection) -> str:
     if candidate.placed_by is not None and not record.last_resort:
         page = REGISTRY.pages[candidate.placed_by]
         assert isinstance(page, Preference)
-        if not (candidate.unproven and page.code in _ABOUT_PROOF):
+        if not candidate.unproven or page.code in _BESIDE_PROOF:
             notes.append(page.short)
     return " · ".join(notes)
 
@@ -266,8 +269,8 @@ def _reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
     """Every reason once, below the names of all candidates that it refuses."""
     needing_gpu, absent = _needing_gpu(selection), _absent(selection)
     lines: list[str] = []
-    told = [c for c in selection.candidates if c.name not in (*needing_gpu, *absent)]
-    for names, reasons in _grouped(told).items():
+    told = [c for c in selection.candidates if c.name not in needing_gpu]
+    for names, reasons in _grouped(told, absent).items():
         refused = selection[names[0]].verdict == "refused"
         lines += _fold(
             ", ".join(names), width, f"  – {_MARK['refused' if refused else 'unknown']} ", "      "
@@ -299,25 +302,28 @@ def _needing_gpu(selection: Selection) -> list[str]:
 
 
 def _absent(selection: Selection) -> dict[str, str]:
-    """The candidates, but for a forced one, that lack nothing but a package of their own, and the code of
-    the rule that says so."""
+    """The candidates, but for a forced one, whose own package is not there, and the code that says so."""
     needing_gpu = _needing_gpu(selection)
     return {
-        c.name: c.reasons[0].code
+        c.name: reason.code
         for c in selection.candidates
         if c.name not in (selection.policy.backend, *needing_gpu)
-        and len(c.reasons) == 1
-        and c.reasons[0].field == CANDIDATES[c.name].library
-        and c.reasons[0].observed is None
+        for reason in c.reasons
+        if reason.field == CANDIDATES[c.name].library and reason.observed is None
     }
 
 
-def _grouped(candidates: list[Candidate]) -> dict[tuple[str, ...], list[tuple[str, Reason]]]:
-    """Reasons by the candidates that share them, in the order in which they are met."""
+def _grouped(
+    candidates: list[Candidate], told: Mapping[str, str]
+) -> dict[tuple[str, ...], list[tuple[str, Reason]]]:
+    """Reasons by the candidates that share them, in the order in which they are met. Of a candidate in
+    ``told``, which is not installed, those that stay when it is: what this GPU is not."""
     sharing: dict[tuple[str, str], list[str]] = {}
     first: dict[tuple[str, str], Reason] = {}
     for candidate in candidates:
         for reason in candidate.reasons:
+            if candidate.name in told and (reason.code == told[candidate.name] or reason.field not in _STAYS):
+                continue
             key = (reason.code, _of_any(candidate.name, reason))
             if candidate.name not in sharing.setdefault(key, []):
                 sharing[key].append(candidate.name)
@@ -363,6 +369,10 @@ def _unlock_lines(selection: Selection, width: int) -> list[str]:
             lead = f"  To get {name}: " if unlock is unlocks[0] else "  or: "
             place = "would be first" if unlock.rank == 1 else f"would be number {unlock.rank}"
             text = f"{unlock.change}  [{unlock.effect}; re-checked: {place}]"
+            if unlock.paste.startswith(_NO_WHEEL) and name != selection.policy.backend:
+                text += f"; no wheel is known: --backend {name} shows how it is built"
+                lines += _fold(text, width, lead, "      ")
+                continue
             lines += _fold(text, width, lead, "      ")
             lines += [
                 f"      {line}"

@@ -191,9 +191,13 @@ def four_backward_fits(p: AttentionParams, env: Environment) -> Violation | None
     )
 
 
-_BUILT_BY_B20 = {
-    90: {32, 64, 72, 80, 96, 128, 192, 256, (192, 128), (128, 64), (96, 64), (192, 64), (256, 128)},
-    100: {32, 64, 96, 128, 256, (192, 128), (128, 64), (64, 128), (96, 64)},
+# Widths of q, k and v alike, and pairs, whose backward 4.0.0b20 builds: on Hopper, and on B200.
+_BUILT_BY_B20: dict[bool, tuple[tuple[int, ...], frozenset[tuple[int, int]]]] = {
+    True: (
+        (32, 64, 72, 80, 96, 128, 192, 256),
+        frozenset({(192, 128), (128, 64), (96, 64), (192, 64), (256, 128)}),
+    ),
+    False: ((32, 64, 96, 128, 256), frozenset({(192, 128), (128, 64), (64, 128), (96, 64)})),
 }
 
 
@@ -201,25 +205,27 @@ _BUILT_BY_B20 = {
     "FLASH418",
     when=BEFORE_B36,
     arch=(*HOPPER, *DATACENTRE),
-    requires={"flash_attn_4": NEWER},
     evidence="compiler",
     fires_on={"head_dim_qk": 40, **OLD},
     passes={"head_dim_qk": 64, **OLD},
 )
-def four_widths_of_b20(p: AttentionParams, env: Environment) -> bool:
+def four_widths_of_b20(p: AttentionParams, env: Environment) -> Violation | None:
     """4.0.0b20 builds the backward of few head dimensions
 
     Why: the others fail while they are compiled; 200 on Hopper ends the process.
-    Fix: pip install --pre 'flash-attn-4>=4.0.0b36'.
+    Fix: pip install --pre 'flash-attn-4>=4.0.0b36'; attnsel pads to the next width that is built.
     Source: flash_bwd_preprocess.py 4.0.0b20, line 381, flash_bwd_sm90.py, lines 1179 and 1671; every multiple
     of 8 and common pair built for sm90 and sm100 with nvidia-cutlass-dsl 4.6.0.dev0.
     """
     d, e = p.head_dim_qk, p.head_dim_v
-    built = _BUILT_BY_B20[90 if env.arch == 90 else 100]
-    return p.is_training and (d if d == e else (d, e)) not in built
-
-
-# head_dim 256 on datacentre Blackwell has kernels of its own.
+    alike, pairs = _BUILT_BY_B20[env.arch == 90]
+    if not p.is_training or (d, e) in pairs or max(d, e) > alike[-1]:
+        return None
+    if e < d:
+        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
+    if d < e:
+        return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
+    return limit(p, "head_dim_qk", OneOf(*(width for width in alike if width >= d)))
 
 
 @rule(
