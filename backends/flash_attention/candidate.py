@@ -41,7 +41,6 @@ _package = partial(
     CandidateRecord,
     family="FLASH",
     unproven_last=False,  # the kernels are their maker's; the code around them is checked on its first call
-    refusals=("builtins:AssertionError", "builtins:ImportError", "builtins:TypeError"),
 )
 _ADAPTED = ("drop_mask", "pad_head_dim_qk", "pad_head_dim_v", "contiguous", "pack")
 

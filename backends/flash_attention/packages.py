@@ -60,7 +60,8 @@ class Function(NamedTuple):
         """Call it with ``arguments``, those of ``off`` among them that say nothing when they have that value.
 
         ``unused``: what a release may want to be given and attnsel has no use for; it gets None. Raises
-        RuntimeError for anything else that is missing on either side, and where the package asserts.
+        RuntimeError for anything else that is missing on either side, and for whatever else the package
+        raises.
         """
         lacking = [name for name in arguments if name not in self.names]
         for name in lacking:
@@ -73,9 +74,12 @@ class Function(NamedTuple):
             given[name] = None
         try:
             return self.call(**given)
-        except (AssertionError, TypeError) as error:
-            # Their checks are asserts for the most part, some without a word.
-            raise RuntimeError(f"{self.where}: {error or 'assertion failed'}") from error
+        except (RuntimeError, ValueError):
+            raise
+        except Exception as error:
+            # Their checks are asserts for the most part, some without a word, and compilers raise what they
+            # like: to the caller all of it says no.
+            raise RuntimeError(f"{self.where}: {type(error).__name__}: {error}") from error
 
 
 def function(module: ModuleType, name: str) -> Function:
