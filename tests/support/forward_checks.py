@@ -31,11 +31,12 @@ def check_forward(result: Result, spec: Spec, inputs: Inputs) -> None:
 
 
 def call_in_pages(s_q: int, scale: int, page_size: int) -> tuple[tuple[Spec, Inputs], tuple[Spec, Inputs]]:
-    """A forward in fp16 over two sequences, plain and with its keys in pages."""
+    """A forward in fp16 over two sequences, q bshd, plain and with its keys in pages."""
     sizes = {"d": 64, "e": 64, "s_q": s_q, "s_kv": 40 * scale}
     case = Case("", {**BOTTOM_RIGHT, "need_grad": False}, {"seqlens_kv": "b"}, sizes)
     spec, inputs = build(case, torch.float16)
     spec = dataclasses.replace(spec, return_max_logit=False)
+    inputs = inputs._replace(q=inputs.q.transpose(1, 2).contiguous().transpose(1, 2))
     return (spec, inputs), pages_of(spec, inputs, page_size)
 
 
