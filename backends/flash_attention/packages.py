@@ -77,6 +77,8 @@ class Function(NamedTuple):
         except (RuntimeError, ValueError):
             raise
         except Exception as error:
+            if type(error).__module__.partition(".")[0] == "torch":
+                raise  # PyTorch's own, some of which are no errors: checkpointing stops a forward by one
             # Their checks are asserts for the most part, some without a word, and compilers raise what they
             # like: to the caller all of it says no.
             raise RuntimeError(f"{self.where}: {type(error).__name__}: {error}") from error
