@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ def python(code: str, *arguments: str) -> list[str]:
     if _SAFE_PATH:
         return [sys.executable, "-P", "-c", start + code, *arguments]
     return [sys.executable, "-c", "import sys; sys.path.pop(0)\n" + start + code, *arguments]
+
+
+def answering() -> Callable[[Mapping[str, Any]], None]:
+    """In a child: what writes its answers, a JSON line each.
+
+    Libraries and compilers print where they like: answers get a descriptor of their own, and what is printed
+    goes to standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def tell(said: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
+
+    return tell
 
 
 class Child:

@@ -304,13 +304,18 @@ def _needing_gpu(selection: Selection) -> list[str]:
 def _absent(selection: Selection) -> dict[str, str]:
     """The candidates, but for a forced one, whose own package is not there, and the code that says so."""
     needing_gpu = _needing_gpu(selection)
-    return {
-        c.name: reason.code
+    missing = {
+        c.name: _own_package(c)
         for c in selection.candidates
         if c.name not in (selection.policy.backend, *needing_gpu)
-        for reason in c.reasons
-        if reason.field == CANDIDATES[c.name].library and reason.observed is None
     }
+    return {name: reason.code for name, reason in missing.items() if reason is not None}
+
+
+def _own_package(candidate: Candidate) -> Reason | None:
+    """The reason that its own package is not installed."""
+    library = CANDIDATES[candidate.name].library
+    return next((r for r in candidate.reasons if r.field == library and r.observed is None), None)
 
 
 def _grouped(
@@ -348,11 +353,8 @@ def _of_any(name: str, reason: Reason) -> str:
 
 def _worth_showing(unlock: Unlock, selection: Selection) -> bool:
     """A package that is not there is worth its installation where it would be first, on this GPU."""
-    reasons = selection[unlock.candidate].reasons
-    library = CANDIDATES[unlock.candidate].library
-    if unlock.candidate == selection.policy.backend or not any(
-        reason.field == library and reason.observed is None for reason in reasons
-    ):
+    candidate = selection[unlock.candidate]
+    if candidate.name == selection.policy.backend or _own_package(candidate) is None:
         return True
     return unlock.rank == 1 and unlock.effect != "hardware"
 

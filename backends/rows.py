@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.contract import Inputs, Result, Spec
 
-from .pages import longest_paged
+from .pages import check_pages, longest_paged
 from .sequences import Sequences, Side, dense, lse_by_row, rows_of, sequences_of
 from .sequences import lse_by_sequence as by_sequence
 
@@ -97,6 +97,23 @@ def above_zero(scale: float) -> tuple[float, float]:
     if scale > 0.0:
         return 1.0, scale
     return (-1.0, -scale) if scale else (0.0, 1.0)
+
+
+def check_rows_given(spec: Spec, inputs: Inputs) -> None:
+    """ValueError for a block table that no kernel can take, and for packed rows without cu_seqlens."""
+    if inputs.block_table is not None:
+        check_pages(spec, inputs)
+    elif spec.packed and (inputs.cu_seqlens_q is None or inputs.cu_seqlens_kv is None):
+        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
+
+
+def lse_of_forward(spec: Spec, result: Result) -> Tensor:
+    """What a backward starts from. ValueError where the forward left no lse, or not what it dropped by."""
+    if result.lse is None:
+        raise ValueError("the forward gave no lse: it needs need_lse or need_grad")
+    if spec.dropout_p and not result.saved:
+        raise ValueError("dropout_p: the forward's random numbers are not there (result.saved)")
+    return result.lse
 
 
 def check_rows(name: str, spec: Spec, inputs: Inputs) -> None:

@@ -123,6 +123,15 @@ def _places(record: CandidateRecord, arch: int | None) -> tuple[int, int]:
     return len(families), 0
 
 
+def _standing(name: str) -> tuple[CandidateRecord, int]:
+    """The candidate whose place it takes, and -1, 0 or 1: before it, its own, or behind it."""
+    record = CANDIDATES[name]
+    if record.beside is None:
+        return record, 0
+    other, beside = record.beside
+    return CANDIDATES[other], beside
+
+
 @preference("PREF005", short="a slower kernel family", evidence="reported")
 def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     """FlashAttention 3 and cuDNN lead on Hopper, cuDNN and 4 on B200, 2 elsewhere
@@ -137,11 +146,8 @@ def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     transformers PR #48163; TransformerEngine v2.18, utils.py, lines 588-596 and 1647-1660.
     A plug-in stands where its maker says, or behind these.
     """
-    record, beside = CANDIDATES[c.name], 0
-    if record.beside is not None:
-        name, beside = record.beside
-        record = CANDIDATES[name]
-    return 3 * _places(record, arch)[0] + beside  # beside is -1, 0 or 1
+    record, beside = _standing(c.name)
+    return 3 * _places(record, arch)[0] + beside
 
 
 @preference("PREF006", short="the slower last resort", evidence="measured")
@@ -181,10 +187,7 @@ def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
     (9.19.1 on an H200, 9.22 on a GB200); FlashAttention-4 paper (B200); sglang#33655; TransformerEngine
     v2.18, utils.py, lines 1647-1660.
     """
-    record = CANDIDATES[c.name]
-    if record.beside is not None:
-        record = CANDIDATES[record.beside[0]]
-    return _places(record, arch)[1]
+    return _places(_standing(c.name)[0], arch)[1]
 
 
 @preference("PREF009", short="second of its family", evidence="policy")

@@ -79,11 +79,8 @@ class Tally:
             self.disagreements.append(RuleMismatch(kind, gpu, p, verdict.codes, heard.words))
         return kind
 
-    def counts(self) -> dict[str, Any]:
-        return counts(self.outcomes)
-
     def as_dict(self) -> dict[str, Any]:
-        asked, *others = self.counts().items()
+        asked, *others = counts(self.outcomes).items()
         return {
             **dict([asked]),
             "accepted_by_library": self.accepted,

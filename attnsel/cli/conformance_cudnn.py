@@ -6,7 +6,7 @@ from typing import Any
 
 from attnsel._schemas import stamped
 from attnsel.cli.agreement import GPUS, Tally, compare, starting_points
-from attnsel.cli.disagreements import SHOWN, bound, gpus_of, tell_disagreements
+from attnsel.cli.disagreements import SHOWN, gpus_of, tell_disagreements, tell_outcomes
 from attnsel.cli.output import (
     BAD_INPUT,
     CHECK_FAILED,
@@ -59,25 +59,17 @@ def conformance_cudnn(
 
 def _tell(tally: Tally, about: dict[str, Any], notes: list[str]) -> None:
     """The count, then the disagreements by what they have in common."""
-    count, asked = tally.outcomes, tally.asked
-    for note in notes:
-        print_text("\n".join(wrap(note, "! ")))
-    print_text(f"cuDNN {about['cudnn']} · frontend {about['cudnn_frontend']} · judged at {about['stage']}")
-    print_text(
-        f"{about['samples']} questions (seed {about['seed']}) on {', '.join(about['gpus'])}: {asked} asked"
+    tell_outcomes(
+        f"cuDNN {about['cudnn']} · frontend {about['cudnn_frontend']} · judged at {about['stage']}",
+        about,
+        tally,
+        notes,
+        {
+            "known bug": "refused as a known bug, library accepts",
+            "no answer": "no answer in time",
+            "crashes": "planner crashes, all of them refusals",
+        },
     )
-    rows = (
-        ("both agree", count["agree"], ""),
-        ("false accepts", count["false accept"], bound(count["false accept"], asked)),
-        ("false rejects", count["false reject"], bound(count["false reject"], asked)),
-        ("refused as a known bug, library accepts", count["known bug"], ""),
-        ("unknown to the rules", count["unknown"], ""),
-        ("no answer in time", count["no answer"], ""),
-        ("planner crashes, all of them refusals", tally.crashes, ""),
-    )
-    for name, number, words in rows:
-        if number or words or name == "both agree":
-            print_text(f"  {number:>7}  {name}{words}")
     fp8 = tally.fp8
     wrong = f"{fp8['false accept']} false accepts, {fp8['false reject']} false rejects"
     print_text(f"  {fp8.total():>7}  of all were about FP8 attention: {wrong}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel._schemas import stamped
 from attnsel.cli.agreement import Place, Tally, counts, starting_points
-from attnsel.cli.disagreements import bound, gpus_of, tell_disagreements
+from attnsel.cli.disagreements import gpus_of, tell_disagreements, tell_outcomes
 from attnsel.cli.library import by_rules, outcome
 from attnsel.cli.output import (
     BAD_INPUT,
@@ -16,9 +16,7 @@ from attnsel.cli.output import (
     bar,
     complain,
     print_json,
-    print_text,
     unwound,
-    wrap,
 )
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
@@ -140,27 +138,18 @@ def _said(package: Package, p: AttentionParams, place: Place, depth: str) -> Sai
 
 def _tell(run: Run, about: dict[str, Any], notes: list[str]) -> None:
     """The count, then the disagreements by what they have in common."""
-    tally = run.tally
-    count, asked = tally.outcomes, tally.asked
-    for note in notes:
-        print_text("\n".join(wrap(note, "! ")))
-    compiler = about["compiler"]
+    tally, compiler = run.tally, about["compiler"]
     how = "its checks" if compiler is None else f"its checks, and its compiler {compiler}"
-    print_text(f"{about['backend']} {about['version']} · {how}")
-    print_text(
-        f"{about['samples']} questions (seed {about['seed']}) on {', '.join(about['gpus'])}: {asked} asked"
+    tell_outcomes(
+        f"{about['backend']} {about['version']} · {how}",
+        about,
+        tally,
+        notes,
+        {
+            "known bug": "refused as a known bug, package accepts",
+            "no answer": "no answer that is the package's",
+            "crashes": "the process died, taken for refusals",
+        },
+        ("for which kernels were built", run.traced),
     )
-    rows = (
-        ("both agree", count["agree"], ""),
-        ("false accepts", count["false accept"], bound(count["false accept"], asked)),
-        ("false rejects", count["false reject"], bound(count["false reject"], asked)),
-        ("refused as a known bug, package accepts", count["known bug"], ""),
-        ("unknown to the rules", count["unknown"], ""),
-        ("no answer that is the package's", count["no answer"], ""),
-        ("the process died, taken for refusals", tally.crashes, ""),
-        ("for which kernels were built", run.traced, ""),
-    )
-    for name, number, words in rows:
-        if number or words or name == "both agree":
-            print_text(f"  {number:>7}  {name}{words}")
     tell_disagreements(tally.disagreements)

@@ -4,15 +4,17 @@ disagreement by what it has in common with others."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from attnsel.cli.agreement import RuleMismatch, upper_bound
+from attnsel.cli.agreement import RuleMismatch, Tally, upper_bound
 from attnsel.cli.output import print_text, wrap
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput
 from attnsel.report import params_words
 from attnsel.rules import REGISTRY
 
+Row = tuple[str, int]
 SHOWN = 3  # disagreements written out per group; --json holds all of them
 
 
@@ -31,7 +33,41 @@ def gpus_of(arch: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def bound(seen: int, asked: int) -> str:
+def tell_outcomes(
+    judge: str,
+    about: Mapping[str, Any],
+    tally: Tally,
+    notes: Iterable[str],
+    words: Mapping[str, str],
+    *more: Row,
+) -> None:
+    """Who judged, of how many questions, and how often both agree.
+
+    ``words``: for "known bug", "no answer" and "crashes", where there are some. ``more``: rows beside these.
+    """
+    count, asked = tally.outcomes, tally.asked
+    for note in notes:
+        print_text("\n".join(wrap(note, "! ")))
+    print_text(judge)
+    print_text(
+        f"{about['samples']} questions (seed {about['seed']}) on {', '.join(about['gpus'])}: {asked} asked"
+    )
+    rows = (
+        ("both agree", count["agree"], ""),
+        ("false accepts", count["false accept"], _bound(count["false accept"], asked)),
+        ("false rejects", count["false reject"], _bound(count["false reject"], asked)),
+        (words["known bug"], count["known bug"], ""),
+        ("unknown to the rules", count["unknown"], ""),
+        (words["no answer"], count["no answer"], ""),
+        (words["crashes"], tally.crashes, ""),
+        *((name, number, "") for name, number in more),
+    )
+    for name, number, rate in rows:
+        if number or rate or name == "both agree":
+            print_text(f"  {number:>7}  {name}{rate}")
+
+
+def _bound(seen: int, asked: int) -> str:
     return f" (at 95 %: at most {100 * upper_bound(seen, asked):.2g} % of all questions)"
 
 

@@ -47,7 +47,7 @@ class Four:
     without = ("attn_mask", "bias", "alibi_slopes", "dropout_seed", "dropout_offset")
     lse_by_sequence = False
 
-    def check(self, spec: Spec, inputs: Inputs) -> None:
+    def check(self, spec: Spec, inputs: Inputs, window: tuple[int, int]) -> None:
         module = interface()
         check_heads(NAME, spec, inputs, HEAD_DIM_MULTIPLE)
         sinks = spec.softmax_type != "vanilla"
@@ -80,12 +80,11 @@ class Four:
         run = function(interface(), "_flash_attn_bwd")
         by_columns = dlse is not None and five.q.shape[-1] == five.v.shape[-1] == WIDE
         parts = []
-        for q, k, v, out, dout in _with_lse_gradient(five, dlse) if by_columns else [five]:
+        for part in _with_lse_gradient(five, dlse) if by_columns else [five]:
             arguments = {
-                **_tensors(call._replace(q=q, k=k, v=v)),
+                **_tensors(call),
                 **_settings(call),
-                "out": out,
-                "dout": dout,
+                **part._asdict(),
                 "lse": lse.contiguous(),
                 "softcap": call.softcap,
                 "deterministic": call.deterministic,
@@ -98,7 +97,7 @@ class Four:
         dq, dk, dv, *sinks = added(parts)
         return dq, dk, dv, sinks[0] if sinks else None
 
-    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Any]:
         run = function(interface(), "flash_attn_func")
         left, right = _bound(call.window_left), _bound(call.window_right)
         settings = {
@@ -108,25 +107,12 @@ class Four:
             "softcap": call.softcap,
             "deterministic": call.deterministic,
         }
-
-        def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = run({"q": q, "k": k, "v": v, **settings}, OFF, ())[0]
-            return out
-
-        return dense
+        return run.bound(settings, OFF)
 
 
 def _tensors(call: FlashCall) -> dict[str, Any]:
-    given: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v}
-    if call.cu_seqlens_q is not None:
-        given["cu_seqlens_q"] = call.cu_seqlens_q
-        if call.block_table is None:
-            given["cu_seqlens_k"] = call.cu_seqlens_kv
-        if not call.gaps:  # these shape the grid, which must reach every row
-            given["max_seqlen_q"] = call.max_seqlen_q
-            if call.block_table is None:
-                given["max_seqlen_k"] = call.max_seqlen_kv
-    return given
+    # The longest shape the grid, which must reach every row.
+    return call.arguments(keys=call.block_table is None, longest=not call.gaps)
 
 
 def _settings(call: FlashCall) -> dict[str, Any]:

@@ -17,8 +17,14 @@ from attnsel.backends.alignment import misalignment, readable
 from attnsel.backends.checks import check_gradients, check_tensors
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.lse_gradient import Five, added
-from attnsel.backends.pages import check_pages
-from attnsel.backends.rows import Form, above_zero, bottom_right_window, check_rows
+from attnsel.backends.rows import (
+    Form,
+    above_zero,
+    bottom_right_window,
+    check_rows,
+    check_rows_given,
+    lse_of_forward,
+)
 
 
 class FlashCall(NamedTuple):
@@ -52,6 +58,19 @@ class FlashCall(NamedTuple):
     def causal(self) -> bool:
         return self.window_left < 0 and self.window_right == 0
 
+    def arguments(self, *, keys: bool = True, longest: bool = True) -> dict[str, Any]:
+        """q, k, v and where sequences lie, by the names that all generations have; of keys, and the longest,
+        where that is to be said."""
+        given: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v}
+        if self.cu_seqlens_q is None:
+            return given
+        q, k = ("q", self.cu_seqlens_q, self.max_seqlen_q), ("k", self.cu_seqlens_kv, self.max_seqlen_kv)
+        for side, cu_seqlens, most in (q, k) if keys else (q,):
+            given[f"cu_seqlens_{side}"] = cu_seqlens
+            if longest:
+                given[f"max_seqlen_{side}"] = most
+        return given
+
 
 class Forward(NamedTuple):
     """``lse`` [b, h, s] or [h, t]; ``saved`` goes back to the backward."""
@@ -65,7 +84,7 @@ class Package(Protocol):
     """How one of them is called.
 
     name: the candidate's. without: inputs that no argument says. lse_by_sequence: whether a packed call's
-    lse is [n, h, longest]. empty_lse: what a row without a key has.
+    lse is [n, h, longest].
     """
 
     @property
@@ -74,8 +93,11 @@ class Package(Protocol):
     @property
     def without(self) -> tuple[str, ...]: ...
 
-    def check(self, spec: Spec, inputs: Inputs) -> None:
-        """Raise ValueError for what the package would take and get wrong, Missing where it is not there."""
+    def check(self, spec: Spec, inputs: Inputs, window: tuple[int, int]) -> None:
+        """Raise ValueError for what the package would take and get wrong, Missing where it is not there.
+
+        ``window``: the bounds from the bottom-right diagonal.
+        """
 
     @property
     def lse_by_sequence(self) -> bool: ...
@@ -87,8 +109,9 @@ class Package(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gradients of q, k, v and the sinks; ``dlse`` is [b, s, h] or [t, h]."""
 
-    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """The package's own differentiable function for a dense call of these settings."""
+    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Any]:
+        """The package's own differentiable function for a dense call of these settings: out, or a tuple that
+        begins with it."""
 
 
 class Kernel:
@@ -100,13 +123,15 @@ class Kernel:
     def prepare(self, spec: Spec, inputs: Inputs) -> None:
         """Raises ValueError, naming the argument, for what the package cannot take or would misunderstand,
         and RuntimeError where it does not import."""
+        self._window(spec, inputs)
+
+    def _window(self, spec: Spec, inputs: Inputs) -> tuple[int, int]:
+        """The bounds of a call that was looked at as ``prepare`` does."""
         name = self.package.name
         check_tensors(spec, inputs)
-        if inputs.block_table is not None:
-            check_pages(spec, inputs)
-        elif spec.packed and (inputs.cu_seqlens_q is None or inputs.cu_seqlens_kv is None):
-            raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
-        self.package.check(spec, inputs)
+        check_rows_given(spec, inputs)
+        window = bottom_right_window(name, spec, inputs)
+        self.package.check(spec, inputs, window)
         for field in self.package.without:
             if getattr(inputs, field) is not None:
                 raise ValueError(f"{name}: {field}: there is no argument for it")
@@ -121,15 +146,15 @@ class Kernel:
             wrong = misalignment(t)
             if wrong is not None:
                 raise ValueError(f"{name}: {which}{wrong}")
-        bottom_right_window(name, spec, inputs)
         check_rows(name, spec, inputs)
+        return window
 
     def forward(self, spec: Spec, inputs: Inputs) -> Result:
         """The contract's forward. Raises as ``prepare`` does."""
-        self.prepare(spec, inputs)
+        window = self._window(spec, inputs)
         with torch.no_grad():
             form = Form(spec, inputs, self.package.lse_by_sequence)
-            call, _ = self._call(spec, inputs, form)
+            call, _ = _call(spec, inputs, form, window)
             need_lse = spec.need_lse or spec.need_grad
             out, lse, saved = self.package.forward(call, need_lse)
             if not need_lse:
@@ -147,16 +172,13 @@ class Kernel:
         Raises ValueError as ``prepare`` does, and for a forward without ``lse``, or with dropout and without
         ``saved``.
         """
-        self.prepare(spec, inputs)
-        if result.lse is None:
-            raise ValueError("the forward gave no lse: it needs need_lse or need_grad")
-        if spec.dropout_p and not result.saved:
-            raise ValueError("dropout_p: the forward's random numbers are not there (result.saved)")
+        window = self._window(spec, inputs)
+        lse = lse_of_forward(spec, result)
         check_gradients(spec, inputs, result, dout, dlse)
         with torch.no_grad():
             form = Form(spec, inputs, self.package.lse_by_sequence)
-            call, factor = self._call(spec, inputs, form)
-            out, dout, lse = form.rows(result.out), form.rows(dout), form.lse_of_op(result.lse)
+            call, factor = _call(spec, inputs, form, window)
+            out, dout, lse = form.rows(result.out), form.rows(dout), form.lse_of_op(lse)
             outside = None if form.sequences is None else form.sequences.q.outside
             if call.sinks is not None and outside is not None:
                 # What is no sequence's must not reach the sinks' gradient, which is summed over all rows.
@@ -179,10 +201,10 @@ class Kernel:
     def bind(self, spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
         """The package's own differentiable function, for dense batches of q, k and v alone; None for
         others."""
-        self.prepare(spec, inputs)
+        window = self._window(spec, inputs)
         if spec.packed or spec.softmax_type != "vanilla" or any(t is not None for t in inputs[3:]):
             return None
-        call, factor = self._call(spec, inputs, Form(spec, inputs))
+        call, factor = _call(spec, inputs, Form(spec, inputs), window)
         function = self.package.public(call)
 
         def bound(q: Tensor, k: Tensor, v: Tensor, *others: None) -> Tensor:
@@ -190,41 +212,10 @@ class Kernel:
                 raise ValueError("this call was bound for q, k and v alone")
             q = q.transpose(1, 2)
             out = function(q if factor == 1.0 else q * factor, k.transpose(1, 2), v.transpose(1, 2))
-            return out.transpose(1, 2)
+            first: Tensor = out[0] if isinstance(out, tuple) else out
+            return first.transpose(1, 2)
 
         return bound
-
-    def _call(self, spec: Spec, inputs: Inputs, form: Form) -> tuple[FlashCall, float]:
-        """The call, and what q was multiplied by so that the scale is above 0."""
-        name = self.package.name
-        factor, scale = above_zero(spec.softmax_scale)
-        left, right = bottom_right_window(name, spec, inputs)
-        q, k, v = form.qkv()
-        cu_q, cu_kv, longest_q, longest_kv = form.lengths()
-        sequences, slopes = form.sequences, inputs.alibi_slopes
-        if slopes is not None and slopes.dim() == 2 and cu_q is not None:
-            # Padding and gaps doubled the sequences.
-            slopes = slopes.repeat_interleave((cu_q.shape[0] - 1) // slopes.shape[0], 0)
-        return FlashCall(
-            q if factor == 1.0 else q * factor,
-            k,
-            v,
-            cu_q,
-            cu_kv,
-            longest_q,
-            longest_kv,
-            None if sequences is None else sequences.seqused_kv,
-            None if sequences is None else sequences.block_table,
-            scale,
-            left,
-            right,
-            spec.softcap,
-            spec.dropout_p,
-            spec.deterministic,
-            slopes,
-            _sinks(spec, inputs),
-            inputs.cu_seqlens_q_padded is not None or inputs.cu_seqlens_kv_padded is not None,
-        ), factor
 
 
 def check_heads(name: str, spec: Spec, inputs: Inputs, multiple: int) -> None:
@@ -255,6 +246,36 @@ def gradients(
         made.append(tuple(grads.values()))
     dq, dk, dv = added(made)
     return dq, dk, dv, None
+
+
+def _call(spec: Spec, inputs: Inputs, form: Form, window: tuple[int, int]) -> tuple[FlashCall, float]:
+    """The call, and what q was multiplied by so that the scale is above 0."""
+    factor, scale = above_zero(spec.softmax_scale)
+    q, k, v = form.qkv()
+    cu_q, cu_kv, longest_q, longest_kv = form.lengths()
+    sequences, slopes = form.sequences, inputs.alibi_slopes
+    if slopes is not None and slopes.dim() == 2 and cu_q is not None:
+        # Padding and gaps doubled the sequences.
+        slopes = slopes.repeat_interleave((cu_q.shape[0] - 1) // slopes.shape[0], 0)
+    return FlashCall(
+        q if factor == 1.0 else q * factor,
+        k,
+        v,
+        cu_q,
+        cu_kv,
+        longest_q,
+        longest_kv,
+        None if sequences is None else sequences.seqused_kv,
+        None if sequences is None else sequences.block_table,
+        scale,
+        *window,
+        spec.softcap,
+        spec.dropout_p,
+        spec.deterministic,
+        slopes,
+        _sinks(spec, inputs),
+        inputs.cu_seqlens_q_padded is not None or inputs.cu_seqlens_kv_padded is not None,
+    ), factor
 
 
 def _sinks(spec: Spec, inputs: Inputs) -> Tensor | None:

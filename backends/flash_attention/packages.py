@@ -63,6 +63,16 @@ class Function(NamedTuple):
         RuntimeError for anything else that is missing on either side, and for whatever else the package
         raises.
         """
+        return self._run(self._known(arguments, off, unused))
+
+    def bound(self, settings: Mapping[str, Any], off: Mapping[str, Any]) -> Callable[[Any, Any, Any], Any]:
+        """The same for calls of q, k and v whose other arguments stay as they are: looked at once."""
+        known = self._known({"q": None, "k": None, "v": None, **settings}, off, ())
+        return lambda q, k, v: self._run({**known, "q": q, "k": k, "v": v})
+
+    def _known(
+        self, arguments: Mapping[str, Any], off: Mapping[str, Any], unused: Collection[str]
+    ) -> dict[str, Any]:
         lacking = [name for name in arguments if name not in self.names]
         for name in lacking:
             if name not in off or arguments[name] != off[name]:
@@ -72,6 +82,9 @@ class Function(NamedTuple):
             if name not in unused:
                 raise RuntimeError(f"{self.where} wants an argument that attnsel does not know: {name}")
             given[name] = None
+        return given
+
+    def _run(self, given: dict[str, Any]) -> Any:
         try:
             return self.call(**given)
         except (RuntimeError, ValueError):

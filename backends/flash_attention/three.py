@@ -54,7 +54,7 @@ class Three:
     without = ("attn_mask", "bias", "alibi_slopes", "softmax_offset", "dropout_seed", "dropout_offset")
     lse_by_sequence = False
 
-    def check(self, spec: Spec, inputs: Inputs) -> None:
+    def check(self, spec: Spec, inputs: Inputs, window: tuple[int, int]) -> None:
         interface()
         check_heads(NAME, spec, inputs, HEAD_DIM_MULTIPLE)
         if spec.softmax_type != "vanilla":
@@ -63,7 +63,7 @@ class Three:
     def forward(self, call: FlashCall, need_lse: bool) -> Forward:
         run = function(interface(), "_flash_attn_forward")
         arguments = {
-            **_tensors(call),
+            **call.arguments(keys=call.block_table is None),
             "softmax_scale": call.softmax_scale,
             "causal": call.causal,
             **window_arguments(run, call.window_left, call.window_right),
@@ -80,7 +80,7 @@ class Three:
         run = function(interface(), "_flash_attn_backward")
         parts = [five] if dlse is None else _with_lse_gradient(five, dlse)
         others = {
-            **_tensors(call),
+            **call.arguments(keys=call.block_table is None),
             "softmax_scale": call.softmax_scale,
             "is_causal" if "is_causal" in run.names else "causal": call.causal,
             **window_arguments(run, call.window_left, call.window_right),
@@ -89,7 +89,7 @@ class Three:
         }
         return gradients(lambda given: run(given, OFF, _NO_ARGUMENT), parts, lse, others)
 
-    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Any]:
         run = function(interface(), "flash_attn_func")
         settings = {
             "softmax_scale": call.softmax_scale,
@@ -98,23 +98,7 @@ class Three:
             "softcap": call.softcap,
             "deterministic": call.deterministic,
         }
-
-        def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = run({"q": q, "k": k, "v": v, **settings}, OFF, ())
-            # The oldest snapshot gives lse as well.
-            first: Tensor = out[0] if isinstance(out, tuple) else out
-            return first
-
-        return dense
-
-
-def _tensors(call: FlashCall) -> dict[str, Any]:
-    given: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v}
-    if call.cu_seqlens_q is not None:
-        given |= {"cu_seqlens_q": call.cu_seqlens_q, "max_seqlen_q": call.max_seqlen_q}
-        if call.block_table is None:
-            given |= {"cu_seqlens_k": call.cu_seqlens_kv, "max_seqlen_k": call.max_seqlen_kv}
-    return given
+        return run.bound(settings, OFF)
 
 
 def _with_lse_gradient(five: Five, dlse: Tensor) -> list[Five]:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.lse_gradient import Five, with_lse_gradient
-from attnsel.backends.rows import bottom_right_window, check_open_right, longest_rows, same_lengths
+from attnsel.backends.rows import check_open_right, longest_rows, same_lengths
 
 from . import packages
 from .kernel import FlashCall, Forward, Kernel, gradients
@@ -58,7 +58,7 @@ class Two:
         # 2.6 brought softcap, and lse by rows.
         return "softcap" not in function(interface(), "_flash_attn_varlen_forward").names
 
-    def check(self, spec: Spec, inputs: Inputs) -> None:
+    def check(self, spec: Spec, inputs: Inputs, window: tuple[int, int]) -> None:
         interface()
         if inputs.q.shape[-1] != inputs.v.shape[-1] or inputs.q.shape[-1] % HEAD_DIM_MULTIPLE:
             raise ValueError(
@@ -67,8 +67,7 @@ class Two:
             )
         if spec.softmax_type != "vanilla":
             raise ValueError(f"{NAME}: softmax_type {spec.softmax_type!r}: it has no sinks")
-        left, right = bottom_right_window(NAME, spec, inputs)
-        check_open_right(NAME, left, right, *longest_rows(spec, inputs))
+        check_open_right(NAME, *window, *longest_rows(spec, inputs))
         if inputs.alibi_slopes is not None and not spec.bottom_right and not same_lengths(spec, inputs):
             raise ValueError(f"{NAME}: alibi_slopes: ALiBi counts from the bottom-right diagonal")
 
@@ -76,7 +75,7 @@ class Two:
         packed = call.cu_seqlens_q is not None
         run = function(interface(), "_flash_attn_varlen_forward" if packed else "_flash_attn_forward")
         arguments = {
-            **_tensors(call),
+            **call.arguments(),
             **_settings(run, call),
             "return_softmax": False,
         }
@@ -99,14 +98,14 @@ class Two:
         random = saved[0] if saved else torch.zeros(2, dtype=torch.int64, device=lse.device)
         parts = [five] if dlse is None else _with_lse_gradient(five, dlse)
         others = {
-            **_tensors(call),
+            **call.arguments(),
             **_settings(run, call),
             "deterministic": call.deterministic,
             "rng_state": random,
         }
         return gradients(lambda given: run(given, OFF, _UNUSED), parts, lse, others)
 
-    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Any]:
         run = function(interface(), "flash_attn_func")
         settings = {
             "dropout_p": call.dropout_p,
@@ -116,27 +115,10 @@ class Two:
             "softcap": call.softcap,
             "deterministic": call.deterministic,
         }
-
-        def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = run({"q": q, "k": k, "v": v, **settings}, OFF, ())
-            return out
-
-        return dense
+        return run.bound(settings, OFF)
 
 
 _UNUSED = ("block_table", "leftpad_k", "seqused_k")
-
-
-def _tensors(call: FlashCall) -> dict[str, Any]:
-    given: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v}
-    if call.cu_seqlens_q is not None:
-        given |= {
-            "cu_seqlens_q": call.cu_seqlens_q,
-            "cu_seqlens_k": call.cu_seqlens_kv,
-            "max_seqlen_q": call.max_seqlen_q,
-            "max_seqlen_k": call.max_seqlen_kv,
-        }
-    return given
 
 
 def _settings(run: Function, call: FlashCall) -> dict[str, Any]:

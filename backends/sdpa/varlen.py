@@ -37,8 +37,15 @@ from torch import Tensor
 from attnsel.backends.checks import check_gradients, check_tensors
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.lse_gradient import Five, added
-from attnsel.backends.pages import check_pages
-from attnsel.backends.rows import Form, bottom_right_window, check_open_right, check_rows, longest_rows
+from attnsel.backends.rows import (
+    Form,
+    bottom_right_window,
+    check_open_right,
+    check_rows,
+    check_rows_given,
+    longest_rows,
+    lse_of_forward,
+)
 
 from .guards import violations
 from .ops import VARLEN, above_zero, checked_op
@@ -94,11 +101,9 @@ def _names_of(op: str) -> frozenset[str]:
 def prepare(spec: Spec, inputs: Inputs) -> None:
     """Raises ValueError, naming the argument, for what the op cannot take or would misunderstand."""
     check_tensors(spec, inputs)
+    check_rows_given(spec, inputs)
     if inputs.block_table is not None:
-        check_pages(spec, inputs)
         _check_pool(inputs)
-    elif spec.packed and (inputs.cu_seqlens_q is None or inputs.cu_seqlens_kv is None):
-        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
     broken = list(violations(VARLEN, replace(spec, packed=False), _as_batch(spec, inputs)))
     broken += [
         f"{name}: the op has no argument for it" for name in _WITHOUT if getattr(inputs, name) is not None
@@ -188,16 +193,13 @@ def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Ten
     and for a forward without ``lse``, or with dropout and without ``saved``.
     """
     prepare(spec, inputs)
-    if result.lse is None:
-        raise ValueError("the forward gave no lse: it needs need_lse or need_grad")
-    if spec.dropout_p and not result.saved:
-        raise ValueError("dropout_p: the forward's random numbers are not there (result.saved)")
+    given_lse = lse_of_forward(spec, result)
     check_gradients(spec, inputs, result, dout, dlse)
     with torch.no_grad():
         form = Form(spec, inputs, _lse_by_sequence())
         five = Five(*form.qkv(), form.rows(result.out), form.rows(dout))
         # exp(score - lse) is to be 0 in a row without a key, where -inf would make NaN.
-        lse = form.lse_of_op(result.lse.masked_fill(result.lse == -torch.inf, torch.inf))
+        lse = form.lse_of_op(given_lse.masked_fill(given_lse == -torch.inf, torch.inf))
         random = result.saved or _no_random_state(inputs.q.device)
         window = window_of(spec, inputs)
         factor, scale = above_zero(VARLEN, spec.softmax_scale)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import sys
 import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from attnsel._child import answering
 from attnsel.backends.cudnn.ask import libraries
 from attnsel.backends.cudnn.ask.libraries import Missing
 from attnsel.backends.cudnn.build import check, declare, engines, workspace_bounded
@@ -168,14 +168,7 @@ class Judge:
 
 
 def main(settings: dict[str, Any]) -> None:
-    # Libraries print where they like: answers get a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def tell(said: dict[str, Any]) -> None:
-        answers.write(json.dumps(said) + "\n")
-        answers.flush()
-
+    tell = answering()
     try:
         judge = Judge(settings)
         tell({"ready": judge.versions, "notes": judge.notes})

@@ -7,7 +7,6 @@ Started by ``client``, with its settings as an argument. It exchanges JSON lines
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import warnings
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from attnsel._child import answering
 from attnsel.backends.flash_attention.ask import package_cute
 from attnsel.backends.flash_attention.ask.blame import Verdict, judged
 from attnsel.backends.flash_attention.ask.calls import Called, call, on_meta
@@ -104,14 +104,7 @@ def answered(package: Asked, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(settings: dict[str, Any]) -> None:
-    # Compilers print where they like: answers get a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def tell(said: dict[str, Any]) -> None:
-        answers.write(json.dumps(said) + "\n")
-        answers.flush()
-
+    tell = answering()
     try:
         package = installed(settings)
     except Exception as error:  # of whatever the package imports and does when it is imported
