@@ -74,7 +74,7 @@ def longer(p: AttentionParams, reasons: list[Reason]) -> Target | None:
 
 
 def more_groups(p: AttentionParams, reasons: list[Reason]) -> Target | None:
-    """The fewest key/value heads, each as often as the others, that every objection to their number allows."""
+    """The fewest key/value heads, each alike, that every objection to their number allows."""
     required = [r.finding.required for r in reasons if r.field == "num_gqa_groups" and not r.unknown]
     for copies in range(2, p.num_heads // p.num_gqa_groups + 1):
         groups = copies * p.num_gqa_groups
