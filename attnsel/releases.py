@@ -84,6 +84,9 @@ def _builds(row: str) -> Iterable[Build]:
 BUILDS: tuple[Build, ...] = tuple(sorted(build for row in ROWS for build in _builds(row)))
 """Every known build, lowest torch and CUDA first."""
 
+NEWEST = BUILDS[-1].torch
+"""The newest release that is known."""
+
 ASSUMED = Version(2, 14, 1)
 """The newest release that is assumed where nothing says which: the last whose attention rules/ has read."""
 
