@@ -10,6 +10,7 @@ from attnsel.rules.hint import Advice, hint
 
 _MANY_HEADS = 256  # DeepSeek-V3 has 128, Falcon-180B 232
 _MASK_STEP = 8  # elements; mem_eff_alignment in PyTorch's attention.cpp
+_BOUNDARY = 16  # bytes
 _UNMASKED: dict[str, MaskType] = {"causal": "no_mask", "padding_causal": "padding"}
 
 
@@ -167,29 +168,25 @@ def dropout_outside_training(p: AttentionParams, env: Environment) -> Advice | N
     passes={"attn_mask_type": "arbitrary", "max_seqlen_kv": 160},
 )
 def mask_rows_unaligned(p: AttentionParams, env: Environment) -> Advice | None:
-    """Rows of a mask or bias that are no multiple of 8 elements are copied for the efficient kernel
+    """The efficient kernel wants mask rows on multiples of 8 elements, and gets a padded copy
 
-    Why: it reads mask rows 8 elements at a time. Called through an op that checks and does not pad, as
-    Inductor and xFormers do, the call fails with "attn_bias is not correctly aligned".
+    Why: it reads 16 bytes of a mask or bias at a time. F.sdpa and attnsel pad a copy; called through an op
+    that checks and does not pad, as by Inductor or xFormers, it says "attn_bias is not correctly aligned".
     Fix: slice the mask from a tensor whose last dimension is rounded up to a multiple of 8.
     Source: pad_bias and mem_eff_alignment, torch 2.13 attention.cpp; pytorch#121943,
     facebookresearch/xformers#813; attnsel/backends/sdpa/masks.py, align.
     """
     if env.device.type != "cuda" or not (p.attn_mask_type == "arbitrary" or p.has_bias):
         return None
-    mask = p.tensors.mask
-    step = p.max_seqlen_kv
+    mask, step, end = p.tensors.mask, p.max_seqlen_kv, 'raw ops say "attn_bias is not correctly aligned"'
+    if mask is not None and mask.alignment < _BOUNDARY:
+        return Advice(f"the mask is not on a {_BOUNDARY}-byte boundary: sdpa.efficient gets a copy; {end}")
     if mask is not None and len(mask.stride) > 1:
-        step = mask.stride[-2]
-        if mask.shape[-1] == 1:
-            return None
+        step = mask.stride[-2] if mask.shape[-1] > 1 else 0
     if not step % _MASK_STEP:
         return None
-    wide = -(-p.max_seqlen_kv // _MASK_STEP) * _MASK_STEP
-    return Advice(
-        f"mask rows of {step} elements, no multiple of 8, are copied for sdpa.efficient (raw: "
-        f'"attn_bias is not correctly aligned"); slice rows of {wide}'
-    )
+    wide = -(-step // _MASK_STEP) * _MASK_STEP
+    return Advice(f"mask rows of {step} elements: sdpa.efficient gets a copy with rows of {wide}; {end}")
 
 
 @hint("HINT009", of_tensors=True)

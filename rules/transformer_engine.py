@@ -59,7 +59,7 @@ def _about_frontend(p: AttentionParams, env: Environment, frontend: Version | No
 
 
 def _asks_for_frontend(rule: Rule) -> bool:
-    """Whether a release of the frontend opens or closes it. Being installed is asked of the Python package."""
+    """Whether it holds for some releases of the frontend. Being installed is asked of Python's alone."""
     return "cudnn" in rule.candidates and any(gate.component == "cudnn_frontend" for gate in rule.when)
 
 

@@ -37,6 +37,7 @@ from attnsel.selection.evaluate import (
     warn_of_retired,
 )
 from attnsel.selection.evidence import NO_EVIDENCE, Evidence
+from attnsel.selection.hints import Remark, remarks_on
 from attnsel.selection.rank import asked, at_best, key_of, order, rank_key
 from attnsel.selection.verdict import Adaptation, Candidate, Reason, Verdict
 from attnsel.unlock import Unlock, find_unlocks
@@ -53,12 +54,13 @@ class Selection:
     there were tensors and they are not plainly dense.
     """
 
-    __slots__ = ("_candidates", "_inquiry", "_unlocks", "backend", "chosen", "layout")
+    __slots__ = ("_candidates", "_hints", "_inquiry", "_unlocks", "backend", "chosen", "layout")
 
     def __init__(self, inquiry: Inquiry, chosen: Candidate | None, layout: Layout | None = None) -> None:
         self._inquiry = inquiry
         self._candidates: tuple[Candidate, ...] | None = None
         self._unlocks: tuple[Unlock, ...] | None = None
+        self._hints: tuple[Remark, ...] | None = None
         self.chosen = chosen
         self.backend = None if chosen is None else chosen.name
         self.layout = layout
@@ -116,6 +118,14 @@ class Selection:
             self._unlocks = find_unlocks(self, _ask, _ask_about)
         return self._unlocks
 
+    @property
+    def hints(self) -> tuple[Remark, ...]:
+        """What may not be meant as it was asked; nothing is refused or ranked by it. Looked up when asked."""
+        if self._hints is None:
+            p, env, policy = self.params, self.environment, self.policy
+            self._hints = remarks_on(p, env, policy, lambda q: _ask(q, env, policy).backend)
+        return self._hints
+
     def report(self, width: int = 80, sources: bool = False) -> str:
         """The whole answer as text: what ATTNSEL_DEBUG=2 prints and NoBackendError carries.
 
@@ -170,6 +180,7 @@ class Selection:
             "policy": self.policy.model_dump(mode="json"),
             "candidates": [candidate.as_dict() for candidate in self.candidates],
         }
+        out["hints"] = [remark.as_dict() for remark in self.hints]
         if self.layout is not None:
             out["layout"] = self.layout.as_dict()
         if unlocks:
