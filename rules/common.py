@@ -168,8 +168,8 @@ def cudnn_whole(p: AttentionParams, env: Environment) -> Violation | None:
     """Every piece of libcudnn must be there, loadable and of one release
 
     Why: libcudnn loads libcudnn_graph, libcudnn_engines_precompiled and its other parts by name when they
-    are first needed. One that is absent, or of another release (two packages in one folder, LD_LIBRARY_PATH), ends
-    the call or the process.
+    are first needed. One that is absent, or of another release (two packages in one folder,
+    LD_LIBRARY_PATH), ends the call or the process.
     Fix: reinstall one nvidia-cudnn package, and keep other copies off LD_LIBRARY_PATH; attnsel doctor says
     which piece it is.
     Source: cuDNN 9 documentation, "Graph API", sub-libraries; Comfy-Org/Nvidia_RTX_Nodes_ComfyUI#40.

@@ -95,7 +95,7 @@ def deterministic_on_sm120(p: AttentionParams, env: Environment) -> Advice | Non
     passes={"qkv_layout": "thd", "attn_mask_type": "padding_causal", "is_training": False},
 )
 def packed_gradients_on_sm120(p: AttentionParams, env: Environment) -> Advice | None:
-    """On sm120 TransformerEngine below 2.18 gives wrong gradients for packed sequences through cuDNN
+    """On sm120 TransformerEngine's cuDNN gradients of packed sequences are wrong below 2.18
 
     Why: the forward is right and the backward is not; its own unfused attention is right.
     Fix: TransformerEngine 2.18, or NVTE_FUSED_ATTN=0.
@@ -141,7 +141,7 @@ def window_one_short(p: AttentionParams, env: Environment) -> Advice | None:
     passes={"qkv_layout": "thd", "attn_mask_type": "padding_causal", "num_heads": 8},
 )
 def padded_over_ranks(p: AttentionParams, env: Environment) -> Advice | None:
-    """TransformerEngine pads packed sequences to 2 × ranks: on Hopper NaN gradients below cuDNN 9.18
+    """TransformerEngine pads packed sequences over ranks: NaN on Hopper below cuDNN 9.18
 
     Why: the gaps that the padding leaves are what BUG011 is about, and a short sequence can be all gap on
     one rank.

@@ -1,6 +1,6 @@
-"""The libraries that cuDNN's attention is made of: which pieces are on disk, whose they are, which load.
+"""The libraries of cuDNN's attention: which pieces are on disk, whose they are, and which load.
 
-Nothing here needs a GPU. Files are found where wheels put them; whether they load is asked in a child process.
+Nothing here needs a GPU. Files are found where wheels put them; a child process asks whether they load.
 """
 
 from __future__ import annotations
