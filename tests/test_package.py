@@ -36,6 +36,8 @@ LAYERS = [
         "layout",
         "recipes",
         "gpus",
+        "_torch_builds",
+        "releases",
         "hardware_specs",
         "context_parallel.exchanges",
     ],
