@@ -134,8 +134,8 @@ def window_hides_nothing(p: AttentionParams, env: Environment) -> Advice | None:
     Fix: leave window_size out for sequences this short.
     Source: the definition of window_size; AttentionParams.visible_pairs.
     """
-    if not p.windowed or not p.max_seqlen_q or not p.max_seqlen_kv:
-        return None
+    if not p.windowed or not p.max_seqlen_q or not p.max_seqlen_kv or _top_left(p):
+        return None  # of unequal lengths the corner is in question first
     plain: tuple[int, int] = (-1, 0) if p.causal else (-1, -1)
     if p.replace(window_size=plain).visible_pairs != p.visible_pairs:
         return None
