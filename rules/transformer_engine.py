@@ -35,6 +35,8 @@ def own_frontend(p: AttentionParams, env: Environment) -> Advice | None:
     assert version is not None
     inside = bundled_frontend(version)
     if inside is None:
+        if env.detected:
+            return None  # it is here, and nobody asked about it
         return Advice(f"TransformerEngine {version} was built with a frontend of {OLDEST_INSTALLED} or newer")
     here = _about_frontend(p, env, env.cudnn_frontend)
     there = _about_frontend(p, env, inside)
@@ -45,7 +47,7 @@ def own_frontend(p: AttentionParams, env: Environment) -> Advice | None:
         text += f"; {', '.join(gone)} ({env.cudnn_frontend}) does not touch it"
     if new:
         text += f"; {', '.join(new)} would"
-    return Advice(text)
+    return Advice(text) if gone or new or not env.detected else None
 
 
 def _about_frontend(p: AttentionParams, env: Environment, frontend: Version | None) -> list[str]:

@@ -233,6 +233,14 @@ def test_a_rule_about_transformer_engines_frontend_is_named():
     assert "BUG007 would" in found["TE001"].message
 
 
+@pytest.mark.parametrize("version", ["2.4", "2.18"])
+def test_where_it_is_installed_its_frontend_is_told_only_if_it_matters(version):
+    assert "TE001" in said(engine(version))
+    assert "TE001" not in said(engine(version).replace(detected=True))
+    old = engine("2.8", cudnn="9.14.0", cudnn_frontend="1.28.0").replace(detected=True)
+    assert "BUG007 would" in said(old, max_seqlen_q=1000)["TE001"].message
+
+
 def test_from_2_18_on_the_frontend_is_of_where_it_was_built():
     assert "built with a frontend of 1.25.0 or newer" in said(engine("2.18"))["TE001"].message
 
