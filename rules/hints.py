@@ -7,6 +7,7 @@ from typing import Any
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams, MaskType
 from attnsel.rules.hint import Advice, hint
+from attnsel.versions import cudnn
 
 _MANY_HEADS = 256  # DeepSeek-V3 has 128, Falcon-180B 232
 _MASK_STEP = 8  # elements; mem_eff_alignment in PyTorch's attention.cpp
@@ -200,3 +201,26 @@ def mask_polarity(p: AttentionParams, env: Environment) -> Advice | None:
     scaled_dot_product_attention, attn_mask.
     """
     return None
+
+
+@hint(
+    "HINT010",
+    when=cudnn("<9.5.1"),
+    evidence="reported",
+    fires_on={"cp_size": 2, "num_heads": 8},
+    passes={"cp_size": 2, "num_heads": 8, "is_training": False},
+)
+def torchs_own_ranks(p: AttentionParams, env: Environment) -> Advice | None:
+    """PyTorch's context_parallel fails in the backward of a cuDNN below 9.5.1
+
+    Why: such a build asserts that the result and its gradient have equal strides, and merged results have
+    others. attnsel's exchanges between ranks are its own, and give cuDNN both with the same strides.
+    Fix: sdpa_kernel without CUDNN_ATTENTION around context_parallel, or a torch built with newer cuDNN (2.7).
+    Source: pytorch#176915; run_cudnn_SDP_bprop in torch's MHA.cpp, CUDNN_VERSION < 90501.
+    """
+    if not (p.context_parallel and p.is_training) or env.device.type != "cuda":
+        return None
+    return Advice(
+        "PyTorch's own context_parallel fails with cuDNN here: same_strides(o, dO_) in backward (#176915); "
+        "attnsel's does not use it"
+    )
