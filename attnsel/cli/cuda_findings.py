@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnsel.cli.cuda_libraries import NVRTC_PACKAGE, CudaLibraries
+from attnsel.cli.cuda_libraries import NVRTC_PACKAGE
 from attnsel.cli.findings import Finding
+from attnsel.cli.probe import CudaLibraries
 from attnsel.environment import Environment
 
 

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
-from attnsel.cli.probe import redact, run_script
-from attnsel.environment import Missing
+from attnsel.cli.probe import CudaLibraries, redact, run_script
 from attnsel.installed import distribution
 
 # cuDNN 9's pieces that its graph API loads by name, and the one that loads them.
@@ -39,26 +36,6 @@ for path in %r:
         said[path] = str(error)
 print(json.dumps(said))
 """
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-class CudaLibraries(NamedTuple):
-    """What is wrong with cuDNN's and NVRTC's files. Empty: nothing, or there is no cuDNN in a wheel."""
-
-    cuda: int = 12  # the major release of CUDA that they are for
-    absent: tuple[str, ...] = ()  # pieces that the folder of libcudnn lacks, and NVRTC
-    broken: Mapping[str, str] = _NOTHING  # files that do not load, and what the loader said
-    foreign: tuple[str, ...] = ()  # files that are not as the package that lists them brought them
-    owners: tuple[str, ...] = ()  # two packages that write into one folder
-    ahead: Mapping[str, str] = _NOTHING  # pieces that LD_LIBRARY_PATH puts first, and from where
-
-    @property
-    def missing(self) -> tuple[Missing, ...]:
-        """What an environment has to be without."""
-        gone = (*self.absent, *self.broken)
-        cudnn = any("libcudnn" in name for name in gone) or bool(self.foreign)
-        nvrtc = any("libnvrtc" in name for name in gone)
-        return (*(["libcudnn"] if cudnn else []), *(["libnvrtc"] if nvrtc else []))  # type: ignore[arg-type]
 
 
 def look(cuda_build: str | None, roots: Iterable[str] | None = None) -> CudaLibraries:

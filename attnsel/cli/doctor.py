@@ -10,7 +10,6 @@ from attnsel._schemas import stamped
 from attnsel._version import __version__
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.cuda_findings import find_cuda
-from attnsel.cli.cuda_libraries import look
 from attnsel.cli.findings import Finding, PlainCall, find, settings_in_force, variables
 from attnsel.cli.flags import Json
 from attnsel.cli.flash_findings import find_flash
@@ -46,12 +45,8 @@ def doctor(*, json: Json = False) -> int:
     Exit code: 0 nothing is wrong, 4 a finding is an error.
     """
     machine = examine()
-    cuda = look(machine.probes["torch"].said.get("cuda_build"))
-    if cuda.missing:
-        there = tuple(env.replace(missing=cuda.missing) for env in machine.environments)
-        machine = machine._replace(environments=there)
     calls = plain_calls(machine)
-    more = [*find_flash(machine), *find_cuda(cuda, machine.environments[0])]
+    more = [*find_flash(machine), *find_cuda(machine.cuda, machine.environments[0])]
     findings = find(machine, calls, more)
     if json:
         print_json(stamped("doctor", _as_dict(machine, calls, findings)))

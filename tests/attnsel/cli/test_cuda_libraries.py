@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from attnsel import Environment
 from attnsel.cli import cuda_libraries
 from attnsel.cli.cuda_findings import find_cuda
-from attnsel.cli.cuda_libraries import PIECES, CudaLibraries, look
+from attnsel.cli.cuda_libraries import PIECES, look
+from attnsel.cli.probe import CudaLibraries
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for .so files")
 H100 = Environment.describe("H100", torch="2.9.1")
@@ -154,3 +156,24 @@ def test_another_cudnn_on_the_library_path_goes_first(tree, tmp_path, monkeypatc
     assert "libcudnn_graph.so.9.8.0" in finding.text
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tree / "nvidia/cudnn/lib"))
     assert seen(tree) == CudaLibraries()
+
+
+def test_the_doctor_says_it_and_what_it_costs(tree, monkeypatch, capsys):
+    """huggingface/diffusers#9704: the call on this machine no longer goes to cuDNN."""
+    from attnsel.cli import flash_probe, main, probe
+    from attnsel.cli.probe import Probe, ProbedMachine
+
+    shutil.rmtree(tree / "nvidia/cuda_nvrtc")
+    known = dict.fromkeys(probe.DISTRIBUTIONS, Probe(None, None, {}))
+    torch = {"version": "2.9.1", "cuda_build": "12.8", "cuda_available": True, "arch_list": ["sm_90"]}
+    known["torch"] = Probe("2.9.1", True, torch)
+    env = H100.replace(detected=True, assumed=())
+    monkeypatch.setattr(probe, "examine", lambda: ProbedMachine(known, (env,), ("H100",)))
+    monkeypatch.setattr(cuda_libraries.sys, "path", [str(tree), *sys.path])
+    assert main(["doctor", "--json"]) == 4
+    told = json.loads(capsys.readouterr().out)
+    assert any(f["text"].startswith("libnvrtc.so.12 is not there") for f in told["findings"])
+    assert told["devices"][0]["missing"] == ["libnvrtc"]
+    assert {call["verdicts"]["cudnn"]["code"] for call in told["calls"] if call["dtype"] == "bf16"} == {
+        "INSTALL008"
+    }
