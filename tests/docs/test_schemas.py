@@ -25,7 +25,7 @@ DIGESTS: dict[str, str] = {
     "debug-1": "5039f177b0ab790c",
     "debug-2": "43891f48936e481d",
     "debug-3": "bc19ca99fc75dc61",
-    "debug-4": "c59bd8652ee00302",
+    "debug-4": "37e2e823fb0e949b",
     "doctor-1": "90dff5c68c961a77",
     "doctor-2": "e6f294fc70411862",
     "doctor-3": "70a0680a60effaa8",
@@ -39,7 +39,7 @@ DIGESTS: dict[str, str] = {
     "selection-1": "93d4ef03ea61c55f",
     "selection-2": "18403a175e5c907c",
     "selection-3": "57e6c7931bc3d112",
-    "selection-4": "b85d914ab53a02b1",
+    "selection-4": "db424e6f8d4895b0",
 }
 
 

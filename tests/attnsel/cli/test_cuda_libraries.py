@@ -179,4 +179,4 @@ def test_the_doctor_says_it_and_what_it_costs(tree, monkeypatch, capsys):
     assert any(f["text"].startswith(f"{NVRTC} is not there") for f in told["findings"])
     assert told["devices"][0]["missing"] == ["libnvrtc"]
     codes = {call["verdicts"]["cudnn"]["code"] for call in told["calls"] if call["dtype"] == "bf16"}
-    assert codes == {"INSTALL008"}
+    assert codes == {"INSTALL009"}
