@@ -105,7 +105,7 @@ def _flag(
     )
 
 
-DESCRIBED_AFTERWARDS = ("platform", "torch_flash")
+DESCRIBED_AFTERWARDS = ("platform", "torch_flash", "missing")
 """Fields of an environment that are neither its GPU nor a version."""
 
 
@@ -127,7 +127,10 @@ def _all_flags() -> tuple[Flag, ...]:
         )
     for field in DESCRIBED_AFTERWARDS:
         info = Environment.model_fields[field]
-        text = ", ".join(get_args(info.annotation))
+        kind = info.annotation
+        if get_origin(kind) is tuple:  # several, with commas between
+            kind = get_args(kind)[0]
+        text = ", ".join(get_args(kind))
         text = f"{info.description}: {text}" if info.description else text
         machine.append(_flag("machine", field, "--" + field.replace("_", "-"), "", str, text, THE_MACHINE))
     settings = [

@@ -19,6 +19,7 @@ from cyclopts import Parameter
 
 from attnsel import settings
 from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAGS, THE_CALL, THE_MACHINE, Flag
+from attnsel.cli.layout_flags import Lying, layout_flags, read_lying
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
@@ -57,11 +58,12 @@ class Question:
     environment: Environment | None
     machine: Mapping[str, Any]
     policy: Policy
+    lying: Lying  # where tensors lie
 
     def ask(self, **fields: Any) -> AttentionParams:
         """The call, with some fields changed. Raises InvalidInput."""
         try:
-            return AttentionParams(**{**self.params, **fields})
+            return self.lying.of(AttentionParams(**{**self.params, **fields}))
         except InvalidInput as error:
             file = self.from_file.get(error.field.split(".")[0])
             if file is None or error.field in fields:
@@ -100,16 +102,19 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 
     def run(**given: Any) -> int:
         stated = {flag: given.pop(flag.parameter.name, None) for flag in FLAGS}
-        question = _question(stated, given.pop("params", None), given.pop("env", None))
+        lying = read_lying(given.pop("stride", None), given.pop("misaligned", None))
+        question = _question(stated, given.pop("params", None), given.pop("env", None), lying)
         return command(question, **given)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    signature = inspect.Signature([files[0], *(flag.parameter for flag in FLAGS), files[1], *own])
+    signature = inspect.Signature([files[0], *(f.parameter for f in FLAGS), *layout_flags(), files[1], *own])
     run.__signature__ = signature  # type: ignore[attr-defined]
     return run
 
 
-def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Path | None) -> Question:
+def _question(
+    stated: Mapping[Flag, Any], params_file: Path | None, env_file: Path | None, lying: Lying
+) -> Question:
     given: dict[str, dict[str, Any]] = {"params": {}, "machine": {}, "policy": {}}
     for flag, value in stated.items():
         if value is not None:
@@ -138,6 +143,7 @@ def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Pa
         environment=environment,
         machine=given["machine"],
         policy=policy.replace(**given["policy"]) if given["policy"] else policy,
+        lying=lying,
     )
 
 
