@@ -36,6 +36,12 @@ _NOTES = {
 _GRID = Group("The grid", sort_key=0)
 
 
+_NEEDED = (
+    "a grid has two fields, such as: attnsel matrix --gpu H100 --rows head_dim_qk=64,128,256 "
+    "--cols attn_mask_type=no_mask,causal"
+)
+
+
 class Cell(NamedTuple):
     """One answer: what is shown, whether something runs, the codes against it, and all of it as data."""
 
@@ -49,8 +55,8 @@ class Cell(NamedTuple):
 def matrix(
     question: Question,
     *,
-    rows: Annotated[str, Parameter(group=_GRID, help="FIELD=VALUES down the side")],
-    cols: Annotated[str, Parameter(group=_GRID, help="FIELD=VALUES along the top")],
+    rows: Annotated[str | None, Parameter(group=_GRID, help="FIELD=VALUES down the side")] = None,
+    cols: Annotated[str | None, Parameter(group=_GRID, help="FIELD=VALUES along the top")] = None,
     candidate: Annotated[
         str | None,
         Parameter(group=_GRID, help="ask about this candidate instead of which one is chosen"),
@@ -61,7 +67,7 @@ def matrix(
     """The chosen backend, or one candidate's verdict, over a grid of any two fields.
 
     A field is one of the call's (head_dim_qk, max_seqlen_kv, dtype, …; also fp8_recipe), gpu, or a
-    component (cudnn, torch, …). Values stand between commas; 64:256:+64 counts up and 1024:16384:*2
+    component (cudnn, torch, …). Values stand between commas; 64:256:+64 counts up and 1k:16k:*2
     multiplies, both ends included; window_size=128x0 is a pair. Every other flag holds for all cells.
     Combinations that contradict themselves are "invalid" cells.
 
@@ -74,6 +80,8 @@ def matrix(
     load_plugins()
     if candidate is not None and candidate not in CANDIDATES:
         raise InvalidInput("--candidate", candidate, f"allowed: {', '.join(CANDIDATES)}")
+    if rows is None or cols is None:
+        raise InvalidInput("--cols" if rows is not None else "--rows", None, _NEEDED)
     down, along = read_axis("--rows", rows), read_axis("--cols", cols)
     if down.field == along.field:
         raise InvalidInput("--cols", cols, f"{along.field} is the field of --rows already")
