@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from attnsel.cli import COMMANDS, build_app
 from attnsel.cli.flags import FLAGS, Flag

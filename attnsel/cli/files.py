@@ -73,7 +73,9 @@ def _printed(path: Path, text: str) -> TeConfig | None:
         return None
     first, name = found[0], called(path)
     if len(found) > 1:
-        complain(f"{name}: holds {len(found)} different configurations of TransformerEngine; the first is read")
+        complain(
+            f"{name}: holds {len(found)} different configurations of TransformerEngine; the first is read"
+        )
     if first.unread:
         complain(f"{name}: not read of TransformerEngine's configuration: {', '.join(first.unread)}")
     return first
@@ -126,7 +128,7 @@ def _read(path: Path) -> str:
         if sys.stdin is None:
             raise OSError("standard input is closed")
         return sys.stdin.read(_MOST_CHARACTERS + 1).removeprefix("\ufeff")
-    with path.open(encoding="utf-8-sig", opener=_open) as file:
+    with open(path, encoding="utf-8-sig", opener=_open) as file:
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
             return _from_pipe(file.fileno()).decode("utf-8-sig")
         return file.read(_MOST_CHARACTERS + 1)

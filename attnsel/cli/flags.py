@@ -29,6 +29,19 @@ Json = Annotated[
     bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print JSON instead of text")
 ]
 
+Markdown = Annotated[
+    bool,
+    Parameter(group=OUTPUT, negative="", show_default=False, help="print Markdown, for an issue"),
+]
+
+
+def one_form(**asked: bool) -> None:
+    """Raises InvalidInput where two forms of output are asked for at once."""
+    names = [f"--{name}" for name, wanted in asked.items() if wanted]
+    if len(names) > 1:
+        raise InvalidInput(names[0], None, f"cannot go with {' and '.join(names[1:])}: one form at a time")
+
+
 CudnnLib = Annotated[
     str | None,
     Parameter(
@@ -99,7 +112,7 @@ def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, 
         if get_args(kind)[0] is str:
             kind, text = str, f"{text}; commas between"
         else:
-            extra["consume_multiple"] = True
+            extra["consume_multiple"], extra["json_list"] = True, False
             extra["converter"] = counts_converter
             if kind == tuple[int, int]:
                 extra["converter"] = window_converter

@@ -15,14 +15,16 @@ from cyclopts import Group, Parameter
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.axes import MOST_CELLS, Axis, read_axis
-from attnsel.cli.flags import OUTPUT, Json
+from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, print_json, print_text, wrap
 from attnsel.cli.question import Question, asks, with_recipe
 from attnsel.environment import Environment
-from attnsel.errors import InvalidInput
+from attnsel.errors import InvalidInput, printable
 from attnsel.params import AttentionParams
 from attnsel.plugins import load_plugins
 from attnsel.report import environment_words, params_words
+from attnsel.report.markdown import escape, fenced
+from attnsel.report.markdown import table as markdown_table
 from attnsel.rules import REGISTRY
 from attnsel.selection.select import Selection, select
 
@@ -62,6 +64,7 @@ def matrix(
         Parameter(group=_GRID, help="ask about this candidate instead of which one is chosen"),
     ] = None,
     csv: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print CSV")] = False,
+    markdown: Markdown = False,
     json: Json = False,
 ) -> int:
     """The chosen backend, or one candidate's verdict, over a grid of any two fields.
@@ -77,6 +80,7 @@ def matrix(
 
     Exit code: 0 some cell has a backend, 2 bad input or no valid cell, 3 no cell has one.
     """
+    one_form(csv=csv, markdown=markdown, json=json)
     load_plugins()
     if candidate is not None and candidate not in CANDIDATES:
         raise InvalidInput("--candidate", candidate, f"allowed: {', '.join(CANDIDATES)}")
@@ -99,7 +103,7 @@ def matrix(
     elif csv:
         _print_csv(grid, table)
     else:
-        _print_table(grid, table)
+        _print_table(grid, table, markdown)
     return FOUND if any(cell.found for cell in cells) else NO_BACKEND
 
 
@@ -249,19 +253,25 @@ def _print_csv(grid: Grid, table: list[list[Cell]]) -> None:
         writer.writerow([label, *(cell.text for cell in row)])
 
 
-def _print_table(grid: Grid, table: list[list[Cell]]) -> None:
+def _print_table(grid: Grid, table: list[list[Cell]], markdown: bool) -> None:
     machines = [environment_words(selection.environment) for selection in grid.seen]
     common = _in_all(machines)
     if any(len(words) > len(common) and "* assumed" in words for words in machines):
         common.append("the rest as it goes with each")
-    print_text("\n".join(wrap(" · ".join(common))))
-    print_text(
-        "\n".join(wrap(" · ".join(_in_all([params_words(selection.params) for selection in grid.seen]))))
-    )
+    asked = _in_all([params_words(selection.params) for selection in grid.seen])
+    about = [*wrap(" · ".join(common)), *wrap(" · ".join(asked))]
     head = (f"{grid.down.field} ↓ {grid.along.field} →", *grid.along.labels)
     labelled = zip(grid.down.labels, table, strict=True)
-    in_columns(head, [(label, *(cell.text for cell in row)) for label, row in labelled])
-    print_text("\n".join(_legend(grid, [cell for row in table for cell in row])))
+    rows = [(label, *(cell.text for cell in row)) for label, row in labelled]
+    legend = _legend(grid, [cell for row in table for cell in row])
+    if markdown:
+        told = markdown_table([*map(escape, head)], [[*map(escape, row)] for row in rows])
+        blocks = [fenced("\n".join(map(printable, lines)), "text") for lines in (about, legend) if lines]
+        print_text("\n\n".join([blocks[0], told, *blocks[1:]]))
+        return
+    print_text("\n".join(about))
+    in_columns(head, rows)
+    print_text("\n".join(legend))
 
 
 def _in_all(lists: list[list[str]]) -> list[str]:

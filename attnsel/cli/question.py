@@ -41,8 +41,8 @@ _ENV_FILE = Annotated[
         name="--env",
         group=THE_MACHINE,
         allow_leading_hyphen=True,
-        help="JSON of Environment, of an earlier --json or of doctor --json; - reads standard input; flags win "
-        "over it",
+        help="JSON of Environment, of an earlier --json or of doctor --json; - reads standard input; flags "
+        "win over it",
     ),
 ]
 
@@ -123,6 +123,10 @@ def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Pa
             raise InvalidInput(flag.name, None, "needs a number behind it")
         if value is not None:
             given[flag.part][flag.field] = value
+    for field in ("allow", "deny", "allow_known_bugs"):
+        names = given["policy"].get(field, "")
+        if names and not names.replace(",", "").strip():  # an empty text undoes a variable
+            raise InvalidInput(field, names, "must be names with commas between")
     once_only(params_file, env_file)
     params, machine = with_recipe(given["params"]), given["machine"]
     base: Mapping[str, Any] = {}

@@ -130,7 +130,8 @@ def meant_flag(name: str, known: Iterable[str]) -> str | None:
 def unknown_command(typed: str, commands: Sequence[str]) -> str:
     """One sentence about a command that there is not."""
     if typed.startswith("-"):
-        return f"{short(typed, str)} comes before the command; write it behind, such as attnsel explain --gpu H100"
+        where = "write it behind, such as attnsel explain --gpu H100"
+        return f"{short(typed, str)} comes before the command; {where}"
     word = typed.casefold().replace("_", "-")
     said = f'there is no command "{short(typed, str)}"'
     meant = next((name for name in commands if word in _COMMANDS_MEANT.get(name, "").split()), None)

@@ -80,7 +80,7 @@ def _named(parts: list[str]) -> dict[str, str]:
         item = _ITEM.fullmatch(part)
         if item is not None:
             name = "".join(item[2].split())  # a log that was folded breaks names too
-            items[name] = item[3].strip()
+            items[name] = " ".join(item[3].split())
         elif name is not None and part.strip():
             items[name] += f",{part}"  # a recipe's fields stand between commas, in no bracket
     return items
