@@ -177,7 +177,8 @@ def _all_flags() -> tuple[Flag, ...]:
         text = ", ".join(get_args(info.annotation))
         text = f"{info.description}: {text}" if info.description else text
         flag = _flag("machine", field, "--" + field.replace("_", "-"), "", str, text, THE_MACHINE)
-        machine.append(flag._replace(choices=tuple(map(str, get_args(info.annotation)))))
+        choices = tuple(one for one in get_args(info.annotation) if isinstance(one, str))
+        machine.append(flag._replace(choices=choices))
     settings = [
         _from_field("policy", field, info, POLICY)
         for field, info in Policy.model_fields.items()

@@ -77,11 +77,9 @@ def test_a_short_answer_is_one_screen(run, question):
     assert len(lines) <= 12
     assert widest(out) <= 80
     told = json.loads(run(f"explain {question} --json")[1])
-    assert lines[0].startswith(told["backend"] or "cudnn cannot run this call")
-    shown = [
-        name for name in (c["name"] for c in told["candidates"]) if re.search(rf"\b{re.escape(name)}", out)
-    ]
-    assert len(shown) >= min(8, len(told["candidates"]))
+    assert lines[0].startswith(told["backend"] or ("cudnn cannot run", "Nothing runs"))
+    names = [candidate["name"] for candidate in told["candidates"]]
+    assert sum(re.search(rf"\b{re.escape(name)}", out) is not None for name in names) >= 8
 
 
 def test_a_short_answer_in_lines():
@@ -134,8 +132,8 @@ def test_tables_of_other_commands(run, line):
 
 
 HOSTILE = [
-    "[x](http://a.b)", "<script>", "*x*", "_x_", "`x`", "a|b", "# x", "@someone", "#12", "~~x~~", "$x$", "&lt;",
-    "![i](u)", "\\*x*", "\x1b[2J", "a\nb", "\u202e", "www.a.b", "https://a.b", "|", "``x``",
+    "[x](http://a.b)", "<script>", "*x*", "_x_", "`x`", "a|b", "# x", "@someone", "#12", "~~x~~", "$x$",
+    "&lt;", "![i](u)", "\\*x*", "\x1b[2J", "a\nb", "\u202e", "www.a.b", "https://a.b", "|", "``x``",
 ]  # fmt: skip
 
 
