@@ -19,7 +19,6 @@ from attnsel.selection.select import Selection, select
 if TYPE_CHECKING:
     from attnsel.context_parallel.plan import Plan
     from attnsel.params import AttentionParams
-    from attnsel.policy import Policy
 
 
 class Reported(Protocol):
@@ -86,10 +85,8 @@ def explain(
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
     params = question.ask()
     selection = select(params, question.where(), policy=question.policy)
-    for flag, without in idle(params, set(question.params) - set(question.from_file)):
-        complain(f"{flag} changes nothing {without}")
-    if _no_preview(question.policy):
-        complain("--preview changes nothing: no rule of this release is tried out")
+    for flag, why in idle(params, question.flags):
+        complain(f"{flag} changes nothing {why}")
     library = None
     if ask_library or cudnn_lib is not None:
         from attnsel.cli.asking import ask
@@ -110,7 +107,7 @@ def explain(
 
 
 def idle(p: AttentionParams, stated: Set[str]) -> Iterator[tuple[str, str]]:
-    """The flags among those ``stated`` that say nothing of this call, and without what."""
+    """The flags among those ``stated`` that say nothing of this call, and why."""
     if "cp_comm_type" in stated and not p.context_parallel:
         yield "--cp-comm-type", "without a --cp-size above 1"
     if "bottom_right_diagonal" in stated:
@@ -120,10 +117,8 @@ def idle(p: AttentionParams, stated: Set[str]) -> Iterator[tuple[str, str]]:
             yield "--bottom-right-diagonal", "without a window or ALiBi"
     if "attention_dropout" in stated and p.attention_dropout and not p.is_training:
         yield "--attention-dropout", "with --inference"
-
-
-def _no_preview(policy: Policy) -> bool:
-    return policy.preview and all(page.status != "preview" for page in REGISTRY.pages.values())
+    if "preview" in stated and all(page.status != "preview" for page in REGISTRY.pages.values()):
+        yield "--preview", "in this release: none of its rules is tried out"
 
 
 def _print(

@@ -28,6 +28,7 @@ _NARROWEST, _LARGEST = 20, 1000  # columns that are believed
 
 # What a mark or a code looks like on a terminal; plain text everywhere else.
 _STYLES = {
+    "attnsel.chosen": "bold",
     "attnsel.yes": "green",
     "attnsel.no": "red",
     "attnsel.unknown": "yellow",
@@ -36,6 +37,7 @@ _STYLES = {
     "attnsel.warning": "yellow",
 }
 _PATTERNS = (
+    r"(?m)^ +1 [✔?] (?P<chosen>\S+)",
     r"(?P<yes>✔)",
     r"(?P<no>✖)",
     r"(?<!\S)(?P<unknown>\?)(?!\S)",

@@ -57,6 +57,7 @@ class Question:
     environment: Environment | None
     machine: Mapping[str, Any]
     policy: Policy
+    flags: frozenset[str]  # fields that flags of their own stated
 
     def ask(self, **fields: Any) -> AttentionParams:
         """The call, with some fields changed. Raises InvalidInput."""
@@ -152,6 +153,7 @@ def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Pa
         environment=environment,
         machine=machine,
         policy=policy.replace(**given["policy"]) if given["policy"] else policy,
+        flags=frozenset(flag.field for flag, value in stated.items() if value is not None),
     )
 
 

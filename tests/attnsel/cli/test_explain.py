@@ -387,4 +387,5 @@ def test_colours_only_on_a_terminal():
         pass  # how Linux says that the other end is closed
     os.waitpid(pid, 0)
     assert "\x1b[32m✔".encode() in out
+    assert b"\x1b[1mcudnn" in out
     assert "\x1b" not in select(AttentionParams(), Environment.describe("H100")).report()

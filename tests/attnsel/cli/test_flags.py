@@ -141,7 +141,7 @@ def test_a_flag_that_says_nothing_of_the_call_is_told(run):
         ("--bottom-right-diagonal --mask no_mask", "changes nothing without a window or ALiBi"),
         ("--no-bottom-right-diagonal", "beside --attn-mask-type causal, which decides it"),
         ("--dropout 0.1 --inference", "--attention-dropout changes nothing with --inference"),
-        ("--preview", "--preview changes nothing: no rule of this release is tried out"),
+        ("--preview", "--preview changes nothing in this release: none of its rules is tried out"),
     ):
         code, out, err = run(f"explain --gpu H100 {words}")
         assert (code, err.count("\n")) == (0, 1), err
