@@ -17,6 +17,7 @@ from attnsel.report.reasons import absent_packages, closing_lines, grouped, need
 from attnsel.report.verdict import verdict
 from attnsel.report.ways import worth_showing
 from attnsel.report.words import environment_words, params_words, policy_words
+from attnsel.selection.assumed import assumption_words
 
 if TYPE_CHECKING:
     from attnsel.selection.select import Selection
@@ -25,6 +26,7 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#|~$!&])")
 _BAR = re.compile(r"(?<!\\)\|")
 _WIDE = 10_000  # columns: Markdown is folded by who shows it
 _MOST_WAYS = 3
+_OF_A_SHELL = {"pip", "git", "cd", "export", "unset", "conda", "apt-get"}
 
 
 def render_markdown(selection: Selection, sources: bool = False) -> str:
@@ -33,10 +35,12 @@ def render_markdown(selection: Selection, sources: bool = False) -> str:
     facts = [" · ".join(environment_words(env)), " · ".join(params_words(p))]
     policy = policy_words(selection)
     facts += [f"! {warning}" for warning in env.warnings]
+    facts += [f"! planned only: {why}" for why in dict.fromkeys(c.plan_only for c in selection.ranked) if why]
     facts += [f"policy · {' · '.join(policy)}"] if policy else []
     parts = [f"**{escape(verdict(selection))}**", fenced("\n".join(map(printable, facts)), "text")]
     parts.append(table(("", "candidate", "what it does"), _rows(selection)))
     reasons = _reasons(selection, sources)
+    reasons += [f"- ? {escape(assumption_words(assumption))}" for assumption in selection.assumptions]
     if reasons:
         parts.append("\n".join(["Why not the others:", "", *reasons]))
     parts += _ways(selection)
@@ -88,7 +92,8 @@ def _ways(selection: Selection) -> list[str]:
             continue
         parts.append(f"To get {code(way.candidate)}: {escape(way.change)}")
         if way.paste and way.paste not in way.change:
-            language = "sh" if "pip install" in way.paste else "python"
+            first_words = {line.split(maxsplit=1)[0] for line in way.paste.splitlines() if line.strip()}
+            language = "sh" if first_words & _OF_A_SHELL else "python"
             parts.append(fenced("\n".join(map(printable, way.paste.splitlines())), language))
     return parts
 

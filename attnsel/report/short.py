@@ -11,23 +11,30 @@ from attnsel.report.ranked import runs_text
 from attnsel.report.reasons import absent_packages, needing_gpu
 from attnsel.report.verdict import verdict
 from attnsel.report.ways import worth_showing
+from attnsel.selection.assumed import assumption_words
 
 if TYPE_CHECKING:
     from attnsel.selection.select import Selection
     from attnsel.selection.verdict import Candidate
 
 _SENTENCE, _CANDIDATES, _WAY = 2, 8, 2  # lines of each part, at most
+_ASSUMPTION = 2  # of the candidates' lines
 
 
 def render_short(selection: Selection, width: int = 80) -> str:
     """At most twelve lines. What does not fit is cut with an ellipsis: the whole report has it."""
     lines = _at_most(_SENTENCE, fold(printable(verdict(selection)), width), width)
-    lines += [_cut(printable(line), width) for line in _candidate_lines(selection)]
+    assumed: list[str] = []
+    for assumption in selection.assumptions[:1]:
+        words = fold(printable(assumption_words(assumption)), width, "   ? ", "     ")
+        assumed = _at_most(_ASSUMPTION, words, width)
+    shown = _candidate_lines(selection, _CANDIDATES - len(assumed))
+    lines += [*(_cut(printable(line), width) for line in shown), *assumed]
     lines += _at_most(_WAY, _way_lines(selection, width), width)
     return "\n".join(lines)
 
 
-def _candidate_lines(selection: Selection) -> list[str]:
+def _candidate_lines(selection: Selection, most: int) -> list[str]:
     """A line for each candidate, for all that are not installed, and for all that need a GPU."""
     shown = {
         c.name: f"{place:>2} {MARK[c.verdict]} {c.name}  {runs_text(c, selection)}"
@@ -40,7 +47,7 @@ def _candidate_lines(selection: Selection) -> list[str]:
     gone = [name for names in apart.values() for name in names]
     shown |= {c.name: _refused_line(c) for c in selection if c.verdict == "refused" and c.name not in gone}
     last = [f"   {MARK['refused']} {', '.join(names)}: {why}" for why, names in apart.items() if names]
-    room = _CANDIDATES - len(last)
+    room = most - len(last)
     if len(shown) > room:
         # The slow ones that run nearly everything go first, then the last.
         by_worth = sorted(shown, key=lambda name: CANDIDATES[name].last_resort and name != selection.backend)
