@@ -16,7 +16,7 @@ _MOST_WAYS = 3  # shown of the ways to one candidate
 _NO_WHEEL = "# No "  # how attnsel/wheels.py begins where a package would have to be compiled
 
 
-def _worth_showing(unlock: Unlock, selection: Selection) -> bool:
+def worth_showing(unlock: Unlock, selection: Selection) -> bool:
     """A package that is not there is worth its installation where it would be first, on this GPU."""
     candidate = selection[unlock.candidate]
     if candidate.name == selection.policy.backend or own_package(candidate) is None:
@@ -28,7 +28,7 @@ def unlock_lines(selection: Selection, width: int) -> list[str]:
     """The cheapest ways to each refused fused kernel."""
     shown: dict[str, list[Unlock]] = {}
     for unlock in selection.unlocks:
-        if not CANDIDATES[unlock.candidate].last_resort and _worth_showing(unlock, selection):
+        if not CANDIDATES[unlock.candidate].last_resort and worth_showing(unlock, selection):
             shown.setdefault(unlock.candidate, []).append(unlock)
     lines: list[str] = []
     for name, unlocks in shown.items():
