@@ -27,7 +27,8 @@ def question(rule: Rule, example: Example) -> tuple[AttentionParams, Environment
     env = Environment.describe(gpu, **machine)
     more = {name: given.pop(name) for name in ("platform", "torch_flash") if name in given}
     if device is not None:
-        env = env.replace(device=Device(type=device, name=device))
+        kind: Any = "rocm" if device.startswith("gfx") else device
+        env = env.replace(device=Device(type=kind, name=device))
     if more:
         env = env.replace(**more)
     return AttentionParams(**given), env

@@ -21,7 +21,7 @@ from attnsel import settings
 from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAGS, THE_CALL, THE_MACHINE, Flag
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, TensorSpec
 from attnsel.policy import Policy
 from attnsel.recipes import KINDS
 
@@ -114,7 +114,7 @@ def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Pa
     for flag, value in stated.items():
         if value is not None:
             given[flag.part][flag.field] = value
-    params = with_recipe(given["params"])
+    params = with_tensors(with_recipe(given["params"]))
     base: dict[str, Any] = {}
     if params_file is not None:
         base = _read_json(params_file, "params", "--params")
@@ -149,6 +149,23 @@ def with_recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
         if kind not in KINDS:
             raise InvalidInput("fp8_recipe", kind, f"must be one of {', '.join(KINDS)}")
         fields |= {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True}}}
+    return fields
+
+
+def with_tensors(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``mask_dtype`` and ``tensor_rank``, which plain F.sdpa cares about, as specs. Raises InvalidInput."""
+    fields = dict(fields)
+    dtype, rank = fields.pop("mask_dtype", None), fields.pop("tensor_rank", None)
+    if dtype is not None:
+        if fields.setdefault("attn_mask_type", "arbitrary") != "arbitrary":
+            raise InvalidInput("mask_dtype", dtype, "goes with --attn-mask-type arbitrary")
+        try:
+            mask = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1), dtype=dtype)
+        except InvalidInput as error:
+            raise InvalidInput("mask_dtype", dtype, error.allowed) from None
+        fields["tensors"] = {**fields.get("tensors", {}), "mask": mask}
+    if rank is not None:
+        fields["tensors"] = {**fields.get("tensors", {}), "rank": rank}
     return fields
 
 
