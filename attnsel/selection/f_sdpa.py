@@ -16,13 +16,14 @@ _FEW = 60  # sequences times heads: fewer leave an A100 idle under FlashAttentio
 
 
 def f_sdpa_order(p: AttentionParams, env: Environment) -> tuple[str, ...]:
-    """Kernels in the order in which F.sdpa tries them; none for a torch that attnsel runs on.
+    """Kernels in the order in which F.sdpa tries them; none for a torch that attnsel runs on, or that
+    nobody stated.
 
-    Source: priority_order in v2.0.0 sdp_utils.h, lines 38 to 74, for 2.1 with the training heuristic of
+    Source: priority_order in v2.0.0 sdp_utils.h, lines 41 to 77, for 2.1 with the training heuristic of
     pytorch#99644; constant from 2.2 on (v2.4.0 sdp_utils.cpp); pytorch#125343 for 2.5.0, which prefers cuDNN
     on sm90 and puts it second elsewhere, undone in 2.5.1 (pytorch#138649).
     """
-    if env.torch is None or env.torch >= OLDEST_TORCH:
+    if env.torch is None or env.torch >= OLDEST_TORCH or "torch" in env.assumed:
         return ()
     if env.device.type != "cuda" or (2, 2) <= env.torch < (2, 5):
         return _FLASH_FIRST

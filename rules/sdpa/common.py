@@ -271,7 +271,7 @@ def four_dimensions(p: AttentionParams, env: Environment) -> Violation | None:
     Why: for q, k and v of three dimensions F.sdpa goes to the math kernel without a word, whatever they hold.
     attnsel's own call takes four (b, s, h, d in some order) and packed rows of three (thd).
     Fix: q.unsqueeze(0), or unflatten(0, (b, h)) where batch and heads are one: a view, nothing is copied.
-    Source: check_tensor_shapes, PyTorch sdp_utils_cpp.h (A to D), v2.0.0 sdp_utils.h, line 206; measured on
+    Source: check_tensor_shapes, PyTorch sdp_utils_cpp.h (A to D), v2.0.0 sdp_utils.h, line 198; measured on
     CPU, torch 2.13; pytorch#117354.
     """
     if p.tensors.rank == 4:

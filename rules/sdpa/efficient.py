@@ -46,8 +46,8 @@ def efficient_dtypes(p: AttentionParams, env: Environment) -> Violation | None:
 def efficient_bf16_needs_ampere(p: AttentionParams, env: Environment) -> bool:
     """The memory-efficient kernel has bf16 from Ampere on
 
-    Why: Turing and Volta multiply matrices in fp16 only. F.sdpa of PyTorch 2.0 and 2.1 chooses it for bf16 all
-    the same, and raises "cutlassF: no kernel found to launch!".
+    Why: Turing and Volta multiply matrices in fp16 only. F.sdpa of PyTorch 2.0 and 2.1 chooses it for bf16
+    all the same, and raises "cutlassF: no kernel found to launch!".
     Fix: cast to fp16.
     Source: can_use_mem_efficient_attention, PyTorch sdp_utils.cpp (A, B, C).
     """
@@ -82,8 +82,8 @@ def efficient_equal_heads(p: AttentionParams, env: Environment) -> None:
     from 2.5 on. Without the flag F.sdpa raises.
     Fix: attnsel repeats the heads (adaptation "expand_gqa"), which costs memory; with F.sdpa do the same
     (repeat_interleave) where flash cannot run.
-    Source: check_batch_size_and_num_heads_dense<false> in A and B; pytorch#191085; pytorch#181528, pytorch#139586,
-    transformers#46960, ComfyUI#15135 (what F.sdpa does); q_heads_per_kv appears in
+    Source: check_batch_size_and_num_heads_dense<false> in A and B; pytorch#191085; pytorch#181528,
+    pytorch#139586, transformers#46960, ComfyUI#15135 (what F.sdpa does); q_heads_per_kv appears in
     kernel_forward.h of the 2.14.1 wheel and is absent from 2.13.0; attnsel/backends/sdpa/ops.py.
     """
 
@@ -98,10 +98,11 @@ def efficient_equal_heads(p: AttentionParams, env: Environment) -> None:
 def efficient_mask_dtype(p: AttentionParams, env: Environment) -> Violation | None:
     """The memory-efficient kernel wants a mask of the query's type
 
-    Why: F.sdpa turns a bool mask into it and passes others on: with fp32 beside half precision it chooses this
-    kernel and raises "invalid dtype for bias - should match query's dtype". On ROCm it does not choose it.
+    Why: F.sdpa turns a bool mask into it and passes others on: with fp32 beside half precision it chooses
+    this kernel and raises "invalid dtype for bias - should match query's dtype". On ROCm it goes elsewhere.
     Fix: mask.to(query.dtype).
-    Source: TORCH_CHECK in _efficient_attention_forward, v2.4.0 attention.cu, line 1241; C (ROCm); pytorch#191612.
+    Source: TORCH_CHECK in _efficient_attention_forward, v2.4.0 attention.cu, line 1241; C (ROCm);
+    pytorch#191612.
     """
     mask = p.tensors.mask
     if mask is None or mask.dtype != "fp32" or p.dtype == "fp32":

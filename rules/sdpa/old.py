@@ -43,10 +43,10 @@ def _corners_differ(p: AttentionParams) -> bool:
 def flash_1_head_dims(p: AttentionParams, env: Environment) -> None:
     """Before PyTorch 2.2 the flash kernel stops at head_dim 128
 
-    Why: it is FlashAttention 1, and F.sdpa does not pad for it: other widths than multiples of 8 go elsewhere.
+    Why: it is FlashAttention 1, and F.sdpa does not pad for it: other widths than multiples of 8 are refused.
     Fix: PyTorch 2.2 has 256; sdpa.efficient has no limit.
     Source: "a multiple of 8 and less than or equal to 128" in libtorch_cuda.so, wheels 2.0.1 and 2.1.2;
-    check_head_dim_size, v2.0.0 sdp_utils.h, line 236.
+    check_head_dim_size, v2.0.0 sdp_utils.h, line 244.
     """
 
 
@@ -77,7 +77,7 @@ def flash_1_needs_turing(p: AttentionParams, env: Environment) -> None:
 
     Why: it is the last one that runs on Turing; FlashAttention 2 begins with Ampere (SDPA103).
     Fix: sdpa.efficient runs on Volta.
-    Source: check_gpu_sm75_or_greater, v2.0.0 sdp_utils.h, line 327; "[sm75, sm90]", wheel 2.1.2.
+    Source: check_gpu_sm75_or_greater, v2.0.0 sdp_utils.h, line 345; "[sm75, sm90]", wheel 2.1.2.
     """
 
 
@@ -93,7 +93,7 @@ def flash_1_on_turing_in_fp16(p: AttentionParams, env: Environment) -> bool:
     """On Turing FlashAttention 1 computes in fp16
 
     Fix: cast to fp16.
-    Source: use_flash_attention, v2.0.0 sdp_utils.h, line 441.
+    Source: use_flash_attention, v2.0.0 sdp_utils.h, line 419.
     """
     return p.dtype == "bf16"
 
@@ -230,7 +230,7 @@ def efficient_masks_since_2_1(p: AttentionParams, env: Environment) -> Violation
     """The memory-efficient kernel takes a mask from PyTorch 2.1 on
 
     Fix: PyTorch 2.1; in 2.0 a mask means the math kernel.
-    Source: "Both fused kernels do not support non-null attn_mask", v2.0.0 sdp_utils.h, line 196; attn_bias in
+    Source: "Both fused kernels do not support non-null attn_mask", v2.0.0 sdp_utils.h, line 188; attn_bias in
     the op's signature, torch/_meta_registrations.py of the wheel of 2.1.2, line 4901.
     """
     if p.attn_mask_type != "arbitrary":
@@ -250,7 +250,7 @@ def efficient_dropout_since_2_1(p: AttentionParams, env: Environment) -> bool:
     """The memory-efficient kernel has dropout from PyTorch 2.1 on
 
     Fix: leave dropout out, or PyTorch 2.1.
-    Source: check_for_non_zero_dropout, v2.0.0 sdp_utils.h, line 113; its warning is not in the wheel of 2.1.2.
+    Source: check_for_non_zero_dropout, v2.0.0 sdp_utils.h, line 108; its warning is not in that of 2.1.2.
     """
     return p.dropout
 
@@ -266,7 +266,7 @@ def efficient_deterministic_since_2_1(p: AttentionParams, env: Environment) -> N
     """In PyTorch 2.0 deterministic algorithms rule the memory-efficient kernel out
 
     Fix: PyTorch 2.1, where the forward is allowed.
-    Source: check_use_deterministic_algorithms, v2.0.0 sdp_utils.h, line 378.
+    Source: check_use_deterministic_algorithms, v2.0.0 sdp_utils.h, line 398.
     """
 
 
@@ -284,7 +284,7 @@ def efficient_wide_heads_in_2_0(p: AttentionParams, env: Environment) -> Violati
     Why: an illegal memory access. 2.0.0 refuses head_dim 128 on sm86, 2.0.1 everything above 64 on sm86 and
     newer; whether its "newer" includes Hopper was not read.
     Fix: PyTorch 2.1 has no such limit.
-    Source: check_gpu_sm86_head_dim_128, v2.0.0 sdp_utils.h, line 360; "does not currently support head_dim
+    Source: check_gpu_sm86_head_dim_128, v2.0.0 sdp_utils.h, line 382; "does not currently support head_dim
     greater than 64 on sm86 or newer", libtorch_cuda.so, wheel 2.0.1; pytorch#99736.
     """
     if env.torch is None or env.torch < (2, 0, 1):

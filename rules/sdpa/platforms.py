@@ -62,8 +62,8 @@ def aotriton_architectures(p: AttentionParams, env: Environment) -> Violation | 
     Elsewhere F.sdpa goes to the math kernel without a word. A build without AOTriton, as some of TheRock's,
     has neither kernel: torch.backends.cuda.is_flash_attention_available() tells.
     Fix: set the variable where it helps; or sdpa.math, tiled.
-    Source: common_cuda.py in the wheels of torch 2.3.1 to 2.14.1; check_flash_attention_hardware_support in C;
-    unsloth#8821 (gfx1200: no kernel without the variable); ROCm/TheRock#1909; pytorch#112997.
+    Source: common_cuda.py in the wheels of torch 2.3.1 to 2.14.1; check_flash_attention_hardware_support in
+    C; unsloth#8821 (gfx1200: no kernel without the variable); ROCm/TheRock#1909; pytorch#112997.
     """
     rows = [row for row in _COMPILED if env.torch is not None and env.torch >= row.torch]
     if not rows:
@@ -92,8 +92,8 @@ def rocm_flash_since_2_3(p: AttentionParams, env: Environment) -> None:
 
     Why: before, ROCm builds were compiled without it, and F.sdpa goes to the math kernel.
     Fix: PyTorch 2.3 or newer.
-    Source: CMakeLists.txt of v2.0.0, "USE_CUDA AND NOT ROCM"; common_cuda.py in the wheels of 2.2.2 and 2.3.1;
-    pytorch#112997.
+    Source: CMakeLists.txt of v2.0.0, "USE_CUDA AND NOT ROCM"; common_cuda.py in the wheels of 2.2.2 and
+    2.3.1; pytorch#112997.
     """
 
 

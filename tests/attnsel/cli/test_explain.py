@@ -43,7 +43,7 @@ def asked(monkeypatch, line: str) -> tuple[AttentionParams, Environment, Policy]
 def test_every_field_of_a_call_has_a_flag_or_a_reason_not_to():
     flags = {flag.field for flag in FLAGS if flag.part == "params"}
     assert set(AttentionParams.model_fields) - flags == {"tensors", "fp8_meta"}
-    assert flags - set(AttentionParams.model_fields) == {"fp8_recipe"}
+    assert flags - set(AttentionParams.model_fields) == {"fp8_recipe", "mask_dtype", "tensor_rank"}
 
 
 def test_every_component_and_wish_has_a_flag():
