@@ -42,6 +42,6 @@ removed(
 removed(
     "SDPA601",
     release="0.1.0",
-    replaced_by="INSTALL008",
+    replaced_by="INSTALL009",
     why="That sdpa.varlen needs PyTorch 2.6 is true of everything that attnsel runs itself.",
 )

@@ -69,10 +69,13 @@ class Unlock(NamedTuple):
     ) -> tuple[AttentionParams, Environment, Policy]:
         """The question with these changes made; ``select`` of it finds the candidate eligible.
 
+        Nothing of the environment is assumed any more: the changes were checked with just these versions.
+
         Raises InvalidInput for parameters with which the changes contradict each other: those of the
         selection that this came from never do.
         """
-        return changed(Scenario(params, environment, policy), dict(self.changes))
+        after = changed(Scenario(params, environment, policy), dict(self.changes))
+        return after.p, after.env.derive(assumed=()), after.policy
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -224,7 +227,7 @@ def _reach(base: Scenario, name: str, made: dict[str, Any], component: str, engi
     current = base.value(component)
     newer = [edge for edge in edges(name, component) if edge > version]
     if current is not None and version < current:
-        return VersionRange(below=newer[0])
+        return VersionRange(below=newer[0] if newer else version.after)
     good = [engine.eligible(name, changed(base, {**made, component: edge})) for edge in newer]
     without: list[str] = []
     for i, edge in enumerate(newer):
