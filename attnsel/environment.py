@@ -113,8 +113,9 @@ class Environment(FrozenModel):
         """An environment for a machine that is not here.
 
         ``gpu`` is a name from the catalogue, an architecture ("sm90", "gfx942"), or ``"cpu"``, ``"rocm"``,
-        ``"mps"`` or ``"xpu"``. Versions go by the names in :data:`COMPONENTS`; what is left out is taken from the wheel of PyTorch that fits all of
-        what was given and the GPU (attnsel/releases.py), and marked as assumed. None means not installed.
+        ``"mps"`` or ``"xpu"``. Versions go by the names in :data:`COMPONENTS`; what is left out is taken from
+        the wheel of PyTorch that fits all of what was given and the GPU (attnsel/releases.py), and marked as
+        assumed. None means not installed.
 
         Raises InvalidInput for an unknown GPU, component or version.
         """
@@ -166,7 +167,7 @@ def describe_device(gpu: str | None) -> Device:
         return Device(type="mps", name=wanted)
     if wanted == "xpu":
         return Device(type="xpu", name=wanted)
-    if wanted == "rocm" or re.fullmatch(r"gfx\d{3,4}[a-z]?", wanted):
+    if wanted == "rocm" or re.fullmatch(r"gfx(\d{3,4}|\d{2}[a-f])", wanted):
         return Device(type="rocm", name=wanted)  # rules read an architecture from its name
     try:
         card = look_up_gpu(gpu)

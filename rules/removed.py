@@ -39,9 +39,3 @@ removed(
     release="0.1.0",
     why="Before PyTorch 2.5 only plain attention was known. SDPA701 to SDPA732 say what each release has.",
 )
-removed(
-    "SDPA601",
-    release="0.1.0",
-    replaced_by="INSTALL009",
-    why="That sdpa.varlen needs PyTorch 2.6 is true of everything that attnsel runs itself.",
-)

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 _STAYS = ("arch", "device", "platform")  # whatever is installed
 _OTHER_GPUS = ("mps", "xpu")
-_TOO_OLD = (
-    "INSTALL008"  # where attnsel itself does not run, what else its own kernels lack is beside the point
-)
+_TOO_OLD = "INSTALL009"  # torch: what else attnsel's own kernels lack there is beside the point
 
 
 def reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:

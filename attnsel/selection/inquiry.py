@@ -177,7 +177,8 @@ class Inquiry:
             verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
         executed = record.executed_for(p, env.target)
         new = unproven(record, p, env.target)
-        return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(record, p, env), new, executed)
+        planned = _plan_only(record, p, env)
+        return Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
 
     def _against_steps(self, name: str) -> list[Reason]:
         """Why the calls that ranks would make refuse a candidate, with the step that does."""

@@ -34,6 +34,17 @@ def varlen_devices(p: AttentionParams, env: Environment) -> Violation | Unknown 
     return finding("device", env.device.type, OneOf("cuda"))
 
 
+@rule("SDPA601", when=torch("<2.6.0"), fires_on={"torch": "2.5.1"}, passes={"torch": "2.6.0"})
+def varlen_since_2_6(p: AttentionParams, env: Environment) -> Violation:
+    """The op takes windows beside lengths from PyTorch 2.6 on
+
+    Why: attnsel runs from 2.6 on, and no earlier wheel was looked at.
+    Fix: install PyTorch 2.6 or newer.
+    Source: schema of aten::_flash_attention_forward in the wheels of 2.6.0 to 2.13.0.
+    """
+    return Violation("torch", env.torch, FreeText("2.6.0 or newer"))
+
+
 @rule(
     "SDPA602",
     device=CUDA,
