@@ -6,6 +6,7 @@ import pytest
 
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
+from attnsel.policy import Policy
 from attnsel.selection.f_sdpa import BY_F_SDPA
 from attnsel.selection.select import select
 from attnsel.selection.verdict import Unknown
@@ -131,8 +132,8 @@ def test_a_torch_that_nobody_stated_takes_no_kernel_away():
     ],
 )
 def test_the_first_is_the_one_that_f_sdpa_tries_first(gpu, torch, fields, first):
-    policy = {"allow_known_bugs": ("all",)} if torch == "2.5.0" else {}
-    assert select(AttentionParams(**fields), on(gpu, torch), **policy).backend == first
+    policy = Policy(allow_known_bugs=("all",) if torch == "2.5.0" else ())
+    assert select(AttentionParams(**fields), on(gpu, torch), policy=policy).backend == first
 
 
 def test_what_f_sdpa_runs_is_said_and_not_what_attnsel_would():
