@@ -159,13 +159,19 @@ def _all_flags() -> tuple[Flag, ...]:
         for field, info in AttentionParams.model_fields.items()
         if field not in _LEFT_OUT
     ]
+    masks = "for plain F.sdpa: the element type of its attn_mask, such as fp32 or bool"
+    calls.append(_flag("params", "mask_dtype", "--mask-dtype", "", str, masks, THE_CALL))
+    rank = "for plain F.sdpa: dimensions of q, k and v; default 4"
+    calls.append(_flag("params", "tensor_rank", "--tensor-rank", "", int, rank, THE_CALL))
     recipe = f"attention in FP8 under this recipe: {', '.join(KINDS)}"
     calls.append(
         _flag("params", "fp8_recipe", "--fp8-recipe", "", str, recipe, THE_CALL)._replace(choices=KINDS)
     )
     cards = ", ".join(card.name for card in CATALOGUE.values())
-    gpu = f"{cards}, an architecture such as sm90, or cpu; this machine's if left out"
-    known = (*(card.name.replace(" ", "") for card in CATALOGUE.values()), "cpu")
+    gpu = (
+        f"{cards}, an architecture such as sm90 or gfx942, cpu, rocm, mps or xpu; this machine's if left out"
+    )
+    known = (*(card.name.replace(" ", "") for card in CATALOGUE.values()), "cpu", "rocm", "mps", "xpu")
     machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)._replace(choices=known)]
     for component in COMPONENTS:
         text = f"version of {component.replace('_', '-')}, or none where it is not installed"

@@ -22,7 +22,7 @@ from attnsel.cli.layout_flags import Lying, layout_flags, read_lying
 from attnsel.cli.shorthands import expand
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, TensorSpec
 from attnsel.policy import Policy
 from attnsel.recipes import KINDS
 
@@ -134,7 +134,7 @@ def _question(
         if names and not names.replace(",", "").strip():  # an empty text undoes a variable
             raise InvalidInput(field, names, "must be names with commas between")
     once_only(params_file, env_file)
-    params, machine = with_recipe(given["params"]), given["machine"]
+    params, machine = with_tensors(with_recipe(given["params"])), given["machine"]
     base: Mapping[str, Any] = {}
     environment = None
     if params_file is not None:
@@ -171,4 +171,21 @@ def with_recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
         if kind not in KINDS:
             raise InvalidInput("fp8_recipe", kind, f"must be one of {', '.join(KINDS)}")
         fields |= {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True}}}
+    return fields
+
+
+def with_tensors(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``mask_dtype`` and ``tensor_rank``, which plain F.sdpa cares about, as specs. Raises InvalidInput."""
+    fields = dict(fields)
+    dtype, rank = fields.pop("mask_dtype", None), fields.pop("tensor_rank", None)
+    if dtype is not None:
+        if fields.setdefault("attn_mask_type", "arbitrary") != "arbitrary":
+            raise InvalidInput("mask_dtype", dtype, "goes with --attn-mask-type arbitrary")
+        try:
+            mask = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1), dtype=dtype)
+        except InvalidInput as error:
+            raise InvalidInput("mask_dtype", dtype, error.allowed) from None
+        fields["tensors"] = {**fields.get("tensors", {}), "mask": mask}
+    if rank is not None:
+        fields["tensors"] = {**fields.get("tensors", {}), "rank": rank}
     return fields
