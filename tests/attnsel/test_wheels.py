@@ -9,7 +9,7 @@ import pytest
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel._flash_attn_wheels import BUILT
-from attnsel.report import _shell_lines
+from attnsel.report.ways import _shell_lines
 from attnsel.unlock.change import Scenario
 from attnsel.unlock.words import VersionRange, _version
 from attnsel.versions import Version

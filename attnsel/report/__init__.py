@@ -1,0 +1,56 @@
+"""An answer as text that fits a terminal, a log and an error message alike.
+
+First the verdict in words; then where and what was asked; the candidates in their order; the reasons against
+those that cannot run, each once however many it concerns; and the ways out.
+
+===========  ==========================================================
+file         about
+===========  ==========================================================
+``verdict``  the answer in a sentence, and in a line for a log
+``words``    the machine and the call
+``ranked``   the candidates that run
+``reasons``  why the others do not, and the known bugs
+``ways``     how to get them
+``lines``    lines that keep to a width
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnsel.errors import printable
+from attnsel.report.lines import fold, join_items
+from attnsel.report.ranked import ranked_lines
+from attnsel.report.reasons import closing_lines, reason_lines
+from attnsel.report.verdict import one_line, verdict
+from attnsel.report.ways import unlock_lines
+from attnsel.report.words import environment_words, params_words, policy_words
+
+if TYPE_CHECKING:
+    from attnsel.selection.select import Selection
+
+__all__ = [
+    "environment_words",
+    "one_line",
+    "params_words",
+    "render",
+]
+
+
+def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
+    """The whole answer."""
+    lines = [*fold(verdict(selection), width), ""]
+    lines += join_items(environment_words(selection.environment), width)
+    lines += join_items(params_words(selection.params), width)
+    lines += [f"! {warning}" for warning in selection.environment.warnings]
+    lines += [f"! planned only: {why}" for why in dict.fromkeys(c.plan_only for c in selection.ranked) if why]
+    policy = policy_words(selection)
+    if policy:
+        lines += join_items(["policy", *policy], width)
+    if selection.layout is not None:
+        lines += selection.layout.describe(width).splitlines()
+    lines += ["", *ranked_lines(selection, width), *reason_lines(selection, width, sources)]
+    lines += unlock_lines(selection, width)
+    lines += closing_lines(selection, width)
+    return "\n".join(printable(line.rstrip()) for line in lines)

@@ -1,0 +1,90 @@
+"""Where and what was asked, in the words people use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnsel.selection.requirements import size
+
+if TYPE_CHECKING:
+    from attnsel.environment import Environment
+    from attnsel.params import AttentionParams
+    from attnsel.selection.select import Selection
+
+
+def on_gpu(env: Environment) -> bool:
+    return env.device.type in ("cuda", "rocm")
+
+
+def environment_words(env: Environment) -> list[str]:
+    """Device and versions; an asterisk marks what nobody stated."""
+    device = env.device
+    first = device.name or device.type
+    arch = f"sm{device.arch}"
+    if device.arch is not None and device.name != arch:
+        first = f"{device.name or 'GPU'} ({arch})"
+    words = [first]
+    names = {"cudnn": "cuDNN", "cuda": "CUDA", "cudnn_frontend": "frontend"}
+    shown = (
+        ("cudnn", "cudnn_frontend", "torch", "triton", "cuda")
+        if device.type == "cuda"
+        else ("torch", "triton")
+    )
+    for component in shown:
+        version = getattr(env, component)
+        star = "*" if component in env.assumed else ""
+        words.append(f"{names.get(component, component)} {version or 'none'}{star}")
+    for component in ("flash_attn", "flash_attn_3", "flash_attn_4"):
+        version = getattr(env, component)
+        if version is not None:
+            words.append(f"{component.replace('_', '-')} {version}")
+    if env.torch_flash != "FA2":
+        words.append(f"torch's flash is {env.torch_flash}")
+    if env.assumed:
+        words.append("* assumed")
+    return words
+
+
+def params_words(p: AttentionParams) -> list[str]:
+    """The question in the order people say it; only what differs from plain attention is named."""
+    words = [p.dtype, p.qkv_layout if p.layout.group != "hd_hd_hd" or p.layout.paged else p.qkv_format]
+    words += [
+        f"b{p.batch_size}",
+        f"h{p.num_heads}/{p.num_gqa_groups}",
+        f"s{p.max_seqlen_q}×{p.max_seqlen_kv}",
+        f"d{p.head_dim_qk}/{p.head_dim_v}",
+        p.attn_mask_type,
+    ]
+    if p.windowed:
+        words.append(f"window {p.window_size[0]},{p.window_size[1]}")
+    if p.has_bias:
+        grad = " with grad" if p.core_attention_bias_requires_grad else ""
+        words.append(f"{p.core_attention_bias_type} {p.core_attention_bias_shape}{grad}")
+    elif p.core_attention_bias_type == "alibi":
+        words.append("alibi")
+    if p.softmax_type != "vanilla":
+        words.append(f"{p.softmax_type} sink")
+    if p.softcap:
+        words.append(f"softcap {p.softcap:g}")
+    if p.attention_dropout:
+        words.append(f"dropout {p.attention_dropout:g}")
+    if p.fp8_attention:
+        words.append(f"FP8 {getattr(p.recipe, 'kind', 'without recipe')}")
+    for flag in ("deterministic", "return_lse", "return_max_logit", "pad_between_seqs", "cuda_graph"):
+        if getattr(p, flag):
+            words.append(flag.removeprefix("return_"))
+    if p.kv_cache != "none":
+        words.append(f"{p.kv_cache} KV cache" + (f" of {p.page_size}-token pages" if p.page_size else ""))
+    if p.context_parallel:
+        words.append(f"cp{p.cp_size} {p.cp_comm_type}")
+    words.append("training" if p.is_training else "inference")
+    return words
+
+
+def policy_words(selection: Selection) -> list[str]:
+    policy = selection.policy
+    return [
+        f"{name}={size(value) if name == 'memory_limit' else value}"
+        for name in type(policy).model_fields
+        if (value := getattr(policy, name)) != type(policy).model_fields[name].default
+    ]
