@@ -103,7 +103,7 @@ def find_unlocks(selection: Selection, ask: Ask, ask_about: AskAbout) -> tuple[U
             elsewhere = _search(base, candidate, engine, hardware=True)[:1]
             ways = [way for way in elsewhere if not way[0].risks] + ways
         found += [_unlock(base, candidate.name, cost, changes, engine) for cost, changes in ways]
-    return tuple(sorted(found, key=lambda u: (*u.cost[:5], u.rank, u.cost.distance, u.candidate)))
+    return tuple(sorted(found, key=lambda u: (*u.cost[:6], u.rank, u.cost.distance, u.candidate)))
 
 
 class _Engine:

@@ -10,8 +10,9 @@ from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
 from attnsel.gpus import CATALOGUE
 from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams
+from attnsel.recipes import RECIPE_NAMES
 from attnsel.selection.requirements import size
-from attnsel.unlock.change import LENGTHS, WIDTHS, Scenario, grouped
+from attnsel.unlock.change import LENGTHS, RECIPE_FIELDS, WIDTHS, Scenario, grouped
 from attnsel.versions import Version
 from attnsel.wheels import (
     NoWheel,
@@ -72,6 +73,8 @@ def _render_part(
         return _width(p, parts, value)
     if field == "num_gqa_groups":
         return _repeat(p, value)
+    if field in RECIPE_FIELDS:
+        return _recipe(question, field, value)
     if field.startswith("policy.") or "policy.deterministic" in parts:
         text = _VARIABLES[parts[-1].removeprefix("policy.")](value)
         return Instruction(text, text)
@@ -130,6 +133,19 @@ def _repeat(p: AttentionParams, value: int) -> Instruction:
         f"repeat {old} kv head{'s' * (old > 1)} to {value} ({percent(value / old - 1)} K, V)",
         f"x = x.repeat_interleave({value // old}, dim={axis})  # k, v",
     )
+
+
+def _recipe(question: Scenario, field: str, value: Any) -> Instruction:
+    """Another recipe as TransformerEngine writes it, or one that covers another part of attention."""
+    old, kind = question.value(field), question.value("fp8_recipe")
+    if field == "fp8_recipe":
+        whole = ", fp8_mha=True" if question.value("fp8_mha") else ""
+        text = f"FP8 recipe {value}" if old is None else f"FP8 recipe {old} → {value} (other numbers)"
+        return Instruction(text, f'fp8_meta["recipe"] = {RECIPE_NAMES[value]}(fp8_dpa=True{whole})')
+    what = "its output" if field == "fp8_mha" else "attention"
+    note = f"{what} in {'FP8' if value else '16 bits'}"
+    covers = "fp8_dpa=True" if field == "fp8_mha" else f"fp8_dpa={value}"
+    return Instruction(f"{field}={value} ({note})", f'fp8_meta["recipe"] = {RECIPE_NAMES[kind]}({covers})')
 
 
 _CAVEATS = {"fp16": "range ±65504: watch for overflow", "bf16": "about 3 digits"}
