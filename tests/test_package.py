@@ -35,6 +35,8 @@ LAYERS = [
         "layout",
         "recipes",
         "gpus",
+        "_torch_builds",
+        "releases",
         "hardware_specs",
         "context_parallel.exchanges",
     ],
