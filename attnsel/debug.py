@@ -122,7 +122,8 @@ def _longer_batches(a: Adaptation, p: AttentionParams) -> str:
 
 
 def _repeated_heads(a: Adaptation, p: AttentionParams) -> str:
-    copies, axis = p.num_heads // p.num_gqa_groups, FORMATS[p.qkv_format].heads
+    groups = dict(a.changes).get("num_gqa_groups", p.num_heads)
+    copies, axis = groups // p.num_gqa_groups, FORMATS[p.qkv_format].heads
     return f"where k and v are kept, keep k.repeat_interleave({copies}, dim={axis}), and v alike"
 
 

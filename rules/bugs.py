@@ -92,7 +92,7 @@ def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> bool:
     passes={"cudnn": "9.10.2"},
 )
 def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> bool:
-    """cuDNN 9.10 to 9.15.0 in PyTorch: wrong gradients for odd query lengths
+    """cuDNN 9.10 to 9.15.0 in PyTorch: wrong gradients unless s_q is a multiple of 128
 
     Why: the backward reads and writes out of bounds when the number of queries is no multiple of 128.
     Fix: pad the queries, or cuDNN 9.15.1 and newer.

@@ -80,7 +80,7 @@ class Contiguous(TensorStep):
 
 class ExpandGqa(TensorStep):
     def into(self, call: Call) -> Call:
-        copies, axis = self.before.num_heads // self.before.num_gqa_groups, self._axis
+        copies, axis = self.after.num_gqa_groups // self.before.num_gqa_groups, self._axis
         return call._replace(
             k=call.k.repeat_interleave(copies, dim=axis), v=call.v.repeat_interleave(copies, dim=axis)
         )

@@ -43,7 +43,7 @@ ADAPTERS: dict[str, Adapter] = {
         Adapter("pad_sequence", _LENGTHS, made.longer, made.pad_sequence),
         Adapter("pad_head_dim_qk", frozenset({"head_dim_qk"}), made.wider_qk, made.pad_head_dim_qk),
         Adapter("pad_head_dim_v", frozenset({"head_dim_v"}), made.wider_v, made.pad_head_dim_v),
-        Adapter("expand_gqa", frozenset({"num_gqa_groups"}), made.nothing_to_choose, made.expand_gqa),
+        Adapter("expand_gqa", frozenset({"num_gqa_groups"}), made.more_groups, made.expand_gqa),
         Adapter("contiguous", _MEMORY, made.blamed_tensors, made.contiguous),
         Adapter("pack", frozenset({"qkv_layout"}), made.nothing_to_choose, made.pack),
         Adapter("fold_mask", _VISIBILITY, made.nothing_to_choose, made.fold_mask),

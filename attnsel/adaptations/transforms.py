@@ -73,6 +73,16 @@ def longer(p: AttentionParams, reasons: list[Reason]) -> Target | None:
     return tuple(sorted(item for item in found.items() if item[1] > getattr(p, item[0]))) or None
 
 
+def more_groups(p: AttentionParams, reasons: list[Reason]) -> Target | None:
+    """The fewest key/value heads, each alike, that every objection to their number allows."""
+    required = [r.finding.required for r in reasons if r.field == "num_gqa_groups" and not r.unknown]
+    for copies in range(2, p.num_heads // p.num_gqa_groups + 1):
+        groups = copies * p.num_gqa_groups
+        if p.num_heads % groups == 0 and all(wanted.holds(groups, p) for wanted in required):
+            return (("num_gqa_groups", groups),)
+    return None
+
+
 # ---- the changes ------------------------------------------------------------------------------------
 
 
@@ -273,16 +283,17 @@ def pad_head_dim_v(p: AttentionParams, target: Target) -> Applied:
 
 
 def expand_gqa(p: AttentionParams, target: Target) -> Applied:
-    """Repeat each key/value head for the query heads of its group.
+    """Repeat each key/value head for the query heads of its group, or for parts of the group.
 
-    Exact: query head n reads kv head n // (h // g) either way; the gradient of a kv head is the sum over
-    its copies.
+    Exact: query head n reads a copy of kv head n // (h // g) either way; the gradient of a kv head is the sum
+    over its copies.
     """
     if not p.gqa or p.layout.paged:
         return None
-    changed = p.resized(num_gqa_groups=p.num_heads, **_dense(p, "k", "v"))
-    text = f"repeats {p.num_gqa_groups} kv heads to {p.num_heads}"
-    return changed, Adaptation("expand_gqa", text, _bytes(changed, "k", "v"))
+    groups = dict(target).get("num_gqa_groups", p.num_heads)
+    changed = p.resized(num_gqa_groups=groups, **_dense(p, "k", "v"))
+    text = f"repeats {p.num_gqa_groups} kv head{'s' * (p.num_gqa_groups > 1)} to {groups}"
+    return changed, Adaptation("expand_gqa", text, _bytes(changed, "k", "v"), changes=target)
 
 
 def contiguous(p: AttentionParams, target: Target) -> Applied:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from attnsel.selection.select import Selection
     from attnsel.selection.verdict import Adaptation, Candidate
 
+_ISSUE = re.compile(r"[\w.-]+#\d+")  # as sources name one: pytorch#193893
 _NAME = 15  # columns for a candidate's name
 _BESIDE_PROOF = ("PREF011", "PREF012", "PREF013")  # said of what is unproven too
 
@@ -83,5 +85,7 @@ def _avoided(made: Adaptation) -> str:
     if not made.avoids:
         return ""
     first, *others = made.avoids
+    issue = _ISSUE.search(first.source) if first.code.startswith("BUG") else None
     more = f" and {', '.join(reason.code for reason in others)}" if others else ""
-    return f" · avoids {first.code}{more}: {first.rule.title}"
+    known = f" [{issue[0]}]" if issue else ""
+    return f" · avoids {first.code}{more}: {first.rule.title}{known}"

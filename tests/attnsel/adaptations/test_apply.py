@@ -249,6 +249,15 @@ def test_repeated_kv_heads_give_the_definition(
         check(monkeypatch, Call(by_name[name], fmt), backend, (("expand_gqa", ()),))
 
 
+@pytest.mark.parametrize("fmt", ["bshd", "sbhd", "bhsd"])
+def test_kv_heads_repeated_for_parts_of_a_group_give_the_definition(
+    fmt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for backend in ("tiled", "sdpa.math"):
+        call = Call(by_name["mqa, causal"], fmt)
+        check(monkeypatch, call, backend, (("expand_gqa", (("num_gqa_groups", 2),)),))
+
+
 def test_a_kernel_gets_copies_of_the_blamed_tensors_alone() -> None:
     q, k, v = (torch.randn(2, 9, 4, 16, dtype=torch.float64)[..., ::2] for _ in range(3))
     q, v = q.contiguous().requires_grad_(), v.contiguous().requires_grad_()
