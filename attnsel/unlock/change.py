@@ -66,7 +66,7 @@ def changed(question: Scenario, changes: Mapping[str, Any]) -> Scenario:
     if values:
         p = p.derive(**_with_consequences(p, values))
     if machine:
-        env = _another(env, tuple(sorted(machine.items())))
+        env = another(env, tuple(sorted(machine.items())))
     return Scenario(p, env, policy.replace(**policy_changes) if policy_changes else policy)
 
 
@@ -120,7 +120,7 @@ def _with_consequences(p: AttentionParams, values: dict[str, Any]) -> dict[str, 
 
 
 @lru_cache(maxsize=512)
-def _another(env: Environment, machine: Changes) -> Environment:
+def another(env: Environment, machine: Changes) -> Environment:
     """Another machine; what was changed is no longer assumed. Few are asked about, and often."""
     parts = dict(machine)
     gpu = parts.pop("gpu", None)
@@ -240,11 +240,12 @@ def _distance(question: Scenario, field: str, value: Any) -> int:
     if field not in COMPONENTS:
         return 0
     old, new = question.value(field), value
-    steps = _number(new) - _number(old or Version(0))
+    steps = version_number(new) - version_number(old or Version(0))
     return steps if steps >= 0 else 1_000_000 - steps  # going back is a last thing to try
 
 
-def _number(version: Version) -> int:
+def version_number(version: Version) -> int:
+    """A number that grows with the version, for distances."""
     return 10_000 * version.major + 100 * version.minor + version.patch
 
 
