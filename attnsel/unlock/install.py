@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 MOST_SETS = 24  # put to the engine for one way out
 
 _INDEX = "https://download.pytorch.org/whl"
-_CUDA_13_DRIVER = (
-    "CUDA 13 needs a driver from 580 on"  # CUDA 13.0 release notes, table "CUDA Toolkit and Driver"
-)
+# CUDA 13.0 release notes, "CUDA Toolkit and Corresponding Driver Versions".
+_CUDA_13_DRIVER = "CUDA 13 needs a driver from 580 on"
 
 
 class Install(NamedTuple):
@@ -83,7 +82,7 @@ def resolve(base: Scenario, name: str, changes: Mapping[str, Any], judge: Judge)
 
 
 def needs_software(base: Scenario, changes: Mapping[str, Any]) -> bool:
-    """Whether a change is one of software, or has to come with one: a torch may have no code for another GPU."""
+    """Whether a change is one of software, or comes with one: a torch may have no code for another GPU."""
     if any(field in COMPONENTS for field in changes):
         return True
     if "gpu" not in changes:
@@ -107,7 +106,7 @@ def _install(question: Scenario, name: str, wanted: Wanted, software: Software, 
 
 
 def _exactly(software: Software, name: str) -> str:
-    """A component's release as its index writes it; of CUDA, which torch brings, the number of the toolkit."""
+    """A component's release as its index writes it; of CUDA, which torch brings, the toolkit's number."""
     version, build = getattr(software.env, name), software.build
     if name == "cuda":
         return f"{version.major}.{version.minor}"
@@ -190,38 +189,33 @@ def _needed(
 ) -> str:
     """``cuDNN ≥ 9.11.0 is needed by CUDNN236``: what is said where all is there but this component."""
     old: Version | None = getattr(question.env, component)
+    if old is None:
+        return ""  # it is not installed: the change says so
     without = software.env.derive(**{component: old})
     codes = dict.fromkeys(reason.code for reason in judge(name, question._replace(env=without)).reasons)
     if not codes:
         return ""
-    version, product = wanted[component], COMPONENT_NAMES.get(component, component.replace("_", "-"))
-    bound = f"{product} ≥ {version}"
-    if old is not None and version < old:
-        bound = f"{product} below {old}"
-    return f"{bound} is needed by {', '.join(list(codes)[:2])}"
+    bound = f"below {old}" if wanted[component] < old else f"≥ {wanted[component]}"
+    return f"{_named(component)} {bound} is needed by {', '.join(list(codes)[:2])}"
 
 
 def _why_torch(before: Environment, wanted: Wanted, build: Build) -> str:
     """Which of the wanted the wheels of this torch bring, and whether an earlier one would have done."""
-    brings = [n for n in PINNED if n in wanted]
     toolkit = f"CUDA {build.cuda.major}.{build.cuda.minor}"
-    if not brings:
-        rest = f"cuDNN {build.cudnn}, Triton {build.triton}, {toolkit}"
-        return f"torch {build.torch} brings {rest}"
-    pins = ", ".join(f"{COMPONENT_NAMES.get(n, n.capitalize())} {_pins_text(build, n)}" for n in brings)
-    earlier = [b for b in BUILDS if b.index == build.index and _between(before, b, build)]
-    sooner = any(all(reaches(before, wanted, n, getattr(b, n)) for n in brings) for b in earlier)
-    first = "brings" if sooner or not earlier else "is the first whose wheels bring"
-    where = f" on {build.index}" if build.index and first != "brings" else ""
-    return f"torch {build.torch} {first} {pins}{where} ({toolkit})"
+    flash = [name for name in ("flash_attn", "flash_attn_3") if name in wanted]
+    if flash and "torch" not in wanted:
+        return f"the nearest torch that {_named(flash[0])} has a wheel for is {build.torch} ({toolkit})"
+    brings = [name for name in PINNED if name in wanted]
+    pins = ", ".join(f"{_named(name)} {getattr(build, name)}" for name in brings or PINNED)
+    earlier = (b for b in BUILDS if b.index == build.index and b.torch < build.torch)
+    sooner = any(all(reaches(before, wanted, name, getattr(b, name)) for name in brings) for b in earlier)
+    verb = "brings" if sooner else "is the first whose wheels bring"
+    where = f" on {build.index}" if build.index and not sooner else ""
+    return f"torch {build.torch} {verb} {pins} ({toolkit}){where}"
 
 
-def _between(before: Environment, build: Build, chosen: Build) -> bool:
-    return before.torch is not None and before.torch <= build.torch < chosen.torch
-
-
-def _pins_text(build: Build, name: str) -> str:
-    return str(getattr(build, name))
+def _named(component: str) -> str:
+    return COMPONENT_NAMES.get(component, component.replace("_", "-"))
 
 
 def _pin(build: Build, name: str) -> str:

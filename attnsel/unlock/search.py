@@ -52,11 +52,10 @@ MOST_ASKED = 48  # questions per candidate in the search; 0.1 ms each, and candi
 class Unlock(NamedTuple):
     """A smallest set of changes after which ``candidate`` is eligible, checked by asking the engine again.
 
-    ``changes`` maps fields (``max_seqlen_q``, ``cudnn``, ``gpu``, ``policy.deny``) to their new values; of
-    software to the least that helps. ``install`` is the whole set of software that goes with that, None where
-    none is touched. ``paste`` has lines for a shell or for Python per change, and comments on them. ``effect``
-    is that of the dearest change, one of :data:`EFFECTS`. ``rank`` is the place the candidate would take with
-    all of it, 1 being first.
+    ``changes`` maps fields (``max_seqlen_q``, ``cudnn``, ``gpu``, ``policy.deny``) to their new values, of
+    software the least that helps; ``install`` is the whole set that goes with it, None where no software
+    changes. ``paste`` has lines for a shell or for Python, and comments on them. ``effect`` is that of the
+    dearest change, one of :data:`EFFECTS`. ``rank`` is the place the candidate would take then, 1 being first.
     """
 
     candidate: str

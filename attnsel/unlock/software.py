@@ -1,9 +1,9 @@
 """Software as one consistent set: a build of torch, and what is installed beside it.
 
-A wheel of torch pins cuDNN and Triton to one release each, so a change of one is a change of all. What may be
-tried: what torch pins anyway; another torch whose pins do; another release of one package in place of what
-torch pins (an override). A torch that was stated stays before another one is tried, and one that nobody stated
-goes before anything is overridden. Which set works is asked of the engine, by whoever walks through these.
+A wheel of torch pins cuDNN and Triton to one release each, so a change of one is a change of all. What may
+be tried: what torch pins anyway; another torch whose pins do; another release of one package in place of what
+torch pins (an override). Where torch was stated, overriding comes before another torch; where nobody stated
+it, after. Which set works is asked of the engine, by whoever walks through these.
 """
 
 from __future__ import annotations
