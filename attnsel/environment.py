@@ -10,7 +10,7 @@ import importlib.util
 import platform
 import sys
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
@@ -19,6 +19,7 @@ from attnsel._params_checks import LARGEST
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.installed import flash_attn_versions, installed_version
+from attnsel.releases import NoCode, build_with, builds_of, fitting_build, no_code
 from attnsel.versions import Version
 
 
@@ -111,8 +112,8 @@ class Environment(FrozenModel):
         """An environment for a machine that is not here.
 
         ``gpu`` is a name from the catalogue, an architecture ("sm90") or ``"cpu"``. Versions go by the
-        names in :data:`COMPONENTS`; what is left out is taken from the PyTorch release that goes with
-        what was given, and marked as assumed. None means not installed.
+        names in :data:`COMPONENTS`; what is left out is taken from the wheel of PyTorch that fits all of
+        what was given and the GPU (attnsel/releases.py), and marked as assumed. None means not installed.
 
         Raises InvalidInput for an unknown GPU, component or version.
         """
@@ -125,7 +126,7 @@ class Environment(FrozenModel):
         for name, value in versions.items():
             given[name] = _component(name, value)
         device = describe_device(gpu)
-        filled: dict[str, Any] = {**_fitting_release(device, given), **given}
+        filled: dict[str, Any] = {**_companions(device, given), **given}
         if device.type != "cuda":
             filled = {
                 name: (None if name in ("cudnn", "cudnn_frontend", "cuda") and name not in given else value)
@@ -173,66 +174,56 @@ def describe_device(gpu: str | None) -> Device:
     )
 
 
-class _Release(NamedTuple):
-    torch: Version
-    cudnn: Version
-    triton: Version
-    cuda: Version
-
-
-# What each PyTorch wheel on PyPI requires (its Requires-Dist, Linux x86-64, read 2026-11-21);
-# 2.13.0: triton from the same place, cuDNN as reported in pytorch#196678.
-RELEASES: tuple[_Release, ...] = tuple(
-    _Release(*(Version.parse(text) for text in row.split()))
-    for row in (
-        "2.2.2   8.9.2   2.2.0  12.1.0",
-        "2.3.1   8.9.2   2.3.1  12.1.0",
-        "2.4.1   9.1.0   3.0.0  12.1.0",
-        "2.5.1   9.1.0   3.1.0  12.4.0",
-        "2.6.0   9.1.0   3.2.0  12.4.0",
-        "2.7.1   9.5.1   3.3.1  12.6.0",
-        "2.8.0   9.10.2  3.4.0  12.8.0",
-        "2.9.1   9.10.2  3.5.1  12.8.0",
-        "2.10.0  9.10.2  3.6.0  12.8.0",
-        "2.11.0  9.19.0  3.6.0  13.0.0",
-        "2.12.0  9.20.0  3.7.0  13.0.0",
-        "2.13.0  9.20.0  3.7.1  13.0.0",
-        "2.14.1  9.24.0  3.8.0  13.0.0",
-    )
-)
 _FRONTEND = Version(1, 28, 0)  # the last frontend without heavy dependencies: what our `cudnn` extra takes
-_BLACKWELL_TORCH = Version(2, 7, 0)  # first wheels built for sm100 and sm120 (CUDA 12.8 builds)
 
 
-def _fitting_release(device: Device, given: dict[str, Version | None]) -> dict[str, Version | None]:
-    """The newest PyTorch release that could have come with what was given, as component versions."""
-    rows = list(RELEASES)
-    for name in ("torch", "cudnn", "triton", "cuda"):
-        wanted = given.get(name)
-        if wanted is None:
-            continue
-        at_most = [row for row in rows if getattr(row, name)[:2] <= wanted[:2]] or rows[:1]
-        newest = max(getattr(row, name) for row in at_most)
-        rows = [row for row in at_most if getattr(row, name) == newest]
-        break  # the first thing stated decides; the rest is stated by hand
-    row = rows[-1]
-    release = row._asdict()
-    if (
-        device.arch is not None
-        and device.arch >= 100
-        and row.torch < _BLACKWELL_TORCH
-        and "torch" not in given
-    ):
-        release = {**RELEASES[5]._asdict(), "cuda": Version(12, 8, 0), "cudnn": row.cudnn}
-    return {**release, "cudnn_frontend": _FRONTEND, "python": Version(3, 12, 0)}
+def _companions(device: Device, given: dict[str, Version | None]) -> dict[str, Version | None]:
+    """What comes with the wheel of PyTorch that was likely meant: versions of every component it decides."""
+    build = fitting_build(device.arch, given)
+    return {
+        "torch": build.torch,
+        "triton": build.triton,
+        "cudnn": build.cudnn,
+        "cuda": build.cuda,
+        "cudnn_frontend": _FRONTEND,
+        "python": build.python,
+    }
+
+
+def without_code(env: Environment) -> NoCode | None:
+    """Whether no wheel of the torch and CUDA that were stated has code for a described GPU.
+
+    What is assumed takes no blame. Where torch is installed it tells itself: ``attnsel doctor``.
+    """
+    if env.detected or env.device.type != "cuda" or env.arch is None or env.torch is None:
+        return None
+    torch = None if "torch" in env.assumed else env.torch
+    cuda = None if "cuda" in env.assumed else env.cuda
+    return no_code(env.arch, torch, cuda)
+
+
+def _no_such_wheel(env: Environment) -> list[str]:
+    """What was stated and came in no wheel of PyTorch's; it can have been built from source."""
+    if env.detected or env.device.type != "cuda" or env.torch is None or not builds_of(env.torch):
+        return []
+    minor, found = f"torch {env.torch.major}.{env.torch.minor}", []
+    stated = {name for name in ("torch", "cuda", "python") if name not in env.assumed}
+    if {"torch", "cuda"} <= stated and env.cuda is not None and build_with(env.torch, env.cuda) is None:
+        wheel = f"no wheel of {minor} has CUDA {env.cuda.major}.{env.cuda.minor}"
+        found.append(f"{wheel}: built from source or stated wrongly")
+    pythons = builds_of(env.torch)[0].pythons
+    if {"torch", "python"} <= stated and env.python is not None and env.python.minor not in pythons:
+        wheel = f"no wheel of {minor} is for Python {env.python.major}.{env.python.minor}"
+        found.append(f"{wheel}, only for 3.{pythons[0]} to 3.{pythons[-1]}")
+    return found
 
 
 def _impossible(env: Environment) -> list[str]:
     """Contradictions inside one environment. They are said, not corrected."""
-    found = []
+    found = _no_such_wheel(env)
     arch, cudnn, cuda = env.arch, env.cudnn, env.cuda
     known = ARCHITECTURES.get(arch or 0)
-    if known and known.cuda and cuda and cuda < known.cuda:
+    if known and known.cuda and cuda and cuda < known.cuda and without_code(env) is None:
         found.append(f"sm{arch} needs CUDA {known.cuda.major}.{known.cuda.minor} or newer, not {cuda}")
     if known and known.cudnn and cudnn and cudnn < known.cudnn:
         found.append(f"sm{arch} is not known to cuDNN {cudnn}: attention for it begins with {known.cudnn}")
@@ -307,8 +298,12 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         if torch.version.hip:
             return Device(type="rocm", name=properties.name, memory=properties.total_memory), loaded
         # What is loaded decides, not what pip lists: a wheel may sit there unused.
-        number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-        loaded["cudnn"] = None if number is None else Version.parse(int(number))
+        try:
+            number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+        except RuntimeError:
+            pass  # older than the one torch was built with: it stays what pip lists, and doctor says it
+        else:
+            loaded["cudnn"] = None if number is None else Version.parse(int(number))
         arch = 10 * properties.major + properties.minor
         shared = getattr(properties, "shared_memory_per_block_optin", None)
         if not shared and arch in ARCHITECTURES:

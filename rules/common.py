@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from attnsel.candidates import OLDEST_TORCH, needing, where
-from attnsel.environment import Environment
+from attnsel.environment import Environment, without_code
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
-from attnsel.selection.requirements import AtLeast, Installed, OneOf
+from attnsel.selection.requirements import AnyBuild, AtLeast, Installed, OneOf
+from attnsel.selection.verdict import Violation
 from attnsel.versions import Version
 
 
@@ -125,6 +126,31 @@ def flash_attn_4_installed(p: AttentionParams, env: Environment) -> None:
     Fix: pip install --pre flash-attn-4 (with the extra cu13 for CUDA 13).
     Source: README.md of flash-attention at 0251105a, "FlashAttention-4".
     """
+
+
+@rule(
+    "INSTALL008",
+    needing("torch"),
+    device={"cuda"},
+    fires_on={"gpu": "V100", "torch": "2.14.0", "cuda": "13.0"},
+    passes={"gpu": "V100", "torch": "2.14.0", "cuda": "12.6"},
+)
+def code_for_the_gpu(p: AttentionParams, env: Environment) -> Violation | None:
+    """torch's wheel must have code for the GPU's architecture.
+
+    Why: without it nothing starts on the GPU, not even a copy: "no kernel image is available". A wheel has
+    machine code for a few architectures, fewer of the old ones with each CUDA: CUDA 13 compiles for none
+    before sm75.
+    Fix: the wheel of the same torch for another CUDA, from PyTorch's index; else a torch that has it. A torch
+    built from source has what TORCH_CUDA_ARCH_LIST said: state its CUDA as it is, or leave torch out.
+    Source: the wheels themselves, 2.0 to 2.15 (attnsel/_torch_builds.py); CUDA C++ Programming Guide, "Binary
+    Compatibility"; pytorch#172352.
+    """
+    lacking = without_code(env)
+    if lacking is None:
+        return None
+    observed = env.cuda if lacking.field == "cuda" else env.torch
+    return Violation(lacking.field, observed, AnyBuild(lacking.nearest), f"{lacking} for sm{env.arch}")
 
 
 @rule(

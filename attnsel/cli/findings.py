@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 from attnsel.candidates import CANDIDATES, OLDEST_TORCH
 from attnsel.cli.probe import Probe, ProbedMachine, read_version, redact
-from attnsel.environment import RELEASES, Environment
+from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, printable
 from attnsel.installed import FLASH_ATTN
+from attnsel.releases import Build, build_with, default_build
 from attnsel.settings import VARIABLES, Settings, configure
 from attnsel.versions import Version
 
@@ -132,8 +133,11 @@ def _torch(machine: ProbedMachine) -> Iterator[Finding]:
             f"there is a GPU ({machine.gpus_in_sight[0]}) and torch {probe.installed} cannot use it",
             f"check CUDA_VISIBLE_DEVICES, and that the driver is new enough for CUDA {cuda_build}",
         )
-    if triton.installed is not None and (cuda_build or probe.said.get("hip_build")):
+    if version is not None and (cuda_build or probe.said.get("hip_build")):
         yield from _triton(version, read_version(triton.installed))
+        wheel = build_with(version, read_version(cuda_build))
+        if wheel is not None and machine.environments[0].platform == "linux":
+            yield from _cudnn(wheel, machine.environments[0].cudnn)
     frontend = machine.probes["cudnn_frontend"].said.get("cudnn")
     loaded = machine.environments[0].cudnn
     second = None if frontend is None else Version.parse(int(frontend))
@@ -145,13 +149,28 @@ def _torch(machine: ProbedMachine) -> Iterator[Finding]:
         )
 
 
-def _triton(torch: Version | None, triton: Version | None) -> Iterator[Finding]:
+def _triton(torch: Version, triton: Version | None) -> Iterator[Finding]:
     """A torch wheel names one triton: another minor version breaks torch.compile and may break kernels."""
-    release = next((r for r in RELEASES if torch is not None and r.torch[:2] == torch[:2]), None)
-    if release is None or triton is None or release.triton[:2] == triton[:2]:
+    build = default_build(torch)
+    if build is None or triton is None or build.triton[:2] == triton[:2]:
         return
-    text = f"torch {torch} came with triton {release.triton}, and triton {triton} is installed"
-    yield Finding("error", text, f"pip install 'triton=={release.triton.major}.{release.triton.minor}.*'")
+    text = f"torch {torch} came with triton {build.triton}, and triton {triton} is installed"
+    yield Finding("error", text, f"pip install 'triton=={build.triton.major}.{build.triton.minor}.*'")
+
+
+def _cudnn(wheel: Build, cudnn: Version | None) -> Iterator[Finding]:
+    """A torch wheel names one cuDNN. torch does not load an older minor (torch/backends/cudnn/__init__.py)."""
+    if cudnn is None or cudnn[:2] == wheel.cudnn[:2]:
+        return
+    has = "contains" if wheel.bundled else "pins"
+    text = f"torch {wheel.name} {has} cuDNN {wheel.pin}, found {cudnn}"
+    if cudnn.major == wheel.cudnn.major and cudnn > wheel.cudnn:
+        yield Finding("note", text, "newer is fine; what installs torch again puts its own back")
+        return
+    fix = "take the other cuDNN off LD_LIBRARY_PATH"
+    if not wheel.bundled:
+        fix = f"pip install '{wheel.cudnn_package}=={wheel.pin}', or {fix}"
+    yield Finding("error", f"{text}: torch does not load it", fix)
 
 
 def _devices(machine: ProbedMachine, calls: list[PlainCall]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from attnsel.params import AttentionParams
+    from attnsel.releases import Build
     from attnsel.versions import Version
 
 
@@ -204,6 +205,20 @@ class AtLeastBytes(NamedTuple("_AtLeastBytes", [("bytes", int)]), Requirement):
 
     def repairs(self, observed: Any) -> Iterator[Any]:
         yield self.bytes
+
+
+class AnyBuild(NamedTuple("_AnyBuild", [("builds", "tuple[Build, ...]")]), Requirement):
+    """One of a few wheels of torch, the smallest change first. The rule's body alone decides."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        where = {True: "PyPI", False: "PyTorch's index"}
+        return "torch " + " or ".join(f"{build.name} ({where[not build.index]})" for build in self.builds)
+
+    def repairs(self, observed: Any) -> Iterator[Any]:
+        for build in self.builds:
+            yield {"torch": build.torch, "cuda": build.cuda}
 
 
 class FreeText(NamedTuple("_FreeText", [("text", str)]), Requirement):

@@ -20,7 +20,7 @@ from attnsel.gpus import ARCHITECTURES, CATALOGUE, Gpu
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
 from attnsel.selection.memory import memory_parts
-from attnsel.selection.requirements import AtLeast, AtLeastBytes, Installed
+from attnsel.selection.requirements import AnyBuild, AtLeast, AtLeastBytes, Installed
 from attnsel.selection.verdict import Reason
 from attnsel.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
 from attnsel.versions import Version
@@ -256,6 +256,10 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
 
     Taken again and again, such steps end at the lowest version without any refusal: no step leads past it.
     """
+    if isinstance(reason.finding.required, AnyBuild):
+        for build in reason.finding.required.repairs(reason.observed):
+            yield {name: version for name, version in build.items() if version != question.value(name)}
+        return
     components = {gate.component for gate in rule.when}
     if reason.field in COMPONENTS:
         components.add(reason.field)

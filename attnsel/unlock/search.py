@@ -260,7 +260,7 @@ def _reach(base: Scenario, name: str, made: dict[str, Any], component: str, engi
     current = base.value(component)
     newer = [edge for edge in edges(name, component) if edge > version]
     if current is not None and version < current:
-        return VersionRange(below=newer[0])
+        return VersionRange(below=newer[0] if newer else version.after)
     good = [engine.eligible(name, changed(base, {**made, component: edge})) for edge in newer]
     without: list[str] = []
     for i, edge in enumerate(newer):

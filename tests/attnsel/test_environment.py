@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from attnsel import Environment, InvalidInput
-from attnsel.environment import RELEASES
 from attnsel.gpus import ARCHITECTURES, CATALOGUE
+from attnsel.releases import BUILDS
 from attnsel.versions import Version
 
 
@@ -77,7 +77,7 @@ def test_an_impossible_set_warns_and_is_not_corrected():
 
 
 def test_releases_stand_in_order():
-    assert list(RELEASES) == sorted(RELEASES, key=lambda row: row.torch)
+    assert list(BUILDS) == sorted(BUILDS)
 
 
 def test_a_described_environment_survives_json():
