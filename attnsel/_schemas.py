@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 VERSIONS: dict[str, int] = {
-    "selection": 3,  # Selection.as_dict, attnsel explain
+    "selection": 4,  # Selection.as_dict, attnsel explain
     "plan": 1,  # Plan.as_dict, inside attnsel explain --cp-size
     "debug": 3,  # a line of ATTNSEL_DEBUG_FORMAT=json
     "matrix": 1,

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
-from attnsel.releases import BUILDS, Build
+from attnsel.releases import BUILDS, Build, build_with
 from attnsel.unlock.change import Scenario, changed
 from attnsel.unlock.software import (
     PINNED,
     Software,
     Wanted,
-    build_here,
     exact,
     has_code,
     has_wheels,
@@ -49,7 +48,7 @@ class Install(NamedTuple):
     """One set of software, in the order in which it is installed.
 
     ``pins`` has every component that is then there as its index writes it (``9.11.0.98``), ``changes`` the
-    versions that differ from the question's. ``commands`` are lines for a shell, ``why`` one or two sentences.
+    versions that differ from the question's. ``commands`` are lines for a shell, ``why`` at most two more.
     ``built_here``: a package has no wheel for this, and is compiled.
     """
 
@@ -88,7 +87,7 @@ def needs_software(base: Scenario, changes: Mapping[str, Any]) -> bool:
     if "gpu" not in changes:
         return False
     there = changed(base, {"gpu": changes["gpu"]}).env
-    return not has_code(there, build_here(there))
+    return not has_code(there, build_with(there.torch, there.cuda))
 
 
 def _install(question: Scenario, name: str, wanted: Wanted, software: Software, judge: Judge) -> Install:
@@ -209,8 +208,8 @@ def _why_torch(before: Environment, wanted: Wanted, build: Build) -> str:
     pins = ", ".join(f"{_named(name)} {getattr(build, name)}" for name in brings or PINNED)
     earlier = (b for b in BUILDS if b.index == build.index and b.torch < build.torch)
     sooner = any(all(reaches(before, wanted, name, getattr(b, name)) for name in brings) for b in earlier)
-    verb = "brings" if sooner else "is the first whose wheels bring"
-    where = f" on {build.index}" if build.index and not sooner else ""
+    verb = "brings" if sooner or not brings else "is the first whose wheels bring"
+    where = f" on {build.index}" if build.index and brings and not sooner else ""
     return f"torch {build.torch} {verb} {pins} ({toolkit}){where}"
 
 

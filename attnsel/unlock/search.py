@@ -55,7 +55,7 @@ class Unlock(NamedTuple):
     ``changes`` maps fields (``max_seqlen_q``, ``cudnn``, ``gpu``, ``policy.deny``) to their new values, of
     software the least that helps; ``install`` is the whole set that goes with it, None where no software
     changes. ``paste`` has lines for a shell or for Python, and comments on them. ``effect`` is that of the
-    dearest change, one of :data:`EFFECTS`. ``rank`` is the place the candidate would take then, 1 being first.
+    dearest change, one of :data:`EFFECTS`. ``rank`` is the place the candidate would take, 1 being first.
     """
 
     candidate: str

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from attnsel._published import PUBLISHED
 from attnsel.candidates import OLDEST_TORCH
 from attnsel.environment import Environment
-from attnsel.releases import BUILDS, NEWEST, Build, builds_of, runs_on
+from attnsel.releases import ASSUMED, BUILDS, ON_ARM, Build, build_with, runs_on
 from attnsel.unlock.change import another, version_number
 from attnsel.versions import Version
 from attnsel.wheels import Wheel, flash_attn_3_index, flash_attn_wheel
@@ -46,7 +46,7 @@ def software_sets(env: Environment, wanted: Wanted) -> Iterator[Software]:
 
     With nothing wanted: another torch, one that has code for this GPU.
     """
-    here = build_here(env)
+    here = build_with(env.torch, env.cuda)
     stays = bool(wanted) and not wanted.keys() & {"torch", "cuda"} and _may_stay(env, here)
     as_is = _beside(env, wanted, here, override=False) if stays else []
     instead = _beside(env, wanted, here, override=True) if stays else []
@@ -61,17 +61,9 @@ def software_sets(env: Environment, wanted: Wanted) -> Iterator[Software]:
     yield from (each for each in as_pinned if not has_wheels(each.env, wanted))
 
 
-def build_here(env: Environment) -> Build | None:
-    """The build that a machine has, or is assumed to have; None where there is none or nobody knows it."""
-    if env.torch is None or env.cuda is None:
-        return None
-    same = (build for build in builds_of(env.torch) if build.cuda[:2] == env.cuda[:2])
-    return next(same, None)
-
-
 def has_code(env: Environment, build: Build | None) -> bool:
-    """Whether a build runs on this machine's GPU, as far as both are known."""
-    return build is None or env.arch is None or runs_on(build, env.arch)
+    """Whether a build runs on this machine's GPU, as far as both are known: some boards have their own."""
+    return build is None or env.arch is None or env.arch in ON_ARM or runs_on(build, env.arch)
 
 
 def has_wheels(env: Environment, wanted: Wanted) -> bool:
@@ -90,7 +82,7 @@ def _may_stay(env: Environment, here: Build | None) -> bool:
 
 def _others(env: Environment, wanted: Wanted, here: Build | None) -> list[Build]:
     """The builds that could stand in for the one that is there, nearest first."""
-    at = here.torch if here is not None else env.torch or NEWEST
+    at = here.torch if here is not None else env.torch or ASSUMED
     cuda_stays = env.cuda is not None and "cuda" not in (*env.assumed, *wanted)
 
     def far(build: Build) -> tuple[object, ...]:
@@ -107,8 +99,8 @@ def _others(env: Environment, wanted: Wanted, here: Build | None) -> list[Build]
         build
         for build in BUILDS
         if build != here
-        and build.torch >= OLDEST_TORCH
-        and has_code(env, build)
+        and OLDEST_TORCH <= build.torch <= max(ASSUMED, at)  # what attnsel runs on, and the rules have read
+        and (env.arch is None or runs_on(build, env.arch))
         and (env.python is None or env.python.minor in build.pythons)
         and reaches(env, wanted, "torch", build.torch)
         and reaches(env, wanted, "cuda", build.cuda)
