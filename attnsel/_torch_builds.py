@@ -3,18 +3,18 @@
 A line: torch, CUDA ("*" is PyPI's own wheel), cuDNN ("!": inside the wheel, no package is required), NCCL
 ("-": nobody read it), Triton, and which of ``ARCHS`` it has code for. Read 2026-11-23:
 
-- PyPI's own wheels: versions from their Requires-Dist, CUDA from their torch/version.py, code from the list in
-  their libtorch_python.so, which is what ``torch.cuda.get_arch_list()`` returns. Since 2.14 Triton is "~=".
-- PyTorch's index up to 2.5: manywheel/build_cuda.sh and common/install_cuda.sh of pytorch/builder, release/2.0
-  to release/2.5. Its wheels up to 2.1 hold cuDNN. cu118 of 2.2 and 2.3: package lists of users.
+- PyPI's own wheels: versions from their Requires-Dist, CUDA from their torch/version.py, code from the list
+  in their libtorch_python.so, which ``torch.cuda.get_arch_list()`` returns. Since 2.14 Triton is "~=".
+- PyTorch's index up to 2.5: manywheel/build_cuda.sh and common/install_cuda.sh of pytorch/builder at
+  release/2.0 to release/2.5. Its wheels up to 2.1 hold cuDNN. cu118 of 2.2 and 2.3: package lists of users.
 - Since 2.6: pytorch's .github/scripts/generate_binary_build_matrix.py, RELEASE.md ("Release Compatibility
   Matrix", "PyTorch CUDA Support Matrix": pytorch#164471, #175253, #182849, #194367), build_cuda.sh at 2.8.
 - 2.11: RELEASE.md has cuDNN 9.17.1.4 and the wheels 9.19.0.56; only cu129 requires 9.17.1.4.
 - Code of cu128 of 2.7 and 2.10, and of cu126 and cu128 of 2.11: get_arch_list() as users report it
   (pytorch#182250); of 2.13: torch/cuda/__init__.py, PYTORCH_RELEASES_CODE_CC.
-- Inferred: NCCL of cu128 of 2.7; cuDNN and NCCL of cu129 of 2.9 and 2.10, as cu128 of the same release; code of
-  cu129 of 2.9, 2.10 and 2.11, as before and after; cuDNN and NCCL of cu130 of 2.15, as its cu132. A cu129 of
-  2.12 was built, and no published one was found.
+- Inferred: NCCL of cu128 of 2.7; cuDNN and NCCL of cu129 of 2.9 and 2.10, as cu128 of the same release; code
+  of cu129 of 2.9, 2.10 and 2.11, as before and after; cuDNN and NCCL of cu130 of 2.15, as its cu132. A cu129
+  of 2.12 was built, and no published one was found.
 
 Not here: wheels for Windows, and those for aarch64. CUDA wheels for aarch64 lie on PyPI since 2.11, with code
 for 80, 90, 100, 110 and 120, and in the index since 2.5; they require the same versions.

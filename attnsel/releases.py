@@ -33,7 +33,7 @@ class Build(NamedTuple):
     triton: Version
     sass: tuple[int, ...]
     ptx: int | None
-    index: str
+    index: str  # type: ignore[assignment]  # hides tuple.index, which no build needs
     pythons: tuple[int, ...]
     pin: str
     bundled: bool = False
@@ -54,19 +54,24 @@ class Build(NamedTuple):
         return Version(3, 12 if 12 in self.pythons else self.pythons[-1])
 
 
+def _version(text: str) -> Version:
+    """Numbers and dots; a wheel's build number goes. The rows are ours, and read at every import."""
+    return Version(*map(int, text.split(".")[:3]))
+
+
 def _builds(row: str) -> Iterable[Build]:
     torch, cuda, cudnn, nccl, triton, archs = row.split()
     minor, _, patches = torch.rpartition(".")
     first, last = map(int, PYTHONS[minor].split("-"))
     codes = ARCHS[archs].split()
-    toolkit = Version.parse(cuda.removeprefix("*"))
+    toolkit = _version(cuda.removeprefix("*"))
     for patch in patches.split(","):
         yield Build(
-            torch=Version.parse(f"{minor}.{patch}"),
+            torch=_version(f"{minor}.{patch}"),
             cuda=toolkit,
-            cudnn=Version.parse(cudnn.removesuffix("!")),
-            nccl=None if nccl == "-" else Version.parse(nccl),
-            triton=Version.parse(triton),
+            cudnn=_version(cudnn.removesuffix("!")),
+            nccl=None if nccl == "-" else _version(nccl),
+            triton=_version(triton),
             sass=tuple(int(code.removesuffix("+")) for code in codes),
             ptx=next((int(code[:-1]) for code in codes if code.endswith("+")), None),
             index="" if cuda.startswith("*") else f"cu{toolkit.major}{toolkit.minor}",
@@ -78,6 +83,9 @@ def _builds(row: str) -> Iterable[Build]:
 
 BUILDS: tuple[Build, ...] = tuple(sorted(build for row in ROWS for build in _builds(row)))
 """Every known build, lowest torch and CUDA first."""
+
+NEWEST = BUILDS[-1].torch
+"""The newest release that is known."""
 
 ASSUMED = Version(2, 14, 1)
 """The newest release that is assumed where nothing says which: the last whose attention rules/ has read."""

@@ -142,7 +142,8 @@ def code_for_the_gpu(p: AttentionParams, env: Environment) -> Violation | None:
     machine code for a few architectures, fewer of the old ones with each CUDA: CUDA 13 compiles for none
     before sm75.
     Fix: the wheel of the same torch for another CUDA, from PyTorch's index; else a torch that has it. A torch
-    built from source has what TORCH_CUDA_ARCH_LIST said: state its CUDA as it is, or leave torch out.
+    that was built from source, as in NVIDIA's containers, has what TORCH_CUDA_ARCH_LIST said: state its CUDA
+    with it; where no wheel has both, nothing is refused.
     Source: the wheels themselves, 2.0 to 2.15 (attnsel/_torch_builds.py); CUDA C++ Programming Guide, "Binary
     Compatibility"; pytorch#172352.
     """

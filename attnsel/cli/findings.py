@@ -159,7 +159,7 @@ def _triton(torch: Version, triton: Version | None) -> Iterator[Finding]:
 
 
 def _cudnn(wheel: Build, cudnn: Version | None) -> Iterator[Finding]:
-    """A torch wheel names one cuDNN. torch does not load an older minor (torch/backends/cudnn/__init__.py)."""
+    """A torch wheel names one cuDNN, and torch loads no older minor (torch/backends/cudnn/__init__.py)."""
     if cudnn is None or cudnn[:2] == wheel.cudnn[:2]:
         return
     has = "contains" if wheel.bundled else "pins"

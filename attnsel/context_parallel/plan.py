@@ -22,7 +22,8 @@ from attnsel.errors import InvalidInput
 from attnsel.hardware_specs import figures_of
 from attnsel.params import AttentionParams, Tensors
 from attnsel.policy import Policy
-from attnsel.selection.select import DEFAULT_POLICY, Inquiry, Selection, select
+from attnsel.selection.inquiry import Inquiry
+from attnsel.selection.select import DEFAULT_POLICY, Selection, select
 from attnsel.selection.verdict import Reason
 from attnsel.unlock import Unlock
 from attnsel.unlock.change import LENGTHS, Scenario, changed

@@ -16,7 +16,8 @@ from attnsel.runtime.dispatch import environment_of, policy_of
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.sizes import lengths_of
 from attnsel.selection.evidence import Evidence
-from attnsel.selection.select import Inquiry, Selection, select
+from attnsel.selection.inquiry import Inquiry
+from attnsel.selection.select import Selection, select
 from attnsel.selection.verdict import Candidate
 
 

@@ -26,6 +26,7 @@ from attnsel.report.reasons import closing_lines, reason_lines
 from attnsel.report.verdict import one_line, verdict
 from attnsel.report.ways import unlock_lines
 from attnsel.report.words import environment_words, params_words, policy_words
+from attnsel.selection.assumed import assumption_words
 
 if TYPE_CHECKING:
     from attnsel.selection.select import Selection
@@ -51,6 +52,8 @@ def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
     if selection.layout is not None:
         lines += selection.layout.describe(width).splitlines()
     lines += ["", *ranked_lines(selection, width), *reason_lines(selection, width, sources)]
+    for assumption in selection.assumptions:
+        lines += fold(assumption_words(assumption), width, "  ? ", "      ")
     lines += unlock_lines(selection, width)
     lines += closing_lines(selection, width)
     return "\n".join(printable(line.rstrip()) for line in lines)

@@ -72,10 +72,13 @@ class Unlock(NamedTuple):
     ) -> tuple[AttentionParams, Environment, Policy]:
         """The question with these changes made; ``select`` of it finds the candidate eligible.
 
+        Nothing of the environment is assumed any more: the changes were checked with just these versions.
+
         Raises InvalidInput for parameters with which the changes contradict each other: those of the
         selection that this came from never do.
         """
-        return changed(Scenario(params, environment, policy), _whole(self.changes, self.install))
+        after = changed(Scenario(params, environment, policy), _whole(self.changes, self.install))
+        return after.p, after.env.derive(assumed=()), after.policy
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from attnsel import Environment, InvalidInput
+from attnsel.environment import without_code
 from attnsel.gpus import ARCHITECTURES, CATALOGUE
-from attnsel.releases import BUILDS
+from attnsel.releases import ON_ARM, build_with, runs_on
 from attnsel.versions import Version
 
 
@@ -69,15 +70,86 @@ def test_none_means_not_installed():
     assert "triton" not in env.assumed
 
 
-def test_an_impossible_set_warns_and_is_not_corrected():
+@pytest.mark.parametrize(
+    ("gpu", "given", "companions"),
+    [
+        ("V100", {}, {"torch": "2.10.0", "cuda": "12.8.0", "cudnn": "9.10.2", "triton": "3.6.0"}),
+        ("V100", {"torch": "2.14"}, {"cuda": "12.6.0", "cudnn": "9.10.2", "triton": "3.8.0"}),
+        ("RTX 5090", {"torch": "2.7"}, {"cuda": "12.8.0", "cudnn": "9.7.1", "triton": "3.3.0"}),
+        (
+            "A100",
+            {"torch": "2.0.1"},
+            {"cuda": "11.7.0", "cudnn": "8.5.0", "triton": "2.0.0", "python": "3.11.0"},
+        ),
+        ("H100", {"torch": "2.0.1"}, {"cuda": "11.8.0", "cudnn": "8.7.0"}),  # CUDA 11.7 knows no sm90
+        ("H100", {"torch": "2.10", "cuda": "13.0"}, {"cudnn": "9.15.1"}),
+        ("H100", {"torch": "2.8", "cudnn": "9.28.0"}, {"cudnn": "9.28.0", "cuda": "12.8.0"}),
+        ("H100", {"python": "3.8"}, {"torch": "2.4.1"}),
+        ("cpu", {"torch": "2.5.1"}, {"triton": "3.1.0", "cuda": "None", "cudnn": "None"}),
+    ],
+)
+def test_companions_are_those_of_the_wheel_that_fits(gpu, given, companions):
+    env = Environment.describe(gpu, **given)
+    assert {name: str(getattr(env, name)) for name in companions} == companions
+    assert not set(given) & set(env.assumed)
+    assert {name for name in companions if companions[name] != "None"} - set(given) <= set(env.assumed)
+
+
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in CATALOGUE.values()])
+def test_what_is_assumed_runs_on_the_card(gpu):
+    """With nothing stated, no card gets a torch without code for it."""
+    env = Environment.describe(gpu)
+    build = build_with(env.torch, env.cuda)
+    assert runs_on(build, env.arch) or env.arch in ON_ARM
+
+
+def test_an_impossible_set_is_told_and_is_not_corrected():
     env = Environment.describe("B200", cudnn="9.1.0", cuda="12.1")
-    assert len(env.warnings) == 2
+    assert [text.split(":")[0] for text in env.warnings] == ["sm100 is not known to cuDNN 9.1.0"]
+    assert str(without_code(env)) == "no wheel of CUDA 12.1 has code"  # INSTALL008 refuses, which says more
     assert env.cudnn == Version(9, 1, 0)
-    assert any("12.8" in text for text in env.warnings)
+    assert env.cuda == Version(12, 1, 0)
 
 
-def test_releases_stand_in_order():
-    assert list(BUILDS) == sorted(BUILDS)
+def test_a_cuda_that_no_wheel_has_stays_a_warning():
+    env = Environment.describe("B200", torch="2.6", cuda="12.2")
+    assert env.warnings[:2] == (
+        "no wheel of torch 2.6 has CUDA 12.2: built from source or stated wrongly",
+        "sm100 needs CUDA 12.8 or newer, not 12.2.0",
+    )
+    assert without_code(env) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "warning"),
+    [
+        (
+            {"torch": "2.6", "cuda": "13.0"},
+            "no wheel of torch 2.6 has CUDA 13.0: built from source or stated wrongly",
+        ),
+        (
+            {"torch": "2.2.2", "python": "3.13"},
+            "no wheel of torch 2.2 is for Python 3.13, only for 3.8 to 3.12",
+        ),
+    ],
+)
+def test_what_came_in_no_wheel_is_said_and_kept(given, warning):
+    env = Environment.describe("H100", **given)
+    assert env.warnings == (warning,)
+    assert all(getattr(env, name) == Version.parse(value) for name, value in given.items())
+    assert env.replace(detected=True).warnings == ()  # it is there, however it came
+
+
+def test_a_release_that_is_not_known_yet_is_not_doubted():
+    env = Environment.describe("V100", torch="2.99", cuda="14.0")
+    assert env.warnings == ()
+    assert without_code(env) is None
+
+
+def test_what_is_assumed_takes_no_blame():
+    env = Environment.describe("V100", torch="2.14").replace(cuda=Version(13, 0))
+    assert without_code(env) is None
+    assert without_code(env.replace(assumed=())) is not None
 
 
 def test_a_described_environment_survives_json():

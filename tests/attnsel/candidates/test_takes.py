@@ -17,7 +17,7 @@ from attnsel.candidates import CANDIDATES, CandidateRecord
 from attnsel.candidates.capabilities import DEVICES, DTYPES, FEATURES, OFFSETS, WORDS, not_taken
 from attnsel.environment import Device
 from attnsel.selection.evidence import NO_EVIDENCE
-from attnsel.selection.select import Inquiry
+from attnsel.selection.inquiry import Inquiry
 from questions import questions
 
 RECORDS = [record for record in CANDIDATES.values() if record.limits == "rules" and not record.plugin]

@@ -103,6 +103,23 @@ def test_without_torch_it_can_plan(examined):
 
 
 @pytest.mark.parametrize(
+    ("cuda", "found", "level", "text"),
+    [
+        ("13.0", "9.10.2", "error", "torch 2.13.0+cu130 pins cuDNN 9.20.0.48, found 9.10.2"),
+        ("12.6", "9.20.0", "note", "torch 2.13.0+cu126 pins cuDNN 9.10.2.21, found 9.20.0"),
+        ("13.0", "9.20.1", None, "pins cuDNN"),  # torch compares minor releases
+        ("13.1", "9.10.2", None, "pins cuDNN"),  # no such wheel
+    ],
+)
+def test_a_cudnn_that_the_wheel_does_not_pin_is_named(examined, cuda, found, level, text):
+    said = {**TORCH, "version": "2.13.0", "cuda_build": cuda}
+    _, told = examined(machine(env=gpu(cudnn=found, torch="2.13.0"), torch=Probe("2.13.0", True, said)))
+    assert levels(told, text) == ([] if level is None else [level])
+    fixes = [finding["fix"] for finding in told["findings"] if text in finding["text"]]
+    assert level != "error" or "pip install 'nvidia-cudnn-cu13==9.20.0.48'" in fixes[0]
+
+
+@pytest.mark.parametrize(
     ("fake", "text"),
     [
         (

@@ -9,8 +9,9 @@ from attnsel.candidates import CANDIDATES
 from attnsel.plugins import load_plugins
 from attnsel.rules import REGISTRY
 from attnsel.selection.evidence import NO_EVIDENCE, Evidence, Refusal
+from attnsel.selection.inquiry import Inquiry
 from attnsel.selection.rank import asked, at_best, key_of, rank_key
-from attnsel.selection.select import Inquiry, select
+from attnsel.selection.select import select
 from questions import questions
 
 load_plugins()

@@ -347,7 +347,7 @@ def test_no_release_is_offered_below_the_one_that_the_reason_names(rule):
 def test_the_releases_that_would_not_do_are_named():
     selection = select(
         AttentionParams(batch_size=48, num_heads=18, max_seqlen_q=16534),
-        Environment.describe("A100", cudnn="8.9.7"),
+        Environment.describe("A100", cudnn="8.9.7", cudnn_frontend="1.28.0"),
         policy=AS_IT_IS,
     )
     unlock = next(u for u in ways(selection, "cudnn") if u.effect == "install")

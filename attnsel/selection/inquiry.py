@@ -1,0 +1,233 @@
+"""One question, judged as far as somebody looks: rules, then adaptations, policy, what running showed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+from attnsel.adaptations.search import adapt_to, within_reach
+from attnsel.candidates import CANDIDATES, OLDEST_TORCH
+from attnsel.candidates.proof import unproven
+from attnsel.context_parallel.step import steps_against
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
+from attnsel.rules.api import INTERPRETED
+from attnsel.selection.evaluate import (
+    Waivers,
+    always_refuses,
+    findings,
+    fold,
+    over_memory,
+    policy_reasons,
+    reasons_within,
+    reevaluate,
+)
+from attnsel.selection.evidence import Evidence
+from attnsel.selection.rank import asked, at_best, key_of, order, rank_key
+from attnsel.selection.verdict import Adaptation, Candidate, Reason, Verdict
+
+_MASKED = AttentionParams(attn_mask_type="arbitrary")
+
+
+@lru_cache(maxsize=256)
+def waivers_of(policy: Policy) -> Waivers:
+    """What a policy changes about the rules. A forced backend lifts one: see ``INTERPRETED``."""
+    forced = (INTERPRETED,) if policy.backend == "triton" else ()
+    return Waivers((*policy.allow_known_bugs, *forced), policy.preview)
+
+
+class Inquiry:
+    """One question, answered as far as somebody looks: verdicts are made one by one and kept."""
+
+    __slots__ = (
+        "_changed",
+        "_judged",
+        "_may_adapt",
+        "_reasons",
+        "_steps",
+        "_waivers",
+        "env",
+        "evidence",
+        "p",
+        "policy",
+    )
+
+    def __init__(
+        self, p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence, *, steps: bool = True
+    ) -> None:
+        """``steps`` False leaves out what ranks would ask of a kernel: the whole sequence alone is judged."""
+        self.p = p.derive(deterministic=True) if policy.deterministic and not p.deterministic else p
+        self.env, self.policy, self.evidence = env, policy, evidence
+        self._waivers = waivers_of(policy)
+        self._steps = steps and p.context_parallel
+        # A rank hands its tensors on as they are.
+        self._may_adapt = policy.adapt == "auto" and not p.context_parallel
+        self._judged: dict[str, Candidate] = {}
+        self._changed: dict[Any, Any] = {}  # questions that adaptations made of this one
+        self._reasons: dict[Any, Any] = {}  # and the reasons against them
+
+    def decide(self) -> Candidate | None:
+        """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
+        p, env, policy = self.p, self.env, self.policy
+        of = asked(p, self.evidence.many_lengths)
+        unwanted = policy_reasons(policy)
+        best: Candidate | None = None
+        best_key: tuple[int, ...] = ()
+        for bound, name in at_best(env, policy, of):
+            if best is not None and best_key < bound:
+                break  # neither this one nor those behind it can be better
+            if unwanted[name]:
+                continue
+            candidate = self._judge_unless_refused(name)
+            if candidate is None or candidate.verdict == "refused" or not can_run(candidate, env):
+                continue
+            key = bound
+            # What is unproven may be proven, or was executed, for other calls there and not for this one.
+            if candidate.adaptations or candidate.verdict != "eligible" or candidate.unproven:
+                key = key_of(rank_key(candidate, p, of), env.arch, policy)
+            if best is None or key < best_key:
+                best, best_key = candidate, key
+        return best
+
+    def ranked(self) -> tuple[Candidate, ...]:
+        """Eligible ones best first, each with the preference that puts it there; then the rest."""
+        p, env = self.p, self.env
+        if len(self._judged) < len(CANDIDATES):
+            found = findings(p, env, self._waivers)
+            for name, record in CANDIDATES.items():
+                if name not in self._judged:
+                    again = partial(self._again, found, _changed_alike(record.adaptations))
+                    self._judged[name] = self._verdict(name, found[name], again)
+        standing: list[Candidate] = []
+        refused: list[Candidate] = []
+        for name in CANDIDATES:
+            candidate = self._judged[name]
+            (refused if candidate.verdict == "refused" else standing).append(candidate)
+        of = asked(p, self.evidence.many_lengths)
+        keys = tuple([rank_key(candidate, p, of) for candidate in standing])
+        ranked = [
+            standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last
+            for i, code in order(keys, env.arch, self.policy)
+        ]
+        return (*ranked, *refused)
+
+    def judge(self, name: str) -> Candidate:
+        """One candidate's verdict."""
+        candidate = self._judged.get(name)
+        if candidate is None:
+            candidate = self._judge(name, findings(self.p, self.env, self._waivers, (name,))[name])
+        return candidate
+
+    def _judge_unless_refused(self, name: str) -> Candidate | None:
+        """The same, or None where a look at the first reason that no adaptation answers is enough."""
+        candidate = self._judged.get(name)
+        if candidate is None:
+            p = self.p
+            if p.tensors.mask_hides_nothing:  # what goes with the mask is not known before it is gone
+                return self.judge(name)
+            reach = frozenset[str]()
+            if self._may_adapt:
+                reach = _reach(name, self.env, p.fp8_attention, p.context_parallel, self._waivers)
+            reasons = reasons_within(name, p, self.env, self._waivers, reach)
+            candidate = None if reasons is None else self._judge(name, reasons)
+        return candidate
+
+    def _judge(self, name: str, reasons: list[Reason]) -> Candidate:
+        again = partial(self._again, {name: reasons}, (name,))
+        candidate = self._judged[name] = self._verdict(name, reasons, again)
+        return candidate
+
+    def _again(
+        self, found: dict[str, list[Reason]], alike: tuple[str, ...], name: str, q: AttentionParams
+    ) -> list[Reason]:
+        """Reasons for a question that an adaptation made; candidates that may be changed alike share them."""
+        answers = self._reasons.get((q, alike))
+        if answers is None:
+            answers = self._reasons[q, alike] = reevaluate(q, self.p, found, self.env, self._waivers, alike)
+        return answers[name]
+
+    def _verdict(
+        self, name: str, reasons: list[Reason], again: Callable[[str, AttentionParams], list[Reason]]
+    ) -> Candidate:
+        """Rules, then adaptations, then policy and what running showed."""
+        p, env, policy, record = self.p, self.env, self.policy, CANDIDATES[name]
+        adaptations: tuple[Adaptation, ...] = ()
+        if self._may_adapt and record.adaptations and (reasons or p.tensors.mask_hides_nothing):
+            applied, left = adapt_to(record.adaptations, p, reasons, partial(again, name), self._changed)
+            if all(reason.unknown for reason in left):
+                adaptations, reasons = applied, left
+            elif applied:  # what stands in the way even after every change is a reason too
+                known = {reason.code for reason in reasons}
+                reasons = reasons + [reason for reason in left if reason.code not in known]
+        if self._steps and all(reason.unknown for reason in reasons):
+            reasons = [*reasons, *self._against_steps(name)]
+        unwanted = policy_reasons(policy)[name]
+        if unwanted:
+            reasons = [*reasons, *unwanted]
+        too_much = over_memory(name, p, env, policy, adaptations)
+        if too_much:
+            reasons = [*reasons, *too_much]
+        if self.evidence.refusals:
+            reasons = reasons + self.evidence.against(name, p)
+        verdict: Verdict = "eligible"
+        if reasons:
+            verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
+        executed = record.executed_for(p, env.target)
+        new = unproven(record, p, env.target)
+        return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(p, env), new, executed)
+
+    def _against_steps(self, name: str) -> list[Reason]:
+        """Why the calls that ranks would make refuse a candidate, with the step that does."""
+        refusal = steps_against(name, CANDIDATES[name].offsets, self.p, self.judge_step)
+        return [] if refusal is None else list(refusal.noted_reasons)
+
+    def judge_elsewhere(self, name: str, env: Environment) -> Candidate:
+        """A candidate's verdict on the same call in another environment."""
+        return Inquiry(self.p, env, self.policy, self.evidence).judge(name)
+
+    def judge_step(self, name: str, step: AttentionParams) -> Candidate:
+        """A candidate's verdict on one call of a rank's, whichever other candidate the policy forces."""
+        policy = _step_policy(self.policy, name)
+        return Inquiry(step, self.env, policy, self.evidence).judge(name)
+
+
+@lru_cache(maxsize=256)
+def _step_policy(policy: Policy, name: str) -> Policy:
+    if policy.adapt == "never" and policy.backend in (None, name):
+        return policy
+    return policy.replace(adapt="never", backend=policy.backend if policy.backend == name else None)
+
+
+@lru_cache(maxsize=2048)
+def _reach(name: str, env: Environment, fp8: bool, over_ranks: bool, waivers: Waivers) -> frozenset[str]:
+    """Fields of a call without a mask to drop that adaptations can do something about, for one candidate: a
+    mask is not worth folding where no mask is taken."""
+    names = [made for made in CANDIDATES[name].adaptations if made != "drop_mask"]
+    rules = fold(env, fp8, over_ranks, waivers, (name,))
+    if "fold_mask" in names and always_refuses("attn_mask_type", _MASKED, rules, env):
+        names.remove("fold_mask")
+    return within_reach(tuple(names))
+
+
+@lru_cache(maxsize=64)
+def _changed_alike(adaptations: tuple[str, ...]) -> tuple[str, ...]:
+    """The candidates for which just these changes may be made."""
+    return tuple(name for name, record in CANDIDATES.items() if record.adaptations == adaptations)
+
+
+def can_run(candidate: Candidate, env: Environment) -> bool:
+    """Whether it may be chosen: on a machine that is here, only what attnsel runs."""
+    return candidate.executable or not env.detected
+
+
+def _plan_only(p: AttentionParams, env: Environment) -> str | None:
+    """Why attnsel can plan this and not run it; None when it can run it."""
+    if env.torch is not None and env.torch < OLDEST_TORCH:
+        return f"attnsel runs on torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
+    if p.fp8_attention:
+        return "FP8 attention is planned, not run"
+    if p.kv_cache == "contiguous":
+        return "contiguous KV caches are planned, not run"
+    return None

@@ -1,0 +1,130 @@
+"""What nobody stated takes no blame, and is told where the answer rests on it."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from attnsel import AttentionParams, Environment, select
+from attnsel.cli import main
+from attnsel.selection.assumed import alternatives, assumption_words, versions_in_words
+from attnsel.versions import Version
+from tests.support.questions import questions
+
+THD = {
+    "qkv_layout": "thd",
+    "batch_size": 2,
+    "num_heads": 1,
+    "max_seqlen_q": 2208,
+    "head_dim_qk": 192,
+    "head_dim_v": 128,
+    "attn_mask_type": "padding_causal",
+}  # TransformerEngine#2354
+
+
+def test_a_refusal_by_an_assumed_frontend_moves_the_assumption() -> None:
+    env = Environment.describe("H100", cudnn="9.8.0")
+    selection = select(AttentionParams(**THD), env)
+    assert selection.backend == "cudnn"
+    assert selection.environment.cudnn_frontend not in (Version(1, 27), Version(1, 28))
+    assert "cudnn_frontend" in selection.environment.assumed
+    [said] = [a for a in selection.assumptions if a.candidate == "cudnn"]
+    assert said.runs
+    assert said.codes == ("CUDNN230", "CUDNN232")
+    assert said.runs_with == tuple(Version(1, minor) for minor in range(20, 24))
+    for version in said.refused_with:
+        stated = Environment.describe("H100", cudnn="9.8.0", cudnn_frontend=version)
+        there = select(AttentionParams(**THD), stated)
+        code = "CUDNN232" if version >= Version(1, 27) else "CUDNN230"
+        assert [r.code for r in there["cudnn"].reasons] == [code]
+        assert not [a for a in there.assumptions if a.candidate == "cudnn"]
+
+
+def test_the_report_asks_which_one_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "explain --gpu H100 --cudnn 9.8.0 --qkv-layout thd --batch-size 2 --num-heads 1"
+    words += " --max-seqlen-q 2208 --head-dim-qk 192 --head-dim-v 128 --attn-mask-type padding_causal"
+    assert main(words.split()) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("cudnn runs")
+    assert (
+        "? cudnn runs with cudnn-frontend 1.20 to 1.23, is refused with 1.24 to 1.28 (CUDNN230, CUDNN232):"
+        " which do you have?" in said
+    )
+    assert main([*words.split(), "--json"]) == 0
+    [one] = [a for a in json.loads(capsys.readouterr().out)["assumptions"] if a["candidate"] == "cudnn"]
+    assert one["refused_with"] == [f"1.{minor}.0" for minor in range(24, 29)]
+
+
+def test_what_most_refuse_stays_refused_and_is_asked_about() -> None:
+    """SDPA311: on B200 head_dim 192 from torch 2.11 on."""
+    selection = select(
+        AttentionParams(head_dim_qk=192, head_dim_v=128), Environment.describe("B200", cudnn="9.11.0")
+    )
+    assert not selection["sdpa.cudnn"].eligible
+    [said] = [a for a in selection.assumptions if a.candidate == "sdpa.cudnn"]
+    assert not said.runs
+    assert said.component == "torch"
+    assert said.codes == ("SDPA311",)
+    assert min(said.runs_with) >= Version(2, 11)
+    assert "which do you have?" in assumption_words(said)
+
+
+def test_nothing_is_asked_where_all_was_stated() -> None:
+    stated = {"torch": "2.7.1", "triton": "3.3.1", "cuda": "12.6", "python": "3.12"}
+    env = Environment.describe("H100", cudnn="9.8.0", cudnn_frontend="1.28.0", **stated)
+    assert env.assumed == ()
+    assert alternatives(env, "torch") == alternatives(env, "cudnn_frontend") == ()
+    selection = select(AttentionParams(**THD), env)
+    assert selection.assumptions == ()
+    assert selection.environment is env
+
+
+def test_what_was_stated_never_moves() -> None:
+    rng = random.Random(5)
+    for p, _, policy in questions(5, 150):
+        versions = {"cudnn": rng.choice(["9.1.0", "9.8.0", "9.10.2", "9.19.0"])}
+        if rng.random() < 0.5:
+            versions["torch"] = rng.choice(["2.6.0", "2.8.0", "2.11.0"])
+        env = Environment.describe(rng.choice(["A100", "H100", "B200", "RTX 5090"]), **versions)
+        found = select(p, env, policy=policy).environment
+        moved = {n for n in type(env).model_fields if getattr(found, n) != getattr(env, n)}
+        assert moved <= set(env.assumed), moved
+
+
+def test_each_side_of_an_assumption_is_what_the_engine_says() -> None:
+    rng = random.Random(11)
+    asked = 0
+    for p, _, policy in questions(11, 250):
+        env = Environment.describe(
+            rng.choice(["A100", "H100", "B200"]), cudnn=rng.choice(["9.8.0", "9.9.0", "9.11.0", "9.20.0"])
+        )
+        selection = select(p, env, policy=policy)
+        for said in selection.assumptions:
+            asked += 1
+            assert said.assumed in said.runs_with + said.refused_with
+            standing = selection[said.candidate].verdict != "refused"
+            assert standing == said.runs == (said.assumed not in said.refused_with)
+            if said.component == "cudnn_frontend":
+                for version in said.runs_with + said.refused_with:
+                    there = selection.environment.replace(cudnn_frontend=version, assumed=())
+                    verdict = select(p, there, policy=policy)[said.candidate].verdict
+                    assert (verdict != "refused") == (version in said.runs_with)
+    assert asked > 10
+
+
+def test_the_answer_settles() -> None:
+    """Asked again with what was chosen, the same is chosen."""
+    for p in (AttentionParams(**THD), AttentionParams(), AttentionParams(head_dim_qk=192)):
+        for gpu in ("H100", "B200", "T4"):
+            first = select(p, Environment.describe(gpu, cudnn="9.8.0"))
+            assert select(p, first.environment).environment == first.environment
+
+
+def test_neighbours_are_written_as_a_range() -> None:
+    every = tuple(Version(1, minor) for minor in range(20, 29))
+    assert versions_in_words(every[:7], every) == "1.20 to 1.26"
+    assert versions_in_words(every[7:], every) == "1.27 and 1.28"
+    assert versions_in_words((*every[:4], *every[7:]), every) == "1.20 to 1.23, 1.27 and 1.28"
+    assert versions_in_words(every[:1], every) == "1.20"

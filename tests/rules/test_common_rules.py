@@ -1,0 +1,83 @@
+"""INSTALL: what every candidate needs. The wheel of torch must have code for the GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
+from attnsel.rules import REGISTRY
+from attnsel.selection.rule_dependencies import fields_of
+from attnsel.selection.select import select
+
+RULE = REGISTRY.rules["INSTALL008"]
+FP16 = AttentionParams(dtype="fp16")
+
+
+def refused(selection) -> set[str]:
+    return {c.name for c in selection.candidates if any(r.code == "INSTALL008" for r in c.reasons)}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given", "needs"),
+    [
+        ("V100", {"torch": "2.14.0", "cuda": "13.0"}, ["2.14.0+cu126", "2.10.0+cu128"]),
+        ("V100", {"torch": "2.15.0"}, ["2.14.1+cu126", "2.10.0+cu128"]),
+        ("V100", {"torch": "2.11.0", "cuda": "12.8"}, ["2.11.0+cu126", "2.10.0+cu128"]),
+        ("V100", {"torch": "2.7.1", "cuda": "12.8"}, ["2.7.1+cu126"]),
+        ("RTX 5090", {"torch": "2.6.0"}, ["2.7.1+cu128", "2.8.0+cu128"]),
+        ("B200", {"cuda": "12.4"}, ["2.10.0+cu128"]),
+        ("H100", {"torch": "2.0.1", "cuda": "11.7"}, ["2.0.1+cu118", "2.1.2+cu121"]),
+    ],
+)
+def test_nothing_runs_where_the_wheel_has_no_code_for_the_gpu(gpu, given, needs):
+    env = Environment.describe(gpu, **given)
+    selection = select(FP16, env, policy=Policy(adapt="never"))
+    assert selection.backend is None
+    assert refused(selection) == set(RULE.candidates)
+    finding = RULE.find(FP16, env)
+    assert [build.name for build in finding.required.builds] == needs
+    for change in finding.required.repairs(finding.observed):
+        better = env.derive(assumed=tuple(n for n in env.assumed if n not in change), **change)
+        assert RULE.find(FP16, better) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given"),
+    [
+        ("V100", {}),
+        ("V100", {"torch": "2.14"}),
+        ("V100", {"torch": "2.10.0", "cuda": "12.8"}),
+        ("V100", {"torch": "2.16.0", "cuda": "13.2"}),  # a release that is not known yet
+        ("RTX 5090", {"torch": "2.7"}),
+        ("RTX 5090", {"torch": "2.6", "cuda": "12.8"}),  # built from source
+        ("GB10", {"torch": "2.8"}),
+        ("RTX 4090", {"torch": "2.0.1"}),
+        ("cpu", {"torch": "2.6"}),
+    ],
+)
+def test_where_a_wheel_has_code_or_nobody_knows_it_is_silent(gpu, given):
+    assert refused(select(FP16, Environment.describe(gpu, **given))) == set()
+
+
+def test_on_a_detected_machine_torch_answers_itself():
+    env = Environment.describe("V100", torch="2.14.0", cuda="13.0")
+    assert refused(select(FP16, env.replace(detected=True))) == set()
+
+
+def test_the_way_out_is_a_wheel_that_has_it():
+    """Trials, V100: with CUDA 13 nothing runs, and the wheel for CUDA 12.6 of the same torch does."""
+    env = Environment.describe("V100", torch="2.14.0", cuda="13.0")
+    selection = select(FP16, env)
+    assert selection.backend is None
+    changes = [dict(unlock.changes) for unlock in selection.unlocks if unlock.candidate == "sdpa.efficient"]
+    assert any(str(change.get("cuda")) == "12.6.0" and "gpu" not in change for change in changes)
+    for unlock in selection.unlocks:
+        p, after, policy = unlock.apply(FP16, env, Policy())
+        assert select(p, after, policy=policy)[unlock.candidate].eligible
+
+
+def test_it_is_asked_once_per_environment():
+    """Its finding depends on no field of the question, so a new question does not ask it again."""
+    assert fields_of(RULE) == frozenset()
