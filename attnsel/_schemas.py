@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 VERSIONS: dict[str, int] = {
-    "selection": 4,  # Selection.as_dict, attnsel explain
+    "selection": 5,  # Selection.as_dict, attnsel explain
     "plan": 1,  # Plan.as_dict, inside attnsel explain --cp-size
     "debug": 4,  # a line of ATTNSEL_DEBUG_FORMAT=json
     "matrix": 1,

@@ -119,17 +119,10 @@ def _exactly(software: Software, name: str) -> str:
 
 def _commands(before: Environment, wanted: Wanted, software: Software) -> Iterator[str]:
     env, build, overrides = software.env, software.build, software.overrides
-    # What depends on torch comes after it, where nobody stated that it is there.
-    unstated = "torch" in before.assumed and wanted.keys() & {*PINNED, "flash_attn", "flash_attn_3"}
-    with_torch = (
-        build is not None
-        and (software.moved or overrides or unstated)
-        and not (before.detected and not software.moved)
-    )
-    if build is not None and with_torch:
+    if build is not None and software.torch_first:
         yield _torch_command(before, build)
     for name in PINNED:
-        if name in overrides or (name in wanted and not with_torch):
+        if name in overrides or (name in wanted and not software.torch_first):
             flag = "--no-deps " if name in overrides else ""
             yield f"pip install {flag}'{package_of(name, env.cuda)}=={_exactly(software, name)}'"
     if "cudnn_frontend" in wanted:

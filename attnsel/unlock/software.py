@@ -28,16 +28,18 @@ FRONTENDS = Version(1, 20), Version(1, 29)
 """What our extra `cudnn` takes: from the first, below the second (pyproject.toml)."""
 
 PINNED = ("cudnn", "triton")  # by a wheel of torch
+_BOUND_TO_TORCH = frozenset({*PINNED, "flash_attn", "flash_attn_3"})
 _MOST_RELEASES = 4  # tried of one package: rules seldom go back and forth more often
 
 
 class Software(NamedTuple):
-    """A machine with one set. ``build`` is its torch, None where nobody knows it; ``overrides`` names what is
-    installed in place of the build's own pin."""
+    """A machine with one set. ``build`` is its torch, None where nobody knows it; ``torch_first``: it is
+    installed before the rest. ``overrides`` names what is installed in place of the build's own pin."""
 
     env: Environment
     build: Build | None
     moved: bool  # torch, or the CUDA that it is built for, is not that of the question
+    torch_first: bool
     overrides: tuple[str, ...] = ()
 
 
@@ -130,7 +132,7 @@ def _with_build(env: Environment, wanted: Wanted, build: Build, here: Build | No
             choices[name] = own
             if by_hand is not None and _put_by_hand(env, name, here) and _may_stand_in(build, name, by_hand):
                 choices[name] = [(by_hand, by_hand != pin), *own]
-    return _combined(env, wanted, choices, Software(moved, build, moved=True))
+    return _combined(env, wanted, choices, Software(moved, build, moved=build != here, torch_first=True))
 
 
 def _may_stand_in(build: Build, name: str, version: Version) -> bool:
@@ -158,9 +160,14 @@ def _put_by_hand(env: Environment, name: str, here: Build | None) -> bool:
 
 def _beside(env: Environment, wanted: Wanted, here: Build | None, override: bool) -> list[Software]:
     """The torch that is there, and what it pins; or, with ``override``, something else in place of that."""
-    choices: dict[str, list[tuple[Version, bool]]] = {}
     if override and not wanted.keys() & set(PINNED):
         return []
+    # What depends on torch comes after it, where nobody stated that it is there; so do its other pins.
+    unstated = "torch" in env.assumed and wanted.keys() & _BOUND_TO_TORCH
+    if here is not None and not env.detected and (override or unstated):
+        found = _with_build(env, wanted, here, here)
+        return [each for each in found if bool(wanted.keys() & set(each.overrides)) == override]
+    choices: dict[str, list[tuple[Version, bool]]] = {}
     for name in PINNED:
         if name not in wanted:
             continue
@@ -170,7 +177,7 @@ def _beside(env: Environment, wanted: Wanted, here: Build | None, override: bool
         if override:
             others = _published(env, wanted, name, env, here)
             choices[name] += [(version, True) for version in others if version != pin]
-    found = _combined(env, wanted, choices, Software(env, here, moved=False))
+    found = _combined(env, wanted, choices, Software(env, here, moved=False, torch_first=False))
     return [each for each in found if bool(each.overrides) == override]
 
 

@@ -15,6 +15,7 @@ from attnsel.selection.evidence import Evidence, Refusal
 from attnsel.selection.select import _ask_about
 from attnsel.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, changed, cost_of
 from attnsel.unlock.change import grouped
+from attnsel.unlock.install import needs_software, resolve
 from attnsel.unlock.proposals import SWITCHES, edges, round_size, switched_off, values_against
 from attnsel.versions import Version
 
@@ -149,7 +150,7 @@ def all_proposals(question, name, reasons):
 
 
 def brute_force(base, name, reasons):
-    """All sets of one or two proposals after which the candidate is eligible."""
+    """All sets of one or two proposals after which the candidate is eligible, and which can be installed."""
     eligible, first = set(), []
     for move in all_proposals(base, name, reasons):
         try:
@@ -169,7 +170,13 @@ def brute_force(base, name, reasons):
                     eligible.add(tuple(sorted(both.items())))
             except InvalidInput:
                 continue
-    return eligible
+    return {changes for changes in eligible if can_be_installed(base, name, dict(changes))}
+
+
+def can_be_installed(base, name, changes):
+    if not needs_software(base, changes):
+        return True
+    return resolve(base, name, changes, lambda name, question: _ask_about(name, *question)) is not None
 
 
 @pytest.mark.parametrize("seed", [1, 2])
