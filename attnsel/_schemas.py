@@ -10,8 +10,8 @@ from typing import Any
 
 VERSIONS: dict[str, int] = {
     "selection": 5,  # Selection.as_dict, attnsel explain
-    "plan": 1,  # Plan.as_dict, inside attnsel explain --cp-size
-    "debug": 4,  # a line of ATTNSEL_DEBUG_FORMAT=json
+    "plan": 2,  # Plan.as_dict, inside attnsel explain --cp-size
+    "debug": 5,  # a line of ATTNSEL_DEBUG_FORMAT=json
     "matrix": 1,
     "rules": 1,  # one row of attnsel rules
     "ranges": 1,  # one row of attnsel rules --ranges

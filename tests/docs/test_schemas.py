@@ -26,11 +26,13 @@ DIGESTS: dict[str, str] = {
     "debug-2": "43891f48936e481d",
     "debug-3": "bc19ca99fc75dc61",
     "debug-4": "bf15f04dda91dd72",
+    "debug-5": "d92d959a941dedf7",
     "doctor-1": "90dff5c68c961a77",
     "doctor-2": "e6f294fc70411862",
     "doctor-3": "70a0680a60effaa8",
     "matrix-1": "ef0bd7e7734b32ff",
     "plan-1": "add36dc149372ce3",
+    "plan-2": "6c207cf3184cb743",
     "ranges-1": "d5ef5f2308334630",
     "removed-rule-1": "b98596fcbc7efd36",
     "rule-1": "5d1cd04a2a6b06d6",
@@ -39,6 +41,7 @@ DIGESTS: dict[str, str] = {
     "selection-2": "18403a175e5c907c",
     "selection-3": "57e6c7931bc3d112",
     "selection-4": "ab6a4b6dc3065fb3",
+    "selection-5": "aab36f1374b16b5a",
 }
 
 

@@ -51,6 +51,7 @@ MAPS = {
     "fires_on",
     "passes",
     "trips",
+    "pins",
 }
 MAPS |= {"commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
