@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import sys
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -47,11 +48,28 @@ COMPONENTS = (
     "flash_attn",
     "flash_attn_3",
     "flash_attn_4",
+    "transformer_engine",
 )
 """The fields of an environment that hold a version."""
 
-COMPONENT_NAMES = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "cuda": "CUDA"}
+COMPONENT_NAMES = {
+    "cudnn": "cuDNN",
+    "cudnn_frontend": "cudnn-frontend",
+    "cuda": "CUDA",
+    "transformer_engine": "TransformerEngine",
+}
 """As they are written, where that is another way."""
+
+
+Missing = Literal["libnvrtc", "libcudnn"]
+
+
+def _read_missing(value: Any) -> Any:
+    """Names from a text with commas between; each once, in order."""
+    names = value.replace(" ", "").split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        return names
+    return tuple(sorted({name.removesuffix(".so") for name in names if name}))
 
 
 class Device(FrozenModel):
@@ -86,9 +104,13 @@ class Environment(FrozenModel):
     flash_attn: VersionField = None
     flash_attn_3: VersionField = None
     flash_attn_4: VersionField = None
+    transformer_engine: VersionField = None
     platform: Literal["linux", "darwin", "windows", "other"] = "linux"
     torch_flash: Literal["FA2", "FA3", "FA4", "other"] = Field(
         default="FA2", description="what answers torch's own flash attention: activate_flash_attention_impl"
+    )
+    missing: Annotated[tuple[Missing, ...], BeforeValidator(_read_missing)] = Field(
+        default=(), description="libraries that are not there, or do not load"
     )
     assumed: tuple[str, ...] = ()
     detected: bool = False
@@ -111,9 +133,10 @@ class Environment(FrozenModel):
     def describe(cls, gpu: str | None = "H100", **versions: Any) -> Environment:
         """An environment for a machine that is not here.
 
-        ``gpu`` is a name from the catalogue, an architecture ("sm90") or ``"cpu"``. Versions go by the
-        names in :data:`COMPONENTS`; what is left out is taken from the wheel of PyTorch that fits all of
-        what was given and the GPU (attnsel/releases.py), and marked as assumed. None means not installed.
+        ``gpu`` is a name from the catalogue, an architecture ("sm90", "gfx942"), or ``"cpu"``, ``"rocm"``,
+        ``"mps"`` or ``"xpu"``. Versions go by the names in :data:`COMPONENTS`; what is left out is taken from
+        the wheel of PyTorch that fits all of what was given and the GPU (attnsel/releases.py), and marked as
+        assumed. None means not installed.
 
         Raises InvalidInput for an unknown GPU, component or version.
         """
@@ -158,8 +181,15 @@ def describe_device(gpu: str | None) -> Device:
     """A device from a GPU name, an architecture, ``"cpu"`` or None. Raises InvalidInput."""
     if gpu is not None and not isinstance(gpu, str):
         raise InvalidInput("gpu", gpu, "must be the name of a GPU, an architecture such as sm90, or cpu")
-    if gpu is None or gpu.strip().casefold() == "cpu":
+    wanted = "cpu" if gpu is None else gpu.strip().casefold()
+    if wanted == "cpu":
         return Device(type="cpu", name="CPU")
+    if wanted == "mps":
+        return Device(type="mps", name=wanted)
+    if wanted == "xpu":
+        return Device(type="xpu", name=wanted)
+    if wanted == "rocm" or re.fullmatch(r"gfx(\d{3,4}|\d{2}[a-f])", wanted):
+        return Device(type="rocm", name=wanted)  # rules read an architecture from its name
     try:
         card = look_up_gpu(gpu)
     except ValueError as error:
@@ -251,6 +281,7 @@ def _detect(device: str) -> Environment:
         "cudnn_frontend": installed_version("nvidia-cudnn-frontend"),
         "python": Version(*sys.version_info[:3]),
         **flash_attn_versions(),
+        "transformer_engine": installed_version("transformer-engine"),
     }
     found = Device(type="cpu", name=platform.machine() or "CPU")
     if torch_version is not None and importlib.util.find_spec("torch") is not None:
@@ -296,7 +327,9 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         index = torch.cuda.current_device() if wanted.index is None else wanted.index
         properties = torch.cuda.get_device_properties(index)
         if torch.version.hip:
-            return Device(type="rocm", name=properties.name, memory=properties.total_memory), loaded
+            arch_name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+            name = " ".join(dict.fromkeys((properties.name, arch_name))).strip()
+            return Device(type="rocm", name=name, memory=properties.total_memory), loaded
         # What is loaded decides, not what pip lists: a wheel may sit there unused.
         try:
             number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None

@@ -73,7 +73,8 @@ def explain(
 
     --json prints one object: backend (the choice, or null), params, environment (with warnings),
     policy, candidates (best first: name, verdict, eligible, executable, plan_only, unproven,
-    executed_off_gpu, placed_by, adaptations, reasons) and unlocks (smallest sets of changes that make a
+    executed_off_gpu, placed_by, adaptations, reasons), hints (remarks on the question: code, title,
+    message, instead, first, source) and unlocks (smallest sets of changes that make a
     refused candidate eligible, as text, as lines to paste and as fields with their new values); with
     --ask-library also library (judge, cudnn, cudnn_frontend, supported, rules, agree, answers, notes; or
     missing and message), with --cp-size also context_parallel (planned_for, exchanges, estimated_on).

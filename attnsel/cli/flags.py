@@ -149,7 +149,7 @@ def _flag(
     )
 
 
-DESCRIBED_AFTERWARDS = ("platform", "torch_flash")
+DESCRIBED_AFTERWARDS = ("platform", "torch_flash", "missing")
 """Fields of an environment that are neither its GPU nor a version."""
 
 
@@ -159,13 +159,19 @@ def _all_flags() -> tuple[Flag, ...]:
         for field, info in AttentionParams.model_fields.items()
         if field not in _LEFT_OUT
     ]
+    masks = "for plain F.sdpa: the element type of its attn_mask, such as fp32 or bool"
+    calls.append(_flag("params", "mask_dtype", "--mask-dtype", "", str, masks, THE_CALL))
+    rank = "for plain F.sdpa: dimensions of q, k and v; default 4"
+    calls.append(_flag("params", "tensor_rank", "--tensor-rank", "", int, rank, THE_CALL))
     recipe = f"attention in FP8 under this recipe: {', '.join(KINDS)}"
     calls.append(
         _flag("params", "fp8_recipe", "--fp8-recipe", "", str, recipe, THE_CALL)._replace(choices=KINDS)
     )
     cards = ", ".join(card.name for card in CATALOGUE.values())
-    gpu = f"{cards}, an architecture such as sm90, or cpu; this machine's if left out"
-    known = (*(card.name.replace(" ", "") for card in CATALOGUE.values()), "cpu")
+    gpu = (
+        f"{cards}, an architecture such as sm90 or gfx942, cpu, rocm, mps or xpu; this machine's if left out"
+    )
+    known = (*(card.name.replace(" ", "") for card in CATALOGUE.values()), "cpu", "rocm", "mps", "xpu")
     machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)._replace(choices=known)]
     for component in COMPONENTS:
         text = f"version of {component.replace('_', '-')}, or none where it is not installed"
@@ -174,7 +180,10 @@ def _all_flags() -> tuple[Flag, ...]:
         )
     for field in DESCRIBED_AFTERWARDS:
         info = Environment.model_fields[field]
-        text = ", ".join(get_args(info.annotation))
+        kind = info.annotation
+        if get_origin(kind) is tuple:  # several, with commas between
+            kind = get_args(kind)[0]
+        text = ", ".join(get_args(kind))
         text = f"{info.description}: {text}" if info.description else text
         flag = _flag("machine", field, "--" + field.replace("_", "-"), "", str, text, THE_MACHINE)
         choices = tuple(one for one in get_args(info.annotation) if isinstance(one, str))

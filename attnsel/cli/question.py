@@ -18,10 +18,11 @@ from cyclopts import Parameter
 from attnsel import settings
 from attnsel.cli.files import called, once_only, read_environment, read_params
 from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAGS, SHORTHANDS, THE_CALL, THE_MACHINE, Flag, Part
+from attnsel.cli.layout_flags import Lying, layout_flags, read_lying
 from attnsel.cli.shorthands import expand
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, TensorSpec
 from attnsel.policy import Policy
 from attnsel.recipes import KINDS
 
@@ -57,12 +58,13 @@ class Question:
     environment: Environment | None
     machine: Mapping[str, Any]
     policy: Policy
+    lying: Lying  # where tensors lie
     flags: frozenset[str]  # fields that flags of their own stated
 
     def ask(self, **fields: Any) -> AttentionParams:
         """The call, with some fields changed. Raises InvalidInput."""
         try:
-            return AttentionParams(**{**self.params, **fields})
+            return self.lying.of(AttentionParams(**{**self.params, **fields}))
         except InvalidInput as error:
             field = error.field.split(".")[0]
             if error.field in fields:
@@ -107,17 +109,20 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 
     def run(**given: Any) -> int:
         stated = {flag: given.pop(flag.parameter.name, None) for flag in (*SHORTHANDS, *FLAGS)}
-        question = _question(stated, given.pop("params", None), given.pop("env", None))
+        lying = read_lying(given.pop("stride", None), given.pop("misaligned", None))
+        question = _question(stated, given.pop("params", None), given.pop("env", None), lying)
         return command(question, **given)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     flags = [flag.parameter for flag in (*SHORTHANDS, *FLAGS)]
-    signature = inspect.Signature([files[0], *flags, files[1], *own])
+    signature = inspect.Signature([files[0], *flags, *layout_flags(), files[1], *own])
     run.__signature__ = signature  # type: ignore[attr-defined]
     return run
 
 
-def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Path | None) -> Question:
+def _question(
+    stated: Mapping[Flag, Any], params_file: Path | None, env_file: Path | None, lying: Lying
+) -> Question:
     given: dict[Part, dict[str, Any]] = {"params": {}, "machine": {}, "policy": {}, "shorthand": {}}
     for flag, value in stated.items():
         if value == ():
@@ -129,7 +134,7 @@ def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Pa
         if names and not names.replace(",", "").strip():  # an empty text undoes a variable
             raise InvalidInput(field, names, "must be names with commas between")
     once_only(params_file, env_file)
-    params, machine = with_recipe(given["params"]), given["machine"]
+    params, machine = with_tensors(with_recipe(given["params"])), given["machine"]
     base: Mapping[str, Any] = {}
     environment = None
     if params_file is not None:
@@ -153,6 +158,7 @@ def _question(stated: Mapping[Flag, Any], params_file: Path | None, env_file: Pa
         environment=environment,
         machine=machine,
         policy=policy.replace(**given["policy"]) if given["policy"] else policy,
+        lying=lying,
         flags=frozenset(flag.field for flag, value in stated.items() if value is not None),
     )
 
@@ -165,4 +171,21 @@ def with_recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
         if kind not in KINDS:
             raise InvalidInput("fp8_recipe", kind, f"must be one of {', '.join(KINDS)}")
         fields |= {"fp8": True, "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True}}}
+    return fields
+
+
+def with_tensors(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``mask_dtype`` and ``tensor_rank``, which plain F.sdpa cares about, as specs. Raises InvalidInput."""
+    fields = dict(fields)
+    dtype, rank = fields.pop("mask_dtype", None), fields.pop("tensor_rank", None)
+    if dtype is not None:
+        if fields.setdefault("attn_mask_type", "arbitrary") != "arbitrary":
+            raise InvalidInput("mask_dtype", dtype, "goes with --attn-mask-type arbitrary")
+        try:
+            mask = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1), dtype=dtype)
+        except InvalidInput as error:
+            raise InvalidInput("mask_dtype", dtype, error.allowed) from None
+        fields["tensors"] = {**fields.get("tensors", {}), "mask": mask}
+    if rank is not None:
+        fields["tensors"] = {**fields.get("tensors", {}), "rank": rank}
     return fields

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from attnsel.selection.verdict import Candidate, Reason
 
 _STAYS = ("arch", "device", "platform")  # whatever is installed
+_OTHER_GPUS = ("mps", "xpu")
+_TOO_OLD = "INSTALL011"  # torch: what else attnsel's own kernels lack there is beside the point
 
 
 def reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
@@ -35,7 +37,14 @@ def reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
         lines += fold(f"{', '.join(absent)}: not installed ({codes})", width, "  – ✖ ", "      ")
     if without_gpu:
         here = selection.environment.device.type
-        lines += fold(f"{', '.join(without_gpu)}: need a GPU, and this is {here}", width, "  – ✖ ", "      ")
+        other = here in _OTHER_GPUS
+        text = f"{', '.join(without_gpu)}: need a{' CUDA' if other else ''} GPU, and this is {here}"
+        lines += fold(text, width, "  – ✖ ", "      ")
+        if other:
+            text = (
+                f"F.sdpa has kernels of its own on {here}, which attnsel does not call: attnsel rule SDPA100"
+            )
+            lines += fold(text, width, "      ", "      ")
     return lines
 
 
@@ -78,6 +87,8 @@ def grouped(
     for candidate in candidates:
         for reason in candidate.reasons:
             if candidate.name in told and (reason.code == told[candidate.name] or reason.field not in _STAYS):
+                continue
+            if reason.code != _TOO_OLD and any(other.code == _TOO_OLD for other in candidate.reasons):
                 continue
             key = (reason.code, _of_any(candidate.name, reason))
             if candidate.name not in sharing.setdefault(key, []):

@@ -25,10 +25,11 @@ DIGESTS: dict[str, str] = {
     "debug-1": "5039f177b0ab790c",
     "debug-2": "43891f48936e481d",
     "debug-3": "bc19ca99fc75dc61",
-    "debug-4": "bf15f04dda91dd72",
+    "debug-4": "37e2e823fb0e949b",
     "doctor-1": "90dff5c68c961a77",
     "doctor-2": "e6f294fc70411862",
     "doctor-3": "70a0680a60effaa8",
+    "doctor-4": "2fb85058509108e7",
     "matrix-1": "ef0bd7e7734b32ff",
     "plan-1": "add36dc149372ce3",
     "ranges-1": "d5ef5f2308334630",
@@ -38,7 +39,7 @@ DIGESTS: dict[str, str] = {
     "selection-1": "93d4ef03ea61c55f",
     "selection-2": "18403a175e5c907c",
     "selection-3": "57e6c7931bc3d112",
-    "selection-4": "ab6a4b6dc3065fb3",
+    "selection-4": "db424e6f8d4895b0",
 }
 
 

@@ -51,6 +51,7 @@ MAPS = {
     "fires_on",
     "passes",
     "trips",
+    "instead",
 }
 MAPS |= {"commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
@@ -81,7 +82,7 @@ LINES = {
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],
-    "rule": ["rule CUDNN204", "rule PREF001", "rule POLICY001", "rule BUG006", "rule SDPA001", "rule CP001"],
+    "rule": ["rule CUDNN204", "rule PREF001", "rule POLICY001", "rule BUG006", "rule SDPA003", "rule CP001"],
 }
 
 
@@ -307,7 +308,7 @@ def shape(values: list[Any], key: str = "", within: str = "") -> dict[str, Any]:
 
 
 _ANYTHING = {"observed"}  # the value of a field, or of several
-_FREE = {"changes", "fires_on", "passes", "trips"}  # of fields, with their values
+_FREE = {"changes", "fires_on", "passes", "trips", "instead"}  # of fields, with their values
 
 
 def _of_model(model: type[BaseModel]) -> dict[str, Any]:
