@@ -25,11 +25,18 @@ def unlock_lines(selection: Selection, width: int) -> list[str]:
         if ways:
             here[name] = ways
         elsewhere += [unlock for unlock in unlocks if unlock.effect == "hardware"]
+    alike: dict[tuple[str, str], list[Unlock]] = {}
+    for unlock in (unlock for ways in here.values() for unlock in ways):
+        alike.setdefault((unlock.change, unlock.paste), []).append(unlock)
     lines: list[str] = []
     for name, ways in here.items():
+        lead = f"  To get {name}: "
         for unlock in ways:
-            lead = f"  To get {name}: " if unlock is ways[0] else "  or: "
-            lines += _way_lines(unlock, selection, width, lead)
+            first, *others = alike[unlock.change, unlock.paste]
+            if unlock is first:  # a change that opens several kernels is told once
+                lines += _way_lines(unlock, selection, width, lead)
+                lines += _also_lines(others, width)
+                lead = "  or: "
     lines += _gpu_lines(elsewhere, width)
     return ["", *lines] if lines else []
 
@@ -64,6 +71,15 @@ def _way_lines(unlock: Unlock, selection: Selection, width: int, lead: str) -> l
     for sentence in () if install is None else install.why:
         lines += fold(sentence, width, "      # ", "      # ")
     return lines
+
+
+def _also_lines(others: Iterable[Unlock], width: int) -> list[str]:
+    """``The same opens sdpa.flash (number 2) and triton (number 6)``."""
+    names = [f"{unlock.candidate} (number {unlock.rank})" for unlock in others]
+    if not names:
+        return []
+    text = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return fold(f"The same opens {text}.", width, "      ", "      ")
 
 
 def _gpu_lines(unlocks: Iterable[Unlock], width: int) -> list[str]:
