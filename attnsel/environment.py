@@ -114,6 +114,9 @@ class Environment(FrozenModel):
     )
     assumed: tuple[str, ...] = ()
     detected: bool = False
+    settled: bool = Field(
+        default=False, exclude=True, description="what is assumed stays: an answer was worked out with it"
+    )
 
     @property
     def arch(self) -> int | None:
