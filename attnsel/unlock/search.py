@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnsel.candidates import OLDEST_TORCH
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput
 from attnsel.gpus import CATALOGUE
@@ -75,7 +76,10 @@ class Unlock(NamedTuple):
         selection that this came from never do.
         """
         after = changed(Scenario(params, environment, policy), dict(self.changes))
-        return after.p, after.env.derive(assumed=()), after.policy
+        torch = after.env.torch
+        # A torch that attnsel does not run on is held against its kernels where somebody stated it.
+        old = "torch" in after.env.assumed and torch is not None and torch < OLDEST_TORCH
+        return after.p, after.env.derive(assumed=("torch",) if old else ()), after.policy
 
     def as_dict(self) -> dict[str, Any]:
         return {
