@@ -44,6 +44,10 @@ class SelfCheckWarning(UserWarning):
     """A kernel that should have been compared with ``tiled`` could not be."""
 
 
+class HintWarning(UserWarning):
+    """What was asked may not be what was meant (``attnsel rules --family HINT``). Under ATTNSEL_DEBUG."""
+
+
 class CopyWarning(UserWarning):
     """A tensor is copied on every call, which another layout or size of the caller's would spare.
 
@@ -70,6 +74,15 @@ def announce(selection: Selection, settings: Settings, label: str = "") -> None:
         warnings.warn(one_line(selection), SlowPathWarning, stacklevel=2)
         return
     _emit(_text(selection, settings, label), settings)
+    for remark in selection.hints:
+        warn_hint(remark.code, remark.message, settings, label)
+
+
+def warn_hint(code: str, message: str, settings: Settings, label: str = "") -> None:
+    """One warning per module and hint, whatever the sizes."""
+    if _is_news(("hint", label, code), settings):
+        whose = f"{printable(label)}: " if label else ""
+        warnings.warn(f"{whose}{message} [{code}]", HintWarning, stacklevel=3)
 
 
 def _is_news(key: Any, settings: Settings) -> bool:

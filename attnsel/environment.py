@@ -48,11 +48,28 @@ COMPONENTS = (
     "flash_attn",
     "flash_attn_3",
     "flash_attn_4",
+    "transformer_engine",
 )
 """The fields of an environment that hold a version."""
 
-COMPONENT_NAMES = {"cudnn": "cuDNN", "cudnn_frontend": "cudnn-frontend", "cuda": "CUDA"}
+COMPONENT_NAMES = {
+    "cudnn": "cuDNN",
+    "cudnn_frontend": "cudnn-frontend",
+    "cuda": "CUDA",
+    "transformer_engine": "TransformerEngine",
+}
 """As they are written, where that is another way."""
+
+
+Missing = Literal["libnvrtc", "libcudnn"]
+
+
+def _read_missing(value: Any) -> Any:
+    """Names from a text with commas between; each once, in order."""
+    names = value.replace(" ", "").split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        return names
+    return tuple(sorted({name.removesuffix(".so") for name in names if name}))
 
 
 class Device(FrozenModel):
@@ -87,9 +104,13 @@ class Environment(FrozenModel):
     flash_attn: VersionField = None
     flash_attn_3: VersionField = None
     flash_attn_4: VersionField = None
+    transformer_engine: VersionField = None
     platform: Literal["linux", "darwin", "windows", "other"] = "linux"
     torch_flash: Literal["FA2", "FA3", "FA4", "other"] = Field(
         default="FA2", description="what answers torch's own flash attention: activate_flash_attention_impl"
+    )
+    missing: Annotated[tuple[Missing, ...], BeforeValidator(_read_missing)] = Field(
+        default=(), description="libraries that are not there, or do not load"
     )
     assumed: tuple[str, ...] = ()
     detected: bool = False
@@ -260,6 +281,7 @@ def _detect(device: str) -> Environment:
         "cudnn_frontend": installed_version("nvidia-cudnn-frontend"),
         "python": Version(*sys.version_info[:3]),
         **flash_attn_versions(),
+        "transformer_engine": installed_version("transformer-engine"),
     }
     found = Device(type="cpu", name=platform.machine() or "CPU")
     if torch_version is not None and importlib.util.find_spec("torch") is not None:

@@ -57,8 +57,8 @@ def attention(
         ``bhsd``. They are read where they lie, and get a gradient of their own shape.
     attn_mask_type: no_mask, causal, padding, padding_causal, causal_bottom_right,
         padding_causal_bottom_right or arbitrary. ``causal`` starts at the top left corner.
-    attention_mask: bool, True = masked OUT. With padding types [b, 1, 1, s] (a pair for q and kv when they
-        differ); with ``arbitrary`` anything that broadcasts to [b, h, s_q, s_kv].
+    attention_mask: bool, True = masked OUT, unlike F.sdpa. With padding types [b, 1, 1, s] (a pair for q and
+        kv when they differ); with ``arbitrary`` anything that broadcasts to [b, h, s_q, s_kv].
     window_size: (left, right) keys around the diagonal, inclusive, -1 for no bound.
     softmax_scale: 1 / sqrt(d) if None.
     core_attention_bias: with core_attention_bias_type pre_scale_bias or post_scale_bias, broadcastable to

@@ -186,6 +186,8 @@ class DotProductAttention(nn.Module):
         -2; kv_layer: the same for keys and values, [.., 2, g, d] or [.., g, 2, d]. They are read where they
         lie, and get a gradient of their own shape.
 
+        attention_mask: bool, True = masked OUT, as in TransformerEngine and unlike F.sdpa.
+
         block_table: int32 [b, n] for keys and values in pages, see :func:`attnsel.attention`;
         TransformerEngine takes InferenceParams instead. pad_between_seqs says whether *_padded leave gaps;
         None: as they are given; False: they leave none, and are not needed. Arguments given here override the

@@ -202,3 +202,8 @@ def flash_attn_3(*specs: str) -> Versions:
 def flash_attn_4(*specs: str) -> Versions:
     """FlashAttention 4, the package flash-attn-4."""
     return _factory("flash_attn_4", *specs)
+
+
+def transformer_engine(*specs: str) -> Versions:
+    """TransformerEngine, which attnsel only has notes about."""
+    return _factory("transformer_engine", *specs)

@@ -13,6 +13,8 @@ file                  constrains
 ``bugs``              what compiles, runs and is wrong
 ``preferences``       which of several candidates goes first, and why
 ``policies``          what the user allowed or forbade, and what does not fit
+``hints``              questions that may not be what was meant
+``transformer_engine`` what is known of TransformerEngine's own attention
 ``capabilities``      what a record does not list under ``takes``
 ``removed``           codes that were in use once
 ``ranges``            which codes lie in which file
@@ -40,9 +42,11 @@ from attnsel.rules.api import (
     rule,
 )
 from attnsel.rules.capabilities import add_limits
+from attnsel.rules.hint import Hint
 
 __all__ = [
     "REGISTRY",
+    "Hint",
     "Page",
     "PolicyRule",
     "Preference",
@@ -60,7 +64,13 @@ __all__ = [
 ]
 
 _FIRST = ("attnsel.rules.removed", "attnsel.rules.common", "attnsel.rules.policies")
-_LAST = ("attnsel.rules.context_parallel", "attnsel.rules.bugs", "attnsel.rules.preferences")
+_LAST = (
+    "attnsel.rules.context_parallel",
+    "attnsel.rules.bugs",
+    "attnsel.rules.preferences",
+    "attnsel.rules.hints",
+    "attnsel.rules.transformer_engine",
+)
 
 _limited: set[str] = set()
 

@@ -311,7 +311,7 @@ def rule(
 
     def register(body: Body) -> Body:
         page = Rule(
-            **_page(code, body, evidence),
+            **page_fields(code, body, evidence),
             candidates=tuple(dict.fromkeys(names)),
             selectors=selectors,
             when=gates,
@@ -325,7 +325,7 @@ def rule(
             body=body,
             fires_on=dict(fires_on or {}),
             passes=dict(passes or {}),
-            when_text=_gate_text(gates, arch, limits),
+            when_text=gate_text(gates, arch, limits),
             status="deprecated" if replaced_by else status,
             replaced_by=replaced_by,
         )
@@ -351,7 +351,7 @@ def policy_rule(
     """Register a refusal by policy: ``fn(candidate_name, policy) -> Violation | None``."""
 
     def register(fn: Callable[[str, Policy], Violation | None]) -> Any:
-        REGISTRY.add(PolicyRule(**_page(code, fn, evidence), body=fn, fires_on=fires_on))
+        REGISTRY.add(PolicyRule(**page_fields(code, fn, evidence), body=fn, fires_on=fires_on))
         return fn
 
     return register
@@ -367,7 +367,7 @@ def preference(code: str, *, short: str, evidence: str) -> Callable[[Any], Any]:
     """
 
     def register(fn: Callable[[RankKey, int | None, Policy], int]) -> Any:
-        REGISTRY.add(Preference(**_page(code, fn, evidence), value=fn, short=short))
+        REGISTRY.add(Preference(**page_fields(code, fn, evidence), value=fn, short=short))
         return fn
 
     return register
@@ -403,7 +403,7 @@ def _limit(code: str, fields: Fields, requirement: Requirement, gates: tuple[Ver
     return Limit(names, requirement)
 
 
-def _page(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
+def page_fields(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
     """What every kind of page says, from its code and its docstring."""
     doc = inspect.getdoc(fn)
     if not doc and sys.flags.optimize >= 2:
@@ -425,7 +425,7 @@ def _page(code: str, fn: Callable[..., Any], evidence: str) -> dict[str, Any]:
     }
 
 
-def _gate_text(gates: tuple[Versions, ...], arch: Container[int] | None, limits: tuple[Limit, ...]) -> str:
+def gate_text(gates: tuple[Versions, ...], arch: Container[int] | None, limits: tuple[Limit, ...]) -> str:
     parts = [f"{COMPONENT_NAMES.get(gate.component, gate.component)} {gate}" for gate in gates]
     for (field, *_), requirement in limits:
         if isinstance(requirement, AtLeast) and not any(gate.component == field for gate in gates):

@@ -6,7 +6,7 @@ from attnsel.candidates import OLDEST_TORCH, needing, where
 from attnsel.environment import Environment, without_code
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
-from attnsel.selection.requirements import AnyBuild, AtLeast, Installed, OneOf
+from attnsel.selection.requirements import AnyBuild, AtLeast, FreeText, Installed, OneOf
 from attnsel.selection.verdict import Violation
 from attnsel.versions import Version
 
@@ -28,7 +28,7 @@ def torch_installed(p: AttentionParams, env: Environment) -> None:
 
 
 @rule(
-    "INSTALL009",
+    "INSTALL011",
     where(lambda record: "torch" in record.needs and not record.f_sdpa),
     requires={"torch": AtLeast(Version(*OLDEST_TORCH))},
     evidence="measured",
@@ -172,6 +172,63 @@ def code_for_the_gpu(p: AttentionParams, env: Environment) -> Violation | None:
         return None
     observed = env.cuda if lacking.field == "cuda" else env.torch
     return Violation(lacking.field, observed, AnyBuild(lacking.nearest), f"{lacking} for sm{env.arch}")
+
+
+@rule(
+    "INSTALL009",
+    "cudnn",
+    "sdpa.cudnn",
+    device={"cuda"},
+    fp8="both",
+    evidence="reported",
+    fires_on={"gpu": "H100", "missing": "libnvrtc"},
+)
+def nvrtc_found(p: AttentionParams, env: Environment) -> Violation | None:
+    """cuDNN compiles its attention kernels when they first run, with NVRTC
+
+    Why: without libnvrtc the engines that hold attention offer no plan: "Could not load library
+    libnvrtc.so.12" and then "No execution plans support the graph". CUDA wheels of torch bring it as a
+    package of its own; images without the CUDA toolkit do not have it otherwise.
+    Fix: pip install nvidia-cuda-nvrtc-cu12 (nvidia-cuda-nvrtc with CUDA 13), or LD_LIBRARY_PATH with the
+    folder of libnvrtc.so; attnsel doctor looks for it.
+    Source: huggingface/diffusers#9704, Comfy-Org/ComfyUI#10090, NixOS/nixpkgs#461334;
+    attnsel/backends/cudnn/ask/libraries.py, which loads it before it asks libcudnn.
+    """
+    if "libnvrtc" not in env.missing:
+        return None
+    new = env.cuda is not None and env.cuda.major >= 13
+    package = "nvidia-cuda-nvrtc" if new else "nvidia-cuda-nvrtc-cu12"
+    return Violation("missing", "libnvrtc", FreeText(f"NVRTC: pip install {package}"))
+
+
+@rule(
+    "INSTALL010",
+    "cudnn",
+    "sdpa.cudnn",
+    device={"cuda"},
+    fp8="both",
+    evidence="reported",
+    fires_on={"gpu": "H100", "missing": "libcudnn"},
+)
+def cudnn_whole(p: AttentionParams, env: Environment) -> Violation | None:
+    """Every piece of libcudnn must be there, loadable and of one release
+
+    Why: libcudnn loads libcudnn_graph, libcudnn_engines_precompiled and its other parts by name when they
+    are first needed. One that is absent, or of another release (two packages in one folder,
+    LD_LIBRARY_PATH), ends the call or the process.
+    Fix: reinstall one nvidia-cudnn package, and keep other copies off LD_LIBRARY_PATH; attnsel doctor says
+    which piece it is.
+    Source: cuDNN 9 documentation, "Graph API", sub-libraries; Comfy-Org/Nvidia_RTX_Nodes_ComfyUI#40.
+    """
+    if "libcudnn" not in env.missing:
+        return None
+    major = 13 if env.cuda is not None and env.cuda.major >= 13 else 12
+    release = f"=={env.cudnn}.*" if env.cudnn is not None else ""
+    return Violation(
+        "missing",
+        "libcudnn",
+        FreeText(f"all of it: pip install --force-reinstall 'nvidia-cudnn-cu{major}{release}'"),
+    )
 
 
 @rule(

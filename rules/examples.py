@@ -8,12 +8,13 @@ from attnsel.environment import COMPONENTS, Device, Environment
 from attnsel.gpus import ARCHITECTURES
 from attnsel.params import AttentionParams
 from attnsel.rules.api import Example, Rule
+from attnsel.rules.hint import Hint
 from attnsel.versions import Version, Versions
 
 _COMMON_FIRST = (90, 80, 100, 75, 89, 86, 120, 103, 121, 70, 87, 110)
 
 
-def question(rule: Rule, example: Example) -> tuple[AttentionParams, Environment]:
+def question(rule: Rule | Hint, example: Example) -> tuple[AttentionParams, Environment]:
     """``example`` inside the rule's gates: fields of AttentionParams, ``gpu``, ``device`` and versions.
 
     Raises InvalidInput for an example that contradicts itself, ValueError for gates that nothing passes.
@@ -25,7 +26,7 @@ def question(rule: Rule, example: Example) -> tuple[AttentionParams, Environment
     for component in {versions.component for versions in rule.when} - set(machine):
         machine[component] = _some_version([v for v in rule.when if v.component == component])
     env = Environment.describe(gpu, **machine)
-    more = {name: given.pop(name) for name in ("platform", "torch_flash") if name in given}
+    more = {name: given.pop(name) for name in ("platform", "torch_flash", "missing") if name in given}
     if device is not None:
         kind: Any = "rocm" if device.startswith("gfx") else device
         env = env.replace(device=Device(type=kind, name=device))
@@ -34,7 +35,7 @@ def question(rule: Rule, example: Example) -> tuple[AttentionParams, Environment
     return AttentionParams(**given), env
 
 
-def _some_gpu(rule: Rule) -> str:
+def _some_gpu(rule: Rule | Hint) -> str:
     if rule.arch is not None:
         for arch in (*_COMMON_FIRST, *ARCHITECTURES):
             if arch in rule.arch:

@@ -98,6 +98,8 @@ _WRITTEN = (
     Range("BUG", 1, 29, "rules/bugs.py", "libcudnn"),
     Range("BUG", 30, 59, "rules/bugs.py", "PyTorch"),
     Range("BUG", 60, 79, "rules/bugs.py", "FlashAttention's packages"),
+    Range("HINT", 1, 99, "rules/hints.py", "questions that may not be what was meant"),
+    Range("TE", 1, 99, "rules/transformer_engine.py", "TransformerEngine's own attention"),
     Range("PREF", 1, 99, "rules/preferences.py", "which of several goes first"),
 )
 

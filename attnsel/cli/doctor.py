@@ -9,6 +9,7 @@ from typing import Any
 from attnsel._schemas import stamped
 from attnsel._version import __version__
 from attnsel.candidates import CANDIDATES
+from attnsel.cli.cuda_findings import find_cuda
 from attnsel.cli.findings import Finding, PlainCall, find, settings_in_force, variables
 from attnsel.cli.flags import Json
 from attnsel.cli.flash_findings import find_flash
@@ -45,7 +46,8 @@ def doctor(*, json: Json = False) -> int:
     """
     machine = examine()
     calls = plain_calls(machine)
-    findings = find(machine, calls, find_flash(machine))
+    more = [*find_flash(machine), *find_cuda(machine.cuda, machine.environments[0])]
+    findings = find(machine, calls, more)
     if json:
         print_json(stamped("doctor", _as_dict(machine, calls, findings)))
     else:

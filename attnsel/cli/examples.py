@@ -11,7 +11,7 @@ from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAG_OF
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.rules import Page, PolicyRule, Rule
+from attnsel.rules import Hint, Page, PolicyRule, Rule
 from attnsel.rules.examples import question
 
 Example = Mapping[str, Any]
@@ -22,7 +22,7 @@ def example_commands(page: Page) -> dict[str, str]:
     commands: dict[str, str | None] = {}
     if isinstance(page, PolicyRule):
         commands["fires_on"] = _of_policy(page.fires_on[1])
-    if isinstance(page, Rule):
+    if isinstance(page, (Rule, Hint)) and not (isinstance(page, Hint) and page.of_tensors):
         for name, example in (("fires_on", page.fires_on), ("passes", page.passes)):
             try:
                 _, env = question(page, example)
@@ -71,7 +71,8 @@ def _where(example: Example, env: Environment) -> list[str] | None:
             words += [FLAG_OF[component].name, str(version or "none")]
     for field in DESCRIBED_AFTERWARDS:
         if field in example:
-            words += [FLAG_OF[field].name, getattr(env, field)]
+            value = getattr(env, field)
+            words += [FLAG_OF[field].name, value if isinstance(value, str) else ",".join(value)]
     return words
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from attnsel.cli import probe
+from attnsel.cli import cuda_libraries, probe
 from attnsel.cli.probe import FlashFacts, Probe, ProbedMachine, redact
 from attnsel.installed import (
     FLASH_ATTN,
@@ -53,9 +53,11 @@ print(json.dumps(said))
 
 
 def examine() -> ProbedMachine:
-    """All of it: the machine, and what there is of FlashAttention."""
+    """All of it: the machine, what there is of FlashAttention, and cuDNN's libraries."""
     machine = probe.examine()
-    return machine._replace(flash=look())
+    cuda = cuda_libraries.look(machine.probes["torch"].said.get("cuda_build"))
+    there = tuple(env.replace(missing=cuda.missing) if cuda.missing else env for env in machine.environments)
+    return machine._replace(flash=look(), cuda=cuda, environments=there)
 
 
 def look() -> FlashFacts:

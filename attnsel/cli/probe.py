@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from attnsel._child import python
-from attnsel.environment import Environment
+from attnsel.environment import Environment, Missing
 from attnsel.installed import FLASH_ATTN, distribution, flash_attn_versions
 from attnsel.plugins import Found, PluginWarning, load_plugins
 from attnsel.versions import Version
@@ -108,6 +108,25 @@ class FlashFacts(NamedTuple):
         return bool(ours or self.strangers or self.hub)
 
 
+class CudaLibraries(NamedTuple):
+    """What is wrong with cuDNN's and NVRTC's files. Empty: nothing, or there is no cuDNN in a wheel."""
+
+    cuda: int = 12  # the major release of CUDA that they are for
+    absent: tuple[str, ...] = ()  # pieces that the folder of libcudnn lacks, and NVRTC
+    broken: Mapping[str, str] = _NOTHING  # files that do not load, and what the loader said
+    foreign: tuple[str, ...] = ()  # files that are not as the package that lists them brought them
+    owners: tuple[str, ...] = ()  # two packages that write into one folder
+    ahead: Mapping[str, str] = _NOTHING  # pieces that LD_LIBRARY_PATH puts first, and from where
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """What an environment has to be without."""
+        gone = (*self.absent, *self.broken)
+        cudnn = any("libcudnn" in name for name in gone) or bool(self.foreign)
+        nvrtc = any("libnvrtc" in name for name in gone)
+        return (*(["libcudnn"] if cudnn else []), *(["libnvrtc"] if nvrtc else []))  # type: ignore[arg-type]
+
+
 class ProbedMachine(NamedTuple):
     """Everything the doctor looks at."""
 
@@ -116,6 +135,7 @@ class ProbedMachine(NamedTuple):
     gpus_in_sight: tuple[str, ...]  # what the driver lists, torch or no torch
     plugins: tuple[tuple[Found, Probe], ...] = ()
     flash: FlashFacts = FlashFacts()
+    cuda: CudaLibraries = CudaLibraries()
 
 
 def examine() -> ProbedMachine:

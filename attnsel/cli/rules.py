@@ -9,11 +9,12 @@ from cyclopts import Parameter
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import example_commands, jsonable
-from attnsel.cli.flags import OUTPUT, Json
+from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
 from attnsel.environment import Device
 from attnsel.errors import InvalidInput
-from attnsel.rules import REGISTRY, Page, PolicyRule, Preference, Removed, Rule, find_rule, load_all
+from attnsel.report.markdown import escape, table
+from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule, find_rule, load_all
 from attnsel.rules.ranges import RANGES, Range
 from attnsel.selection.verdict import EVIDENCE
 
@@ -26,14 +27,15 @@ def rules(
     family: Annotated[str | None, _FILTER] = None,
     evidence: Annotated[str | None, _FILTER] = None,
     ranges: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
+    markdown: Markdown = False,
     json: Json = False,
 ) -> int:
     """Every rule: its code and title, which candidates it is about, where it holds, what it rests on.
 
-    --json prints a list of objects: code, kind (rule, policyrule or preference), family, title, candidates,
-    when (versions and architectures; empty is everywhere), evidence, source, status (active, preview or
-    deprecated), replaced_by (the code that took over, or null). With --ranges: prefix, first, last, file,
-    about, next (the next free code, or null).
+    --json prints a list of objects: code, kind (rule, policyrule, preference or hint), family, title,
+    candidates, when (versions and architectures; empty is everywhere), evidence, source, status (active,
+    preview or deprecated), replaced_by (the code that took over, or null). With --ranges: prefix, first,
+    last, file, about, next (the next free code, or null).
 
     Parameters
     ----------
@@ -46,6 +48,8 @@ def rules(
     ranges
         Instead of rules: which codes lie in which file, and the next free one of each range.
     """
+    one_form(markdown=markdown, json=json)
+    one_form(markdown=markdown, ranges=ranges)
     load_all()
     pages = list(REGISTRY.pages.values())
     families = list(dict.fromkeys(page.family for page in pages))
@@ -70,6 +74,10 @@ def rules(
     ]
     if json:
         print_json([stamped("rules", _as_dict(page)) for page in shown])
+        return FOUND
+    if markdown:
+        head = ("code", "rule", "about", "holds", "rests on")
+        print_text(table(head, [_markdown_row(page) for page in shown]))
         return FOUND
     lines = [line for page in shown for line in _row(page)]
     count = "1 rule" if len(shown) == 1 else f"{len(shown)} rules"
@@ -119,7 +127,7 @@ def _show_ranges(shown: list[Range], json: bool) -> int:
 
 
 def candidates_of(page: Page) -> tuple[str, ...]:
-    """The candidates a page is about; a preference or a policy rule is about them all."""
+    """The candidates a page is about; a preference, a policy rule or a hint is about them all."""
     return page.candidates if isinstance(page, Rule) else tuple(CANDIDATES)
 
 
@@ -129,6 +137,11 @@ def _row(page: Page) -> list[str]:
         *wrap(page.title, f"{page.code:<11}"),
         *wrap(f"{facts}  [{page.evidence}]{_status_word(page)}", " " * 11),
     ]
+
+
+def _markdown_row(page: Page) -> tuple[str, ...]:
+    facts = (_names(candidates_of(page)), page.when_text or "everywhere")
+    return (page.code, *map(escape, (page.title + _status_word(page), *facts)), page.evidence)
 
 
 def _status_word(page: Page) -> str:
@@ -167,7 +180,7 @@ def _as_dict(page: Page) -> dict[str, Any]:
 
 def _whole_page(page: Page) -> dict[str, Any]:
     examples: dict[str, Any] = {"fires_on": None, "passes": None}
-    if isinstance(page, Rule):
+    if isinstance(page, (Rule, Hint)):
         examples = {"fires_on": dict(page.fires_on), "passes": dict(page.passes)}
     if isinstance(page, PolicyRule):
         examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
@@ -222,12 +235,16 @@ def _page_lines(page: Page) -> list[str]:
         facts["Holds"] += f", devices: {', '.join(kind for kind in types if kind in page.device)}"
     if isinstance(page, Preference):
         facts["Does"] = "orders candidates that can run; refuses none"
+    if isinstance(page, Hint):
+        del facts["About"]
+        facts["Does"] = "remarks on a question; refuses and orders nothing"
     for name, text in facts.items():
         lines += wrap(text, f"  {name + ':':<12}")
     for paragraph in _paragraphs(page.text):
         lines += ["", *wrap(paragraph, "  ")]
     commands = example_commands(page)
-    for name, title in (("fires_on", "Refused so"), ("passes", "Passes so")):
+    fires = "Said of" if isinstance(page, Hint) else "Refused so"
+    for name, title in (("fires_on", fires), ("passes", "Passes so")):
         if name in commands:
             lines += ["", f"  {title}:", *_command_lines(commands[name])]
     return lines

@@ -8,6 +8,7 @@ file         about
 ===========  ==========================================================
 ``verdict``  the answer in a sentence, and in a line for a log
 ``words``    the machine and the call
+``hints``    what is remarked on the question
 ``ranked``   the candidates that run
 ``reasons``  why the others do not, and the known bugs
 ``ways``     how to get them
@@ -20,12 +21,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnsel.errors import printable
+from attnsel.report.hints import hint_lines
 from attnsel.report.lines import fold, join_items
 from attnsel.report.ranked import ranked_lines
 from attnsel.report.reasons import closing_lines, reason_lines
 from attnsel.report.verdict import one_line, verdict
 from attnsel.report.ways import unlock_lines
-from attnsel.report.words import environment_words, params_words, policy_words
+from attnsel.report.words import environment_words, params_words, policy_words, tensor_words
 from attnsel.selection.assumed import assumption_words
 
 if TYPE_CHECKING:
@@ -43,12 +45,14 @@ def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
     """The whole answer."""
     lines = [*fold(verdict(selection), width), ""]
     lines += join_items(environment_words(selection.environment), width)
-    lines += join_items(params_words(selection.params), width)
+    where = tensor_words(selection.params) if selection.layout is None else []
+    lines += join_items([*params_words(selection.params), *where], width)
     lines += [f"! {warning}" for warning in selection.environment.warnings]
     lines += [f"! planned only: {why}" for why in dict.fromkeys(c.plan_only for c in selection.ranked) if why]
     policy = policy_words(selection)
     if policy:
         lines += join_items(["policy", *policy], width)
+    lines += hint_lines(selection, width)
     if selection.layout is not None:
         lines += selection.layout.describe(width).splitlines()
     lines += ["", *ranked_lines(selection, width), *reason_lines(selection, width, sources)]

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 _STAYS = ("arch", "device", "platform")  # whatever is installed
 _OTHER_GPUS = ("mps", "xpu")
-_TOO_OLD = "INSTALL009"  # torch: what else attnsel's own kernels lack there is beside the point
+_TOO_OLD = "INSTALL011"  # torch: what else attnsel's own kernels lack there is beside the point
 
 
 def reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
     """Every reason once, below the names of all candidates that it refuses."""
-    without_gpu, absent = needing_gpu(selection), _absent(selection)
+    without_gpu, absent = needing_gpu(selection), absent_packages(selection)
     lines: list[str] = []
     told = [c for c in selection.candidates if c.name not in without_gpu]
-    for names, reasons in _grouped(told, absent).items():
+    for names, reasons in grouped(told, absent).items():
         refused = selection[names[0]].verdict == "refused"
         lines += fold(", ".join(names), width, f"  – {MARK['refused' if refused else 'unknown']} ", "      ")
         for message, reason in reasons:
@@ -60,7 +60,7 @@ def needing_gpu(selection: Selection) -> list[str]:
     ]
 
 
-def _absent(selection: Selection) -> dict[str, str]:
+def absent_packages(selection: Selection) -> dict[str, str]:
     """The candidates, but for a forced one, whose own package is not there, and the code that says so."""
     without_gpu = needing_gpu(selection)
     missing = {
@@ -77,7 +77,7 @@ def own_package(candidate: Candidate) -> Reason | None:
     return next((r for r in candidate.reasons if r.field == library and r.observed is None), None)
 
 
-def _grouped(
+def grouped(
     candidates: list[Candidate], told: Mapping[str, str]
 ) -> dict[tuple[str, ...], list[tuple[str, Reason]]]:
     """Reasons by the candidates that share them, in the order in which they are met. Of a candidate in

@@ -38,6 +38,9 @@ def environment_words(env: Environment) -> list[str]:
         version = getattr(env, component)
         if version is not None:
             words.append(f"{component.replace('_', '-')} {version}")
+    if env.transformer_engine is not None:
+        words.append(f"TransformerEngine {env.transformer_engine}")
+    words += [f"no {library}" for library in env.missing]
     if env.torch_flash != "FA2":
         words.append(f"torch's flash is {env.torch_flash}")
     if env.assumed:
@@ -78,6 +81,18 @@ def params_words(p: AttentionParams) -> list[str]:
     if p.context_parallel:
         words.append(f"cp{p.cp_size} {p.cp_comm_type}")
     words.append("training" if p.is_training else "inference")
+    return words
+
+
+def tensor_words(p: AttentionParams) -> list[str]:
+    """Where tensors lie that are only described: strides of those with gaps, unaligned addresses."""
+    words = []
+    for name in ("q", "k", "v", "mask"):
+        spec = getattr(p.tensors, name)
+        if spec is not None and not spec.contiguous:
+            words.append(f"{name} strides {','.join(map(str, spec.stride))}")
+        if spec is not None and spec.alignment < 16:
+            words.append(f"{name} on {spec.alignment} bytes")
     return words
 
 

@@ -31,6 +31,7 @@ from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, signature
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.lengths import record_length, with_lengths
+from attnsel.runtime.mask_polarity import warn_of_polarity
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
 from attnsel.runtime.sizes import lengths_read
 from attnsel.selection.evidence import Evidence, Refusal
@@ -82,6 +83,8 @@ def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
             raise error from cause
         assert selection.backend is not None
         debug.announce(selection, call.settings, call.config.label)
+        if call.settings.debug:
+            warn_of_polarity(call)
         try:
             bound = way.bind(selection, call)
             settled = way.check(bound, call)

@@ -103,11 +103,11 @@ def _neighbours(torch: Version | None) -> tuple[Version, ...]:
 
 
 def _build_of(env: Environment, newest: Version, stated: dict[str, Version]) -> Build | None:
-    """The build of a release that goes with what was stated; PyPI's, where none is made of just that."""
+    """The build of a release that goes with what was stated; the nearest, where none is made of just that."""
     release = default_build(newest)
     if release is None:
         return None
-    return fitting_build(env.arch, {**stated, "torch": release.torch}) or release
+    return fitting_build(env.arch, {**stated, "torch": release.torch})
 
 
 def settled(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:

@@ -24,6 +24,7 @@ from attnsel.report import render
 from attnsel.selection.assumed import Assumption, assumptions, settled
 from attnsel.selection.evaluate import warn_of_retired
 from attnsel.selection.evidence import NO_EVIDENCE, Evidence
+from attnsel.selection.hints import Remark, remarks_on
 from attnsel.selection.inquiry import Inquiry, can_run, waivers_of
 from attnsel.selection.verdict import Candidate
 from attnsel.unlock import Unlock, find_unlocks
@@ -39,12 +40,13 @@ class Selection:
     there were tensors and they are not plainly dense.
     """
 
-    __slots__ = ("_candidates", "_inquiry", "_unlocks", "backend", "chosen", "layout")
+    __slots__ = ("_candidates", "_hints", "_inquiry", "_unlocks", "backend", "chosen", "layout")
 
     def __init__(self, inquiry: Inquiry, chosen: Candidate | None, layout: Layout | None = None) -> None:
         self._inquiry = inquiry
         self._candidates: tuple[Candidate, ...] | None = None
         self._unlocks: tuple[Unlock, ...] | None = None
+        self._hints: tuple[Remark, ...] | None = None
         self.chosen = chosen
         self.backend = None if chosen is None else chosen.name
         self.layout = layout
@@ -101,6 +103,14 @@ class Selection:
         if self._unlocks is None:
             self._unlocks = find_unlocks(self, _ask, _ask_about)
         return self._unlocks
+
+    @property
+    def hints(self) -> tuple[Remark, ...]:
+        """What may not be meant as it was asked; nothing is refused or ranked by it. Looked up when asked."""
+        if self._hints is None:
+            p, env, policy = self.params, self.environment, self.policy
+            self._hints = remarks_on(p, env, policy, lambda q: _ask(q, env, policy).backend)
+        return self._hints
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -165,6 +175,7 @@ class Selection:
             "candidates": [candidate.as_dict() for candidate in self.candidates],
             "assumptions": [assumption.as_dict() for assumption in self.assumptions],
         }
+        out["hints"] = [remark.as_dict() for remark in self.hints]
         if self.layout is not None:
             out["layout"] = self.layout.as_dict()
         if unlocks:

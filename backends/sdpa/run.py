@@ -90,7 +90,7 @@ def backward(
         five = Five(*inputs[:3], out, dout)
         parts: list[tuple[Any, ...]] = []
         for q, k, v, out, dout in [five] if dlse is None else with_lse_gradient(traits, five, dlse):
-            out, dout = readable(traits, out), readable(traits, dout)
+            out, dout = alike(traits, readable(traits, out), readable(traits, dout))
             part = run_backward(
                 traits,
                 dout,
@@ -114,6 +114,17 @@ def backward(
         d, e = inputs.q.shape[3], inputs.v.shape[3]
         dq, dk, dv = dq.narrow(-1, 0, d), dk.narrow(-1, 0, d), dv.narrow(-1, 0, e)
     return Grads(dq, dk, dv, dbias)
+
+
+def alike(traits: Traits, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    """An out and its gradient; for cuDNN with the same strides.
+
+    A torch built with cuDNN below 9.5.1 asserts it, and only mends it for an out that is dense: not for a
+    part of one, as ranks have (run_cudnn_SDP_bprop, MHA.cpp; pytorch#176915).
+    """
+    if traits.kernel != "sdpa.cudnn" or out.stride() == dout.stride():
+        return out, dout
+    return out.contiguous(), dout.contiguous()
 
 
 def readable(traits: Traits, t: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from attnsel import Environment, InvalidInput
+from attnsel import AttentionParams, Environment, InvalidInput, select
 from attnsel.environment import without_code
 from attnsel.gpus import ARCHITECTURES, CATALOGUE
 from attnsel.releases import ON_ARM, build_with, runs_on
@@ -193,3 +193,39 @@ def test_a_machine_described_in_other_types_is_named(given):
     with pytest.raises(InvalidInput) as caught:
         Environment.describe(**given)
     assert caught.value.field == next(iter(given))
+
+
+# What is missing, and TransformerEngine.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("libnvrtc", ("libnvrtc",)),
+        ("libnvrtc.so, libcudnn", ("libcudnn", "libnvrtc")),
+        (["libcudnn", "libcudnn"], ("libcudnn",)),
+        ((), ()),
+    ],
+)
+def test_missing_libraries_are_named_once(text, expected):
+    assert Environment.describe("H100").replace(missing=text).missing == expected
+
+
+@pytest.mark.parametrize("value", ["libcuda", 3, [3], None])
+def test_other_libraries_are_not_known(value):
+    with pytest.raises(InvalidInput, match="missing"):
+        Environment.describe("H100").replace(missing=value)
+
+
+def test_without_nvrtc_cudnn_does_not_run_and_the_line_brings_it():
+    for cuda, package in (("12.8", "nvidia-cuda-nvrtc-cu12"), ("13.0", "nvidia-cuda-nvrtc")):
+        env = Environment.describe("H100", torch="2.11", cuda=cuda).replace(missing="libnvrtc")
+        answer = select(AttentionParams(), env)
+        assert answer.backend == "sdpa.flash"
+        for name in ("cudnn", "sdpa.cudnn"):
+            assert answer[name].reasons[0].message.endswith(f"needs NVRTC: pip install {package}")
+
+
+def test_transformer_engine_is_there_only_where_it_was_stated():
+    assert Environment.describe("H100").transformer_engine is None
+    assert "transformer_engine" not in Environment.describe("H100", transformer_engine="2.4").assumed

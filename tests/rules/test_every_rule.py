@@ -189,7 +189,7 @@ def test_a_bound_holds_up_to_its_edge_and_not_beyond(rule, requirement, field):
 
 
 def test_codes_are_grouped_by_family():
-    shared = {"INSTALL", "DEVICE", "POLICY", "MEMORY", "RUNTIME", "CP", "BUG", "PREF"}
+    shared = {"INSTALL", "DEVICE", "POLICY", "MEMORY", "RUNTIME", "CP", "BUG", "PREF", "HINT", "TE"}
     assert {page.family for page in PAGES} == shared | {record.family for record in CANDIDATES.values()}
 
 

@@ -104,7 +104,7 @@ def test_kernels_of_attnsel_s_own_do_not_run_there(torch):
     selection = select(AttentionParams(head_dim_qk=64), on("A100", torch))
     for name in OWN:
         assert selection[name].verdict == "refused"
-        assert "INSTALL009" in {reason.code for reason in selection[name].reasons}
+        assert "INSTALL011" in {reason.code for reason in selection[name].reasons}
     assert selection.backend in KERNELS
     assert selection.chosen.plan_only == BY_F_SDPA
 
@@ -113,7 +113,7 @@ def test_a_torch_that_nobody_stated_takes_no_kernel_away():
     env = Environment.describe("H100", cudnn="8.9.2")
     assert env.torch < (2, 6)
     assert "torch" in env.assumed
-    assert "INSTALL009" not in {r.code for r in select(AttentionParams(), env)["cudnn"].reasons}
+    assert "INSTALL011" not in {r.code for r in select(AttentionParams(), env)["cudnn"].reasons}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_wrong_kernel_that_f_sdpa_prefers_is_named():
 
 def test_of_kernels_that_do_not_run_there_nothing_else_is_told():
     text = select(AttentionParams(), on("H100", "2.4.1")).report()
-    assert "INSTALL009" in text
+    assert "INSTALL011" in text
     assert "TRITON010" not in text
 
 

@@ -51,6 +51,8 @@ MAPS = {
     "fires_on",
     "passes",
     "trips",
+    "instead",
+    "pins",
 }
 MAPS |= {"commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
@@ -307,7 +309,7 @@ def shape(values: list[Any], key: str = "", within: str = "") -> dict[str, Any]:
 
 
 _ANYTHING = {"observed"}  # the value of a field, or of several
-_FREE = {"changes", "fires_on", "passes", "trips"}  # of fields, with their values
+_FREE = {"changes", "fires_on", "passes", "trips", "instead"}  # of fields, with their values
 
 
 def _of_model(model: type[BaseModel]) -> dict[str, Any]:

@@ -255,9 +255,15 @@ def test_a_dash_reads_standard_input(monkeypatch, tmp_path):
         ("explain --gpu H99", ["--gpu H99: unknown GPU", "H100", "sm90"]),
         ("explain --gpu H100 --cudnn nine", ["--cudnn nine: not a version"]),
         ("explain --gpu H100 --dtype bf17", ["--dtype bf17: must be 'bf16', 'fp16'"]),
-        ("explain --gpu H100 --num-heads many", ["--num-heads", '"many"', "int"]),
+        (
+            "explain --gpu H100 --num-heads many",
+            ["--num-heads many: must be a whole number such as 4096, 128_000 or 8k (8192)"],
+        ),
         ("explain --gpu H100 --num-heads -3", ["--num-heads -3: must be greater than 0"]),
-        ("explain --gpu H100 --window-size 128", ["--window-size", "2"]),
+        (
+            "explain --gpu H100 --window-size 1 2 3",
+            ["--window-size 1 2 3: must be LEFT RIGHT, or one number"],
+        ),
         ("explain --gpu H100 --window-size -5 0", ["--window-size -5 0: each bound must be"]),
         ("explain --gpu H100 --kv-cache contiguous", ["--training: must be False", "(say --inference)"]),
         ("explain --gpu H100 --kv-cache paged --inference", ["--kv-cache paged: must be 'paged' exactly"]),
@@ -381,6 +387,7 @@ def test_colours_only_on_a_terminal():
         pass  # how Linux says that the other end is closed
     os.waitpid(pid, 0)
     assert "\x1b[32m✔".encode() in out
+    assert b"\x1b[1mcudnn" in out
     assert "\x1b" not in select(AttentionParams(), Environment.describe("H100")).report()
 
 

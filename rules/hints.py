@@ -1,0 +1,226 @@
+"""HINT0xx: questions that are answered as they stand and may not be what was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams, MaskType
+from attnsel.rules.hint import Advice, hint
+from attnsel.versions import cudnn
+
+_MANY_HEADS = 256  # DeepSeek-V3 has 128, Falcon-180B 232
+_MASK_STEP = 8  # elements; mem_eff_alignment in PyTorch's attention.cpp
+_BOUNDARY = 16  # bytes
+_UNMASKED: dict[str, MaskType] = {"causal": "no_mask", "padding_causal": "padding"}
+
+
+def _top_left(p: AttentionParams) -> bool:
+    """A causal mask anchored at the top left, over sequences of different lengths."""
+    return p.causal and not p.bottom_right and p.max_seqlen_q != p.max_seqlen_kv
+
+
+@hint("HINT001", fires_on={"max_seqlen_q": 128, "max_seqlen_kv": 8192}, passes={"max_seqlen_q": 128})
+def aligned_top_left(p: AttentionParams, env: Environment) -> Advice | None:
+    """Causal masks over unequal lengths are aligned top left here
+
+    Why: query i sees keys 0 to i, as with F.sdpa's is_causal and TransformerEngine's "causal". FlashAttention
+    2.1 and newer, and causal_bottom_right, align bottom right: the last query sees every key, as new tokens
+    behind a cache should.
+    Fix: attn_mask_type="causal_bottom_right" (or padding_causal_bottom_right) where that was meant.
+    Source: torch 2.13, documentation of scaled_dot_product_attention, is_causal; flash-attention v2.1.0,
+    README.md, "Change behavior of causal flag"; Dao-AILab/flash-attention#1778.
+    """
+    q, kv = p.max_seqlen_q, p.max_seqlen_kv
+    if not _top_left(p) or q <= 1 or not kv:
+        return None
+    other = f"{p.attn_mask_type}_bottom_right"
+    sees = f"no query sees the last {kv - q} keys" if q < kv else f"the last {q - kv} queries see every key"
+    text = f"{p.attn_mask_type} aligns top left: {sees}. FlashAttention's way is {other}"
+    return Advice(text, {"attn_mask_type": other})
+
+
+@hint(
+    "HINT002",
+    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 8192, "is_training": False},
+    passes={"max_seqlen_q": 1, "max_seqlen_kv": 8192, "attn_mask_type": "no_mask", "is_training": False},
+)
+def one_query_sees_one_key(p: AttentionParams, env: Environment) -> Advice | None:
+    """A single query under a top-left causal mask sees the first key alone
+
+    Why: a decoding step wants the newest token to see the whole cache. A single query that sees everything
+    needs no mask, and then kernels that take none are open too.
+    Fix: attn_mask_type="no_mask" ("padding" with lengths); with a window "causal_bottom_right".
+    Source: torch 2.13, documentation of scaled_dot_product_attention, is_causal; pytorch#103749.
+    """
+    if not _top_left(p) or p.max_seqlen_q != 1:
+        return None
+    other = f"{p.attn_mask_type}_bottom_right" if p.windowed else _UNMASKED[p.attn_mask_type]
+    text = (
+        f"one query under top-left {p.attn_mask_type} sees 1 key of {p.max_seqlen_kv}. To decode, say {other}"
+    )
+    return Advice(text, {"attn_mask_type": other})
+
+
+@hint(
+    "HINT003",
+    fires_on={"fp8": True},
+    passes={"fp8": True, "fp8_meta": {"recipe": {"kind": "delayed", "fp8_dpa": True}}},
+)
+def fp8_without_recipe(p: AttentionParams, env: Environment) -> Advice | None:
+    """FP8 autocast without a recipe leaves attention in the dtype of q, k and v
+
+    Why: FP8 training runs linear layers in FP8; attention itself is in FP8 only where a recipe has fp8_dpa
+    (or fp8_mha).
+    Fix: --fp8-recipe delayed, current, mxfp8 or block; in Python a recipe in fp8_meta with fp8_dpa=True.
+    Source: TransformerEngine v2.18, common/recipe/__init__.py, fp8_dpa.
+    """
+    if not p.fp8 or p.recipe is not None or p.fp8_attention:
+        return None
+    return Advice(
+        f"fp8 without a recipe: attention stays in {p.dtype}. --fp8-recipe (delayed, …) puts it in FP8"
+    )
+
+
+@hint(
+    "HINT004",
+    evidence="documented",
+    fires_on={"num_heads": 4096, "max_seqlen_q": 16},
+    passes={"num_heads": 16, "max_seqlen_q": 4096},
+)
+def heads_and_rows_swapped(p: AttentionParams, env: Environment) -> Advice | None:
+    """More than 256 heads over a shorter sequence: h and s are perhaps swapped
+
+    Why: both orders are four numbers and both run, each over the wrong dimension. F.sdpa takes [b, h, s, d];
+    TransformerEngine and FlashAttention take [b, s, h, d].
+    Fix: qkv_format="bhsd" for tensors made for F.sdpa, or q.transpose(1, 2).
+    Source: the argument documentation of the three; DeepSeek-V3 has 128 heads, Falcon-180B 232.
+    """
+    heads, rows = p.num_heads, p.max_seqlen_q
+    if heads <= _MANY_HEADS or not 1 < rows < heads or p.qkv_format == "thd":
+        return None
+    whose = "TransformerEngine's order is bshd" if p.qkv_format == "bhsd" else "F.sdpa's order is bhsd"
+    text = f"{heads} heads of {rows} queries: are h and s swapped? This is {p.qkv_format}; {whose}"
+    instead: dict[str, Any] = {}
+    if not p.gqa and p.max_seqlen_kv == rows:
+        instead = {"num_heads": rows, "num_gqa_groups": rows, "max_seqlen_q": heads, "max_seqlen_kv": heads}
+    return Advice(text, instead)
+
+
+@hint("HINT005", evidence="source", fires_on={"dtype": "fp32", "gpu": "H100"}, passes={"dtype": "bf16"})
+def wide_numbers(p: AttentionParams, env: Environment) -> Advice | None:
+    """The fastest kernels take fp16 and bf16, not fp32
+
+    Why: FlashAttention, and cuDNN in training, run on tensor cores in half precision.
+    Fix: call under torch.autocast("cuda", dtype=torch.bfloat16), or cast q, k and v; fp16 below sm80.
+    Source: check_dtypes_low_precision, PyTorch sdp_utils.cpp; README.md of flash-attention v2.8.3.
+    """
+    if p.dtype not in ("fp32", "fp64") or env.device.type != "cuda" or env.arch is None:
+        return None
+    half = "bf16" if env.arch >= 80 else "fp16"
+    text = f"{p.dtype}: FlashAttention takes fp16 and bf16. Under torch.autocast this would be {half}"
+    return Advice(text, {"dtype": half})
+
+
+@hint(
+    "HINT006",
+    evidence="documented",
+    fires_on={"max_seqlen_q": 1024, "window_size": (4096, 0)},
+    passes={"max_seqlen_q": 8192, "window_size": (4096, 0)},
+)
+def window_hides_nothing(p: AttentionParams, env: Environment) -> Advice | None:
+    """A window as wide as the sequence hides nothing and closes kernels that take none
+
+    Why: the same pairs are visible without it.
+    Fix: leave window_size out for sequences this short.
+    Source: the definition of window_size; AttentionParams.visible_pairs.
+    """
+    if not p.windowed or not p.max_seqlen_q or not p.max_seqlen_kv or _top_left(p):
+        return None  # of unequal lengths the corner is in question first
+    plain: tuple[int, int] = (-1, 0) if p.causal else (-1, -1)
+    if p.replace(window_size=plain).visible_pairs != p.visible_pairs:
+        return None
+    left, right = p.window_size
+    text = f"window {left},{right} hides nothing of {p.max_seqlen_q} × {p.max_seqlen_kv}: leave it out"
+    return Advice(text, {"window_size": plain})
+
+
+@hint(
+    "HINT007",
+    fires_on={"attention_dropout": 0.1, "is_training": False},
+    passes={"attention_dropout": 0.1, "is_training": True},
+)
+def dropout_outside_training(p: AttentionParams, env: Environment) -> Advice | None:
+    """Dropout takes place in training alone here; F.sdpa applies it whenever it is given
+
+    Why: F.sdpa reads dropout_p and nothing else, so that models pass 0.0 in eval mode themselves.
+    Fix: nothing for inference; is_training=True (--training) where dropout was meant.
+    Source: torch 2.13, documentation of scaled_dot_product_attention, the note on dropout_p.
+    """
+    if p.is_training or not p.attention_dropout:
+        return None
+    return Advice(f"inference: dropout {p.attention_dropout:g} does not take place (F.sdpa would apply it)")
+
+
+@hint(
+    "HINT008",
+    evidence="source",
+    fires_on={"attn_mask_type": "arbitrary", "max_seqlen_kv": 157},
+    passes={"attn_mask_type": "arbitrary", "max_seqlen_kv": 160},
+)
+def mask_rows_unaligned(p: AttentionParams, env: Environment) -> Advice | None:
+    """The efficient kernel wants mask rows on multiples of 8 elements, and gets a padded copy
+
+    Why: it reads 16 bytes of a mask or bias at a time. F.sdpa and attnsel pad a copy; called through an op
+    that checks and does not pad, as by Inductor or xFormers, it says "attn_bias is not correctly aligned".
+    Fix: slice the mask from a tensor whose last dimension is rounded up to a multiple of 8.
+    Source: pad_bias and mem_eff_alignment, torch 2.13 attention.cpp; pytorch#121943,
+    facebookresearch/xformers#813; attnsel/backends/sdpa/masks.py, align.
+    """
+    if env.device.type != "cuda" or not (p.attn_mask_type == "arbitrary" or p.has_bias):
+        return None
+    mask, step, end = p.tensors.mask, p.max_seqlen_kv, 'raw ops say "attn_bias is not correctly aligned"'
+    if mask is not None and mask.alignment < _BOUNDARY:
+        return Advice(f"the mask is not on a {_BOUNDARY}-byte boundary: sdpa.efficient gets a copy; {end}")
+    if mask is not None and len(mask.stride) > 1:
+        step = mask.stride[-2] if mask.shape[-1] > 1 else 0
+    if not step % _MASK_STEP:
+        return None
+    wide = -(-step // _MASK_STEP) * _MASK_STEP
+    return Advice(f"mask rows of {step} elements: sdpa.efficient gets a copy with rows of {wide}; {end}")
+
+
+@hint("HINT009", of_tensors=True)
+def mask_polarity(p: AttentionParams, env: Environment) -> Advice | None:
+    """A bool mask that hides the causal triangle, or whole rows, may be inverted
+
+    Why: True means masked out here, as in TransformerEngine. In F.sdpa, and in most of transformers, True
+    means visible. An inverted mask runs and gives wrong numbers.
+    Fix: attention_mask=~mask for one that was made for F.sdpa.
+    Source: TransformerEngine v2.18, DotProductAttention.forward, attention_mask; torch 2.13, documentation of
+    scaled_dot_product_attention, attn_mask.
+    """
+    return None
+
+
+@hint(
+    "HINT010",
+    when=cudnn("<9.5.1"),
+    evidence="reported",
+    fires_on={"cp_size": 2, "num_heads": 8},
+    passes={"cp_size": 2, "num_heads": 8, "is_training": False},
+)
+def torchs_own_ranks(p: AttentionParams, env: Environment) -> Advice | None:
+    """PyTorch's context_parallel fails in the backward of a cuDNN below 9.5.1
+
+    Why: such a build asserts that the result and its gradient have equal strides, and merged results have
+    others. attnsel's exchanges between ranks are its own, and give cuDNN both with the same strides.
+    Fix: sdpa_kernel without CUDNN_ATTENTION around context_parallel, or a torch built with newer cuDNN (2.7).
+    Source: pytorch#176915; run_cudnn_SDP_bprop in torch's MHA.cpp, CUDNN_VERSION < 90501.
+    """
+    if not (p.context_parallel and p.is_training) or env.device.type != "cuda":
+        return None
+    return Advice(
+        "PyTorch's own context_parallel fails with cuDNN here: same_strides(o, dO_) in backward (#176915); "
+        "attnsel's does not use it"
+    )

@@ -1,0 +1,89 @@
+"""A bool mask that looks inverted is told once, under ATTNSEL_DEBUG; so are hints about the call."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import attnsel
+from attnsel.debug import HintWarning
+from attnsel.runtime.mask_polarity import inverted
+
+VISIBLE = torch.ones(8, 8, dtype=torch.bool).tril()  # as F.sdpa wants a causal mask
+
+
+def told(mask, debug=1, calls=1):
+    """The hints that calls with this mask are given."""
+    q = torch.randn(1, 8, 2, 16)
+    with attnsel.override(debug=debug, debug_file="/dev/null"), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            attnsel.attention(q, q, q, attention_mask=mask, attn_mask_type="arbitrary")
+    return [str(w.message) for w in seen if issubclass(w.category, HintWarning)]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_before(monkeypatch):
+    from attnsel import debug
+
+    attnsel.clear_cache()
+    monkeypatch.setattr(debug, "_announced", set())
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (VISIBLE, "lower triangle"),
+        (VISIBLE[None, None], "lower triangle"),
+        (VISIBLE.expand(3, 2, 8, 8), "lower triangle"),
+        (torch.ones(4, 8, dtype=torch.bool).tril(4), "lower triangle"),
+        (torch.tensor([[True, True], [True, False], [False, False]]), "from 1 of 3 rows"),
+    ],
+)
+def test_masks_of_the_other_polarity_are_seen(mask, words):
+    assert words in inverted(mask, read_gpu=False)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ~VISIBLE,
+        ~VISIBLE[None, None],
+        torch.zeros(8, 8, dtype=torch.bool),
+        torch.zeros(0, 8, dtype=torch.bool),
+        torch.zeros(8, dtype=torch.bool),
+        VISIBLE.float(),
+        VISIBLE.to("meta"),
+        None,
+    ],
+)
+def test_masks_as_they_should_be_are_left_alone(mask):
+    assert inverted(mask, read_gpu=True) is None
+
+
+def test_it_is_said_once_with_the_way_out():
+    (message,) = told(VISIBLE, calls=3)
+    assert "True means masked out here" in message
+    assert "attention_mask=~mask" in message
+    assert message.endswith("[HINT009]")
+
+
+def test_without_debug_nothing_is_read_or_said():
+    assert told(VISIBLE, debug=0) == []
+
+
+def test_a_right_mask_is_not_remarked_on():
+    assert told(~VISIBLE) == []
+
+
+def test_a_hint_about_the_call_is_a_warning_once():
+    q, k = torch.randn(1, 8, 2, 16), torch.randn(1, 16, 2, 16)
+    with attnsel.override(debug=1, debug_file="/dev/null"), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for rows in (8, 7, 6):
+            attnsel.attention(q[:, :rows], k, k, attn_mask_type="causal")
+    hints = [str(w.message) for w in seen if issubclass(w.category, HintWarning)]
+    assert len(hints) == 1
+    assert hints[0].startswith("causal aligns top left")
