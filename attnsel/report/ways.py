@@ -86,14 +86,20 @@ def _gpu_lines(unlocks: Iterable[Unlock], width: int) -> list[str]:
     """``On another GPU: cudnn, sdpa.flash from sm80 on (e.g. A10); triton from sm75 on (e.g. T4)``."""
     names: dict[str, list[str]] = {}
     for unlock in unlocks:
-        names.setdefault(unlock.change.removeprefix("a GPU "), []).append(unlock.candidate)
+        which = unlock.change.removeprefix("a GPU ")
+        which = f"on {which.removeprefix('of ')}" if which.startswith("of ") else which
+        names.setdefault(which, []).append(unlock.candidate)
     text = "; ".join(f"{', '.join(found)} {which}" for which, found in names.items())
     return fold(f"On another GPU: {text}", width, "  ", "      ") if text else []
 
 
 def _shell_lines(paste: str, width: int) -> list[str]:
     """A line to paste; one for pip is continued where it does not fit."""
-    command = "pip install "
+    command, index = "pip install ", " --index-url "
     if len(paste) <= width or not paste.startswith(command):
         return [paste]
-    return [f"{command}\\", f"  {paste.removeprefix(command)}"]
+    what = f"  {paste.removeprefix(command)}"
+    if len(what) <= width or index not in what:
+        return [f"{command}\\", what]
+    package, url = what.split(index)
+    return [f"{command}\\", f"{package} \\", f"  {index.strip()} {url}"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
 from attnsel.releases import BUILDS, Build, build_with
+from attnsel.rules import Rule
 from attnsel.unlock.change import Scenario, changed
 from attnsel.unlock.software import (
     PINNED,
@@ -33,7 +34,7 @@ from attnsel.wheels import (
 )
 
 if TYPE_CHECKING:
-    from attnsel.selection.verdict import Candidate
+    from attnsel.selection.verdict import Candidate, Reason
 
     Judge = Callable[[str, Scenario], Candidate]
 
@@ -41,6 +42,7 @@ MOST_SETS = 24  # put to the engine for one way out
 
 _INDEX = "https://download.pytorch.org/whl"
 # CUDA 13.0 release notes, "CUDA Toolkit and Corresponding Driver Versions".
+# NVIDIA, CUDA Compatibility, "Minor Version Compatibility", table 1.
 _CUDA_13_DRIVER = "CUDA 13 needs a driver from 580 on"
 
 
@@ -185,11 +187,19 @@ def _needed(
     if old is None:
         return ""  # it is not installed: the change says so
     without = software.env.derive(**{component: old})
-    codes = dict.fromkeys(reason.code for reason in judge(name, question._replace(env=without)).reasons)
+    against = judge(name, question._replace(env=without)).reasons
+    # Beside them may stand what an adaptation answers once the rest is there.
+    asking = [reason for reason in against if _reads(reason, component)] or against
+    codes = dict.fromkeys(reason.code for reason in asking)
     if not codes:
         return ""
     bound = f"below {old}" if wanted[component] < old else f"≥ {wanted[component]}"
     return f"{_named(component)} {bound} is needed by {', '.join(list(codes)[:2])}"
+
+
+def _reads(reason: Reason, component: str) -> bool:
+    """Whether the rule may say something else of another version."""
+    return isinstance(reason.rule, Rule) and any(True for _ in reason.rule.edges(component))
 
 
 def _why_torch(before: Environment, wanted: Wanted, build: Build) -> str:
