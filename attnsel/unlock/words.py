@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from attnsel.adaptations.transforms import type_without_mask
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
-from attnsel.gpus import CATALOGUE
+from attnsel.gpus import FAMILIAR
 from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams
 from attnsel.selection.requirements import size
@@ -226,7 +226,7 @@ def _within(release: Version, version: Version, reach: VersionRange) -> bool:
 
 def gpu_text(name: str, archs: frozenset[int]) -> str:
     """``a GPU of sm80 or newer, e.g. A10``, where ``archs`` are all architectures that would do."""
-    every = sorted({gpu.arch for gpu in CATALOGUE.values()})
+    every = sorted({gpu.arch for gpu in FAMILIAR})
     fit = [arch for arch in every if arch in archs]
     if len(fit) == 1:
         return f"a GPU of sm{fit[0]}, e.g. {name}"
