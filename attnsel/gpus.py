@@ -94,6 +94,8 @@ def look_up_gpu(name: str) -> Gpu:
     Raises ValueError: the nearest names where there is no such card, the reason where there is.
     """
     text = name.strip()
+    if exact := CATALOGUE.get(text.casefold().replace(" ", "")):
+        return exact
     bare = re.fullmatch(r"(?:(?:sm|compute)_?(\d{2,3})[af]?|(\d{1,2})\.(\d))", text.casefold())
     if bare:
         arch = int(bare[1]) if bare[1] else 10 * int(bare[2]) + int(bare[3])

@@ -40,7 +40,7 @@ def test_a_gpu_is_found_however_it_is_spelt(spelling, arch):
 
 
 def test_an_unknown_gpu_names_the_nearest_and_where_all_are_listed():
-    with pytest.raises(InvalidInput, match="did you mean H100 or H800.*attnsel gpus lists all.*sm121"):
+    with pytest.raises(InvalidInput, match=r"did you mean H100 or H800.*attnsel gpus lists all.*sm121"):
         Environment.describe("H1000")
 
 

@@ -82,6 +82,7 @@ LINES = {
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],
+    "gpus": ["gpus"],
     "rule": ["rule CUDNN204", "rule PREF001", "rule POLICY001", "rule BUG006", "rule SDPA003", "rule CP001"],
 }
 

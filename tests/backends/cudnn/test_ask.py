@@ -408,7 +408,8 @@ def test_every_architecture_of_the_catalogue_can_be_described():
         found = device_json(card.arch, card.name)
         assert card.sm_count in (found["multiProcessorCount"], None)
         assert card.memory_gib in (found["totalGlobalMem"] >> 30, None)
-        assert found["multiProcessorCount"] and found["totalGlobalMem"]
+        assert found["multiProcessorCount"] > 0
+        assert found["totalGlobalMem"] > 0
     assert len({json.dumps(device_json(c.arch, c.name)) for c in CATALOGUE.values()}) == len(CATALOGUE)
     with pytest.raises(ValueError, match="nothing is known about sm61"):
         device_json(61)
