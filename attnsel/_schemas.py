@@ -17,6 +17,7 @@ VERSIONS: dict[str, int] = {
     "ranges": 1,  # one row of attnsel rules --ranges
     "rule": 1,
     "removed-rule": 1,  # attnsel rule, of a code that is gone
+    "gpus": 1,  # one row of attnsel gpus
     "doctor": 4,
     "conformance": 2,
     "conformance-cudnn": 2,

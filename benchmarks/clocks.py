@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -118,8 +117,12 @@ def describe(device: torch.device) -> dict[str, Any]:
         "memory_gib": round(p.total_memory / 2**30, 1),
         "sm_count": p.multi_processor_count,
         "l2_mib": round(getattr(p, "L2_cache_size", 0) / 2**20, 1),
-        "driver": _nvidia_smi("driver_version"),
-        "power_limit": _nvidia_smi("power.limit"),
+        **_ask(
+            {
+                "driver": lambda nvml, gpu: nvml.nvmlSystemGetDriverVersion(),
+                "power_limit": lambda nvml, gpu: f"{nvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3:.2f} W",
+            }
+        ),
     }
 
 
@@ -129,18 +132,47 @@ def file_name(gpu: str) -> str:
 
 
 def state() -> dict[str, str | None]:
-    """Clocks and power at this moment, where nvidia-smi is installed."""
-    fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-    return {field: _nvidia_smi(field) for field in fields}
+    """Clocks and power at this moment, from the driver; what is missing where it cannot be asked."""
+    return _ask(
+        {
+            "clocks.sm": lambda nvml, gpu: f"{nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)} MHz",
+            "clocks.mem": lambda nvml, gpu: f"{nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)} MHz",
+            "power.draw": lambda nvml, gpu: f"{nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3:.2f} W",
+            "temperature.gpu": lambda nvml, gpu: str(
+                nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+            ),
+        }
+    )
 
 
-def _nvidia_smi(field: str) -> str | None:
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
-    if torch.cuda.is_available():
-        # By its own name: CUDA_VISIBLE_DEVICES renumbers devices for torch alone.
+def _ask(questions: dict[str, Callable[[Any, Any], str]]) -> dict[str, str | None]:
+    """What NVML answers for the current device; None of what the board has not. "missing" says what to install.
+
+    By the device's own name: CUDA_VISIBLE_DEVICES renumbers devices for torch alone.
+    """
+    nothing: dict[str, str | None] = dict.fromkeys(questions)
+    if not torch.cuda.is_available():
+        return nothing
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return {**nothing, "missing": "pip install nvidia-ml-py"}
+    found = nothing
+    try:
+        nvml.nvmlInit()
         uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-        command += [] if uuid is None else ["-i", f"GPU-{uuid}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
+        gpu = nvml.nvmlDeviceGetHandleByIndex(0) if uuid is None else _by_uuid(nvml, uuid)
+        for name, question in questions.items():
+            with contextlib.suppress(nvml.NVMLError):  # not on this board
+                found[name] = question(nvml, gpu)
+        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        return {**nothing, "missing": f"NVML: {error}"}
+    return found
+
+
+def _by_uuid(nvml: Any, uuid: object) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except nvml.NVMLError:
+        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")

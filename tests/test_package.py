@@ -36,6 +36,8 @@ LAYERS = [
         "layout",
         "recipes",
         "gpus",
+        "gpu_names",
+        "_gpu_catalogue",
         "_torch_builds",
         "releases",
         "hardware_specs",

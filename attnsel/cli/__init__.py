@@ -35,6 +35,7 @@ COMMANDS = {
     "matrix": ("attnsel.cli.matrix:matrix", "the answer over a grid of any two fields"),
     "rules": ("attnsel.cli.rules:rules", "everything that is known, one entry per rule"),
     "rule": ("attnsel.cli.rules:rule", "the page of one rule: why, since when, how sure, examples"),
+    "gpus": ("attnsel.cli.gpus:gpus", "the GPUs that --gpu knows"),
     "conformance": (
         "attnsel.cli.conformance:conformance",
         "Triton kernels against the compiler, cuDNN rules against libcudnn, with no GPU",

@@ -20,14 +20,14 @@ from attnsel.cli.output import (
 )
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
-from attnsel.gpus import CATALOGUE
+from attnsel.gpus import FAMILIAR
 from attnsel.params import AttentionParams
 
 if TYPE_CHECKING:
     from attnsel.backends.flash_attention.ask.client import Answer, Package
 
 GPUS = tuple(f"sm{arch}" for arch in (75, 80, 86, 89, 90, 100, 103, 120))
-_SM_COUNTS = {gpu.arch: gpu.sm_count for gpu in CATALOGUE.values() if gpu.sm_count is not None}
+_SM_COUNTS = {gpu.arch: gpu.sm_count for gpu in FAMILIAR if gpu.sm_count is not None}
 _SM_COUNT = 132  # of an architecture of which no card is known
 
 

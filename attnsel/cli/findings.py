@@ -196,7 +196,14 @@ def _devices(machine: ProbedMachine, calls: list[PlainCall]) -> Iterator[Finding
                 f"attnsel explain --dtype {call.dtype} --{kind}",
             )
     if not machine.gpus_in_sight and all(env.device.type == "cpu" for env in machine.environments):
-        yield Finding("note", "no GPU here", "plan for another machine: attnsel explain --gpu H100")
+        if machine.driver_unasked:
+            yield Finding(
+                "note",
+                "there may be a GPU here: without nvidia-ml-py the driver is not asked",
+                "pip install nvidia-ml-py",
+            )
+        else:
+            yield Finding("note", "no GPU here", "plan for another machine: attnsel explain --gpu H100")
 
 
 def _slow(backend: str | None) -> bool:

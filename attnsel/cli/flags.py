@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from attnsel.cli.numbers import IN_HELP, count_converter, counts_converter, window_converter
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput, short
-from attnsel.gpus import CATALOGUE
+from attnsel.gpus import CATALOGUE, FAMILIAR
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.recipes import KINDS
@@ -167,9 +167,10 @@ def _all_flags() -> tuple[Flag, ...]:
     calls.append(
         _flag("params", "fp8_recipe", "--fp8-recipe", "", str, recipe, THE_CALL)._replace(choices=KINDS)
     )
-    cards = ", ".join(card.name for card in CATALOGUE.values())
+    cards = ", ".join(card.name for card in FAMILIAR[-6:])
     gpu = (
-        f"{cards}, an architecture such as sm90 or gfx942, cpu, rocm, mps or xpu; this machine's if left out"
+        f"{cards} and more (attnsel gpus lists them), as drivers and shops write them; an architecture such "
+        "as sm90 or gfx942; cpu, rocm, mps or xpu; this machine's if left out"
     )
     known = (*(card.name.replace(" ", "") for card in CATALOGUE.values()), "cpu", "rocm", "mps", "xpu")
     machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)._replace(choices=known)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -136,6 +137,7 @@ class ProbedMachine(NamedTuple):
     plugins: tuple[tuple[Found, Probe], ...] = ()
     flash: FlashFacts = FlashFacts()
     cuda: CudaLibraries = CudaLibraries()
+    driver_unasked: bool = False  # no nvidia-ml-py, which asks the driver for its GPUs
 
 
 def examine() -> ProbedMachine:
@@ -151,7 +153,8 @@ def examine() -> ProbedMachine:
     if not environments:
         # torch cannot be asked; what it would run on is then the CPU, without torch.
         environments = (_without_torch(installed),)
-    return ProbedMachine(probes, environments, gpus, _plugins(torch=bool(probes["torch"].loads)))
+    plugins = _plugins(torch=bool(probes["torch"].loads))
+    return ProbedMachine(probes, environments, gpus, plugins, driver_unasked=_driver_unasked(gpus))
 
 
 def _plugins(torch: bool) -> tuple[tuple[Found, Probe], ...]:
@@ -236,25 +239,32 @@ def run_script(script: str) -> tuple[bool, dict[str, Any], str]:
     return True, said, ""
 
 
+_ASK_THE_DRIVER = """
+import json, pynvml
+pynvml.nvmlInit()
+handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+print(json.dumps({"gpus": [name if isinstance(name, str) else name.decode() for name in names]}))
+"""
+
+
 def _gpus_in_sight() -> tuple[str, ...]:
-    """Names of the NVIDIA GPUs the driver knows; ("NVIDIA GPU",) where it has no names."""
-    tool = shutil.which("nvidia-smi")
-    if tool is not None:
-        try:
-            done = subprocess.run(
-                [tool, "--query-gpu=name", "--format=csv,noheader"],
-                capture_output=True,
-                text=True,
-                timeout=20,
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-        else:
-            if done.returncode == 0:
-                return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+    """Names of the NVIDIA GPUs the driver knows (NVML); without nvidia-ml-py "NVIDIA GPU" for each of them."""
+    if _has_nvml():
+        answered, said, _ = run_script(_ASK_THE_DRIVER)
+        if answered:
+            return tuple(said["gpus"])
     folder = Path("/proc/driver/nvidia/gpus")
     try:
         return ("NVIDIA GPU",) * len(list(folder.iterdir()))
     except OSError:
         return ()
+
+
+def _has_nvml() -> bool:
+    return importlib.util.find_spec("pynvml") is not None
+
+
+def _driver_unasked(gpus: tuple[str, ...]) -> bool:
+    """Whether there is a driver whose GPUs have no names here, or are not seen at all, for want of a package."""
+    return not _has_nvml() and (bool(gpus) or shutil.which("nvidia-smi") is not None)

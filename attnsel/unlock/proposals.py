@@ -16,7 +16,7 @@ from attnsel.adaptations.transforms import type_without_mask
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput
-from attnsel.gpus import ARCHITECTURES, CATALOGUE, Gpu
+from attnsel.gpus import ARCHITECTURES, FAMILIAR, Gpu
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
 from attnsel.selection.memory import memory_parts
@@ -325,14 +325,14 @@ def _just_below(version: Version) -> Version | None:
 
 @lru_cache(maxsize=64)
 def nearest_gpus(env: Environment) -> tuple[Gpu, ...]:
-    """One card of every other architecture, the nearest; none where there is no NVIDIA GPU.
+    """One well-known card of every other architecture, the nearest; none where there is no NVIDIA GPU.
 
     Leaving a CPU or another maker's GPU would change the software too, in ways nobody stated.
     """
     if env.device.type != "cuda":
         return ()
     found: dict[int, Gpu] = {}
-    for gpu in sorted(CATALOGUE.values(), key=lambda gpu: how_far(env, gpu)):
+    for gpu in sorted(FAMILIAR, key=lambda gpu: how_far(env, gpu)):
         if gpu.arch != env.arch:
             found.setdefault(gpu.arch, gpu)
     return tuple(found.values())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput
-from attnsel.gpus import CATALOGUE
+from attnsel.gpus import FAMILIAR
 from attnsel.unlock.change import (
     EFFECTS,
     Changes,
@@ -253,7 +253,7 @@ def _best_card(
         if engine.eligible(name, changed(base, {**made, "gpu": gpu.name}))
     )
     newer = frozenset(arch for arch in archs if arch > (base.env.arch or 0)) or archs
-    cards = [gpu for gpu in CATALOGUE.values() if gpu.arch in newer]
+    cards = [gpu for gpu in FAMILIAR if gpu.arch in newer]
     card = min(cards, key=lambda gpu: how_far(base.env, gpu))
     return {**made, "gpu": card.name}, newer
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from attnsel.adaptations.transforms import type_without_mask
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS
-from attnsel.gpus import CATALOGUE
+from attnsel.gpus import FAMILIAR
 from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams
 from attnsel.recipes import RECIPE_NAMES
@@ -197,7 +197,7 @@ def _version(question: Scenario, component: str, version: Version, reach: Versio
 
 def gpu_text(name: str, archs: frozenset[int]) -> str:
     """``a GPU from sm80 on (e.g. A10)``, where ``archs`` are all architectures that would do."""
-    every = sorted({gpu.arch for gpu in CATALOGUE.values()})
+    every = sorted({gpu.arch for gpu in FAMILIAR})
     fit = [arch for arch in every if arch in archs]
     if len(fit) == 1:
         which = f"of sm{fit[0]}"

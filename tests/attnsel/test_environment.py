@@ -39,10 +39,9 @@ def test_a_gpu_is_found_however_it_is_spelt(spelling, arch):
     assert Environment.describe(spelling).arch == arch
 
 
-def test_an_unknown_gpu_names_the_nearest_and_all():
-    with pytest.raises(InvalidInput, match="did you mean H100") as caught:
+def test_an_unknown_gpu_names_the_nearest_and_where_all_are_listed():
+    with pytest.raises(InvalidInput, match=r"did you mean H100 or H800.*attnsel gpus lists all.*sm121"):
         Environment.describe("H1000")
-    assert "B200" in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "value"), [("cudnn", "nine"), ("cudnnn", "9.1.0"), ("torch", "2.x")])

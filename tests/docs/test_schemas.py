@@ -33,6 +33,7 @@ DIGESTS: dict[str, str] = {
     "matrix-1": "ef0bd7e7734b32ff",
     "plan-1": "add36dc149372ce3",
     "plan-2": "6c207cf3184cb743",
+    "gpus-1": "53cec192689fe52a",
     "ranges-1": "d5ef5f2308334630",
     "removed-rule-1": "b98596fcbc7efd36",
     "rule-1": "5d1cd04a2a6b06d6",

@@ -83,6 +83,7 @@ LINES = {
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],
+    "gpus": ["gpus"],
     "rule": ["rule CUDNN204", "rule PREF001", "rule POLICY001", "rule BUG006", "rule SDPA003", "rule CP001"],
 }
 

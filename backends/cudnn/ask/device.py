@@ -20,6 +20,7 @@ class _Arch(NamedTuple):
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _ARCHS: dict[int, _Arch] = {
     70: _Arch(2048, 32, "V100"),
+    72: _Arch(2048, 32, "V100"),
     75: _Arch(1024, 16, "T4"),
     80: _Arch(2048, 32, "A100"),
     86: _Arch(1536, 16, "A10"),
@@ -61,7 +62,7 @@ _BOARDS: dict[str, _Board] = {
     "Orin": _Board(1300, 3200, 256, 4),
     "Thor": _Board(1575, 4266, 256, 32),
 }
-# Boards of Jetson, which the catalogue does not offer.
+# Boards of Jetson that stand in: under these names the catalogue has an architecture alone.
 _JETSON = {"Orin": Gpu("Orin", 87, 32, 16), "Thor": Gpu("Thor", 110, 128, 20)}
 
 
@@ -75,10 +76,11 @@ def device_json(
     if arch not in _ARCHS:
         raise ValueError(f"nothing is known about sm{arch}; allowed: {', '.join(f'sm{a}' for a in _ARCHS)}")
     limits = _ARCHS[arch]
+    like = _JETSON.get(limits.like) or CATALOGUE[_key(limits.like)]
     card = CATALOGUE.get(_key(name))
     if card is None or card.arch != arch:
-        card = _JETSON.get(limits.like) or CATALOGUE[_key(limits.like)]
-    board = _BOARDS[card.name]
+        card = like
+    board = _BOARDS.get(card.name, _BOARDS[limits.like])
     return {
         "deviceName": f"NVIDIA {name or limits.like}",
         "deviceVer": 10 * arch,
@@ -87,7 +89,7 @@ def device_json(
         "pciDeviceId": 0,
         "isTccDriver": 0,
         "supportCoopLaunch": 1,
-        "multiProcessorCount": sm_count or card.sm_count,
+        "multiProcessorCount": sm_count or card.sm_count or like.sm_count,
         "smCountOrigin": 0,
         "warpSize": 32,
         "maxGridSize": [2**31 - 1, 65535, 65535],
@@ -101,7 +103,7 @@ def device_json(
         "maxSharedMemoryPerBlockOptin": ARCHITECTURES[arch].shared_memory,
         "oversizedSharedMemoryPerBlock": 0,
         "reservedSharedMemoryPerBlock": 1024 if arch >= 80 else 0,
-        "totalGlobalMem": memory or (card.memory_gib or 0) << 30,
+        "totalGlobalMem": memory or (card.memory_gib or like.memory_gib or 0) << 30,
         "smClockRateKHz": 1000 * board.clock_mhz,
         "memClockRateKHz": 1000 * board.memory_mhz,
         "memoryBusWidth": board.bus_bits,

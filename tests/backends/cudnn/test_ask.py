@@ -406,8 +406,10 @@ def test_every_architecture_of_the_catalogue_can_be_described():
         assert device_json(arch)["deviceVer"] == 10 * arch
     for card in CATALOGUE.values():
         found = device_json(card.arch, card.name)
-        assert found["multiProcessorCount"] == card.sm_count
-        assert found["totalGlobalMem"] == card.memory_gib << 30
+        assert card.sm_count in (found["multiProcessorCount"], None)
+        assert card.memory_gib in (found["totalGlobalMem"] >> 30, None)
+        assert found["multiProcessorCount"] > 0
+        assert found["totalGlobalMem"] > 0
     assert len({json.dumps(device_json(c.arch, c.name)) for c in CATALOGUE.values()}) == len(CATALOGUE)
     with pytest.raises(ValueError, match="nothing is known about sm61"):
         device_json(61)
