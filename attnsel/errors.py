@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+from attnsel.meanings import suggestion
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -21,8 +23,11 @@ class InvalidInput(ValueError):
         super().__init__(printable(f"{field} = {short(value)}: {allowed}"))
 
     @classmethod
-    def from_pydantic(cls, error: ValidationError) -> InvalidInput:
-        """The first problem of a pydantic error in our words; the rest is counted, not dropped."""
+    def from_pydantic(cls, error: ValidationError, known: Iterable[str] = ()) -> InvalidInput:
+        """The first problem of a pydantic error in our words; the rest is counted, not dropped.
+
+        ``known``: the fields there are, of which an unknown one may mean another.
+        """
         problems = error.errors(include_url=False)
         first = problems[0]
         cause = first.get("ctx", {}).get("error")
@@ -34,7 +39,8 @@ class InvalidInput(ValueError):
         if first["type"] == "missing" and len(first["loc"]) > 1:
             field, allowed = str(first["loc"][0]), "must hold more values"
         if first["type"] == "extra_forbidden":
-            allowed = "there is no such field"
+            meant = suggestion(str(first["loc"][0]), known) if len(first["loc"]) == 1 else ""
+            allowed = "there is no such field" + (f": {meant}" if meant else "")
         if first["msg"].startswith("Input should be "):
             allowed = f"must be {allowed}"
         invalid = cls(field, first["input"], allowed)

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field
 from attnsel._lock import ForkSafeLock
 from attnsel._model import FrozenModel
 from attnsel.errors import InvalidInput
+from attnsel.meanings import suggestion
 from attnsel.policy import Policy
 
 VARIABLES: dict[str, str] = {
@@ -107,7 +108,9 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
     unknown = sorted(set(changes) - _POLICY_FIELDS - _SETTINGS_FIELDS - {"policy"})
     if unknown:
         allowed = ", ".join(sorted(_POLICY_FIELDS | _SETTINGS_FIELDS | {"policy"}))
-        raise InvalidInput(unknown[0], changes[unknown[0]], f"there is no such setting; allowed: {allowed}")
+        meant = suggestion(unknown[0], (*_POLICY_FIELDS, *_SETTINGS_FIELDS))
+        said = f"there is no such setting: {meant} Allowed" if meant else "there is no such setting; allowed"
+        raise InvalidInput(unknown[0], changes[unknown[0]], f"{said}: {allowed}")
     policy = Settings(policy=changes["policy"]).policy if "policy" in changes else settings.policy
     policy_changes = {name: value for name, value in changes.items() if name in _POLICY_FIELDS}
     if policy_changes:

@@ -26,6 +26,7 @@ LAYERS = [
         "_child",
         "_lock",
         "_schemas",
+        "meanings",
         "te_releases",
         "errors",
         "_scalars",
