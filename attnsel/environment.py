@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import sys
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -133,9 +134,10 @@ class Environment(FrozenModel):
     def describe(cls, gpu: str | None = "H100", **versions: Any) -> Environment:
         """An environment for a machine that is not here.
 
-        ``gpu`` is a name from the catalogue, an architecture ("sm90") or ``"cpu"``. Versions go by the
-        names in :data:`COMPONENTS`; what is left out is taken from the wheel of PyTorch that fits all of
-        what was given and the GPU (attnsel/releases.py), and marked as assumed. None means not installed.
+        ``gpu`` is a name from the catalogue, an architecture ("sm90", "gfx942"), or ``"cpu"``, ``"rocm"``,
+        ``"mps"`` or ``"xpu"``. Versions go by the names in :data:`COMPONENTS`; what is left out is taken from
+        the wheel of PyTorch that fits all of what was given and the GPU (attnsel/releases.py), and marked as
+        assumed. None means not installed.
 
         Raises InvalidInput for an unknown GPU, component or version.
         """
@@ -180,8 +182,15 @@ def describe_device(gpu: str | None) -> Device:
     """A device from a GPU name, an architecture, ``"cpu"`` or None. Raises InvalidInput."""
     if gpu is not None and not isinstance(gpu, str):
         raise InvalidInput("gpu", gpu, "must be the name of a GPU, an architecture such as sm90, or cpu")
-    if gpu is None or gpu.strip().casefold() == "cpu":
+    wanted = "cpu" if gpu is None else gpu.strip().casefold()
+    if wanted == "cpu":
         return Device(type="cpu", name="CPU")
+    if wanted == "mps":
+        return Device(type="mps", name=wanted)
+    if wanted == "xpu":
+        return Device(type="xpu", name=wanted)
+    if wanted == "rocm" or re.fullmatch(r"gfx(\d{3,4}|\d{2}[a-f])", wanted):
+        return Device(type="rocm", name=wanted)  # rules read an architecture from its name
     try:
         card = look_up_gpu(gpu)
     except ValueError as error:
@@ -319,7 +328,9 @@ def _ask_torch(device: str) -> tuple[Device, dict[str, Version | None]]:
         index = torch.cuda.current_device() if wanted.index is None else wanted.index
         properties = torch.cuda.get_device_properties(index)
         if torch.version.hip:
-            return Device(type="rocm", name=properties.name, memory=properties.total_memory), loaded
+            arch_name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+            name = " ".join(dict.fromkeys((properties.name, arch_name))).strip()
+            return Device(type="rocm", name=name, memory=properties.total_memory), loaded
         # What is loaded decides, not what pip lists: a wheel may sit there unused.
         try:
             number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None

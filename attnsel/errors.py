@@ -36,14 +36,17 @@ class InvalidInput(ValueError):
             return cls(f"{field}.{cause.field}", cause.value, cause.allowed) if field else cause
         field = field or "input"
         allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        value = first["input"]
         if first["type"] == "missing" and len(first["loc"]) > 1:
             field, allowed = str(first["loc"][0]), "must hold more values"
+        elif first["type"] == "missing":
+            value, allowed = None, "must be given"
         if first["type"] == "extra_forbidden":
             meant = suggestion(str(first["loc"][0]), known) if len(first["loc"]) == 1 else ""
             allowed = "there is no such field" + (f": {meant}" if meant else "")
         if first["msg"].startswith("Input should be "):
             allowed = f"must be {allowed}"
-        invalid = cls(field, first["input"], allowed)
+        invalid = cls(field, value, allowed)
         if len(problems) > 1:
             others = ", ".join(sorted({".".join(str(part) for part in p["loc"]) for p in problems[1:]}))
             invalid.args = (f"{invalid.args[0]} (also wrong: {short(others, str)})",)

@@ -139,6 +139,7 @@ class Tensors(FrozenModel):
         default=False,
         description="the lengths of queries and those of keys are two tensors, so that they may differ",
     )
+    rank: int = Field(default=4, ge=2, le=8, description="dimensions of q, k and v as F.sdpa is given them")
 
 
 class Fp8Meta(FrozenModel):

@@ -28,6 +28,26 @@ def torch_installed(p: AttentionParams, env: Environment) -> None:
 
 
 @rule(
+    "INSTALL011",
+    where(lambda record: "torch" in record.needs and not record.f_sdpa),
+    requires={"torch": AtLeast(Version(*OLDEST_TORCH))},
+    evidence="measured",
+    fires_on={"torch": "2.5.1"},
+    passes={"torch": "2.6.0"},
+)
+def torch_that_attnsel_runs_on(p: AttentionParams, env: Environment) -> bool:
+    """attnsel runs on PyTorch 2.6 and newer.
+
+    Why: what calls this kernel is attnsel, and it imports on 2.6 and newer. With an older one the kernels
+    behind F.scaled_dot_product_attention are planned all the same: F.sdpa runs them without attnsel. An
+    older one that nobody stated, which goes with a cuDNN that somebody did, is not held against a kernel.
+    Fix: upgrade PyTorch.
+    Source: attnsel's pyproject.toml.
+    """
+    return "torch" not in env.assumed
+
+
+@rule(
     "INSTALL002",
     needing("triton"),
     requires={"triton": Installed(Version(3, 2))},

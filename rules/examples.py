@@ -28,7 +28,8 @@ def question(rule: Rule | Hint, example: Example) -> tuple[AttentionParams, Envi
     env = Environment.describe(gpu, **machine)
     more = {name: given.pop(name) for name in ("platform", "torch_flash", "missing") if name in given}
     if device is not None:
-        env = env.replace(device=Device(type=device, name=device))
+        kind: Any = "rocm" if device.startswith("gfx") else device
+        env = env.replace(device=Device(type=kind, name=device))
     if more:
         env = env.replace(**more)
     return AttentionParams(**given), env

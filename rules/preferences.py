@@ -38,6 +38,18 @@ def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
     return int(c.verdict == "unknown")
 
 
+@preference("PREF014", short="F.sdpa tries it later", evidence="source")
+def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
+    """With a PyTorch below 2.6 kernels stand in the order in which F.sdpa tries them.
+
+    Why: attnsel does not run there; the first kernel that F.sdpa can use is the one that runs. 2.0 and 2.1
+    put the memory-efficient kernel first for few heads, for head_dim 128 and for most training, 2.5.0 put
+    cuDNN first on Hopper, and 2.5.1 behind all others. What it is asked for (sdpa_kernel) comes before.
+    Source: attnsel/selection/f_sdpa.py, "f_sdpa_order".
+    """
+    return c.f_sdpa
+
+
 @preference("PREF004", short="not proven here", evidence="policy")
 def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
     """A kernel that no committed result shows here, run or executed, comes after all others.

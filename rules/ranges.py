@@ -82,6 +82,8 @@ _WRITTEN = (
     Range("SDPA", 401, 499, "rules/sdpa/math.py", "plain operations"),
     Range("SDPA", 600, 699, "rules/sdpa/varlen.py", "FlashAttention 2 with lengths, windows and pages"),
     Range("SDPA", 501, 599, "rules/sdpa/cpu.py", "the flash kernel for CPUs"),
+    Range("SDPA", 701, 799, "rules/sdpa/old.py", "PyTorch before 2.5"),
+    Range("SDPA", 801, 899, "rules/sdpa/platforms.py", "ROCm, MPS, Windows"),
     Range("FLASH", 1, 99, "rules/flash_attention/common.py", "every generation of FlashAttention"),
     Range("FLASH", 201, 299, "rules/flash_attention/two.py", "FlashAttention 2, flash-attn"),
     Range("FLASH", 301, 399, "rules/flash_attention/three.py", "FlashAttention 3, hopper/"),

@@ -34,3 +34,8 @@ removed(
 )
 removed("TILED002", release="0.1.0", why="tiled read no paged key/value cache. It does now.")
 removed("TRITON022", release="0.1.0", why="Wide fp32 heads had not been compiled yet. They have been since.")
+removed(
+    "SDPA001",
+    release="0.1.0",
+    why="Before PyTorch 2.5 only plain attention was known. SDPA701 to SDPA732 say what each release has.",
+)

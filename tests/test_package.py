@@ -42,7 +42,7 @@ LAYERS = [
         "hardware_specs",
         "context_parallel.exchanges",
     ],
-    ["params", "environment", "candidates.record", "_flash_attn_wheels"],
+    ["params", "environment", "candidates.record", "_flash_attn_wheels", "_published"],
     ["wheels"],
     ["backends.cudnn.workspace"],
     [f"backends.{name}.candidate" for name in BUILT_IN],

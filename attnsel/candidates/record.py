@@ -136,6 +136,11 @@ class CandidateRecord:
         return "fp8" in self.takes
 
     @property
+    def f_sdpa(self) -> bool:
+        """Whether F.scaled_dot_product_attention reaches this kernel too, without attnsel."""
+        return self.family == "SDPA" and "fold_mask" in self.adaptations
+
+    @property
     def offsets(self) -> bool:
         """Whether its kernel takes the offset of its rows and columns in a longer sequence."""
         return "offsets" in self.takes

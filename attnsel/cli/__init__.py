@@ -6,7 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from attnsel._version import __version__
 from attnsel.cli.output import (
@@ -22,7 +30,7 @@ from attnsel.cli.output import (
 )
 from attnsel.errors import InvalidInput, short
 
-_COMMANDS = {
+COMMANDS = {
     "explain": ("attnsel.cli.explain:explain", "which kernel runs, why the others cannot, how to get them"),
     "matrix": ("attnsel.cli.matrix:matrix", "the answer over a grid of any two fields"),
     "rules": ("attnsel.cli.rules:rules", "everything that is known, one entry per rule"),
@@ -37,6 +45,7 @@ _COMMANDS = {
     ),
     "run": ("attnsel.cli.run:run", "a program that imports flash_attn, where there is no flash_attn"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
+    "completion": ("attnsel.cli.completion:completion", "a script that completes commands in a shell"),
 }
 
 
@@ -49,10 +58,31 @@ def build_app(argv: Sequence[str]) -> App:
         help_format="markdown",
         suppress_keyboard_interrupt=False,
     )
-    for place, (name, (target, summary)) in enumerate(_COMMANDS.items()):
+    for place, (name, (target, summary)) in enumerate(COMMANDS.items()):
         # Beside a command's own page the summary would replace its docstring.
         app.command(target, name=name, help=None if name in argv[:1] else summary, sort_key=place)
     return app
+
+
+def _in_words(error: CycloptsError, words: list[str]) -> str:
+    """A mistake in the words themselves, in one sentence."""
+    from attnsel.cli.flags import FLAGS, SHORTHANDS, blame
+    from attnsel.cli.suggest import known_flags, repeated, unknown_command, unknown_flag
+
+    command = words[0] if words and words[0] in COMMANDS else ""
+    if isinstance(error.__cause__, InvalidInput):  # of a converter
+        return blame(error.__cause__)
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        return unknown_command(error.unused_tokens[0], list(COMMANDS))
+    if isinstance(error, UnknownOptionError):
+        return unknown_flag(error, command, known_flags(error))
+    if isinstance(error, RepeatArgumentError):
+        return repeated(error, words, (*SHORTHANDS, *FLAGS))
+    if isinstance(error, MissingArgumentError) and words and words[-1].startswith("--"):
+        return f"{short(words[-1], str)} needs a value behind it"
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected: {short(' '.join(error.unused_tokens or ()), str)}; flags begin with --"
+    return str(error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,10 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code if isinstance(code, int) else FOUND
-    except UnusedCliTokensError as error:
-        complain(f"unexpected: {short(' '.join(error.unused_tokens or ()), str)}; flags begin with --")
     except CycloptsError as error:
-        complain(str(error))
+        complain(_in_words(error, words))
     except InvalidInput as error:
         from attnsel.cli.flags import blame
 

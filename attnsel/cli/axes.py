@@ -7,17 +7,23 @@ from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from attnsel.cli.flags import plain_type
+from attnsel.cli.flags import ALIASES, plain_type
+from attnsel.cli.numbers import read_count
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.recipes import KINDS
 
 MACHINE = ("gpu", *COMPONENTS)
-_NUMBER = "([0-9]{1,20})"  # int() refuses texts of thousands of digits
+_NUMBER = "([0-9]{1,20}(?:k|K|Ki|M|Mi)?)"  # int() refuses texts of thousands of digits
 _RANGE = re.compile(f"{_NUMBER}:{_NUMBER}:([+*]){_NUMBER}")
 MOST_CELLS = 20_000
 """Of a grid: some 10 s on one core, and 200 MiB."""
+
+
+_ALSO = {name.lstrip("-").replace("-", "_"): field for field, names in ALIASES.items() for name in names}
+_ALSO |= {"head_dim": "head_dim_qk", "seqlen": "max_seqlen_q", "seq_len": "max_seqlen_q"}
+"""Other names of fields. Of the last the other field follows unless it is stated."""
 
 
 class Axis(NamedTuple):
@@ -38,6 +44,7 @@ def read_axis(flag: str, text: str) -> Axis:
         raise InvalidInput(flag, text, "must hold no control characters")
     name, equals, values = text.partition("=")
     field = name.strip().replace("-", "_")
+    field = _ALSO.get(field, field)
     fields = [*AttentionParams.model_fields, "fp8_recipe", *MACHINE]
     if not equals or not values.strip():
         raise InvalidInput(flag, text, "must be FIELD=VALUE,VALUE,… or FIELD=FIRST:LAST:+STEP (or :*FACTOR)")
@@ -60,7 +67,7 @@ def _spread(flag: str, part: str) -> list[str]:
         if part and ":" not in part:
             return [part]
         raise InvalidInput(flag, part, "must be a value, FIRST:LAST:+STEP or FIRST:LAST:*FACTOR")
-    first, last, step = int(match[1]), int(match[2]), int(match[4])
+    first, last, step = (read_count(flag, match[number]) for number in (1, 2, 4))
     grows = step >= 1 if match[3] == "+" else step >= 2 and first >= 1
     if not grows or first > last:
         raise InvalidInput(flag, part, "must rise: FIRST at most LAST, a STEP of 1 or a FACTOR of 2 or more")
@@ -85,10 +92,20 @@ def _read_value(flag: str, field: str, label: str) -> Any:
     kind, optional = plain_type(info.annotation)
     if optional and label.casefold() == "none":
         return None
+    if kind is int:
+        try:
+            return _checked(flag, field, label, read_count(flag, label))
+        except InvalidInput as error:
+            raise InvalidInput(flag, f"{field}={label}", error.allowed) from None
     pair = kind == tuple[int, int]
     value: Any = label.split("x") if get_origin(kind) is tuple else label
     if pair and len(value) != 2:
         raise InvalidInput(flag, f"{field}={label}", "must be two numbers such as 128x0")
+    return _checked(flag, field, label, value)
+
+
+def _checked(flag: str, field: str, label: str, value: Any) -> Any:
+    info = AttentionParams.model_fields[field]
     checked: Any = info.annotation
     for bound in info.metadata:  # not the Field itself, whose other names belong to the model
         checked = Annotated[checked, bound]

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence, Set
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, THE_MACHINE, CudnnLib, Json
-from attnsel.cli.output import FOUND, NO_BACKEND, print_json, print_text, text_width
+from attnsel.cli.flags import OUTPUT, THE_MACHINE, CudnnLib, Json, Markdown, one_form
+from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_json, print_text, text_width
 from attnsel.cli.question import Question, asks
 from attnsel.errors import InvalidInput
+from attnsel.report.markdown import fenced, render_markdown
+from attnsel.report.short import render_short
+from attnsel.rules import REGISTRY
 from attnsel.selection.select import Selection, select
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.plan import Plan
+    from attnsel.params import AttentionParams
+
+
+class Reported(Protocol):
+    """What is told below the answer: a plan over ranks, libcudnn's own words."""
+
+    def report(self, width: int) -> str: ...
 
 
 @asks
@@ -41,6 +52,10 @@ def explain(
         float | None,
         Parameter(group=THE_MACHINE, help="with --cp-size: GB/s per GPU and direction between nodes"),
     ] = None,
+    short: Annotated[
+        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="twelve lines at most")
+    ] = False,
+    markdown: Markdown = False,
     json: Json = False,
 ) -> int:
     """Which attention kernel runs this call, why each of the others cannot, and how to get it.
@@ -66,7 +81,13 @@ def explain(
 
     Exit code: 0 a backend was found, 2 bad input, 3 no backend.
     """
-    selection = select(question.ask(), question.where(), policy=question.policy)
+    one_form(short=short, markdown=markdown, json=json)
+    for name in ("sources",) if sources and (short or json) else ():
+        raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
+    params = question.ask()
+    selection = select(params, question.where(), policy=question.policy)
+    for flag, why in idle(params, question.flags):
+        complain(f"{flag} changes nothing {why}")
     library = None
     if ask_library or cudnn_lib is not None:
         from attnsel.cli.asking import ask
@@ -81,12 +102,37 @@ def explain(
             said["context_parallel"] = shared.as_dict()
         print_json(said)
     else:
-        print_text(selection.report(text_width(), sources))
-        if shared is not None:
-            print_text(shared.report(text_width()))
-        if library is not None:
-            print_text(library.report(text_width()))
+        more = [part for part in (shared, library) if part is not None]
+        _print(selection, more, sources, short, markdown)
     return NO_BACKEND if selection.backend is None else FOUND
+
+
+def idle(p: AttentionParams, stated: Set[str]) -> Iterator[tuple[str, str]]:
+    """The flags among those ``stated`` that say nothing of this call, and why."""
+    if "cp_comm_type" in stated and not p.context_parallel:
+        yield "--cp-comm-type", "without a --cp-size above 1"
+    if "bottom_right_diagonal" in stated:
+        if p.causal:
+            yield "--bottom-right-diagonal", f"beside --attn-mask-type {p.attn_mask_type}, which decides it"
+        elif not p.windowed and p.core_attention_bias_type != "alibi":
+            yield "--bottom-right-diagonal", "without a window or ALiBi"
+    if "attention_dropout" in stated and p.attention_dropout and not p.is_training:
+        yield "--attention-dropout", "with --inference"
+    if "preview" in stated and all(page.status != "preview" for page in REGISTRY.pages.values()):
+        yield "--preview", "in this release: none of its rules is tried out"
+
+
+def _print(
+    selection: Selection, more: Sequence[Reported], sources: bool, short: bool, markdown: bool
+) -> None:
+    width = text_width()
+    if markdown:
+        blocks = [fenced(part.report(width).strip("\n"), "text") for part in more]
+        print_text("\n\n".join([render_markdown(selection, sources), *blocks]))
+        return
+    print_text(render_short(selection, width) if short else selection.report(width, sources))
+    for part in more:
+        print_text(part.report(width))
 
 
 def _plan(

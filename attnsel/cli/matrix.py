@@ -15,14 +15,16 @@ from cyclopts import Group, Parameter
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.axes import MOST_CELLS, Axis, read_axis
-from attnsel.cli.flags import OUTPUT, Json
+from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, print_json, print_text, wrap
 from attnsel.cli.question import Question, asks, with_recipe
 from attnsel.environment import Environment
-from attnsel.errors import InvalidInput
+from attnsel.errors import InvalidInput, printable
 from attnsel.params import AttentionParams
 from attnsel.plugins import load_plugins
 from attnsel.report import environment_words, params_words
+from attnsel.report.markdown import escape, fenced
+from attnsel.report.markdown import table as markdown_table
 from attnsel.rules import REGISTRY
 from attnsel.selection.select import Selection, select
 
@@ -34,6 +36,12 @@ _NOTES = {
 
 
 _GRID = Group("The grid", sort_key=0)
+
+
+_NEEDED = (
+    "a grid has two fields, such as: attnsel matrix --gpu H100 --rows head_dim_qk=64,128,256 "
+    "--cols attn_mask_type=no_mask,causal"
+)
 
 
 class Cell(NamedTuple):
@@ -49,19 +57,20 @@ class Cell(NamedTuple):
 def matrix(
     question: Question,
     *,
-    rows: Annotated[str, Parameter(group=_GRID, help="FIELD=VALUES down the side")],
-    cols: Annotated[str, Parameter(group=_GRID, help="FIELD=VALUES along the top")],
+    rows: Annotated[str | None, Parameter(group=_GRID, help="FIELD=VALUES down the side")] = None,
+    cols: Annotated[str | None, Parameter(group=_GRID, help="FIELD=VALUES along the top")] = None,
     candidate: Annotated[
         str | None,
         Parameter(group=_GRID, help="ask about this candidate instead of which one is chosen"),
     ] = None,
     csv: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print CSV")] = False,
+    markdown: Markdown = False,
     json: Json = False,
 ) -> int:
     """The chosen backend, or one candidate's verdict, over a grid of any two fields.
 
     A field is one of the call's (head_dim_qk, max_seqlen_kv, dtype, …; also fp8_recipe), gpu, or a
-    component (cudnn, torch, …). Values stand between commas; 64:256:+64 counts up and 1024:16384:*2
+    component (cudnn, torch, …). Values stand between commas; 64:256:+64 counts up and 1k:16k:*2
     multiplies, both ends included; window_size=128x0 is a pair. Every other flag holds for all cells.
     Combinations that contradict themselves are "invalid" cells.
 
@@ -71,9 +80,12 @@ def matrix(
 
     Exit code: 0 some cell has a backend, 2 bad input or no valid cell, 3 no cell has one.
     """
+    one_form(csv=csv, markdown=markdown, json=json)
     load_plugins()
     if candidate is not None and candidate not in CANDIDATES:
         raise InvalidInput("--candidate", candidate, f"allowed: {', '.join(CANDIDATES)}")
+    if rows is None or cols is None:
+        raise InvalidInput("--cols" if rows is not None else "--rows", None, _NEEDED)
     down, along = read_axis("--rows", rows), read_axis("--cols", cols)
     if down.field == along.field:
         raise InvalidInput("--cols", cols, f"{along.field} is the field of --rows already")
@@ -91,7 +103,7 @@ def matrix(
     elif csv:
         _print_csv(grid, table)
     else:
-        _print_table(grid, table)
+        _print_table(grid, table, markdown)
     return FOUND if any(cell.found for cell in cells) else NO_BACKEND
 
 
@@ -241,19 +253,25 @@ def _print_csv(grid: Grid, table: list[list[Cell]]) -> None:
         writer.writerow([label, *(cell.text for cell in row)])
 
 
-def _print_table(grid: Grid, table: list[list[Cell]]) -> None:
+def _print_table(grid: Grid, table: list[list[Cell]], markdown: bool) -> None:
     machines = [environment_words(selection.environment) for selection in grid.seen]
     common = _in_all(machines)
     if any(len(words) > len(common) and "* assumed" in words for words in machines):
         common.append("the rest as it goes with each")
-    print_text("\n".join(wrap(" · ".join(common))))
-    print_text(
-        "\n".join(wrap(" · ".join(_in_all([params_words(selection.params) for selection in grid.seen]))))
-    )
+    asked = _in_all([params_words(selection.params) for selection in grid.seen])
+    about = [*wrap(" · ".join(common)), *wrap(" · ".join(asked))]
     head = (f"{grid.down.field} ↓ {grid.along.field} →", *grid.along.labels)
     labelled = zip(grid.down.labels, table, strict=True)
-    in_columns(head, [(label, *(cell.text for cell in row)) for label, row in labelled])
-    print_text("\n".join(_legend(grid, [cell for row in table for cell in row])))
+    rows = [(label, *(cell.text for cell in row)) for label, row in labelled]
+    legend = _legend(grid, [cell for row in table for cell in row])
+    if markdown:
+        told = markdown_table([*map(escape, head)], [[*map(escape, row)] for row in rows])
+        blocks = [fenced("\n".join(map(printable, lines)), "text") for lines in (about, legend) if lines]
+        print_text("\n\n".join([blocks[0], told, *blocks[1:]]))
+        return
+    print_text("\n".join(about))
+    in_columns(head, rows)
+    print_text("\n".join(legend))
 
 
 def _in_all(lists: list[list[str]]) -> list[str]:

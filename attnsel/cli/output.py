@@ -28,6 +28,7 @@ _NARROWEST, _LARGEST = 20, 1000  # columns that are believed
 
 # What a mark or a code looks like on a terminal; plain text everywhere else.
 _STYLES = {
+    "attnsel.chosen": "bold",
     "attnsel.yes": "green",
     "attnsel.no": "red",
     "attnsel.unknown": "yellow",
@@ -36,6 +37,7 @@ _STYLES = {
     "attnsel.warning": "yellow",
 }
 _PATTERNS = (
+    r"(?m)^ +1 [✔?] (?P<chosen>\S+)",
     r"(?P<yes>✔)",
     r"(?P<no>✖)",
     r"(?<!\S)(?P<unknown>\?)(?!\S)",
@@ -52,7 +54,10 @@ def on_terminal() -> bool:
 
 
 def text_width() -> int:
-    """Columns for running text: the terminal's, at most 100; 80 where there is none."""
+    """Columns for running text: COLUMNS where it is set; else the terminal's, at most 100, beyond which
+    text reads badly; 80 where there is none."""
+    if os.environ.get("COLUMNS"):  # settle_width has seen to what it holds
+        return max(40, min(shutil.get_terminal_size().columns, _LARGEST))
     if not sys.stdout.isatty():
         return 80
     return max(40, min(shutil.get_terminal_size().columns, _WIDEST))
@@ -162,7 +167,7 @@ def in_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], title: st
     from rich.text import Text
 
     cells = list(rows)
-    console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else text_width(), highlight=False)
     for columns in _fitting(head, cells, console.width):
         table = Table(title=title or None, title_justify="left", title_style="", box=_box())
         for column in columns:

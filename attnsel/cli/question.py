@@ -7,8 +7,6 @@ command receives what was stated as one :class:`Question`.
 from __future__ import annotations
 
 import inspect
-import json
-import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,11 +16,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from attnsel import settings
-from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAGS, THE_CALL, THE_MACHINE, Flag
+from attnsel.cli.files import called, once_only, read_environment, read_params
+from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAGS, SHORTHANDS, THE_CALL, THE_MACHINE, Flag, Part
 from attnsel.cli.layout_flags import Lying, layout_flags, read_lying
+from attnsel.cli.shorthands import expand
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, TensorSpec
 from attnsel.policy import Policy
 from attnsel.recipes import KINDS
 
@@ -32,7 +32,8 @@ _PARAMS_FILE = Annotated[
         name="--params",
         group=THE_CALL,
         allow_leading_hyphen=True,
-        help="JSON of AttentionParams, or of an earlier --json; - reads standard input; flags win over it",
+        help="JSON of AttentionParams, of an earlier --json, or what TransformerEngine prints under "
+        "NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2; - reads standard input; flags win over it",
     ),
 ]
 _ENV_FILE = Annotated[
@@ -41,12 +42,10 @@ _ENV_FILE = Annotated[
         name="--env",
         group=THE_MACHINE,
         allow_leading_hyphen=True,
-        help="JSON of Environment, or of an earlier --json; - reads standard input; flags win over it",
+        help="JSON of Environment, of an earlier --json or of doctor --json; - reads standard input; flags "
+        "win over it",
     ),
 ]
-
-
-_MOST_CHARACTERS = 16 << 20  # of a file; a selection with every reason and way out has some 100,000
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,28 @@ class Question:
 
     params: Mapping[str, Any]
     from_file: Mapping[str, str]  # fields that a file stated, and which file
+    said_by: Mapping[str, str]  # fields that --head-dim, --seqlen, --causal, … stated, and which of these
     environment: Environment | None
     machine: Mapping[str, Any]
     policy: Policy
     lying: Lying  # where tensors lie
+    flags: frozenset[str]  # fields that flags of their own stated
 
     def ask(self, **fields: Any) -> AttentionParams:
         """The call, with some fields changed. Raises InvalidInput."""
         try:
             return self.lying.of(AttentionParams(**{**self.params, **fields}))
         except InvalidInput as error:
-            file = self.from_file.get(error.field.split(".")[0])
-            if file is None or error.field in fields:
+            field = error.field.split(".")[0]
+            if error.field in fields:
                 raise
-            raise InvalidInput(f"{file}: {error.field}", error.value, error.allowed) from None
+            if field in self.said_by:
+                why = f"{field} {error.allowed}"
+                raise InvalidInput(self.said_by[field], error.value, why) from None
+            if field in self.from_file:
+                where = f"{self.from_file[field]}: {error.field}"
+                raise InvalidInput(where, error.value, error.allowed) from None
+            raise
 
     def where(self, **changes: Any) -> Environment:
         """The machine, with some parts changed. Raises InvalidInput."""
@@ -101,13 +108,14 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
     ]
 
     def run(**given: Any) -> int:
-        stated = {flag: given.pop(flag.parameter.name, None) for flag in FLAGS}
+        stated = {flag: given.pop(flag.parameter.name, None) for flag in (*SHORTHANDS, *FLAGS)}
         lying = read_lying(given.pop("stride", None), given.pop("misaligned", None))
         question = _question(stated, given.pop("params", None), given.pop("env", None), lying)
         return command(question, **given)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    signature = inspect.Signature([files[0], *(f.parameter for f in FLAGS), *layout_flags(), files[1], *own])
+    flags = [flag.parameter for flag in (*SHORTHANDS, *FLAGS)]
+    signature = inspect.Signature([files[0], *flags, *layout_flags(), files[1], *own])
     run.__signature__ = signature  # type: ignore[attr-defined]
     return run
 
@@ -115,35 +123,43 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
 def _question(
     stated: Mapping[Flag, Any], params_file: Path | None, env_file: Path | None, lying: Lying
 ) -> Question:
-    given: dict[str, dict[str, Any]] = {"params": {}, "machine": {}, "policy": {}}
+    given: dict[Part, dict[str, Any]] = {"params": {}, "machine": {}, "policy": {}, "shorthand": {}}
     for flag, value in stated.items():
+        if value == ():
+            raise InvalidInput(flag.name, None, "needs a number behind it")
         if value is not None:
             given[flag.part][flag.field] = value
-    params = with_recipe(given["params"])
-    base: dict[str, Any] = {}
-    if params_file is not None:
-        base = _read_json(params_file, "params", "--params")
+    for field in ("allow", "deny", "allow_known_bugs"):
+        names = given["policy"].get(field, "")
+        if names and not names.replace(",", "").strip():  # an empty text undoes a variable
+            raise InvalidInput(field, names, "must be names with commas between")
+    once_only(params_file, env_file)
+    params, machine = with_tensors(with_recipe(given["params"])), given["machine"]
+    base: Mapping[str, Any] = {}
     environment = None
+    if params_file is not None:
+        base, there = read_params(params_file)
+        if env_file is None:
+            machine = {**there, **machine}
     if env_file is not None:
-        described = _read_json(env_file, "environment", "--env")
-        described.pop("warnings", None)  # written by an earlier --json, and worked out again
-        try:
-            environment = Environment(**described)
-        except InvalidInput as error:
-            raise InvalidInput(f"{_called(env_file)}: {error.field}", error.value, error.allowed) from None
+        environment = read_environment(env_file)
+    short = expand(given["shorthand"], params, base)
     bugs = given["policy"].get("allow_known_bugs")
     if bugs is not None:
         given["policy"]["allow_known_bugs"] = tuple(
             code if code == "all" else code.upper() for code in bugs.replace(" ", "").split(",") if code
         )
     policy = settings.current().policy
+    params = {**short.fields, **params}
     return Question(
         params={**base, **params},
-        from_file={field: _called(params_file) for field in base if field not in params},
+        from_file={field: called(params_file) for field in base if field not in params},
+        said_by=short.said_by,
         environment=environment,
-        machine=given["machine"],
+        machine=machine,
         policy=policy.replace(**given["policy"]) if given["policy"] else policy,
         lying=lying,
+        flags=frozenset(flag.field for flag, value in stated.items() if value is not None),
     )
 
 
@@ -158,40 +174,18 @@ def with_recipe(fields: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _read_json(path: Path, part: str, flag: str) -> dict[str, Any]:
-    """An object from a file; ``part`` of it where the file holds a whole answer. Raises InvalidInput."""
-    try:
-        text = _text_of(path)
-        if len(text) > _MOST_CHARACTERS:
-            raise InvalidInput(flag, str(path), f"is longer than {_MOST_CHARACTERS >> 20} Mi characters")
-        data = json.loads(text)
-    except InvalidInput:
-        raise
-    except OSError as error:
-        raise InvalidInput(flag, str(path), error.strerror or str(error)) from None
-    except RecursionError:
-        raise InvalidInput(flag, str(path), "is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise InvalidInput(flag, str(path), "is no UTF-8 text; needs JSON") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidInput(flag, str(path), f"is no JSON: {where}: {error.msg}") from None
-    except ValueError as error:  # a number of thousands of digits, a name with a NUL in it
-        raise InvalidInput(flag, str(path), f"cannot be read: {str(error).partition(';')[0]}") from None
-    if isinstance(data, dict) and isinstance(data.get(part), dict):
-        data = data[part]
-    if not isinstance(data, dict):
-        raise InvalidInput(flag, str(path), "must hold a JSON object")
-    return data
-
-
-def _text_of(path: Path) -> str:
-    """What stands there, as far as it is looked at: /dev/zero has no end."""
-    if str(path) == "-":
-        return sys.stdin.read(_MOST_CHARACTERS + 1)
-    with path.open(encoding="utf-8") as file:
-        return file.read(_MOST_CHARACTERS + 1)
-
-
-def _called(path: Path | None) -> str:
-    return "standard input" if str(path) == "-" else str(path)
+def with_tensors(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``mask_dtype`` and ``tensor_rank``, which plain F.sdpa cares about, as specs. Raises InvalidInput."""
+    fields = dict(fields)
+    dtype, rank = fields.pop("mask_dtype", None), fields.pop("tensor_rank", None)
+    if dtype is not None:
+        if fields.setdefault("attn_mask_type", "arbitrary") != "arbitrary":
+            raise InvalidInput("mask_dtype", dtype, "goes with --attn-mask-type arbitrary")
+        try:
+            mask = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1), dtype=dtype)
+        except InvalidInput as error:
+            raise InvalidInput("mask_dtype", dtype, error.allowed) from None
+        fields["tensors"] = {**fields.get("tensors", {}), "mask": mask}
+    if rank is not None:
+        fields["tensors"] = {**fields.get("tensors", {}), "rank": rank}
+    return fields

@@ -9,10 +9,11 @@ from cyclopts import Parameter
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import example_commands, jsonable
-from attnsel.cli.flags import OUTPUT, Json
+from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
 from attnsel.environment import Device
 from attnsel.errors import InvalidInput
+from attnsel.report.markdown import escape, table
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule, find_rule, load_all
 from attnsel.rules.ranges import RANGES, Range
 from attnsel.selection.verdict import EVIDENCE
@@ -26,6 +27,7 @@ def rules(
     family: Annotated[str | None, _FILTER] = None,
     evidence: Annotated[str | None, _FILTER] = None,
     ranges: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
+    markdown: Markdown = False,
     json: Json = False,
 ) -> int:
     """Every rule: its code and title, which candidates it is about, where it holds, what it rests on.
@@ -46,6 +48,8 @@ def rules(
     ranges
         Instead of rules: which codes lie in which file, and the next free one of each range.
     """
+    one_form(markdown=markdown, json=json)
+    one_form(markdown=markdown, ranges=ranges)
     load_all()
     pages = list(REGISTRY.pages.values())
     families = list(dict.fromkeys(page.family for page in pages))
@@ -70,6 +74,10 @@ def rules(
     ]
     if json:
         print_json([stamped("rules", _as_dict(page)) for page in shown])
+        return FOUND
+    if markdown:
+        head = ("code", "rule", "about", "holds", "rests on")
+        print_text(table(head, [_markdown_row(page) for page in shown]))
         return FOUND
     lines = [line for page in shown for line in _row(page)]
     count = "1 rule" if len(shown) == 1 else f"{len(shown)} rules"
@@ -129,6 +137,11 @@ def _row(page: Page) -> list[str]:
         *wrap(page.title, f"{page.code:<11}"),
         *wrap(f"{facts}  [{page.evidence}]{_status_word(page)}", " " * 11),
     ]
+
+
+def _markdown_row(page: Page) -> tuple[str, ...]:
+    facts = (_names(candidates_of(page)), page.when_text or "everywhere")
+    return (page.code, *map(escape, (page.title + _status_word(page), *facts)), page.evidence)
 
 
 def _status_word(page: Page) -> str:

@@ -29,14 +29,14 @@ def ranked_lines(selection: Selection, width: int) -> list[str]:
     for place, candidate in enumerate(selection.ranked, 1):
         head = f"{place:>3} {MARK[candidate.verdict]} {candidate.name:<{_NAME}} "
         deeper = " " * len(head)
-        texts = [_runs_text(candidate, selection), *_adaptation_texts(candidate, selection.params)]
+        texts = [runs_text(candidate, selection), *adaptation_texts(candidate, selection.params)]
         for number, text in enumerate(texts):
             lead, indent = (head, deeper) if not number else (deeper + "  ", deeper + "    ")
             lines += fold(text, width, lead, indent)
     return lines
 
 
-def _runs_text(candidate: Candidate, selection: Selection) -> str:
+def runs_text(candidate: Candidate, selection: Selection) -> str:
     record, env = CANDIDATES[candidate.name], selection.environment
     notes = [verb(candidate)]
     if record.last_resort and on_gpu(env):
@@ -65,7 +65,7 @@ def unproven_words(candidate: Candidate) -> str:
     return "executed off-GPU" if candidate.executed_off_gpu else record.unproven_note
 
 
-def _adaptation_texts(candidate: Candidate, p: AttentionParams) -> list[str]:
+def adaptation_texts(candidate: Candidate, p: AttentionParams) -> list[str]:
     """A line for each change, with what it costs and what it avoids."""
     return [f"{adaptation_words(made, p)}{_avoided(made)}" for made in candidate.adaptations]
 

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from attnsel.selection.verdict import Candidate, Reason
 
 _STAYS = ("arch", "device", "platform")  # whatever is installed
+_OTHER_GPUS = ("mps", "xpu")
+_TOO_OLD = "INSTALL011"  # torch: what else attnsel's own kernels lack there is beside the point
 
 
 def reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
     """Every reason once, below the names of all candidates that it refuses."""
-    without_gpu, absent = needing_gpu(selection), _absent(selection)
+    without_gpu, absent = needing_gpu(selection), absent_packages(selection)
     lines: list[str] = []
     told = [c for c in selection.candidates if c.name not in without_gpu]
-    for names, reasons in _grouped(told, absent).items():
+    for names, reasons in grouped(told, absent).items():
         refused = selection[names[0]].verdict == "refused"
         lines += fold(", ".join(names), width, f"  – {MARK['refused' if refused else 'unknown']} ", "      ")
         for message, reason in reasons:
@@ -35,7 +37,14 @@ def reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
         lines += fold(f"{', '.join(absent)}: not installed ({codes})", width, "  – ✖ ", "      ")
     if without_gpu:
         here = selection.environment.device.type
-        lines += fold(f"{', '.join(without_gpu)}: need a GPU, and this is {here}", width, "  – ✖ ", "      ")
+        other = here in _OTHER_GPUS
+        text = f"{', '.join(without_gpu)}: need a{' CUDA' if other else ''} GPU, and this is {here}"
+        lines += fold(text, width, "  – ✖ ", "      ")
+        if other:
+            text = (
+                f"F.sdpa has kernels of its own on {here}, which attnsel does not call: attnsel rule SDPA100"
+            )
+            lines += fold(text, width, "      ", "      ")
     return lines
 
 
@@ -51,7 +60,7 @@ def needing_gpu(selection: Selection) -> list[str]:
     ]
 
 
-def _absent(selection: Selection) -> dict[str, str]:
+def absent_packages(selection: Selection) -> dict[str, str]:
     """The candidates, but for a forced one, whose own package is not there, and the code that says so."""
     without_gpu = needing_gpu(selection)
     missing = {
@@ -68,7 +77,7 @@ def own_package(candidate: Candidate) -> Reason | None:
     return next((r for r in candidate.reasons if r.field == library and r.observed is None), None)
 
 
-def _grouped(
+def grouped(
     candidates: list[Candidate], told: Mapping[str, str]
 ) -> dict[tuple[str, ...], list[tuple[str, Reason]]]:
     """Reasons by the candidates that share them, in the order in which they are met. Of a candidate in
@@ -78,6 +87,8 @@ def _grouped(
     for candidate in candidates:
         for reason in candidate.reasons:
             if candidate.name in told and (reason.code == told[candidate.name] or reason.field not in _STAYS):
+                continue
+            if reason.code != _TOO_OLD and any(other.code == _TOO_OLD for other in candidate.reasons):
                 continue
             key = (reason.code, _of_any(candidate.name, reason))
             if candidate.name not in sharing.setdefault(key, []):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import printable
 from attnsel.report.words import on_gpu, params_words
+from attnsel.selection.f_sdpa import BY_F_SDPA, f_sdpa_order
 
 if TYPE_CHECKING:
     from attnsel.selection.select import Selection
@@ -25,11 +26,13 @@ def verdict(selection: Selection) -> str:
             text = f"{selection.policy.backend} cannot run this call ({codes}), and no other is allowed"
         nearest = better or next(iter(selection.unlocks), None)
         return f"{text}." if nearest is None else f"{text}. To get {nearest.candidate}: {nearest.change}."
-    text = f"{chosen.name} {verb(chosen)}"
+    elsewhere = chosen.plan_only == BY_F_SDPA
+    text = _f_sdpa_runs(selection, chosen) if elsewhere else f"{chosen.name} {verb(chosen)}"
     if CANDIDATES[chosen.name].last_resort and on_gpu(selection.environment):
         text += " slowly"
     if chosen.adaptations:
-        text += f" and {', '.join(made.text for made in chosen.adaptations)} on every call"
+        changes = ", ".join(made.text for made in chosen.adaptations)
+        text += f" if the caller {changes}" if elsewhere else f" and {changes} on every call"
     if not chosen.eligible:
         text += ": nobody has checked"
     if better is None:
@@ -37,7 +40,22 @@ def verdict(selection: Selection) -> str:
     return f"{text}. To run {better.candidate} instead: {better.change}."
 
 
+def _f_sdpa_runs(selection: Selection, chosen: Candidate) -> str:
+    """What F.sdpa runs; where a kernel that is known to be wrong comes first in its own order, that too."""
+    for name in f_sdpa_order(selection.params, selection.environment):
+        if name == chosen.name:
+            break
+        codes = [reason.code for reason in selection[name].reasons]
+        if codes and all(code.startswith("BUG") for code in codes):
+            return (
+                f"F.sdpa by itself runs {name} ({', '.join(codes)}); under sdpa_kernel it runs {chosen.name}"
+            )
+    return f"F.sdpa {'runs' if chosen.eligible else 'may run'} {chosen.name}"
+
+
 def verb(candidate: Candidate) -> str:
+    if candidate.plan_only == BY_F_SDPA:
+        return "F.sdpa runs it" if candidate.eligible else "F.sdpa may run it"
     if candidate.plan_only:
         return "would run"
     return "runs" if candidate.eligible else "may run"

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from attnsel.adaptations.search import adapt_to, within_reach
-from attnsel.candidates import CANDIDATES, OLDEST_TORCH
+from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateRecord
 from attnsel.candidates.proof import unproven
 from attnsel.context_parallel.step import steps_against
 from attnsel.environment import Environment
@@ -25,6 +25,7 @@ from attnsel.selection.evaluate import (
     reevaluate,
 )
 from attnsel.selection.evidence import Evidence
+from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
 from attnsel.selection.rank import asked, at_best, key_of, order, rank_key
 from attnsel.selection.verdict import Adaptation, Candidate, Reason, Verdict
 
@@ -71,7 +72,7 @@ class Inquiry:
     def decide(self) -> Candidate | None:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
-        of = asked(p, self.evidence.many_lengths)
+        of = asked(p, self.evidence.many_lengths, f_sdpa_order(p, env))
         unwanted = policy_reasons(policy)
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
@@ -105,7 +106,7 @@ class Inquiry:
         for name in CANDIDATES:
             candidate = self._judged[name]
             (refused if candidate.verdict == "refused" else standing).append(candidate)
-        of = asked(p, self.evidence.many_lengths)
+        of = asked(p, self.evidence.many_lengths, f_sdpa_order(p, env))
         keys = tuple([rank_key(candidate, p, of) for candidate in standing])
         ranked = [
             standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last
@@ -176,7 +177,8 @@ class Inquiry:
             verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"
         executed = record.executed_for(p, env.target)
         new = unproven(record, p, env.target)
-        return Candidate(name, verdict, tuple(reasons), adaptations, _plan_only(p, env), new, executed)
+        planned = _plan_only(record, p, env)
+        return Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
 
     def _against_steps(self, name: str) -> list[Reason]:
         """Why the calls that ranks would make refuse a candidate, with the step that does."""
@@ -222,10 +224,10 @@ def can_run(candidate: Candidate, env: Environment) -> bool:
     return candidate.executable or not env.detected
 
 
-def _plan_only(p: AttentionParams, env: Environment) -> str | None:
+def _plan_only(record: CandidateRecord, p: AttentionParams, env: Environment) -> str | None:
     """Why attnsel can plan this and not run it; None when it can run it."""
     if env.torch is not None and env.torch < OLDEST_TORCH:
-        return f"attnsel runs on torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
+        return BY_F_SDPA if record.f_sdpa else f"attnsel runs on torch {OLDEST} or newer"
     if p.fp8_attention:
         return "FP8 attention is planned, not run"
     if p.kv_cache == "contiguous":

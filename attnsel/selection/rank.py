@@ -26,17 +26,23 @@ class Asked(NamedTuple):
 
     large_scores: bool
     growing: bool
+    f_sdpa: tuple[str, ...] = ()
+
+    def place(self, name: str) -> int:
+        """Where F.sdpa tries a kernel; 0 where that is nothing to go by."""
+        return self.f_sdpa.index(name) if name in self.f_sdpa else len(self.f_sdpa)
 
 
-def asked(p: AttentionParams, many_lengths: bool = False) -> Asked:
+def asked(p: AttentionParams, many_lengths: bool = False, f_sdpa: tuple[str, ...] = ()) -> Asked:
     """Keys grow where their number is the tensor's own: not where lengths or pages say it, or a mask.
 
-    ``many_lengths``: it is known that each call has another length.
+    ``many_lengths``: it is known that each call has another length. ``f_sdpa``: kernels as F.sdpa tries them,
+    where it is what runs.
     """
     if p.is_training or p.kv_cache == "paged" or p.qkv_format == "thd":
-        return Asked(p.score_bytes > _LARGE, False)
+        return Asked(p.score_bytes > _LARGE, False, f_sdpa)
     own = p.attn_mask_type in ("no_mask", "causal", "causal_bottom_right")
-    return Asked(p.score_bytes > _LARGE, many_lengths or (own and p.max_seqlen_q <= _FEW))
+    return Asked(p.score_bytes > _LARGE, many_lengths or (own and p.max_seqlen_q <= _FEW), f_sdpa)
 
 
 def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
@@ -50,6 +56,7 @@ def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
         candidate.executed_off_gpu,
         of.growing,
         bool(candidate.adaptations) and _copies_padding(candidate, p),
+        of.place(candidate.name),
     )
 
 
@@ -86,6 +93,8 @@ def at_best(env: Environment, policy: Policy, of: Asked) -> tuple[tuple[Key, str
                         of.large_scores,
                         record.executed is not None and env.target in record.executed.targets,
                         of.growing,
+                        False,
+                        of.place(name),
                     ),
                     env.arch,
                     policy,

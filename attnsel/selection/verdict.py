@@ -79,6 +79,7 @@ class RankKey(NamedTuple):
     executed: bool = False  # its PTX was, for such calls
     growing: bool = False  # each call has another length: a cache that grows, prompts of all lengths
     copies_padding: bool = False  # padded rows are copied, as zeros or away, because it takes no lengths
+    f_sdpa: int = 0  # its place in the order in which F.sdpa tries kernels, where F.sdpa is what runs
 
 
 class Reason(NamedTuple):

@@ -9,51 +9,22 @@ from attnsel.environment import Environment
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
 from attnsel.rules.api import Fields, rules_about
 from attnsel.selection.requirements import AtMost, FreeText, OneOf, Requirement
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.selection.verdict import Violation
 from attnsel.versions import torch
 
 EVERY_SDPA = where(lambda record: record.family == "SDPA")
 rule = rules_about(EVERY_SDPA)
-DISPATCHED = where(lambda record: record.family == "SDPA" and "fold_mask" in record.adaptations)
+DISPATCHED = where(lambda record: record.f_sdpa)
 FUSED = where(lambda record: record.family == "SDPA" and record.kernel_family != "")
 
 CUDA = {"cuda"}
+GPUS = {"cuda", "rocm"}
 VECTOR = 16  # bytes: the CUDA kernels load 128 bits at a time
 GRID_MOST = AtMost(65535)  # of a launch grid's y and z dimensions (CUDA C++ Programming Guide)
 GRID: dict[Fields, Requirement] = {"batch_size": GRID_MOST, "num_heads": GRID_MOST}
 
 
 # Where it runs.
-
-
-@rule(
-    "SDPA001",
-    FUSED,
-    when=torch("<2.5.0"),
-    evidence="documented",
-    fires_on={"head_dim_qk": 256},
-    passes={"torch": "2.4.1"},
-)
-def torch_not_studied(p: AttentionParams, env: Environment) -> Unknown | None:
-    """Before PyTorch 2.5 only plain attention is documented for SDPA
-
-    Why: the oldest checks that were read are those of 2.5.1. From 2.2 on the release notes promise
-    FlashAttention-2 behind SDPA; what else those releases refuse was not read.
-    Fix: use PyTorch 2.6 or newer.
-    Source: PyTorch 2.2 release notes, "scaled_dot_product_attention and FlashAttention-2"; PyTorch 2.5.1,
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (A).
-    """
-    plain = (
-        p.dtype in ("fp16", "bf16")
-        and p.head_dim_qk == p.head_dim_v
-        and p.head_dim_qk <= 128
-        and p.attn_mask_type in ("no_mask", "causal")
-        and p.max_seqlen_q == p.max_seqlen_kv
-        and not p.gqa
-    )
-    if plain and env.torch is not None and env.torch >= (2, 2):
-        return None
-    return Unknown("torch", env.torch, FreeText("2.5 or newer"))
 
 
 @rule("SDPA003", evidence="measured", fires_on={"dtype": "fp8_e4m3"})
@@ -232,7 +203,8 @@ def alibi_is_a_mask(p: AttentionParams, env: Environment) -> bool:
     return p.core_attention_bias_type == "alibi"
 
 
-def _mask(*shape: int, **about: object) -> Tensors:
+def mask_of(*shape: int, **about: object) -> Tensors:
+    """A dense mask, for examples."""
     stride: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -244,8 +216,8 @@ def _mask(*shape: int, **about: object) -> Tensors:
 @rule(
     "SDPA015",
     evidence="measured",
-    fires_on={"attn_mask_type": "arbitrary", "tensors": _mask(3, 1, 4096, 4096)},
-    passes={"attn_mask_type": "arbitrary", "tensors": _mask(2, 1, 4096, 4096)},
+    fires_on={"attn_mask_type": "arbitrary", "tensors": mask_of(3, 1, 4096, 4096)},
+    passes={"attn_mask_type": "arbitrary", "tensors": mask_of(2, 1, 4096, 4096)},
 )
 def mask_broadcasts(p: AttentionParams, env: Environment) -> Violation | None:
     """A mask must broadcast to [b, h, s_q, s_kv]
@@ -262,6 +234,49 @@ def mask_broadcasts(p: AttentionParams, env: Environment) -> Violation | None:
     if len(shape) == 4 and all(n in (1, m) for n, m in zip(shape, full, strict=True)):
         return None
     return Violation("tensors.mask", mask.shape, FreeText(f"a shape that broadcasts to {list(full)}"))
+
+
+@rule(
+    "SDPA016",
+    DISPATCHED,
+    fires_on={"attn_mask_type": "arbitrary", "tensors": mask_of(1, 1, 1, 1, dtype="fp16")},
+    passes={"attn_mask_type": "arbitrary", "tensors": mask_of(1, 1, 1, 1, dtype="bool")},
+)
+def mask_dtype(p: AttentionParams, env: Environment) -> Violation | None:
+    """F.sdpa takes a mask that is bool, fp32, or of the query's type
+
+    Why: it raises for others ("Expected attn_mask dtype to be bool or float or to match query dtype"), and
+    before PyTorch 2.4 for fp32 beside half precision too. attnsel's own call takes bool (True = masked out)
+    and a bias of any floating type, and writes the mask that a kernel wants.
+    Fix: mask.to(query.dtype), or a bool mask (F.sdpa's True = takes part).
+    Source: validate_sdpa_input, v2.0.0 and v2.4.0 attention.cpp; the message in libtorch_cpu of the wheels
+    2.3.1 and 2.5.1; measured on CPU, torch 2.13; pytorch#191612.
+    """
+    mask = p.tensors.mask
+    if mask is None or mask.dtype in ("bool", p.dtype):
+        return None
+    if mask.dtype == "fp32" and env.torch is not None and env.torch >= (2, 4):
+        return None
+    return Violation("tensors.mask", mask.dtype, OneOf("bool", p.dtype))
+
+
+@rule(
+    "SDPA017",
+    where(lambda record: record.f_sdpa and record.kernel_family != ""),
+    fires_on={"tensors": Tensors(rank=3)},
+)
+def four_dimensions(p: AttentionParams, env: Environment) -> Violation | None:
+    """F.sdpa's fused kernels want tensors of four dimensions
+
+    Why: for q, k and v of three dimensions F.sdpa goes to the math kernel without a word, whatever they hold.
+    attnsel's own call takes four (b, s, h, d in some order) and packed rows of three (thd).
+    Fix: q.unsqueeze(0), or unflatten(0, (b, h)) where batch and heads are one: a view, nothing is copied.
+    Source: check_tensor_shapes, PyTorch sdp_utils_cpp.h (A to D), v2.0.0 sdp_utils.h, line 198; measured on
+    CPU, torch 2.13; pytorch#117354.
+    """
+    if p.tensors.rank == 4:
+        return None
+    return Violation("tensors.rank", p.tensors.rank, OneOf(4))
 
 
 MASK_GRADIENT: dict[str, Any] = {

@@ -120,15 +120,17 @@ def one_query_without_dropout(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "SDPA322",
-    when=torch("<2.6.0"),
+    when=torch("<2.9.0"),
     requires={"max_seqlen_q": AtLeast(2)},
     fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096},
 )
 def one_query(p: AttentionParams, env: Environment) -> bool:
-    """PyTorch 2.5's cuDNN kernel takes no single query
+    """Before PyTorch 2.9 SDPA's cuDNN kernel takes no single query
 
+    Why: 2.5 does not check it and fails; 2.6 to 2.8 check it.
     Fix: install a newer PyTorch, or use sdpa.flash.
-    Source: check_cudnn_tensor_shapes in A (2.5.1).
+    Source: pytorch#138531; "cudnn SDPA does not support sequence length 1" in libtorch_cuda.so of the wheels
+    2.6.0, 2.7.1 and 2.8.0; check_cudnn_tensor_shapes in A and B.
     """
     return p.max_seqlen_q > 0  # DEVICE002
 
@@ -179,8 +181,13 @@ def cudnn_is_not_deterministic(p: AttentionParams, env: Environment) -> None:
 def cudnn_mask_gradient(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA's cuDNN kernel gives no gradient to a bias
 
+    Why: PyTorch asks cuDNN for no dBias. A mask of any length trains: that cuDNN below 9.5 refuses "dBias"
+    for lengths that are no multiple of 64 was said of every mask by the cudnn-frontend 1.7 of some nightlies
+    before 2.6; the frontend of the 2.6.0 wheel says it of a dBias only.
     Fix: detach the bias if it is not trained; sdpa.efficient gives its gradient.
     Source: check_attn_mask_shape, torch 2.13 sdp_utils_cpp.h; derivatives.yaml has no formula for attn_bias.
+    pytorch#137347; cudnn-frontend v1.7.0, scaled_dot_product_flash_attention.h, line 873 (is_bias), and
+    v1.8.0, line 1021 (is_dbias); the 2.6.0 wheel has texts that begin with v1.8.0 ("below 9.6.0").
     """
     return mask_gradient(p)
 

@@ -5,31 +5,28 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.rules.api import limit, rules_about
-from attnsel.rules.sdpa.common import CUDA, GRID_MOST, VECTOR
+from attnsel.rules.sdpa.common import CUDA, GPUS, GRID_MOST, VECTOR, mask_of
 from attnsel.selection.requirements import EqualTo, Multiple, OneOf
 from attnsel.selection.verdict import Unknown, Violation
 
 EFFICIENT = "sdpa.efficient"
 rule = rules_about(EFFICIENT, device=CUDA)
+MASK_OF_FP32 = mask_of(1, 1, 1, 1, dtype="fp32")
 
 
 @rule("SDPA200", evidence="measured", fires_on={"gpu": "cpu"}, device=None)
-def efficient_needs_cuda(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
-    """The memory-efficient kernel exists on NVIDIA GPUs
+def efficient_needs_cuda(p: AttentionParams, env: Environment) -> Violation | None:
+    """The memory-efficient kernel exists on NVIDIA's and AMD's GPUs
 
-    Why: its op has no implementation for CPUs, MPS or XPU. ROCm builds run AOTriton under the same op, whose
-    limits were not read.
+    Why: its op has no implementation for CPUs, MPS or XPU. ROCm builds run AOTriton under the same op.
     Fix: sdpa.math and tiled run on every device, sdpa.flash also on CPUs.
     Source: torch 2.13 on a CPU raises "Could not run aten::_scaled_dot_product_efficient_attention".
     """
-    needed = OneOf("cuda")
-    if needed.holds(env.device.type, p):
-        return None
-    finding = Unknown if env.device.type == "rocm" else Violation
-    return finding("device", env.device.type, needed)
+    needed = OneOf("cuda", "rocm")
+    return None if needed.holds(env.device.type, p) else Violation("device", env.device.type, needed)
 
 
-@rule("SDPA201", fires_on={"dtype": "fp64"}, passes={"dtype": "fp32"})
+@rule("SDPA201", device=GPUS, fires_on={"dtype": "fp64"}, passes={"dtype": "fp32"})
 def efficient_dtypes(p: AttentionParams, env: Environment) -> Violation | None:
     """The memory-efficient kernel computes in fp16, bf16 or fp32
 
@@ -49,14 +46,15 @@ def efficient_dtypes(p: AttentionParams, env: Environment) -> Violation | None:
 def efficient_bf16_needs_ampere(p: AttentionParams, env: Environment) -> bool:
     """The memory-efficient kernel has bf16 from Ampere on
 
-    Why: Turing and Volta multiply matrices in fp16 only.
+    Why: Turing and Volta multiply matrices in fp16 only. F.sdpa of PyTorch 2.0 and 2.1 chooses it for bf16
+    all the same, and raises "cutlassF: no kernel found to launch!".
     Fix: cast to fp16.
     Source: can_use_mem_efficient_attention, PyTorch sdp_utils.cpp (A, B, C).
     """
     return p.dtype == "bf16"
 
 
-@rule("SDPA203", fires_on={"head_dim_qk": 60})
+@rule("SDPA203", device=GPUS, fires_on={"head_dim_qk": 60})
 def efficient_head_dims(p: AttentionParams, env: Environment) -> Violation | None:
     """The memory-efficient kernel wants head dimensions of whole 16 bytes
 
@@ -69,16 +67,47 @@ def efficient_head_dims(p: AttentionParams, env: Environment) -> Violation | Non
     return limit(p, "head_dim_qk", whole) or limit(p, "head_dim_v", whole)
 
 
-@rule("SDPA204", requires={"num_gqa_groups": EqualTo("num_heads")}, fires_on={"num_gqa_groups": 4})
+@rule(
+    "SDPA204",
+    device=GPUS,
+    requires={"num_gqa_groups": EqualTo("num_heads")},
+    fires_on={"num_gqa_groups": 4},
+)
 def efficient_equal_heads(p: AttentionParams, env: Environment) -> None:
     """The memory-efficient kernel wants as many key/value heads as query heads
 
-    Why: before PyTorch 2.14 it has no notion of groups, and F.sdpa silently goes to the math kernel with
-    enable_gqa. From 2.14 on it groups heads itself; attnsel expands them for every version.
-    Fix: attnsel repeats the heads (adaptation "expand_gqa"), which costs memory.
-    Source: check_batch_size_and_num_heads_dense<false> in A and B; pytorch#191085; q_heads_per_kv appears in
+    Why: before PyTorch 2.14 it has no notion of groups. From 2.14 on it groups heads itself; attnsel expands
+    them for every version. Called through F.sdpa, enable_gqa=True then means the math kernel, without a word,
+    wherever flash and cuDNN refuse: fp32, a mask where cuDNN is not chosen, Turing. cuDNN does take groups,
+    from 2.5 on. Without the flag F.sdpa raises.
+    Fix: attnsel repeats the heads (adaptation "expand_gqa"), which costs memory; with F.sdpa do the same
+    (repeat_interleave) where flash cannot run.
+    Source: check_batch_size_and_num_heads_dense<false> in A and B; pytorch#191085; pytorch#181528,
+    pytorch#139586, transformers#46960, ComfyUI#15135 (what F.sdpa does); q_heads_per_kv appears in
     kernel_forward.h of the 2.14.1 wheel and is absent from 2.13.0; attnsel/backends/sdpa/ops.py.
     """
+
+
+@rule(
+    "SDPA206",
+    device=GPUS,
+    evidence="reported",
+    fires_on={"attn_mask_type": "arbitrary", "tensors": MASK_OF_FP32},
+    passes={"attn_mask_type": "arbitrary", "dtype": "fp32", "tensors": MASK_OF_FP32},
+)
+def efficient_mask_dtype(p: AttentionParams, env: Environment) -> Violation | None:
+    """The memory-efficient kernel wants a mask of the query's type
+
+    Why: F.sdpa turns a bool mask into it and passes others on: with fp32 beside half precision it chooses
+    this kernel and raises "invalid dtype for bias - should match query's dtype". On ROCm it goes elsewhere.
+    Fix: mask.to(query.dtype).
+    Source: TORCH_CHECK in _efficient_attention_forward, v2.4.0 attention.cu, line 1241; C (ROCm);
+    pytorch#191612.
+    """
+    mask = p.tensors.mask
+    if mask is None or mask.dtype != "fp32" or p.dtype == "fp32":
+        return None
+    return Violation("tensors.mask", mask.dtype, OneOf("bool", p.dtype))
 
 
 @rule(

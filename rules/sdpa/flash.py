@@ -8,9 +8,10 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
-from attnsel.rules.sdpa.common import CUDA, GRID
+from attnsel.rules.sdpa.common import CUDA, GPUS, GRID
 from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
 from attnsel.selection.verdict import Unknown, Violation
+from attnsel.versions import torch
 
 rule = rules_about("sdpa.flash", "sdpa.varlen", device=CUDA)
 
@@ -19,22 +20,21 @@ SMALL_SHARED_MEMORY = frozenset({86, 87, 88, 89, 120, 121})
 
 
 @rule("SDPA100", "sdpa.flash", fires_on={"device": "mps"}, passes={"gpu": "cpu"}, device=None)
-def flash_devices(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
-    """The flash kernel exists on NVIDIA GPUs and CPUs
+def flash_devices(p: AttentionParams, env: Environment) -> Violation | None:
+    """attnsel calls the flash kernels of NVIDIA's and AMD's GPUs and of CPUs
 
-    Why: attnsel calls the op of those two. ROCm builds answer the same op with AOTriton or CK, whose limits
-    were not read; XPU and MPS have other ops.
-    Fix: sdpa.math and tiled run on every device.
-    Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/ops.py, "TRAITS".
+    Why: F.sdpa has others elsewhere, which have ops of their own and which attnsel does not call. Intel's
+    GPUs: oneDNN from PyTorch 2.7 on, without a backward at first, and FlashAttention by SYCL-TLA from about
+    2.10 on. Apple's: Metal kernels inside the math op, from 2.8 on.
+    Fix: F.scaled_dot_product_attention as it is; of attnsel's, sdpa.math and tiled run on every device.
+    Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/ops.py, "TRAITS"; pytorch#147614,
+    pytorch#167057, torch-xpu-ops#1749 (XPU); pytorch#131362, pytorch#174861 (MPS).
     """
-    needed = OneOf("cuda", "cpu")
-    if needed.holds(env.device.type, p):
-        return None
-    finding = Unknown if env.device.type == "rocm" else Violation
-    return finding("device", env.device.type, needed)
+    needed = OneOf("cuda", "rocm", "cpu")
+    return None if needed.holds(env.device.type, p) else Violation("device", env.device.type, needed)
 
 
-@rule("SDPA101", fires_on={"attn_mask_type": "arbitrary"})
+@rule("SDPA101", device=GPUS, fires_on={"attn_mask_type": "arbitrary"})
 def flash_takes_no_mask(p: AttentionParams, env: Environment) -> Violation | None:
     """The flash kernel takes no mask tensor on CUDA
 
@@ -50,7 +50,7 @@ def flash_takes_no_mask(p: AttentionParams, env: Environment) -> Violation | Non
     )
 
 
-@rule("SDPA102", requires={"dtype": OneOf("bf16", "fp16")}, fires_on={"dtype": "fp32"})
+@rule("SDPA102", device=GPUS, requires={"dtype": OneOf("bf16", "fp16")}, fires_on={"dtype": "fp32"})
 def flash_half_precision(p: AttentionParams, env: Environment) -> bool:
     """The flash kernel computes in fp16 or bf16 on CUDA
 
@@ -60,13 +60,21 @@ def flash_half_precision(p: AttentionParams, env: Environment) -> bool:
     return not p.dtype.startswith("fp8")  # SDPA003
 
 
-@rule("SDPA103", requires={"arch": AtLeast(80)}, fires_on={"gpu": "T4"}, passes={"gpu": "A100"}, device=None)
+@rule(
+    "SDPA103",
+    when=torch(">=2.2.0"),
+    requires={"arch": AtLeast(80)},
+    fires_on={"gpu": "T4"},
+    passes={"gpu": "A100"},
+    device=None,
+)
 def flash_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """The flash kernel needs Ampere or newer (sm80)
 
     Why: FlashAttention 2 is built on instructions that Turing and Volta lack.
     Fix: sdpa.efficient runs on Turing and Volta; triton on Turing.
-    Source: check_flash_attention_hardware_support, PyTorch sdp_utils.cpp (A, B, C).
+    Source: check_flash_attention_hardware_support, PyTorch sdp_utils.cpp (A, B, C); for 2.2 to 2.5 "[sm80,
+    sm90]" in libtorch_cuda.so of their wheels. Before, see SDPA703.
     """
 
 
@@ -101,6 +109,8 @@ def flash_head_dim_limit(p: AttentionParams, env: Environment) -> None:
 @rule(
     "SDPA106",
     "sdpa.flash",
+    when=torch(">=2.2.0"),
+    device=GPUS,
     fires_on={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
 )
@@ -190,18 +200,20 @@ def flash_grid(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "SDPA110",
+    when=torch(">=2.15.0"),
     requires={"platform": OneOf("linux")},
     unknown=True,
     evidence="reported",
-    fires_on={"platform": "windows"},
+    fires_on={"platform": "windows", "torch": "2.15.0"},
+    passes={"torch": "2.15.0"},
 )
 def flash_on_windows(p: AttentionParams, env: Environment) -> bool:
-    """Windows wheels of PyTorch may lack the flash kernel
+    """Windows wheels of PyTorch after 2.14 may have the flash kernel
 
-    Why: for a long time they were built without USE_FLASH_ATTENTION; torch.backends.cuda.
-    is_flash_attention_available() tells for one build.
-    Fix: use Linux or WSL, or sdpa.efficient.
-    Source: Comfy-Org/ComfyUI#9299.
+    Why: a change that builds it with Microsoft's compiler is proposed, and no wheel with it was read;
+    torch.backends.cuda.is_flash_attention_available() tells for one build. Up to 2.14 see SDPA811.
+    Fix: use Linux or WSL, sdpa.cudnn or sdpa.efficient.
+    Source: pytorch#186343; Comfy-Org/ComfyUI#9299.
     """
     return env.platform == "windows"
 

@@ -59,7 +59,7 @@ def test_every_exit_code_and_command_is_listed():
     codes |= {output.INTERRUPTED, output.BROKEN_PIPE, output.CANNOT_WRITE}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} == codes
     commands = {word.split()[1] for word in in_backticks(text) if word.startswith("attnsel ")}
-    assert set(cli._COMMANDS) <= commands
+    assert set(cli.COMMANDS) <= commands
 
 
 @pytest.mark.parametrize("command", DESCRIBED)

@@ -17,15 +17,26 @@ from hypothesis import strategies as st
 
 from attnsel import AttentionParams, Environment, settings
 from attnsel.cli import main
-from attnsel.cli.flags import FLAGS
+from attnsel.cli.flags import FLAGS, SHORTHANDS
 from attnsel.cli.output import BAD_INPUT, FOUND, NO_BACKEND
 
 SLOW = 5  # seconds
 WORDS = {FOUND: "answered", NO_BACKEND: "no backend", BAD_INPUT: "bad input"}
 
-NAMES = [flag.name for flag in FLAGS] + [flag.negative for flag in FLAGS if flag.negative]
+NAMES = [name for flag in (*FLAGS, *SHORTHANDS) for name in (*flag.names, flag.negative) if name]
 OTHER_NAMES = ["--json", "--csv", "--params", "--env", "--gpus-per-node", "--link-gbs", "--network-gbs"]
-OTHER_NAMES += ["--rows", "--cols", "--candidate", "--family", "--evidence", "--ranges", "--help"]
+OTHER_NAMES += [
+    "--short",
+    "--markdown",
+    "--sources",
+    "--rows",
+    "--cols",
+    "--candidate",
+    "--family",
+    "--evidence",
+    "--ranges",
+    "--help",
+]
 
 # What is legal somewhere, and what is legal nowhere.
 ODD = ["", " ", "-", "--", "-1", "0", "1", "2", "7", "64", "128", "1e400", "nan", "-inf", "None", "="]

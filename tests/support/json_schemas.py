@@ -52,6 +52,7 @@ MAPS = {
     "passes",
     "trips",
     "instead",
+    "pins",
 }
 MAPS |= {"commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
@@ -82,7 +83,7 @@ LINES = {
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],
-    "rule": ["rule CUDNN204", "rule PREF001", "rule POLICY001", "rule BUG006", "rule SDPA001", "rule CP001"],
+    "rule": ["rule CUDNN204", "rule PREF001", "rule POLICY001", "rule BUG006", "rule SDPA003", "rule CP001"],
 }
 
 

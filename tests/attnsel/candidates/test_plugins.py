@@ -249,7 +249,7 @@ def beside_broken_ones(tmp_path_factory: pytest.TempPathFactory, installed: Path
         "    p = attnsel.AttentionParams(dtype='fp32', max_seqlen_q=s)\n"
         "    assert attnsel.select(p, env).backend == 'sample.plain'\n"
         "assert len(CANDIDATES) == 12 and not [c for c in REGISTRY.pages if c.startswith('ACME')]\n"
-        "assert REGISTRY.pages['SDPA001'].module == 'attnsel.rules.sdpa.common'\n"
+        "assert REGISTRY.pages['SDPA003'].module == 'attnsel.rules.sdpa.common'\n"
     )
     done = python(code, site, installed)
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,7 @@ def asked(monkeypatch, line: str) -> tuple[AttentionParams, Environment, Policy]
 def test_every_field_of_a_call_has_a_flag_or_a_reason_not_to():
     flags = {flag.field for flag in FLAGS if flag.part == "params"}
     assert set(AttentionParams.model_fields) - flags == {"tensors", "fp8_meta"}
-    assert flags - set(AttentionParams.model_fields) == {"fp8_recipe"}
+    assert flags - set(AttentionParams.model_fields) == {"fp8_recipe", "mask_dtype", "tensor_rank"}
 
 
 def test_every_component_and_wish_has_a_flag():
@@ -255,9 +255,15 @@ def test_a_dash_reads_standard_input(monkeypatch, tmp_path):
         ("explain --gpu H99", ["--gpu H99: unknown GPU", "H100", "sm90"]),
         ("explain --gpu H100 --cudnn nine", ["--cudnn nine: not a version"]),
         ("explain --gpu H100 --dtype bf17", ["--dtype bf17: must be 'bf16', 'fp16'"]),
-        ("explain --gpu H100 --num-heads many", ["--num-heads", '"many"', "int"]),
+        (
+            "explain --gpu H100 --num-heads many",
+            ["--num-heads many: must be a whole number such as 4096, 128_000 or 8k (8192)"],
+        ),
         ("explain --gpu H100 --num-heads -3", ["--num-heads -3: must be greater than 0"]),
-        ("explain --gpu H100 --window-size 128", ["--window-size", "2"]),
+        (
+            "explain --gpu H100 --window-size 1 2 3",
+            ["--window-size 1 2 3: must be LEFT RIGHT, or one number"],
+        ),
         ("explain --gpu H100 --window-size -5 0", ["--window-size -5 0: each bound must be"]),
         ("explain --gpu H100 --kv-cache contiguous", ["--training: must be False", "(say --inference)"]),
         ("explain --gpu H100 --kv-cache paged --inference", ["--kv-cache paged: must be 'paged' exactly"]),
@@ -381,4 +387,26 @@ def test_colours_only_on_a_terminal():
         pass  # how Linux says that the other end is closed
     os.waitpid(pid, 0)
     assert "\x1b[32m✔".encode() in out
+    assert b"\x1b[1mcudnn" in out
     assert "\x1b" not in select(AttentionParams(), Environment.describe("H100")).report()
+
+
+def test_what_plain_f_sdpa_cares_about_has_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, _, _ = asked(monkeypatch, "explain --gpu A100 --mask-dtype fp32 --tensor-rank 3")
+    assert p.attn_mask_type == "arbitrary"
+    assert p.tensors.mask is not None
+    assert (p.tensors.mask.dtype, p.tensors.rank) == ("fp32", 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--mask-dtype fp17", "--mask-dtype fp17: must be"),
+        ("--mask-dtype fp32 --attn-mask-type causal", "goes with --attn-mask-type arbitrary"),
+        ("--tensor-rank 9", "rank = 9: must be less than or equal to 8"),
+    ],
+)
+def test_what_is_wrong_with_them_is_told(run, words: str, told: str) -> None:
+    code, _, error = run(f"explain --gpu A100 {words}")
+    assert code == 2
+    assert told in error
