@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.meanings import suggestion
 
@@ -96,3 +97,30 @@ def in_words(error: BaseException) -> str:
     """An error's type and text in one line, whatever its ``__str__`` does."""
     text = " ".join(short(error, str, limit=400).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Caller(NamedTuple):
+    """Who called attnsel: the ``stacklevel`` of the line, and what of attnsel it called."""
+
+    stacklevel: int
+    module: str
+    function: str
+
+
+_NOT_A_CALLER = frozenset({"attnsel", "torch", "transformers"})  # whose lines no one who is warned can change
+
+
+def caller() -> Caller:
+    """The first caller outside attnsel, torch and transformers, as the function that asks has to name it.
+
+    (Python 3.12 has ``skip_file_prefixes`` for the first half.)
+    """
+    frame, level, entry = sys._getframe(1), 1, sys._getframe(1)
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _NOT_A_CALLER:
+            break
+        if package == "attnsel":
+            entry = frame
+        frame, level = frame.f_back, level + 1
+    return Caller(level, str(entry.f_globals.get("__name__", "")), entry.f_code.co_name)

@@ -7,7 +7,8 @@ The environment is read once, at first use; :func:`configure` reads it again and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
@@ -16,8 +17,8 @@ from pydantic import BeforeValidator, Field
 
 from attnsel._lock import ForkSafeLock
 from attnsel._model import FrozenModel
-from attnsel.errors import InvalidInput
-from attnsel.meanings import suggestion
+from attnsel.errors import InvalidInput, caller, printable
+from attnsel.meanings import MEANT, near, suggestion
 from attnsel.policy import Policy
 
 VARIABLES: dict[str, str] = {
@@ -35,6 +36,11 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_CHECK": "check",
     "ATTNSEL_SELFCHECK": "selfcheck",
 }
+_PREFIX = "ATTNSEL_"
+
+
+class VariableWarning(UserWarning):
+    """A variable that begins with ATTNSEL_ and that nothing reads: probably misspelt. Once for each."""
 
 
 def _read_selfcheck(value: Any) -> Any:
@@ -64,6 +70,7 @@ _POLICY_FIELDS = frozenset(Policy.model_fields)
 _SETTINGS_FIELDS = frozenset(Settings.model_fields) - {"policy"}
 
 _lock = ForkSafeLock()
+_warned: set[str] = set()  # of variables, which are no more than the environment holds
 _process: Settings | None = None
 _override: ContextVar[Settings | None] = ContextVar("attnsel_settings", default=None)
 
@@ -83,6 +90,7 @@ def configure(**changes: Any) -> Settings:
     settings = _changed(_from_environment(os.environ), changes)
     with _lock:
         _process = settings
+    _warn_of_unknown(os.environ)
     return settings
 
 
@@ -101,7 +109,33 @@ def _load() -> Settings:
     with _lock:
         if _process is None:
             _process = _from_environment(os.environ)
-        return _process
+        settings = _process
+    _warn_of_unknown(os.environ)
+    return settings
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that look like ours and that nothing reads, each with the one that was meant, or ""."""
+    meant = {field: variable for variable, field in VARIABLES.items()}
+    meant |= {variable.removeprefix(_PREFIX).lower(): variable for variable in VARIABLES}
+    found = {}
+    for name in sorted(environ):
+        if name.upper().startswith(_PREFIX) and name not in VARIABLES:
+            word = name[len(_PREFIX) :].lower()
+            key = word if word in meant else near(word, meant, MEANT)
+            found[name] = "" if key is None else meant[key]
+    return found
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    for name, meant in unknown_variables(environ).items():
+        with _lock:
+            if name in _warned:
+                continue
+            _warned.add(name)
+        what = f"did you mean {meant}?" if meant else f"allowed: {', '.join(VARIABLES)}"
+        text = f"{printable(name)} is set and nothing reads it: {what}"
+        warnings.warn(text, VariableWarning, stacklevel=caller().stacklevel)
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:

@@ -58,6 +58,7 @@ LAYERS = [
     ["unlock"],
     ["report"],
     ["selection.select", "settings"],
+    ["copy_advice"],
     ["debug"],
     [
         "context_parallel.schedule",
@@ -72,7 +73,7 @@ LAYERS = [
     ["flash_attn", "integrations"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:19] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:20] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {
     "params",
     "layout",
