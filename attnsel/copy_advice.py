@@ -33,7 +33,7 @@ def _lengths(a: Adaptation) -> str:
 
 
 def _copies(a: Adaptation, p: AttentionParams) -> int:
-    return dict(a.changes).get("num_gqa_groups", p.num_heads) // p.num_gqa_groups
+    return int(dict(a.changes).get("num_gqa_groups", p.num_heads)) // p.num_gqa_groups
 
 
 # ---- attention() and DotProductAttention ----------------------------------------------------------------
