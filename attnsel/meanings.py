@@ -23,7 +23,7 @@ MEANT: dict[str, str] = {
     "head_dim_v": "v_head_dim d_v hdim_v headdim_v dv",
     "attn_mask_type": "attn_mask attention_mask mask_type attn_mask_types padding padding_mask "
     "attention_mask_type",
-    "attention_dropout": "dropout dropout_p attn_dropout p_dropout dropout_prob attention_probs_dropout_prob",
+    "attention_dropout": "dropout_p attn_dropout p_dropout dropout_prob attention_probs_dropout_prob",
     "dtype": "precision data_type torch_dtype bf16 fp16 half qkv_dtype element_type bfloat16 float16",
     "qkv_layout": "qkv_format format input_layout memory_format tensor_layout varlen thd bshd sbhd bhsd",
     "softmax_type": "sinks sink attention_sinks s_aux attention_sink softmax off_by_one",
@@ -57,6 +57,7 @@ MEANT: dict[str, str] = {
 _MEANT_IN_CODE: dict[str, str] = {
     "num_attention_heads": f"num_heads heads {MEANT['num_heads']}",
     "num_heads": "heads num_attention_heads",
+    "attention_dropout": "dropout",
     "num_gqa_groups": "kv_heads num_kv_heads num_key_value_heads",
     "kv_channels": "head_dim headdim head_size d_head dim_head embed_dim",
     "head_dim_qk": "head_dim headdim head_size d dim d_head kv_channels dim_head",
