@@ -115,6 +115,9 @@ class Environment(FrozenModel):
     )
     assumed: tuple[str, ...] = ()
     detected: bool = False
+    settled: bool = Field(
+        default=False, exclude=True, description="what is assumed stays: an answer was worked out with it"
+    )
 
     @property
     def arch(self) -> int | None:
@@ -182,8 +185,8 @@ def describe_device(gpu: str | None) -> Device:
     """A device from a GPU name, an architecture, ``"cpu"`` or None. Raises InvalidInput."""
     if gpu is not None and not isinstance(gpu, str):
         raise InvalidInput("gpu", gpu, "must be the name of a GPU, an architecture such as sm90, or cpu")
-    wanted = "cpu" if gpu is None else gpu.strip().casefold()
-    if wanted == "cpu":
+    wanted = "" if gpu is None else gpu.strip().casefold()
+    if gpu is None or wanted == "cpu":
         return Device(type="cpu", name="CPU")
     if wanted == "mps":
         return Device(type="mps", name=wanted)

@@ -225,7 +225,7 @@ def _check_kinds(**given: Any) -> None:
 @lru_cache(maxsize=8192)
 def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
     load_plugins()
-    if env.assumed:
+    if env.assumed and not env.settled:
         env = settled(p, env, waivers_of(policy))
     inquiry = Inquiry(p, env, policy, evidence)
     return Selection(inquiry, inquiry.decide())

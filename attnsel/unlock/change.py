@@ -85,9 +85,8 @@ def _with_recipe(p: AttentionParams, of_recipe: Mapping[str, Any]) -> dict[str, 
         covers = {"fp8_dpa": False, "fp8_mha": False}
     kind = of_recipe.get("fp8_recipe")
     if kind is None and old is not None:
-        recipe = old.derive(**covers)
-    else:
-        recipe = read_recipe({"kind": kind or "delayed", **covers})
+        return {"fp8": True, "fp8_meta": Fp8Meta(recipe=old.derive(**covers))}
+    recipe = read_recipe({"kind": kind or "delayed", **covers})
     return {"fp8": True, "fp8_meta": Fp8Meta(recipe=recipe)}
 
 

@@ -93,8 +93,9 @@ def needs_software(base: Scenario, changes: Mapping[str, Any]) -> bool:
 def _install(question: Scenario, name: str, wanted: Wanted, software: Software, judge: Judge) -> Install:
     env, before = software.env, question.env
     versions = {c: getattr(env, c) for c in COMPONENTS if getattr(env, c) is not None}
-    reflash = software.moved and env.flash_attn is not None  # it is compiled for one torch
-    flash = {"flash_attn": env.flash_attn} if reflash else {}
+    flash: Wanted = {}
+    if software.moved and env.flash_attn is not None:  # it is compiled for one torch
+        flash = {"flash_attn": env.flash_attn}
     return Install(
         pins=tuple((c, _exactly(software, c)) for c in versions if c != "python"),
         changes=tuple((c, v) for c, v in versions.items() if v != getattr(before, c)),

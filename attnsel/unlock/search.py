@@ -73,13 +73,13 @@ class Unlock(NamedTuple):
     ) -> tuple[AttentionParams, Environment, Policy]:
         """The question with these changes made; ``select`` of it finds the candidate eligible.
 
-        Nothing of the environment is assumed any more: the changes were checked with just these versions.
+        What is assumed of the environment stays as it is: the changes were checked with just these versions.
 
         Raises InvalidInput for parameters with which the changes contradict each other: those of the
         selection that this came from never do.
         """
         after = changed(Scenario(params, environment, policy), _whole(self.changes, self.install))
-        return after.p, after.env.derive(assumed=()), after.policy
+        return after.p, after.env.derive(settled=True), after.policy
 
     def as_dict(self) -> dict[str, Any]:
         return {
