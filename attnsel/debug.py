@@ -14,7 +14,7 @@ from attnsel._lock import ForkSafeLock
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.copy_advice import COPIES, advice
-from attnsel.errors import caller, printable, short
+from attnsel.errors import Caller, caller, printable, short
 from attnsel.report import one_line
 from attnsel.selection.requirements import size
 from attnsel.settings import Settings
@@ -105,7 +105,13 @@ def _warn_copies(selection: Selection, settings: Settings, label: str) -> None:
             continue
         whose = f"{printable(label)}: " if label else ""
         what = f"{name} {adaptation.text} on every call ({size(adaptation.bytes)})"
-        _warn(f"{whose}{what}: {advice(adaptation, p, caller())}", CopyWarning)
+        _warn(f"{whose}{what}: {advice(adaptation, p, _user_of(label, caller()))}", CopyWarning)
+
+
+def _user_of(label: str, found: Caller) -> Caller:
+    """The caller; of compiled code, which enters at an operator, by the label of flash_attn's functions."""
+    compiled = found.module.startswith("attnsel.runtime") and label.startswith("flash_attn_")
+    return found._replace(module="attnsel.flash_attn", function=label) if compiled else found
 
 
 def _warn(text: str, category: type[Warning]) -> None:

@@ -107,7 +107,8 @@ class Caller(NamedTuple):
     function: str
 
 
-_NOT_A_CALLER = frozenset({"attnsel", "torch", "transformers"})  # whose lines no one who is warned can change
+# Whose lines no one who is warned can change; "" is code that torch.compile made.
+_NOT_A_CALLER = frozenset({"attnsel", "torch", "transformers", ""})
 
 
 def caller() -> Caller:

@@ -74,6 +74,19 @@ def test_a_copy_is_told_at_the_callers_line_in_its_words(call: Callable[[], Any]
     assert any(words in str(one.message) for one in copies)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_code_speaks_flash_attns_words_as_well() -> None:
+    lengths = torch.tensor([0, 4, 9], dtype=torch.int32)
+    run = torch.compile(flash_attn.flash_attn_varlen_func, backend="aot_eager")
+    q = torch.randn(9, 2, 8).half()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(q, q, q, lengths, lengths, 5, 5)
+    (copy,) = [one for one in told if one.category is debug.CopyWarning]
+    assert copy.filename == __file__
+    assert "can go to flash_attn_func as [batch, seqlen, ...]" in str(copy.message)
+
+
 def adaptation(name: str) -> Adaptation:
     changes: dict[str, tuple[tuple[str, Any], ...]] = {
         "contiguous": (("q", None), ("k", None)),
@@ -175,6 +188,7 @@ def below(modules: tuple[str, ...]) -> Callable[[], Any]:
     [
         (("attnsel.functional", "attnsel.debug"), "attnsel.functional"),
         (("torch.nn", "attnsel.module", "attnsel.debug"), "attnsel.module"),
+        (("", "torch.compiler", "attnsel.runtime.compiled"), "attnsel.runtime.compiled"),
         (("transformers.models.llama", "torch.nn", MODEL, "attnsel.debug"), MODEL),
     ],
 )
