@@ -20,6 +20,7 @@ from attnsel._params_checks import LARGEST
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.installed import flash_attn_versions, installed_version
+from attnsel.meanings import suggestion
 from attnsel.releases import NoCode, build_with, builds_of, fitting_build, no_code
 from attnsel.versions import Version
 
@@ -145,9 +146,9 @@ class Environment(FrozenModel):
         """
         unknown = sorted(set(versions) - set(COMPONENTS))
         if unknown:
-            raise InvalidInput(
-                unknown[0], versions[unknown[0]], f"no such component; allowed: {', '.join(COMPONENTS)}"
-            )
+            meant = suggestion(unknown[0], ("gpu", *COMPONENTS))
+            said = f"no such component: {meant} Allowed" if meant else "no such component; allowed"
+            raise InvalidInput(unknown[0], versions[unknown[0]], f"{said}: {', '.join(COMPONENTS)}")
         given: dict[str, Version | None] = {}
         for name, value in versions.items():
             given[name] = _component(name, value)
