@@ -249,7 +249,7 @@ print(json.dumps({"gpus": [name if isinstance(name, str) else name.decode() for 
 
 
 def _gpus_in_sight() -> tuple[str, ...]:
-    """Names of the NVIDIA GPUs the driver knows (NVML); without nvidia-ml-py "NVIDIA GPU" for each of them."""
+    """Names of the NVIDIA GPUs the driver knows (NVML); without nvidia-ml-py "NVIDIA GPU" for each."""
     if _has_nvml():
         answered, said, _ = run_script(_ASK_THE_DRIVER)
         if answered:
@@ -266,5 +266,5 @@ def _has_nvml() -> bool:
 
 
 def _driver_unasked(gpus: tuple[str, ...]) -> bool:
-    """Whether there is a driver whose GPUs have no names here, or are not seen at all, for want of a package."""
+    """Whether there is a driver, and for want of a package its GPUs have no names or are not seen."""
     return not _has_nvml() and (bool(gpus) or shutil.which("nvidia-smi") is not None)
