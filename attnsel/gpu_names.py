@@ -17,7 +17,7 @@ _FORM_OF = {"sxm": "sxm", "pcie": "pcie", "pci": "pcie", "nvl": "nvl", "fhhl": "
 _NOISE = {
     *("gpu", "gpus", "graphics", "card", "generation", "gen", "edition", "design", "with", "workstation"),
     *("tensor", "core", "accelerator", "corporation", "lovelace", "jetson", "hgx", "dgx", "grid", "module"),
-    *("developer", "kit", "devkit", "superchip"),
+    *("developer", "kit", "devkit", "superchip", "ac", "lc"),
 }
 _MIG = re.compile(r"\s*\bmig[\s_-]+(?:\dc\.)?(\d)g\.(\d{1,3})gb(?:\+[a-z.+]+)?\s*$")
 _VGPU = re.compile(r"-(?:(\d)-)?(\d{1,3})[abcq]$")
@@ -54,7 +54,8 @@ def take_apart(name: str) -> Spelling:
     elif virtual:
         part = Slice(int(virtual[2]), int(virtual[1]) if virtual[1] else None, virtual=True)
         text = text[: virtual.start()]
-    gib, form, laptop, model = None, "", False, []
+    gib, form, laptop = None, "", False
+    model: list[str] = []
     text = re.sub(r"(laptop|mobile)", r" \1 ", text)
     text = re.sub(r"max[\s-]?q", "max-q", re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text))
     max_q = "max-q" in text
