@@ -54,7 +54,8 @@ def take_apart(name: str) -> Spelling:
     elif virtual:
         part = Slice(int(virtual[2]), int(virtual[1]) if virtual[1] else None, virtual=True)
         text = text[: virtual.start()]
-    gib, form, laptop, model = None, "", False, []
+    gib, form, laptop = None, "", False
+    model: list[str] = []
     text = re.sub(r"(laptop|mobile)", r" \1 ", text)
     text = re.sub(r"max[\s-]?q", "max-q", re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text))
     max_q = "max-q" in text
