@@ -17,7 +17,7 @@ _FORM_OF = {"sxm": "sxm", "pcie": "pcie", "pci": "pcie", "nvl": "nvl", "fhhl": "
 _NOISE = {
     *("gpu", "gpus", "graphics", "card", "generation", "gen", "edition", "design", "with", "workstation"),
     *("tensor", "core", "accelerator", "corporation", "lovelace", "jetson", "hgx", "dgx", "grid", "module"),
-    *("developer", "kit", "devkit", "superchip"),
+    *("developer", "kit", "devkit", "superchip", "ac", "lc"),
 }
 _MIG = re.compile(r"\s*\bmig[\s_-]+(?:\dc\.)?(\d)g\.(\d{1,3})gb(?:\+[a-z.+]+)?\s*$")
 _VGPU = re.compile(r"-(?:(\d)-)?(\d{1,3})[abcq]$")

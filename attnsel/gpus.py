@@ -124,8 +124,8 @@ def _variants(said: Spelling) -> list[tuple[Spelling, Gpu]]:
     model = said.model
     if said.part and said.part.virtual and model in VGPU:
         return [(said, CATALOGUE[VGPU[model].casefold().replace(" ", "")])]
-    names = [model, f"rtx{model}", f"gtx{model}", f"quadro{model}"]
-    names += [model.removeprefix("quadro"), f"rtx{model.removeprefix('quadro')}"]
+    names = [model, f"rtx{model}", f"gtx{model}", model.removeprefix("quadro")]
+    names.append(f"rtx{model.removeprefix('quadro')}")
     # Turing laptops have their desktop cards' figures, where no row says otherwise.
     for laptop in (True, False) if said.laptop else (False, True):
         for key in names:

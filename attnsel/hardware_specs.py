@@ -5,9 +5,9 @@ data sheets add both directions up. Sources, all NVIDIA's: data sheets of V100, 
 L40, L40S, H100, H100 NVL, H200 and H200 NVL, HGX B200 and B300; white papers "Ampere GA102", "Ada" and
 "RTX Blackwell" for the RTX cards (rates with FP32 accumulation). Data sheets that give a rate with sparsity:
 half of it. Networks: DGX-1 (4 × EDR 100 Gb/s for 8 GPUs), DGX A100 (8 × HDR 200 Gb/s), DGX H100, H200 and
-B200 (8 × NDR 400 Gb/s), DGX B300 (8 × 800 Gb/s). Where no such system exists the network is None: it has to be
-stated. Bridges join two PCIe cards at most, so the link of these is PCIe. Other cards have no estimate: the
-data sheets of GB10, laptops and many more have no 16-bit rate, or nobody read them for it.
+B200 (8 × NDR 400 Gb/s), DGX B300 (8 × 800 Gb/s). Where no such system exists the network is None: it has to
+be stated. Bridges join two PCIe cards at most, so the link of these is PCIe. Other cards have no estimate:
+the data sheets of GB10, laptops and many more have no 16-bit rate, or nobody read them for it.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def state() -> dict[str, str | None]:
 
 
 def _ask(questions: dict[str, Callable[[Any, Any], str]]) -> dict[str, str | None]:
-    """What NVML answers for the current device; None of what the board lacks. "missing": what to install.
+    """What NVML answers for the current device; None of what the board has not, "missing" what is to install.
 
     By the device's own name: CUDA_VISIBLE_DEVICES renumbers devices for torch alone.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from cyclopts import (
     App,
@@ -67,9 +68,7 @@ def build_app(argv: Sequence[str]) -> App:
 
 
 def _call(words: list[str]) -> Any:
-    return build_app(words)(
-        words, exit_on_error=False, print_error=False, result_action="return_value"
-    )
+    return build_app(words)(words, exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def _in_words(error: CycloptsError, words: list[str]) -> str:

@@ -266,5 +266,5 @@ def _has_nvml() -> bool:
 
 
 def _driver_unasked(gpus: tuple[str, ...]) -> bool:
-    """Whether there is a driver whose GPUs have no names here, or are not seen, for want of a package."""
+    """Whether there is a driver, and for want of a package its GPUs have no names or are not seen."""
     return not _has_nvml() and (bool(gpus) or shutil.which("nvidia-smi") is not None)
