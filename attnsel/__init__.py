@@ -78,7 +78,8 @@ def __getattr__(name: str) -> _Any:
     import importlib
 
     try:
-        return getattr(importlib.import_module(module), name)
+        value = globals()[name] = getattr(importlib.import_module(module), name)  # found at once from now on
+        return value
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

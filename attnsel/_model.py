@@ -52,7 +52,7 @@ class FrozenModel(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise InvalidInput.from_pydantic(error) from None
+            raise InvalidInput.from_pydantic(error, type(self).model_fields) from None
         except TypeError:  # of a model in this one, which takes its values by name
             for name, value in data.items():
                 if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):

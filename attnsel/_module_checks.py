@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attnsel._params_checks import MOST
 from attnsel._scalars import number, text
 from attnsel.errors import InvalidInput, UnsupportedArgument, short
+from attnsel.meanings import arguments_of, unknown_argument
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 
@@ -71,11 +73,15 @@ def check_names(static: dict[str, Any]) -> None:
     Policy(**{name: static[name] for name in ("backend", "adapt") if static[name] is not None})
 
 
-def refuse_not_yet(**given: Any) -> None:
-    """Raise for arguments that ask for something attnsel does not do, or that do not exist."""
+def refuse_not_yet(given: dict[str, Any], method: Callable[..., Any], init: Callable[..., Any]) -> None:
+    """Raise for arguments that ask for something attnsel does not do, or that ``method`` does not have.
+
+    ``init``: what takes the arguments of the module itself.
+    """
     for name, value in given.items():
         if name not in _NOT_YET:
-            raise TypeError(f"DotProductAttention got an unexpected argument {name!r}")
+            known, built = arguments_of(method), arguments_of(init)
+            raise unknown_argument("DotProductAttention", name, known, "DotProductAttention(...)", built)
         default = _NOT_YET[name]
         if value is not default and not (type(value) is type(default) and value == default):
             raise UnsupportedArgument(f"{name} = {short(value)}: not supported yet; allowed: {default!r}")

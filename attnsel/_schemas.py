@@ -10,7 +10,7 @@ from typing import Any
 
 VERSIONS: dict[str, int] = {
     "selection": 4,  # Selection.as_dict, attnsel explain
-    "plan": 1,  # Plan.as_dict, inside attnsel explain --cp-size
+    "plan": 2,  # Plan.as_dict, inside attnsel explain --cp-size
     "debug": 4,  # a line of ATTNSEL_DEBUG_FORMAT=json
     "matrix": 1,
     "rules": 1,  # one row of attnsel rules

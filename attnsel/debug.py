@@ -8,22 +8,19 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnsel._lock import ForkSafeLock
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
-from attnsel.errors import printable, short
-from attnsel.layout import FORMATS
+from attnsel.copy_advice import COPIES, advice
+from attnsel.errors import Caller, caller, printable, short
 from attnsel.report import one_line
 from attnsel.selection.requirements import size
 from attnsel.settings import Settings
 
 if TYPE_CHECKING:
-    from attnsel.params import AttentionParams
     from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Adaptation
 
 logger = logging.getLogger("attnsel")
 
@@ -71,7 +68,7 @@ def announce(selection: Selection, settings: Settings, label: str = "") -> None:
     if not _is_news(key, settings):
         return
     if settings.debug == 0:
-        warnings.warn(one_line(selection), SlowPathWarning, stacklevel=2)
+        _warn(one_line(selection), SlowPathWarning)
         return
     _emit(_text(selection, settings, label), settings)
     for remark in selection.hints:
@@ -82,7 +79,7 @@ def warn_hint(code: str, message: str, settings: Settings, label: str = "") -> N
     """One warning per module and hint, whatever the sizes."""
     if _is_news(("hint", label, code), settings):
         whose = f"{printable(label)}: " if label else ""
-        warnings.warn(f"{whose}{message} [{code}]", HintWarning, stacklevel=3)
+        _warn(f"{whose}{message} [{code}]", HintWarning)
 
 
 def _is_news(key: Any, settings: Settings) -> bool:
@@ -101,58 +98,25 @@ def _warn_copies(selection: Selection, settings: Settings, label: str) -> None:
     p, name = selection.params, selection.backend
     assert name is not None
     for adaptation in selection[name].adaptations:
-        if adaptation.name not in _SPARED:
+        if adaptation.name not in COPIES:
             continue
         key = (label, name, adaptation.name, tuple(field for field, _ in adaptation.changes))
         if not _is_news(key, settings):
             continue
         whose = f"{printable(label)}: " if label else ""
-        warnings.warn(
-            f"{whose}{name} {adaptation.text} on every call ({size(adaptation.bytes)}): "
-            f"{_SPARED[adaptation.name](adaptation, p)}",
-            CopyWarning,
-            stacklevel=2,
-        )
+        what = f"{name} {adaptation.text} on every call ({size(adaptation.bytes)})"
+        _warn(f"{whose}{what}: {advice(adaptation, p, _user_of(label, caller()))}", CopyWarning)
 
 
-def _dense_copy(a: Adaptation, p: AttentionParams) -> str:
-    names = [name for name, _ in a.changes]
-    lines = "; ".join(f"{name} = {name}.contiguous()" for name in names)
-    return f"call {lines} once before, or make the projection emit {p.qkv_format} in dense memory"
+def _user_of(label: str, found: Caller) -> Caller:
+    """The caller; of compiled code, which enters at an operator, by the label of flash_attn's functions."""
+    compiled = found.module.startswith("attnsel.runtime") and label.startswith("flash_attn_")
+    return found._replace(module="attnsel.flash_attn", function=label) if compiled else found
 
 
-def _wider_heads(a: Adaptation, p: AttentionParams) -> str:
-    (field, to), *_ = a.changes
-    if field == "head_dim_qk":
-        scale = f"softmax_scale={p.head_dim_qk} ** -0.5"
-        return f"make the projections of q and k {to} wide per head, zero weights in the rest, with {scale}"
-    return f"make the projection of v {to} wide per head, zero weights in the rest, and cut the output back"
-
-
-def _longer_batches(a: Adaptation, p: AttentionParams) -> str:
-    lengths = ", ".join(str(n) for n in dict.fromkeys(to for _, to in a.changes))
-    return f"pad to {lengths} rows where batches are made, and leave the result so long"
-
-
-def _repeated_heads(a: Adaptation, p: AttentionParams) -> str:
-    groups = dict(a.changes).get("num_gqa_groups", p.num_heads)
-    copies, axis = groups // p.num_gqa_groups, FORMATS[p.qkv_format].heads
-    return f"where k and v are kept, keep k.repeat_interleave({copies}, dim={axis}), and v alike"
-
-
-def _padded_batch(a: Adaptation, p: AttentionParams) -> str:
-    return "give a padded batch: qkv_format='bshd' with the same cu_seqlens"
-
-
-# What a caller can do about each copy.
-_SPARED: dict[str, Callable[[Adaptation, AttentionParams], str]] = {
-    "contiguous": _dense_copy,
-    "pad_head_dim_qk": _wider_heads,
-    "pad_head_dim_v": _wider_heads,
-    "pad_sequence": _longer_batches,
-    "expand_gqa": _repeated_heads,
-    "unpack": _padded_batch,
-}
+def _warn(text: str, category: type[Warning]) -> None:
+    """A warning at the line that called attnsel."""
+    warnings.warn(text, category, stacklevel=caller().stacklevel)
 
 
 def is_slow_path(selection: Selection) -> bool:
@@ -178,11 +142,7 @@ def warn_fallback(candidate: str, message: str, settings: Settings, *, wrong: bo
     """One warning when a prepared kernel refuses after all, with the library's own words, or is ``wrong``."""
     if is_logging_rank(settings):
         what = "gave other numbers than tiled" if wrong else "refused when it ran"
-        warnings.warn(
-            f"{candidate} {what}: {printable(message)}; the next candidate runs",
-            FallbackWarning,
-            stacklevel=2,
-        )
+        _warn(f"{candidate} {what}: {printable(message)}; the next candidate runs", FallbackWarning)
 
 
 def _rank() -> int:
@@ -226,9 +186,5 @@ def _warn_unwritten(file: str, error: Exception, settings: Settings) -> None:
     """Once per file: what was meant for it goes where it goes without one."""
     if _is_news(("debug_file", file), settings):
         why = getattr(error, "strerror", None) or error
-        warnings.warn(
-            f"ATTNSEL_DEBUG_FILE {short(file)} cannot be written ({why}): its lines go to the logger or to "
-            "standard error",
-            DebugFileWarning,
-            stacklevel=2,
-        )
+        where = "its lines go to the logger or to standard error"
+        _warn(f"ATTNSEL_DEBUG_FILE {short(file)} cannot be written ({why}): {where}", DebugFileWarning)

@@ -20,6 +20,7 @@ from attnsel._params_checks import LARGEST
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.installed import flash_attn_versions, installed_version
+from attnsel.meanings import suggestion
 from attnsel.releases import NoCode, build_with, builds_of, fitting_build, no_code
 from attnsel.versions import Version
 
@@ -114,6 +115,9 @@ class Environment(FrozenModel):
     )
     assumed: tuple[str, ...] = ()
     detected: bool = False
+    settled: bool = Field(
+        default=False, exclude=True, description="what is assumed stays: an answer was worked out with it"
+    )
 
     @property
     def arch(self) -> int | None:
@@ -142,9 +146,9 @@ class Environment(FrozenModel):
         """
         unknown = sorted(set(versions) - set(COMPONENTS))
         if unknown:
-            raise InvalidInput(
-                unknown[0], versions[unknown[0]], f"no such component; allowed: {', '.join(COMPONENTS)}"
-            )
+            meant = suggestion(unknown[0], ("gpu", *COMPONENTS))
+            said = f"no such component: {meant} Allowed" if meant else "no such component; allowed"
+            raise InvalidInput(unknown[0], versions[unknown[0]], f"{said}: {', '.join(COMPONENTS)}")
         given: dict[str, Version | None] = {}
         for name, value in versions.items():
             given[name] = _component(name, value)
@@ -181,8 +185,8 @@ def describe_device(gpu: str | None) -> Device:
     """A device from a GPU name, an architecture, ``"cpu"`` or None. Raises InvalidInput."""
     if gpu is not None and not isinstance(gpu, str):
         raise InvalidInput("gpu", gpu, "must be the name of a GPU, an architecture such as sm90, or cpu")
-    wanted = "cpu" if gpu is None else gpu.strip().casefold()
-    if wanted == "cpu":
+    wanted = "" if gpu is None else gpu.strip().casefold()
+    if gpu is None or wanted == "cpu":
         return Device(type="cpu", name="CPU")
     if wanted == "mps":
         return Device(type="mps", name=wanted)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnsel.meanings import suggestion
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -21,8 +24,11 @@ class InvalidInput(ValueError):
         super().__init__(printable(f"{field} = {short(value)}: {allowed}"))
 
     @classmethod
-    def from_pydantic(cls, error: ValidationError) -> InvalidInput:
-        """The first problem of a pydantic error in our words; the rest is counted, not dropped."""
+    def from_pydantic(cls, error: ValidationError, known: Iterable[str] = ()) -> InvalidInput:
+        """The first problem of a pydantic error in our words; the rest is counted, not dropped.
+
+        ``known``: the fields there are, of which an unknown one may mean another.
+        """
         problems = error.errors(include_url=False)
         first = problems[0]
         cause = first.get("ctx", {}).get("error")
@@ -37,7 +43,8 @@ class InvalidInput(ValueError):
         elif first["type"] == "missing":
             value, allowed = None, "must be given"
         if first["type"] == "extra_forbidden":
-            allowed = "there is no such field"
+            meant = suggestion(str(first["loc"][0]), known) if len(first["loc"]) == 1 else ""
+            allowed = "there is no such field" + (f": {meant}" if meant else "")
         if first["msg"].startswith("Input should be "):
             allowed = f"must be {allowed}"
         invalid = cls(field, value, allowed)
@@ -90,3 +97,31 @@ def in_words(error: BaseException) -> str:
     """An error's type and text in one line, whatever its ``__str__`` does."""
     text = " ".join(short(error, str, limit=400).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Caller(NamedTuple):
+    """Who called attnsel: the ``stacklevel`` of the line, and what of attnsel it called."""
+
+    stacklevel: int
+    module: str
+    function: str
+
+
+# Whose lines no one who is warned can change; "" is code that torch.compile made.
+_NOT_A_CALLER = frozenset({"attnsel", "torch", "transformers", ""})
+
+
+def caller() -> Caller:
+    """The first caller outside attnsel, torch and transformers, as the function that asks has to name it.
+
+    (Python 3.12 has ``skip_file_prefixes`` for the first half.)
+    """
+    frame, level, entry = sys._getframe(1), 1, sys._getframe(1)
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _NOT_A_CALLER:
+            break
+        if package == "attnsel":
+            entry = frame
+        frame, level = frame.f_back, level + 1
+    return Caller(level, str(entry.f_globals.get("__name__", "")), entry.f_code.co_name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
+from attnsel.meanings import arguments_of, unknown_argument
 from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, window_pair
 from attnsel.runtime.dispatch import attend
 from attnsel.runtime.fused_qkv import missing, unpack
@@ -45,6 +46,7 @@ def attention(
     return_max_logit: bool = False,
     backend: str | None = None,
     adapt: str | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """Scaled dot-product attention by the best kernel that can run exactly this call.
 
@@ -81,6 +83,8 @@ def attention(
 
     Raises InvalidInput naming the argument, NoBackendError with every reason when nothing can run.
     """
+    if unknown:
+        raise unknown_argument("attention", next(iter(unknown)), arguments_of(attention))
     if is_training is None:
         is_training = isinstance(attention_dropout, (int, float)) and attention_dropout > 0.0
     static = config(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from attnsel._module_checks import (
 )
 from attnsel._scalars import flag, text
 from attnsel.context_parallel.exchanges import exchange_named
+from attnsel.environment import Environment
+from attnsel.meanings import arguments_of, unknown_argument
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
 from attnsel.runtime.dispatch import attend, explain
@@ -87,7 +90,11 @@ class DotProductAttention(nn.Module):
         deterministic: bool = False,
         backend: str | None = None,
         adapt: str | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        if unknown:
+            known = arguments_of(DotProductAttention.__init__)
+            raise unknown_argument("DotProductAttention", next(iter(unknown)), known)
         super().__init__()
         groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
         check_heads(num_attention_heads, groups, tp_size)
@@ -198,7 +205,7 @@ class DotProductAttention(nn.Module):
         """
         try:
             if not_yet:
-                refuse_not_yet(**not_yet)
+                refuse_not_yet(not_yet, DotProductAttention.forward, DotProductAttention.__init__)
             if fast_zero_fill is not True:
                 flag("fast_zero_fill", fast_zero_fill)
             if checkpoint_core_attention is not False:
@@ -273,61 +280,51 @@ class DotProductAttention(nn.Module):
             return attend(static, q, k, v, extras, self.__dict__)
         return context_parallel.attend(self._cp, static, q, k, v, extras, self.__dict__)
 
-    def explain(
-        self,
-        query_layer: Tensor | None = None,
-        key_layer: Tensor | None = None,
-        value_layer: Tensor | None = None,
-        **arguments: Any,
-    ) -> Selection:
+    def explain(self, *arguments: Any, environment: Environment | None = None, **named: Any) -> Selection:
         """The selection ``forward`` would get for these arguments, without running anything.
 
-        Its report, and its ``layout``, say how the tensors lie where they are not dense.
+        Takes what ``forward`` takes, by position too. ``environment``: where it would run, described; the
+        tensors may be here, and None is where they are. Its report, and its ``layout``, say how the tensors
+        lie where they are not dense.
         """
-        overrides = [
-            arguments.pop(name, default)
-            for name, default in (
-                ("qkv_format", None),
-                ("attn_mask_type", None),
-                ("window_size", None),
-                ("bottom_right_diagonal", None),
-                ("core_attention_bias_type", "no_bias"),
-                ("softmax_scale", None),
-            )
-        ]
+        method = DotProductAttention.forward
+        extra = {name: named.pop(name) for name in named.keys() - arguments_of(method)}
+        refuse_not_yet(extra, method, DotProductAttention.__init__)
+        bound = signature(method).bind(self, *arguments, **named)
+        bound.apply_defaults()
+        given = bound.arguments
         for name in ("checkpoint_core_attention", "fast_zero_fill"):
-            flag(name, arguments.pop(name, False))
-        gaps = arguments.pop("pad_between_seqs", None)
+            flag(name, given[name])
+        gaps = given["pad_between_seqs"]
         if gaps is not None:
             sides = ("cu_seqlens_q", "cu_seqlens_kv")
-            lengths, padded = (tuple(arguments.get(s + end) for s in sides) for end in ("", "_padded"))
+            lengths, padded = (tuple(given[s + end] for s in sides) for end in ("", "_padded"))
             starts = packed_starts(gaps, lengths, padded)
-            arguments |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
-        tensors = {
-            name: arguments.pop(name, None)
-            for name in Extras._fields
-            if name not in ("softmax_offset", "dropout_seed")
-        }
-        qkv_layer, kv_layer = arguments.pop("qkv_layer", None), arguments.pop("kv_layer", None)
-        interleave_dim = arguments.pop("qkv_interleave_dim", -3)
-        refuse_not_yet(**arguments)
+            given |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
+        tensors = {name: given[name] for name in Extras._fields if name in given}
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
-        static = self._config(*overrides)
+        static = self._config(
+            given["qkv_format"],
+            given["attn_mask_type"],
+            given["window_size"],
+            given["bottom_right_diagonal"],
+            given["core_attention_bias_type"],
+            given["softmax_scale"],
+        )
+        qkv = given["query_layer"], given["key_layer"], given["value_layer"]
+        qkv_layer, kv_layer, interleave_dim = (
+            given[name] for name in ("qkv_layer", "kv_layer", "qkv_interleave_dim")
+        )
         interleaved = type(interleave_dim) is not int or interleave_dim != -3
         if qkv_layer is not None or kv_layer is not None or interleaved:
-            given = query_layer, key_layer, value_layer
             paged = extras.block_table is not None
-            query_layer, key_layer, value_layer = unpack(
-                *given, qkv_layer, kv_layer, interleave_dim, static.qkv_format, paged
-            )
-        elif query_layer is None or key_layer is None or value_layer is None:
-            raise missing(query_layer, key_layer, value_layer)
+            qkv = unpack(*qkv, qkv_layer, kv_layer, interleave_dim, static.qkv_format, paged)
+        elif any(t is None for t in qkv):
+            raise missing(*qkv)
         if self._cp is None:
-            selection = explain(static, query_layer, key_layer, value_layer, extras)
+            selection = explain(static, *qkv, extras, environment)
         else:
-            selection = context_parallel.explain(
-                self._cp, static, query_layer, key_layer, value_layer, extras
-            )
+            selection = context_parallel.explain(self._cp, static, *qkv, extras, environment)
         self.__dict__["_last"] = selection
         return selection
 

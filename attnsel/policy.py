@@ -11,6 +11,7 @@ from attnsel._model import FrozenModel
 from attnsel._params_checks import LARGEST
 from attnsel.candidates import CANDIDATES, complete
 from attnsel.errors import short
+from attnsel.meanings import candidate_suggestion
 
 
 def _read_names(value: Any) -> Any:
@@ -25,7 +26,9 @@ def _read_names(value: Any) -> Any:
             complete()  # only a name that is not ours needs them
         for name in names:
             if name not in CANDIDATES:
-                raise ValueError(f"{short(name)} is no candidate; allowed: {', '.join(CANDIDATES)}")
+                meant = candidate_suggestion(name, CANDIDATES)
+                said = f"{short(name)} is no candidate" + (f": {meant} Allowed" if meant else "; allowed")
+                raise ValueError(f"{said}: {', '.join(CANDIDATES)}")
         return names
     return value
 

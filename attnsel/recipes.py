@@ -63,7 +63,9 @@ _ADAPTER: TypeAdapter[Any] = TypeAdapter(Recipe)
 _BY_NAME: dict[str, type[_Recipe]] = {
     cls.__name__: cls for cls in (DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling, Float8BlockScaling)
 }
-KINDS = tuple(str(cls.model_fields["kind"].default) for cls in _BY_NAME.values())
+RECIPE_NAMES = {str(cls.model_fields["kind"].default): name for name, cls in _BY_NAME.items()}
+"""TransformerEngine's name of each kind."""
+KINDS = tuple(RECIPE_NAMES)
 
 
 def read_recipe(value: Any) -> _Recipe | None:

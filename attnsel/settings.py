@@ -7,7 +7,8 @@ The environment is read once, at first use; :func:`configure` reads it again and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
@@ -16,7 +17,8 @@ from pydantic import BeforeValidator, Field
 
 from attnsel._lock import ForkSafeLock
 from attnsel._model import FrozenModel
-from attnsel.errors import InvalidInput
+from attnsel.errors import InvalidInput, caller, printable
+from attnsel.meanings import MEANT, near, suggestion
 from attnsel.policy import Policy
 
 VARIABLES: dict[str, str] = {
@@ -34,6 +36,11 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_CHECK": "check",
     "ATTNSEL_SELFCHECK": "selfcheck",
 }
+_PREFIX = "ATTNSEL_"
+
+
+class VariableWarning(UserWarning):
+    """A variable that begins with ATTNSEL_ and that nothing reads: probably misspelt. Once for each."""
 
 
 def _read_selfcheck(value: Any) -> Any:
@@ -63,6 +70,7 @@ _POLICY_FIELDS = frozenset(Policy.model_fields)
 _SETTINGS_FIELDS = frozenset(Settings.model_fields) - {"policy"}
 
 _lock = ForkSafeLock()
+_warned: set[str] = set()  # of variables, which are no more than the environment holds
 _process: Settings | None = None
 _override: ContextVar[Settings | None] = ContextVar("attnsel_settings", default=None)
 
@@ -82,6 +90,7 @@ def configure(**changes: Any) -> Settings:
     settings = _changed(_from_environment(os.environ), changes)
     with _lock:
         _process = settings
+    _warn_of_unknown(os.environ)
     return settings
 
 
@@ -100,14 +109,42 @@ def _load() -> Settings:
     with _lock:
         if _process is None:
             _process = _from_environment(os.environ)
-        return _process
+        settings = _process
+    _warn_of_unknown(os.environ)
+    return settings
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that look like ours and that nothing reads, each with the one that was meant, or ""."""
+    meant = {field: variable for variable, field in VARIABLES.items()}
+    meant |= {variable.removeprefix(_PREFIX).lower(): variable for variable in VARIABLES}
+    found = {}
+    for name in sorted(environ):
+        if name.upper().startswith(_PREFIX) and name not in VARIABLES:
+            word = name[len(_PREFIX) :].lower()
+            key = word if word in meant else near(word, meant, MEANT)
+            found[name] = "" if key is None else meant[key]
+    return found
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    for name, meant in unknown_variables(environ).items():
+        with _lock:
+            if name in _warned:
+                continue
+            _warned.add(name)
+        what = f"did you mean {meant}?" if meant else f"allowed: {', '.join(VARIABLES)}"
+        text = f"{printable(name)} is set and nothing reads it: {what}"
+        warnings.warn(text, VariableWarning, stacklevel=caller().stacklevel)
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
     unknown = sorted(set(changes) - _POLICY_FIELDS - _SETTINGS_FIELDS - {"policy"})
     if unknown:
         allowed = ", ".join(sorted(_POLICY_FIELDS | _SETTINGS_FIELDS | {"policy"}))
-        raise InvalidInput(unknown[0], changes[unknown[0]], f"there is no such setting; allowed: {allowed}")
+        meant = suggestion(unknown[0], (*_POLICY_FIELDS, *_SETTINGS_FIELDS))
+        said = f"there is no such setting: {meant} Allowed" if meant else "there is no such setting; allowed"
+        raise InvalidInput(unknown[0], changes[unknown[0]], f"{said}: {allowed}")
     policy = Settings(policy=changes["policy"]).policy if "policy" in changes else settings.policy
     policy_changes = {name: value for name, value in changes.items() if name in _POLICY_FIELDS}
     if policy_changes:

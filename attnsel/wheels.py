@@ -134,26 +134,29 @@ def _where(torch: tuple[int, ...], cuda: int, python: tuple[int, ...]) -> str:
 # ---- lines to paste -----------------------------------------------------------------------------------
 
 
-def install_flash_attn(found: Wheel | NoWheel, bounds: str = "") -> str:
-    """A command; above it as a comment that it builds, where it does. ``bounds`` are for pip: ``>=2.8.3``."""
+def install_flash_attn(found: Wheel | NoWheel, release: str) -> str:
+    """A command; where no wheel fits it builds this release, with nvcc and for hours."""
     if isinstance(found, Wheel):
         return f"pip install {found.url}"
-    command = f"pip install {_quoted('flash-attn', bounds)} --no-build-isolation"
-    text = str(found)
-    return f"# {text[0].upper()}{text[1:]}. This builds it, with nvcc and for hours:\n{command}"
+    return f"pip install {_quoted('flash-attn', f'=={release}')} --no-build-isolation"
+
+
+def flash_attn_3_index(env: Environment) -> str | None:
+    """The name under download.pytorch.org/whl/ that has FlashAttention 3 for this torch and CUDA.
+
+    It has wheels for CUDA 12.6, 12.8 and 13.0 and torch from 2.9 on (NVIDIA-NeMo/RL#2148);
+    hopper/setup.py (2026-08, line 650) makes them independent of torch's release from there on.
+    """
+    if env.cuda is None or env.torch is None or env.torch < Version(2, 9) or env.platform != "linux":
+        return None
+    of_12 = "cu128" if env.cuda >= Version(12, 8) else "cu126"
+    return {12: of_12, 13: "cu130"}.get(env.cuda.major)
 
 
 def install_flash_attn_3(env: Environment) -> str:
-    """From PyTorch's index where that has it; elsewhere from the folder hopper/ of the repository.
-
-    The index has wheels for CUDA 12.6, 12.8 and 13.0 and torch from 2.9 on (NVIDIA-NeMo/RL#2148);
-    hopper/setup.py (2026-08, line 650) makes them independent of torch's release from there on.
-    """
-    index = None
-    if env.cuda is not None and env.torch is not None and env.torch >= Version(2, 9):
-        of_12 = "cu128" if env.cuda >= Version(12, 8) else "cu126"
-        index = {12: of_12, 13: "cu130"}.get(env.cuda.major)
-    if index is not None and env.platform == "linux":
+    """From PyTorch's index where that has it; elsewhere from the folder hopper/ of the repository."""
+    index = flash_attn_3_index(env)
+    if index is not None:
         return f"pip install flash-attn-3 --index-url https://download.pytorch.org/whl/{index}"
     return (
         "# No wheel is known for this torch and CUDA. This builds it, with nvcc from CUDA 12.3 on:\n"
@@ -163,9 +166,11 @@ def install_flash_attn_3(env: Environment) -> str:
 
 
 def install_flash_attn_4(env: Environment, bounds: str = "") -> str:
-    """Its README's command; --pre because there are betas only. Its wheels want Python 3.10 or newer."""
+    """Its README's command; --pre because there are betas only, which pip takes by themselves where one is
+    named. Its wheels want Python 3.10 or newer."""
     extra = "[cu13]" if env.cuda is not None and env.cuda.major >= 13 else ""
-    return f"pip install --pre {_quoted(f'flash-attn-4{extra}', bounds)}"
+    pre = "" if bounds.startswith("==") else "--pre "
+    return f"pip install {pre}{_quoted(f'flash-attn-4{extra}', bounds)}"
 
 
 def _quoted(package: str, bounds: str) -> str:

@@ -26,6 +26,7 @@ LAYERS = [
         "_child",
         "_lock",
         "_schemas",
+        "meanings",
         "te_releases",
         "errors",
         "_scalars",
@@ -43,7 +44,7 @@ LAYERS = [
         "hardware_specs",
         "context_parallel.exchanges",
     ],
-    ["params", "environment", "candidates.record", "_flash_attn_wheels"],
+    ["params", "environment", "candidates.record", "_flash_attn_wheels", "_published"],
     ["wheels"],
     ["backends.cudnn.workspace"],
     [f"backends.{name}.candidate" for name in BUILT_IN],
@@ -59,6 +60,7 @@ LAYERS = [
     ["unlock"],
     ["report"],
     ["selection.select", "settings"],
+    ["copy_advice"],
     ["debug"],
     [
         "context_parallel.schedule",
@@ -73,7 +75,7 @@ LAYERS = [
     ["flash_attn", "integrations"],
     ["cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:19] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:20] for name in row} | {"cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {
     "params",
     "layout",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from cyclopts import (
     App,
@@ -26,6 +27,7 @@ from attnsel.cli.output import (
     complain,
     discard_output,
     output_failed,
+    plain_warnings,
     settle_width,
 )
 from attnsel.errors import InvalidInput, short
@@ -63,6 +65,10 @@ def build_app(argv: Sequence[str]) -> App:
         # Beside a command's own page the summary would replace its docstring.
         app.command(target, name=name, help=None if name in argv[:1] else summary, sort_key=place)
     return app
+
+
+def _call(words: list[str]) -> Any:
+    return build_app(words)(words, exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def _in_words(error: CycloptsError, words: list[str]) -> str:
@@ -104,14 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from attnsel.cli.run import own_words
 
             words[1:] = own_words(words[1:])
+            code = _call(words)  # warnings are the program's
         else:
             settle_width()
-        code = build_app(words)(
-            words,
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_value",
-        )
+            with plain_warnings():
+                code = _call(words)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code if isinstance(code, int) else FOUND

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from typing import Any
 
 from attnsel._schemas import stamped
@@ -25,6 +26,7 @@ from attnsel.rules import REGISTRY
 from attnsel.selection.requirements import size
 from attnsel.selection.select import select
 from attnsel.selection.verdict import Candidate
+from attnsel.settings import VariableWarning
 
 _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")
@@ -44,10 +46,12 @@ def doctor(*, json: Json = False) -> int:
 
     Exit code: 0 nothing is wrong, 4 a finding is an error.
     """
-    machine = examine()
-    calls = plain_calls(machine)
-    more = [*find_flash(machine), *find_cuda(machine.cuda, machine.environments[0])]
-    findings = find(machine, calls, more)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VariableWarning)  # a finding says it
+        machine = examine()
+        calls = plain_calls(machine)
+        more = [*find_flash(machine), *find_cuda(machine.cuda, machine.environments[0])]
+        findings = find(machine, calls, more)
     if json:
         print_json(stamped("doctor", _as_dict(machine, calls, findings)))
     else:
@@ -210,7 +214,9 @@ def _label(calls: list[PlainCall]) -> str:
 
 def _finding_lines(findings: list[Finding]) -> list[str]:
     errors = sum(finding.level == "error" for finding in findings)
-    lines = ["", "Findings: nothing is wrong" if not errors else f"Findings: {errors} wrong"]
+    doubtful = sum(finding.level == "warning" for finding in findings)
+    title = f"{errors} wrong" if errors else "nothing is wrong"
+    lines = ["", f"Findings: {title}" + (f", {doubtful} probably not as meant" if doubtful else "")]
     for finding in findings:
         lines += wrap(finding.text, f"  {_MARKS[finding.level]} ")
         lines += wrap(finding.fix, "      → ") if finding.fix else []

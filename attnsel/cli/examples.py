@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAG_OF
-from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment import COMPONENTS, Environment, describe_device
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules import Hint, Page, PolicyRule, Rule
@@ -62,18 +62,27 @@ def jsonable(value: Any) -> Any:
 def _where(example: Example, env: Environment) -> list[str] | None:
     """The machine as flags; None for a device that --gpu cannot name."""
     device = env.device
-    if device.type not in ("cuda", "cpu") or (device.type == "cpu" and device.name != "CPU"):
+    name = device.name.lower() if device.type == "cpu" else device.name
+    try:
+        if device.type != "cuda" and describe_device(name) != device:
+            return None
+    except InvalidInput:
         return None
-    words = ["--gpu", "cpu" if device.type == "cpu" else device.name]
+    words = ["--gpu", name]
+    stated: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     for component in COMPONENTS:
         version = getattr(env, component)
         if component in example or (version is not None and component not in env.assumed):
             words += [FLAG_OF[component].name, str(version or "none")]
+            stated[component] = version
     for field in DESCRIBED_AFTERWARDS:
         if field in example:
             value = getattr(env, field)
             words += [FLAG_OF[field].name, value if isinstance(value, str) else ",".join(value)]
-    return words
+            others[field] = value
+    there = Environment.describe(name, **stated)
+    return words if there.replace(**others) == env else None
 
 
 def _flag_words(field: str, value: Any, asked: Example) -> list[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -13,7 +12,7 @@ from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, printable
 from attnsel.installed import FLASH_ATTN
 from attnsel.releases import Build, build_with, default_build
-from attnsel.settings import VARIABLES, Settings, configure
+from attnsel.settings import VARIABLES, Settings, configure, unknown_variables
 from attnsel.versions import Version
 
 
@@ -71,11 +70,9 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
         configure()
     except InvalidInput as error:
         yield Finding("error", redact(str(error)), f"set {error.field} to what is allowed, or unset it")
-    for name in variables(environ):
-        if name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, n=1)
-            fix = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(VARIABLES)}"
-            yield Finding("warning", f"{name} is set and nothing reads it", fix)
+    for name, meant in unknown_variables(environ).items():
+        fix = f"did you mean {meant}?" if meant else f"allowed: {', '.join(VARIABLES)}"
+        yield Finding("warning", f"{printable(name)} is set and nothing reads it", fix)
 
 
 def _libraries(probes: Mapping[str, Probe]) -> Iterator[Finding]:

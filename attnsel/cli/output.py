@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -132,6 +133,22 @@ def print_text(text: str) -> None:
 def complain(message: str) -> None:
     """One line on standard error; a word that is long beyond reason is cut."""
     print(f"attnsel: {' '.join(short(word, str) for word in message.split())}", file=sys.stderr)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings of attnsel's own as lines on standard error: where they come from is no user's line."""
+    with warnings.catch_warnings():
+        elsewhere = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category.__module__.partition(".")[0] == "attnsel":
+                complain(str(message))
+            else:
+                elsewhere(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

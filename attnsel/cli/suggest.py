@@ -9,60 +9,28 @@ from typing import TYPE_CHECKING
 from cyclopts import CycloptsError, RepeatArgumentError, UnknownOptionError
 
 from attnsel.errors import short
+from attnsel.meanings import MEANT
 
 if TYPE_CHECKING:
     from attnsel.cli.flags import Flag
 
+
+def _dashed(words: str) -> str:
+    return words.replace("_", "-")
+
+
 # By what to say instead: how other libraries and tools name it, without dashes.
 _MEANT: dict[str, str] = {
-    "--num-heads": "nheads n-heads num-q-heads q-heads nhead num-query-heads attention-heads n-head",
-    "--num-gqa-groups": "num-query-groups gqa-groups gqa enable-gqa n-kv-heads nheads-k nheads-kv kv-groups "
-    "num-heads-kv num-heads-k num-kv-groups groups heads-kv heads-k mqa n-head-kv num-kv num-gqa",
-    "--batch-size": "bs b batchsize bsz micro-batch-size mbs num-seqs",
+    **{f"--{_dashed(field)}": _dashed(words) for field, words in MEANT.items()},
     "--seqlen": "seq sequence-length seq-length max-seqlen max-seq-len max-seq-length ctx context "
     "context-length max-model-len length n-ctx s max-position-embeddings sequence",
-    "--max-seqlen-q": "seq-len-q q-len query-length sq s-q q-length target-length max-seq-len-q q-seqlen",
-    "--max-seqlen-kv": "seqlen-k seq-len-kv seq-len-k kv-len kv-length skv s-kv k-len key-length "
-    "source-length max-seqlen-k max-seq-len-kv past-length kv-seqlen cache-len",
     "--head-dim": "headdim head-size d dim d-head kv-channels hidden-size-per-head qk-head-dim dim-head",
-    "--head-dim-qk": "d-qk hdim-qk head-dim-q head-dim-k",
-    "--head-dim-v": "v-head-dim d-v hdim-v headdim-v dv",
     "--causal": "is-causal autoregressive causal-mask use-causal-mask",
-    "--attn-mask-type": "attn-mask attention-mask mask-type attn-mask-types padding padding-mask "
-    "attention-mask-type",
     "--sliding-window": "swa window local local-window local-attention sliding-window-size attention-window",
-    "--attention-dropout": "dropout-p attn-dropout p-dropout dropout-prob attention-probs-dropout-prob",
-    "--dtype": "precision data-type torch-dtype bf16 fp16 half qkv-dtype element-type bfloat16 float16",
-    "--qkv-layout": "qkv-format format input-layout memory-format tensor-layout varlen thd bshd sbhd bhsd",
     "--inference": "eval infer no-training forward-only fwd-only no-grad decode decoding prefill forward",
     "--training": "train backward bwd grad requires-grad",
-    "--softmax-type": "sinks sink attention-sinks s-aux attention-sink softmax off-by-one",
-    "--softcap": "logits-soft-cap soft-cap attn-logit-softcapping logit-softcap logit-cap softcapping",
-    "--core-attention-bias-type": "bias attn-bias alibi bias-type attention-bias score-mod",
-    "--kv-cache": "cache paged paged-kv kvcache kv-cache-type use-cache",
-    "--page-size": "block-size page-block-size kv-block-size paged-block-size page",
-    "--cp-size": "cp context-parallel context-parallel-size ring world-size cp-ranks",
-    "--cp-comm-type": "cp-comm ulysses comm-type cp-type",
-    "--cuda-graph": "graph cudagraph cuda-graphs enable-cuda-graph graphs",
     "--fp8-recipe": "recipe fp8-dpa fp8-mha fp8-meta mxfp8 scaling",
-    "--return-lse": "lse softmax-lse return-softmax-lse need-weights return-attn-probs return-softmax",
-    "--return-max-logit": "max-logit qk-clip muon-clip",
-    "--gpu": "device arch compute-capability sm card gpu-name cc device-name gpu-type accelerator",
-    "--cuda": "cuda-version cu cudatoolkit toolkit",
-    "--cudnn": "cudnn-version nvidia-cudnn cudnn-backend",
-    "--cudnn-frontend": "frontend cudnn-fe fe nvidia-cudnn-frontend",
-    "--torch": "pytorch torch-version pytorch-version",
-    "--triton": "triton-version",
-    "--python": "python-version py",
-    "--flash-attn": "flash-attention flash flash-attn-version fa2 fa flash-attn-2 flash-attention-2",
-    "--flash-attn-3": "fa3 flash-attention-3",
-    "--flash-attn-4": "fa4 flash-attention-4",
     "--platform": "os system windows linux",
-    "--backend": "force impl kernel attn-implementation attn-impl attention-backend use-backend only",
-    "--deny": "disable exclude without forbid",
-    "--allow": "backends enable include",
-    "--memory-limit": "memory max-memory mem workspace mem-limit",
-    "--deterministic": "determinism reproducible",
     "--params": "config file call input question",
     "--env": "environment machine doctor",
     "--json": "as-json output-json format-json",

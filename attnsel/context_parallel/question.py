@@ -9,6 +9,7 @@ from torch import Tensor
 from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.step import refused_step
+from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, Tensors
 from attnsel.runtime.call import Call
@@ -49,10 +50,13 @@ def _stretched(t: Tensor, dim: int, times: int) -> Tensor:
     return (t.narrow(dim, 0, 1) if t.shape[dim] else t).expand(shape)
 
 
-def select_for_ranks(cp: ContextParallel, call: Call, evidence: Evidence) -> Selection:
-    """The selection for the whole call, over the ranks as they are laid out."""
+def select_for_ranks(
+    cp: ContextParallel, call: Call, evidence: Evidence, environment: Environment | None = None
+) -> Selection:
+    """The selection for the whole call, over the ranks as they are laid out; where q is by default."""
     p, policy = whole_params(cp, call), policy_of(call)
-    answer = select(p, environment_of(call.q), policy=policy, evidence=evidence)
+    environment = environment or environment_of(call.q)
+    answer = select(p, environment, policy=policy, evidence=evidence)
     if not cp.record.nested:
         return answer
     # The question does not say how many ranks exchange heads; these do.

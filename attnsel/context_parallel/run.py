@@ -20,6 +20,7 @@ from attnsel.context_parallel.parts import Batch, slots_of
 from attnsel.context_parallel.passes import OverRanks, RankCall, anchor_of
 from attnsel.context_parallel.question import check_packed, select_for_ranks
 from attnsel.context_parallel.step import sizes_of
+from attnsel.environment import Environment
 from attnsel.errors import ContextParallelError
 from attnsel.params import AttentionParams
 from attnsel.runtime import selfcheck
@@ -29,7 +30,7 @@ from attnsel.runtime.dispatch import any_autocast, autocast, kept, make_call
 from attnsel.runtime.inputs import real_lengths
 from attnsel.runtime.kernels import Kernel, kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
-from attnsel.selection.evidence import Evidence, Refusal
+from attnsel.selection.evidence import NO_EVIDENCE, Evidence, Refusal
 from attnsel.selection.select import Selection
 from attnsel.settings import current
 
@@ -72,12 +73,20 @@ def fail(cp: ContextParallel, error: Exception, q: Any) -> None:
 
 
 def explain(
-    cp: ContextParallel, config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    cp: ContextParallel,
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    environment: Environment | None = None,
 ) -> Selection:
-    """The selection this call would get on this rank; nothing is exchanged."""
+    """The selection this call would get on this rank, or in ``environment``; nothing is exchanged."""
     if any_autocast():
         q, k, v = autocast(q, k, v)
     call = make_call(config, q, k, v, extras, current())
+    if environment is not None:
+        return select_for_ranks(cp, call, NO_EVIDENCE, environment)
     return select_for_ranks(cp, call, evidence())
 
 

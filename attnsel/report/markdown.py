@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import printable
+from attnsel.report.hints import hint_lines
 from attnsel.report.lines import MARK
 from attnsel.report.ranked import adaptation_texts, runs_text
 from attnsel.report.reasons import absent_packages, closing_lines, grouped, needing_gpu
@@ -38,6 +39,7 @@ def render_markdown(selection: Selection, sources: bool = False) -> str:
     facts += [f"! planned only: {why}" for why in dict.fromkeys(c.plan_only for c in selection.ranked) if why]
     facts += [f"policy · {' · '.join(policy)}"] if policy else []
     parts = [f"**{escape(verdict(selection))}**", fenced("\n".join(map(printable, facts)), "text")]
+    parts += [escape(line) for line in hint_lines(selection, _WIDE)]
     parts.append(table(("", "candidate", "what it does"), _rows(selection)))
     reasons = _reasons(selection, sources)
     reasons += [f"- ? {escape(assumption_words(assumption))}" for assumption in selection.assumptions]

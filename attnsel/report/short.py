@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import printable
+from attnsel.report.hints import hint_lines
 from attnsel.report.lines import MARK, fold
 from attnsel.report.ranked import runs_text
 from attnsel.report.reasons import absent_packages, needing_gpu
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from attnsel.selection.verdict import Candidate
 
 _SENTENCE, _CANDIDATES, _WAY = 2, 8, 2  # lines of each part, at most
+_WIDE = 10_000
 _ASSUMPTION = 2  # of the candidates' lines
 
 
@@ -28,6 +30,7 @@ def render_short(selection: Selection, width: int = 80) -> str:
     for assumption in selection.assumptions[:1]:
         words = fold(printable(assumption_words(assumption)), width, "   ? ", "     ")
         assumed = _at_most(_ASSUMPTION, words, width)
+    assumed += [_cut(printable(line), width) for line in hint_lines(selection, _WIDE)[:1]]
     shown = _candidate_lines(selection, _CANDIDATES - len(assumed))
     lines += [*(_cut(printable(line), width) for line in shown), *assumed]
     lines += _at_most(_WAY, _way_lines(selection, width), width)

@@ -322,12 +322,24 @@ def carries_lse(config: Config, q: Tensor) -> bool:
     return replay.carries_lse(config, read_dtype(q.dtype), environment_of(q))
 
 
-def explain(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras = NO_EXTRAS) -> Selection:
-    """The selection this call would get, without running it."""
+def explain(
+    config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras = NO_EXTRAS,
+    environment: Environment | None = None,
+) -> Selection:
+    """The selection this call would get, without running it; in ``environment`` if it is not where q is.
+
+    What kernels refused in this process counts only where q is.
+    """
     if any_autocast():
         q, k, v = autocast(q, k, v)
     call = make_call(config, q, k, v, extras, current())
-    return located(select_for(call, evidence()), call)
+    if environment is None:
+        return located(select_for(call, evidence()), call)
+    return located(select(params_of(call), environment, policy=policy_of(call)), call)
 
 
 def cache_info() -> CacheInfo:

@@ -28,6 +28,7 @@ from torch import Tensor
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.candidates import CANDIDATES
 from attnsel.debug import SelfCheckWarning
+from attnsel.errors import caller
 from attnsel.params import AttentionParams, TensorSpec
 from attnsel.runtime import reference
 from attnsel.runtime.bind import Bound, bind, bind_gradients, contract_call, to_contract
@@ -200,7 +201,8 @@ def _capturing(q: Tensor) -> bool:
 
 
 def _say(selection: Selection, why: str) -> None:
-    warnings.warn(f"{selection.backend} was not compared with tiled: {why}", SelfCheckWarning, stacklevel=2)
+    message = f"{selection.backend} was not compared with tiled: {why}"
+    warnings.warn(message, SelfCheckWarning, stacklevel=caller().stacklevel)
 
 
 # ---- how --------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ asked by itself, and its body run, only where that fails.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment
-from attnsel.errors import InvalidInput
+from attnsel.errors import InvalidInput, caller
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Page, Rule, load_families
@@ -186,15 +185,7 @@ def warn_of_retired(codes: tuple[str, ...]) -> None:
         else:
             continue
         message = f"allow_known_bugs: {code} {text} (attnsel rule {code})"
-        warnings.warn(message, kind, stacklevel=_frames_of_attnsel())
-
-
-def _frames_of_attnsel() -> int:
-    """How many frames up the first one outside attnsel is, counted from the caller's."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "attnsel":
-        frame, level = frame.f_back, level + 1
-    return level
+        warnings.warn(message, kind, stacklevel=caller().stacklevel)
 
 
 @lru_cache(maxsize=64)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.layout import Layout
+from attnsel.meanings import unknown_argument
 from attnsel.params import AttentionParams
 from attnsel.plugins import load_plugins
 from attnsel.policy import Policy
@@ -30,6 +31,7 @@ from attnsel.selection.verdict import Candidate
 from attnsel.unlock import Unlock, find_unlocks
 
 DEFAULT_POLICY = Policy()
+_TAKEN = ("params", "environment", "policy", "evidence")
 
 
 class Selection:
@@ -192,12 +194,16 @@ def select(
     *,
     policy: Policy = DEFAULT_POLICY,
     evidence: Evidence = NO_EVIDENCE,
+    **unknown: NoReturn,
 ) -> Selection:
     """Which candidate runs ``params`` in ``environment``, and every reason why the others do not.
 
     Pure and memoised: equal arguments give the same object. ``environment`` None is this machine.
     A selection with ``backend`` None is an answer too; ``selection.require()`` turns it into an error.
     """
+    if unknown:
+        fields = AttentionParams.model_fields
+        raise unknown_argument("select", next(iter(unknown)), _TAKEN, "AttentionParams(...)", fields)
     if environment is None:
         environment = Environment.detect()
     kinds = type(params), type(environment), type(policy), type(evidence)
@@ -219,7 +225,7 @@ def _check_kinds(**given: Any) -> None:
 @lru_cache(maxsize=8192)
 def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence) -> Selection:
     load_plugins()
-    if env.assumed:
+    if env.assumed and not env.settled:
         env = settled(p, env, waivers_of(policy))
     inquiry = Inquiry(p, env, policy, evidence)
     return Selection(inquiry, inquiry.decide())

@@ -6,6 +6,8 @@ file           about
 ``change``     what a change is: how it is made, what it costs
 ``proposals``  what the failing rules propose
 ``search``     which sets of proposals work, cheapest first
+``software``   which releases fit together, for a set that touches software
+``install``    the commands for them, and why
 ``words``      how a set is rendered
 =============  ==========================================================
 

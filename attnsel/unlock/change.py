@@ -1,7 +1,8 @@
 """A change of a question: how it is made, what it costs, which of its parts belong together.
 
-A change is a mapping from fields to new values: fields of AttentionParams, components of an Environment,
-``gpu``, and fields of a Policy behind ``policy.``. Everything else that has to follow (a padded tensor is a
+A change is a mapping from fields to new values: fields of AttentionParams, ``fp8_recipe`` (its kind),
+``fp8_dpa`` and ``fp8_mha`` of its recipe, components of an Environment, ``gpu``, and fields of a Policy
+behind ``policy.``. Everything else that has to follow (a padded tensor is a
 new, dense one) follows here and nowhere else, so that what was checked is what ``Unlock.apply`` makes.
 """
 
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 from attnsel.adaptations.transforms import type_without_mask
 from attnsel.environment import COMPONENTS, Device, Environment, describe_device
 from attnsel.gpus import ARCHITECTURES
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, Fp8Meta
 from attnsel.policy import Policy
+from attnsel.recipes import read_recipe
 from attnsel.versions import Version
 
 Changes = tuple[tuple[str, Any], ...]
@@ -23,6 +25,8 @@ Changes = tuple[tuple[str, Any], ...]
 
 LENGTHS = ("max_seqlen_q", "max_seqlen_kv")
 WIDTHS = ("head_dim_qk", "head_dim_v")
+RECIPE_FIELDS = {"fp8_recipe": "kind", "fp8_dpa": "attention_in_fp8", "fp8_mha": "fp8_mha"}
+"""What may be changed of an FP8 recipe: the field of a change, and what it is of the recipe."""
 
 
 class Scenario(NamedTuple):
@@ -38,6 +42,8 @@ class Scenario(NamedTuple):
             return self.env.device.name
         if field.startswith("policy."):
             return getattr(self.policy, field.removeprefix("policy."))
+        if field in RECIPE_FIELDS:
+            return getattr(self.p.recipe, RECIPE_FIELDS[field], None)
         return getattr(self.env if field in COMPONENTS else self.p, field)
 
 
@@ -54,11 +60,34 @@ def changed(question: Scenario, changes: Mapping[str, Any]) -> Scenario:
         else:
             values[field] = value
     p, env, policy = question
+    of_recipe = {field: values.pop(field) for field in RECIPE_FIELDS if field in values}
+    if of_recipe:
+        values |= _with_recipe(p, of_recipe)
     if values:
         p = p.derive(**_with_consequences(p, values))
     if machine:
-        env = _another(env, tuple(sorted(machine.items())))
+        env = another(env, tuple(sorted(machine.items())))
     return Scenario(p, env, policy.replace(**policy_changes) if policy_changes else policy)
+
+
+def _with_recipe(p: AttentionParams, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a question whose FP8 recipe is of another kind, or covers less of attention.
+
+    Of the old recipe stays which parts of attention it covers; the numbers of another kind are its own.
+    """
+    old = p.recipe
+    covers = {"fp8_dpa": True, "fp8_mha": False}
+    if old is not None and old.attention_in_fp8:
+        covers = {"fp8_dpa": old.fp8_dpa, "fp8_mha": old.fp8_mha}
+    if "fp8_mha" in of_recipe:
+        covers = {"fp8_dpa": True, "fp8_mha": of_recipe["fp8_mha"]}
+    if of_recipe.get("fp8_dpa") is False:
+        covers = {"fp8_dpa": False, "fp8_mha": False}
+    kind = of_recipe.get("fp8_recipe")
+    if kind is None and old is not None:
+        return {"fp8": True, "fp8_meta": Fp8Meta(recipe=old.derive(**covers))}
+    recipe = read_recipe({"kind": kind or "delayed", **covers})
+    return {"fp8": True, "fp8_meta": Fp8Meta(recipe=recipe)}
 
 
 def _with_consequences(p: AttentionParams, values: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +119,7 @@ def _with_consequences(p: AttentionParams, values: dict[str, Any]) -> dict[str, 
 
 
 @lru_cache(maxsize=512)
-def _another(env: Environment, machine: Changes) -> Environment:
+def another(env: Environment, machine: Changes) -> Environment:
     """Another machine; what was changed is no longer assumed. Few are asked about, and often."""
     parts = dict(machine)
     gpu = parts.pop("gpu", None)
@@ -108,9 +137,9 @@ def _device(gpu: str) -> Device:
 
 # ---- cost -------------------------------------------------------------------------------------------
 
-# config: changes what is computed or allowed; exact: same numbers; install: other software; hardware: another
+# exact: same numbers; config: changes what is computed or allowed; install: other software; hardware: another
 # GPU; risk: a known bug is accepted. In order of cost.
-EFFECTS = ("config", "exact", "install", "hardware", "risk")
+EFFECTS = ("exact", "config", "install", "hardware", "risk")
 
 # What may be proposed for a parameter, and what kind of change it is. What is not here is the question
 # itself (a window, a softcap): changing it would answer another question.
@@ -126,6 +155,9 @@ EFFECT_OF_FIELD: dict[str, str] = {
     "core_attention_bias_type": "exact",
     "core_attention_bias_shape": "exact",
     "cp_comm_type": "exact",
+    "fp8_recipe": "config",
+    "fp8_dpa": "config",
+    "fp8_mha": "config",
     "dtype": "config",
     "deterministic": "config",
     "attention_dropout": "config",
@@ -155,6 +187,7 @@ class Cost(NamedTuple):
     risks: int
     gpus: int
     installs: int
+    tier: int  # 0: the same numbers for at most twice the work; 1: another setting, or more work than that
     work: float  # share of work and tensor memory that is added: 0.5 is half as much again
     n_changes: int  # 2 for what changes the numbers that are computed, 1 for every other
     distance: int  # of versions, then of architectures: the nearest that works is enough
@@ -164,17 +197,19 @@ def cost_of(question: Scenario, changes: Mapping[str, Any]) -> Cost:
     """The cost of a change. Raises InvalidInput when it cannot be made."""
     together = [parts[0] for parts in grouped(question, changes)]
     effects = [effect_of(field) for field in together]
+    work = extra_work(question.p, changed(question, changes).p)
     return Cost(
         risks=effects.count("risk"),
         gpus=effects.count("hardware"),
         installs=effects.count("install"),
-        work=extra_work(question.p, changed(question, changes).p),
+        tier=int("config" in effects or work > 1.0),
+        work=work,
         n_changes=sum(2 if field in _OTHER_NUMBERS else 1 for field in together),
         distance=sum(_distance(question, field, value) for field, value in changes.items()),
     )
 
 
-_OTHER_NUMBERS = frozenset({"dtype", "attention_dropout"})
+_OTHER_NUMBERS = frozenset({"dtype", "attention_dropout", *RECIPE_FIELDS})
 
 
 def extra_work(before: AttentionParams, after: AttentionParams) -> float:
@@ -204,11 +239,12 @@ def _distance(question: Scenario, field: str, value: Any) -> int:
     if field not in COMPONENTS:
         return 0
     old, new = question.value(field), value
-    steps = _number(new) - _number(old or Version(0))
+    steps = version_number(new) - version_number(old or Version(0))
     return steps if steps >= 0 else 1_000_000 - steps  # going back is a last thing to try
 
 
-def _number(version: Version) -> int:
+def version_number(version: Version) -> int:
+    """A number that grows with the version, for distances."""
     return 10_000 * version.major + 100 * version.minor + version.patch
 
 

@@ -91,6 +91,10 @@ def _unasked(
     dropped = type_without_mask(p)
     if dropped is not None:
         yield {"attn_mask_type": dropped}
+    if _sees_all(p):
+        yield {"attn_mask_type": _unmasked(p)}
+    if p.fp8_attention:
+        yield from _other_recipes(p)
     for reason in reasons:
         if isinstance(reason.rule, Rule):
             yield from values_against(p, reason)
@@ -157,6 +161,27 @@ def switched_off(question: Scenario, field: str, off: Any) -> Move:
     return {field: off}
 
 
+def _other_recipes(p: AttentionParams) -> Iterator[Move]:
+    """Another kind of FP8 recipe, one that covers less, or attention in the tensors' own 16 bits."""
+    for kind in ("delayed", "current", "mxfp8"):
+        yield {"fp8_recipe": kind}
+    if p.recipe is not None and p.recipe.fp8_mha:
+        yield {"fp8_mha": False}
+    if p.recipe is not None and not p.recipe.attention_in_fp8:
+        yield {"fp8_dpa": True}
+    if not p.dtype.startswith("fp8"):
+        yield {"fp8_dpa": False}
+
+
+def _sees_all(p: AttentionParams) -> bool:
+    """One query under a mask whose diagonal ends in the last corner: it sees every key."""
+    return p.max_seqlen_q == 1 and p.bottom_right and not p.windowed
+
+
+def _unmasked(p: AttentionParams) -> str:
+    return "padding" if p.padding else "no_mask"
+
+
 def values_against(p: AttentionParams, reason: Reason) -> Iterator[Move]:
     """Values that the failing rule would accept for the field it blames."""
     field = reason.field
@@ -165,11 +190,19 @@ def values_against(p: AttentionParams, reason: Reason) -> Iterator[Move]:
     observed = getattr(p, field)
     if field in LENGTHS and not observed:
         return  # an empty sequence is no sequence to round up
-    for value in reason.finding.required.repairs(observed):
+    for value in _steps_to(p, field, reason.finding.required.repairs(observed)):
         if value == observed or (field in _ONLY_UPWARDS and not value > observed):
             continue
         if _same_question(p, field, value):
             yield from _together(p, field, value)
+
+
+def _steps_to(p: AttentionParams, field: str, values: Iterator[Any]) -> Iterator[Any]:
+    """The values of a repair; of kv heads every number on the way too, since fewer copies may be enough."""
+    for value in values:
+        if field == "num_gqa_groups" and value > p.num_gqa_groups:
+            yield from range(2 * p.num_gqa_groups, value, p.num_gqa_groups)
+        yield value
 
 
 def _same_question(p: AttentionParams, field: str, value: Any) -> bool:
@@ -187,8 +220,7 @@ def _same_question(p: AttentionParams, field: str, value: Any) -> bool:
         return True
     if square and {p.attn_mask_type, value} == {"causal", "causal_bottom_right"}:
         return True
-    sees_all = p.max_seqlen_q == 1 and p.bottom_right and not p.windowed
-    if sees_all and value == ("padding" if p.padding else "no_mask"):
+    if _sees_all(p) and value == _unmasked(p):
         return True
     return bool(value == ("padding" if p.attn_mask_type == "no_mask" else f"padding_{p.attn_mask_type}"))
 

@@ -7,11 +7,12 @@ what the rules propose is missed: tests/attnsel/unlock/test_search.py compares w
 
 Measured on 1,350 random failing questions of five refused candidates each: 24 questions to the engine at the
 median, 63 at the 90th percentile, 148 at most; 7, 22 and 210 ms, most of it for machines never seen before.
+That was before sets of software were resolved as a whole, which asks at most 24 more for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ from attnsel.unlock.change import (
     effect_of,
     grouped,
 )
+from attnsel.unlock.install import Install, needs_software, resolve
 from attnsel.unlock.proposals import edges, how_far, moves_against, nearest_gpus
 from attnsel.unlock.words import Applicability, VersionRange, render_change
 from attnsel.versions import Version
@@ -51,8 +53,9 @@ MOST_ASKED = 48  # questions per candidate in the search; 0.1 ms each, and candi
 class Unlock(NamedTuple):
     """A smallest set of changes after which ``candidate`` is eligible, checked by asking the engine again.
 
-    ``changes`` maps fields (``max_seqlen_q``, ``cudnn``, ``gpu``, ``policy.deny``) to their new values;
-    ``paste`` has lines for a shell or for Python per change, and comments on them. ``effect`` is that of the
+    ``changes`` maps fields (``max_seqlen_q``, ``cudnn``, ``gpu``, ``policy.deny``) to their new values, of
+    software the least that helps; ``install`` is the whole set that goes with it, None where no software
+    changes. ``paste`` has lines for a shell or for Python, and comments on them. ``effect`` is that of the
     dearest change, one of :data:`EFFECTS`. ``rank`` is the place the candidate would take, 1 being first.
     """
 
@@ -63,19 +66,20 @@ class Unlock(NamedTuple):
     changes: Changes
     rank: int
     cost: Cost
+    install: Install | None = None
 
     def apply(
         self, params: AttentionParams, environment: Environment, policy: Policy
     ) -> tuple[AttentionParams, Environment, Policy]:
         """The question with these changes made; ``select`` of it finds the candidate eligible.
 
-        Nothing of the environment is assumed any more: the changes were checked with just these versions.
+        What is assumed of the environment stays as it is: the changes were checked with just these versions.
 
         Raises InvalidInput for parameters with which the changes contradict each other: those of the
         selection that this came from never do.
         """
-        after = changed(Scenario(params, environment, policy), dict(self.changes))
-        return after.p, after.env.derive(assumed=()), after.policy
+        after = changed(Scenario(params, environment, policy), _whole(self.changes, self.install))
+        return after.p, after.env.derive(settled=True), after.policy
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -86,6 +90,7 @@ class Unlock(NamedTuple):
             "changes": {name: _plain(value) for name, value in self.changes},
             "rank": self.rank,
             "extra_work": round(self.cost.work, 6),
+            "install": None if self.install is None else self.install.as_dict(),
         }
 
 
@@ -105,8 +110,8 @@ def find_unlocks(selection: Selection, ask: Ask, ask_about: AskAbout) -> tuple[U
         if all(cost.risks for cost, _ in ways):  # no software and no parameter helps
             elsewhere = _search(base, candidate, engine, hardware=True)[:1]
             ways = [way for way in elsewhere if not way[0].risks] + ways
-        found += [_unlock(base, candidate.name, cost, changes, engine) for cost, changes in ways]
-    return tuple(sorted(found, key=lambda u: (*u.cost[:5], u.rank, u.cost.distance, u.candidate)))
+        found += _unlocks(base, candidate.name, ways, engine)
+    return tuple(sorted(found, key=lambda u: (*u.cost[:6], u.rank, u.cost.distance, u.candidate)))
 
 
 class _Engine:
@@ -116,6 +121,7 @@ class _Engine:
         self._ask, self._ask_about = ask, ask_about
         self._verdicts: dict[tuple[str, Scenario], Candidate] = {}
         self._answers: dict[Scenario, Selection] = {}
+        self._installs: dict[tuple[str, Changes], Install | None] = {}
 
     def judge(self, name: str, question: Scenario) -> Candidate:
         verdict = self._verdicts.get((name, question))
@@ -125,6 +131,12 @@ class _Engine:
 
     def eligible(self, name: str, question: Scenario) -> bool:
         return self.judge(name, question).verdict == "eligible"
+
+    def install(self, base: Scenario, name: str, changes: Changes) -> Install | None:
+        """The software for a set of changes, None where no release fits."""
+        if (name, changes) not in self._installs:
+            self._installs[name, changes] = resolve(base, name, dict(changes), self.judge)
+        return self._installs[name, changes]
 
     def ranked(self, question: Scenario) -> list[str]:
         answer = self._answers.get(question)
@@ -163,7 +175,10 @@ def _search(
         answer = engine.judge(name, question)
         asked += 1
         if answer.verdict == "eligible":
-            if not hardware or cost.gpus:
+            # What no published set of software brings about is no way out.
+            if hardware and not cost.gpus:
+                continue
+            if cost.gpus or not needs_software(base, dict(changes)) or engine.install(base, name, changes):
                 found.append((cost, changes))
         else:
             extend(changes, question, answer.reasons)
@@ -185,25 +200,47 @@ def _within(found: list[tuple[Cost, Changes]], changes: Changes) -> bool:
 # ---- telling ----------------------------------------------------------------------------------------
 
 
-def _unlock(base: Scenario, name: str, cost: Cost, changes: Changes, engine: _Engine) -> Unlock:
-    made = dict(changes)
-    archs: frozenset[int] = frozenset()
-    if "gpu" in made:
-        made, archs = _best_card(base, name, made, engine)
-        changes = tuple(sorted(made.items()))
+def _unlocks(
+    base: Scenario, name: str, ways: list[tuple[Cost, Changes]], engine: _Engine
+) -> Iterator[Unlock]:
+    """The ways to one candidate; two that end at the same machine and question are one."""
+    seen: set[Scenario] = set()
+    for cost, changes in ways:
+        archs: frozenset[int] = frozenset()
+        if cost.gpus:
+            made, archs = _best_card(base, name, dict(changes), engine)
+            changes = tuple(sorted(made.items()))
+        install = None
+        if needs_software(base, dict(changes)):
+            install = engine.install(base, name, changes)
+            if install is None:
+                continue
+        after = changed(base, _whole(changes, install))
+        if after not in seen:
+            seen.add(after)
+            yield _unlock(base, name, Unlock(name, "", "", "", changes, 0, cost, install), archs, engine)
+
+
+def _unlock(base: Scenario, name: str, found: Unlock, archs: frozenset[int], engine: _Engine) -> Unlock:
+    """A way out in words, with the place that the candidate would take."""
+    made, install = dict(found.changes), found.install
     software = [component for component in made if component in COMPONENTS]
     reach = {component: _reach(base, name, made, component, engine) for component in software}
     said = render_change(base, made, Applicability(reach, archs))
-    standing = engine.ranked(changed(base, made))
-    return Unlock(
-        candidate=name,
-        change=" and ".join(part.text for part in said),
+    text = " and ".join(part.text for part in said)
+    standing = engine.ranked(changed(base, _whole(found.changes, install)))
+    commands = () if install is None else install.commands
+    return found._replace(
+        change=text + " (no wheel fits: built here)" * (install is not None and install.built_here),
         effect=max((effect_of(field) for field in made), key=EFFECTS.index),
-        paste="\n".join(part.paste for part in said),
-        changes=changes,
+        paste="\n".join((*commands, *(part.paste for part in said if part.paste))),
         rank=standing.index(name) + 1,
-        cost=cost,
     )
+
+
+def _whole(changes: Changes, install: Install | None) -> dict[str, Any]:
+    """Changes with all the software that comes with them."""
+    return {**dict(changes), **dict(install.changes if install is not None else ())}
 
 
 def _best_card(

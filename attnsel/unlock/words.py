@@ -1,4 +1,4 @@
-"""A change in words, and as lines to paste: for a shell where it is about software, for Python elsewhere."""
+"""A change in words, and as lines of Python to paste. What is installed is in ``install``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attnsel.adaptations.transforms import type_without_mask
-from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
+from attnsel.environment import COMPONENT_NAMES, COMPONENTS
 from attnsel.gpus import FAMILIAR
 from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams
+from attnsel.recipes import RECIPE_NAMES
 from attnsel.selection.requirements import size
-from attnsel.unlock.change import LENGTHS, WIDTHS, Scenario, grouped
+from attnsel.unlock.change import LENGTHS, RECIPE_FIELDS, WIDTHS, Scenario, grouped
 from attnsel.versions import Version
-from attnsel.wheels import (
-    NoWheel,
-    flash_attn_wheel,
-    install_flash_attn,
-    install_flash_attn_3,
-    install_flash_attn_4,
-)
 
 
 class Instruction(NamedTuple):
@@ -65,13 +59,15 @@ def _render_part(
         text = gpu_text(value, applicability.archs)
         return Instruction(text, text)
     if field in COMPONENTS:
-        return _version(question, field, value, applicability.reach[field], changes)
+        return Instruction(_version(question, field, value, applicability.reach[field]), "")
     if field in LENGTHS:
         return _length(p, parts, value)
     if field in WIDTHS:
         return _width(p, parts, value)
     if field == "num_gqa_groups":
         return _repeat(p, value)
+    if field in RECIPE_FIELDS:
+        return _recipe(question, field, value)
     if field.startswith("policy.") or "policy.deterministic" in parts:
         text = _VARIABLES[parts[-1].removeprefix("policy.")](value)
         return Instruction(text, text)
@@ -132,6 +128,19 @@ def _repeat(p: AttentionParams, value: int) -> Instruction:
     )
 
 
+def _recipe(question: Scenario, field: str, value: Any) -> Instruction:
+    """Another recipe as TransformerEngine writes it, or one that covers another part of attention."""
+    old, kind = question.value(field), question.value("fp8_recipe")
+    if field == "fp8_recipe":
+        whole = ", fp8_mha=True" if question.value("fp8_mha") else ""
+        text = f"FP8 recipe {value}" if old is None else f"FP8 recipe {old} → {value} (other numbers)"
+        return Instruction(text, f'fp8_meta["recipe"] = {RECIPE_NAMES[value]}(fp8_dpa=True{whole})')
+    what = "its output" if field == "fp8_mha" else "attention"
+    note = f"{what} in {'FP8' if value else '16 bits'}"
+    covers = "fp8_dpa=True" if field == "fp8_mha" else f"fp8_dpa={value}"
+    return Instruction(f"{field}={value} ({note})", f'fp8_meta["recipe"] = {RECIPE_NAMES[kind]}({covers})')
+
+
 _CAVEATS = {"fp16": "range ±65504: watch for overflow", "bf16": "about 3 digits"}
 _TORCH_NAMES = {
     "fp16": "float16",
@@ -171,72 +180,34 @@ def _setting(p: AttentionParams, field: str, value: Any) -> Instruction:
 _PRODUCTS = {**COMPONENT_NAMES, "torch": "PyTorch", "triton": "Triton"}
 
 
-def _version(
-    question: Scenario, component: str, version: Version, reach: VersionRange, changes: Mapping[str, Any]
-) -> Instruction:
+def _version(question: Scenario, component: str, version: Version, reach: VersionRange) -> str:
     current = question.value(component)
     product = _PRODUCTS.get(component, component.replace("_", "-"))
-    besides = {name: value for name, value in changes.items() if name in ("torch", "cuda", "python")}
-    env = question.env.derive(**besides) if besides else question.env
-    paste, note = _install_line(component, version, reach, env)
     if current is not None and version < current:
-        return Instruction(f"go back to {product} {version}{note}", paste)
+        return f"go back to {product} {version}"
     verb = f"install {product}" if current is None else f"upgrade {product} to"
     text = f"{verb} ≥ {version}"
     if reach.below is not None:
         text += f", below {reach.below}"
     minors = [release for release in reach.without if release.count(".") == 1]
-    if minors:  # that single patches are left out is for pip to know
+    if minors:  # single patches are left out too, but not named
         text += f", not {', '.join(minors[:-1])} or {minors[-1]}" if minors[1:] else f", not {minors[0]}"
-    return Instruction(text + note, paste)
-
-
-def _install_line(component: str, version: Version, reach: VersionRange, env: Environment) -> tuple[str, str]:
-    """What to paste, and what has to be known beforehand."""
-    if component == "cuda":
-        return f"install a torch build for CUDA {version.major}.{version.minor} or newer", ""
-    package = component.replace("_", "-")
-    below = reach.below
-    if component == "cudnn":
-        package = f"nvidia-cudnn-cu{13 if env.cuda is not None and env.cuda.major >= 13 else 12}"
-    if component == "cudnn_frontend":
-        package = "nvidia-cudnn-frontend"
-        below = below or Version(1, 29)  # what our extra takes
-    bounds = [f">={version}"]
-    bounds += [f"!={release}.*" for release in reach.without]
-    if below is not None:
-        bounds.append(f"<{below}")
-    text = ",".join(bounds)
-    if component == "flash_attn":
-        wheel = flash_attn_wheel(env, lambda release: _within(release, version, reach))
-        return install_flash_attn(wheel, text), " (no wheel fits: built here)" * isinstance(wheel, NoWheel)
-    if component == "flash_attn_3":
-        return install_flash_attn_3(env), ""
-    if component == "flash_attn_4":
-        return install_flash_attn_4(env, text), ""
-    return f"pip install '{package}{text}'", ""
-
-
-def _within(release: Version, version: Version, reach: VersionRange) -> bool:
-    """Whether a release is one of those that the bounds for pip take."""
-    if release < version or (reach.below is not None and release >= reach.below):
-        return False
-    return not any(f"{release}.".startswith(f"{prefix}.") for prefix in reach.without)
+    return text
 
 
 def gpu_text(name: str, archs: frozenset[int]) -> str:
-    """``a GPU of sm80 or newer, e.g. A10``, where ``archs`` are all architectures that would do."""
+    """``a GPU from sm80 on (e.g. A10)``, where ``archs`` are all architectures that would do."""
     every = sorted({gpu.arch for gpu in FAMILIAR})
     fit = [arch for arch in every if arch in archs]
     if len(fit) == 1:
-        return f"a GPU of sm{fit[0]}, e.g. {name}"
-    if fit == [arch for arch in every if arch >= fit[0]]:
-        which = f"sm{fit[0]} or newer"
+        which = f"of sm{fit[0]}"
+    elif fit == [arch for arch in every if arch >= fit[0]]:
+        which = f"from sm{fit[0]} on"
     elif fit == [arch for arch in every if fit[0] <= arch <= fit[-1]]:
-        which = f"sm{fit[0]} to sm{fit[-1]}"
+        which = f"of sm{fit[0]} to sm{fit[-1]}"
     else:
-        which = f"{', '.join(f'sm{arch}' for arch in fit[:-1])} or sm{fit[-1]}"
-    return f"a GPU of {which}, e.g. {name}"
+        which = f"of {', '.join(f'sm{arch}' for arch in fit[:-1])} or sm{fit[-1]}"
+    return f"a GPU {which} (e.g. {name})"
 
 
 # ---- policy -----------------------------------------------------------------------------------------

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import attnsel
 from attnsel import DotProductAttention, InvalidInput, NoBackendError, UnsupportedArgument, attention
 from attnsel._module_checks import _NOT_YET
+from attnsel.runtime import refusals
+from attnsel.selection.evidence import Evidence, Refusal
 
 torch.set_num_threads(1)
 
@@ -232,6 +235,44 @@ def test_explain_takes_the_arguments_of_forward() -> None:
     module(*qkv(), **arguments)
     assert module.last_selection is explained
     assert explained.params.core_attention_bias_requires_grad
+
+
+def test_explain_takes_them_by_position_too() -> None:
+    mask = torch.zeros(1, 1, 6, 6, dtype=torch.bool)
+    module = build(attn_mask_type="arbitrary")
+    given = (*qkv(), mask, "bshd", None, None, None, None, None, None, "arbitrary", (2, 2))
+    module(*given)
+    assert module.explain(*given).params == module.last_selection.params
+    assert module.explain(*given).params.window_size == (2, 2)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        module.explain(*[None] * 26)
+    with pytest.raises(TypeError, match="multiple values for argument 'attention_mask'"):
+        module.explain(*qkv(), mask, attention_mask=mask)
+
+
+def test_explain_of_tensors_here_on_another_gpu() -> None:
+    module, tensors = build(), [t.bfloat16() for t in qkv()]
+    here = module.explain(*tensors)
+    hopper = attnsel.Environment.describe("H100", cudnn="9.10.2")
+    there = module.explain(*tensors, environment=hopper)
+    assert here.environment.detected
+    assert here.environment.device.type == "cpu"
+    assert there.environment.device.name == "H100"
+    assert there.backend == "cudnn"
+    assert there.params == here.params
+    assert there.params.dtype == "bf16"
+    with pytest.raises(InvalidInput, match="environment = 'H100': must be an instance of Environment"):
+        module.explain(*tensors, environment="H100")
+
+
+def test_what_a_kernel_refused_here_says_nothing_of_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, tensors = build(), [t.bfloat16() for t in qkv()]
+    there = module.explain(*tensors, environment=attnsel.Environment.describe("H100"))
+    refused = Evidence().plus(Refusal("cudnn", there.params, "not here"))
+    monkeypatch.setattr(refusals, "_evidence", refused)
+    again = module.explain(*tensors, environment=attnsel.Environment.describe("H100"))
+    assert (there.backend, again.backend) == ("cudnn", "cudnn")
+    assert module.explain(*tensors)["cudnn"].verdict == "refused"
 
 
 def test_explain_says_why_nothing_runs_without_raising() -> None:

@@ -169,7 +169,7 @@ INIT: dict[str, Callable[..., None] | str] = {
 
 
 def test_every_argument_of_the_constructor_is_covered() -> None:
-    assert set(INIT) == set(inspect.signature(DotProductAttention.__init__).parameters) - {"self"}
+    assert set(INIT) == set(inspect.signature(DotProductAttention.__init__).parameters) - {"self", "unknown"}
 
 
 # ---- forward ----------------------------------------------------------------------------------------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import pytest
 
 import attnsel
-from attnsel import InvalidInput, Policy
-from attnsel.settings import VARIABLES, configure, current, override
+from attnsel import InvalidInput, Policy, settings
+from attnsel.settings import VARIABLES, VariableWarning, configure, current, override, unknown_variables
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +100,34 @@ def test_a_long_name_is_cut_in_the_message():
 def test_names_of_candidates_are_checked():
     with pytest.raises(InvalidInput, match=r"sdpa\.flash"):
         Policy(allow=("flash",))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("ATTNSEL_BACKEND", "ATTNSEL_BACKENDS"),
+        ("ATTNSEL_ALLOW", "ATTNSEL_BACKENDS"),
+        ("ATTNSEL_DENY", "ATTNSEL_DISABLE"),
+        ("ATTNSEL_DISBALE", "ATTNSEL_DISABLE"),
+        ("ATTNSEL_EXCLUDE", "ATTNSEL_DISABLE"),
+        ("attnsel_debug", "ATTNSEL_DEBUG"),
+        ("ATTNSEL_MAX_MEMORY", "ATTNSEL_MEMORY_LIMIT"),
+        ("ATTNSEL_COLOUR", ""),
+    ],
+)
+def test_a_misspelt_variable_is_known_by_what_was_meant(written, meant):
+    assert unknown_variables({written: "x", "HOME": "/", "ATTNSEL_DEBUG": "0"}) == {written: meant}
+
+
+def test_a_misspelt_variable_is_warned_of_once_at_the_callers_line(monkeypatch):
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setattr(settings, "_process", None)
+    monkeypatch.setenv("ATTNSEL_BACKEND", "triton")
+    wanted = "ATTNSEL_BACKEND is set and nothing reads it: did you mean ATTNSEL_BACKENDS[?]"
+    with pytest.warns(VariableWarning, match=wanted) as told:
+        current()
+    assert [one.filename for one in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        configure()
+        current()

@@ -9,9 +9,7 @@ import pytest
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel._flash_attn_wheels import BUILT
-from attnsel.report.ways import _shell_lines
-from attnsel.unlock.change import Scenario
-from attnsel.unlock.words import VersionRange, _version
+from attnsel.environment import describe_device
 from attnsel.versions import Version
 from attnsel.wheels import NoWheel, Wheel, flash_attn_wheel, install_flash_attn_3, install_flash_attn_4
 
@@ -168,40 +166,38 @@ def test_how_flash_attn_4_is_installed():
 # ---- as a way out --------------------------------------------------------------------------------------
 
 
-def change(component, version, reach=VersionRange(), changes=None, **versions):  # noqa: B008
-    question = Scenario(AttentionParams(), machine(**{component: None}, **versions), Policy())
-    return _version(question, component, Version(*version), reach, changes or {})
+def ways(name, gpu="A100", **versions):
+    env = machine(**versions).replace(device=describe_device(gpu))
+    return [
+        u for u in select(AttentionParams(), env, policy=Policy(backend=name)).unlocks if u.candidate == name
+    ]
 
 
 def test_a_way_out_has_the_wheel():
-    said = change("flash_attn", (2, 6, 0))
-    assert said.text == "install flash-attn ≥ 2.6.0"
-    assert said.paste == f"pip install {fitting().url}"
-
-
-def test_a_way_out_keeps_within_its_releases():
-    said = change("flash_attn", (2, 6, 0), VersionRange(Version(2, 8, 3), ("2.8.2",)), torch="2.7.1")
-    assert "v2.8.1/" in said.paste
-    said = change("flash_attn", (2, 6, 0), VersionRange(None, ("2.8",)), torch="2.6.0", cuda="12.6")
-    assert "v2.7.4.post1/" in said.paste
+    (unlock,) = ways("flash_attn.2")
+    assert unlock.paste == f"pip install {fitting().url}"
+    assert not unlock.install.built_here
 
 
 def test_a_way_out_says_that_it_builds():
-    said = change("flash_attn", (2, 8, 3), torch="2.13.0", cuda="13.0")
-    assert said.text == "install flash-attn ≥ 2.8.3 (no wheel fits: built here)"
-    assert said.paste.splitlines() == [
-        "# No release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12; the nearest is for "
-        "torch 2.8, CUDA 12, Python 3.12. This builds it, with nvcc and for hours:",
-        "pip install 'flash-attn>=2.8.3' --no-build-isolation",
-    ]
-    shown = [line for paste in said.paste.splitlines() for line in _shell_lines(paste, 74)]
-    assert max(map(len, shown)) <= 74
-    assert all(line.startswith("# ") for line in shown[:-1])
+    (unlock,) = ways("flash_attn.2", torch="2.13.0", cuda="13.0")
+    assert unlock.change.endswith(" (no wheel fits: built here)")
+    assert unlock.install.built_here
+    assert unlock.paste == "pip install 'flash-attn==2.8.3.post2' --no-build-isolation"
+    assert unlock.install.why == (
+        "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12; the nearest is for "
+        "torch 2.8, CUDA 12, Python 3.12: it is compiled here, with nvcc and for hours",
+    )
 
 
-def test_a_way_out_that_changes_torch_too_takes_the_wheel_for_that():
-    changes = {"torch": Version(2, 8), "flash_attn": Version(2, 8, 3)}
-    assert "torch2.8" in change("flash_attn", (2, 8, 3), changes=changes, torch="2.9.1").paste
+def test_where_nobody_stated_torch_it_is_one_that_has_the_wheel():
+    env = Environment.describe("A100", python="3.12")
+    found = select(AttentionParams(), env, policy=Policy(backend="flash_attn.2")).unlocks
+    unlock = next(unlock for unlock in found if unlock.candidate == "flash_attn.2")
+    torch, wheel = unlock.install.commands
+    assert torch == "pip install 'torch==2.8.0'"
+    assert "torch2.8cxx11abiTRUE-cp312" in wheel
+    assert unlock.install.why == ("the nearest torch that flash-attn has a wheel for is 2.8.0 (CUDA 12.8)",)
 
 
 def test_what_is_proposed_has_a_wheel_where_an_older_release_has_one():
@@ -214,5 +210,10 @@ def test_what_is_proposed_has_a_wheel_where_an_older_release_has_one():
 
 
 def test_the_others_have_their_own_lines():
-    assert change("flash_attn_4", (4,)).paste == "pip install --pre 'flash-attn-4>=4.0.0'"
-    assert "/whl/cu128" in change("flash_attn_3", (3,), torch="2.9.1").paste
+    (four,) = ways("flash_attn.4", "H100")
+    assert four.paste == "pip install 'flash-attn-4==4.0.0b36'"
+    (three,) = ways("flash_attn.3", "H100", torch="2.9.1")
+    assert three.paste == "pip install flash-attn-3 --index-url https://download.pytorch.org/whl/cu128"
+    (built,) = ways("flash_attn.3", "H100", torch="2.8.0")
+    assert built.install.built_here
+    assert built.paste.splitlines()[-1] == "cd flash-attention/hopper && python setup.py install"

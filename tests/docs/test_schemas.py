@@ -25,13 +25,14 @@ DIGESTS: dict[str, str] = {
     "debug-1": "5039f177b0ab790c",
     "debug-2": "43891f48936e481d",
     "debug-3": "bc19ca99fc75dc61",
-    "debug-4": "37e2e823fb0e949b",
+    "debug-4": "fd0fff9eacd3184e",
     "doctor-1": "90dff5c68c961a77",
     "doctor-2": "e6f294fc70411862",
     "doctor-3": "70a0680a60effaa8",
     "doctor-4": "2fb85058509108e7",
     "matrix-1": "ef0bd7e7734b32ff",
     "plan-1": "add36dc149372ce3",
+    "plan-2": "6c207cf3184cb743",
     "gpus-1": "53cec192689fe52a",
     "ranges-1": "d5ef5f2308334630",
     "removed-rule-1": "b98596fcbc7efd36",
@@ -40,7 +41,7 @@ DIGESTS: dict[str, str] = {
     "selection-1": "93d4ef03ea61c55f",
     "selection-2": "18403a175e5c907c",
     "selection-3": "57e6c7931bc3d112",
-    "selection-4": "db424e6f8d4895b0",
+    "selection-4": "f683f328fa01114f",
 }
 
 

@@ -52,6 +52,7 @@ MAPS = {
     "passes",
     "trips",
     "instead",
+    "pins",
 }
 MAPS |= {"commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 

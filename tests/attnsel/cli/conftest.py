@@ -7,6 +7,12 @@ import pytest
 from attnsel.cli import main
 
 
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch):
+    """Whatever the terminal of whoever runs the tests exports."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def run(capsys):
     """``code, out, err = run("explain --gpu H100")``."""

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import warnings
 
 import pytest
 
@@ -192,6 +193,17 @@ def test_variables(examined, monkeypatch):
     misspelt = next(f for f in told["findings"] if "ATTNSEL_DISBALE" in f["text"])
     assert (misspelt["level"], misspelt["fix"]) == ("warning", "did you mean ATTNSEL_DISABLE?")
     assert told["calls"][0]["verdicts"]["sdpa.flash"]["code"] == "POLICY003"
+
+
+def test_a_misspelt_variable_stands_in_the_title_and_is_told_once(examined, monkeypatch):
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setenv("ATTNSEL_BACKEND", "triton")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        code, out = examined(machine(gpus=["NVIDIA H100"], env=gpu(), torch=Probe("2.9.1", True, TORCH)), "")
+    assert code == 0
+    assert "Findings: nothing is wrong, 1 probably not as meant\n" in out
+    assert "? ATTNSEL_BACKEND is set and nothing reads it\n      → did you mean ATTNSEL_BACKENDS?" in out
 
 
 def test_an_invalid_variable_is_wrong_and_stops_nothing(examined, monkeypatch):

@@ -99,6 +99,13 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "flash_attn_4": ("--gpu H100", "--flash-attn-4 4.0.0b36"),
     "platform": ("--gpu H100", "--platform windows"),
     "torch_flash": ("--gpu A100", "--torch-flash FA3"),
+    "missing": ("--gpu H100", "--missing libnvrtc"),
+    "transformer_engine": (
+        "--gpu H100 --cudnn 9.8.0 --head-dim 192,128 --layout thd --causal",
+        "--transformer-engine 2.3",
+    ),
+    "mask_dtype": ("--gpu A100 --attn-mask-type arbitrary", "--mask-dtype fp32"),
+    "tensor_rank": ("--gpu A100", "--tensor-rank 3"),
     "backend": ("--gpu H100", "--backend triton"),
     "allow": ("--gpu H100", "--allow triton,tiled"),
     "deny": ("--gpu H100", "--deny cudnn"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -293,8 +294,7 @@ def test_the_name_of_a_device_is_shown_and_not_obeyed(capsys, monkeypatch, form)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["explain", "--env", "-", *filter(None, [form])]) == 0
     out = capsys.readouterr().out
-    for colour in ("\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[36m", "\x1b[2m", "\x1b[0m"):  # attnsel's own
-        out = out.replace(colour, "")
+    out = re.sub(r"\x1b\[[0-9;]*m", "", out)  # attnsel's own colours
     assert all(map(str.isprintable, out.splitlines()))
     if form != "--short":
         assert "[red]H100[/red] **x** `y` ```\\n# z | @someone \\x1b[2J\\x1b]0;owned\\x07\\u202e" in " ".join(

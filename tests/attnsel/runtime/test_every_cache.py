@@ -141,6 +141,7 @@ FILLED_LATER = {
     "attnsel.context_parallel.group._CALLS": "holds process groups weakly, which others hold",
     "attnsel.candidates.registry._complete": "a function that loads plug-ins registers itself once",
     "attnsel.debug._announced": "emptied at _MOST_REMEMBERED",
+    "attnsel.settings._warned": "an entry for each variable of the environment",
     "attnsel.flash_attn.shim._refusals": "an entry for each flash_attn that is installed",
     "attnsel.runtime.cache._every": "holds caches weakly, which others hold",
     "attnsel.runtime.call._by_text": "holds weakly what others hold",
