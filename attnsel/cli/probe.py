@@ -239,6 +239,7 @@ def run_script(script: str) -> tuple[bool, dict[str, Any], str]:
     return True, said, ""
 
 
+_DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")  # one folder for each, on Linux
 _ASK_THE_DRIVER = """
 import json, pynvml
 pynvml.nvmlInit()
@@ -254,9 +255,8 @@ def _gpus_in_sight() -> tuple[str, ...]:
         answered, said, _ = run_script(_ASK_THE_DRIVER)
         if answered:
             return tuple(said["gpus"])
-    folder = Path("/proc/driver/nvidia/gpus")
     try:
-        return ("NVIDIA GPU",) * len(list(folder.iterdir()))
+        return ("NVIDIA GPU",) * len(list(_DRIVER_FOLDER.iterdir()))
     except OSError:
         return ()
 
