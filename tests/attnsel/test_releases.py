@@ -211,9 +211,8 @@ def test_where_nobody_knows_nothing_is_refused(arch, torch, cuda):
 
 
 def test_the_frontends_are_those_of_the_extra() -> None:
-    extra = re.search(
-        r'"nvidia-cudnn-frontend([^;"]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    )
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extra = re.search(r'"nvidia-cudnn-frontend([^;"]+)', project)
     taken = SpecifierSet(extra[1])
     assert all(str(version) in taken for version in FRONTENDS)
     assert str(FRONTENDS[-1]._replace(minor=FRONTENDS[-1].minor + 1)) not in taken

@@ -185,6 +185,11 @@ TRIALS = [
         "flash-attention#1638", "--gpu T4 --dtype fp16 --flash-attn 2.7.4", "sdpa.efficient", ("FLASH202",)
     ),
     Trial(
+        "vllm#12656: FlashAttention 2 takes 72, its caller refused",
+        "--gpu A100 --torch 2.8 --flash-attn 2.8.3 --head-dim 72 --inference --backend flash_attn.2",
+        "flash_attn.2",
+    ),
+    Trial(
         "gpt-oss sinks (flash-attention PR 2336)",
         "--gpu H100 --heads 64 --kv-heads 8 --head-dim 64 --sliding-window 128 --softmax-type learnable",
         "cudnn",
