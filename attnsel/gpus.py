@@ -60,8 +60,8 @@ def _read_catalogue() -> dict[str, Gpu]:
     for kind, arch, rows in BLOCKS:
         for row in rows.split(";"):
             name, memory, sms = row.strip().rsplit(None, 2)
-            figures = (None if text == "-" else int(text) for text in (memory, sms))
-            cards[name.casefold().replace(" ", "")] = Gpu(name, arch, *figures, kind)
+            gib, count = (None if text == "-" else int(text) for text in (memory, sms))
+            cards[name.casefold().replace(" ", "")] = Gpu(name, arch, gib, count, kind)
     return cards
 
 
