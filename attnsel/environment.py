@@ -21,7 +21,7 @@ from attnsel.errors import InvalidInput, printable, short
 from attnsel.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.installed import flash_attn_versions, installed_version
 from attnsel.meanings import suggestion
-from attnsel.releases import NoCode, build_with, builds_of, fitting_build, no_code
+from attnsel.releases import FRONTENDS, NoCode, build_with, builds_of, fitting_build, no_code
 from attnsel.versions import Version
 
 
@@ -208,9 +208,6 @@ def describe_device(gpu: str | None) -> Device:
     )
 
 
-_FRONTEND = Version(1, 28, 0)  # the last frontend without heavy dependencies: what our `cudnn` extra takes
-
-
 def _companions(device: Device, given: dict[str, Version | None]) -> dict[str, Version | None]:
     """What comes with the wheel of PyTorch that was likely meant: versions of every component it decides."""
     build = fitting_build(device.arch, given)
@@ -219,7 +216,7 @@ def _companions(device: Device, given: dict[str, Version | None]) -> dict[str, V
         "triton": build.triton,
         "cudnn": build.cudnn,
         "cuda": build.cuda,
-        "cudnn_frontend": _FRONTEND,
+        "cudnn_frontend": FRONTENDS[-1],
         "python": build.python,
     }
 

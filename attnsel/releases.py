@@ -87,6 +87,10 @@ BUILDS: tuple[Build, ...] = tuple(sorted(build for row in ROWS for build in _bui
 NEWEST = BUILDS[-1].torch
 """The newest release that is known."""
 
+FRONTENDS = tuple(Version(1, minor) for minor in range(20, 29))
+"""The releases of cudnn-frontend that attnsel's extra `cudnn` takes (pyproject.toml): newer ones have
+heavy dependencies."""
+
 ASSUMED = Version(2, 14, 1)
 """The newest release that is assumed where nothing says which: the last whose attention rules/ has read."""
 

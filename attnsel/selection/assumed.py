@@ -14,14 +14,11 @@ from typing import Any, NamedTuple
 from attnsel.candidates import OLDEST_TORCH
 from attnsel.environment import COMPONENT_NAMES, Environment
 from attnsel.params import AttentionParams
-from attnsel.releases import BUILDS, Build, default_build, fitting_build
+from attnsel.releases import BUILDS, FRONTENDS, Build, default_build, fitting_build
 from attnsel.rules import REGISTRY
 from attnsel.selection.evaluate import Waivers, findings
 from attnsel.selection.verdict import Candidate, Reason
 from attnsel.versions import Version
-
-_FRONTENDS = tuple(Version(1, minor) for minor in range(20, 29))
-"""Releases that attnsel's `cudnn` extra takes; each is as likely to be installed."""
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
 """What one wheel of PyTorch decides together."""
@@ -68,7 +65,7 @@ def alternatives(env: Environment, component: str) -> tuple[Environment, ...]:
     if component not in env.assumed or getattr(env, component) is None:
         return ()
     if component == "cudnn_frontend":
-        return tuple(_with(env, cudnn_frontend=version) for version in _FRONTENDS)
+        return tuple(_with(env, cudnn_frontend=version) for version in FRONTENDS)
     stated = {
         name: version
         for name in (*_COMPANIONS, "python")

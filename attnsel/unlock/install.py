@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MOST_SETS = 24  # put to the engine for one way out
 
 _INDEX = "https://download.pytorch.org/whl"
-# CUDA 13.0 release notes, "CUDA Toolkit and Corresponding Driver Versions".
 # NVIDIA, CUDA Compatibility, "Minor Version Compatibility", table 1.
 _CUDA_13_DRIVER = "CUDA 13 needs a driver from 580 on"
 

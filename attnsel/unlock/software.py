@@ -16,16 +16,13 @@ from typing import NamedTuple
 from attnsel._published import PUBLISHED
 from attnsel.candidates import OLDEST_TORCH
 from attnsel.environment import Environment
-from attnsel.releases import ASSUMED, BUILDS, ON_ARM, Build, build_with, runs_on
+from attnsel.releases import ASSUMED, BUILDS, FRONTENDS, ON_ARM, Build, build_with, runs_on
 from attnsel.unlock.change import another, version_number
 from attnsel.versions import Version
 from attnsel.wheels import Wheel, flash_attn_3_index, flash_attn_wheel
 
 Wanted = Mapping[str, Version]
 """By component, the nearest version that is known to help."""
-
-FRONTENDS = Version(1, 20), Version(1, 29)
-"""What our extra `cudnn` takes: from the first, below the second (pyproject.toml)."""
 
 PINNED = ("cudnn", "triton")  # by a wheel of torch
 _BOUND_TO_TORCH = frozenset({*PINNED, "flash_attn", "flash_attn_3"})
@@ -211,7 +208,7 @@ def _published(
     if name in PINNED and build is not None:
         fit = [version for version in fit if _may_stand_in(build, name, version)]
     if name == "cudnn_frontend":
-        fit = [version for version in fit if FRONTENDS[0] <= version < FRONTENDS[1]]
+        fit = [version for version in fit if FRONTENDS[0] <= Version(*version[:2]) <= FRONTENDS[-1]]
     if name == "flash_attn":
         wheel = flash_attn_wheel(at, lambda version: version in fit)
         return [Version.parse(wheel.release)] if isinstance(wheel, Wheel) else fit[-1:]

@@ -8,10 +8,12 @@ import re
 from itertools import pairwise
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from attnsel.releases import (
     ASSUMED,
     BUILDS,
+    FRONTENDS,
     build_with,
     builds_of,
     default_build,
@@ -20,6 +22,7 @@ from attnsel.releases import (
     runs_on,
 )
 from attnsel.versions import Version
+from paths import ROOT
 
 V = Version.parse
 
@@ -205,3 +208,13 @@ def test_a_build_without_code_names_the_nearest_that_has(arch, torch, cuda, fiel
 )
 def test_where_nobody_knows_nothing_is_refused(arch, torch, cuda):
     assert no_code(arch, torch and V(torch), cuda and V(cuda)) is None
+
+
+def test_the_frontends_are_those_of_the_extra() -> None:
+    extra = re.search(
+        r'"nvidia-cudnn-frontend([^;"]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    taken = SpecifierSet(extra[1])
+    assert all(str(version) in taken for version in FRONTENDS)
+    assert str(FRONTENDS[-1]._replace(minor=FRONTENDS[-1].minor + 1)) not in taken
+    assert str(FRONTENDS[0]._replace(minor=FRONTENDS[0].minor - 1)) not in taken
