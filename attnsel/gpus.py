@@ -24,7 +24,7 @@ class Gpu(NamedTuple):
     arch: int  # 10 * major + minor: 90 is compute capability 9.0
     memory_gib: int | None
     sm_count: int | None
-    kind: str = ""  # data center, workstation, GeForce or Jetson
+    kind: str = ""  # data center, workstation, GeForce, Jetson or mining
 
 
 class Architecture(NamedTuple):
@@ -40,7 +40,7 @@ _CUDNN_8_9, _CUDNN_9_7 = Version(8, 9), Version(9, 7)
 
 ARCHITECTURES: dict[int, Architecture] = {
     70: Architecture(98_304),
-    72: Architecture(98_304, Version(10)),
+    72: Architecture(98_304),
     75: Architecture(65_536, Version(10)),
     80: Architecture(166_912, Version(11)),
     86: Architecture(101_376, Version(11, 1)),
@@ -48,10 +48,10 @@ ARCHITECTURES: dict[int, Architecture] = {
     89: Architecture(101_376, Version(11, 8)),
     90: Architecture(232_448, Version(11, 8), _CUDNN_8_9),
     100: Architecture(232_448, Version(12, 8), _CUDNN_9_7),
-    103: Architecture(232_448, Version(12, 8), _CUDNN_9_7),
+    103: Architecture(232_448, Version(12, 9), _CUDNN_9_7),
     110: Architecture(232_448, Version(12, 8), _CUDNN_9_7),
     120: Architecture(101_376, Version(12, 8), _CUDNN_9_7),
-    121: Architecture(101_376, Version(12, 8), _CUDNN_9_7),
+    121: Architecture(101_376, Version(12, 9), _CUDNN_9_7),
 }
 
 
@@ -71,6 +71,7 @@ CATALOGUE: dict[str, Gpu] = _read_catalogue()
 FAMILIAR: tuple[Gpu, ...] = tuple(CATALOGUE[name.casefold().replace(" ", "")] for name in NAMES)
 """The cards that are proposed and named as examples."""
 
+_RENUMBERED = {101: 110}  # Thor, up to CUDA 12.9 (CUDA Features Archive, 13.0)
 _NO_NAME_TELLS = {"gh200": {120: 96, 480: 96, 624: 144}}  # what is printed there is the memory of its CPU
 _AS_SOLD = ("b100", "b200", "gb200", "b300", "gb300")  # data sheets and systems give other memory: 180 or 192
 _SMS_OF_A_SLICE = {"A100": 14, "A800": 14, "A30": 14}  # NVIDIA MIG User Guide: of each of seven, or of four
@@ -99,6 +100,7 @@ def look_up_gpu(name: str) -> Gpu:
     bare = re.fullmatch(r"(?:(?:sm|compute)_?(\d{2,3})[af]?|(\d{1,2})\.(\d))", text.casefold())
     if bare:
         arch = int(bare[1]) if bare[1] else 10 * int(bare[2]) + int(bare[3])
+        arch = _RENUMBERED.get(arch, arch)
         if arch in ARCHITECTURES:
             return Gpu(f"sm{arch}", arch, None, None)
     if len(text) > LONGEST:
@@ -148,6 +150,8 @@ def _fitting(said: Spelling, variants: list[tuple[Spelling, Gpu]]) -> Gpu | None
     """The first variant with the memory and the form that were said; None where none has both."""
     gib = _NO_NAME_TELLS.get(said.model, {}).get(said.gib or 0, said.gib)
     forms = {own.form for own, _ in variants}
+    if said.form == "nvl" and "nvl" not in forms:
+        return None  # its name is not all that tells it from others: "A100 NVL" is no card
     form = said.form if said.form in forms else ""
     kept = [gpu for own, gpu in variants if (gib is None and not said.form) or own.form == form]
     if gib is None:

@@ -25,8 +25,8 @@ def gpus(
     """The GPUs that --gpu knows: name, architecture, memory, SMs. "-" is not known.
 
     A filter is a part of the name, an architecture (sm89, 8.9), a kind (GeForce, workstation, data center,
-    Jetson) or a whole name as a driver or a shop spells it. --gpu takes those too, and parts of a card:
-    "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID T4-8Q".
+    Jetson, mining) or a whole name as a driver or a shop spells it. --gpu takes those too, and parts of a
+    card: "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID T4-8Q".
 
     --json prints a list of objects: name, arch (90 is sm90), memory_gib and sm_count (null: not known), kind.
     """

@@ -8,13 +8,13 @@ ways out, is worked out when somebody looks at it, from the same functions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
-from attnsel.environment import Environment
+from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.layout import Layout
 from attnsel.meanings import unknown_argument
@@ -202,8 +202,7 @@ def select(
     A selection with ``backend`` None is an answer too; ``selection.require()`` turns it into an error.
     """
     if unknown:
-        fields = AttentionParams.model_fields
-        raise unknown_argument("select", next(iter(unknown)), _TAKEN, "AttentionParams(...)", fields)
+        raise _unknown(next(iter(unknown)))
     if environment is None:
         environment = Environment.detect()
     kinds = type(params), type(environment), type(policy), type(evidence)
@@ -214,12 +213,25 @@ def select(
     return _select(params, environment, policy, evidence)
 
 
+def _unknown(name: str) -> TypeError:
+    """What ``name`` was meant for: one of the models that are given instead."""
+    places: tuple[tuple[str, Iterable[str]], ...] = (
+        ("policy=Policy(...)", Policy.model_fields.keys() - AttentionParams.model_fields.keys()),
+        ("Environment.describe(...)", ("gpu", *COMPONENTS)),
+    )
+    for place, fields in places:
+        if name in fields:
+            return unknown_argument("select", name, _TAKEN, place, fields)
+    return unknown_argument("select", name, _TAKEN, "AttentionParams(...)", AttentionParams.model_fields)
+
+
 def _check_kinds(**given: Any) -> None:
     """Raises InvalidInput for the first that is of another kind."""
     kinds = (AttentionParams, Environment, Policy, Evidence)
     for (name, value), kind in zip(given.items(), kinds, strict=True):
         if not isinstance(value, kind):
-            raise InvalidInput(name, value, f"must be an instance of {kind.__name__}")
+            such = ', such as Environment.describe("H100")' if kind is Environment else ""
+            raise InvalidInput(name, value, f"must be an instance of {kind.__name__}{such}")
 
 
 @lru_cache(maxsize=8192)

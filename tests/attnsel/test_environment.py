@@ -119,6 +119,15 @@ def test_a_cuda_that_no_wheel_has_stays_a_warning():
     assert without_code(env) is None
 
 
+@pytest.mark.parametrize(("gpu", "family"), [("B300", 100), ("GB10", 120)])
+def test_a_toolkit_that_only_has_code_for_the_family_is_told_as_that(gpu, family):
+    env = Environment.describe(gpu, torch="2.8", cuda="12.8")
+    (told,) = env.warnings
+    assert told.startswith(f"sm{env.arch} runs the code for sm{family} of CUDA 12.8.0; ")
+    assert told.endswith("what is compiled there needs CUDA 12.9 or newer")
+    assert Environment.describe(gpu, torch="2.8", cuda="12.9").warnings == ()
+
+
 @pytest.mark.parametrize(
     ("given", "warning"),
     [

@@ -58,6 +58,26 @@ NVIDIA A100X                                            -> A100X, sm80, 80
 NVIDIA A800-SXM4-80GB                                   -> A800, sm80, 80
 NVIDIA A800 80GB PCIe                                   -> A800 PCIe, sm80, 80
 NVIDIA A800 40GB Active                                 -> A800 PCIe 40GB, sm80, 40
+NVIDIA A800-SXM4-40GB                                   -> A800 40GB, sm80, 40
+NVIDIA AX800                                            -> AX800, sm80, -
+NVIDIA A100-PG509-200                                   -> A100 40GB, sm80, 40
+NVIDIA PG509-210                                        -> A100, sm80, 80
+NVIDIA PG506-232                                        -> A30, sm80, 24
+NVIDIA A10M                                             -> A10M, sm86, 20
+NVIDIA H800 NVL                                         -> H800 NVL, sm90, -
+NVIDIA T400E                                            -> T400E, sm75, 4
+NVIDIA RTX A4000H                                       -> RTX A4000H, sm86, 16
+NVIDIA RTX A2000 Embedded GPU                           -> RTX A2000 Embedded, sm86, -
+NVIDIA RTX A4500 Embedded GPU                           -> RTX A4500 Embedded, sm86, 16
+NVIDIA RTX 2000E Ada Generation                         -> RTX 2000E Ada, sm89, 16
+NVIDIA RTX 5000 Ada Generation Embedded GPU             -> RTX 5000 Ada Embedded, sm89, 16
+NVIDIA RTX PRO 5000 Blackwell Embedded GPU              -> RTX PRO 5000 Embedded, sm120, -
+NVIDIA RTX 6000D                                        -> RTX 6000D, sm120, 84
+NVIDIA GeForce MX570 A                                  -> MX570 A, sm86, 2
+NVIDIA GeForce RTX 3050 A Laptop GPU                    -> RTX 3050 A Laptop, sm89, 4
+NVIDIA GeForce RTX 3050 OEM                             -> RTX 3050 OEM, sm86, 8
+NVIDIA CMP 30HX                                         -> CMP 30HX, sm75, 6
+NVIDIA CMP 90HX                                         -> CMP 90HX, sm86, 10
 NVIDIA A30                                              -> A30, sm80, 24
 NVIDIA A2                                               -> A2, sm86, 16
 NVIDIA A10                                              -> A10, sm86, 24
@@ -216,6 +236,15 @@ RTX 6000 Blackwell      -> RTX PRO 6000, sm120, 96
 RTXPRO6000Max-Q         -> RTX PRO 6000 Max-Q, sm120, 96
 sm90                    -> sm90, sm90, -
 sm_90a                  -> sm90, sm90, -
+sm_101a                 -> sm110, sm110, -
+10.1                    -> sm110, sm110, -
+8xH100                  -> H100, sm90, 80
+2 x A100 80GB           -> A100, sm80, 80
+4x RTX 4090             -> RTX 4090, sm89, 24
+T4 x2                   -> T4, sm75, 16
+GB200 NVL4              -> GB200, sm100, 186
+DRIVE AGX Orin          -> Orin, sm87, -
+DRIVE Thor              -> Thor, sm110, -
 compute_89              -> sm89, sm89, -
 12.1                    -> sm121, sm121, -
 """
@@ -237,6 +266,9 @@ NEAREST = {
     "A100 48GB": "there is A100 (80 GB), A100 40GB (40 GB)",
     "RTX 4090 48GB": "there is RTX 4090 (24 GB)",
     "H100 NVL 80GB": "there is H100 (80 GB)",
+    "A100 NVL": "there is A100 (80 GB)",
+    "NVIDIA H20 NVL16": "there is H20 (96 GB) or H20 141GB (141 GB)",
+    "8xH150": "did you mean H200 or H100?",
     "RTX 4090 MIG 1g.5gb": "RTX 4090 has no MIG 1g.5gb",
     "A100 MIG 9g.40gb": "A100 has no MIG 9g.40gb",
     "A100 MIG 1g.160gb": "A100 has no MIG 1g.160gb",
@@ -268,6 +300,8 @@ OTHERS = {
     "Rubin": "10.7",
     "NVIDIA VR200": "10.7",
     "sm107": "10.7",
+    "Rubin CPX": "not known",
+    "sm88": "lists no GPU",
 }
 
 
@@ -325,7 +359,7 @@ def test_every_card_is_found_by_its_own_name(gpu) -> None:
     joined = gpu.name.replace(" ", "")
     assert look_up_gpu(gpu.name) == look_up_gpu(joined) == look_up_gpu(f"NVIDIA {gpu.name}") == gpu
     assert gpu.arch in ARCHITECTURES
-    assert gpu.kind in ("data center", "workstation", "GeForce", "Jetson")
+    assert gpu.kind in ("data center", "workstation", "GeForce", "Jetson", "mining")
 
 
 def test_the_familiar_cards_keep_their_figures() -> None:

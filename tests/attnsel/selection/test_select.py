@@ -332,3 +332,28 @@ def test_arguments_of_another_kind_are_named(given, field):
     with pytest.raises(InvalidInput) as caught:
         select(**{"params": AttentionParams(), "environment": Environment.describe("H100"), **given})
     assert caught.value.field == field
+
+
+# ---- arguments that belong elsewhere ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("backend", "policy=Policy(...)"),
+        ("deny", "policy=Policy(...)"),
+        ("gpu", "Environment.describe(...)"),
+        ("cudnn", "Environment.describe(...)"),
+        ("deterministic", "AttentionParams(...)"),
+        ("head_dim_qk", "AttentionParams(...)"),
+    ],
+)
+def test_an_argument_of_another_model_is_sent_there(name, place):
+    with pytest.raises(TypeError) as caught:
+        select(AttentionParams(), A100_8_9, **{name: "anything"})
+    assert str(caught.value) == f"select got an unexpected argument {name!r}: it is an argument of {place}"
+
+
+def test_a_gpu_s_name_is_no_environment_and_the_error_says_how_to_make_one():
+    with pytest.raises(InvalidInput, match=r'such as Environment\.describe\("H100"\)'):
+        select(AttentionParams(), "H100")
