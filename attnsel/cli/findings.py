@@ -38,7 +38,7 @@ def find(machine: ProbedMachine, calls: list[PlainCall], more: Iterable[Finding]
     """Everything that is wrong or worth knowing, ``more`` with it, the worst first."""
     found = [
         *_settings(os.environ),
-        *_libraries(machine.probes),
+        *_libraries(machine),
         *more,
         *_plugins(machine),
         *_torch(machine),
@@ -75,13 +75,29 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("warning", f"{printable(name)} is set and nothing reads it", fix)
 
 
-def _libraries(probes: Mapping[str, Probe]) -> Iterator[Finding]:
-    for name, probe in probes.items():
-        if probe.loads is False and name not in FLASH_ATTN:  # those have an explanation of their own
+def _libraries(machine: ProbedMachine) -> Iterator[Finding]:
+    for name, probe in machine.probes.items():
+        if name == "cudnn_frontend" and _NO_LIBCUDNN in probe.trouble:
+            yield _frontend_alone(machine, probe)
+        elif probe.loads is False and name not in FLASH_ATTN:  # those have an explanation of their own
             text = (
                 f"{name.replace('_', '-')} {probe.installed} is installed and does not load: {probe.trouble}"
             )
             yield Finding("error", text, f"reinstall it: pip install --force-reinstall {_pip_name(name)}")
+
+
+_NO_LIBCUDNN = "cudnnGetVersion"  # the first symbol that cudnn-frontend looks for, when it is imported
+
+
+def _frontend_alone(machine: ProbedMachine, probe: Probe) -> Finding:
+    """cudnn-frontend without a libcudnn that it can open: it is whole, and cuDNN is what lacks."""
+    text = f"cudnn-frontend {probe.installed} finds no libcudnn: {probe.trouble}"
+    env = machine.environments[0] if machine.environments else None
+    if env is None or env.device.type != "cuda":
+        return Finding("note", text, "nothing to do without a GPU: cuDNN would have no use")
+    cuda = 12 if env.cuda is None else env.cuda.major
+    fix = f"pip install nvidia-cudnn-cu{cuda}, or put cuDNN's folder on LD_LIBRARY_PATH"
+    return Finding("error", text, fix)
 
 
 def _plugins(machine: ProbedMachine) -> Iterator[Finding]:

@@ -97,6 +97,8 @@ def _ways(selection: Selection) -> list[str]:
             first_words = {line.split(maxsplit=1)[0] for line in way.paste.splitlines() if line.strip()}
             language = "sh" if first_words & _OF_A_SHELL else "python"
             parts.append(fenced("\n".join(map(printable, way.paste.splitlines())), language))
+        if way.install is not None and way.install.why:
+            parts.append(escape(f"Why: {'. '.join(way.install.why)}."))
     return parts
 
 

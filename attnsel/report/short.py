@@ -40,7 +40,7 @@ def render_short(selection: Selection, width: int = 80) -> str:
 def _candidate_lines(selection: Selection, most: int) -> list[str]:
     """A line for each candidate, for all that are not installed, and for all that need a GPU."""
     shown = {
-        c.name: f"{place:>2} {MARK[c.verdict]} {c.name}  {runs_text(c, selection)}"
+        c.name: f"{place:>2} {MARK[c.verdict]} {c.name:<14}  {runs_text(c, selection)}"
         for place, c in enumerate(selection.ranked, 1)
     }
     apart = {
@@ -64,14 +64,15 @@ def _candidate_lines(selection: Selection, most: int) -> list[str]:
 def _refused_line(candidate: Candidate) -> str:
     first, *others = candidate.reasons
     more = f" (and {len(others)} more)" if others else ""
-    return f"   {MARK['refused']} {candidate.name}  {first.code}{more}  {first.message}"
+    return f"   {MARK['refused']} {candidate.name:<14}  {first.code}{more}  {first.message}"
 
 
 def _way_lines(selection: Selection, width: int) -> list[str]:
     way = next((way for way in selection.unlocks if worth_showing(way, selection)), None)
     if way is None:
         return []
-    return fold(printable(f"To get {way.candidate}: {way.change}"), width, "", "  ")
+    what = way.change if way.install is None else " && ".join(way.install.commands)
+    return fold(printable(f"To get {way.candidate}: {what}"), width, "", "  ")
 
 
 def _at_most(most: int, lines: list[str], width: int) -> list[str]:

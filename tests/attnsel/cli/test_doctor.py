@@ -169,6 +169,17 @@ def test_what_is_wrong(examined, fake, text):
     assert found["fix"]
 
 
+def test_a_frontend_without_libcudnn_is_not_reinstalled(examined):
+    probe = Probe("1.23.0", False, {}, "RuntimeError: Unable to find symbol cudnnGetVersion")
+    for env, level, fix in (
+        (None, "note", "nothing to do without a GPU: cuDNN would have no use"),
+        (gpu(cuda="12.8"), "error", "pip install nvidia-cudnn-cu12, or put cuDNN's folder on "),
+    ):
+        _, told = examined(machine(env=env, torch=Probe("2.9.1", True, TORCH), cudnn_frontend=probe))
+        [found] = [f for f in told["findings"] if "finds no libcudnn" in f["text"]]
+        assert (found["level"], found["fix"][: len(fix)]) == (level, fix)
+
+
 def test_a_gpu_hidden_on_purpose_is_no_error(examined, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     fake = machine(gpus=["NVIDIA L4"], torch=Probe("2.9.1", True, {**TORCH, "cuda_available": False}))

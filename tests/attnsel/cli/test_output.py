@@ -88,9 +88,9 @@ def test_a_short_answer_in_lines():
     lines = render_short(select(p, env), 80).splitlines()
     assert lines[0].startswith("sdpa.")
     assert any(line.startswith(" 1 ✔ sdpa.") for line in lines)
-    assert any(line.startswith("   ✖ cudnn  CUDNN204") for line in lines)
+    assert any(line.startswith("   ✖ cudnn           CUDNN204") for line in lines)
     assert any(line.endswith("not installed") for line in lines)
-    assert any(line.startswith("To get cudnn: ") for line in lines)
+    assert any(line.startswith("To get cudnn: pip install") for line in lines)
 
 
 # ---- Markdown -----------------------------------------------------------------------------------------
