@@ -25,11 +25,10 @@ from attnsel.report.hints import hint_lines
 from attnsel.report.lines import fold, join_items
 from attnsel.report.ranked import ranked_lines
 from attnsel.report.reasons import closing_lines, reason_lines
-from attnsel.report.verdict import one_line, verdict
+from attnsel.report.verdict import one_line, planned_only, verdict
 from attnsel.report.ways import unlock_lines
 from attnsel.report.words import environment_words, params_words, policy_words, tensor_words
 from attnsel.selection.assumed import assumption_words
-from attnsel.selection.f_sdpa import BY_F_SDPA
 
 if TYPE_CHECKING:
     from attnsel.selection.select import Selection
@@ -42,12 +41,6 @@ __all__ = [
 ]
 
 
-def _planned_only(selection: Selection) -> list[str]:
-    """Why what stands here is not run by attnsel; an old PyTorch is named once."""
-    whys = dict.fromkeys(c.plan_only for c in selection.ranked if c.plan_only)
-    return [BY_F_SDPA] if BY_F_SDPA in whys else list(whys)
-
-
 def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
     """The whole answer."""
     lines = [*fold(verdict(selection), width), ""]
@@ -55,7 +48,7 @@ def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
     where = tensor_words(selection.params) if selection.layout is None else []
     lines += join_items([*params_words(selection.params), *where], width)
     lines += [f"! {warning}" for warning in selection.environment.warnings]
-    lines += [f"! planned only: {why}" for why in _planned_only(selection)]
+    lines += [f"! planned only: {why}" for why in planned_only(selection)]
     policy = policy_words(selection)
     if policy:
         lines += join_items(["policy", *policy], width)

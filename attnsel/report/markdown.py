@@ -15,7 +15,7 @@ from attnsel.report.hints import hint_lines
 from attnsel.report.lines import MARK
 from attnsel.report.ranked import adaptation_texts, runs_text
 from attnsel.report.reasons import absent_packages, closing_lines, grouped, needing_gpu
-from attnsel.report.verdict import verdict
+from attnsel.report.verdict import planned_only, verdict
 from attnsel.report.ways import worth_showing
 from attnsel.report.words import environment_words, params_words, policy_words
 from attnsel.selection.assumed import assumption_words
@@ -36,7 +36,7 @@ def render_markdown(selection: Selection, sources: bool = False) -> str:
     facts = [" · ".join(environment_words(env)), " · ".join(params_words(p))]
     policy = policy_words(selection)
     facts += [f"! {warning}" for warning in env.warnings]
-    facts += [f"! planned only: {why}" for why in dict.fromkeys(c.plan_only for c in selection.ranked) if why]
+    facts += [f"! planned only: {why}" for why in planned_only(selection)]
     facts += [f"policy · {' · '.join(policy)}"] if policy else []
     parts = [f"**{escape(verdict(selection))}**", fenced("\n".join(map(printable, facts)), "text")]
     parts += [escape(line) for line in hint_lines(selection, _WIDE)]

@@ -69,6 +69,12 @@ def better_way(selection: Selection) -> Unlock | None:
     return next((u for u in selection.unlocks if u.rank == 1 and u.effect not in out), None)
 
 
+def planned_only(selection: Selection) -> list[str]:
+    """Why what stands here is not run by attnsel; an old PyTorch is named once."""
+    whys = dict.fromkeys(c.plan_only for c in selection.ranked if c.plan_only)
+    return [BY_F_SDPA] if BY_F_SDPA in whys else list(whys)
+
+
 def one_line(selection: Selection) -> str:
     """Chosen, runner-up, what blocked the better ones, how to fix: for ATTNSEL_DEBUG=1."""
     ranked = [c for c in selection.ranked if c.executable or not selection.environment.detected]

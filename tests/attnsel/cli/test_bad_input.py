@@ -21,6 +21,8 @@ from attnsel.errors import printable, short
 from attnsel.versions import Version
 from paths import IMPORTED_FROM
 
+pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
+
 DIGITS_400, DIGITS_5000 = "9" * 400, "9" * 5000
 FORGED = "H100\x1b[2J\r\n✔ all is well\u202e\x9b\u2028"
 
@@ -29,16 +31,6 @@ class Done(NamedTuple):
     code: int
     out: str
     err: str
-
-
-@pytest.fixture(autouse=True)
-def _plain_process(monkeypatch):
-    for name in (*settings.VARIABLES, "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    settings.configure()
-    yield
-    monkeypatch.undo()
-    settings.configure()
 
 
 @pytest.fixture

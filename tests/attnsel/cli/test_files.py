@@ -9,8 +9,10 @@ import threading
 
 import pytest
 
-from attnsel import AttentionParams, Environment, select, settings
+from attnsel import AttentionParams, Environment, select
 from attnsel.cli import main
+
+pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
 
 TE = (
     "[DEBUG    | DotProductAttention]: Running with config={'transformer_engine_version': '2.8.0', "
@@ -22,16 +24,6 @@ TE = (
     "'fp8_meta': {'fp8_checkpoint': False, 'fp8_group': None}, 'inference_params': None, "
     "'softmax_type': 'vanilla', 'is_training': True}\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_switches_from_outside(monkeypatch):
-    for name in (*settings.VARIABLES, "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    settings.configure()
-    yield
-    monkeypatch.undo()
-    settings.configure()
 
 
 @pytest.fixture

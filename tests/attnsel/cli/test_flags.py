@@ -8,21 +8,13 @@ from typing import Any
 
 import pytest
 
-from attnsel import AttentionParams, Environment, Policy, select, settings
+from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.cli.flags import ALIASES, FLAG_OF, FLAGS, SHORTHANDS
 from attnsel.cli.numbers import read_count, read_window
 from attnsel.cli.suggest import meant_flag
 from attnsel.errors import InvalidInput
 
-
-@pytest.fixture(autouse=True)
-def _no_switches_from_outside(monkeypatch):
-    for name in (*settings.VARIABLES, "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    settings.configure()
-    yield
-    monkeypatch.undo()
-    settings.configure()
+pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
 
 
 @pytest.fixture
