@@ -12,6 +12,7 @@ file         about
 ``ranked``   the candidates that run
 ``reasons``  why the others do not, and the known bugs
 ``ways``     how to get them
+``assumed``  what is assumed and would change a verdict
 ``lines``    lines that keep to a width
 ===========  ==========================================================
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnsel.errors import printable
+from attnsel.report.assumed import assumption_words
 from attnsel.report.hints import hint_lines
 from attnsel.report.lines import fold, join_items
 from attnsel.report.ranked import ranked_lines
@@ -28,7 +30,6 @@ from attnsel.report.reasons import closing_lines, reason_lines
 from attnsel.report.verdict import one_line, planned_only, verdict
 from attnsel.report.ways import unlock_lines
 from attnsel.report.words import environment_words, params_words, policy_words, tensor_words
-from attnsel.selection.assumed import assumption_words
 
 if TYPE_CHECKING:
     from attnsel.selection.select import Selection

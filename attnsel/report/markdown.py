@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import printable
+from attnsel.report.assumed import assumption_words
 from attnsel.report.hints import hint_lines
 from attnsel.report.lines import MARK
 from attnsel.report.ranked import adaptation_texts, runs_text
@@ -18,7 +19,6 @@ from attnsel.report.reasons import absent_packages, closing_lines, grouped, need
 from attnsel.report.verdict import planned_only, verdict
 from attnsel.report.ways import worth_showing
 from attnsel.report.words import environment_words, params_words, policy_words
-from attnsel.selection.assumed import assumption_words
 
 if TYPE_CHECKING:
     from attnsel.selection.select import Selection

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import printable
+from attnsel.report.assumed import assumption_words
 from attnsel.report.hints import hint_lines
 from attnsel.report.lines import MARK, fold
 from attnsel.report.ranked import runs_text
 from attnsel.report.reasons import absent_packages, needing_gpu
 from attnsel.report.verdict import verdict
 from attnsel.report.ways import worth_showing
-from attnsel.selection.assumed import assumption_words
 
 if TYPE_CHECKING:
     from attnsel.selection.select import Selection

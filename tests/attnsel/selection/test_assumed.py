@@ -9,7 +9,8 @@ import pytest
 
 from attnsel import AttentionParams, Environment, select
 from attnsel.cli import main
-from attnsel.selection.assumed import alternatives, assumption_words, versions_in_words
+from attnsel.report.assumed import assumption_words, versions_in_words
+from attnsel.selection.assumed import alternatives
 from attnsel.versions import Version
 from tests.support.questions import questions
 
