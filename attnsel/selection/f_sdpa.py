@@ -1,44 +1,101 @@
-"""What F.sdpa chooses by itself, for releases of PyTorch that attnsel plans for and does not run on."""
+"""The order in which F.sdpa tries its kernels: the one table of it, for every release of PyTorch."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from attnsel.candidates import OLDEST_TORCH
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
+from attnsel.versions import Version
 
 OLDEST = ".".join(map(str, OLDEST_TORCH))
 BY_F_SDPA = f"F.sdpa runs it; attnsel itself runs on torch {OLDEST} or newer"
 """Why a kernel is planned only, where it needs no attnsel to be run."""
 
-_FLASH_FIRST = ("sdpa.flash", "sdpa.efficient", "sdpa.math", "sdpa.cudnn")
-_EFFICIENT_FIRST = ("sdpa.efficient", "sdpa.flash", "sdpa.math")
+FLASH, EFFICIENT, MATH, CUDNN = "sdpa.flash", "sdpa.efficient", "sdpa.math", "sdpa.cudnn"
+_FLASH_FIRST = (FLASH, EFFICIENT, MATH, CUDNN)
+_CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
+_CUDNN_SECOND = (FLASH, CUDNN, EFFICIENT, MATH)
+_BEFORE_CUDNN = (FLASH, EFFICIENT, MATH)
 _FEW = 60  # sequences times heads: fewer leave an A100 idle under FlashAttention 1
+_TRUSTED = Version(9, 15, 0)  # cuDNN: 9.15.1 repairs lengths that 128 does not divide (pytorch#169849)
+
+
+class SdpaOrder(NamedTuple):
+    """Kernels as F.sdpa tries them, with where that is written.
+
+    ``by_cudnn``: the variable and its value that would put cuDNN behind the others; "" where none does.
+    ``inferred``: what of it was not read, "" if all was.
+    """
+
+    kernels: tuple[str, ...]
+    source: str
+    by_cudnn: str = ""
+    inferred: str = ""
 
 
 def f_sdpa_order(p: AttentionParams, env: Environment) -> tuple[str, ...]:
     """Kernels in the order in which F.sdpa tries them; none for a torch that attnsel runs on, or that
-    nobody stated.
-
-    Source: priority_order in v2.0.0 sdp_utils.h, lines 41 to 77, for 2.1 with the training heuristic of
-    pytorch#99644; constant from 2.2 on (v2.4.0 sdp_utils.cpp); pytorch#125343 for 2.5.0, which prefers cuDNN
-    on sm90 and puts it second elsewhere, undone in 2.5.1 (pytorch#138649).
-    """
+    nobody stated."""
     if env.torch is None or env.torch >= OLDEST_TORCH or "torch" in env.assumed:
         return ()
-    if env.device.type != "cuda" or (2, 2) <= env.torch < (2, 5):
-        return _FLASH_FIRST
-    if env.torch < (2, 2):
-        return _EFFICIENT_FIRST if _prefers_efficient(p, env) else _FLASH_FIRST
-    if env.torch >= (2, 5, 1):
-        return _FLASH_FIRST
-    if env.arch == 90:
-        return ("sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math")
-    return ("sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
+    return sdpa_order(p, env, env.torch).kernels
 
 
-def _prefers_efficient(p: AttentionParams, env: Environment) -> bool:
+def sdpa_order(p: AttentionParams, env: Environment, torch: Version, cudnn_first: bool = True) -> SdpaOrder:
+    """The default order of one release. ``cudnn_first`` False: a variable forbids cuDNN the first place.
+
+    Read in the sources of 2.0.0 and 2.4.0, and in the machine code of select_sdp_backend of each wheel from
+    2.3.1 to 2.14.1 (libtorch_cuda.so). 2.1 has the training heuristic of pytorch#99644 besides.
+    """
+    if env.device.type == "cpu":
+        return SdpaOrder((FLASH, MATH), "priority_order_cpp, sdp_utils_cpp.cpp")
+    where = "priority_order, sdp_utils.cpp"
+    if env.device.type not in ("cuda", "rocm"):
+        xpu = env.device.type == "xpu"
+        unread = "that XPU builds, whose chooser was not read, take math and not a kernel of oneDNN"
+        return SdpaOrder((MATH,), "scaled_dot_product_attention, attention.cpp", inferred=unread * xpu)
+    if torch < (2, 2):
+        early = _prefers_efficient(p, torch)
+        kernels = (EFFICIENT, FLASH, MATH) if early else _BEFORE_CUDNN
+        line = ", lines 41 to 77" if torch < (2, 1) else ""
+        return SdpaOrder(kernels, f"priority_order, sdp_utils.h{line}")
+    if torch < (2, 3):
+        return SdpaOrder(_BEFORE_CUDNN, where)
+    if torch < (2, 5):
+        return SdpaOrder(_CUDNN_FIRST, where if torch < (2, 4) else f"{where}, line 48")
+    if torch < (2, 5, 1):
+        return SdpaOrder(_CUDNN_FIRST if (env.arch or 0) >= 90 else _CUDNN_SECOND, where)
+    if torch < (2, 9):
+        return SdpaOrder(_FLASH_FIRST, where)
+    return _by_cudnn(env, torch, cudnn_first)
+
+
+def _by_cudnn(env: Environment, torch: Version, allowed: bool) -> SdpaOrder:
+    """From 2.9 on cuDNN goes first on Hopper and Blackwell servers, by its version and the build's."""
+    where, inferred = "check_prefer_cudnn_attention and priority_order, sdp_utils.cpp", ""
+    if torch < (2, 10):
+        # The version that torch was compiled with: 9.8 in the wheel for CUDA 12.8, so that it never is.
+        variable = "TORCH_CUDNN_SDPA_PREFERRED=0"
+        new = env.cuda is not None and env.cuda >= (13,)
+        right = env.arch in (90, 100) and new
+        if right:
+            inferred = "that the build for CUDA 13 was compiled with cuDNN 9.9 or newer"
+    else:
+        variable = "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"
+        major, minor = divmod(env.arch or 0, 10)
+        every = torch >= (2, 13) and env.cuda is not None and env.cuda >= (13,)
+        known = env.cudnn is not None and env.cudnn > _TRUSTED
+        right = known and major in (9, 10) and (every or minor in (0, 3))
+    if env.device.type != "cuda" or not right:
+        return SdpaOrder(_FLASH_FIRST, where)
+    return SdpaOrder(_CUDNN_FIRST if allowed else _FLASH_FIRST, where, variable, inferred)
+
+
+def _prefers_efficient(p: AttentionParams, torch: Version) -> bool:
     flash = p.batch_size * p.num_heads
-    if p.is_training and env.torch is not None and env.torch >= (2, 1):
+    if p.is_training and torch >= (2, 1):
         return 6 * flash > p.max_seqlen_q
     cutlass = flash * (p.max_seqlen_q // 64)
     return (flash < _FEW and cutlass // 2 >= flash) or p.head_dim_qk == 128

@@ -53,6 +53,8 @@ class Requirement:
 
 
 class AtMost(NamedTuple("_AtMost", [("limit", Any)]), Requirement):
+    """``AtMost(limit)``: a number, a size or a version that is no larger."""
+
     __slots__ = ()
 
     def __str__(self) -> str:
@@ -67,6 +69,8 @@ class AtMost(NamedTuple("_AtMost", [("limit", Any)]), Requirement):
 
 
 class AtLeast(NamedTuple("_AtLeast", [("limit", Any)]), Requirement):
+    """``AtLeast(limit)``: a number, a size or a version that is no smaller."""
+
     __slots__ = ()
 
     def __str__(self) -> str:
@@ -95,6 +99,8 @@ class Installed(NamedTuple("_Installed", [("limit", "Version")]), Requirement):
 
 
 class Multiple(NamedTuple("_Multiple", [("of", int)]), Requirement):
+    """``Multiple(of)``: an integer that ``of`` divides."""
+
     __slots__ = ()
 
     def __str__(self) -> str:

@@ -8,12 +8,13 @@ ways out, is worked out when somebody looks at it, from the same functions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
+from attnsel.dispatchers import Dispatch, dispatched_by
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.layout import Layout
@@ -21,7 +22,7 @@ from attnsel.meanings import unknown_argument
 from attnsel.params import AttentionParams
 from attnsel.plugins import load_plugins
 from attnsel.policy import Policy
-from attnsel.report import render
+from attnsel.report import difference, render
 from attnsel.selection.assumed import Assumption, assumptions, settled
 from attnsel.selection.evaluate import warn_of_retired
 from attnsel.selection.evidence import NO_EVIDENCE, Evidence
@@ -31,7 +32,7 @@ from attnsel.selection.verdict import Candidate
 from attnsel.unlock import Unlock, find_unlocks
 
 DEFAULT_POLICY = Policy()
-_TAKEN = ("params", "environment", "policy", "evidence")
+_TAKEN = ("params", "environment", "policy", "evidence", "dispatcher", "switches")
 
 
 class Selection:
@@ -39,12 +40,19 @@ class Selection:
     runs.
 
     ``candidates`` stand best first, refused ones last. ``layout``: where the tensors of the call lie, if
-    there were tensors and they are not plainly dense.
+    there were tensors and they are not plainly dense. ``dispatched``: what another library's chooser would
+    take, if that was asked.
     """
 
-    __slots__ = ("_candidates", "_hints", "_inquiry", "_unlocks", "backend", "chosen", "layout")
+    __slots__ = ("_candidates", "_hints", "_inquiry", "_unlocks", "backend", "chosen", "dispatched", "layout")
 
-    def __init__(self, inquiry: Inquiry, chosen: Candidate | None, layout: Layout | None = None) -> None:
+    def __init__(
+        self,
+        inquiry: Inquiry,
+        chosen: Candidate | None,
+        layout: Layout | None = None,
+        dispatched: Dispatch | None = None,
+    ) -> None:
         self._inquiry = inquiry
         self._candidates: tuple[Candidate, ...] | None = None
         self._unlocks: tuple[Unlock, ...] | None = None
@@ -52,6 +60,7 @@ class Selection:
         self.chosen = chosen
         self.backend = None if chosen is None else chosen.name
         self.layout = layout
+        self.dispatched = dispatched
 
     @property
     def params(self) -> AttentionParams:
@@ -86,7 +95,8 @@ class Selection:
         return iter(self.candidates)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.params, self.environment, self.policy, self.evidence, self.layout)
+        question = self.params, self.environment, self.policy, self.evidence
+        return _restored, (*question, self.layout, self.dispatched)
 
     def __repr__(self) -> str:
         return f"<Selection backend={self.backend!r} on {self.environment.device.name}>"
@@ -115,6 +125,11 @@ class Selection:
         return self._hints
 
     @property
+    def difference(self) -> str:
+        """What the other chooser takes and attnsel does not, in a sentence; empty where none was asked."""
+        return difference(self)
+
+    @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The verdicts that another value of what nobody stated would change. Worked out when asked for."""
         asked = self._inquiry
@@ -133,6 +148,16 @@ class Selection:
         """The same answer, to be shown together with where the tensors lie."""
         return self._with(self.chosen, self._candidates, layout)
 
+    def beside(self, dispatched: Dispatch) -> Selection:
+        """The same answer, beside that of another library's chooser."""
+        made = self._with(self.chosen, self._candidates, self.layout)
+        made.dispatched = dispatched
+        return made
+
+    def alone(self) -> Selection:
+        """The same answer, beside no other."""
+        return Selection(self._inquiry, self.chosen, self.layout)
+
     def narrowed(self, candidates: tuple[Candidate, ...]) -> Selection:
         """The same question after more was asked of its candidates, which stand in ``candidates``."""
         standing = (c for c in candidates if c.verdict != "refused")
@@ -149,7 +174,7 @@ class Selection:
     def _with(
         self, chosen: Candidate | None, candidates: tuple[Candidate, ...] | None, layout: Layout | None
     ) -> Selection:
-        made = Selection(self._inquiry, chosen, layout)
+        made = Selection(self._inquiry, chosen, layout, self.dispatched)
         made._candidates = candidates
         return made
 
@@ -180,6 +205,8 @@ class Selection:
         out["hints"] = [remark.as_dict() for remark in self.hints]
         if self.layout is not None:
             out["layout"] = self.layout.as_dict()
+        if self.dispatched is not None:
+            out["dispatched"] = {**self.dispatched.as_dict(), "difference": self.difference}
         if unlocks:
             out["unlocks"] = [unlock.as_dict() for unlock in self.unlocks]
         return stamped("selection", out)
@@ -194,12 +221,18 @@ def select(
     *,
     policy: Policy = DEFAULT_POLICY,
     evidence: Evidence = NO_EVIDENCE,
+    dispatcher: str | None = None,
+    switches: Mapping[str, str] | None = None,
     **unknown: NoReturn,
 ) -> Selection:
     """Which candidate runs ``params`` in ``environment``, and every reason why the others do not.
 
     Pure and memoised: equal arguments give the same object. ``environment`` None is this machine.
     A selection with ``backend`` None is an answer too; ``selection.require()`` turns it into an error.
+
+    ``dispatcher``: "torch", "te" or "transformers" puts what that library would choose beside it, as
+    ``selection.dispatched``. ``switches``: its variables, toggles and arguments by name
+    (``attnsel.dispatchers.switches_of``); None takes those that hold in this process.
     """
     if unknown:
         raise _unknown(next(iter(unknown)))
@@ -210,7 +243,12 @@ def select(
         _check_kinds(params=params, environment=environment, policy=policy, evidence=evidence)
     if policy.allow_known_bugs:
         warn_of_retired(policy.allow_known_bugs)
-    return _select(params, environment, policy, evidence)
+    if dispatcher is None and switches is None:
+        return _select(params, environment, policy, evidence)
+    if dispatcher is None:
+        raise InvalidInput("switches", switches, "go with a dispatcher, which reads them")
+    dispatched = dispatched_by(dispatcher, params, environment, switches)
+    return _beside(params, environment, policy, evidence, dispatched)
 
 
 def _unknown(name: str) -> TypeError:
@@ -243,12 +281,26 @@ def _select(p: AttentionParams, env: Environment, policy: Policy, evidence: Evid
     return Selection(inquiry, inquiry.decide())
 
 
+@lru_cache(maxsize=1024)
+def _beside(
+    p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence, dispatched: Dispatch
+) -> Selection:
+    return _select(p, env, policy, evidence).beside(dispatched)
+
+
 def _restored(
-    p: AttentionParams, env: Environment, policy: Policy, evidence: Evidence, layout: Layout | None
+    p: AttentionParams,
+    env: Environment,
+    policy: Policy,
+    evidence: Evidence,
+    layout: Layout | None,
+    dispatched: Dispatch | None,
 ) -> Selection:
     """A selection that was pickled: the question travels, and is answered again."""
     selection = _select(p, env, policy, evidence)
-    return selection if layout is None else selection.located(layout)
+    if layout is not None:
+        selection = selection.located(layout)
+    return selection if dispatched is None else selection.beside(dispatched)
 
 
 def _ask(p: AttentionParams, env: Environment, policy: Policy) -> Selection:

@@ -12,7 +12,7 @@ from attnsel.cli import main
 from attnsel.report.assumed import assumption_words, versions_in_words
 from attnsel.selection.assumed import alternatives
 from attnsel.versions import Version
-from tests.support.questions import questions
+from questions import questions
 
 THD = {
     "qkv_layout": "thd",

@@ -1,0 +1,92 @@
+"""What other libraries' choosers would run for the same question, with every reason they do not give.
+
+====================  ==========================================================
+module                is
+====================  ==========================================================
+``answer``            the values of an answer
+``torch``             F.scaled_dot_product_attention
+``te``                TransformerEngine's get_attention_backend
+``transformers``      attn_implementation
+====================  ==========================================================
+
+A module has ``SWITCHES``, the things of its own that a user may set; ``held()``, those that are set in this
+process, as texts by name; and ``dispatch(p, env, switches)``, which is pure.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, get_args
+
+from attnsel.dispatchers.answer import Dispatch, DispatcherName, Offer, Refusal, Switch
+from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
+from attnsel.meanings import near
+from attnsel.params import AttentionParams
+
+__all__ = [
+    "DISPATCHERS",
+    "Dispatch",
+    "Offer",
+    "Refusal",
+    "Switch",
+    "dispatched_by",
+    "held_by",
+    "switches_of",
+]
+
+DISPATCHERS: tuple[str, ...] = get_args(DispatcherName)
+
+
+def switches_of(dispatcher: str) -> dict[str, Switch]:
+    """What may be set, by name. Raises InvalidInput for a dispatcher that there is not."""
+    return {switch.name: switch for switch in _module(dispatcher).SWITCHES}
+
+
+def held_by(dispatcher: str, env: Environment) -> dict[str, str]:
+    """The switches that are set in this process, by name. Raises InvalidInput."""
+    return dict(_module(dispatcher).held(env))
+
+
+def dispatched_by(
+    dispatcher: str, p: AttentionParams, env: Environment, switches: Mapping[str, str] | None = None
+) -> Dispatch:
+    """What ``dispatcher`` would choose. ``switches`` by name; None takes those of this process.
+
+    Raises InvalidInput for a dispatcher, a switch or a value that there is not.
+    """
+    held = held_by(dispatcher, env) if switches is None else switches
+    return _dispatched(dispatcher, p, env, _checked(dispatcher, held))
+
+
+@lru_cache(maxsize=4096)
+def _dispatched(
+    dispatcher: str, p: AttentionParams, env: Environment, switches: tuple[tuple[str, str], ...]
+) -> Dispatch:
+    answer: Dispatch = _module(dispatcher).dispatch(p, env, dict(switches))
+    return answer
+
+
+def _module(dispatcher: str) -> Any:
+    if dispatcher not in DISPATCHERS:
+        raise InvalidInput("dispatcher", dispatcher, f"allowed: {', '.join(DISPATCHERS)}")
+    return importlib.import_module(f"attnsel.dispatchers.{dispatcher}")
+
+
+def _checked(dispatcher: str, held: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    known = switches_of(dispatcher)
+    for name, value in held.items():
+        if name not in known:
+            raise InvalidInput(name, value, f"{dispatcher} has no such switch{_meant(name, known)}")
+        if known[name].values and value not in known[name].values:
+            raise InvalidInput(name, value, f"allowed: {', '.join(known[name].values)}")
+    return tuple(sorted(held.items()))
+
+
+def _meant(name: str, known: Mapping[str, Switch]) -> str:
+    """The switch that was meant, or all of them."""
+    names = {name.casefold(): name for name in known}
+    meant = near(name.casefold(), names)
+    return f"; has: {', '.join(known)}" if meant is None else f": did you mean {names[meant]}?"

@@ -1,0 +1,103 @@
+"""What another library's own chooser would run: the values its answer is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+DispatcherName = Literal["torch", "te", "transformers"]
+
+
+class Switch(NamedTuple):
+    """Something of the dispatcher's that a user can set: a variable, a context manager, an argument.
+
+    ``values``: what it may be set to, for a message; empty where anything goes. ``meaning``: what it does.
+    ``source``: where that is written.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    meaning: str
+    source: str
+
+
+class Refusal(NamedTuple):
+    """One reason why the dispatcher does not take a kernel for this call.
+
+    ``text``: the condition with the value seen and what is wanted, in words. ``code``: the rule of attnsel's
+    that says the same, if there is one. ``switch``: the switch that does it, as NAME=VALUE, if one does.
+    ``source``: file, lines and release. ``told``: whether the dispatcher itself tells it, and when.
+    """
+
+    text: str
+    source: str
+    code: str = ""
+    switch: str = ""
+    told: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+class Offer(NamedTuple):
+    """One kernel among those that the dispatcher has, in its own name for it.
+
+    ``candidate``: attnsel's candidate that is the same kernel, "" where it has none. ``refusals``: all of
+    them; the dispatcher takes the kernel if there are none. ``note``: what it does to the call on the way (a
+    copy, a pad, heads repeated).
+    """
+
+    name: str
+    candidate: str
+    refusals: tuple[Refusal, ...] = ()
+    note: str = ""
+
+    @property
+    def taken(self) -> bool:
+        return not self.refusals
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "candidate": self.candidate or None,
+            "refusals": [refusal.as_dict() for refusal in self.refusals],
+            "note": self.note,
+        }
+
+
+class Dispatch(NamedTuple):
+    """The whole answer of one dispatcher to one question.
+
+    ``release``: the version asked about, as text. ``read``: the release whose source says so; ``inferred``
+    is why that is another one, "" where it is the same. ``call``: what the question is in the dispatcher's
+    own words (the call of its function). ``offers``: its kernels in the order in which it tries them.
+    ``chosen``: the one that it takes; None where it raises, and then ``error`` is what it says.
+    ``switches``: those that hold, as (name, value). ``order_source``: where the order is written.
+    ``notes``: what else a reader has to know.
+    """
+
+    dispatcher: DispatcherName
+    release: str
+    read: str
+    call: str
+    offers: tuple[Offer, ...]
+    chosen: Offer | None
+    order_source: str
+    inferred: str = ""
+    error: str = ""
+    switches: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            **self._asdict(),
+            "offers": [offer.as_dict() for offer in self.offers],
+            "chosen": None if self.chosen is None else self.chosen.name,
+            "candidate": None if self.chosen is None else self.chosen.candidate or None,
+            "switches": dict(self.switches),
+            "notes": list(self.notes),
+        }
+
+
+Switches = Mapping[str, str]

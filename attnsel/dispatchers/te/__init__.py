@@ -1,0 +1,182 @@
+"""What TransformerEngine's ``get_attention_backend`` would choose, with every reason.
+
+It keeps a flag for each kernel and clears it at the first condition that fails; a line of its log names that
+one, and its query of cuDNN names none. Here all conditions are asked.
+
+==================  ==========================================================
+file                holds
+==================  ==========================================================
+``asked``           a question in TransformerEngine's terms; what a filter is
+``filters``         the filters in Python: variables, GPU, FP8, caches, head dimensions
+``filters_masks``   the filters in Python: layout, softmax, ranks, masks, windows, bias, determinism
+``query``           the query of cuDNN, in C++
+``switches``        the variables
+==================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attnsel.dispatchers.answer import Dispatch, Offer, Refusal
+from attnsel.dispatchers.te import filters_masks  # noqa: F401  (registers the second half)
+from attnsel.dispatchers.te.asked import EVERY, FLASH, FLASH_2, FLASH_3, FLASH_4, FUSED, UNFUSED, Asked
+from attnsel.dispatchers.te.filters import FILTERS
+from attnsel.dispatchers.te.query import clauses, sub_backend
+from attnsel.dispatchers.te.switches import SWITCHES, held
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.versions import Version
+
+__all__ = ["SWITCHES", "dispatch", "held"]
+
+NEWEST = Version(2, 20)
+READ = tuple(Version(2, minor) for minor in (8, 12, 13, 14, 16, 17, 18, 20))
+"""Releases whose own function gives the same answers to thousands of questions
+(tests/support/te_function.py). Of those between, the boundaries of each filter were looked up at the tags."""
+
+_CANDIDATES = {
+    FLASH_2: "flash_attn.2",
+    FLASH_3: "flash_attn.3",
+    FLASH_4: "flash_attn.4",
+    FUSED: "cudnn",
+    UNFUSED: "",
+}
+_FIRST_FLASH_4 = Version(2, 15)
+_UTILS = "dot_product_attention/utils.py"
+
+
+def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
+    """What TransformerEngine would choose. Pure."""
+    te = env.transformer_engine or NEWEST
+    asked = Asked(p, env, te, switches)
+    if p.softcap or env.device.type != "cuda":
+        return _impossible(asked)
+    offers = tuple(_offer(asked, kernel) for kernel in _order(asked))
+    offers = _without_4_beside_3(asked, offers)
+    chosen = next((offer for offer in offers if offer.taken), None)
+    return Dispatch(
+        "te",
+        str(te),
+        _read(te),
+        _call(asked),
+        offers,
+        chosen,
+        f"{_UTILS}, lines 1626-1660 at d0067d0da",
+        inferred=_inferred(te, env),
+        error="" if chosen else "No dot product attention backend is available for the provided inputs.",
+        switches=tuple(sorted(switches.items())),
+        notes=tuple(_notes(asked, chosen)),
+    )
+
+
+def _order(asked: Asked) -> tuple[str, ...]:
+    """From Hopper on FusedAttention goes first, before it FlashAttention; of these 4, 3, 2."""
+    flash = (FLASH_4, FLASH_3, FLASH_2) if asked.te >= _FIRST_FLASH_4 else (FLASH_3, FLASH_2)
+    return (FUSED, *flash, UNFUSED) if asked.arch >= 90 else (*flash, FUSED, UNFUSED)
+
+
+def _offer(asked: Asked, kernel: str) -> Offer:
+    found = [
+        Refusal(str(text), _source(one.lines), switch=one.switch, told=one.told)
+        for one in FILTERS
+        if kernel in one.kernels and one.holds(asked.te) and (text := one.check(asked))
+    ]
+    note = ""
+    if kernel == FUSED:
+        found += [Refusal(text, one.lines, told=one.told) for one, text in clauses(asked)]
+        note = f"sub-backend {sub_backend(asked)}"
+    elif kernel == UNFUSED:
+        note = f"stores {asked.p.batch_size * asked.p.num_heads} matrices of scores"
+    elif kernel == FLASH_2 and asked.p.head_dim_qk != asked.p.head_dim_v:
+        note = "pads v or q and k on every call"
+    return Offer(kernel, _CANDIDATES[kernel], tuple(found), note)
+
+
+def _source(lines: str) -> str:
+    return f"{_UTILS}, {lines if lines.startswith('v') else f'lines {lines}'}"
+
+
+def _without_4_beside_3(asked: Asked, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """On Hopper 4 gives way wherever 3 is installed and switched on, whether or not 3 then takes the call."""
+    off = not (asked.enabled("NVTE_FLASH_ATTN") and asked.enabled("NVTE_FLASH_ATTN_V3"))
+    if asked.arch != 90 or asked.env.flash_attn_3 is None or off:
+        return offers
+    beside = Refusal("FlashAttention 3 is installed, which goes first on sm90", f"{_UTILS}, lines 588-596")
+    return tuple(
+        offer._replace(refusals=(*offer.refusals, beside)) if offer.name == FLASH_4 else offer
+        for offer in offers
+    )
+
+
+def _impossible(asked: Asked) -> Dispatch:
+    why = (
+        "TransformerEngine has no softcap" if asked.p.softcap else "TransformerEngine runs on CUDA GPUs only"
+    )
+    te = str(asked.te)
+    return Dispatch(
+        "te", te, _read(asked.te), _call(asked), (), None, f"{_UTILS}, AttentionParams", error=f"{why}."
+    )
+
+
+def _read(te: Version) -> str:
+    """The newest release that was read and is not above ``te``; the oldest for what is older still."""
+    return str(max((one for one in READ if one <= te), default=READ[0]))
+
+
+def _inferred(te: Version, env: Environment) -> str:
+    if te in READ:
+        return "no version was stated" if env.transformer_engine is None else ""
+    if te < READ[0]:
+        return f"{te} is older than what was read"
+    if te > NEWEST:
+        return f"{te} is newer than what was read"
+    return "of the releases between, the boundaries of each filter were looked up at the tags"
+
+
+def _call(asked: Asked) -> str:
+    """DotProductAttention's arguments, those that are not its defaults."""
+    p = asked.p
+    said = [f"num_attention_heads={p.num_heads}", f"kv_channels={_channels(p)}"]
+    if p.gqa:
+        said.append(f"num_gqa_groups={p.num_gqa_groups}")
+    said += [f"qkv_layout={p.qkv_layout!r}", f"attn_mask_type={p.attn_mask_type!r}"]
+    if asked.window != (-1, -1):
+        said.append(f"window_size={asked.window}")
+    if p.has_bias or p.core_attention_bias_type == "alibi":
+        said.append(f"core_attention_bias_type={p.core_attention_bias_type!r}")
+    if p.attention_dropout:
+        said.append(f"attention_dropout={p.attention_dropout}")
+    if p.softmax_type != "vanilla":
+        said.append(f"softmax_type={p.softmax_type!r}")
+    return f"DotProductAttention({', '.join(said)})"
+
+
+def _channels(p: AttentionParams) -> str:
+    return str(p.head_dim_qk) if p.head_dim_qk == p.head_dim_v else f"({p.head_dim_qk}, {p.head_dim_v})"
+
+
+def _notes(asked: Asked, chosen: Offer | None) -> list[str]:
+    p, notes = asked.p, []
+    name = "" if chosen is None else chosen.name
+    if p.window_size != asked.window:
+        notes.append(
+            f"the window {p.window_size} is handed on as {asked.window} under the mask {p.attn_mask_type}"
+        )
+    if name in FLASH and p.qkv_format == "sbhd":
+        notes.append("q, k and v are transposed to bshd on every call (backends.py, lines 928-946)")
+    if name in FLASH and p.padding and p.qkv_format != "thd":
+        notes.append("padded sequences are packed and unpacked on every call (backends.py, lines 983-1028)")
+    if (
+        name == FUSED
+        and asked.arch == 90
+        and asked.on.get("NVTE_FUSED_ATTN_USE_FAv2_BWD") == "1"
+        and not p.has_bias
+    ):
+        notes.append("the backward is FlashAttention 2's: NVTE_FUSED_ATTN_USE_FAv2_BWD=1")
+    if name == UNFUSED and p.windowed:
+        notes.append("the window becomes a mask tensor")
+    return notes
+
+
+assert set(_CANDIDATES) == set(EVERY)

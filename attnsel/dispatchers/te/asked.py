@@ -1,0 +1,125 @@
+"""A question in TransformerEngine's terms, and how one of its filters is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.versions import Version
+
+FLASH_2, FLASH_3, FLASH_4 = "FlashAttention 2", "FlashAttention 3", "FlashAttention 4"
+FUSED, UNFUSED = "FusedAttention", "UnfusedDotProductAttention"
+FLASH = (FLASH_2, FLASH_3, FLASH_4)
+EVERY = (*FLASH, FUSED, UNFUSED)
+HALF = ("bf16", "fp16")
+NEVER = Version(0)
+
+LEVEL_1 = "a warning, whatever NVTE_DEBUG is"
+LEVEL_2 = "a line under NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2"
+NOTHING = "nothing: its query of cuDNN answers yes or no, without a reason"
+
+
+class Asked(NamedTuple):
+    """What a filter may read. ``te``: the release of TransformerEngine; ``on``: its switches."""
+
+    p: AttentionParams
+    env: Environment
+    te: Version
+    on: Mapping[str, str]
+
+    @property
+    def arch(self) -> int:
+        return self.env.arch or 0
+
+    @property
+    def cudnn(self) -> Version:
+        return self.env.cudnn or NEVER
+
+    @property
+    def fp8(self) -> bool:
+        """Attention in FP8: the recipe has fp8_dpa, which fp8_mha forces."""
+        return self.p.fp8_attention
+
+    @property
+    def recipe(self) -> str:
+        return str(getattr(self.p.recipe, "kind", "")) if self.fp8 else ""
+
+    @property
+    def deterministic(self) -> bool:
+        return self.p.deterministic or self.on.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+
+    @property
+    def layout_group(self) -> str:
+        """``hd_hd_hd``, ``3hd``, ``paged_kv_hd_hd_hd``, …: the layout without b, s and t."""
+        return self.p.qkv_layout.replace("b", "").replace("s", "").replace("t", "")
+
+    @property
+    def q_format(self) -> str:
+        return self.p.qkv_format
+
+    @property
+    def mixed(self) -> bool:
+        """Whether queries and keys lie in different formats, as with caches: thd_2bshd."""
+        parts = self.p.qkv_layout.removeprefix("paged_kv_").split("_")
+        return len({part.replace("2", "").replace("3", "") for part in parts}) > 1
+
+    @property
+    def packed(self) -> bool:
+        """Whether q, k and v all are packed sequences."""
+        return self.p.qkv_format == "thd" and not self.mixed
+
+    @property
+    def square(self) -> bool:
+        return self.p.max_seqlen_q == self.p.max_seqlen_kv
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """As DotProductAttention.forward hands it on: a causal mask has no keys on the right
+        (check_set_window_size)."""
+        left, right = self.p.window_size
+        if self.p.causal:
+            return left, 0
+        return (-1, -1) if (left, right) == (-1, 0) else (left, right)
+
+    @property
+    def windowed(self) -> bool:
+        left, right = self.window
+        return left != -1 or right not in (-1, 0)
+
+    @property
+    def cached(self) -> bool:
+        return self.p.kv_cache != "none"
+
+    @property
+    def bias(self) -> str:
+        """As cuDNN is asked: ALiBi with slopes is a bias that is added; before 2.12 that between unequal
+        lengths too."""
+        kind = self.p.core_attention_bias_type
+        slopes = self.p.alibi_slopes_shape is not None or (self.te < Version(2, 12) and not self.square)
+        return "post_scale_bias" if kind == "alibi" and slopes else kind
+
+    def enabled(self, name: str) -> bool:
+        return self.on.get(name, "1") != "0"
+
+
+Check = Callable[[Asked], "str | bool"]
+
+
+class Filter(NamedTuple):
+    """One condition of TransformerEngine's. ``check`` gives the text of a refusal, or nothing.
+
+    ``since`` and ``until``: the releases that have it, the last exclusive. ``lines``: where it stands.
+    """
+
+    kernels: tuple[str, ...]
+    check: Check
+    lines: str
+    since: Version | None = None
+    until: Version | None = None
+    told: str = LEVEL_2
+    switch: str = ""
+
+    def holds(self, te: Version) -> bool:
+        return (self.since is None or te >= self.since) and (self.until is None or te < self.until)

@@ -1,0 +1,424 @@
+"""TransformerEngine's query of cuDNN: the clauses of ``nvte_get_fused_attn_backend``, each with a text.
+
+TransformerEngine asks it for a number and gets no reason. It is a table of its own, not the library: some
+calls that libcudnn takes are refused here, and attnsel's rules (rules/cudnn/) ask the library.
+
+Read: NVIDIA/TransformerEngine common/fused_attn/fused_attn.cpp at d0067d0da (the same since v2.18), where the
+line numbers are from, and at v2.8; what differs between stands with the release that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from attnsel.dispatchers.te.asked import FUSED, HALF, NOTHING, Asked, Filter
+from attnsel.versions import Version
+
+CLAUSES: list[Filter] = []
+FP8_CLAUSES: list[Filter] = []
+
+_NO_HOLE = Version(
+    2, 12
+)  # releases before take (-1, -1) and (-1, 0) from cuDNN 9.2 on (TransformerEngine#2477)
+_LARGEST = 2**31 - 1
+
+
+def _clause(
+    lines: str, *, of: list[Filter] = CLAUSES, since: str = "", until: str = ""
+) -> Callable[..., None]:
+    def add(check: Callable[[Asked], str]) -> None:
+        start, end = (Version.parse(text) if text else None for text in (since, until))
+        of.append(Filter((FUSED,), check, f"fused_attn.cpp, {lines}", start, end, NOTHING))
+
+    return add
+
+
+def sub_backend(a: Asked) -> int:
+    """1 for fp16 and bf16, 2 for FP8: what TransformerEngine calls its sub-backends."""
+    return 2 if a.fp8 else 1
+
+
+def clauses(a: Asked) -> Iterator[tuple[Filter, str]]:
+    """Every clause that fails; none where the kernel for short sequences takes the call."""
+    if (not a.fp8 and a.p.dtype not in HALF) or _short(a):
+        return
+    for clause in FP8_CLAUSES if a.fp8 else CLAUSES:
+        if clause.holds(a.te):
+            text = clause.check(a)
+            if text:
+                yield clause, str(text)
+
+
+_SHORT_LAYOUTS = ("sb3hd", "sbhd_sb2hd", "bs3hd", "bshd_bs2hd", "bshd_bshd_bshd")
+
+
+def _short(a: Asked) -> bool:
+    """Sub-backend 0, up to 2.15: sequences of at most 512 (v2.8 fused_attn.cpp, lines 200-221)."""
+    p = a.p
+    lengths = (p.max_seqlen_q, p.max_seqlen_kv)
+    masks = ("causal", "padding", "no_mask", *(("padding_causal",) if a.square else ()))
+    return (
+        a.te < Version(2, 16)
+        and not a.fp8
+        and a.arch in (80, 90)
+        and _cudnn(a, 8, 9, 1)
+        and all(n <= 512 and not n % 64 for n in lengths)
+        and (p.head_dim_qk, p.head_dim_v) == (64, 64)
+        and not p.gqa
+        and p.softmax_type == "vanilla"
+        and a.bias in ("no_bias", "post_scale_bias")
+        and (a.bias == "no_bias" or p.core_attention_bias_shape in (None, "1hss"))
+        and p.attn_mask_type in masks
+        and p.qkv_layout in _SHORT_LAYOUTS
+        and a.window[0] == -1
+        and a.window[1] in (-1, 0)
+    )
+
+
+def _cudnn(a: Asked, *at_least: int) -> bool:
+    return a.cudnn >= Version(*at_least)
+
+
+def _mask(a: Asked) -> str:
+    return a.p.attn_mask_type
+
+
+def _dense(a: Asked) -> bool:
+    return a.p.qkv_format in ("bshd", "sbhd")
+
+
+def _paged(a: Asked) -> bool:
+    return a.p.qkv_layout.startswith("paged_kv")
+
+
+# ---- fp16, bf16 ---------------------------------------------------------------------------------------
+
+
+@_clause("300-303")
+def architecture(a: Asked) -> str:
+    if a.arch < 80:
+        return f"the GPU is sm{a.arch}, at least sm80"
+    if not _cudnn(a, 8, 9, 3) and a.arch not in (80, 90):
+        return f"sm{a.arch} needs cuDNN 8.9.3, not {a.cudnn}"
+    return f"sm{a.arch} needs cuDNN 9.7.0, not {a.cudnn}" if a.arch >= 100 and not _cudnn(a, 9, 7) else ""
+
+
+@_clause("304-306")
+def sequence_length(a: Asked) -> str:
+    hit = not _cudnn(a, 9) and (a.p.max_seqlen_q % 64 or a.p.max_seqlen_kv % 64)
+    return (
+        f"lengths are {a.p.max_seqlen_q} and {a.p.max_seqlen_kv}, multiples of 64 below cuDNN 9.0.0"
+        if hit
+        else ""
+    )
+
+
+@_clause("307-309")
+def groups(a: Asked) -> str:
+    hit = a.p.gqa and not _cudnn(a, 8, 9, 7)
+    return (
+        f"{a.p.num_gqa_groups} groups for {a.p.num_heads} heads need cuDNN 8.9.7, not {a.cudnn}"
+        if hit
+        else ""
+    )
+
+
+@_clause("310-348")
+def head_dims(a: Asked) -> str:
+    p, d, dv = a.p, a.p.head_dim_qk, a.p.head_dim_v
+    if d % 8 or dv % 8:
+        return f"head dimensions are {d} and {dv}, multiples of 8"
+    if max(d, dv) <= 128:
+        return ""
+    first = Version(9, 5) if p.is_training else Version(9, 1)
+    if max(d, dv) <= 256 and a.arch == 90 and a.cudnn >= first:
+        return ""
+    if p.is_training:
+        if (d, dv) == (192, 128) and a.arch >= 100 and _cudnn(a, 9, 11):
+            return ""
+        if a.te >= Version(2, 16) and (d, dv) == (256, 256) and 100 <= a.arch < 110 and _takes_256(a):
+            return ""
+        return (
+            f"head dimensions are {d} and {dv}, at most 128 for training on sm{a.arch} with cuDNN {a.cudnn}"
+        )
+    if a.arch >= 100 and _cudnn(a, 9, 9) and p.max_seqlen_q > 1 and not _paged(a):
+        return ""
+    single = p.max_seqlen_q == 1 and _mask(a) in ("causal", "padding_causal") and not _paged(a)
+    if _cudnn(a, 9, 10, 2) and not single:
+        return ""
+    return (
+        f"head dimensions are {d} and {dv}, at most 128 for such inference on sm{a.arch} with cuDNN {a.cudnn}"
+    )
+
+
+def _takes_256(a: Asked) -> bool:
+    first = Version(9, 25) if a.p.qkv_format == "thd" else Version(9, 23)
+    plain = a.p.attention_dropout == 0 and a.bias == "no_bias" and a.p.softmax_type == "vanilla"
+    window = a.window == (-1, -1) or (a.p.causal and a.window[1] in (-1, 0))
+    return a.cudnn >= first and plain and window and not _paged(a)
+
+
+@_clause("349-353")
+def unlike_heads_on_hopper(a: Asked) -> str:
+    d, dv = a.p.head_dim_qk, a.p.head_dim_v
+    hit = a.p.is_training and a.arch == 90 and _cudnn(a, 9, 11) and min(d, dv) >= 128 and d != dv
+    return (
+        f"head dimensions are {d} and {dv}: unlike ones from 128 on, for training on sm90 from cuDNN 9.11 on"
+        if hit and (d, dv) != (192, 128)
+        else ""
+    )
+
+
+@_clause("354-366")
+def bias(a: Asked) -> str:
+    kind = a.bias
+    if kind == "no_bias":
+        return ""
+    if kind == "pre_scale_bias":
+        return "pre_scale_bias"
+    if (
+        kind == "alibi"
+        and _cudnn(a, 8, 9, 6)
+        and a.arch >= 90
+        and _mask(a) in ("causal", "causal_bottom_right")
+    ):
+        return ""
+    if kind == "post_scale_bias" and (
+        (_cudnn(a, 8, 9, 6) and a.arch >= 90) or (_cudnn(a, 9) and a.arch >= 80)
+    ):
+        return ""
+    return f"{kind} with the mask {_mask(a)} on sm{a.arch} with cuDNN {a.cudnn}"
+
+
+@_clause("367-411")
+def mask(a: Asked) -> str:
+    return (
+        ""
+        if any(_masks(a))
+        else f"the mask {_mask(a)} in {a.p.qkv_layout} with cuDNN {a.cudnn}, this bias and dropout"
+    )
+
+
+def _masks(a: Asked) -> Iterator[bool]:
+    kind, plain = _mask(a), a.bias == "no_bias" and a.p.attention_dropout == 0
+    ordered = a.p.max_seqlen_q <= a.p.max_seqlen_kv
+    even = ordered and not a.p.max_seqlen_q % 64 and not a.p.max_seqlen_kv % 64
+    yield not _cudnn(a, 8, 9, 6) and kind == "causal"
+    yield (
+        _cudnn(a, 8, 9, 6)
+        and _dense(a)
+        and not a.mixed
+        and kind in ("causal", "padding", "padding_causal", "no_mask")
+    )
+    yield (
+        _cudnn(a, 9, 1) and a.p.qkv_format == "thd" and not a.mixed and kind in ("padding", "padding_causal")
+    )
+    yield _cudnn(a, 9, 3) and _dense(a) and not a.mixed and kind == "causal_bottom_right" and even and plain
+    paged = kind in ("padding", "padding_causal") or (kind == "padding_causal_bottom_right" and even)
+    yield _cudnn(a, 9, 5) and _paged(a) and paged and plain
+    yield _cudnn(a, 9, 6) and kind == "padding_causal_bottom_right" and even and plain
+    if _cudnn(a, 9, 7):
+        yield kind in ("no_mask", "causal")
+        yield kind in ("padding", "padding_causal", "padding_causal_bottom_right") and plain
+        yield kind in ("causal_bottom_right", "padding_causal_bottom_right") and ordered
+
+
+@_clause("412-416")
+def bias_beside_padding(a: Asked) -> str:
+    hit = _cudnn(a, 8, 9, 6) and a.bias == "post_scale_bias" and _mask(a) in ("padding", "padding_causal")
+    return f"a bias with the mask {_mask(a)}" if hit else ""
+
+
+@_clause("417-429")
+def layout(a: Asked) -> str:
+    if a.mixed:
+        return "" if _cudnn(a, 9, 7) else f"the layout {a.p.qkv_layout} needs cuDNN 9.7.0, not {a.cudnn}"
+    if a.p.qkv_format != "thd":
+        return ""
+    if a.arch >= 90 and (_cudnn(a, 9, 6) or (_cudnn(a, 9, 1) and not a.p.gqa)):
+        return ""
+    return f"packed sequences on sm{a.arch} with cuDNN {a.cudnn}: sm90 and 9.1.0, 9.6.0 with groups"
+
+
+@_clause("430-465")
+def window(a: Asked) -> str:
+    return "" if any(_windows(a)) else _window_text(a)
+
+
+def _window_text(a: Asked) -> str:
+    text = f"the window {a.window} with the mask {_mask(a)} and cuDNN {a.cudnn}"
+    hole = a.te >= _NO_HOLE and _cudnn(a, 9, 2) and not _cudnn(a, 9, 6)
+    return (
+        f"{text}: from 9.2.0 to 9.5 it takes few masks (taken up to 9.1 and from 9.6.0 on)" if hole else text
+    )
+
+
+def _windows(a: Asked) -> Iterator[bool]:
+    left, right = a.window
+    kind, whole = _mask(a), left == -1 and right in (-1, 0)
+    plain = a.bias == "no_bias" and a.p.attention_dropout == 0 and a.p.max_seqlen_q <= a.p.max_seqlen_kv
+    yield not _cudnn(a, 9, 2) and whole
+    if not _cudnn(a, 9, 2):
+        return
+    old = a.te < _NO_HOLE
+    yield old and whole
+    yield not old and (left, right) == (-1, -1) and kind == "no_mask"
+    first = ("causal",) if old else ("no_mask", "causal")
+    square = kind == "causal_bottom_right" and a.square
+    yield right == 0 and (kind in first or square) and plain and _dense(a) and not a.mixed
+    if not _cudnn(a, 9, 6):
+        return
+    yield whole
+    bottom = kind.endswith("bottom_right") and (a.arch < 100 or a.square or a.cudnn > Version(9, 7))
+    if old:
+        yield right == 0 and (kind == "padding_causal" or bottom) and plain
+    else:
+        unmasked = kind == "no_mask" and a.te >= Version(2, 15)
+        yield (kind in ("padding", "padding_causal") or unmasked or bottom) and plain
+
+
+@_clause("466-467")
+def offsets(a: Asked) -> str:
+    hit = a.packed and _largest_offset(a) > _LARGEST and not _cudnn(a, 9, 5)
+    return f"offsets of packed sequences beyond 2^31 need cuDNN 9.5.0, not {a.cudnn}" if hit else ""
+
+
+def _largest_offset(a: Asked) -> int:
+    p, group = a.p, a.layout_group
+    heads, groups = p.num_heads * p.head_dim_qk, p.num_gqa_groups * p.head_dim_qk
+    q, k, v = (
+        heads * p.max_seqlen_q,
+        groups * p.max_seqlen_kv,
+        p.num_gqa_groups * p.head_dim_v * p.max_seqlen_kv,
+    )
+    if group in ("3hd", "h3d"):
+        q = k = v = 3 * heads * p.max_seqlen_q
+    elif group in ("hd_2hd", "hd_h2d"):
+        k = v = 2 * groups * p.max_seqlen_kv
+    return max(q, k, v, heads * p.max_seqlen_q)
+
+
+@_clause("468-469")
+def withdrawn(a: Asked) -> str:
+    return (
+        f"cuDNN {a.cudnn} is known to be wrong" if a.cudnn in (Version(9, 10, 0), Version(9, 10, 1)) else ""
+    )
+
+
+@_clause("470-475", since="2.8")
+def sinks(a: Asked) -> str:
+    hit = a.p.softmax_type != "vanilla" and not _cudnn(a, 9, 13, 1)
+    return f"softmax_type {a.p.softmax_type} needs cuDNN 9.13.1, not {a.cudnn}" if hit else ""
+
+
+@_clause("476-479", since="2.17")
+def max_logit(a: Asked) -> str:
+    return (
+        f"max_logit needs cuDNN 9.21.0, not {a.cudnn}"
+        if a.p.return_max_logit and not _cudnn(a, 9, 21)
+        else ""
+    )
+
+
+@_clause("480-488", since="2.12")
+def training_on_blackwell(a: Asked) -> str:
+    if a.arch < 100 or not a.p.is_training:
+        return ""
+    dropout, biased = a.p.attention_dropout != 0, a.bias != "no_bias"
+    if a.deterministic:
+        fits = _cudnn(a, 9, 18, 1) and not dropout and not biased
+        return "" if fits else f"deterministic training on sm{a.arch}: cuDNN 9.18.1, no bias and no dropout"
+    return f"training on sm{a.arch} with a bias and dropout" if dropout and biased else ""
+
+
+@_clause("494-500")
+def oldest(a: Asked) -> str:
+    return f"cuDNN is {a.cudnn}, at least 8.9.0" if not _cudnn(a, 8, 9) else ""
+
+
+@_clause("501-509", since="2.8")
+def window_of_9_14(a: Asked) -> str:
+    hit = a.cudnn == Version(9, 14) and a.p.max_seqlen_kv > 1024 and a.window[0] != -1
+    return (
+        "cuDNN 9.14.0 has a window over more than 1024 keys wrong"
+        if hit and _mask(a) not in ("causal", "causal_bottom_right")
+        else ""
+    )
+
+
+@_clause("510-522", since="2.9")
+def graph_of_uneven_lengths(a: Asked) -> str:
+    hit = (
+        a.p.cuda_graph
+        and a.p.is_training
+        and _dense(a)
+        and a.p.max_seqlen_kv % 128
+        and a.cudnn <= Version(9, 15)
+    )
+    return (
+        "a CUDA graph of training with keys no multiple of 128 up to cuDNN 9.15.0"
+        if hit and not a.p.padding
+        else ""
+    )
+
+
+@_clause("523-543", since="2.14")
+def sm120(a: Asked) -> str:
+    if a.arch != 120:
+        return ""
+    if not _cudnn(a, 9, 18, 1):
+        return f"sm120 needs cuDNN 9.18.1, not {a.cudnn}"
+    if a.deterministic and a.p.is_training:
+        return "deterministic training on sm120"
+    return f"the layout {a.p.qkv_layout} on sm120" if a.p.qkv_layout in ("t3hd", "th3d") else ""
+
+
+# ---- FP8 ----------------------------------------------------------------------------------------------
+
+
+@_clause("258", of=FP8_CLAUSES)
+def fp8_architecture(a: Asked) -> str:
+    return f"the GPU is sm{a.arch}, at least sm90 for FP8" if a.arch < 90 else ""
+
+
+@_clause("258", of=FP8_CLAUSES)
+def fp8_bias(a: Asked) -> str:
+    return f"{a.bias} in FP8" if a.bias != "no_bias" else ""
+
+
+@_clause("259-283", of=FP8_CLAUSES)
+def fp8_shape(a: Asked) -> str:
+    if any(_fp8_shapes(a)):
+        return ""
+    heads = f"head dimensions {a.p.head_dim_qk} and {a.p.head_dim_v}"
+    return f"{heads}, the mask {_mask(a)} or these lengths in FP8 on sm{a.arch} with cuDNN {a.cudnn}"
+
+
+def _fp8_shapes(a: Asked) -> Iterator[bool]:
+    p, d, dv = a.p, a.p.head_dim_qk, a.p.head_dim_v
+    kind, before = _mask(a), a.arch < 100
+    even = not p.max_seqlen_q % 128 and not p.max_seqlen_kv % 128
+    yield _cudnn(a, 9, 2, 1) and before and even and (d, dv) == (128, 128) and kind in ("causal", "no_mask")
+    sixteen = not d % 16 and not dv % 16
+    fits = max(d, dv) <= (256 if before else 128)
+    if before and p.is_training:
+        fits = (d, dv) == (128, 128)
+    yield _cudnn(a, 9, 7) and fits and sixteen and kind in ("no_mask", "causal", "padding", "padding_causal")
+    new = a.te >= Version(2, 14) and _cudnn(a, 9, 21) and not before and sixteen and d <= 192 and dv <= 128
+    yield new and kind in ("no_mask", "causal", "causal_bottom_right")
+
+
+@_clause("284-291", of=FP8_CLAUSES)
+def fp8_layout(a: Asked) -> str:
+    newer = a.te >= Version(2, 14) and _cudnn(a, 9, 21)
+    if a.p.softmax_type != "vanilla" and not newer:
+        return f"softmax_type {a.p.softmax_type} in FP8 with cuDNN {a.cudnn}"
+    fits = (_dense(a) or (newer and a.p.qkv_format == "bhsd")) and not a.mixed
+    return "" if fits else f"the layout {a.p.qkv_layout} in FP8"
+
+
+@_clause("292-294", of=FP8_CLAUSES)
+def fp8_withdrawn(a: Asked) -> str:
+    if a.p.return_max_logit and a.te >= Version(2, 17):
+        return "max_logit in FP8"
+    return "cuDNN 9.10.0 is known to be wrong in FP8" if a.cudnn == Version(9, 10, 0) else ""

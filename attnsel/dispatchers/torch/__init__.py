@@ -1,0 +1,281 @@
+"""What F.scaled_dot_product_attention would run for a question, and every reason against its other kernels.
+
+=============  ==============================================================
+module         is
+=============  ==============================================================
+``call``       the question as a call: arguments, and what a mask has to say
+``switches``   what a user may set
+``checks``     what the chooser checks, in its order, release by release
+``releases``   which releases were read, and where
+=============  ==============================================================
+
+The order in which kernels are tried: ``attnsel/selection/f_sdpa.py``. On CPUs the answer is compared with
+what torch runs (tests/attnsel/dispatchers/); what is said of GPUs rests on the sources and libraries of each
+release alone, as no C++ check of theirs can run without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from attnsel.dispatchers.answer import Dispatch, Offer, Refusal
+from attnsel.dispatchers.torch.call import call_of
+from attnsel.dispatchers.torch.checks import Asked, Objection, checked_codes, objections
+from attnsel.dispatchers.torch.releases import read_for
+from attnsel.dispatchers.torch.switches import SWITCHES, held, read
+from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams
+from attnsel.rules.sdpa.platforms import EXPERIMENTAL
+from attnsel.selection.evaluate import findings
+from attnsel.selection.f_sdpa import SdpaOrder, sdpa_order
+from attnsel.selection.verdict import Reason
+
+__all__ = ["SWITCHES", "dispatch", "held"]
+
+_CANDIDATES = {
+    "flash": "sdpa.flash",
+    "mem_efficient": "sdpa.efficient",
+    "math": "sdpa.math",
+    "cudnn": "sdpa.cudnn",
+}
+_NAMES = {candidate: name for name, candidate in _CANDIDATES.items()}
+
+_NO_WORD_FOR_IT = ("SDPA004", "SDPA005", "SDPA006", "SDPA007", "SDPA008")
+"""Rules about what neither an argument nor a mask can say."""
+
+_CANNOT_BROADCAST = ("SDPA015", "SDPA016")
+"""Rules about masks that F.sdpa raises for, whichever kernel it takes."""
+
+_RAISES = {
+    "flash": ("SDPA120", "SDPA121"),
+    "mem_efficient": ("SDPA206", "SDPA202"),
+    "math": ("SDPA003", "SDPA710"),
+}
+"""Rules that the chooser does not have and the kernel does: it is taken, and raises."""
+
+_DONE_BY_F_SDPA = {"SDPA003", "SDPA111", "SDPA204", "SDPA806", "SDPA108", "SDPA401"}
+"""Rules about a call of the op itself, which F.sdpa answers (it pads, FA3 behind flash takes FP8), or which
+are about attnsel's call."""
+
+_NOTHING_LEFT = "No available kernel. Aborting execution."
+_ALL_OFF = (
+    "No viable backend for scaled_dot_product_attention was found. This is likely due to turning off both "
+    "the math kernel and the fused kernels."
+)
+_TOLD_NOTHING = "nothing, as long as a kernel is left"
+_TOLD_FIRST = "a UserWarning with the first reason against each fused kernel, before the error"
+_TOLD_LATER = "of a kernel its first reason alone"
+_TOLD_SILENT = "for some reasons no text (math that is turned off, masks that do not fit or want a gradient)"
+
+
+_ZEROS = Offer("zeros", "", note="there is no query or no key: zeros, and no kernel is asked")
+"""scaled_dot_product_attention since 2.12: machine code of the wheels 2.11.0 and 2.12.0; measured on 2.13."""
+
+
+class _Kernel(NamedTuple):
+    """One kernel judged: what the chooser has against it, and what else attnsel knows of such a call."""
+
+    name: str
+    against: list[Objection]
+    beside: dict[str, Reason]
+
+    @property
+    def raising(self) -> Objection | None:
+        """What ends the search with an error: a check that raises and that nothing comes before."""
+        return self.against[0] if self.against and self.against[0].raises else None
+
+
+class _Outcome(NamedTuple):
+    """``chosen``: the kernel that is taken, and what it then ``raised``. ``impossible``: there is no such
+    call; ``asks_none``: there is nothing to compute."""
+
+    chosen: _Kernel | None = None
+    raised: Refusal | None = None
+    error: str = ""
+    impossible: bool = False
+    asks_none: bool = False
+
+
+def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
+    """What F.sdpa of ``env``'s torch does with the question. Pure.
+
+    Raises InvalidInput where no torch is stated, or for a kernel in ``sdpa_kernel`` that there is not.
+    """
+    release = env.torch
+    if release is None:
+        raise InvalidInput("torch", None, "F.scaled_dot_product_attention needs torch: state its version")
+    said = read(p, env, release, switches)
+    env = env if said.impl == env.torch_flash else env.replace(torch_flash=said.impl)
+    call = call_of(p, release, said.enable_gqa, said.deterministic)
+    asked = Asked(call.seen, env, release, said)
+    order = _ordered(sdpa_order(p, env, release, said.cudnn_first), said.priority)
+    kernels = [_judged(candidate, asked) for candidate in order.kernels]
+    outcome = _outcome(p, kernels, asked)
+    left = outcome.asks_none or outcome.chosen is not None
+    offers = [_offer(kernel, asked, left, outcome) for kernel in kernels]
+    if outcome.asks_none:
+        offers.insert(0, _ZEROS)
+    notes = (*call.notes, *(() if outcome.asks_none else _notes(outcome.chosen, order, asked)))
+    known = read_for(release)
+    return Dispatch(
+        dispatcher="torch",
+        release=str(release),
+        read=str(known.release),
+        call="none" if outcome.impossible else call.text,
+        offers=tuple(offers),
+        chosen=None if outcome.error else next(offer for offer in offers if offer.taken),
+        order_source=f"{order.source} of torch {known.release}",
+        inferred="; ".join(filter(None, (known.inferred, order.inferred))),
+        error=outcome.error,
+        switches=tuple(sorted(switches.items())),
+        notes=() if outcome.impossible else notes,
+    )
+
+
+def _outcome(p: AttentionParams, kernels: list[_Kernel], asked: Asked) -> _Outcome:
+    error = _impossible(p, kernels)
+    if error:
+        return _Outcome(error=error, impossible=True)
+    if asked.release >= (2, 12) and 0 in (p.max_seqlen_q, p.max_seqlen_kv):
+        return _Outcome(asks_none=True)
+    for kernel in kernels:
+        if kernel.raising is not None:
+            return _Outcome(error=f"Dimension out of range: {kernel.raising.text}")
+        if not kernel.against:
+            raised = _raised(kernel, asked)
+            return _Outcome(kernel, raised, "" if raised is None else raised.text)
+    return _Outcome(error=_nothing_left(asked))
+
+
+def _ordered(order: SdpaOrder, priority: tuple[str, ...]) -> SdpaOrder:
+    """What a user's own priority makes of the order: those that it names first."""
+    if not priority:
+        return order
+    first = [_CANDIDATES[name] for name in priority if _CANDIDATES[name] in order.kernels]
+    kernels = (*first, *(name for name in order.kernels if name not in first))
+    return order._replace(kernels=kernels, by_cudnn="")
+
+
+def _judged(candidate: str, asked: Asked) -> _Kernel:
+    name = _NAMES[candidate]
+    sure: dict[str, Reason] = {}
+    beside: dict[str, Reason] = {}
+    for reason in findings(asked.p, asked.env, among=(candidate,))[candidate]:
+        experimental = reason.required == EXPERIMENTAL
+        if experimental and asked.held.experimental:
+            continue
+        (beside if reason.unknown and not experimental else sure)[reason.code] = reason
+    checked = checked_codes(name, asked)
+    beside |= {code: reason for code, reason in sure.items() if code not in checked}
+    return _Kernel(name, objections(name, asked, sure), beside)
+
+
+def _impossible(p: AttentionParams, kernels: list[_Kernel]) -> str:
+    """What F.sdpa has no argument for, or raises for before it looks for a kernel; "" if nothing."""
+    found = {code: reason for kernel in kernels for code, reason in kernel.beside.items()}
+    for code in _NO_WORD_FOR_IT:
+        if code in found:
+            return f"F.scaled_dot_product_attention cannot express it: {found[code].message}"
+    if p.return_lse:
+        return "F.scaled_dot_product_attention cannot express it: it returns the output, no log-sum-exp"
+    if "SDPA016" in found:
+        wanted = "Expected attn_mask dtype to be bool or float or to match query dtype"
+        return f"{wanted}: {found['SDPA016'].message}"
+    return ""
+
+
+def _nothing_left(asked: Asked) -> str:
+    """What F.sdpa says where every kernel is refused."""
+    cpu = asked.env.device.type == "cpu"
+    all_off = {"flash", "math"} if cpu else {"flash", "mem_efficient", "math", "cudnn"}
+    return _ALL_OFF if all_off <= set(asked.held.off) else _NOTHING_LEFT
+
+
+def _raised(chosen: _Kernel, asked: Asked) -> Refusal | None:
+    """What the kernel that is taken raises; None where it computes."""
+    for code in (*_RAISES.get(chosen.name, ()), "SDPA015"):
+        reason = chosen.beside.get(code)
+        if reason is not None and not reason.unknown:
+            return _error_of(chosen, reason.message, reason.source, code)
+    p, mask = asked.p, asked.mask
+    if chosen.name != "math":
+        return None
+    where = "_scaled_dot_product_attention_math, attention.cpp; measured on CPU, torch 2.13"
+    if mask is not None and len(mask.shape) > p.tensors.rank:
+        return _error_of(chosen, f"attn_mask has more dimensions than q, {p.tensors.rank}", where)
+    if p.gqa and not asked.held.enable_gqa and p.num_gqa_groups > 1:
+        sizes = f"the size of tensor a ({p.num_heads}) must match the size of tensor b ({p.num_gqa_groups})"
+        place = 1 if p.tensors.rank == 4 else 0
+        return _error_of(chosen, f"{sizes} at non-singleton dimension {place}; set enable_gqa", where)
+    return None
+
+
+def _error_of(kernel: _Kernel, text: str, source: str, code: str = "") -> Refusal:
+    told = "the error that the kernel raises"
+    return Refusal(f"{kernel.name} is taken, and raises: {text}", source, code, told=told)
+
+
+def _offer(kernel: _Kernel, asked: Asked, left: bool, outcome: _Outcome) -> Offer:
+    """``left``: a kernel is left, this or another."""
+    release = read_for(asked.release).release
+    refusals = [
+        Refusal(kernel.beside[code].message, kernel.beside[code].source, code)
+        for code in _NO_WORD_FOR_IT
+        if code in kernel.beside
+    ]
+    if kernel is outcome.chosen and outcome.raised is not None:
+        refusals.append(outcome.raised)
+    for place, made in enumerate(kernel.against):
+        told = _TOLD_LATER if place else _TOLD_FIRST
+        told = _TOLD_NOTHING if left else _TOLD_SILENT if made.silent else told
+        switch = asked.held.off.get(kernel.name, "") if made.text == "turned off" else ""
+        source = f"{made.check.name}, {made.check.file}, torch {release}"
+        refusals.append(Refusal(made.text, source, made.code, switch, told))
+    return Offer(kernel.name, _CANDIDATES[kernel.name], tuple(refusals), _way(kernel, asked))
+
+
+def _way(kernel: _Kernel, asked: Asked) -> str:
+    """What F.sdpa does to the call on the way to a kernel."""
+    p, mask = asked.p, asked.mask
+    if kernel.name == "flash" and "SDPA111" in kernel.beside and asked.gpu:
+        width = -(-max(p.head_dim_qk, p.head_dim_v) // 8) * 8
+        return f"copies q, k and v into head_dim {width} on every call"
+    if kernel.name == "math":
+        parts = [f"stores {_size(p.score_bytes)} of scores"]
+        if p.dtype in ("bf16", "fp16") and asked.release >= (2, 5) and not asked.held.reduced and asked.gpu:
+            parts = [f"stores {_size(2 * p.score_bytes)} of scores, in fp32"]
+        if p.gqa and asked.held.enable_gqa and asked.release >= (2, 5):
+            parts.append("repeats k and v")
+        return ", ".join(parts)
+    if mask is not None and mask.dtype == "bool" and not kernel.against:
+        return f"turns the bool mask into {p.dtype} on every call"
+    return ""
+
+
+def _size(count: int) -> str:
+    for unit, width in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << width:
+            return f"{count / (1 << width):.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _notes(chosen: _Kernel | None, order: SdpaOrder, asked: Asked) -> list[str]:
+    notes: list[str] = []
+    if chosen is None:
+        return notes
+    if order.by_cudnn and chosen.name == "cudnn":
+        notes.append(f"cuDNN goes first here; {order.by_cudnn} puts it last")
+    if chosen.name == "cudnn" and asked.held.avoid_recompile:
+        notes.append(
+            "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1: one plan serves many lengths where there is no mask"
+        )
+    if chosen.name == "cudnn" and (2, 3) <= asked.release < (2, 5) and asked.mask is not None:
+        notes.append("cuDNN is called without the mask in torch 2.3 and 2.4: wrong numbers")
+    known = {*_DONE_BY_F_SDPA, *_RAISES.get(chosen.name, ()), *_CANNOT_BROADCAST}
+    for code, reason in chosen.beside.items():
+        if code.startswith(("SDPA", "BUG")) and code not in known:
+            doubt = "not known" if reason.unknown else "F.sdpa does not look at it"
+            notes.append(f"{doubt}: {code}  {reason.message}")
+    return notes

@@ -1,0 +1,407 @@
+"""What F.sdpa's chooser checks, kernel by kernel and in its order, release by release.
+
+Where one of attnsel's rules about the same kernel says the same, the check names it; what the chooser has
+beside, or otherwise, stands here. A rule that no check names is one that the chooser does not have.
+
+The releases were read as ``releases`` says; no GPU ran any of it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from attnsel.dispatchers.torch.switches import Held
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams, TensorSpec
+from attnsel.selection.verdict import Reason
+from attnsel.versions import Version
+
+HEADER = "sdp_utils_cpp.h"
+CUDA = "cuda/sdp_utils.cpp"
+CPU = "sdp_utils_cpp.cpp"
+_NEVER = (99,)
+_HALF = ("bf16", "fp16")
+_VECTOR = 16  # bytes
+
+
+class Asked(NamedTuple):
+    """One call to one release. ``p``: the question as F.sdpa sees it."""
+
+    p: AttentionParams
+    env: Environment
+    release: Version
+    held: Held
+
+    @property
+    def gpu(self) -> bool:
+        return self.env.device.type in ("cuda", "rocm")
+
+    @property
+    def arch(self) -> int:
+        return self.env.arch or 0
+
+    @property
+    def mask(self) -> TensorSpec | None:
+        return self.p.tensors.mask
+
+
+class Objection(NamedTuple):
+    """What one check has against a call. ``silent``: it has no text for it; ``raises``: it does not refuse,
+    it raises."""
+
+    check: Check
+    text: str
+    code: str = ""
+    silent: bool = False
+    raises: bool = False
+
+
+class Check(NamedTuple):
+    """One function of the chooser's. ``codes``: attnsel's rules that say the same, ``where`` it has them;
+    ``own``: what it says by itself, as text and the rule it is closest to."""
+
+    name: str
+    file: str
+    codes: tuple[str, ...] = ()
+    own: Callable[[Asked], tuple[str, str] | None] | None = None
+    since: tuple[int, ...] = (0,)
+    before: tuple[int, ...] = _NEVER
+    where: Callable[[Asked], bool] | None = None
+    silent: bool = False
+    raises: bool = False
+
+    def holds_for(self, asked: Asked) -> bool:
+        return self.since <= asked.release < self.before and (self.where is None or self.where(asked))
+
+    def objections(self, asked: Asked, found: Mapping[str, Reason]) -> list[Objection]:
+        said = self.own(asked) if self.own is not None else None
+        texts = [said] if said is not None else []
+        texts += [(found[code].message, code) for code in self.codes if code in found]
+        return [Objection(self, *text, self.silent, self.raises) for text in texts]
+
+
+# What the chooser says by itself.
+
+
+def _no_groups(asked: Asked) -> tuple[str, str] | None:
+    p = asked.p
+    if not p.gqa or asked.held.enable_gqa or (asked.release >= (2, 14) and p.num_gqa_groups == 1):
+        return None
+    heads = f"{p.num_heads} query heads and {p.num_gqa_groups} key/value heads"
+    return (f"{heads}, and enable_gqa is not set", "")
+
+
+def _no_groups_on_cpus(asked: Asked) -> tuple[str, str] | None:
+    if asked.p.gqa and asked.held.enable_gqa and (2, 5) <= asked.release < (2, 9):
+        return ("the CPU kernel has no groups of heads before torch 2.9, whatever enable_gqa says", "")
+    return _no_groups(asked)
+
+
+def _batches(asked: Asked) -> tuple[str, str] | None:
+    """Only math broadcasts a batch of one."""
+    tensors = asked.p.tensors
+    if not asked.p.qkv_format.startswith("b"):
+        return None
+    for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
+        if spec is not None and spec.shape[0] != asked.p.batch_size:
+            return (f"{name} has batch {spec.shape[0]} where others have {asked.p.batch_size}", "")
+    return None
+
+
+def _stride(asked: Asked) -> tuple[str, str] | None:
+    """Where head_dim is 1, any stride will do for flash and cuDNN."""
+    return None if asked.p.head_dim_qk == 1 and asked.release >= (2, 3) else _any_stride(asked)
+
+
+def _any_stride(asked: Asked) -> tuple[str, str] | None:
+    tensors = asked.p.tensors
+    for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
+        if spec is not None and spec.stride[-1] != 1:
+            return (f"the last dimension of {name} has stride {spec.stride[-1]}, needs 1", "SDPA020")
+    return None
+
+
+def _mask_stride(asked: Asked) -> tuple[str, str] | None:
+    mask = asked.mask
+    if mask is None or not mask.stride or mask.stride[-1] == 1:
+        return None
+    return (f"the last dimension of attn_mask has stride {mask.stride[-1]}, needs 1", "")
+
+
+def _mask_of_no_rows(asked: Asked) -> tuple[str, str] | None:
+    if asked.mask is None or len(asked.mask.shape) > 1:
+        return None
+    return (f"attn_mask has {len(asked.mask.shape)} dimensions, needs 2 or 4", "SDPA015")
+
+
+def _mask_ends(asked: Asked) -> tuple[str, str] | None:
+    p, mask = asked.p, asked.mask
+    if mask is None or len(mask.shape) < 2:
+        return None
+    wanted = (p.max_seqlen_q, p.max_seqlen_kv)
+    if all(n in (1, m) for n, m in zip(mask.shape[-2:], wanted, strict=True)):
+        return None
+    return (
+        f"attn_mask ends in {list(mask.shape[-2:])}, needs {list(wanted)}, or 1 in either place",
+        "SDPA015",
+    )
+
+
+def _mask_dimensions(asked: Asked) -> tuple[str, str] | None:
+    p, mask = asked.p, asked.mask
+    if mask is None or len(mask.shape) <= 2 or (asked.release >= (2, 14) and p.tensors.rank == 3):
+        return None
+    wanted = (p.batch_size, p.num_heads)
+    if len(mask.shape) == 4 and all(n in (1, m) for n, m in zip(mask.shape, wanted, strict=False)):
+        return None
+    return (
+        f"attn_mask is {list(mask.shape)}, needs [s_q, s_kv] or [b, h, s_q, s_kv], each of its size or 1",
+        "",
+    )
+
+
+def _mask_gradient(asked: Asked) -> tuple[str, str] | None:
+    """requires_grad alone counts, under torch.no_grad too."""
+    if asked.mask is None or not asked.mask.requires_grad:
+        return None
+    return ("attn_mask requires a gradient", "SDPA326" if asked.gpu else "SDPA502")
+
+
+def _offset(asked: Asked) -> tuple[str, str] | None:
+    tensors = asked.p.tensors
+    for name, spec in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v)):
+        if spec is not None and spec.alignment < _VECTOR:
+            where = f"{name} begins at a multiple of {spec.alignment} bytes"
+            return (f"{where} in its storage, needs {_VECTOR}", "SDPA021")
+    return None
+
+
+def _beyond(asked: Asked) -> tuple[str, str] | None:
+    """Architectures above the last that the release names; Blackwell before 2.7 is a rule's."""
+    last = 120 if asked.release < (2, 8) else 121
+    if asked.release < (2, 7) or asked.arch <= last:
+        return None
+    return (f"the GPU is sm{asked.arch}, taken up to sm{last}", "")
+
+
+def _too_early(asked: Asked) -> tuple[str, str] | None:
+    return (f"the GPU is sm{asked.arch}, taken from sm50 on", "") if 0 < asked.arch < 50 else None
+
+
+def _not_opted_in(asked: Asked) -> tuple[str, str] | None:
+    if asked.held.cudnn_opt_in:
+        return None
+    return ("cuDNN is an experiment in torch 2.3 and 2.4: TORCH_CUDNN_SDPA_ENABLED=1", "SDPA720")
+
+
+def _early_cudnn(asked: Asked) -> tuple[str, str] | None:
+    """v2.4.0 sdp_utils.cpp, lines 313 to 525."""
+    p = asked.p
+    if p.head_dim_qk % 8 or p.head_dim_qk > 256:
+        return (f"head_dim_qk is {p.head_dim_qk}, needs a multiple of 8 up to 256", "")
+    if p.is_training:
+        return ("q, k or v require a gradient", "")
+    dense = all(spec is None or spec.contiguous for spec in (p.tensors.q, p.tensors.k, p.tensors.v))
+    if p.qkv_format != "bshd" or not dense:
+        return ("q, k and v must lie as [b, s, h, d] in memory", "")
+    return None
+
+
+def _has_fa3_in_fp8(asked: Asked) -> bool:
+    """check_dtypes_flash_attention, since 2.11."""
+    return (
+        asked.held.impl == "FA3"
+        and asked.p.dtype == "fp8_e4m3"
+        and asked.release >= (2, 11)
+        and asked.arch >= 90
+    )
+
+
+def _wants_whole_vectors(asked: Asked) -> bool:
+    """minimum_gemm_alignment: 1 without tensor cores."""
+    half = asked.p.dtype in _HALF
+    return asked.env.device.type == "rocm" or asked.arch >= 80 or (half and asked.arch >= 70)
+
+
+# Kernels, and their checks in the chooser's order.
+
+_BATCHES = Check("check_batch_size_and_num_heads_dense", HEADER, own=_batches)
+
+_DENSE_FLASH = (
+    Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA709",)),
+    Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA806",), before=(2, 8)),
+    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 5)),
+    _BATCHES,
+    Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",)),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride, since=(2, 2)),
+)
+_EMPTY = Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",))
+_RANK = Check("check_tensor_shapes", HEADER, ("SDPA017",))
+_MASK_SHAPE = (
+    Check("check_attn_mask_shape", HEADER, own=_mask_gradient, silent=True),
+    Check("check_attn_mask_shape", HEADER, own=_mask_of_no_rows, raises=True),
+    Check("check_attn_mask_shape", HEADER, own=_mask_ends, silent=True),
+    Check("check_attn_mask_shape", HEADER, own=_mask_dimensions),
+)
+
+
+FLASH_ON_GPUS = (
+    Check("USE_FLASH_ATTENTION", CUDA, ("SDPA811", "SDPA802")),
+    _RANK,
+    Check("check_for_attn_mask", HEADER, ("SDPA101",)),
+    Check("check_head_dim_size_flash", CUDA, ("SDPA104", "SDPA105", "SDPA701", "SDPA805")),
+    Check("check_head_dim_size", "cuda/sdp_utils.h", ("SDPA111",), before=(2, 2)),
+    Check(
+        "check_flash_attention_hardware_support",
+        CUDA,
+        ("SDPA103", "SDPA702", "SDPA703", "SDPA022", "SDPA801"),
+        own=_beyond,
+    ),
+    Check(
+        "check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120",
+        CUDA,
+        ("SDPA107", "SDPA708"),
+        since=(2, 2),
+    ),
+    Check(
+        "check_requires_grad_and_head_dim_gt64_and_sm_ge86_lt90",
+        "cuda/sdp_utils.h",
+        ("SDPA705",),
+        since=(2, 0, 1),
+        before=(2, 2),
+        where=lambda asked: asked.arch >= 86,
+    ),
+    Check("check_flash_causal_non_square_seqlens", CUDA, ("SDPA106",), since=(2, 2)),
+    Check("check_dtypes_flash_attention", CUDA, ("SDPA102", "SDPA704")),
+    Check(
+        "check_dtypes_flash_attention",
+        CUDA,
+        ("SDPA003",),
+        where=lambda asked: not _has_fa3_in_fp8(asked),
+    ),
+    *_DENSE_FLASH,
+)
+
+EFFICIENT_ON_GPUS = (
+    Check("USE_MEM_EFF_ATTENTION", CUDA, ("SDPA803",)),
+    Check("check_mem_efficient_hardware_support", CUDA, ("SDPA022", "SDPA801"), own=_beyond),
+    Check("check_mem_efficient_hardware_support", CUDA, own=_too_early),
+    _RANK,
+    Check("check_for_attn_mask", "cuda/sdp_utils.h", ("SDPA711",)),
+    Check(
+        "check_head_dim_size_mem_efficient",
+        CUDA,
+        ("SDPA203", "SDPA804", "SDPA805"),
+        where=_wants_whole_vectors,
+    ),
+    Check("check_gpu_sm86_head_dim_128", "cuda/sdp_utils.h", ("SDPA714",)),
+    Check("check_for_non_zero_dropout", "cuda/sdp_utils.h", ("SDPA712",)),
+    Check("check_use_deterministic_algorithms", "cuda/sdp_utils.h", ("SDPA713",)),
+    Check(
+        "check_data_ptr_alignment_mem_efficient",
+        CUDA,
+        own=_offset,
+        since=(2, 13),
+        where=lambda asked: asked.arch >= 80,
+    ),
+    _EMPTY,
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride, since=(2, 2)),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, since=(2, 2)),
+    Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA204",), before=(2, 14)),
+    Check(
+        "check_batch_size_and_num_heads_dense",
+        HEADER,
+        ("SDPA204",),
+        since=(2, 14),
+        where=lambda asked: asked.env.device.type == "rocm",
+    ),
+    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 14)),
+    _BATCHES,
+    Check("check_tensor_dtype", HEADER, ("SDPA201", "SDPA003")),
+    Check("check_tensor_dtype", HEADER, ("SDPA202",), since=(2, 2)),
+    Check("check_tensor_dtype", HEADER, ("SDPA206",), where=lambda asked: asked.env.device.type == "rocm"),
+)
+
+CUDNN_CHECKS = (
+    Check("can_use_cudnn_attention", CUDA, ("SDPA300", "SDPA301", "SDPA302")),
+    Check("can_use_cudnn_attention", CUDA, ("SDPA720",), before=(2, 3)),
+    Check("check_runtime_enabled_cudnn", CUDA, own=_not_opted_in, since=(2, 3), before=(2, 5)),
+    Check("can_use_cudnn_attention", CUDA, ("SDPA323",), since=(2, 9)),
+    Check("check_cudnn_tensor_shapes", CUDA, own=_early_cudnn, since=(2, 4), before=(2, 5)),
+    Check("check_tensor_shapes", HEADER, ("SDPA017",), since=(2, 5)),
+    Check("check_cudnn_deterministic", CUDA, ("SDPA325",), since=(2, 5)),
+    Check("check_dtypes_low_precision", CUDA, ("SDPA305", "SDPA003"), since=(2, 4)),
+    *(check._replace(since=(2, 5)) for check in _MASK_SHAPE),
+    Check("check_cudnn_hardware_support", CUDA, ("SDPA303", "SDPA022"), own=_beyond),
+    Check("check_cudnn_dropout", CUDA, ("SDPA324",), since=(2, 12)),
+    _EMPTY._replace(since=(2, 5)),
+    # 2.7 has none: machine code of the wheel 2.7.1.
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride, since=(2, 5), before=(2, 7)),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, since=(2, 5), before=(2, 7)),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride, since=(2, 8)),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, since=(2, 8)),
+    Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 8)),
+    _BATCHES._replace(since=(2, 8)),
+    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA327",), since=(2, 13)),
+    Check(
+        "check_cudnn_tensor_shapes",
+        CUDA,
+        tuple(f"SDPA3{number:02}" for number in (*range(6, 15),)),
+        since=(2, 5),
+    ),
+    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA320",), since=(2, 6)),
+    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA322",), since=(2, 6), before=(2, 9)),
+    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA321",), since=(2, 9)),
+    Check("check_cudnn_tensor_shapes", CUDA, ("SDPA329",), since=(2, 14)),
+    Check("check_cudnn_d256_bprop_head_dim", CUDA, ("SDPA315",), since=(2, 14)),
+)
+
+FLASH_ON_CPUS = (
+    Check("_fused_sdp_choice_cpp", "attention.cpp", ("SDPA730",)),
+    Check("check_for_dropout", HEADER, ("SDPA501",)),
+    Check("check_for_attn_mask", HEADER, ("SDPA731",)),
+    _RANK,
+    Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA709",), own=_no_groups_on_cpus),
+    _BATCHES,
+    *(check._replace(since=(2, 3)) for check in _MASK_SHAPE),
+    Check("check_head_dim_size_cpp", CPU, ("SDPA104",)),
+    _EMPTY,
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, before=(2, 8)),
+    Check("check_tensor_dtype", HEADER, ("SDPA003", "SDPA732")),
+)
+
+MATH_CHECKS: tuple[Check, ...] = ()
+
+_TURNED_OFF = {
+    "flash": ("check_runtime_disabled_flash", HEADER),
+    "mem_efficient": ("check_runtime_disabled_mem_efficient", HEADER),
+    "cudnn": ("check_runtime_disabled_cudnn", CUDA),
+    "math": ("select_sdp_backend", CUDA),
+}
+
+
+def objections(kernel: str, asked: Asked, found: Mapping[str, Reason]) -> list[Objection]:
+    """All that the chooser has against a kernel, in the order in which it looks.
+
+    ``found``: what attnsel's rules have against it, by code.
+    """
+    made: list[Objection] = []
+    if kernel in asked.held.off:
+        made.append(Objection(Check(*_TURNED_OFF[kernel]), "turned off", silent=kernel == "math"))
+    for check in _of(kernel, asked):
+        if check.holds_for(asked):
+            made += check.objections(asked, found)
+    return made
+
+
+def checked_codes(kernel: str, asked: Asked) -> frozenset[str]:
+    """attnsel's rules that the chooser of this release has too."""
+    return frozenset(code for check in _of(kernel, asked) if check.holds_for(asked) for code in check.codes)
+
+
+def _of(kernel: str, asked: Asked) -> tuple[Check, ...]:
+    if kernel == "flash":
+        return FLASH_ON_GPUS if asked.gpu else FLASH_ON_CPUS
+    return {"mem_efficient": EFFICIENT_ON_GPUS, "cudnn": CUDNN_CHECKS}.get(kernel, MATH_CHECKS)

@@ -1,0 +1,95 @@
+"""What transformers would run for a question: ``attn_implementation``, its checks, and what reaches a kernel.
+
+``switches``        what may be set, and the value of each as typed
+``releases``        which releases were read, and the line a statement comes from
+``sdpa``            the call of F.scaled_dot_product_attention: mask, heads, is_causal
+``implementations`` each implementation: what refuses it when a model is made, and what when it runs
+
+The name that was asked for is tried first, then what transformers falls back to; the other implementations
+follow, for a reader who thinks of changing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attnsel.dispatchers.answer import Dispatch, Offer, Refusal
+from attnsel.dispatchers.transformers.implementations import NAMES, Attempt, attempt
+from attnsel.dispatchers.transformers.releases import read_for, source
+from attnsel.dispatchers.transformers.switches import SWITCHES, Asked, held, read_switches
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+
+__all__ = ["SWITCHES", "dispatch", "held"]
+
+
+def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
+    """Raises InvalidInput for a value that cannot be read."""
+    asked = read_switches(switches)
+    order = _resolution(asked)
+    tried = [attempt(name, p, env, asked) for name in order]
+    others = [attempt(name, p, env, asked) for name in _named(asked) if name not in order]
+    chosen, error = _settled(tried)
+    offers = [one.offer() for one in tried] + [_not_asked(one, asked) for one in others]
+    known, inferred = read_for(asked.release)
+    return Dispatch(
+        dispatcher="transformers",
+        release=str(asked.release),
+        read=known,
+        call=(tried[0] if chosen is None else chosen).call,
+        offers=tuple(offers),
+        chosen=None if chosen is None else offers[tried.index(chosen)],
+        order_source=source("resolve", asked.release),
+        inferred=inferred,
+        error=error,
+        switches=tuple(sorted(switches.items())),
+        notes=_notes(tried if chosen is None else [chosen], asked),
+    )
+
+
+def _resolution(asked: Asked) -> tuple[str, ...]:
+    """The implementations that transformers tries by itself, in its order."""
+    name = asked.implementation
+    if name is None:
+        return ("sdpa", "eager")
+    hub = asked.hub_fallback(name)
+    if hub and asked.kernels:
+        return (name, hub)
+    return (name,)
+
+
+def _named(asked: Asked) -> tuple[str, ...]:
+    return tuple(name for name, since in NAMES.items() if asked.release >= since)
+
+
+def _settled(tried: list[Attempt]) -> tuple[Attempt | None, str]:
+    """What runs, or None and what transformers says. Only what a model's check refuses leads to the next."""
+    for one in tried:
+        if not one.refused_when_made:
+            if not one.refused_when_run:
+                return one, ""
+            return None, one.refused_when_run[0].told or one.refused_when_run[0].text
+    first = tried[0].refused_when_made[0]
+    return None, first.told or first.text
+
+
+def _not_asked(one: Attempt, asked: Asked) -> Offer:
+    meant = "attn_implementation is not set" if asked.implementation is None else "another was asked for"
+    refusal = Refusal(
+        meant,
+        source("resolve", asked.release),
+        switch=f"attn_implementation={asked.implementation}" if asked.implementation else "",
+    )
+    return one.offer(before=(refusal,))
+
+
+def _notes(tried: list[Attempt], asked: Asked) -> tuple[str, ...]:
+    notes = [note for one in tried for note in one.notes]
+    if asked.assumed_release:
+        notes.append("the release of transformers is assumed: state it by the switch transformers=VERSION")
+    if not asked.model_flags_set:
+        notes.append(
+            "the model is taken to support every implementation; what its class says otherwise is said by "
+            "the switches _supports_sdpa, _supports_flash_attn and _supports_flex_attn"
+        )
+    return tuple(dict.fromkeys(notes))

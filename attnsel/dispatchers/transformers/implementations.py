@@ -1,0 +1,284 @@
+"""Each implementation of transformers: its call, and what refuses it when a model is made or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from attnsel.dispatchers import dispatched_by
+from attnsel.dispatchers.answer import Offer, Refusal
+from attnsel.dispatchers.transformers.releases import source
+from attnsel.dispatchers.transformers.sdpa import sdpa_call
+from attnsel.dispatchers.transformers.switches import Asked, is_hub
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.versions import Version
+
+NAMES = {
+    "sdpa": Version.parse("4.48"),
+    "eager": Version.parse("4.48"),
+    "flash_attention_2": Version.parse("4.48"),
+    "flash_attention_3": Version.parse("4.53"),
+    "flash_attention_4": Version.parse("5.4"),
+    "flex_attention": Version.parse("4.48"),
+}
+"""Since which release read each name is known. (AttentionInterface and is_flash_attn_N_available.)"""
+
+_WHEN_MADE = "{error} when the model is made: {text}"
+_HALF = ("fp16", "bf16")
+
+
+class Attempt(NamedTuple):
+    """One implementation. What refuses it when it runs is not met by a fall-back: the program stops."""
+
+    name: str
+    call: str
+    candidate: str = ""
+    refused_when_made: tuple[Refusal, ...] = ()
+    refused_when_run: tuple[Refusal, ...] = ()
+    note: str = ""
+    notes: tuple[str, ...] = ()
+
+    def offer(self, before: tuple[Refusal, ...] = ()) -> Offer:
+        refusals = (*before, *self.refused_when_made, *self.refused_when_run)
+        return Offer(self.name, self.candidate, refusals, self.note)
+
+
+def attempt(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+    """What this implementation makes of the question."""
+    if is_hub(name):
+        return _hub(name, p, env, asked)
+    make = _MAKERS.get(name)
+    if make is None or NAMES[name] > asked.release:
+        text = f"transformers {asked.release} has no implementation of that name"
+        told = f'Specified `attn_implementation="{name}"` is not supported.'
+        return Attempt(
+            name, name, refused_when_made=(Refusal(text, source("names", asked.release), told=told),)
+        )
+    return make(name, p, env, asked)
+
+
+# ---- sdpa and eager ---------------------------------------------------------------------------------
+
+
+def _sdpa(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+    made, run, notes = [], [], list[str]()
+    if not asked.sdpa:
+        made.append(_unsupported("_supports_sdpa", "sdpa_check", asked))
+    if p.softcap and asked.release >= (5, 21):
+        told = "ValueError: `sdpa` attention does not support `softcap`"
+        run.append(Refusal(f"softcap {p.softcap:g}", source("softcap", asked.release), told=told))
+    elif p.softcap:
+        notes.append(f"sdpa ignores softcap {p.softcap:g} without a word: the numbers are others")
+    notes += _ignored_sinks(p, "sdpa")
+    if asked.output_attentions:
+        if asked.release < (4, 53):
+            notes.append("output_attentions: the model's layers run eager instead, with a warning")
+        else:
+            notes.append("output_attentions: sdpa gives none, and warns")
+    call = sdpa_call(p, env, asked)
+    kernel, candidate, refused, more = _kernel_of_f_sdpa(call.params, env)
+    notes += [*call.notes, *more]
+    return Attempt(name, call.text, candidate, tuple(made), (*run, *refused), kernel, tuple(notes))
+
+
+def _kernel_of_f_sdpa(
+    p: AttentionParams, env: Environment
+) -> tuple[str, str, tuple[Refusal, ...], tuple[str, ...]]:
+    """(words, candidate, refusals, notes) of the kernel that F.sdpa then takes."""
+    try:
+        answer = dispatched_by("torch", p, env, {})
+    except ModuleNotFoundError as error:
+        if error.name != "attnsel.dispatchers.torch":
+            raise
+        return "", "", (), ("which kernel F.sdpa then takes is not known here",)
+    if answer.chosen is None:
+        told = f"RuntimeError: {answer.error}"
+        return "", "", (Refusal("F.sdpa has no kernel for it", answer.order_source, told=told),), ()
+    before = answer.offers[: answer.offers.index(answer.chosen)]
+    passed = [f"{offer.name}: {offer.refusals[0].text}" for offer in before if offer.refusals]
+    notes = (f"F.sdpa passes over {'; '.join(passed)}",) if passed else ()
+    return f"F.sdpa takes {answer.chosen.name}", answer.chosen.candidate, (), notes
+
+
+def _eager(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+    notes = ["eager holds the scores, [b, h, s_q, s_kv], and repeats kv heads"] if p.gqa else [
+        "eager holds the scores, [b, h, s_q, s_kv]"
+    ]  # fmt: skip
+    call = "softmax(q @ k.T * scale + mask) @ v, the model's own code"
+    return Attempt(name, call, note="matmul, softmax, matmul", notes=tuple(notes))
+
+
+# ---- FlashAttention's packages ----------------------------------------------------------------------
+
+
+def _flash(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+    number = int(name[-1])
+    made = _package_refusals(number, env, asked)
+    if not asked.flash:
+        made.insert(0, _unsupported("_supports_flash_attn", "flash_check", asked))
+    run, notes = _flash_call(number, p, env, asked)
+    note = "" if made or run else f"flash-attn {_package(number, env)}"
+    candidate = f"flash_attn.{number}"
+    return Attempt(name, _flash_text(p), candidate, tuple(made), tuple(run), note, tuple(notes))
+
+
+def _package(number: int, env: Environment) -> Version | None:
+    found: Version | None = getattr(env, {2: "flash_attn", 3: "flash_attn_3", 4: "flash_attn_4"}[number])
+    return found
+
+
+def _package_refusals(number: int, env: Environment, asked: Asked) -> list[Refusal]:
+    """Package, device and compute capability, as transformers asks for them before a model is made."""
+    made = []
+    here, check = source("flash_package", asked.release), source("flash_check", asked.release)
+    package = _package(number, env)
+    if package is None:
+        told = f"ImportError: the package for FlashAttention{number} doesn't seem to be installed"
+        made.append(Refusal(f"FlashAttention {number} is not installed", here, told=told))
+    elif number == 2:
+        least = Version.parse("2.3.3" if asked.release >= (5, 4) else "2.1.0")
+        if package < least:
+            text = f"flash-attn is {package}, at least {least}"
+            told = f"ImportError: FlashAttention2 requires at least version `{least}`"
+            made.append(Refusal(text, here, told=told))
+    if env.device.type not in ("cuda", "rocm"):
+        told = f"ValueError or ImportError: Flash Attention {number} with no GPU available"
+        made.append(Refusal(f"the device is {env.device.type}, a GPU with CUDA is wanted", check, told=told))
+    least_major = {3: 8, 4: 9}.get(number)
+    arch = env.arch
+    if least_major and arch is not None and arch // 10 < least_major and asked.release >= (5, 4):
+        text = f"compute capability {arch // 10}.{arch % 10}, at least {least_major}.0"
+        made.append(Refusal(text, check, told=f"ImportError: requires compute capability >= {least_major}"))
+    return made
+
+
+def _flash_call(
+    number: int, p: AttentionParams, env: Environment, asked: Asked
+) -> tuple[list[Refusal], list[str]]:
+    """What fails or is lost when the function is called."""
+    run, notes = [], list[str]()
+    here, release = source("flash_call", asked.release), asked.release
+    arch = env.arch
+    if number == 2 and arch is not None and env.device.type == "cuda" and arch < 80:
+        told = "RuntimeError: FlashAttention only supports Ampere GPUs or newer, from the first call"
+        run.append(Refusal(f"sm{arch}, at least sm80", "csrc/flash_attn/flash_api.cpp, 2.8", told=told))
+    if p.dtype not in _HALF:
+        told = "RuntimeError: FlashAttention only support fp16 and bf16 data type, from the first call"
+        run.append(Refusal(f"{p.dtype}, and no autocast that casts it: fp16 or bf16", here, told=told))
+    if max(p.head_dim_qk, p.head_dim_v) > 256:
+        told = "RuntimeError: head dimension at most 256, from the first call"
+        text = f"head dimension {max(p.head_dim_qk, p.head_dim_v)}, at most 256"
+        run.append(Refusal(text, "csrc/flash_attn/flash_api.cpp, 2.8", told=told))
+    if p.head_dim_qk != p.head_dim_v:
+        if release >= (5, 16):
+            notes.append(f"values are padded from {p.head_dim_v} to {p.head_dim_qk}, and the output is cut")
+        else:
+            text = f"head dimensions {p.head_dim_qk} and {p.head_dim_v} differ"
+            run.append(Refusal(text, here, told="an error of the package, unless the model pads by itself"))
+    if p.attn_mask_type == "arbitrary":
+        run.append(Refusal("a mask other than padding [b, s]", here, told="an error where it is unpadded"))
+    if p.has_bias:
+        notes.append("a bias has no argument here: it is ignored")
+    run += _softcap(number, p, env, asked, notes)
+    if p.softmax_type != "vanilla" and number < 4:
+        notes += _ignored_sinks(p, f"flash-attn {number}", "")
+    if p.attention_dropout and number > 2:
+        notes.append(f"FlashAttention {number} has no dropout: it is left out, with a warning")
+    return run, notes
+
+
+def _softcap(
+    number: int, p: AttentionParams, env: Environment, asked: Asked, notes: list[str]
+) -> list[Refusal]:
+    """Passed on where the function has it: flash-attn 2 since 2.6."""
+    package = _package(number, env)
+    if not p.softcap or number != 2 or package is None or package >= (2, 6):
+        return []
+    if asked.release < (5, 21):
+        notes.append(f"flash-attn {package} has no softcap: it is ignored without a word")
+        return []
+    told = "ValueError: This flash attention implementation does not support `softcap`"
+    return [Refusal(f"softcap {p.softcap:g}", source("flash_call", asked.release), told=told)]
+
+
+def _flash_text(p: AttentionParams) -> str:
+    packed = p.padding or p.qkv_format == "thd"
+    window = f", window_size=({p.window_size[0]}, …)" if p.windowed and p.window_size[0] >= 0 else ""
+    name = (
+        "flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, …"
+        if packed
+        else "flash_attn_func(q, k, v"
+    )
+    return f"{name}, causal={p.causal}{window})"
+
+
+# ---- the Hub, flex ----------------------------------------------------------------------------------
+
+
+def _hub(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+    made = []
+    here = source("resolve", asked.release)
+    if asked.release < (4, 53):
+        text = f"transformers {asked.release} loads no kernels from the Hub, 4.53 is the first read that does"
+        made.append(Refusal(text, source("names", asked.release), told=f'"{name}" is not supported'))
+    if not asked.kernels:
+        told = "ImportError or ValueError: `kernels` is not installed"
+        made.append(Refusal("the package kernels is not installed", here, switch="kernels=false", told=told))
+    organisation = name.partition("/")[0]
+    if organisation != "kernels-community" and asked.release >= (5, 3) and not asked.all_kernels:
+        text = f"{organisation} is not kernels-community, and allow_all_kernels is not set"
+        made.append(Refusal(text, here, switch="allow_all_kernels=false", told="an error when it is loaded"))
+    if env.device.type not in ("cuda", "rocm", "xpu") and "metal" not in name:
+        text = f"the device is {env.device.type}, for which it has no build"
+        made.append(Refusal(text, here, told="an error when it is loaded"))
+    run, notes = _flash_call(3 if "attn3" in name else 4 if "attn4" in name else 2, p, env, asked)
+    notes.append("a kernel of the Hub is downloaded: which release of it is decided there")
+    return Attempt(name, _flash_text(p), "", tuple(made), tuple(run), "from the Hub", tuple(notes))
+
+
+def _flex(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
+    made, run, notes = [], [], list[str]()
+    here, check = source("flex_call", asked.release), source("flex_check", asked.release)
+    if not asked.flex:
+        made.append(_unsupported("_supports_flex_attn", "flex_check", asked))
+    if env.torch is not None and env.torch < (2, 5):
+        told = "ImportError: PyTorch Flex Attention requirements are not met"
+        made.append(Refusal(f"torch is {env.torch}, at least 2.5", check, told=told))
+    if p.attention_dropout and asked.release >= (4, 53):
+        told = "ValueError: `flex_attention` does not support `dropout`"
+        run.append(Refusal(f"attention_dropout {p.attention_dropout:g}", here, told=told))
+    if p.softmax_type != "vanilla" and env.device.type == "cpu" and asked.release >= (5,):
+        told = "ValueError: Attention sinks cannot be run on CPU with flex attention"
+        run.append(Refusal("sinks on a CPU", here, told=told))
+    if p.num_heads & (p.num_heads - 1):
+        notes.append(f"{p.num_heads} heads are no power of two: kv heads are repeated, a copy on every call")
+    call = "flex_attention(q, k, v, score_mod, block_mask), compiled"
+    note = "torch's flex_attention"
+    return Attempt(name, call, "", tuple(made), tuple(run), note, tuple(notes))
+
+
+def _unsupported(flag: str, subject: str, asked: Asked) -> Refusal:
+    told = _WHEN_MADE.format(error="ValueError", text="the model does not support it yet")
+    return Refusal(
+        f"the model's class says {flag} = False",
+        source(subject, asked.release),
+        switch=f"{flag}=false",
+        told=told,
+    )
+
+
+def _ignored_sinks(
+    p: AttentionParams, who: str, hint: str = " (models with sinks say _supports_sdpa = False)"
+) -> list[str]:
+    return [] if p.softmax_type == "vanilla" else [f"{who} ignores sinks without a word{hint}"]
+
+
+_MAKERS: dict[str, Callable[[str, AttentionParams, Environment, Asked], Attempt]] = {
+    "sdpa": _sdpa,
+    "eager": _eager,
+    "flash_attention_2": _flash,
+    "flash_attention_3": _flash,
+    "flash_attention_4": _flash,
+    "flex_attention": _flex,
+}

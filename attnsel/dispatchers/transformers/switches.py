@@ -1,0 +1,153 @@
+"""What a user of transformers may set that decides about attention, and what of it holds here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from attnsel.dispatchers.answer import Switch
+from attnsel.dispatchers.transformers.releases import NEWEST
+from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
+from attnsel.installed import installed_version
+from attnsel.versions import Version
+
+_BOOL = ("true", "false")
+_FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
+
+SWITCHES = (
+    Switch(
+        "attn_implementation",
+        (),
+        "eager, sdpa, flash_attention_2, flash_attention_3, flash_attention_4, flex_attention, one of these "
+        "after paged|, or a kernel of the Hub as ORG/NAME or hub:ORG/NAME; not set: sdpa, else eager",
+        "from_pretrained, from_config, set_attn_implementation",
+    ),
+    Switch("transformers", (), "the release", "transformers.__version__"),
+    Switch("kernels", _BOOL, "whether the package kernels is there, for the Hub", "pip install kernels"),
+    Switch("_supports_sdpa", _BOOL, "what the model's class says", "PreTrainedModel._supports_sdpa"),
+    Switch(
+        "_supports_flash_attn",
+        _BOOL,
+        "what the model's class says (_supports_flash_attn_2 before 4.54)",
+        "PreTrainedModel._supports_flash_attn",
+    ),
+    Switch(
+        "_supports_flex_attn", _BOOL, "what the model's class says", "PreTrainedModel._supports_flex_attn"
+    ),
+    Switch("output_attentions", _BOOL, "the weights of attention are asked for", "configuration_utils.py"),
+    Switch("torch_compile", _BOOL, "the model runs in a compiled graph", "torch.compile"),
+    Switch(
+        "allow_all_kernels", _BOOL, "load kernels outside kernels-community", "from_pretrained, since 5.3"
+    ),
+    Switch(
+        _FORCE_GQA,
+        ("0", "1"),
+        "enable_gqa whatever the mask",
+        "integrations/sdpa_attention.py, line 44, 5.23.0",
+    ),
+)
+
+_FLASH = re.compile(r"flash_attention_([234])")
+_KERNEL = re.compile(r"[^/:]+/[^/:@]+(@[^/:]+)?(:[^/:]+)?")  # integrations/hub_kernels.py, line 815, 5.23.0
+_HUB = {
+    "flash_attention_2": "kernels-community/flash-attn2",
+    "flash_attention_3": "kernels-community/vllm-flash-attn3",
+    "flash_attention_4": "kernels-community/flash-attn4",
+}
+"""modeling_flash_attention_utils.py, lines 66 to 74, 5.23.0; modeling_utils.py, lines 163 and 164, 5.0.0."""
+_HUB_4 = "kernels-community/flash-attn"  # modeling_utils.py, line 2784, 4.56.2, and line 2662, 4.57.6
+
+
+class Asked(NamedTuple):
+    """The switches, read."""
+
+    implementation: str | None  # without paged| and hub:
+    paged: bool
+    release: Version
+    assumed_release: bool
+    kernels: bool
+    sdpa: bool
+    flash: bool
+    flex: bool
+    model_flags_set: bool
+    output_attentions: bool
+    compiled: bool
+    all_kernels: bool
+    force_gqa: bool
+
+    def hub_fallback(self, name: str) -> str:
+        """The Hub's kernel that transformers takes where the package is missing; "" for none."""
+        if name not in _HUB or self.release < (4, 56):
+            return ""
+        if self.release >= (5,):
+            return _HUB[name]
+        return _HUB_4 if name == "flash_attention_2" else _HUB[name]
+
+    @property
+    def hub(self) -> bool:
+        """Whether a kernel of the Hub is asked for by its name."""
+        return is_hub(self.implementation or "")
+
+
+def is_hub(name: str) -> bool:
+    return _KERNEL.fullmatch(name) is not None
+
+
+def held(env: Environment) -> dict[str, str]:
+    """What holds in this process. A model is not looked at."""
+    made = {}
+    release = installed_version("transformers")
+    if release is not None:
+        made["transformers"] = str(release)
+    made["kernels"] = "true" if installed_version("kernels") is not None else "false"
+    if os.environ.get(_FORCE_GQA) in ("0", "1"):
+        made[_FORCE_GQA] = os.environ[_FORCE_GQA]
+    return made
+
+
+def read_switches(switches: Mapping[str, str]) -> Asked:
+    """Raises InvalidInput for a release or a name that cannot be one."""
+
+    def flag(name: str, otherwise: bool) -> bool:
+        return switches[name] == "true" if name in switches else otherwise
+
+    text = switches.get("attn_implementation", "")
+    release = _release(switches)
+    paged = text.startswith("paged|") and release >= (5,)  # before: names of their own, such as sdpa_paged
+    name = (text.removeprefix("paged|") if paged else text).removeprefix("hub:")
+    if text and not name:
+        raise InvalidInput("attn_implementation", text, "must name an implementation")
+    models = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
+    return Asked(
+        implementation=name or None,
+        paged=paged,
+        release=release,
+        assumed_release="transformers" not in switches,
+        kernels=flag("kernels", False),
+        sdpa=flag(models[0], True),
+        flash=flag(models[1], True),
+        flex=flag(models[2], True),
+        model_flags_set=any(model in switches for model in models),
+        output_attentions=flag("output_attentions", False),
+        compiled=flag("torch_compile", False),
+        all_kernels=flag("allow_all_kernels", False),
+        force_gqa=switches.get(_FORCE_GQA) == "1",
+    )
+
+
+def _release(switches: Mapping[str, str]) -> Version:
+    text = switches.get("transformers")
+    if text is None:
+        return NEWEST
+    try:
+        release = Version.parse(text)
+    except (ValueError, TypeError):
+        raise InvalidInput("transformers", text, "must be a version, such as 5.23.0") from None
+    if release < (4, 48):
+        raise InvalidInput(
+            "transformers", text, "must be 4.48 or newer: before it each model chose by itself"
+        )
+    return release

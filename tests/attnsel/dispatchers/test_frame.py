@@ -1,0 +1,210 @@
+"""Another library's chooser beside attnsel: asked, compared and told, whatever it says."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import types
+
+import pytest
+
+import attnsel.dispatchers as dispatchers
+from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
+from attnsel.cli import main
+from attnsel.dispatchers import Dispatch, Offer, Refusal, Switch, dispatched_by, switches_of
+from attnsel.report.markdown import render_markdown
+from attnsel.selection.select import _beside
+
+H100 = Environment.describe("H100", torch="2.9.0")
+P = AttentionParams()
+REFUSED = Offer(
+    "cudnn", "sdpa.cudnn", (Refusal("head_dim is 136, at most 128", "sdp_utils.cpp, line 1", told="nothing"),)
+)
+FLASH = Offer("flash", "sdpa.flash")
+MATH = Offer("math", "sdpa.math", note="repeats heads\x1b[31m")
+
+
+def answer(*offers: Offer, chosen: Offer | None, error: str = "", **more) -> Dispatch:
+    return Dispatch(
+        "torch", "2.9.0", "2.9.0", "F.sdpa(q, k, v)", offers, chosen, "context.h", error=error, **more
+    )
+
+
+@pytest.fixture
+def chooser(monkeypatch):
+    """Makes ``torch`` give an answer; the questions and switches that it was asked come back in a list."""
+    asked = []
+
+    def put(dispatch: Dispatch):
+        module = types.ModuleType("attnsel.dispatchers.torch")
+        module.SWITCHES = (  # type: ignore[attr-defined]
+            Switch("MODE", ("on", "off"), "what it does", "a source"),
+            Switch("FREE", (), "", ""),
+        )
+        module.held = lambda env: {"MODE": "on"}  # type: ignore[attr-defined]
+
+        def say(p, env, switches):
+            asked.append((p, env, dict(switches)))
+            return dispatch._replace(switches=tuple(sorted(switches.items())))
+
+        module.dispatch = say  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "attnsel.dispatchers.torch", module)
+        dispatchers._dispatched.cache_clear()
+        return asked
+
+    yield put
+    dispatchers._dispatched.cache_clear()
+    _beside.cache_clear()
+
+
+def test_the_switches_of_the_process_hold_where_none_are_given(chooser):
+    asked = chooser(answer(FLASH, chosen=FLASH))
+    assert select(P, H100, dispatcher="torch").dispatched.switches == (("MODE", "on"),)
+    assert select(P, H100, dispatcher="torch", switches={}).dispatched.switches == ()
+    assert select(P, H100, dispatcher="torch", switches={"MODE": "off"}).dispatched.switches == (
+        ("MODE", "off"),
+    )
+    assert [switches for _, _, switches in asked] == [{"MODE": "on"}, {}, {"MODE": "off"}]
+
+
+def test_equal_questions_are_one_object_and_attnsels_own_answer_is_untouched(chooser):
+    asked = chooser(answer(FLASH, chosen=FLASH))
+    first = select(P, H100, dispatcher="torch", switches={})
+    assert select(P, H100, dispatcher="torch", switches={}) is first
+    assert len(asked) == 1
+    assert select(P, H100).dispatched is None
+    assert first.backend == select(P, H100).backend
+    assert first.alone().dispatched is None
+
+
+def test_it_survives_a_pickle(chooser):
+    chooser(answer(REFUSED, MATH, chosen=MATH))
+    selection = select(P, H100, dispatcher="torch", switches={})
+    again = pickle.loads(pickle.dumps(selection))
+    assert again.dispatched == selection.dispatched
+    assert again.report() == selection.report()
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "words"),
+    [
+        (answer(FLASH, chosen=FLASH), "takes flash; attnsel takes the same kernel."),
+        (
+            answer(REFUSED, MATH, chosen=MATH),
+            "takes math; attnsel runs sdpa.flash, which F.sdpa does not have.",
+        ),
+        (
+            answer(MATH, FLASH, chosen=MATH),
+            "takes math; attnsel runs sdpa.flash, which F.sdpa has too and tries later.",
+        ),
+        (
+            answer(Offer("flash", "sdpa.flash", REFUSED.refusals * 2), MATH, chosen=MATH),
+            "attnsel runs sdpa.flash, which F.sdpa refuses: head_dim is 136, at most 128 (and 1 more).",
+        ),
+        (
+            answer(REFUSED, chosen=None, error="No available kernel"),
+            "takes no kernel; attnsel runs sdpa.flash.",
+        ),
+    ],
+)
+def test_the_difference_is_one_sentence(chooser, dispatch, words):
+    chooser(dispatch)
+    flash = Policy(allow=("sdpa.flash", "sdpa.math"))
+    said = select(P, H100, policy=flash, dispatcher="torch").difference
+    assert words in said
+    assert said.startswith("F.scaled_dot_product_attention of torch 2.9.0 takes ")
+
+
+def test_where_attnsel_has_nothing_it_says_so(chooser):
+    chooser(answer(MATH, chosen=MATH))
+    fp8 = AttentionParams(dtype="fp32", softcap=3.0)
+    selection = select(fp8, H100, policy=Policy(allow=("sdpa.flash",)), dispatcher="torch")
+    assert selection.difference.endswith("takes math; attnsel has no kernel for this call.")
+
+
+def test_the_report_has_all_of_it_in_80_columns_and_nothing_raw(chooser):
+    notes = ("a note " * 20,)
+    chooser(answer(REFUSED, MATH, chosen=MATH, error="It raises\x07", inferred="2.9.1 not read", notes=notes))
+    text = select(P, H100, dispatcher="torch").report()
+    assert max(map(len, text.splitlines())) <= 80
+    for word in (
+        "F.sdpa(q, k, v)",
+        "MODE=on",
+        "head_dim is 136",
+        "taken",
+        "attnsel's own answer",
+        "not read",
+    ):
+        assert word in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "context.h" not in text
+    assert "context.h" in select(P, H100, dispatcher="torch").report(sources=True)
+    markdown = render_markdown(select(P, H100, dispatcher="torch"), sources=True)
+    assert "1. ✖ `cudnn`" in markdown
+    assert "Source: sdp\\_utils.cpp" in markdown
+    assert "\x1b" not in markdown
+
+
+def test_the_command_line(chooser, capsys):
+    chooser(answer(REFUSED, MATH, chosen=MATH))
+    line = ["explain", "--gpu", "H100", "--torch", "2.9.0", "--as", "torch"]
+    assert main([*line, "--switch", "MODE=off", "--switch", "FREE=a=b", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["dispatched"]
+    assert said["chosen"] == "math"
+    assert said["candidate"] == "sdpa.math"
+    assert said["switches"] == {"MODE": "off", "FREE": "a=b"}
+    assert said["difference"]
+    assert [refusal["text"] for refusal in said["offers"][0]["refusals"]] == ["head_dim is 136, at most 128"]
+    assert main([*line, "--short"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    grid = [
+        "matrix",
+        "--gpu",
+        "H100",
+        "--rows",
+        "head_dim=64,128",
+        "--cols",
+        "dtype=bf16,fp16",
+        "--as",
+        "torch",
+    ]
+    grid[4] = "head_dim_qk=64,128"
+    assert main(grid) == 0
+    assert "math ≠" in capsys.readouterr().out
+    assert main([*grid, "--json"]) == 0
+    cell = json.loads(capsys.readouterr().out)["cells"][0][0]
+    assert (cell["dispatched"], cell["same"]) == ("math", False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--as pytorch", "--as pytorch: allowed: torch, te, transformers"),
+        ("--switch MODE=on", "--switch MODE=on: says nothing without --as"),
+        ("--as torch --switch MODE", "--switch MODE: must be NAME=VALUE; torch has: MODE, FREE"),
+        ("--as torch --switch =on", "--switch =on: must be NAME=VALUE"),
+        ("--as torch --switch MODE=on --switch MODE=off", "--switch MODE=off: MODE is given twice"),
+        ("--as torch --switch MODE=maybe", "--switch MODE=maybe: allowed: on, off"),
+        ("--as torch --switch MODES=on", "--switch MODES=on: torch has no such switch: did you mean MODE?"),
+        ("--as torch --switch XYZ=1", "--switch XYZ=1: torch has no such switch; has: MODE, FREE"),
+    ],
+)
+def test_bad_input_is_one_line(chooser, capsys, flags, words):
+    chooser(answer(MATH, chosen=MATH))
+    assert main(["explain", "--gpu", "H100", *flags.split()]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+
+
+def test_bad_arguments_in_python(chooser):
+    chooser(answer(MATH, chosen=MATH))
+    with pytest.raises(InvalidInput, match="switches"):
+        select(P, H100, switches={"MODE": "on"})
+    with pytest.raises(InvalidInput, match="dispatcher = 'vllm': allowed: torch, te, transformers"):
+        select(P, H100, dispatcher="vllm")
+    with pytest.raises(InvalidInput, match="allowed: torch"):
+        dispatched_by("jax", P, H100)
+    assert list(switches_of("torch")) == ["MODE", "FREE"]

@@ -1,0 +1,228 @@
+"""What a question becomes as a call of F.sdpa, and what switches do to the choice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnsel import AttentionParams, Environment, InvalidInput
+from attnsel.dispatchers import Dispatch, dispatched_by
+from attnsel.dispatchers.torch import checks, held
+from attnsel.params import Tensors, TensorSpec
+from attnsel.rules import REGISTRY
+
+H100 = Environment.describe("H100", torch="2.13.0")
+A100 = Environment.describe("A100", torch="2.13.0")
+CPU = Environment.describe("cpu", torch="2.13.0")
+
+
+def of(env: Environment = A100, switches: dict[str, str] | None = None, **fields: object) -> Dispatch:
+    return dispatched_by("torch", AttentionParams.model_validate(fields), env, switches or {})
+
+
+def taken(dispatch: Dispatch) -> str | None:
+    return None if dispatch.chosen is None else dispatch.chosen.name
+
+
+TURNED = Tensors(mask=TensorSpec(shape=(4096, 4096), stride=(1, 4096), dtype="bool"))
+SHORT = {"batch_size": 2, "num_heads": 4, "max_seqlen_q": 8, "head_dim_qk": 64}
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({"attn_mask_type": "no_mask"}, ""),
+        ({"attn_mask_type": "causal"}, "is_causal=True"),
+        ({"attn_mask_type": "causal_bottom_right"}, "is_causal=True"),
+        ({"attn_mask_type": "causal_bottom_right", "max_seqlen_kv": 16}, "attn_mask=bool[8, 16]"),
+        ({"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1, "max_seqlen_kv": 16}, ""),
+        ({"attn_mask_type": "padding"}, "attn_mask=bool[2, 1, 1, 8]"),
+        ({"attn_mask_type": "padding_causal"}, "attn_mask=bool[2, 1, 8, 8]"),
+        ({"attn_mask_type": "causal", "window_size": (4, 0)}, "attn_mask=bool[8, 8]"),
+        ({"attn_mask_type": "causal", "window_size": (8, 0)}, "is_causal=True"),
+        ({"core_attention_bias_type": "alibi"}, "attn_mask=bf16[1, 4, 8, 8]"),
+        ({"core_attention_bias_type": "alibi", "alibi_slopes_shape": (2, 4)}, "attn_mask=bf16[2, 4, 8, 8]"),
+        (
+            {
+                "core_attention_bias_type": "post_scale_bias",
+                "core_attention_bias_shape": "111s",
+                "attn_mask_type": "no_mask",
+            },
+            "attn_mask=bf16[1, 8]",
+        ),
+        (
+            {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "b1ss"},
+            "attn_mask=bf16[2, 1, 8, 8]",
+        ),
+        ({"attention_dropout": 0.1}, "is_causal=True, dropout_p=0.1"),
+        ({"attention_dropout": 0.1, "is_training": False}, "is_causal=True"),
+        ({"num_gqa_groups": 2}, "is_causal=True, enable_gqa=True"),
+        ({"attn_mask_type": "padding", "tensors": Tensors(rank=3)}, "attn_mask=bool[8, 1, 8]"),
+    ],
+)
+def test_a_question_is_a_call(fields: dict[str, object], arguments: str) -> None:
+    inside = ", ".join(filter(None, ("q, k, v", arguments)))
+    assert of(**{**SHORT, **fields}).call == f"F.scaled_dot_product_attention({inside})"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"softcap": 30.0}, "softcap"),
+        ({"softmax_type": "learnable"}, "sinks"),
+        ({"qkv_layout": "thd", "attn_mask_type": "padding"}, "packed"),
+        ({"return_lse": True}, "log-sum-exp"),
+        ({"return_max_logit": True}, "largest score"),
+    ],
+)
+def test_what_it_has_no_word_for_is_said(fields: dict[str, object], text: str) -> None:
+    dispatch = of(**fields)
+    assert dispatch.chosen is None
+    assert "cannot express it" in dispatch.error
+    assert text in dispatch.error
+
+
+def test_a_mask_means_another_kernel_without_a_word() -> None:
+    dispatch = of(attn_mask_type="padding")
+    flash = next(offer for offer in dispatch.offers if offer.name == "flash")
+    assert [(refusal.code, refusal.told) for refusal in flash.refusals] == [
+        ("SDPA101", "nothing, as long as a kernel is left")
+    ]
+    assert taken(dispatch) == "mem_efficient"
+
+
+@pytest.mark.parametrize(
+    ("switches", "kernel"),
+    [
+        ({}, "cudnn"),
+        ({"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}, "flash"),
+        ({"TORCH_CUDNN_SDPA_DEPRIORITIZED": "0"}, "cudnn"),
+        ({"enable_cudnn_sdp": "false"}, "flash"),
+        ({"sdpa_kernel": "EFFICIENT_ATTENTION,SDPBackend.MATH"}, "mem_efficient"),
+        ({"sdpa_kernel": "math,flash"}, "flash"),
+        ({"sdpa_kernel": "overrideable,flash", "set_priority": "true"}, "flash"),
+        ({"sdpa_kernel": "math,flash", "set_priority": "true"}, "math"),
+        ({"use_deterministic_algorithms": "true"}, "flash"),
+        ({"use_deterministic_algorithms": "warn_only"}, "cudnn"),
+    ],
+)
+def test_switches_change_the_choice(switches: dict[str, str], kernel: str) -> None:
+    dispatch = of(H100, switches)
+    assert taken(dispatch) == kernel
+    assert dispatch.switches == tuple(sorted(switches.items()))
+
+
+def test_a_priority_is_not_for_cpus() -> None:
+    assert taken(of(CPU, {"sdpa_kernel": "math,flash", "set_priority": "true"})) == "flash"
+
+
+def test_groups_without_the_flag_raise() -> None:
+    dispatch = of(CPU, {"enable_gqa": "false"}, num_gqa_groups=4)
+    assert dispatch.chosen is None
+    assert "must match the size of tensor b (4)" in dispatch.error
+    with pytest.raises(RuntimeError, match=r"must match the size of tensor b \(4\)"):
+        torch.nn.functional.scaled_dot_product_attention(
+            torch.zeros(1, 16, 8, 8), torch.zeros(1, 4, 8, 8), torch.zeros(1, 4, 8, 8)
+        )
+
+
+def test_another_flash_attention_raises_where_it_does_not_run() -> None:
+    dispatch = of(A100, {"activate_flash_attention_impl": "FA3"})
+    assert dispatch.chosen is None
+    flash = next(offer for offer in dispatch.offers if offer.name == "flash")
+    assert [refusal.code for refusal in flash.refusals] == ["SDPA120"]
+
+
+def test_with_every_kernel_off_it_says_so() -> None:
+    off = {f"enable_{name}_sdp": "false" for name in ("flash", "mem_efficient", "math", "cudnn")}
+    assert of(H100, off).error.startswith("No viable backend")
+    assert of(H100, {"sdpa_kernel": "OVERRIDEABLE"}).error.startswith("No viable backend")
+    assert of(H100, {"sdpa_kernel": "flash"}, dtype="fp32").error.startswith("No available kernel")
+
+
+def test_a_known_bug_of_the_kernel_that_is_taken_is_noted() -> None:
+    env = Environment.describe("H100", torch="2.5.0")
+    dispatch = of(env)
+    assert taken(dispatch) == "cudnn"
+    assert any("BUG030" in note for note in dispatch.notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "read", "inferred"),
+    [
+        ("2.13.0", "2.13.0", False),
+        ("2.4.1", "2.4.0", True),
+        ("2.15.0", "2.14.1", True),
+        ("2.0.1", "2.0.0", True),
+    ],
+)
+def test_the_release_that_was_read_is_named(asked: str, read: str, inferred: bool) -> None:
+    dispatch = of(Environment.describe("A100", torch=asked))
+    assert (dispatch.read, bool(dispatch.inferred)) == (read, inferred)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "fields", "kernel"),
+    [
+        ("A100", "2.0.1", {"head_dim_qk": 128, "batch_size": 8}, "mem_efficient"),  # first there
+        ("A100", "2.0.1", {"head_dim_qk": 64, "attn_mask_type": "padding"}, "math"),
+        ("A100", "2.1.2", {"head_dim_qk": 64, "attn_mask_type": "padding"}, "mem_efficient"),
+        ("A100", "2.1.2", {"head_dim_qk": 256}, "mem_efficient"),
+        ("A100", "2.1.2", {"head_dim_qk": 60}, "math"),  # FlashAttention 1 is not padded for
+        ("T4", "2.1.2", {"head_dim_qk": 64}, None),  # mem_efficient is taken, and has no bf16 there
+        ("T4", "2.2.2", {"head_dim_qk": 64}, "math"),
+        ("gfx942", "2.3.1", {}, "flash"),
+        ("gfx942", "2.2.2", {}, "math"),
+        ("gfx942", "2.5.1", {"num_gqa_groups": 4}, "math"),
+        ("gfx906", "2.10.0", {}, "math"),
+        ("mps", "2.13.0", {}, "math"),
+        ("cpu", "2.0.1", {}, "math"),
+        ("cpu", "2.2.2", {}, "flash"),
+        ("cpu", "2.2.2", {"dtype": "fp16"}, "math"),
+        ("cpu", "2.2.2", {"attn_mask_type": "padding"}, "math"),
+        ("cpu", "2.3.1", {"attn_mask_type": "padding"}, "flash"),
+        ("cpu", "2.8.0", {"num_gqa_groups": 4}, "math"),
+        ("cpu", "2.9.0", {"num_gqa_groups": 4}, "flash"),
+        ("cpu", "2.7.1", {"attn_mask_type": "arbitrary", "tensors": TURNED}, "math"),
+        ("cpu", "2.8.0", {"attn_mask_type": "arbitrary", "tensors": TURNED}, "flash"),
+        ("cpu", "2.13.0", {"tensors": Tensors(rank=3)}, "math"),
+        ("cpu", "2.14.1", {"tensors": Tensors(rank=3)}, "flash"),
+        ("cpu", "2.11.0", {"max_seqlen_kv": 0}, "math"),
+        ("cpu", "2.12.0", {"max_seqlen_kv": 0}, "zeros"),
+    ],
+)
+def test_other_devices_and_older_releases(
+    gpu: str, release: str, fields: dict[str, object], kernel: str | None
+) -> None:
+    assert taken(of(Environment.describe(gpu, torch=release), **fields)) == kernel
+
+
+def test_a_kernel_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="sdpa_kernel"):
+        of(H100, {"sdpa_kernel": "flash,fast"})
+    with pytest.raises(InvalidInput, match="torch"):
+        of(Environment.describe("A100", torch=None))
+
+
+def test_what_this_process_has_set_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DEPRIORITIZED", "PREFERRED"):
+        monkeypatch.delenv(f"TORCH_CUDNN_SDPA_{name}", raising=False)
+    here = Environment.detect("cpu")
+    before = held(here)
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION], set_priority=True):
+        found = held(here)
+        assert "sdpa_kernel" not in held(CPU)  # another machine
+    assert found["sdpa_kernel"] == "math,mem_efficient"
+    assert found["set_priority"] == "true"
+    assert found["enable_flash_sdp"] == found["enable_cudnn_sdp"] == "false"
+    assert held(here) == before
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_PREFERRED", "maybe")  # PyTorch ignores it, with a warning
+    assert held(here) == {**before, "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+
+
+def test_every_rule_that_a_check_names_is_there() -> None:
+    tables = (checks.FLASH_ON_GPUS, checks.EFFICIENT_ON_GPUS, checks.CUDNN_CHECKS, checks.FLASH_ON_CPUS)
+    named = {code for table in tables for check in table for code in check.codes}
+    assert named <= set(REGISTRY.pages)
