@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import runpy
-import sys
-from pathlib import Path
-from types import TracebackType
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from attnsel.cli.output import BAD_INPUT, FOUND, INTERRUPTED, complain
-from attnsel.errors import InvalidInput
-
-FAILED = 1  # what Python exits with after an exception
+from attnsel.cli.output import BAD_INPUT, complain
+from attnsel.cli.program import enter, execute
 
 
 def run(
@@ -28,12 +20,21 @@ def run(
     force: Annotated[
         bool, Parameter(negative="", show_default=False, help="also over a flash_attn that works here")
     ] = False,
+    sdpa: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="also put attnsel in place of torch.nn.functional.scaled_dot_product_attention",
+        ),
+    ] = False,
     transformers: Annotated[
         bool,
         Parameter(
             negative="",
             show_default=False,
-            help='also register attn_implementation="attnsel" with transformers',
+            help='also register attn_implementation="attnsel" with transformers, and let '
+            '"flash_attention_2" load, on attnsel\'s functions',
         ),
     ] = False,
     quiet: Annotated[
@@ -51,97 +52,64 @@ def run(
         attnsel run -m package.train --lr 3e-4
         torchrun --nproc-per-node 2 -m attnsel run train.py
 
-    Processes that the program makes through multiprocessing have the name too; other programs that it starts
+    --sdpa and --transformers do more: torch.nn.functional.scaled_dot_product_attention is attnsel's until the
+    program ends, and models of transformers load attn_implementation="attnsel" or "flash_attention_2".
+
+    Processes that the program makes through multiprocessing have all of it too; other programs that it starts
     do not.
 
     Exit code: the program's own; 1 after an exception; 2 where there is nothing to run.
     """
-    _enter(program, module, arguments)
-    _check(program, module)
+    enter(program, module, arguments)
     try:
-        _prepare(force, transformers, quiet)
+        _prepare(force, sdpa, transformers, quiet)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
         complain(f"{error.name} is not installed here, and this program's attention runs on it")
         return BAD_INPUT
-    return _execute(program, module)
+    try:
+        return execute(program, module)
+    finally:
+        _undo(sdpa, transformers)
 
 
-def own_words(words: list[str]) -> list[str]:
-    """``run``'s arguments with a ``--`` before the program: none of the program's flags is taken for ours."""
-    for place, word in enumerate(words):
-        if word == "--":
-            return words
-        if not word.startswith("-"):
-            return [*words[:place], "--", *words[place:]]
-    return words
-
-
-def _check(program: str, module: bool) -> None:
-    """Raises InvalidInput where there is nothing to run."""
-    if module:
-        if not all(program.split(".")) or program == "__main__":
-            raise InvalidInput("program", program, "must be the name of a module, such as package.train")
-        try:
-            found = importlib.util.find_spec(program) is not None
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{program}.".startswith(f"{error.name}."):
-                raise  # a package of that name imports something that is missing
-            found = False
-        if not found:
-            raise InvalidInput("program", program, "there is no such module")
-        return
-    if not os.path.exists(program):
-        raise InvalidInput("program", program, "there is no such file")
-    if os.path.isdir(program) and not (Path(program) / "__main__.py").is_file():
-        raise InvalidInput("program", program, "must be a file, or a folder with a __main__.py")
-
-
-def _enter(program: str, module: bool, arguments: tuple[str, ...]) -> None:
-    """sys.argv and sys.path as python itself would set them."""
-    sys.argv[:] = [program, *arguments]
-    if getattr(sys.flags, "safe_path", False):
-        return  # python -P: no folder of the program's
-    if module:
-        sys.path[0] = os.getcwd()
-    elif os.path.isfile(program):
-        sys.path[0] = str(Path(program).resolve().parent)
-
-
-def _prepare(force: bool, transformers: bool, quiet: bool) -> None:
+def _prepare(force: bool, sdpa: bool, transformers: bool, quiet: bool) -> None:
     from attnsel.debug import is_logging_rank
     from attnsel.flash_attn.shim import install
     from attnsel.settings import current
 
     installed = install(force=force)
     message = str(installed or "flash_attn is the real package: it works here")
+    if sdpa:
+        from attnsel.f_sdpa import shim
+
+        shim.install()
+        message += "; F.scaled_dot_product_attention is attnsel's"
     if transformers:
+        from attnsel._spawned import first_in_children
         from attnsel.integrations.transformers import register
 
+        first_in_children(register.__module__, f"from {register.__module__} import register; register()")
         message += f'; transformers knows attn_implementation="{register()}"'
+        if installed:
+            from attnsel.integrations.transformers_flash import resolve
+
+            message += f' and loads "{resolve()}" on attnsel\'s functions'
     if not quiet and is_logging_rank(current()):
         complain(message)
 
 
-def _execute(program: str, module: bool) -> int:
-    """The program as ``__main__``. Its exceptions are message as python does: without the frames above it."""
-    try:
-        if module:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(program, run_name="__main__")
-    except SystemExit:
-        raise
-    except BaseException as error:
-        error = error.with_traceback(_below(error.__traceback__))
-        sys.excepthook(type(error), error, error.__traceback__)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
-    return FOUND
+def _undo(sdpa: bool, transformers: bool) -> None:
+    """What the flags put into other libraries goes when the program has ended."""
+    if sdpa:
+        from attnsel.f_sdpa.shim import uninstall
 
+        uninstall()
+    if transformers:
+        from attnsel._spawned import no_longer_in_children
+        from attnsel.integrations.transformers import register
+        from attnsel.integrations.transformers_flash import undo
 
-def _below(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the program's own first frame on."""
-    while tb is not None and tb.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
-        tb = tb.tb_next
-    return tb
+        undo()
+        no_longer_in_children(register.__module__)

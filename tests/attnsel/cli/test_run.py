@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnsel.cli import main
-from attnsel.cli.run import own_words
+from attnsel.cli.program import own_words
 from paths import IMPORTED_FROM
 
 PROGRAM = """

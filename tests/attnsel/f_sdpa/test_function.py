@@ -1,0 +1,327 @@
+"""The drop-in where it is more than numbers: what goes to PyTorch, errors, autocast, compiled code, modes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
+from torch.overrides import TorchFunctionMode
+
+import attnsel
+from attnsel import NoBackendError, debug, override, scaled_dot_product_attention
+from attnsel.f_sdpa import function, theirs
+
+B, H, S, D = 2, 4, 6, 8
+
+
+@pytest.fixture
+def q() -> torch.Tensor:
+    return torch.randn(B, H, S, D, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+@pytest.fixture
+def handed_over(monkeypatch) -> list[str]:
+    """The reasons for which calls went to PyTorch's function."""
+    reasons: list[str] = []
+    real = theirs.hand_over
+
+    def noted(reason: str, *args: Any, **kwargs: Any) -> Any:
+        reasons.append(reason)
+        return real(reason, *args, **kwargs)
+
+    monkeypatch.setattr(function, "hand_over", noted)
+    return reasons
+
+
+@pytest.fixture
+def kinds(monkeypatch) -> list[tuple[str, str]]:
+    """(attn_mask_type, bias_type) of the calls that went attnsel's way."""
+    asked: list[tuple[str, str]] = []
+    real = function.attend
+
+    def noted(config: Any, *args: Any) -> Any:
+        asked.append((config.attn_mask_type, config.bias_type))
+        return real(config, *args)
+
+    monkeypatch.setattr(function, "attend", noted)
+    return asked
+
+
+def test_the_signature_is_the_documented_one():
+    """torch/nn/functional.py, the docstring of 2.13."""
+    said = str(inspect.signature(scaled_dot_product_attention)).replace(" ", "")
+    parts = [part.partition(":")[0].partition("=")[0] for part in said.strip("()").split(",")]
+    names = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "*", "scale", "enable_gqa"]
+    assert [name.rstrip(")") for name in parts[:9]] == names
+    assert attnsel.scaled_dot_product_attention is scaled_dot_product_attention
+
+
+TRIANGLE = torch.ones(S, S, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize(
+    ("mask", "kind"),
+    [
+        (TRIANGLE, ("causal", "no_bias")),
+        (TRIANGLE.expand(B, H, S, S), ("causal", "no_bias")),
+        (torch.zeros(S, S).masked_fill(~TRIANGLE, -torch.inf), ("causal", "no_bias")),
+        (torch.ones(S, S, dtype=torch.bool), ("no_mask", "no_bias")),
+        (torch.ones(B, 1, 1, S, dtype=torch.bool), ("no_mask", "no_bias")),
+        (torch.zeros(S, S), ("no_mask", "no_bias")),
+        (TRIANGLE.T, ("arbitrary", "no_bias")),
+        (torch.ones(B, H, S, S, dtype=torch.bool).tril().index_fill(0, torch.tensor(1), True),
+         ("arbitrary", "no_bias")),
+        (torch.zeros(S, S).masked_fill(~TRIANGLE, torch.finfo(torch.float32).min),
+         ("no_mask", "post_scale_bias")),
+        (torch.zeros(S, S, requires_grad=True), ("no_mask", "post_scale_bias")),
+        (causal_upper_left(S, S), ("causal", "no_bias")),
+    ],
+)  # fmt: skip
+def test_what_a_mask_becomes(q, mask, kind, kinds, handed_over):
+    found = scaled_dot_product_attention(q, q, q, mask)
+    plain = mask._materialize() if isinstance(mask, CausalBias) else mask
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, q, q, plain))
+    assert (kinds, handed_over) == ([kind], [])
+
+
+def test_a_masks_contents_may_change_between_calls(q, kinds):
+    mask = TRIANGLE.clone()
+    scaled_dot_product_attention(q, q, q, mask)
+    mask.fill_(True)
+    scaled_dot_product_attention(q, q, q, mask)
+    assert [kind for kind, _ in kinds] == ["causal", "no_mask"]
+
+
+def test_a_note_of_attnsels_polarity_means_nothing_here(q):
+    """attnsel.assume_all_visible speaks of masks in which True is masked out."""
+    mask = attnsel.assume_all_visible(torch.zeros(S, S, dtype=torch.bool))
+    assert scaled_dot_product_attention(q, q, q, mask).eq(0).all()
+
+
+def test_bottom_right(q, kinds):
+    k = torch.randn(B, H, S + 3, D)
+    found = scaled_dot_product_attention(q, k, k, causal_lower_right(S, S + 3))
+    mask = torch.ones(S, S + 3, dtype=torch.bool).tril(3)
+    wanted = F.scaled_dot_product_attention(q, k, k, mask)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(scaled_dot_product_attention(q, k, k, mask), wanted)
+    assert [kind for kind, _ in kinds] == ["causal_bottom_right"] * 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dropout_p": 1.5},
+        {"is_causal": "yes"},
+        {"scale": "large"},
+        {"attn_mask": torch.zeros(3, 3)},
+        {"attn_mask": torch.zeros(S, S, dtype=torch.int64)},
+        {"attn_mask": torch.zeros(S, S, dtype=torch.float64)},
+        {"key": torch.randn(B, H, S, D + 1)},
+        {"key": torch.randn(B, H, S, D, dtype=torch.float64)},
+        {"key": torch.randn(B, 3, S, D)},
+        {"key": torch.randn(B, 3, S, D), "enable_gqa": True},
+        {"query": torch.randn(D)},
+        {"query": torch.randn(B, H, S, D).int()},
+        {"query": None},
+        {"attn_mask": causal_upper_left(S, S), "is_causal": True},
+    ],
+    ids=lambda given: " ".join(given),
+)
+def test_errors_are_pytorchs(q, given):
+    call = {"query": q, "key": q, "value": q, **given}
+    if "enable_gqa" in given:
+        call["value"] = call["key"]
+    told = []
+    for sdpa in (F.scaled_dot_product_attention, scaled_dot_product_attention):
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever PyTorch raises
+            sdpa(**call)
+        told.append((raised.type, re.sub(r" \(position \d\)", "", str(raised.value))))
+    assert told[0][0] is told[1][0]
+    assert told[0][1][:60] == told[1][1][:60]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda q: torch.nested.as_nested_tensor([q[0], q[1]], layout=torch.jagged), "a NestedTensor"),
+        (lambda q: q.to("meta"), "a tensor on meta"),
+        (lambda q: q[:0], "an empty tensor"),
+        (lambda q: q.detach().to(torch.complex64), "tensors of torch.complex64"),
+        (lambda q: torch._neg_view(q.detach()), "a view that is negated when it is read"),
+    ],
+)
+def test_tensors_that_are_pytorchs(q, make, reason, handed_over):
+    given = make(q)
+    with contextlib.suppress(NotImplementedError, RuntimeError):  # complex: PyTorch has no kernel either
+        F.scaled_dot_product_attention(given, given, given)
+        scaled_dot_product_attention(given, given, given)
+        assert handed_over == [reason]
+        return
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        scaled_dot_product_attention(given, given, given)
+    assert handed_over == [reason]
+
+
+class Other(torch.Tensor):
+    """A subclass that sees what is called."""
+
+    seen: list[Any] = []  # noqa: RUF012 - of the one test below
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_is_asked_by_pytorchs_own_function(q, handed_over):
+    given = q.detach().as_subclass(Other)
+    assert type(scaled_dot_product_attention(given, given, given)) is Other
+    assert F.scaled_dot_product_attention in Other.seen
+    assert handed_over == ["a Other"]
+
+
+def test_a_choice_of_the_programs_stands(q, handed_over):
+    with sdpa_kernel(SDPBackend.MATH):
+        scaled_dot_product_attention(q, q, q)
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    with sdpa_kernel([*order, SDPBackend.MATH], set_priority=True):
+        scaled_dot_product_attention(q, q, q)
+    assert len(handed_over) == 2
+    scaled_dot_product_attention(q, q, q)
+    assert len(handed_over) == 2
+
+
+def test_a_reason_is_said_once(q, caplog):
+    debug._announced.clear()
+    with override(debug=1), caplog.at_level("INFO", "attnsel"):
+        for _ in range(3):
+            scaled_dot_product_attention(q.to("meta"), q.to("meta"), q.to("meta"))
+    assert caplog.messages == [
+        "attnsel: scaled_dot_product_attention: PyTorch's own takes it: a tensor on meta"
+    ]
+
+
+def test_a_policy_of_the_users_is_obeyed(q):
+    with override(allow=("cudnn",)), pytest.raises(NoBackendError):
+        scaled_dot_product_attention(q, q, q)
+    with override(allow=("tiled",)):
+        found = scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, q, q, is_causal=True))
+
+
+def test_transforms_are_pytorchs(q, handed_over):
+    t = q.detach()
+    found = torch.vmap(lambda one: scaled_dot_product_attention(one, one, one))(t)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(t, t, t))
+    torch.func.grad(lambda one: scaled_dot_product_attention(one, one, one).sum())(t)
+    with sdpa_kernel(SDPBackend.MATH):  # no other kernel has a forward derivative
+        torch.func.jvp(lambda one: scaled_dot_product_attention(one, one, one), (t,), (t,))
+    assert len(handed_over) == 3
+    assert all("transform" in reason for reason in handed_over)
+
+
+def test_second_derivatives_where_the_program_asks_for_math(q):
+    with sdpa_kernel(SDPBackend.MATH):
+        out = scaled_dot_product_attention(q, q, q)
+    (first,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
+    assert torch.autograd.grad(first.square().sum(), q)[0].isfinite().all()
+
+
+def test_traced_and_exported_programs_hold_pytorchs_operator(q):
+    t = q.detach()
+    traced = torch.jit.trace(lambda one: scaled_dot_product_attention(one, one, one), t)
+    assert "aten::scaled_dot_product_attention" in str(traced.graph)
+
+    class Model(torch.nn.Module):
+        def forward(self, one: torch.Tensor) -> torch.Tensor:
+            return scaled_dot_product_attention(one, one, one)
+
+    exported = str(torch.export.export(Model(), (t,)).graph)
+    assert "aten.scaled_dot_product_attention" in exported
+    assert "attnsel" not in exported
+
+
+def test_autocast(q, handed_over):
+    mask = torch.randn(S, S)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = scaled_dot_product_attention(q, q, q, mask)
+        wanted = F.scaled_dot_product_attention(q, q, q, mask)
+    assert found.dtype == wanted.dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
+    assert handed_over == []
+
+
+def test_no_grad_and_inference_mode(q):
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert not scaled_dot_product_attention(q, q, q).requires_grad
+
+
+def test_dropout_is_the_generators(q):
+    seeded = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        seeded.append(scaled_dot_product_attention(q, q, q, dropout_p=0.5))
+    assert torch.equal(*seeded)
+    assert not torch.equal(seeded[0], scaled_dot_product_attention(q, q, q, dropout_p=0.5))
+    ones = torch.ones(1, 1, 400, 400)
+    kept = scaled_dot_product_attention(torch.zeros_like(ones), ones, ones, dropout_p=0.25).mean()
+    torch.testing.assert_close(kept, torch.tensor(1.0), rtol=0, atol=0.05)  # what is kept is scaled up
+
+
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_compiled_without_a_graph_break(q, dynamic):
+    torch._dynamo.reset()
+    mask, bias = TRIANGLE.T, torch.randn(1, H, S, S, requires_grad=True)
+
+    def program(sdpa: Any, q: torch.Tensor, mask: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        causal = sdpa(q[0], q[0, :2], q[0, :2], is_causal=True, enable_gqa=True)
+        return causal + sdpa(q, q, q, mask) + sdpa(q, q, q, bias, scale=0.3)
+
+    results = []
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for run, sdpa in ((program, F.scaled_dot_product_attention), (compiled, scaled_dot_product_attention)):
+        out = run(sdpa, q, mask, bias)
+        results.append((out, *torch.autograd.grad(out.sin().sum(), (q, bias))))
+    for found, wanted in zip(*results[::-1], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_choice_of_the_programs_stands_in_a_compiled_graph(q):
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return graph
+
+    def program(q: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return scaled_dot_product_attention(q, q, q)
+
+    torch.compile(program, backend=keep, fullgraph=True)(q)
+    assert "torch._C._nn.scaled_dot_product_attention" in graphs[0]
+
+
+class Counting(TorchFunctionMode):
+    def __init__(self) -> None:
+        self.called: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_one_call_and_attnsel_runs_it(q, kinds):
+    with Counting() as mode:
+        scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert mode.called == [scaled_dot_product_attention]
+    assert kinds == [("causal", "no_bias")]

@@ -1,0 +1,103 @@
+"""F.scaled_dot_product_attention as attnsel's, in a process that then has PyTorch's again."""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_upper_left
+
+from attnsel import scaled_dot_product_attention
+from attnsel.f_sdpa import function, shim
+from attnsel.flash_attn import shim as flash_attn_shim
+
+ORIGINAL = F.scaled_dot_product_attention
+
+
+@pytest.fixture
+def _installed() -> Iterator[None]:
+    assert shim.install()
+    yield
+    shim.uninstall()
+    assert F.scaled_dot_product_attention is ORIGINAL
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[Any]:
+    asked: list[Any] = []
+    real = function.attend
+
+    def noted(config: Any, *args: Any) -> Any:
+        asked.append(config)
+        return real(config, *args)
+
+    monkeypatch.setattr(function, "attend", noted)
+    return asked
+
+
+def test_it_undoes_itself():
+    preparation = multiprocessing.spawn.get_preparation_data
+    assert shim.install()
+    assert not shim.install()
+    assert F.scaled_dot_product_attention is scaled_dot_product_attention
+    assert shim.uninstall()
+    assert not shim.uninstall()
+    assert F.scaled_dot_product_attention is ORIGINAL
+    assert multiprocessing.spawn.get_preparation_data is preparation
+
+
+def test_what_other_code_put_there_since_stays(monkeypatch):
+    with monkeypatch.context() as undone:
+        undone.setattr(F, "scaled_dot_product_attention", ORIGINAL)
+        shim.install()
+        F.scaled_dot_product_attention = len
+        assert shim.uninstall()
+        assert F.scaled_dot_product_attention is len
+    assert F.scaled_dot_product_attention is ORIGINAL
+
+
+def test_two_shims_share_the_spawned_process():
+    assert flash_attn_shim.install(force=True)
+    shim.install()
+    code = multiprocessing.spawn.get_preparation_data("child")["attnsel"].__reduce__()[1][0]
+    assert "attnsel.flash_attn.shim" in code
+    assert "attnsel.f_sdpa.shim" in code
+    flash_attn_shim.uninstall()
+    code = multiprocessing.spawn.get_preparation_data("child")["attnsel"].__reduce__()[1][0]
+    assert "flash_attn" not in code
+    shim.uninstall()
+    assert "attnsel" not in multiprocessing.spawn.get_preparation_data("child")
+
+
+@pytest.mark.usefixtures("_installed")
+def test_pytorchs_own_modules_use_it(calls):
+    core = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(2, 5, 16)
+    core(x, x, x, need_weights=False)
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("_installed")
+def test_scripted_code_has_pytorchs_operator():
+    @torch.jit.script
+    def program(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    q = torch.randn(1, 2, 4, 8)
+    torch.testing.assert_close(program(q), ORIGINAL(q, q, q, is_causal=True))
+
+
+@pytest.mark.usefixtures("_installed")
+def test_tensors_with_a_protocol_of_their_own(calls):
+    q = torch.randn(2, 2, 4, 8)
+    ragged = torch.nested.as_nested_tensor([q[0], q[1]], layout=torch.jagged)
+    assert F.scaled_dot_product_attention(ragged, ragged, ragged).is_nested
+    found = F.scaled_dot_product_attention(q, q, q, causal_upper_left(4, 4))
+    torch.testing.assert_close(found, ORIGINAL(q, q, q, is_causal=True))
+    with pytest.raises(ValueError, match="CausalBias"):  # PyTorch's own words
+        F.scaled_dot_product_attention(q, q, q, causal_upper_left(4, 4), is_causal=True)
+    assert calls[-1].attn_mask_type == "causal"
