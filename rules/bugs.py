@@ -92,7 +92,7 @@ def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> bool:
     passes={"cudnn": "9.10.2"},
 )
 def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> bool:
-    """cuDNN 9.10 to 9.15.0 in PyTorch: wrong gradients unless s_q is a multiple of 128
+    """cuDNN 9.10 to 9.15.0 in PyTorch: wrong gradients unless s_q % 128 == 0
 
     Why: the backward reads and writes out of bounds when the number of queries is no multiple of 128.
     Fix: pad the queries, or cuDNN 9.15.1 and newer.
@@ -260,7 +260,7 @@ def gaps_between_sequences(p: AttentionParams, env: Environment) -> bool:
     passes={**PACKED, "softmax_type": "learnable"},
 )
 def sink_gradient_of_packed(p: AttentionParams, env: Environment) -> bool:
-    """Below cuDNN 9.26 the gradient of learned sinks is wrong for packed sequences
+    """Below cuDNN 9.26 packed sequences give learned sinks a wrong gradient
 
     Why: the generic kernel reads the saved log-sum-exps as if they were dense, even past their end. Value
     head dimensions 64, 128 and 256 have kernels of their own.

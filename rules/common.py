@@ -123,7 +123,7 @@ def flash_attn_installed(p: AttentionParams, env: Environment) -> None:
     passes={"flash_attn_3": "3.0.0"},
 )
 def flash_attn_3_installed(p: AttentionParams, env: Environment) -> None:
-    """FlashAttention 3 must be installed: it is built from hopper/ of its repository.
+    """FlashAttention 3 must be installed, built from hopper/ of its repository
 
     Why: its kernels come with it, and no release of it is in PyPI.
     Fix: build hopper/ of flash-attention, or take a wheel from PyTorch's index.

@@ -348,7 +348,7 @@ def alibi_needs_offsets(p: AttentionParams, env: Environment) -> bool:
     passes={"cp_size": 2, "max_seqlen_q": 16640, "cudnn": "8.9.7"},
 )
 def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Violation | None:
-    """Below cuDNN 9.0 every step's lengths, causal chunks, must be multiples of 64
+    """Below cuDNN 9.0 the causal chunks of every step must be multiples of 64
 
     Why: every step of the exchange is a cuDNN call of its own, on chunks of s / (2 * cp_size) rows, and
     cuDNN 8 wants multiples of 64. So s must be a multiple of 128 * cp_size: with cp_size 2, 16534 is not
@@ -371,7 +371,7 @@ def old_cudnn_causal_chunks(p: AttentionParams, env: Environment) -> Violation |
     passes={"cp_size": 2, "max_seqlen_q": 4224, "attn_mask_type": "no_mask", "cudnn": "8.9.7"},
 )
 def old_cudnn_chunks(p: AttentionParams, env: Environment) -> Violation | None:
-    """Below cuDNN 9.0 every step's lengths, parts of the ranks, must be multiples of 64
+    """Below cuDNN 9.0 the ranks' parts in every step must be multiples of 64
 
     Why: around a ring every step is a cuDNN call on s / cp_size rows, and cuDNN 8 wants multiples of 64.
     Fix: pad the sequence to a multiple of 64 * cp_size, or cuDNN 9.

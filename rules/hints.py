@@ -129,7 +129,7 @@ def wide_numbers(p: AttentionParams, env: Environment) -> Advice | None:
     passes={"max_seqlen_q": 8192, "window_size": (4096, 0)},
 )
 def window_hides_nothing(p: AttentionParams, env: Environment) -> Advice | None:
-    """A window as wide as the sequence hides nothing and closes kernels that take none
+    """A window as wide as the sequence hides nothing and rules kernels out
 
     Why: the same pairs are visible without it.
     Fix: leave window_size out for sequences this short.
@@ -151,7 +151,7 @@ def window_hides_nothing(p: AttentionParams, env: Environment) -> Advice | None:
     passes={"attention_dropout": 0.1, "is_training": True},
 )
 def dropout_outside_training(p: AttentionParams, env: Environment) -> Advice | None:
-    """Dropout takes place in training alone here; F.sdpa applies it whenever it is given
+    """Dropout takes place in training alone; F.sdpa applies it whenever given
 
     Why: F.sdpa reads dropout_p and nothing else, so that models pass 0.0 in eval mode themselves.
     Fix: nothing for inference; is_training=True (--training) where dropout was meant.
@@ -169,7 +169,7 @@ def dropout_outside_training(p: AttentionParams, env: Environment) -> Advice | N
     passes={"attn_mask_type": "arbitrary", "max_seqlen_kv": 160},
 )
 def mask_rows_unaligned(p: AttentionParams, env: Environment) -> Advice | None:
-    """The efficient kernel wants mask rows on multiples of 8 elements, and gets a padded copy
+    """The efficient kernel wants mask rows on multiples of 8, or copies them
 
     Why: it reads 16 bytes of a mask or bias at a time. F.sdpa and attnsel pad a copy; called through an op
     that checks and does not pad, as by Inductor or xFormers, it says "attn_bias is not correctly aligned".

@@ -40,7 +40,7 @@ def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF014", short="F.sdpa tries it later", evidence="source")
 def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """With a PyTorch below 2.6 kernels stand in the order in which F.sdpa tries them.
+    """Below PyTorch 2.6 kernels stand in the order in which F.sdpa tries them
 
     Why: attnsel does not run there; the first kernel that F.sdpa can use is the one that runs. 2.0 and 2.1
     put the memory-efficient kernel first for few heads, for head_dim 128 and for most training, 2.5.0 put
@@ -52,7 +52,7 @@ def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF004", short="not proven here", evidence="policy")
 def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """A kernel that no committed result shows here, run or executed, comes after all others.
+    """A kernel that no committed result shows here comes after all others
 
     Why: compiled and interpreted is not the same as run. One that was executed off-GPU is placed by PREF010.
     Source: benchmarks/results/gpu-tests-*.json and triton-executed.json in attnsel's repository.
@@ -62,7 +62,7 @@ def proven_before_unproven(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF008", short="costly to adapt to", evidence="reported")
 def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """A kernel that takes half as much work again to adapt to comes after those that fit better.
+    """A kernel that costs half as much work again to adapt to comes later
 
     Why: the fastest family is up to 1.7 times as fast as the next; copies and padding that add half of the
     attention's own work leave little of that, and take memory besides. Among last resorts PREF006 decides.
@@ -76,7 +76,7 @@ _HALF = 8  # sixteenths
 
 @preference("PREF010", short="executed off-GPU only", evidence="executed")
 def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """A kernel that was executed off-GPU only comes after proven ones that fit as well.
+    """A kernel executed off-GPU only comes after proven ones that fit as well
 
     Why: executing its PTX on a CPU shows that its numbers are right and its accesses in bounds. It shows
     neither its speed nor what ptxas makes of it, so what has run on a GPU goes first. A change that adds more
@@ -90,7 +90,7 @@ def proven_before_executed(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF011", short="a plan per length", evidence="reported")
 def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """Where each call has another length, a kernel that plans for each length comes later.
+    """Where lengths vary from call to call, a kernel that plans for each is later
 
     Why: a cache of n keys gets a plan of cuDNN's own at every n, and a plan takes longer than thousands of
     such calls: 55 to 70 ms, or a second where a kernel is new. Such a call has at most 16 queries and no
@@ -105,7 +105,7 @@ def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF012", short="copies what is padded", evidence="policy")
 def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """A kernel that takes lengths comes before one for which padding is copied on every call.
+    """A kernel that takes lengths comes before one that needs padding copied
 
     Why: q, k and v are copied, and in training the copies of every layer are kept for its backward; a kernel
     without lengths then computes the padded rows as well, half of the work of a batch that is half padding
@@ -164,7 +164,7 @@ def faster_family_first(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF006", short="the slower last resort", evidence="measured")
 def leaner_last_resort(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """Among last resorts, sdpa.math goes first while its scores are small, tiled otherwise.
+    """Of the last resorts sdpa.math goes first while its scores are small
 
     Why: sdpa.math is a handful of large operations and holds all scores at once; tiled holds a block.
     One GiB is where a score tensor stops being a detail on the smallest card of the catalogue (16 GiB).
@@ -176,7 +176,7 @@ def leaner_last_resort(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF007", short="more to adapt", evidence="policy")
 def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """Of two that are as fast, the one that adapts the call with less work goes first.
+    """Of two that are as fast, the one that adapts with less work goes first
 
     Why: a copy costs memory and time on every call: none is made for a kernel that is no better.
     Source: attnsel/adaptations/search.py, "overhead": bytes moved and operations added, against the
@@ -187,7 +187,7 @@ def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF013", short="contested: measuring decides", evidence="reported")
 def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """Where sources contradict each other one goes first all the same; measuring decides
+    """Where sources contradict each other, one goes first until it is measured
 
     Why: on Hopper FlashAttention 3 is ahead of cuDNN in its maker's figures, newer cuDNN reaches 673 and 579
     TFLOP/s on an H200, and TransformerEngine takes cuDNN before any FlashAttention. On datacentre Blackwell
@@ -204,7 +204,7 @@ def contested_order(c: RankKey, arch: int | None, policy: Policy) -> int:
 
 @preference("PREF009", short="second of its family", evidence="policy")
 def order_within_a_family(c: RankKey, arch: int | None, policy: Policy) -> int:
-    """Within a family, the kernel with fewer layers between it and the call goes first.
+    """Within a family, the kernel with fewer layers above it goes first
 
     Why: cudnn asks the library itself, with every feature it has; sdpa.cudnn sees what PyTorch passes on.
     One that was written for the architecture goes before one that was not: sdpa.flash (FlashAttention-2) for

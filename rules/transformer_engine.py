@@ -74,9 +74,10 @@ def _asks_for_frontend(rule: Rule) -> bool:
     passes={"deterministic": True, "is_training": False},
 )
 def deterministic_on_sm120(p: AttentionParams, env: Environment) -> Advice | None:
-    """On sm120 TransformerEngine has no deterministic fused training, though libcudnn accepts it
+    """On sm120 TransformerEngine has no deterministic fused training
 
-    Why: nvte_get_fused_attn_backend returns no backend there from 2.14 on; earlier releases missed the case.
+    Why: nvte_get_fused_attn_backend returns no backend there from 2.14 on, though libcudnn accepts it.
+    Earlier releases missed the case.
     Fix: flash-attn, which TransformerEngine takes then where it is installed.
     Source: NVIDIA/TransformerEngine#2798; common/fused_attn/fused_attn.cpp of v2.14 to v2.18.
     """
@@ -97,7 +98,7 @@ def deterministic_on_sm120(p: AttentionParams, env: Environment) -> Advice | Non
     passes={"qkv_layout": "thd", "attn_mask_type": "padding_causal", "is_training": False},
 )
 def packed_gradients_on_sm120(p: AttentionParams, env: Environment) -> Advice | None:
-    """On sm120 TransformerEngine's cuDNN gradients of packed sequences are wrong below 2.18
+    """On sm120 TransformerEngine below 2.18 has wrong packed cuDNN gradients
 
     Why: the forward is right and the backward is not; its own unfused attention is right.
     Fix: TransformerEngine 2.18, or NVTE_FUSED_ATTN=0.
@@ -119,7 +120,7 @@ def packed_gradients_on_sm120(p: AttentionParams, env: Environment) -> Advice | 
     passes={},
 )
 def window_one_short(p: AttentionParams, env: Environment) -> Advice | None:
-    """TransformerEngine 1.9 to 1.11 gives cuDNN a sliding window that is one key short
+    """TransformerEngine 1.9 to 1.11 gives cuDNN a window that is one key short
 
     Why: cuDNN's left bound is exclusive and TransformerEngine's is inclusive; one was handed on as the other.
     FlashAttention and the unfused attention are right. attnsel hands on left + 1.
@@ -143,7 +144,7 @@ def window_one_short(p: AttentionParams, env: Environment) -> Advice | None:
     passes={"qkv_layout": "thd", "attn_mask_type": "padding_causal", "num_heads": 8},
 )
 def padded_over_ranks(p: AttentionParams, env: Environment) -> Advice | None:
-    """TransformerEngine pads packed sequences over ranks: NaN on Hopper below cuDNN 9.18
+    """TransformerEngine's padding over ranks: NaN on Hopper below cuDNN 9.18
 
     Why: the gaps that the padding leaves are what BUG011 is about, and a short sequence can be all gap on
     one rank.

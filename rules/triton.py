@@ -288,7 +288,7 @@ def backward_lost_on_sm100(p: AttentionParams, env: Environment) -> Violation | 
     passes={"head_dim_qk": 576, "head_dim_v": 512, "is_training": False},
 )
 def head_dim_limit(p: AttentionParams, env: Environment) -> bool:
-    """Triton kernels stop at head_dim 256, but for 16-bit 576/512 without a backward
+    """Triton kernels stop at head_dim 256, but for 16-bit 576/512 inference
 
     Why: wider tiles leave no configuration that fits shared memory and does not spill.
     Fix: sdpa.efficient and tiled have no limit.

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
-from attnsel.cli.examples import example_commands, jsonable
+from attnsel.cli.examples import example_commands, folded_command
 from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
-from attnsel.environment import Device
+from attnsel.cli.rule_markdown import page_markdown
+from attnsel.cli.rule_page import (
+    as_dict,
+    candidates_of,
+    devices_of,
+    does,
+    legend_of,
+    names_of,
+    paragraphs,
+    removed_as_dict,
+    status_of,
+    whole_page,
+)
 from attnsel.errors import InvalidInput
 from attnsel.report.markdown import escape, table
-from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule, find_rule, load_all
+from attnsel.rules import REGISTRY, Hint, Page, Removed, find_rule, load_all
 from attnsel.rules.ranges import RANGES, Range
 from attnsel.selection.verdict import EVIDENCE
 
@@ -73,7 +85,7 @@ def rules(
         and (evidence is None or page.evidence == evidence)
     ]
     if json:
-        print_json([stamped("rules", _as_dict(page)) for page in shown])
+        print_json([stamped("rules", as_dict(page)) for page in shown])
         return FOUND
     if markdown:
         head = ("code", "rule", "about", "holds", "rests on")
@@ -86,7 +98,11 @@ def rules(
 
 
 def rule(
-    code: Annotated[str, Parameter(help="such as CUDNN204; case does not matter")], /, *, json: Json = False
+    code: Annotated[str, Parameter(help="such as CUDNN204; case does not matter")],
+    /,
+    *,
+    markdown: Markdown = False,
+    json: Json = False,
 ) -> int:
     """The page of one rule: what it says, why, where it holds, what it rests on, and examples.
 
@@ -95,17 +111,20 @@ def rule(
     commands (the examples as command lines, where they can be written as one). Of a code that was
     removed: code, family, status, release, replaced_by, why.
     """
+    one_form(markdown=markdown, json=json)
     try:
         page = find_rule(code)
     except KeyError as error:
         complain(f"{error.args[0]}; all of them: attnsel rules")
         return BAD_INPUT
     if isinstance(page, Removed):
-        as_json, lines = stamped("removed-rule", _removed_as_dict(page)), _removed_lines(page)
+        as_json, lines = stamped("removed-rule", removed_as_dict(page)), _removed_lines(page)
     else:
-        as_json, lines = stamped("rule", _whole_page(page)), _page_lines(page)
+        as_json, lines = stamped("rule", whole_page(page)), _page_lines(page)
     if json:
         print_json(as_json)
+    elif markdown:
+        print_text(page_markdown(page).rstrip("\n"))
     else:
         print_text("\n".join(lines))
     return FOUND
@@ -126,13 +145,8 @@ def _show_ranges(shown: list[Range], json: bool) -> int:
     return FOUND
 
 
-def candidates_of(page: Page) -> tuple[str, ...]:
-    """The candidates a page is about; a preference, a policy rule or a hint is about them all."""
-    return page.candidates if isinstance(page, Rule) else tuple(CANDIDATES)
-
-
 def _row(page: Page) -> list[str]:
-    facts = " · ".join([_names(candidates_of(page)), page.when_text or "everywhere"])
+    facts = " · ".join([", ".join(names_of(candidates_of(page))), page.when_text or "everywhere"])
     return [
         *wrap(page.title, f"{page.code:<11}"),
         *wrap(f"{facts}  [{page.evidence}]{_status_word(page)}", " " * 11),
@@ -140,7 +154,7 @@ def _row(page: Page) -> list[str]:
 
 
 def _markdown_row(page: Page) -> tuple[str, ...]:
-    facts = (_names(candidates_of(page)), page.when_text or "everywhere")
+    facts = (", ".join(names_of(candidates_of(page))), page.when_text or "everywhere")
     return (page.code, *map(escape, (page.title + _status_word(page), *facts)), page.evidence)
 
 
@@ -149,64 +163,6 @@ def _status_word(page: Page) -> str:
     if page.status == "deprecated":
         return f"  deprecated, see {page.replaced_by}"
     return "" if page.status == "active" else f"  {page.status}"
-
-
-def _names(candidates: tuple[str, ...]) -> str:
-    """Candidates in few words."""
-    if set(candidates) == set(CANDIDATES):
-        return "all"
-    if set(candidates) == {name for name, info in CANDIDATES.items() if not info.plugin}:
-        return "all but plug-ins"
-    sdpa = [name for name in CANDIDATES if name.startswith("sdpa.")]
-    if set(sdpa) <= set(candidates):
-        return ", ".join(["sdpa.*", *(name for name in candidates if name not in sdpa)])
-    return ", ".join(candidates)
-
-
-def _as_dict(page: Page) -> dict[str, Any]:
-    return {
-        "code": page.code,
-        "kind": type(page).__name__.lower(),
-        "family": page.family,
-        "title": page.title,
-        "candidates": list(candidates_of(page)),
-        "when": page.when_text,
-        "evidence": page.evidence,
-        "source": page.source,
-        "status": page.status,
-        "replaced_by": page.replaced_by or None,
-    }
-
-
-def _whole_page(page: Page) -> dict[str, Any]:
-    examples: dict[str, Any] = {"fires_on": None, "passes": None}
-    if isinstance(page, (Rule, Hint)):
-        examples = {"fires_on": dict(page.fires_on), "passes": dict(page.passes)}
-    if isinstance(page, PolicyRule):
-        examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
-    text = {"name": page.name, "text": page.text, "module": page.module}
-    examples, commands = jsonable(examples), example_commands(page)
-    for part in (examples, commands):
-        if "fires_on" in part:
-            part["trips"] = part["fires_on"]  # its name in the JSON of earlier versions
-    return {**_as_dict(page), **text, **examples, "commands": commands}
-
-
-_STATUS = {
-    "preview": "preview: tried out, and refuses only with ATTNSEL_PREVIEW=1 (--preview)",
-    "deprecated": "deprecated: {} took over, and this one goes in a later release",
-}
-
-
-def _removed_as_dict(gone: Removed) -> dict[str, Any]:
-    return {
-        "code": gone.code,
-        "family": gone.code.rstrip("0123456789"),
-        "status": "removed",
-        "release": gone.release,
-        "replaced_by": gone.replaced_by or None,
-        "why": gone.why,
-    }
 
 
 def _removed_lines(gone: Removed) -> list[str]:
@@ -229,50 +185,24 @@ def _page_lines(page: Page) -> list[str]:
         "Written in": f"{page.module}: {page.name}",
     }
     if page.status != "active":
-        facts["Status"] = _STATUS[page.status].format(page.replaced_by)
-    if isinstance(page, Rule) and page.device is not None and "cuda" not in page.device:
-        types = get_args(Device.model_fields["type"].annotation)
-        facts["Holds"] += f", devices: {', '.join(kind for kind in types if kind in page.device)}"
-    if isinstance(page, Preference):
-        facts["Does"] = "orders candidates that can run; refuses none"
+        facts["Status"] = status_of(page)
+    if devices := devices_of(page):
+        facts["Holds"] += f", devices: {', '.join(devices)}"
+    if does(page):
+        facts["Does"] = does(page)
     if isinstance(page, Hint):
         del facts["About"]
-        facts["Does"] = "remarks on a question; refuses and orders nothing"
     for name, text in facts.items():
         lines += wrap(text, f"  {name + ':':<12}")
-    for paragraph in _paragraphs(page.text):
+    for paragraph in (*paragraphs(page.text), *filter(None, [legend_of(page)])):
         lines += ["", *wrap(paragraph, "  ")]
     commands = example_commands(page)
     fires = "Said of" if isinstance(page, Hint) else "Refused so"
     for name, title in (("fires_on", fires), ("passes", "Passes so")):
         if name in commands:
-            lines += ["", f"  {title}:", *_command_lines(commands[name])]
-    return lines
-
-
-def _paragraphs(text: str) -> list[str]:
-    """A page's text: each labelled part (Why:, Fix:, Source:) a paragraph of its own."""
-    parts: list[str] = []
-    fresh = True
-    for line in text.splitlines():
-        label = line.split(":")[0]
-        starts = fresh or (":" in line and label.isalpha() and label[:1].isupper())
-        if line.strip() and starts:
-            parts.append(line.strip())
-        elif line.strip():
-            parts[-1] += " " + line.strip()
-        fresh = not line.strip()
-    return parts
-
-
-def _command_lines(command: str) -> list[str]:
-    """A command folded between its flags, so that it can be pasted as it stands."""
-    first, *flags = command.split(" --")
-    lines = [f"    {first}"]
-    for flag in flags:
-        if len(lines[-1]) + len(flag) + 5 > text_width():
-            lines[-1] += " \\"
-            lines.append(f"       --{flag}")
-        else:
-            lines[-1] += f" --{flag}"
+            lines += [
+                "",
+                f"  {title}:",
+                *(f"    {line}" for line in folded_command(commands[name], text_width() - 4)),
+            ]
     return lines

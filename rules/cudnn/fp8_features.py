@@ -32,7 +32,7 @@ def packed(p: AttentionParams) -> bool:
     passes=DELAYED,
 )
 def no_bias(p: AttentionParams, env: Environment) -> bool:
-    """FP8 attention takes no bias, and ALiBi only in per-tensor scaled inference from 9.8
+    """FP8 attention takes no bias, and ALiBi in per-tensor inference only
 
     Why: neither the backward nor the block-scaled functions have an input for ALiBi.
     Fix: attention in bf16 (fp8_dpa off).

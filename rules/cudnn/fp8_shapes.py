@@ -107,6 +107,7 @@ def head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     """On Hopper FP8 attention has head dimensions up to 256
 
     Why: the frontend refuses a wider FP8 graph before any engine sees it.
+    Fix: run this layer in bf16 (fp8_dpa off).
     Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h; TransformerEngine v2.18, fused_attn.cpp, FP8 branch.
     """
 
@@ -120,7 +121,7 @@ def head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     passes=INFERENCE,
 )
 def head_dim_blackwell(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
-    """On Blackwell FP8 takes head dimensions up to 128, datacentre also 192/128 from 9.19
+    """On Blackwell FP8 has head dimensions up to 128; datacentre 192/128 too
 
     Why: 256/256 for inference came with 9.26 and needs a frontend newer than attnsel uses, hence unknown.
     Fix: for 192/128 cuDNN 9.19.0 or newer.

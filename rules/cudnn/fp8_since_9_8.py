@@ -151,7 +151,7 @@ def sinks_from_frontend_1_21(p: AttentionParams, env: Environment) -> None:
     passes={**DELAYED, "attn_mask_type": "padding_causal"},
 )
 def three_masks(p: AttentionParams, env: Environment) -> Violation | None:
-    """On Hopper below cuDNN 9.26 three masks at once kill the process in FP8 training
+    """On Hopper three masks at once kill FP8 training below cuDNN 9.26
 
     Why: the planner of the backward crashes; nothing can be caught. A left bound, a right bound (a causal
     mask has one) and padding count one each; beside two of them so does dropout, and so do learned sinks.
@@ -255,7 +255,7 @@ def alibi_bottom_right(p: AttentionParams, env: Environment) -> Violation | None
     passes=INFERENCE,
 )
 def packed_consumer(p: AttentionParams, env: Environment) -> Violation | None:
-    """On consumer Blackwell (sm120) FP8 takes packed sequences (thd) from frontend 1.28 on
+    """On consumer Blackwell packed FP8 sequences need cudnn-frontend 1.28
 
     Fix: cudnn-frontend 1.28, or bshd with a padding mask.
     Source: cudnn-frontend 1.20 to 1.27, sdpa_support_surface.h ("sdpa fp8 with THD not supported for sm120

@@ -162,7 +162,7 @@ def deterministic_bias(p: AttentionParams) -> bool:
     passes={**ONE_KEY, "max_seqlen_kv": 2},
 )
 def deterministic_bias_of_one_key(p: AttentionParams, env: Environment) -> bool:
-    """Before cuDNN 9.21 Blackwell has no deterministic backward of a bias over one key
+    """On Blackwell a bias over one key is deterministic from cuDNN 9.21 on
 
     Fix: cuDNN 9.21.1 or newer, or deterministic=False; a bias of shape 111s is taken.
     Source: asked 9.18.1 and 9.20.0 (no engine), 9.21.1, 9.22, 9.24, 9.26 and 9.28.0 (accepted); 9.18.0 and

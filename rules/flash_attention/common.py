@@ -21,6 +21,7 @@ Finding = Violation | Unknown | bool | None
 
 CUDA = {"cuda"}
 _Q = {"shape": (2, 4096, 16, 128)}
+_TWO = {"flash_attn": "2.8.3"}  # without it a report says no more than that it is not installed
 
 
 @rule(
@@ -41,7 +42,12 @@ def linux_only(p: AttentionParams, env: Environment) -> bool:
     return env.platform != "linux"
 
 
-@rule("FLASH002", device=CUDA, fires_on={"tensors": {"q": {**_Q, "stride": (8388608, 1, 524288, 4096)}}})
+@rule(
+    "FLASH002",
+    device=CUDA,
+    fires_on={"tensors": {"q": {**_Q, "stride": (8388608, 1, 524288, 4096)}}, **_TWO},
+    passes=_TWO,
+)
 def contiguous_rows(p: AttentionParams, env: Environment) -> Finding:
     """The head dimension of q, k and v must have stride 1
 
@@ -57,8 +63,8 @@ def contiguous_rows(p: AttentionParams, env: Environment) -> Finding:
 @rule(
     "FLASH003",
     device=CUDA,
-    fires_on={"tensors": {"q": {**_Q, "stride": (8388608, 2048, 128, 1), "alignment": 2}}},
-    passes={"tensors": {"q": {**_Q, "stride": (8388608, 2048, 128, 1)}}},
+    fires_on={"tensors": {"q": {**_Q, "stride": (8388608, 2048, 128, 1), "alignment": 2}}, **_TWO},
+    passes={"tensors": {"q": {**_Q, "stride": (8388608, 2048, 128, 1)}}, **_TWO},
 )
 def whole_vectors(p: AttentionParams, env: Environment) -> Finding:
     """q, k and v must start, and step, at multiples of 16 bytes
@@ -75,8 +81,8 @@ def whole_vectors(p: AttentionParams, env: Environment) -> Finding:
 @rule(
     "FLASH004",
     device=CUDA,
-    fires_on={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
-    passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
+    fires_on={"max_seqlen_q": 1024, "max_seqlen_kv": 4096, **_TWO},
+    passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096, **_TWO},
 )
 def bottom_right_diagonal(p: AttentionParams, env: Environment) -> Finding:
     """The diagonal goes to the bottom right of each sequence
@@ -100,8 +106,8 @@ def bottom_right_diagonal(p: AttentionParams, env: Environment) -> Finding:
 
 @rule(
     "FLASH005",
-    fires_on={"qkv_layout": "sbhd_sbhd_sbhd", "attn_mask_type": "padding"},
-    passes={"qkv_layout": "sbhd_sbhd_sbhd"},
+    fires_on={"qkv_layout": "sbhd_sbhd_sbhd", "attn_mask_type": "padding", **_TWO},
+    passes={"qkv_layout": "sbhd_sbhd_sbhd", **_TWO},
     device=CUDA,
 )
 def rows_behind_each_other(p: AttentionParams, env: Environment) -> Finding:

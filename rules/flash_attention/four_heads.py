@@ -56,7 +56,7 @@ def four_head_dims_on_hopper(p: AttentionParams, env: Environment) -> None:
     passes={"gpu": "B200", "head_dim_qk": 192, "head_dim_v": 128, **NEW},
 )
 def four_head_dims_on_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
-    """On datacentre Blackwell FlashAttention 4 has head dimensions up to 128, (192, 128) and 256
+    """On datacentre Blackwell FlashAttention 4 has head_dim to 128, 192/128, 256
 
     Why: 512 passes its check too, and is for calls that attnsel does not make (qv).
     Fix: pad to (256, 256), which attnsel does; or cudnn.
@@ -112,7 +112,7 @@ def four_forward_fits(p: AttentionParams, env: Environment) -> Violation | None:
     passes={"head_dim_qk": 192, "head_dim_v": 128, **NEW},
 )
 def four_grouped_heads_apart(p: AttentionParams, env: Environment) -> Violation | None:
-    """The backward takes grouped heads with equal head dimensions, on B200 with (192, 128) too
+    """The backward of grouped heads wants equal head dimensions (192/128 on B200)
 
     Fix: attnsel pads the smaller one and cuts the output.
     Source: flash_bwd_sm90.py, line 116 (4.0.0b20 and 4.0.0b36); flash_bwd_sm100.py 4.0.0b36, line 981, and
@@ -235,7 +235,7 @@ def four_widths_of_b20(p: AttentionParams, env: Environment) -> Violation | None
     passes={"gpu": "B200", "head_dim_qk": 256, **NEW},
 )
 def four_wide_on_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
-    """On datacentre Blackwell head_dim 256 trains without softcap, sinks and windows
+    """On datacentre Blackwell head_dim 256 trains without softcap, sink, window
 
     Why: its backward is a kernel of its own, which has none of them. In 4.0.0b20 its forward has none either,
     takes no lengths, and gives no deterministic backward.
@@ -272,7 +272,7 @@ def four_wide_on_blackwell(p: AttentionParams, env: Environment) -> Violation | 
     passes={"gpu": "B200", "head_dim_qk": 256, **OLD},
 )
 def four_wide_with_lengths(p: AttentionParams, env: Environment) -> bool:
-    """What head_dim 256 does with lengths on datacentre Blackwell in 4.0.0b20 was not settled
+    """On datacentre Blackwell 4.0.0b20 leaves head_dim 256 with lengths open
 
     Fix: pip install --pre 'flash-attn-4>=4.0.0b36'.
     Source: flash_attn/cute/interface.py 4.0.0b36, lines 887 to 899 of 4.0.0b20 (seqused is refused,

@@ -199,7 +199,7 @@ def two_wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
     passes={"gpu": "RTX 4090", "head_dim_qk": 256, **_2},
 )
 def two_wide_backward_since_2_7_3(p: AttentionParams, env: Environment) -> Violation | None:
-    """With dropout above head_dim 192 no backward is launched on cards with small shared memory
+    """With dropout no backward above head_dim 192 where shared memory is small
 
     Why: the check went away with 2.7.3, and the template has no kernel with dropout that fits less than 144
     KiB of shared memory: it launches nothing, and dq, dk and dv stay as memory was. Wrong gradients without a

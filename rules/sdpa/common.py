@@ -123,6 +123,11 @@ def no_window_argument(p: AttentionParams, env: Environment) -> bool:
     sdpa.flash on CUDA does not.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/plan.py, "band".
     """
+    return window_hides(p)
+
+
+def window_hides(p: AttentionParams) -> bool:
+    """Whether a window hides keys that the diagonal of a causal mask leaves."""
     left, right = p.window_size
     diagonal = p.max_seqlen_kv - p.max_seqlen_q if p.bottom_right_diagonal else 0
     hides_left = left >= 0 and diagonal - left > 1 - p.max_seqlen_q
@@ -263,20 +268,23 @@ def mask_dtype(p: AttentionParams, env: Environment) -> Violation | None:
 @rule(
     "SDPA017",
     where(lambda record: record.f_sdpa and record.kernel_family != ""),
-    fires_on={"tensors": Tensors(rank=3)},
+    fires_on={"torch": "2.13.0", "tensors": Tensors(rank=3)},
+    passes={"torch": "2.14.1", "tensors": Tensors(rank=3)},
 )
 def four_dimensions(p: AttentionParams, env: Environment) -> Violation | None:
     """F.sdpa's fused kernels want tensors of four dimensions
 
-    Why: for q, k and v of three dimensions F.sdpa goes to the math kernel without a word, whatever they hold.
-    attnsel's own call takes four (b, s, h, d in some order) and packed rows of three (thd).
+    Why: for q, k and v of other dimensions F.sdpa goes to the math kernel without a word, whatever they hold;
+    from 2.14 on it puts a batch of one before three. attnsel's own call takes four (b, s, h, d in some order)
+    and packed rows of three (thd).
     Fix: q.unsqueeze(0), or unflatten(0, (b, h)) where batch and heads are one: a view, nothing is copied.
     Source: check_tensor_shapes, PyTorch sdp_utils_cpp.h (A to D), v2.0.0 sdp_utils.h, line 198; measured on
-    CPU, torch 2.13; pytorch#117354.
+    CPU, torch 2.13; normalize_unbatched_input, sdp_utils_cpp.h of the 2.14.1 wheel, line 50; pytorch#117354.
     """
-    if p.tensors.rank == 4:
+    rank, unbatched = p.tensors.rank, env.torch is not None and env.torch >= (2, 14)
+    if rank == 4 or (rank == 3 and unbatched):
         return None
-    return Violation("tensors.rank", p.tensors.rank, OneOf(4))
+    return Violation("tensors.rank", rank, OneOf(3, 4) if unbatched else OneOf(4))
 
 
 MASK_GRADIENT: dict[str, Any] = {
@@ -331,7 +339,7 @@ def sixteen_byte_rows(p: AttentionParams, env: Environment) -> Violation | None:
     """q, k and v must start, and step, at multiples of 16 bytes on CUDA
 
     Why: FlashAttention 2, CUTLASS and cuDNN load 128 bits at a time. A misaligned address loses the CUDA
-    context; F.sdpa checks it only for the memory-efficient kernel, and only in newer releases.
+    context; F.sdpa checks it for the memory-efficient kernel alone, from 2.13 on, and there the address only.
     Fix: attnsel copies the tensor (adaptation "contiguous"). A view that begins in the middle of a row of
     heads, or a row length that is no multiple of 8 half-precision numbers, is the usual cause.
     Source: TORCH_CHECK "not correctly aligned" in torch 2.13 kernel_forward.h; storage-offset check in C;

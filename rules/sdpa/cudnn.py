@@ -155,10 +155,10 @@ def dropout_heuristics(p: AttentionParams, env: Environment) -> bool:
 def dropout_in_sixteenths(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA's cuDNN kernel has dropout probabilities in steps of 1/16
 
-    Why: some of its kernels round the probability silently: 0.1 becomes another rate. Newer releases of
-    F.sdpa avoid cuDNN then; a direct call must do so for all.
+    Why: some of its kernels round the probability silently: 0.1 becomes another rate. F.sdpa avoids cuDNN
+    then from 2.12 on; a direct call must do so for all.
     Fix: 0.0625 or 0.125; sdpa.flash and sdpa.efficient take any probability.
-    Source: can_use_cudnn_attention in C; pytorch#174245.
+    Source: check_cudnn_dropout in C and among the symbols of the wheels since 2.12.0; pytorch#174245.
     """
     if not p.dropout or (p.attention_dropout * 16).is_integer():
         return None
@@ -202,7 +202,7 @@ def cudnn_grid(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel takes at most 65535 sequences and 65535 heads
 
     Fix: split the batch.
-    Source: the dense constraints of can_use_cudnn_attention in C.
+    Source: check_cudnn_tensor_shapes in C, and since 2.13.0 in the wheels.
     """
 
 
@@ -221,3 +221,24 @@ def blackwell_mask_and_dropout(p: AttentionParams, env: Environment) -> bool:
     Source: TransformerEngine v2.18, fused_attn.cpp, lines 480-488.
     """
     return p.dropout and p.attn_mask_type == "arbitrary"
+
+
+@rule(
+    "SDPA329",
+    when=(torch(">=2.14.0"), cudnn(">=9.19.0,<9.24.1", ">=9.25.0,<9.25.1")),
+    arch=range(100, 120),
+    requires={"max_seqlen_q": AtLeast(2)},
+    fires_on={"torch": "2.14.1", "cudnn": "9.20.0", "max_seqlen_q": 1, "max_seqlen_kv": 4096},
+    passes={"torch": "2.14.1", "cudnn": "9.20.0"},
+)
+def blackwell_decoding(p: AttentionParams, env: Environment) -> bool:
+    """PyTorch 2.14 does not decode with cuDNN 9.19 to 9.25.0 on B200 and Thor
+
+    Why: cuDNN 9.19 to 9.25.0 gives wrong numbers for a single query there, 9.24.1 and what follows it within
+    9.24 excepted; PyTorch refuses it since.
+    Fix: cuDNN 9.24.1 or above 9.25.0, or sdpa.flash.
+    Source: is_cudnn_attention_decode_disabled in libtorch_cuda.so of the 2.14.1 wheel (91900 to 92500 but
+    92401 to 92499; major 10 and 11); its text "cuDNN SDPA decode is disabled for cuDNN versions 9.19-9.25.0
+    (except 9.24.1) on SM 10.x and 11.x."; pytorch#193893, pytorch#194927.
+    """
+    return p.max_seqlen_q > 0  # DEVICE002

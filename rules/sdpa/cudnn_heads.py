@@ -1,4 +1,4 @@
-"""SDPA306 to SDPA316: head dimensions of cuDNN's attention as PyTorch builds it.
+"""SDPA306 to SDPA317: head dimensions of cuDNN's attention as PyTorch builds it.
 
 The frontend inside each torch and the library decide together.
 """
@@ -51,23 +51,43 @@ def wide_heads_since_torch_2_8(p: AttentionParams, env: Environment) -> None:
     """Before PyTorch 2.8 SDPA's cuDNN kernel stops at head_dim 128
 
     Fix: newer PyTorch has 256 on H100; sdpa.flash has 256 on every card from Ampere on.
-    Source: check_cudnn_tensor_shapes in A (constant 128) and B; pytorch#149904 (2025-03) raised it. That 2.8
-    is the first release with it was inferred from the date.
+    Source: check_cudnn_tensor_shapes in A (constant 128) and B; pytorch#149904 (2025-03) raised it: in the
+    machine code of the wheel of 2.8.0 and not in that of 2.7.1.
     """
 
 
 @rule(
     "SDPA308",
-    when=cudnn("<9.10.0"),
+    when=(torch(">=2.9.0"), cudnn("<9.10.0")),
+    arch=HOPPER,
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
+    fires_on={"head_dim_qk": 256, "torch": "2.13.0", "cudnn": "9.7.0"},
+    passes={"head_dim_qk": 128, "torch": "2.13.0", "cudnn": "9.7.0"},
+)
+def wide_heads_on_hopper(p: AttentionParams, env: Environment) -> None:
+    """On Hopper SDPA's cuDNN kernel needs cuDNN 9.10 above head_dim 128
+
+    Why: PyTorch asks for it since 2.9; 2.8 took anything above 9.5.0 (SDPA317).
+    Fix: install a newer cuDNN; sdpa.flash has 256.
+    Source: check_cudnn_tensor_shapes in B (cudnn_version >= 91000) and in the machine code of the wheels of
+    2.9.1 to 2.13.0 (> 90999), not in that of 2.8.0.
+    """
+
+
+@rule(
+    "SDPA317",
+    when=(torch(">=2.8.0,<2.9.0"), cudnn("<=9.5.0")),
     arch=HOPPER,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     fires_on={"head_dim_qk": 256},
+    passes={"head_dim_qk": 128},
 )
-def wide_heads_on_hopper(p: AttentionParams, env: Environment) -> None:
-    """On Hopper SDPA's cuDNN kernel goes beyond head_dim 128 from cuDNN 9.10 on
+def wide_heads_in_torch_2_8(p: AttentionParams, env: Environment) -> None:
+    """In PyTorch 2.8 SDPA's cuDNN kernel needs cuDNN above 9.5.0 for wide heads
 
+    Why: 2.8 is the first that takes more than 128, on Hopper, and it asks for no more than this.
     Fix: install a newer cuDNN; sdpa.flash has 256.
-    Source: check_cudnn_tensor_shapes in B (cudnn_version >= 91000).
+    Source: check_cudnn_tensor_shapes in the machine code of the wheel of 2.8.0 (> 90500).
     """
 
 
@@ -110,8 +130,8 @@ def blackwell_heads_before_2_11(p: AttentionParams, env: Environment) -> None:
     """On B200 SDPA's cuDNN kernel stops at head_dim 128 before PyTorch 2.11
 
     Fix: PyTorch 2.11 has the pair 192/128.
-    Source: check_cudnn_tensor_shapes in B (about 2.9) has no exception for Blackwell; a fork of about 2.11
-    has. The release between the two was inferred.
+    Source: check_cudnn_tensor_shapes: its machine code in the wheel of 2.10.0 has no exception for Blackwell,
+    that in 2.11.0 has.
     """
 
 
@@ -128,7 +148,8 @@ def blackwell_pair(p: AttentionParams, env: Environment) -> bool:
 
     Why: the pair is DeepSeek's; the frontend of that time has no other wide kernel for Blackwell.
     Fix: PyTorch 2.14 with cuDNN above 9.22 has 256; sdpa.flash has 256.
-    Source: check_cudnn_tensor_shapes in a fork of about 2.11 (d_qk == 192 && d_v == 128, cuDNN >= 9.11).
+    Source: check_cudnn_tensor_shapes, machine code of the wheels of 2.11.0, 2.12.0 and 2.13.0 (192 and 128,
+    cuDNN > 9.10.99).
     """
     return head_dims(p) != DEEPSEEK
 
@@ -136,17 +157,19 @@ def blackwell_pair(p: AttentionParams, env: Environment) -> bool:
 @rule(
     "SDPA313",
     when=cudnn("<9.11.0"),
-    arch=BLACKWELL,
+    arch=SERVER,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    fires_on={"head_dim_qk": 192, "head_dim_v": 128},
+    fires_on={"gpu": "B200", "head_dim_qk": 192, "head_dim_v": 128},
+    passes={"gpu": "H100", "torch": "2.13.0", "head_dim_qk": 192, "head_dim_v": 128},
 )
-def blackwell_pair_library(p: AttentionParams, env: Environment) -> None:
-    """On B200 head_dim 192/128 needs cuDNN 9.11
+def blackwell_pair_library(p: AttentionParams, env: Environment) -> bool:
+    """On B200, and from PyTorch 2.14 on Hopper, 192/128 heads need cuDNN 9.11
 
     Fix: install a newer cuDNN.
-    Source: check_cudnn_tensor_shapes in C and in a fork of about 2.11; TransformerEngine v2.18,
-    fused_attn.cpp.
+    Source: check_cudnn_tensor_shapes in C and in the machine code of the wheels of 2.11.0 to 2.14.1;
+    TransformerEngine v2.18, fused_attn.cpp.
     """
+    return env.arch != 90 or (env.torch is not None and env.torch >= (2, 14))
 
 
 @rule(
@@ -162,8 +185,8 @@ def wide_heads_in_torch_2_14(p: AttentionParams, env: Environment) -> bool:
 
     Why: the check was tightened on Hopper when Blackwell came in; 192/128 stays.
     Fix: install a newer cuDNN; sdpa.flash has 256.
-    Source: check_cudnn_tensor_shapes in C. That 2.14 is the first release with it was inferred: C is later
-    than 2.13.
+    Source: check_cudnn_tensor_shapes in C and in the machine code of the wheel of 2.14.1 (> 92200, sm107 >
+    92500), not in that of 2.13.0.
     """
     return head_dims(p) != DEEPSEEK
 

@@ -23,9 +23,9 @@ SMALL_SHARED_MEMORY = frozenset({86, 87, 88, 89, 120, 121})
 def flash_devices(p: AttentionParams, env: Environment) -> Violation | None:
     """attnsel calls the flash kernels of NVIDIA's and AMD's GPUs and of CPUs
 
-    Why: F.sdpa has others elsewhere, which have ops of their own and which attnsel does not call. Intel's
-    GPUs: oneDNN from PyTorch 2.7 on, without a backward at first, and FlashAttention by SYCL-TLA from about
-    2.10 on. Apple's: Metal kernels inside the math op, from 2.8 on.
+    Why: F.sdpa has others elsewhere, which have ops of their own and which attnsel does not call. On Intel's
+    GPUs these are oneDNN from PyTorch 2.7 on, without a backward at first, and FlashAttention by SYCL-TLA
+    from about 2.10 on; on Apple's, Metal kernels inside the math op, from 2.8 on.
     Fix: F.scaled_dot_product_attention as it is; of attnsel's, sdpa.math and tiled run on every device.
     Source: torch 2.13 native_functions.yaml; attnsel/backends/sdpa/ops.py, "TRAITS"; pytorch#147614,
     pytorch#167057, torch-xpu-ops#1749 (XPU); pytorch#131362, pytorch#174861 (MPS).

@@ -36,7 +36,7 @@ def math_has_no_lse(p: AttentionParams, env: Environment) -> None:
     passes={"attn_mask_type": "arbitrary", "tensors": mask_of(1, 1, 1, 1, dtype="bf16")},
 )
 def math_with_a_wide_mask(p: AttentionParams, env: Environment) -> Unknown | None:
-    """Before about PyTorch 2.10 the math kernel may fail with an fp32 mask beside half precision
+    """Before PyTorch 2.10 an fp32 mask beside 16 bits may fail in sdpa.math
 
     Why: the sum is fp32 then, and the second product raises "expected mat1 and mat2 to have the same dtype".
     Fix: mask.to(query.dtype).

@@ -263,7 +263,7 @@ def efficient_dropout_since_2_1(p: AttentionParams, env: Environment) -> bool:
     fires_on={"deterministic": True},
 )
 def efficient_deterministic_since_2_1(p: AttentionParams, env: Environment) -> None:
-    """In PyTorch 2.0 deterministic algorithms rule the memory-efficient kernel out
+    """In PyTorch 2.0 deterministic algorithms rule the efficient kernel out
 
     Fix: PyTorch 2.1, where the forward is allowed.
     Source: check_use_deterministic_algorithms, v2.0.0 sdp_utils.h, line 398.
@@ -279,7 +279,7 @@ def efficient_deterministic_since_2_1(p: AttentionParams, env: Environment) -> N
     passes={"gpu": "RTX 3090", "torch": "2.0.1", "head_dim_qk": 64},
 )
 def efficient_wide_heads_in_2_0(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
-    """In PyTorch 2.0 the memory-efficient kernel has no wide heads on sm86 and newer
+    """In PyTorch 2.0 the efficient kernel has no wide heads on sm86 and newer
 
     Why: an illegal memory access. 2.0.0 refuses head_dim 128 on sm86, 2.0.1 everything above 64 on sm86 and
     newer; whether its "newer" includes Hopper was not read.

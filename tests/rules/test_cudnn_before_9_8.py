@@ -72,7 +72,7 @@ def test_mla_training_on_hopper_is_refused_by_one_rule_that_names_9_5() -> None:
     assert codes(found) == {"CUDNN204"}
     assert found[0].field == "head_dim_qk"
     assert "9.5.0" in found[0].message
-    assert Version(9, 5, 0) in set(found[0].rule.when[0].edges())
+    assert Version(9, 5, 0) in set(found[0].rule.when[0].edges())  # type: ignore[attr-defined]
 
 
 def test_mla_inference_on_hopper_is_accepted_from_9_1() -> None:

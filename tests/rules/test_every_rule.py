@@ -36,7 +36,7 @@ def by_code(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=by_code)
 def test_a_page_has_title_reason_and_source(page):
-    assert 10 < len(page.title) <= 90, page.title
+    assert 10 < len(page.title) <= 75, page.title
     assert page.source
     assert page.evidence in EVIDENCE
     assert re.search(r"^(Why|Fix): ", page.text, re.MULTILINE), "say why, or what to do"

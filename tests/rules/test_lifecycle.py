@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from added_rule import as_it_was, forget
 from attnsel import settings
 from attnsel.cli import main
 from attnsel.environment import Environment
@@ -17,8 +18,6 @@ from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Registry, find_rule, load_all, rule
 from attnsel.rules.api import removed
 from attnsel.rules.ranges import RANGES, free_codes, ranges_of, split
-from attnsel.selection import evaluate
-from attnsel.selection import select as selecting
 from attnsel.selection.requirements import AtMost
 from attnsel.selection.select import select
 
@@ -105,16 +104,9 @@ def test_other_filters_do_not_go_with_ranges(capsys, words):
 # A rule's life. BUG9xx: nobody will take these.
 
 
-def forget() -> None:
-    """What was worked out from the rules that were registered."""
-    for memo in (evaluate.fold, evaluate._rules, evaluate._waived_codes, selecting._select):
-        memo.cache_clear()
-
-
 @pytest.fixture
 def registered():
     """``registered("BUG900", …)`` puts a rule against ``tiled`` among attnsel's until the test ends."""
-    pages, gone = dict(REGISTRY.pages), dict(REGISTRY.removed)
 
     def register(code="BUG900", registry=None, **more):
         def too_wide(p, env):
@@ -130,11 +122,8 @@ def registered():
         forget()
         return find_rule(code)
 
-    yield register
-    for known, before in ((REGISTRY.pages, pages), (REGISTRY.removed, gone)):
-        known.clear()
-        known.update(before)
-    forget()
+    with as_it_was():
+        yield register
 
 
 def codes_against(policy=None):

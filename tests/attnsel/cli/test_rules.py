@@ -119,7 +119,7 @@ def test_the_command_of_an_example_asks_the_example(page, monkeypatch):
         asked.append((p, env))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnsel.cli.explain.select", catch)
+    monkeypatch.setattr("attnsel.cli.as_dispatcher.select", catch)
     commands = example_commands(page)
     for name, command in commands.items():
         echoed, _, line = command.rpartition(" | ")
