@@ -8,6 +8,7 @@ import json
 import pytest
 
 import pages
+import typed_pages
 import update_docs
 from pages import LANGUAGES, PAGES, PRINTED, Block
 from paths import ROOT
@@ -20,6 +21,11 @@ def of(language: str) -> list[Block]:
     return [block for block in BLOCKS if block.language == language]
 
 
+def alone(language: str) -> list[Block]:
+    """The blocks that do not stand on a page that is typed from top to bottom."""
+    return [block for block in of(language) if block.page not in typed_pages.TYPED]
+
+
 def difference(said: str, now: str) -> str:
     lines = difflib.unified_diff(said.splitlines(), now.splitlines(), "the page", "now", lineterm="")
     return "\n".join(lines)
@@ -28,21 +34,22 @@ def difference(said: str, now: str) -> str:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_block_is_of_a_kind_that_is_checked(block):
     assert block.language in LANGUAGES, f"its fence must name one of {', '.join(LANGUAGES)}"
-    assert block.info in ("", PRINTED) or block.skipped, "its fence must say 'printed' or 'skip: reason'"
+    known = block.info in ("", PRINTED) or block.skipped or block.file
+    assert known, "its fence must say 'printed', 'skip: reason', 'file: path' or 'append: path'"
 
 
-@pytest.mark.parametrize("block", of("console"), ids=str)
+@pytest.mark.parametrize("block", alone("console"), ids=str)
 def test_a_command_prints_what_the_page_shows(block):
     now = pages.as_printed(block.text)
     assert now == block.text, f"{block}: {AGAIN}\n{difference(block.text, now)}"
 
 
-@pytest.mark.parametrize("block", of("sh"), ids=str)
+@pytest.mark.parametrize("block", alone("sh"), ids=str)
 def test_a_line_to_paste_is_accepted(block):
     assert not pages.complaints(block)
 
 
-@pytest.mark.parametrize("page", dict.fromkeys(block.page for block in of("python") if not block.skipped))
+@pytest.mark.parametrize("page", dict.fromkeys(b.page for b in of("python") if not (b.skipped or b.file)))
 def test_the_python_of_a_page_runs_and_says_what_it_says(page):
     found = pages.blocks(page)
     wrong, missing = [], ""

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from attnsel.cli import main
+from free_code import with_free_code
 from paths import ROOT
 
-TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TEXT = with_free_code((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
 STEPS = TEXT.partition("## A rule in five minutes")[2].partition("\n## ")[0]
 SHOWN, RECIPE = (
     re.sub(r"^   ", "", block, flags=re.M) for block in re.findall(r"```\w*\n(.*?)```", STEPS, re.S)[:2]

@@ -21,10 +21,13 @@ CALL = "--gpu A100 --cudnn 8.9.7 --max-seqlen-q 16534"
 DESCRIBED = {
     "explain": f"explain {CALL}",
     "matrix": f"matrix {CALL} --rows head_dim_qk=64 --cols dtype=bf16",
+    "can-i-use": "can-i-use softcap --gpu H100 --kernel triton",
     "rules": "rules --family BUG",
     "rules --ranges": "rules --ranges",
     "rule": "rule CUDNN204",
 }
+
+INNER = {"explain": ("candidates", "unlocks"), "can-i-use": ("cells",)}
 
 
 def page(name: str) -> str:
@@ -41,7 +44,7 @@ def row(text: str, *starts: str) -> str:
 
 
 def test_every_setting_is_on_its_page():
-    text = page("settings.md")
+    text = page("reference/settings.md")
     variables = {word.partition("=")[0] for word in in_backticks(text)}
     assert set(settings.VARIABLES) <= variables
     fields = set(Policy.model_fields) | set(settings.Settings.model_fields) - {"policy"}
@@ -49,12 +52,12 @@ def test_every_setting_is_on_its_page():
 
 
 def test_every_word_of_evidence_is_explained():
-    table = row(page("evidence.md"), "`")
+    table = row(page("explanation/evidence.md"), "<a id=")
     assert set(EVIDENCE) <= in_backticks(table)
 
 
 def test_every_exit_code_and_command_is_listed():
-    text = page("reference.md")
+    text = page("reference/output.md")
     codes = {output.FOUND, output.BAD_INPUT, output.NO_BACKEND, output.CHECK_FAILED}
     codes |= {output.INTERRUPTED, output.BROKEN_PIPE, output.CANNOT_WRITE}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} == codes
@@ -65,13 +68,12 @@ def test_every_exit_code_and_command_is_listed():
 @pytest.mark.parametrize("command", DESCRIBED)
 def test_every_key_of_the_json_is_listed(command):
     said = json.loads(run_command(f"attnsel {DESCRIBED[command]} --json")[1])
-    text = page("reference.md")
+    text = page("reference/output.md")
     first = said[0] if isinstance(said, list) else said
     listed = in_backticks(row(text, f"`{command}` |", f"`{command}`, in each", *inherited(command)))
     assert set(first) - listed == {"schema"}  # of all: the table above lists its values
-    for inner in ("candidates", "unlocks"):
-        if command == "explain":
-            assert set(first[inner][0]) - in_backticks(row(text, f"`explain`, in `{inner}`")) == set()
+    for inner in INNER.get(command, ()):
+        assert set(first[inner][0]) - in_backticks(row(text, f"`{command}`, in `{inner}`")) == set()
 
 
 def inherited(command: str) -> tuple[str, ...]:
@@ -80,7 +82,7 @@ def inherited(command: str) -> tuple[str, ...]:
 
 
 def test_every_candidate_and_adaptation_is_listed():
-    listed = in_backticks(row(page("run.md"), "`"))
+    listed = in_backticks(row(page("how-to/run.md") + page("how-to/avoid-copies.md"), "`"))
     own = {name for name, record in CANDIDATES.items() if not record.plugin}
     assert own | set(ADAPTERS) <= listed
 
@@ -89,6 +91,6 @@ def test_the_plug_in_on_the_page_is_the_one_in_the_docstring():
     docstring = inspect.getdoc(plugins)
     assert docstring is not None
     lines = {line.strip().replace("'''", '"""') for line in docstring.splitlines()}
-    for block in blocks("docs/plugins.md"):
+    for block in blocks("docs/how-to/plugins.md"):
         missing = [line for line in block.text.splitlines() if line.strip() not in lines]
         assert not missing, f"{block}: attnsel/plugins.py does not say so"

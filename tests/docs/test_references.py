@@ -15,10 +15,16 @@ import pytest
 from paths import ROOT
 
 FOLDERS = ("attnsel", "rules", "backends", "tests", "examples", "benchmarks", r"\.ci")
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))),
+]
 
 # A path from the root: a folder of ours and what follows, not part of an address or of a longer path.
-_PATH = re.compile(rf"(?<![\w./~-])(?:(?:{'|'.join(FOLDERS)})/[\w./*<>…-]*[\w*>/]|docs/[\w-]+\.md\b)")
+_OURS = "|".join(FOLDERS)
+_DOCS = r"docs/(?:(?:tutorials|how-to|reference|explanation)/)?[\w-]+\.md\b"
+_PATH = re.compile(rf"(?<![\w./~-])(?:(?:{_OURS})/[\w./*<>…-]*[\w*>/]|{_DOCS})")
 _NAME = re.compile(r"(?<![\w./\"'-])attnsel\.[a-z_]\w+(?:\.[a-zA-Z_]\w*)*")
 _FILE = re.compile(r"``(\w+\.(?:py|md))``")  # as docstrings name a file beside their own
 _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
@@ -118,7 +124,8 @@ def headings(page: Path) -> set[str]:
 
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
-    names = [path.name for path in ROOT.glob("docs/*.md") if path.name != "README.md"]
+    docs = ROOT / "docs"
+    names = [page.relative_to(docs).as_posix() for page in docs.glob("**/*.md") if page.name != "README.md"]
     assert not [name for name in names if f"({name})" not in index]
 
 

@@ -328,7 +328,7 @@ def poison(t: Tensor, lengths: list[int]) -> Tensor:
 
 def merge(parts: list[Result]) -> Result:
     """The whole row's out and lse from those of parts of its keys."""
-    lses = torch.stack([part.lse for part in parts])  # type: ignore[misc]
+    lses = torch.stack([part.lse for part in parts])
     lse = torch.logsumexp(lses, dim=0)
     weights = torch.exp(lses - lse.masked_fill(lse == -math.inf, 0.0))
     return Result(sum(w[..., None] * part.out for w, part in zip(weights, parts, strict=True)), lse)

@@ -209,15 +209,15 @@ def installed(generation: int, version: str, arch: int = 90) -> Iterator[dict[st
             del sys.modules[name]
     finder = Finder(distribution(generation, version), reported(version), tops)
     sys.modules.update(modules)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     try:
         yield modules
     finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name in tops or name.startswith(family)]:
             del sys.modules[name]
         sys.modules.update(before)
         if shared and cute is None:
-            del before["flash_attn"].cute  # type: ignore[attr-defined]
+            del before["flash_attn"].cute
         elif shared:
             before["flash_attn"].cute = cute  # type: ignore[attr-defined]

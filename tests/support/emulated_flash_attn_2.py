@@ -327,7 +327,7 @@ class FlashAttention2:
             if t is None:
                 continue
             check(t.dtype in (torch.float16, torch.bfloat16), f"{name}: fp16 and bf16 alone")
-            check(t.dtype == tensors["q"].dtype, f"{name} must have q's dtype")  # type: ignore[union-attr]
+            check(t.dtype == tensors["q"].dtype, f"{name} must have q's dtype")
             check(t.stride(-1) == 1, f"{name} must have a contiguous last dimension")
 
     def _check_lengths(self, call: Call) -> None:

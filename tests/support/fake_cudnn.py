@@ -52,7 +52,7 @@ _pybind_module = _Handles()
 
 
 def backend_version():
-    return ctypes.c_size_t(_Handles.library.cudnnGetVersion()).value
+    return ctypes.c_size_t(_Handles.library.cudnnGetVersion()).value  # type: ignore[attr-defined]
 
 
 def create_device_properties(text):

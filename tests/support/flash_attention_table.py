@@ -1,4 +1,4 @@
-"""Writes the tables of docs/flash-attention-checks.md from FlashAttention's repository:
+"""Writes the tables of docs/reference/flash-attention-checks.md from FlashAttention's repository:
 
     python tests/support/flash_attention_table.py --git CLONE
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cpp_checks import Check, checks
 from paths import ROOT
 
-PAGE = ROOT / "docs" / "flash-attention-checks.md"
+PAGE = ROOT / "docs/reference/flash-attention-checks.md"
 TWO = {"2.5.9.post1": "v2.5.9.post1", "2.6.3": "v2.6.3", "2.7.4.post1": "v2.7.4.post1", "2.8.3": "v2.8.3"}
 THREE = {"3.0.0b1": "v2.8.3", "3.0.0": "0251105a2fb19d2957484b7f023cd8c115286ced"}
 API_TWO, API_THREE = "csrc/flash_attn/flash_api.cpp", "hopper/flash_api.cpp"

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import sys
+import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ if __name__ == "__main__":
 
 from pydantic import BaseModel
 
+import rank_files
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, settings
 from attnsel._schemas import VERSIONS, stamped
 from attnsel.cli import conformance_flash, main
@@ -32,9 +34,13 @@ from attnsel.cli.asking import Comparison, NotAsked
 from attnsel.cli.library import Asked, by_rules
 from attnsel.cli.probe import DISTRIBUTIONS, FlashFacts, Probe, ProbedMachine
 from attnsel.cli.workspaces import WorkspaceMismatch, Workspaces
+from attnsel.debug import process_record
 from attnsel.environment import COMPONENTS
+from attnsel.ranks import tables
 from attnsel.rules import REGISTRY
 from attnsel.rules.api import Removed
+from attnsel.watching.record import Materialised, Process, Site
+from attnsel.watching.report import Watched
 from paths import ROOT
 
 FOLDER = ROOT / "docs" / "schemas"
@@ -53,8 +59,11 @@ MAPS = {
     "trips",
     "instead",
     "pins",
+    "switches",
+    "unknown_schemas",
+    "dropped",
 }
-MAPS |= {"commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
+MAPS |= {"limits", "commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
 LINES = {
     "selection": [
@@ -68,6 +77,29 @@ LINES = {
         "explain --gpu H100 --backend triton --triton none --fp8-recipe delayed",
         "explain --gpu H100 --fp8-recipe current",
         "explain --gpu H100 --fp8-recipe block --core-attention-bias-type post_scale_bias",
+        "explain --gpu A100 --torch 2.7.0 --attn-mask-type padding --as torch",
+        "explain --gpu H100 --softcap 30 --as torch --switch TORCH_CUDNN_SDPA_DEPRIORITIZED=1",
+        "explain --gpu A100 --qkv-layout thd --attn-mask-type padding --as te --switch NVTE_FLASH_ATTN=0",
+        "explain --gpu H100 --softcap 30 --as te --transformer-engine 2.9",
+        "explain --gpu T4 --dtype fp16 --as transformers --switch attn_implementation=flash_attention_2",
+    ],
+    "log": [
+        f"explain --from-log {ROOT}/tests/attnsel/logs/cases/{line}"
+        for line in (
+            "NVIDIA-TransformerEngine-1821.txt",
+            "NVIDIA-TransformerEngine-1821.txt --gpu B200 --fp8-recipe mxfp8",
+            "NVIDIA-TransformerEngine-3006.txt --fp8-recipe delayed --return-max-logit",
+            "NVIDIA-NeMo-Megatron-Bridge-2298.txt",
+            "clessig-atmorep-17.txt",
+            "clessig-atmorep-17.txt --platform windows --missing libnvrtc",
+            "pytorch-pytorch-117354.txt --core-attention-bias-type alibi --alibi-slopes-shape 16 --inference",
+            "pytorch-pytorch-139424.txt --gpu cpu --stride q=8192,512,128,1",
+            "Comfy-Org-ComfyUI-8118.txt --core-attention-bias-type post_scale_bias",
+            "EvolvingLMMs-Lab-LLaVA-OneVision-2-85.txt",
+            "NVIDIA-TransformerEngine-568.txt --kv-cache paged --page-size 64 --inference --torch none "
+            "--qkv-layout paged_kv_bshd_bshd_bshd --attn-mask-type padding",
+            "pytorch-pytorch-140930.txt",
+        )
     ],
     "plan": [
         "explain --gpu H100 --cp-size 4",
@@ -78,8 +110,15 @@ LINES = {
     ],
     "matrix": [
         "matrix --rows head_dim_qk=64,128,512 --cols gpu=T4,H100,cpu",
+        "matrix --rows softcap=0,30 --cols gpu=T4,H100 --as te",
         "matrix --rows dtype=fp32,bf16 --cols cudnn=9.1,none --candidate cudnn --gpu H100",
         "matrix --rows num_heads=6,16 --cols num_gqa_groups=3,4 --gpu H100",
+    ],
+    "can-i-use": [
+        "can-i-use softcap mla deterministic alibi-slopes long-128k packed-qkv paged fp8",
+        "can-i-use mla --gpu H100 --cudnn 9.1",
+        "can-i-use head-dim-64 --gpu T4 --kernel sdpa.flash,sdpa.math",
+        "can-i-use bias --gpu H100 --kernel flash_attn.3",
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],
@@ -107,15 +146,20 @@ def samples() -> dict[str, list[Any]]:
     found["selection"] += [{**found["selection"][0], "library": library} for library in _libraries()]
     found["selection"] += _with_layouts()
     found["debug"] = [
-        stamped("debug", {"event": "selection", "label": "layer 1", "rank": 0, **answer})
+        stamped("debug", {"event": "selection", "label": "layer 1", **process_record(), **answer})
         for answer in found["selection"]
         if "context_parallel" not in answer and "library" not in answer
     ]
-    from attnsel.cli.rules import _removed_as_dict
+    from attnsel.cli.rule_page import removed_as_dict
 
     for gone in (Removed("BUG901", "0.1.0", "Why.", "BUG006"), Removed("BUG902", "0.1.0", "Why.", "")):
-        found["removed-rule"].append(stamped("removed-rule", _removed_as_dict(gone)))
+        found["removed-rule"].append(stamped("removed-rule", removed_as_dict(gone)))
     found["doctor"] = _doctor()
+    found["report"] = _reports()
+    found["replay"], found["replayed"] = _replays()
+    found["watch"] = _watched()
+    found["watch-process"] = [stamped("watch-process", one["process"]) for one in found["watch"]]
+    found["watch-site"] = [stamped("watch-site", site) for one in found["watch"] for site in one["sites"]]
     change = {"kernel": "sm90 forward 64/64 bf16 full", "worse": True, "words": ["why"]}
     found["conformance"] = [
         stamped("conformance", {"kernels": _kernels(), **more}) for more in ({}, {"changes": [change]})
@@ -124,6 +168,95 @@ def samples() -> dict[str, list[Any]]:
     found["conformance-flash"] = [_packages("4.8.1"), _packages(None)]
     found["conformance-executed"] = [_executed()]
     return json.loads(json.dumps(found))
+
+
+def _watched() -> list[Any]:
+    """A program that was watched, and the same asked about for another GPU; a call with everything, and one
+    that could not be read."""
+    full = Site(
+        where="train.py:31 step",
+        api="by hand",
+        params=AttentionParams(),
+        switches=("enable_gqa=true",),
+        forward="aten::bmm",
+        backward="BmmBackward0",
+        candidate="sdpa.math",
+        calls=3,
+        seconds=0.5,
+        backward_seconds=0.5,
+        peak_bytes=1,
+        expected_bytes=1,
+        expected_seconds=0.5,
+        materialised=(Materialised(what="scores", bytes=1),),
+        why=("why",),
+        notes=("note",),
+    )
+    bare = Site(where="?", api="aten", forward="aten::x", unread="no shape")
+    here, there = Environment.describe("cpu"), Environment.describe("H100")
+    process = Process(attnsel="0", program="train.py", environment=here, exit_code=1, unseen=("a thread",))
+    plain = Process(attnsel="0", program="train.py", environment=there)
+    return [
+        Watched(process, (full, bare), there).as_dict(),
+        Watched(plain, (full, bare)).as_dict(),
+    ]
+
+
+def _reports() -> list[Any]:
+    """Of ranks that agree, and of a folder with everything that can be said."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = Path(folder)
+        rank_files.write_ranks(ranks, ranks=2, dissenter=None)
+        found.append(printed(f"report {folder}"))
+        rank_files.write_ranks(ranks, ranks=8, dissenter=3)
+        refused = rank_files.answer(
+            refusals=(("cudnn", "RUNTIME001", "no"), ("sdpa.cudnn", "RUNTIME002", "off"))
+        )
+        (ranks / "rank5.jsonl").write_text(rank_files.debug_line(refused, 5))
+        (ranks / "rank9.jsonl").write_text('{"schema": "attnsel.debug/0"}\n{\nstep 1\n{"a')
+        (ranks / "watch.jsonl").write_text(
+            rank_files.watch_lines(1, [rank_files.site("aten::a", "sdpa.math")], ended=1)
+        )
+        (ranks / "weights").write_bytes(b"\0")
+        with mock.patch.object(tables, "MOST_MACHINES", 1):
+            found.append(printed(f"report {folder}"))
+    return found
+
+
+def _replays() -> tuple[list[Any], list[Any]]:
+    """Files that calls leave, and what they give when they run again."""
+    import torch
+
+    from attnsel import NoBackendError, attention
+    from attnsel.replay import leave
+
+    q, k, v = (torch.randn(2, 8, 2, 8, requires_grad=True) for _ in "qkv")
+    mask = torch.arange(8).expand(2, 1, 1, 8) >= 5
+    arbitrary = torch.zeros(8, 8, dtype=torch.bool)
+    calls: list[dict[str, Any]] = [
+        {"softcap": 1.0, "backend": "sdpa.flash"},
+        {"attn_mask_type": "padding", "attention_mask": mask, "backend": "cudnn"},
+        {"attn_mask_type": "arbitrary", "attention_mask": arbitrary, "backend": "cudnn"},
+    ]
+    cu = torch.tensor([0, 8, 16], dtype=torch.int32)
+    packed = {"qkv_format": "thd", "attn_mask_type": "padding", "cu_seqlens_q": cu, "cu_seqlens_kv": cu}
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(leave, "_left", set()):
+        with settings.override(replay_dir=folder):
+            for call in calls:
+                with contextlib.suppress(NoBackendError):
+                    attention(q, k, v, **call)
+            with contextlib.suppress(NoBackendError):
+                attention(*(t.flatten(0, 1) for t in (q, k, v)), **packed, max_seqlen_q=8, backend="cudnn")
+        files = sorted(Path(folder).iterdir())
+        found = [json.loads(file.read_text()) for file in files]
+        happened = {"kind": "refused", "candidate": "cudnn", "message": "no", "code": "RUNTIME001"}
+        found[0]["happened"] = {**happened, "likely": ["CUDNN204"], "then": "tiled"}
+        files[0].write_text(json.dumps(found[0]))
+        names = ("--backend tiled", "--backend cudnn")
+        told = [printed(f"replay {file} {name}") for file in files for name in names]
+        wrong = {"result": "out", "error": None, "allowed": 0.1}
+        told.append({**told[0], "figures": [*told[0]["figures"], wrong]})
+        return found, told
 
 
 def _of_every_rule() -> list[dict[str, Any]]:
@@ -151,7 +284,8 @@ def _libraries() -> list[dict[str, Any]]:
         ({"backward": (None, "timeout", "", (), None)}, None, "library", []),
         ({}, "why", "library", []),
     ):
-        said = {name: Answer(*answer, judge, "9.20.0", "1.28.0") for name, answer in answers.items()}
+        judged = {"judge": judge, "cudnn": "9.20.0", "cudnn_frontend": "1.28.0"}
+        said = {name: Answer(*answer, **judged) for name, answer in answers.items()}
         versions = {"cudnn": "9.20.0", "cudnn_frontend": "1.28.0"}
         asked = Asked(said, inexpressible)
         made.append(Comparison(verdict, asked, judge, versions, None, "H100", notes).as_dict())
@@ -215,8 +349,8 @@ def _kernels() -> list[dict[str, Any]]:
     from attnsel.backends.triton.sass import LoopMix
 
     named, measured = ("forward", 90, 64, 64, "bf16", "causal"), (128, 0, 1, 2, ("mma",), 0.5)
-    waiting = LoopMix(9, 2, 1, *[0] * 9, 6, 1024, 2.0)
-    dense = LoopMix(8, 2, 0, *[0] * 9, 6, 1024, None)
+    waiting = LoopMix(9, 2, 1, *[0] * 9, 6, 1024, 2.0)  # type: ignore[call-arg]
+    dense = LoopMix(8, 2, 0, *[0] * 9, 6, 1024, None)  # type: ignore[call-arg]
     made = [
         KernelReport(*named, (128, 64), 4, 2, *measured, loop=waiting, loops=(9, 12), matrix_work=1.5),
         KernelReport(*named, (128, 64), 4, 2, *measured, rows=16, loop=dense, loops=(8,), warnings=("why",)),

@@ -95,7 +95,7 @@ def watched() -> Iterator[Copies]:
 
 def buffers_of(fmt: str, packing: str, g: int, seed: int = 0) -> list[Tensor]:
     """What a projection would give: float32 leaves that q, k and v are cut from."""
-    heads = {
+    heads: list[tuple[int, ...]] = {
         "3hd": [(3, H)],
         "h3d": [(H, 3)],
         "hd_2hd": [(H,), (2, g)],

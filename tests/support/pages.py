@@ -23,9 +23,10 @@ from typing import Any
 
 from paths import IMPORTED_FROM, ROOT
 
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
 LANGUAGES = ("console", "sh", "python", "json", "toml", "text")
 SHOWN = "# → "  # before the value of an expression
+BAD_INPUT = 2  # attnsel's exit code; a page shows no line that cannot be typed
 PRINTED = "printed"  # a text block that holds what the Python block above it prints
 
 _FENCE = re.compile(
@@ -46,8 +47,16 @@ class Block:
     @property
     def skipped(self) -> str:
         """Why it is not run: the reason behind ``skip:`` on its fence, or nothing."""
-        word, _, reason = self.info.partition(":")
-        return reason.strip() if word == "skip" else ""
+        return self._behind("skip")
+
+    @property
+    def file(self) -> str:
+        """The file that the reader makes of it: the path behind ``file:`` or ``append:``, or nothing."""
+        return self._behind("file") or self._behind("append")
+
+    def _behind(self, word: str) -> str:
+        first, _, rest = self.info.partition(":")
+        return rest.strip() if first == word else ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -96,7 +105,8 @@ def as_printed(text: str) -> str:
     """A console block as its commands would fill it now."""
     parts = []
     for command in commands(text):
-        _, printed = run_command(command)
+        code, printed = run_command(command)
+        assert code != BAD_INPUT, f"attnsel takes no such line: {command}"
         parts.append(f"$ {command}\n{printed.rstrip()}\n")
     return "\n".join(parts)
 
@@ -111,15 +121,18 @@ def run_command(line: str) -> tuple[int, str]:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     columns = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
+    here = os.getcwd()
     try:
+        os.chdir(ROOT)  # pages name files as they lie in a checkout
         with contextlib.redirect_stdout(out), settings.override(policy=Policy()):
             code = main(words[1:])
     finally:
+        os.chdir(here)
         os.environ.pop("COLUMNS")
         if columns is not None:
             os.environ["COLUMNS"] = columns
     out.flush()
-    return code, out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    return code, out.buffer.getvalue().decode()
 
 
 # ---- sh blocks: lines to paste --------------------------------------------------------------------------
@@ -149,7 +162,7 @@ def complaints(block: Block) -> list[str]:
 
 def _complaint(words: list[str], block: Block) -> str:
     if words[:1] == ["attnsel"]:
-        return command_complaint(words[1:])
+        return command_complaint(words[1:], run=not block.skipped)
     if "attnsel" in words and words[words.index("attnsel") - 1] == "-m":
         return command_complaint(words[words.index("attnsel") + 1 :])
     if words[0] not in _PROGRAMS and not block.skipped:
@@ -159,9 +172,9 @@ def _complaint(words: list[str], block: Block) -> str:
     return f"there is no {missing[0]}" if missing else ""
 
 
-def command_complaint(words: list[str]) -> str:
-    """What the command line says against these words; nothing if it takes them."""
-    if words[:1] and words[0] in _RUN and not set(words) & set(_ASKS_FOR_MORE):
+def command_complaint(words: list[str], *, run: bool = True) -> str:
+    """What the command line says against these words; nothing if it takes them. ``run`` False: as flags."""
+    if run and words[:1] and words[0] in _RUN and not set(words) & set(_ASKS_FOR_MORE):
         errors = io.StringIO()
         with contextlib.redirect_stderr(errors):
             code, _ = run_command(shlex.join(["attnsel", *words]))
@@ -169,10 +182,10 @@ def command_complaint(words: list[str]) -> str:
     from cyclopts import CycloptsError
 
     from attnsel.cli import build_app
-    from attnsel.cli.run import own_words
+    from attnsel.cli.program import WITH_VALUE, own_words
 
-    if words[:1] == ["run"]:
-        words = ["run", *own_words(words[1:])]
+    if words[:1] and words[0] in WITH_VALUE:
+        words = [words[0], *own_words(words[1:], WITH_VALUE[words[0]])]
     try:
         build_app(words).parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -214,7 +227,7 @@ def _run_here(page: str) -> list[Ran]:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     found: list[Ran] = []
     for block in blocks(page):
-        if block.language != "python" or block.skipped:
+        if block.language != "python" or block.skipped or block.file:
             continue
         ran = Ran(block.line)
         found.append(ran)

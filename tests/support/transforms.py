@@ -1,6 +1,6 @@
 """What PyTorch does to and around calls, each tried with each candidate: right, or which error.
 
-    python tests/support/transforms.py     # records all of them, for the table in docs/run.md
+    python tests/support/transforms.py     # records all of them, for docs/reference/pytorch-transforms.md
 
 tests/attnsel/runtime/test_transforms.py holds the record against what happens.
 """
@@ -226,7 +226,8 @@ def dtensors(arguments: Arguments) -> None:
     def job() -> None:
         mesh = init_device_mesh("cpu", (1,))
         shards = [distribute_tensor(t, mesh, [Shard(2)]) for t in qkv()]
-        same(ours(arguments)(*shards).full_tensor(), definition(arguments)(*qkv()))
+        made: Any = ours(arguments)(*shards)
+        same(made.full_tensor(), definition(arguments)(*qkv()))
 
     _with_a_group(job)
 
@@ -265,7 +266,7 @@ def fully_sharded(arguments: Arguments) -> None:
         wanted(*qkv()).pow(2).sum().backward()
         sharded = fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
         sharded(*qkv()).pow(2).sum().backward()
-        for name, parameter in sharded.named_parameters():
+        for name, parameter in sharded.named_parameters():  # type: ignore[attr-defined]
             assert parameter.grad is not None
             same(parameter.grad.full_tensor(), wanted.get_parameter(name).grad)
 

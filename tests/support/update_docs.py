@@ -1,11 +1,12 @@
 """Writes into README.md and docs/ what their code blocks print now.
 
     python tests/support/update_docs.py            # every page
-    python tests/support/update_docs.py README.md docs/ask.md
+    python tests/support/update_docs.py README.md docs/how-to/ask.md
 
-Three things are written: what stands below ``$ attnsel …`` lines, the values behind ``# → `` and the text
-blocks marked ``printed``, and the tables that are made from recorded results. A page whose Python fails, or
-needs a package that is not installed here, keeps what it says from there on and is named; the exit code is 1.
+Written are what stands below ``$ attnsel …`` lines, the values behind ``# → `` and the text blocks marked
+``printed``, the tables that are made from recorded results, and, with every page, README's pictures. A page
+whose Python fails, or needs a package that is not installed here, keeps what it says from there on and is
+named; the exit code is 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +25,14 @@ if __name__ == "__main__":
     sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # the pages are about this checkout
 
 import pages
+import pictures
+import typed_pages
+from attnsel.dispatchers import DISPATCHERS, switches_of
 from pages import SHOWN, Block, printed_below
 from paths import ROOT
 
 OVERHEAD = "benchmarks/results/overhead-cpu.json"
+WALK = "benchmarks/results/rule-walk.json"
 TRANSFORMS = "benchmarks/results/transforms-cpu.json"
 _MADE = re.compile(r"(<!-- made from (\S+) by \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -39,9 +45,21 @@ def up_to_date(page: str, text: str, told: Callable[[str], Any] = print) -> str:
 
 
 def with_commands(page: str, text: str) -> str:
+    if typed_pages.is_typed(pages.blocks(page, text)):
+        return with_session(page, text)
     for block in reversed(pages.blocks(page, text)):
         if block.language == "console":
             text = _replaced(text, block, pages.as_printed(block.text))
+    return text
+
+
+def with_session(page: str, text: str) -> str:
+    """A page that is typed from top to bottom; what it shows with ``[…]`` stays where that is still right."""
+    with tempfile.TemporaryDirectory() as work:
+        printed = typed_pages.typed(page, Path(work), text)
+    for ran in reversed(printed):
+        if ran.block.language == "console" and not typed_pages.agrees(ran.block.text, ran.text):
+            text = _replaced(text, ran.block, ran.text)
     return text
 
 
@@ -51,7 +69,7 @@ def with_tables(text: str) -> str:
 
 def with_python(page: str, text: str, told: Callable[[str], Any]) -> str:
     found = pages.blocks(page, text)
-    if not any(block.language == "python" and not block.skipped for block in found):
+    if not any(block.language == "python" and not (block.skipped or block.file) for block in found):
         return text
     lines = text.splitlines()
     outputs: list[tuple[Block, str]] = []
@@ -113,7 +131,45 @@ def transforms_table() -> str:
     return "\n".join([*lines, "", f"Tried with torch {record['torch']}."]) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {OVERHEAD: overhead_table, TRANSFORMS: transforms_table}
+def switches_table() -> str:
+    """What may be set of each library that has a chooser of its own."""
+    lines = ["| library | switch | may be | meaning |", "|---|---|---|---|"]
+    for dispatcher in DISPATCHERS:
+        for switch in switches_of(dispatcher).values():
+            values = ", ".join(f"`{value}`" for value in switch.values) or "any"
+            meaning = switch.meaning.replace("|", "\\|")
+            lines.append(f"| {dispatcher} | `{switch.name}` | {values} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def walk_table() -> str:
+    """Step, command and seconds of a newcomer's walk (tests/support/walk.py)."""
+    record = json.loads((ROOT / WALK).read_text(encoding="utf-8"))
+    lines = ["| step | command | seconds |", "|---|---|---|"]
+    last = ""
+    for row in record["steps"]:
+        step = "" if row["step"] == last else row["step"]
+        command, pipe, _ = row["command"].partition(" | ")  # in a cell a pipe reads differently on GitHub
+        more = " and more" if row["more"] or pipe else ""
+        lines.append(f"| {step} | `{command}`{more} | {row['seconds']:g} |")
+        last = row["step"]
+    total = sum(row["seconds"] for row in record["steps"])
+    lines.append(f"| **all** | | **{total:.0f}** |")
+    where = f"{record['machine']['cores']} cores, Python {record['python']}"
+    busy = f"load average {record['load_average_1min']:g}"
+    lines += [
+        "",
+        f"Measured on {record['date']}: {where}, {busy}, packages near. Reading comes on top.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    OVERHEAD: overhead_table,
+    WALK: walk_table,
+    TRANSFORMS: transforms_table,
+    "switches": switches_table,
+}
 
 
 def main() -> int:
@@ -122,7 +178,8 @@ def main() -> int:
     )
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="README.md or docs/….md; all if left out")
     failures: list[str] = []
-    for page in parser.parse_args().pages or pages.PAGES:
+    asked = parser.parse_args()
+    for page in asked.pages or pages.PAGES:
         path = ROOT / page
         text = path.read_text(encoding="utf-8")
         try:
@@ -133,6 +190,11 @@ def main() -> int:
         if new != text:
             path.write_text(new, encoding="utf-8")
             print(f"{page}: written")
+    for path, drawn in pictures.pictures() if not asked.pages else ():
+        if not path.exists() or pictures.shown(path.read_text(encoding="utf-8")) != pictures.shown(drawn):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(drawn, encoding="utf-8")
+            print(f"{path.relative_to(ROOT).as_posix()}: written")
     print("\n".join(failures), file=sys.stderr, end="\n" if failures else "")
     return 1 if failures else 0
 

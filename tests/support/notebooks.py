@@ -1,0 +1,64 @@
+"""Notebooks of examples/, run from their first cell to their last.
+
+``python tests/support/notebooks.py`` runs all of them and writes what they print and draw into them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+from paths import ROOT
+
+NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
+LARGEST = 200_000  # bytes of a file, with its outputs
+
+
+def executed(path: Path) -> Any:
+    """The notebook with new outputs, run by this Python against this checkout; raises CellExecutionError."""
+    notebook = nbformat.read(path, as_version=4)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
+    client = NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+    )
+    client.execute(env={**clean, "PYTHONPATH": str(ROOT), "MPLBACKEND": _INLINE})
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # times of day
+    return notebook
+
+
+_INLINE = "module://matplotlib_inline.backend_inline"
+
+
+def printed(notebook: Any) -> list[str]:
+    """What each code cell prints."""
+    return [
+        "".join(output.text for output in cell.outputs if output.output_type == "stream")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+def figures(notebook: Any) -> list[str]:
+    """Every PNG that a cell draws, in base 64."""
+    return [
+        output.data["image/png"]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+
+
+def main() -> None:
+    for path in NOTEBOOKS:
+        nbformat.write(executed(path), path)
+        print(f"{path.relative_to(ROOT).as_posix()}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
