@@ -16,7 +16,16 @@ k and 128 for v (multi-head latent attention), in bf16, for training, on an H100
 
 from __future__ import annotations
 
-from attnsel import AttentionParams, Environment, Policy, select
+import argparse
+import signal
+
+try:
+    from attnsel import AttentionParams, Environment, Policy, select
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"this example needs {missing.name}: pip install -e '.[examples]'") from None
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
 
 
 def heading(text: str) -> None:

@@ -9,9 +9,18 @@
 
 from __future__ import annotations
 
-import torch
+import argparse
+import signal
 
-from attnsel import DotProductAttention
+try:
+    import torch
+
+    from attnsel import DotProductAttention
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"this example needs {missing.name}: pip install -e '.[examples]'") from None
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
 
 BATCH, LENGTH, HEADS, KV_HEADS, HEAD_DIM = 2, 256, 8, 2, 64
 

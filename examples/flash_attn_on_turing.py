@@ -14,10 +14,19 @@ lines run there, on a CPU, and, through the real package, on the GPUs it knows.
 
 from __future__ import annotations
 
-import torch
+import argparse
+import signal
 
-from attnsel import AttentionParams, Environment, select
-from attnsel.flash_attn import install
+try:
+    import torch
+
+    from attnsel import AttentionParams, Environment, select
+    from attnsel.flash_attn import install
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"this example needs {missing.name}: pip install -e '.[examples]'") from None
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (70, 19, 39)  # three sequences in one batch, no padding
@@ -86,7 +95,7 @@ print(f"largest difference from each sequence alone: {(out.detach() - expected).
 filled = torch.tensor(LENGTHS, dtype=torch.int32, device=DEVICE)
 caches = [random(len(LENGTHS), 128, KV_HEADS, HEAD_DIM) for _ in range(2)]
 new = [random(len(LENGTHS), 1, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-step, lse = decode(*new, *caches, filled)
+step, lse = decode(*new, *caches, filled)  # type: ignore[call-arg]
 seen = [[cache[i, : n + 1] for cache in caches] for i, n in enumerate(LENGTHS)]  # now with the new token
 expected = torch.stack([plain(new[0][i], *kv) for i, kv in enumerate(seen)])
 

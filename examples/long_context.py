@@ -18,14 +18,17 @@ import argparse
 import os
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional as F
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor, nn
+    from torch.nn import functional as F
 
-from attnsel import DotProductAttention
-from attnsel.context_parallel import sequence_positions, shard_sequence, unshard_sequence
-from attnsel.context_parallel.sharding import place_of
+    from attnsel import DotProductAttention
+    from attnsel.context_parallel import sequence_positions, shard_sequence, unshard_sequence
+    from attnsel.context_parallel.sharding import place_of
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"this example needs {missing.name}: pip install -e '.[examples]'") from None
 
 LAYERS, HEADS, GROUPS, HEAD_DIM, VOCABULARY = 2, 4, 4, 16, 32
 WIDTH = HEADS * HEAD_DIM
@@ -91,9 +94,7 @@ def batch(step: int, length: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=256, help="rows of a sequence, over all processes")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--comm", default="p2p", choices=("p2p", "all_gather", "a2a"))
@@ -146,4 +147,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

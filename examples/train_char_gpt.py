@@ -20,15 +20,18 @@ import argparse
 import time
 from pathlib import Path
 
-import torch
-from rich.console import Console
-from rich.progress import Progress
-from torch import Tensor, nn
-from torch.nn import functional as F
+try:
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+    from torch import Tensor, nn
+    from torch.nn import functional as F
 
-import attnsel
-from attnsel.candidates import CANDIDATES
-from attnsel.report import one_line
+    import attnsel
+    from attnsel.candidates import CANDIDATES
+    from attnsel.report import one_line
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"this example needs {missing.name}: pip install -e '.[examples]'") from None
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 LAYERS, HEADS, GROUPS, HEAD_DIM, CONTEXT = 3, 4, 2, 32, 128
@@ -171,7 +174,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="pieces of text per step")
     parser.add_argument("--every", type=int, default=50, help="steps between two lines of loss")
     parser.add_argument("--length", type=int, default=400, help="characters to write at the end")
-    parser.add_argument("--backend", choices=sorted(CANDIDATES), help="force this candidate")
+    names = sorted(CANDIDATES)
+    parser.add_argument("--backend", choices=names, metavar="NAME", help=f"force one of {', '.join(names)}")
     parser.add_argument("--compile", action="store_true", help="train through torch.compile")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -199,4 +203,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

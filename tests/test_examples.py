@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -90,6 +92,169 @@ def test_a_program_for_flash_attn_runs_and_a_t4_is_explained():
     for what in ("flash_attn_varlen_func, training", "flash_attn_with_kvcache, one token"):
         assert re.search(rf"^{what}: (sdpa\.efficient|triton)$", planned, re.MULTILINE), planned
     assert planned.count("cannot: SDPA103") == 4, "FlashAttention itself, by either op, and why not"
+
+
+SCRIPTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("examples", "examples/slow_model")
+    for path in (ROOT / folder).glob("*.py")
+)
+
+
+HELP = """
+import contextlib, io, pathlib, runpy, sys
+for script in sys.argv[1:]:
+    sys.argv, sys.path[0] = [script, "--help"], str(pathlib.Path(script).parent)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    lines = printed.getvalue().splitlines()
+    print(lines[0].split()[1], max(map(len, lines)))
+"""
+
+
+def test_examples_say_what_they_are_for_in_80_columns():
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    command = [sys.executable, "-c", HELP, *(str(ROOT / script) for script in SCRIPTS)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split() for line in done.stdout.splitlines())
+    assert set(said) == {script.rpartition("/")[2] for script in SCRIPTS}
+    assert max(map(int, said.values())) <= 80
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_example_names_a_package_that_is_missing_in_one_line(script, tmp_path):
+    planned = ("examples/explain_from_python.py", "examples/cudnn_rule.py")
+    missing = "attnsel" if script in planned else "torch"
+    path = ROOT / script
+    code = (
+        f"import runpy, sys; sys.modules[{missing!r}] = None; sys.path.insert(0, {str(path.parent)!r})\n"
+        f"runpy.run_path({str(path)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"this example needs {missing}: pip install -e '.[examples]'\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
+@pytest.mark.parametrize(
+    "script", ["examples/train_char_gpt.py", pytest.param("examples/long_context.py", marks=pytest.mark.slow)]
+)
+def test_ctrl_c_leaves_no_traceback(script):
+    pytest.importorskip("torch")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    # A shell without job control starts what runs in the background with SIGINT ignored, and it is inherited.
+    code = "import signal, runpy, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, str(ROOT / script), "--steps", "100000"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=120)
+    assert program.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_the_table_of_examples_names_each_and_no_other():
+    text = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    linked = {name.rstrip("/") for name in re.findall(r"\]\(([^)]+)\)", text)}
+    for name in linked:
+        assert (ROOT / "examples" / name).exists(), name
+    there = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in ("", ".py", ".ipynb")}
+    assert there - {"__pycache__"} == {name.split("/")[0] for name in linked if not name.startswith("..")}
+
+
+def test_the_slow_model_is_found_fixed_and_the_same():
+    pytest.importorskip("torch")
+    done = run("examples/slow_model/compare.py", "--rounds", 1, "--length", 128)
+    assert done.returncode == 0, done.stderr
+    slow, fixed = done.stdout.partition("what attnsel watch says of after.py")[::2]
+    assert re.search(r"before\.py:\d+ Attention\.forward +\(by hand\)", slow)
+    assert "scores with" in " ".join(slow.split())
+    assert "F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)" in " ".join(
+        slow.split()
+    )
+    assert "sdpa.flash" in fixed
+    assert "fix:" not in fixed
+    assert not longer_than(80, done.stdout)
+    (before, after) = re.search(r"loss after a step: (\S+) and (\S+)", fixed).groups()
+    assert float(before) == pytest.approx(float(after), abs=2e-4)
+    assert re.search(r"\d+\.\d times faster", fixed)
+
+
+def longer_than(width: int, text: str) -> list[str]:
+    return [line for line in text.splitlines() if len(line) > width]
+
+
+def test_packed_sequences_are_fine_tuned_and_lose_nothing():
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    done = run("examples/finetune_packed.py", "--steps", 6, "--texts", 4, "--longest", 64)
+    assert done.returncode == 0, done.stderr
+    apart = re.search(r"loss padded \S+, packed \S+; apart by (\S+)", done.stdout)
+    assert apart is not None
+    assert float(apart[1]) < 1e-5
+    assert re.search(r"packed  \[1, \d+\], 4 sequences", done.stdout)
+    fell = [float(found) for found in re.findall(r"step +\d+  loss (\S+)", done.stdout)]
+    assert fell[-1] < fell[0] - 0.5
+    assert not longer_than(80, done.stdout)
+
+
+@pytest.mark.slow
+def test_packed_fine_tuning_is_seen_by_watch():
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    size = ("--steps", "1", "--texts", "2", "--longest", "64")
+    command = [sys.executable, "-m", "attnsel", "watch", str(ROOT / "examples/finetune_packed.py"), *size]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "thd b2" in done.stderr
+    assert "Not seen" not in done.stderr
+
+
+def test_a_model_for_transformer_engine_runs_here_and_is_right():
+    pytest.importorskip("torch")
+    done = run("examples/from_transformer_engine.py")
+    assert done.returncode == 0, done.stderr
+    apart = re.search(r"each sequence alone in float64: (\S+)", done.stdout)
+    assert apart is not None
+    assert float(apart[1]) < 1e-5
+    assert "gradients of x and of the sinks: True" in done.stdout
+    assert "num_splits = 2: not supported yet" in done.stdout
+    assert "TransformerEngine 2.14.0 takes FusedAttention; attnsel takes" in done.stdout
+    assert not longer_than(80, done.stdout)
+
+
+def test_the_notebook_prints_what_stands_in_it_and_draws_its_figures():
+    pytest.importorskip("nbclient")
+    pytest.importorskip("matplotlib")
+    import nbformat
+
+    import notebooks
+
+    assert notebooks.NOTEBOOKS
+    for path in notebooks.NOTEBOOKS:
+        written, now = nbformat.read(path, as_version=4), notebooks.executed(path)
+        again = "python tests/support/notebooks.py writes what it prints now"
+        assert notebooks.printed(now) == notebooks.printed(written), again
+        drawn, kept = notebooks.figures(now), notebooks.figures(written)
+        assert len(drawn) == len(kept), again
+        for new, old in zip(drawn, kept, strict=True):
+            assert size_of(new) == pytest.approx(size_of(old), rel=0.05), again
+        assert path.stat().st_size <= notebooks.LARGEST
+        assert not re.search(r"/(home|root|work|tmp|Users)/", path.read_text(encoding="utf-8"))
+
+
+def size_of(png: str) -> tuple[int, int]:
+    """Width and height of a PNG in base 64. Its pixels differ from one matplotlib to the next."""
+    head = base64.b64decode(png)[:24]
+    assert head.startswith(b"\x89PNG")
+    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
 def test_overhead_measures_every_budget_and_records_no_one(tmp_path):
