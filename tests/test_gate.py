@@ -69,8 +69,21 @@ def test_the_gate_pastes_the_commands_of_readme(copy):
     assert lines.count(suite) == 1, "the whole suite runs once"
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_the_gate_builds_the_site_as_contributing_says_and_without_torch():
+    shown = subprocess.run(
+        ["bash", str(ROOT / ".ci/run"), "--dry-run"], capture_output=True, text=True, encoding="utf-8"
+    ).stdout
+    command = "python docs/make_site.py --without playground --output ../site"
+    before, built, _ = shown.partition(f"tree$ {command}\n")
+    assert built
+    assert "[lint,docs," in before, "so that the tests of the site run before it"
+    assert 'find_spec("torch") is None' in before.replace("\\", "")
+    assert "\npython docs/make_site.py" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def test_the_gate_names_tests_that_exist():
-    text = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    text = "".join((ROOT / ".ci" / name).read_text(encoding="utf-8") for name in ("run", "planner"))
     named = re.findall(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_\w+\.py)\b", text)
     assert len(named) > 5
     assert not [name for name in named if not (ROOT / "tests" / name).is_file()]
@@ -82,7 +95,7 @@ def test_readme_is_a_landing_page():
 
 def test_no_folder_on_pytests_path_hides_the_package(pytestconfig):
     folders = [ROOT / folder for folder in pytestconfig.getini("pythonpath")]
-    assert folders == [ROOT / "tests" / "support", ROOT / "tests" / "fuzz"]
+    assert folders == [ROOT / "tests" / "support", ROOT / "tests" / "fuzz", ROOT / "docs"]
     assert not [folder for folder in folders if (folder / "attnsel").exists()]
 
 
@@ -92,7 +105,7 @@ def test_tests_mirror_the_tree():
         for folder in ("attnsel", "backends", "rules")
         for path in (ROOT / "tests" / folder).rglob("*")
         if path.is_dir()
-        and path.name != "__pycache__"
+        and any(path.glob("*.py"))  # not the data of tests
         and not (ROOT / path.relative_to(ROOT / "tests")).is_dir()
     ]
     assert not wrong

@@ -24,6 +24,7 @@ LAYERS = [
     [
         "_version",
         "_child",
+        "_spawned",
         "_lock",
         "_schemas",
         "meanings",
@@ -57,10 +58,21 @@ LAYERS = [
     ["context_parallel.step"],
     ["selection", "adaptations"],
     ["plugins", "plugin_guards"],
+    ["dispatchers"],
     ["unlock"],
     ["report"],
     ["selection.select", "settings"],
     ["copy_advice"],
+    [
+        "dialects",
+        "integrations.te_config",
+        "watching.record",
+        "watching.report",
+        "watching.judge",
+        "watching.asked_better",
+        "watching.expected",
+    ],
+    ["logs", "ranks", "replay.record"],
     ["debug"],
     [
         "context_parallel.schedule",
@@ -69,13 +81,15 @@ LAYERS = [
         "context_parallel.report",
     ],
     ["backends"],
-    ["runtime", "adaptations.apply", "adaptations.rows"],
+    ["runtime", "replay.leave", "adaptations.apply", "adaptations.rows"],
     ["context_parallel"],
     ["_module_checks", "module", "functional"],
-    ["flash_attn", "integrations"],
-    ["cli", "__main__"],
+    ["replay"],
+    ["flash_attn", "f_sdpa", "integrations"],
+    ["watching"],
+    ["can_i_use", "cli", "__main__"],
 ]
-TORCH_FREE = {name for row in LAYERS[:20] for name in row} | {"cli", "__main__", "__init__"}
+TORCH_FREE = {name for row in LAYERS[:23] for name in row} | {"can_i_use", "cli", "__main__", "__init__"}
 BACKENDS_MAY_IMPORT = {
     "params",
     "layout",
@@ -250,7 +264,7 @@ def test_the_wheel_holds_the_tree(wheel):
 
 def test_the_wheel_stays_small(wheel):
     path, _ = wheel
-    assert path.stat().st_size < 1_100_000
+    assert path.stat().st_size < 1_400_000
 
 
 def test_nothing_imports_the_bare_top_level_names():
