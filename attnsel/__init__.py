@@ -24,12 +24,14 @@ from attnsel.selection.verdict import Candidate
 from attnsel.settings import Settings, configure, override
 
 if _TYPE_CHECKING:
+    from attnsel.f_sdpa.function import scaled_dot_product_attention as scaled_dot_product_attention
     from attnsel.functional import attention as attention
     from attnsel.module import DotProductAttention as DotProductAttention
     from attnsel.runtime.dispatch import cache_info as cache_info
     from attnsel.runtime.dispatch import clear_cache as clear_cache
     from attnsel.runtime.trivial_mask import assume_all_visible as assume_all_visible
     from attnsel.runtime.trivial_mask import trivial_mask as trivial_mask
+    from attnsel.watching.session import watch as watch
 
 # What needs torch is imported when it is asked for: planning works where torch is not installed.
 _NEEDS_TORCH = {
@@ -37,8 +39,10 @@ _NEEDS_TORCH = {
     "attention": "attnsel.functional",
     "cache_info": "attnsel.runtime.dispatch",
     "clear_cache": "attnsel.runtime.dispatch",
+    "scaled_dot_product_attention": "attnsel.f_sdpa.function",
     "trivial_mask": "attnsel.runtime.trivial_mask",
     "assume_all_visible": "attnsel.runtime.trivial_mask",
+    "watch": "attnsel.watching.session",
 }
 
 __all__ = [

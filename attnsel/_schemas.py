@@ -9,20 +9,53 @@ from __future__ import annotations
 from typing import Any
 
 VERSIONS: dict[str, int] = {
-    "selection": 4,  # Selection.as_dict, attnsel explain
-    "plan": 2,  # Plan.as_dict, inside attnsel explain --cp-size
-    "debug": 4,  # a line of ATTNSEL_DEBUG_FORMAT=json
-    "matrix": 1,
-    "rules": 1,  # one row of attnsel rules
-    "ranges": 1,  # one row of attnsel rules --ranges
+    "selection": 5,
+    "plan": 2,
+    "debug": 5,
+    "matrix": 2,
+    "can-i-use": 1,
+    "log": 1,
+    "rules": 1,
+    "ranges": 1,
     "rule": 1,
-    "removed-rule": 1,  # attnsel rule, of a code that is gone
-    "gpus": 1,  # one row of attnsel gpus
-    "doctor": 4,
+    "removed-rule": 1,
+    "gpus": 1,
+    "doctor": 5,
+    "report": 1,
+    "replay": 1,
+    "replayed": 1,
     "conformance": 2,
     "conformance-cudnn": 2,
     "conformance-flash": 1,
     "conformance-executed": 1,
+    "watch": 2,
+    "watch-process": 1,
+    "watch-site": 2,
+}
+
+PRINTED_BY: dict[str, str] = {
+    "selection": "``attnsel explain --json``, ``Selection.to_json()``",
+    "plan": "``attnsel explain --cp-size N --json``, under ``context_parallel``",
+    "debug": "each line of ``ATTNSEL_DEBUG_FORMAT=json``",
+    "matrix": "``attnsel matrix --json``",
+    "can-i-use": "``attnsel can-i-use --json``; ``can-i-use/matrix.json`` of the site",
+    "log": "``attnsel explain --from-log FILE --json``",
+    "rules": "each object of ``attnsel rules --json``",
+    "ranges": "each object of ``attnsel rules --ranges --json``",
+    "rule": "``attnsel rule CODE --json``",
+    "removed-rule": "``attnsel rule CODE --json``, of a code that is gone",
+    "gpus": "each object of ``attnsel gpus --json``",
+    "doctor": "``attnsel doctor --json``",
+    "report": "``attnsel report FILE … --json``: the files of many ranks in one answer",
+    "replay": "a file of ``ATTNSEL_REPLAY_DIR``",
+    "replayed": "``attnsel replay FILE --json``",
+    "conformance": "``attnsel conformance --json``",
+    "conformance-cudnn": "``attnsel conformance --backend cudnn --json``",
+    "conformance-flash": "``attnsel conformance --backend flash_attn.4 --json``, and of 2 and 3",
+    "conformance-executed": "``attnsel conformance --execute --json``",
+    "watch": "``attnsel watch --json PROGRAM``",
+    "watch-process": "the first line of a file of ``attnsel watch --out FOLDER``",
+    "watch-site": "each other line of a file of ``attnsel watch --out FOLDER``",
 }
 
 

@@ -6,12 +6,15 @@ import contextlib
 import json
 import logging
 import os
+import platform
 import sys
 import warnings
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from attnsel._lock import ForkSafeLock
 from attnsel._schemas import stamped
+from attnsel._version import __version__
 from attnsel.candidates import CANDIDATES
 from attnsel.copy_advice import COPIES, advice
 from attnsel.errors import Caller, caller, printable, short
@@ -82,6 +85,16 @@ def warn_hint(code: str, message: str, settings: Settings, label: str = "") -> N
         _warn(f"{whose}{message} [{code}]", HintWarning)
 
 
+def announce_handed_over(function: str, reason: str, settings: Settings) -> None:
+    """Say once per reason that PyTorch's own function takes a call of this drop-in for it.
+
+    In words, also where choices are written as JSON: a line there is a choice.
+    """
+    if _is_news(("handed over", function, reason), settings):
+        text = f"attnsel: {function}: PyTorch's own takes it: {printable(reason)}"
+        _emit(text, settings if settings.debug_format == "text" else settings.replace(debug_file=None))
+
+
 def _is_news(key: Any, settings: Settings) -> bool:
     """Whether this is to be said here and was not; it counts as said from now on."""
     with _lock:
@@ -146,18 +159,41 @@ def warn_fallback(candidate: str, message: str, settings: Settings, *, wrong: bo
 
 
 def _rank() -> int:
+    return _of_this_job("get_rank", "RANK", 0)
+
+
+def _world_size() -> int:
+    return max(1, _of_this_job("get_world_size", "WORLD_SIZE", 1))
+
+
+def _of_this_job(function: str, variable: str, alone: int) -> int:
+    """What torch.distributed says, or the variable that torchrun sets before the process group exists."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    text = os.environ.get("RANK", "0")  # set by torchrun before the process group exists
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
+        return int(getattr(distributed, function)())
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else alone
+
+
+def process_record() -> dict[str, Any]:
+    """Which process speaks, and when: what tells the lines of many ranks apart."""
+    return {
+        "rank": _rank(),
+        "world_size": _world_size(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "attnsel": __version__,
+    }
 
 
 def _text(selection: Selection, settings: Settings, label: str) -> str:
     if settings.debug_format == "json":
-        record = {"event": "selection", "label": label, "rank": _rank(), **selection.as_dict()}
+        record = {"event": "selection", "label": label, **process_record(), **selection.as_dict()}
         return json.dumps(stamped("debug", record))
     prefix = f"{printable(label)}: " if label else ""
+    if _world_size() > 1:
+        prefix = f"[rank {_rank()} of {_world_size()}] {prefix}"
     if settings.debug == 1:
         return f"attnsel: {prefix}{one_line(selection)}"
     return f"attnsel: {prefix}selected {selection.backend}\n{selection.report()}\n"
@@ -167,7 +203,7 @@ def _emit(text: str, settings: Settings) -> None:
     if settings.debug_file:
         try:
             # One write of whole lines in append mode: several processes may share the file.
-            with open(settings.debug_file, "a", encoding="utf-8") as file:
+            with open(_named(settings.debug_file), "a", encoding="utf-8") as file:
                 file.write(text + "\n")
             return
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
@@ -180,6 +216,15 @@ def _emit(text: str, settings: Settings) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # full or closed: no reason to fail a call
             print(text, file=sys.stderr, flush=True)
+
+
+def _named(file: str) -> str:
+    """The file's name, with ``{rank}``, ``{host}`` and ``{pid}`` replaced: on many nodes one each."""
+    if "{" not in file:
+        return file
+    for name, value in (("rank", _rank()), ("host", platform.node()), ("pid", os.getpid())):
+        file = file.replace(f"{{{name}}}", str(value))
+    return file
 
 
 def _warn_unwritten(file: str, error: Exception, settings: Settings) -> None:

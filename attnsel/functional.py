@@ -69,7 +69,7 @@ def attention(
     softmax_type: ``off-by-one`` adds a zero logit to the denominator, ``learnable`` adds softmax_offset [h].
     cu_seqlens_*: int32 [b + 1], real lengths; *_padded: where sequences start when there are gaps. Rows past
         a length may hold anything, NaN included: it reaches no other row and no gradient; their output is 0
-        (on cudnn unproven: docs/run.md).
+        (on cudnn unproven: docs/how-to/run.md).
     max_seqlen_*: for ``thd``; on a GPU an upper bound is used if None, since reading it would wait.
     block_table: int32 [b, n]; k and v are then pools of pages, [pages, page_size, g, d] and [.., e], whatever
         q's format (``bshd``, ``sbhd`` or ``thd``), and row j of sequence m is row j % page_size of page

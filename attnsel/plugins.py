@@ -38,9 +38,9 @@ In ``acme_attention/planning.py``, which must import no torch (plans are made wh
         place="before triton",
     )
 
-And ``acme_attention/kernel.py``: ``forward(spec, inputs)`` and ``backward(spec, inputs, result, dout)`` as
-attnsel/backends/contract.py states them, and ``prepare(spec, inputs)`` if there is something to compile.
-It is imported when the candidate is first chosen.
+And ``acme_attention/kernel.py``: ``forward(spec, inputs)`` and, where ``takes`` lists training,
+``backward(spec, inputs, result, dout)`` as attnsel/backends/contract.py states them, and
+``prepare(spec, inputs)`` if there is something to compile. It is imported when the candidate is first chosen.
 
 The record is the one that attnsel's own candidates declare: attnsel/candidates/record.py says what each
 field means. A plug-in that does not load, or says something that cannot be, is named in a warning and by

@@ -35,6 +35,8 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_DEBUG_RANKS": "debug_ranks",
     "ATTNSEL_CHECK": "check",
     "ATTNSEL_SELFCHECK": "selfcheck",
+    "ATTNSEL_REPLAY_DIR": "replay_dir",
+    "ATTNSEL_REPLAY_DATA": "replay_data",
 }
 _PREFIX = "ATTNSEL_"
 
@@ -55,15 +57,26 @@ class Settings(FrozenModel):
     debug: Literal[0, 1, 2] = Field(
         default=0, description="0: warn on slow paths; 1: a line per new selection; 2: the whole report"
     )
-    debug_format: Literal["text", "json"] = "text"
-    debug_file: str | None = Field(default=None, description="append there instead of standard error")
-    debug_ranks: Literal["0", "all"] = Field(default="0", description="which ranks speak")
+    debug_format: Literal["text", "json"] = Field(
+        default="text", description="json: one object per line instead of text"
+    )
+    debug_file: str | None = Field(
+        default=None,
+        description="append there, not to standard error; {rank}, {host} and {pid} in it are replaced",
+    )
+    debug_ranks: Literal["0", "all"] = Field(
+        default="0", description="which ranks print: rank 0 alone, or all"
+    )
     check: bool = Field(
         default=False, description="read cu_seqlens and masks back from the GPU to check them (synchronises)"
     )
     selfcheck: Annotated[Literal["0", "unproven", "all"], BeforeValidator(_read_selfcheck)] = Field(
         default="unproven", description="whose first call is compared with tiled"
     )
+    replay_dir: str | None = Field(
+        default=None, description="a kernel that refuses or is wrong leaves a file there: attnsel replay"
+    )
+    replay_data: bool = Field(default=False, description="such a file comes with the tensors' numbers")
 
 
 _POLICY_FIELDS = frozenset(Policy.model_fields)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from attnsel._flash_attn_wheels import BUILT
@@ -77,7 +78,9 @@ def flash_attn_wheel(
     torch, cuda, python = env.torch[:2], env.cuda.major, env.python[:2]
     nearest: tuple[tuple[int, ...], Wheel] | None = None
     other_abi = ""
-    for wheel, both_abis in _wheels(python, wanted):
+    for release, wheel, both_abis in _wheels(python):
+        if wanted is not None and not wanted(release):
+            continue
         if (wheel.torch, wheel.cuda_major, wheel.python) == (torch, cuda, python):
             if abi or both_abis:
                 return wheel._replace(new_abi=abi)
@@ -90,19 +93,21 @@ def flash_attn_wheel(
     return NoWheel(why, None if nearest is None else nearest[1])
 
 
-def _wheels(python: tuple[int, ...], wanted: Wanted | None) -> Iterator[tuple[Wheel, bool]]:
+@lru_cache(maxsize=16)
+def _wheels(python: tuple[int, ...]) -> tuple[tuple[Version, Wheel, bool], ...]:
     """Newest release first, for each release, CUDA and torch the wheel of the nearest Python, and whether
     there is one for the old C++ ABI too."""
+    found = []
     for line in BUILT:
         release, cuda, *cells = line.split()
-        if wanted is not None and not wanted(Version.parse(release)):
-            continue
         for cell in cells:
             torch, _, pythons = cell.rstrip("!").partition(":")
             major, minor = torch.split(".")
             first, last = map(int, pythons.split("-"))
             there = min(max(python[1], first), last)
-            yield Wheel(release, cuda, (int(major), int(minor)), (3, there), True), not cell.endswith("!")
+            wheel = Wheel(release, cuda, (int(major), int(minor)), (3, there), True)
+            found.append((Version.parse(release), wheel, not cell.endswith("!")))
+    return tuple(found)
 
 
 def _new_abi(env: Environment) -> bool:

@@ -99,8 +99,9 @@ class Result(NamedTuple):
     """What a forward gives back.
 
     ``lse`` is natural-log, float32 (float64 for float64 inputs), ``[b, h, s_q]`` (packed: ``[h, t_q]``),
-    sinks included. ``max_logit`` is ``[h]`` of that type, the largest score any visible pair had, sinks not
-    counted, -inf where there is none. ``saved`` is the backend's own and goes back to its backward untouched.
+    sinks included; it may be None where ``need_lse`` is not set. ``max_logit`` is ``[h]`` of that type, the
+    largest score any visible pair had, sinks not counted, -inf where there is none. ``saved`` is the
+    backend's own and goes back to its backward untouched.
 
     A backward may also be given an ``out`` and ``lse`` that were merged, or that another kernel's forward
     gave, with nothing saved: where a kernel gives ``lse``, its backward starts from these two alone (but for
@@ -108,7 +109,7 @@ class Result(NamedTuple):
     """
 
     out: Tensor
-    lse: Tensor | None
+    lse: Tensor | None = None
     max_logit: Tensor | None = None
     saved: tuple[Any, ...] = ()
 

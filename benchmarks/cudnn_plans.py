@@ -33,7 +33,7 @@ def without_a_gpu() -> torch.device:
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import emulated_cudnn
 
-    emulated_cudnn.pygraph.execute = lambda *unused, **none: None  # type: ignore[method-assign]
+    emulated_cudnn.pygraph.execute = lambda *unused, **none: None
     made = session.Session(emulated_cudnn, object(), torch.device("cpu"), ("9.13.0", "emulated"))
     session.current = lambda device: made
     torch.set_num_threads(1)

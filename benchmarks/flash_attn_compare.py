@@ -146,9 +146,8 @@ class Call:
 
         def sequences(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             rows = [t.split(self.lengths) for t in (q, k, v)]
-            return torch.cat(
-                [attend(*(t[None] for t in each), causal)[0] for each in zip(*rows, strict=True)]
-            )
+            each = zip(*rows, strict=True)
+            return torch.cat([attend(a[None], b[None], c[None], causal)[0] for a, b, c in each])
 
         return self._with_gradients(sequences, parts)
 

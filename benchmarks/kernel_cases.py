@@ -73,7 +73,7 @@ class Case(NamedTuple):
     def params(self) -> AttentionParams:
         """The question the rules are asked."""
         return AttentionParams(
-            dtype=self.dtype,  # type: ignore[arg-type]
+            dtype=self.dtype,
             batch_size=self.batch,
             num_heads=self.heads,
             num_gqa_groups=self.groups,

@@ -114,9 +114,10 @@ def columns(names: Sequence[str] = ()) -> list[Column]:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         found.append(Column(name, name, kernel))
-        if "variant" in inspect.signature(kernel.forward).parameters:
+        chosen: Any = kernel.forward  # of some kernels it takes a variant
+        if "variant" in inspect.signature(chosen).parameters:
             for variant in VARIANTS.get(name, ()):
-                other = kernel._replace(forward=partial(kernel.forward, variant=variant))
+                other = kernel._replace(forward=partial(chosen, variant=variant))
                 found.append(Column(f"{name} {variant}", name, other, ("forward",)))
     return found
 

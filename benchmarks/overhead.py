@@ -32,7 +32,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces it
 try:
     import torch
 except ModuleNotFoundError:
-    torch = None  # type: ignore[assignment]
+    torch = None
 
 HIT_US = {("bshd", False): 2.0, ("bshd", True): 3.0, ("sbhd", False): 3.0, ("sbhd", True): 3.0}
 NEW_LENGTH_US = 25.0

@@ -73,12 +73,12 @@ def rows(count: int) -> list[Row]:
         "forward, packed": packed(),
         "decode and merge": call(1, 4096),
     }.items():
-        made.append(compared(name, lambda s=spec, i=inputs: run.forward(s, i), count))  # type: ignore[misc]
+        made.append(compared(name, lambda s=spec, i=inputs: run.forward(s, i), count))
     for name, (spec, inputs) in {"backward": call(48, 48), "backward, packed": packed()}.items():
         result = run.forward(spec, inputs)
         dout = torch.zeros_like(result.out)
         made.append(
-            compared(name, lambda s=spec, i=inputs, r=result, d=dout: run.backward(s, i, r, d), count)  # type: ignore[misc]
+            compared(name, lambda s=spec, i=inputs, r=result, d=dout: run.backward(s, i, r, d), count)
         )
     return made
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the record goes")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    mock_gpu._Launcher.__call__ = lambda self, *arguments: None  # type: ignore[method-assign]
+    mock_gpu._Launcher.__call__ = lambda self, *arguments: None
     with mock_gpu.launching(90):
         found = rows(options.count)
     show("Triton launches · no GPU: Python's part of a call for an H100", found)

@@ -30,11 +30,16 @@ from attnsel.cli.output import (
     plain_warnings,
     settle_width,
 )
+from attnsel.cli.program import WITH_VALUE, own_words
 from attnsel.errors import InvalidInput, short
 
 COMMANDS = {
     "explain": ("attnsel.cli.explain:explain", "which kernel runs, why the others cannot, how to get them"),
     "matrix": ("attnsel.cli.matrix:matrix", "the answer over a grid of any two fields"),
+    "can-i-use": (
+        "attnsel.cli.can_i_use:can_i_use",
+        "which kernels have a feature, on which GPUs, from which release on",
+    ),
     "rules": ("attnsel.cli.rules:rules", "everything that is known, one entry per rule"),
     "rule": ("attnsel.cli.rules:rule", "the page of one rule: why, since when, how sure, examples"),
     "gpus": ("attnsel.cli.gpus:gpus", "the GPUs that --gpu knows"),
@@ -47,6 +52,9 @@ COMMANDS = {
         "the GPU tests and the kernel benchmark on this card, into one file",
     ),
     "run": ("attnsel.cli.run:run", "a program that imports flash_attn, where there is no flash_attn"),
+    "report": ("attnsel.cli.report:report", "the files of many ranks in one answer: who differs, and why"),
+    "replay": ("attnsel.cli.replay:replay", "a call that fell back, was refused or came out wrong, again"),
+    "watch": ("attnsel.cli.watch:watch", "an unmodified program, and what attention it runs"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
     "completion": ("attnsel.cli.completion:completion", "a script that completes commands in a shell"),
 }
@@ -97,7 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed: print() would take standard output instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is None and words[:1] != ["run"]:
+    runs = words[0] if words and words[0] in WITH_VALUE else ""
+    if sys.stdout is None and not runs:
         complain("standard output is closed: nothing can be written")
         return CANNOT_WRITE
     for stream in (sys.stdout, sys.stderr):
@@ -106,10 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if reconfigure is not None:
                 reconfigure(errors="replace")
     try:
-        if words[:1] == ["run"]:
-            from attnsel.cli.run import own_words
-
-            words[1:] = own_words(words[1:])
+        if runs:
+            words[1:] = own_words(words[1:], WITH_VALUE[runs])
             code = _call(words)  # warnings are the program's
         else:
             settle_width()

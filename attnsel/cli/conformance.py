@@ -109,7 +109,7 @@ def conformance(
         from attnsel.cli.conformance_executed import DEFAULT, conformance_executed
 
         chosen_archs = _numbers("--arch", arch, ARCHS) or DEFAULT
-        return conformance_executed(chosen_archs, case, quick, jobs or len(os.sched_getaffinity(0)), json)
+        return conformance_executed(chosen_archs, case, quick, jobs or _cores(), json)
     if case or quick:
         raise InvalidInput("--case" if case else "--quick", case or quick, "needs --execute")
     from attnsel.cli.conformance_compiled import conformance_compiled
@@ -124,7 +124,14 @@ def conformance(
     if dtype:
         chosen["dtypes"] = _names("--dtype", dtype, ("bf16", "fp16", "fp32"))
     wanted = gate.configurations(_numbers("--arch", arch, ARCHS) or ARCHS, **chosen)
-    return conformance_compiled(wanted, jobs or len(os.sched_getaffinity(0)), compare, loops, json)
+    return conformance_compiled(wanted, jobs or _cores(), compare, loops, json)
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system says so; else those that there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _names(flag: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,18 +7,33 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 from cyclopts import Parameter
 
+from attnsel.cli.as_dispatcher import As, SwitchFlag, asked_of
 from attnsel.cli.flags import OUTPUT, THE_MACHINE, CudnnLib, Json, Markdown, one_form
+from attnsel.cli.logs import FromLog, explain_log
 from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_json, print_text, text_width
 from attnsel.cli.question import Question, asks
 from attnsel.errors import InvalidInput
+from attnsel.report.dispatched import render_dispatched_short
 from attnsel.report.markdown import fenced, render_markdown
 from attnsel.report.short import render_short
 from attnsel.rules import REGISTRY
-from attnsel.selection.select import Selection, select
+from attnsel.selection.select import Selection
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.plan import Plan
     from attnsel.params import AttentionParams
+
+
+_NOT_OF_A_LOG = (
+    "ask-library",
+    "sources",
+    "gpus-per-node",
+    "link-gbs",
+    "network-gbs",
+    "short",
+    "as",
+    "switch",
+)
 
 
 class Reported(Protocol):
@@ -31,6 +46,7 @@ class Reported(Protocol):
 def explain(
     question: Question,
     *,
+    from_log: FromLog = None,
     ask_library: Annotated[
         bool, Parameter(group=OUTPUT, negative="", show_default=False, help="ask the real libcudnn too")
     ] = False,
@@ -41,6 +57,8 @@ def explain(
         ),
     ] = False,
     cudnn_lib: CudnnLib = None,
+    as_: As = None,
+    switch: SwitchFlag = None,
     gpus_per_node: Annotated[
         int | None, Parameter(group=THE_MACHINE, help="with --cp-size: GPUs that share the fast links")
     ] = None,
@@ -71,21 +89,36 @@ def explain(
     --cp-size spreads one sequence over ranks and adds a plan: what each rank runs and sends, which
     --cp-comm-type is open and why the others are not, and an estimate that ranks them.
 
+    --as torch, te or transformers tells first what that library would choose by itself: its kernels in its
+    order, every reason against each (it gives the first, or none), the --switch NAME=VALUE that hold, and
+    in one sentence how attnsel's choice differs.
+
     --json prints one object: backend (the choice, or null), params, environment (with warnings),
     policy, candidates (best first: name, verdict, eligible, executable, plan_only, unproven,
     executed_off_gpu, placed_by, adaptations, reasons), hints (remarks on the question: code, title,
     message, instead, first, source) and unlocks (smallest sets of changes that make a
     refused candidate eligible, as text, as lines to paste and as fields with their new values); with
+    --as also dispatched (dispatcher, release, call, offers, chosen, difference), with
     --ask-library also library (judge, cudnn, cudnn_frontend, supported, rules, agree, answers, notes; or
     missing and message), with --cp-size also context_parallel (planned_for, exchanges, estimated_on).
 
-    Exit code: 0 a backend was found, 2 bad input, 3 no backend.
+    --from-log FILE explains what a log or a pasted error says of attention instead (docs/how-to/logs.md):
+    for each call in it what happened, why, and what helps. --json then has calls and machine.
+
+    Exit code: 0 a backend was found, 2 bad input, 3 no backend, or a log with nothing known in it.
     """
     one_form(short=short, markdown=markdown, json=json)
+    if from_log is not None:
+        given = (ask_library or cudnn_lib, sources, gpus_per_node, link_gbs, network_gbs, short, as_, switch)
+        for name, value in zip(_NOT_OF_A_LOG, given, strict=True):
+            if value:
+                raise InvalidInput(f"--{name}", None, "says nothing with --from-log")
+        return explain_log(from_log, question, markdown=markdown, json=json)
     for name in ("sources",) if sources and (short or json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
+    asked = asked_of(as_, switch)
     params = question.ask()
-    selection = select(params, question.where(), policy=question.policy)
+    selection = asked.select(params, question.where(), question.policy)
     for flag, why in idle(params, question.flags):
         complain(f"{flag} changes nothing {why}")
     library = None
@@ -130,7 +163,11 @@ def _print(
         blocks = [fenced(part.report(width).strip("\n"), "text") for part in more]
         print_text("\n\n".join([render_markdown(selection, sources), *blocks]))
         return
-    print_text(render_short(selection, width) if short else selection.report(width, sources))
+    if short:
+        brief = render_short if selection.dispatched is None else render_dispatched_short
+        print_text(brief(selection, width))
+    else:
+        print_text(selection.report(width, sources))
     for part in more:
         print_text(part.report(width))
 

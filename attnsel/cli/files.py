@@ -140,6 +140,9 @@ def _open(path: str, flags: int) -> int:
 
 def _from_pipe(pipe: int) -> bytes:
     """All of a named pipe, or of ``<(command)``. Raises OSError where nobody begins to write."""
+    if sys.platform == "win32":  # it was opened as it is: reading waits
+        with open(pipe, "rb", closefd=False) as file:
+            return file.read(_MOST_CHARACTERS + 1)
     data = bytearray()
     until = time.monotonic() + _PATIENCE
     while len(data) <= _MOST_CHARACTERS:

@@ -23,7 +23,8 @@ from attnsel.recipes import KINDS
 THE_CALL = Group("The call", help=IN_HELP, sort_key=1)
 THE_MACHINE = Group("The machine", sort_key=2)
 POLICY = Group("Policy", sort_key=3)
-OUTPUT = Group("Output", sort_key=4)
+OTHER = Group("Another library's choice", sort_key=4)
+OUTPUT = Group("Output", sort_key=5)
 
 Json = Annotated[
     bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print JSON instead of text")

@@ -14,10 +14,12 @@ from cyclopts import Group, Parameter
 
 from attnsel._schemas import stamped
 from attnsel.candidates import CANDIDATES
+from attnsel.cli.as_dispatcher import As, Asked, SwitchFlag, asked_of
 from attnsel.cli.axes import MOST_CELLS, Axis, read_axis
 from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, print_json, print_text, wrap
 from attnsel.cli.question import Question, asks, with_recipe
+from attnsel.dispatchers import Dispatch
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, printable
 from attnsel.params import AttentionParams
@@ -26,8 +28,9 @@ from attnsel.report import environment_words, params_words
 from attnsel.report.markdown import escape, fenced
 from attnsel.report.markdown import table as markdown_table
 from attnsel.rules import REGISTRY
-from attnsel.selection.select import Selection, select
+from attnsel.selection.select import Selection
 
+_DIFFERS = "≠  attnsel runs another kernel; attnsel explain --as says which and why"
 _NOTES = {
     "?": "nobody has checked",
     "+": "after an exact change of the call, which its backend makes",
@@ -63,6 +66,8 @@ def matrix(
         str | None,
         Parameter(group=_GRID, help="ask about this candidate instead of which one is chosen"),
     ] = None,
+    as_: As = None,
+    switch: SwitchFlag = None,
     csv: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print CSV")] = False,
     markdown: Markdown = False,
     json: Json = False,
@@ -72,11 +77,13 @@ def matrix(
     A field is one of the call's (head_dim_qk, max_seqlen_kv, dtype, …; also fp8_recipe), gpu, or a
     component (cudnn, torch, …). Values stand between commas; 64:256:+64 counts up and 1k:16k:*2
     multiplies, both ends included; window_size=128x0 is a pair. Every other flag holds for all cells.
-    Combinations that contradict themselves are "invalid" cells.
+    Combinations that contradict themselves are "invalid" cells. --as torch, te or transformers shows what
+    that library would choose by itself, and ≠ where attnsel runs another kernel.
 
     --json prints one object: rows and cols (field, values), candidate, cells: a list per row of
     {backend, verdict, codes, adaptations, unproven} or {invalid: message}. backend is the chosen one,
-    or null; the others speak of it, or of --candidate.
+    or null; the others speak of it, or of --candidate. With --as also dispatcher, and in each cell
+    dispatched (the other's choice, or null) and same.
 
     Exit code: 0 some cell has a backend, 2 bad input or no valid cell, 3 no cell has one.
     """
@@ -92,7 +99,10 @@ def matrix(
     size = len(down.values) * len(along.values)
     if size > MOST_CELLS:
         raise InvalidInput("--cols", cols, f"makes {size} cells with --rows; at most {MOST_CELLS}")
-    grid = Grid(question, down, along, candidate)
+    asked = asked_of(as_, switch)
+    if asked.dispatcher is not None and candidate is not None:
+        raise InvalidInput("--as", as_, "cannot go with --candidate: one question at a time")
+    grid = Grid(question, down, along, candidate, asked)
     with _no_collections():
         cells = list(_watched(grid.cells(), size))
     table = [cells[i : i + len(along.values)] for i in range(0, len(cells), len(along.values))]
@@ -110,8 +120,11 @@ def matrix(
 class Grid:
     """The questions of a grid, asked row by row; parameters and environments are built once each."""
 
-    def __init__(self, question: Question, down: Axis, along: Axis, candidate: str | None) -> None:
+    def __init__(
+        self, question: Question, down: Axis, along: Axis, candidate: str | None, asked: Asked
+    ) -> None:
         self.question, self.down, self.along, self.candidate = question, down, along, candidate
+        self.asked = asked
         self.first_error: InvalidInput | None = None
         self.seen: list[Selection] = []  # a few, to tell what all cells have in common
         self._calls: dict[tuple[int, int], AttentionParams | InvalidInput] = {}
@@ -126,10 +139,16 @@ class Grid:
                 if isinstance(call, InvalidInput):
                     yield Cell("invalid", False, (), {"invalid": str(call)})
                     continue
-                selection = select(call, self._machine(row, col), policy=self.question.policy)
+                selection = self.asked.select(call, self._machine(row, col), self.question.policy)
                 if len(self.seen) < 2 or (row in corner_rows and col in corner_cols):
                     self.seen.append(selection)
-                yield _chosen(selection) if self.candidate is None else _judged(selection, self.candidate)
+                yield self._cell(selection)
+
+    def _cell(self, selection: Selection) -> Cell:
+        if self.candidate is not None:
+            return _judged(selection, self.candidate)
+        cell = _chosen(selection)
+        return cell if selection.dispatched is None else _dispatched(selection, selection.dispatched, cell)
 
     def _call(self, row: int, col: int) -> AttentionParams | InvalidInput:
         # An axis of the machine does not change the call: one object serves the whole row or column.
@@ -171,6 +190,15 @@ def _chosen(selection: Selection) -> Cell:
         return Cell("none", False, (), {"backend": None, "verdict": "refused", "codes": list(codes)})
     found = selection[name]
     return Cell(name + _marks(found), True, (), {"backend": name, **_facts(found)})
+
+
+def _dispatched(selection: Selection, dispatch: Dispatch, ours: Cell) -> Cell:
+    """The cell that names what another library's chooser takes."""
+    theirs = dispatch.chosen
+    same = (theirs.candidate if theirs is not None else None) == selection.backend
+    taken = None if theirs is None else theirs.name
+    data = {**ours.data, "dispatched": taken, "same": same}
+    return Cell(f"{taken or 'none'}{'' if same else ' ≠'}", theirs is not None, (), data)
 
 
 def _judged(selection: Selection, name: str) -> Cell:
@@ -242,6 +270,7 @@ def _as_dict(grid: Grid, table: list[list[Cell]]) -> dict[str, Any]:
         "rows": {"field": grid.down.field, "values": list(grid.down.labels)},
         "cols": {"field": grid.along.field, "values": list(grid.along.labels)},
         "candidate": grid.candidate,
+        "dispatcher": grid.asked.dispatcher,
         "cells": [[cell.data for cell in row] for row in table],
     }
 
@@ -290,6 +319,8 @@ def _legend(grid: Grid, cells: list[Cell]) -> list[str]:
             lines.append(f"  {mark}  {meaning}")
     if "none" in shown:
         lines.append("  none  no candidate can run; attnsel explain says why")
+    if any(text.endswith("≠") for text in shown):
+        lines.append(f"  {_DIFFERS}")
     if "invalid" in shown:
         first = next(cell.data["invalid"] for cell in cells if "invalid" in cell.data)
         lines += wrap(f"contradicts itself, such as: {first}", "  invalid  ")

@@ -42,6 +42,7 @@ _PATTERNS = (
     r"(?P<yes>✔)",
     r"(?P<no>✖)",
     r"(?<!\S)(?P<unknown>\?)(?!\S)",
+    r"(?P<unknown>[◐▷◁△])",
     r"\b(?P<code>[A-Z]{2,}\d{3})\b",
     r"(?P<quiet>\[(?:library|compiler|source|documented|reported|measured|policy|runtime)\])",
     r"(?P<quiet>· placed by )",
@@ -214,4 +215,6 @@ def _box() -> Any:
 
 
 def _style_of(cell: str) -> str:
-    return {"✔": "green", "✖": "red", "?": "yellow", "i": ""}.get(cell[:1], "")
+    return {"✔": "green", "✖": "red", "?": "yellow", "i": "", **dict.fromkeys("◐▷◁△", "yellow")}.get(
+        cell[:1], ""
+    )

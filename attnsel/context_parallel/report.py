@@ -113,7 +113,7 @@ def _open(plan: Plan, exchange: Exchange) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _fold(text: str, width: int, lead: str, indent: str | None = None) -> list[str]:

@@ -30,7 +30,7 @@ class _Put(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
         ctx.save_for_backward(indices)
         out = values.new_zeros(first_axis_dim, *values.shape[1:])
-        return out.index_copy_(0, indices, values)
+        return out.index_copy_(0, indices.long(), values)  # transformers decodes with int32
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

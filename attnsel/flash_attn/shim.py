@@ -9,17 +9,16 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import multiprocessing.spawn
 import pkgutil
 import subprocess
 import sys
 import threading
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnsel._child import python
+from attnsel._spawned import first_in_children, no_longer_in_children
 
 logger = logging.getLogger("attnsel")
 
@@ -84,7 +83,7 @@ def install(*, force: bool = False) -> Installation | None:
     """
     global _state
     with _lock:
-        if _state is not None and sys.modules.get(NAME) is _state.ours[NAME]:
+        if _state is not None and is_installed():
             return _state.installed
         why = _why_install(force)
         if why is None:
@@ -94,10 +93,17 @@ def install(*, force: bool = False) -> Installation | None:
         before = {name: sys.modules[name] for name in NAMES if name in sys.modules}
         sys.modules.update(ours)
         _adopt(ours)
-        multiprocessing.spawn.get_preparation_data = _preparation
+        # Without a second probe: this process has decided already.
+        first_in_children(__name__, f"from {__name__} import install; install(force=True)")
         _state = _State(Installation(NAMES, version, why), ours, before)
         logger.info("%s", _state.installed)
         return _state.installed
+
+
+def is_installed() -> bool:
+    """Whether ``flash_attn`` is attnsel's in this process."""
+    with _lock:
+        return _state is not None and sys.modules.get(NAME) is _state.ours[NAME]
 
 
 def uninstall() -> bool:
@@ -112,8 +118,7 @@ def uninstall() -> bool:
             del sys.modules[name]
             if name in _state.before:
                 sys.modules[name] = _state.before[name]
-        if multiprocessing.spawn.get_preparation_data is _preparation:
-            multiprocessing.spawn.get_preparation_data = _stdlib_preparation
+        no_longer_in_children(__name__)
         logger.info("%s is no longer attnsel's in this process", NAME)
         _state = None
         return True
@@ -216,24 +221,3 @@ def _adopt(ours: dict[str, ModuleType]) -> None:
         parent, _, leaf = name.rpartition(".")
         if parent in (NAME, _LAYERS) and name not in ours and module is not None:
             setattr(ours[parent], leaf, module)
-
-
-# ---- spawned processes ------------------------------------------------------------------------------
-
-# A spawned process imports the program's main module first. Only what is unpickled with the preparation data
-# of multiprocessing runs before that.
-
-_stdlib_preparation = multiprocessing.spawn.get_preparation_data
-
-
-def _preparation(name: str) -> dict[str, Any]:
-    return {**_stdlib_preparation(name), "attnsel": _InChild()}
-
-
-class _InChild:
-    """Unpickling it installs, without a second probe: the parent has decided already."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        home = str(Path(__file__).resolve().parents[2])  # the child's sys.path is not the parent's yet
-        code = f"import sys; sys.path.append({home!r}); from attnsel.flash_attn.shim import install; "
-        return exec, (f"{code}install(force=True)",)

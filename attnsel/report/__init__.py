@@ -13,6 +13,7 @@ file         about
 ``reasons``  why the others do not, and the known bugs
 ``ways``     how to get them
 ``assumed``  what is assumed and would change a verdict
+``dispatched``  what another library's chooser takes, and the difference
 ``lines``    lines that keep to a width
 ===========  ==========================================================
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from attnsel.errors import printable
 from attnsel.report.assumed import assumption_words
+from attnsel.report.dispatched import difference, render_dispatched
 from attnsel.report.hints import hint_lines
 from attnsel.report.lines import fold, join_items
 from attnsel.report.ranked import ranked_lines
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from attnsel.selection.select import Selection
 
 __all__ = [
+    "difference",
     "environment_words",
     "one_line",
     "params_words",
@@ -44,6 +47,8 @@ __all__ = [
 
 def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
     """The whole answer."""
+    if selection.dispatched is not None:
+        return render_dispatched(selection, width, sources)
     lines = [*fold(verdict(selection), width), ""]
     lines += join_items(environment_words(selection.environment), width)
     where = tensor_words(selection.params) if selection.layout is None else []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from attnsel.candidates import CANDIDATES
 from attnsel.errors import printable
 from attnsel.report.assumed import assumption_words
+from attnsel.report.dispatched import offer_text, refusal_text
 from attnsel.report.hints import hint_lines
 from attnsel.report.lines import MARK
 from attnsel.report.ranked import adaptation_texts, runs_text
@@ -32,6 +33,9 @@ _OF_A_SHELL = {"pip", "git", "cd", "export", "unset", "conda", "apt-get"}
 
 def render_markdown(selection: Selection, sources: bool = False) -> str:
     """The whole answer."""
+    if selection.dispatched is not None:
+        own = selection.alone()
+        return "\n\n".join([*_dispatched(selection, sources), "attnsel's own answer:", render_markdown(own)])
     env, p = selection.environment, selection.params
     facts = [" · ".join(environment_words(env)), " · ".join(params_words(p))]
     policy = policy_words(selection)
@@ -63,6 +67,29 @@ def _rows(selection: Selection) -> list[tuple[str, str, str]]:
             codes = ", ".join(dict.fromkeys(reason.code for reason in c.reasons))
             rows.append((MARK["refused"], code(c.name), escape(codes)))
     return rows
+
+
+def _dispatched(selection: Selection, sources: bool) -> list[str]:
+    """What another library's chooser takes: the sentence, the facts, its kernels with every reason."""
+    dispatch = selection.dispatched
+    assert dispatch is not None
+    held = ", ".join(f"{name}={value}" for name, value in dispatch.switches) or "none set"
+    facts = [f"call: {dispatch.call}", f"switches: {held}"]
+    if dispatch.inferred:
+        facts.append(f"read in {dispatch.read}: {dispatch.inferred}")
+    lines = []
+    for place, offer in enumerate(dispatch.offers, 1):
+        mark = MARK["eligible" if offer.taken else "refused"]
+        text = offer_text(offer, dispatch.chosen)
+        lines.append(f"{place}. {mark} {code(offer.name)}{f' {escape(text)}' if text else ''}")
+        for refusal in offer.refusals:
+            lines.append(f"   - {escape(refusal_text(refusal))}")
+            if sources:
+                lines.append(f"     Source: {escape(refusal.source)}")
+    parts = [f"**{escape(selection.difference)}**", fenced("\n".join(map(printable, facts)), "text")]
+    parts += ["\n".join(lines)] if lines else []
+    parts += [escape(f"It says: {dispatch.error}")] if dispatch.error else []
+    return [*parts, *(escape(note) for note in dispatch.notes)]
 
 
 def _reasons(selection: Selection, sources: bool) -> list[str]:

@@ -30,9 +30,9 @@ def render_short(selection: Selection, width: int = 80) -> str:
     for assumption in selection.assumptions[:1]:
         words = fold(printable(assumption_words(assumption)), width, "   ? ", "     ")
         assumed = _at_most(_ASSUMPTION, words, width)
-    assumed += [_cut(printable(line), width) for line in hint_lines(selection, _WIDE)[:1]]
+    assumed += [cut(printable(line), width) for line in hint_lines(selection, _WIDE)[:1]]
     shown = _candidate_lines(selection, _CANDIDATES - len(assumed))
-    lines += [*(_cut(printable(line), width) for line in shown), *assumed]
+    lines += [*(cut(printable(line), width) for line in shown), *assumed]
     lines += _at_most(_WAY, _way_lines(selection, width), width)
     return "\n".join(lines)
 
@@ -78,8 +78,8 @@ def _way_lines(selection: Selection, width: int) -> list[str]:
 def _at_most(most: int, lines: list[str], width: int) -> list[str]:
     if len(lines) <= most:
         return lines
-    return [*lines[: most - 1], _cut(f"{lines[most - 1]} …", width)]
+    return [*lines[: most - 1], cut(f"{lines[most - 1]} …", width)]
 
 
-def _cut(line: str, width: int) -> str:
+def cut(line: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"

@@ -67,7 +67,7 @@ def _way_lines(unlock: Unlock, selection: Selection, width: int, lead: str) -> l
     lines = fold(text, width, lead, "      ")
     for paste in unlock.paste.splitlines():
         if paste not in unlock.change:
-            lines += [f"      {line}" for line in _shell_lines(paste, width - 6)]
+            lines += [f"      {line}" for line in shell_lines(paste, width - 6)]
     for sentence in () if install is None else install.why:
         lines += fold(sentence, width, "      # ", "      # ")
     return lines
@@ -93,7 +93,7 @@ def _gpu_lines(unlocks: Iterable[Unlock], width: int) -> list[str]:
     return fold(f"On another GPU: {text}", width, "  ", "      ") if text else []
 
 
-def _shell_lines(paste: str, width: int) -> list[str]:
+def shell_lines(paste: str, width: int) -> list[str]:
     """A line to paste; one for pip is continued where it does not fit."""
     command, index = "pip install ", " --index-url "
     if len(paste) <= width or not paste.startswith(command):

@@ -25,6 +25,7 @@ from attnsel.errors import NoBackendError
 from attnsel.layout import detect_layout
 from attnsel.params import read_dtype
 from attnsel.policy import Policy
+from attnsel.replay.leave import leave_nothing_runs, leave_refusals
 from attnsel.runtime import compiled, replay, selfcheck
 from attnsel.runtime.bind import Bound, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
@@ -80,6 +81,9 @@ def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
         try:
             selection.require()
         except NoBackendError as error:
+            if call.settings.replay_dir:
+                leave_refusals(call, learned, selection)
+                leave_nothing_runs(call, selection)
             raise error from cause
         assert selection.backend is not None
         debug.announce(selection, call.settings, call.config.label)
@@ -99,6 +103,8 @@ def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
         if learned and is_transformed():
             return bound, False, result
         record_refusals(learned, call.settings)
+        if learned and call.settings.replay_dir:
+            leave_refusals(call, learned, selection)
         record_length(selection)
         return bound, settled, result
 

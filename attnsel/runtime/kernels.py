@@ -92,6 +92,11 @@ _DEVICE_WORDS = (
 )
 
 
+def _no_backward(*arguments: Any) -> Grads:
+    """In the place of what a kernel that takes no training need not have."""
+    raise NotImplementedError("its record lists no training")
+
+
 def _load(name: str) -> Kernel:
     record = CANDIDATES[name]
     module, _, attribute = record.kernel.partition(":")
@@ -99,7 +104,8 @@ def _load(name: str) -> Kernel:
         held: Any = import_module(module)
         if attribute:
             held = getattr(held, attribute)
-        functions = [held.forward, held.backward]
+        trains = not record.plugin or "training" in record.takes
+        functions = [held.forward, held.backward if trains else getattr(held, "backward", _no_backward)]
         functions += [getattr(held, part, None) for part in ("prepare", "bind")]
     except KeyboardInterrupt:
         raise

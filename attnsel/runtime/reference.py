@@ -85,7 +85,7 @@ class Difference(NamedTuple):
 
 def choose_rows(spec: Spec, inputs: Inputs) -> list[RowBlock]:
     """Reads lengths, where there are any, on the host. Empty when no sequence has a query."""
-    sequences = [s for s in _sequences(spec, inputs) if s.len_q > 0]
+    sequences = [s for s in sequences_of(spec, inputs) if s.len_q > 0]
     if spec.dropout_p:  # entries are numbered by their place in the batch: only the first can stand alone
         sequences = [s for s in sequences if s.number == 0]
     if not sequences:
@@ -95,7 +95,8 @@ def choose_rows(spec: Spec, inputs: Inputs) -> list[RowBlock]:
     return [RowBlock(s, rows) for s in chosen for rows in _runs(spec, s)]
 
 
-def _sequences(spec: Spec, i: Inputs) -> list[SequenceSpan]:
+def sequences_of(spec: Spec, i: Inputs) -> list[SequenceSpan]:
+    """Where every sequence lies. Reads lengths, where there are any, on the host."""
     if not spec.packed:
         b = i.q.shape[0]
         room = i.k.shape[2] if i.block_table is None else 0
@@ -176,7 +177,7 @@ def compute(
     for number, piece in enumerate(pieces):
         s = piece.sequence
         if kv is None or kv[0] != s:
-            k, v = (widened(_keys(t, spec, inputs, s)) for t in (inputs.k, inputs.v))
+            k, v = (widened(keys_of(t, spec, inputs, s)) for t in (inputs.k, inputs.v))
             kv, dkv = (s, k, v), (torch.zeros_like(k), torch.zeros_like(v))
             if douts is not None:
                 numbers.setdefault("dk", []).append(dkv[0])
@@ -234,7 +235,7 @@ def _alone(
     return dataclasses.replace(spec, packed=False, q_offset=offset, return_max_logit=False), one
 
 
-def _keys(t: Tensor, spec: Spec, i: Inputs, s: SequenceSpan) -> Tensor:
+def keys_of(t: Tensor, spec: Spec, i: Inputs, s: SequenceSpan) -> Tensor:
     """One sequence's keys or values, ``[1, g, len_kv, d]``."""
     if i.block_table is not None:
         size = t.shape[2]

@@ -9,8 +9,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ def apply(
     The value is a RuntimeError where the process ended. Leaving early, an interrupt included, ends the rest.
     """
     waiting = deque(enumerate(wanted))
-    workers: dict[Connection, _Worker] = {}
+    workers: dict[Any, _Worker] = {}  # by the end of the pipe to it
     try:
         while waiting or workers:
             while waiting and len(workers) < jobs:
@@ -34,7 +35,7 @@ def apply(
                 workers[worker.pipe] = worker
                 worker.give(*waiting.popleft())
             for pipe in wait(list(workers)):
-                worker = workers[pipe]  # type: ignore[index]
+                worker = workers[pipe]
                 place, value = worker.place, worker.take()
                 if waiting and not isinstance(value, RuntimeError):
                     worker.give(*waiting.popleft())
@@ -75,6 +76,19 @@ def words_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".strip()[:500]
 
 
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """What is started here inherits that SIGINT is blocked. Windows has no such mask."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Worker:
     """A process that computes one value after the other, and what it is at."""
 
@@ -84,11 +98,8 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(function, theirs), daemon=True)
         # An interrupt from the keyboard reaches every process of the terminal: only the parent is to see it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _without_interrupts():
             self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.place = -1
 

@@ -94,7 +94,7 @@ def test_a_stride_that_a_kernel_cannot_take_is_refused_or_copied_and_counted(bac
         attention(q, q, q, backend=backend, adapt="never")
     assert {reason.code for reason in caught.value.selection[backend].reasons} & {"SDPA020", "TRITON008"}
     core = DotProductAttention(4, 8, qkv_format="bshd", attn_mask_type="no_mask", backend=backend)
-    assert_rounding(core(q, q, q), reference("bshd", *[q.double()] * 3, {}).flatten(-2))
+    assert_rounding(core(q, q, q), reference("bshd", q.double(), q.double(), q.double(), {}).flatten(-2))
     assert core.last_selection is not None
     (copy,) = core.last_selection[backend].adaptations
     assert (copy.name, copy.bytes) == ("contiguous", 3 * q.numel() * 4)

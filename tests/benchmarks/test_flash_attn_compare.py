@@ -48,8 +48,8 @@ def test_beside_plain_pytorch(tmp_path: Path, only: str) -> None:
 
 def test_beside_the_package_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = types.ModuleType("flash_attn")
-    package.__version__ = "2.8.4"
-    package.flash_attn_func = lambda q, k, v, causal=False: torch.zeros_like(q)
+    package.__version__ = "2.8.4"  # type: ignore[attr-defined]
+    package.flash_attn_func = lambda q, k, v, causal=False: torch.zeros_like(q)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     code, found = record(tmp_path, "--only", "flash_attn_func full forward")
     assert code == 0  # the rival's errors are the rival's
@@ -66,7 +66,7 @@ def test_a_package_that_refuses_the_device_is_no_rival(
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
 
     package = types.ModuleType("flash_attn")
-    package.flash_attn_func = refuse
+    package.flash_attn_func = refuse  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     _, found = record(tmp_path, "--only", "flash_attn_func full forward")
     assert "Ampere" in found["found"]

@@ -210,7 +210,7 @@ class Device:
 def test_a_sample_on_a_gpu_follows_a_flush_that_covers_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
     clock = clocks.CudaClock(CPU)
-    clock._buffer = device  # type: ignore[assignment]
+    clock._buffer = device
     monkeypatch.setattr(clock, "host", lambda call: 1500.0)  # microseconds; a flush takes a millisecond here
     device.asked.clear()
     found = clock.rounds([lambda: device.asked.append("call")], 2)
@@ -292,7 +292,7 @@ def test_compiling_calls_our_own_kernels_once_in_each_case_and_minds_no_failure(
 
     def forward(*call: object) -> Result:
         called.append("forward")
-        return tiled.forward(*call)  # type: ignore[arg-type]
+        return tiled.forward(*call)
 
     def fail(*call: object) -> Result:
         raise RuntimeError("not today")

@@ -36,7 +36,7 @@ def write(tmp_path, monkeypatch, capsys):
         triton_gate.main()
         return json.loads(table.read_text(encoding="utf-8")), capsys.readouterr().out
 
-    run.table = table
+    run.table = table  # type: ignore[attr-defined]
     return run
 
 

@@ -360,7 +360,7 @@ def definition(problem: Problem, dtype: torch.dtype, change: float = 0.0, seed: 
     found["max_logit"] = x.detach().amax((0, 2, 3)) if x.numel() else x.new_full(x.shape[1:2], -math.inf)
     wanted = {name: t for name, t in leaves.items() if t.requires_grad}
     if wanted:
-        into = {"outputs": [out], "grad_outputs": [widened(problem.dout)]}
+        into: dict[str, Any] = {"outputs": [out], "grad_outputs": [widened(problem.dout)]}
         if change:
             # A kernel rounds dout.v and dout.out apart from each other. Where one key has all the weight the
             # gradient is the difference of the two, equal but for that: like a small gradient into the LSE.

@@ -89,7 +89,7 @@ def attempt(words: list[str], stdin: bytes = b"", variables: dict[str, str] | No
         texts = []
         for stream in (out, err):
             stream.flush()
-            texts.append(stream.buffer.getvalue().decode())
+            texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
     if code not in WORDS:
         raise Wrong(f"exit code {code}")
     if took > SLOW:

@@ -112,7 +112,7 @@ class Problem:
                 places = [first + (i if masked else 0) for i in range(q.shape[0])]
                 q = turned(q, cos, sin, places, case["interleaved"])
             found.append((q, *held))
-        return found
+        return found  # type: ignore[return-value]
 
 
 def turned(
@@ -275,7 +275,7 @@ def definition(problem: Problem, dtype: torch.dtype, change: float = 0.0, seed: 
                 rows = sizes.split([*case["lens_q"], case["tail"]])
             into["outputs"] += live
             into["grad_outputs"] += [widened(row).T for row, _ in zip(rows, live, strict=False)]
-        grads = torch.autograd.grad(**into, inputs=list(leaves.values()))  # type: ignore[arg-type]
+        grads = torch.autograd.grad(**into, inputs=list(leaves.values()))  # type: ignore[call-overload]
         found |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
     return found
 

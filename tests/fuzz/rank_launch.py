@@ -158,15 +158,16 @@ class Fault:
             return lambda *arguments, **more: around(posted(*arguments, **more))
 
         batch_isend_irecv = dist.batch_isend_irecv
+        counted: dict[str, Any] = {name: within(getattr(dist, name)) for name in TRANSPORT}
         with (
-            mock.patch.multiple(
+            mock.patch.multiple(  # type: ignore[call-overload]
                 comm.Member,
                 **{
                     name: around(getattr(comm.Member, name))
                     for name in ("gather", "swap", "largest", "objects")
                 },
             ),
-            mock.patch.multiple(dist, **{name: within(getattr(dist, name)) for name in TRANSPORT}),
+            mock.patch.multiple(dist, **counted),
             mock.patch.object(comm.Ring, "post", posting(comm.Ring.post)),
         ):
             yield

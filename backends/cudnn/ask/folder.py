@@ -40,13 +40,12 @@ def private(folder: Path) -> Path:
         if not folder.is_dir():
             raise
     if hasattr(os, "geteuid"):
-        _check(folder)
+        _check(folder, os.geteuid())
         folder.chmod(_PRIVATE)  # as another umask, or an earlier attnsel, did not leave it
     return folder
 
 
-def _check(folder: Path) -> None:
-    me = os.geteuid()
+def _check(folder: Path, me: int) -> None:
     for place in _up(folder.absolute()):
         found = place.lstat()
         own = place == folder.absolute()

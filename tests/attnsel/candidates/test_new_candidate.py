@@ -34,7 +34,7 @@ from reference import attention_reference
 SUPPORT = ROOT / "tests" / "support"
 FILES = {
     "backends/direct/__init__.py": '"""Attention in two matrix products."""\n',
-    "backends/direct/kernel.py": (SUPPORT / "sample_plugin" / "sample_attention" / "kernel.py").read_text(),
+    "backends/direct/kernel.py": (ROOT / "examples/plugin/sample_attention/kernel.py").read_text(),
     "backends/direct/candidate.py": '''"""What ``direct`` is."""
 
 from attnsel.candidates.record import CandidateRecord

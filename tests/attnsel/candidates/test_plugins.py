@@ -17,7 +17,7 @@ from attnsel.selection.verdict import Violation
 from paths import ROOT
 from plugin_packages import by_hand, python
 
-SAMPLE = ROOT / "tests" / "support" / "sample_plugin"
+SAMPLE = ROOT / "examples" / "plugin"
 
 # Each is all of planning.py: what it does wrong, and words that must tell so.
 BROKEN = {
@@ -197,6 +197,21 @@ def test_it_runs_forward_and_backward(installed: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_its_own_tests_pass_where_it_is_installed(installed: Path) -> None:
+    run = "import pytest, sys; sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests']))"
+    done = python(f"import os; os.chdir({str(SAMPLE)!r}); {run}", installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+
+
+def test_what_it_says_it_holds_is_what_a_call_may_take(installed: Path) -> None:
+    asked = ("explain", "--gpu", "H100", "--seqlen", "32k", "--json")
+    candidates = json.loads(attnsel(*asked, site=installed).stdout)["candidates"]
+    (reason,) = next(c for c in candidates if c["name"] == "sample.plain")["reasons"]
+    assert reason["code"] == "MEMORY001"
+    assert "384 GiB scores" in reason["message"]  # 3 * 4 bytes * 2 * 16 * 32768 ** 2
+
+
 FALLS_BACK = """
 import warnings, torch, attnsel
 from attnsel.debug import FallbackWarning
@@ -214,7 +229,7 @@ torch.testing.assert_close(out, attnsel.attention(*tensors, backend="tiled"))
     ("kernel", "words"),
     [
         ("import no_such_library_of_acme", "no_such_library_of_acme"),
-        ("def forward(spec, inputs): pass", "no attribute 'backward'"),
+        ("def backward(*a): pass", "no attribute 'forward'"),
         (
             "def forward(spec, inputs): return {}['shape']\ndef backward(*a): pass",
             "KeyError: 'shape'",
@@ -227,6 +242,29 @@ def test_a_kernel_that_fails_gives_way_to_the_next(tmp_path: Path, kernel: str, 
         tmp_path, "acme", "PLUGIN = plugin(proven={'cpu'}, place='before sdpa.flash')", kernel=kernel
     )
     done = python(FALLS_BACK.replace("WORDS", words.replace('"', "'")), site)
+    assert done.returncode == 0, done.stderr
+
+
+FORWARD_ALONE = """
+import torch
+from attnsel.backends.contract import Result
+def forward(spec, inputs):
+    q, k, v = inputs[:3]
+    return Result((spec.softmax_scale * (q @ k.mT)).softmax(-1) @ v)
+"""
+
+
+def test_a_kernel_that_takes_no_training_needs_no_backward(tmp_path: Path) -> None:
+    site = by_hand(tmp_path, "acme", "PLUGIN = plugin()", kernel=FORWARD_ALONE)
+    code = """
+import warnings; warnings.simplefilter("error")
+import torch, attnsel
+q, k, v = torch.randn(3, 2, 40, 4, 16)
+with torch.no_grad():
+    out = attnsel.attention(q, k, v, attn_mask_type="no_mask", backend="acme")  # compared with tiled
+torch.testing.assert_close(out, attnsel.attention(q, k, v, attn_mask_type="no_mask", backend="tiled"))
+"""
+    done = python(code, site)
     assert done.returncode == 0, done.stderr
 
 

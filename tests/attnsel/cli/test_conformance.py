@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 
 import pytest
 
@@ -14,6 +15,7 @@ if None in map(importlib.util.find_spec, ("torch", "triton")):
 from attnsel.backends.triton import gate
 from attnsel.backends.triton.gate import KernelReport
 from attnsel.backends.triton.sass import LoopMix
+from attnsel.cli import conformance
 
 MIX = LoopMix(
     instructions=587, matrix=16, waits=1, mufu=66, local=0, shared=0, memory=16, barriers=9, shuffles=8,
@@ -152,3 +154,11 @@ def test_bad_input(run, found, line, words):
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_cores_are_counted_where_the_system_says_nothing_of_this_process(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # macOS, Windows
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert conformance._cores() == 6
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert conformance._cores() == 1

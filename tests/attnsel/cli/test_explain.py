@@ -31,7 +31,7 @@ def asked(monkeypatch, line: str) -> tuple[AttentionParams, Environment, Policy]
     """What reaches the engine."""
     got = []
     monkeypatch.setattr(
-        "attnsel.cli.explain.select", lambda p, e, policy: got.append((p, e, policy)) or select(p, e)
+        "attnsel.cli.as_dispatcher.select", lambda p, e, policy: got.append((p, e, policy)) or select(p, e)
     )
     assert main(line.split()) in (0, 3)
     return got[0]
@@ -322,7 +322,7 @@ def test_interrupted(run, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnsel.cli.explain.select", interrupt)
+    monkeypatch.setattr("attnsel.cli.as_dispatcher.select", interrupt)
     assert run("explain --gpu H100") == (130, "", "")
 
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from attnsel import AttentionParams, Environment, select
-from attnsel.cli import main
+from attnsel.cli import files, main
 
 pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
 
@@ -31,7 +31,7 @@ def asked(monkeypatch):
     def ask(words: list[str]) -> tuple[AttentionParams, Environment]:
         got = []
         monkeypatch.setattr(
-            "attnsel.cli.explain.select", lambda p, e, policy: got.append((p, e)) or select(p, e)
+            "attnsel.cli.as_dispatcher.select", lambda p, e, policy: got.append((p, e)) or select(p, e)
         )
         assert main(["explain", *words]) in (0, 3)
         return got[0]
@@ -190,3 +190,17 @@ def test_a_byte_order_mark_is_no_mistake(asked, tmp_path):
     file = tmp_path / "call.json"
     file.write_bytes(b'\xef\xbb\xbf{"num_heads": 4}')
     assert asked(["--gpu", "H100", "--params", str(file)])[0].num_heads == 4
+
+
+def test_on_windows_a_pipe_is_read_as_it_was_opened(monkeypatch):
+    """There the system has no os.set_blocking, and a read waits."""
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.delattr(os, "set_blocking")
+    monkeypatch.delattr(os, "get_blocking")
+    theirs, ours = os.pipe()
+    os.write(ours, b"{}")
+    os.close(ours)
+    try:
+        assert files._from_pipe(theirs) == b"{}"
+    finally:
+        os.close(theirs)

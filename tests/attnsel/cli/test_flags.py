@@ -24,7 +24,8 @@ def asked(monkeypatch, run):
     def ask(line: str) -> tuple[AttentionParams, Environment, Policy]:
         got = []
         monkeypatch.setattr(
-            "attnsel.cli.explain.select", lambda p, e, policy: got.append((p, e, policy)) or select(p, e)
+            "attnsel.cli.as_dispatcher.select",
+            lambda p, e, policy: got.append((p, e, policy)) or select(p, e),
         )
         code, _, err = run(line)
         assert code in (0, 3), err
@@ -385,7 +386,7 @@ def test_every_suggestion_is_a_flag(run):
         ("rules --gpu H100", "there is no flag --gpu; attnsel rules --help shows every flag"),
         ("explian", 'there is no command "explian". Did you mean "explain"?'),
         ("select", 'there is no command "select". Did you mean "explain"?'),
-        ("zzz", 'there is no command "zzz"; there are explain, matrix, rules'),
+        ("zzz", 'there is no command "zzz"; there are explain, matrix, can-i-use, rules'),
         ("--gpu H100", "--gpu comes before the command"),
         ("matrix", "--rows: a grid has two fields, such as: attnsel matrix --gpu H100 --rows head_dim_qk"),
         ("matrix --gpu H100 --rows heads=1,2", "--cols: a grid has two fields, such as"),

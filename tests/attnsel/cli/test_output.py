@@ -221,3 +221,33 @@ def test_bash_completes(typed, completed):
     assert set(completed) <= set(done.stdout.split()), done.stderr
     last = typed[-1].casefold()
     assert all(word.casefold().startswith(last) for word in done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("shell", "check"), [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "-n"])]
+)
+def test_the_shell_itself_reads_the_script(shell, check, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    file = tmp_path / "completion"
+    file.write_text(script(shell), encoding="utf-8")
+    done = subprocess.run([*check, str(file)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("attnsel ex", "explain"),
+        ("attnsel explain --num-h", "--num-heads"),
+        ("attnsel explain --dtype b", "bf16"),
+        ("attnsel matrix --attn-mask-type arb", "arbitrary"),
+    ],
+)
+def test_fish_completes(typed, completed, tmp_path):
+    file = tmp_path / "attnsel.fish"
+    file.write_text(script("fish"), encoding="utf-8")
+    ask = ["fish", "--no-config", "-c", f"source {file}; complete -C '{typed}'"]
+    done = subprocess.run(ask, capture_output=True, text=True, env={**os.environ, "HOME": str(tmp_path)})
+    assert completed in [line.split("\t")[0] for line in done.stdout.splitlines()], done.stderr

@@ -38,7 +38,7 @@ class Block(nn.Module):
 def make() -> tuple[Block, Tensor]:
     torch.manual_seed(0)
     block = Block()
-    nn.init.normal_(block.core.softmax_offset)  # type: ignore[arg-type]
+    nn.init.normal_(block.core.softmax_offset)
     return block, torch.randn(WORLD, 6, 32)
 
 

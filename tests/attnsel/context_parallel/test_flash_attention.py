@@ -47,12 +47,12 @@ def job(rank: int, size: int) -> dict[str, Any]:
     made: dict[str, Any] = {}
     found: dict[str, Any] = {}
     for case, comm in PAIRS:
-        component, version = RELEASES[case.backend]  # type: ignore[index]
+        component, version = RELEASES[case.backend]
         env = Environment.describe("H100", cudnn_frontend=None, triton=None, **{component: version})
         for module in (dispatch, question):
-            module.environment_of = lambda q, env=env: env
+            module.environment_of = lambda q, env=env: env  # type: ignore[attr-defined]
         dispatch.clear_cache()
-        with installed(int(case.backend[-1]), version):  # type: ignore[index]
+        with installed(int(case.backend[-1]), version):
             try:
                 group = ranks.groups_of(comm, rank, size, made)
                 module = case.make_module(cp_group=group, cp_comm_type=comm)

@@ -71,7 +71,7 @@ def test_a_step_is_planned_as_it_is_run(
     monkeypatch: pytest.MonkeyPatch, backend: str, arguments: dict[str, Any], comm: str
 ) -> None:
     seen: set[tuple[Any, ...]] = set()
-    stand_in = kernels.Kernel(len, len, lambda spec, inputs: seen.add(call_of(spec, inputs)))  # type: ignore[arg-type]
+    stand_in = kernels.Kernel(len, len, lambda spec, inputs: seen.add(call_of(spec, inputs)))
     monkeypatch.setitem(kernels.KERNELS, backend, stand_in)
     call = made(**arguments, backend=backend)
     a2a, ring = RANKS[comm]

@@ -95,7 +95,7 @@ X = torch.zeros(1, 10, 2)
         (lambda: shard_sequence(X, (2, 0)), r"x.shape\[1\] = 10: must be a multiple of 4.* pad to 12"),
         (lambda: shard_sequence(X, (2, 0), 3), "dim = 3: x has 3 dimensions"),
         (lambda: shard_sequence(X, (2, 2)), r"group = \(2, 2\): must be \(size, rank\) with"),
-        (lambda: shard_sequence(X, (2,)), r"group = \(2,\): must be a process group"),  # type: ignore[arg-type]
+        (lambda: shard_sequence(X, (2,)), r"group = \(2,\): must be a process group"),
         (lambda: shard_sequence(X, None), "group = None: torch.distributed is not initialised"),
         (lambda: sequence_positions(9, (1, 0)), "length = 9: must be a multiple of 2"),
         (lambda: unshard_sequence(X, (2, 0)), "cannot fetch other ranks' parts"),

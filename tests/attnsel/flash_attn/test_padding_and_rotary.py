@@ -211,3 +211,12 @@ def test_bad_rotary_input(change: dict[str, object], field: str) -> None:
     with pytest.raises(FlashAttentionError) as caught:
         apply_rotary_emb(**given)
     assert caught.value.field == field
+
+
+def test_int32_indices_are_taken_as_by_indexing():
+    """transformers pads the rows of a decoding step back by an int32 arange."""
+    rows = torch.randn(2, 3, 4, requires_grad=True)
+    padded = pad_input(rows, torch.arange(2, dtype=torch.int32), 2, 1)
+    assert torch.equal(padded[:, 0], rows)
+    padded.sum().backward()
+    assert rows.grad.eq(1).all()

@@ -54,7 +54,7 @@ def packed(fmt: str, group: str, g: int = G) -> Triple:
     if group == "h3d":
         return empty(fmt, H, 3).unbind(axis + 1)  # type: ignore[return-value]
     if group == "(h+2hg)d":
-        return empty(fmt, H + 2 * g).split([H, g, g], axis)  # type: ignore[return-value]
+        return empty(fmt, H + 2 * g).split([H, g, g], axis)
     if group == "hg(h/hg+2)d":
         buffer = empty(fmt, g, H // g + 2)
         k, v = buffer.select(axis + 1, H // g), buffer.select(axis + 1, H // g + 1)
@@ -213,7 +213,7 @@ class Tag(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=torch.float32)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         raise NotImplementedError(func)
 
 

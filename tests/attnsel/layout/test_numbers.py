@@ -114,12 +114,12 @@ def questions(draw: st.DrawFn) -> dict[str, Any]:
     s_kv = draw(st.sampled_from([s_q, s_q, 1, 4]))
     lengths: tuple[list[int], list[int]] = ([], [])
     if fmt == "thd":
-        lengths = tuple([draw(st.integers(0, n)) for _ in range(b)] for n in (s_q, s_kv))  # type: ignore[assignment]
+        lengths = tuple([draw(st.integers(0, n)) for _ in range(b)] for n in (s_q, s_kv))
         shapes = [(sum(lengths[0]), h, d), (sum(lengths[1]), g, d), (sum(lengths[1]), g, e)]
     else:
         order = {"bshd": "bshd", "sbhd": "sbhd", "bhsd": "bhsd"}[fmt]
         shapes = [
-            tuple({"b": b, "s": s, "h": n, "d": width}[letter] for letter in order)  # type: ignore[misc]
+            tuple({"b": b, "s": s, "h": n, "d": width}[letter] for letter in order)
             for s, n, width in ((s_q, h, d), (s_kv, g, d), (s_kv, g, e))
         ]
     return {

@@ -90,6 +90,7 @@ def taken(case: Case, backend: str, version: str) -> bool:
     return not (name.startswith("softcap") and old)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("fmt", ["bshd", "sbhd", "thd"])
 @pytest.mark.parametrize("case", CASES + PACKED, ids=lambda case: case.name)
 def test_every_call_gives_the_definition_or_says_why_not(

@@ -314,7 +314,7 @@ class Hostile:
     def __hash__(self) -> int:
         raise RuntimeError
 
-    __bool__ = __eq__ = __repr__ = __ne__ = __float__ = __hash__  # type: ignore[assignment]
+    __bool__ = __eq__ = __repr__ = __ne__ = __float__ = __hash__
 
 
 @pytest.mark.parametrize(

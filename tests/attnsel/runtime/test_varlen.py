@@ -66,6 +66,7 @@ def taken(case: Case) -> bool:
     return not any(name.startswith(other) for other in ELSEWHERE) and name not in CROSS_TOP_LEFT
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("return_lse", [False, True], ids=["", "lse"])
 @pytest.mark.parametrize("fmt", ["bshd", "sbhd", "bhsd", "thd"])
 @pytest.mark.parametrize("case", CASES + PACKED, ids=lambda case: case.name)

@@ -308,7 +308,7 @@ def test_the_cache_is_bounded_and_drops_the_least_recently_used_but_never_a_capt
     made: list[int] = []
 
     def get(key: int, pin: bool = False) -> None:
-        cache.get(key, lambda: made.append(key), pin=pin)  # type: ignore[arg-type, return-value, func-returns-value]
+        cache.get(key, lambda: made.append(key), pin=pin)  # type: ignore[return-value]
 
     get(0, pin=True)
     for key in (1, 2, 1, 3, 4):
@@ -453,7 +453,7 @@ def comparable(call: GraphCall) -> dict[str, Any]:
 
     def told(t: Strided) -> Strided:
         zeroed = [0 if n == 1 else stride for n, stride in zip(t.dims, t.strides, strict=True)]
-        return Strided(t.dims, tuple(zeroed))  # type: ignore[arg-type]
+        return Strided(t.dims, tuple(zeroed))
 
     fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
     return {name: told(value) if isinstance(value, Strided) else value for name, value in fields.items()}

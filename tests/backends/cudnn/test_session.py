@@ -41,7 +41,7 @@ class Frontend:
 @pytest.fixture
 def frontend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Frontend]:
     made = Frontend()
-    monkeypatch.setitem(sys.modules, "cudnn", made)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cudnn", made)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(session, "_mine", session._Mine())
@@ -99,7 +99,7 @@ def test_other_devices_are_refused() -> None:
 def test_a_frontend_that_does_not_load_is_one_sentence(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cudnn", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cudnn", None)
     session._frontend.cache_clear()
     with pytest.raises(RuntimeError, match=r"cudnn-frontend does not load .*pip install"):
         session.current(CUDA0)

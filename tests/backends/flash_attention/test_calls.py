@@ -100,7 +100,7 @@ def test_what_lies_in_padding_reaches_nothing(package: Kernel, name: str) -> Non
     other = inputs._replace(q=spoilt(inputs.q, "q"), k=spoilt(inputs.k, "kv"), v=spoilt(inputs.v, "kv"))
     again = package.forward(spec, other)
     assert torch.equal(again.out, result.out)
-    assert torch.equal(again.lse, result.lse)  # type: ignore[arg-type]
+    assert torch.equal(again.lse, result.lse)
     spoilt_grads = package.backward(spec, other, again, spoilt(dout, "q"))
     for one, two_ in zip(grads[:3], spoilt_grads[:3], strict=True):
         assert torch.equal(one, two_)
@@ -173,7 +173,7 @@ def test_pages(package: Kernel, packed_q: bool) -> None:
     out, lse = wanted["out"], wanted["lse"]
     if packed_q:
         out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1)
-    assert_close({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})  # type: ignore[dict-item]
+    assert_close({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})
 
 
 @every()

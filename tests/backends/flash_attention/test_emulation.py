@@ -235,8 +235,8 @@ def test_installed_is_found_and_leaves_nothing(generation: int, version: str) ->
 def test_two_and_four_share_a_folder(order: tuple[int, int]) -> None:
     version = {2: "2.8.3", 4: "4.0.0b36"}
     with emulated.installed(order[0], version[order[0]]), emulated.installed(order[1], version[order[1]]):
-        import flash_attn  # type: ignore[import-not-found]
-        import flash_attn.cute.interface as four  # type: ignore[import-not-found]
+        import flash_attn
+        import flash_attn.cute.interface as four
 
         assert flash_attn.flash_attn_func is not flash_attn.cute.flash_attn_func
         assert four.flash_attn_func is flash_attn.cute.flash_attn_func

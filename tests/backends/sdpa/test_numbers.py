@@ -287,7 +287,7 @@ def test_partial_results_merge_and_differentiate() -> None:
     out = sum(r.out * torch.exp(r.lse - lse)[..., None] for r in results)
     close(out, expected, 1e-12)
     close(lse, expected_lse, 1e-12)
-    dout = torch.randn_like(out)
+    dout = torch.randn_like(out)  # type: ignore[call-overload]
     grads = [
         kernel.backward(*half, Result(out, lse, None, r.saved), dout)
         for half, r in zip(halves, results, strict=True)

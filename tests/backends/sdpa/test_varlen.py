@@ -84,7 +84,7 @@ def test_what_lies_in_padding_reaches_nothing(op: FlashOp, name: str) -> None:
     other = inputs._replace(q=spoilt(inputs.q, "q"), k=spoilt(inputs.k, "kv"), v=spoilt(inputs.v, "kv"))
     again = varlen.forward(spec, other)
     assert torch.equal(again.out, result.out)
-    assert torch.equal(again.lse, result.lse)  # type: ignore[arg-type]
+    assert torch.equal(again.lse, result.lse)
     spoilt_grads = varlen.backward(spec, other, again, spoilt(dout, "q"))
     for one, two in zip(grads[:3], spoilt_grads[:3], strict=True):
         assert torch.equal(one, two)
@@ -194,7 +194,7 @@ def test_pages(op: FlashOp, queries: str, monkeypatch: pytest.MonkeyPatch) -> No
         return
     result = varlen.forward(spec, paged)
     out, lse, _ = attention_reference(spec, plain)
-    assert_matches({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})  # type: ignore[dict-item]
+    assert_matches({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})
 
 
 DEFAULT = made(CASES[0])[1]

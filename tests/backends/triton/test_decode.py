@@ -47,6 +47,7 @@ def check(spec: Spec, inputs: Inputs, splits: int, tiles: Tiles | None = SMALL) 
     check_forward(forward(spec, inputs, tiles=tiles, splits=splits), spec, inputs)
 
 
+@pytest.mark.thinned(2)
 @cases
 def test_every_feature_with_split_keys(case: Case) -> None:
     check(*build(case, torch.float32), splits=2)

@@ -104,9 +104,10 @@ def test_what_the_table_before_lacks_is_unknown_and_no_change() -> None:
 
 
 def test_reports_of_the_gate_have_what_is_compared() -> None:
-    loop = LoopMix(9, 2, 1, *[0] * 9, 6, 1024, 2.0)
+    loop = LoopMix(9, 2, 1, *[0] * 9, 6, 1024, 2.0)  # type: ignore[call-arg]
     named, measured = ("forward", 90, 64, 64, "bf16", "causal"), (128, 0, 1, 2, ("mma",), 0.5)
     made = KernelReport(*named, (128, 64), 4, 2, *measured, loop=loop).as_json()
-    slower = KernelReport(*named, (128, 64), 4, 2, *measured, loop=LoopMix(18, *[2] * 12, 1024, 2.0))
+    twice = LoopMix(18, *[2] * 12, 1024, 2.0)  # type: ignore[call-arg]
+    slower = KernelReport(*named, (128, 64), 4, 2, *measured, loop=twice)
     (change,) = changes([slower.as_json()], [made])
     assert change.words == ("loop 9 → 18 instructions: +100% for the same scores",)

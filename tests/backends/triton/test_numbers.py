@@ -78,6 +78,7 @@ def test_float32_errs_little_more_than_plain_pytorch(case: Case) -> None:
     check_case(*build(case, torch.float32))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @cases
 def test_16_bits_err_little_more_than_plain_pytorch(case: Case, dtype: torch.dtype) -> None:

@@ -46,6 +46,7 @@ def check(case: Case, page_size: int, splits: int, tiles: Tiles = SMALL) -> None
     check_forward(result, spec, inputs)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", [c for c in CASES if c.sizes.get("s_q") != 40], ids=lambda c: c.name)
 def test_every_feature(case: Case) -> None:
     """Pages of one tile in one kernel and of less than a tile in the other; NaN lies around every row."""

@@ -64,7 +64,7 @@ def call(spec: dict[str, Any], **sizes: int) -> tuple[Spec, Inputs]:
 
 def test_a_training_call_proves_its_backward_too(seen: list[str]) -> None:
     spec, inputs = call({})
-    inputs = inputs._replace(bias=inputs.bias.requires_grad_())  # type: ignore[union-attr]
+    inputs = inputs._replace(bias=inputs.bias.requires_grad_())
     triton_run.prepare(spec, inputs)
     assert seen == ["forward_kernel", "rows_kernel", "dkdv_kernel", "dq_kernel", "dbias_kernel"]
 

@@ -82,7 +82,7 @@ class Driver:
     def cuLaunchKernel(self, function: Any, *rest: Any) -> int:
         self.shape, (pointers, extra) = rest[:7], rest[8:]
         assert extra is None
-        held = {"u64": ctypes.c_uint64, "u32": ctypes.c_int32, "f32": ctypes.c_float}
+        held: dict[str, Any] = {"u64": ctypes.c_uint64, "u32": ctypes.c_int32, "f32": ctypes.c_float}
         for at, kind in zip(pointers, ptx.parameters(self.compiled), strict=True):
             self.values.append(ctypes.cast(at, ctypes.POINTER(held[kind])).contents.value)
         return 0

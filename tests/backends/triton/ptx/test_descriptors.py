@@ -28,9 +28,7 @@ FREED = rf"wgmma\.wait_group\.sync\.aligned 0;(.*?{ARRIVE})"
 
 def executed(change: Callable[[str], str], case: Case = CASE) -> CaseReport:
     before = cases.executed_on
-    cases.executed_on = lambda arch, done, **told: before(  # type: ignore[assignment]
-        arch, done, lambda _, text: change(text), **told
-    )
+    cases.executed_on = lambda arch, done, **told: before(arch, done, lambda _, text: change(text), **told)
     try:
         return report_on((case, 90, "bf16"))
     finally:

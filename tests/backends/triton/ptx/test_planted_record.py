@@ -1,4 +1,4 @@
-"""The committed record of planted faults adds up, and says what docs/evidence.md says of it."""
+"""The committed record of planted faults adds up, and says what docs/explanation/evidence.md says of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_was_read_by_hand_explains_something() -> None:
 
 
 def test_the_page_has_the_records_figures() -> None:
-    page = " ".join((ROOT / "docs/evidence.md").read_text().split())
+    page = " ".join((ROOT / "docs/explanation/evidence.md").read_text().split())
     figures = re.search(
         r"Of ([\d,]+) faults planted in the kernels of ([sm\d, and]+), (\d+) were found by the numbers, "
         r"(\d+) by what is watched, (\d+) by both; (\d+) change nothing",

@@ -1,4 +1,4 @@
-"""The committed records of full runs say what docs/evidence.md says of them."""
+"""The committed records of full runs say what docs/explanation/evidence.md says of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_architectures_are_the_sums_of_their_cases(record: dict[str, Any]) -
 
 
 def test_the_page_has_the_records_figures() -> None:
-    page = " ".join((ROOT / "docs/evidence.md").read_text().split())
+    page = " ".join((ROOT / "docs/explanation/evidence.md").read_text().split())
     found = re.search(
         r"With Triton ([\d.]+), on ([sm\d, and]+): (\d+) calls, no fault, and errors of at most ([\d.]+)",
         page,
@@ -65,7 +65,7 @@ def test_the_page_has_the_records_figures() -> None:
 
 
 def test_the_page_has_the_releases_figures() -> None:
-    page = " ".join((ROOT / "docs/evidence.md").read_text().split())
+    page = " ".join((ROOT / "docs/explanation/evidence.md").read_text().split())
     found = re.search(r"(\d+) calls each on sm75 and sm80 with Triton ([\d., and]+\d): no fault", page)
     assert found is not None
     assert re.findall(r"\d+\.\d+\.\d+", found[2]) == list(VERSIONS)
