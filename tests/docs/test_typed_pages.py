@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="pages are 
 
 def can_be_typed(found: list[pages.Block], page: str) -> None:
     """Skips where something that the page uses is not here."""
-    if missing := typed_pages.missing_packages(found):
+    if missing := typed_pages.missing_packages(found) + typed_pages.missing_programs(found):
         pytest.skip(f"{page} needs {', '.join(missing)}")
     text = "".join(block.text for block in found)
     if "pip install" in text and importlib.util.find_spec("setuptools") is None:
@@ -106,3 +106,10 @@ def test_the_tool_writes_what_is_printed_and_keeps_what_is_left_out():
 def test_a_package_that_a_page_makes_is_not_missing():
     text = "```python file: acme/made.py\nimport acme, torch_of_nobody\nfrom . import x\n```\n"
     assert typed_pages.missing_packages(pages.blocks("page.md", text)) == ["torch_of_nobody"]
+
+
+def test_a_program_that_is_not_here_is_told_and_not_typed(monkeypatch):
+    found = pages.blocks("page.md", "```sh\nruff check rules\n```\n\n```console\n$ git log\n```\n")
+    monkeypatch.setenv("PATH", "")
+    assert typed_pages.missing_programs(found) == ["git", "ruff"]
+    assert typed_pages.missing_programs(pages.blocks("page.md", "```sh\necho ruff check\n```\n")) == []

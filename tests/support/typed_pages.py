@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ ANYTHING = "[…]"  # in what a page shows: any text, such as a time
 TAKES = "takes "  # how the reason begins where a block is skipped for its time
 WALK = 900  # seconds that a whole page may take a reader
 _MARK = "\x1e"  # stands in no output
+_SOMETIMES = ("git", "ruff")  # programs that pages call, and that tests do not bring
 _MODULES = ("attnsel", "pip", "pytest")  # run by the page's Python, whatever lies on PATH
 
 
@@ -67,6 +69,13 @@ def missing_packages(found: list[Block]) -> list[str]:
             names |= _imported(block.text)
     names -= {"flash_attn"}  # attnsel run answers to it, and pages show what there is without
     return sorted(name for name in names - own - folders if importlib.util.find_spec(name) is None)
+
+
+def missing_programs(found: list[Block]) -> list[str]:
+    """The programs that the blocks to be typed call and that this machine lacks, of those that some lack."""
+    typed = "\n".join(block.text for block in found if is_run(block))
+    called = {word for word in _SOMETIMES if re.search(rf"^(\$ )?{word} ", typed, re.MULTILINE)}
+    return sorted(word for word in called if shutil.which(word) is None)
 
 
 def _imported(source: str) -> set[str]:
