@@ -62,6 +62,11 @@ COMPONENT_NAMES = {
 """As they are written, where that is another way."""
 
 
+def component_name(component: str) -> str:
+    """``cuDNN``, ``flash-attn-3``: a component as people write it."""
+    return COMPONENT_NAMES.get(component, component.replace("_", "-"))
+
+
 Missing = Literal["libnvrtc", "libcudnn"]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from attnsel.candidates.registry import CANDIDATES
-from attnsel.rules.api import REGISTRY
+from attnsel.rules.api import REGISTRY, Page
 
 
 class Range(NamedTuple):
@@ -129,6 +129,11 @@ def ranges_of(where: str) -> tuple[Range, ...]:
         families = ", ".join(dict.fromkeys(codes.prefix for codes in RANGES))
         raise KeyError(f"no range for {where!r}: a file under rules/, or one of {families}")
     return found
+
+
+def range_of(page: Page) -> Range | None:
+    """The range that a page's code is of, where the page lies in the range's file."""
+    return next((codes for codes in RANGES if codes.has(page.code) and codes.module == page.module), None)
 
 
 def free_codes(where: str) -> tuple[str, ...]:

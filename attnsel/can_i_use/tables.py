@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from attnsel.can_i_use.cells import Cell
-from attnsel.can_i_use.words import LOOKS, Look, component_words, label
+from attnsel.can_i_use.words import LOOKS, Look, label
+from attnsel.environment import component_name
 
 _LONGEST = 6  # letters of a column's name
 
@@ -113,7 +114,7 @@ def components_line(cells: Iterable[Cell]) -> str:
     """Whose releases are meant: ``cudnn: cuDNN; sdpa.flash, tiled: torch``."""
     kernels: dict[str, list[str]] = {}
     for cell in cells:
-        named = kernels.setdefault(component_words(cell.component), [])
+        named = kernels.setdefault(component_name(cell.component), [])
         if cell.kernel not in named:
             named.append(cell.kernel)
     return "; ".join(f"{', '.join(names)}: {component}" for component, names in kernels.items())

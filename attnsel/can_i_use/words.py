@@ -11,7 +11,7 @@ from attnsel.can_i_use.feature import Mode, half_on
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import command_of
 from attnsel.cli.flags import FLAG_OF
-from attnsel.environment import COMPONENT_NAMES
+from attnsel.environment import component_name
 from attnsel.report.ranked import adaptation_words, unproven_words
 from attnsel.rules import REGISTRY
 from attnsel.selection.verdict import Candidate
@@ -51,11 +51,6 @@ class Part(NamedTuple):
         return " and ".join(self.modes)
 
 
-def component_words(component: str) -> str:
-    """A component as people write it."""
-    return COMPONENT_NAMES.get(component, component.replace("_", "-"))
-
-
 def label(cell: Cell) -> str:
     """A cell in a few columns: its mark and the first release. ``+``: that and all later ones; ``*``: not all
     of them; ``≤``: none after it. No release stands where all are meant that run a plain
@@ -78,7 +73,7 @@ def short_version(version: Version) -> str:
 
 def sentence(cell: Cell) -> str:
     """What holds with the release at hand, and since when."""
-    name = component_words(cell.component)
+    name = component_name(cell.component)
     oldest, newest = cell.ranges[0].first, cell.ranges[-1].last
     known = f"{oldest} to {newest}" if oldest != newest else str(oldest)
     if cell.state == "never":

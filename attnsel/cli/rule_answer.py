@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from attnsel.cli.examples import example_commands
-from attnsel.cli.rule_page import component_name, version_gates
-from attnsel.environment import Environment
+from attnsel.cli.rule_page import version_gates
+from attnsel.environment import Environment, component_name
 from attnsel.errors import InvalidInput, printable
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy

@@ -31,7 +31,7 @@ from attnsel.cli.rule_page import (
 from attnsel.cli.rule_prose import link, plain, prose, sentence, words
 from attnsel.report.markdown import code, fenced, table
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
-from attnsel.rules.ranges import RANGES
+from attnsel.rules.ranges import range_of, split
 from attnsel.selection.verdict import EVIDENCE
 
 _NEAR = 6  # other rules of the same range that are named
@@ -219,22 +219,17 @@ def _see_also(page: Page, links: Links) -> list[str]:
 
 def near(page: Page) -> list[str]:
     """The codes of the same range that stand next to this one, in order."""
-    codes = next((one for one in RANGES if one.has(page.code) and one.module == page.module), None)
+    codes = range_of(page)
     if codes is None:
         among = [other.code for other in REGISTRY.pages.values() if other.module == page.module]
     else:
         among = [code for code in REGISTRY.pages if codes.has(code)]
-    among = sorted(among, key=_number)
+    among = sorted(among, key=split)
     if page.code not in among:
         return among[:_NEAR]
     here = among.index(page.code)
     start = max(0, min(here - _NEAR // 2, len(among) - _NEAR - 1))
     return [code for code in among[start : start + _NEAR + 1] if code != page.code]
-
-
-def _number(code: str) -> tuple[str, int]:
-    family = code.rstrip("0123456789")
-    return family, int(code[len(family) :])
 
 
 def _named(code: str, links: Links) -> str:
@@ -249,7 +244,7 @@ def _removed(gone: Removed, links: Links) -> str:
     if gone.replaced_by:
         lines.append(f"**Read instead:** {_named(gone.replaced_by, links)}.")
     said += ["\\\n".join(lines), "## Why", prose(gone.why, links.rule)]
-    family = links.family(gone.code.rstrip("0123456789"))
+    family = links.family(split(gone.code)[0])
     if family:
         said += ["## See also", f"- [all rules of the family {gone.code.rstrip('0123456789')}]({family})"]
     return "\n\n".join(said) + "\n"

@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import example_commands, jsonable
-from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Device
+from attnsel.environment import COMPONENTS, Device, component_name
 from attnsel.gpus import ARCHITECTURES, FAMILIAR
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
+from attnsel.rules.ranges import split
 from attnsel.selection.requirements import AtLeast
 from attnsel.versions import Version, Versions
 
@@ -130,11 +131,6 @@ def version_words(component: str, versions: Versions) -> str:
     return f"{component_name(component)} {' or '.join(intervals)}"
 
 
-def component_name(component: str) -> str:
-    """``cuDNN``, ``flash-attn-3``: a component as people write it."""
-    return COMPONENT_NAMES.get(component, component.replace("_", "-"))
-
-
 def _interval_words(low: Version | None, high: Version | None) -> str:
     if low is None:
         return "of any version" if high is None else f"below {high}"
@@ -240,7 +236,7 @@ def removed_as_dict(gone: Removed) -> dict[str, Any]:
     """``attnsel rule CODE --json`` of a code that was removed."""
     return {
         "code": gone.code,
-        "family": gone.code.rstrip("0123456789"),
+        "family": split(gone.code)[0],
         "status": "removed",
         "release": gone.release,
         "replaced_by": gone.replaced_by or None,

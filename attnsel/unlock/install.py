@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
+from attnsel.environment import COMPONENTS, Environment, component_name
 from attnsel.releases import BUILDS, Build, build_with
 from attnsel.rules import Rule
 from attnsel.unlock.change import Scenario, changed
@@ -193,7 +193,7 @@ def _needed(
     if not codes:
         return ""
     bound = f"below {old}" if wanted[component] < old else f"≥ {wanted[component]}"
-    return f"{_named(component)} {bound} is needed by {', '.join(list(codes)[:2])}"
+    return f"{component_name(component)} {bound} is needed by {', '.join(list(codes)[:2])}"
 
 
 def _reads(reason: Reason, component: str) -> bool:
@@ -206,18 +206,15 @@ def _why_torch(before: Environment, wanted: Wanted, build: Build) -> str:
     toolkit = f"CUDA {build.cuda.major}.{build.cuda.minor}"
     flash = [name for name in ("flash_attn", "flash_attn_3") if name in wanted]
     if flash and "torch" not in wanted:
-        return f"the nearest torch that {_named(flash[0])} has a wheel for is {build.torch} ({toolkit})"
+        package = component_name(flash[0])
+        return f"the nearest torch that {package} has a wheel for is {build.torch} ({toolkit})"
     brings = [name for name in PINNED if name in wanted]
-    pins = ", ".join(f"{_named(name)} {getattr(build, name)}" for name in brings or PINNED)
+    pins = ", ".join(f"{component_name(name)} {getattr(build, name)}" for name in brings or PINNED)
     earlier = (b for b in BUILDS if b.index == build.index and b.torch < build.torch)
     sooner = any(all(reaches(before, wanted, name, getattr(b, name)) for name in brings) for b in earlier)
     verb = "brings" if sooner or not brings else "is the first whose wheels bring"
     where = f" on {build.index}" if build.index and brings and not sooner else ""
     return f"torch {build.torch} {verb} {pins} ({toolkit}){where}"
-
-
-def _named(component: str) -> str:
-    return COMPONENT_NAMES.get(component, component.replace("_", "-"))
 
 
 def _pin(build: Build, name: str) -> str:

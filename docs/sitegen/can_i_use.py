@@ -21,7 +21,6 @@ from attnsel.can_i_use.words import (
     Row,
     avoided,
     command,
-    component_words,
     cost_words,
     evidence_words,
     label,
@@ -33,6 +32,7 @@ from attnsel.can_i_use.words import (
 )
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import folded_command
+from attnsel.environment import component_name
 from attnsel.report.markdown import code, escape
 from attnsel.report.markdown import table as markdown_table
 from attnsel.rules import load_all
@@ -167,7 +167,7 @@ def _feature_page(feature: Feature, about: Sequence[Cell]) -> str:
     for name in kernels:
         own = [cell for cell in about if cell.kernel == name]
         lines += [f"## `{name}` {{ #{_slug(name)} }}", ""]
-        lines += [f"{escape(title_of(name))}. Releases are those of {component_words(own[0].component)}.", ""]
+        lines += [f"{escape(title_of(name))}. Releases are those of {component_name(own[0].component)}.", ""]
         for sharing in _alike(own):
             lines += [*_answer(sharing), ""]
     return "\n".join(lines) + "\n"
@@ -232,7 +232,7 @@ def _answer(sharing: Sequence[Cell]) -> list[str]:
 
 
 def _releases_table(cell: Cell, made: Sequence[Row]) -> str:
-    head = (component_words(cell.component), *cell.spans)
+    head = (component_name(cell.component), *cell.spans)
     body = [
         (
             range_words(row),

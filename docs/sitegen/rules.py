@@ -17,7 +17,7 @@ from attnsel.cli.rule_page import candidates_of, names_of
 from attnsel.cli.rule_prose import plain, words
 from attnsel.report.markdown import code, table
 from attnsel.rules import REGISTRY, Page, Removed, load_all
-from attnsel.rules.ranges import RANGES, Range, split
+from attnsel.rules.ranges import Range, range_of, split
 from attnsel.selection.verdict import EVIDENCE
 from sitegen.model import File
 
@@ -181,12 +181,8 @@ def _by_range(pages: Iterable[Page]) -> list[tuple[str, list[Page]]]:
     """Rules under what the ranges of their codes are about, in the order of the codes."""
     found: dict[str, list[Page]] = {}
     for page in sorted(pages, key=lambda page: split(page.code)):
-        found.setdefault(_heading(_range(page), page), []).append(page)
+        found.setdefault(_heading(range_of(page), page), []).append(page)
     return list(found.items())
-
-
-def _range(page: Page) -> Range | None:
-    return next((one for one in RANGES if one.has(page.code) and one.module == page.module), None)
 
 
 def _heading(codes: Range | None, page: Page) -> str:
