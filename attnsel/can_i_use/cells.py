@@ -11,11 +11,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from attnsel.can_i_use.feature import Feature, Mode, half_on
+from attnsel.can_i_use.feature import Feature, Mode, ask
 from attnsel.can_i_use.releases import Stated, component_of, environment, releases, runs_plain
 from attnsel.environment import Environment
-from attnsel.selection.evidence import NO_EVIDENCE
-from attnsel.selection.inquiry import Inquiry
 from attnsel.selection.verdict import Candidate
 from attnsel.versions import Version
 
@@ -206,11 +204,6 @@ def _column(features: tuple[Feature, ...], kernel: str, gpu: str, stated: Stated
         halves = {mode: tuple(spans[place, mode]) for mode in feature.modes}
         both = [version for version in known if all(version in plain[mode] for mode in feature.modes)]
         yield Cell(feature, kernel, gpu, at, others, halves, tuple(both or plain["inference"]))
-
-
-def ask(feature: Feature, mode: Mode, kernel: str, env: Environment) -> Candidate:
-    """What the engine says of one kernel, as part of what ``select`` says of all."""
-    return Inquiry(feature.params(mode, half_on(env.arch)), env, feature.limits, NO_EVIDENCE).judge(kernel)
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:

@@ -1,4 +1,4 @@
-"""What a feature is: a name, words, and what it changes in a question."""
+"""What a feature is: a name, words, and what it changes in a question; and how one is asked about."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
+from attnsel.selection.evidence import NO_EVIDENCE
+from attnsel.selection.inquiry import Inquiry
+from attnsel.selection.verdict import Candidate
 
 Half = Literal["bf16", "fp16"]
 Mode = Literal["training", "inference"]
@@ -62,6 +66,11 @@ class Feature:
     def words(self) -> tuple[str, ...]:
         """What it may be called: its name first."""
         return (self.name, *self.also.split())
+
+
+def ask(feature: Feature, mode: Mode, kernel: str, env: Environment) -> Candidate:
+    """What the engine says of one kernel, as part of what ``select`` says of all."""
+    return Inquiry(feature.params(mode, half_on(env.arch)), env, feature.limits, NO_EVIDENCE).judge(kernel)
 
 
 def half_on(arch: int | None) -> Half:

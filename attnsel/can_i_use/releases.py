@@ -11,15 +11,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from attnsel._published import PUBLISHED
-from attnsel.can_i_use.feature import Half, Mode, half_on
+from attnsel.can_i_use.feature import Feature, Mode, ask
 from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment, describe_device
-from attnsel.params import AttentionParams
-from attnsel.policy import Policy
 from attnsel.releases import ASSUMED, BUILDS, ON_ARM, runs_on
 from attnsel.rules import REGISTRY
-from attnsel.selection.evidence import NO_EVIDENCE
-from attnsel.selection.inquiry import Inquiry
 from attnsel.versions import Version
 
 ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 103, 120)
@@ -33,13 +29,7 @@ _PACKAGES = {
     "flash_attn": ("flash-attn",),
     "flash_attn_4": ("flash-attn-4",),
 }
-_PLAIN: dict[tuple[Mode, Half], AttentionParams] = {
-    ("training", "bf16"): AttentionParams(),
-    ("training", "fp16"): AttentionParams(dtype="fp16"),
-    ("inference", "bf16"): AttentionParams(is_training=False),
-    ("inference", "fp16"): AttentionParams(is_training=False, dtype="fp16"),
-}
-_DEFAULT = Policy()
+_PLAIN = Feature("plain", "a plain call", "The default question.", {})
 
 Stated = tuple[tuple[str, Version], ...]
 """Versions by component that a user stated, sorted."""
@@ -75,7 +65,7 @@ def releases(kernel: str) -> tuple[Version, ...]:
 
 def runs_plain(kernel: str, env: Environment, mode: Mode) -> bool:
     """Whether a kernel runs a plain causal call there."""
-    return Inquiry(_PLAIN[mode, half_on(env.arch)], env, _DEFAULT, NO_EVIDENCE).judge(kernel).eligible
+    return ask(_PLAIN, mode, kernel, env).eligible
 
 
 @lru_cache(maxsize=512)

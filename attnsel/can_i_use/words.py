@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from attnsel.can_i_use.cells import Cell, Range, Span, State
+from attnsel.can_i_use.cells import ANSWERS, Cell, Range, Span, State
 from attnsel.can_i_use.feature import Mode, half_on
 from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import command_of
@@ -103,7 +103,7 @@ def sentence(cell: Cell) -> str:
 
 def _elsewhere(cell: Cell) -> str:
     """Where it would run, of a cell that another release unlocks."""
-    there = [each for state in ("yes", "adapts", "forward", "backward") for each in _of(cell, state)]
+    there = [each for state in ANSWERS for each in _of(cell, state)]
     ranges = sorted(there, key=lambda each: each.first)
     if ranges[-1].last == cell.ranges[-1].last and ranges[-1].first > cell.at:
         return f"but from {ranges[-1].first} on"

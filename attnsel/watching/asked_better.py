@@ -29,12 +29,9 @@ def rewritten(p: AttentionParams, switches: dict[str, str]) -> Rewritten:
     if tensors.rank != 4:
         topics.append("rank")
         tensors = tensors.replace(rank=4)
-    mask = tensors.mask
-    if mask is not None and len(mask.shape) not in (2, 4):
+    if tensors.mask is not None and len(tensors.mask.shape) not in (2, 4):
         topics.append("mask rank")
-        missing = 4 - len(mask.shape)
-        shape, stride = (1,) * missing + mask.shape, (0,) * missing + mask.stride
-        tensors = tensors.replace(mask=mask.replace(shape=shape, stride=stride))
+        tensors = tensors.replace(mask=_of_four_dimensions(tensors.mask))
     expanded = {name: _expanded(getattr(tensors, name), p.batch_size) for name in ("q", "k", "v")}
     if expanded != {name: getattr(tensors, name) for name in expanded}:
         topics.append("batch of one")
@@ -43,6 +40,12 @@ def rewritten(p: AttentionParams, switches: dict[str, str]) -> Rewritten:
         topics.append("no enable_gqa")
         switches = {**switches, ENABLE_GQA: "true"}
     return Rewritten(p.replace(tensors=tensors), switches, tuple(topics))
+
+
+def _of_four_dimensions(mask: TensorSpec) -> TensorSpec:
+    """The mask with leading dimensions of one, which broadcast."""
+    missing = 4 - len(mask.shape)
+    return mask.replace(shape=(1,) * missing + mask.shape, stride=(0,) * missing + mask.stride)
 
 
 def _expanded(spec: TensorSpec | None, batch: int) -> TensorSpec | None:
@@ -55,9 +58,7 @@ def as_attnsel_takes_it(p: AttentionParams) -> AttentionParams:
     """The question of a rewritten call: a mask of numbers is a bias, which its own fields describe."""
     mask = p.tensors.mask
     if mask is not None and len(mask.shape) < 4:
-        missing = 4 - len(mask.shape)
-        shape, stride = (1,) * missing + mask.shape, (0,) * missing + mask.stride
-        mask = mask.replace(shape=shape, stride=stride)
+        mask = _of_four_dimensions(mask)
     if mask is not None and mask.dtype != "bool" and p.attn_mask_type != "arbitrary":
         mask = None
     return p.replace(tensors=p.tensors.replace(mask=mask))
