@@ -37,7 +37,7 @@ from attnsel.report.markdown import code, escape
 from attnsel.report.markdown import table as markdown_table
 from attnsel.rules import load_all
 from sitegen.model import File
-from sitegen.rules import has_playground, playground_address
+from sitegen.rules import playground_address
 
 FOLDER = "can-i-use"
 INDEX_GPU = "sm90"
@@ -47,8 +47,11 @@ _WELL_KNOWN = {
 }  # fmt: skip
 
 
-def files() -> Iterator[File]:
-    """The pages, ``matrix.json`` and ``matrix.markdown``."""
+def files(playground: bool = True) -> Iterator[File]:
+    """The pages, ``matrix.json`` and ``matrix.markdown``.
+
+    playground: whether the site has one, to which pages link.
+    """
     found = matrix()
     yield File(f"{FOLDER}/index.md", _gpu_page(INDEX_GPU, found), "Can I use it?")
     for gpu in GPUS:
@@ -56,7 +59,7 @@ def files() -> Iterator[File]:
             yield File(f"{FOLDER}/{gpu}.md", _gpu_page(gpu, found))
     for feature in FEATURES.values():
         about = [cell for cell in found if cell.feature is feature]
-        yield File(f"{FOLDER}/{feature.name}.md", _feature_page(feature, about))
+        yield File(f"{FOLDER}/{feature.name}.md", _feature_page(feature, about, playground))
     text = json.dumps(as_dict(found), ensure_ascii=False, separators=(",", ":"))
     yield File(f"{FOLDER}/matrix.json", text + "\n")
     yield File(f"{FOLDER}/matrix.markdown", "\n".join(_markdown(found)) + "\n")
@@ -149,7 +152,7 @@ def _legend() -> list[str]:
 # ---- one feature ----------------------------------------------------------------------------------------
 
 
-def _feature_page(feature: Feature, about: Sequence[Cell]) -> str:
+def _feature_page(feature: Feature, about: Sequence[Cell], playground: bool) -> str:
     """One feature over kernels and architectures; below it every answer, once for all GPUs that share it."""
     kernels = list(dict.fromkeys(cell.kernel for cell in about))
     table_rows = [
@@ -169,7 +172,7 @@ def _feature_page(feature: Feature, about: Sequence[Cell]) -> str:
         lines += [f"## `{name}` {{ #{_slug(name)} }}", ""]
         lines += [f"{escape(title_of(name))}. Releases are those of {component_name(own[0].component)}.", ""]
         for sharing in _alike(own):
-            lines += [*_answer(sharing), ""]
+            lines += [*_answer(sharing, playground), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -209,7 +212,7 @@ def _details(cell: Cell, mode: Mode, span: Span) -> tuple[str, ...]:
     return (*reasons, *cost_words(cell, mode, span))
 
 
-def _answer(sharing: Sequence[Cell]) -> list[str]:
+def _answer(sharing: Sequence[Cell], playground: bool) -> list[str]:
     """One answer: the sentence, the releases as a table, why, at what cost, and the question."""
     cell = sharing[0]
     look = LOOKS[cell.state]
@@ -224,7 +227,7 @@ def _answer(sharing: Sequence[Cell]) -> list[str]:
     lines += [*points, ""] if points else []
     asked = [line for mode in cell.spans for line in folded_command(command(cell, mode), _COLUMNS)]
     block = ["```sh", *asked, "```"]
-    if has_playground():
+    if playground:
         addresses = {mode: playground_address(command(cell, mode)) for mode in cell.spans}
         links = (f'<a href="{address}">{mode}</a>' for mode, address in addresses.items() if address)
         block += ["", f"In the browser: {', '.join(links)}."]

@@ -38,10 +38,13 @@ _ABOUT = {
 """Families that are about no kernel of their own; the others are named by their kernels."""
 
 
-def files() -> Iterator[File]:
-    """The page of every code that is, or was, in use; a list for each family; the list of families."""
+def files(playground: bool = True) -> Iterator[File]:
+    """The page of every code that is, or was, in use; a list for each family; the list of families.
+
+    playground: whether the site has one, to which pages link.
+    """
     load_all()
-    links = _links(playground=has_playground())
+    links = _links(playground)
     for page in (*REGISTRY.pages.values(), *REGISTRY.removed.values()):
         yield page_file(page, links)
     for family in families():
@@ -72,13 +75,6 @@ def _links(playground: bool) -> Links:
         evidence=lambda word: f"{EVIDENCE_PAGE}#{word}",
         playground=playground_address if playground else lambda command: "",
     )
-
-
-def has_playground() -> bool:
-    """Whether this site has one: its generator is listed."""
-    from sitegen.sources import GENERATORS  # which lists this module
-
-    return any("playground" in generator.__module__ for generator in GENERATORS)
 
 
 def playground_address(command: str) -> str:

@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import posixpath
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from sitegen import (
@@ -24,15 +25,7 @@ from sitegen.model import File
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
-GENERATORS: tuple[Callable[[], Iterator[File]], ...] = (
-    can_i_use.files,
-    reference_cli.files,
-    reference_environment.files,
-    reference_python.files,
-    reference_schemas.files,
-    rules.files,
-    playground.files,
-)
+Generator = Callable[[], Iterator[File]]
 _BY_HAND = (".md", ".json", ".svg", ".png", ".css")
 _NOT_PAGES = frozenset({"sitegen", "playground"})  # folders of docs/ that a generator reads
 
@@ -58,22 +51,11 @@ MADE_FROM = {
 def files(without: Collection[str] = ()) -> Iterator[File]:
     """Every file of the site's sources, each path once. Raises ValueError where two have one path.
 
-    without: modules of generators that are left out, such as ``playground``; other pages do not link to them.
+    without: names of ``generators`` that are left out; no page links to a playground that is.
     """
-    global GENERATORS
-    all_of_them = GENERATORS
-    GENERATORS = tuple(
-        made for made in all_of_them if made.__module__.removeprefix("sitegen.") not in without
-    )
-    try:
-        yield from _files()
-    finally:
-        GENERATORS = all_of_them
-
-
-def _files() -> Iterator[File]:
     seen: set[str] = set()
-    generated = [file for made in _generated() for file in made]
+    chosen = [made for name, made in generators("playground" not in without).items() if name not in without]
+    generated = [file for files in _generated(chosen) for file in files]
     paths = {file.path for file in generated}
     for file in (*by_hand(paths), *generated):
         if file.path in seen:
@@ -85,17 +67,30 @@ def _files() -> Iterator[File]:
             yield file
 
 
-def _generated() -> Iterator[list[File]]:
+def generators(linked: bool = True) -> dict[str, Generator]:
+    """What makes pages, by name. ``linked``: whether there is a playground, to which others link."""
+    return {
+        "can_i_use": partial(can_i_use.files, playground=linked),
+        "reference_cli": reference_cli.files,
+        "reference_environment": reference_environment.files,
+        "reference_python": reference_python.files,
+        "reference_schemas": reference_schemas.files,
+        "rules": partial(rules.files, playground=linked),
+        "playground": playground.files,
+    }
+
+
+def _generated(chosen: Sequence[Generator]) -> Iterator[list[File]]:
     """What each generator makes, in their order; side by side where processes can be forked."""
     if "fork" not in multiprocessing.get_all_start_methods():
-        yield from map(_made, range(len(GENERATORS)))
+        yield from map(_made, chosen)
         return
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
-        yield from pool.map(_made, range(len(GENERATORS)))
+        yield from pool.map(_made, chosen)
 
 
-def _made(place: int) -> list[File]:
-    return list(GENERATORS[place]())
+def _made(generator: Generator) -> list[File]:
+    return list(generator())
 
 
 def by_hand(generated: set[str]) -> Iterator[File]:

@@ -27,9 +27,7 @@ PAGES = {path: sources.site_path(path) for path in sources._checkout_pages()}
 
 
 QUICK = ("reference_cli", "reference_environment", "reference_python", "reference_schemas")
-SLOW = tuple(
-    name for made in sources.GENERATORS if (name := made.__module__.removeprefix("sitegen.")) not in QUICK
-)
+SLOW = tuple(name for name in sources.generators() if name not in QUICK)
 
 
 @pytest.fixture(scope="module")

@@ -88,8 +88,12 @@ def test_a_link_to_source_leads_to_the_repository_where_one_is_named():
     assert place("../../attnsel/params.py#L3") == "https://h/a/b/blob/main/attnsel/params.py#L3"
 
 
+def again():
+    yield File("how-to/ask.md", "# Again")
+
+
 def test_every_path_of_the_site_is_made_once(monkeypatch):
-    monkeypatch.setattr(sources, "GENERATORS", (lambda: iter([File("how-to/ask.md", "# Again")]),))
+    monkeypatch.setattr(sources, "generators", lambda linked: {"again": again})
     with pytest.raises(ValueError, match=r"how-to/ask\.md is made twice"):
         list(sources.files())
 
