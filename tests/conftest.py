@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from added_rule import added_rule as added_rule
+from switches import no_switches_from_outside as no_switches_from_outside
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,13 +13,14 @@ import sys
 import pytest
 
 from paths import ROOT
+from switches import without_switches
 
 TRAIN = "examples/train_char_gpt.py"
 
 
 def run(script: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """A script in a fresh process that finds this checkout; one thread, because tests share the machine."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
+    environ = without_switches()
     environ |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, str(ROOT / script), *map(str, arguments)]
     return subprocess.run(command, env=environ, capture_output=True, text=True, encoding="utf-8", timeout=300)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from paths import ROOT
+from switches import without_switches
 
 NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
 LARGEST = 200_000  # bytes of a file, with its outputs
@@ -21,7 +21,7 @@ LARGEST = 200_000  # bytes of a file, with its outputs
 def executed(path: Path) -> Any:
     """The notebook with new outputs, run by this Python against this checkout; raises CellExecutionError."""
     notebook = nbformat.read(path, as_version=4)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
+    clean = without_switches()
     client = NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": path.parent}}
     )

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paths import IMPORTED_FROM, ROOT
+from switches import without_switches
 
 PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
 LANGUAGES = ("console", "sh", "python", "json", "toml", "text")
@@ -209,7 +210,7 @@ class Ran:
 
 def run_python(page: str) -> list[Ran]:
     """Every Python block of a page, in order, in a new process; ends where a package is missing."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
+    clean = without_switches()
     one_process = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", __file__, page],

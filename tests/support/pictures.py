@@ -9,7 +9,6 @@ stretched to its columns, as rich does it.
 from __future__ import annotations
 
 import io
-import os
 import re
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from paths import IMPORTED_FROM, ROOT
+from switches import without_switches
 
 FOLDER = ROOT / "docs/images"
 COMMAND = "attnsel explain --gpu H100 --cudnn 9.1.0 --head-dim-qk 192 --head-dim-v 128 --training"
@@ -49,7 +49,7 @@ THEMES = {
 
 def printed() -> list[str]:
     """The lines of the first screen, with the colours that attnsel gives them."""
-    keep = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
+    keep = without_switches()
     terminal = {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "TERM": "xterm-256color", "PYTHONUTF8": "1"}
     keep.pop("NO_COLOR", None)
     done = subprocess.run(

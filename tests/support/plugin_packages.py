@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from paths import ROOT
+from switches import without_switches
 
 PLANNING = """
 from attnsel.plugins import CandidateRecord, Registry, rule
@@ -32,7 +33,7 @@ def by_hand(folder: Path, name: str, planning: str, kernel: str = "") -> Path:
 
 def python(code: str, *folders: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a new process in which these folders hold installed packages."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTNSEL_")}
+    clean = without_switches()
     path = os.pathsep.join(str(folder) for folder in (*folders, ROOT))
     return subprocess.run(
         [sys.executable, "-c", code],

@@ -26,6 +26,7 @@ import pages
 from free_code import with_free_code
 from pages import Block, commands
 from paths import IMPORTED_FROM, ROOT
+from switches import without_switches
 
 ANYTHING = "[…]"  # in what a page shows: any text, such as a time
 TAKES = "takes "  # how the reason begins where a block is skipped for its time
@@ -169,7 +170,7 @@ def _type(
 
 def clean_environment(work: Path) -> dict[str, str]:
     """The variables of a reader: none of attnsel's, a terminal of 80 columns, a name for git."""
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("ATTNSEL_", "GIT_"))}
+    keep = without_switches("GIT_")
     keep.pop("VIRTUAL_ENV", None)
     who = {"GIT_AUTHOR_NAME": "A Reader", "GIT_AUTHOR_EMAIL": "reader@example.org"}
     committer = {name.replace("AUTHOR", "COMMITTER"): value for name, value in who.items()}

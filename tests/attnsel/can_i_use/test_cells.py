@@ -68,7 +68,7 @@ def pasted(monkeypatch):
     return ask
 
 
-def test_500_cells_say_what_select_says_to_the_pasted_command(pasted, no_switches):
+def test_500_cells_say_what_select_says_to_the_pasted_command(pasted, no_switches_from_outside):
     wrong = []
     drawn = samples(SAMPLES)
     assert len(drawn) == SAMPLES
@@ -86,7 +86,7 @@ def test_500_cells_say_what_select_says_to_the_pasted_command(pasted, no_switche
     assert outcomes >= {"yes", "no", "adapts"}
 
 
-def test_what_nobody_knows_is_what_select_does_not_know(pasted, no_switches):
+def test_what_nobody_knows_is_what_select_does_not_know(pasted, no_switches_from_outside):
     for kernel in ("sdpa.flash", "sdpa.efficient", "sdpa.varlen"):
         made = cell("deterministic", kernel, "sm90")
         p, env, policy = pasted(command(made, "training"))
@@ -94,21 +94,8 @@ def test_what_nobody_knows_is_what_select_does_not_know(pasted, no_switches):
         assert made.span("training").outcome == "unknown"
 
 
-@pytest.fixture
-def no_switches(monkeypatch):
-    """None of attnsel's variables, which are part of what a command asks."""
-    from attnsel import settings
-
-    for name in settings.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    settings.configure()
-    yield
-    monkeypatch.undo()
-    settings.configure()
-
-
 @pytest.mark.slow
-def test_every_command_of_the_matrix_asks_its_question(pasted, no_switches):
+def test_every_command_of_the_matrix_asks_its_question(pasted, no_switches_from_outside):
     for made in cells(FEATURES.values(), OWN, ["sm75", "sm90"]):
         for mode in made.spans:
             p, env, _ = pasted(command(made, mode))

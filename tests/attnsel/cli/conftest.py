@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from attnsel import settings
 from attnsel.cli import main
 
 
@@ -12,17 +11,6 @@ from attnsel.cli import main
 def _eighty_columns(monkeypatch):
     """Whatever the terminal of whoever runs the tests exports."""
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-@pytest.fixture
-def no_switches_from_outside(monkeypatch):
-    """None of attnsel's variables, for a whole test; read again before and behind it."""
-    for name in settings.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    settings.configure()
-    yield
-    monkeypatch.undo()
-    settings.configure()
 
 
 @pytest.fixture
