@@ -191,7 +191,8 @@ def in_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], title: st
         for column in columns:
             table.add_column(Text(head[column]), no_wrap=True)
         for row in cells:
-            table.add_row(*(Text(printable(row[column]), style=_style_of(row[column])) for column in columns))
+            shown = (row[column] for column in columns)
+            table.add_row(*(Text(printable(cell), style=_STYLES.get(cell[:1], "")) for cell in shown))
         console.print(table)
 
 
@@ -214,7 +215,4 @@ def _box() -> Any:
     return box.SQUARE if (sys.stdout.encoding or "").lower().startswith("utf") else box.ASCII
 
 
-def _style_of(cell: str) -> str:
-    return {"✔": "green", "✖": "red", "?": "yellow", "i": "", **dict.fromkeys("◐▷◁△", "yellow")}.get(
-        cell[:1], ""
-    )
+_STYLES = {"✔": "green", "✖": "red", **dict.fromkeys("?◐▷◁△", "yellow")}  # of cells, by their marks
