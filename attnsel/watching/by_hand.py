@@ -36,6 +36,8 @@ from attnsel.watching.sites import Seen
 
 MOST_PRODUCTS = 400
 """Products that are read without anything new before reading ends."""
+MOST_OPERATORS = 100_000
+"""The same of all operators: a program may prepare data for long before its model has a product. A second."""
 MOST_READINGS = 40
 """How often reading begins; a program that makes new code for ever is not followed for ever."""
 
@@ -106,7 +108,7 @@ class Watcher:
         self.mode: Reading | None = None
         self.in_inference = False  # whether it was entered inside of torch.inference_mode
         self.readings = 0
-        self.products = 0  # since anything new
+        self.products = self.operators = 0  # since anything new
         self.others: set[str] = set()  # where softmax is no attention
         self.by_exp = False
         self.unfollowed: tuple[Any, Any] = (None, None)  # the key and the result of a softmax not known yet
@@ -115,7 +117,7 @@ class Watcher:
 
     def begin(self) -> None:
         """Read from now on, if that is possible here."""
-        self.products = 0
+        self.products = self.operators = 0
         if self.mode is not None or threading.get_ident() != self.thread or self.readings >= MOST_READINGS:
             return
         if _get_current_dispatch_mode() is not None:
@@ -185,10 +187,11 @@ class Watcher:
         except Exception as error:
             self.reader.forget()
             self.recorder.cannot_see(f"operators were not read on: {func}: {in_words(error)}")
-        if operator_name(func) in _PRODUCTS:
-            self.products += 1
-            if self.products == MOST_PRODUCTS:
-                self.recorder.soon(self._soon)
+        self.operators += 1
+        product = operator_name(func) in _PRODUCTS
+        self.products += product
+        if self.operators == MOST_OPERATORS or (product and self.products == MOST_PRODUCTS):
+            self.recorder.soon(self._soon)
 
     def _softmax(self, call: Call, attention: bool) -> bool:
         """A softmax of scores, or its like; whether to follow it."""
@@ -209,7 +212,7 @@ class Watcher:
         if call.counted or call.place is None:
             self._time(call, found)
             return
-        self.products = 0
+        self.products = self.operators = 0
         api = api_of(call.place, "by hand")
         seen = Seen(
             api,

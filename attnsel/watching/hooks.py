@@ -123,8 +123,7 @@ class Hooks:
         closure = any(callable(arg) for arg in args) or kwargs.get("closure") is not None
         if closure or self._away or self._mode is None or threading.get_ident() != self._thread:
             return  # a closure runs the model
-        self._away = True
-        _take_out(self._mode)
+        self._away = _take_out(self._mode)
 
     def _after_step(self, *_: Any) -> None:
         if self._away and self._mode is not None and threading.get_ident() == self._thread:
@@ -211,16 +210,20 @@ class Hooks:
         return watched_start
 
 
-def _take_out(mode: TorchFunctionMode) -> None:
-    """Takes a mode from this thread's stack, also from below a mode that the program has not left yet."""
+def _take_out(mode: TorchFunctionMode) -> bool:
+    """Takes a mode from this thread's stack, also from below a mode that the program has not left yet.
+    Returns whether it was there."""
     above = []
-    while torch._C._len_torch_function_stack():
+    found = False
+    while torch._C._len_torch_function_stack() and not found:
         top = torch.overrides._pop_mode()
         if top is mode:
-            break
-        above.append(top)
+            found = True
+        else:
+            above.append(top)
     for other in reversed(above):
         torch.overrides._push_mode(other)
+    return found
 
 
 class Patches(importlib.abc.MetaPathFinder):

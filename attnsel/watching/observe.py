@@ -143,10 +143,10 @@ class Recorder:
         node = getattr(first, "grad_fn", None)
         if node is None:
             return
-        node = _behind(node, gradients) or node
-        tally.backward = _name(node)
+        node, name = _behind(node, gradients)
+        tally.backward = name
         node.register_hook(tally.count_backward)
-        if self.time and tally.backward in gradients:
+        if self.time and name in gradients:
             time_backward(tally, node)
 
     @contextmanager
@@ -246,13 +246,15 @@ def _name(node: Any) -> str:
     return str(type(node).name(node))
 
 
-def _behind(node: Any, gradients: frozenset[str], depth: int = 8) -> Any:
-    """The first node with one of these names, going back along first inputs."""
-    for _ in range(depth):
+def _behind(first: Any, gradients: frozenset[str], depth: int = 8) -> tuple[Any, str]:
+    """The first node with one of these names, going back along first inputs, and its name; else the first."""
+    node = first
+    for _ in range(depth if gradients else 0):
         if node is None:
-            return None
-        if _name(node) in gradients:
-            return node
+            break
+        name = _name(node)
+        if name in gradients:
+            return node, name
         following = node.next_functions
         node = following[0][0] if following else None
-    return None
+    return first, _name(first)

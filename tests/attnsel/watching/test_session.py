@@ -249,6 +249,41 @@ def test_reading_ends_where_everything_runs_in_inference_mode():
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
+def test_reading_ends_where_there_are_operators_and_no_products(monkeypatch):
+    from attnsel.watching import by_hand
+
+    monkeypatch.setattr(by_hand, "MOST_OPERATORS", 50)
+    x = torch.randn(8, 8)
+    with attnsel.watch() as w:
+        watcher = w.recorder.state["by_hand"]
+        for _ in range(40):
+            x = x + 1
+        assert watcher.mode is not None
+        for _ in range(20):
+            x = x + 1
+        assert watcher.mode is None
+        scores = torch.softmax(torch.bmm(x[None], x[None]), -1)
+        for _ in range(2):
+            scores = torch.softmax(torch.bmm(x[None], scores), -1)
+            torch.bmm(scores, x[None])
+    assert [site.api for site in w.sites] == ["by hand"]
+
+
+def test_an_optimizers_step_inside_a_pause_does_not_end_it():
+    parameter = torch.nn.Parameter(torch.randn(1, 2, 8, 16))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    with attnsel.watch() as w:
+        F.scaled_dot_product_attention(parameter, parameter, parameter).sum().backward()
+        optimizer.step()
+        with w._hooks.paused():
+            optimizer.step()
+            assert torch._C._len_torch_function_stack() == 0
+            F.scaled_dot_product_attention(parameter, parameter, parameter)
+        assert torch._C._len_torch_function_stack() == 1
+    assert torch._C._len_torch_function_stack() == 0
+    assert sum(site.calls for site in w.sites) == 1
+
+
 def test_an_optimizers_step_is_not_watched_and_its_closure_is():
     parameter = torch.nn.Parameter(torch.randn(1, 2, 8, 16))
 
