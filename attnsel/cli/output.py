@@ -37,6 +37,7 @@ _STYLES = {
     "attnsel.quiet": "dim",
     "attnsel.warning": "yellow",
 }
+_OF_CELLS = {"✔": "green", "✖": "red", **dict.fromkeys("?◐▷◁△", "yellow")}  # by their marks
 _PATTERNS = (
     r"(?m)^ +1 [✔?] (?P<chosen>\S+)",
     r"(?P<yes>✔)",
@@ -192,7 +193,7 @@ def in_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], title: st
             table.add_column(Text(head[column]), no_wrap=True)
         for row in cells:
             shown = (row[column] for column in columns)
-            table.add_row(*(Text(printable(cell), style=_STYLES.get(cell[:1], "")) for cell in shown))
+            table.add_row(*(Text(printable(cell), style=_OF_CELLS.get(cell[:1], "")) for cell in shown))
         console.print(table)
 
 
@@ -213,6 +214,3 @@ def _box() -> Any:
     from rich import box
 
     return box.SQUARE if (sys.stdout.encoding or "").lower().startswith("utf") else box.ASCII
-
-
-_STYLES = {"✔": "green", "✖": "red", **dict.fromkeys("?◐▷◁△", "yellow")}  # of cells, by their marks
