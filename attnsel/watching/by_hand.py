@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import (
-    TorchDispatchMode,
     _get_current_dispatch_mode,
     _pop_mode_temporarily,
 )
@@ -29,7 +28,7 @@ from attnsel.watching.by_hand_call import Call, Found
 from attnsel.watching.by_hand_reader import ByHand
 from attnsel.watching.measure import FORWARD, PEAK, sample
 from attnsel.watching.observe import Observer, Recorder
-from attnsel.watching.operators import composite, operator_name
+from attnsel.watching.operators import OperatorMode, operator_name
 from attnsel.watching.places import Place
 from attnsel.watching.sdpa import api_of, watch_sdpa
 from attnsel.watching.sites import Seen
@@ -45,17 +44,17 @@ _PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm", 
 _STATE = "by_hand"
 
 
-class Reading(TorchDispatchMode):
+class Reading(OperatorMode):
     """Reads operators while it is entered."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
         self._watcher = watcher
+        self._entered = 0
         self._makes = False
 
     def __enter__(self) -> Reading:
+        self._entered += 1  # once more inside of a composite operator
         if "__new__" not in vars(Tensor):
             Tensor.__new__ = self._new  # type: ignore[method-assign, assignment]
             self._makes = True
@@ -63,7 +62,8 @@ class Reading(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._makes:
+        self._entered -= 1
+        if self._makes and not self._entered:
             self._makes = False
             del Tensor.__new__
         super().__exit__(*error)
@@ -76,26 +76,8 @@ class Reading(TorchDispatchMode):
         with _pop_mode_temporarily():
             return super(Tensor, kind).__new__(kind, *args, **kwargs)
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Without it, torch.compile would run what it compiled eagerly."""
-        return True
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = kwargs or {}
-        if composite(func):
-            # In inference mode composite operators come here whole.
-            with self:
-                return func.decompose(*args, **given)
-        out = func(*args, **given)
-        self._watcher.read(func, args, given, out)
-        return out
+    def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        self._watcher.read(func, args, kwargs, out)
 
 
 class Watcher:

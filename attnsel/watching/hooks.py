@@ -23,10 +23,9 @@ import torch.utils.checkpoint
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel.watching.observe import After, Around, Call, Observer, Patch, Recorder
-from attnsel.watching.operators import OPERATORS, composite, operator_name
+from attnsel.watching.operators import OPERATORS, OperatorMode, operator_name
 
 _OPERATOR_TYPES = (OpOverload, OpOverloadPacket)
 _tracing = torch.compiler.is_dynamo_compiling
@@ -298,7 +297,7 @@ class Patches(importlib.abc.MetaPathFinder):
         return watched
 
 
-class Ran(TorchDispatchMode):
+class Ran(OperatorMode):
     """Attention operators that run while it is entered, by name, in ``names``; all others in ``pieces``."""
 
     def __init__(self) -> None:
@@ -306,16 +305,6 @@ class Ran(TorchDispatchMode):
         self.names: list[str] = []
         self.pieces: list[str] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if composite(func):
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
+    def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         name = operator_name(func)
         (self.names if name in OPERATORS else self.pieces).append(name)
-        return func(*args, **(kwargs or {}))

@@ -6,13 +6,12 @@ session's, and what ran inside is read from the operators of the first call of e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel.dialects.ways import unwritten
 from attnsel.dispatchers.torch.switches import as_words, set_here
@@ -22,7 +21,7 @@ from attnsel.watching.by_hand_call import Found
 from attnsel.watching.by_hand_reader import ByHand
 from attnsel.watching.hooks import FunctionMode
 from attnsel.watching.observe import Call, Observer, Patch, Recorder
-from attnsel.watching.operators import MATH, OPERATORS, composite, operator_name
+from attnsel.watching.operators import MATH, OPERATORS, OperatorMode, operator_name
 from attnsel.watching.sites import Seen, Tally
 
 _NATIVE = "aten::_native_multi_head_attention"
@@ -40,10 +39,8 @@ def without_mode() -> Iterator[None]:
         yield
 
 
-class Inside(TorchDispatchMode):
+class Inside(OperatorMode):
     """The operators of one call: those of attention by name, and attention that is made of pieces."""
-
-    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,28 +48,12 @@ class Inside(TorchDispatchMode):
         self.found: list[Found] = []
         self._reader = ByHand(lambda call, found: self.found.append(found))
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = kwargs or {}
-        if composite(func):
-            with self:
-                return func.decompose(*args, **given)
-        out = func(*args, **given)
+    def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         name = operator_name(func)
         if name in OPERATORS:
             self.names.append(name)
         elif isinstance(func, torch._ops.OpOverload):
-            self._reader.read(func, args, given, out)
-        return out
+            self._reader.read(func, args, kwargs, out)
 
 
 def watch_module(recorder: Recorder, call: Call) -> None:

@@ -6,10 +6,12 @@ the operator in camel case with ``Backward0`` behind it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operator(NamedTuple):
@@ -79,3 +81,33 @@ def composite(function: Any) -> bool:
     return isinstance(function, torch._ops.OpOverload) and bool(
         torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
     )
+
+
+class OperatorMode(TorchDispatchMode):
+    """Told of each operator that ran while it is entered, in pieces where a composite one comes whole."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Without it, torch.compile would run what it compiled eagerly."""
+        return True
+
+    def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """An operator, what it was called with, and what it gave."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if composite(func):
+            with self:
+                return func.decompose(*args, **given)
+        out = func(*args, **given)
+        self.read(func, args, given, out)
+        return out

@@ -352,6 +352,12 @@ def test_a_tensor_subclass_can_be_made_while_operators_are_read():
         assert type(Marked([1.0, 2.0])) is Marked
         assert type(causal_lower_right(4, 8)).__name__ == "CausalBias"
         assert type(torch.Tensor([1.0])) is torch.Tensor
+    with torch.inference_mode(), attnsel.watch():
+        torch.ones(2, 2).sum()
+        torch.nn.functional.linear(
+            torch.ones(1, 2, 2), torch.ones(2, 2)
+        )  # composite: the mode is entered again
+        assert type(causal_lower_right(4, 8)).__name__ == "CausalBias"
     assert "__new__" not in vars(torch.Tensor)
     assert type(Marked(2, 3)) is Marked
 
