@@ -16,15 +16,7 @@ from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAG_OF, FLAGS
 from attnsel.environment import COMPONENTS
 from paths import IMPORTED_FROM
 
-
-@pytest.fixture(autouse=True)
-def _no_switches_from_outside(monkeypatch):
-    for name in settings.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    settings.configure()
-    yield
-    monkeypatch.undo()
-    settings.configure()
+pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
 
 
 def asked(monkeypatch, line: str) -> tuple[AttentionParams, Environment, Policy]:
