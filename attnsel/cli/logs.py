@@ -11,11 +11,6 @@ from attnsel.cli.flags import THE_CALL
 from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, print_json, print_text, text_width
 from attnsel.cli.question import Question
 from attnsel.errors import InvalidInput
-from attnsel.logs.answer import explained
-from attnsel.logs.calls import gather
-from attnsel.logs.question import Stated
-from attnsel.logs.reader import lines_of, opened
-from attnsel.logs.report import nothing_known, render_markdown, render_text
 
 FromLog = Annotated[
     Path | None,
@@ -31,6 +26,13 @@ FromLog = Annotated[
 
 def explain_log(path: Path, question: Question, *, markdown: bool, json: bool) -> int:
     """Explain every call in a log. Raises InvalidInput."""
+    # Here, since every other question is asked without them: their patterns take longest of all to load.
+    from attnsel.logs.answer import explained
+    from attnsel.logs.calls import gather
+    from attnsel.logs.question import Stated
+    from attnsel.logs.reader import lines_of, opened
+    from attnsel.logs.report import nothing_known, render_markdown, render_text
+
     if question.from_file:
         raise InvalidInput("--params", None, "cannot go with --from-log: both say what the call is")
     with opened(path, "--from-log") as (file, size), bar("reading", size) as progress:

@@ -11,7 +11,6 @@ from attnsel.candidates import CANDIDATES
 from attnsel.cli.examples import example_commands, folded_command
 from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
-from attnsel.cli.rule_markdown import page_markdown
 from attnsel.cli.rule_page import (
     as_dict,
     candidates_of,
@@ -124,6 +123,8 @@ def rule(
     if json:
         print_json(as_json)
     elif markdown:
+        from attnsel.cli.rule_markdown import page_markdown  # which asks the engine
+
         print_text(page_markdown(page).rstrip("\n"))
     else:
         print_text("\n".join(lines))

@@ -24,8 +24,8 @@ _LONGEST_MESSAGE = 300
 # Newest version that is read of each kind of line.
 READ: dict[str, int] = {
     "debug": VERSIONS["debug"],
-    "watch-process": VERSIONS.get("watch-process", 1),
-    "watch-site": VERSIONS.get("watch-site", 1),
+    "watch-process": VERSIONS["watch-process"],
+    "watch-site": VERSIONS["watch-site"],
 }
 _SCHEMA = re.compile(r"attnsel\.([a-z-]{1,40})/(\d{1,6})")
 
