@@ -18,8 +18,7 @@ _MAYBE_HIDES = -50.0  # Swin adds -100: a mask only where nothing else but 0 is 
 
 class Addition(NamedTuple):
     """A change of the scores before softmax. ``hides``: True where ``tensor`` is bool and True hides a pair,
-    False where True shows it, None where ``tensor`` is added ``times`` times. ``scaled``: the factor that the
-    scores had when it was added."""
+    False where True shows it, None where ``tensor`` is added ``times`` times."""
 
     tensor: Tensor
     hides: bool | None = None

@@ -92,8 +92,8 @@ class _Mine(threading.local):
 class Recorder:
     """What a session has seen so far. One for all threads.
 
-    ``time``, ``memory``: whether the user asked for them. ``ask``: free for observers to keep state between
-    calls, by their own name.
+    ``time``, ``memory``: whether the user asked for them. ``state``: what observers keep between calls, by
+    their own name.
     """
 
     def __init__(self, places: Places, *, time: bool = False, memory: bool = False) -> None:
