@@ -1,0 +1,502 @@
+"""Draws the questions of the record: every rule from both sides, every pair of values of two fields.
+
+    python tests/net/draw.py          # draws them anew from the rules as they are, and answers them
+    python tests/net/draw.py --add    # after a new rule: adds questions about the codes that none reaches
+
+Of each rule: its two examples; its bounds, with the values next to them on both sides, whether they stand
+in ``requires`` or in the body; the releases at and just below each edge of its interval; an architecture on
+each side of its gate. The rest are random calls that hold a pair of values which none before them does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Container, Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from attnsel import AttentionParams, Environment, InvalidInput
+from attnsel.environment import COMPONENTS
+from attnsel.gpus import ARCHITECTURES
+from attnsel.rules import REGISTRY, Rule, load_all
+from attnsel.rules.examples import question
+from attnsel.rules.hint import every_hint
+from attnsel.versions import Version
+from verdicts import (
+    FOLDER,
+    WAYS_OUT,
+    Question,
+    Record,
+    answer,
+    environment_of,
+    files,
+    read,
+    ways_out,
+    write,
+    write_fields,
+)
+
+SEED = 20261124
+NOT_REACHED = {
+    "RUNTIME001": "speaks of what a kernel said when it ran",
+    "RUNTIME002": "speaks of the numbers that a kernel gave",
+    "HINT009": "is seen in the values of a mask",
+}
+"""Codes that no question reaches, and why."""
+
+# ---- the space ---------------------------------------------------------------------------------------
+
+GPUS = (
+    *(f"sm{arch}" for arch in ARCHITECTURES),
+    "H100",
+    "A100",
+    "RTX 4090",
+    "cpu",
+    "mps",
+    "xpu",
+    "gfx942",
+    "gfx1100",
+)
+VERSIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"cudnn": "8.9.7"},
+    {"cudnn": "9.1.0"},
+    {"cudnn": "9.5.1"},
+    {"cudnn": "9.10.2"},
+    {"cudnn": "9.20.0", "torch": "2.8.0"},
+    {"cudnn": "9.28.0", "torch": "2.13.0"},
+    {"torch": "2.1.2"},
+    {"torch": "2.4.1"},
+    {"torch": "2.6.0", "flash_attn": "2.7.4"},
+    {"flash_attn": "2.8.3", "flash_attn_3": "3.0.0", "flash_attn_4": "4.0.0b36"},
+    {"torch": "2.8.0", "cudnn_frontend": None, "triton": None},
+    {"transformer_engine": "2.8.0"},
+    {"torch": None},
+)
+MORE: tuple[dict[str, Any], ...] = ({},) * 12 + (
+    {"platform": "windows"},
+    {"platform": "darwin"},
+    {"torch_flash": "FA3"},
+    {"torch_flash": "FA4"},
+    {"missing": ["libnvrtc"]},
+    {"detected": True},
+    {"detected": True},
+)
+LAYOUTS = (
+    "bshd",
+    "sbhd",
+    "bhsd",
+    "thd",
+    "bs3hd",
+    "sb3hd",
+    "bsh3d",
+    "t3hd",
+    "thd_t2hd",
+    "sbhd_sb2hd",
+    "bshd_bs2hd",
+)
+FIELDS: dict[str, tuple[float, tuple[Any, ...]]] = {  # how often it is stated, and the values it then has
+    "dtype": (0.5, ("bf16", "fp16", "fp32", "fp64", "fp8_e4m3", "fp8_e5m2")),
+    "qkv_layout": (0.5, LAYOUTS),
+    "batch_size": (0.3, (1, 3, 48, 70_000)),
+    "num_heads": (0.4, (1, 8, 12, 32, 128)),
+    "num_gqa_groups": (0.3, (1, 2, 4, 8)),
+    "max_seqlen_q": (0.6, (0, 1, 7, 64, 127, 1000, 1024, 16534, 131072)),
+    "max_seqlen_kv": (0.3, (0, 1, 64, 1023, 8192, 131072)),
+    "head_dim_qk": (0.5, (1, 8, 40, 59, 64, 96, 160, 192, 256, 512, 576)),
+    "head_dim_v": (0.2, (8, 64, 100, 128, 256, 512)),
+    "attn_mask_type": (
+        0.6,
+        (
+            "no_mask",
+            "padding",
+            "padding_causal",
+            "causal_bottom_right",
+            "padding_causal_bottom_right",
+            "arbitrary",
+        ),
+    ),
+    "window_size": (0.2, ((128, 0), (64, 64), (-1, 5), (0, 0), (1023, 0))),
+    "bottom_right_diagonal": (0.1, (True, False)),
+    "core_attention_bias_type": (0.2, ("pre_scale_bias", "post_scale_bias", "alibi")),
+    "core_attention_bias_shape": (0.1, ("bhss", "1hss", "b1ss", "11ss", "111s")),
+    "core_attention_bias_requires_grad": (0.1, (True,)),
+    "alibi_slopes_shape": (0.05, ((16,), (2, 16), (8,))),
+    "softmax_type": (0.15, ("off-by-one", "learnable")),
+    "softcap": (0.1, (30.0,)),
+    "attention_dropout": (0.15, (0.1,)),
+    "is_training": (0.5, (False,)),
+    "deterministic": (0.15, (True,)),
+    "return_lse": (0.1, (True,)),
+    "return_max_logit": (0.1, (True,)),
+    "kv_cache": (0.1, ("contiguous", "paged")),
+    "page_size": (0.1, (1, 16, 64, 256)),
+    "pad_between_seqs": (0.15, (True,)),
+    "cp_size": (0.1, (2, 8)),
+    "cp_comm_type": (0.1, ("p2p", "all_gather", "a2a", "a2a+p2p")),
+    "cuda_graph": (0.1, (True,)),
+    "fp8": (0.15, (True,)),
+    "fp8_meta": (
+        0.2,
+        tuple(
+            {"recipe": {"kind": kind, **more}}
+            for kind in ("delayed", "current", "mxfp8", "block")
+            for more in ({"fp8_dpa": True}, {}, {"fp8_dpa": True, "fp8_mha": True})
+        ),
+    ),
+    "tensors": (
+        0.15,
+        (
+            {"ragged": True},
+            {"lengths_apart": True},
+            {"rank": 3},
+            {"rank": 5},
+            *({name: spec} for name in "qkv" for spec in ("padded row", "last 2", "head 0", "alignment 2")),
+            {"mask": "bool"},
+            {"mask": "fp32"},
+            {"mask": "bool", "mask_hides_nothing": True},
+        ),
+    ),
+    "policy.adapt": (0.1, ("never",)),
+    "policy.backend": (0.06, ("cudnn", "triton", "sdpa.flash", "sdpa.math", "flash_attn.2", "tiled")),
+    "policy.allow": (0.05, (("triton", "sdpa.flash"), ("tiled", "cudnn"))),
+    "policy.deny": (0.06, (("cudnn",), ("sdpa.flash", "tiled"), ("cudnn", "sdpa.cudnn", "triton"))),
+    "policy.allow_known_bugs": (0.05, (("all",),)),
+    "policy.deterministic": (0.05, (True,)),
+    "policy.preview": (0.05, (True,)),
+    "policy.memory_limit": (0.06, (0, 1 << 20, 1 << 33)),
+    "evidence.many_lengths": (0.04, (True,)),
+}
+
+
+def random_question(draw: random.Random) -> Question | None:
+    """One, or None where the fields contradict each other."""
+    fields = {name: draw.choice(values) for name, (share, values) in FIELDS.items() if draw.random() < share}
+    if fields.get("qkv_layout", "").startswith("t"):  # hardly any other mask is legal
+        fields["attn_mask_type"] = draw.choice(("padding", "padding_causal", "padding_causal_bottom_right"))
+    if fields.get("kv_cache") == "paged":
+        fields |= {"qkv_layout": "paged_kv_bshd_bshd_bshd", "is_training": False}
+        fields.setdefault("page_size", 16)
+    if "fp8_meta" in fields:
+        fields["fp8"] = True
+    if "mask" in fields.get("tensors", {}):
+        fields["attn_mask_type"] = "arbitrary"
+    machine = {"gpu": draw.choice(GPUS), **draw.choice(VERSIONS), **draw.choice(MORE)}
+    try:
+        if "tensors" in fields:
+            fields["tensors"] = tensors_of(fields["tensors"], fields)
+        made = Question(write_fields(machine), write_fields(fields))
+        _ = made.parts
+        return made
+    except InvalidInput:
+        return None
+
+
+def tensors_of(wanted: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Specs that fit the call: a stride, an alignment or a mask as it is named."""
+    call = {name: value for name, value in fields.items() if name != "tensors" and "." not in name}
+    p = AttentionParams(**call)
+    made: dict[str, Any] = {}
+    for name, what in wanted.items():
+        if name == "mask":
+            rows, columns = p.max_seqlen_q, p.max_seqlen_kv
+            made[name] = {
+                "shape": (1, 1, rows, columns),
+                "stride": (rows * columns,) * 2 + (columns, 1),
+                "dtype": what,
+            }
+        elif name in ("q", "k", "v"):
+            rows = p.max_seqlen_q if name == "q" else p.max_seqlen_kv
+            heads = p.num_heads if name == "q" else p.num_gqa_groups
+            width = p.head_dim_v if name == "v" else p.head_dim_qk
+            last, row = 1 + (what == "last 2"), heads * width + (what == "padded row")
+            made[name] = {
+                "shape": (p.batch_size, rows, heads, width),
+                "stride": (rows * row * last, row * last, 0 if what == "head 0" else width * last, last),
+                "dtype": p.dtype,
+                "alignment": 2 if what == "alignment 2" else 16,
+            }
+        else:
+            made[name] = what
+    return made
+
+
+# ---- questions of rules ------------------------------------------------------------------------------
+
+
+def written(p: AttentionParams, env: Environment, **more: Any) -> Question:
+    """The question in words. Raises ValueError where they would not say the same."""
+    fields = p.model_dump(mode="json", exclude_unset=True)
+    stated = {
+        name: str(getattr(env, name)) for name in COMPONENTS if name not in env.assumed and getattr(env, name)
+    }
+    device = env.device
+    machine: dict[str, Any] = {"gpu": device.name if device.type == "cuda" else device.type, **stated}
+    plain = environment_of(write_fields(machine))
+    machine |= {
+        name: None for name in COMPONENTS if getattr(env, name) is None and getattr(plain, name) is not None
+    }
+    if device != plain.device:
+        machine["device"] = device.model_dump(mode="json", exclude_defaults=True)
+    for name in ("platform", "torch_flash", "missing", "detected"):
+        if getattr(env, name) != getattr(plain, name):
+            machine[name] = getattr(env, name)
+    made = Question(write_fields(machine), write_fields({**fields, **more}))
+    if made.parts[0] != p:
+        raise ValueError(f"{made} is another call than {p}")
+    return made
+
+
+def around(p: AttentionParams, field: str, value: int) -> Iterator[AttentionParams]:
+    for near in (value - 1, value, value + 1):
+        yield from replaced(p, field, near)
+
+
+def replaced(p: AttentionParams, field: str, value: Any) -> Iterator[AttentionParams]:
+    try:
+        yield p.replace(**{field: value})
+    except (InvalidInput, TypeError):
+        return  # another field contradicts it
+
+
+def below(version: Version) -> Version:
+    """The last release before one, and whatever may be called so."""
+    major, minor, patch, _ = version
+    if patch:
+        return Version(major, minor, patch - 1)
+    return Version(major, minor - 1, 99) if minor else Version(major - 1, 99)
+
+
+def of_rule(rule: Rule) -> Iterator[Question]:
+    """The questions on both sides of what it bounds; without adaptations where these would hide it."""
+    for q in _of_rule(rule):
+        yield q
+        p, env, *_ = q.parts
+        fires = rule.applies(env) and rule.concerns(p) and rule.find(p, env) is not None
+        if fires and rule.code not in codes_of(answer(q)):
+            yield Question(q.machine, f'{q.call} policy.adapt="never"'.strip())
+
+
+def _of_rule(rule: Rule) -> Iterator[Question]:
+    preview = {"policy.preview": True} if rule.status == "preview" else {}
+    for example in (rule.fires_on, rule.passes):
+        yield written(*question(rule, example), **preview)
+    p, env = question(rule, rule.fires_on)
+    sides = [q for q in beside_bounds(rule, p, env) if rule.concerns(q)]
+    said = [rule.find(q, env) is not None for q in sides]
+    for (one, fires), (other, too) in pairwise(zip(sides, said, strict=True)):
+        if fires != too:
+            yield written(one, env, **preview)
+            yield written(other, env, **preview)
+    for component in COMPONENTS:
+        for edge in rule.edges(component):
+            for version in (edge, below(edge)):
+                yield from elsewhere(rule, {component: str(version)}, preview)
+    if rule.arch is not None:
+        archs = sorted(ARCHITECTURES)
+        for low, high in pairwise(archs):
+            if (low in rule.arch) != (high in rule.arch):
+                for arch in (low, high):
+                    yield from elsewhere(rule, {"gpu": f"sm{arch}"}, preview)
+
+
+def elsewhere(rule: Rule, machine: dict[str, Any], more: dict[str, Any]) -> Iterator[Question]:
+    try:
+        yield written(*question(rule, {**rule.fires_on, **machine}), **more)
+    except (InvalidInput, ValueError):
+        return  # gates that exclude each other
+
+
+def beside_bounds(rule: Rule, p: AttentionParams, env: Environment) -> Iterator[AttentionParams]:
+    """Calls in an order in which neighbours differ in a little."""
+    for limit in rule.limits:
+        if limit.of_environment:
+            continue
+        for field in limit.fields:
+            observed = getattr(p, field)
+            yield p
+            for repaired in limit.requirement.resolved(p).repairs(observed):
+                if isinstance(repaired, int) and not isinstance(repaired, bool):
+                    step = getattr(limit.requirement, "of", 2)
+                    yield from around(p, field, repaired)
+                    if isinstance(step, int):
+                        yield from replaced(p, field, repaired + step // 2)
+                        yield from replaced(p, field, repaired + step)
+                else:
+                    yield from replaced(p, field, repaired)
+    code = rule.body.__code__
+    numbers = sorted({n for n in code.co_consts if type(n) is int and 0 <= n < 1 << 31})
+    for field in code.co_names:
+        if type(getattr(p, field, None)) is int and field in AttentionParams.model_fields:
+            for number in numbers:
+                yield p
+                yield from around(p, field, number)
+
+
+def of_knowledge(codes: Container[str] | None = None) -> Iterator[Question]:
+    """The questions about these rules and hints, or about all."""
+    load_all()
+    for rule in sorted(REGISTRY.rules.values(), key=lambda rule: rule.code):
+        if codes is None or rule.code in codes:
+            yield from of_rule(rule)
+    for hint in every_hint():
+        if not hint.of_tensors and (codes is None or hint.code in codes):
+            for example in (hint.fires_on, hint.passes):
+                yield written(*question(hint, example))
+    for rule in REGISTRY.policy_rules.values():
+        if codes is not None and rule.code not in codes:
+            continue
+        fields = {f"policy.{name}": value for name, value in rule.fires_on[1].items()}
+        yield Question(write_fields({"gpu": "H100"}), write_fields({"max_seqlen_q": 65536, **fields}))
+
+
+# ---- the choice --------------------------------------------------------------------------------------
+
+
+def pairs_of(q: Question) -> set[tuple[str, str]]:
+    """Pairs of stated values, the machine among them."""
+    parts = sorted(part.partition('"shape"')[0] for part in [*q.machine.split(), *q.call.split()])
+    return {(a, b) for i, a in enumerate(parts) for b in parts[i + 1 :]} | {(a, "") for a in parts}
+
+
+def codes_of(lines: Iterable[str]) -> set[str]:
+    words = " ".join(lines).replace(";", " ").replace(",", " ").split()
+    return {word.lstrip("?") for word in words if word.lstrip("?").isalnum() and word[-3:].isdigit()}
+
+
+def draw(count: int) -> Record:
+    record: Record = {}
+    pairs: set[tuple[str, str]] = set()
+    for q in of_knowledge():
+        if q not in record:
+            record[q] = answer(q)
+            pairs |= pairs_of(q)
+    print(f"{len(record)} questions of rules and hints")
+    source = random.Random(SEED)
+    pool = [q for q in (random_question(source) for _ in range(60_000)) if q is not None]
+    for least in (24, 12, 6, 3, 1, 0):  # greedily, the richest first
+        for q in pool:
+            if len(record) >= count:
+                break
+            new = pairs_of(q) - pairs
+            if len(new) >= least and q not in record:
+                record[q] = answer(q)
+                pairs |= new
+    missing = {pair for q in pool for pair in pairs_of(q)} - pairs
+    print(f"{len(record)} questions; {len(missing)} pairs of {len(missing) + len(pairs)} are in none")
+    return record
+
+
+def group_of(q: Question) -> str:
+    """The file a question stands in: by architecture, or by the kind of device."""
+    env = environment_of(q.machine)
+    return env.target if env.device.type == "cuda" else env.device.type
+
+
+def choose_ways(record: Record, count: int) -> Record:
+    """Of ``count`` questions all ways out, so that each kind of change is there."""
+    kinds: dict[str, int] = {}
+    chosen: Record = {}
+    source = random.Random(SEED)
+    refused = sorted(q for q, lines in record.items() if any(line.startswith("  x") for line in lines))
+    source.shuffle(refused)
+    rest = []
+    for q in refused[: 6 * count]:
+        lines = ways_out(q)
+        new = {kind for kind in kinds_of(lines) if kinds.get(kind, 0) < 2}
+        if new and len(chosen) < count:
+            chosen[q] = lines
+            for kind in kinds_of(lines):
+                kinds[kind] = kinds.get(kind, 0) + 1
+        else:
+            rest.append((q, lines))
+    for q, lines in rest[: count - len(chosen)]:
+        chosen[q] = lines
+    print(f"ways out of {len(chosen)} questions, {len(kinds)} kinds of change")
+    return chosen
+
+
+def kinds_of(lines: list[str]) -> set[str]:
+    """The effect and the fields of each way out."""
+    found = set()
+    for line in lines:
+        head, _, rest = line.partition(": ")
+        fields = ",".join(part.partition("=")[0] for part in rest.partition(" | ")[0].split() if "=" in part)
+        found.add(f"{head.split()[-1]} {fields}")
+    return found
+
+
+# ---- reach -------------------------------------------------------------------------------------------
+
+
+def reach(record: Record) -> list[str]:
+    """A line for each code that is in no answer, or that nothing passes which differs from a question that it
+    refuses in the machine alone, or in the call alone."""
+    load_all()
+    said: dict[str, list[Question]] = {}
+    for q, lines in record.items():
+        for code in codes_of(lines):
+            said.setdefault(code, []).append(q)
+    missing = []
+    for code in sorted(REGISTRY.pages):
+        if code in NOT_REACHED:
+            continue
+        if code not in said:
+            missing.append(f"{code}: in no answer")
+        elif code in REGISTRY.rules and not any(
+            _passes(REGISTRY.rules[code], q) for q in beside(said[code], record)
+        ):
+            missing.append(f"{code}: no question beside those that it refuses passes it")
+    return missing
+
+
+def beside(refused: list[Question], record: Iterable[Question]) -> Iterator[Question]:
+    """Questions that share the call or the machine with one of these."""
+    machines, calls = {q.machine for q in refused}, {q.call for q in refused}
+    return (q for q in record if q not in refused and (q.machine in machines or q.call in calls))
+
+
+def _passes(rule: Rule, q: Question) -> bool:
+    p, env, *_ = q.parts
+    return rule.concerns(p) and not (rule.applies(env) and rule.find(p, env) is not None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=4000, help="questions in all")
+    parser.add_argument("--ways", type=int, default=300, help="questions whose ways out stand in full")
+    parser.add_argument("--add", action="store_true", help="keep what is recorded; add what is missing")
+    chosen = parser.parse_args()
+    if chosen.add:
+        record = read(files())
+        codes = {line.partition(":")[0] for line in reach(record)}
+        new = {q: answer(q) for q in of_knowledge(codes) if q not in record}
+        print(f"{len(new)} questions about {', '.join(sorted(codes)) or 'nothing new'}")
+        save({**record, **new})
+    else:
+        record = draw(chosen.count)
+        save(record)
+        write(WAYS_OUT, choose_ways(record, chosen.ways))
+    missing = reach(read(files()))
+    print("\n".join(missing) or "every code is reached from both sides")
+    return 1 if missing else 0
+
+
+def save(record: Record) -> None:
+    """In a file for each architecture."""
+    FOLDER.mkdir(exist_ok=True)
+    for path in files():
+        path.unlink()
+    groups: dict[str, Record] = {}
+    for q, lines in record.items():
+        groups.setdefault(group_of(q), {})[q] = lines
+    for name, part in groups.items():
+        write(FOLDER / f"{name}.txt", part)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
