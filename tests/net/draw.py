@@ -14,7 +14,8 @@ import argparse
 import random
 import sys
 from collections.abc import Container, Iterable, Iterator
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, pairwise
 from typing import Any
 
 from attnsel import AttentionParams, Environment, InvalidInput
@@ -33,6 +34,7 @@ from verdicts import (
     environment_of,
     files,
     read,
+    read_fields,
     ways_out,
     write,
     write_fields,
@@ -269,14 +271,23 @@ def below(version: Version) -> Version:
     return Version(major, minor - 1, 99) if minor else Version(major - 1, 99)
 
 
+def fires(rule: Rule, p: AttentionParams, env: Environment) -> bool:
+    """Whether it says anything, though an adaptation may answer it."""
+    return rule.concerns(p) and rule.applies(env) and rule.find(p, env) is not None
+
+
 def of_rule(rule: Rule) -> Iterator[Question]:
     """The questions on both sides of what it bounds; without adaptations where these would hide it."""
     for q in _of_rule(rule):
-        yield q
-        p, env, *_ = q.parts
-        fires = rule.applies(env) and rule.concerns(p) and rule.find(p, env) is not None
-        if fires and rule.code not in codes_of(answer(q)):
-            yield Question(q.machine, f'{q.call} policy.adapt="never"'.strip())
+        yield from shown(rule, q)
+
+
+def shown(rule: Rule, q: Question) -> Iterator[Question]:
+    """The question, and without adaptations where these hide what the rule says."""
+    yield q
+    p, env, *_ = q.parts
+    if fires(rule, p, env) and rule.code not in codes_of(answer(q)):
+        yield Question(q.machine, f'{q.call} policy.adapt="never"'.strip())
 
 
 def _of_rule(rule: Rule) -> Iterator[Question]:
@@ -286,20 +297,32 @@ def _of_rule(rule: Rule) -> Iterator[Question]:
     p, env = question(rule, rule.fires_on)
     sides = [q for q in beside_bounds(rule, p, env) if rule.concerns(q)]
     said = [rule.find(q, env) is not None for q in sides]
-    for (one, fires), (other, too) in pairwise(zip(sides, said, strict=True)):
-        if fires != too:
+    for (one, refused), (other, too) in pairwise(zip(sides, said, strict=True)):
+        if refused != too:
             yield written(one, env, **preview)
             yield written(other, env, **preview)
     for component in COMPONENTS:
         for edge in rule.edges(component):
             for version in (edge, below(edge)):
                 yield from elsewhere(rule, {component: str(version)}, preview)
-    if rule.arch is not None:
-        archs = sorted(ARCHITECTURES)
-        for low, high in pairwise(archs):
-            if (low in rule.arch) != (high in rule.arch):
-                for arch in (low, high):
-                    yield from elsewhere(rule, {"gpu": f"sm{arch}"}, preview)
+
+
+def of_architectures(record: Iterable[Question]) -> Iterator[Question]:
+    """For each rule with a gate on it, and each architecture: a call that the rule is about, unless there is
+    one."""
+    by_arch: dict[int, list[tuple[AttentionParams, Environment]]] = {}
+    for q in record:
+        p, env, *_ = q.parts
+        if env.arch is not None:
+            by_arch.setdefault(env.arch, []).append((p, env))
+    for rule in sorted(REGISTRY.rules.values(), key=lambda rule: rule.code):
+        if rule.arch is None:
+            continue
+        anywhere = replace(rule, arch=None)
+        for arch in ARCHITECTURES:
+            if not any(fires(anywhere, p, env) for p, env in by_arch.get(arch, ())):
+                for q in elsewhere(rule, {"gpu": f"sm{arch}"}, {}):
+                    yield from shown(rule, q)
 
 
 def elsewhere(rule: Rule, machine: dict[str, Any], more: dict[str, Any]) -> Iterator[Question]:
@@ -317,6 +340,9 @@ def beside_bounds(rule: Rule, p: AttentionParams, env: Environment) -> Iterator[
         for field in limit.fields:
             observed = getattr(p, field)
             yield p
+            bound = getattr(limit.requirement.resolved(p), "limit", None)
+            if type(bound) is int:
+                yield from around(p, field, bound)
             for repaired in limit.requirement.resolved(p).repairs(observed):
                 if isinstance(repaired, int) and not isinstance(repaired, bool):
                     step = getattr(limit.requirement, "of", 2)
@@ -357,8 +383,9 @@ def of_knowledge(codes: Container[str] | None = None) -> Iterator[Question]:
 
 def pairs_of(q: Question) -> set[tuple[str, str]]:
     """Pairs of stated values, the machine among them."""
-    parts = sorted(part.partition('"shape"')[0] for part in [*q.machine.split(), *q.call.split()])
-    return {(a, b) for i, a in enumerate(parts) for b in parts[i + 1 :]} | {(a, "") for a in parts}
+    stated = {**read_fields(q.machine), **read_fields(q.call)}
+    stated["tensors"] = list(stated.get("tensors", ()))  # which of them, not how they lie
+    return set(combinations(sorted(f"{name}={value}" for name, value in stated.items()), 2))
 
 
 def codes_of(lines: Iterable[str]) -> set[str]:
@@ -366,7 +393,7 @@ def codes_of(lines: Iterable[str]) -> set[str]:
     return {word.lstrip("?") for word in words if word.lstrip("?").isalnum() and word[-3:].isdigit()}
 
 
-def draw(count: int) -> Record:
+def draw() -> Record:
     record: Record = {}
     pairs: set[tuple[str, str]] = set()
     for q in of_knowledge():
@@ -376,16 +403,15 @@ def draw(count: int) -> Record:
     print(f"{len(record)} questions of rules and hints")
     source = random.Random(SEED)
     pool = [q for q in (random_question(source) for _ in range(60_000)) if q is not None]
-    for least in (24, 12, 6, 3, 1, 0):  # greedily, the richest first
+    for least in (24, 12, 6, 3, 1):  # greedily, the richest first
         for q in pool:
-            if len(record) >= count:
-                break
             new = pairs_of(q) - pairs
             if len(new) >= least and q not in record:
                 record[q] = answer(q)
                 pairs |= new
-    missing = {pair for q in pool for pair in pairs_of(q)} - pairs
-    print(f"{len(record)} questions; {len(missing)} pairs of {len(missing) + len(pairs)} are in none")
+    print(f"{len(record)} questions, in which is every pair of values that {len(pool)} random calls hold")
+    record.update((q, answer(q)) for q in list(of_architectures(record)))
+    print(f"{len(record)} questions, with each rule on both sides of its architectures")
     return record
 
 
@@ -460,14 +486,13 @@ def beside(refused: list[Question], record: Iterable[Question]) -> Iterator[Ques
 
 def _passes(rule: Rule, q: Question) -> bool:
     p, env, *_ = q.parts
-    return rule.concerns(p) and not (rule.applies(env) and rule.find(p, env) is not None)
+    return rule.concerns(p) and not fires(rule, p, env)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=4000, help="questions in all")
     parser.add_argument("--ways", type=int, default=300, help="questions whose ways out stand in full")
     parser.add_argument("--add", action="store_true", help="keep what is recorded; add what is missing")
     chosen = parser.parse_args()
@@ -478,7 +503,7 @@ def main() -> int:
         print(f"{len(new)} questions about {', '.join(sorted(codes)) or 'nothing new'}")
         save({**record, **new})
     else:
-        record = draw(chosen.count)
+        record = draw()
         save(record)
         write(WAYS_OUT, choose_ways(record, chosen.ways))
     missing = reach(read(files()))

@@ -38,6 +38,7 @@ WAYS_OUT = FOLDER / "ways_out.txt"
 DIGESTS = FOLDER / "ways_out_digests.txt"
 MOST_SHOWN = 12
 
+_JSON = json.JSONDecoder()
 _OF_DEVICE = ("device", "platform", "torch_flash", "missing", "detected")
 """Fields of a machine that ``Environment.describe`` does not take."""
 
@@ -66,13 +67,17 @@ class Question(NamedTuple):
 
 
 def write_fields(fields: dict[str, Any]) -> str:
-    """``a=1 b="x"``: compact JSON without spaces."""
-    text = {name: json.dumps(value, separators=(",", ":")) for name, value in fields.items()}
-    return " ".join(f"{name}={value}".replace(" ", r"\u0020") for name, value in text.items())
+    """``a=1 b="x"``: the values are compact JSON."""
+    return " ".join(f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in fields.items())
 
 
 def read_fields(text: str) -> dict[str, Any]:
-    return {name: json.loads(value) for name, _, value in (part.partition("=") for part in text.split())}
+    fields, at = {}, 0
+    while at < len(text):
+        name, _, _ = text[at:].partition("=")
+        fields[name], at = _JSON.raw_decode(text, at + len(name) + 1)
+        at += 1  # the space between two
+    return fields
 
 
 _environments: dict[str, Environment] = {}
