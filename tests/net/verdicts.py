@@ -39,6 +39,7 @@ DIGESTS = FOLDER / "ways_out_digests.txt"
 MOST_SHOWN = 12
 
 _JSON = json.JSONDecoder()
+_OF_CANDIDATES = ("  >", "  x")
 _OF_DEVICE = ("device", "platform", "torch_flash", "missing", "detected")
 """Fields of a machine that ``Environment.describe`` does not take."""
 
@@ -200,21 +201,52 @@ def changes(record: Record, ask: Callable[[Question], list[str]]) -> dict[Questi
     return found
 
 
-def told(record: Record, changed: dict[Question, list[str]]) -> str:
-    """What changed, in words: question, before, after."""
+def told(record: Record, changed: Record) -> str:
+    """What changed, in words: question, before → after."""
     blocks = [f"{len(changed)} of {len(record)} answers changed"]
     for question, after in list(changed.items())[:MOST_SHOWN]:
-        before = record[question]
-        lines = [f"  - {line.strip()}" for line in before if line not in after]
-        lines += [f"  + {line.strip()}" for line in after if line not in before]
-        lines += ["  the order of these lines"] * (len(lines) == 0)
-        blocks.append(
-            "\n".join([f"on {question.machine}", f"  ? {question.call or 'the default call'}", *lines])
-        )
+        lines = [f"  {line}" for line in differences(record[question], after)]
+        call = question.call or "the default call"
+        blocks.append("\n".join([f"on {question.machine}", f"  ? {call}", *lines]))
     if len(changed) > MOST_SHOWN:
         blocks.append(f"... and {len(changed) - MOST_SHOWN} more")
     blocks.append("if that is meant: python tests/net/verdicts.py --accept, and look at the diff")
     return "\n\n".join(blocks)
+
+
+def differences(before: list[str], after: list[str]) -> Iterator[str]:
+    """Of an answer what each changed candidate was and is, the order, and what else is said; of other lines
+    those that went and came."""
+    was, now = _by_candidate(before), _by_candidate(after)
+    for name in dict.fromkeys([*was, *now]):
+        if was.get(name) != now.get(name):
+            yield f"{name}: {was.get(name, 'in no line')} → {now.get(name, 'in no line')}"
+    stay = [[name for name in one if _runs(was, name) and _runs(now, name)] for one in (was, now)]
+    if stay[0] != stay[1]:
+        yield f"order: {' '.join(stay[0])} → {' '.join(stay[1])}"
+    rest = [[line.strip() for line in lines if line[:3] not in _OF_CANDIDATES] for lines in (before, after)]
+    yield from (f"- {line}" for line in rest[0] if line not in rest[1])
+    yield from (f"+ {line}" for line in rest[1] if line not in rest[0])
+
+
+def _runs(said: dict[str, str], name: str) -> bool:
+    return not said.get(name, "refused").startswith("refused")
+
+
+def _by_candidate(lines: list[str]) -> dict[str, str]:
+    """What the answer says of each, in their order."""
+    found = {}
+    for line in lines:
+        if line.startswith("  > "):
+            for part in line[4:].split(", "):
+                name, _, said = part.partition(" ")
+                found[name.lstrip("*")] = f"{'chosen' if name[0] == '*' else 'runs'} {said}".strip()
+        elif line.startswith("  x "):
+            for group in line[4:].split("; "):
+                names = [word for word in group.split() if not word[-3:].isdigit()]
+                codes = " ".join(word for word in group.split() if word[-3:].isdigit())
+                found |= dict.fromkeys(names, f"refused {codes}")
+    return found
 
 
 def accept() -> int:
