@@ -618,8 +618,8 @@ def test_every_file_is_of_an_output():
     """syrupy tells of a file that nothing reads only where no path is given to pytest."""
     single = """
         version did_you_mean_a_flag did_you_mean_a_command did_you_mean_a_field error_variable
-        warning_variable explain_wishes no_backend_error ways_out reasons rule_pages doctor_healthy_text doctor_healthy_json doctor_broken
-        doctor_without_torch
+        warning_variable explain_wishes no_backend_error ways_out reasons rule_pages doctor_healthy_text
+        doctor_healthy_json doctor_broken doctor_without_torch
     """
     assert {path.name for path in FOLDER.iterdir()} == {
         f"{name}.txt" for name in (*TYPED, *RAISES, *single.split())
