@@ -1,4 +1,4 @@
-"""Words of what runs attention: what ``ATTNSEL_DEBUG`` tells, errors of calls, ``watch``, ``run`` and ``replay``.
+"""Words of what runs attention: what ``ATTNSEL_DEBUG`` tells, errors of calls, watch, run and replay.
 ``test_words.py`` has the rest, and says how a change is accepted.
 
 Each program and command runs in a process of its own, with nothing told yet, on the machine of ``forked.py``.
