@@ -70,7 +70,7 @@ def fix_the_machine() -> None:
 
     class Fixed(datetime.datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> datetime.datetime:
+        def now(cls, tz: Any = None) -> Any:
             return NOW.astimezone(tz)
 
     datetime.datetime = Fixed

@@ -40,8 +40,8 @@ def server() -> Iterator[subprocess.Popen[str]]:
     environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "PYTHONUTF8": "1", "COLUMNS": "80"}
     environ["PYTHONPATH"] = str(Path(attnsel.__file__).parents[1])  # the attnsel that is tested
     command = [sys.executable, str(HERE / "forked.py")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-    with subprocess.Popen(command, env=environ, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, encoding="utf-8") as process:
         yield process
         process.stdin.close()
 
