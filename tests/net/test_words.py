@@ -36,7 +36,10 @@ FOLDER = Path(__file__).parent / "words"
 # syrupy, where it writes a file that is not named after its test. The names here are what was asked.
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot:UserWarning")
 
-# What is remembered of the environment variables, and no public function makes forget.
+# All private names that this file knows: where the release is printed from, and what is remembered of the
+# environment variables, which no public function makes forget.
+RELEASE_OF_COMMANDS = "attnsel.cli.__version__"
+RELEASE_OF_DOCTOR = "attnsel.cli.doctor.__version__"
 NOTHING_READ_YET: dict[str, Any] = {"attnsel.settings._process": None, "attnsel.settings._warned": set()}
 
 OTHERS = (
@@ -352,7 +355,7 @@ def test_a_command_says(name, at_a_prompt, says):
 
 
 def test_the_version(at_a_prompt, says, monkeypatch):
-    monkeypatch.setattr("attnsel.cli.__version__", "1.2.3")
+    monkeypatch.setattr(RELEASE_OF_COMMANDS, "1.2.3")
     says("version", at_a_prompt("attnsel --version"))
 
 
@@ -541,7 +544,7 @@ def described(same_machine, monkeypatch) -> Callable[..., None]:
             importlib.util, "find_spec", lambda name, *_: object() if name == "pynvml" else None
         )
         monkeypatch.setattr(subprocess, "run", run)
-        monkeypatch.setattr("attnsel.cli.doctor.__version__", "1.2.3")
+        monkeypatch.setattr(RELEASE_OF_DOCTOR, "1.2.3")
 
     return describe
 
