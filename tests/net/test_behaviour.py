@@ -197,7 +197,7 @@ FIELDS: dict[str, tuple[Callable[[], Given], Callable[[], Given]]] = {
     "core_attention_bias.shape": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 2, 1, 4, 4))),
     "core_attention_bias.stride": (biased(lambda: tensor("bias", 1, 2, 4, 4)), biased(lambda: apart(tensor("bias", 1, 2, 4, 4)))),
     "core_attention_bias.address": (biased(lambda: tensor("bias", 1, 2, 4, 4)), biased(lambda: shifted(tensor("bias", 1, 2, 4, 4)))),
-    "core_attention_bias.dtype": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4, dtype=torch.float64))),
+    "core_attention_bias.dtype": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4, dtype=torch.float64) / 3)),
     "core_attention_bias.device": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4).to("meta"))),
     "core_attention_bias.requires_grad": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4, grad=True))),
     "alibi_slopes.shape": (sloped(lambda: tensor("slopes", 2).abs()), sloped(lambda: tensor("slopes", 2, 2).abs())),
@@ -247,8 +247,14 @@ FIELDS: dict[str, tuple[Callable[[], Given], Callable[[], Given]]] = {
     "qkv_format": (dense(), dense(qkv_format="sbhd")),
     "core_attention_bias_type": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4), core_attention_bias_type="pre_scale_bias")),
     "return_lse": (dense(attention={}), dense(attention={"return_lse": True})),
-    "is_training": (dense(attention={}), dense(attention={"is_training": True})),
 }  # fmt: skip
+
+
+NO_MATTER_HERE = {
+    # Kernels on GPUs copy a bias that lies so; those on a CPU read any strides from any address.
+    "core_attention_bias.stride",
+    "core_attention_bias.address",
+}
 
 
 def asked(given: Given) -> dict[str, str]:
@@ -302,4 +308,5 @@ def test_calls_that_differ_in_one_field_are_told_apart(field: str, order: str) -
             f"two calls that differ in {field}: the second is answered as the first, not as by itself\n" + "\n".join(said),
             pytrace=False,
         )
-    assert before != behind, f"these two calls do not differ in {field} for anybody"
+    if field not in NO_MATTER_HERE:
+        assert before != behind, f"these two calls do not differ in {field} for anybody"
