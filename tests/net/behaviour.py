@@ -1,8 +1,8 @@
-"""What attention gives today: 3,000 seeded cases through the four doors, a line for each.
+"""What attention gives today: 3,160 seeded cases through the four doors, a line for each.
 
 A line has the case, in words; for each of its calls what ran, and a digest of the results (bytes, dtypes,
-shapes, strides; output, statistics, gradients); and the largest difference from a float64 definition, in units
-of the dtype's epsilon. A case is one to three calls in a row, each differing from the one before in one
+shapes, strides; output, statistics, gradients); and the largest difference from a float64 definition, in
+epsilons of the dtype. A case is one to three calls in a row, each differing from the one before in one
 respect, so that a cache that confuses two of them shows.
 
     python tests/net/behaviour.py            # what differs from the record
@@ -20,13 +20,17 @@ import hashlib
 import itertools
 import logging
 import math
+import os
 import platform
 import random
 import re
+import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,7 +95,9 @@ LAYOUTS: dict[str, tuple[Callable[[list[int]], list[int]], Callable[[Tensor, lis
 }
 
 
-def laid(layout: str, key: str, shape: list[int], dtype: torch.dtype) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def laid(
+    layout: str, key: str, shape: list[int], dtype: torch.dtype
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """What is allocated, and the way from it to the tensor of this shape."""
     base, view = LAYOUTS[layout]
     return numbers(key, *base(shape), dtype=dtype), lambda t: view(t, shape)
@@ -103,7 +109,7 @@ def laid(layout: str, key: str, shape: list[int], dtype: torch.dtype) -> tuple[T
 def scores_to_out(
     x: Tensor, v: Tensor, hidden: Tensor, sink: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """out, lse and the largest visible score per head, from scores [b, h, s_q, s_kv] and v [b, h, s_kv, e]."""
+    """out, lse, largest visible score of each head, from scores [b, h, s_q, s_kv] and v [b, h, s_kv, e]."""
     x = torch.where(hidden, -math.inf, x)
     logits = x if sink is None else torch.cat([x, sink[:, None, None].expand(*x.shape[:3], 1)], -1)
     logits = torch.cat([logits, x.new_full((*x.shape[:3], 1), -math.inf)], -1)  # rows without a key at all
@@ -147,7 +153,7 @@ BASE: Case = {
     "lens": None,  # (of queries, of keys)
     "by": "cu",  # how lengths are told: cu, one-cu, masks, one-mask
     "gaps": None,  # packed: rows of no sequence after each, (q, kv)
-    "longest": False,  # max_seqlen_* given, and larger than need be by so much
+    "longest": None,  # max_seqlen_* given, and larger than need be by so much
     "pages": None,  # page size of keys and values in pools
     "lse": False, "maxl": False, "drop": 0.0, "det": False, "train": None, "grads": "qkvbs",
     "lay": ("", "", ""), "fused": None, "dout": "", "backend": None, "adapt": None, "ctx": "", "call": False,
@@ -213,7 +219,9 @@ def attention_case(rng: random.Random, module: bool) -> Case:
         c["backend"] = pick(rng, "tiled", "tiled", "tiled", "sdpa.math", "sdpa.flash")
     if chance(rng, 0.06):
         c["adapt"] = pick(rng, "never", "auto")
-    c["ctx"] = pick(rng, *[""] * 14, "no_grad", "inference", "autocast", "deterministic", "deny flash", "never")
+    c["ctx"] = pick(
+        rng, *[""] * 14, "no_grad", "inference", "autocast", "deterministic", "deny flash", "never"
+    )
     if module:
         c["call"] = chance(rng, 0.35)
         c["recompute"] = chance(rng, 0.06)
@@ -233,7 +241,7 @@ def _lengths(rng: random.Random, c: Case) -> None:
         if chance(rng, 0.3):
             c["gaps"] = tuple(tuple(int(rng.random() * 3) for _ in range(b)) for _ in range(2))
             c["by"] = "cu"
-        c["longest"] = pick(rng, False, False, 0, 3)
+        c["longest"] = pick(rng, None, None, 0, 3)
     elif chance(rng, 0.4):
         c["by"] = "one-mask" if same and lq == lkv else "masks"
     c["lens"] = (lq, lkv)
@@ -298,7 +306,7 @@ def changed(rng: random.Random, c: Case, module: bool) -> Case:
         if c["by"] in ("cu", "one-cu") and lq == lkv and c["gaps"] is None:
             options += [{"by": "cu" if c["by"] == "one-cu" else "one-cu"}] * 4
         if c["fmt"] == "thd":
-            options += [{"longest": {False: 0, 0: 5}.get(c["longest"], False)}] * 3
+            options += [{"longest": 5 if c["longest"] is None else None}] * 3
     if c["arb"] is not None:
         dims, layout, share = c["arb"]
         options += [{"arb": (dims, layout, 0.0 if share else 0.4)}] * 4
@@ -306,7 +314,9 @@ def changed(rng: random.Random, c: Case, module: bool) -> Case:
         options += [{"arb": (dims, "" if layout else "every-2nd", share)}] * 2
     if c["bias"] is not None:
         kind, dims, own, layout = c["bias"]
-        options += [{"bias": (kind, pick(rng, *(x for x in ("bhqk", "hqk", "qk") if x != dims)), own, layout)}] * 3
+        options += [
+            {"bias": (kind, pick(rng, *(x for x in ("bhqk", "hqk", "qk") if x != dims)), own, layout)}
+        ] * 3
         options += [{"bias": (kind, dims, "" if own else "fp64", layout)}] * 2
         options += [{"bias": (kind, dims, own, "" if layout else pick(rng, "every-2nd", "1-in"))}] * 2
         options += [{"bias": ("pre" if kind == "post" and not c["softcap"] else "post", dims, own, layout)}]
@@ -406,14 +416,18 @@ def made(c: Case) -> Made:
             others[f"cu_seqlens_{name}"] = torch.tensor(ends, dtype=torch.int32)
             if c["gaps"]:
                 others[f"cu_seqlens_{name}_padded"] = torch.tensor(starts(c, side), dtype=torch.int32)
-            if c["longest"] is not False:
+            if c["longest"] is not None:
                 others[f"max_seqlen_{name}"] = max(lengths(c, side)) + c["longest"]
         if c["by"] == "one-cu":
             others["cu_seqlens_kv"] = others["cu_seqlens_q"]
     if c["pages"]:
         others["block_table"] = block_table(c)
-    shape = qkv_shape(c, "q")[:-1] + [c["e"]]
-    dout = torch.ones((), dtype=dtype).expand(shape) if c["dout"] else numbers(f"dout {key}", *shape, dtype=dtype)
+    shape = [*qkv_shape(c, "q")[:-1], c["e"]]
+    dout = (
+        torch.ones((), dtype=dtype).expand(shape)
+        if c["dout"]
+        else numbers(f"dout {key}", *shape, dtype=dtype)
+    )
     return Made(leaves, views, others, dout)
 
 
@@ -494,7 +508,13 @@ def run_module(c: Case, kept: dict[str, Any]) -> Numbers:
     arguments = named_arguments(c, m)
     for name in ("is_training", "return_lse"):
         del arguments[name]
-    per_call = {"attention_mask", "core_attention_bias_type", "core_attention_bias", "alibi_slopes", "block_table"}
+    per_call = {
+        "attention_mask",
+        "core_attention_bias_type",
+        "core_attention_bias",
+        "alibi_slopes",
+        "block_table",
+    }
     per_call |= {"qkv_interleave_dim", "qkv_layer", "kv_layer"}
     of_call = {n: v for n, v in arguments.items() if n in per_call or n.startswith(("cu_", "max_"))}
     built = {n: v for n, v in arguments.items() if n not in of_call}
@@ -580,7 +600,10 @@ def define_attention(c: Case) -> Numbers:
     out = torch.where(real[0][:, None, :, None], out, 0.0)
     lse = torch.where(real[0][:, None, :], lse, -math.inf)
     if c["fmt"] == "thd":
-        flat, wide = out.new_zeros(starts(c, 0)[-1], c["h"], c["e"]), lse.new_full((c["h"], starts(c, 0)[-1]), -math.inf)
+        flat, wide = (
+            out.new_zeros(starts(c, 0)[-1], c["h"], c["e"]),
+            lse.new_full((c["h"], starts(c, 0)[-1]), -math.inf),
+        )
         for n, (at, rows) in enumerate(zip(starts(c, 0), lengths(c, 0), strict=False)):
             here = torch.arange(at, at + rows)
             flat = flat.index_put((here,), out[n, :, :rows].transpose(0, 1))
@@ -591,18 +614,54 @@ def define_attention(c: Case) -> Numbers:
     return {"out": out, "lse": lse, "maxl": most} | gradients(out, leaves, m.dout.double())
 
 
+def adapted_case(rng: random.Random) -> Case:
+    """A call for one of the candidates of ``behaviour_plugin.py``, which need what a CPU's own do not."""
+    c = {**attention_case(rng, False), "ctx": "", "drop": 0.0, "pages": None, "det": False, "maxl": False}
+    c |= {"dtype": pick(rng, "fp32", "fp32", "fp64"), "grads": pick(rng, "qkvbs", "qkvbs", "")}
+    c["backend"] = pick(rng, "net.padded", "net.padded", "net.packed")
+    if chance(rng, 0.7):
+        c["sink"] = "vanilla"
+    if c["backend"] == "net.packed":
+        c |= {"arb": None, "bias": None}
+        if "padding" not in c["mask"]:
+            c |= {
+                "mask": pick(rng, "padding", "padding_causal", "padding_causal_bottom_right"),
+                "anchor": None,
+            }
+            _lengths(rng, c)
+            c |= {"pages": None}
+            if c.get("fused"):
+                c["fused"] = None
+    return c
+
+
 # ---- flash_attn -------------------------------------------------------------------------------------
 
 FLASH: Case = {
     "fn": "func", "dtype": "fp16", "b": 2, "h": 2, "g": 2, "sq": 5, "skv": 5, "d": 8, "causal": False,
-    "window": (-1, -1), "scale": None, "softcap": 0.0, "alibi": None, "det": False, "probs": False, "drop": 0.0,
-    "lens": None, "grads": "qkv", "lay": ("", "", ""), "ctx": "", "tail": 0, "one": False, "more": 0,
-    "room": 9, "new": 0, "used": None, "index": False, "leftpad": None, "pages": False, "rotary": None, "numbers": 0,
+    "window": (-1, -1), "scale": None, "softcap": 0.0, "alibi": None, "det": False, "probs": False,
+    "drop": 0.0, "lens": None, "grads": "qkv", "lay": ("", "", ""), "ctx": "",
+    "tail": 0,  # packed: rows behind the last sequence
+    "one": False,  # packed: one tensor for the lengths of queries and keys
+    "more": 0,  # packed: what max_seqlen_* say beyond the longest
+    "room": 9, "new": 0, "used": None, "index": False, "leftpad": None, "pages": False, "numbers": 0,
 }  # fmt: skip
 
 
 def flash_case(rng: random.Random) -> Case:
-    fn = pick(rng, "func", "func", "varlen", "varlen", "kvpacked", "qkvpacked", "varlen_kv", "varlen_qkv", "kvcache", "kvcache")
+    fn = pick(
+        rng,
+        "func",
+        "func",
+        "varlen",
+        "varlen",
+        "kvpacked",
+        "qkvpacked",
+        "varlen_kv",
+        "varlen_qkv",
+        "kvcache",
+        "kvcache",
+    )
     c: Case = {"fn": fn, "dtype": pick(rng, "fp16", "bf16"), "b": pick(rng, 1, 2, 3), "g": pick(rng, 1, 2, 3)}
     c["h"] = c["g"] * pick(rng, 1, 1, 2) if "qkv" not in fn else c["g"]
     c["sq"] = pick(rng, 1, 4, 7, 16)
@@ -620,9 +679,13 @@ def flash_case(rng: random.Random) -> Case:
     c["det"] = chance(rng, 0.15)
     c["probs"] = chance(rng, 0.3)
     c["grads"] = pick(rng, "qkv", "qkv", "", "q", "kv")
-    c["ctx"] = pick(rng, *[""] * 12, "no_grad", "inference", "autocast", "deterministic", "deny flash", "never")
+    c["ctx"] = pick(
+        rng, *[""] * 12, "no_grad", "inference", "autocast", "deterministic", "deny flash", "never"
+    )
     if chance(rng, 0.35) and fn in ("func", "varlen", "kvcache"):
-        names = ["", "swap01", "slice", "row-slice", "1-in", "16-in", "expand0"] + ["every-2nd"] * (fn != "kvcache")
+        names = ["", "swap01", "slice", "row-slice", "1-in", "16-in", "expand0"] + ["every-2nd"] * (
+            fn != "kvcache"
+        )
         c["lay"] = tuple(pick(rng, "", *names) for _ in range(3))
         if fn == "kvcache":
             c["lay"] = (c["lay"][0], "", "")
@@ -670,7 +733,11 @@ def flash_changed(rng: random.Random, c: Case) -> Case:
     if c["fn"] != "kvcache":
         options += [{"det": not c["det"]}, {"grads": "" if c["grads"] else "qkv"}]
     elif c["used"] is not None and not c["leftpad"]:
-        fewer = (max(0, c["used"][0] - 1), *c["used"][1:]) if isinstance(c["used"], tuple) else max(0, c["used"] - 1)
+        fewer = (
+            (max(0, c["used"][0] - 1), *c["used"][1:])
+            if isinstance(c["used"], tuple)
+            else max(0, c["used"] - 1)
+        )
         options += [{"used": fewer}] * 3
     if c["lens"]:
         lq, lkv = c["lens"]
@@ -721,16 +788,21 @@ def run_flash(c: Case, kept: dict[str, Any]) -> Numbers:
     m = flash_made(c)
     views = {name: view(m.leaves[name]) for name, view in m.views.items()}
     arguments: dict[str, Any] = {
-        "softmax_scale": c["scale"], "causal": c["causal"], "window_size": c["window"], "softcap": c["softcap"],
+        "softmax_scale": c["scale"],
+        "causal": c["causal"],
+        "window_size": c["window"],
+        "softcap": c["softcap"],
         **m.others,
-    }  # fmt: skip
+    }
     if c["fn"] == "kvcache":
         return _run_cache(c, m, views, arguments)
     arguments |= {"dropout_p": c["drop"], "deterministic": c["det"], "return_attn_probs": c["probs"]}
     name = {
-        "func": "flash_attn_func", "varlen": "flash_attn_varlen_func", "varlen_kv": "flash_attn_varlen_kvpacked_func",
+        "func": "flash_attn_func",
+        "varlen": "flash_attn_varlen_func",
+        "varlen_kv": "flash_attn_varlen_kvpacked_func",
         "varlen_qkv": "flash_attn_varlen_qkvpacked_func",
-    }.get(c["fn"], f"flash_attn_{c['fn']}_func")  # fmt: skip
+    }.get(c["fn"], f"flash_attn_{c['fn']}_func")
     positional: list[Any] = list(views.values())
     if c["lens"]:
         cu = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32) for n in c["lens"]]
@@ -801,8 +873,8 @@ def define_flash(c: Case) -> Numbers:
             slopes = m.others["alibi_slopes"].double()
             x = x - (slopes[n] if slopes.dim() == 2 else slopes)[:, None, None] * distance.abs()[:, None]
         left, right = c["window"]
-        # As the package reads a left bound without a right one: the right one is the longest sequence of keys.
-        # And a bound as wide as these keys as none.
+        # As the package reads windows: a bound as wide as the longest keys is none, and beside a left bound
+        # no right bound is one of that many keys.
         longest = (max(lens[0]) + c["more"], max(lens[1]) + c["more"]) if packed else (c["sq"], c["skv"])
         if c["fn"] == "kvcache":
             longest = (c["sq"], c["room"] * (2 if c["pages"] else 1))
@@ -832,12 +904,19 @@ def _define_cache(c: Case, q: Tensor, k: Tensor, v: Tensor, leaves: Numbers) -> 
         k, v = (t[table.long()].flatten(1, 2) for t in (k, v))
     else:
         k, v = ((t[: c["b"]] if table is None else t[table.long()]).clone() for t in (k, v))
-    used = (k.shape[1] if c["used"] is None else c["used"],) * c["b"] if not isinstance(c["used"], tuple) else c["used"]
+    used = (
+        (k.shape[1] if c["used"] is None else c["used"],) * c["b"]
+        if not isinstance(c["used"], tuple)
+        else c["used"]
+    )
     first = c["leftpad"] or (0,) * c["b"]
     rows = []
     for name, t in (("k", k), ("v", v)):
         new = leaves[f"{name}_new"] if c["new"] else t[:, :0]
-        each = [torch.cat([t[n, first[n] : used[n]], new[n]])[: used[n] + c["new"] - first[n]] for n in range(c["b"])]
+        each = [
+            torch.cat([t[n, first[n] : used[n]], new[n]])[: used[n] + c["new"] - first[n]]
+            for n in range(c["b"])
+        ]
         each = [
             torch.cat([t[n, : used[n]], new[n]])[first[n] :] if first[n] > used[n] else one
             for n, one in enumerate(each)
@@ -851,8 +930,8 @@ def _define_cache(c: Case, q: Tensor, k: Tensor, v: Tensor, leaves: Numbers) -> 
 # ---- F.scaled_dot_product_attention's place ---------------------------------------------------------
 
 F_SDPA: Case = {
-    "lead": (2, 2), "dtype": "fp32", "g": None, "sq": 5, "skv": 5, "d": 8, "e": 8, "mask": None, "causal": False,
-    "scale": None, "drop": 0.0, "grads": "qkv", "lay": ("", "", ""), "ctx": "", "one_head": False, "numbers": 0,
+    "lead": (2, 2), "dtype": "fp32", "g": None, "sq": 5, "skv": 5, "d": 8, "e": 8, "mask": None,
+    "causal": False, "scale": None, "drop": 0.0, "grads": "qkv", "lay": ("", "", ""), "ctx": "", "numbers": 0,
 }  # fmt: skip
 
 
@@ -876,15 +955,29 @@ def f_sdpa_case(rng: random.Random) -> Case:
         c["drop"] = 0.3
     c["grads"] = pick(rng, "qkv", "qkv", "qkvm", "", "", "q", "m")
     if chance(rng, 0.4) and len(c["lead"]) == 2:
-        names = ["", "swap01", "swap12", "last-out", "every-2nd", "row-slice", "slice", "1-in", "16-in", "expand0", "expand1"]
+        names = [
+            "",
+            "swap01",
+            "swap12",
+            "last-out",
+            "every-2nd",
+            "row-slice",
+            "slice",
+            "1-in",
+            "16-in",
+            "expand0",
+            "expand1",
+        ]
         c["lay"] = tuple(pick(rng, "", *names) for _ in range(3))
-    c["ctx"] = pick(rng, *[""] * 12, "no_grad", "inference", "autocast", "deterministic", "deny flash", "never", "math")
+    c["ctx"] = pick(
+        rng, *[""] * 12, "no_grad", "inference", "autocast", "deterministic", "deny flash", "never", "math"
+    )
     return c
 
 
 MASKS = (
-    "bool qk", "bool full", "bool k", "float qk", "float full", "float qk", "float32 qk", "tril", "tril -inf", "none hidden",
-    "zeros", "one", "upper left", "lower right", "band", "all but a row",
+    "bool qk", "bool full", "bool k", "float qk", "float full", "float qk", "float32 qk", "tril", "tril -inf",
+    "none hidden", "zeros", "one", "upper left", "lower right", "band", "all but a row",
 )  # fmt: skip
 
 
@@ -913,7 +1006,11 @@ def f_sdpa_made(c: Case) -> Made:
     dtype, key = DTYPES[c["dtype"]], f"f_sdpa {c['numbers']}"
     lead, leaves, views = list(c["lead"]), {}, {}
     kv_lead = lead if c["g"] is None else [*lead[:-1], c["g"]]
-    shapes = {"q": [*lead, c["sq"], c["d"]], "k": [*kv_lead, c["skv"], c["d"]], "v": [*kv_lead, c["skv"], c["e"]]}
+    shapes = {
+        "q": [*lead, c["sq"], c["d"]],
+        "k": [*kv_lead, c["skv"], c["d"]],
+        "v": [*kv_lead, c["skv"], c["e"]],
+    }
     for n, (name, shape) in enumerate(shapes.items()):
         leaves[name], views[name] = laid(c["lay"][n], f"{name} {key}", shape, dtype)
         leaves[name].requires_grad_(name in c["grads"])
@@ -986,18 +1083,18 @@ class Door(NamedTuple):
     change: Callable[[random.Random, Case], Case]
     run: Callable[[Case, dict[str, Any]], Numbers]
     define: Callable[[Case], Numbers]
+    apart: bool = False  # in a process of its own, with the candidates of behaviour_plugin.py
 
 
+OF_CALL = partial(attention_case, module=False), partial(changed, module=False)
+OF_MODULE = partial(attention_case, module=True), partial(changed, module=True)
 DOORS = {
-    "attention": Door(
-        1400, BASE, lambda r: attention_case(r, False), lambda r, c: changed(r, c, False), run_attention, define_attention
-    ),
-    "module": Door(
-        600, BASE, lambda r: attention_case(r, True), lambda r, c: changed(r, c, True), run_module, define_attention
-    ),
+    "attention": Door(1400, BASE, *OF_CALL, run_attention, define_attention),
+    "module": Door(600, BASE, *OF_MODULE, run_module, define_attention),
     "flash_attn": Door(500, FLASH, flash_case, flash_changed, run_flash, define_flash),
     "f_sdpa": Door(500, F_SDPA, f_sdpa_case, f_sdpa_changed, run_f_sdpa, define_f_sdpa),
-}  # fmt: skip
+    "adapted": Door(160, BASE, adapted_case, OF_CALL[1], run_attention, define_attention, apart=True),
+}
 
 
 def calls(door: str, number: int) -> list[Case]:
@@ -1053,7 +1150,7 @@ def dtypes_of(c: Case) -> set[torch.dtype]:
 
 
 def difference(found: Numbers, wanted: Numbers, given: set[torch.dtype]) -> float:
-    """The largest difference of any result, in epsilons of the coarsest dtype there, relative to the result."""
+    """The largest difference of any result, relative to it, in epsilons of the coarsest dtype there."""
     worst = 0.0
     for name, t in found.items():
         if name not in wanted:
@@ -1072,8 +1169,8 @@ def difference(found: Numbers, wanted: Numbers, given: set[torch.dtype]) -> floa
 
 VERBS = {
     "pads head_dim_qk": "pad_head_dim_qk", "pads head_dim_v": "pad_head_dim_v", "pads": "pad_sequence",
-    "folds": "fold_mask", "copies": "contiguous", "repeats": "expand_gqa", "unpacks": "unpack", "packs": "pack",
-    "zeroes": "zero_padding", "leaves out": "drop_mask", "drops": "drop_mask",
+    "folds": "fold_mask", "copies": "contiguous", "repeats": "expand_gqa", "unpacks": "unpack",
+    "packs": "pack", "zeroes": "zero_padding", "drops": "drop_mask",
 }  # fmt: skip
 """What ATTNSEL_DEBUG=1 says of an adaptation begins so; a module's ``last_selection`` has the names."""
 
@@ -1106,7 +1203,10 @@ def overheard() -> Iterator[_Said]:
     logger.propagate, logger.handlers = False, [said]
     try:
         with attnsel.override(
-            policy=attnsel.Policy(memory_limit=2**62 - next(_serial)), debug=1, debug_format="text", debug_file=None
+            policy=attnsel.Policy(memory_limit=2**62 - next(_serial)),
+            debug=1,
+            debug_format="text",
+            debug_file=None,
         ):
             yield said
     finally:
@@ -1145,6 +1245,33 @@ def line_of(door: str, number: int, *, numbers_too: bool) -> Line:
     return Line(description(door, row), ", ".join(ran), " ".join(digests), shown)
 
 
+def lines_of(door: str, part: range, *, numbers_too: bool) -> list[Line]:
+    if not DOORS[door].apart or "--lines" in sys.argv:
+        with one_thread():
+            return [line_of(door, number, numbers_too=numbers_too) for number in part]
+    with tempfile.TemporaryDirectory() as folder:
+        info = Path(folder) / "net-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: net\nVersion: 1.0\n")
+        entries = "padded = behaviour_plugin:PADDED\npacked = behaviour_plugin:PACKED\n"
+        (info / "entry_points.txt").write_text(f"[attnsel.backends]\n{entries}")
+        here = Path(__file__).parent
+        path = [folder, here, here.parent / "support", Path(attnsel.__file__).parent.parent]
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("ATTNSEL_")}
+        environment |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONIOENCODING": "utf-8"}
+        asked = ["--lines", door, str(part.start), str(part.stop), "float64" if numbers_too else ""]
+        answer = subprocess.run(
+            [sys.executable, __file__, *asked],
+            env=environment,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+        )
+    if answer.returncode:
+        raise RuntimeError(f"the process that runs {door} failed:\n{answer.stderr}")
+    return [Line(*line.split(" | ")) for line in answer.stdout.splitlines()]
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Sums are split by threads: the record is of one."""
@@ -1165,7 +1292,14 @@ def fingerprint() -> str:
                 x, y = numbers("x", b, m, k, dtype=dtype), numbers("y", b, n, k, dtype=dtype)
                 mixed = numbers("z", n, b, k, dtype=dtype).transpose(0, 1)
                 scores = x @ y.transpose(1, 2)
-                made = [scores, torch.bmm(x, mixed.transpose(1, 2)), scores.softmax(-1), x.exp(), x.tanh(), x.sum(1)]
+                made = [
+                    scores,
+                    torch.bmm(x, mixed.transpose(1, 2)),
+                    scores.softmax(-1),
+                    x.exp(),
+                    x.tanh(),
+                    x.sum(1),
+                ]
                 made += [torch.logsumexp(scores.float(), -1), x[..., ::2] @ y[..., ::2].transpose(1, 2)]
                 q, kv = x[:, None].requires_grad_(), y[:, None].requires_grad_()
                 for causal in (False, True):
@@ -1223,16 +1357,20 @@ def differing(door: str, part: range) -> tuple[str, list[str]]:
     same = same_torch and recorded.fingerprint == fingerprint()
     how = "bit by bit" if same else "by what ran and by float64" if same_torch else "by float64 alone"
     told = []
-    with one_thread():
-        for number in part:
-            found = line_of(door, number, numbers_too=not same)
-            said = complaint(recorded.lines[number], found, same_arithmetic=same, same_torch=same_torch)
-            if said:
-                told.append(f"{door} {number:04} {found.what}{said}")
+    for number, found in zip(part, lines_of(door, part, numbers_too=not same), strict=True):
+        said = complaint(recorded.lines[number], found, same_arithmetic=same, same_torch=same_torch)
+        if said:
+            told.append(f"{door} {number:04} {found.what}{said}")
     return how, told
 
 
 def main(arguments: list[str]) -> int:
+    for name in [name for name in os.environ if name.startswith("ATTNSEL_")]:
+        del os.environ[name]
+    if arguments[:1] == ["--lines"]:
+        door, start, stop, numbers_too = arguments[1:]
+        print(*lines_of(door, range(int(start), int(stop)), numbers_too=bool(numbers_too)), sep="\n")
+        return 0
     accept = arguments == ["--accept"]
     wrong = []
     for door, kind in DOORS.items():
@@ -1241,8 +1379,7 @@ def main(arguments: list[str]) -> int:
             print(*told, f"{door}: {len(told)} of {kind.count} cases differ, compared {how}", sep="\n")
             wrong += told
             continue
-        with one_thread():
-            lines = [line_of(door, number, numbers_too=True) for number in range(kind.count)]
+        lines = lines_of(door, range(kind.count), numbers_too=True)
         bad = [
             f"{door} {n:04} {line}"
             for n, line in enumerate(lines)
@@ -1250,7 +1387,11 @@ def main(arguments: list[str]) -> int:
         ]
         wrong += bad
         if bad:
-            print(*bad, f"{door}: these differ from float64 by more than {MOST:g} epsilons: not recorded", sep="\n")
+            print(
+                *bad,
+                f"{door}: these differ from float64 by more than {MOST:g} epsilons: not recorded",
+                sep="\n",
+            )
             continue
         exists = (RECORD / f"{door}.txt").exists()
         before = read(door).lines if exists else []

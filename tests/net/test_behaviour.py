@@ -1,10 +1,13 @@
-"""What attention gives is what the record says it gave (``behaviour.py``, README.md), and calls that differ in
-one respect are told apart by the cache in front of it."""
+"""What attention gives is what the record says it gave (``behaviour.py``, README.md).
+
+And the cache in front of it tells calls apart that differ in one respect.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -51,7 +54,15 @@ def test_each_case_has_its_line(door: str) -> None:
     assert len(read(door).lines) == DOORS[door].count
 
 
-ON_A_CPU = ("contiguous", "drop_mask", "fold_mask", "pad_head_dim_qk", "pad_head_dim_v", "unpack", "zero_padding")
+ON_A_CPU = (
+    "contiguous",
+    "drop_mask",
+    "fold_mask",
+    "pad_head_dim_qk",
+    "pad_head_dim_v",
+    "unpack",
+    "zero_padding",
+)
 
 
 @pytest.mark.parametrize("adaptation", ON_A_CPU)
@@ -127,7 +138,11 @@ def sloped(slopes: Callable[[], Any]) -> Callable[[], Given]:
 
 def paged(**changes: Any) -> Callable[[], Given]:
     def made() -> Given:
-        given: Given = {"q": tensor("q", 2, 1, 2, 8), "k": tensor("k", 8, 2, 2, 8), "v": tensor("v", 8, 2, 2, 8)}
+        given: Given = {
+            "q": tensor("q", 2, 1, 2, 8),
+            "k": tensor("k", 8, 2, 2, 8),
+            "v": tensor("v", 8, 2, 2, 8),
+        }
         given |= {"cu_seqlens_q": cu(0, 1, 2), "cu_seqlens_kv": cu(0, 4, 7), "inference": True}
         given |= {"block_table": torch.tensor([[1, 2, 0], [5, 4, 0]], dtype=torch.int32)}
         given |= {n: value() if callable(value) else value for n, value in changes.items()}
@@ -152,6 +167,21 @@ def shifted(t: Any) -> Any:
     return moved.copy_(t)
 
 
+def gapped(**changes: Any) -> Callable[[], Given]:
+    starts = {name: partial(cu, 0, 4, 8) for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded")}
+    return packed(**{**starts, "cu_seqlens_q": partial(cu, 0, 2, 5), **changes})
+
+
+def few_queries(longest: Any) -> Callable[[], Given]:
+    q = partial(tensor, "q", 2, 2, 8)
+    return packed(cu_seqlens_q=partial(cu, 0, 1, 2), q=q, max_seqlen_q=longest, max_seqlen_kv=4)
+
+
+def longer_keys(**changes: Any) -> Callable[[], Given]:
+    keys = {name: partial(tensor, name, 2, 6, 2, 8) for name in "kv"}
+    return dense(window_size=(1, 1), **keys, **changes)
+
+
 def fake() -> Given:
     with FakeTensorMode():
         return {name: torch.empty(2, 4, 2, 8) for name in "qkv"}
@@ -164,7 +194,10 @@ def each_of_qkv() -> dict[str, tuple[Callable[[], Given], Callable[[], Given]]]:
         found |= {
             f"{name}.stride": (plain, dense(**{name: lambda n=name: apart(tensor(n, 2, 4, 2, 8))})),
             f"{name}.address": (plain, dense(**{name: lambda n=name: tensor(n, 2, 4, 2, 8, offset=1)})),
-            f"{name}.dtype": (plain, dense(**{name: lambda n=name: tensor(n, 2, 4, 2, 8, dtype=torch.float16)})),
+            f"{name}.dtype": (
+                plain,
+                dense(**{name: lambda n=name: tensor(n, 2, 4, 2, 8, dtype=torch.float16)}),
+            ),
             f"{name}.device": (plain, dense(**{name: lambda n=name: tensor(n, 2, 4, 2, 8).to("meta")})),
             f"{name}.requires_grad": (
                 dense(inference=True),
@@ -174,40 +207,65 @@ def each_of_qkv() -> dict[str, tuple[Callable[[], Given], Callable[[], Given]]]:
     return found
 
 
+def bias(*shape: int, **of: Any) -> Callable[[], Any]:
+    return lambda: tensor("bias", *shape, **of)
+
+
+def slopes() -> Any:
+    return tensor("slopes", 2).abs()
+
+
+def offset() -> Any:
+    return tensor("offset", 2)
+
+
 # By the field: two calls that differ in nothing else. Of the tensors beside q, k and v a shape, a dtype or a
 # stride may be refused or make no difference to a kernel; what is asked then is another question still.
 FIELDS: dict[str, tuple[Callable[[], Given], Callable[[], Given]]] = {
-    "q.shape": (dense(), dense(q=lambda: tensor("q", 2, 3, 2, 8))),
-    "k.shape": (dense(), dense(k=lambda: tensor("k", 2, 5, 2, 8), v=lambda: tensor("v", 2, 5, 2, 8))),
-    "k.shape alone": (dense(), dense(k=lambda: tensor("k", 2, 5, 2, 8))),
-    "v.shape": (dense(), dense(v=lambda: tensor("v", 2, 4, 2, 16))),
+    # With the same strides: a slice.
+    "q.shape": (dense(), dense(q=lambda: tensor("q", 2, 4, 2, 8)[:, :3])),
+    "k.shape": (dense(), dense(k=lambda: tensor("k", 2, 4, 2, 8)[:, :3])),
+    "v.shape": (
+        dense(v=lambda: tensor("v", 2, 4, 2, 16)),
+        dense(v=lambda: tensor("v", 2, 4, 2, 16)[..., :12]),
+    ),
+    "k.shape and v.shape": (dense(), dense(**{n: lambda n=n: tensor(n, 2, 4, 2, 8)[:, :3] for n in "kv"})),
     **each_of_qkv(),
     "type(q)": (dense(), fake),
     "settings": (dense(), dense(override={"deny": ("sdpa.flash",)})),
-    "grad mode": (dense(q=lambda: tensor("q", 2, 4, 2, 8, grad=True)), dense(no_grad=True, q=lambda: tensor("q", 2, 4, 2, 8, grad=True))),
+    "grad mode": (
+        dense(inference=True, q=lambda: tensor("q", 2, 4, 2, 8, grad=True)),
+        dense(inference=True, q=lambda: tensor("q", 2, 4, 2, 8, grad=True), no_grad=True),
+    ),
     "deterministic algorithms": (dense(), dense(deterministic_algorithms=True)),
     "autocast": (dense(), dense(autocast=True)),
-    "extras or none": (dense(), biased(lambda: tensor("bias", 1, 1, 4, 4))),
+    "extras or none": (dense(), biased(bias(1, 1, 4, 4))),
     "one cu_seqlens or two": (one_cu(), packed()),
-    "a mask that hides nothing": (masked(lambda: torch.zeros(4, 4, dtype=torch.bool)), masked(lambda: hidden(4, 4))),
+    "a mask that hides nothing": (
+        masked(lambda: torch.zeros(4, 4, dtype=torch.bool)),
+        masked(lambda: hidden(4, 4)),
+    ),
     "attention_mask.shape": (masked(lambda: hidden(4, 4)), masked(lambda: hidden(2, 1, 4, 4))),
     "attention_mask.stride": (masked(lambda: hidden(4, 4)), masked(lambda: apart(hidden(4, 4)))),
     "attention_mask.dtype": (masked(lambda: hidden(4, 4)), masked(lambda: hidden(4, 4).to(torch.uint8))),
     "attention_mask.device": (masked(lambda: hidden(4, 4)), masked(lambda: hidden(4, 4).to("meta"))),
-    "core_attention_bias.shape": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 2, 1, 4, 4))),
-    "core_attention_bias.stride": (biased(lambda: tensor("bias", 1, 2, 4, 4)), biased(lambda: apart(tensor("bias", 1, 2, 4, 4)))),
-    "core_attention_bias.address": (biased(lambda: tensor("bias", 1, 2, 4, 4)), biased(lambda: shifted(tensor("bias", 1, 2, 4, 4)))),
-    "core_attention_bias.dtype": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4, dtype=torch.float64) / 3)),
-    "core_attention_bias.device": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4).to("meta"))),
-    "core_attention_bias.requires_grad": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4, grad=True))),
-    "alibi_slopes.shape": (sloped(lambda: tensor("slopes", 2).abs()), sloped(lambda: tensor("slopes", 2, 2).abs())),
-    "alibi_slopes.dtype": (sloped(lambda: tensor("slopes", 2).abs()), sloped(lambda: tensor("slopes", 2).abs().double())),
-    "alibi_slopes.device": (sloped(lambda: tensor("slopes", 2).abs()), sloped(lambda: tensor("slopes", 2).to("meta"))),
-    "alibi_slopes.requires_grad": (sloped(lambda: tensor("slopes", 2).abs()), sloped(lambda: tensor("slopes", 2, grad=True))),
-    "softmax_offset.shape": (learned(lambda: tensor("offset", 2)), learned(lambda: tensor("offset", 3))),
-    "softmax_offset.dtype": (learned(lambda: tensor("offset", 2)), learned(lambda: torch.ones(2, dtype=torch.int32))),
-    "softmax_offset.device": (learned(lambda: tensor("offset", 2)), learned(lambda: tensor("offset", 2).to("meta"))),
-    "softmax_offset.requires_grad": (learned(lambda: tensor("offset", 2)), learned(lambda: tensor("offset", 2, grad=True))),
+    "core_attention_bias.shape": (biased(bias(1, 1, 4, 4)), biased(bias(2, 1, 4, 4))),
+    "core_attention_bias.stride": (biased(bias(1, 2, 4, 4)), biased(lambda: apart(bias(1, 2, 4, 4)()))),
+    "core_attention_bias.address": (biased(bias(1, 2, 4, 4)), biased(lambda: shifted(bias(1, 2, 4, 4)()))),
+    "core_attention_bias.dtype": (
+        biased(bias(1, 1, 4, 4)),
+        biased(lambda: bias(1, 1, 4, 4, dtype=torch.float64)() / 3),
+    ),
+    "core_attention_bias.device": (biased(bias(1, 1, 4, 4)), biased(lambda: bias(1, 1, 4, 4)().to("meta"))),
+    "core_attention_bias.requires_grad": (biased(bias(1, 1, 4, 4)), biased(bias(1, 1, 4, 4, grad=True))),
+    "alibi_slopes.shape": (sloped(slopes), sloped(lambda: tensor("slopes", 2, 2).abs())),
+    "alibi_slopes.dtype": (sloped(slopes), sloped(lambda: slopes().double())),
+    "alibi_slopes.device": (sloped(slopes), sloped(lambda: tensor("slopes", 2).to("meta"))),
+    "alibi_slopes.requires_grad": (sloped(slopes), sloped(lambda: tensor("slopes", 2, grad=True))),
+    "softmax_offset.shape": (learned(offset), learned(lambda: tensor("offset", 3))),
+    "softmax_offset.dtype": (learned(offset), learned(lambda: torch.ones(2, dtype=torch.int32))),
+    "softmax_offset.device": (learned(offset), learned(lambda: tensor("offset", 2).to("meta"))),
+    "softmax_offset.requires_grad": (learned(offset), learned(lambda: tensor("offset", 2, grad=True))),
     "cu_seqlens_q.shape": (packed(), packed(cu_seqlens_q=lambda: cu(0, 4, 4, 8))),
     "cu_seqlens_kv.shape": (packed(), packed(cu_seqlens_kv=lambda: cu(0, 4, 4, 8))),
     "cu_seqlens_q.dtype": (packed(), packed(cu_seqlens_q=lambda: cu(0, 4, 8).long())),
@@ -215,28 +273,21 @@ FIELDS: dict[str, tuple[Callable[[], Given], Callable[[], Given]]] = {
     "cu_seqlens_kv.device": (packed(), packed(cu_seqlens_kv=lambda: cu(0, 4, 8).to("meta"))),
     "longest of cu_seqlens_q": (packed(), packed(cu_seqlens_q=lambda: cu(0, 3, 8))),
     "longest of cu_seqlens_kv": (packed(), packed(cu_seqlens_kv=lambda: cu(0, 3, 8))),
-    "cu_seqlens_q_padded": (
-        packed(cu_seqlens_q=lambda: cu(0, 2, 5), cu_seqlens_q_padded=lambda: cu(0, 4, 8), cu_seqlens_kv_padded=lambda: cu(0, 4, 8)),
-        packed(cu_seqlens_q=lambda: cu(0, 2, 5), cu_seqlens_q_padded=lambda: cu(0, 4, 8).long(), cu_seqlens_kv_padded=lambda: cu(0, 4, 8)),
-    ),
-    "cu_seqlens_kv_padded": (
-        packed(cu_seqlens_kv=lambda: cu(0, 2, 5), cu_seqlens_q_padded=lambda: cu(0, 4, 8), cu_seqlens_kv_padded=lambda: cu(0, 4, 8)),
-        packed(cu_seqlens_kv=lambda: cu(0, 2, 5), cu_seqlens_q_padded=lambda: cu(0, 4, 8), cu_seqlens_kv_padded=lambda: cu(0, 4, 8).long()),
-    ),
+    "cu_seqlens_q_padded": (gapped(), gapped(cu_seqlens_q_padded=lambda: cu(0, 4, 8).long())),
+    "cu_seqlens_kv_padded": (gapped(), gapped(cu_seqlens_kv_padded=lambda: cu(0, 4, 8).long())),
     "max_seqlen_q": (packed(max_seqlen_q=4, max_seqlen_kv=4), packed(max_seqlen_q=6, max_seqlen_kv=4)),
     "max_seqlen_kv": (packed(max_seqlen_q=4, max_seqlen_kv=4), packed(max_seqlen_q=4, max_seqlen_kv=6)),
-    "max_seqlen_q is an int": (packed(cu_seqlens_q=lambda: cu(0, 1, 2), q=lambda: tensor("q", 2, 2, 8), max_seqlen_q=1, max_seqlen_kv=4),
-                               packed(cu_seqlens_q=lambda: cu(0, 1, 2), q=lambda: tensor("q", 2, 2, 8), max_seqlen_q=True, max_seqlen_kv=4)),
-    "block_table.shape": (paged(), paged(block_table=lambda: torch.tensor([[1, 2], [5, 4]], dtype=torch.int32))),
+    "max_seqlen_q is an int": (few_queries(1), few_queries(True)),
+    "block_table.shape": (
+        paged(),
+        paged(block_table=lambda: torch.tensor([[1, 2], [5, 4]], dtype=torch.int32)),
+    ),
     "block_table.dtype": (paged(), paged(block_table=lambda: torch.tensor([[1, 2, 0], [5, 4, 0]]))),
     "module.training": (dense(), dense(inference=True)),
     "window_size": (dense(), dense(window_size=(1, 0))),
     "softmax_scale": (dense(), dense(softmax_scale=0.5)),
     "attn_mask_type": (dense(), dense(attn_mask_type="causal")),
-    "bottom_right_diagonal": (
-        dense(window_size=(1, 1), k=lambda: tensor("k", 2, 6, 2, 8), v=lambda: tensor("v", 2, 6, 2, 8)),
-        dense(window_size=(1, 1), k=lambda: tensor("k", 2, 6, 2, 8), v=lambda: tensor("v", 2, 6, 2, 8), bottom_right_diagonal=False),
-    ),
+    "bottom_right_diagonal": (longer_keys(), longer_keys(bottom_right_diagonal=False)),
     "softcap": (dense(), dense(module={"softcap": 2.0})),
     "softmax_type": (dense(), dense(module={"softmax_type": "off-by-one"})),
     "attention_dropout": (dense(), dense(module={"attention_dropout": 0.5})),
@@ -245,9 +296,12 @@ FIELDS: dict[str, tuple[Callable[[], Given], Callable[[], Given]]] = {
     "backend": (dense(), dense(module={"backend": "tiled"})),
     "adapt": (dense(window_size=(1, 1)), dense(window_size=(1, 1), module={"adapt": "never"})),
     "qkv_format": (dense(), dense(qkv_format="sbhd")),
-    "core_attention_bias_type": (biased(lambda: tensor("bias", 1, 1, 4, 4)), biased(lambda: tensor("bias", 1, 1, 4, 4), core_attention_bias_type="pre_scale_bias")),
+    "core_attention_bias_type": (
+        biased(bias(1, 1, 4, 4)),
+        biased(bias(1, 1, 4, 4), core_attention_bias_type="pre_scale_bias"),
+    ),
     "return_lse": (dense(attention={}), dense(attention={"return_lse": True})),
-}  # fmt: skip
+}
 
 
 NO_MATTER_HERE = {
@@ -262,7 +316,9 @@ def asked(given: Given) -> dict[str, str]:
     given = dict(given)
     built = {"qkv_format": "bshd", "attn_mask_type": "no_mask", **given.pop("module", {})}
     through_attention, inference = given.pop("attention", None), given.pop("inference", False)
-    switches = {n: given.pop(n, None) for n in ("override", "no_grad", "deterministic_algorithms", "autocast")}
+    switches = {
+        n: given.pop(n, None) for n in ("override", "no_grad", "deterministic_algorithms", "autocast")
+    }
     q, k, v = (given.pop(name) for name in "qkv")
     name = {"no_grad": "no_grad", "deterministic_algorithms": "deterministic", "autocast": "autocast"}
     around = next((name[n] for n, on in switches.items() if on and n in name), "")
@@ -284,8 +340,12 @@ def asked(given: Given) -> dict[str, str]:
         told |= {"question": repr(chosen.params), "policy": repr(chosen.policy)}
     if all(type(t) is torch.Tensor and t.device.type == "cpu" for t in results):
         found = {str(n): t for n, t in enumerate(results)}
-        leaves = {n: t for n, t in {**given, "q": q, "k": k, "v": v}.items() if getattr(t, "requires_grad", False)}
-        told |= {"results": digest(found | behaviour.gradients(results[0], leaves, torch.ones_like(results[0])))}
+        leaves = {
+            n: t for n, t in {**given, "q": q, "k": k, "v": v}.items() if getattr(t, "requires_grad", False)
+        }
+        told |= {
+            "results": digest(found | behaviour.gradients(results[0], leaves, torch.ones_like(results[0])))
+        }
     return told
 
 
@@ -303,9 +363,14 @@ def test_calls_that_differ_in_one_field_are_told_apart(field: str, order: str) -
         behind = asked(second())
         attnsel.clear_cache()
     if behind != alone:
-        said = [f"  {n}: {alone.get(n)}\n     got {behind.get(n)}" for n in {**alone, **behind} if alone.get(n) != behind.get(n)]
+        said = [
+            f"  {n}: {alone.get(n)}\n     got {behind.get(n)}"
+            for n in {**alone, **behind}
+            if alone.get(n) != behind.get(n)
+        ]
         pytest.fail(
-            f"two calls that differ in {field}: the second is answered as the first, not as by itself\n" + "\n".join(said),
+            f"two calls that differ in {field}: the second is answered as the first, not as by itself\n"
+            + "\n".join(said),
             pytrace=False,
         )
     if field not in NO_MATTER_HERE:

@@ -77,7 +77,12 @@ def test_spellings_of_one_question_have_one_answer() -> None:
 # ---- each field counts ------------------------------------------------------------------------------
 
 SPEC = {"shape": (2, 4096, 16, 128), "stride": (16777216, 2048, 128, 1)}
-PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "attn_mask_type": "padding", "is_training": False}
+PAGED = {
+    "qkv_layout": "paged_kv_bshd_bshd_bshd",
+    "kv_cache": "paged",
+    "attn_mask_type": "padding",
+    "is_training": False,
+}
 BIASED = {"core_attention_bias_type": "post_scale_bias"}
 
 # By field: what else must be stated, and two legal values.
@@ -174,7 +179,9 @@ TABLES: dict[Any, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     AttentionParams: PARAMS, Tensors: TENSORS, TensorSpec: TENSOR, Policy: POLICY, Environment: ENVIRONMENT,
     attnsel.Device: DEVICE,
 }  # fmt: skip
-ROWS = [pytest.param(kind, name, id=f"{kind.__name__}.{name}") for kind, table in TABLES.items() for name in table]
+ROWS = [
+    pytest.param(kind, name, id=f"{kind.__name__}.{name}") for kind, table in TABLES.items() for name in table
+]
 
 
 @pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
@@ -273,7 +280,13 @@ RECIPE_ROWS = [
 
 
 def test_a_meta_without_a_recipe_is_none() -> None:
-    assert fp8(None) == fp8({}) == fp8({"scale": Incomparable(1.0)}) == fp8({"recipe": None}) == AttentionParams(fp8=True)
+    assert (
+        fp8(None)
+        == fp8({})
+        == fp8({"scale": Incomparable(1.0)})
+        == fp8({"recipe": None})
+        == AttentionParams(fp8=True)
+    )
     assert len({fp8(None), fp8({}), fp8({"scale": 1})}) == 1
     assert fp8(None) != fp8({"recipe": "delayed"})
 
@@ -317,7 +330,9 @@ def test_each_field_of_transformer_engines_recipe_is_read(kind: str, name: str, 
         theirs = type(type(recipe_of(kind)).__name__, (), {"unknown_to_us": object()})()
         setattr(theirs, name, formats[value] if name == "fp8_format" else value)
         assert fp8({"recipe": theirs}).recipe == recipe_of(kind, **{name: value})
-        assert fp8({"recipe": theirs, "scale": Incomparable(1.0)}) == fp8({"recipe": recipe_of(kind, **{name: value})})
+        assert fp8({"recipe": theirs, "scale": Incomparable(1.0)}) == fp8(
+            {"recipe": recipe_of(kind, **{name: value})}
+        )
 
 
 @pytest.mark.parametrize("recipe", [object(), "delaied", {"kind": "other"}, 3])
@@ -387,7 +402,11 @@ def test_a_thousand_steps_with_tensors_are_one_selection_and_keep_none() -> None
         scale = torch.full((3,), 1.0 / (step + 1))
         if step % 100 == 0:
             kept.append(weakref.ref(scale))
-        meta = {"recipe": {"kind": "delayed", "fp8_dpa": True}, "scaling_fwd": scale, "amax_history": scale[None] * step}
+        meta = {
+            "recipe": {"kind": "delayed", "fp8_dpa": True},
+            "scaling_fwd": scale,
+            "amax_history": scale[None] * step,
+        }
         selection = select(AttentionParams(fp8=True, fp8_meta=meta), environment())
         first = first or selection
         assert selection is first, f"step {step} was planned anew"
