@@ -381,7 +381,7 @@ def training(step: int) -> AttentionParams:
 
 def alive() -> int:
     gc.collect()
-    return sum(isinstance(thing, AttentionParams) for thing in gc.get_objects())
+    return sum(type(thing) is AttentionParams for thing in gc.get_objects())
 
 
 def test_a_thousand_steps_with_changing_scales_are_one_selection() -> None:
