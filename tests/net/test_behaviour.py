@@ -217,8 +217,8 @@ FIELDS: dict[str, tuple[Callable[[], Given], Callable[[], Given]]] = {
     "q.shape": (dense(), dense(q=lambda: tensor("q", 2, 4, 2, 8)[:, :3])),
     "k.shape": (dense(), dense(k=lambda: tensor("k", 2, 4, 2, 8)[:, :3])),
     "v.shape": (
-        dense(v=lambda: tensor("v", 2, 4, 2, 16)),
-        dense(v=lambda: tensor("v", 2, 4, 2, 16)[..., :12]),
+        dense(attention={}, v=lambda: tensor("v", 2, 4, 2, 16)),
+        dense(attention={}, v=lambda: tensor("v", 2, 4, 2, 16)[..., :12]),
     ),
     "k.shape and v.shape": (dense(), dense(**{n: lambda n=n: tensor(n, 2, 4, 2, 8)[:, :3] for n in "kv"})),
     **each_of_qkv(),
@@ -340,6 +340,17 @@ def asked(given: Given) -> dict[str, str]:
     return told
 
 
+def differences(alone: dict[str, str], behind: dict[str, str]) -> list[str]:
+    """By itself and behind another call; of a question its fields that differ."""
+    found = []
+    for name in dict.fromkeys((*alone, *behind)):
+        sides = [told.get(name, "nothing").split(", ") for told in (alone, behind)]
+        if sides[0] != sides[1]:
+            mine, other = (", ".join(x for x in a if x not in b) for a, b in (sides, sides[::-1]))
+            found.append(f"{name}: {mine}  ->  {other}")
+    return found
+
+
 @pytest.mark.parametrize("order", ["then the other", "then the one"])
 @pytest.mark.parametrize("field", FIELDS)
 def test_calls_that_differ_in_one_field_are_told_apart(field: str, order: str) -> None:
@@ -354,14 +365,9 @@ def test_calls_that_differ_in_one_field_are_told_apart(field: str, order: str) -
         behind = asked(second())
         attnsel.clear_cache()
     if behind != alone:
-        said = [
-            f"  {n}: {alone.get(n)}\n     got {behind.get(n)}"
-            for n in {**alone, **behind}
-            if alone.get(n) != behind.get(n)
-        ]
+        said = "\n".join(f"    {part}" for part in differences(alone, behind))
         pytest.fail(
-            f"two calls that differ in {field}: the second is answered as the first, not as by itself\n"
-            + "\n".join(said),
+            f"two calls that differ in {field}: behind the first the second is not answered as alone\n{said}",
             pytrace=False,
         )
     if field not in NO_MATTER_HERE:
