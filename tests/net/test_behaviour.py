@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -315,7 +316,9 @@ def asked(given: Given) -> dict[str, str]:
     around = next((name[n] for n, on in switches.items() if on and n in name), "")
     torch.manual_seed(0)
     layer = DotProductAttention(2, (8, v.shape[-1]), **built).train(not inference)
-    with behaviour.context(around), attnsel.override(**(switches["override"] or {})):
+    # Without a change there is no override: its settings would be another object, looked up the slow way.
+    settings = attnsel.override(**switches["override"]) if switches["override"] else nullcontext()
+    with behaviour.context(around), settings:
         try:
             if through_attention is None:
                 result = layer(q, k, v, **given)
