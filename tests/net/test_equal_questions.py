@@ -69,7 +69,7 @@ def test_a_copy_is_the_same_question(again: Any) -> None:
 
 def test_spellings_of_one_question_have_one_answer() -> None:
     one = AttentionParams(dtype="torch.bfloat16", attn_mask_type="padding,causal", qkv_layout="bshd")
-    two = AttentionParams(qkv_dtype="bf16", attn_mask_type="causal_padding", window_size=(-1, 0))
+    two = AttentionParams(**{"qkv_dtype": "bf16", "attn_mask_type": "causal_padding", "window_size": (-1, 0)})
     assert one == two
     assert select(one, environment()) is select(two, environment())
 
@@ -255,7 +255,7 @@ def recipe_of(kind: str, **fields: Any) -> Any:
 class Incomparable:
     """As a tensor is: neither equal nor unequal as a whole, and of no use as a key."""
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, value: float) -> None:
         self.value = value
