@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attnsel._params_checks import MOST
-from attnsel._scalars import number, text
+from attnsel.base.scalars import number, text
+from attnsel.base.suggestions import arguments_of, unknown_argument
 from attnsel.errors import InvalidInput, UnsupportedArgument, short
-from attnsel.meanings import arguments_of, unknown_argument
 from attnsel.params import AttentionParams
+from attnsel.params.checks import MOST
 from attnsel.policy import Policy
 
 # Arguments of TransformerEngine's that attnsel does not act on yet, and the value that asks for nothing.

@@ -12,18 +12,18 @@ import warnings
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from attnsel._lock import ForkSafeLock
-from attnsel._schemas import stamped
 from attnsel._version import __version__
-from attnsel.candidates import CANDIDATES
-from attnsel.copy_advice import COPIES, advice
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.lock import ForkSafeLock
+from attnsel.base.schemas import stamped
 from attnsel.errors import Caller, caller, printable, short
 from attnsel.report import one_line
-from attnsel.selection.requirements import size
+from attnsel.report.copy_advice import COPIES, advice
 from attnsel.settings import Settings
+from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
+    from attnsel.decision import Selection
 
 logger = logging.getLogger("attnsel")
 

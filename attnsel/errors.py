@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnsel.meanings import suggestion
+from attnsel.base.suggestions import suggestion
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from attnsel.selection.select import Selection
+    from attnsel.decision import Selection
 
 
 class InvalidInput(ValueError):

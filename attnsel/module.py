@@ -19,16 +19,16 @@ from attnsel._module_checks import (
     head_dims,
     refuse_not_yet,
 )
-from attnsel._scalars import flag, text
-from attnsel.context_parallel.exchanges import exchange_named
+from attnsel.base.scalars import flag, text
+from attnsel.base.suggestions import arguments_of, unknown_argument
+from attnsel.decision import Selection
 from attnsel.environment import Environment
-from attnsel.meanings import arguments_of, unknown_argument
+from attnsel.params.exchanges import exchange_named
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
 from attnsel.runtime.dispatch import attend, explain
 from attnsel.runtime.fused_qkv import missing, unpack
 from attnsel.runtime.sizes import packed_starts
-from attnsel.selection.select import Selection
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.group import ContextParallel

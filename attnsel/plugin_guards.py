@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
-from attnsel._lock import ForkSafeLock
-from attnsel.candidates import CandidateRecord
+from attnsel.base.lock import ForkSafeLock
 from attnsel.errors import in_words, short
-from attnsel.selection.requirements import FreeText, Requirement
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.verdicts.record import CandidateRecord
+from attnsel.verdicts.requirements import FreeText, Requirement
+from attnsel.verdicts.verdict import Unknown, Violation
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment

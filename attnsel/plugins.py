@@ -42,7 +42,7 @@ And ``acme_attention/kernel.py``: ``forward(spec, inputs)`` and, where ``takes``
 ``backward(spec, inputs, result, dout)`` as attnsel/backends/contract.py states them, and
 ``prepare(spec, inputs)`` if there is something to compile. It is imported when the candidate is first chosen.
 
-The record is the one that attnsel's own candidates declare: attnsel/candidates/record.py says what each
+The record is the one that attnsel's own candidates declare: attnsel/verdicts/record.py says what each
 field means. A plug-in that does not load, or says something that cannot be, is named in a warning and by
 ``attnsel doctor``, and left out. A rule that raises, or returns something else than a finding, makes its
 candidate unknown for that question; a kernel that raises, or returns what the contract does not allow, gives
@@ -58,17 +58,16 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from attnsel._lock import ForkSafeLock
-from attnsel.adaptations.search import ADAPTERS
-from attnsel.candidates import CANDIDATES, CandidateRecord
-from attnsel.candidates.capabilities import DEVICES, DTYPES, WORDS
-from attnsel.candidates.record import Proven
-from attnsel.candidates.registry import completed_by
+from attnsel.backends.registry import CANDIDATES, completed_by
+from attnsel.base.lock import ForkSafeLock
 from attnsel.errors import in_words
 from attnsel.plugin_guards import PluginWarning, guarded_memory, guarded_rule
 from attnsel.rules import REGISTRY, Page, Registry, Rule, add_limits, load_families, rule
-from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.rules.features import DEVICES, DTYPES, WORDS
+from attnsel.selection.adaptations.search import ADAPTERS
+from attnsel.verdicts.record import CandidateRecord, Proven
+from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 __all__ = [
     "AtLeast",

@@ -22,9 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agreement import GPUS, Tally, compare, starting_points
+
 from attnsel.backends.cudnn.ask.client import Library
-from attnsel.backends.sampling import FP8_SHARE, samples
-from attnsel.cli.agreement import GPUS, Tally, compare, starting_points
+from sampling import FP8_SHARE, samples
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cudnn-conformance.json"
 

@@ -6,7 +6,7 @@
 
 A part is a case of ``attnsel conformance --execute`` on an architecture, which has one of ``--every`` cases,
 the next architecture others. Its calls are executed once, then each kernel of it gets ``--each`` faults, one
-at a time, of as many kinds as it has places for (``backends/triton/ptx/planted.py``). A fault is found by
+at a time, of as many kinds as it has places for (``tests/proof/ptx_interpreter/planted.py``). A fault is found by
 *numbers* where any bit of a result or buffer differs from the kernel as it is, by *memory* where the executor
 reports something; *outside the bound* are those whose results err more than ``--execute`` allows. What
 nothing finds is *equivalent*, with a reason, or a *hole* (``survivors.py``). A run that is cut short goes on
@@ -27,12 +27,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pool
 import triton
+from ptx_interpreter.cases import Wanted, wanted_cases
+from ptx_interpreter.planted import Part, Verdict, examined
+from ptx_interpreter.survivors import explained, ours, read
 
-from attnsel.backends.triton import pool
-from attnsel.backends.triton.ptx.cases import Wanted, wanted_cases
-from attnsel.backends.triton.ptx.planted import Part, Verdict, examined
-from attnsel.backends.triton.ptx.survivors import explained, ours, read
 from attnsel.cli.output import bar
 
 ARCHS = (75, 80, 90, 120)

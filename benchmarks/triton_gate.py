@@ -18,11 +18,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import gate
 import triton
+from gate_changes import changes, name_in_words
 
-from attnsel.backends.triton import gate
 from attnsel.backends.triton.blocks import ARCHS
-from attnsel.backends.triton.gate_changes import changes, name_in_words
 
 TABLE = Path(__file__).parent / "results" / "triton-gate.json"
 

@@ -33,7 +33,8 @@ FIELDS = ("registers", "spills", "shared_memory", "matrix_instructions")
 
 def compile_here(jobs: int) -> dict[str, Any]:
     """With the Triton that imports here: what it made, by kernel, architecture, head dims and feature."""
-    from attnsel.backends.triton import gate
+    import gate
+
     from attnsel.backends.triton.blocks import ARCHS
 
     wanted = [

@@ -27,7 +27,7 @@ Everything a rule says (``attnsel rule CODE``) comes from its decorator and docs
 import difflib
 import importlib
 
-from attnsel.candidates import CANDIDATES, complete
+from attnsel.backends.registry import CANDIDATES, complete
 from attnsel.rules.api import (
     REGISTRY,
     Page,

@@ -38,13 +38,14 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from attnsel.candidates import CANDIDATES, CandidateRecord, Selector
+from attnsel.backends.registry import CANDIDATES, Selector
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
+from attnsel.environment.versions import Version, Versions
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
-from attnsel.selection.requirements import NEWER, AtLeast, FreeText, Requirement
-from attnsel.selection.verdict import EVIDENCE, RankKey, Unknown, Violation
-from attnsel.versions import Version, Versions
+from attnsel.verdicts.record import CandidateRecord
+from attnsel.verdicts.requirements import NEWER, AtLeast, FreeText, Requirement
+from attnsel.verdicts.verdict import EVIDENCE, RankKey, Unknown, Violation
 
 Finding = Violation | Unknown
 Body = Callable[["AttentionParams", "Environment"], "Finding | bool | None"]
@@ -363,7 +364,7 @@ def preference(code: str, *, short: str, evidence: str) -> Callable[[Any], Any]:
     ``short``: why a candidate that loses here stands below the other, in a few words.
 
     The value must not be lower for a candidate that is unknown or adapted than for the same one that is
-    neither: the choice stops looking when nothing can be better (attnsel/selection/select.py).
+    neither: the choice stops looking when nothing can be better (attnsel/decision.py).
     """
 
     def register(fn: Callable[[RankKey, int | None, Policy], int]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from attnsel.candidates.registry import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.rules.api import REGISTRY, Page
 
 

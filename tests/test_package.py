@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attnsel.candidates.registry import BUILT_IN
+from attnsel.backends.registry import BUILT_IN
 from paths import ROOT
 
 # What `attnsel prove` takes along, from the folders where it lies in a checkout.

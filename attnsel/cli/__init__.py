@@ -44,7 +44,7 @@ COMMANDS = {
     "rule": ("attnsel.cli.rules:rule", "the page of one rule: why, since when, how sure, examples"),
     "gpus": ("attnsel.cli.gpus:gpus", "the GPUs that --gpu knows"),
     "conformance": (
-        "attnsel.cli.conformance:conformance",
+        "conformance:conformance",
         "Triton kernels against the compiler, cuDNN rules against libcudnn, with no GPU",
     ),
     "prove": (

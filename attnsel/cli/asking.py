@@ -9,9 +9,9 @@ from typing import Any
 from attnsel.cli.library import Asked, Verdict, by_library, by_rules, outcome
 from attnsel.cli.output import unwound
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.selection.requirements import size
-from attnsel.versions import Version
+from attnsel.verdicts.requirements import size
 
 _OLDEST = Version(9, 8)
 _SAID = {

@@ -12,7 +12,7 @@ from attnsel.cli.numbers import read_count
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.recipes import KINDS
+from attnsel.params.recipes import KINDS
 
 MACHINE = ("gpu", *COMPONENTS)
 _NUMBER = "([0-9]{1,20}(?:k|K|Ki|M|Mi)?)"  # int() refuses texts of thousands of digits

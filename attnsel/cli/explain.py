@@ -12,12 +12,12 @@ from attnsel.cli.flags import OUTPUT, THE_MACHINE, CudnnLib, Json, Markdown, one
 from attnsel.cli.logs import FromLog, explain_log
 from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_json, print_text, text_width
 from attnsel.cli.question import Question, asks
+from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
 from attnsel.report.dispatched import render_dispatched_short
 from attnsel.report.markdown import fenced, render_markdown
 from attnsel.report.short import render_short
 from attnsel.rules import REGISTRY
-from attnsel.selection.select import Selection
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.plan import Plan

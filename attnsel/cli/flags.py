@@ -14,11 +14,11 @@ from pydantic.fields import FieldInfo
 
 from attnsel.cli.numbers import IN_HELP, count_converter, counts_converter, window_converter
 from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment.gpus import CATALOGUE, FAMILIAR
 from attnsel.errors import InvalidInput, short
-from attnsel.gpus import CATALOGUE, FAMILIAR
 from attnsel.params import AttentionParams
+from attnsel.params.recipes import KINDS
 from attnsel.policy import Policy
-from attnsel.recipes import KINDS
 
 THE_CALL = Group("The call", help=IN_HELP, sort_key=1)
 THE_MACHINE = Group("The machine", sort_key=2)

@@ -9,7 +9,7 @@ from attnsel.environment import Environment
 from attnsel.errors import UnsupportedArgument
 from attnsel.params import AttentionParams
 from attnsel.selection.evaluate import findings
-from attnsel.selection.verdict import Reason
+from attnsel.verdicts.verdict import Reason
 
 if TYPE_CHECKING:
     from attnsel.backends.cudnn.ask.client import Answer, Library

@@ -27,11 +27,11 @@ FromLog = Annotated[
 def explain_log(path: Path, question: Question, *, markdown: bool, json: bool) -> int:
     """Explain every call in a log. Raises InvalidInput."""
     # Here, since every other question is asked without them: their patterns take longest of all to load.
-    from attnsel.logs.answer import explained
-    from attnsel.logs.calls import gather
-    from attnsel.logs.question import Stated
-    from attnsel.logs.reader import lines_of, opened
-    from attnsel.logs.report import nothing_known, render_markdown, render_text
+    from attnsel.diagnose.logs.answer import explained
+    from attnsel.diagnose.logs.calls import gather
+    from attnsel.diagnose.logs.question import Stated
+    from attnsel.diagnose.logs.reader import lines_of, opened
+    from attnsel.diagnose.logs.report import nothing_known, render_markdown, render_text
 
     if question.from_file:
         raise InvalidInput("--params", None, "cannot go with --from-log: both say what the call is")

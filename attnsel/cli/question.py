@@ -23,8 +23,8 @@ from attnsel.cli.shorthands import expand
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, TensorSpec
+from attnsel.params.recipes import KINDS
 from attnsel.policy import Policy
-from attnsel.recipes import KINDS
 
 _PARAMS_FILE = Annotated[
     Path | None,

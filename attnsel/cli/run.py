@@ -87,7 +87,7 @@ def _prepare(force: bool, sdpa: bool, transformers: bool, quiet: bool) -> None:
         shim.install()
         message += "; F.scaled_dot_product_attention is attnsel's"
     if transformers:
-        from attnsel._spawned import first_in_children
+        from attnsel.base.spawned import first_in_children
         from attnsel.integrations.transformers import register
 
         first_in_children(register.__module__, f"from {register.__module__} import register; register()")
@@ -107,7 +107,7 @@ def _undo(sdpa: bool, transformers: bool) -> None:
 
         uninstall()
     if transformers:
-        from attnsel._spawned import no_longer_in_children
+        from attnsel.base.spawned import no_longer_in_children
         from attnsel.integrations.transformers import register
         from attnsel.integrations.transformers_flash import undo
 

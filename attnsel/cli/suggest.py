@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from cyclopts import CycloptsError, RepeatArgumentError, UnknownOptionError
 
+from attnsel.base.suggestions import MEANT
 from attnsel.errors import short
-from attnsel.meanings import MEANT
 
 if TYPE_CHECKING:
     from attnsel.cli.flags import Flag

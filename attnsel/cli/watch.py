@@ -21,7 +21,7 @@ from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput, in_words
 
 if TYPE_CHECKING:
-    from attnsel.watching.session import Watch
+    from attnsel.diagnose.watching.session import Watch
 
 
 def watch(
@@ -78,7 +78,7 @@ def watch(
     _check_places(out, output)
     enter(program, module, arguments)
     try:
-        from attnsel.watching.session import Watch
+        from attnsel.diagnose.watching.session import Watch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -115,7 +115,7 @@ class Teller:
     def _tell(self) -> None:
         watched = self.session.watched(gpu=self.gpu, exit_code=self.exit_code)
         if self.out is not None:
-            from attnsel.watching.files import write
+            from attnsel.diagnose.watching.files import write
 
             try:
                 write(self.out, watched)

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, get_args
 
+from attnsel.base.suggestions import near
 from attnsel.dispatchers.answer import Dispatch, DispatcherName, Offer, Refusal, Switch
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
-from attnsel.meanings import near
 from attnsel.params import AttentionParams
 
 __all__ = [

@@ -17,8 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NamedTuple
 
-from attnsel._child import python
-from attnsel._spawned import first_in_children, no_longer_in_children
+from attnsel.base.child import python
+from attnsel.base.spawned import first_in_children, no_longer_in_children
 
 logger = logging.getLogger("attnsel")
 

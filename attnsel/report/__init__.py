@@ -34,7 +34,7 @@ from attnsel.report.ways import unlock_lines
 from attnsel.report.words import environment_words, params_words, policy_words, tensor_words
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
+    from attnsel.decision import Selection
 
 __all__ = [
     "difference",

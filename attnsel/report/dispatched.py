@@ -10,8 +10,8 @@ from attnsel.report.short import cut, render_short
 from attnsel.report.words import environment_words, params_words
 
 if TYPE_CHECKING:
+    from attnsel.decision import Selection
     from attnsel.dispatchers import Dispatch, Offer, Refusal
-    from attnsel.selection.select import Selection
 
 TITLES = {
     "torch": "F.scaled_dot_product_attention of torch",

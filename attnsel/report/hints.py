@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attnsel.report.lines import fold
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
+    from attnsel.decision import Selection
 
 
 def hint_lines(selection: Selection, width: int) -> list[str]:

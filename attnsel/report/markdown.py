@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.errors import printable
 from attnsel.report.assumed import assumption_words
 from attnsel.report.dispatched import offer_text, refusal_text
@@ -22,7 +22,7 @@ from attnsel.report.ways import worth_showing
 from attnsel.report.words import environment_words, params_words, policy_words
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
+    from attnsel.decision import Selection
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#|~$!&])")
 _BAR = re.compile(r"(?<!\\)\|")

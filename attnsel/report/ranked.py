@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
-from attnsel.candidates.proof import unproven_parts
+from attnsel.backends.registry import CANDIDATES
 from attnsel.report.lines import MARK, fold
 from attnsel.report.verdict import verb
 from attnsel.report.words import on_gpu
 from attnsel.rules import REGISTRY, Preference
 from attnsel.selection.memory import memory_parts
-from attnsel.selection.requirements import size
+from attnsel.selection.proof import unproven_parts
+from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
+    from attnsel.decision import Selection
     from attnsel.params import AttentionParams
-    from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Adaptation, Candidate
+    from attnsel.verdicts.verdict import Adaptation, Candidate
 
 _ISSUE = re.compile(r"[\w.-]+#\d+")  # as sources name one: pytorch#193893
 _NAME = 15  # columns for a candidate's name

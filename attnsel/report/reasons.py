@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.report.lines import MARK, fold
 from attnsel.report.words import on_gpu
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Candidate, Reason
+    from attnsel.decision import Selection
+    from attnsel.verdicts.verdict import Candidate, Reason
 
 _STAYS = ("arch", "device", "platform")  # whatever is installed
 _OTHER_GPUS = ("mps", "xpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.errors import printable
 from attnsel.report.assumed import assumption_words
 from attnsel.report.hints import hint_lines
@@ -15,8 +15,8 @@ from attnsel.report.verdict import verdict
 from attnsel.report.ways import worth_showing
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Candidate
+    from attnsel.decision import Selection
+    from attnsel.verdicts.verdict import Candidate
 
 _SENTENCE, _CANDIDATES, _WAY = 2, 8, 2  # lines of each part, at most
 _WIDE = 10_000

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.errors import printable
 from attnsel.report.words import on_gpu, params_words
 from attnsel.selection.f_sdpa import BY_F_SDPA, f_sdpa_order
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Candidate
-    from attnsel.unlock import Unlock
+    from attnsel.decision import Selection
+    from attnsel.selection.unlock import Unlock
+    from attnsel.verdicts.verdict import Candidate
 
 
 def verdict(selection: Selection) -> str:

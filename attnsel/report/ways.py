@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.report.lines import fold
 from attnsel.report.reasons import own_package
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
-    from attnsel.unlock import Unlock
+    from attnsel.decision import Selection
+    from attnsel.selection.unlock import Unlock
 
 _MOST_WAYS = 3  # shown of the ways to one candidate
 

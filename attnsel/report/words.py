@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.selection.requirements import size
+from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
+    from attnsel.decision import Selection
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
-    from attnsel.selection.select import Selection
 
 
 def on_gpu(env: Environment) -> bool:

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from attnsel.adaptations.search import adapt_to, within_reach
-from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateRecord
-from attnsel.candidates.proof import unproven
-from attnsel.context_parallel.step import steps_against
+from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules.api import INTERPRETED
+from attnsel.selection.adaptations.search import adapt_to, within_reach
 from attnsel.selection.evaluate import (
     Waivers,
     always_refuses,
@@ -24,10 +22,13 @@ from attnsel.selection.evaluate import (
     reasons_within,
     reevaluate,
 )
-from attnsel.selection.evidence import Evidence
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
+from attnsel.selection.proof import unproven
 from attnsel.selection.rank import asked, at_best, key_of, order, rank_key
-from attnsel.selection.verdict import Adaptation, Candidate, Reason, Verdict
+from attnsel.selection.steps import steps_against
+from attnsel.verdicts.evidence import Evidence
+from attnsel.verdicts.record import CandidateRecord
+from attnsel.verdicts.verdict import Adaptation, Candidate, Reason, Verdict
 
 _MASKED = AttentionParams(attn_mask_type="arbitrary")
 

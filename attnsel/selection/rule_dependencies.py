@@ -2,7 +2,7 @@
 
 A question that differs from another in fields that a rule does not read gets the same answer from it, so
 the rule need not be asked again. Every name counts, also of functions that a body calls; whatever cannot be
-followed counts as reading everything. tests/attnsel/adaptations/test_search.py holds it against asking every
+followed counts as reading everything. tests/attnsel/selection/test_adaptations.py holds it against asking every
 rule.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from attnsel._model import lazy
+from attnsel.base.model import lazy
 from attnsel.params import AttentionParams
 from attnsel.rules.api import Page, Rule, limit
 

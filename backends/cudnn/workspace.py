@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnsel.environment.versions import Version
 from attnsel.params import ITEMSIZE
-from attnsel.versions import Version
 
 if TYPE_CHECKING:
-    from attnsel.candidates.record import Memory
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
+    from attnsel.verdicts.record import Memory
 
 DP_LIMIT = 4 << 30
 """Above so many bytes of dP a deterministic backward on Hopper adds dQ up in order instead, where the library

@@ -11,9 +11,9 @@ import sources
 from proven import as_source, proven_by
 
 from attention_cases import CASES
-from attnsel.candidates import CANDIDATES
-from attnsel.candidates.capabilities import DTYPES, FEATURES
-from attnsel.candidates.record import Executed, Proven
+from attnsel.backends.registry import CANDIDATES
+from attnsel.rules.features import DTYPES, FEATURES
+from attnsel.verdicts.record import Executed, Proven
 from paths import ROOT
 from shows import words_of
 

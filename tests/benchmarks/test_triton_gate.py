@@ -13,11 +13,10 @@ import pytest
 if None in map(importlib.util.find_spec, ("torch", "triton")):
     pytest.skip("torch or triton is not installed", allow_module_level=True)
 
+import gate
 import triton
 import triton_gate
-
-from attnsel.backends.triton import gate
-from attnsel.backends.triton.gate import KernelReport
+from gate import KernelReport
 
 GOOD = KernelReport(
     "forward", 90, 64, 64, "bf16", "full", (128, 64), 4, 2, 128, 0, 1, 2, ("HGMMA",), 0.5

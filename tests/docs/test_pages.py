@@ -9,11 +9,11 @@ import re
 import pytest
 
 from attnsel import cli, plugins, settings
-from attnsel.adaptations.search import ADAPTERS
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.cli import output
 from attnsel.policy import Policy
-from attnsel.selection.verdict import EVIDENCE
+from attnsel.selection.adaptations.search import ADAPTERS
+from attnsel.verdicts.verdict import EVIDENCE
 from pages import blocks, run_command
 from paths import ROOT
 

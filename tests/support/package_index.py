@@ -1,4 +1,4 @@
-"""Writes attnsel/_published.py: which builds of the packages of a recipe PyPI has for Linux x86_64.
+"""Writes attnsel/environment/published.py: which builds of the packages of a recipe PyPI has for Linux x86_64.
 
     python tests/support/package_index.py
 

@@ -25,8 +25,8 @@ from attnsel.dispatchers.te.filters import FILTERS
 from attnsel.dispatchers.te.query import clauses, sub_backend
 from attnsel.dispatchers.te.switches import SWITCHES, held
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.versions import Version
 
 __all__ = ["SWITCHES", "dispatch", "held"]
 

@@ -30,7 +30,7 @@ from attnsel.params import AttentionParams
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
 from attnsel.selection.evaluate import findings
 from attnsel.selection.f_sdpa import SdpaOrder, sdpa_order
-from attnsel.selection.verdict import Reason
+from attnsel.verdicts.verdict import Reason
 
 __all__ = ["SWITCHES", "dispatch", "held"]
 

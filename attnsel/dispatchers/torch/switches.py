@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from attnsel.dispatchers.answer import Switch
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
-from attnsel.versions import Version
 
 _BOOL = ("true", "false")
 _ONE = ("0", "1")

@@ -11,8 +11,8 @@ from attnsel.dispatchers.transformers.releases import source
 from attnsel.dispatchers.transformers.sdpa import sdpa_call
 from attnsel.dispatchers.transformers.switches import Asked, is_hub
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.versions import Version
 
 NAMES = {
     "sdpa": Version.parse("4.48"),

@@ -17,8 +17,8 @@ import pytest
 from attnsel import AttentionParams, Environment, InvalidInput, settings
 from attnsel.cli import main
 from attnsel.cli.output import BAD_INPUT, CANNOT_WRITE, FOUND, INTERRUPTED, NO_BACKEND
+from attnsel.environment.versions import Version
 from attnsel.errors import printable, short
-from attnsel.versions import Version
 from paths import IMPORTED_FROM
 
 pytestmark = pytest.mark.usefixtures("no_switches_from_outside")

@@ -341,7 +341,7 @@ def test_a_described_gpu_imports_nothing_heavy():
     script = (
         "import sys; from attnsel.cli import main; code = main(['explain', '--gpu', 'H100']);"
         "heavy = {'torch', 'triton', 'cudnn', 'numpy', 'rich.table', 'rich.progress'} & set(sys.modules);"
-        "heavy |= {'attnsel.logs.parsers'} & set(sys.modules);"
+        "heavy |= {'attnsel.diagnose.logs.parsers'} & set(sys.modules);"
         "print(sorted(heavy), file=sys.stderr); sys.exit(code)"
     )
     done = python("-c", script)

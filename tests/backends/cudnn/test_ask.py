@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from agreement import GPUS, compare, starting_points, upper_bound
 
 import attnsel
 import fake_cudnn
@@ -29,11 +30,10 @@ from attnsel.backends.cudnn.ask.device import device_json
 from attnsel.backends.cudnn.ask.libraries import Missing
 from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import backward, forward
-from attnsel.backends.sampling import samples
 from attnsel.cli import main
-from attnsel.cli.agreement import GPUS, compare, starting_points, upper_bound
-from attnsel.gpus import ARCHITECTURES, CATALOGUE
+from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE
 from attnsel.selection.evaluate import fold
+from sampling import samples
 
 H100 = device_json(90, "H100")
 

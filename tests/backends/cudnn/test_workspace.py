@@ -8,13 +8,13 @@ import os
 from typing import Any
 
 import pytest
+from workspaces import ALLOWED, ALLOWED_SHARE
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.cudnn.build import workspace_bounded
 from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, adds_in_order, workspace
-from attnsel.cli.workspaces import ALLOWED, ALLOWED_SHARE
 from attnsel.rules import REGISTRY
 from paths import ROOT
 
