@@ -199,7 +199,9 @@ class Selection:
                 "warnings": list(self.environment.warnings),
             },
             "policy": self.policy.model_dump(mode="json"),
-            "candidates": [candidate.as_dict() for candidate in self.candidates],
+            "candidates": [
+                candidate.as_dict(CANDIDATES[candidate.name].title) for candidate in self.candidates
+            ],
             "assumptions": [assumption.as_dict() for assumption in self.assumptions],
         }
         out["hints"] = [remark.as_dict() for remark in self.hints]

@@ -45,36 +45,15 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.verdicts.record import CandidateRecord
 from attnsel.verdicts.requirements import NEWER, AtLeast, FreeText, Requirement
-from attnsel.verdicts.verdict import EVIDENCE, RankKey, Unknown, Violation
+from attnsel.verdicts.verdict import EVIDENCE, Page, RankKey, Status, Unknown, Violation
 
 Finding = Violation | Unknown
 Body = Callable[["AttentionParams", "Environment"], "Finding | bool | None"]
 Example = Mapping[str, Any]
 Fields = str | tuple[str, ...]
-Status = Literal["active", "preview", "deprecated"]
 
 OF_ENVIRONMENT = frozenset({"arch", "device", "platform", "torch_flash", *COMPONENTS})
 """What of an environment a requirement may be about; every other field is the question's."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Page:
-    """What is said about a rule of any kind: its code, its text and what it rests on."""
-
-    code: str
-    name: str
-    title: str
-    text: str
-    source: str
-    evidence: str
-    module: str
-    when_text: str = ""
-    status: Status = "active"
-    replaced_by: str = ""
-
-    @property
-    def family(self) -> str:
-        return self.code.rstrip("0123456789")
 
 
 class Limit(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from attnsel.errors import InvalidInput
+from attnsel.base.suggestions import suggestion
+from attnsel.errors import InvalidInput, short
 
 M = TypeVar("M", bound="FrozenModel")
 T = TypeVar("T")
@@ -35,6 +36,36 @@ class lazy(Generic[T]):
         return value
 
 
+def invalid_input(error: ValidationError, known: Iterable[str] = ()) -> InvalidInput:
+    """The first problem of a pydantic error in our words; the rest is counted, not dropped.
+
+    ``known``: the fields there are, of which an unknown one may mean another.
+    """
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    cause = first.get("ctx", {}).get("error")
+    field = ".".join(str(part) for part in first["loc"])
+    if isinstance(cause, InvalidInput):  # of a model inside this one, or of the whole
+        return InvalidInput(f"{field}.{cause.field}", cause.value, cause.allowed) if field else cause
+    field = field or "input"
+    allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    value = first["input"]
+    if first["type"] == "missing" and len(first["loc"]) > 1:
+        field, allowed = str(first["loc"][0]), "must hold more values"
+    elif first["type"] == "missing":
+        value, allowed = None, "must be given"
+    if first["type"] == "extra_forbidden":
+        meant = suggestion(str(first["loc"][0]), known) if len(first["loc"]) == 1 else ""
+        allowed = "there is no such field" + (f": {meant}" if meant else "")
+    if first["msg"].startswith("Input should be "):
+        allowed = f"must be {allowed}"
+    invalid = InvalidInput(field, value, allowed)
+    if len(problems) > 1:
+        others = ", ".join(sorted({".".join(str(part) for part in p["loc"]) for p in problems[1:]}))
+        invalid.args = (f"{invalid.args[0]} (also wrong: {short(others, str)})",)
+    return invalid
+
+
 class FrozenModel(BaseModel):
     """A pydantic model that works as a dictionary key at the cost of an attribute look-up.
 
@@ -52,7 +83,7 @@ class FrozenModel(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise InvalidInput.from_pydantic(error, type(self).model_fields) from None
+            raise invalid_input(error, type(self).model_fields) from None
         except TypeError:  # of a model in this one, which takes its values by name
             for name, value in data.items():
                 if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):

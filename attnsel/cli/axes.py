@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
+from attnsel.base.model import invalid_input
 from attnsel.cli.flags import ALIASES, plain_type
 from attnsel.cli.numbers import read_count
 from attnsel.environment import COMPONENTS
@@ -112,5 +113,5 @@ def _checked(flag: str, field: str, label: str, value: Any) -> Any:
     try:
         return TypeAdapter(checked).validate_python(value)
     except ValidationError as error:
-        allowed = InvalidInput.from_pydantic(error).allowed
+        allowed = invalid_input(error).allowed
         raise InvalidInput(flag, f"{field}={label}", allowed) from None

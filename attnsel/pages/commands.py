@@ -7,14 +7,32 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAG_OF
 from attnsel.environment import COMPONENTS, Environment, describe_device
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
+from attnsel.policy import Policy
 from attnsel.rules import Hint, Page, PolicyRule, Rule
 from attnsel.rules.examples import question
 
 Example = Mapping[str, Any]
+
+DESCRIBED_AFTERWARDS = ("platform", "torch_flash", "missing")
+"""Fields of an environment that are neither its GPU nor a version."""
+
+WITHOUT_FLAG = frozenset({"tensors", "fp8_meta"})
+"""Fields that no flag states: tensor specs come from a file, and a recipe is chosen by name."""
+
+_OTHERWISE = {"is_training": ("--training", "--inference")}
+
+
+def flag_name(field: str) -> str:
+    """The flag that states a field of a question, of its machine or of a policy."""
+    return _OTHERWISE[field][0] if field in _OTHERWISE else "--" + field.replace("_", "-")
+
+
+def negative_name(field: str) -> str:
+    """What says no to a field that is true or false."""
+    return _OTHERWISE[field][1] if field in _OTHERWISE else "--no-" + field.replace("_", "-")
 
 
 def example_commands(page: Page) -> dict[str, str]:
@@ -74,12 +92,12 @@ def _where(example: Example, env: Environment) -> list[str] | None:
     for component in COMPONENTS:
         version = getattr(env, component)
         if component in example or (version is not None and component not in env.assumed):
-            words += [FLAG_OF[component].name, str(version or "none")]
+            words += [flag_name(component), str(version or "none")]
             stated[component] = version
     for field in DESCRIBED_AFTERWARDS:
         if field in example:
             value = getattr(env, field)
-            words += [FLAG_OF[field].name, value if isinstance(value, str) else ",".join(value)]
+            words += [flag_name(field), value if isinstance(value, str) else ",".join(value)]
             others[field] = value
     there = Environment.describe(name, **stated)
     return words if there.replace(**others) == env else None
@@ -93,23 +111,22 @@ def _flag_words(field: str, value: Any, asked: Example) -> list[str] | None:
         return ["--fp8-recipe", recipe["kind"]] if recipe and plain and asked.get("fp8") else None
     if field == "fp8" and value and asked.get("fp8_meta"):
         return []  # --fp8-recipe says both
-    flag = FLAG_OF.get(field)
-    if flag is None or value is None:
+    if field in WITHOUT_FLAG or value is None:
         return None
     if isinstance(value, bool):
-        return [flag.name if value else flag.negative]
+        return [flag_name(field) if value else negative_name(field)]
     if isinstance(value, (tuple, list)):
-        return [flag.name, *map(str, value)]
-    return [flag.name, str(value)]
+        return [flag_name(field), *map(str, value)]
+    return [flag_name(field), str(value)]
 
 
 def _of_policy(fields: Example) -> str | None:
     """A policy as flags; None where there is nothing to say or no flag to say it."""
-    if not fields or any(field not in FLAG_OF for field in fields):
+    if not fields or not fields.keys() <= Policy.model_fields.keys():
         return None
     words = ["attnsel", "explain", "--gpu", "H100"]
     for field, value in fields.items():
-        words += [FLAG_OF[field].name, ",".join(value) if isinstance(value, (tuple, list)) else str(value)]
+        words += [flag_name(field), ",".join(value) if isinstance(value, (tuple, list)) else str(value)]
     return shlex.join(words)
 
 

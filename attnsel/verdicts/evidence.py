@@ -6,14 +6,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from attnsel.params import AttentionParams
-from attnsel.rules import REGISTRY
-from attnsel.verdicts.requirements import FreeText
-from attnsel.verdicts.verdict import Reason, Violation
 
 REFUSED = "RUNTIME001"
 WRONG_NUMBERS = "RUNTIME002"
-
-_WANTED = {REFUSED: "a kernel that accepts this call", WRONG_NUMBERS: "the numbers tiled gives"}
 
 
 class Refusal(NamedTuple):
@@ -46,17 +41,6 @@ class Evidence:
 
     def of_many_lengths(self) -> Evidence:
         return self if self.many_lengths else replace(self, many_lengths=True)
-
-    def against(self, name: str, p: AttentionParams) -> list[Reason]:
-        """The reasons against a candidate that rest on what it did with this very question."""
-        return [
-            Reason(
-                REGISTRY.pages[refusal.code],
-                Violation("kernel", refusal.message, FreeText(_WANTED[refusal.code]), refusal.hint),
-            )
-            for refusal in self.refusals
-            if refusal.candidate == name and refusal.params == p
-        ]
 
 
 NO_EVIDENCE = Evidence()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import COMPONENTS
 from attnsel.verdicts.requirements import Requirement
 
-if TYPE_CHECKING:
-    from attnsel.rules.api import Page
-
 Verdict = Literal["eligible", "unknown", "refused"]
+Status = Literal["active", "preview", "deprecated"]
 
 EVIDENCE: dict[str, str] = {
     "library": "checked against the real libcudnn",
@@ -24,6 +22,26 @@ EVIDENCE: dict[str, str] = {
     "policy": "you asked for it",
     "runtime": "the kernel itself refused in this process",
 }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Page:
+    """What is said about a rule of any kind: its code, its text and what it rests on."""
+
+    code: str
+    name: str
+    title: str
+    text: str
+    source: str
+    evidence: str
+    module: str
+    when_text: str = ""
+    status: Status = "active"
+    replaced_by: str = ""
+
+    @property
+    def family(self) -> str:
+        return self.code.rstrip("0123456789")
 
 
 class Violation(NamedTuple):
@@ -179,10 +197,11 @@ class Candidate(NamedTuple):
     def executable(self) -> bool:
         return self.plan_only is None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, title: str) -> dict[str, Any]:
+        """The JSON form; ``title`` is the one of the candidate's record."""
         return {
             "name": self.name,
-            "title": CANDIDATES[self.name].title,
+            "title": title,
             "verdict": self.verdict,
             "eligible": self.eligible,
             "executable": self.executable,

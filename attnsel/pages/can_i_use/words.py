@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.cli.flags import FLAG_OF
 from attnsel.environment import component_name
 from attnsel.environment.versions import Version
 from attnsel.pages.can_i_use.cells import ANSWERS, Cell, Range, Span, State
 from attnsel.pages.can_i_use.feature import Mode, half_on
-from attnsel.pages.commands import command_of
+from attnsel.pages.commands import command_of, flag_name
 from attnsel.report.ranked import adaptation_words, unproven_words
 from attnsel.rules import REGISTRY
 from attnsel.verdicts.verdict import Candidate
@@ -187,7 +186,7 @@ def command(cell: Cell, mode: Mode, version: Version | None = None) -> str:
     line = command_of(cell.feature.asked(mode, half_on(env.arch)), env)
     if line is None:
         raise ValueError(f"{cell!r}: no command line says it")
-    limits = [word for field, value in cell.feature.policy.items() for word in (FLAG_OF[field].name, value)]
+    limits = [word for field, value in cell.feature.policy.items() for word in (flag_name(field), value)]
     return " ".join([line, shlex.join(limits)]) if limits else line
 
 
