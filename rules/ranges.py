@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.rules.api import REGISTRY, Page
+from attnsel.rules.api import REGISTRY
+from attnsel.verdicts.verdict import Page
 
 
 class Range(NamedTuple):

@@ -69,14 +69,14 @@ def replay(
     held = read_file(file)
     name = _candidate(backend)
     if script is not None:
-        from attnsel.diagnose.replay.script import program
+        from attnsel.diagnose.replay.script import program  # for this flag alone
 
         return _write(script, program(held, name, seed), force)
     if not find_spec("torch"):
         complain("torch is not installed here, and a call runs on it")
         return BAD_INPUT
-    from attnsel.diagnose.replay.build import load_data
-    from attnsel.diagnose.replay.run import replay as run_again
+    from attnsel.diagnose.replay.build import load_data  # needs torch
+    from attnsel.diagnose.replay.run import replay as run_again  # needs torch
 
     place = _device(device, held)
     if not -(2**40) < seed < 2**40:

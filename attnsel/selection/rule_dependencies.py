@@ -16,7 +16,8 @@ from typing import Any
 
 from attnsel.base.model import lazy
 from attnsel.params import AttentionParams
-from attnsel.rules.api import Page, Rule, limit
+from attnsel.rules.api import Rule, limit
+from attnsel.verdicts.verdict import Page
 
 ALL = frozenset(AttentionParams.model_fields)
 _OPAQUE = frozenset({"getattr", "vars", "dir", "eval", "model_dump", "__dict__", "_key"})

@@ -14,10 +14,10 @@ from typing import Any
 
 from attnsel.diagnose.framework_fixes.by_hand import replacement
 from attnsel.diagnose.framework_fixes.ways import TORCH, WAYS, Fix
-from attnsel.dispatchers.answer import Refusal
 from attnsel.params import AttentionParams
 from attnsel.rules import find_rule
 from attnsel.selection.unlock.search import Unlock
+from attnsel.verdicts.dispatch import Refusal
 from attnsel.verdicts.requirements import AtMost, EqualTo, Multiple
 from attnsel.verdicts.verdict import Adaptation, Reason
 

@@ -36,13 +36,13 @@ from attnsel.selection.unlock.proposals import edges, how_far, moves_against, ne
 from attnsel.selection.unlock.words import Applicability, VersionRange, render_change
 
 if TYPE_CHECKING:
-    from attnsel.decision import Selection
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
     from attnsel.policy import Policy
+    from attnsel.selection.view import SelectionView
     from attnsel.verdicts.verdict import Candidate
 
-    Ask = Callable[[AttentionParams, Environment, Policy], Selection]
+    Ask = Callable[[AttentionParams, Environment, Policy], SelectionView]
     AskAbout = Callable[[str, AttentionParams, Environment, Policy], Candidate]
 
 MOST_CHANGES = 3  # in one set: a longer list is another project
@@ -94,7 +94,7 @@ class Unlock(NamedTuple):
         }
 
 
-def find_unlocks(selection: Selection, ask: Ask, ask_about: AskAbout) -> tuple[Unlock, ...]:
+def find_unlocks(selection: SelectionView, ask: Ask, ask_about: AskAbout) -> tuple[Unlock, ...]:
     """The smallest sets of changes that make a refused candidate eligible, cheapest first.
 
     ``ask_about`` is the engine asked about one candidate, which the search does; each set that is found is
@@ -120,7 +120,7 @@ class _Engine:
     def __init__(self, ask: Ask, ask_about: AskAbout) -> None:
         self._ask, self._ask_about = ask, ask_about
         self._verdicts: dict[tuple[str, Scenario], Candidate] = {}
-        self._answers: dict[Scenario, Selection] = {}
+        self._answers: dict[Scenario, SelectionView] = {}
         self._installs: dict[tuple[str, Changes], Install | None] = {}
 
     def judge(self, name: str, question: Scenario) -> Candidate:

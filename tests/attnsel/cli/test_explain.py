@@ -12,8 +12,9 @@ import pytest
 import attnsel
 from attnsel import AttentionParams, Environment, Policy, select, settings
 from attnsel.cli import main, question
-from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAG_OF, FLAGS
+from attnsel.cli.flags import FLAG_OF, FLAGS
 from attnsel.environment import COMPONENTS
+from attnsel.pages.commands import DESCRIBED_AFTERWARDS
 from paths import IMPORTED_FROM
 
 pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
