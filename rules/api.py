@@ -45,7 +45,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.verdicts.record import CandidateRecord
 from attnsel.verdicts.requirements import NEWER, AtLeast, FreeText, Requirement
-from attnsel.verdicts.verdict import EVIDENCE, Page, RankKey, Status, Unknown, Violation
+from attnsel.verdicts.verdict import EVIDENCE, Page, RankKey, Unknown, Violation
 
 Finding = Violation | Unknown
 Body = Callable[["AttentionParams", "Environment"], "Finding | bool | None"]

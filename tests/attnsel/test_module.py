@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attnsel
 from attnsel import DotProductAttention, InvalidInput, NoBackendError, UnsupportedArgument, attention
-from attnsel._module_checks import _NOT_YET
+from attnsel.module import _NOT_YET
 from attnsel.runtime import refusals
 from attnsel.verdicts.evidence import Evidence, Refusal
 

@@ -159,7 +159,7 @@ FILLED_LATER = {
     "attnsel.dispatchers.te.filters.FILTERS": "an entry for each filter, declared on import",
     "attnsel.dispatchers.te.query.CLAUSES": "an entry for each clause, declared on import",
     "attnsel.dispatchers.te.query.FP8_CLAUSES": "an entry for each clause, declared on import",
-    "attnsel.plugin_guards._told": "an entry for each rule and memory model of plug-ins",
+    "attnsel.plugins.guards._told": "an entry for each rule and memory model of plug-ins",
     "attnsel.plugins._looked_at": "an entry for each plug-in",
     "attnsel.rules._limited": "an entry for each candidate",
 }

@@ -46,7 +46,7 @@ The record is the one that attnsel's own candidates declare: attnsel/verdicts/re
 field means. A plug-in that does not load, or says something that cannot be, is named in a warning and by
 ``attnsel doctor``, and left out. A rule that raises, or returns something else than a finding, makes its
 candidate unknown for that question; a kernel that raises, or returns what the contract does not allow, gives
-way to the next candidate: both are said (attnsel/plugin_guards.py, attnsel/runtime/plugin_kernels.py).
+way to the next candidate: both are said (attnsel/plugins/guards.py, attnsel/runtime/plugin_kernels.py).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from typing import Any, NamedTuple
 from attnsel.backends.registry import CANDIDATES, completed_by
 from attnsel.base.lock import ForkSafeLock
 from attnsel.errors import in_words
-from attnsel.plugin_guards import PluginWarning, guarded_memory, guarded_rule
+from attnsel.plugins.guards import PluginWarning, guarded_memory, guarded_rule
 from attnsel.rules import REGISTRY, Page, Registry, Rule, add_limits, load_families, rule
 from attnsel.rules.features import DEVICES, DTYPES, WORDS
 from attnsel.selection.adaptations.search import ADAPTERS
