@@ -18,11 +18,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import gate
-import triton
-from gate_changes import changes, name_in_words
+if __name__ == "__main__":
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[1] / "tests" / name) for name in ("proof", "support")
+    ]
 
+import triton
+
+import gate
 from attnsel.backends.triton.blocks import ARCHS
+from gate_changes import changes, name_in_words
 
 TABLE = Path(__file__).parent / "results" / "triton-gate.json"
 

@@ -9,7 +9,7 @@ import multiprocessing.spawn
 from pathlib import Path
 from typing import Any
 
-_HOME = str(Path(__file__).resolve().parents[1])  # a child's sys.path is not its parent's yet
+_HOME = str(Path(__file__).resolve().parents[2])  # a child's sys.path is not its parent's yet
 _stdlib_preparation = multiprocessing.spawn.get_preparation_data
 _first: dict[str, str] = {}  # a line of code by the module that wants it run
 

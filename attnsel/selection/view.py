@@ -1,4 +1,4 @@
-"""What is read of a Selection below the room that makes it: by reports, by what is told while it runs, by ways out.
+"""What reports, debug output and the search for ways out read of a Selection, which is made above them.
 
 ``attnsel.decision.Selection`` is one. Types only: nothing is imported here when a program runs.
 """

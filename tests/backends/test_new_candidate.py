@@ -81,7 +81,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path, text in FILES.items():
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text)
-    registry = root / "attnsel" / "candidates" / "registry.py"
+    registry = root / "backends" / "registry.py"
     text, lines = re.subn(r"(?m)^(BUILT_IN = \(.*)\)$", r'\1, "direct")', registry.read_text())
     assert lines == 1
     registry.write_text(text)

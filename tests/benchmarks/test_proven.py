@@ -92,7 +92,8 @@ def test_proven_is_what_committed_results_show() -> None:
 
 
 def shown_executed(cases: list[dict[str, Any]]) -> Executed:
-    """Of a record of ``attnsel conformance --execute``: where every call of the grid is right and faultless.
+    """Of a record of ``tests/proof/conformance.py --execute``: where every call of the grid is right and
+    faultless.
 
     The kernels with descriptors are no part of it: no call takes them unless they are named.
     """

@@ -13,9 +13,10 @@ import pytest
 if None in map(importlib.util.find_spec, ("torch", "triton")):
     pytest.skip("torch or triton is not installed", allow_module_level=True)
 
-import gate
 import triton
 import triton_gate
+
+import gate
 from gate import KernelReport
 
 GOOD = KernelReport(

@@ -117,11 +117,10 @@ def outcome(case: dict[str, Any]) -> tuple[str, str]:
 
 def both_ways(case: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Any]]:
     """The results of either, and the faults of what was executed. The backward starts from one forward."""
-    from ptx_interpreter.run import Executed, executed_on
-
     from attnsel.backends.triton import run
     from attnsel.backends.triton.blocks import Tiles
     from attnsel.backends.triton.launch import make_call
+    from ptx_interpreter.run import Executed, executed_on
 
     spec, inputs = build(case)
     call = make_call(spec, inputs)

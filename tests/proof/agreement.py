@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workspaces import Workspaces
-
 from attnsel.cli.library import Heard, Outcome, Verdict, by_library, by_rules, outcome
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
+from workspaces import Workspaces
 
 if TYPE_CHECKING:
     from attnsel.backends.cudnn.ask.client import Library

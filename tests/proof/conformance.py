@@ -1,15 +1,27 @@
-"""``attnsel conformance``: what is claimed against the real thing: a compiler, libcudnn or a package."""
+#!/usr/bin/env python3
+"""What is claimed against the real thing: a compiler, libcudnn or a package.
+
+python tests/proof/conformance.py --help
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, CycloptsError, Parameter
+
+if __name__ == "__main__":
+    sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
 from attnsel.cli.flags import CudnnLib, Json
-from attnsel.cli.output import BAD_INPUT, complain
+from attnsel.cli.output import BAD_INPUT, INTERRUPTED, complain, plain_warnings, settle_width
+from attnsel.cli.suggest import in_words
 from attnsel.errors import InvalidInput
 
 _FLASH = ("flash_attn.2", "flash_attn.3", "flash_attn.4")
@@ -99,7 +111,6 @@ def conformance(
         raise InvalidInput("--backend", backend, f"allowed: triton, cudnn, {', '.join(_FLASH)}")
     try:
         import gate
-
         from attnsel.backends.triton.blocks import ARCHS
     except ImportError as error:
         complain(f"{error}; planning (attnsel explain, matrix) works without it")
@@ -159,3 +170,24 @@ def _head_dims(text: str) -> tuple[tuple[int, int], ...]:
             raise InvalidInput("--head-dim", word, "must be a number up to 576, or two as in 192x128")
         pairs.append((int(numbers[0]), int(numbers[-1])))
     return tuple(pairs)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Its exit code; never a traceback for what a user typed."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    app = App(name="conformance", help_format="markdown", suppress_keyboard_interrupt=False)
+    app.default(conformance)
+    settle_width()
+    try:
+        with plain_warnings():
+            code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except (CycloptsError, InvalidInput) as error:
+        complain(in_words(error, words, ()))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""``attnsel conformance``: what Triton's compiler makes of the kernels, and what changed."""
+"""``conformance.py``: what Triton's compiler makes of the kernels, and what changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHORT = {"forward_descriptor": "descriptor"}  # fits the column
 def conformance_compiled(
     wanted: list[Configuration], jobs: int, compare: str, loops: bool, json: bool
 ) -> int:
-    """See ``attnsel conformance``. ``compare``: a file of an earlier --json, or empty."""
+    """See ``conformance.py``. ``compare``: a file of an earlier --json, or empty."""
     import gate
     from gate_changes import changes, unknown
 
@@ -64,7 +64,7 @@ def read_kernels(path: str) -> list[dict[str, Any]]:
         AttributeError,
         RecursionError,
     ) as error:
-        words = f"must be a file that attnsel conformance --json wrote ({type(error).__name__})"
+        words = f"must be a file that conformance.py --json wrote ({type(error).__name__})"
         raise InvalidInput("--compare", path, words) from None
     return kernels
 

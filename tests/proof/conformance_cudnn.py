@@ -1,13 +1,10 @@
-"""``attnsel conformance --backend cudnn``: the rules against the real libcudnn."""
+"""``conformance.py --backend cudnn``: the rules against the real libcudnn."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from agreement import GPUS, Tally, compare, starting_points
-from disagreements import SHOWN, gpus_of, tell_disagreements, tell_outcomes
-from workspaces import Workspaces
-
 from attnsel.base.schemas import stamped
 from attnsel.cli.output import (
     BAD_INPUT,
@@ -23,12 +20,14 @@ from attnsel.cli.output import (
 from attnsel.errors import InvalidInput
 from attnsel.report import params_words
 from attnsel.verdicts.requirements import size
+from disagreements import SHOWN, gpus_of, tell_disagreements, tell_outcomes
+from workspaces import Workspaces
 
 
 def conformance_cudnn(
     arch: str, samples: int, seed: int, cudnn_lib: str | None, build: bool, json: bool
 ) -> int:
-    """See ``attnsel conformance``."""
+    """See ``conformance.py``."""
     from attnsel.backends.cudnn.ask.client import Library
     from attnsel.backends.cudnn.ask.libraries import Missing
     from sampling import samples as draw

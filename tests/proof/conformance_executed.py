@@ -1,4 +1,4 @@
-"""``attnsel conformance --execute``: the Triton kernels' PTX, executed on the CPU."""
+"""``conformance.py --execute``: the Triton kernels' PTX, executed on the CPU."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _SHOWN = 5  # faults written out per case; --json holds all of them
 
 
 def conformance_executed(archs: tuple[int, ...], case: str, quick: bool, jobs: int, json: bool) -> int:
-    """See ``attnsel conformance``."""
+    """See ``conformance.py``."""
     try:
         import triton
+
         from ptx_interpreter import cases
     except ImportError as error:
         complain(f"{error}; planning (attnsel explain, matrix) works without it")

@@ -1,4 +1,4 @@
-"""``attnsel conformance --backend flash_attn.4``: the rules against the package's own code."""
+"""``conformance.py --backend flash_attn.4``: the rules against the package's own code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agreement import Place, Tally, counts, starting_points
-from disagreements import gpus_of, tell_disagreements, tell_outcomes
-
 from attnsel.base.schemas import stamped
 from attnsel.cli.library import by_rules, outcome
 from attnsel.cli.output import (
@@ -23,6 +21,7 @@ from attnsel.environment import Environment
 from attnsel.environment.gpus import FAMILIAR
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
+from disagreements import gpus_of, tell_disagreements, tell_outcomes
 
 if TYPE_CHECKING:
     from flash_attention_ask.client import Answer, Package
@@ -51,7 +50,7 @@ class Run(NamedTuple):
 def conformance_flash(
     backend: str, source: str | None, arch: str, samples: int, seed: int, trace: bool, json: bool
 ) -> int:
-    """See ``attnsel conformance``."""
+    """See ``conformance.py``."""
     from flash_attention_ask.client import Package
     from flash_attention_ask.sample import questions
     from flash_attention_ask.source import COMPONENTS, Missing, find_source

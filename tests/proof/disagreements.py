@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agreement import RuleMismatch, Tally, upper_bound
-
 from attnsel.cli.output import print_text, wrap
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import pool
 import torch
 from torch import Tensor
 
+import pool
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import descriptors
 from attnsel.backends.triton import launch as _launch

@@ -1,4 +1,4 @@
-"""``attnsel conformance`` of compiled kernels: what is printed, the exit code; of reports made up here."""
+"""``conformance.py`` of compiled kernels: what is printed, the exit code; of reports made up here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if None in map(importlib.util.find_spec, ("torch", "triton")):
 import conformance
 import gate
 from gate import KernelReport
-
 from sass import LoopMix
 
 MIX = LoopMix(
@@ -44,7 +43,7 @@ def found(monkeypatch):
 
 def test_a_row_per_kernel(run, found):
     found(GOOD, dataclasses.replace(GOOD, kernel="forward_descriptor", specialised=True, feature="paged-256"))
-    code, out, _ = run("conformance")
+    code, out, _ = run("")
     assert code == 0
     lines = out.split("\n")
     assert max(map(len, lines)) <= 80
@@ -57,7 +56,7 @@ def test_a_row_per_kernel(run, found):
 
 def test_the_loop_in_full(run, found):
     found(GOOD)
-    _, out, _ = run("conformance --loops")
+    _, out, _ = run("--loops")
     words = " ".join(out.split())
     assert "587: 16 matrix, 1 waits, 66 mufu, 366 fp, 41 integer, 56 uniform, 16 memory" in words
     assert "8 control; 16.0 matrix per wait; other loops 940" in words
@@ -65,7 +64,7 @@ def test_the_loop_in_full(run, found):
 
 def test_what_is_serialised_fails_in_words(run, found):
     found(GOOD, SERIALISED)
-    code, out, _ = run("conformance")
+    code, out, _ = run("")
     assert code == 4
     words = " ".join(out.split())
     assert "1 of 2 compile" in words
@@ -88,15 +87,15 @@ def test_a_longer_loop_than_before_gives_exit_code_4(run, found, tmp_path, loop,
     kernel = dataclasses.replace(GOOD, loop=dataclasses.replace(MIX, instructions=loop)).as_json()
     before.write_text(json.dumps({"kernels": [kernel]}), encoding="utf-8")
     found(GOOD)
-    assert run(["conformance", "--compare", str(before), "--json"])[0] == code
-    got, out, _ = run(["conformance", "--compare", str(before)])
+    assert run(["--compare", str(before), "--json"])[0] == code
+    got, out, _ = run(["--compare", str(before)])
     assert got == code
     assert words in " ".join(out.split())
 
 
 def test_json_can_be_compared_with_later(run, found, tmp_path):
     found(GOOD, SERIALISED)
-    code, out, _ = run("conformance --json")
+    code, out, _ = run("--json")
     assert code == 4
     said = json.loads(out)
     assert "changes" not in said
@@ -105,14 +104,14 @@ def test_json_can_be_compared_with_later(run, found, tmp_path):
     assert said["kernels"][1]["faults"][1] == "ptxas: (C7515) Potential Performance Loss"
     before = tmp_path / "before.json"
     before.write_text(out, encoding="utf-8")
-    code, out, _ = run(["conformance", "--compare", str(before), "--json"])
+    code, out, _ = run(["--compare", str(before), "--json"])
     assert (code, json.loads(out)["changes"]) == (4, [])
 
 
 def test_kernels_features_and_types_are_chosen(run, monkeypatch):
     chosen = []
     monkeypatch.setattr(gate, "reports", lambda wanted, progress, jobs: chosen.extend(wanted) or [])
-    run("conformance --arch 75,90 --head-dim 64 --kernel dq,forward --feature packed --dtype fp16")
+    run("--arch 75,90 --head-dim 64 --kernel dq,forward --feature packed --dtype fp16")
     assert [(c.arch, c.kernel, c.feature, c.dtype) for c in chosen] == [
         (arch, kernel, "packed", "fp16") for arch in (75, 90) for kernel in ("dq", "forward")
     ]
@@ -134,19 +133,19 @@ def test_a_file_that_is_no_table_is_refused_before_compiling(run, monkeypatch, t
     monkeypatch.setattr(gate, "reports", lambda *_: pytest.fail("compiled"))
     before = tmp_path / "before.json"
     before.write_text(content, encoding="utf-8")
-    code, out, err = run(["conformance", "--compare", str(before)])
+    code, out, err = run(["--compare", str(before)])
     assert (code, out) == (2, "")
-    assert "must be a file that attnsel conformance --json wrote" in err
+    assert "must be a file that conformance.py --json wrote" in err
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("conformance --kernel backward", "allowed: forward, forward_descriptor, forward_persistent, dkdv"),
-        ("conformance --feature causal,nonsense", "nonsense"),
-        ("conformance --dtype fp8", "allowed: bf16, fp16, fp32"),
-        ("conformance --compare no-such-file", "must be a file that attnsel conformance --json wrote"),
-        ("conformance --compare pyproject.toml", "must be a file that attnsel conformance --json wrote"),
+        ("--kernel backward", "allowed: forward, forward_descriptor, forward_persistent, dkdv"),
+        ("--feature causal,nonsense", "nonsense"),
+        ("--dtype fp8", "allowed: bf16, fp16, fp32"),
+        ("--compare no-such-file", "must be a file that conformance.py --json wrote"),
+        ("--compare pyproject.toml", "must be a file that conformance.py --json wrote"),
     ],
 )
 def test_bad_input(run, found, line, words):

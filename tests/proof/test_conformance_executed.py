@@ -1,4 +1,4 @@
-"""``attnsel conformance --execute``: what is printed, and the exit code, of reports made up here."""
+"""``conformance.py --execute``: what is printed, and the exit code, of reports made up here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def found(monkeypatch):
 
 def test_a_row_per_case_and_a_line_per_architecture(run, found):
     found(GOOD, MISSING)
-    code, out, _ = run("conformance --execute")
+    code, out, _ = run("--execute")
     assert code == 0
     lines = out.split("\n")
     assert max(map(len, lines)) <= 80
@@ -53,14 +53,14 @@ def test_a_row_per_case_and_a_line_per_architecture(run, found):
 )
 def test_what_fails_is_told_and_gives_exit_code_4(run, found, report, words):
     found(GOOD, report)
-    code, out, _ = run("conformance --execute")
+    code, out, _ = run("--execute")
     assert code == 4
     assert words in " ".join(out.split())
 
 
 def test_json(run, found):
     found(GOOD, RACED, WRONG, MISSING)
-    code, out, _ = run("conformance --execute --json")
+    code, out, _ = run("--execute --json")
     assert code == 4
     said = json.loads(out)
     assert said["architectures"]["sm80"] == {
@@ -76,7 +76,7 @@ def test_json(run, found):
 def test_cases_are_chosen_by_words(run, monkeypatch):
     chosen = []
     monkeypatch.setattr(cases, "reports", lambda wanted, progress, jobs: chosen.extend(wanted) or [])
-    run("conformance --execute --arch 75,80 --case pages,576")
+    run("--execute --arch 75,80 --case pages,576")
     assert [(case.name, arch, dtype) for case, arch, dtype in chosen] == [
         (name, arch, dtype)
         for arch, dtype in ((75, "fp16"), (80, "bf16"))
@@ -90,7 +90,7 @@ def test_cases_are_chosen_by_words(run, monkeypatch):
 def test_quick_takes_the_representative_cases_once_and_with_few_calls(run, monkeypatch):
     chosen = []
     monkeypatch.setattr(cases, "reports", lambda wanted, progress, jobs: chosen.extend(wanted) or [])
-    run("conformance --execute --quick --arch 80")
+    run("--execute --quick --arch 80")
     assert [case.name for case, _, _ in chosen] == [
         case.name for case in cases.CASES if case.quick and (not case.archs or 80 in case.archs)
     ]
@@ -100,10 +100,10 @@ def test_quick_takes_the_representative_cases_once_and_with_few_calls(run, monke
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("conformance --execute --quick --case sinks", "part of a case's name"),
-        ("conformance --quick", "needs --execute"),
-        ("conformance --execute --case nonsense", "part of a case's name"),
-        ("conformance --case full", "--execute"),
+        ("--execute --quick --case sinks", "part of a case's name"),
+        ("--quick", "needs --execute"),
+        ("--execute --case nonsense", "part of a case's name"),
+        ("--case full", "--execute"),
     ],
 )
 def test_bad_input(run, line, words):

@@ -1,4 +1,4 @@
-"""``attnsel conformance --backend flash_attn.4``: counts, disagreements, exit codes, what is missing."""
+"""``conformance.py --backend flash_attn.4``: counts, disagreements, exit codes, what is missing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
+import fake_flash_attn_4 as fake
 from flash_attention_ask import client, source
 from flash_attention_ask.client import Answer
 
-import fake_flash_attn_4 as fake
-
-LINE = "conformance --backend flash_attn.4"
+LINE = "--backend flash_attn.4"
 
 
 class Said:
@@ -123,6 +122,6 @@ def test_a_missing_package_is_one_line_that_says_where_to_get_it(run, monkeypatc
 def test_bad_input(run, folder):
     assert run(f"{LINE} --source {folder} --samples 0")[0] == 2
     assert run(f"{LINE} --source {folder} --arch nonsense")[0] == 2
-    code, _, err = run("conformance --backend flash_attn.5")
+    code, _, err = run("--backend flash_attn.5")
     assert code == 2
     assert "flash_attn.4" in err

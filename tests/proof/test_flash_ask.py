@@ -12,13 +12,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from flash_attention_ask.client import Package
-from flash_attention_ask.sample import questions
-from flash_attention_ask.source import Missing, find_source
-
 import fake_flash_attn_4 as fake
 from attnsel import AttentionParams
 from attnsel.environment.versions import Version
+from flash_attention_ask.client import Package
+from flash_attention_ask.sample import questions
+from flash_attention_ask.source import Missing, find_source
 
 SOURCE = os.environ.get("ATTNSEL_FLASH_ATTN_4_SOURCE", "")
 real_wheel = pytest.mark.skipif(

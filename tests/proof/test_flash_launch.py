@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from flash_attention_ask.launch import CHECKS, failures
 
 # Words of ours, for what each check looks for in a release.

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from flash_attention_ask import native
-from flash_attention_ask.native import NoLibrary, build, find_source, kernel_bodies
-from flash_attention_ask.package_cpp import _custom_op
 
 import tiny_flash_attention
 from attnsel.base.child import python
+from flash_attention_ask import native
+from flash_attention_ask.native import NoLibrary, build, find_source, kernel_bodies
+from flash_attention_ask.package_cpp import _custom_op
 
 _NAMED = os.environ.get("ATTNSEL_FLASH_ATTENTION_SOURCE")
 needs_source = pytest.mark.skipif(

@@ -16,8 +16,18 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-import pool
 import triton
+
+import pool
+from aot import build, compile_launch, ptxas_log, warnings_in
+from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.triton import turing
+from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, Block, Tiles, choose
+from attnsel.backends.triton.launch import Launch, check, forward_launch, make_call
+from attnsel.backends.triton.launch_backward import Buffers, backward_launches
+from attnsel.backends.triton.launch_decode import decode_launches, make_parts
+from attnsel.backends.triton.tile import EDGES
+from attnsel.environment.gpus import ARCHITECTURES
 from gate import (
     FEATURES,
     OUTSIDE,
@@ -31,16 +41,6 @@ from gate import (
     run_gate,
 )
 from gate_changes import changes
-
-from aot import build, compile_launch, ptxas_log, warnings_in
-from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.backends.triton import turing
-from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, Block, Tiles, choose
-from attnsel.backends.triton.launch import Launch, check, forward_launch, make_call
-from attnsel.backends.triton.launch_backward import Buffers, backward_launches
-from attnsel.backends.triton.launch_decode import decode_launches, make_parts
-from attnsel.backends.triton.tile import EDGES
-from attnsel.environment.gpus import ARCHITECTURES
 from paths import ROOT
 
 TABLE = json.loads((ROOT / "benchmarks/results/triton-gate.json").read_text(encoding="utf-8"))

@@ -12,7 +12,6 @@ if None in map(importlib.util.find_spec, ("torch", "triton")):
 
 from gate import KernelReport
 from gate_changes import Change, changes, unknown
-
 from sass import LoopMix
 
 LOOP = {"instructions": 500}

@@ -27,12 +27,11 @@ from attnsel.backends.contract import Inputs, Spec
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from ptx_interpreter.run import Executed, executed_on
-
 from attnsel.backends.triton import run
 from attnsel.backends.triton.blocks import Block, Tiles
 from attnsel.backends.triton.launch import make_call
 from attnsel.backends.triton.launch_backward import head_shares, may_have_dead_rows
+from ptx_interpreter.run import Executed, executed_on
 
 torch.set_num_threads(1)
 

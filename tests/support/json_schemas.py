@@ -2,8 +2,9 @@
 
     python tests/support/json_schemas.py        # writes the documents of the present versions
 
-A document that is committed is a promise: where the shape changes, raise the version in attnsel/base/schemas.py
-first, then write the new document beside the old one, and add its digest to tests/docs/test_schemas.py.
+A document that is committed is a promise: where the shape changes, raise the version in
+attnsel/base/schemas.py first, then write the new document beside the old one, and add its digest to
+tests/docs/test_schemas.py.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import Any
 from unittest import mock
 
 if __name__ == "__main__":
-    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[1] / "proof"),
+        str(Path(__file__).resolve().parents[2]),
+    ]
+
+from pydantic import BaseModel
 
 import conformance_flash
-from agreement import RuleMismatch, Tally
-from pydantic import BaseModel
-from workspaces import WorkspaceMismatch, Workspaces
-
 import rank_files
+from agreement import RuleMismatch, Tally
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, settings
 from attnsel.base.schemas import VERSIONS, stamped
 from attnsel.cli import doctor as doctor_module
@@ -43,6 +46,7 @@ from attnsel.environment import COMPONENTS
 from attnsel.rules import REGISTRY
 from attnsel.rules.api import Removed
 from paths import ROOT
+from workspaces import WorkspaceMismatch, Workspaces
 
 FOLDER = ROOT / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from ptx_interpreter.faults import Fault, Faults
 from ptx_interpreter.global_memory import GlobalMemory
 from ptx_interpreter.machine import Machine

@@ -99,7 +99,7 @@ class Places:
         inside = _inside(path, _SITE)
         if inside.startswith("torch/"):
             return _TORCH, inside.removeprefix("torch/"), "torch"
-        if _inside(path, (_HERE,)).startswith(("watching/", "cli/", "__main__.py")):
+        if _inside(path, (_HERE,)).startswith(("diagnose/watching/", "cli/", "__main__.py")):
             return _SKIPPED, "", "attnsel"
         if _inside(path, (_HERE, _CHECKOUT_RULES, _CHECKOUT_BACKENDS)):
             return _LIBRARY, f"attnsel/{_inside(path, (_HERE,)) or os.path.basename(path)}", "attnsel"
@@ -145,6 +145,6 @@ def _site_folders() -> tuple[str, ...]:
 
 _SITE = _site_folders()
 _STANDARD = tuple(os.path.realpath(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib"))
-_HERE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # attnsel/
 _CHECKOUT_RULES = os.path.join(os.path.dirname(_HERE), "rules")
 _CHECKOUT_BACKENDS = os.path.join(os.path.dirname(_HERE), "backends")

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from attnsel import Environment, environment
+from attnsel import Environment
+from attnsel.environment import machine
 from attnsel.environment.installed import (
     built_for,
     cute_owner,
@@ -151,12 +152,12 @@ def test_a_version_that_is_none_is_passed_over(site):
 def test_this_machine_is_described_by_them(site):
     put(site, "flash-attn", "2.8.3", flash_attn(error="no"))
     put(site, "flash-attn-3", "3.0.0")
-    environment._detect.cache_clear()
+    machine._detect.cache_clear()
     try:
         env = Environment.detect("cpu")
         assert (env.flash_attn, env.flash_attn_3) == (Version(2, 8, 3), None)
     finally:
-        environment._detect.cache_clear()
+        machine._detect.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,8 @@ def beside_broken_ones(tmp_path_factory: pytest.TempPathFactory, installed: Path
     for number, (planning, _) in enumerate(BROKEN.values()):
         by_hand(site, f"acme{number}", planning)
     code = (
-        "import attnsel; from attnsel.rules import REGISTRY; from attnsel.backends.registry import CANDIDATES\n"
+        "import attnsel; from attnsel.rules import REGISTRY\n"
+        "from attnsel.backends.registry import CANDIDATES\n"
         "env = attnsel.Environment.describe('cpu')\n"
         "for s in (64, 65):\n"
         "    p = attnsel.AttentionParams(dtype='fp32', max_seqlen_q=s)\n"

@@ -154,7 +154,6 @@ FILLED_LATER = {
     "attnsel.backends.sdpa.masks._last": "an entry for each device",
     "attnsel.backends.triton.interpret._twins": "an entry for each kernel of ours",
     "attnsel.backends.triton.interpret._library": "an entry for each function of triton.language",
-    "ptx_interpreter.forms._FORMS": "an entry for each instruction that is executed",
     "attnsel.base.spawned._first": "an entry for each shim",
     "attnsel.dispatchers.te.filters.FILTERS": "an entry for each filter, declared on import",
     "attnsel.dispatchers.te.query.CLAUSES": "an entry for each clause, declared on import",

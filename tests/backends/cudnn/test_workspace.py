@@ -8,7 +8,6 @@ import os
 from typing import Any
 
 import pytest
-from workspaces import ALLOWED, ALLOWED_SHARE
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.cudnn.build import workspace_bounded
@@ -17,6 +16,7 @@ from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, adds_in_order, workspace
 from attnsel.rules import REGISTRY
 from paths import ROOT
+from workspaces import ALLOWED, ALLOWED_SHARE
 
 RECORD = json.loads((ROOT / "benchmarks/results/cudnn-workspaces.json").read_text())
 GIB = 1 << 30

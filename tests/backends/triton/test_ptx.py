@@ -14,9 +14,8 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from gate import Configuration, launch_of
-
 import ptx
+from gate import Configuration, launch_of
 
 CALLS = [(kernel, "all") for kernel in ("forward", "rows", "dkdv", "dq", "dbias")]
 CALLS += [(kernel, "causal") for kernel in ("forward", "rows", "dkdv", "dq")]  # no bias, no dbias pass

@@ -20,11 +20,12 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
+import attnsel.backends
 from attnsel.errors import UnsupportedArgument
 from flash_attention_ask.standins import StandIn
 
-_BACKENDS = Path(__file__).resolve().parents[2]
-_ASK = Path(__file__).resolve().parent
+_BACKENDS = Path(attnsel.backends.__file__).resolve().parent
+_CALLS = Path(__file__).resolve().with_name("calls.py")
 _NO_GPU = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 _NO_GPU_WORDS = ("not compiled with CUDA", "libcuda", "driver library", "meta tensor", "FakeTensor")
 _OWN_MISTAKES = (UnboundLocalError, NameError)  # of a package on one of its paths: no stand-in causes them
@@ -91,7 +92,7 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 def _of_attnsel(name: str) -> bool:
     path = Path(name)
-    return path.is_relative_to(_BACKENDS) and (path.parent != _ASK or path.name == "calls.py")
+    return path.is_relative_to(_BACKENDS) or path == _CALLS
 
 
 def _is_torch(frame: traceback.FrameSummary) -> bool:

@@ -14,8 +14,9 @@ from attnsel.base.child import Child, Unready, python
 from attnsel.params import AttentionParams
 from flash_attention_ask.source import Missing, Source
 
-_WORKER = """
+_WORKER = f"""
 import json, sys
+sys.path.append({str(Path(__file__).resolve().parents[1])!r})
 from flash_attention_ask.worker import main
 main(json.loads(sys.argv[1]))
 """

@@ -12,13 +12,12 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from ptx_interpreter import cases
-from ptx_interpreter.blame import Blamed, blame
-from ptx_interpreter.run import execute
-
 from attnsel.backends.triton import descriptors, run
 from attnsel.backends.triton.launch import Launch, make_call
 from paths import ROOT
+from ptx_interpreter import cases
+from ptx_interpreter.blame import Blamed, blame
+from ptx_interpreter.run import execute
 
 Change = Callable[[str], str]
 

@@ -11,10 +11,9 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+from attnsel.backends.triton import descriptors
 from ptx_interpreter import cases
 from ptx_interpreter.cases import Case, CaseReport, report_on
-
-from attnsel.backends.triton import descriptors
 
 pytestmark = pytest.mark.skipif(not descriptors.tried(), reason="the kernel is not for this Triton")
 

@@ -1,4 +1,4 @@
-"""The grid that ``attnsel conformance --execute`` runs: which features, lengths and tensors it has."""
+"""The grid that ``conformance.py --execute`` runs: which features, lengths and tensors it has."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+from attnsel.backends.contract import Result
+from attnsel.backends.triton.launch import check
 from ptx_interpreter.cases import CASES, DTYPES, Call, wanted_cases
 from ptx_interpreter.grid import PAIRS, SWEEP, WIDE_SWEEP, Case
 from ptx_interpreter.tensors import empty_is_nan, in_pages, make, upstream
-
-from attnsel.backends.contract import Result
-from attnsel.backends.triton.launch import check
 
 FEATURES = (
     "window", "bottom-right", "softcap", "alibi", "bias", "mask", "dropout", "sinks", "lengths", "packed",

@@ -13,12 +13,11 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+from attention_cases import CASES, assert_errs_little_more, build, carried_out, expected
+from attnsel.backends.triton import run
 from ptx_interpreter import cases
 from ptx_interpreter.cases import CaseReport, report_on, wanted_cases
 from ptx_interpreter.run import Executed, executed_on
-
-from attention_cases import CASES, assert_errs_little_more, build, carried_out, expected
-from attnsel.backends.triton import run
 
 SMALL = {"d": 64, "e": 64, "b": 1, "h": 2, "g": 1}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_interpreter.faults import Fault
 
+from ptx_interpreter.faults import Fault
 from ptx_programs import LOAD, execute
 
 SHAPES = [(8, "f16"), (16, "f16"), (8, "bf16"), (16, "bf16")]

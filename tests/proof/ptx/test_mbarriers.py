@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_interpreter.faults import Fault
 
+from ptx_interpreter.faults import Fault
 from ptx_programs import LOAD, STORE, execute
 
 WORDS = np.arange(1536, dtype=np.uint32).reshape(384, 4)

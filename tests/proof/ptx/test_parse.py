@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from ptx_interpreter.faults import Unsupported
 from ptx_interpreter.parse import Address, Immediate, Register, Vector, parse
 from ptx_interpreter.translate import translate, unsupported
-
 from ptx_programs import text_of
 
 

@@ -14,7 +14,6 @@ from ptx_interpreter.cases import wanted_cases
 from ptx_interpreter.parse import Kernel, parse
 from ptx_interpreter.planted import KINDS, Fault, Recorded, Verdict, drawn, faults_of, judged, recorded
 from ptx_interpreter.survivors import explained
-
 from ptx_programs import text_of
 
 CP = "cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 16 ], 0x10"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from ptx_interpreter.faults import Fault, Unsupported
 
+from ptx_interpreter.faults import Fault, Unsupported
 from ptx_programs import execute
 
 THREADS, SHARED = 64, 16384

@@ -2,7 +2,7 @@
 
 PTX text is parsed (``parse.py``), its basic blocks become numpy source (``translate.py``, with one file per
 family of instructions under ``operations/``), and ``machine.py`` runs all threads of many blocks together.
-``run.py`` executes a ``Launch`` on CPU tensors, ``cases.py`` has the calls that ``attnsel conformance
+``run.py`` executes a ``Launch`` on CPU tensors, ``cases.py`` has the calls that ``conformance.py
 --execute`` holds against float64, ``blame.py`` finds the first instruction at which an edited kernel goes
 wrong. Section numbers are those of the PTX ISA 8.7.
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pool
 import torch
 from torch import Tensor
 
+import pool
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.tiled.backward import backward as exact_backward
 from attnsel.backends.tiled.forward import forward as exact_forward

@@ -137,10 +137,7 @@ class Mbarriers:
                 continue
             barrier.used = True
             asked = phase[lanes]
-            if parity:
-                over = (asked & 1) != barrier.phase & 1
-            else:
-                over = asked < barrier.phase
+            over = (asked & 1) != (barrier.phase & 1) if parity else asked < barrier.phase
             done[lanes] = over
             if over.any():
                 self.order.learn(np.unique(self.order.row[lanes[over]]), barrier.ended)

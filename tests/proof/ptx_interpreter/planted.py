@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import pool
 import torch
 from torch import Tensor
 
+import pool
 from attnsel.backends.triton.launch import Launch
 from ptx_interpreter.cases import DTYPES, Call, Wanted
 from ptx_interpreter.parse import WIDTH, Kernel, parse

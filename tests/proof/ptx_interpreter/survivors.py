@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import attnsel.backends
 from ptx_interpreter.parse import BARRIER, BRANCH, RETURN, BasicBlock, Instruction, Kernel
 from ptx_interpreter.planted import Verdict
 
@@ -206,6 +207,7 @@ def _first_of(kernel: Kernel, line: int, patterns: tuple[re.Pattern[str], ...]) 
 
 
 NO_LINE = "several lines"
+_KERNELS = Path(attnsel.backends.__file__).parent / "triton"
 
 
 # -- read by hand -------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def ours(source: str) -> str:
     """The text of the innermost line of ours that a statement was compiled from; NO_LINE if of several."""
     for place in source.split(" in "):
         name, _, number = place.partition(":")
-        file = Path(__file__).parents[1] / name
+        file = _KERNELS / name
         if file.exists() and number != "0":
             return linecache.getline(str(file), int(number)).strip()
     return NO_LINE
