@@ -21,8 +21,8 @@ class InvalidInput(ValueError):
 
 
 class NoBackendError(RuntimeError):
-    """No candidate can run this. The message is the whole report; ``selection`` (an ``attnsel.Selection``) holds
-    it as data."""
+    """No candidate can run this. The message is the whole report; ``selection``, an ``attnsel.Selection``,
+    holds it as data."""
 
     def __init__(self, message: str, selection: Any) -> None:
         self.selection = selection

@@ -423,7 +423,7 @@ def _both_modes(static: dict[str, Any], dropout: float) -> dict[bool, Config]:
     }
 
 
-# ---- what the module is built from, and what it is not able to do yet: held to its kind ---------------------
+# ---- what the module is built from, and what it is not able to do yet: held to its kind --------------------
 
 
 def _check_choices(qkv_format: str, attention_type: str, softmax_type: str, attention_dropout: float) -> None:

@@ -4,8 +4,8 @@
                                                 [--samples 625] [--seed 0] [--trace] [--results FILE]
 
 Each folder is one release (``tests/proof/conformance.py --help``, "--source"); each question goes to all
-eight architectures, so that 625 are 5,000. ``--trace`` builds FlashAttention 4's kernels, where its compiler is
-installed: seconds for each question instead of milliseconds.
+eight architectures, so that 625 are 5,000. ``--trace`` builds FlashAttention 4's kernels, where its compiler
+is installed: seconds for each question instead of milliseconds.
 
 Adds to benchmarks/results/flash-attn-conformance.json: one entry per candidate, release and depth ("checks",
 "built"), with counts, bounds at 95 % and the disagreements, those alike counted, with one example. Exit code

@@ -7,10 +7,10 @@
 A part is a case of ``tests/proof/conformance.py --execute`` on an architecture, which has one of ``--every``
 cases, the next architecture others. Its calls are executed once, then each kernel of it gets ``--each``
 faults, one at a time, of as many kinds as it has places for (``tests/proof/ptx_interpreter/planted.py``). A
-fault is found by *numbers* where any bit of a result or buffer differs from the kernel as it is, by *memory* where the executor
-reports something; *outside the bound* are those whose results err more than ``--execute`` allows. What
-nothing finds is *equivalent*, with a reason, or a *hole* (``survivors.py``). A run that is cut short goes on
-where it stopped: parts that are done are kept beside the file, under its name and ``.parts``.
+fault is found by *numbers* where any bit of a result or buffer differs from the kernel as it is, by *memory*
+where the executor reports something; *outside the bound* are those whose results err more than ``--execute``
+allows. What nothing finds is *equivalent*, with a reason, or a *hole* (``survivors.py``). A run that is cut
+short goes on where it stopped: parts that are done are kept beside the file, under its name and ``.parts``.
 
 Exit code: 0, or 1 where less than 97 % of those that are not equivalent are found.
 """

@@ -1,8 +1,8 @@
 """The GPU catalogue: what is known about a card that is not in the machine, by any of its names.
 
-The rows and their sources are in ``attnsel/environment/gpu_catalogue.py``. Shared memory per block is a property of the
-architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"). First toolkits
-are from CUDA's release notes, first cuDNN releases from cuDNN's support matrices.
+The rows and their sources are in ``attnsel/environment/gpu_catalogue.py``. Shared memory per block is a
+property of the architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+First toolkits are from CUDA's release notes, first cuDNN releases from cuDNN's support matrices.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ class Environment(FrozenModel):
 
         ``gpu`` is a name from the catalogue, an architecture ("sm90", "gfx942"), or ``"cpu"``, ``"rocm"``,
         ``"mps"`` or ``"xpu"``. Versions go by the names in :data:`COMPONENTS`; what is left out is taken from
-        the wheel of PyTorch that fits all of what was given and the GPU (attnsel/environment/releases.py), and marked as
-        assumed. None means not installed.
+        the wheel of PyTorch that fits all of what was given and the GPU (attnsel/environment/releases.py),
+        and marked as assumed. None means not installed.
 
         Raises InvalidInput for an unknown GPU, component or version.
         """

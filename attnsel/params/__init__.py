@@ -13,10 +13,10 @@ from attnsel.params.attention import (
 )
 
 __all__ = [
+    "ITEMSIZE",
     "AttentionParams",
     "DType",
     "Fp8Meta",
-    "ITEMSIZE",
     "MaskType",
     "TensorSpec",
     "Tensors",

@@ -2,8 +2,8 @@
 
 A question that differs from another in fields that a rule does not read gets the same answer from it, so
 the rule need not be asked again. Every name counts, also of functions that a body calls; whatever cannot be
-followed counts as reading everything. tests/attnsel/selection/test_adaptations.py holds it against asking every
-rule.
+followed counts as reading everything. tests/attnsel/selection/test_adaptations.py holds it against asking
+every rule.
 """
 
 from __future__ import annotations

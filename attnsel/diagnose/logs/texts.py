@@ -1,8 +1,9 @@
 """Messages whose cause is known in a sentence: a shorter way to declare them.
 
-``Message`` (attnsel/diagnose/logs/message.py) leaves the cause to attnsel's rules. Most libraries say something that
-is its own cause, or one that depends on what stands around it: a wheel, a flag, a fall-back. ``text`` is for
-those. Words of the sentence may come from the message: ``{head_dim_qk}`` is the group of that name.
+``Message`` (attnsel/diagnose/logs/message.py) leaves the cause to attnsel's rules. Most libraries say
+something that is its own cause, or one that depends on what stands around it: a wheel, a flag, a fall-back.
+``text`` is for those. Words of the sentence may come from the message: ``{head_dim_qk}`` is the group of that
+name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Exact changes of a call, one function each: what it turns the question into, and what it costs.
 
 Each is pure: parameters and a target in, the changed parameters and the cost out; None where the change
-would not be exact, or would change nothing. ``runtime/adaptations.py`` carries the same changes out on tensors,
-under the same names. Costs count the memory that a change makes while the forward runs (copies, and what a
-wider output takes beyond the one that is asked for) and the operations that the kernel then does more.
+would not be exact, or would change nothing. ``runtime/adaptations.py`` carries the same changes out on
+tensors, under the same names. Costs count the memory that a change makes while the forward runs (copies, and
+what a wider output takes beyond the one that is asked for) and the operations that the kernel then does more.
 
 Letters as in ``backends/contract.py``: b, h, g heads, s_q, s_kv, d head_dim_qk, e head_dim_v.
 """
