@@ -199,7 +199,7 @@ def _plan(
             if value is not None:
                 raise InvalidInput(flag, value, "says nothing without a --cp-size above 1")
         return None
-    from attnsel.context_parallel.plan import plan
+    from attnsel.context_parallel.plan import plan  # for --cp-size alone
 
     return plan(
         selection.params,

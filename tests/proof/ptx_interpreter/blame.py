@@ -140,7 +140,7 @@ class _Trace:
             tuple(self._watched(block, function) for function in functions)
             for block, functions in zip(single.kernel.blocks, single.blocks, strict=True)
         ]
-        return Program(single.kernel, blocks, single.constants)  # type: ignore[arg-type]
+        return Program(single.kernel, blocks, single.constants)
 
     def _watched(self, block: BasicBlock, function: Block) -> Block:
         i = block.body[0] if block.body else block.end

@@ -213,7 +213,7 @@ class _Parser:
             at = stop + 1
 
     def _declare(self, statement: str) -> None:
-        kind, names = re.fullmatch(r"\.reg \.(\w+) (.*)", statement).groups()  # type: ignore[union-attr]
+        kind, names = re.fullmatch(r"\.reg \.(\w+) (.*)", statement).groups()
         if kind not in WIDTH:
             self.unknown.append(f".reg .{kind}")
         for name in names.replace(" ", "").split(","):

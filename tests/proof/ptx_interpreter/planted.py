@@ -337,7 +337,7 @@ def _witness(fault: Fault) -> str | None:
         a, b = next((x, y) for x, y in pairs if x != y)
         return f"{begin}setp.ne.b32 %seen, {a}, {b}; @%seen {_EXECUTED} }}"
     if fault.kind == "compare flipped":
-        op, operands = re.search(r"(setp\.\S+)\s+([^;]*)", code).groups()  # type: ignore[union-attr]
+        op, operands = re.search(r"(setp\.\S+)\s+([^;]*)", code).groups()
         if _OPPOSITE[op.split(".")[1]] in ("eq", "ne"):
             return _EXECUTED
         _, a, b, *_ = operands.split(", ")
@@ -346,7 +346,7 @@ def _witness(fault: Fault) -> str | None:
         if code.startswith("@") and not fault.after.startswith("@"):
             guard = code[1:].split(None, 1)[0]
             return f"@{guard[1:] if guard.startswith('!') else '!' + guard} {_EXECUTED}"
-        size, given = re.search(r"\],\s*(0x\w+|\d+),\s*(%\w+)", code).groups()  # type: ignore[union-attr]
+        size, given = re.search(r"\],\s*(0x\w+|\d+),\s*(%\w+)", code).groups()
         return f"{begin}setp.lt.u32 %seen, {given}, {size}; @%seen {_EXECUTED} }}"
     return None
 
@@ -358,10 +358,10 @@ def _twice(fault: Fault) -> str | None:
     forms = [vector.fullmatch(code.strip()) for code in (fault.before, fault.after)]
     if None in forms:
         return None
-    made, count = [], len(forms[0][2].split(","))  # type: ignore[index]
+    made, count = [], len(forms[0][2].split(","))
     for number, form in enumerate(forms):
         own = ", ".join(f"%twice{number}_{k}" for k in range(count))
-        made.append(f".reg .b32 {own}; {form[1]}{{{own}}}{form[3]}")  # type: ignore[index]
+        made.append(f".reg .b32 {own}; {form[1]}{{{own}}}{form[3]}")
     compared = (f"setp.ne.b32 %seen, %twice0_{k}, %twice1_{k}; @%seen {_EXECUTED}" for k in range(count))
     return f"{{ .reg .pred %seen; {' '.join((*made, *compared))} }}"
 
