@@ -38,8 +38,8 @@ FLOORS = [
     ("__main__",),
 ]
 FLOOR_OF = {room: floor for floor, row in enumerate(FLOORS) for room in row}
-# Rooms and parts of rooms that run attention, which takes torch; and parts of theirs that plan or tell, and do
-# without, like everything else.
+# Rooms and parts of rooms that run attention, which takes torch. Everything else does without, and so do the
+# parts of theirs that plan or tell.
 RUNNING = (
     "backends",
     "runtime",
@@ -63,8 +63,8 @@ PLANNING_PARTS = (
     "runtime.replay_file",
 )
 HEAVY = {"torch", "triton", "cudnn", "transformers"}
-# These modules import some of ours late, each with its reason beside it: doors that are seldom used, need torch
-# or take long to load.
+# These modules import some of ours late, with the reason beside it: doors that are seldom used, need torch or
+# take long to load.
 LATE = (
     "backends.triton.run",
     "cli",

@@ -89,7 +89,7 @@ LINES = {
         "explain --gpu T4 --dtype fp16 --as transformers --switch attn_implementation=flash_attention_2",
     ],
     "log": [
-        f"explain --from-log {ROOT}/tests/attnsel/logs/cases/{line}"
+        f"explain --from-log {ROOT}/tests/attnsel/diagnose/logs/cases/{line}"
         for line in (
             "NVIDIA-TransformerEngine-1821.txt",
             "NVIDIA-TransformerEngine-1821.txt --gpu B200 --fp8-recipe mxfp8",
