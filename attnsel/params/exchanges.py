@@ -1,7 +1,7 @@
 """How ranks may exchange what they hold, a line each. No torch.
 
 Whoever plans, judges or runs an exchange reads its record and asks for no name. One that moves data in a way
-of its own needs that in ``passes.py``; what limits it is in ``rules/context_parallel.py``.
+of its own needs that in ``context_parallel/passes.py``; what limits it is in ``rules/context_parallel.py``.
 """
 
 from __future__ import annotations

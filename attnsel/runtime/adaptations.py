@@ -1,9 +1,9 @@
 """Adaptations on tensors: into the changed call, and back with the output and the gradients.
 
-A selected candidate lists its adaptations (``transforms.py`` proves each exact); here each is a
-:class:`Step`. ``adapted`` puts the steps around the kernel of the changed question, whichever kernel that is:
-autograd flows through ``into`` and ``out``, which are plain PyTorch operations; where autograd does not
-record (inside an operator), ``dout`` and ``grads`` are their transposes, written out.
+A selected candidate lists its adaptations (``selection/adaptations/transforms.py`` proves each exact); here
+each is a :class:`Step`. ``adapted`` puts the steps around the kernel of the changed question, whichever
+kernel that is: autograd flows through ``into`` and ``out``, which are plain PyTorch operations; where
+autograd does not record (inside an operator), ``dout`` and ``grads`` are their transposes, written out.
 
 A mask is folded by the kernel that takes one, so ``fold_mask`` has no step. Nothing here reads a tensor on
 the host.

@@ -31,7 +31,7 @@ class RankLayout(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """Rows of queries and keys of a kernel call, and its kind (see geometry.py)."""
+    """Rows of queries and keys of a kernel call, and its kind (see step_geometry.py)."""
 
     seqlen_q: int
     seqlen_kv: int

@@ -3,11 +3,12 @@
 ============  ==========================================================
 module        is
 ============  ==========================================================
-``record``    what a file holds
-``leave``     the way of a call leaves one (``ATTNSEL_REPLAY_DIR``)
 ``build``     the tensors again, with the same strides and offsets
 ``plain``     attention by its definition in float64, in torch alone
 ``run``       the call again, beside ``plain``: ``attnsel replay``
 ``script``    the same as a program for an upstream issue
 ============  ==========================================================
+
+What a file holds: ``attnsel/runtime/replay_file.py``. The way of a call leaves one (``ATTNSEL_REPLAY_DIR``):
+``attnsel/runtime/leave_replay.py``.
 """

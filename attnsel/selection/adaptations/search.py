@@ -1,7 +1,8 @@
 """Which exact changes of a call let a candidate run it, and what they weigh against the attention itself.
 
 The engine asks the rules again about the changed question, so an adaptation never vouches for a candidate:
-the rules do. ``transforms.py`` holds each change with its proof; ``apply.py`` carries them out.
+the rules do. ``transforms.py`` holds each change with its proof; ``attnsel/runtime/adaptations.py`` carries
+them out.
 """
 
 from __future__ import annotations
