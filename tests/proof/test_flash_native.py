@@ -25,6 +25,7 @@ needs_source = pytest.mark.skipif(
     _NAMED is None, reason="ATTNSEL_FLASH_ATTENTION_SOURCE names no checkout of flash-attention"
 )
 
+_TOOLS = f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"  # a child sees attnsel alone
 # Asks lines of JSON: an expression in the package's functions, with ``t`` for a tensor of device meta.
 ASK = """
 import json, sys, torch
@@ -57,7 +58,7 @@ for arch, sm_count, question in questions:
 
 def ask(folder: Path, generation: int, *questions: tuple[int, int, str]) -> list[dict[str, Any]]:
     """What the package in ``folder`` says to each (architecture, SMs, expression), in its own process."""
-    command = python(ASK, str(folder), str(generation), json.dumps(questions))
+    command = python(_TOOLS + ASK, str(folder), str(generation), json.dumps(questions))
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
