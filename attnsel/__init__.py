@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from attnsel._version import __version__
+from attnsel.decision import Selection, select
 from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput, NoBackendError, UnsupportedArgument
-from attnsel.layout import Layout, detect_layout
 from attnsel.params import AttentionParams, Tensors, TensorSpec
+from attnsel.params.layout import Layout, detect_layout
 from attnsel.policy import Policy
-from attnsel.selection.evidence import Evidence
-from attnsel.selection.select import Selection, select
-from attnsel.selection.verdict import Candidate
 from attnsel.settings import Settings, configure, override
+from attnsel.verdicts.evidence import Evidence
+from attnsel.verdicts.verdict import Candidate
 
 if _TYPE_CHECKING:
+    from attnsel.diagnose.watching.session import watch as watch
     from attnsel.f_sdpa.function import scaled_dot_product_attention as scaled_dot_product_attention
     from attnsel.functional import attention as attention
     from attnsel.module import DotProductAttention as DotProductAttention
@@ -31,7 +32,6 @@ if _TYPE_CHECKING:
     from attnsel.runtime.dispatch import clear_cache as clear_cache
     from attnsel.runtime.trivial_mask import assume_all_visible as assume_all_visible
     from attnsel.runtime.trivial_mask import trivial_mask as trivial_mask
-    from attnsel.watching.session import watch as watch
 
 # What needs torch is imported when it is asked for: planning works where torch is not installed.
 _NEEDS_TORCH = {
@@ -42,7 +42,7 @@ _NEEDS_TORCH = {
     "scaled_dot_product_attention": "attnsel.f_sdpa.function",
     "trivial_mask": "attnsel.runtime.trivial_mask",
     "assume_all_visible": "attnsel.runtime.trivial_mask",
-    "watch": "attnsel.watching.session",
+    "watch": "attnsel.diagnose.watching.session",
 }
 
 __all__ = [

@@ -12,18 +12,18 @@ import warnings
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from attnsel._lock import ForkSafeLock
-from attnsel._schemas import stamped
 from attnsel._version import __version__
-from attnsel.candidates import CANDIDATES
-from attnsel.copy_advice import COPIES, advice
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.lock import ForkSafeLock
+from attnsel.base.schemas import stamped
 from attnsel.errors import Caller, caller, printable, short
 from attnsel.report import one_line
-from attnsel.selection.requirements import size
+from attnsel.report.copy_advice import COPIES, advice
 from attnsel.settings import Settings
+from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
+    from attnsel.selection.view import SelectionView
 
 logger = logging.getLogger("attnsel")
 
@@ -60,7 +60,7 @@ _announced: set[Any] = set()
 _MOST_REMEMBERED = 4096  # selections; far above what one program meets
 
 
-def announce(selection: Selection, settings: Settings, label: str = "") -> None:
+def announce(selection: SelectionView, settings: Settings, label: str = "") -> None:
     """Say what was selected, if these settings ask for it and it was not said before."""
     if selection.backend is not None and selection[selection.backend].adaptations:
         _warn_copies(selection, settings, label)
@@ -106,7 +106,7 @@ def _is_news(key: Any, settings: Settings) -> bool:
     return True
 
 
-def _warn_copies(selection: Selection, settings: Settings, label: str) -> None:
+def _warn_copies(selection: SelectionView, settings: Settings, label: str) -> None:
     """One warning per module and kind of copy, whatever the sizes: with the line that would avoid it."""
     p, name = selection.params, selection.backend
     assert name is not None
@@ -132,7 +132,7 @@ def _warn(text: str, category: type[Warning]) -> None:
     warnings.warn(text, category, stacklevel=caller().stacklevel)
 
 
-def is_slow_path(selection: Selection) -> bool:
+def is_slow_path(selection: SelectionView) -> bool:
     """A GPU call that lands on a last resort."""
     name = selection.backend
     return (
@@ -187,7 +187,7 @@ def process_record() -> dict[str, Any]:
     }
 
 
-def _text(selection: Selection, settings: Settings, label: str) -> str:
+def _text(selection: SelectionView, settings: Settings, label: str) -> str:
     if settings.debug_format == "json":
         record = {"event": "selection", "label": label, **process_record(), **selection.as_dict()}
         return json.dumps(stamped("debug", record))

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from attnsel.meanings import suggestion
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-    from attnsel.selection.select import Selection
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 
 class InvalidInput(ValueError):
@@ -23,44 +16,15 @@ class InvalidInput(ValueError):
         self.allowed = allowed
         super().__init__(printable(f"{field} = {short(value)}: {allowed}"))
 
-    @classmethod
-    def from_pydantic(cls, error: ValidationError, known: Iterable[str] = ()) -> InvalidInput:
-        """The first problem of a pydantic error in our words; the rest is counted, not dropped.
-
-        ``known``: the fields there are, of which an unknown one may mean another.
-        """
-        problems = error.errors(include_url=False)
-        first = problems[0]
-        cause = first.get("ctx", {}).get("error")
-        field = ".".join(str(part) for part in first["loc"])
-        if isinstance(cause, cls):  # of a model inside this one, or of the whole
-            return cls(f"{field}.{cause.field}", cause.value, cause.allowed) if field else cause
-        field = field or "input"
-        allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        value = first["input"]
-        if first["type"] == "missing" and len(first["loc"]) > 1:
-            field, allowed = str(first["loc"][0]), "must hold more values"
-        elif first["type"] == "missing":
-            value, allowed = None, "must be given"
-        if first["type"] == "extra_forbidden":
-            meant = suggestion(str(first["loc"][0]), known) if len(first["loc"]) == 1 else ""
-            allowed = "there is no such field" + (f": {meant}" if meant else "")
-        if first["msg"].startswith("Input should be "):
-            allowed = f"must be {allowed}"
-        invalid = cls(field, value, allowed)
-        if len(problems) > 1:
-            others = ", ".join(sorted({".".join(str(part) for part in p["loc"]) for p in problems[1:]}))
-            invalid.args = (f"{invalid.args[0]} (also wrong: {short(others, str)})",)
-        return invalid
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.field, self.value, self.allowed)
 
 
 class NoBackendError(RuntimeError):
-    """No candidate can run this. The message is the whole report; ``selection`` holds it as data."""
+    """No candidate can run this. The message is the whole report; ``selection``, an ``attnsel.Selection``,
+    holds it as data."""
 
-    def __init__(self, message: str, selection: Selection) -> None:
+    def __init__(self, message: str, selection: Any) -> None:
         self.selection = selection
         super().__init__(message)
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from attnsel.meanings import arguments_of, unknown_argument
+from attnsel.base.suggestions import arguments_of, unknown_argument
 from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, window_pair
 from attnsel.runtime.dispatch import attend
 from attnsel.runtime.fused_qkv import missing, unpack

@@ -11,27 +11,35 @@ import torch
 from torch import Tensor, nn
 
 from attnsel import context_parallel
-from attnsel._module_checks import (
-    check_choices,
-    check_heads,
-    check_labels,
-    check_names,
-    head_dims,
-    refuse_not_yet,
-)
-from attnsel._scalars import flag, text
-from attnsel.context_parallel.exchanges import exchange_named
+from attnsel.base.scalars import flag, number, text
+from attnsel.base.suggestions import arguments_of, unknown_argument
+from attnsel.decision import Selection
 from attnsel.environment import Environment
-from attnsel.meanings import arguments_of, unknown_argument
+from attnsel.errors import InvalidInput, UnsupportedArgument, short
+from attnsel.params import AttentionParams
+from attnsel.params.checks import MOST
+from attnsel.params.exchanges import exchange_named
+from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
 from attnsel.runtime.dispatch import attend, explain
 from attnsel.runtime.fused_qkv import missing, unpack
 from attnsel.runtime.sizes import packed_starts
-from attnsel.selection.select import Selection
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.group import ContextParallel
+
+# Arguments of TransformerEngine's that attnsel does not act on yet, and the value that asks for nothing.
+_NOT_YET: dict[str, Any] = {
+    "inference_params": None,
+    "fp8_output": False,
+    "bf16_backward": False,
+    "num_splits": 1,
+    "score_mod": None,
+    "score_mod_bprop": None,
+    "score_mod_tensors": None,
+    "score_mod_bprop_tensors": None,
+}
 
 
 class DotProductAttention(nn.Module):
@@ -97,10 +105,10 @@ class DotProductAttention(nn.Module):
             raise unknown_argument("DotProductAttention", next(iter(unknown)), known)
         super().__init__()
         groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
-        check_heads(num_attention_heads, groups, tp_size)
-        check_choices(qkv_format, attention_type, softmax_type, attention_dropout)
-        check_labels(name, layer_number, get_rng_state_tracker)
-        channels = head_dims(kv_channels)
+        _check_heads(num_attention_heads, groups, tp_size)
+        _check_choices(qkv_format, attention_type, softmax_type, attention_dropout)
+        _check_labels(name, layer_number, get_rng_state_tracker)
+        channels = _head_dims(kv_channels)
         self.num_attention_heads = num_attention_heads // tp_size
         self.num_gqa_groups = groups // tp_size
         self.head_dim_qk, self.head_dim_v = channels
@@ -131,7 +139,7 @@ class DotProductAttention(nn.Module):
             "head_dim_v": self.head_dim_v,
             "label": name or ("" if layer_number is None else f"layer {layer_number}"),
         }
-        check_names(self._static)
+        _check_names(self._static)
         self._configs = _both_modes(self._static, attention_dropout)
         self._learnable = softmax_type == "learnable"  # reading a parameter costs more than this flag
         if self._learnable:
@@ -206,7 +214,7 @@ class DotProductAttention(nn.Module):
         """
         try:
             if not_yet:
-                refuse_not_yet(not_yet, DotProductAttention.forward, DotProductAttention.__init__)
+                _refuse_not_yet(not_yet, DotProductAttention.forward, DotProductAttention.__init__)
             if fast_zero_fill is not True:
                 flag("fast_zero_fill", fast_zero_fill)
             if checkpoint_core_attention is not False:
@@ -290,7 +298,7 @@ class DotProductAttention(nn.Module):
         """
         method = DotProductAttention.forward
         extra = {name: named.pop(name) for name in named.keys() - arguments_of(method)}
-        refuse_not_yet(extra, method, DotProductAttention.__init__)
+        _refuse_not_yet(extra, method, DotProductAttention.__init__)
         bound = signature(method).bind(self, *arguments, **named)
         bound.apply_defaults()
         given = bound.arguments
@@ -413,3 +421,68 @@ def _both_modes(static: dict[str, Any], dropout: float) -> dict[bool, Config]:
         True: config(**static, attention_dropout=dropout, is_training=True),
         False: config(**static, attention_dropout=0.0, is_training=False),
     }
+
+
+# ---- what the module is built from, and what it is not able to do yet: held to its kind --------------------
+
+
+def _check_choices(qkv_format: str, attention_type: str, softmax_type: str, attention_dropout: float) -> None:
+    """Raises InvalidInput."""
+    if text("qkv_format", qkv_format) not in ("sbhd", "bshd", "thd"):
+        raise InvalidInput("qkv_format", qkv_format, "must be one of sbhd, bshd, thd")
+    if text("attention_type", attention_type) not in ("self", "cross"):
+        raise InvalidInput("attention_type", attention_type, "must be self or cross")
+    if text("softmax_type", softmax_type) not in ("vanilla", "off-by-one", "learnable"):
+        raise InvalidInput("softmax_type", softmax_type, "must be one of vanilla, off-by-one, learnable")
+    if not 0.0 <= number("attention_dropout", attention_dropout) < 1.0:
+        raise InvalidInput("attention_dropout", attention_dropout, "must be at least 0 and below 1")
+
+
+def _check_labels(name: Any, layer_number: Any, get_rng_state_tracker: Any) -> None:
+    """Raises InvalidInput."""
+    if name is not None and not isinstance(name, str):
+        raise InvalidInput("name", name, "must be a text")
+    if layer_number is not None and not isinstance(layer_number, int):
+        raise InvalidInput("layer_number", layer_number, "must be an int")
+    if get_rng_state_tracker is not None and not callable(get_rng_state_tracker):
+        raise InvalidInput("get_rng_state_tracker", get_rng_state_tracker, "must be callable")
+
+
+def _head_dims(kv_channels: Any) -> tuple[int, int]:
+    """(head_dim_qk, head_dim_v) of one number for both or a pair. Raises InvalidInput."""
+    channels = kv_channels if isinstance(kv_channels, tuple) else (kv_channels, kv_channels)
+    if len(channels) != 2 or any(not isinstance(n, int) or not 0 < n <= MOST for n in channels):
+        raise InvalidInput("kv_channels", kv_channels, "must be a positive int or a pair of them")
+    return channels
+
+
+def _check_heads(heads: int, groups: int, tp_size: int) -> None:
+    if not isinstance(heads, int) or not 0 < heads <= MOST:
+        raise InvalidInput("num_attention_heads", heads, f"must be a positive int, at most {MOST}")
+    if not isinstance(groups, int) or groups <= 0 or heads % groups:
+        raise InvalidInput("num_gqa_groups", groups, f"must be a positive divisor of {heads}")
+    if not isinstance(tp_size, int) or tp_size <= 0 or heads % tp_size or groups % tp_size:
+        raise InvalidInput("tp_size", tp_size, f"must divide {heads} heads and {groups} groups")
+
+
+def _check_names(static: dict[str, Any]) -> None:
+    """What no later argument can put right, said before the first call. Raises InvalidInput."""
+    window = static["window_size"]
+    if window is not None and min(window) < -1:
+        raise InvalidInput("window_size", window, "must have bounds of at least -1")
+    AttentionParams(attn_mask_type=static["attn_mask_type"], softcap=static["softcap"])
+    Policy(**{name: static[name] for name in ("backend", "adapt") if static[name] is not None})
+
+
+def _refuse_not_yet(given: dict[str, Any], method: Callable[..., Any], init: Callable[..., Any]) -> None:
+    """Raise for arguments that ask for something attnsel does not do, or that ``method`` does not have.
+
+    ``init``: what takes the arguments of the module itself.
+    """
+    for name, value in given.items():
+        if name not in _NOT_YET:
+            known, built = arguments_of(method), arguments_of(init)
+            raise unknown_argument("DotProductAttention", name, known, "DotProductAttention(...)", built)
+        default = _NOT_YET[name]
+        if value is not default and not (type(value) is type(default) and value == default):
+            raise UnsupportedArgument(f"{name} = {short(value)}: not supported yet; allowed: {default!r}")

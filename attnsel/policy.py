@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, WrapValidator
 
-from attnsel._model import FrozenModel
-from attnsel._params_checks import LARGEST
-from attnsel.candidates import CANDIDATES, complete
+from attnsel.backends.registry import CANDIDATES, complete
+from attnsel.base.model import FrozenModel
+from attnsel.base.suggestions import candidate_suggestion
 from attnsel.errors import short
-from attnsel.meanings import candidate_suggestion
+from attnsel.params.checks import LARGEST
 
 
 def _read_names(value: Any) -> Any:

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from attnsel._lock import ForkSafeLock
-from attnsel._model import FrozenModel
+from attnsel.base.lock import ForkSafeLock
+from attnsel.base.model import FrozenModel
+from attnsel.base.suggestions import MEANT, near, suggestion
 from attnsel.errors import InvalidInput, caller, printable
-from attnsel.meanings import MEANT, near, suggestion
 from attnsel.policy import Policy
 
 VARIABLES: dict[str, str] = {

@@ -29,7 +29,7 @@ from attnsel.context_parallel import estimate as cost
 from attnsel.context_parallel.estimate import Machine
 from attnsel.context_parallel.plan import plan
 from attnsel.context_parallel.schedule import StepCall
-from attnsel.context_parallel.step import RankLayout
+from attnsel.selection.steps import RankLayout
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)

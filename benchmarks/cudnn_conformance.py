@@ -22,9 +22,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[1] / "tests" / name) for name in ("proof", "support")
+    ]
+
+from agreement import GPUS, Tally, compare, starting_points
 from attnsel.backends.cudnn.ask.client import Library
-from attnsel.backends.sampling import FP8_SHARE, samples
-from attnsel.cli.agreement import GPUS, Tally, compare, starting_points
+from sampling import FP8_SHARE, samples
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cudnn-conformance.json"
 

@@ -3,9 +3,9 @@
     python benchmarks/flash_attn_conformance.py flash_attn.2=CHECKOUT... flash_attn.4=UNPACKED_WHEEL...
                                                 [--samples 625] [--seed 0] [--trace] [--results FILE]
 
-Each folder is one release (``attnsel conformance --help``, "--source"); each question goes to all eight
-architectures, so that 625 are 5,000. ``--trace`` builds FlashAttention 4's kernels, where its compiler is
-installed: seconds for each question instead of milliseconds.
+Each folder is one release (``tests/proof/conformance.py --help``, "--source"); each question goes to all
+eight architectures, so that 625 are 5,000. ``--trace`` builds FlashAttention 4's kernels, where its compiler
+is installed: seconds for each question instead of milliseconds.
 
 Adds to benchmarks/results/flash-attn-conformance.json: one entry per candidate, release and depth ("checks",
 "built"), with counts, bounds at 95 % and the disagreements, those alike counted, with one example. Exit code
@@ -21,13 +21,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+CONFORMANCE = Path(__file__).resolve().parents[1] / "tests" / "proof" / "conformance.py"
 RESULTS = Path(__file__).resolve().parent / "results" / "flash-attn-conformance.json"
 _SAME = ("backend", "version", "depth")
 
 
 def measure(backend: str, source: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One release's entry. Raises SystemExit with what the command said, where it could not be asked."""
-    command = [sys.executable, "-m", "attnsel", "conformance", "--json", "--backend", backend]
+    command = [sys.executable, str(CONFORMANCE), "--json", "--backend", backend]
     command += ["--source", source, "--samples", str(arguments.samples), "--seed", str(arguments.seed)]
     done = subprocess.run(
         command + ["--trace"] * arguments.trace, stdout=subprocess.PIPE, text=True, check=False

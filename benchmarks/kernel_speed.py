@@ -36,7 +36,7 @@ except ModuleNotFoundError:
     sys.exit("benchmarks/kernel_speed.py needs torch: pip install 'attnsel[torch]'")
 
 from attnsel import Environment, Policy, select
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.runtime.kernels import CannotPrepare, Kernel, kernel_of
 
 BASELINE = "sdpa.flash"

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 from measure import ROOT, Row, pairs, quiet, record, row, show, steps, write
 
 from attnsel import AttentionParams, Environment
+from attnsel.decision import NO_EVIDENCE, _select, select
+from attnsel.params.recipes import DelayedScaling
 from attnsel.policy import Policy
-from attnsel.recipes import DelayedScaling
 from attnsel.selection.evaluate import fold
-from attnsel.selection.select import NO_EVIDENCE, _select, select
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler announces itself otherwise
 try:

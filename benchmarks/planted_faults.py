@@ -4,13 +4,13 @@
     python benchmarks/planted_faults.py --arch 80 --case window,packed --every 1 --each 20 --seed 1
     python benchmarks/planted_faults.py --jobs 2 --json benchmarks/results/triton-planted-faults.json
 
-A part is a case of ``attnsel conformance --execute`` on an architecture, which has one of ``--every`` cases,
-the next architecture others. Its calls are executed once, then each kernel of it gets ``--each`` faults, one
-at a time, of as many kinds as it has places for (``backends/triton/ptx/planted.py``). A fault is found by
-*numbers* where any bit of a result or buffer differs from the kernel as it is, by *memory* where the executor
-reports something; *outside the bound* are those whose results err more than ``--execute`` allows. What
-nothing finds is *equivalent*, with a reason, or a *hole* (``survivors.py``). A run that is cut short goes on
-where it stopped: parts that are done are kept beside the file, under its name and ``.parts``.
+A part is a case of ``tests/proof/conformance.py --execute`` on an architecture, which has one of ``--every``
+cases, the next architecture others. Its calls are executed once, then each kernel of it gets ``--each``
+faults, one at a time, of as many kinds as it has places for (``tests/proof/ptx_interpreter/planted.py``). A
+fault is found by *numbers* where any bit of a result or buffer differs from the kernel as it is, by *memory*
+where the executor reports something; *outside the bound* are those whose results err more than ``--execute``
+allows. What nothing finds is *equivalent*, with a reason, or a *hole* (``survivors.py``). A run that is cut
+short goes on where it stopped: parts that are done are kept beside the file, under its name and ``.parts``.
 
 Exit code: 0, or 1 where less than 97 % of those that are not equivalent are found.
 """
@@ -27,13 +27,18 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[1] / "tests" / name) for name in ("proof", "support")
+    ]
+
 import triton
 
-from attnsel.backends.triton import pool
-from attnsel.backends.triton.ptx.cases import Wanted, wanted_cases
-from attnsel.backends.triton.ptx.planted import Part, Verdict, examined
-from attnsel.backends.triton.ptx.survivors import explained, ours, read
+import pool
 from attnsel.cli.output import bar
+from ptx_interpreter.cases import Wanted, wanted_cases
+from ptx_interpreter.planted import Part, Verdict, examined
+from ptx_interpreter.survivors import explained, ours, read
 
 ARCHS = (75, 80, 90, 120)
 WANTED = 0.97

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from attnsel.candidates.record import Proven
+from attnsel.verdicts.record import Proven
 
 WHOLE = ["tests/gpu"]
 HEAD_DIM = 64  # of the grid of features

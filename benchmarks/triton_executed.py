@@ -1,4 +1,4 @@
-"""What each release of Triton makes of attnsel's kernels, executed: ``attnsel conformance --execute``.
+"""What each release of Triton makes of attnsel's kernels, executed: ``tests/proof/conformance.py --execute``.
 
     python benchmarks/triton_executed.py 3.6.0 3.7.1 --json benchmarks/results/triton-executed-versions.json
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from triton_versions import RELEASES, merge, unpacked
 
+CONFORMANCE = Path(__file__).resolve().parents[1] / "tests" / "proof" / "conformance.py"
 ARCHS = "75,80"
 DROPPED = ("compiling", "seconds")  # times are those of one machine
 
@@ -27,7 +28,7 @@ def execute_with(release: str, archs: str, jobs: int) -> dict[str, Any]:
 
     Raises RuntimeError with its last words where it ends without an answer, or where another Triton answers.
     """
-    command = [sys.executable, "-m", "attnsel", "conformance", "--execute", "--arch", archs, "--json"]
+    command = [sys.executable, str(CONFORMANCE), "--execute", "--arch", archs, "--json"]
     with unpacked(release) as environment:
         done = subprocess.run(
             [*command, "--jobs", str(jobs)], env=environment, stdout=subprocess.PIPE, check=False, text=True

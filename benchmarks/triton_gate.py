@@ -18,11 +18,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[1] / "tests" / name) for name in ("proof", "support")
+    ]
+
 import triton
 
-from attnsel.backends.triton import gate
+import gate
 from attnsel.backends.triton.blocks import ARCHS
-from attnsel.backends.triton.gate_changes import changes, name_in_words
+from gate_changes import changes, name_in_words
 
 TABLE = Path(__file__).parent / "results" / "triton-gate.json"
 

@@ -20,6 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[1] / "tests" / name) for name in ("proof", "support")
+    ]
+
 RELEASES = ("3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0")
 ROOT = Path(__file__).parents[1]
 WANTED = (
@@ -33,7 +38,7 @@ FIELDS = ("registers", "spills", "shared_memory", "matrix_instructions")
 
 def compile_here(jobs: int) -> dict[str, Any]:
     """With the Triton that imports here: what it made, by kernel, architecture, head dims and feature."""
-    from attnsel.backends.triton import gate
+    import gate
     from attnsel.backends.triton.blocks import ARCHS
 
     wanted = [

@@ -28,7 +28,7 @@ try:
     from torch.nn import functional as F
 
     import attnsel
-    from attnsel.candidates import CANDIDATES
+    from attnsel.backends.registry import CANDIDATES
     from attnsel.report import one_line
 except ModuleNotFoundError as missing:
     raise SystemExit(f"this example needs {missing.name}: pip install -e '.[examples]'") from None

@@ -27,10 +27,9 @@ Everything a rule says (``attnsel rule CODE``) comes from its decorator and docs
 import difflib
 import importlib
 
-from attnsel.candidates import CANDIDATES, complete
+from attnsel.backends.registry import CANDIDATES, complete
 from attnsel.rules.api import (
     REGISTRY,
-    Page,
     PolicyRule,
     Preference,
     Registry,
@@ -43,6 +42,7 @@ from attnsel.rules.api import (
 )
 from attnsel.rules.capabilities import add_limits
 from attnsel.rules.hint import Hint
+from attnsel.verdicts.verdict import Page
 
 __all__ = [
     "REGISTRY",

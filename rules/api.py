@@ -38,42 +38,22 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from attnsel.candidates import CANDIDATES, CandidateRecord, Selector
+from attnsel.backends.registry import CANDIDATES, Selector
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Environment
+from attnsel.environment.versions import Version, Versions
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
-from attnsel.selection.requirements import NEWER, AtLeast, FreeText, Requirement
-from attnsel.selection.verdict import EVIDENCE, RankKey, Unknown, Violation
-from attnsel.versions import Version, Versions
+from attnsel.verdicts.record import CandidateRecord
+from attnsel.verdicts.requirements import NEWER, AtLeast, FreeText, Requirement
+from attnsel.verdicts.verdict import EVIDENCE, Page, RankKey, Unknown, Violation
 
 Finding = Violation | Unknown
 Body = Callable[["AttentionParams", "Environment"], "Finding | bool | None"]
 Example = Mapping[str, Any]
 Fields = str | tuple[str, ...]
-Status = Literal["active", "preview", "deprecated"]
 
 OF_ENVIRONMENT = frozenset({"arch", "device", "platform", "torch_flash", *COMPONENTS})
 """What of an environment a requirement may be about; every other field is the question's."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Page:
-    """What is said about a rule of any kind: its code, its text and what it rests on."""
-
-    code: str
-    name: str
-    title: str
-    text: str
-    source: str
-    evidence: str
-    module: str
-    when_text: str = ""
-    status: Status = "active"
-    replaced_by: str = ""
-
-    @property
-    def family(self) -> str:
-        return self.code.rstrip("0123456789")
 
 
 class Limit(NamedTuple):
@@ -363,7 +343,7 @@ def preference(code: str, *, short: str, evidence: str) -> Callable[[Any], Any]:
     ``short``: why a candidate that loses here stands below the other, in a few words.
 
     The value must not be lower for a candidate that is unknown or adapted than for the same one that is
-    neither: the choice stops looking when nothing can be better (attnsel/selection/select.py).
+    neither: the choice stops looking when nothing can be better (attnsel/decision.py).
     """
 
     def register(fn: Callable[[RankKey, int | None, Policy], int]) -> Any:

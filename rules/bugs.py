@@ -7,13 +7,13 @@ the library touch both; there a folded mask is what cuDNN calls a bias.
 
 from __future__ import annotations
 
-from attnsel.candidates import running
+from attnsel.backends.registry import running
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn, cudnn_frontend, flash_attn_4, torch
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.rules.api import limit, rule
-from attnsel.selection.requirements import AtLeast, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn, cudnn_frontend, flash_attn_4, torch
+from attnsel.verdicts.requirements import AtLeast, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Violation
 
 CUDNN_KERNELS = running("cudnn")
 HOPPER = frozenset({90})

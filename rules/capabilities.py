@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnsel.candidates.capabilities import DEVICES, DTYPES, not_taken
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import REGISTRY, Example, Registry, rule
-from attnsel.selection.requirements import OneOf
-from attnsel.selection.verdict import Violation
+from attnsel.rules.features import DEVICES, DTYPES, not_taken
+from attnsel.verdicts.requirements import OneOf
+from attnsel.verdicts.verdict import Violation
 
 if TYPE_CHECKING:
-    from attnsel.candidates import CandidateRecord
+    from attnsel.verdicts.record import CandidateRecord
 
 
 def add_limits(record: CandidateRecord, registry: Registry = REGISTRY) -> None:

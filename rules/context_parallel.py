@@ -12,14 +12,14 @@ a2a+p2p     a2a within a node, p2p between nodes
 
 from __future__ import annotations
 
-from attnsel.candidates import every, where
-from attnsel.context_parallel.exchanges import exchanges
+from attnsel.backends.registry import every, where
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
+from attnsel.params.exchanges import exchanges
 from attnsel.rules.api import limit, rules_about
-from attnsel.selection.requirements import EqualTo, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Violation
 
 WITHOUT_OFFSETS = where(lambda record: not record.offsets)  # take no offset of a chunk
 WITHOUT_LSE = where(lambda record: not record.gives_lse)

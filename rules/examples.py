@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from attnsel.environment import COMPONENTS, Device, Environment
-from attnsel.gpus import ARCHITECTURES
+from attnsel.environment.gpus import ARCHITECTURES
+from attnsel.environment.versions import Version, Versions
 from attnsel.params import AttentionParams
 from attnsel.rules.api import Example, Rule
 from attnsel.rules.hint import Hint
-from attnsel.versions import Version, Versions
 
 _COMMON_FIRST = (90, 80, 100, 75, 89, 86, 120, 103, 121, 70, 87, 110)
 

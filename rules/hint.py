@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Versions
 from attnsel.params import AttentionParams
-from attnsel.rules.api import REGISTRY, Example, Page, gate_text, page_fields
-from attnsel.selection.verdict import EVIDENCE
-from attnsel.versions import Versions
+from attnsel.rules.api import REGISTRY, Example, gate_text, page_fields
+from attnsel.verdicts.verdict import EVIDENCE, Page
 
 _SAME: Mapping[str, Any] = MappingProxyType({})
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams, MaskType
 from attnsel.rules.hint import Advice, hint
-from attnsel.versions import cudnn
 
 _MANY_HEADS = 256  # DeepSeek-V3 has 128, Falcon-180B 232
 _MASK_STEP = 8  # elements; mem_eff_alignment in PyTorch's attention.cpp

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from attnsel.candidates.record import Memory
 from attnsel.policy import Policy
 from attnsel.rules.api import policy_rule
-from attnsel.selection.requirements import AtLeastBytes, FreeText, OneOf, size
-from attnsel.selection.verdict import Violation
+from attnsel.verdicts.record import Memory
+from attnsel.verdicts.requirements import AtLeastBytes, FreeText, OneOf, size
+from attnsel.verdicts.verdict import Violation
 
 
 @policy_rule("POLICY001", fires_on=("triton", {"backend": "cudnn"}))
@@ -103,7 +103,7 @@ def refused_when_it_ran(name: str, policy: Policy) -> Violation | None:
     Fix: read the kernel's own words beside the code; attnsel.clear_cache() forgets what was remembered.
     Source: this process.
     """
-    return None  # recorded refusals come from the evidence, see attnsel.selection.evidence
+    return None  # recorded refusals come from the evidence, see attnsel.verdicts.evidence
 
 
 @policy_rule("RUNTIME002", evidence="runtime", fires_on=("triton", {}))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from attnsel.candidates import CANDIDATES, CandidateRecord
+from attnsel.backends.registry import CANDIDATES
 from attnsel.policy import Policy
 from attnsel.rules.api import preference
-from attnsel.selection.verdict import RankKey
+from attnsel.verdicts.record import CandidateRecord
+from attnsel.verdicts.verdict import RankKey
 
 
 @preference("PREF001", short="after it in your order", evidence="policy")
@@ -66,7 +67,8 @@ def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
 
     Why: the fastest family is up to 1.7 times as fast as the next; copies and padding that add half of the
     attention's own work leave little of that, and take memory besides. Among last resorts PREF006 decides.
-    Source: FlashAttention-3 paper, figures for H100 (see PREF005); attnsel/adaptations/search.py, "overhead".
+    Source: FlashAttention-3 paper, figures for H100 (see PREF005);
+    attnsel/selection/adaptations/search.py, "overhead".
     """
     return int(c.overhead > _HALF and not CANDIDATES[c.name].last_resort)
 
@@ -111,7 +113,8 @@ def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
     without lengths then computes the padded rows as well, half of the work of a batch that is half padding
     being for nothing. Where a batch is nearly full the faster family may win: measure, and give your order.
     Among last resorts PREF006 decides.
-    Source: attnsel/adaptations/transforms.py, "zero_padding", "unpack" and "fold_mask", for what is copied.
+    Source: attnsel/selection/adaptations/transforms.py, "zero_padding", "unpack" and "fold_mask", for
+    what is copied.
     """
     return int(c.copies_padding and not CANDIDATES[c.name].last_resort)
 
@@ -179,7 +182,7 @@ def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Of two that are as fast, the one that adapts with less work goes first
 
     Why: a copy costs memory and time on every call: none is made for a kernel that is no better.
-    Source: attnsel/adaptations/search.py, "overhead": bytes moved and operations added, against the
+    Source: attnsel/selection/adaptations/search.py, "overhead": bytes moved and operations added, against the
     attention's own.
     """
     return c.overhead

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from attnsel.candidates.registry import CANDIDATES
-from attnsel.rules.api import REGISTRY, Page
+from attnsel.backends.registry import CANDIDATES
+from attnsel.rules.api import REGISTRY
+from attnsel.verdicts.verdict import Page
 
 
 class Range(NamedTuple):

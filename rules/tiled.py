@@ -5,8 +5,8 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
-from attnsel.selection.requirements import FreeText, OneOf
-from attnsel.selection.verdict import Violation
+from attnsel.verdicts.requirements import FreeText, OneOf
+from attnsel.verdicts.verdict import Violation
 
 
 @rule("TILED001", "tiled", evidence="measured", fires_on={"dtype": "fp8_e4m3"})

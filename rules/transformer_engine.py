@@ -7,11 +7,11 @@ rules (rules/bugs.py), whoever calls it.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.te_releases import OLDEST_INSTALLED, bundled_frontend
+from attnsel.environment.versions import Version, cudnn, transformer_engine
 from attnsel.params import AttentionParams
 from attnsel.rules.api import REGISTRY, Rule
 from attnsel.rules.hint import Advice, hint
-from attnsel.te_releases import OLDEST_INSTALLED, bundled_frontend
-from attnsel.versions import Version, cudnn, transformer_engine
 
 _SM120 = frozenset({120})
 
@@ -29,7 +29,7 @@ def own_frontend(p: AttentionParams, env: Environment) -> Advice | None:
     where it was built. The Python package nvidia-cudnn-frontend, which attnsel calls, changes nothing there.
     Fix: read rules about the frontend with --cudnn-frontend at the version that TransformerEngine has.
     Source: 3rdparty/cudnn-frontend at the tags v1.0 to v2.17.1; NVIDIA/TransformerEngine#3169;
-    attnsel/te_releases.py.
+    attnsel/environment/te_releases.py.
     """
     version = env.transformer_engine
     assert version is not None

@@ -7,11 +7,11 @@ the Triton wheels of PyPI: registers and spills by cuobjdump, shared memory by t
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version, triton
 from attnsel.params import AttentionParams
 from attnsel.rules.api import INTERPRETED, rules_about
-from attnsel.selection.requirements import AtLeast, AtMost, FreeText, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import Version, triton
+from attnsel.verdicts.requirements import AtLeast, AtMost, FreeText, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("triton")
 

@@ -93,9 +93,12 @@ def test_readme_is_a_landing_page():
     assert len(README.splitlines()) <= 150
 
 
+SHARED = ("support", "proof", "fuzz", "net")
+
+
 def test_no_folder_on_pytests_path_hides_the_package(pytestconfig):
     folders = [ROOT / folder for folder in pytestconfig.getini("pythonpath")]
-    assert folders == [*(ROOT / "tests" / name for name in ("support", "fuzz", "net")), ROOT / "docs"]
+    assert folders == [*(ROOT / "tests" / each for each in SHARED), ROOT / "docs"]
     assert not [folder for folder in folders if (folder / "attnsel").exists()]
 
 

@@ -7,15 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cyclopts import (
-    App,
-    CycloptsError,
-    MissingArgumentError,
-    RepeatArgumentError,
-    UnknownCommandError,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, CycloptsError
 
 from attnsel._version import __version__
 from attnsel.cli.output import (
@@ -31,7 +23,7 @@ from attnsel.cli.output import (
     settle_width,
 )
 from attnsel.cli.program import WITH_VALUE, own_words
-from attnsel.errors import InvalidInput, short
+from attnsel.errors import InvalidInput
 
 COMMANDS = {
     "explain": ("attnsel.cli.explain:explain", "which kernel runs, why the others cannot, how to get them"),
@@ -43,10 +35,6 @@ COMMANDS = {
     "rules": ("attnsel.cli.rules:rules", "everything that is known, one entry per rule"),
     "rule": ("attnsel.cli.rules:rule", "the page of one rule: why, since when, how sure, examples"),
     "gpus": ("attnsel.cli.gpus:gpus", "the GPUs that --gpu knows"),
-    "conformance": (
-        "attnsel.cli.conformance:conformance",
-        "Triton kernels against the compiler, cuDNN rules against libcudnn, with no GPU",
-    ),
     "prove": (
         "attnsel.cli.prove:prove",
         "the GPU tests and the kernel benchmark on this card, into one file",
@@ -79,25 +67,10 @@ def _call(words: list[str]) -> Any:
     return build_app(words)(words, exit_on_error=False, print_error=False, result_action="return_value")
 
 
-def _in_words(error: CycloptsError, words: list[str]) -> str:
-    """A mistake in the words themselves, in one sentence."""
-    from attnsel.cli.flags import FLAGS, SHORTHANDS, blame
-    from attnsel.cli.suggest import known_flags, repeated, unknown_command, unknown_flag
+def _in_words(error: CycloptsError | InvalidInput, words: list[str]) -> str:
+    from attnsel.cli.suggest import in_words  # every flag there is: for a mistake alone
 
-    command = words[0] if words and words[0] in COMMANDS else ""
-    if isinstance(error.__cause__, InvalidInput):  # of a converter
-        return blame(error.__cause__)
-    if isinstance(error, UnknownCommandError) and error.unused_tokens:
-        return unknown_command(error.unused_tokens[0], list(COMMANDS))
-    if isinstance(error, UnknownOptionError):
-        return unknown_flag(error, command, known_flags(error))
-    if isinstance(error, RepeatArgumentError):
-        return repeated(error, words, (*SHORTHANDS, *FLAGS))
-    if isinstance(error, MissingArgumentError) and words and words[-1].startswith("--"):
-        return f"{short(words[-1], str)} needs a value behind it"
-    if isinstance(error, UnusedCliTokensError):
-        return f"unexpected: {short(' '.join(error.unused_tokens or ()), str)}; flags begin with --"
-    return str(error)
+    return in_words(error, words, list(COMMANDS))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,12 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code if isinstance(code, int) else FOUND
-    except CycloptsError as error:
+    except (CycloptsError, InvalidInput) as error:
         complain(_in_words(error, words))
-    except InvalidInput as error:
-        from attnsel.cli.flags import blame
-
-        complain(blame(error))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

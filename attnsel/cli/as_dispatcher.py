@@ -8,12 +8,12 @@ from typing import Annotated, NamedTuple
 from cyclopts import Parameter
 
 from attnsel.cli.flags import OTHER
+from attnsel.decision import Selection, select
 from attnsel.dispatchers import DISPATCHERS, held_by, switches_of
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
-from attnsel.selection.select import Selection, select
 
 As = Annotated[
     str | None,

@@ -6,12 +6,15 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+from attnsel.backends.cudnn.ask.client import Library
+from attnsel.backends.cudnn.ask.device import device_json
+from attnsel.backends.cudnn.ask.libraries import Missing
 from attnsel.cli.library import Asked, Verdict, by_library, by_rules, outcome
 from attnsel.cli.output import unwound
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.selection.requirements import size
-from attnsel.versions import Version
+from attnsel.verdicts.requirements import size
 
 _OLDEST = Version(9, 8)
 _SAID = {
@@ -112,10 +115,6 @@ class Comparison:
 
 def ask(p: AttentionParams, env: Environment, cudnn_lib: str | None) -> Comparison | NotAsked:
     """Ask about ``p`` on the GPU of ``env``. The rules are judged at the versions that answer."""
-    from attnsel.backends.cudnn.ask.client import Library
-    from attnsel.backends.cudnn.ask.device import device_json
-    from attnsel.backends.cudnn.ask.libraries import Missing
-
     device = env.device
     if device.type != "cuda" or device.arch is None:
         return NotAsked("gpu", f"the question is about {device.name or device.type}; name a GPU with --gpu")

@@ -7,12 +7,13 @@ from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
+from attnsel.base.model import invalid_input
 from attnsel.cli.flags import ALIASES, plain_type
 from attnsel.cli.numbers import read_count
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.recipes import KINDS
+from attnsel.params.recipes import KINDS
 
 MACHINE = ("gpu", *COMPONENTS)
 _NUMBER = "([0-9]{1,20}(?:k|K|Ki|M|Mi)?)"  # int() refuses texts of thousands of digits
@@ -112,5 +113,5 @@ def _checked(flag: str, field: str, label: str, value: Any) -> Any:
     try:
         return TypeAdapter(checked).validate_python(value)
     except ValidationError as error:
-        allowed = InvalidInput.from_pydantic(error).allowed
+        allowed = invalid_input(error).allowed
         raise InvalidInput(flag, f"{field}={label}", allowed) from None

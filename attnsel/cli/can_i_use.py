@@ -9,14 +9,21 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.can_i_use.cells import ANSWERS, Cell, Span, cells
-from attnsel.can_i_use.data import as_dict
-from attnsel.can_i_use.feature import Feature
-from attnsel.can_i_use.features import FEATURES, find
-from attnsel.can_i_use.markdown import markdown_lines
-from attnsel.can_i_use.releases import GPUS, Stated
-from attnsel.can_i_use.tables import by_gpu, components_line, legend, overview_lines, table_lines
-from attnsel.can_i_use.words import (
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.suggestions import candidate_suggestion
+from attnsel.cli.flags import FLAG_OF, OUTPUT, THE_MACHINE, Json, Markdown, one_form
+from attnsel.cli.output import FOUND, NO_BACKEND, bar, print_json, print_text, text_width, wrap
+from attnsel.environment import describe_device
+from attnsel.environment.versions import Version
+from attnsel.errors import InvalidInput
+from attnsel.pages.can_i_use.cells import ANSWERS, Cell, Span, cells
+from attnsel.pages.can_i_use.data import as_dict
+from attnsel.pages.can_i_use.feature import Feature
+from attnsel.pages.can_i_use.features import FEATURES, find
+from attnsel.pages.can_i_use.markdown import markdown_lines
+from attnsel.pages.can_i_use.releases import GPUS, Stated
+from attnsel.pages.can_i_use.tables import by_gpu, components_line, legend, overview_lines, table_lines
+from attnsel.pages.can_i_use.words import (
     LOOKS,
     Part,
     avoided,
@@ -30,16 +37,9 @@ from attnsel.can_i_use.words import (
     sentence,
     span_mark,
 )
-from attnsel.candidates import CANDIDATES
-from attnsel.cli.examples import folded_command
-from attnsel.cli.flags import FLAG_OF, OUTPUT, THE_MACHINE, Json, Markdown, one_form
-from attnsel.cli.output import FOUND, NO_BACKEND, bar, print_json, print_text, text_width, wrap
-from attnsel.environment import describe_device
-from attnsel.errors import InvalidInput
-from attnsel.meanings import candidate_suggestion
+from attnsel.pages.commands import folded_command
 from attnsel.plugins import load_plugins
 from attnsel.rules import REGISTRY
-from attnsel.versions import Version
 
 _DEFAULT_GPU = "sm90"
 _STATED = ("torch", "triton", "cudnn", "cudnn_frontend", "cuda", "flash_attn", "flash_attn_3", "flash_attn_4")

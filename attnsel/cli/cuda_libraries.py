@@ -12,7 +12,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 
 from attnsel.cli.probe import CudaLibraries, redact, run_script
-from attnsel.installed import distribution
+from attnsel.environment.installed import distribution
 
 # cuDNN 9's pieces that its graph API loads by name, and the one that loads them.
 PIECES = (

@@ -7,9 +7,9 @@ import platform
 import warnings
 from typing import Any
 
-from attnsel._schemas import stamped
 from attnsel._version import __version__
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.schemas import stamped
 from attnsel.cli.cuda_findings import find_cuda
 from attnsel.cli.findings import Finding, PlainCall, find, settings_in_force, variables
 from attnsel.cli.flags import Json
@@ -18,15 +18,15 @@ from attnsel.cli.flash_probe import examine
 from attnsel.cli.flash_users import uses
 from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, print_json, print_text, wrap
 from attnsel.cli.probe import Probe, ProbedMachine, redact
-from attnsel.installed import FLASH_ATTN
+from attnsel.decision import select
+from attnsel.environment.installed import FLASH_ATTN
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
 from attnsel.report import environment_words
 from attnsel.rules import REGISTRY
-from attnsel.selection.requirements import size
-from attnsel.selection.select import select
-from attnsel.selection.verdict import Candidate
 from attnsel.settings import VariableWarning
+from attnsel.verdicts.requirements import size
+from attnsel.verdicts.verdict import Candidate
 
 _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")

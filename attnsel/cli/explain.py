@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from cyclopts import Parameter
 
 from attnsel.cli.as_dispatcher import As, SwitchFlag, asked_of
-from attnsel.cli.flags import OUTPUT, THE_MACHINE, CudnnLib, Json, Markdown, one_form
-from attnsel.cli.logs import FromLog, explain_log
+from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib, Json, Markdown, one_form
 from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_json, print_text, text_width
 from attnsel.cli.question import Question, asks
+from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
 from attnsel.report.dispatched import render_dispatched_short
 from attnsel.report.markdown import fenced, render_markdown
 from attnsel.report.short import render_short
 from attnsel.rules import REGISTRY
-from attnsel.selection.select import Selection
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.plan import Plan
@@ -34,6 +34,18 @@ _NOT_OF_A_LOG = (
     "as",
     "switch",
 )
+
+
+FromLog = Annotated[
+    Path | None,
+    Parameter(
+        name="--from-log",
+        group=THE_CALL,
+        allow_leading_hyphen=True,
+        help="a log or an error to explain: what TransformerEngine, PyTorch, flash-attn, vLLM and others say "
+        "of attention; - reads standard input; flags state what it does not, and win over it",
+    ),
+]
 
 
 class Reported(Protocol):
@@ -113,6 +125,8 @@ def explain(
         for name, value in zip(_NOT_OF_A_LOG, given, strict=True):
             if value:
                 raise InvalidInput(f"--{name}", None, "says nothing with --from-log")
+        from attnsel.cli.logs import explain_log  # whose patterns take longest of all to load
+
         return explain_log(from_log, question, markdown=markdown, json=json)
     for name in ("sources",) if sources and (short or json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
@@ -123,7 +137,7 @@ def explain(
         complain(f"{flag} changes nothing {why}")
     library = None
     if ask_library or cudnn_lib is not None:
-        from attnsel.cli.asking import ask
+        from attnsel.cli.asking import ask  # for this flag alone
 
         library = ask(selection.params, selection.environment, cudnn_lib)
     shared = _plan(selection, gpus_per_node, link_gbs, network_gbs)
@@ -185,7 +199,7 @@ def _plan(
             if value is not None:
                 raise InvalidInput(flag, value, "says nothing without a --cp-size above 1")
         return None
-    from attnsel.context_parallel.plan import plan
+    from attnsel.context_parallel.plan import plan  # for --cp-size alone
 
     return plan(
         selection.params,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from attnsel.cli.output import complain
+from attnsel.dispatchers.te.config import TeConfig, configs
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
-from attnsel.integrations.te_config import TeConfig, configs
 
 _PATIENCE = 2  # seconds for the writer of a named pipe to come
 _MOST_CHARACTERS = 16 << 20  # of a file; a selection with every reason and way out has some 100,000

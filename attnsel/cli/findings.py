@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from attnsel.candidates import CANDIDATES, OLDEST_TORCH
+from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.cli.probe import Probe, ProbedMachine, read_version, redact
 from attnsel.environment import Environment
+from attnsel.environment.installed import FLASH_ATTN
+from attnsel.environment.releases import Build, build_with, default_build
+from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, printable
-from attnsel.installed import FLASH_ATTN
-from attnsel.releases import Build, build_with, default_build
 from attnsel.settings import VARIABLES, Settings, configure, unknown_variables
-from attnsel.versions import Version
 
 
 class Finding(NamedTuple):

@@ -14,11 +14,12 @@ from pydantic.fields import FieldInfo
 
 from attnsel.cli.numbers import IN_HELP, count_converter, counts_converter, window_converter
 from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment.gpus import CATALOGUE, FAMILIAR
 from attnsel.errors import InvalidInput, short
-from attnsel.gpus import CATALOGUE, FAMILIAR
+from attnsel.pages.commands import DESCRIBED_AFTERWARDS, WITHOUT_FLAG, flag_name, negative_name
 from attnsel.params import AttentionParams
+from attnsel.params.recipes import KINDS
 from attnsel.policy import Policy
-from attnsel.recipes import KINDS
 
 THE_CALL = Group("The call", help=IN_HELP, sort_key=1)
 THE_MACHINE = Group("The machine", sort_key=2)
@@ -72,8 +73,6 @@ class Flag(NamedTuple):
         return (self.name, *ALIASES.get(self.field, ()))
 
 
-_NAMES = {"is_training": ("--training", "--inference")}
-
 ALIASES: dict[str, tuple[str, ...]] = {
     "qkv_layout": ("--layout",),
     "batch_size": ("--batch",),
@@ -85,8 +84,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "attention_dropout": ("--dropout",),
 }
 """By field, what else people type for its flag: names of transformers, FlashAttention and vLLM."""
-# Tensor specs come from a file, and a recipe is chosen by name.
-_LEFT_OUT = frozenset({"tensors", "fp8_meta"})
 
 
 def plain_type(annotation: Any) -> tuple[Any, bool]:
@@ -103,7 +100,7 @@ def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, 
     text = info.description or ""
     if get_origin(kind) is Literal:
         text += f": {', '.join(map(str, get_args(kind)))}"
-    name, negative = _NAMES.get(field, ("--" + field.replace("_", "-"), "--no-" + field.replace("_", "-")))
+    name, negative = flag_name(field), negative_name(field)
     default = info.get_default(call_default_factory=True)
     extra: dict[str, Any] = {"negative": negative if kind is bool else ""}
     if kind is bool:
@@ -150,15 +147,11 @@ def _flag(
     )
 
 
-DESCRIBED_AFTERWARDS = ("platform", "torch_flash", "missing")
-"""Fields of an environment that are neither its GPU nor a version."""
-
-
 def _all_flags() -> tuple[Flag, ...]:
     calls = [
         _from_field("params", field, info, THE_CALL)
         for field, info in AttentionParams.model_fields.items()
-        if field not in _LEFT_OUT
+        if field not in WITHOUT_FLAG
     ]
     masks = "for plain F.sdpa: the element type of its attn_mask, such as fp32 or bool"
     calls.append(_flag("params", "mask_dtype", "--mask-dtype", "", str, masks, THE_CALL))
@@ -177,9 +170,7 @@ def _all_flags() -> tuple[Flag, ...]:
     machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)._replace(choices=known)]
     for component in COMPONENTS:
         text = f"version of {component.replace('_', '-')}, or none where it is not installed"
-        machine.append(
-            _flag("machine", component, "--" + component.replace("_", "-"), "", str, text, THE_MACHINE)
-        )
+        machine.append(_flag("machine", component, flag_name(component), "", str, text, THE_MACHINE))
     for field in DESCRIBED_AFTERWARDS:
         info = Environment.model_fields[field]
         kind = info.annotation
@@ -187,7 +178,7 @@ def _all_flags() -> tuple[Flag, ...]:
             kind = get_args(kind)[0]
         text = ", ".join(get_args(kind))
         text = f"{info.description}: {text}" if info.description else text
-        flag = _flag("machine", field, "--" + field.replace("_", "-"), "", str, text, THE_MACHINE)
+        flag = _flag("machine", field, flag_name(field), "", str, text, THE_MACHINE)
         choices = tuple(one for one in get_args(info.annotation) if isinstance(one, str))
         machine.append(flag._replace(choices=choices))
     settings = [

@@ -7,13 +7,8 @@ from typing import Any, NamedTuple
 
 from attnsel.cli.probe import ProbedMachine
 from attnsel.environment import Environment
-from attnsel.installed import FLASH_ATTN
-from attnsel.wheels import (
-    Wheel,
-    flash_attn_wheel,
-    install_flash_attn_3,
-    install_flash_attn_4,
-)
+from attnsel.environment.installed import FLASH_ATTN
+from attnsel.environment.wheels import Wheel, flash_attn_wheel, install_flash_attn_3, install_flash_attn_4
 
 # The modules that packages of these names bring.
 _PACKAGES = {

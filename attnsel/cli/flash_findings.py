@@ -8,7 +8,7 @@ from attnsel.cli.findings import Finding
 from attnsel.cli.flash_errors import explain, reinstall
 from attnsel.cli.flash_users import uses
 from attnsel.cli.probe import ProbedMachine
-from attnsel.installed import FLASH_ATTN
+from attnsel.environment.installed import FLASH_ATTN
 
 
 def find_flash(machine: ProbedMachine) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attnsel.cli import cuda_libraries, probe
 from attnsel.cli.probe import FlashFacts, Probe, ProbedMachine, redact
-from attnsel.installed import (
+from attnsel.environment.installed import (
     FLASH_ATTN,
     built_for,
     cute_owner,

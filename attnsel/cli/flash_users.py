@@ -10,8 +10,8 @@ from packaging.version import Version as PackageVersion
 
 from attnsel.cli.flash_errors import reinstall
 from attnsel.cli.probe import ProbedMachine
-from attnsel.installed import FLASH_ATTN
-from attnsel.wheels import install_flash_attn_3, install_flash_attn_4
+from attnsel.environment.installed import FLASH_ATTN
+from attnsel.environment.wheels import install_flash_attn_3, install_flash_attn_4
 
 _COMPONENTS = {"2": "flash_attn", "3": "flash_attn_3", "4": "flash_attn_4"}
 _OLDEST_2 = "2.3.3"  # transformers 5.23, utils/import_utils.py, is_flash_attn_2_available

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel._schemas import stamped
+from attnsel.base.schemas import stamped
 from attnsel.cli.flags import Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text
+from attnsel.environment.gpus import CATALOGUE, Gpu, look_up_gpu
 from attnsel.errors import short
-from attnsel.gpus import CATALOGUE, Gpu, look_up_gpu
 from attnsel.report.markdown import escape, table
 
 _HEAD = ("name", "architecture", "memory", "SMs", "kind")

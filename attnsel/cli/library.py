@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from attnsel.backends.cudnn.ask.client import Answer, Library
+from attnsel.backends.cudnn.call import planned
+from attnsel.backends.cudnn.graph import backward, forward
 from attnsel.environment import Environment
 from attnsel.errors import UnsupportedArgument
 from attnsel.params import AttentionParams
 from attnsel.selection.evaluate import findings
-from attnsel.selection.verdict import Reason
-
-if TYPE_CHECKING:
-    from attnsel.backends.cudnn.ask.client import Answer, Library
+from attnsel.verdicts.verdict import Reason
 
 Outcome = Literal["agree", "false accept", "false reject", "known bug", "unknown", "no answer"]
 
@@ -88,9 +88,6 @@ def by_rules(p: AttentionParams, env: Environment, candidate: str = "cudnn") -> 
 
 def by_library(library: Library, p: AttentionParams, device: dict[str, Any], build: bool = False) -> Asked:
     """Both graphs of a training call, whatever the first answer is; the forward's of an inference."""
-    from attnsel.backends.cudnn.call import planned
-    from attnsel.backends.cudnn.graph import backward, forward
-
     try:
         call = planned(p)
     except UnsupportedArgument as error:

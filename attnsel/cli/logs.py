@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from attnsel.cli.flags import THE_CALL
 from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, print_json, print_text, text_width
 from attnsel.cli.question import Question
+from attnsel.diagnose.logs.answer import explained
+from attnsel.diagnose.logs.calls import gather
+from attnsel.diagnose.logs.question import Stated
+from attnsel.diagnose.logs.reader import lines_of, opened
+from attnsel.diagnose.logs.report import nothing_known, render_markdown, render_text
 from attnsel.errors import InvalidInput
-
-FromLog = Annotated[
-    Path | None,
-    Parameter(
-        name="--from-log",
-        group=THE_CALL,
-        allow_leading_hyphen=True,
-        help="a log or an error to explain: what TransformerEngine, PyTorch, flash-attn, vLLM and others say "
-        "of attention; - reads standard input; flags state what it does not, and win over it",
-    ),
-]
 
 
 def explain_log(path: Path, question: Question, *, markdown: bool, json: bool) -> int:
     """Explain every call in a log. Raises InvalidInput."""
-    # Here, since every other question is asked without them: their patterns take longest of all to load.
-    from attnsel.logs.answer import explained
-    from attnsel.logs.calls import gather
-    from attnsel.logs.question import Stated
-    from attnsel.logs.reader import lines_of, opened
-    from attnsel.logs.report import nothing_known, render_markdown, render_text
-
     if question.from_file:
         raise InvalidInput("--params", None, "cannot go with --from-log: both say what the call is")
     with opened(path, "--from-log") as (file, size), bar("reading", size) as progress:

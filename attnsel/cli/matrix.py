@@ -12,13 +12,14 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Group, Parameter
 
-from attnsel._schemas import stamped
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.schemas import stamped
 from attnsel.cli.as_dispatcher import As, Asked, SwitchFlag, asked_of
 from attnsel.cli.axes import MOST_CELLS, Axis, read_axis
 from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import FOUND, NO_BACKEND, in_columns, print_json, print_text, wrap
 from attnsel.cli.question import Question, asks, with_recipe
+from attnsel.decision import Selection
 from attnsel.dispatchers import Dispatch
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, printable
@@ -28,7 +29,6 @@ from attnsel.report import environment_words, params_words
 from attnsel.report.markdown import escape, fenced
 from attnsel.report.markdown import table as markdown_table
 from attnsel.rules import REGISTRY
-from attnsel.selection.select import Selection
 
 _DIFFERS = "≠  attnsel runs another kernel; attnsel explain --as says which and why"
 _NOTES = {

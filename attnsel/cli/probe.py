@@ -18,11 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from attnsel._child import python
+from attnsel.base.child import python
 from attnsel.environment import Environment, Missing
-from attnsel.installed import FLASH_ATTN, distribution, flash_attn_versions
+from attnsel.environment.installed import FLASH_ATTN, distribution, flash_attn_versions
+from attnsel.environment.versions import Version
 from attnsel.plugins import Found, PluginWarning, load_plugins
-from attnsel.versions import Version
 
 _TIMEOUT = 120  # seconds; a first import of torch from a network disk takes a minute
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 import attnsel
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.cli.output import BAD_INPUT, complain
 from attnsel.errors import InvalidInput
 

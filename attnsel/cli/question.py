@@ -17,14 +17,15 @@ from cyclopts import Parameter
 
 from attnsel import settings
 from attnsel.cli.files import called, once_only, read_environment, read_params
-from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAGS, SHORTHANDS, THE_CALL, THE_MACHINE, Flag, Part
+from attnsel.cli.flags import FLAGS, SHORTHANDS, THE_CALL, THE_MACHINE, Flag, Part
 from attnsel.cli.layout_flags import Lying, layout_flags, read_lying
 from attnsel.cli.shorthands import expand
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
+from attnsel.pages.commands import DESCRIBED_AFTERWARDS
 from attnsel.params import AttentionParams, TensorSpec
+from attnsel.params.recipes import KINDS
 from attnsel.policy import Policy
-from attnsel.recipes import KINDS
 
 _PARAMS_FILE = Annotated[
     Path | None,

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from attnsel._schemas import stamped
-from attnsel.candidates import CANDIDATES, complete
+from attnsel.backends.registry import CANDIDATES, complete
+from attnsel.base.schemas import stamped
+from attnsel.base.suggestions import candidate_suggestion
 from attnsel.cli.flags import Json
 from attnsel.cli.output import BAD_INPUT, FOUND, NO_BACKEND, complain, print_json, print_text, text_width
 from attnsel.errors import InvalidInput, short
-from attnsel.meanings import candidate_suggestion
-from attnsel.replay.record import ReplayFile, read_file
 from attnsel.report import params_words
 from attnsel.report.lines import fold
+from attnsel.runtime.replay_file import ReplayFile, read_file
 
 if TYPE_CHECKING:
     import torch
 
-    from attnsel.replay.run import Outcome
+    from attnsel.diagnose.replay.run import Outcome
 
 FAILED = 1
 _CODES = {"agrees": FOUND, "not tried": NO_BACKEND}
@@ -69,14 +69,14 @@ def replay(
     held = read_file(file)
     name = _candidate(backend)
     if script is not None:
-        from attnsel.replay.script import program
+        from attnsel.diagnose.replay.script import program  # for this flag alone
 
         return _write(script, program(held, name, seed), force)
     if not find_spec("torch"):
         complain("torch is not installed here, and a call runs on it")
         return BAD_INPUT
-    from attnsel.replay.build import load_data
-    from attnsel.replay.run import replay as run_again
+    from attnsel.diagnose.replay.build import load_data  # needs torch
+    from attnsel.diagnose.replay.run import replay as run_again  # needs torch
 
     place = _device(device, held)
     if not -(2**40) < seed < 2**40:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from attnsel._schemas import stamped
+from attnsel.base.schemas import stamped
 from attnsel.cli.flags import Json, Markdown, one_form
 from attnsel.cli.output import (
     BAD_INPUT,
@@ -20,6 +20,8 @@ from attnsel.cli.output import (
     print_text,
     text_width,
 )
+from attnsel.diagnose.ranks.answer import read
+from attnsel.diagnose.ranks.words import nothing_found, render, render_markdown
 
 DIFFER = 1
 _LARGE = 8 << 20  # bytes, from which on a person waits
@@ -48,9 +50,6 @@ def report(
     missing, cut off or ended with an error; 2 bad input; 3 nothing of attnsel's was found. Fall-backs and
     slow paths that are alike on all ranks are told and are no error.
     """
-    from attnsel.ranks.answer import read
-    from attnsel.ranks.words import nothing_found, render, render_markdown
-
     one_form(markdown=markdown, json=json)
     if not files:
         complain("report needs a folder, files or a pattern: attnsel report logs/")

@@ -6,12 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from attnsel._schemas import stamped
-from attnsel.candidates import CANDIDATES
-from attnsel.cli.examples import example_commands, folded_command
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.schemas import stamped
 from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
-from attnsel.cli.rule_page import (
+from attnsel.errors import InvalidInput
+from attnsel.pages.commands import example_commands, folded_command
+from attnsel.pages.rule_facts import (
     as_dict,
     candidates_of,
     devices_of,
@@ -23,11 +24,10 @@ from attnsel.cli.rule_page import (
     status_of,
     whole_page,
 )
-from attnsel.errors import InvalidInput
 from attnsel.report.markdown import escape, table
 from attnsel.rules import REGISTRY, Hint, Page, Removed, find_rule, load_all
 from attnsel.rules.ranges import RANGES, Range
-from attnsel.selection.verdict import EVIDENCE
+from attnsel.verdicts.verdict import EVIDENCE
 
 _FILTER = Parameter(group="Filters")
 
@@ -123,7 +123,7 @@ def rule(
     if json:
         print_json(as_json)
     elif markdown:
-        from attnsel.cli.rule_markdown import page_markdown  # which asks the engine
+        from attnsel.pages.rule_markdown import page_markdown  # which asks the engine
 
         print_text(page_markdown(page).rstrip("\n"))
     else:

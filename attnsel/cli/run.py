@@ -62,54 +62,17 @@ def run(
     """
     enter(program, module, arguments)
     try:
-        _prepare(force, sdpa, transformers, quiet)
+        from attnsel.integrations import program as other_libraries  # needs torch
+
+        done = other_libraries.put_in_place(force=force, sdpa=sdpa, transformers=transformers)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
         complain(f"{error.name} is not installed here, and this program's attention runs on it")
         return BAD_INPUT
+    if done and not quiet:
+        complain(done)
     try:
         return execute(program, module)
     finally:
-        _undo(sdpa, transformers)
-
-
-def _prepare(force: bool, sdpa: bool, transformers: bool, quiet: bool) -> None:
-    from attnsel.debug import is_logging_rank
-    from attnsel.flash_attn.shim import install
-    from attnsel.settings import current
-
-    installed = install(force=force)
-    message = str(installed or "flash_attn is the real package: it works here")
-    if sdpa:
-        from attnsel.f_sdpa import shim
-
-        shim.install()
-        message += "; F.scaled_dot_product_attention is attnsel's"
-    if transformers:
-        from attnsel._spawned import first_in_children
-        from attnsel.integrations.transformers import register
-
-        first_in_children(register.__module__, f"from {register.__module__} import register; register()")
-        message += f'; transformers knows attn_implementation="{register()}"'
-        if installed:
-            from attnsel.integrations.transformers_flash import resolve
-
-            message += f' and loads "{resolve()}" on attnsel\'s functions'
-    if not quiet and is_logging_rank(current()):
-        complain(message)
-
-
-def _undo(sdpa: bool, transformers: bool) -> None:
-    """What the flags put into other libraries goes when the program has ended."""
-    if sdpa:
-        from attnsel.f_sdpa.shim import uninstall
-
-        uninstall()
-    if transformers:
-        from attnsel._spawned import no_longer_in_children
-        from attnsel.integrations.transformers import register
-        from attnsel.integrations.transformers_flash import undo
-
-        undo()
-        no_longer_in_children(register.__module__)
+        other_libraries.put_back(sdpa=sdpa, transformers=transformers)

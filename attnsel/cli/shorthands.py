@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from attnsel.cli.flags import FLAG_OF, SHORTHANDS
 from attnsel.cli.numbers import read_count
 from attnsel.errors import InvalidInput, short
-from attnsel.layout import LAYOUTS, read_layout
 from attnsel.params import AttentionParams, read_mask_type
+from attnsel.params.layout import LAYOUTS, read_layout
 
 Fields = dict[str, Any]
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from cyclopts import CycloptsError, RepeatArgumentError, UnknownOptionError
+from cyclopts import (
+    CycloptsError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
-from attnsel.errors import short
-from attnsel.meanings import MEANT
-
-if TYPE_CHECKING:
-    from attnsel.cli.flags import Flag
+from attnsel.base.suggestions import MEANT
+from attnsel.cli.flags import FLAGS, SHORTHANDS, Flag, blame
+from attnsel.errors import InvalidInput, short
 
 
 def _dashed(words: str) -> str:
@@ -58,10 +62,29 @@ _COMMANDS_MEANT: dict[str, str] = {
     "doctor": "env environment info check diagnose collect-env versions version status",
     "prove": "bench benchmark test test-gpu selftest verify",
     "run": "exec launch python start",
-    "conformance": "validate audit conform",
     "completion": "completions install-completion complete shell",
     "gpus": "gpu cards devices list-gpus catalogue",
 }
+
+
+def in_words(error: CycloptsError | InvalidInput, words: list[str], commands: Sequence[str]) -> str:
+    """A mistake in what was typed, in one sentence."""
+    command = words[0] if words and words[0] in commands else ""
+    if isinstance(error, InvalidInput):
+        return blame(error)
+    if isinstance(error.__cause__, InvalidInput):  # of a converter
+        return blame(error.__cause__)
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        return unknown_command(error.unused_tokens[0], commands)
+    if isinstance(error, UnknownOptionError):
+        return unknown_flag(error, command, known_flags(error))
+    if isinstance(error, RepeatArgumentError):
+        return repeated(error, words, (*SHORTHANDS, *FLAGS))
+    if isinstance(error, MissingArgumentError) and words and words[-1].startswith("--"):
+        return f"{short(words[-1], str)} needs a value behind it"
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected: {short(' '.join(error.unused_tokens or ()), str)}; flags begin with --"
+    return str(error)
 
 
 def unknown_flag(error: UnknownOptionError, command: str, known: Iterable[str]) -> str:

@@ -17,11 +17,12 @@ from cyclopts import Parameter
 from attnsel.cli.flags import OUTPUT, THE_MACHINE, Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, complain
 from attnsel.cli.program import enter, execute
+from attnsel.diagnose.watching.files import write
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput, in_words
 
 if TYPE_CHECKING:
-    from attnsel.watching.session import Watch
+    from attnsel.diagnose.watching.session import Watch
 
 
 def watch(
@@ -78,7 +79,7 @@ def watch(
     _check_places(out, output)
     enter(program, module, arguments)
     try:
-        from attnsel.watching.session import Watch
+        from attnsel.diagnose.watching.session import Watch  # needs torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -88,7 +89,9 @@ def watch(
     session = Watch(time=time, memory=memory, program=folder)
     form = "json" if json else "markdown" if markdown else "text"
     with _told_at_the_end(Teller(session, form, gpu, out, output)) as teller, _shown(session, live), session:
-        teller.exit_code = execute(program, module, hidden=str(Path(__file__).parents[1] / "watching"))
+        teller.exit_code = execute(
+            program, module, hidden=str(Path(__file__).parents[1] / "diagnose" / "watching")
+        )
     return teller.exit_code
 
 
@@ -115,8 +118,6 @@ class Teller:
     def _tell(self) -> None:
         watched = self.session.watched(gpu=self.gpu, exit_code=self.exit_code)
         if self.out is not None:
-            from attnsel.watching.files import write
-
             try:
                 write(self.out, watched)
             except OSError as error:

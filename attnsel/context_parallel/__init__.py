@@ -1,13 +1,13 @@
 """One sequence over many ranks: planned without torch, run with it.
 
-``exchanges``  which ways of exchanging there are
-``geometry``   which parts of a sequence meet which, on which rank
-``step``       what a step asks of a kernel
 ``plan``       who runs the steps of each exchange; ``schedule``, ``estimate``, ``report`` say what follows
 ``sharding``   tensors of whole sequences to those of a rank, and back
 ``run``        a call over ranks; ``question`` what it asks, ``consensus`` that all ask alike
 ``passes``     forward and backward around the exchanges; ``parts``, ``merge``, ``comm`` and ``group`` serve
 it
+
+Which ways of exchanging there are: ``attnsel/params/exchanges.py``. Which parts of a sequence meet which, and
+what a step asks of a kernel: ``step_geometry`` and ``steps`` of ``attnsel/selection``.
 
 What needs torch is imported when it is asked for.
 """

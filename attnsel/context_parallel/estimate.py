@@ -17,9 +17,9 @@ from math import ceil
 from typing import NamedTuple
 
 from attnsel.context_parallel.schedule import Message, Phase, RankStep, StepCall
-from attnsel.context_parallel.step import RankLayout, merges_parts
-from attnsel.hardware_specs import Figures
+from attnsel.environment.hardware_specs import Figures
 from attnsel.params import ITEMSIZE, AttentionParams
+from attnsel.selection.steps import RankLayout, merges_parts
 
 LINKS = 0.8  # of a link's bandwidth
 LATENCY = 10e-6  # seconds per message

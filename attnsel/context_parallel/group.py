@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from attnsel.context_parallel.comm import Member, Ring
 from attnsel.context_parallel.consensus import CALL, FORWARD, MODULE, RUNS, Fields
-from attnsel.context_parallel.exchanges import EXCHANGES, exchange_named
-from attnsel.context_parallel.step import RankLayout
 from attnsel.errors import InvalidInput
+from attnsel.params.exchanges import EXCHANGES, exchange_named
 from attnsel.runtime.cache import BoundedCache
+from attnsel.selection.steps import RankLayout
 
 
 class Calls:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.context_parallel.geometry import Band, Part, Piece, RingSizes
+from attnsel.selection.step_geometry import Band, Part, Piece, RingSizes
 
 CHUNK = 2  # what the pieces of a slot "in_chunks" count per chunk
 

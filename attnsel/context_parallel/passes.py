@@ -31,12 +31,12 @@ from attnsel.context_parallel.consensus import (
     exchanging,
     reach_consensus,
 )
-from attnsel.context_parallel.geometry import Part, gathered_parts, ring_parts, shifts
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.merge import RunningMerge, accumulation_dtype, sink_gradient
 from attnsel.context_parallel.parts import Batch, Slot, pairs_of, whole_part
 from attnsel.runtime.autograd import NotTwice
 from attnsel.runtime.kernels import Kernel
+from attnsel.selection.step_geometry import Part, gathered_parts, ring_parts, shifts
 
 
 @dataclass(frozen=True)

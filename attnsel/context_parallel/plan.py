@@ -9,24 +9,24 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from attnsel._schemas import stamped
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.schemas import stamped
 from attnsel.context_parallel.estimate import Estimate, Machine, estimate
-from attnsel.context_parallel.exchanges import EXCHANGES
-from attnsel.context_parallel.geometry import shifts
 from attnsel.context_parallel.report import render
 from attnsel.context_parallel.schedule import Message, RankStep, StepCall, messages, sampled_steps
-from attnsel.context_parallel.step import RankLayout, StepRefusal, layouts, refused_step, sizes_of
+from attnsel.decision import DEFAULT_POLICY, Selection, select
 from attnsel.environment import Environment
+from attnsel.environment.hardware_specs import figures_of
 from attnsel.errors import InvalidInput
-from attnsel.hardware_specs import figures_of
 from attnsel.params import AttentionParams, Tensors
+from attnsel.params.exchanges import EXCHANGES
 from attnsel.policy import Policy
 from attnsel.selection.inquiry import Inquiry
-from attnsel.selection.select import DEFAULT_POLICY, Selection, select
-from attnsel.selection.verdict import Reason
-from attnsel.unlock import Unlock
-from attnsel.unlock.change import LENGTHS, Scenario, changed
+from attnsel.selection.step_geometry import shifts
+from attnsel.selection.steps import RankLayout, StepRefusal, layouts, refused_step, sizes_of
+from attnsel.selection.unlock import Unlock
+from attnsel.selection.unlock.change import LENGTHS, Scenario, changed
+from attnsel.verdicts.verdict import Reason
 
 
 @dataclass(frozen=True)

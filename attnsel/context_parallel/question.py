@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.context_parallel.group import ContextParallel
-from attnsel.context_parallel.step import refused_step
+from attnsel.decision import Selection, select
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, Tensors
@@ -16,10 +16,10 @@ from attnsel.runtime.call import Call
 from attnsel.runtime.dispatch import environment_of, policy_of
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.sizes import lengths_of
-from attnsel.selection.evidence import Evidence
 from attnsel.selection.inquiry import Inquiry
-from attnsel.selection.select import Selection, select
-from attnsel.selection.verdict import Candidate
+from attnsel.selection.steps import refused_step
+from attnsel.verdicts.evidence import Evidence
+from attnsel.verdicts.verdict import Candidate
 
 
 def whole_params(cp: ContextParallel, call: Call) -> AttentionParams:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
-from attnsel.context_parallel.geometry import EVERY_RANK
-from attnsel.selection.requirements import size
+from attnsel.backends.registry import CANDIDATES
+from attnsel.selection.step_geometry import EVERY_RANK
+from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.plan import Exchange, Plan

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.slopes import default_slopes
-from attnsel.candidates import CANDIDATES
 from attnsel.context_parallel.comm import sequence_order
 from attnsel.context_parallel.consensus import BACKEND, Fields, RanksRefused, exchanging, reach_consensus
 from attnsel.context_parallel.group import ContextParallel
 from attnsel.context_parallel.parts import Batch, slots_of
 from attnsel.context_parallel.passes import OverRanks, RankCall, anchor_of
 from attnsel.context_parallel.question import check_packed, select_for_ranks
-from attnsel.context_parallel.step import sizes_of
+from attnsel.decision import Selection
 from attnsel.environment import Environment
 from attnsel.errors import ContextParallelError
 from attnsel.params import AttentionParams
@@ -30,9 +30,9 @@ from attnsel.runtime.dispatch import any_autocast, autocast, kept, make_call
 from attnsel.runtime.inputs import real_lengths
 from attnsel.runtime.kernels import Kernel, kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
-from attnsel.selection.evidence import NO_EVIDENCE, Evidence, Refusal
-from attnsel.selection.select import Selection
+from attnsel.selection.steps import sizes_of
 from attnsel.settings import current
+from attnsel.verdicts.evidence import NO_EVIDENCE, Evidence, Refusal
 
 
 @torch.compiler.disable

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from attnsel.context_parallel.exchanges import EXCHANGES
-from attnsel.context_parallel.geometry import (
+from attnsel.params import ITEMSIZE, AttentionParams
+from attnsel.params.exchanges import EXCHANGES
+from attnsel.selection.step_geometry import (
     Band,
     Kind,
     Part,
@@ -17,8 +18,7 @@ from attnsel.context_parallel.geometry import (
     sampled_ranks,
     shifts,
 )
-from attnsel.context_parallel.step import RankLayout
-from attnsel.params import ITEMSIZE, AttentionParams
+from attnsel.selection.steps import RankLayout
 
 _FLOAT32 = 4
 EVERY_STEP = 1024

@@ -3,7 +3,6 @@
 ====================  ==========================================================
 module                is
 ====================  ==========================================================
-``answer``            the values of an answer
 ``torch``             F.scaled_dot_product_attention
 ``te``                TransformerEngine's get_attention_backend
 ``transformers``      attn_implementation
@@ -20,11 +19,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, get_args
 
-from attnsel.dispatchers.answer import Dispatch, DispatcherName, Offer, Refusal, Switch
+from attnsel.base.suggestions import near
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
-from attnsel.meanings import near
 from attnsel.params import AttentionParams
+from attnsel.verdicts.dispatch import Dispatch, DispatcherName, Offer, Refusal, Switch
 
 __all__ = [
     "DISPATCHERS",

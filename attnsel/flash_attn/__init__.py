@@ -26,6 +26,7 @@ __version__ = "2.8.4"
 
 def install(*args: Any, **kwargs: Any) -> Any:
     """Put these names under ``flash_attn`` in this process; see ``attnsel.flash_attn.shim.install``."""
+    # Late: the shim takes over a name of the process, which few want of this module.
     return import_module("attnsel.flash_attn.shim").install(*args, **kwargs)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from attnsel import _scalars
+from attnsel.base import scalars as _scalars
 from attnsel.errors import InvalidInput
 from attnsel.runtime.inputs import check_dense_tensor
 

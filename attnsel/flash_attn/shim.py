@@ -17,8 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NamedTuple
 
-from attnsel._child import python
-from attnsel._spawned import first_in_children, no_longer_in_children
+from attnsel.base.child import python
+from attnsel.base.spawned import first_in_children, no_longer_in_children
 
 logger = logging.getLogger("attnsel")
 
@@ -177,6 +177,7 @@ def _probe() -> str | None:
 
 def _modules() -> dict[str, ModuleType]:
     """A module per name. Leaves are attnsel's own; the two packages also find the modules of real ones."""
+    # Late: they need torch, and ``install`` is asked first whether the real package works.
     api = importlib.import_module("attnsel.flash_attn")
     made = {name: importlib.import_module(source) for name, source in MODULES.items()}
     real = _real_package()

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from attnsel._spawned import first_in_children, no_longer_in_children
+from attnsel.base.spawned import first_in_children, no_longer_in_children
+from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.flash_attn import __version__, shim
-from attnsel.versions import Version
 
 logger = logging.getLogger("attnsel")
 

@@ -34,7 +34,7 @@ from attnsel.report.ways import unlock_lines
 from attnsel.report.words import environment_words, params_words, policy_words, tensor_words
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
+    from attnsel.selection.view import SelectionView
 
 __all__ = [
     "difference",
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-def render(selection: Selection, width: int = 80, sources: bool = False) -> str:
+def render(selection: SelectionView, width: int = 80, sources: bool = False) -> str:
     """The whole answer."""
     if selection.dispatched is not None:
         return render_dispatched(selection, width, sources)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from attnsel.environment import COMPONENT_NAMES
 
 if TYPE_CHECKING:
+    from attnsel.environment.versions import Version
     from attnsel.selection.assumed import Assumption
-    from attnsel.versions import Version
 
 
 def versions_in_words(versions: tuple[Version, ...], among: tuple[Version, ...]) -> str:

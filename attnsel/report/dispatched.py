@@ -10,8 +10,8 @@ from attnsel.report.short import cut, render_short
 from attnsel.report.words import environment_words, params_words
 
 if TYPE_CHECKING:
-    from attnsel.dispatchers import Dispatch, Offer, Refusal
-    from attnsel.selection.select import Selection
+    from attnsel.selection.view import SelectionView
+    from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal
 
 TITLES = {
     "torch": "F.scaled_dot_product_attention of torch",
@@ -32,7 +32,7 @@ def taken(dispatch: Dispatch) -> str:
     return f"{title(dispatch)} takes {dispatch.chosen.name}"
 
 
-def difference(selection: Selection) -> str:
+def difference(selection: SelectionView) -> str:
     """What the other chooser takes and attnsel does not, in a sentence; empty where none was asked."""
     dispatch = selection.dispatched
     if dispatch is None:
@@ -63,7 +63,7 @@ def _why(dispatch: Dispatch, ours: str) -> str:
     return f"which {name} refuses: {first.text.rstrip('.')}{more}"
 
 
-def render_dispatched(selection: Selection, width: int = 80, sources: bool = False) -> str:
+def render_dispatched(selection: SelectionView, width: int = 80, sources: bool = False) -> str:
     """The whole answer of the other chooser, and attnsel's in short below it."""
     dispatch = selection.dispatched
     assert dispatch is not None
@@ -88,7 +88,7 @@ def render_dispatched(selection: Selection, width: int = 80, sources: bool = Fal
     return "\n".join(printable(line.rstrip()) for text in lines for line in text.splitlines() or [""])
 
 
-def render_dispatched_short(selection: Selection, width: int = 80) -> str:
+def render_dispatched_short(selection: SelectionView, width: int = 80) -> str:
     """The sentence, a line for each of its kernels, and attnsel's own lines."""
     dispatch = selection.dispatched
     assert dispatch is not None

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from attnsel.report.lines import fold
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
+    from attnsel.selection.view import SelectionView
 
 
-def hint_lines(selection: Selection, width: int) -> list[str]:
+def hint_lines(selection: SelectionView, width: int) -> list[str]:
     """Each hint with its code, whose page says more."""
     lines: list[str] = []
     for remark in selection.hints:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.errors import printable
 from attnsel.report.assumed import assumption_words
 from attnsel.report.dispatched import offer_text, refusal_text
@@ -22,7 +22,7 @@ from attnsel.report.ways import worth_showing
 from attnsel.report.words import environment_words, params_words, policy_words
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
+    from attnsel.selection.view import SelectionView
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#|~$!&])")
 _BAR = re.compile(r"(?<!\\)\|")
@@ -31,7 +31,7 @@ _MOST_WAYS = 3
 _OF_A_SHELL = {"pip", "git", "cd", "export", "unset", "conda", "apt-get"}
 
 
-def render_markdown(selection: Selection, sources: bool = False) -> str:
+def render_markdown(selection: SelectionView, sources: bool = False) -> str:
     """The whole answer."""
     if selection.dispatched is not None:
         own = selection.alone()
@@ -57,7 +57,7 @@ def render_markdown(selection: Selection, sources: bool = False) -> str:
 # ---- parts --------------------------------------------------------------------------------------------
 
 
-def _rows(selection: Selection) -> list[tuple[str, str, str]]:
+def _rows(selection: SelectionView) -> list[tuple[str, str, str]]:
     rows = []
     for place, c in enumerate(selection.ranked, 1):
         texts = [runs_text(c, selection), *adaptation_texts(c, selection.params)]
@@ -69,7 +69,7 @@ def _rows(selection: Selection) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _dispatched(selection: Selection, sources: bool) -> list[str]:
+def _dispatched(selection: SelectionView, sources: bool) -> list[str]:
     """What another library's chooser takes: the sentence, the facts, its kernels with every reason."""
     dispatch = selection.dispatched
     assert dispatch is not None
@@ -92,7 +92,7 @@ def _dispatched(selection: Selection, sources: bool) -> list[str]:
     return [*parts, *(escape(note) for note in dispatch.notes)]
 
 
-def _reasons(selection: Selection, sources: bool) -> list[str]:
+def _reasons(selection: SelectionView, sources: bool) -> list[str]:
     absent, without_gpu = absent_packages(selection), needing_gpu(selection)
     lines: list[str] = []
     told = [c for c in selection.candidates if c.name not in without_gpu]
@@ -110,7 +110,7 @@ def _reasons(selection: Selection, sources: bool) -> list[str]:
     return lines
 
 
-def _ways(selection: Selection) -> list[str]:
+def _ways(selection: SelectionView) -> list[str]:
     parts: list[str] = []
     seen: dict[str, int] = {}
     for way in selection.unlocks:

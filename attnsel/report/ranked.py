@@ -5,26 +5,26 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
-from attnsel.candidates.proof import unproven_parts
+from attnsel.backends.registry import CANDIDATES
 from attnsel.report.lines import MARK, fold
 from attnsel.report.verdict import verb
 from attnsel.report.words import on_gpu
 from attnsel.rules import REGISTRY, Preference
 from attnsel.selection.memory import memory_parts
-from attnsel.selection.requirements import size
+from attnsel.selection.proof import unproven_parts
+from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
     from attnsel.params import AttentionParams
-    from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Adaptation, Candidate
+    from attnsel.selection.view import SelectionView
+    from attnsel.verdicts.verdict import Adaptation, Candidate
 
 _ISSUE = re.compile(r"[\w.-]+#\d+")  # as sources name one: pytorch#193893
 _NAME = 15  # columns for a candidate's name
 _BESIDE_PROOF = ("PREF011", "PREF012", "PREF013")  # said of what is unproven too
 
 
-def ranked_lines(selection: Selection, width: int) -> list[str]:
+def ranked_lines(selection: SelectionView, width: int) -> list[str]:
     lines: list[str] = []
     for place, candidate in enumerate(selection.ranked, 1):
         head = f"{place:>3} {MARK[candidate.verdict]} {candidate.name:<{_NAME}} "
@@ -36,7 +36,7 @@ def ranked_lines(selection: Selection, width: int) -> list[str]:
     return lines
 
 
-def runs_text(candidate: Candidate, selection: Selection) -> str:
+def runs_text(candidate: Candidate, selection: SelectionView) -> str:
     record, env = CANDIDATES[candidate.name], selection.environment
     notes = [verb(candidate)]
     if record.last_resort and on_gpu(env):

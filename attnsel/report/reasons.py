@@ -6,20 +6,20 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.report.lines import MARK, fold
 from attnsel.report.words import on_gpu
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Candidate, Reason
+    from attnsel.selection.view import SelectionView
+    from attnsel.verdicts.verdict import Candidate, Reason
 
 _STAYS = ("arch", "device", "platform")  # whatever is installed
 _OTHER_GPUS = ("mps", "xpu")
 _TOO_OLD = "INSTALL011"  # torch: what else attnsel's own kernels lack there is beside the point
 
 
-def reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
+def reason_lines(selection: SelectionView, width: int, sources: bool) -> list[str]:
     """Every reason once, below the names of all candidates that it refuses."""
     without_gpu, absent = needing_gpu(selection), absent_packages(selection)
     lines: list[str] = []
@@ -48,7 +48,7 @@ def reason_lines(selection: Selection, width: int, sources: bool) -> list[str]:
     return lines
 
 
-def needing_gpu(selection: Selection) -> list[str]:
+def needing_gpu(selection: SelectionView) -> list[str]:
     """Off a GPU, the candidates whose reasons come to that; those of a forced one are always shown."""
     if on_gpu(selection.environment):
         return []
@@ -60,7 +60,7 @@ def needing_gpu(selection: Selection) -> list[str]:
     ]
 
 
-def absent_packages(selection: Selection) -> dict[str, str]:
+def absent_packages(selection: SelectionView) -> dict[str, str]:
     """The candidates, but for a forced one, whose own package is not there, and the code that says so."""
     without_gpu = needing_gpu(selection)
     missing = {
@@ -109,7 +109,7 @@ def _of_any(name: str, reason: Reason) -> str:
     return re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", "one of these", reason.message)
 
 
-def closing_lines(selection: Selection, width: int) -> list[str]:
+def closing_lines(selection: SelectionView, width: int) -> list[str]:
     unshown = needing_gpu(selection)
     codes = [r.code for c in selection.candidates if c.name not in unshown for r in c.reasons]
     avoided = [r.code for c in selection.candidates for a in c.adaptations for r in a.avoids]

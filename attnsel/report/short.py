@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.errors import printable
 from attnsel.report.assumed import assumption_words
 from attnsel.report.hints import hint_lines
@@ -15,15 +15,15 @@ from attnsel.report.verdict import verdict
 from attnsel.report.ways import worth_showing
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Candidate
+    from attnsel.selection.view import SelectionView
+    from attnsel.verdicts.verdict import Candidate
 
 _SENTENCE, _CANDIDATES, _WAY = 2, 8, 2  # lines of each part, at most
 _WIDE = 10_000
 _ASSUMPTION = 2  # of the candidates' lines
 
 
-def render_short(selection: Selection, width: int = 80) -> str:
+def render_short(selection: SelectionView, width: int = 80) -> str:
     """At most twelve lines. What does not fit is cut with an ellipsis: the whole report has it."""
     lines = _at_most(_SENTENCE, fold(printable(verdict(selection)), width), width)
     assumed: list[str] = []
@@ -37,7 +37,7 @@ def render_short(selection: Selection, width: int = 80) -> str:
     return "\n".join(lines)
 
 
-def _candidate_lines(selection: Selection, most: int) -> list[str]:
+def _candidate_lines(selection: SelectionView, most: int) -> list[str]:
     """A line for each candidate, for all that are not installed, and for all that need a GPU."""
     shown = {
         c.name: f"{place:>2} {MARK[c.verdict]} {c.name:<14}  {runs_text(c, selection)}"
@@ -67,7 +67,7 @@ def _refused_line(candidate: Candidate) -> str:
     return f"   {MARK['refused']} {candidate.name:<14}  {first.code}{more}  {first.message}"
 
 
-def _way_lines(selection: Selection, width: int) -> list[str]:
+def _way_lines(selection: SelectionView, width: int) -> list[str]:
     way = next((way for way in selection.unlocks if worth_showing(way, selection)), None)
     if way is None:
         return []

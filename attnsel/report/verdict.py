@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.errors import printable
 from attnsel.report.words import on_gpu, params_words
 from attnsel.selection.f_sdpa import BY_F_SDPA, f_sdpa_order
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
-    from attnsel.selection.verdict import Candidate
-    from attnsel.unlock import Unlock
+    from attnsel.selection.unlock import Unlock
+    from attnsel.selection.view import SelectionView
+    from attnsel.verdicts.verdict import Candidate
 
 
-def verdict(selection: Selection) -> str:
+def verdict(selection: SelectionView) -> str:
     """What runs, and the one thing that keeps a better candidate from running."""
     better = better_way(selection)
     chosen = selection.chosen
@@ -40,7 +40,7 @@ def verdict(selection: Selection) -> str:
     return f"{text}. To run {better.candidate} instead: {better.change}."
 
 
-def _f_sdpa_runs(selection: Selection, chosen: Candidate) -> str:
+def _f_sdpa_runs(selection: SelectionView, chosen: Candidate) -> str:
     """What F.sdpa runs; where a kernel that is known to be wrong comes first in its own order, that too."""
     for name in f_sdpa_order(selection.params, selection.environment):
         if name == chosen.name:
@@ -61,7 +61,7 @@ def verb(candidate: Candidate) -> str:
     return "runs" if candidate.eligible else "may run"
 
 
-def better_way(selection: Selection) -> Unlock | None:
+def better_way(selection: SelectionView) -> Unlock | None:
     """The cheapest change by which another candidate would be first; another GPU only where nothing else is
     fast."""
     chosen = selection.chosen
@@ -69,13 +69,13 @@ def better_way(selection: Selection) -> Unlock | None:
     return next((u for u in selection.unlocks if u.rank == 1 and u.effect not in out), None)
 
 
-def planned_only(selection: Selection) -> list[str]:
+def planned_only(selection: SelectionView) -> list[str]:
     """Why what stands here is not run by attnsel; an old PyTorch is named once."""
     whys = dict.fromkeys(c.plan_only for c in selection.ranked if c.plan_only)
     return [BY_F_SDPA] if BY_F_SDPA in whys else list(whys)
 
 
-def one_line(selection: Selection) -> str:
+def one_line(selection: SelectionView) -> str:
     """Chosen, runner-up, what blocked the better ones, how to fix: for ATTNSEL_DEBUG=1."""
     ranked = [c for c in selection.ranked if c.executable or not selection.environment.detected]
     parts = [f"{selection.backend or 'nothing'} runs"]

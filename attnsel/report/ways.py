@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.report.lines import fold
 from attnsel.report.reasons import own_package
 
 if TYPE_CHECKING:
-    from attnsel.selection.select import Selection
-    from attnsel.unlock import Unlock
+    from attnsel.selection.unlock import Unlock
+    from attnsel.selection.view import SelectionView
 
 _MOST_WAYS = 3  # shown of the ways to one candidate
 
 
-def unlock_lines(selection: Selection, width: int) -> list[str]:
+def unlock_lines(selection: SelectionView, width: int) -> list[str]:
     """The cheapest ways to each refused fused kernel; another GPU once for all of them."""
     here: dict[str, list[Unlock]] = {}
     elsewhere: list[Unlock] = []
@@ -41,7 +41,7 @@ def unlock_lines(selection: Selection, width: int) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _by_candidate(selection: Selection) -> dict[str, list[Unlock]]:
+def _by_candidate(selection: SelectionView) -> dict[str, list[Unlock]]:
     shown: dict[str, list[Unlock]] = {}
     for unlock in selection.unlocks:
         if not CANDIDATES[unlock.candidate].last_resort and worth_showing(unlock, selection):
@@ -49,7 +49,7 @@ def _by_candidate(selection: Selection) -> dict[str, list[Unlock]]:
     return shown
 
 
-def worth_showing(unlock: Unlock, selection: Selection) -> bool:
+def worth_showing(unlock: Unlock, selection: SelectionView) -> bool:
     """A package that is not there is worth its installation where it would be first, on this GPU."""
     candidate = selection[unlock.candidate]
     if candidate.name == selection.policy.backend or own_package(candidate) is None:
@@ -57,7 +57,7 @@ def worth_showing(unlock: Unlock, selection: Selection) -> bool:
     return unlock.rank == 1 and unlock.effect != "hardware"
 
 
-def _way_lines(unlock: Unlock, selection: Selection, width: int, lead: str) -> list[str]:
+def _way_lines(unlock: Unlock, selection: SelectionView, width: int, lead: str) -> list[str]:
     """A change, what to paste for it, and why it is this software."""
     name, install = unlock.candidate, unlock.install
     place = "would be first" if unlock.rank == 1 else f"would be number {unlock.rank}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.selection.requirements import size
+from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
-    from attnsel.selection.select import Selection
+    from attnsel.selection.view import SelectionView
 
 
 def on_gpu(env: Environment) -> bool:
@@ -96,7 +96,7 @@ def tensor_words(p: AttentionParams) -> list[str]:
     return words
 
 
-def policy_words(selection: Selection) -> list[str]:
+def policy_words(selection: SelectionView) -> list[str]:
     policy = selection.policy
     return [
         f"{name}={size(value) if name == 'memory_limit' else value}"

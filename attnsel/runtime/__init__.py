@@ -10,4 +10,6 @@
 ``selfcheck`` the first call of an unproven kernel, compared with ``reference``
 ``trivial_mask``  masks that are known to hide nothing; ``fused_qkv`` q, k and v out of one buffer
 ``cache``     a bounded dictionary
+``adaptations``  exact changes of a call, made on tensors; ``adapted_rows`` where rows lie
+``leave_replay``  the file that a call which failed leaves; ``replay_file`` what it holds
 """

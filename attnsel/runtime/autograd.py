@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.tiled import differentiable
-from attnsel.candidates import CANDIDATES
 from attnsel.runtime.kernels import Kernel
-from attnsel.selection.requirements import size
 from attnsel.settings import current
+from attnsel.verdicts.requirements import size
 
 _NAMES = ("q", "k", "v", "bias", "softmax_offset")  # of Inputs and of Grads: what has a gradient
 

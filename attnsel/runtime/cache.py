@@ -8,7 +8,7 @@ from functools import _lru_cache_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
-from attnsel._lock import ForkSafeLock
+from attnsel.base.lock import ForkSafeLock
 
 V = TypeVar("V")
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-from attnsel._scalars import flag, number, text
+from attnsel.base.scalars import flag, number, text
 from attnsel.errors import InvalidInput
-from attnsel.layout import FORMATS, Format
 from attnsel.params import read_mask_type
+from attnsel.params.layout import FORMATS, Format
 from attnsel.runtime.trivial_mask import known_to_be_trivial
 
 if TYPE_CHECKING:

@@ -17,27 +17,28 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attnsel import debug
-from attnsel.adaptations.apply import Known
 from attnsel.backends.contract import Grads
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.decision import Selection, select
 from attnsel.environment import Device, Environment
 from attnsel.errors import NoBackendError
-from attnsel.layout import detect_layout
 from attnsel.params import read_dtype
+from attnsel.params.layout import detect_layout
 from attnsel.policy import Policy
-from attnsel.replay.leave import leave_nothing_runs, leave_refusals
-from attnsel.runtime import compiled, replay, selfcheck
+from attnsel.runtime import compiled, selfcheck
+from attnsel.runtime import recompute as replay
+from attnsel.runtime.adaptations import Known
 from attnsel.runtime.bind import Bound, bind, bind_gradients
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, signature
 from attnsel.runtime.inputs import params_of
+from attnsel.runtime.leave_replay import leave_nothing_runs, leave_refusals
 from attnsel.runtime.lengths import record_length, with_lengths
 from attnsel.runtime.mask_polarity import warn_of_polarity
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
 from attnsel.runtime.sizes import lengths_read
-from attnsel.selection.evidence import Evidence, Refusal
-from attnsel.selection.select import Selection, select
 from attnsel.settings import Settings, current
+from attnsel.verdicts.evidence import Evidence, Refusal
 
 _bound: BoundedCache[Bound] = BoundedCache(limit=4096)
 _carrying: BoundedCache[Bound] = BoundedCache(limit=4096)

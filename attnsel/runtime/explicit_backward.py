@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.adaptations.apply import Known
 from attnsel.backends.contract import Grads
+from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.tiled.philox import keep_mask, make_key
-from attnsel.candidates import CANDIDATES
+from attnsel.decision import Selection
 from attnsel.runtime import selfcheck
+from attnsel.runtime.adaptations import Known
 from attnsel.runtime.bind import Bound, bind_gradients, binding_of, contract_call
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.dispatch import kept, select_for
-from attnsel.selection.evidence import Evidence
-from attnsel.selection.select import Selection
 from attnsel.settings import current, override
+from attnsel.verdicts.evidence import Evidence
 
 _bound: BoundedCache[Bound] = BoundedCache(limit=4096)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnsel.errors import InvalidInput
-from attnsel.layout import FORMATS
+from attnsel.params.layout import FORMATS
 
 _FORMATS = ("bshd", "sbhd", "thd")
 

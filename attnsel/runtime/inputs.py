@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnsel.errors import InvalidInput
-from attnsel.layout import FORMATS
 from attnsel.params import AttentionParams, Tensors, TensorSpec, read_dtype
+from attnsel.params.layout import FORMATS
 from attnsel.runtime.call import Call, Config, Extras, misaligned
 from attnsel.runtime.sizes import Sizes, lengths_of, sizes_of
 from attnsel.runtime.trivial_mask import known_to_be_trivial

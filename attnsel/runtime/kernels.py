@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.errors import in_words
 from attnsel.runtime.plugin_kernels import held_to_the_contract
 

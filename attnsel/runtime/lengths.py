@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.decision import Selection
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.runtime.cache import BoundedCache
-from attnsel.selection.evidence import Evidence
-from attnsel.selection.select import Selection
+from attnsel.verdicts.evidence import Evidence
 
 FEW = 8
 """Lengths of one call that are planned for, whatever comes."""

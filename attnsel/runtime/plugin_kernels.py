@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.candidates import CandidateRecord
 from attnsel.errors import in_words, short
+from attnsel.verdicts.record import CandidateRecord
 
 if TYPE_CHECKING:
     from attnsel.runtime.kernels import Kernel

@@ -15,17 +15,17 @@ import torch
 from torch.autograd import forward_ad
 
 from attnsel import debug
-from attnsel._lock import ForkSafeLock
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.lock import ForkSafeLock
+from attnsel.decision import Selection, select
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
 from attnsel.runtime.kernels import CannotPrepare, says_no
-from attnsel.selection.evidence import NO_EVIDENCE, WRONG_NUMBERS, Evidence, Refusal
-from attnsel.selection.select import Selection, select
 from attnsel.settings import Settings
-from attnsel.versions import Version
+from attnsel.verdicts.evidence import NO_EVIDENCE, WRONG_NUMBERS, Evidence, Refusal
 
 _MOST_REFUSALS = 256
 _MOST_LIKELY = 3

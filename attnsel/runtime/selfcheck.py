@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.debug import SelfCheckWarning
+from attnsel.decision import Selection
 from attnsel.errors import caller
 from attnsel.params import AttentionParams, TensorSpec
 from attnsel.runtime import reference
@@ -37,7 +38,6 @@ from attnsel.runtime.call import Call, Config
 from attnsel.runtime.kernels import Kernel
 from attnsel.runtime.reference import Numbers, RowBlock
 from attnsel.runtime.refusals import WrongNumbers
-from attnsel.selection.select import Selection
 from attnsel.settings import Settings
 
 REFERENCE = "tiled"

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
-from attnsel._scalars import flag
+from attnsel.base.scalars import flag
 from attnsel.errors import InvalidInput
-from attnsel.layout import FORMATS
+from attnsel.params.layout import FORMATS
 from attnsel.runtime.call import Call, Config, Extras
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The choice: rules are asked, candidates ranked, ways out found."""

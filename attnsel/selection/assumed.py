@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from attnsel.candidates import OLDEST_TORCH
+from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import Environment
+from attnsel.environment.releases import BUILDS, FRONTENDS, Build, default_build, fitting_build
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.releases import BUILDS, FRONTENDS, Build, default_build, fitting_build
 from attnsel.rules import REGISTRY
 from attnsel.selection.evaluate import Waivers, findings
-from attnsel.selection.verdict import Candidate, Reason
-from attnsel.versions import Version
+from attnsel.verdicts.verdict import Candidate, Reason
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
 """What one wheel of PyTorch decides together."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, caller
 from attnsel.params import AttentionParams
@@ -20,9 +20,9 @@ from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Page, Rule, load_families
 from attnsel.rules.api import INTERPRETED
 from attnsel.selection.memory import memory_parts, room, tensor_bytes
-from attnsel.selection.requirements import Requirement, holds_together
 from attnsel.selection.rule_dependencies import fields_of
-from attnsel.selection.verdict import Adaptation, Reason, Violation
+from attnsel.verdicts.requirements import Requirement, holds_together
+from attnsel.verdicts.verdict import Adaptation, Reason, Violation
 
 load_families()
 

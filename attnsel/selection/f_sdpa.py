@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attnsel.candidates import OLDEST_TORCH
+from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.versions import Version
 
 OLDEST = ".".join(map(str, OLDEST_TORCH))
 BY_F_SDPA = f"F.sdpa runs it; attnsel itself runs on torch {OLDEST} or newer"

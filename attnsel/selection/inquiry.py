@@ -6,14 +6,12 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from attnsel.adaptations.search import adapt_to, within_reach
-from attnsel.candidates import CANDIDATES, OLDEST_TORCH, CandidateRecord
-from attnsel.candidates.proof import unproven
-from attnsel.context_parallel.step import steps_against
+from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
-from attnsel.rules.api import INTERPRETED
+from attnsel.rules.api import INTERPRETED, REGISTRY
+from attnsel.selection.adaptations.search import adapt_to, within_reach
 from attnsel.selection.evaluate import (
     Waivers,
     always_refuses,
@@ -24,10 +22,14 @@ from attnsel.selection.evaluate import (
     reasons_within,
     reevaluate,
 )
-from attnsel.selection.evidence import Evidence
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
+from attnsel.selection.proof import unproven
 from attnsel.selection.rank import asked, at_best, key_of, order, rank_key
-from attnsel.selection.verdict import Adaptation, Candidate, Reason, Verdict
+from attnsel.selection.steps import steps_against
+from attnsel.verdicts.evidence import REFUSED, WRONG_NUMBERS, Evidence
+from attnsel.verdicts.record import CandidateRecord
+from attnsel.verdicts.requirements import FreeText
+from attnsel.verdicts.verdict import Adaptation, Candidate, Reason, Verdict, Violation
 
 _MASKED = AttentionParams(attn_mask_type="arbitrary")
 
@@ -37,6 +39,21 @@ def waivers_of(policy: Policy) -> Waivers:
     """What a policy changes about the rules. A forced backend lifts one: see ``INTERPRETED``."""
     forced = (INTERPRETED,) if policy.backend == "triton" else ()
     return Waivers((*policy.allow_known_bugs, *forced), policy.preview)
+
+
+_WANTED = {REFUSED: "a kernel that accepts this call", WRONG_NUMBERS: "the numbers tiled gives"}
+
+
+def reasons_by_running(evidence: Evidence, name: str, p: AttentionParams) -> list[Reason]:
+    """The reasons against a candidate that rest on what it did with this very question."""
+    return [
+        Reason(
+            REGISTRY.pages[refusal.code],
+            Violation("kernel", refusal.message, FreeText(_WANTED[refusal.code]), refusal.hint),
+        )
+        for refusal in evidence.refusals
+        if refusal.candidate == name and refusal.params == p
+    ]
 
 
 class Inquiry:
@@ -171,7 +188,7 @@ class Inquiry:
         if too_much:
             reasons = [*reasons, *too_much]
         if self.evidence.refusals:
-            reasons = reasons + self.evidence.against(name, p)
+            reasons = reasons + reasons_by_running(self.evidence, name, p)
         verdict: Verdict = "eligible"
         if reasons:
             verdict = "unknown" if all(reason.unknown for reason in reasons) else "refused"

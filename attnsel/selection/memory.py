@@ -11,14 +11,14 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from attnsel.adaptations.transforms import bias_shape
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.params import ITEMSIZE, AttentionParams
-from attnsel.selection.verdict import Adaptation
+from attnsel.selection.adaptations.transforms import bias_shape
+from attnsel.verdicts.verdict import Adaptation
 
 if TYPE_CHECKING:
-    from attnsel.candidates.record import Memory
+    from attnsel.verdicts.record import Memory
 
 _MADE: dict[str, str] = {
     "fold_mask": "mask",

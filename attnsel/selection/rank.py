@@ -6,13 +6,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from attnsel.adaptations.search import overhead
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY
-from attnsel.selection.verdict import Candidate, RankKey
+from attnsel.selection.adaptations.search import overhead
+from attnsel.verdicts.verdict import Candidate, RankKey
 
 Key = tuple[int, ...]
 """Values of the preferences, the first that differs decides; last the place in the list of candidates."""

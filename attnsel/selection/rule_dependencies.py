@@ -2,8 +2,8 @@
 
 A question that differs from another in fields that a rule does not read gets the same answer from it, so
 the rule need not be asked again. Every name counts, also of functions that a body calls; whatever cannot be
-followed counts as reading everything. tests/attnsel/adaptations/test_search.py holds it against asking every
-rule.
+followed counts as reading everything. tests/attnsel/selection/test_adaptations.py holds it against asking
+every rule.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from attnsel._model import lazy
+from attnsel.base.model import lazy
 from attnsel.params import AttentionParams
-from attnsel.rules.api import Page, Rule, limit
+from attnsel.rules.api import Rule, limit
+from attnsel.verdicts.verdict import Page
 
 ALL = frozenset(AttentionParams.model_fields)
 _OPAQUE = frozenset({"getattr", "vars", "dir", "eval", "model_dump", "__dict__", "_key"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnsel.backends.cudnn.workspace import ORDERED, workspace
-from attnsel.candidates.record import CandidateRecord, Efficiency
+from attnsel.verdicts.record import CandidateRecord, Efficiency
 
 # Every call that nvidia-cudnn-frontend has a graph for; which of them a release runs, rules/cudnn/ knows.
 _TAKES = (

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnsel._lock import ForkSafeLock
-from attnsel.versions import Version
+from attnsel.base.lock import ForkSafeLock
+from attnsel.environment.versions import Version
 
 
 class Session(NamedTuple):

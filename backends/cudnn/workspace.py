@@ -18,7 +18,7 @@ H200, B200, RTX 4090 and RTX 5090; benchmarks/results/cudnn-workspaces.json): al
 within 4 KiB, 414 to the byte; where it is low, by 366 KiB at most. Those calls shaped the formula. Of 317
 others (cuDNN 9.28.0, seed 7) 315 agree as closely, after FP8 on Blackwell and Hopper was put right by them;
 two on sm10x, whose fallback engine takes dQ twice, are off by that: once high, once low.
-``attnsel conformance --backend cudnn --workspace`` asks about further calls and releases.
+``tests/proof/conformance.py --backend cudnn --workspace`` asks about further calls and releases.
 
 For packed sequences the plan is built for lengths rounded up, by a quarter at most.
 """
@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnsel.environment.versions import Version
 from attnsel.params import ITEMSIZE
-from attnsel.versions import Version
 
 if TYPE_CHECKING:
-    from attnsel.candidates.record import Memory
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
+    from attnsel.verdicts.record import Memory
 
 DP_LIMIT = 4 << 30
 """Above so many bytes of dP a deterministic backward on Hopper adds dQ up in order instead, where the library

@@ -6,6 +6,7 @@
 ``kernel``                the contract, the same for all three
 ``two``, ``three``,       how each of them is called
 ``four``
-``ask/``                  their own code asked, on a machine without a GPU
 ========================  ======================================================================
+
+Their own code is asked, on a machine without a GPU, by ``tests/proof/flash_attention_ask``.
 """

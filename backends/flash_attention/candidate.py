@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attnsel.candidates.record import CandidateRecord, Efficiency, Memory
+from attnsel.verdicts.record import CandidateRecord, Efficiency, Memory
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from attnsel.backends.cudnn.candidate import CUDNN_EFFICIENCY, EXACT_CHANGES
 from attnsel.backends.cudnn.workspace import workspace_in_pytorch
-from attnsel.candidates.record import CandidateRecord, Efficiency, Memory
 from attnsel.params import ITEMSIZE
+from attnsel.verdicts.record import CandidateRecord, Efficiency, Memory
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment

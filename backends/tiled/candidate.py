@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnsel.candidates.record import CandidateRecord, Memory
+from attnsel.verdicts.record import CandidateRecord, Memory
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment

@@ -1,8 +1,8 @@
 """How large the tiles are: a table per architecture, padded head dimension and pass. No tuning at run time.
 
-Every row was compiled ahead of time (``gate.py``) with Triton 3.7, for full, causal, windowed and packed
-calls: it fits in shared memory and spills nothing in its loop. Packed sequences with other lengths for keys
-than for queries, and softcap or ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
+Every row was compiled ahead of time (``tests/proof/gate.py``) with Triton 3.7, for full, causal, windowed and
+packed calls: it fits in shared memory and spills nothing in its loop. Packed sequences with other lengths for
+keys than for queries, and softcap or ALiBi under a window, may spill in the dK/dV pass: slower, not wrong.
 """
 
 from __future__ import annotations

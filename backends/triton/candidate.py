@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnsel.candidates.record import CandidateRecord, Executed
+from attnsel.verdicts.record import CandidateRecord, Executed
 
 _TAKES = (
     "bf16", "fp16", "fp32", "cuda", "cpu",

@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
-from attnsel._lock import ForkSafeLock
+from attnsel.base.lock import ForkSafeLock
 
 with contextlib.suppress(ImportError):
     # The interpreter imports it at the first launch; it must not first see swapped functions.

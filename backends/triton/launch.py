@@ -1,7 +1,7 @@
 """A call as launches: which kernels run, over which grid, with which arguments. Nothing here runs one.
 
 A ``Launch`` is made from tensors of any device, meta included, so that what is compiled ahead of time
-(``aot.py``) is exactly what would run.
+(``tests/support/aot.py``) is exactly what would run.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def _run(launch: Launch, device: torch.device, arch: int | None) -> Any:
     if launch.programs == 0:
         return None
     if arch is None:
-        from . import interpret
+        from . import interpret  # patches the interpreter, for CPU tensors alone
 
         interpret.launch(launch.kernel, (launch.programs,), launch.args)
         return None
@@ -310,7 +310,7 @@ def _around(launch: Launch, device: torch.device, arch: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.cuda.device(device))
         if arch == 75:
-            from .turing import tensor_cores
+            from .turing import tensor_cores  # private parts of Triton, for this card alone
 
             stack.enter_context(tensor_cores())
         elif launch.name in descriptors.KERNELS:

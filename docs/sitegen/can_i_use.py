@@ -1,6 +1,6 @@
 """Can I use it? A page for each feature, one for each architecture, and the whole as JSON and as Markdown.
 
-All of it is asked of the engine (attnsel/can_i_use); a rule that is added changes the pages by itself.
+All of it is asked of the engine (attnsel/pages/can_i_use); a rule that is added changes the pages by itself.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from attnsel.can_i_use.cells import Cell, Span, cells
-from attnsel.can_i_use.data import as_dict
-from attnsel.can_i_use.feature import Feature, Mode
-from attnsel.can_i_use.features import FEATURES
-from attnsel.can_i_use.markdown import markdown_lines
-from attnsel.can_i_use.releases import GPUS
-from attnsel.can_i_use.words import (
+from attnsel.backends.registry import CANDIDATES
+from attnsel.environment import component_name
+from attnsel.pages.can_i_use.cells import Cell, Span, cells
+from attnsel.pages.can_i_use.data import as_dict
+from attnsel.pages.can_i_use.feature import Feature, Mode
+from attnsel.pages.can_i_use.features import FEATURES
+from attnsel.pages.can_i_use.markdown import markdown_lines
+from attnsel.pages.can_i_use.releases import GPUS
+from attnsel.pages.can_i_use.words import (
     LOOKS,
     Row,
     avoided,
@@ -30,9 +32,7 @@ from attnsel.can_i_use.words import (
     span_mark,
     title_of,
 )
-from attnsel.candidates import CANDIDATES
-from attnsel.cli.examples import folded_command
-from attnsel.environment import component_name
+from attnsel.pages.commands import folded_command
 from attnsel.report.markdown import code, escape
 from attnsel.report.markdown import table as markdown_table
 from attnsel.rules import load_all

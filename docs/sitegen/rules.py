@@ -1,7 +1,7 @@
 """A page for every code: what a rule says, why, what helps, where it holds; and lists to find one in.
 
 Everything comes from the rules themselves, by way of ``attnsel rule CODE --markdown``
-(attnsel/cli/rule_markdown.py). A rule that is added is on the site when it is built again.
+(attnsel/pages/rule_markdown.py). A rule that is added is on the site when it is built again.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from urllib.parse import urlencode
 
-from attnsel.candidates import CANDIDATES
-from attnsel.cli.rule_markdown import Links, page_markdown
-from attnsel.cli.rule_page import candidates_of, names_of
-from attnsel.cli.rule_prose import plain, words
+from attnsel.backends.registry import CANDIDATES
+from attnsel.pages.rule_facts import candidates_of, names_of
+from attnsel.pages.rule_markdown import Links, page_markdown
+from attnsel.pages.rule_prose import plain, words
 from attnsel.report.markdown import code, table
 from attnsel.rules import REGISTRY, Page, Removed, load_all
 from attnsel.rules.ranges import Range, range_of, split
-from attnsel.selection.verdict import EVIDENCE
+from attnsel.verdicts.verdict import EVIDENCE
 from sitegen.model import File
 
 EVIDENCE_PAGE = "../explanation/evidence.md"

@@ -6,13 +6,13 @@ Sources as in ``before_9_8_forward``.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.before_9_8_layouts import packed
 from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, ANY_BLACKWELL, HOPPER, PACKED
-from attnsel.selection.requirements import AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

@@ -6,12 +6,12 @@ Sources as in ``before_9_8_forward``.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.vocabulary import ANY_BLACKWELL, HOPPER, WINDOW
-from attnsel.selection.requirements import AtMostField, EqualTo, FreeText, Multiple, OneOf, Requirement
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import AtMostField, EqualTo, FreeText, Multiple, OneOf, Requirement
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

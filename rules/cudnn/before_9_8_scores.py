@@ -6,12 +6,12 @@ Sources as in ``before_9_8_forward``.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.vocabulary import AMPERE_ADA
-from attnsel.selection.requirements import FreeText, OneOf
-from attnsel.selection.verdict import Unknown, Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import FreeText, OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 rule = rules_about("cudnn", fp8=False, when=cudnn("<9.8.0"))
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version, cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.vocabulary import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, HOPPER
-from attnsel.selection.requirements import NEWER, AtLeast, FreeText, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import Version, cudnn
+from attnsel.verdicts.requirements import NEWER, AtLeast, FreeText, OneOf
+from attnsel.verdicts.verdict import Violation
 
 
 def recipe(kind: str, **fields: Any) -> dict[str, Any]:

@@ -6,14 +6,14 @@ Sources and the meaning of "FP8 question" as in ``fp8``.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn, cudnn_frontend
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.fp8 import CUDA, DELAYED, MXFP8, bottom_right, kind_of
 from attnsel.rules.cudnn.fp8_shapes import INFERENCE
 from attnsel.rules.cudnn.vocabulary import BLACKWELL, HOPPER, PACKED, PAGED
-from attnsel.selection.requirements import FreeText, OneOf
-from attnsel.selection.verdict import Unknown, Violation
-from attnsel.versions import cudnn, cudnn_frontend
+from attnsel.verdicts.requirements import FreeText, OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 rule = rules_about("cudnn", fp8=True, device=CUDA)
 

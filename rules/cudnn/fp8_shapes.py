@@ -6,13 +6,13 @@ Sources and the meaning of "FP8 question" as in ``fp8``.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.fp8 import CUDA, DELAYED, bottom_right
 from attnsel.rules.cudnn.vocabulary import CONSUMER_BLACKWELL, HOPPER
-from attnsel.selection.requirements import AtMost, AtMostField, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Unknown, Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import AtMost, AtMostField, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 rule = rules_about("cudnn", fp8=True)
 

@@ -8,6 +8,7 @@ child process that asked.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn, cudnn_frontend
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.fp8 import CUDA, DELAYED, MXFP8, bottom_right, kind_of
@@ -20,9 +21,8 @@ from attnsel.rules.cudnn.vocabulary import (
     PACKED,
     PAGED,
 )
-from attnsel.selection.requirements import FreeText, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn, cudnn_frontend
+from attnsel.verdicts.requirements import FreeText, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=True)
 

@@ -6,14 +6,14 @@ Sources as in ``since_9_8_masks``.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.since_9_8_backward import BIAS, BIAS_GRADIENT, ROW_WISE
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
 from attnsel.rules.cudnn.vocabulary import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, PACKED
-from attnsel.selection.requirements import AtLeast, EqualTo, FreeText, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import AtLeast, EqualTo, FreeText, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

@@ -7,14 +7,14 @@ child process that asked.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.since_9_8_backward import BIAS, BIAS_GRADIENT, ROW_WISE, bias_gradient
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
 from attnsel.rules.cudnn.vocabulary import BLACKWELL_THOR
-from attnsel.selection.requirements import FreeText, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import FreeText, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

@@ -7,6 +7,7 @@ Sources as in ``since_9_8_masks``. Layouts are in ``since_9_8_layouts``; what tr
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn, cudnn_frontend
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
@@ -18,9 +19,8 @@ from attnsel.rules.cudnn.vocabulary import (
     HOPPER,
     beyond_128,
 )
-from attnsel.selection.requirements import NEWER, AtLeast, AtMost, Multiple, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn, cudnn_frontend
+from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, Multiple, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

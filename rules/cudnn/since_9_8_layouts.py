@@ -7,13 +7,13 @@ Sources as in ``since_9_8_masks``. What training with packed sequences needs bey
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
 from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, PACKED, PAGED
-from attnsel.selection.requirements import AtMost, FreeText, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import AtMost, FreeText, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8="both", when=SINCE_9_8)
 

@@ -9,13 +9,13 @@ a rule tells which of the two refuses.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.before_9_8_masks import anchored_bottom_right, wants_top_left
 from attnsel.rules.cudnn.vocabulary import WINDOW
-from attnsel.selection.requirements import AtMost, FreeText, OneOf, Requirement
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import AtMost, FreeText, OneOf, Requirement
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

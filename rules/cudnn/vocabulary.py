@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attnsel.context_parallel.exchanges import EXCHANGES
 from attnsel.params import AttentionParams
+from attnsel.params.exchanges import EXCHANGES
 
 AMPERE_ADA = range(80, 90)
 HOPPER = {90}

@@ -5,14 +5,14 @@ The bodies are those of PyTorch's copy of FlashAttention 2 (rules/sdpa), which w
 
 from __future__ import annotations
 
-from attnsel.candidates import where
+from attnsel.backends.registry import where
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.sdpa.common import last_dimension_contiguous, sixteen_byte_rows
 from attnsel.rules.sdpa.varlen import varlen_diagonal, varlen_rows
-from attnsel.selection.requirements import OneOf
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.verdicts.requirements import OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 EVERY = where(lambda record: record.family == "FLASH")
 rule = rules_about(EVERY)

@@ -7,11 +7,11 @@ all of its checks are asserts, which ``python -O`` leaves out.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import flash_attn_4
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
-from attnsel.selection.requirements import NEWER, AtLeast, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Unknown
-from attnsel.versions import flash_attn_4
+from attnsel.verdicts.requirements import NEWER, AtLeast, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Unknown
 
 rule = rules_about("flash_attn.4")
 

@@ -7,12 +7,12 @@ nothing is checked before a kernel is built, both releases were built for the ar
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.flash_attention.four import AMPERE, BEFORE_B36, CUDA, DATACENTRE, HOPPER, NEW, OLD, SM12
-from attnsel.selection.requirements import NEWER, AtMost, EqualTo, FreeText, Multiple, OneOf, size
-from attnsel.selection.verdict import Violation
-from attnsel.versions import Version
+from attnsel.verdicts.requirements import NEWER, AtMost, EqualTo, FreeText, Multiple, OneOf, size
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("flash_attn.4")
 

@@ -6,11 +6,11 @@ Lines are of hopper/flash_api.cpp at 0251105a (3.0.0); v2.8.3 holds what calls i
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import flash_attn_3
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
-from attnsel.selection.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import flash_attn_3
+from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("flash_attn.3")
 

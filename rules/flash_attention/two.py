@@ -6,11 +6,11 @@ Lines are of csrc/flash_attn/flash_api.cpp at v2.8.3 unless another file or tag 
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version, cuda, flash_attn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
-from attnsel.selection.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import Version, cuda, flash_attn
+from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("flash_attn.2")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnsel.candidates import where
+from attnsel.backends.registry import where
 from attnsel.environment import Environment
+from attnsel.environment.versions import torch
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
 from attnsel.rules.api import Fields, rules_about
-from attnsel.selection.requirements import AtMost, FreeText, OneOf, Requirement
-from attnsel.selection.verdict import Violation
-from attnsel.versions import torch
+from attnsel.verdicts.requirements import AtMost, FreeText, OneOf, Requirement
+from attnsel.verdicts.verdict import Violation
 
 EVERY_SDPA = where(lambda record: record.family == "SDPA")
 rule = rules_about(EVERY_SDPA)

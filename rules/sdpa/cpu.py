@@ -6,8 +6,8 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.sdpa.common import MASK_GRADIENT, mask_gradient
-from attnsel.selection.requirements import FreeText, OneOf
-from attnsel.selection.verdict import Violation
+from attnsel.verdicts.requirements import FreeText, OneOf
+from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("sdpa.flash")
 

@@ -7,12 +7,12 @@ frontend and ``env.cudnn`` for the library that is loaded.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version, cudnn, torch
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.sdpa.common import CUDA, GRID, MASK_GRADIENT, mask_gradient
-from attnsel.selection.requirements import AtLeast, Installed, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import Version, cudnn, torch
+from attnsel.verdicts.requirements import AtLeast, Installed, OneOf
+from attnsel.verdicts.verdict import Violation
 
 CUDNN = "sdpa.cudnn"
 rule = rules_about(CUDNN, device=CUDA)

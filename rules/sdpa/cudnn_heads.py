@@ -6,12 +6,12 @@ The frontend inside each torch and the library decide together.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import cudnn, torch
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.sdpa.common import CUDA
-from attnsel.selection.requirements import AtMost, EqualTo, Multiple, OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn, torch
+from attnsel.verdicts.requirements import AtMost, EqualTo, Multiple, OneOf
+from attnsel.verdicts.verdict import Violation
 
 CUDNN = "sdpa.cudnn"
 rule = rules_about(CUDNN)

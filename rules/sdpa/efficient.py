@@ -6,8 +6,8 @@ from attnsel.environment import Environment
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.sdpa.common import CUDA, GPUS, GRID_MOST, VECTOR, mask_of
-from attnsel.selection.requirements import EqualTo, Multiple, OneOf
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.verdicts.requirements import EqualTo, Multiple, OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 EFFICIENT = "sdpa.efficient"
 rule = rules_about(EFFICIENT, device=CUDA)

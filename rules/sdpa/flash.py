@@ -6,12 +6,12 @@ For CPUs see ``cpu``, for what only the op with lengths has ``varlen``.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import torch
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.sdpa.common import CUDA, GPUS, GRID
-from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Unknown, Violation
-from attnsel.versions import torch
+from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 rule = rules_about("sdpa.flash", "sdpa.varlen", device=CUDA)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import torch
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
 from attnsel.rules.sdpa.common import mask_of
-from attnsel.selection.requirements import OneOf
-from attnsel.selection.verdict import Unknown
-from attnsel.versions import torch
+from attnsel.verdicts.requirements import OneOf
+from attnsel.verdicts.verdict import Unknown
 
 
 @rule(

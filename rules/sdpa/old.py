@@ -9,12 +9,12 @@ FlashAttention 1.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version, torch
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.sdpa.common import CUDA
-from attnsel.selection.requirements import AtLeast, AtMost, EqualTo, FreeText, OneOf
-from attnsel.selection.verdict import Unknown, Violation
-from attnsel.versions import Version, torch
+from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, FreeText, OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 rule = rules_about("sdpa.flash", device=CUDA)
 

@@ -6,12 +6,12 @@ What the kernels themselves want stands in ``flash``.
 from __future__ import annotations
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import torch
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.sdpa.common import CUDA
-from attnsel.selection.requirements import AtMost, FreeText, Multiple, OneOf
-from attnsel.selection.verdict import Unknown, Violation
-from attnsel.versions import torch
+from attnsel.verdicts.requirements import AtMost, FreeText, Multiple, OneOf
+from attnsel.verdicts.verdict import Unknown, Violation
 
 rule = rules_about("sdpa.varlen")
 

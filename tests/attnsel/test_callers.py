@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from attnsel import DotProductAttention, attention, clear_cache, debug, flash_attn, override
-from attnsel.copy_advice import COPIES, advice
 from attnsel.errors import Caller, caller
 from attnsel.integrations.transformers import attention_forward
 from attnsel.params import AttentionParams
-from attnsel.selection.verdict import Adaptation
+from attnsel.report.copy_advice import COPIES, advice
+from attnsel.verdicts.verdict import Adaptation
 
 torch.set_num_threads(1)
 

@@ -24,7 +24,7 @@ from attnsel import (
     override,
 )
 from attnsel.debug import SlowPathWarning
-from attnsel.selection.select import Selection, select
+from attnsel.decision import Selection, select
 
 torch.set_num_threads(1)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import attnsel
 from attnsel import DotProductAttention, InvalidInput, NoBackendError, UnsupportedArgument, attention
-from attnsel._module_checks import _NOT_YET
+from attnsel.module import _NOT_YET
 from attnsel.runtime import refusals
-from attnsel.selection.evidence import Evidence, Refusal
+from attnsel.verdicts.evidence import Evidence, Refusal
 
 torch.set_num_threads(1)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from attnsel import AttentionParams, Environment
+from attnsel.decision import select
 from attnsel.selection.memory import memory_parts
-from attnsel.selection.select import select
 
 GPUS = ("A100", "H100", "H200", "B200", "RTX 4090")
 CALLS: dict[str, dict[str, Any]] = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from attnsel import AttentionParams, Environment
-from attnsel.candidates import CANDIDATES
-from attnsel.selection.select import select
+from attnsel.backends.registry import CANDIDATES
+from attnsel.decision import select
 
 MOST = 16
 STEPS = range(1, 2001)
@@ -123,7 +123,7 @@ def test_prompts_of_500_lengths_make_few_plans(
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="it counts what runs")
 def test_lengths_are_counted_for_each_call_apart_and_training_is_not() -> None:
     from attnsel.runtime.lengths import FEW, _planned, record_length, with_lengths
-    from attnsel.selection.evidence import NO_EVIDENCE
+    from attnsel.verdicts.evidence import NO_EVIDENCE
 
     env = Environment.describe("H200")
     prompt = AttentionParams(max_seqlen_q=1000, max_seqlen_kv=1000, is_training=False)

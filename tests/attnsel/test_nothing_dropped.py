@@ -28,7 +28,7 @@ from attnsel import (
     functional,
     select,
 )
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.rules import REGISTRY
 from attnsel.runtime.bind import make_spec
 from attnsel.runtime.call import config

@@ -26,8 +26,8 @@ from attnsel import (
     override,
     select,
 )
-from attnsel._module_checks import _NOT_YET
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.module import _NOT_YET
 from attnsel.rules import REGISTRY
 from attnsel.runtime import dispatch as run
 from attnsel.selection.rule_dependencies import ALL, fields_of

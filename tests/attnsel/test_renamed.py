@@ -12,7 +12,7 @@ import attnsel
 from attnsel import plugins
 from attnsel.plugins import Registry
 from attnsel.rules import rule
-from attnsel.selection.requirements import AtMost
+from attnsel.verdicts.requirements import AtMost
 
 
 def warned(ask: Callable[[], Any]) -> tuple[Any, list[str]]:

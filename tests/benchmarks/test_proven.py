@@ -11,9 +11,9 @@ import sources
 from proven import as_source, proven_by
 
 from attention_cases import CASES
-from attnsel.candidates import CANDIDATES
-from attnsel.candidates.capabilities import DTYPES, FEATURES
-from attnsel.candidates.record import Executed, Proven
+from attnsel.backends.registry import CANDIDATES
+from attnsel.rules.features import DTYPES, FEATURES
+from attnsel.verdicts.record import Executed, Proven
 from paths import ROOT
 from shows import words_of
 
@@ -92,7 +92,8 @@ def test_proven_is_what_committed_results_show() -> None:
 
 
 def shown_executed(cases: list[dict[str, Any]]) -> Executed:
-    """Of a record of ``attnsel conformance --execute``: where every call of the grid is right and faultless.
+    """Of a record of ``tests/proof/conformance.py --execute``: where every call of the grid is right and
+    faultless.
 
     The kernels with descriptors are no part of it: no call takes them unless they are named.
     """

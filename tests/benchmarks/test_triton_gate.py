@@ -16,8 +16,8 @@ if None in map(importlib.util.find_spec, ("torch", "triton")):
 import triton
 import triton_gate
 
-from attnsel.backends.triton import gate
-from attnsel.backends.triton.gate import KernelReport
+import gate
+from gate import KernelReport
 
 GOOD = KernelReport(
     "forward", 90, 64, 64, "bf16", "full", (128, 64), 4, 2, 128, 0, 1, 2, ("HGMMA",), 0.5

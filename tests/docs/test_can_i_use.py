@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("griffe", reason="pages are made with it: pip install -e '.[docs]'")
 
-from attnsel.can_i_use.features import FEATURES
-from attnsel.can_i_use.words import LOOKS
+from attnsel.pages.can_i_use.features import FEATURES
+from attnsel.pages.can_i_use.words import LOOKS
 from attnsel.rules import REGISTRY
 from json_schemas import path_of
 from sitegen import can_i_use

@@ -9,11 +9,11 @@ import re
 import pytest
 
 from attnsel import cli, plugins, settings
-from attnsel.adaptations.search import ADAPTERS
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.cli import output
 from attnsel.policy import Policy
-from attnsel.selection.verdict import EVIDENCE
+from attnsel.selection.adaptations.search import ADAPTERS
+from attnsel.verdicts.verdict import EVIDENCE
 from pages import blocks, run_command
 from paths import ROOT
 
@@ -93,4 +93,4 @@ def test_the_plug_in_on_the_page_is_the_one_in_the_docstring():
     lines = {line.strip().replace("'''", '"""') for line in docstring.splitlines()}
     for block in blocks("docs/how-to/plugins.md"):
         missing = [line for line in block.text.splitlines() if line.strip() not in lines]
-        assert not missing, f"{block}: attnsel/plugins.py does not say so"
+        assert not missing, f"{block}: attnsel/plugins does not say so"

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 import attnsel
 import pages
 from attnsel import settings
-from attnsel._schemas import PRINTED_BY, VERSIONS
+from attnsel.base.schemas import PRINTED_BY, VERSIONS
 from attnsel.cli import COMMANDS
 from attnsel.cli.flags import FLAGS
 from paths import ROOT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attnsel import AttentionParams, Environment, select
-from attnsel._schemas import VERSIONS
+from attnsel.base.schemas import VERSIONS
 from json_schemas import FOLDER, path_of, samples
 
 jsonschema = pytest.importorskip("jsonschema")

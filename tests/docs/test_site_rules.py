@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("griffe", reason="pages are made with it: pip install -e '.[docs]'")
 
 from attnsel.cli import main
-from attnsel.cli.examples import example_commands
+from attnsel.pages.commands import example_commands
 from attnsel.rules import REGISTRY, find_rule, load_all
-from attnsel.selection.verdict import EVIDENCE
+from attnsel.verdicts.verdict import EVIDENCE
 from sitegen import rules
 from sitegen.build import build
 from sitegen.model import File

@@ -45,7 +45,7 @@ def flag(draw: Any) -> list[str]:
     return [name, draw(st.sampled_from(ODD if draw(st.integers(0, 3)) == 0 else likely(chosen)))]
 
 
-COMMANDS = ["explain", "explain", "explain", "matrix", "matrix", "rules", "rule", "run", "conformance", "odd"]
+COMMANDS = ["explain", "explain", "explain", "matrix", "matrix", "rules", "rule", "run", "odd"]
 
 
 @st.composite
@@ -67,8 +67,6 @@ def command_line(draw: Any) -> Case:
             "zz/zz",
             *words,
         ]
-    elif kind == "conformance":  # refused before anything is compiled or asked
-        words = ["conformance", "--backend", draw(ODD_WORD), "--jobs", "-1", "--samples", "0", *words[:2]]
     return {"words": words, "variables": draw(VARIABLES)}
 
 

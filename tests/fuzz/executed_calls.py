@@ -120,7 +120,7 @@ def both_ways(case: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor
     from attnsel.backends.triton import run
     from attnsel.backends.triton.blocks import Tiles
     from attnsel.backends.triton.launch import make_call
-    from attnsel.backends.triton.ptx.run import Executed, executed_on
+    from ptx_interpreter.run import Executed, executed_on
 
     spec, inputs = build(case)
     call = make_call(spec, inputs)

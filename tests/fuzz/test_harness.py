@@ -118,7 +118,7 @@ def a_product_of_other_registers(text: str) -> str:
 def test_a_miscompiled_kernel_is_found(
     change: Callable[[str], str], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ptx = pytest.importorskip("attnsel.backends.triton.ptx.run")
+    ptx = pytest.importorskip("ptx_interpreter.run")
     whole = ptx.executed_on
     monkeypatch.setattr(
         ptx, "executed_on", lambda arch, done: whole(arch, done, lambda _, text: change(text))

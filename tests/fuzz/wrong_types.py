@@ -22,10 +22,10 @@ from harness import Case, Target, Wrong
 from hypothesis import strategies as st
 
 import attnsel
-from attnsel import flash_attn, recipes, settings
+from attnsel import flash_attn, settings
 from attnsel.environment import COMPONENTS, Device
 from attnsel.flash_attn import FlashAttentionError
-from attnsel.params import Tensors, TensorSpec
+from attnsel.params import Tensors, TensorSpec, recipes
 from attnsel.runtime.dispatch import clear_cache
 
 

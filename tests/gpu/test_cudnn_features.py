@@ -216,8 +216,8 @@ def test_what_the_rules_and_the_described_card_say_is_what_the_card_says(device:
     from attnsel.backends.cudnn.call import planned
     from attnsel.backends.cudnn.graph import backward as backward_graph
     from attnsel.backends.cudnn.graph import forward as forward_graph
-    from attnsel.backends.sampling import samples
     from attnsel.errors import UnsupportedArgument
+    from sampling import samples
 
     here, env = session.current(device), Environment.detect(device)
     wrong, asked = [], 0

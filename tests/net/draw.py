@@ -20,11 +20,11 @@ from typing import Any
 
 from attnsel import AttentionParams, Environment, InvalidInput
 from attnsel.environment import COMPONENTS
-from attnsel.gpus import ARCHITECTURES
+from attnsel.environment.gpus import ARCHITECTURES
+from attnsel.environment.versions import Version
 from attnsel.rules import REGISTRY, Rule, load_all
 from attnsel.rules.examples import question
 from attnsel.rules.hint import every_hint
-from attnsel.versions import Version
 from verdicts import (
     FOLDER,
     WAYS_OUT,

@@ -16,12 +16,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import behaviour  # noqa: E402
-from behaviour import DOORS, differing, digest, numbers, one_thread, read  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import attnsel  # noqa: E402
+import behaviour  # noqa: E402
 from attnsel import DotProductAttention  # noqa: E402
+from behaviour import DOORS, differing, digest, numbers, one_thread, read  # noqa: E402
 
 PART = 250
 PARTS = [

@@ -10,7 +10,7 @@ import pytest
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, load_all
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.verdicts.verdict import Unknown, Violation
 
 
 def _findings(candidate: str, env: Environment, **params: Any) -> dict[str, Violation | Unknown]:

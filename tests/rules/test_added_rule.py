@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from added_rule import as_it_was
+from attnsel.decision import select
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, find_rule
 from attnsel.rules.examples import question
-from attnsel.selection.select import select
 
 
 def reasons(p, env):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from attnsel.decision import select
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY
 from attnsel.selection.rule_dependencies import fields_of
-from attnsel.selection.select import select
 
 RULE = REGISTRY.rules["INSTALL008"]
 FP16 = AttentionParams(dtype="fp16")

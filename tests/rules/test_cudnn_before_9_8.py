@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules.api import REGISTRY
 from attnsel.rules.cudnn import (
@@ -16,9 +17,8 @@ from attnsel.rules.cudnn import (
     before_9_8_masks,
     before_9_8_scores,
 )
-from attnsel.selection.requirements import Multiple
-from attnsel.selection.verdict import Reason, Violation
-from attnsel.versions import Version
+from attnsel.verdicts.requirements import Multiple
+from attnsel.verdicts.verdict import Reason, Violation
 
 MODULES = (
     before_9_8_backward,

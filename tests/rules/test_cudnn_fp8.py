@@ -11,7 +11,7 @@ from attnsel.params import AttentionParams
 from attnsel.rules.api import REGISTRY
 from attnsel.rules.cudnn import fp8, fp8_features, fp8_shapes, fp8_since_9_8
 from attnsel.rules.cudnn.vocabulary import PAGED
-from attnsel.selection.verdict import Reason
+from attnsel.verdicts.verdict import Reason
 
 RULES = [
     rule

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.decision import select
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_all
 from attnsel.rules.examples import question
-from attnsel.selection.evidence import Evidence, Refusal
-from attnsel.selection.requirements import AtLeast, AtMost, Multiple
-from attnsel.selection.select import select
-from attnsel.selection.verdict import EVIDENCE, Reason, Unknown, Violation
+from attnsel.verdicts.evidence import Evidence, Refusal
+from attnsel.verdicts.requirements import AtLeast, AtMost, Multiple
+from attnsel.verdicts.verdict import EVIDENCE, Reason, Unknown, Violation
 from paths import IMPORTED_FROM
 
 load_all()

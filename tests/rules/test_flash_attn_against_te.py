@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from attnsel import AttentionParams, Environment, Policy, select
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from te_choice import choice
 
 ROWS: dict[str, dict[str, Any]] = {

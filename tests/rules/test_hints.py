@@ -7,13 +7,13 @@ import json
 import pytest
 
 from attnsel.cli import main
+from attnsel.decision import select
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.policy import Policy
 from attnsel.rules import load_all
 from attnsel.rules.examples import question
 from attnsel.rules.hint import every_hint, hint
-from attnsel.selection.select import select
 
 load_all()
 HINTS = every_hint()

@@ -11,6 +11,7 @@ import pytest
 from added_rule import as_it_was, forget
 from attnsel import settings
 from attnsel.cli import main
+from attnsel.decision import select
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
@@ -18,8 +19,7 @@ from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Registry, find_rule, load_all, rule
 from attnsel.rules.api import removed
 from attnsel.rules.ranges import RANGES, free_codes, range_of, ranges_of, split
-from attnsel.selection.requirements import AtMost
-from attnsel.selection.select import select
+from attnsel.verdicts.requirements import AtMost
 
 load_all()
 ROOT = Path(__file__).parents[2]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from attnsel.decision import select
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.selection.f_sdpa import BY_F_SDPA
-from attnsel.selection.select import select
-from attnsel.selection.verdict import Unknown
+from attnsel.verdicts.verdict import Unknown
 
 KERNELS = ("sdpa.flash", "sdpa.efficient", "sdpa.cudnn", "sdpa.math")
 OWN = ("cudnn", "triton", "tiled", "sdpa.varlen")

@@ -6,11 +6,11 @@ from contextlib import nullcontext
 
 import pytest
 
+from attnsel.decision import select
 from attnsel.environment import Device, Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, Tensors, TensorSpec
-from attnsel.selection.select import select
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.verdicts.verdict import Unknown, Violation
 
 FUSED = ("sdpa.flash", "sdpa.efficient", "sdpa.cudnn")
 

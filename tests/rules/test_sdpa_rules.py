@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from attnsel.decision import select
 from attnsel.environment import Device, Environment
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.policy import Policy
-from attnsel.selection.select import select
-from attnsel.selection.verdict import Unknown, Violation
+from attnsel.verdicts.verdict import Unknown, Violation
 
 H100 = Environment.describe(gpu="H100", torch="2.13.0")
 A100 = Environment.describe(gpu="A100", torch="2.13.0")

@@ -21,9 +21,9 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
-from attnsel.selection.requirements import OneOf
-from attnsel.selection.verdict import Violation
-from attnsel.versions import cudnn
+from attnsel.verdicts.requirements import OneOf
+from attnsel.verdicts.verdict import Violation
+from attnsel.environment.versions import cudnn
 
 
 @rule(

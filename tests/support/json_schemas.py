@@ -2,8 +2,9 @@
 
     python tests/support/json_schemas.py        # writes the documents of the present versions
 
-A document that is committed is a promise: where the shape changes, raise the version in attnsel/_schemas.py
-first, then write the new document beside the old one, and add its digest to tests/docs/test_schemas.py.
+A document that is committed is a promise: where the shape changes, raise the version in
+attnsel/base/schemas.py first, then write the new document beside the old one, and add its digest to
+tests/docs/test_schemas.py.
 """
 
 from __future__ import annotations
@@ -20,28 +21,32 @@ from typing import Any
 from unittest import mock
 
 if __name__ == "__main__":
-    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[1] / "proof"),
+        str(Path(__file__).resolve().parents[2]),
+    ]
 
 from pydantic import BaseModel
 
+import conformance_flash
 import rank_files
+from agreement import RuleMismatch, Tally
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, settings
-from attnsel._schemas import VERSIONS, stamped
-from attnsel.cli import conformance_flash, main
+from attnsel.base.schemas import VERSIONS, stamped
 from attnsel.cli import doctor as doctor_module
-from attnsel.cli.agreement import RuleMismatch, Tally
+from attnsel.cli import main
 from attnsel.cli.asking import Comparison, NotAsked
 from attnsel.cli.library import Asked, by_rules
 from attnsel.cli.probe import DISTRIBUTIONS, FlashFacts, Probe, ProbedMachine
-from attnsel.cli.workspaces import WorkspaceMismatch, Workspaces
 from attnsel.debug import process_record
+from attnsel.diagnose.ranks import tables
+from attnsel.diagnose.watching.record import Materialised, Process, Site
+from attnsel.diagnose.watching.report import Watched
 from attnsel.environment import COMPONENTS
-from attnsel.ranks import tables
 from attnsel.rules import REGISTRY
 from attnsel.rules.api import Removed
-from attnsel.watching.record import Materialised, Process, Site
-from attnsel.watching.report import Watched
 from paths import ROOT
+from workspaces import WorkspaceMismatch, Workspaces
 
 FOLDER = ROOT / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -84,7 +89,7 @@ LINES = {
         "explain --gpu T4 --dtype fp16 --as transformers --switch attn_implementation=flash_attention_2",
     ],
     "log": [
-        f"explain --from-log {ROOT}/tests/attnsel/logs/cases/{line}"
+        f"explain --from-log {ROOT}/tests/attnsel/diagnose/logs/cases/{line}"
         for line in (
             "NVIDIA-TransformerEngine-1821.txt",
             "NVIDIA-TransformerEngine-1821.txt --gpu B200 --fp8-recipe mxfp8",
@@ -150,7 +155,7 @@ def samples() -> dict[str, list[Any]]:
         for answer in found["selection"]
         if "context_parallel" not in answer and "library" not in answer
     ]
-    from attnsel.cli.rule_page import removed_as_dict
+    from attnsel.pages.rule_facts import removed_as_dict
 
     for gone in (Removed("BUG901", "0.1.0", "Why.", "BUG006"), Removed("BUG902", "0.1.0", "Why.", "")):
         found["removed-rule"].append(stamped("removed-rule", removed_as_dict(gone)))
@@ -228,7 +233,7 @@ def _replays() -> tuple[list[Any], list[Any]]:
     import torch
 
     from attnsel import NoBackendError, attention
-    from attnsel.replay import leave
+    from attnsel.runtime import leave_replay as leave
 
     q, k, v = (torch.randn(2, 8, 2, 8, requires_grad=True) for _ in "qkv")
     mask = torch.arange(8).expand(2, 1, 1, 8) >= 5
@@ -343,10 +348,10 @@ def _flash_facts() -> FlashFacts:
 
 def _kernels() -> list[dict[str, Any]]:
     try:
-        from attnsel.backends.triton.gate import KernelReport
+        from gate import KernelReport
     except ImportError:
         return []
-    from attnsel.backends.triton.sass import LoopMix
+    from sass import LoopMix
 
     named, measured = ("forward", 90, 64, 64, "bf16", "causal"), (128, 0, 1, 2, ("mma",), 0.5)
     waiting = LoopMix(9, 2, 1, *[0] * 9, 6, 1024, 2.0)  # type: ignore[call-arg]
@@ -362,11 +367,11 @@ def _kernels() -> list[dict[str, Any]]:
 def _executed() -> dict[str, Any]:
     about: dict[str, Any] = {"date": "2026-11-22", "triton": "3.7.1"}
     try:
-        from attnsel.backends.triton.ptx.cases import CaseReport
+        from ptx_interpreter.cases import CaseReport
     except ImportError:
         return stamped("conformance-executed", {**about, "architectures": {}, "cases": []})
-    from attnsel.backends.triton.ptx.faults import Fault
-    from attnsel.cli.conformance_executed import summaries
+    from conformance_executed import summaries
+    from ptx_interpreter.faults import Fault
 
     fault = Fault("race", "forward", "forward.py:1", 1, "st.shared", 0, 0, "why")
     good = CaseReport("full", 75, "fp16", (64, 64), ["forward"], errors={"out": 0.5, "lse": 0.0})

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from attnsel.backends.triton import backward, decode, forward, replay, run
-from attnsel.gpus import ARCHITECTURES
+from attnsel.environment.gpus import ARCHITECTURES
 
 _POINTEES = {
     "*fp16": (torch.float16,),

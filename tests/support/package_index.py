@@ -1,4 +1,4 @@
-"""Writes attnsel/_published.py: which builds of the packages of a recipe PyPI has for Linux x86_64.
+"""Writes attnsel/environment/published.py: which builds of a recipe's packages PyPI has for Linux x86_64.
 
     python tests/support/package_index.py
 
@@ -67,6 +67,6 @@ def row(package: str) -> str:
 if __name__ == "__main__":
     date = datetime.datetime.now(datetime.timezone.utc).date()
     text = HEAD.format(date=date, rows="\n".join(row(package) for package in PACKAGES))
-    target = ROOT / "attnsel" / "_published.py"
+    target = ROOT / "attnsel" / "environment" / "published.py"
     target.write_text(text)
     print(target)

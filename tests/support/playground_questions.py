@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from urllib.parse import parse_qsl, quote
 
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from sitegen.playground import form, glue
 
 WRONG = (

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnsel.backends.triton.aot import build
+from aot import build
 from attnsel.backends.triton.launch import Launch
 
 _DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

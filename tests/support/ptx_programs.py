@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from attnsel.backends.triton.ptx.faults import Fault, Faults
-from attnsel.backends.triton.ptx.global_memory import GlobalMemory
-from attnsel.backends.triton.ptx.machine import Machine
-from attnsel.backends.triton.ptx.parse import parse
-from attnsel.backends.triton.ptx.translate import translate
+from ptx_interpreter.faults import Fault, Faults
+from ptx_interpreter.global_memory import GlobalMemory
+from ptx_interpreter.machine import Machine
+from ptx_interpreter.parse import parse
+from ptx_interpreter.translate import translate
 
 HEAD = """.version 8.7
 .target sm_80

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, Tensors, TensorSpec
 from attnsel.environment import Device
-from attnsel.recipes import KINDS
+from attnsel.params.recipes import KINDS
 
 GPUS = ("V100", "T4", "A100", "RTX 3090", "L4", "H100", "B200", "B300", "RTX 5090", "GB10")
 VERSIONS: tuple[dict[str, Any], ...] = (

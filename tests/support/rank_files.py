@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from attnsel import AttentionParams, Environment, Policy, select
-from attnsel._schemas import stamped
-from attnsel.selection.evidence import NO_EVIDENCE, Refusal
-from attnsel.selection.select import Selection
+from attnsel.base.schemas import stamped
+from attnsel.decision import Selection
+from attnsel.verdicts.evidence import NO_EVIDENCE, Refusal
 
 QUESTION = AttentionParams(num_heads=16, max_seqlen_q=2048)
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import attnsel
 from attnsel import plugins
-from attnsel._schemas import VERSIONS
-from attnsel.candidates.registry import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.base.schemas import VERSIONS
 from attnsel.cli import COMMANDS, build_app, output
 from attnsel.rules import REGISTRY, load_families
 from attnsel.settings import VARIABLES

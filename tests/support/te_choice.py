@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from attnsel import AttentionParams, Environment
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 FLASH = ("flash_attn.2", "flash_attn.3", "flash_attn.4")
 HALF = ("bf16", "fp16")

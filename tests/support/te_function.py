@@ -25,7 +25,7 @@ import torch
 from packaging.version import Version as Written
 
 from attnsel import AttentionParams, Environment
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 VARIABLE = "TRANSFORMER_ENGINE_FOR_TESTS"
 _UTILS = "transformer_engine/pytorch/attention/dot_product_attention/utils.py"

@@ -12,6 +12,7 @@ named; the exit code is 1.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -164,11 +165,32 @@ def walk_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def floors_picture() -> str:
+    """The floors of pyproject's contract, and of each room the first sentence of its docstring."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    contract = text[text.index('id = "floors"') :]  # Python 3.10 reads no TOML
+    floors = re.findall(r'"(.+)"', contract[contract.index("layers = [") : contract.index("\n]")])
+    lines = ["```text"]
+    for number, floor in zip(range(len(floors), 0, -1), floors, strict=True):
+        for place, room in enumerate(floor.split(" | ")):
+            lines.append(f"{'' if place else number:>2}  {room:16}  {_first_sentence(room)}".rstrip())
+    return "\n".join([*lines, "```"]) + "\n"
+
+
+def _first_sentence(room: str) -> str:
+    """Of a module's or package's docstring, without the full stop."""
+    folder = ROOT / room if room in ("rules", "backends") else ROOT / "attnsel" / room
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"[.;]\s|\.$", docstring.partition("\n\n")[0].replace("\n", " "))[0].replace("`", "")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     OVERHEAD: overhead_table,
     WALK: walk_table,
     TRANSFORMS: transforms_table,
     "switches": switches_table,
+    "pyproject.toml": floors_picture,
 }
 
 

@@ -1,4 +1,4 @@
-"""Writes attnsel/_flash_attn_wheels.py: which wheels of flash-attn its own release workflow built.
+"""Writes attnsel/environment/flash_attn_wheels.py: which wheels of flash-attn its own release workflow built.
 
     python tests/support/wheel_table.py CHECKOUT    # of github.com/Dao-AILab/flash-attention, with its tags
 
@@ -107,6 +107,6 @@ def table(checkout: str) -> str:
 
 
 if __name__ == "__main__":
-    target = ROOT / "attnsel" / "_flash_attn_wheels.py"
+    target = ROOT / "attnsel" / "environment" / "flash_attn_wheels.py"
     target.write_text(table(sys.argv[1]), encoding="utf-8")
     print(f"{target}: {target.read_text().count('cu')} rows")

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnsel.dispatchers.answer import Dispatch, Offer, Refusal
 from attnsel.dispatchers.te import filters_masks  # noqa: F401  (registers the second half)
 from attnsel.dispatchers.te.asked import EVERY, FLASH, FLASH_2, FLASH_3, FLASH_4, FUSED, UNFUSED, Asked
 from attnsel.dispatchers.te.filters import FILTERS
 from attnsel.dispatchers.te.query import clauses, sub_backend
 from attnsel.dispatchers.te.switches import SWITCHES, held
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.versions import Version
+from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal
 
 __all__ = ["SWITCHES", "dispatch", "held"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.versions import Version
 
 FLASH_2, FLASH_3, FLASH_4 = "FlashAttention 2", "FlashAttention 3", "FlashAttention 4"
 FUSED, UNFUSED = "FusedAttention", "UnfusedDotProductAttention"

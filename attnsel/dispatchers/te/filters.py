@@ -23,7 +23,7 @@ from attnsel.dispatchers.te.asked import (
     Check,
     Filter,
 )
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 FILTERS: list[Filter] = []
 

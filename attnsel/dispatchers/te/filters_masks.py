@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from attnsel.dispatchers.te.asked import FLASH, FLASH_2, FLASH_3, FLASH_4, FUSED, LEVEL_1, UNFUSED, Asked
 from attnsel.dispatchers.te.filters import refuses
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 _BIASES = ("no_bias", "post_scale_bias")
 

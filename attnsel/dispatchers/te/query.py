@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attnsel.dispatchers.te.asked import FUSED, HALF, NOTHING, Asked, Filter
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 CLAUSES: list[Filter] = []
 FP8_CLAUSES: list[Filter] = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from attnsel.dispatchers.answer import Switch
 from attnsel.environment import Environment
+from attnsel.verdicts.dispatch import Switch
 
 _UTILS = "dot_product_attention/utils.py at d0067d0da"
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from attnsel.dispatchers.answer import Dispatch, Offer, Refusal
 from attnsel.dispatchers.torch.call import call_of
 from attnsel.dispatchers.torch.checks import Asked, Objection, checked_codes, objections
 from attnsel.dispatchers.torch.releases import read_for
@@ -30,7 +29,8 @@ from attnsel.params import AttentionParams
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
 from attnsel.selection.evaluate import findings
 from attnsel.selection.f_sdpa import SdpaOrder, sdpa_order
-from attnsel.selection.verdict import Reason
+from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal
+from attnsel.verdicts.verdict import Reason
 
 __all__ = ["SWITCHES", "dispatch", "held"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams, TensorSpec
 from attnsel.rules.sdpa.common import window_hides
-from attnsel.versions import Version
 
 _BIAS_ROWS = {"bhss": "bhqk", "1hss": "hqk", "b1ss": "bqk", "11ss": "qk", "111s": "k"}
 """Dimensions of a bias that are not 1, by its shape."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from attnsel.dispatchers.torch.switches import Held
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams, TensorSpec
-from attnsel.selection.verdict import Reason
-from attnsel.versions import Version
+from attnsel.verdicts.verdict import Reason
 
 HEADER = "sdp_utils_cpp.h"
 CUDA = "cuda/sdp_utils.cpp"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 _READ = tuple(
     Version.parse(text)

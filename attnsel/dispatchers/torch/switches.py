@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from attnsel.dispatchers.answer import Switch
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
-from attnsel.versions import Version
+from attnsel.verdicts.dispatch import Switch
 
 _BOOL = ("true", "false")
 _ONE = ("0", "1")

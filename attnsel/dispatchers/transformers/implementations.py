@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from attnsel.dispatchers import dispatched_by
-from attnsel.dispatchers.answer import Offer, Refusal
 from attnsel.dispatchers.transformers.releases import source
 from attnsel.dispatchers.transformers.sdpa import sdpa_call
 from attnsel.dispatchers.transformers.switches import Asked, is_hub
 from attnsel.environment import Environment
+from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
-from attnsel.versions import Version
+from attnsel.verdicts.dispatch import Offer, Refusal
 
 NAMES = {
     "sdpa": Version.parse("4.48"),

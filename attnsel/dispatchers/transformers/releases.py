@@ -6,7 +6,7 @@ five of them, the nearest not newer than the one asked about.
 
 from __future__ import annotations
 
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 _READ = (
     "4.48.3", "4.50.3", "4.51.3", "4.53.3", "4.54.1", "4.55.4", "4.56.2", "4.57.6", "5.0.0", "5.1.0", "5.2.0",

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from attnsel.dispatchers.answer import Switch
 from attnsel.dispatchers.transformers.releases import NEWEST
 from attnsel.environment import Environment
+from attnsel.environment.installed import installed_version
+from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
-from attnsel.installed import installed_version
-from attnsel.versions import Version
+from attnsel.verdicts.dispatch import Switch
 
 _BOOL = ("true", "false")
 _FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"

@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from attnsel._child import Child, Unready, python
 from attnsel.backends.cudnn.ask.folder import Untrusted, cache_folder, private
 from attnsel.backends.cudnn.ask.libraries import Missing, find_cudnn
 from attnsel.backends.cudnn.ask.store import Store, identity, key_of
 from attnsel.backends.cudnn.graph import Graph
 from attnsel.backends.cudnn.words import in_short
-from attnsel.versions import Version
+from attnsel.base.child import Child, Unready, python
+from attnsel.environment.versions import Version
 
 # Deaths that a question causes. Others are not remembered: SIGKILL comes from outside, and libcudnn aborts
 # when something of its surroundings is not there.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attnsel.gpus import ARCHITECTURES, CATALOGUE, Gpu
+from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE, Gpu
 
 
 class _Arch(NamedTuple):

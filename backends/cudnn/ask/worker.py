@@ -15,12 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attnsel._child import answering
 from attnsel.backends.cudnn.ask import libraries
 from attnsel.backends.cudnn.ask.libraries import Missing
 from attnsel.backends.cudnn.build import check, declare, engines, workspace_bounded
 from attnsel.backends.cudnn.graph import Graph
-from attnsel.versions import Version
+from attnsel.base.child import answering
+from attnsel.environment.versions import Version
 
 _LOG_LIMIT = 8000  # characters of the library's log that go into an answer
 _LAST_WITH_RULES = (1, 26)  # frontends before it check a graph by themselves, with any handle

@@ -12,16 +12,16 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any, NamedTuple, get_args, get_origin
 
-from attnsel._flash_attn_wheels import NEWEST_SDIST
-from attnsel._published import PUBLISHED
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
 from attnsel.cli.explain import explain
 from attnsel.cli.flags import FLAGS, SHORTHANDS
 from attnsel.cli.matrix import matrix
 from attnsel.dispatchers import DISPATCHERS
-from attnsel.gpus import CATALOGUE
-from attnsel.releases import BUILDS
-from attnsel.versions import Version
+from attnsel.environment.flash_attn_wheels import NEWEST_SDIST
+from attnsel.environment.gpus import CATALOGUE
+from attnsel.environment.published import PUBLISHED
+from attnsel.environment.releases import BUILDS
+from attnsel.environment.versions import Version
 
 _FIRST = (
     "gpu",

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from attnsel.can_i_use.features import FEATURES
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.pages.can_i_use.features import FEATURES
 
 
 def widest(text: str) -> int:

@@ -16,7 +16,7 @@ from attnsel.cli.flash_errors import explain
 from attnsel.cli.flash_findings import find_flash
 from attnsel.cli.flash_users import uses
 from attnsel.cli.probe import FlashFacts, Probe, ProbedMachine
-from attnsel.installed import FLASH_ATTN
+from attnsel.environment.installed import FLASH_ATTN
 from fake_packages import (
     NEW_ABI,
     OLD_ABI,

@@ -12,8 +12,9 @@ import pytest
 import attnsel
 from attnsel import AttentionParams, Environment, Policy, select, settings
 from attnsel.cli import main, question
-from attnsel.cli.flags import DESCRIBED_AFTERWARDS, FLAG_OF, FLAGS
+from attnsel.cli.flags import FLAG_OF, FLAGS
 from attnsel.environment import COMPONENTS
+from attnsel.pages.commands import DESCRIBED_AFTERWARDS
 from paths import IMPORTED_FROM
 
 pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
@@ -341,7 +342,7 @@ def test_a_described_gpu_imports_nothing_heavy():
     script = (
         "import sys; from attnsel.cli import main; code = main(['explain', '--gpu', 'H100']);"
         "heavy = {'torch', 'triton', 'cudnn', 'numpy', 'rich.table', 'rich.progress'} & set(sys.modules);"
-        "heavy |= {'attnsel.logs.parsers'} & set(sys.modules);"
+        "heavy |= {'attnsel.diagnose.logs.parsers'} & set(sys.modules);"
         "print(sorted(heavy), file=sys.stderr); sys.exit(code)"
     )
     done = python("-c", script)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).parents[1] / "logs" / "cases"
+CASES = Path(__file__).parents[1] / "diagnose" / "logs" / "cases"
 LOG = CASES / "NVIDIA-TransformerEngine-2285.txt"
 
 

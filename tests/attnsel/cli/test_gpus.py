@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from attnsel.cli import main, probe
-from attnsel.gpus import CATALOGUE
+from attnsel.environment.gpus import CATALOGUE
 
 
 def told(capsys, *words: str) -> tuple[int, str]:

@@ -9,11 +9,11 @@ import shlex
 import pytest
 
 from attnsel.cli import main
-from attnsel.cli.examples import example_commands
 from attnsel.cli.rules import rule
+from attnsel.pages.commands import example_commands
 from attnsel.rules import REGISTRY, Rule, load_all
 from attnsel.rules.examples import question
-from attnsel.selection.verdict import EVIDENCE
+from attnsel.verdicts.verdict import EVIDENCE
 
 load_all()
 PAGES = list(REGISTRY.pages.values())

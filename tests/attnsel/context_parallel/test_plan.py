@@ -11,20 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy
-from attnsel._params_checks import MOST_RANKS
 from attnsel.cli import main
 from attnsel.context_parallel import estimate as cost
-from attnsel.context_parallel import geometry, schedule
-from attnsel.context_parallel.geometry import Band, RingSizes, shifts
+from attnsel.context_parallel import schedule
 from attnsel.context_parallel.plan import plan
 from attnsel.context_parallel.schedule import (
     StepCall,
     messages,
     steps_of,
 )
-from attnsel.context_parallel.step import RankLayout, layouts, sizes_of, step_question, step_shapes
-from attnsel.gpus import CATALOGUE, FAMILIAR
-from attnsel.hardware_specs import FIGURES, figures_of
+from attnsel.environment.gpus import CATALOGUE, FAMILIAR
+from attnsel.environment.hardware_specs import FIGURES, figures_of
+from attnsel.params.checks import MOST_RANKS
+from attnsel.selection import step_geometry as geometry
+from attnsel.selection.step_geometry import Band, RingSizes, shifts
+from attnsel.selection.steps import RankLayout, layouts, sizes_of, step_question, step_shapes
 
 H100 = Environment.describe(gpu="H100")
 OLD_A100 = Environment.describe(gpu="A100", cudnn="8.9.7")

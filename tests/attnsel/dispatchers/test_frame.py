@@ -12,9 +12,9 @@ import pytest
 import attnsel.dispatchers as dispatchers
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
 from attnsel.cli import main
+from attnsel.decision import _beside
 from attnsel.dispatchers import Dispatch, Offer, Refusal, Switch, dispatched_by, switches_of
 from attnsel.report.markdown import render_markdown
-from attnsel.selection.select import _beside
 
 H100 = Environment.describe("H100", torch="2.9.0")
 P = AttentionParams()

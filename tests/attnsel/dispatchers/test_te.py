@@ -26,7 +26,7 @@ from attnsel.dispatchers import dispatched_by
 from attnsel.dispatchers.te import FILTERS, READ, SWITCHES, held
 from attnsel.dispatchers.te.asked import EVERY, FUSED, Asked
 from attnsel.dispatchers.te.query import CLAUSES, FP8_CLAUSES
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 ANSWERS = Path(__file__).with_name("te_answers.json")
 MEASURED = [

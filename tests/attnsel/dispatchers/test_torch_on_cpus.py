@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel import AttentionParams, Environment
 from attnsel.dispatchers import dispatched_by
+from attnsel.environment.versions import Version
 from attnsel.params import Tensors, TensorSpec
-from attnsel.versions import Version
 
 HERE = Environment.describe("cpu", torch=torch.__version__)
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"

@@ -11,8 +11,8 @@ import pytest
 
 from attnsel import AttentionParams, Environment
 from attnsel.dispatchers import Dispatch, dispatched_by
+from attnsel.environment.versions import Version
 from attnsel.params import Tensors, TensorSpec
-from attnsel.versions import Version
 from f_sdpa_chooser import RELEASES, Case, Choice, Release, choose
 from f_sdpa_rows import ROWS, Row, cases
 

@@ -16,7 +16,7 @@ from attnsel.dispatchers import Dispatch, Offer, Refusal, dispatched_by, switche
 from attnsel.dispatchers.transformers.releases import NEWEST, READ, read_for
 from attnsel.dispatchers.transformers.sdpa import sdpa_call
 from attnsel.dispatchers.transformers.switches import read_switches
-from attnsel.versions import Version
+from attnsel.environment.versions import Version
 
 H100 = Environment.describe("H100", torch="2.9.0", flash_attn="2.8.3")
 GQA = {"num_heads": 16, "num_gqa_groups": 4}

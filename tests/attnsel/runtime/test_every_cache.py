@@ -108,7 +108,7 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.backends.sdpa.varlen._one_random_state": "it takes no argument",
     "attnsel.backends.sdpa.varlen._lse_by_sequence": "it takes no argument",
     "attnsel.backends.sdpa.varlen._names_of": "an entry for each of two operators",
-    "attnsel.backends.triton.aot._binaries": "it takes no argument",
+    "aot._binaries": "it takes no argument",
 }
 
 
@@ -137,12 +137,12 @@ def test_clear_cache_empties_what_remembers(seen: dict[str, Any]) -> None:
 
 # Containers of modules that begin empty, and what bounds them.
 FILLED_LATER = {
-    "attnsel._lock._every": "holds locks weakly, which modules and caches hold",
+    "attnsel.base.lock._every": "holds locks weakly, which modules and caches hold",
     "attnsel.context_parallel.group._CALLS": "holds process groups weakly, which others hold",
-    "attnsel.candidates.registry._complete": "a function that loads plug-ins registers itself once",
+    "attnsel.backends.registry._complete": "a function that loads plug-ins registers itself once",
     "attnsel.debug._announced": "emptied at _MOST_REMEMBERED",
     "attnsel.settings._warned": "an entry for each variable of the environment",
-    "attnsel.replay.leave._left": "full at MOST_FILES",
+    "attnsel.runtime.leave_replay._left": "full at MOST_FILES",
     "attnsel.flash_attn.shim._refusals": "an entry for each flash_attn that is installed",
     "attnsel.runtime.cache._every": "holds caches weakly, which others hold",
     "attnsel.runtime.call._by_text": "holds weakly what others hold",
@@ -154,12 +154,11 @@ FILLED_LATER = {
     "attnsel.backends.sdpa.masks._last": "an entry for each device",
     "attnsel.backends.triton.interpret._twins": "an entry for each kernel of ours",
     "attnsel.backends.triton.interpret._library": "an entry for each function of triton.language",
-    "attnsel.backends.triton.ptx.forms._FORMS": "an entry for each instruction that is executed",
-    "attnsel._spawned._first": "an entry for each shim",
+    "attnsel.base.spawned._first": "an entry for each shim",
     "attnsel.dispatchers.te.filters.FILTERS": "an entry for each filter, declared on import",
     "attnsel.dispatchers.te.query.CLAUSES": "an entry for each clause, declared on import",
     "attnsel.dispatchers.te.query.FP8_CLAUSES": "an entry for each clause, declared on import",
-    "attnsel.plugin_guards._told": "an entry for each rule and memory model of plug-ins",
+    "attnsel.plugins.guards._told": "an entry for each rule and memory model of plug-ins",
     "attnsel.plugins._looked_at": "an entry for each plug-in",
     "attnsel.rules._limited": "an entry for each candidate",
 }

@@ -353,8 +353,8 @@ def test_repeated_kv_heads_give_their_gradients_back(fmt: str) -> None:
     from attnsel.runtime.bind import bind, bind_gradients
     from attnsel.runtime.call import NO_EXTRAS, config
     from attnsel.runtime.dispatch import explain, make_call
-    from attnsel.selection.verdict import Adaptation
     from attnsel.settings import current
+    from attnsel.verdicts.verdict import Adaptation
 
     call = Call(Case("", mask_type("causal"), sizes={"g": 2}), fmt)
     static = config(qkv_format=fmt, attn_mask_type="causal")

@@ -15,10 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from attnsel import NoBackendError, attention, clear_cache, override
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.tiled import kernel as tiled
-from attnsel.candidates import CANDIDATES
 from attnsel.environment import Environment
-from attnsel.runtime import compiled, dispatch, kernels, replay
+from attnsel.runtime import compiled, dispatch, kernels
+from attnsel.runtime import recompute as replay
 from attnsel.runtime.call import NO_EXTRAS, config
 
 torch.set_num_threads(1)

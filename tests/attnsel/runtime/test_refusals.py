@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
 from attnsel import NoBackendError, attention, clear_cache, override
+from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.tiled import kernel as tiled
-from attnsel.candidates import CANDIDATES
 from attnsel.debug import FallbackWarning
 from attnsel.environment import Environment
 from attnsel.runtime import dispatch, explicit_backward, kernels, selfcheck

@@ -9,9 +9,9 @@ import pytest
 
 from attnsel import AttentionParams, Environment, select
 from attnsel.cli import main
+from attnsel.environment.versions import Version
 from attnsel.report.assumed import assumption_words, versions_in_words
 from attnsel.selection.assumed import alternatives
-from attnsel.versions import Version
 from questions import questions
 
 THD = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from attnsel import AttentionParams, Environment, Policy
-from attnsel.candidates import CANDIDATES
+from attnsel.backends.registry import CANDIDATES
+from attnsel.decision import select
 from attnsel.plugins import load_plugins
 from attnsel.rules import REGISTRY
-from attnsel.selection.evidence import NO_EVIDENCE, Evidence, Refusal
 from attnsel.selection.inquiry import Inquiry
 from attnsel.selection.rank import asked, at_best, key_of, rank_key
-from attnsel.selection.select import select
+from attnsel.verdicts.evidence import NO_EVIDENCE, Evidence, Refusal
 from questions import questions
 
 load_plugins()

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnsel import AttentionParams, Environment, InvalidInput, NoBackendError, Policy, select
-from attnsel.candidates import CANDIDATES
-from attnsel.recipes import DelayedScaling
+from attnsel.backends.registry import CANDIDATES
+from attnsel.params.recipes import DelayedScaling
 from attnsel.report import one_line
-from attnsel.selection.evidence import Evidence, Refusal
+from attnsel.verdicts.evidence import Evidence, Refusal
 
 H100_9_1 = Environment.describe("H100", cudnn="9.1.0")
 MLA = AttentionParams(head_dim_qk=192, head_dim_v=128, dtype="bf16", is_training=True)

@@ -21,7 +21,9 @@ from pathlib import Path
 import pytest
 
 import attnsel
+import conformance
 import fake_cudnn
+from agreement import GPUS, compare, starting_points, upper_bound
 from attnsel import AttentionParams, Environment
 from attnsel.backends.cudnn.ask import client, libraries
 from attnsel.backends.cudnn.ask.client import Library
@@ -29,11 +31,10 @@ from attnsel.backends.cudnn.ask.device import device_json
 from attnsel.backends.cudnn.ask.libraries import Missing
 from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import backward, forward
-from attnsel.backends.sampling import samples
 from attnsel.cli import main
-from attnsel.cli.agreement import GPUS, compare, starting_points, upper_bound
-from attnsel.gpus import ARCHITECTURES, CATALOGUE
+from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE
 from attnsel.selection.evaluate import fold
+from sampling import samples
 
 H100 = device_json(90, "H100")
 
@@ -535,13 +536,13 @@ def test_explain_reports_and_then_says_what_is_missing(tmp_path, monkeypatch, ca
 
 def test_conformance_counts_and_fails_on_a_false_accept(here, capsys):
     # These stand-ins know no limits: what the rules refuse, they take; what they kill, the rules take.
-    code = main(["conformance", "--backend", "cudnn", "--samples", "30", "--arch", "90", "--json", *here])
+    code = conformance.main(["--backend", "cudnn", "--samples", "30", "--arch", "90", "--json", *here])
     said = json.loads(capsys.readouterr().out)
     assert said["asked"] == 30
     assert said["agree"] + said["false_reject"] + said["false_accept"] + said["known_bug"] == 30
     assert code == (4 if said["false_accept"] else 0)
     assert {d["outcome"] for d in said["disagreements"]} <= {"false reject", "false accept"}
-    assert main(["conformance", "--backend", "cudnn", "--samples", "30", "--arch", "90", *here]) == code
+    assert conformance.main(["--backend", "cudnn", "--samples", "30", "--arch", "90", *here]) == code
     text = capsys.readouterr().out
     assert "judged at check_support" in text
     assert "false reject × " in text
@@ -564,7 +565,7 @@ def test_a_false_accept_is_counted(library):
     ],
 )
 def test_conformance_names_a_bad_flag(words, told, capsys):
-    assert main(["conformance", "--backend", "cudnn", *words]) == 2
+    assert conformance.main(["--backend", "cudnn", *words]) == 2
     assert told in capsys.readouterr().err
 
 

@@ -19,11 +19,11 @@ from attnsel import AttentionParams, DotProductAttention, Environment, attention
 from attnsel.backends.cudnn import session
 from attnsel.backends.cudnn.plans import PLANS
 from attnsel.debug import FallbackWarning, SlowPathWarning
+from attnsel.decision import select
 from attnsel.rules import REGISTRY
 from attnsel.rules.cudnn.words import WORDS
 from attnsel.runtime import dispatch
 from attnsel.runtime.refusals import likely_rules
-from attnsel.selection.select import select
 
 torch.set_num_threads(1)
 H100 = Environment.describe(gpu="H100", cudnn="9.13.0")

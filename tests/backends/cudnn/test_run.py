@@ -37,11 +37,11 @@ from attnsel.backends.cudnn import plans, session, tensors
 from attnsel.backends.cudnn.call import GraphCall, Strided, planned
 from attnsel.backends.cudnn.plans import PLANS, PlanCache, PlanRefused
 from attnsel.backends.cudnn.run import backward, forward, prepare
-from attnsel.backends.sampling import samples
 from attnsel.backends.slopes import default_slopes
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.runtime.bind import make_spec
 from attnsel.runtime.call import config
+from sampling import samples
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

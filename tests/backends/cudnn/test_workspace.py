@@ -14,9 +14,9 @@ from attnsel.backends.cudnn.build import workspace_bounded
 from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, adds_in_order, workspace
-from attnsel.cli.workspaces import ALLOWED, ALLOWED_SHARE
 from attnsel.rules import REGISTRY
 from paths import ROOT
+from workspaces import ALLOWED, ALLOWED_SHARE
 
 RECORD = json.loads((ROOT / "benchmarks/results/cudnn-workspaces.json").read_text())
 GIB = 1 << 30

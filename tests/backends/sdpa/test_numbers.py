@@ -18,10 +18,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.sdpa import bound, ops, run, shapes
 from attnsel.backends.sdpa.bound import bind
 from attnsel.backends.sdpa.kernels import KERNELS
-from attnsel.candidates import CANDIDATES
 from reference import attention_reference
 
 torch.set_num_threads(1)

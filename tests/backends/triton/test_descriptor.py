@@ -34,13 +34,13 @@ if importlib.util.find_spec("triton") is None:
 
 import triton
 
+from aot import Compiled, compile_launch
 from attnsel.backends.triton import descriptors
-from attnsel.backends.triton.aot import Compiled, compile_launch
 from attnsel.backends.triton.blocks import Block, Tiles, choose_descriptor
 from attnsel.backends.triton.descriptors import descriptor_block, descriptor_launch, scratch_memory
-from attnsel.backends.triton.gate import Configuration, configurations, report_on
 from attnsel.backends.triton.launch import make_call
 from attnsel.backends.triton.run import forward
+from gate import Configuration, configurations, report_on
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(not descriptors.tried(), reason="the kernel is not for this Triton")

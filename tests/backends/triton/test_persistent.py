@@ -20,10 +20,10 @@ if importlib.util.find_spec("triton") is None:
 
 from attnsel.backends.triton import descriptors, run
 from attnsel.backends.triton.blocks import Block, Tiles
-from attnsel.backends.triton.gate import Configuration, configurations, report_on
 from attnsel.backends.triton.launch import make_call
 from attnsel.backends.triton.persistent import Matrix, matrix_of
 from attnsel.backends.triton.run import forward
+from gate import Configuration, configurations, report_on
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(not descriptors.tried(), reason="the kernel is not for this Triton")

@@ -15,7 +15,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 import ptx
-from attnsel.backends.triton.gate import Configuration, launch_of
+from gate import Configuration, launch_of
 
 CALLS = [(kernel, "all") for kernel in ("forward", "rows", "dkdv", "dq", "dbias")]
 CALLS += [(kernel, "causal") for kernel in ("forward", "rows", "dkdv", "dq")]  # no bias, no dbias pass

@@ -1,0 +1,265 @@
+"""What a logged call comes to: what happened, why, what helps, and where attnsel sees it another way."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
+from attnsel.base.schemas import stamped
+from attnsel.decision import Selection, select
+from attnsel.diagnose.logs.calls import Gathered
+from attnsel.diagnose.logs.found import Finding, LoggedCall
+from attnsel.diagnose.logs.question import Rebuilt, Stated, library_of, rebuild
+from attnsel.dispatchers import Dispatch, Refusal, dispatched_by
+from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment.versions import Version
+from attnsel.report.ways import worth_showing
+from attnsel.rules import find_rule
+from attnsel.selection.unlock import Unlock
+
+_MOST_WAYS = 2  # of each refused kernel
+_MOST_IN_ALL = 4
+_OUR_OWN = frozenset({"INSTALL011"})  # what attnsel itself needs to run is no cause in another program
+
+
+class Cause(NamedTuple):
+    """Why a kernel did not run.
+
+    ``candidates``: attnsel's names. ``code``: the rule that says it, "" for a known cause without one.
+    ``how``: "computed", the rule refuses this very question; "said", the log's message means this rule, and
+    the question as far as it is known does not show it; "known", a cause that no rule computes. ``link``:
+    where it is written.
+    """
+
+    candidates: tuple[str, ...]
+    text: str
+    how: str
+    code: str = ""
+    link: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self._asdict(), "candidates": list(self.candidates), "code": self.code or None}
+
+
+class Answer(NamedTuple):
+    """One call of the log, answered.
+
+    ``rebuilt``: question and machine. ``plain``: the answer without adaptations, as the log's library works;
+    ``attnsel``: what attnsel would run. ``fixes``: in the library's own API. ``ways``: smallest changes of
+    call or machine that open what the log says was refused. ``against``: where log and rules disagree.
+    """
+
+    call: LoggedCall
+    rebuilt: Rebuilt
+    plain: Selection
+    attnsel: Selection
+    causes: tuple[Cause, ...]
+    fixes: tuple[str, ...]
+    ways: tuple[Unlock, ...]
+    against: tuple[str, ...]
+
+
+class Explained(NamedTuple):
+    """A whole log, answered."""
+
+    answers: tuple[Answer, ...]
+    machine: tuple[Finding, ...]
+    left_out: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return stamped(
+            "log",
+            {
+                "calls": [_as_dict(answer) for answer in self.answers],
+                "machine": [_finding(finding) for finding in self.machine],
+                "left_out": self.left_out,
+            },
+        )
+
+
+def explained(found: Gathered, stated: Stated) -> Explained:
+    """Every call of a log, answered. Raises InvalidInput where what the user states is wrong."""
+    answers = tuple(answer(call, found.machine, stated) for call in found.calls)
+    return Explained(answers, found.machine, found.left_out)
+
+
+def answer(call: LoggedCall, machine: Iterable[Finding], stated: Stated) -> Answer:
+    """One call, answered. Raises InvalidInput where what the user states is wrong."""
+    rebuilt = rebuild(call, machine, stated)
+    p, env, policy = rebuilt.params, rebuilt.environment, stated.policy
+    plain = select(p, _where_attnsel_runs(call, env), policy=policy.replace(adapt="never"))
+    refused = [name for name in _refused(call) if name in CANDIDATES]
+    causes = tuple(_causes(call, rebuilt, plain))
+    return Answer(
+        call,
+        rebuilt,
+        plain,
+        select(p, env, policy=policy),
+        causes,
+        tuple(dict.fromkeys(finding.fix for finding in call.findings if finding.fix)),
+        tuple(_ways(plain, refused)) if rebuilt.described else (),
+        tuple(_against(call, plain, causes)) if rebuilt.described else (),
+    )
+
+
+def _where_attnsel_runs(call: LoggedCall, env: Environment) -> Environment:
+    """The machine, for the kernels of other packages with a torch that attnsel runs on: ways out would
+    begin with one else, which helps no program that does not use attnsel."""
+    own = any(name.startswith("sdpa.") for name in library_of(call).candidates)
+    if own or env.torch is None or env.torch >= OLDEST_TORCH:
+        return env
+    return env.replace(torch=Version(*OLDEST_TORCH))
+
+
+# ---- causes -------------------------------------------------------------------------------------------
+
+
+def _refused(call: LoggedCall) -> tuple[str, ...]:
+    """The candidates that the log refuses, or all that its library has where it says only that none runs."""
+    ours, outcome = library_of(call).candidates, call.outcome
+    named = tuple(call.refused)
+    if named:  # cuDNN's own message is about all that cuDNN runs, and this library has one of them
+        return tuple(name for name in named if name in ours or name not in CANDIDATES) or named
+    return ours if outcome is not None and outcome.kind == "error" else ()
+
+
+def _causes(call: LoggedCall, rebuilt: Rebuilt, plain: Selection) -> Iterator[Cause]:
+    """Each cause once, with all kernels that it is about: what the messages mean, then what rules compute.
+
+    Rules are asked about kernels for which no message has a cause, and only where the call is described.
+    """
+    told: dict[tuple[str, str, str, str], list[str]] = {}
+    for finding in call.findings:
+        for how, code, text, link in _declared(finding, plain):
+            told.setdefault((how, code, text, link), []).extend(finding.candidates)
+    explained = {name for f in call.findings if f.known or f.codes for name in f.candidates}
+    explained -= set(call.chosen)  # it was taken, and failed: the message tells that, the rules why
+    if rebuilt.described:
+        names = [name for name in _refused(call) if name not in explained]
+        for name, code, text, source in _computed(names, plain, rebuilt, _dispatch(call, rebuilt)):
+            told.setdefault(("computed", code, text, source), []).append(name)
+    for (how, code, text, link), names in told.items():
+        yield Cause(tuple(dict.fromkeys(names)), text, how, code, link)
+
+
+def _declared(finding: Finding, plain: Selection) -> Iterator[tuple[str, str, str, str]]:
+    if finding.known:
+        yield "known", "", finding.known, finding.link
+    for code in finding.codes:
+        reason = next((r for c in plain for r in c.reasons if r.code == code), None)
+        if reason is not None:
+            yield "computed", code, reason.message, ""
+        else:
+            yield "said", code, _title(code), ""
+
+
+def _title(code: str) -> str:
+    return str(getattr(find_rule(code), "title", ""))
+
+
+def _computed(
+    names: Iterable[str], plain: Selection, rebuilt: Rebuilt, dispatch: Dispatch | None
+) -> Iterator[tuple[str, str, str, str]]:
+    """Candidate, code, text and source of every reason: of attnsel's rules, and where they have none against
+    a kernel, of the library's own chooser, if attnsel knows it."""
+    for name in names:
+        reasons = plain[name].reasons if name in CANDIDATES else ()
+        for reason in reasons:
+            missing = reason.field in COMPONENTS and reason.observed is None
+            if reason.code not in _OUR_OWN and not (missing and reason.field not in rebuilt.stated):
+                yield name, reason.code, reason.message, ""
+        for refusal in () if reasons else _refusals(dispatch, name):
+            yield name, refusal.code, refusal.text, refusal.source
+
+
+def _refusals(dispatch: Dispatch | None, name: str) -> tuple[Refusal, ...]:
+    """What a chooser has against a kernel, by attnsel's name or its own."""
+    offers = () if dispatch is None else dispatch.offers
+    return next((offer.refusals for offer in offers if name in (offer.candidate, offer.name)), ())
+
+
+def _dispatch(call: LoggedCall, rebuilt: Rebuilt) -> Dispatch | None:
+    """What the library's own chooser says of the question, where attnsel knows it."""
+    name = library_of(call).dispatcher
+    if not name or importlib.util.find_spec(f"attnsel.dispatchers.{name}") is None:
+        return None
+    return dispatched_by(name, rebuilt.params, rebuilt.environment, {})
+
+
+# ---- what helps, what does not fit --------------------------------------------------------------------
+
+
+def _ways(plain: Selection, refused: Sequence[str]) -> Iterator[Unlock]:
+    """The cheapest, of changes of call, package and machine; a package that is not there at all last."""
+    ways = [
+        way
+        for way in plain.unlocks
+        if way.candidate in refused
+        and not CANDIDATES[way.candidate].last_resort
+        and not any(field.startswith("policy.") for field, _ in way.changes)
+        and worth_showing(way, plain)
+    ]
+    shown = dict.fromkeys(refused, 0)
+    total = 0
+    for way in ways:
+        if shown[way.candidate] < _MOST_WAYS and total < _MOST_IN_ALL:
+            shown[way.candidate] += 1
+            total += 1
+            yield way
+
+
+def _against(call: LoggedCall, plain: Selection, causes: Iterable[Cause]) -> Iterator[str]:
+    """Where log and rules disagree; what the log does not say may be why."""
+    explained = {name for cause in causes for name in cause.candidates}
+    for name in call.refused:
+        if name in CANDIDATES and name not in explained and plain[name].verdict != "refused":
+            known = "as far as the call is known"
+            yield f"the log refuses {name}; attnsel's rules find nothing against it {known}"
+    ran = call.outcome is not None and call.outcome.kind == "chosen"
+    for name in call.chosen if ran else ():
+        if name in CANDIDATES and plain[name].verdict == "refused":
+            codes = ", ".join(dict.fromkeys(reason.code for reason in plain[name].reasons))
+            yield f"the log chose {name}, which attnsel refuses for such a call ({codes})"
+
+
+# ---- JSON ---------------------------------------------------------------------------------------------
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "library": finding.library,
+        "kind": finding.kind,
+        "text": finding.text,
+        "candidates": list(finding.candidates),
+        "source": finding.source,
+    }
+
+
+def _as_dict(answer: Answer) -> dict[str, Any]:
+    call, rebuilt = answer.call, answer.rebuilt
+    return {
+        "library": call.library,
+        "count": call.times,
+        "lines": list(call.lines),
+        "streams": list(call.ranks),
+        "findings": [_finding(finding) for finding in call.findings],
+        "params": rebuilt.params.model_dump(mode="json"),
+        "environment": {
+            **rebuilt.environment.model_dump(mode="json"),
+            "warnings": list(rebuilt.environment.warnings),
+        },
+        "described": rebuilt.described,
+        "stated": list(rebuilt.stated),
+        "assumed": list(rebuilt.assumed),
+        "unread": list(rebuilt.unread),
+        "refused": list(_refused(call)),
+        "chosen": list(call.chosen),
+        "causes": [cause.as_dict() for cause in answer.causes],
+        "fixes": list(answer.fixes),
+        "unlocks": [way.as_dict() for way in answer.ways],
+        "against": list(answer.against),
+        "attnsel": answer.attnsel.backend,
+    }

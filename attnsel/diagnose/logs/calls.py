@@ -1,0 +1,218 @@
+"""Which findings belong to one call, and how often that call is in the log.
+
+Findings come in the order of the log. Each stream (rank, container) is followed on its own, where lines name
+it. Where they do not, ranks that say the same at the same time come out as one call with a count: a message
+that an open call has already, and an end that the last call had too, are taken for another rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
+
+from attnsel.diagnose.logs.found import Finding, LoggedCall
+from attnsel.diagnose.logs.message import Library, More, gate
+from attnsel.diagnose.logs.parsers import libraries
+from attnsel.diagnose.logs.reader import Entry, entries
+from attnsel.diagnose.logs.settled import settled
+
+_MOST = 2000  # different calls; what is beyond is counted
+_MOST_IN_CALL = 60
+_SHOWN = 5  # line numbers, streams
+_NEAR = 150  # lines between a frame of attention and the error that ends its traceback
+
+
+class Gathered(NamedTuple):
+    """All calls, the most frequent first; ``machine``: what holds for all; ``left_out``: calls beyond the
+    most that are told apart."""
+
+    calls: tuple[LoggedCall, ...]
+    machine: tuple[Finding, ...]
+    left_out: int
+
+
+class _Stream:
+    """What is known of one stream: open calls by library, and the one that ended last."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, list[Finding]] = {}
+        self.last: _Key | None = None
+        self.frame = -_NEAR  # line of the last frame of attention in a traceback
+
+
+_Key = tuple[Finding, ...]
+
+
+class Calls:
+    """Takes findings, gives calls."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+        self._counts: dict[str, tuple[_Key, list[int], list[str], list[int]]] = {}
+        self._machine: dict[str, Finding] = {}
+        self._left_out = 0
+
+    def add(self, entry: Entry, findings: Iterable[Finding]) -> None:
+        """What one entry says."""
+        stream = self._streams.setdefault(entry.stream, _Stream())
+        for finding in findings:
+            if finding.kind in ("machine", "setting"):
+                if len(self._machine) < _MOST_IN_CALL:
+                    self._machine.setdefault(_identity(finding), finding)
+            elif finding.kind == "frame":
+                stream.frame = entry.number
+            elif finding.near and entry.number - stream.frame >= _NEAR:
+                continue
+            elif finding.kind in ("chosen", "error"):
+                self._end(stream, finding, entry)
+            elif finding.kind == "note" and not stream.open:
+                self._count((finding,), entry)
+            else:
+                self._grow(stream, finding, entry)
+
+    def gathered(self) -> Gathered:
+        """What came to an end, and what is still open."""
+        for name, stream in self._streams.items():
+            for findings in stream.open.values():
+                self._count(tuple(findings), Entry(0, name, ""))
+            stream.open.clear()
+        self._drop_told_twice()
+        calls = [
+            LoggedCall(findings, count[0], tuple(line for line in lines if line), tuple(streams))
+            for findings, count, streams, lines in (
+                (key, counts, names, numbers) for key, counts, names, numbers in self._counts.values()
+            )
+            if count[0] > 0
+        ]
+        calls.sort(key=lambda call: (-call.times, call.lines[:1]))
+        return Gathered(*settled(calls, self._machine.values()), self._left_out)
+
+    def _drop_told_twice(self) -> None:
+        """An error that stands alone and says nothing, beside a call of its library that did not run: people
+        paste the traceback first and then what was logged, or ranks speak at the same time."""
+        kept = [key for key, counted in self._counts.items() if len(counted[0]) > 1]
+        failed = {findings[0].library for key in kept if _failed(findings := self._counts[key][0])}
+        for key, (findings, *_) in list(self._counts.items()):
+            if len(findings) == 1 and findings[0].library in failed and _says_nothing(findings[0]):
+                del self._counts[key]
+
+    def _grow(self, stream: _Stream, finding: Finding, entry: Entry) -> None:
+        findings = stream.open.setdefault(finding.library, [])
+        if finding.kind == "refusal" and not finding.candidates and findings:
+            finding = finding._replace(candidates=findings[-1].candidates)
+        if any(_identity(finding) == _identity(there) for there in findings):
+            return
+        if finding.kind == "question" and findings:
+            self._count(tuple(findings), entry)
+            findings.clear()
+        if len(findings) < _MOST_IN_CALL:
+            findings.append(finding)
+
+    def _end(self, stream: _Stream, finding: Finding, entry: Entry) -> None:
+        findings = stream.open.pop(finding.library, None)
+        if findings is None and finding.kind == "error" and stream.open:
+            findings = stream.open.popitem()[1]  # a library above it says at last what became of the call
+        if findings is None:
+            last = stream.last
+            if last is not None and _identity(last[-1]) == _identity(finding):
+                self._count(last, entry)
+                return
+            if last is not None and _repeats(last[-1], finding):
+                return
+            if finding.kind == "error" and last is not None and _goes_on(last[-1], finding):
+                self._uncount(last)
+                findings = list(last)
+        ended = (*(findings or ()), finding)
+        self._count(ended, entry)
+        stream.last = ended
+
+    def _count(self, findings: _Key, entry: Entry) -> None:
+        key = "\x00".join(map(_identity, findings))
+        if key not in self._counts:
+            if len(self._counts) >= _MOST:
+                self._left_out += 1
+                return
+            self._counts[key] = (findings, [0], [], [])
+        _, count, streams, lines = self._counts[key]
+        count[0] += 1
+        if len(lines) < _SHOWN:
+            lines.append(entry.number)
+        if entry.stream and entry.stream not in streams and len(streams) < _SHOWN:
+            streams.append(entry.stream)
+
+    def _uncount(self, findings: _Key) -> None:
+        counted = self._counts.get("\x00".join(map(_identity, findings)))
+        if counted is not None:
+            counted[1][0] -= 1
+
+
+def _goes_on(last: Finding, error: Finding) -> bool:
+    """Whether an error belongs to the call that ended last: what was chosen failed, or it is told once more
+    by the same library, in words that say no more."""
+    return last.kind == "chosen" or (last.library == error.library and _says_nothing(error))
+
+
+def _says_nothing(finding: Finding) -> bool:
+    """Whether a message is an error without any cause or fact."""
+    facts = finding.params or finding.candidates or finding.codes or finding.known or finding.variants
+    return finding.kind == "error" and not facts
+
+
+def _failed(findings: _Key) -> bool:
+    return findings[-1].kind != "chosen"
+
+
+def _repeats(last: Finding, finding: Finding) -> bool:
+    """Whether a second message names the choice that the last call ended with, in other words."""
+    both = last.kind == finding.kind == "chosen" and last.library == finding.library
+    return both and last.candidates == finding.candidates and last.text != finding.text
+
+
+def _identity(finding: Finding) -> str:
+    """Equal for findings that say the same."""
+    facts = sorted({**finding.params, **finding.environment}.items(), key=lambda item: item[0])
+    return f"{finding.library}|{finding.kind}|{finding.text}|{finding.candidates}|{facts}"
+
+
+def gather(lines: Iterable[str]) -> Gathered:
+    """The calls in a log's lines, which may be any number."""
+    known = libraries()
+    calls, seen = Calls(), _Seen(known)
+    more = partial(_more, known)
+    for entry in entries(lines, gate(known), more):
+        calls.add(entry, seen.findings(entry.text))
+    return calls.gathered()
+
+
+def _more(known: tuple[Library, ...], line: str) -> More:
+    return next((how for library in known if (how := library.more(line))), "")
+
+
+class _Seen:
+    """What texts say, remembered: ranks and steps print the same thing over and over."""
+
+    _MOST = 4096
+
+    def __init__(self, known: tuple[Library, ...]) -> None:
+        self._known = known
+        self._said: dict[str, tuple[Finding, ...]] = {}
+
+    def findings(self, text: str) -> tuple[Finding, ...]:
+        said = self._said.get(text)
+        if said is None:
+            if len(self._said) >= self._MOST:
+                self._said.clear()
+            said = self._said[text] = self._ask(text)
+        return said
+
+    def _ask(self, text: str) -> tuple[Finding, ...]:
+        """The findings of every library; a text that two of them print is the first one's."""
+        found: list[Finding] = []
+        for library in self._known:
+            for finding in library.findings(text):
+                if not any(
+                    finding.text in there.text and finding.library != there.library for there in found
+                ):
+                    found.append(finding)
+        return tuple(found)

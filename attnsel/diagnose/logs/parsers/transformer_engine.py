@@ -1,0 +1,268 @@
+"""TransformerEngine: NVTE_DEBUG=1 with NVTE_DEBUG_LEVEL=1 or 2, and what it raises.
+
+Read at v1.9, 1.11, 1.13, 2.0, 2.3, 2.6, 2.8, 2.10, 2.12, 2.14, 2.16, 2.17 and 2.20.0.dev0: the texts that
+pytorch/attention.py (up to 1.13) and pytorch/attention/ log and raise; releases between them are inferred.
+The text of JAX is as NVIDIA/TransformerEngine#568 shows it. Most reasons say themselves what they are about
+("Disabling X as …"): one declaration reads them all, and those below it know more.
+"""
+
+from __future__ import annotations
+
+import re
+
+from attnsel.diagnose.logs.message import Facts, Library, Message
+from attnsel.dispatchers.te.config import configs
+from attnsel.environment.te_releases import bundled_frontend
+from attnsel.environment.versions import Version
+
+_FLASH = ("flash_attn.2", "flash_attn.3", "flash_attn.4")
+_UNFUSED = "UnfusedDotProductAttention"  # plain torch operators: no candidate of attnsel's
+_ALL = (*_FLASH, "cudnn", _UNFUSED)
+_BACKENDS: dict[str, tuple[str, ...]] = {
+    "FlashAttention 2 and 4": ("flash_attn.2", "flash_attn.4"),
+    "FlashAttention 2": ("flash_attn.2",),
+    "FlashAttention 3": ("flash_attn.3",),
+    "FlashAttention 4": ("flash_attn.4",),
+    "FlashAttention": _FLASH,
+    "FusedAttention": ("cudnn",),
+    _UNFUSED: (_UNFUSED,),
+    "all backends": _ALL,
+}
+_SOURCE = "dot_product_attention/utils.py, 1.9 to 2.20"
+
+
+def _question(match: re.Match[str]) -> Facts | None:
+    config = next(configs(match[0]), None)
+    if config is None:
+        return None
+    environment = {**({} if config.gpu is None else {"gpu": config.gpu}), **config.versions}
+    frontend = _frontend(config.versions.get("transformer_engine"))
+    if frontend is not None and config.versions.get("cudnn") is not None:
+        environment["cudnn_frontend"] = frontend
+    return {"params": config.params, "environment": environment, "unread": config.unread}
+
+
+def _frontend(release: str | None) -> str | None:
+    """The cudnn-frontend inside a release of TransformerEngine, whatever is installed beside it."""
+    if release is None:
+        return None
+    bundled = bundled_frontend(Version.parse(release))
+    return None if bundled is None else str(bundled)
+
+
+# What a reason says of the call, at level 1, where no configuration stands above it.
+_SAYS: tuple[tuple[str, str, object], ...] = (
+    (r"qkv_format = thd\b(?! is)", "qkv_layout", "thd"),
+    (r"padding between sequences|pad_between_seqs = True", "pad_between_seqs", True),
+    (r"for arbitrary mask", "attn_mask_type", "arbitrary"),
+    (r"for ALiBi|as ALiBi requires", "core_attention_bias_type", "alibi"),
+    (r"for max_logit", "return_max_logit", True),
+    (r"determinis", "deterministic", True),
+    (r"softmax_type = learnable", "softmax_type", "learnable"),
+    (r"softmax_type = off-by-one", "softmax_type", "off-by-one"),
+    (r"compute capability = sm120", "gpu", "sm120"),
+    (r"context parallelism with softmax_type", "cp_size", 2),
+)
+_SINKS_P2P = (
+    "with a sink in the softmax (gpt-oss) TransformerEngine spreads a sequence over ranks by cp_comm_type "
+    "a2a only; p2p has no backend"
+)
+_DIMS = re.compile(r"Found:.*?head_dim_qk = (\d+)(?:.*?head_dim_v = (\d+))?(?:.*?on sm(\d+))?")
+
+# By what a reason says, what a user of TransformerEngine can do.
+_FIXES: tuple[tuple[str, str], ...] = (
+    (
+        r"due to (?P<switch>NVTE_\w+=0)",
+        "{switch} switches this backend off: unset it (Megatron-LM sets all three for --attention-backend; "
+        "auto leaves the choice to TransformerEngine)",
+    ),
+    (
+        r"padding between sequences|pad_between_seqs = True",
+        "leave out cu_seqlens_q_padded and cu_seqlens_kv_padded where there are no gaps "
+        "(pad_between_seqs=False)",
+    ),
+    (
+        r"determinis",
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO=1 where bitwise equal results are not needed",
+    ),
+    (r"requires flash-attn [\d.]+\+|install flash-attn >= ", "pip install a newer flash-attn"),
+    (
+        r"does not support MLA",
+        "FusedAttention is the way for head_dim_qk above head_dim_v: give it the cuDNN, layout and mask that "
+        "it needs; or pad head_dim_v to head_dim_qk",
+    ),
+    (
+        r"for arbitrary mask",
+        'say what the mask is (attn_mask_type="padding_causal" with cu_seqlens, or a window_size) instead of '
+        "passing it as a tensor",
+    ),
+)
+
+
+def _disabled(match: re.Match[str]) -> Facts:
+    text = match[0]
+    params: dict[str, object] = {}
+    environment: dict[str, object] = {}
+    for pattern, name, value in _SAYS:
+        if re.search(pattern, text):
+            (environment if name == "gpu" else params)[name] = value
+    found = _DIMS.search(text)
+    if found is not None:
+        params["head_dim_qk"] = int(found[1])
+        params |= {"head_dim_v": int(found[2])} if found[2] else {}
+        environment |= {"gpu": f"sm{found[3]}"} if found[3] else {}
+    told: dict[str, object] = {"params": params, "environment": environment}
+    told["candidates"] = _BACKENDS[match["backend"]]
+    for pattern, fix in _FIXES:
+        if (why := re.search(pattern, text)) is not None:
+            told["fix"] = fix.format(switch=why.groupdict().get("switch") or "")
+            break
+    if "due to NVTE_" in text:
+        told["known"] = "switched off by an environment variable"
+    if "context parallelism with softmax_type" in text:
+        told |= {"known": _SINKS_P2P, "link": "NVIDIA/TransformerEngine#2541", "fix": 'cp_comm_type="a2a"'}
+    return told
+
+
+def _chosen(match: re.Match[str]) -> Facts:
+    name, version = match["backend"], match["version"] or ""
+    if name == "NoBackend":
+        return {"kind": "error", "candidates": ()}
+    if name == "FlashAttention":
+        release = version.partition(".")[0]
+        return {"candidates": (f"flash_attn.{release}",) if release in ("2", "3", "4") else ()}
+    return {"candidates": _BACKENDS[name]}
+
+
+def _another_flash(match: re.Match[str]) -> Facts:
+    return {"environment": {"flash_attn": match["found"]} if match["found"] else {}}
+
+
+LIBRARY = Library(
+    "TransformerEngine",
+    'what NVTE_DEBUG=1 with NVTE_DEBUG_LEVEL=1 or 2 prints; "No dot product attention backend is available"',
+    (
+        Message(
+            "Running with config=",
+            r"Running with config=.*",
+            kind="question",
+            more="brackets",
+            read=_question,
+            source=_SOURCE,
+        ),
+        Message(
+            "Disabling FlashAttention to give FusedAttention preference",
+            kind="note",
+            source=_SOURCE,
+        ),
+        Message(
+            "Disabling ",
+            r"Disabling (?P<backend>" + "|".join(_BACKENDS) + r")\b(?! to give | \d to prefer)[^\n]*",
+            read=_disabled,
+            source=_SOURCE,
+        ),
+        Message(
+            "Selected backend = ",
+            r"Selected backend = "
+            r"(?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention|NoBackend)"
+            r"(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
+            kind="chosen",
+            read=_chosen,
+            source=_SOURCE,
+        ),
+        Message(
+            "Running with ",
+            r"Running with (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention) backend"
+            r"(?: \((?:version|sub-backend) (?P<version>[\w.+]+)\))?",
+            kind="chosen",
+            read=_chosen,
+            source="dot_product_attention.py, 1.9 to 2.20",
+        ),
+        Message(
+            "Supported flash-attn versions are",
+            r"Supported flash-attn versions are (?P<range>[^.]*(?:\.\d[^.]*)*)\. "
+            r"Found flash-attn (?P<found>\d[\w.+]*\w)",
+            kind="note",
+            read=_another_flash,
+            candidates=("flash_attn.2",),
+            known="TransformerEngine leaves a flash-attn outside its range of releases unused",
+            link="NVIDIA/Megatron-LM#3984",
+            fix="install a flash-attn of that range, or set NVTE_FLASH_ATTN=0 and let FusedAttention run",
+            source=_SOURCE,
+        ),
+        Message(
+            "flash-attn v3 may provide important feature",
+            kind="note",
+            candidates=("flash_attn.3",),
+            codes=("INSTALL006",),
+            source=_SOURCE,
+        ),
+        Message(
+            "flash-attn may provide important feature",
+            kind="note",
+            candidates=("flash_attn.2",),
+            codes=("INSTALL005",),
+            source=_SOURCE,
+        ),
+        Message(
+            "No dot product attention backend is available",
+            r"No dot product attention backend is available for the provided inputs",
+            kind="error",
+            source="dot_product_attention.py, 1.9 to 2.20",
+        ),
+        Message(
+            "No fused attention backend supports this input combination",
+            kind="error",
+            candidates=("cudnn",),
+            source="cpp_extensions/fused_attn.py, 1.9 to 2.20",
+        ),
+        Message(
+            "no fused attention kernel is available",
+            r"Fused attention is not enabled\. Because no fused attention kernel is available[^\n.]*",
+            kind="error",
+            candidates=("cudnn",),
+            known="the cuDNN kernel was refused and JAX falls back to unfused attention, which writes the "
+            "scores",
+            link="NVIDIA/TransformerEngine#568",
+            fix="state the call with flags (--head-dim, --attn-mask-type, --cudnn, --gpu) to see the reasons",
+            source="jax/flax/transformer.py; NVIDIA/TransformerEngine#568",
+        ),
+        Message(
+            "The provided qkv memory layout is not supported",
+            kind="error",
+            candidates=(*_FLASH, "cudnn", _UNFUSED),
+            known="q, k and v are views (after RoPE, LoRA or a split) whose strides are none of the layouts "
+            "that TransformerEngine knows",
+            link="NVIDIA/TransformerEngine#544",
+            fix="q, k, v = (x.contiguous() for x in (q, k, v)) before DotProductAttention",
+            source="dot_product_attention/utils.py, get_qkv_layout, 1.9 to 2.20",
+        ),
+        Message(
+            "q, k and v must have stride 1 in their last dimension",
+            kind="error",
+            candidates=(*_FLASH, "cudnn", _UNFUSED),
+            known="the head dimension of q, k or v is not the innermost one in memory",
+            fix="q, k, v = (x.contiguous() for x in (q, k, v))",
+            source="dot_product_attention/utils.py, get_qkv_layout, 1.9 to 2.20",
+        ),
+        Message(
+            "FP8 is only supported with Fused Attention",
+            r"FP8 is only supported with Fused ?Attention",
+            kind="error",
+            params={"fp8": True},
+            known="with fp8_dpa=True attention itself runs in FP8, which only cuDNN does there",
+            fix="fp8_dpa=False in the recipe keeps attention in bf16 and the linear layers in FP8",
+            source="dot_product_attention/context_parallel.py, 1.11 to 2.20",
+        ),
+        Message(
+            "The number of attention heads needs to be divisible by CP size",
+            kind="error",
+            known="cp_comm_type a2a gives each rank some of the heads",
+            fix='cp_comm_type="p2p", or a cp_size that divides num_heads and num_gqa_groups',
+            source="dot_product_attention/context_parallel.py, 1.11 to 2.14",
+        ),
+    ),
+    candidates=(*_FLASH, "cudnn"),
+    dispatcher="te",
+    ask="Run it once with NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2, which prints the call and every reason",
+)

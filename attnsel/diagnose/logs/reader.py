@@ -1,0 +1,224 @@
+"""A log as entries: one line each, or the lines that belong together, without what launchers put before them.
+
+Nothing is held but the line at hand and what it goes on with, so a log may have any length.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from attnsel.diagnose.logs.message import More
+from attnsel.diagnose.logs.scrub import scrub
+from attnsel.errors import InvalidInput
+
+
+class Entry(NamedTuple):
+    """``number``: of its first line. ``stream``: which rank or container wrote it, as the log says."""
+
+    number: int
+    stream: str
+    text: str
+
+
+LONGEST_LINE = 64 << 10  # characters; what is longer is read as several lines
+_MOST_MORE = 400  # lines, and characters:
+_LONGEST_ENTRY = 256 << 10
+_PATIENCE = 2.0  # seconds for the writer of a named pipe to come
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_QUOTED = re.compile(r"(?:[>|]\s)+")  # in an issue or a mail
+_STREAM = re.compile(
+    r"""\s*(?:
+      \[(?:rank\s?|default|[\w.\-]+:rank\s?)(?P<torchrun>\d+)\]:?\s?   # torchrun, and torch's own prefix
+    | (?P<slurm>\d{1,5}):\s                                              # srun --label
+    | (?P<compose>[\w.\-]{1,80}?)\s+\|\s                                 # docker compose
+    | \[(?P<kubectl>pod/[\w./\-]+)\]\s                                   # kubectl logs --prefix
+    | \([\w.:\-]{1,80}\s(?:pid|rank)=(?P<ray>\d+)(?:,\s?ip=[\w.:]+)?\)\s    # ray, vLLM
+    | \[(?P<mpi>\d+,\d+)\]<std(?:out|err)>:\s?                           # mpirun --tag-output
+    )""",
+    re.VERBOSE,
+)
+_TOLD_IN_SOURCE = ("raise ", "warnings.warn", "logger.", "log.", "logging.", "TORCH_CHECK", "TORCH_WARN")
+
+
+def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], More]) -> Iterator[Entry]:
+    """What may say something, in its order: lines that have one of ``words``, which are in lower case.
+    ``more`` says which lines go on behind a line."""
+    open_: dict[str, _Growing] = {}
+    for number, line in enumerate(lines, 1):
+        if open_:
+            text, stream = _without_prefix(line.rstrip("\n"))
+            growing = open_.get(stream)
+            if growing is not None:
+                if growing.takes(text):
+                    if growing.done:
+                        yield from open_.pop(stream).entries()
+                    continue
+                yield from open_.pop(stream).entries()
+        lower = line.lower()
+        for word in words:  # a loop, which is twice as fast as any() and runs for every line of a log
+            if word in lower:
+                break
+        else:
+            continue
+        text, stream = _without_prefix(line.rstrip("\n"))
+        if text.lstrip().startswith(_TOLD_IN_SOURCE):
+            continue  # a traceback shows the source line that says it, and then what was said
+        entry, how = Entry(number, stream, text), more(text)
+        if not how or (how == "brackets" and _depth(text) <= 0):
+            yield entry
+        else:
+            open_[stream] = _Growing(entry, how)
+    for growing in open_.values():
+        yield from growing.entries()
+
+
+class _Growing:
+    """An entry that goes on."""
+
+    def __init__(self, first: Entry, how: More) -> None:
+        self._first, self._how = first, how
+        self._texts = [first.text]
+        self._depth = _depth(first.text) if how == "brackets" else 0
+        self._length = len(first.text)
+
+    @property
+    def done(self) -> bool:
+        return self._how == "brackets" and self._depth <= 0
+
+    def takes(self, text: str) -> bool:
+        if len(self._texts) > _MOST_MORE or self._length + len(text) > _LONGEST_ENTRY:
+            return False
+        if self._how == "indented" and not (text[:1].isspace() and text.strip()):
+            return False
+        self._texts.append(text)
+        self._length += len(text)
+        if self._how == "brackets":
+            self._depth += _depth(text)
+        return True
+
+    def entries(self) -> Iterator[Entry]:
+        """One entry of all lines; where brackets never close, the lines that follow are others' too."""
+        yield self._first._replace(text="\n".join(self._texts))
+        if self._how == "brackets" and self._depth > 0:
+            for distance, text in enumerate(self._texts[1:], 1):
+                yield Entry(self._first.number + distance, self._first.stream, text)
+
+
+def _depth(text: str) -> int:
+    opened = text.count("{") + text.count("[") + text.count("(")
+    return opened - text.count("}") - text.count("]") - text.count(")")
+
+
+def _without_prefix(line: str) -> tuple[str, str]:
+    """A line without colours and prefixes, and the stream that a prefix names."""
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
+    stream = ""
+    quoted = _QUOTED.match(line)
+    if quoted is not None:
+        line = line[quoted.end() :]
+    while (prefix := _STREAM.match(line)) is not None and prefix.end() > 0:
+        stream = _rank(prefix)  # the last one, which the program itself writes
+        line = line[prefix.end() :]
+    return line, stream
+
+
+def _rank(prefix: re.Match[str]) -> str:
+    """A stream's name that gives away no host: what kind of prefix it is, and its number."""
+    kind = prefix.lastgroup or ""
+    name = "rank" if kind in ("torchrun", "slurm") else kind
+    return f"{name} {scrub(prefix[kind])}"
+
+
+# ---- where lines come from ----------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(path: Path, flag: str) -> Iterator[tuple[IO[bytes], int]]:
+    """The bytes of a file or of standard input ("-"), and how many there are (0: nobody knows).
+
+    Raises InvalidInput.
+    """
+    try:
+        if str(path) == "-":
+            if sys.stdin is None:
+                raise OSError("standard input is closed")
+            yield sys.stdin.buffer, 0
+            return
+        with open(path, "rb", opener=_open) as file:
+            mode = os.fstat(file.fileno())
+            if stat.S_ISFIFO(mode.st_mode):
+                _await_writer(file.fileno())
+            yield file, mode.st_size if stat.S_ISREG(mode.st_mode) else 0
+    except (OSError, EOFError) as error:  # EOFError: a compressed file that was cut off
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(flag, str(path), why) from None
+    except ValueError as error:  # a name with a NUL in it
+        raise InvalidInput(flag, str(path), f"cannot be read: {error}") from None
+
+
+def lines_of(file: IO[bytes], progress: Callable[[int], None]) -> Iterator[str]:
+    """Lines of whatever bytes: UTF-8, UTF-16 or UTF-32 with a mark (PowerShell's ``>``), gzip."""
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore
+    start = buffered.peek(4)[:4]
+    raw: IO[bytes] = buffered
+    if start.startswith(b"\x1f\x8b"):
+        unpacked = gzip.GzipFile(fileobj=buffered)
+        raw, start = unpacked, unpacked.peek(4)[:4]  # type: ignore
+    text = io.TextIOWrapper(raw, encoding=_encoding(start), errors="replace", newline=None)
+    try:
+        done, told = 0, 0
+        while line := text.readline(LONGEST_LINE):
+            done += len(line)
+            if done - told > 4 << 20:
+                told = done
+                progress(buffered.tell() if buffered.seekable() else done)
+            yield line
+    finally:
+        text.detach()
+
+
+def _encoding(start: bytes) -> str:
+    for mark, name in (
+        (codecs.BOM_UTF8, "utf-8-sig"),
+        (codecs.BOM_UTF32_LE, "utf-32"),
+        (codecs.BOM_UTF32_BE, "utf-32"),
+        (codecs.BOM_UTF16_LE, "utf-16"),
+        (codecs.BOM_UTF16_BE, "utf-16"),
+    ):
+        if start.startswith(mark):
+            return name
+    if len(start) == 4 and start[1] == start[3] == 0 and start[0]:
+        return "utf-16-le"
+    return "utf-8"
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _await_writer(pipe: int) -> None:
+    """Wait for somebody to write into a named pipe, or for what is in ``<(command)``. Raises OSError."""
+    if sys.platform == "win32":  # it was opened as it is: reading waits
+        return
+    import select
+
+    ready, _, _ = select.select([pipe], [], [], _PATIENCE)
+    until = time.monotonic() + _PATIENCE
+    while not ready and time.monotonic() < until:
+        ready, _, _ = select.select([pipe], [], [], 0.1)
+    if not ready:
+        raise OSError("nobody writes into this pipe")
+    os.set_blocking(pipe, True)

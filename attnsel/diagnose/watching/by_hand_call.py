@@ -1,0 +1,258 @@
+"""One attention written by hand, from the product of queries and keys on, and what it amounts to."""
+
+from __future__ import annotations
+
+from math import prod
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnsel.diagnose.watching.masks import Addition, Bias, Visibility, read_masks
+from attnsel.diagnose.watching.record import Materialised
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams, read_dtype, read_mask_type
+
+
+class Operand(NamedTuple):
+    """What became of a tensor before it was multiplied: by which number, of which dtype it was before a cast,
+    how often its heads were repeated, and whether it is a weight of the model."""
+
+    factor: float = 1.0
+    dtype: torch.dtype | None = None
+    repeats: int = 1
+    parameter: bool = False
+    bytes: int = 0
+
+
+class Found(NamedTuple):
+    """A call that was found: ``params`` are None where attnsel has no words for it, and ``unread`` says why.
+
+    ``scale`` is None where it is no number; ``dropout`` is a probability. ``folded``: batch and heads are one
+    dimension. ``mask`` says what is hidden.
+    """
+
+    params: AttentionParams | None
+    unread: str
+    scale: float | None
+    dropout: float
+    folded: bool
+    mask: Visibility
+    bias: Bias
+    softcap: float
+    sink: bool
+    materialised: tuple[Materialised, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    operators: tuple[str, ...]
+
+
+class Call:
+    """What is known so far. ``left`` and ``right`` are the factors of the product, [.., rows, depth] and
+    [.., depth, columns]; ``batch`` is how many such products it was."""
+
+    def __init__(self, operator: str, a: Tensor, b: Tensor, left: Operand, right: Operand) -> None:
+        self.rows, self.depth, self.columns = a.shape[-2], a.shape[-1], b.shape[-1]
+        self.batch = a.shape[0] if a.dim() == 3 else 1
+        self.left, self.right = left, right
+        self.dtype = a.dtype
+        self.factor: float | None = left.factor * right.factor
+        self.softcap = 0.0
+        self.additions: list[Addition] = []
+        self.done = False
+        self.place: Any = None  # what an observer keeps of it
+        self.known_as: Any = None
+        self.counted = False
+        self.mask_unread = False
+        self.made: list[Materialised] = []
+        self.dropout = 0.0
+        self.sink = False
+        self.normalised = False  # scores less their log-sum-exp
+        self.shape: tuple[int, ...] = ()  # of the scores, at their softmax
+        self.s_q = self.s_kv = 0
+        self.outer: list[int] = []
+        self.key = right
+        self.dim = -1
+        self.mask, self.bias = Visibility(), Bias()
+        self.operators = [operator]
+        self.requires_grad = a.requires_grad or b.requires_grad
+        self.begun = perf_counter()
+
+    def made_of(self, what: str, out: Tensor) -> None:
+        """A tensor as large as the scores that an operator wrote."""
+        self.made.append(Materialised(what=what, bytes=out.numel() * out.element_size()))
+
+    def multiplied(self, number: float | None) -> None:
+        """By a number; None is a tensor, such as a temperature that is learned."""
+        if self.softcap < 0 and number is not None:  # what stands behind a tanh is the cap itself
+            self.softcap = number
+            self.factor = None if self.factor is None else self.factor * number
+        elif number is None or self.factor is None:
+            self.factor = None
+        else:
+            self.factor *= number
+
+    def capped(self) -> None:
+        """By a tanh: the cap is the number that follows."""
+        self.softcap = -1.0
+
+    def softmaxed(self, x: Tensor, dim: int) -> bool:
+        """Whether softmax over ``dim`` of these scores is attention, and over which keys."""
+        shape, dim = tuple(x.shape), dim % max(x.dim(), 1)
+        keys = shape[dim] - self.sink if shape else 0
+        if keys < 2 or self.depth < 2 or keys not in (self.columns, self.rows):
+            return False
+        last = dim == len(shape) - 1
+        by_right = keys == self.columns and (last or self.columns != self.rows)
+        key, query = (self.right, self.left) if by_right else (self.left, self.right)
+        if key.parameter or (query.parameter and self.batch == 1):
+            return False  # logits of classes or of experts: a weight of the model, not keys
+        if self.operators[0] == "aten::mm" and len(shape) >= 3 and prod(shape[:-2]) > 1:
+            return False  # one matrix for the whole batch: a projection without a Parameter
+        others = [index for index in range(len(shape)) if index != dim]
+        if len(shape) < 2:
+            return False
+        rows = self.rows if by_right else self.columns
+        fitting = [index for index in others if shape[index] == rows] or others
+        near = [index for index in fitting if index in (dim - 1, dim + 1)] or fitting
+        query_dim = max(near)
+        if rows % shape[query_dim]:
+            return False
+        self.shape, self.dim = shape, dim
+        self.s_q, self.s_kv = shape[query_dim], keys
+        self.outer = [shape[index] for index in others if index != query_dim]
+        self.key = key
+        self.mask, self.bias = read_masks(self._in_order(query_dim, dim), self.s_q, self.s_kv)
+        if self.mask_unread:
+            self.mask = Visibility(
+                "arbitrary", note="something was written over scores: what, cannot be told"
+            )
+        self.additions.clear()
+        return True
+
+    def _in_order(self, query_dim: int, key_dim: int) -> list[Addition]:
+        """Masks with queries and keys as their last two dimensions, as far as they have these."""
+        rank = len(self.shape)
+        if (query_dim, key_dim) == (rank - 2, rank - 1):
+            return self.additions
+        moved = []
+        for one in self.additions:
+            tensor = one.tensor.reshape((1,) * (rank - one.tensor.dim()) + tuple(one.tensor.shape))
+            moved.append(one._replace(tensor=tensor.movedim((query_dim, key_dim), (-2, -1))))
+        return moved
+
+    # ---- the end --------------------------------------------------------------------------------------
+
+    def found(self, head_dim_v: int) -> Found:
+        """The whole, once the probabilities were multiplied with values of ``head_dim_v``."""
+        seconds = perf_counter() - self.begun
+        batch, heads, folded = self._batch_and_heads()
+        groups = self._groups(batch, heads)
+        params, unread = None, ""
+        try:
+            params = self._params(batch, heads, groups, head_dim_v)
+        except InvalidInput as error:
+            unread = str(error)
+        return Found(
+            params,
+            unread,
+            self.factor,
+            self.dropout,
+            folded,
+            self.mask,
+            self.bias,
+            max(self.softcap, 0.0),
+            self.sink,
+            tuple(self.made),
+            self._notes(folded, heads, groups),
+            seconds,
+            tuple(self.operators),
+        )
+
+    def _batch_and_heads(self) -> tuple[int, int, bool]:
+        outer = self.outer
+        if len(outer) >= 2:
+            return outer[0], prod(outer[1:]), False
+        return (outer[0] if outer else 1), 1, bool(outer)
+
+    def _groups(self, batch: int, heads: int) -> int:
+        """Key/value heads: fewer products than heads, or heads that were repeated beforehand."""
+        each = self.batch // batch if self.batch % batch == 0 else heads
+        if 0 < each < heads and heads % each == 0:
+            return each
+        repeats = self.key.repeats
+        return heads // repeats if heads % repeats == 0 else heads
+
+    def _params(self, batch: int, heads: int, groups: int, head_dim_v: int) -> AttentionParams:
+        mask, bias = self.mask, self.bias
+        fields: dict[str, Any] = {}
+        if mask.kind == "arbitrary" or mask.hides_nothing:
+            shape = _spread(mask.shape or (self.s_q, self.s_kv))
+            spec = {"shape": shape, "stride": _strides(shape), "dtype": "bool"}
+            fields["tensors"] = {"mask": spec, "mask_hides_nothing": mask.hides_nothing}
+        if mask.window is not None:
+            fields["window_size"] = mask.window
+        if bias.kind != "no_bias":
+            fields["core_attention_bias_type"] = bias.kind
+        if bias.kind == "post_scale_bias":
+            fields["core_attention_bias_shape"] = _bias_shape(bias.shape)
+            fields["core_attention_bias_requires_grad"] = bias.requires_grad
+        return AttentionParams(
+            dtype=read_dtype(self.key.dtype or self.dtype),
+            qkv_layout="bhsd_bhsd_bhsd",
+            batch_size=batch,
+            num_heads=heads,
+            num_gqa_groups=groups,
+            max_seqlen_q=self.s_q,
+            max_seqlen_kv=self.s_kv,
+            head_dim_qk=self.depth,
+            head_dim_v=head_dim_v,
+            attn_mask_type=read_mask_type("arbitrary" if mask.hides_nothing else mask.kind),
+            attention_dropout=self.dropout,
+            is_training=self.requires_grad,
+            softcap=max(self.softcap, 0.0),
+            softmax_type="learnable" if self.sink else "vanilla",
+            **fields,
+        )
+
+    def _notes(self, folded: bool, heads: int, groups: int) -> tuple[str, ...]:
+        notes = []
+        if folded:
+            notes.append("batch and heads are one dimension here: which is which cannot be told")
+        if self.key.dtype not in (None, self.dtype):
+            before, now = (str(one).removeprefix("torch.") for one in (self.key.dtype, self.dtype))
+            notes.append(f"q and k were cast from {before} to {now} first")
+        if self.key.repeats > 1:
+            notes.append(f"keys of {groups} heads were repeated to {heads} first")
+        if self.factor is None:
+            notes.append("the scale is a tensor")
+        if self.mask.note:
+            notes.append(self.mask.note)
+        return tuple(notes)
+
+
+class Role(NamedTuple):
+    """What a storage holds. ``kind``: operand, scores, exponentials, sum, logsumexp, probabilities, noise or
+    output (of exponentials that are not divided by their sum yet)."""
+
+    kind: str
+    call: Call | None = None
+    operand: Operand = Operand()
+    number: float = 0.0
+
+
+def _spread(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The last four dimensions, at least two."""
+    return ((1,) * (2 - len(shape)) + shape)[-4:]
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(shape[index + 1 :]) for index in range(len(shape)))
+
+
+def _bias_shape(shape: tuple[int, ...]) -> str:
+    """Which of [b, h, s_q, s_kv] are not 1, in attnsel's letters."""
+    full = ((1,) * (4 - len(shape)) + shape)[-4:]
+    letters = "".join("1" if n == 1 else letter for n, letter in zip(full, "bhss", strict=True))
+    return letters if letters in ("bhss", "1hss", "b1ss", "11ss", "111s") else "bhss"

@@ -1,0 +1,375 @@
+"""What each aten operator does to what is followed: scores, probabilities, and the tensors they are made of.
+
+A function takes the reader, the operator's arguments and its result, and returns the role of the result's
+storage; None where it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnsel.diagnose.watching.by_hand_call import Call, Operand, Role
+from attnsel.diagnose.watching.masks import Addition, first_value, zeros_and_ones
+
+if TYPE_CHECKING:
+    from attnsel.diagnose.watching.by_hand_reader import ByHand
+
+Handler = Callable[["ByHand", tuple[Any, ...], dict[str, Any], Any], "Role | None"]
+
+HIDING = -50.0
+"""A value that overwrites a score and is below this hides the pair."""
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.data_ptr() == b.data_ptr()
+
+
+def _made(role: Role, what: str, x: Tensor, out: Tensor) -> None:
+    if role.call is not None and not role.call.done and not _same(x, out):
+        role.call.made_of(what, out)
+
+
+# ---- products ---------------------------------------------------------------------------------------
+
+
+def _bmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    return _product(reader, "bmm", args[0], args[1], out)
+
+
+def _mm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    return _product(reader, "mm", args[0], args[1], out)
+
+
+def _baddbmm(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    role = _product(reader, "baddbmm", args[1], args[2], out)
+    if role is not None and role.kind == "scores" and role.call is not None:
+        role.call.multiplied(first_value(kwargs.get("alpha", 1)))
+        times = first_value(kwargs.get("beta", 1)) or 0.0
+        if times:
+            role.call.additions.append(Addition(args[0], None, times))
+            reader.hold(role.call)
+    return role
+
+
+def _product(reader: ByHand, operator: str, a: Tensor, b: Tensor, out: Tensor) -> Role | None:
+    """Probabilities times values end a call; else it may be the scores of another."""
+    left, right = reader.role(a), reader.role(b)
+    for role, contracted, values, width in (
+        (left, a.shape[-1], b, b.shape[-1]),
+        (right, b.shape[-2], a, a.shape[-2]),
+    ):
+        if role is None or role.call is None:
+            continue
+        if role.kind == "probabilities" and contracted == role.call.s_kv:
+            reader.finish(role.call, values, width, f"aten::{operator}")
+            return None
+        if role.kind == "exponentials" and contracted in (role.call.rows, role.call.columns):
+            role.call.operators.append(f"aten::{operator}")
+            return Role("output", role.call, number=width)
+    operands = reader.operand(a), reader.operand(b)
+    if operator == "mm" and (operands[0].parameter or operands[1].parameter):
+        return None
+    call = Call(f"aten::{operator}", a, b, *operands)
+    call.made_of("scores", out)
+    return Role("scores", call)
+
+
+# ---- arithmetic -------------------------------------------------------------------------------------
+
+
+def _mul(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    x, y = args[0], args[1]
+    if (reader.role(x) is None or not isinstance(x, Tensor)) and reader.role(y) is not None:
+        x, y = y, x
+    return _times(reader, x, y, out, inverse=False)
+
+
+def _div(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    x, y = args[0], args[1]
+    role, by = reader.role(x), reader.role(y)
+    if role is not None and by is not None and by.kind == "sum" and by.call is role.call is not None:
+        if role.kind == "exponentials":
+            _made(role, "probabilities", x, out)
+            return role._replace(kind="probabilities")
+        if role.kind == "output" and role.call.shape:
+            reader.finish(role.call, out, int(role.number), "aten::div")
+            return None
+    return _times(reader, x, y, out, inverse=True)
+
+
+def _times(reader: ByHand, x: Any, y: Any, out: Tensor, *, inverse: bool) -> Role | None:
+    role, other = reader.role(x), reader.role(y)
+    number = first_value(y) if not isinstance(y, Tensor) or y.numel() == 1 else None
+    if number is not None and inverse:
+        number = 1.0 / number if number else None
+    if role is None or role.kind == "operand":
+        if number is None or not isinstance(x, Tensor):
+            return None
+        own = reader.operand(x)
+        return Role("operand", operand=own._replace(factor=own.factor * number))
+    if role.kind == "scores" and role.call is not None:
+        if number is not None or not zeros_and_ones(y):  # w * mask + -1e4 * (1 - mask)
+            role.call.multiplied(number)
+        _made(role, "scores, scaled", x, out)
+    elif role.kind == "probabilities" and role.call is not None:
+        if other is not None and other.kind == "noise":
+            role.call.dropout = other.number
+            _made(role, "probabilities, dropped", x, out)
+        elif number is None:
+            _made(role, "probabilities, multiplied", x, out)
+    return role
+
+
+def _add(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    return _plus(reader, args, kwargs, out, sign=1.0)
+
+
+def _sub(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    by = reader.role(args[1])
+    role = reader.role(args[0])
+    if by is not None and by.kind == "logsumexp" and role is not None and by.call is role.call is not None:
+        role.call.normalised = True
+        _made(role, "scores less their log-sum-exp", args[0], out)
+        return role
+    return _plus(reader, args, kwargs, out, sign=-1.0)
+
+
+def _plus(
+    reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, *, sign: float
+) -> Role | None:
+    x, y = args[0], args[1]
+    role = reader.role(x)
+    if sign > 0 and (role is None or role.kind == "operand") and reader.role(y) is not None:
+        x, y, role = y, x, reader.role(y)
+    if role is None or role.kind in ("operand", "noise"):
+        return None
+    if role.kind != "scores" or role.call is None:
+        return role  # a small number against division by zero
+    if isinstance(y, Tensor) and y.numel() > 1:
+        if y.dim() > out.dim() or y.shape[-1] not in (1, out.shape[-1]):
+            return None
+        times = sign * (first_value(kwargs.get("alpha", 1)) or 1.0)
+        role.call.additions.append(Addition(y, None, times))
+        reader.hold(role.call)
+        if y.shape[-1] > 1:
+            _made(role, "scores with mask or bias", x, out)
+            return role
+    _made(role, "scores, shifted", x, out)
+    return role
+
+
+def _tanh(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    role = reader.role(args[0])
+    if role is None or role.kind != "scores" or role.call is None:
+        return None
+    role.call.capped()
+    _made(role, "scores, capped", args[0], out)
+    return role
+
+
+# ---- masks ------------------------------------------------------------------------------------------
+
+
+def _masked_fill(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    x, mask, value = args[0], args[1], args[2]
+    return _hidden(reader, x, Addition(mask, True), value, out)
+
+
+def _where(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    if len(args) < 3:
+        return None
+    condition, x, y = args[0], args[1], args[2]
+    if reader.role(x) is not None:
+        return _hidden(reader, x, Addition(condition, False), y, out)
+    return _hidden(reader, y, Addition(condition, True), x, out)
+
+
+def _hidden(reader: ByHand, x: Any, mask: Addition, value: Any, out: Tensor) -> Role | None:
+    role = reader.role(x)
+    if role is None or role.kind in ("operand", "noise"):
+        return None
+    if role.kind == "scores" and role.call is not None:
+        number = first_value(value)
+        if number is None or number > HIDING:
+            role.call.mask_unread = True
+        else:
+            role.call.additions.append(mask)
+            reader.hold(role.call)
+        _made(role, "scores, masked", x, out)
+    elif role.kind == "probabilities":
+        _made(role, "probabilities, masked", x, out)
+    return role
+
+
+def _kept(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Role | None:
+    """A clamp, nan_to_num, a pad, a piece: what it was, it is still."""
+    role = reader.role(args[0])
+    if role is None or role.kind in ("operand", "noise") or not isinstance(out, Tensor):
+        return None
+    _made(role, f"{role.kind}, once more", args[0], out)
+    return role
+
+
+# ---- softmax ----------------------------------------------------------------------------------------
+
+
+def _softmax(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    role = reader.role(args[0])
+    if role is None or role.kind != "scores" or role.call is None:
+        return None
+    if not reader.softmaxed(role.call, args[0], int(args[1])):
+        return None
+    role.call.operators.append("aten::_softmax")
+    role.call.made_of("probabilities", out)
+    return role._replace(kind="probabilities")
+
+
+def _exp(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    role = reader.role(args[0])
+    if role is None or role.kind != "scores" or role.call is None:
+        return None
+    if role.call.normalised:
+        if not reader.softmaxed(role.call, args[0], role.call.dim):
+            return None
+        role.call.operators.append("aten::exp")
+        role.call.made_of("probabilities", out)
+        return role._replace(kind="probabilities")
+    role.call.operators.append("aten::exp")
+    role.call.made_of("exponentials", out)
+    return role._replace(kind="exponentials")
+
+
+def _sum(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    """The sum over keys: of exponentials, it is softmax's denominator."""
+    role, dim = reader.role(args[0]), _one_dim(args)
+    if role is None or role.kind != "exponentials" or role.call is None or dim is None:
+        return None
+    if not role.call.shape and not reader.softmaxed(role.call, args[0], dim):
+        return None
+    return role._replace(kind="sum")
+
+
+def _logsumexp(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    role, dim = reader.role(args[0]), _one_dim(args)
+    if role is None or role.kind != "scores" or role.call is None or dim is None:
+        return None
+    role.call.dim = dim
+    return role._replace(kind="logsumexp")
+
+
+def _one_dim(args: tuple[Any, ...]) -> int | None:
+    dims = args[1] if len(args) > 1 else None
+    if isinstance(dims, (list, tuple)):
+        return int(dims[0]) if len(dims) == 1 else None
+    return int(dims) if isinstance(dims, int) else None
+
+
+def _cat(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    """Scores of several pieces, or scores and a column of sinks."""
+    tensors = args[0]
+    role = reader.role(tensors[0]) if tensors else None
+    if role is None or role.kind not in ("scores", "probabilities") or role.call is None:
+        return None
+    dim = int(args[1]) if len(args) > 1 else 0
+    if role.kind == "scores" and len(tensors) == 2 and dim % out.dim() == out.dim() - 1:
+        role.call.sink = tensors[1].shape[-1] == 1 and reader.role(tensors[1]) is None
+    role.call.made_of(f"{role.kind}, put together", out)
+    return role
+
+
+# ---- dropout ----------------------------------------------------------------------------------------
+
+
+def _native_dropout(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Role | None:
+    role = reader.role(args[0])
+    if role is None or role.kind != "probabilities" or role.call is None:
+        return None
+    role.call.dropout = float(args[1]) if len(args) < 3 or args[2] else 0.0
+    _made(role, "probabilities, dropped", args[0], out[0])
+    return role
+
+
+def _bernoulli(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    keep = args[1] if len(args) > 1 else None
+    return Role("noise", number=round(1.0 - keep, 9)) if isinstance(keep, float) else None
+
+
+# ---- copies -----------------------------------------------------------------------------------------
+
+
+def _copied(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    """A cast or a copy: of what is followed, or of q, k or v, where it may repeat heads."""
+    x = args[0]
+    if not isinstance(x, Tensor) or not isinstance(out, Tensor):
+        return None
+    role = reader.role(x)
+    if role is not None and role.kind not in ("operand",):
+        dtype = str(out.dtype).removeprefix("torch.")
+        what = f"{role.kind} as {dtype}" if out.dtype != x.dtype else f"{role.kind}, copied"
+        _made(role, what, x, out)
+        return role
+    own = reader.operand(x)
+    repeats = _repeats(x) * (out.numel() // x.numel() if x.numel() else 1)
+    if out.dtype != x.dtype and x.is_floating_point():
+        own = own._replace(dtype=own.dtype or x.dtype)
+    if repeats > 1:
+        own = own._replace(repeats=own.repeats * repeats)
+    return Role("operand", operand=own) if own != Operand() else None
+
+
+def _repeats(x: Tensor) -> int:
+    """How often each number of ``x`` stands in it."""
+    times = 1
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        times *= size if stride == 0 and size > 1 else 1
+    return times
+
+
+def _copy(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Role | None:
+    """dst.copy_(src): pieces of scores or probabilities, written to where all of them will be."""
+    role = reader.role(args[1])
+    return role if role is not None and role.kind in ("scores", "probabilities") else reader.role(args[0])
+
+
+def _view(reader: ByHand, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Role | None:
+    """A view of a weight is a weight; what else is viewed is known by its storage."""
+    x = args[0]
+    if isinstance(x, torch.nn.Parameter) and isinstance(out, Tensor):
+        return Role("operand", operand=Operand(parameter=True))
+    return reader.role(x)
+
+
+HANDLERS: dict[str, Handler] = {
+    "bmm": _bmm,
+    "mm": _mm,
+    "baddbmm": _baddbmm,
+    "mul": _mul,
+    "div": _div,
+    "add": _add,
+    "sub": _sub,
+    "tanh": _tanh,
+    "masked_fill": _masked_fill,
+    "where": _where,
+    "_softmax": _softmax,
+    "softmax": _softmax,
+    "_safe_softmax": _softmax,
+    "exp": _exp,
+    "sum": _sum,
+    "logsumexp": _logsumexp,
+    "cat": _cat,
+    "native_dropout": _native_dropout,
+    "bernoulli": _bernoulli,
+    "copy": _copy,
+    **dict.fromkeys(("_to_copy", "clone", "repeat", "contiguous", "repeat_interleave"), _copied),
+    **dict.fromkeys(
+        ("clamp", "clamp_min", "clamp_max", "maximum", "nan_to_num", "constant_pad_nd", "index_select"), _kept
+    ),
+    **dict.fromkeys(("view", "_unsafe_view", "_reshape_alias", "expand", "permute", "transpose", "t"), _view),
+    **dict.fromkeys(("unsqueeze", "squeeze", "slice", "select", "split", "unbind", "as_strided"), _view),
+    **dict.fromkeys(("detach", "alias"), _view),
+}
+"""By an operator's name, without the underscore of its form that works in place."""

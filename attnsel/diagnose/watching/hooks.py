@@ -1,0 +1,310 @@
+"""How calls are seen: a TorchFunctionMode, functions of libraries replaced, operators inside of one call.
+
+A dispatch mode would see every operator of the program, in Python, at about 10 µs each. A function mode sees
+fewer calls, in a tenth of that, and whole ones rather than their pieces; a dispatch mode is entered only
+inside of calls of attention that were not met before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from attnsel.diagnose.watching.observe import After, Around, Call, Observer, Patch, Recorder
+from attnsel.diagnose.watching.operators import OPERATORS, OperatorMode, operator_name
+
+_OPERATOR_TYPES = (OpOverload, OpOverloadPacket)
+_tracing = torch.compiler.is_dynamo_compiling
+
+
+class FunctionMode(TorchFunctionMode):
+    """Gives the calls that are watched to their observers. One for each thread."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        super().__init__()
+        self._hooks = hooks
+        self._watched, self._waiting = hooks.watched, hooks.recorder.waiting
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # While Dynamo traces, this is all that it reads: the graph is the same as without a mode.
+        if _tracing():
+            return func(*args, **(kwargs or {}))
+        # Nearly every call ends here: it costs a microsecond, most of it torch's own.
+        if func not in self._watched and type(func) not in _OPERATOR_TYPES and not self._waiting:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return self._seen(func, args, kwargs or {})
+
+    def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hooks, recorder = self._hooks, self._hooks.recorder
+        if recorder.waiting:
+            recorder.run_waiting()
+        if func is torch.autograd.grad:
+            with recorder.backward_runs():
+                return func(*args, **kwargs)
+        after = hooks.after.get(func)
+        if after is not None:
+            out = func(*args, **kwargs)
+            if not recorder.is_quiet:
+                recorder.told(after, func, args, kwargs, out)
+            return out
+        around = hooks.around.get(func)
+        if around is None and type(func) in _OPERATOR_TYPES:
+            around = hooks.operators.get(operator_name(func))
+        if around is None or recorder.is_quiet:
+            return func(*args, **kwargs)
+        return recorder.watched(around, Call(func, args, kwargs))
+
+
+class Hooks:
+    """All hooks of a session: put in place by ``enter``, taken out by ``leave``, which puts back all."""
+
+    def __init__(self, recorder: Recorder, observers: Sequence[Observer]) -> None:
+        self.recorder = recorder
+        self.around: dict[Any, Around] = {}
+        self.after: dict[Any, After] = {}
+        self.operators: dict[str, Around] = {}
+        self.on = False
+        patches: list[Patch] = []
+        for observer in observers:
+            self.around.update(observer.around)
+            self.after.update(observer.after)
+            self.operators.update(observer.operators)
+            patches += observer.patches
+        self.watched = {*self.around, *self.after, torch.autograd.grad}
+        self._patches = Patches(self, patches)
+        self._mode: FunctionMode | None = None
+        self._thread = 0
+        self._away = False  # an optimizer's step runs, without our mode
+        self._step_hooks: list[Any] = []
+        self._start: Any = None
+        self._backward: Any = None
+        self._checkpoint: Any = None
+
+    def enter(self) -> None:
+        self.on = True
+        self._patches.enter()
+        self._start = threading.Thread.start
+        threading.Thread.start = self._starting(self._start)  # type: ignore[method-assign, assignment]
+        self._backward = torch.autograd.backward
+        torch.autograd.backward = self._running(self._backward)
+        self._checkpoint = torch.utils.checkpoint.checkpoint
+        torch.utils.checkpoint.checkpoint = self._again(self._checkpoint)
+        self._mode = FunctionMode(self)
+        self._mode.__enter__()
+        self._thread = threading.get_ident()
+        self._step_hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """A step asks hundreds of attributes of parameters, each of which a function mode is told of."""
+        closure = any(callable(arg) for arg in args) or kwargs.get("closure") is not None
+        if closure or self._away or self._mode is None or threading.get_ident() != self._thread:
+            return  # a closure runs the model
+        self._away = _take_out(self._mode)
+
+    def _after_step(self, *_: Any) -> None:
+        if self._away and self._mode is not None and threading.get_ident() == self._thread:
+            self._away = False
+            self._mode.__enter__()
+
+    def leave(self) -> None:
+        self.on = False
+        self.around.clear()  # threads of the program that still run are not watched any more
+        self.after.clear()
+        self.operators.clear()
+        self.watched.clear()
+        try:
+            for hook in self._step_hooks:
+                hook.remove()
+            if self._mode is not None and not self._away:
+                _take_out(self._mode)
+        finally:
+            threading.Thread.start = self._start  # type: ignore[method-assign]
+            torch.autograd.backward = self._backward
+            torch.utils.checkpoint.checkpoint = self._checkpoint
+            self._patches.leave()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing in this thread is watched inside: what is timed there is the program alone."""
+        assert self._mode is not None
+        _take_out(self._mode)
+        try:
+            yield
+        finally:
+            self._mode.__enter__()
+
+    def _running(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """``torch.autograd.backward``, which Tensor.backward calls too, without anybody's dispatch mode."""
+        recorder = self.recorder
+
+        @functools.wraps(backward)
+        def watched_backward(*args: Any, **kwargs: Any) -> None:
+            self._after_step()  # of a step that raised
+            with recorder.backward_runs():
+                backward(*args, **kwargs)
+
+        return watched_backward
+
+    def _again(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.utils.checkpoint``, whose function runs again in the backward pass, where no mode holds."""
+        hooks = self
+
+        @functools.wraps(checkpoint)
+        def watched_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if _tracing():
+                return checkpoint(function, *args, **kwargs)
+
+            @functools.wraps(function, updated=())
+            def watched(*given: Any, **named: Any) -> Any:
+                if not hooks.on or _tracing() or torch._C._len_torch_function_stack():
+                    return function(*given, **named)
+                with FunctionMode(hooks):
+                    return function(*given, **named)
+
+            return checkpoint(watched, *args, **kwargs)
+
+        return watched_checkpoint
+
+    def _starting(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        """``Thread.start`` for threads that are to be watched: modes belong to one thread."""
+        hooks = self
+
+        @functools.wraps(start)
+        def watched_start(thread: threading.Thread) -> None:
+            run = thread.run
+
+            def watched_run() -> None:
+                if not hooks.on:
+                    return run()
+                with FunctionMode(hooks):
+                    return run()
+
+            if hooks.on:
+                thread.run = watched_run  # type: ignore[method-assign]
+            return start(thread)
+
+        return watched_start
+
+
+def _take_out(mode: TorchFunctionMode) -> bool:
+    """Takes a mode from this thread's stack, also from below a mode that the program has not left yet.
+    Returns whether it was there."""
+    above = []
+    found = False
+    while torch._C._len_torch_function_stack() and not found:
+        top = torch.overrides._pop_mode()
+        if top is mode:
+            found = True
+        else:
+            above.append(top)
+    for other in reversed(above):
+        torch.overrides._push_mode(other)
+    return found
+
+
+class Patches(importlib.abc.MetaPathFinder):
+    """Functions of libraries, replaced now or when their module is imported, and put back."""
+
+    def __init__(self, hooks: Hooks, patches: Sequence[Patch]) -> None:
+        self._hooks = hooks
+        self._waiting: dict[str, list[Patch]] = {}
+        for patch in patches:
+            self._waiting.setdefault(patch.module, []).append(patch)
+        self._done: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is there
+        self._looking = threading.local()
+
+    def enter(self) -> None:
+        for name in list(self._waiting):
+            if name in sys.modules:
+                self._apply(sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def leave(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        while self._done:
+            owner, name, before, ours = self._done.pop()
+            if vars(owner).get(name) is ours:  # else the program has put something of its own there
+                setattr(owner, name, before)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._waiting or getattr(self._looking, "on", False):
+            return None
+        self._looking.on = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking.on = False
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if self._hooks.on:
+                self._apply(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _apply(self, module: ModuleType) -> None:
+        for patch in self._waiting.get(module.__name__, ()):
+            *owners, name = patch.name.split(".")
+            owner: Any = module
+            for part in owners:
+                owner = getattr(owner, part, None)
+            before = vars(owner).get(name) if owner is not None else None
+            if callable(before) and not any(b is before for _, _, _, b in self._done):
+                ours = self._wrapped(patch, before)
+                setattr(owner, name, ours)
+                self._done.append((owner, name, before, ours))
+
+    def _wrapped(self, patch: Patch, function: Callable[..., Any]) -> Callable[..., Any]:
+        hooks = self._hooks
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            # A program may keep this function for longer than it is watched.
+            if torch.compiler.is_dynamo_compiling() or not hooks.on or hooks.recorder.is_quiet:
+                return function(*args, **kwargs)
+            return hooks.recorder.watched(patch.around, Call(function, args, kwargs))
+
+        return watched
+
+
+class Ran(OperatorMode):
+    """Attention operators that run while it is entered, by name, in ``names``; all others in ``pieces``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.pieces: list[str] = []
+
+    def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        name = operator_name(func)
+        (self.names if name in OPERATORS else self.pieces).append(name)

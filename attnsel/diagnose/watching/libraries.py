@@ -1,0 +1,330 @@
+"""Libraries' functions: flash_attn's, flex_attention, varlen_attn, TransformerEngine's module.
+
+Each is replaced while watching, in modules that are imported already and in those that come later. What a
+call runs inside is read from the operators of the first call of each kind; nothing else is watched there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnsel.decision import Selection
+from attnsel.diagnose.watching.modules import Inside, without_mode
+from attnsel.diagnose.watching.observe import Call, Observer, Patch, Recorder
+from attnsel.diagnose.watching.operators import GRADIENTS, OPERATORS
+from attnsel.diagnose.watching.places import Place
+from attnsel.diagnose.watching.record import Api
+from attnsel.diagnose.watching.sdpa import api_of
+from attnsel.diagnose.watching.sites import Seen
+from attnsel.errors import InvalidInput, in_words
+from attnsel.params import AttentionParams, read_dtype, read_mask_type
+from attnsel.runtime.dispatch import explain
+
+Arguments = Mapping[str, Any]
+Question = Callable[[Arguments], AttentionParams]
+
+
+def _library_call(
+    recorder: Recorder, call: Call, api: Api, name: str, candidate: str, asked: Question
+) -> None:
+    """A call of a library's function ``name``, counted by its place, its arguments and what it ran."""
+    place = recorder.place()
+    key = (name, place.where, torch.is_grad_enabled(), *map(part, call.args))
+    key += tuple((argument, part(value)) for argument, value in call.kwargs.items())
+    tally = recorder.recall(key)
+    if tally is not None:
+        with recorder.quiet():
+            out = call.run()
+        recorder.follow(tally, out, GRADIENTS)
+        return
+    with recorder.quiet(), Inside() as inside:
+        out = call.run()
+    seen = Seen(api_of(place, api), name, candidate=candidate)
+    if inside.names and candidate in ("", "sdpa.varlen"):
+        operator = OPERATORS[inside.names[0]]
+        seen = seen._replace(forward=f"{name}: {operator.name}", candidate=operator.candidate)
+    elif inside.found:
+        what = ", ".join(inside.found[0].operators)
+        seen = seen._replace(forward=f"{name}: {what}", materialised=inside.found[0].materialised)
+    try:
+        seen = seen._replace(params=asked(_bound(call)))
+    except (InvalidInput, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        seen = seen._replace(unread=in_words(error))
+    recorder.follow(recorder.file(place, seen, key), out, GRADIENTS)
+
+
+def part(value: Any) -> Any:
+    """What a kernel may be chosen by, of one argument."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.requires_grad
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value)
+
+
+def _bound(call: Call) -> dict[str, Any]:
+    bound = inspect.signature(call.function).bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _trains(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+# ---- flash_attn -------------------------------------------------------------------------------------
+
+
+def flash_question(given: Arguments) -> AttentionParams:
+    """A call of a function of flash_attn, whichever release's. q [b, s, h, d], or [tokens, h, d] packed."""
+    q, k, v = _flash_tensors(given)
+    cu_q = given.get("cu_seqlens_q", given.get("cu_seqlens"))
+    table = given.get("block_table", given.get("page_table"))
+    causal, window = bool(given.get("causal")), tuple(given.get("window_size") or (-1, -1))
+    kind = "causal_bottom_right" if causal else "no_mask"
+    fields: dict[str, Any] = {"qkv_layout": "bshd", "batch_size": q.shape[0], "max_seqlen_q": q.shape[1]}
+    fields["max_seqlen_kv"] = k.shape[1]
+    if cu_q is not None:
+        longest = given.get("max_seqlen_q", given.get("max_seqlen"))
+        fields = {"qkv_layout": "thd", "batch_size": len(cu_q) - 1, "max_seqlen_q": int(longest)}
+        fields["max_seqlen_kv"] = int(given.get("max_seqlen_k", longest))
+        kind = "padding_causal_bottom_right" if causal else "padding"
+    elif "k_cache" in given:
+        fields["kv_cache"] = "contiguous" if table is None else "paged"
+        if table is not None:
+            fields |= {"qkv_layout": "paged_kv_bshd_bshd_bshd", "page_size": k.shape[1]}
+            fields["max_seqlen_kv"] = k.shape[1] * table.shape[1]
+        kind = "padding_causal_bottom_right" if causal else "padding"
+    if given.get("alibi_slopes") is not None:
+        fields["core_attention_bias_type"] = "alibi"
+    return AttentionParams(
+        dtype=read_dtype(q.dtype),
+        num_heads=q.shape[-2],
+        num_gqa_groups=k.shape[-2],
+        head_dim_qk=q.shape[-1],
+        head_dim_v=v.shape[-1],
+        attn_mask_type=read_mask_type(kind),
+        window_size=(window[0], 0 if causal else window[1]) if window[0] != -1 else (-1, -1),
+        softcap=float(given.get("softcap") or 0.0),
+        attention_dropout=float(given.get("dropout_p") or 0.0),
+        deterministic=bool(given.get("deterministic")),
+        is_training=_trains(q, k, v),
+        **fields,
+    )
+
+
+def _flash_tensors(given: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    if "qkv" in given:
+        q, k, v = given["qkv"].unbind(-3)
+        return q, k, v
+    if "kv" in given:
+        k, v = given["kv"].unbind(-3)
+        return given["q"], k, v
+    if "k_cache" in given:
+        return given["q"], given["k_cache"], given["v_cache"]
+    return given["q"], given["k"], given["v"]
+
+
+def _flash(name: str, candidate: str) -> Callable[[Recorder, Call], None]:
+    def watch_flash(recorder: Recorder, call: Call) -> None:
+        ours = call.function.__module__.startswith("attnsel.")
+        said = f"attnsel's {name}" if ours else name
+        _library_call(recorder, call, "flash_attn", said, "" if ours else candidate, flash_question)
+
+    return watch_flash
+
+
+_TWO = (
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_with_kvcache",
+)
+_THREE = ("flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
+_FOUR = ("flash_attn_func", "flash_attn_varlen_func")
+_FLASH = tuple(
+    (module, name, candidate)
+    for modules, names, candidate in (
+        (("flash_attn.flash_attn_interface", "flash_attn"), _TWO, "flash_attn.2"),
+        (("flash_attn_interface", "flash_attn_3.flash_attn_interface"), _THREE, "flash_attn.3"),
+        (("flash_attn.cute.interface", "flash_attn.cute"), _FOUR, "flash_attn.4"),
+    )
+    for module in modules
+    for name in names
+)
+
+
+# ---- torch's own functions --------------------------------------------------------------------------
+
+
+def watch_flex(recorder: Recorder, call: Call) -> None:
+    """flex_attention outside of a compiled region: it then computes all scores."""
+    with without_mode():
+        _library_call(recorder, call, "flex_attention", "flex_attention, not compiled", "", flex_question)
+
+
+def flex_question(given: Arguments) -> AttentionParams:
+    """A call of flex_attention. Its functions cannot be read: a mask is arbitrary."""
+    q, k, v, block = given["query"], given["key"], given["value"], given["block_mask"]
+    fields: dict[str, Any] = {"attn_mask_type": "no_mask"}
+    if block is not None:
+        shape = (*block.shape[:2], q.shape[2], k.shape[2])
+        strides = (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
+        mask = {"shape": shape, "stride": strides, "dtype": "bool"}
+        fields = {"attn_mask_type": "arbitrary", "tensors": {"mask": mask}}
+    if given["score_mod"] is not None:
+        fields["core_attention_bias_type"] = "post_scale_bias"
+    return AttentionParams(
+        dtype=read_dtype(q.dtype),
+        qkv_layout="bhsd",
+        batch_size=q.shape[0],
+        num_heads=q.shape[1],
+        num_gqa_groups=k.shape[1],
+        max_seqlen_q=q.shape[2],
+        max_seqlen_kv=k.shape[2],
+        head_dim_qk=q.shape[3],
+        head_dim_v=v.shape[3],
+        is_training=_trains(q, k, v),
+        **fields,
+    )
+
+
+def watch_varlen(recorder: Recorder, call: Call) -> None:
+    _library_call(recorder, call, "varlen_attn", "varlen_attn", "sdpa.varlen", varlen_question)
+
+
+def varlen_question(given: Arguments) -> AttentionParams:
+    """A call of varlen_attn, q [tokens, h, d]; a window (-1, 0) is how it says causal."""
+    q, k, v = given["query"], given["key"], given["value"]
+    left, right = given.get("window_size", (-1, 0 if given.get("is_causal") else -1))
+    fields: dict[str, Any] = {}
+    if right == 0:
+        fields["attn_mask_type"] = "padding_causal_bottom_right"
+    else:
+        fields["attn_mask_type"] = "padding"
+    if left != -1 or right > 0:
+        fields["window_size"] = (left, right)
+    return AttentionParams(
+        dtype=read_dtype(q.dtype),
+        qkv_layout="thd",
+        batch_size=len(given["cu_seq_q"]) - 1,
+        num_heads=q.shape[1],
+        num_gqa_groups=k.shape[-2],
+        max_seqlen_q=int(given["max_q"]),
+        max_seqlen_kv=int(given["max_k"]),
+        head_dim_qk=q.shape[2],
+        head_dim_v=v.shape[-1],
+        is_training=_trains(q, k, v),
+        **fields,
+    )
+
+
+# ---- TransformerEngine ------------------------------------------------------------------------------
+
+_TE_MODULES = (
+    "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention",  # 2.2 and newer
+    "transformer_engine.pytorch.attention",
+    "transformer_engine.pytorch.dot_product_attention.dot_product_attention",  # 2.1
+)
+
+
+def watch_te(recorder: Recorder, call: Call) -> None:
+    """DotProductAttention.forward: its choice, and the parameters of it, stand in its module."""
+    place = recorder.place()
+    with recorder.quiet():
+        out = call.run()
+    chosen = _te_choice()
+    forward, candidate = _te_kernel(chosen)
+    seen = Seen("TransformerEngine", forward, candidate=candidate)
+    try:
+        seen = seen._replace(params=te_question(chosen.get("attention_params")))
+    except (InvalidInput, TypeError, ValueError, AttributeError) as error:
+        seen = seen._replace(unread=in_words(error))
+    recorder.follow(recorder.file(place, seen), out)
+
+
+def watch_attnsel_module(recorder: Recorder, call: Call) -> None:
+    """attnsel's own DotProductAttention, which says what it chose."""
+    place = recorder.place()
+    with recorder.quiet():
+        out = call.run()
+    _file_attnsel(recorder, place, call.argument(0, "self").last_selection, out)
+
+
+def watch_attnsel_function(recorder: Recorder, call: Call) -> None:
+    """``attnsel.attention`` and what stands in place of F.sdpa: the choice is asked for again."""
+    place = recorder.place()
+    with recorder.quiet():
+        out = call.run()
+        selection = explain(*call.args)
+    _file_attnsel(recorder, place, selection, out)
+
+
+def _file_attnsel(recorder: Recorder, place: Place, selection: Selection | None, out: Any) -> None:
+    chosen = "" if selection is None or selection.backend is None else selection.backend
+    params = None if selection is None else selection.params
+    seen = Seen("attnsel", chosen or "attnsel, compiled", params, candidate=chosen)
+    recorder.follow(recorder.file(place, seen), out)
+
+
+def _te_choice() -> dict[str, Any]:
+    """TransformerEngine's record of its last choice."""
+    for name in _TE_MODULES:
+        found = getattr(sys.modules.get(name), "_attention_backends", None)
+        if isinstance(found, dict) and found.get("attention_params") is not None:
+            return found
+    return {}
+
+
+def _te_kernel(chosen: Mapping[str, Any]) -> tuple[str, str]:
+    if chosen.get("use_flash_attention"):
+        version = str(chosen.get("flash_attention_backend") or "")
+        candidate = f"flash_attn.{version[0]}" if version[:1] in ("2", "3", "4") else ""
+        return f"FlashAttention {version}".strip(), candidate
+    if chosen.get("use_fused_attention"):
+        return f"FusedAttention (sub-backend {_number(chosen.get('fused_attention_backend'))})", "cudnn"
+    if chosen.get("use_unfused_attention"):
+        return "UnfusedDotProductAttention", ""
+    return "DotProductAttention", ""
+
+
+def _number(backend: Any) -> str:
+    try:
+        return str(int(backend))
+    except (TypeError, ValueError):
+        return "?"
+
+
+def te_question(theirs: Any) -> AttentionParams:
+    """Their AttentionParams as ours, whose fields have the same names."""
+    if theirs is None:
+        raise InvalidInput("attention_params", None, "must be what TransformerEngine chose by; it keeps none")
+    named = {**dict.fromkeys(AttentionParams.model_fields), "qkv_dtype": None}
+    values = {name: getattr(theirs, name) for name in named if hasattr(theirs, name)}
+    if "qkv_dtype" in values:
+        values["dtype"] = read_dtype(values.pop("qkv_dtype"))
+    values.pop("tensors", None)
+    values.pop("kv_cache", None)
+    if not values.get("fp8"):
+        values.pop("fp8_meta", None)
+    return AttentionParams(**{name: value for name, value in values.items() if value is not None})
+
+
+OBSERVER = Observer(
+    patches=(
+        *(Patch(module, name, _flash(name, candidate)) for module, name, candidate in _FLASH),
+        Patch("torch.nn.attention.flex_attention", "flex_attention", watch_flex),
+        Patch("torch.nn.attention.varlen", "varlen_attn", watch_varlen),
+        *(Patch(module, "DotProductAttention.forward", watch_te) for module in _TE_MODULES),
+        Patch("attnsel.module", "DotProductAttention.forward", watch_attnsel_module),
+        Patch("attnsel.functional", "attend", watch_attnsel_function),
+        Patch("attnsel.f_sdpa.function", "attend", watch_attnsel_function),
+    )
+)

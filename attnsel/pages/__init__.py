@@ -1,0 +1,1 @@
+"""What is known, written out: pages of rules, tables of features, commands to paste."""

@@ -1,0 +1,31 @@
+"""Ways out: the smallest sets of changes that make a refused candidate eligible.
+
+=============  ==========================================================
+file           about
+=============  ==========================================================
+``change``     what a change is: how it is made, what it costs
+``proposals``  what the failing rules propose
+``search``     which sets of proposals work, cheapest first
+``software``   which releases fit together, for a set that touches software
+``install``    the commands for them, and why
+``words``      how a set is rendered
+=============  ==========================================================
+
+They are shown, never applied by themselves: a cast to fp16 is for the user to decide.
+"""
+
+from attnsel.selection.unlock.change import EFFECTS, Cost, Scenario, changed, cost_of
+from attnsel.selection.unlock.search import MOST_ASKED, MOST_CHANGES, MOST_WAYS, Unlock, find_unlocks
+
+__all__ = [
+    "EFFECTS",
+    "MOST_ASKED",
+    "MOST_CHANGES",
+    "MOST_WAYS",
+    "Cost",
+    "Scenario",
+    "Unlock",
+    "changed",
+    "cost_of",
+    "find_unlocks",
+]

@@ -1,0 +1,262 @@
+"""Software as one consistent set: a build of torch, and what is installed beside it.
+
+A wheel of torch pins cuDNN and Triton to one release each, so a change of one is a change of all. What may
+be tried: what torch pins anyway; another torch whose pins do; another release of one package in place of what
+torch pins (an override). Where torch was stated, overriding comes before another torch; where nobody stated
+it, after. Which set works is asked of the engine, by whoever walks through these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from attnsel.backends.registry import OLDEST_TORCH
+from attnsel.environment import Environment
+from attnsel.environment.published import PUBLISHED
+from attnsel.environment.releases import ASSUMED, BUILDS, FRONTENDS, ON_ARM, Build, build_with, runs_on
+from attnsel.environment.versions import Version
+from attnsel.environment.wheels import Wheel, flash_attn_3_index, flash_attn_wheel
+from attnsel.selection.unlock.change import another, version_number
+
+Wanted = Mapping[str, Version]
+"""By component, the nearest version that is known to help."""
+
+PINNED = ("cudnn", "triton")  # by a wheel of torch
+_BOUND_TO_TORCH = frozenset({*PINNED, "flash_attn", "flash_attn_3"})
+_MOST_RELEASES = 4  # tried of one package: rules seldom go back and forth more often
+
+
+class Software(NamedTuple):
+    """A machine with one set. ``build`` is its torch, None where nobody knows it; ``torch_first``: it is
+    installed before the rest. ``overrides`` names what is installed in place of the build's own pin."""
+
+    env: Environment
+    build: Build | None
+    moved: bool  # torch, or the CUDA that it is built for, is not that of the question
+    torch_first: bool
+    overrides: tuple[str, ...] = ()
+
+
+def software_sets(env: Environment, wanted: Wanted) -> Iterator[Software]:
+    """Sets with all that is wanted, in the order in which they should be tried.
+
+    With nothing wanted: another torch, one that has code for this GPU.
+    """
+    here = build_with(env.torch, env.cuda)
+    stays = bool(wanted) and not wanted.keys() & {"torch", "cuda"} and _may_stay(env, here)
+    as_is = _beside(env, wanted, here, override=False) if stays else []
+    instead = _beside(env, wanted, here, override=True) if stays else []
+    if "torch" not in env.assumed:
+        yield from as_is
+        yield from instead
+    moves = [each for build in _others(env, wanted, here) for each in _with_build(env, wanted, build, here)]
+    as_pinned = [*as_is, *(each for each in moves if not wanted.keys() & set(each.overrides))]
+    yield from (each for each in as_pinned if has_wheels(each.env, wanted))
+    yield from instead
+    yield from (each for each in moves if each not in as_pinned)
+    yield from (each for each in as_pinned if not has_wheels(each.env, wanted))
+
+
+def has_code(env: Environment, build: Build | None) -> bool:
+    """Whether a build runs on this machine's GPU, as far as both are known: some boards have their own."""
+    return build is None or env.arch is None or env.arch in ON_ARM or runs_on(build, env.arch)
+
+
+def has_wheels(env: Environment, wanted: Wanted) -> bool:
+    """Whether the packages of FlashAttention among what is wanted need not be compiled."""
+    if "flash_attn" in wanted and not isinstance(flash_attn_wheel(env, lambda v: v == env.flash_attn), Wheel):
+        return False
+    return "flash_attn_3" not in wanted or flash_attn_3_index(env) is not None
+
+
+def _may_stay(env: Environment, here: Build | None) -> bool:
+    return env.torch is not None and env.torch >= OLDEST_TORCH and has_code(env, here)
+
+
+# ---- another torch ----------------------------------------------------------------------------------
+
+
+def _others(env: Environment, wanted: Wanted, here: Build | None) -> list[Build]:
+    """The builds that could stand in for the one that is there, nearest first."""
+    at = here.torch if here is not None else env.torch or ASSUMED
+    cuda_stays = env.cuda is not None and "cuda" not in (*env.assumed, *wanted)
+
+    def far(build: Build) -> tuple[object, ...]:
+        steps = version_number(build.torch) - version_number(at)
+        rank = 0 if env.cuda is None else _unlike(build.cuda, env.cuda)
+        nearness = (steps < 0, abs(steps))
+        if cuda_stays:
+            return (rank, *nearness, build.index)
+        if "torch" not in env.assumed:
+            return (*nearness, bool(build.index), rank)
+        return (bool(build.index), *nearness, rank)  # PyPI's own first
+
+    fit = [
+        build
+        for build in BUILDS
+        if build != here
+        and OLDEST_TORCH <= build.torch <= max(ASSUMED, at)  # what attnsel runs on, and the rules have read
+        and (env.arch is None or runs_on(build, env.arch))
+        and (env.python is None or env.python.minor in build.pythons)
+        and reaches(env, wanted, "torch", build.torch)
+        and reaches(env, wanted, "cuda", build.cuda)
+    ]
+    return sorted(fit, key=far)
+
+
+def _unlike(cuda: Version, other: Version) -> int:
+    """0 for the same toolkit, 1 for one of the same major, which a driver takes too, 2 for every other."""
+    return 0 if cuda[:2] == other[:2] else 1 if cuda.major == other.major else 2
+
+
+def _with_build(env: Environment, wanted: Wanted, build: Build, here: Build | None) -> list[Software]:
+    """A machine with this torch: with its own pins, then with a release in place of one of them.
+
+    What was stated and is not what torch brings was put there by hand, and stays where that works.
+    """
+    moved = another(env, _parts({"torch": build.torch, "cuda": build.cuda, **_pins(build)}))
+    choices: dict[str, list[tuple[Version, bool]]] = {}
+    for name, pin in _pins(build).items():
+        own = [(pin, False)] if reaches(env, wanted, name, pin) else []
+        if name in wanted:
+            others = _published(env, wanted, name, moved, build)
+            choices[name] = own + [(version, True) for version in others if version != pin]
+        else:
+            by_hand: Version | None = getattr(env, name)
+            choices[name] = own
+            if by_hand is not None and _put_by_hand(env, name, here) and _may_stand_in(build, name, by_hand):
+                choices[name] = [(by_hand, by_hand != pin), *own]
+    return _combined(env, wanted, choices, Software(moved, build, moved=build != here, torch_first=True))
+
+
+def _may_stand_in(build: Build, name: str, version: Version) -> bool:
+    """Whether a release exists that torch would load in place of the one that it pins.
+
+    torch raises for a cuDNN of another major, or of an older minor than it was compiled with
+    (torch/backends/cudnn/__init__.py of 2.13.0, lines 33 to 60); one that lies in its wheel stays.
+    """
+    if name == "cudnn" and (build.bundled or version.major != build.cudnn.major):
+        return False
+    if name == "cudnn" and version.minor < build.cudnn.minor:
+        return False
+    return version in releases(name, build.cuda)
+
+
+def _put_by_hand(env: Environment, name: str, here: Build | None) -> bool:
+    there = getattr(env, name)
+    if there is None or name in env.assumed:
+        return False
+    return here is None or there != _pins(here)[name]
+
+
+# ---- the torch that is there ------------------------------------------------------------------------
+
+
+def _beside(env: Environment, wanted: Wanted, here: Build | None, override: bool) -> list[Software]:
+    """The torch that is there, and what it pins; or, with ``override``, something else in place of that."""
+    if override and not wanted.keys() & set(PINNED):
+        return []
+    # What depends on torch comes after it, where nobody stated that it is there; so do its other pins.
+    unstated = "torch" in env.assumed and wanted.keys() & _BOUND_TO_TORCH
+    if here is not None and not env.detected and (override or unstated):
+        found = _with_build(env, wanted, here, here)
+        return [each for each in found if bool(wanted.keys() & set(each.overrides)) == override]
+    choices: dict[str, list[tuple[Version, bool]]] = {}
+    for name in PINNED:
+        if name not in wanted:
+            continue
+        pin = None if here is None else _pins(here)[name]
+        own = [(pin, False)] if pin is not None and reaches(env, wanted, name, pin) else []
+        choices[name] = own
+        if override:
+            others = _published(env, wanted, name, env, here)
+            choices[name] += [(version, True) for version in others if version != pin]
+    found = _combined(env, wanted, choices, Software(env, here, moved=False, torch_first=False))
+    return [each for each in found if bool(each.overrides) == override]
+
+
+# ---- what is installed beside torch -----------------------------------------------------------------
+
+
+def _combined(
+    env: Environment, wanted: Wanted, choices: dict[str, list[tuple[Version, bool]]], beside: Software
+) -> list[Software]:
+    """Every choice of releases beside a torch, those with the fewest overrides first."""
+    every = dict(choices)
+    for name in sorted(wanted.keys() - {"torch", "cuda", *PINNED}):
+        every[name] = [(v, False) for v in _published(env, wanted, name, beside.env, beside.build)]
+    found = []
+    for picked in product(*every.values()):
+        chosen = {name: version for name, (version, _) in zip(every, picked, strict=True)}
+        instead = tuple(name for name, (_, over) in zip(every, picked, strict=True) if over)
+        found.append(beside._replace(env=another(beside.env, _parts(chosen)), overrides=instead))
+    return sorted(found, key=lambda each: len(set(each.overrides) & wanted.keys()))
+
+
+def _published(
+    env: Environment, wanted: Wanted, name: str, at: Environment, build: Build | None
+) -> list[Version]:
+    """A few releases that may be installed on the machine ``at``, the most fitting first."""
+    if name == "flash_attn_3":
+        return [wanted[name]]  # no index lists its releases
+    if name in PINNED and env.platform != "linux":
+        return []  # what torch loads lies in its own wheel
+    fit = [version for version in releases(name, at.cuda) if reaches(env, wanted, name, version)]
+    if name in PINNED and build is not None:
+        fit = [version for version in fit if _may_stand_in(build, name, version)]
+    if name == "cudnn_frontend":
+        fit = [version for version in fit if FRONTENDS[0] <= Version(*version[:2]) <= FRONTENDS[-1]]
+    if name == "flash_attn":
+        wheel = flash_attn_wheel(at, lambda version: version in fit)
+        return [Version.parse(wheel.release)] if isinstance(wheel, Wheel) else fit[-1:]
+    current: Version | None = getattr(env, name)
+    if current is None or wanted[name] < current:
+        fit.reverse()  # of what is not there the newest; back no further than needed
+    return fit[:_MOST_RELEASES]
+
+
+def reaches(env: Environment, wanted: Wanted, name: str, version: Version) -> bool:
+    """Whether a version lies on the wanted side; every version of what is not wanted does."""
+    if name not in wanted:
+        return True
+    current: Version | None = getattr(env, name)
+    if current is not None and wanted[name] < current:
+        return version < current
+    return version >= wanted[name]
+
+
+# ---- the tables -------------------------------------------------------------------------------------
+
+
+def package_of(name: str, cuda: Version | None) -> str:
+    """The package on PyPI; of cuDNN one for each major CUDA."""
+    if name == "cudnn":
+        return f"nvidia-cudnn-cu{12 if cuda is None else cuda.major}"
+    return {"cudnn_frontend": "nvidia-cudnn-frontend"}.get(name, name.replace("_", "-"))
+
+
+def exact(name: str, version: Version, cuda: Version | None) -> str | None:
+    """A release as its index writes it, such as 9.11.0.98; None where there is none."""
+    return _builds(package_of(name, cuda)).get(version)
+
+
+def releases(name: str, cuda: Version | None) -> list[Version]:
+    """All of a package, oldest first."""
+    return list(_builds(package_of(name, cuda)))
+
+
+@lru_cache(maxsize=16)
+def _builds(package: str) -> dict[Version, str]:
+    """The newest build of each release."""
+    return {Version.parse(text): text for text in PUBLISHED.get(package, "").split()}
+
+
+def _pins(build: Build) -> dict[str, Version]:
+    return {"cudnn": build.cudnn, "triton": build.triton}
+
+
+def _parts(versions: Mapping[str, Version]) -> tuple[tuple[str, Version], ...]:
+    return tuple(sorted(versions.items()))

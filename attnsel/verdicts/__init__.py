@@ -1,0 +1,1 @@
+"""The words that rules, the choice and reports speak in."""

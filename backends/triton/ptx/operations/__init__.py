@@ -1,5 +1,0 @@
-"""Instructions by family; importing this registers their forms."""
-
-from . import arithmetic, asynchronous, compare, convert, data, matrix, tensor, warp
-
-__all__ = ["arithmetic", "asynchronous", "compare", "convert", "data", "matrix", "tensor", "warp"]

@@ -1,0 +1,186 @@
+"""Logs of any encoding and launcher, one line at a time."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attnsel.diagnose.logs.calls import gather
+from attnsel.diagnose.logs.found import LoggedCall
+from attnsel.diagnose.logs.reader import Entry, entries, lines_of, opened
+from attnsel.errors import InvalidInput
+
+ERROR = "ValueError: No dot product attention backend is available for the provided inputs. Please run"
+
+
+def calls(data: bytes) -> tuple[LoggedCall, ...]:
+    return gather(lines_of(io.BytesIO(data), lambda done: None)).calls
+
+
+def read(*lines: str) -> list[Entry]:
+    return list(entries(lines, ("attention", "config"), lambda line: "brackets" if "config=" in line else ""))
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "gbk"]
+)
+def test_the_encoding_is_found(encoding: str) -> None:
+    (call,) = calls(f"{ERROR} 日志\n".encode(encoding, errors="replace"))
+    assert call.findings[0].text == "No dot product attention backend is available for the provided inputs"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\n\r\n"])
+def test_lines_end_in_any_way(end: str) -> None:
+    (call,) = calls(f"step 1{end}{ERROR}{end}step 2{end}".encode())
+    assert call.times == 1
+
+
+def test_gzip_is_unpacked() -> None:
+    assert calls(gzip.compress(f"{ERROR}\n".encode()))
+
+
+def test_a_gzip_that_was_cut_off_is_bad_input(tmp_path: Path) -> None:
+    file = tmp_path / "x.log.gz"
+    file.write_bytes(gzip.compress(os.urandom(5000))[:-200])
+    with pytest.raises(InvalidInput, match="--from-log"), opened(file, "--from-log") as (bytes_, _):
+        gather(lines_of(bytes_, lambda done: None))
+
+
+@pytest.mark.parametrize(
+    ("line", "stream"),
+    [
+        ("attention", ""),
+        ("[rank3]: attention", "rank 3"),
+        ("[rank3]:attention", "rank 3"),
+        ("[default12]:attention", "rank 12"),
+        ("  7: attention", "rank 7"),
+        ("1: [rank1]: attention", "rank 1"),
+        ("trainer-1  | attention", "compose trainer-1"),
+        ("[1,4]<stderr>:attention", "mpi 1,4"),
+        ("(WorkerDict pid=7207, ip=203.0.113.9) attention", "ray 7207"),
+        ("(EngineCore_0 pid=99) attention", "ray 99"),
+        ("\x1b[36m(WorkerDict pid=7)\x1b[0m \x1b[1mattention\x1b[0m", "ray 7"),
+        ("> > attention", ""),
+    ],
+)
+def test_prefixes_of_launchers_name_the_stream_and_go(line: str, stream: str) -> None:
+    assert read(line) == [Entry(1, stream, "attention")]
+
+
+def test_lines_that_belong_together_are_one_entry_in_each_stream() -> None:
+    found = read(
+        "[rank0]: config={'a': (1,", "[rank1]: config={'a': (3,", "[rank0]: 2)}", "[rank1]: 4)}", "attention"
+    )
+    assert [(entry.number, entry.stream, entry.text) for entry in found] == [
+        (1, "rank 0", "config={'a': (1,\n2)}"),
+        (2, "rank 1", "config={'a': (3,\n4)}"),
+        (5, "", "attention"),
+    ]
+
+
+def test_brackets_that_never_close_do_not_swallow_what_follows() -> None:
+    found = read("config={'a': (", *(500 * ["attention"]))
+    assert len(found) == 501  # the entry, and every line as one of its own
+
+
+def test_a_line_without_an_end_is_read_in_pieces() -> None:
+    (call,) = calls(b"x" * 300_000 + ERROR.encode())
+    assert call.times == 1
+
+
+@pytest.mark.parametrize("path", ["nowhere.log", ".", "a\0b"])
+def test_what_cannot_be_opened_is_bad_input(path: str) -> None:
+    with pytest.raises(InvalidInput, match="--from-log"), opened(Path(path), "--from-log"):
+        pass
+
+
+def test_bytes_that_are_no_text_are_no_calls() -> None:
+    assert calls(bytes(range(256)) * 200) == ()
+
+
+def test_ranks_without_prefixes_that_say_the_same_are_counted() -> None:
+    question = "DEBUG:x:Running with config={'compute_capability': 'sm90', 'head_dim_qk': 64}\n"
+    chosen = "DEBUG:x:Selected backend = FusedAttention (sub-backend 1)\n"
+    (call,) = calls((3 * question + 3 * chosen).encode())
+    assert call.times == 3
+
+
+def test_streams_are_followed_each_on_its_own() -> None:
+    told = [
+        ("0", "Running with config={'compute_capability': 'sm90', 'head_dim_qk': 64}"),
+        ("1", "Running with config={'compute_capability': 'sm90', 'head_dim_qk': 512}"),
+        ("0", "Selected backend = FusedAttention (sub-backend 1)"),
+        ("1", "Selected backend = UnfusedDotProductAttention"),
+    ]
+    first, second = calls("".join(f"[rank{rank}]: {text}\n" for rank, text in told).encode())
+    assert (first.params["head_dim_qk"], first.chosen, first.ranks) == (64, ("cudnn",), ("rank 0",))
+    assert (second.params["head_dim_qk"], second.ranks) == (512, ("rank 1",))
+
+
+def test_more_different_calls_than_are_told_apart_are_counted() -> None:
+    lines = "".join(
+        f"Running with config={{'compute_capability': 'sm90', 'head_dim_qk': {n}}}\n"
+        "Selected backend = NoBackend\n"
+        for n in range(1, 2011)
+    )
+    found = gather(lines.splitlines(keepends=True))
+    assert (len(found.calls), found.left_out) == (2000, 10)
+
+
+LINE = "[rank{0}]: 2026-01-01 12:00 iteration {1}/100000 | loss 2.{1} | grad norm 0.{1} | elapsed (ms): 12\n"
+
+
+def write_log(file: Path, size: int) -> int:
+    """A training's log of about ``size`` bytes with a refusal in each piece; how many there are."""
+    question = "Running with config={'compute_capability': 'sm90', 'head_dim_qk': 512, 'head_dim_v': 512}"
+    call = (
+        f"[rank0]: {question}\n[rank0]: Disabling FusedAttention as no backend supports the provided input\n"
+    )
+    call += "[rank0]: Selected backend = UnfusedDotProductAttention\n"
+    piece = "".join(LINE.format(n % 8, n) for n in range(9000)) + call
+    count = max(1, size // len(piece))
+    with file.open("w") as out:
+        for _ in range(count):
+            out.write(piece)
+    return count
+
+
+def peak(file: Path) -> tuple[int, float, str]:
+    """Largest memory in MiB, seconds and output of ``attnsel explain --from-log``."""
+    code = (
+        "import resource, sys; from attnsel.cli import main\n"
+        f"try: main(['explain', '--from-log', {str(file)!r}])\n"
+        "finally: print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout.rsplit("PEAK", 1)[1]), time.monotonic() - start, done.stdout
+
+
+def test_a_long_log_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> None:
+    file = tmp_path / "x.log"
+    write_log(file, 1 << 20)
+    small, _, _ = peak(file)
+    count = write_log(file, 12 << 20)
+    large, _, said = peak(file)
+    assert f"{count} attention calls in this log, all alike." in said
+    assert large < small + 8
+
+
+@pytest.mark.slow
+def test_a_log_of_a_gigabyte_is_read_in_flat_memory(tmp_path: Path) -> None:
+    file = tmp_path / "x.log"
+    write_log(file, 1 << 20)
+    small, _, _ = peak(file)
+    count = write_log(file, 1 << 30)
+    large, seconds, said = peak(file)
+    assert f"{count} attention calls in this log, all alike." in said
+    assert large < small + 16
+    print(f"\n1 GiB: {seconds:.0f} s, {large} MiB at most; 1 MiB: {small} MiB")

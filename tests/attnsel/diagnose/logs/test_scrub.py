@@ -1,0 +1,142 @@
+"""What never leaves a log: many of each kind, bare, quoted, in a path, a URL or a message."""
+
+# ruff: noqa: E501  what libraries print is not broken into lines
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnsel.diagnose.logs.answer import explained
+from attnsel.diagnose.logs.calls import gather
+from attnsel.diagnose.logs.question import Stated
+from attnsel.diagnose.logs.report import render_markdown, render_text
+from attnsel.diagnose.logs.scrub import scrub
+
+SECRETS = {
+    "hugging face": "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345",
+    "github": "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+    "github, fine": "github_pat_11ABCDEFG0abcdefghijkl_0123456789abcdefghij",
+    "gitlab": "glpat-AbC_dEf123456789xyzQ",
+    "slack": "xoxb-123456789012-abcdefghijkl",
+    "aws": "AKIAIOSFODNN7EXAMPLE",
+    "aws, session": "ASIAY34FZKBOKMUTVV7A",
+    "aws, secret": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "google": "AIzaSyA1234567890abcdefghijklmnopqrstuv",
+    "openai": "sk-proj-abcdefghijklmnop1234567890",
+    "nvidia": "nvapi-AbCdEf0123456789GhIjKl",
+    "web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
+    "wandb": "0123456789abcdef0123456789abcdef01234567",
+}
+IN = (
+    "{}",
+    "'{}'",
+    "token: {}",
+    "HF_TOKEN={}",
+    "Authorization: Bearer {}",
+    "https://user:{}@host/x",
+    "({})",
+    "/{}/x",
+)
+
+NAMES = [
+    ("password=hunter2!", "hunter2"),
+    ("'api_key': 'short'", "short"),
+    ("MYSQL_PASSWORD: s3cr3t", "s3cr3t"),
+    ('"client_secret" : "tiny"', "tiny"),
+    ("--wandb-key=abc123", "abc123"),
+    ("Cookie: session=abcdef", "abcdef"),
+    ("postgres://admin:pa55@db.example.org:5432/x", "pa55"),
+    ("https://hooks.example.com/T000/B000?sig=AAAA", "sig"),
+    ("git+ssh://git@gitlab.example.org/group/private-repo.git", "private-repo"),
+    ("s3://company-bucket/models/llama", "company-bucket"),
+    ("jane.doe+test@mail.example.co.uk", "jane"),
+    ("/home/jane/project/train.py", "jane"),
+    ("/Users/jane/Library/x", "jane"),
+    ("/root/secret-project/main.py", "secret-project"),
+    ("~/secret-project/main.py", "secret-project"),
+    ("$HOME/secret-project/x", "secret-project"),
+    ("file:///data/users/jane/x.py", "jane"),
+    ('File "/mnt/lustre/jane/run/train.py", line 3', "jane"),
+    ("(/scratch/jane/x)", "jane"),
+    ("path=/scratch/jane/x", "jane"),
+    ("C:\\Users\\jane\\ComfyUI\\main.py", "jane"),
+    ("D:/models/jane/x.safetensors", "jane"),
+    ("\\\\fileserver\\share\\jane", "jane"),
+    ("10.12.0.7", "10.12"),
+    ("10.12.0.7:29500", "10.12"),
+    ("ip=33.17.207.174)", "33.17"),
+    ("fe80::1ff:fe23:4567:890a", "fe80"),
+    ("2001:0db8:85a3:0000:0000:8a2e:0370:7334", "85a3"),
+    ("node017.cluster.internal", "node017"),
+    ("ip-172-31-5-12.ec2.internal", "172-31"),
+    ("ec2-54-1-2-3.compute-1.amazonaws.com", "ec2-54"),
+    ("gpu-box.corp", "gpu-box"),
+    ("jane@gpu-box: ", "jane"),
+    ("hostname=gpu-box-17", "gpu-box-17"),
+    ("MASTER_ADDR=gpu-box-17", "gpu-box-17"),
+    ("SLURM_NODELIST: dgx[01-04]", "dgx"),
+    ("user='jane'", "jane"),
+]  # fmt: skip
+
+KEPT = [
+    "Disabling FlashAttention 2 due to unsupported head_dim_qk and head_dim_v. Found: head_dim_qk = 192, head_dim_v = 128, on sm90.",
+    "Query.sizes(): [2, 32, 8192, 128], Key sizes(): [2, 8, 8192, 128]",
+    "flash-attn 2.7.4.post1 and cuDNN 9.10.2, torch 2.5.1+cu124, driver 550.54.15",
+    "qkv_dtype = torch.bfloat16, qkv_layout = thd_thd_thd, s_q/s_kv",
+    "qkv_format = thd, i.e. [a, a, PAD, b, b, b, PAD, c, PAD]",
+    "https://github.com/Dao-AILab/flash-attention",
+    "dBias not support s_q/s_kv which aren't multiple of 64; bshd/sbhd, pre/post_scale_bias",
+    "NVTE_FUSED_ATTN=0 and TORCH_CUDNN_SDPA_ENABLED=1",
+    "cudnn_frontend::graph and sdpa_kernel([SDPBackend.FLASH_ATTENTION])",
+]
+
+
+@pytest.mark.parametrize("around", IN)
+@pytest.mark.parametrize("secret", SECRETS.values(), ids=SECRETS)
+def test_a_secret_is_taken_out_wherever_it_stands(secret: str, around: str) -> None:
+    assert secret not in scrub(f"before {around.format(secret)} after")
+
+
+@pytest.mark.parametrize(("text", "private"), NAMES, ids=[text for text, _ in NAMES])
+def test_names_of_people_machines_and_places_are_taken_out(text: str, private: str) -> None:
+    for line in (text, f"error at {text} here", f"[{text}]"):
+        assert private not in scrub(line), scrub(line)
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_what_a_message_is_about_stays(text: str) -> None:
+    assert scrub(text) == text
+
+
+def test_a_private_key_over_lines_is_taken_out() -> None:
+    key = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\nAAAA\n-----END OPENSSH PRIVATE KEY-----"
+    assert scrub(f"x {key} y") == "x <secret> y"
+
+
+def test_scrubbing_twice_changes_nothing_more() -> None:
+    for text in (*SECRETS.values(), *(text for text, _ in NAMES), *KEPT):
+        once = scrub(text)
+        assert scrub(once) == once
+
+
+@pytest.mark.parametrize("private", [*SECRETS.values(), "/home/jane/x", "10.1.2.3", "jane@mail.example.org"])
+def test_nothing_private_of_a_message_reaches_report_or_json(private: str) -> None:
+    """Messages end in whatever is behind them, and configurations hold any value."""
+    log = (
+        f"Running with config={{'transformer_engine_version': '2.8.0', 'compute_capability': '{private}', "
+        f"'head_dim_qk': '{private}', 'my_note': '{private}', 'attn_mask_type': 'causal'}}\n"
+        f"Disabling FusedAttention as {private} is so\n"
+        f"RuntimeError: cuDNN Frontend error: [cudnn_frontend] Error: {private}\n"
+        f"PyTorch version: 2.5.1 {private}\n"
+    )
+    answered = explained(gather(log.splitlines(keepends=True)), Stated())
+    told = [render_text(answered, 80), render_markdown(answered), json.dumps(answered.as_dict())]
+    assert answered.answers
+    assert [text for text in told if private in text.replace("\n", "").replace("\\", "")] == []
+
+
+@pytest.mark.parametrize("piece", ["a", "a.", "/a", " ", "a@", "1.", "Aa1", "-----BEGIN ", "token ", "://"])
+def test_a_text_of_any_length_is_scrubbed_and_cut(piece: str) -> None:
+    assert len(scrub(100_000 * piece)) <= 20_000

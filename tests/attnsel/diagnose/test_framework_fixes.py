@@ -1,0 +1,89 @@
+"""The fix in a library's own words: for every topic, with the figures of the call."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnsel import select
+from attnsel.diagnose.framework_fixes import TOPICS, fixes, replacement, topics
+from attnsel.diagnose.framework_fixes.ways import WAYS
+from attnsel.dispatchers import Refusal
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+
+
+def of(**fields):
+    return AttentionParams(**{"num_heads": 8, "max_seqlen_q": 256, "head_dim_qk": 64, **fields})
+
+
+@pytest.mark.parametrize("topic", sorted(TOPICS))
+def test_every_way_can_be_written_for_every_call(topic):
+    from attnsel.diagnose import framework_fixes as dialects
+
+    for p in (of(), of(num_gqa_groups=2, head_dim_v=32), of(head_dim_qk=59), of(window_size=(16, 0))):
+        for api in WAYS[topic]:
+            fix = dialects._fix(api, topic, p)
+            assert fix is not None
+            assert fix.text
+            assert "{" not in str(fix)
+
+
+@pytest.mark.parametrize(
+    ("fields", "candidate", "topic", "said"),
+    [
+        ({"attn_mask_type": "arbitrary"}, "sdpa.flash", "mask", "is_causal=True"),
+        ({"dtype": "fp32"}, "sdpa.flash", "dtype", "bfloat16"),
+        ({"head_dim_v": 32}, "sdpa.flash", "unequal widths", "F.pad(…, (0, 32))"),
+        ({"num_gqa_groups": 2}, "sdpa.efficient", "grouped heads", "repeat_interleave(4, dim=1)"),
+        ({"head_dim_qk": 60, "head_dim_v": 60}, "sdpa.efficient", "width", "(0, 4)"),
+        ({"softcap": 30.0}, "sdpa.flash", "softcap", "score_mod"),
+        ({"window_size": (32, 0)}, "sdpa.efficient", "window", "i - j <= 32"),
+        ({"attention_dropout": 0.3}, "sdpa.cudnn", "dropout", "if self.training else 0.0"),
+    ],
+)
+def test_reasons_become_lines_to_paste(fields, candidate, topic, said):
+    p = of(**fields)
+    asked = select(p, machine())[candidate]
+    reasons = (*asked.reasons, *asked.adaptations)
+    assert topic in [found for reason in reasons for found in topics(p, reason)]
+    assert any(said in str(fix) for fix in fixes("F.scaled_dot_product_attention", p, reasons))
+
+
+def machine() -> Environment:
+    return Environment.describe("H100", torch="2.13.0", cudnn="9.13.0")
+
+
+def test_other_libraries_have_their_own_words():
+    p = of(dtype="fp32")
+    reasons = select(p, machine())["sdpa.flash"].reasons
+    assert "dtype=torch.bfloat16" in str(fixes("transformers", p, reasons)[0])
+    assert "torch_dtype=torch.bfloat16" in str(fixes("diffusers", p, reasons)[0])
+
+
+def test_a_refusal_is_read_by_its_code_or_its_switch():
+    p = of(attn_mask_type="arbitrary")
+    by_code = Refusal("attn_mask is given", "sdp_utils.cpp", code="SDPA101")
+    assert topics(p, by_code) == ["mask"]
+    by_switch = Refusal("flash is off", "sdp_utils.cpp", switch="flash=False")
+    assert topics(p, by_switch) == ["switch"]
+    assert topics(p, Refusal("a GPU of another kind", "sdp_utils.cpp", code="SDPA103")) == []
+
+
+def test_a_machine_has_no_fix_in_a_library():
+    p = of()
+    reasons = select(p, Environment.describe("T4"))["sdpa.flash"].reasons
+    assert [reason for reason in reasons if reason.field == "arch"]
+    assert not fixes("transformers", p, [reason for reason in reasons if reason.field == "arch"])
+
+
+def test_the_replacement_names_only_what_is_needed():
+    assert "scale=" not in replacement(of(), scale=0.125).code
+    assert "is_causal=True" in replacement(of(), scale=0.125).code
+    assert "scale=0.5" in replacement(of(), scale=0.5).code
+    assert "unsqueeze(1)" in replacement(of(), scale=0.125, folded=True).code
+    assert "enable_gqa=True" in replacement(of(num_gqa_groups=2), scale=0.125).code
+    assert "causal_lower_right(4, 256)" in (
+        replacement(
+            of(max_seqlen_q=4, max_seqlen_kv=256, attn_mask_type="causal_bottom_right"), scale=0.125
+        ).code
+    )

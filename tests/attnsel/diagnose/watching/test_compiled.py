@@ -1,0 +1,98 @@
+"""Under torch.compile: what Inductor leaves to aten is seen, and regions are compiled once."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch._dynamo.utils as dynamo  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from attnsel.diagnose.watching.session import watch  # noqa: E402
+
+
+def by_sdpa(q, k, v):
+    return F.scaled_dot_product_attention(q * 2, k, v, is_causal=True)
+
+
+def by_hand(q, k, v):
+    return (q @ k.mT * 0.25).softmax(-1) @ v
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    dynamo.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def run(function, backend):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 64, 16) for _ in range(3))
+    compiled = torch.compile(function, backend=backend)
+    return [compiled(q, k, v) for _ in range(3)]
+
+
+def test_a_compiled_region_is_compiled_once_and_seen_through_aten():
+    with watch() as w:
+        run(by_sdpa, "aot_eager")
+    assert dynamo.counters["frames"]["ok"] == 1
+    (site,) = w.sites
+    assert site.compiled
+    assert site.forward == "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert site.params.attn_mask_type == "causal"
+    assert site.calls == 3
+    assert "test_compiled.py" in site.where
+    assert any("1 region" in line for line in w.recorder.unseen)
+
+
+def test_training_says_that_its_backward_is_not_counted():
+    compiled = torch.compile(by_sdpa, backend="aot_eager")
+    q, k, v = (torch.randn(2, 4, 64, 16, requires_grad=True) for _ in range(3))
+    with watch() as w:
+        for _ in range(2):
+            compiled(q, k, v).sum().backward()
+    (site,) = w.sites
+    assert (site.calls, site.backward_calls, site.params.is_training) == (2, 0, True)
+    assert any("backward of a compiled region" in note for note in site.notes)
+
+
+@pytest.mark.parametrize("settings", [{}, {"TORCHINDUCTOR_CACHE_DIR": "cache"}], ids=["by its name", "set"])
+def test_a_file_of_inductor_s_cache_is_no_place(settings, tmp_path, monkeypatch):
+    """The line that called it is, as for the program's own code made at run time."""
+    from attnsel.diagnose.watching.places import Places
+
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    folder = tmp_path / (settings.get("TORCHINDUCTOR_CACHE_DIR") or "torchinductor_me") / "ab"
+    names = {"here": Places(str(tmp_path)).here}
+    exec(compile("def call():\n    return here()", str(folder / "cab12.py"), "exec"), names)
+    exec(compile("def step():\n\n    return call()", str(tmp_path / "train.py"), "exec"), names)
+    assert names["step"]().where == "train.py:3 step"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [by_sdpa, by_hand])
+def test_inductor(function):
+    """What Inductor left to aten, and what it fused by pattern, with numbers as without a session."""
+    plain = run(function, "inductor")
+    torch._dynamo.reset()
+    dynamo.counters.clear()
+    with watch() as w:
+        watched = run(function, "inductor")
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert dynamo.counters["frames"]["ok"] == 1
+    (site,) = w.sites
+    assert (site.compiled, site.forward) == (True, "aten::_scaled_dot_product_flash_attention_for_cpu")
+    assert "test_compiled.py" in site.where
+    assert "torchinductor" not in site.where
+    fused = any("1 attention pattern written by hand" in line for line in w.recorder.unseen)
+    assert fused is (function is by_hand)
+
+
+def test_without_a_compilation_there_is_nothing_to_say():
+    with watch() as w:
+        by_hand(*(torch.randn(2, 4, 64, 16) for _ in range(3)))
+    assert not w.recorder.unseen

@@ -1,0 +1,371 @@
+"""What is said to have run is what PyTorch's profiler saw; why it ran is read right, or not told.
+
+Over random calls of F.scaled_dot_product_attention: ranks of q, k, v and of masks, types, layouts, grouped
+heads, what broadcasts, and what a program switches off.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
+from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
+
+import attnsel  # noqa: E402
+from attnsel.diagnose.watching import judge as judging  # noqa: E402
+from attnsel.environment.versions import Version  # noqa: E402
+
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+MATH = "aten::_scaled_dot_product_attention_math"
+ZEROS = "aten::zeros"
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+KERNELS = (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION)
+OTHERWISE = "ran otherwise than read"
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*")  # PyTorch tells why no kernel is left
+WITHIN = pytest.mark.skipif(
+    not (2, 13) <= Version.parse(torch.__version__) < (2, 14), reason="compared with torch 2.13"
+)
+
+
+class RandomCall(NamedTuple):
+    """A call, and how a failure names it."""
+
+    tensors: tuple[torch.Tensor, ...]
+    arguments: dict[str, Any]
+    around: list[Callable[[], Any]]
+
+    def __call__(self) -> torch.Tensor:
+        with ExitStack() as stack:
+            for enter in self.around:
+                stack.enter_context(enter())
+            return F.scaled_dot_product_attention(*self.tensors, **self.arguments)
+
+    def __str__(self) -> str:
+        def word(value: Any) -> str:
+            if not isinstance(value, torch.Tensor):
+                return str(value)
+            return f"{value.dtype}{list(value.shape)} strides {value.stride()} grad {value.requires_grad}"
+
+        arguments = [f"{name}={word(value)}" for name, value in self.arguments.items()]
+        return "; ".join([*map(word, self.tensors), *arguments, *(str(one) for one in self.around)])
+
+
+def laid_out(
+    draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype, *, grad: bool = False
+) -> torch.Tensor:
+    """A tensor [.., h, s, d] as people hand them over."""
+    way = draw.choice(["dense", "dense", "bshd", "last", "gaps"]) if len(shape) == 4 else "dense"
+    *lead, h, s, d = (1, *shape) if len(shape) < 3 else shape
+    if way == "bshd":
+        made = torch.zeros(lead[0], s, h, d, dtype=dtype).transpose(1, 2)
+    elif way == "last":  # head_dim is not the last in memory
+        made = torch.zeros(lead[0], h, d, s, dtype=dtype).transpose(2, 3)
+    elif way == "gaps":
+        made = torch.zeros(lead[0], h, s, 2 * d, dtype=dtype)[..., ::2]
+    else:
+        made = torch.zeros(shape, dtype=dtype)
+    return made.detach().requires_grad_(grad)
+
+
+def a_mask(draw: random.Random, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Of rank 2, 3 or 4, with any of its dimensions 1: bool, of the query's type, or float."""
+    rank = draw.choice([2, 3, 4, 4])
+    shape = [draw.choice([size, size, 1]) for size in sizes][4 - rank :]
+    kind = draw.choice([torch.bool, dtype, dtype, torch.float32])
+    return laid_out(draw, tuple(shape), kind, grad=kind is not torch.bool and draw.random() < 0.15)
+
+
+def a_call(draw: random.Random) -> RandomCall:
+    dtype = draw.choice(DTYPES)
+    rank = draw.choice([4] * 8 + [3, 3, 2, 5])
+    b, groups, repeats = draw.choice([1, 2, 3]), draw.choice([1, 2, 3]), draw.choice([1, 1, 1, 2, 4])
+    h = groups * repeats
+    s_q = draw.choice([8] * 6 + [1, 4, 0])
+    s_kv = s_q if draw.random() < 0.6 else draw.choice([8, 8, 12, 1, 0])
+    d = draw.choice([8, 16, 17, 1])
+    d_v = d if draw.random() < 0.9 else 8
+    grad = draw.random() < 0.3
+    lead = {5: (2, b), 4: (b,)}.get(rank, ())
+    lead_kv = (1,) if rank == 4 and draw.random() < 0.1 else lead
+    heads, of_kv = ((h,), (groups,)) if rank > 2 else ((), ())
+    q = laid_out(draw, (*lead, *heads, s_q, d), dtype, grad=grad)
+    k = laid_out(draw, (*lead_kv, *of_kv, s_kv, d), dtype, grad=grad)
+    v = laid_out(draw, (*lead_kv, *of_kv, s_kv, d_v), dtype, grad=grad)
+    arguments: dict[str, Any] = {}
+    if repeats > 1 or draw.random() < 0.2:
+        arguments["enable_gqa"] = draw.random() < 0.8
+    if draw.random() < 0.1:
+        arguments["dropout_p"] = 0.25
+    kind = draw.choice(["none", "causal", "bias", "mask", "mask", "mask"])
+    if kind == "causal":
+        arguments["is_causal"] = True
+    elif kind == "mask":
+        arguments["attn_mask"] = a_mask(draw, (1 if rank == 5 else b, h, s_q, s_kv), dtype)
+    elif kind == "bias" and s_q <= s_kv:
+        corner = draw.choice([causal_upper_left, causal_lower_right])
+        arguments["attn_mask"] = corner(s_q, s_kv)
+    around: list[Callable[[], Any]] = []
+    if draw.random() < 0.15:
+        around.append(partial(sdpa_kernel, draw.sample(KERNELS, draw.randint(1, 2))))
+    if draw.random() < 0.1:
+        around.append(draw.choice([torch.no_grad, torch.inference_mode]))
+    if draw.random() < 0.1:
+        around.append(partial(torch.autocast, "cpu", dtype=torch.bfloat16))
+    return RandomCall((q, k, v), arguments, around)
+
+
+def calls(count: int, seed: int) -> list[RandomCall]:
+    """Calls that compute: those that raise are left out."""
+    draw, found = random.Random(seed), []
+    while len(found) < count:
+        call = a_call(draw)
+        try:
+            call()
+        except (RuntimeError, IndexError):
+            continue
+        found.append(call)
+    return found
+
+
+def profiled(several: list[RandomCall]) -> list[str]:
+    """The operators that ran, as PyTorch's profiler has them: without any mode of attnsel's."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for number, call in enumerate(several):
+            with record_function(f"call {number}"):
+                call()
+    found = [ZEROS] * len(several)
+    number = -1
+    for event in sorted(seen.events(), key=lambda event: event.time_range.start):
+        if event.name.startswith("call "):
+            number = int(event.name.removeprefix("call "))
+        elif event.name in (FLASH, MATH):
+            found[number] = event.name
+    return found
+
+
+def differences(count: int, seed: int) -> tuple[list[str], Counter[str]]:
+    """What the report of a call says wrongly, and how many calls ran what."""
+    found: list[str] = []
+    ran: Counter[str] = Counter()
+    several = calls(count, seed)
+    for call, kernel in zip(several, profiled(several), strict=True):
+        ran[kernel] += 1
+        with attnsel.watch() as seen:
+            call()
+        (site,) = seen.watched().sites
+        if site.forward != kernel:
+            found.append(f"says {site.forward}, ran {kernel}: {call}")
+        elif site.params is None:
+            found.append(f"was not read, {site.unread}: {call}")
+        elif kernel == MATH and not site.why and site.best not in ("", "sdpa.math"):
+            found.append(f"gives no reason: {call}")
+        elif any(OTHERWISE in note for note in site.notes):
+            found.append(f"{site.notes}: {call}")
+    return found, ran
+
+
+@WITHIN
+def test_what_ran_and_why_is_said_as_the_profiler_saw_it() -> None:
+    found, ran = differences(240, seed=19)
+    assert not found
+    assert min(ran[FLASH], ran[MATH], ran[ZEROS]) >= 15
+
+
+@WITHIN
+@pytest.mark.slow
+def test_what_ran_and_why_is_said_as_the_profiler_saw_it_over_three_thousand_calls() -> None:
+    assert not differences(3000, seed=20)[0]
+
+
+def one(*arguments: Any, **named: Any) -> Any:
+    """The judged site of one call, and its report."""
+    with attnsel.watch() as seen:
+        F.scaled_dot_product_attention(*arguments, **named)
+    (site,) = seen.watched().sites
+    return site, " ".join(seen.report().split())
+
+
+def qkv(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape).to(dtype) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "read", "where"),
+    [
+        ((8, 8), "11ss", "i, j"),
+        ((1, 8), "111s", "0, j"),
+        ((4, 8, 8), "1hss", "h, i, j"),
+        ((1, 8, 8), "11ss", "0, i, j"),
+        ((2, 1, 8, 8), "b1ss", "b, 0, i, j"),
+        ((1, 4, 8, 8), "1hss", "0, h, i, j"),
+        ((2, 4, 8, 8), "bhss", "b, h, i, j"),
+        ((2, 1, 1, 8), "b1ss", "b, 0, 0, j"),
+    ],
+)
+def test_a_mask_of_numbers_is_read_at_any_rank_in_question_and_fix(shape, read, where):
+    site, told = one(*qkv(2, 4, 8, 16), attn_mask=torch.zeros(shape))
+    assert site.params.core_attention_bias_shape == read
+    assert site.params.tensors.mask.shape == shape
+    assert f"attn_mask fp32{list(shape)}" in told
+    # A rank of three is the one thing against flash on a CPU.
+    assert (site.candidate == "sdpa.math") == (len(shape) == 3)
+    assert ("attn_mask=mask[None]" in site.fix) == (len(shape) == 3)
+    from attnsel.diagnose.framework_fixes import ways_out
+
+    (fix,) = ways_out(site.api, site.params, ["bias"])
+    assert f"s + bias[{where}]" in fix.code
+
+
+def test_tensors_without_a_batch_go_to_math_and_the_fix_gives_them_one():
+    q, k, v = qkv(4, 8, 16)
+    site, told = one(q, k, v)
+    assert (site.candidate, site.best) == ("sdpa.math", "sdpa.flash")
+    assert site.params.num_heads == 4
+    assert "given in 3 dimensions" in told
+    assert site.why[0].startswith("SDPA017")
+    better, _ = one(*(x[None] for x in (q, k, v)))
+    assert "(*(x[None] for x in (q, k, v)))[0]" in site.fix
+    assert better.candidate == "sdpa.flash"
+
+
+def test_grouped_heads_are_read_from_the_call():
+    q, k, v = torch.randn(2, 8, 16, 16), *qkv(2, 2, 16, 16)[:2]
+    site, told = one(q, k, v, enable_gqa=True)
+    assert (site.candidate, site.params.num_gqa_groups) == ("sdpa.flash", 2)
+    assert site.switches == ("enable_gqa=true",)
+    assert "h8/2" in told
+    assert "enable_gqa=true" in told
+
+
+def test_a_head_that_broadcasts_without_enable_gqa_is_the_reason():
+    q, k, v = torch.randn(2, 8, 16, 16), *qkv(2, 1, 16, 16)[:2]
+    site, told = one(q, k, v)
+    assert (site.candidate, site.best) == ("sdpa.math", "sdpa.flash")
+    assert "enable_gqa is not set" in site.why[0]
+    assert "enable_gqa=True" in site.fix
+    assert "enable_gqa=false" in told
+
+
+def test_a_batch_that_broadcasts_is_the_reason():
+    site, _ = one(torch.randn(3, 2, 8, 8), *qkv(1, 2, 8, 8)[:2])
+    assert (site.candidate, site.best) == ("sdpa.math", "sdpa.flash")
+    assert "k has batch 1 where others have 3" in site.why[0]
+    assert ".expand(3, -1, -1, -1)" in site.fix
+
+
+def test_why_another_gpu_goes_to_math_for_grouped_heads():
+    q, k, v = torch.randn(2, 8, 16, 64), *qkv(2, 2, 16, 64)[:2]
+    with attnsel.watch() as seen:
+        F.scaled_dot_product_attention(q.half(), k.half(), v.half(), enable_gqa=True)
+    (site,) = seen.watched(gpu="T4").sites
+    assert site.planned == "sdpa.math"
+    assert any("sdpa.efficient: SDPA204" in reason for reason in site.why)
+    assert "repeat_interleave(4" in site.fix
+
+
+def test_a_kernel_that_was_switched_off_at_the_call_is_the_reason_afterwards_too():
+    q, k, v = qkv(1, 2, 8, 8)
+    with attnsel.watch() as seen:
+        for backends in ([SDPBackend.MATH], [*KERNELS]):
+            with sdpa_kernel(backends):
+                F.scaled_dot_product_attention(q, k, v)
+    told = {site.candidate: site for site in seen.watched().sites}
+    assert "enable_flash_sdp=false" in told["sdpa.math"].switches
+    assert told["sdpa.math"].why == ("turned off",)
+    assert told["sdpa.flash"].why == ()
+
+
+def test_where_another_kernel_ran_than_is_read_that_is_said_and_no_reason(monkeypatch):
+    """As where PyTorch's checks change: here the answer to the call is one to another."""
+    asked = judging.dispatched_by
+
+    def wrong(dispatcher: str, p: Any, env: Any, switches: Any = None) -> Any:
+        return asked(dispatcher, p.replace(attention_dropout=0.5, is_training=True), env, switches)
+
+    monkeypatch.setattr(judging, "dispatched_by", wrong)
+    site, told = one(*qkv(1, 2, 8, 8))
+    assert "ran otherwise than read: sdpa.flash ran, and attnsel reads sdpa.math" in told
+    assert (site.why, site.fix) == ((), "")
+
+
+def test_a_call_of_no_query_asks_no_kernel():
+    site, told = one(torch.zeros(1, 2, 0, 8), *qkv(1, 2, 8, 8)[:2])
+    assert (site.forward, site.candidate, site.why) == (ZEROS, "", ())
+    assert "why" not in told
+
+
+@pytest.mark.parametrize(
+    ("shapes", "mask"),
+    [
+        (((1, 2, 8, 8), (1, 2, 8, 8)), (3, 2, 8, 8)),
+        (((8, 8), (8, 8)), (1, 8, 8)),
+        (((2, 8, 8),) * 2, (4, 1, 8, 8)),
+    ],
+)
+def test_a_mask_that_plain_torch_raises_for_is_raised_for_under_a_watch(shapes, mask):
+    """Under a dispatch mode, math adds a mask in another way, which would take it."""
+    q, k, v = torch.zeros(shapes[0]), torch.zeros(shapes[1]), torch.zeros(shapes[1])
+    with pytest.raises(RuntimeError) as plain:
+        F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(mask))
+    with attnsel.watch() as seen:
+        torch.ones(2).sum()  # from here on operators are read
+        with pytest.raises(RuntimeError) as watched:
+            F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(mask))
+    assert str(watched.value) == str(plain.value)
+    assert seen.sites == ()
+
+
+def test_half_precision_sums_are_the_same_with_a_mask_of_floats():
+    q, k, v = qkv(1, 2, 8, 8, dtype=torch.bfloat16)
+    mask = torch.randn(1, 8, 8)
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        plain = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        with attnsel.watch():
+            torch.ones(2).sum()
+            watched = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+    assert torch.equal(plain, watched)
+
+
+def test_a_tensor_subclass_can_be_made_while_operators_are_read():
+    class Marked(torch.Tensor):
+        pass
+
+    with attnsel.watch() as seen:
+        torch.ones(2).sum()
+        assert seen.recorder.state["by_hand"].mode is not None
+        assert type(Marked([1.0, 2.0])) is Marked
+        assert type(causal_lower_right(4, 8)).__name__ == "CausalBias"
+        assert type(torch.Tensor([1.0])) is torch.Tensor
+    with torch.inference_mode(), attnsel.watch():
+        torch.ones(2, 2).sum()
+        torch.nn.functional.linear(
+            torch.ones(1, 2, 2), torch.ones(2, 2)
+        )  # composite: the mode is entered again
+        assert type(causal_lower_right(4, 8)).__name__ == "CausalBias"
+    assert "__new__" not in vars(torch.Tensor)
+    assert type(Marked(2, 3)) is Marked
+
+
+def test_an_operator_called_by_its_name_was_no_choice():
+    q, k, v = qkv(1, 2, 8, 8)
+    with attnsel.watch() as seen:
+        torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, True)
+    (site,) = seen.watched().sites
+    assert (site.api, site.forward, site.params.attn_mask_type) == ("aten", MATH, "causal")
+    assert site.why == (f"{MATH} is called by name",)

@@ -1,0 +1,64 @@
+"""Time and memory, where they are asked for, with an expectation beside them."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+from attnsel.diagnose.watching.expected import with_expectation  # noqa: E402
+from attnsel.diagnose.watching.record import Site  # noqa: E402
+from attnsel.diagnose.watching.session import watch  # noqa: E402
+from attnsel.environment import Environment  # noqa: E402
+from attnsel.params import AttentionParams  # noqa: E402
+
+
+def steps(count=6):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 64, 16, requires_grad=True) for _ in range(3))
+    for _ in range(count):
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
+        ((q @ k.mT * 0.25).softmax(-1) @ v).sum().backward()
+    return q.grad
+
+
+def test_nothing_is_measured_unless_it_is_asked_for():
+    with watch() as w:
+        steps()
+    assert all(site.seconds is None and site.peak_bytes is None for site in w.sites)
+
+
+def test_time_and_memory_of_each_site():
+    plain = steps()
+    with watch(time=True, memory=True) as w:
+        watched = steps()
+    assert torch.equal(plain, watched)
+    sdpa, by_hand = w.sites
+    assert 0 < sdpa.seconds < 1
+    assert 0 < sdpa.backward_seconds < 1
+    assert 0 < by_hand.seconds < 1
+    assert sdpa.peak_bytes == 2 * 4 * 64 * 16 * 4
+    assert by_hand.peak_bytes == 3 * 2 * 4 * 64 * 64 * 4
+    expected = w.watched().sites
+    assert expected[0].expected_bytes is not None
+    assert expected[1].expected_bytes == 2 * 4 * 64 * 16 * 4
+    assert expected[0].expected_seconds is None  # a CPU has no figures
+
+
+def site(**fields):
+    p = AttentionParams(max_seqlen_q=4096, num_heads=16, head_dim_qk=128, is_training=False)
+    return Site(where="a.py:1 f", api="aten", params=p, forward="x", candidate="sdpa.flash", **fields)
+
+
+def test_a_gpu_with_figures_has_an_expected_time():
+    h100 = Environment.describe("H100")
+    told = with_expectation(site(seconds=1e-3), h100)
+    flops = told.params.flops
+    assert told.expected_seconds == pytest.approx(flops / 989.4e12)
+    assert told.expected_bytes is None
+
+
+def test_what_was_not_measured_is_not_expected():
+    assert with_expectation(site(), Environment.describe("H100")) == site()

@@ -1,0 +1,193 @@
+"""Attention by hand and torch's modules, while a program is watched: found, counted, and left as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode  # noqa: E402
+
+from attnsel.diagnose.watching import by_hand  # noqa: E402
+from attnsel.diagnose.watching.session import watch  # noqa: E402
+
+
+class Block(nn.Module):
+    def __init__(self, d=32, h=4):
+        super().__init__()
+        self.qkv, self.out, self.h = nn.Linear(d, 3 * d), nn.Linear(d, d), h
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.h, d // self.h).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) * (d // self.h) ** -0.5
+        scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), float("-inf"))
+        scores = F.dropout(F.softmax(scores, -1), 0.1, self.training)
+        return self.out((scores @ v).transpose(1, 2).reshape(b, n, d))
+
+
+def trained(model, steps=20):
+    torch.manual_seed(0)
+    x, results = torch.randn(2, 16, 32), []
+    model.zero_grad()
+    for _ in range(steps):
+        out = model(x)
+        out.sum().backward()
+        results.append(out.detach())
+    return [*results, *(p.grad.clone() for p in model.parameters())]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(*[Block() for _ in range(3)])
+
+
+def test_every_call_is_counted_and_nothing_changes(model):
+    plain = trained(model)
+    with watch() as w:
+        watched = trained(model)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    (site,) = w.sites
+    assert (site.api, site.calls, site.backward_calls) == ("by hand", 60, 60)
+    assert site.params.attn_mask_type == "causal"
+    assert site.params.attention_dropout == 0.1
+    assert "is_causal=True, dropout_p=0.1 if self.training else 0.0" in site.fix
+    assert [one.what for one in site.materialised] == [
+        "scores",
+        "scores, scaled",
+        "scores, masked",
+        "probabilities",
+        "probabilities, dropped",
+    ]
+    assert {one.bytes for one in site.materialised} == {2 * 4 * 16 * 16 * 4}
+    assert "Block.forward" in site.where
+
+
+def test_reading_ends_and_begins_again_at_new_code(model, monkeypatch):
+    monkeypatch.setattr(by_hand, "MOST_PRODUCTS", 20)
+    late = Block(32, 2)
+    with watch() as w:
+        trained(model, 4)
+        assert w.recorder.state["by_hand"].mode is None
+        for _ in range(3):
+            late(torch.randn(2, 8, 32))
+    assert [site.params.num_heads for site in w.sites] == [4, 2]
+    assert w.sites[1].calls == 2  # the first one was over before it was read
+
+
+def test_no_mode_stays(model):
+    with watch():
+        trained(model, 1)
+        assert _get_current_dispatch_mode() is not None
+    assert _get_current_dispatch_mode() is None
+
+
+def test_no_mode_stays_when_the_program_raises(model):
+    def stops():
+        with watch():
+            trained(model, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stops()
+    assert _get_current_dispatch_mode() is None
+
+
+def test_a_mode_of_the_program_stays_its_own(model, monkeypatch):
+    monkeypatch.setattr(by_hand, "MOST_PRODUCTS", 5)
+
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    alone = Counting()
+    with alone:
+        trained(model, 2)
+    with watch() as w:
+        trained(model, 1)
+        with Counting() as inside:
+            trained(model, 2)
+            assert _get_current_dispatch_mode() is inside
+        trained(model, 1)
+    assert inside.count == alone.count
+    assert _get_current_dispatch_mode() is None
+    assert not w.recorder.unseen
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation(model, mode):
+    x = torch.randn(2, 16, 32)
+    model.eval()
+    with mode():
+        plain = model(x)
+        with watch() as w:
+            watched = [model(x) for _ in range(3)]
+    assert all(torch.equal(plain, one) for one in watched)
+    assert [(site.api, site.calls, site.params.is_training) for site in w.sites] == [("by hand", 9, False)]
+
+
+def test_math_behind_f_sdpa_is_not_by_hand():
+    q = torch.randn(2, 4, 8, 16, requires_grad=True)
+    with watch() as w:
+        for _ in range(3):
+            F.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()
+    assert [(s.api, s.forward, s.calls) for s in w.sites] == [
+        ("F.scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math", 3)
+    ]
+
+
+def test_f_sdpa_in_inference_mode_names_its_kernel():
+    with torch.inference_mode(), watch() as w:
+        q = torch.randn(2, 4, 8, 16)
+        F.scaled_dot_product_attention(q, q, q)
+    assert [s.forward for s in w.sites] == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
+
+
+# ---- torch's modules --------------------------------------------------------------------------------
+
+
+def ways_of_mha():
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 32)
+    mha = nn.MultiheadAttention(32, 4, batch_first=True)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True, dropout=0.1), 2)
+    results = [mha(x, x, x)[0], mha(x, x, x, need_weights=False)[0], encoder(x)]
+    sum(one.sum() for one in results).backward()
+    mha.eval(), encoder.eval()
+    with torch.no_grad():
+        results += [mha(x, x, x, need_weights=False)[0], encoder(x)]
+    return results
+
+
+def test_which_way_nn_multihead_attention_took():
+    plain = ways_of_mha()
+    with watch() as w:
+        watched = ways_of_mha()
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert [(s.forward, s.calls, s.backward_calls) for s in w.sites] == [
+        ("aten::bmm, aten::_softmax, aten::bmm", 1, 1),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", 1, 1),
+        ("aten::_scaled_dot_product_attention_math", 2, 2),
+        ("aten::_native_multi_head_attention", 1, 0),
+        ("aten::_transformer_encoder_layer_fwd", 2, 0),
+    ]
+    assert {s.api for s in w.sites} == {"nn.MultiheadAttention"}
+    assert "need_weights=False" in w.sites[0].fix
+    assert {s.params.num_heads for s in w.sites} == {4}
+
+
+def test_modules_are_themselves_again():
+    before = nn.MultiheadAttention.forward, nn.TransformerEncoderLayer.forward, nn.TransformerEncoder.forward
+    with watch():
+        assert nn.MultiheadAttention.forward is not before[0]
+    assert (
+        nn.MultiheadAttention.forward,
+        nn.TransformerEncoderLayer.forward,
+        nn.TransformerEncoder.forward,
+    ) == before

@@ -1,0 +1,336 @@
+"""``attnsel.watch()``: what is counted, that nothing changes, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
+import attnsel  # noqa: E402
+
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+MATH = "aten::_scaled_dot_product_attention_math"
+
+
+def qkv(s=16, **options):
+    made = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 2, s, 8, generator=made).requires_grad_(**options) for _ in range(3)]
+
+
+def hooks_in_place():
+    return (
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        threading.Thread.start,
+        torch.autograd.backward,
+        torch.utils.checkpoint.checkpoint,
+        torch.nn.MultiheadAttention.forward,
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    before = hooks_in_place()
+    yield
+    assert hooks_in_place() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "operator", "candidate"),
+    [
+        ({}, FLASH, "sdpa.flash"),
+        ({"is_causal": True}, FLASH, "sdpa.flash"),
+        ({"dropout_p": 0.5}, MATH, "sdpa.math"),
+    ],
+)
+def test_the_operator_that_ran_is_named_and_its_backward_counted(options, operator, candidate):
+    q, k, v = qkv()
+    with attnsel.watch() as seen:
+        for _ in range(3):
+            F.scaled_dot_product_attention(q, k, v, **options).sum().backward()
+    (site,) = seen.sites
+    assert (site.forward, site.candidate) == (operator, candidate)
+    assert (site.calls, site.backward_calls) == (3, 3)
+    assert site.where.endswith("test_the_operator_that_ran_is_named_and_its_backward_counted")
+    assert site.params is not None
+    assert site.params.is_training
+
+
+def test_in_inference_mode_the_operator_is_seen_too():
+    q, k, v = (t.detach() for t in qkv())
+    with attnsel.watch() as seen, torch.inference_mode():
+        F.scaled_dot_product_attention(q, k, v)
+    assert [site.forward for site in seen.sites] == [FLASH]
+
+
+def test_a_switch_between_two_calls_is_noticed():
+    q, k, v = qkv()
+
+    def call():
+        F.scaled_dot_product_attention(q, k, v)
+
+    with attnsel.watch() as seen:
+        call()
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            call()
+        call()
+    assert {site.forward: site.calls for site in seen.sites} == {FLASH: 2, MATH: 1}
+
+
+def test_results_gradients_and_random_numbers_are_the_same_bit_for_bit():
+    model = torch.nn.TransformerEncoderLayer(32, 4, dropout=0.1, batch_first=True)
+    x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1))
+
+    def step():
+        torch.manual_seed(3)
+        model.zero_grad()
+        out = F.silu(model(x))
+        out.sum().backward()
+        return [out, *(p.grad for p in model.parameters()), torch.rand(3)]
+
+    plain = step()
+    with attnsel.watch() as seen:
+        watched = step()
+    assert seen.sites
+    for a, b in zip(plain, watched, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_call_that_fails_fails_with_its_own_error_and_is_not_counted():
+    q, k, v = qkv()
+    with attnsel.watch() as seen, pytest.raises(RuntimeError, match="size"):
+        F.scaled_dot_product_attention(q, k[..., :5], v)
+    assert seen.sites == ()
+
+
+def test_hooks_go_after_an_exception():
+    before = hooks_in_place()
+    with pytest.raises(ZeroDivisionError), attnsel.watch():
+        raise ZeroDivisionError
+    assert hooks_in_place() == before
+
+
+def test_an_observer_that_fails_leaves_the_program_alone(monkeypatch):
+    from attnsel.diagnose.watching import sdpa
+
+    def broken(*_):
+        raise LookupError("planned")
+
+    monkeypatch.setattr(sdpa, "question", broken)
+    q, k, v = qkv()
+    expected = F.scaled_dot_product_attention(q, k, v)
+    with attnsel.watch() as seen:
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v), expected)
+    assert any("LookupError: planned" in one for one in seen.watched().process.unseen)
+
+
+def test_threads_of_the_program_are_watched_and_outlive_it_unwatched():
+    q, k, v = qkv()
+    go, done = threading.Event(), threading.Event()
+
+    def late():
+        F.scaled_dot_product_attention(q, k, v)
+        done.set()
+        go.wait(30)
+        F.scaled_dot_product_attention(q, k, v)
+
+    with attnsel.watch() as seen:
+        thread = threading.Thread(target=late)
+        thread.start()
+        assert done.wait(30)
+    go.set()
+    thread.join()
+    assert [site.calls for site in seen.sites] == [1]
+
+
+def test_what_a_checkpoint_runs_again_in_the_backward_is_counted():
+    q, k, v = qkv()
+    with attnsel.watch() as seen:
+        torch.utils.checkpoint.checkpoint(
+            lambda *t: F.scaled_dot_product_attention(*t), q, k, v, use_reentrant=False
+        ).sum().backward()
+    assert sum(site.calls for site in seen.sites) == 2
+
+
+def test_a_mode_that_the_program_leaves_open_stays_and_ours_goes():
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    theirs = Mode()
+    with attnsel.watch():
+        theirs.__enter__()
+    assert torch.overrides._get_current_function_mode() is theirs
+    theirs.__exit__(None, None, None)
+
+
+def test_watches_nest_and_each_sees_what_is_inside_it():
+    q, k, v = qkv()
+    with attnsel.watch() as outer:
+        with attnsel.watch() as inner:
+            F.scaled_dot_product_attention(q, k, v)
+        F.scaled_dot_product_attention(q, k, v)
+    assert sum(site.calls for site in inner.sites) == 1
+    assert sum(site.calls for site in outer.sites) == 2
+
+
+def test_a_cache_that_grows_takes_bounded_memory_and_one_line():
+    q = torch.randn(1, 2, 1, 8)
+    with attnsel.watch() as seen, torch.no_grad():
+        for length in range(1, 60):
+            kv = torch.randn(1, 2, length, 8)
+            F.scaled_dot_product_attention(q, kv, kv)
+    assert len(seen.sites) <= 12
+    assert sum(site.calls for site in seen.sites) == 59
+    assert "s_kv from" in seen.report()
+
+
+def test_the_same_program_on_another_gpu():
+    q, k, v = (t.half() for t in qkv(s=128))
+    with attnsel.watch() as seen:
+        F.scaled_dot_product_attention(q, k, v)
+    told = seen.as_dict(gpu="H100")
+    assert told["asked"]["device"]["arch"] == 90
+    assert told["sites"][0]["best"]
+    assert "asked about" in seen.report(gpu="H100")
+    with pytest.raises(attnsel.InvalidInput, match="gpu"):
+        seen.report(gpu="H1000X")
+
+
+def test_math_is_explained_by_what_f_sdpa_was_given():
+    """The mask's rank, the layout of q and the rest are told as they were, so that the reason is the true
+    one and never that flash is tried first."""
+    draw = random.Random(18)
+    with attnsel.watch() as w:
+        for _ in range(40):
+            b, h, s, d = 2, draw.choice([2, 4]), draw.choice([8, 16]), draw.choice([8, 16])
+            q, k, v = (torch.randn(b, h, s, d) for _ in range(3))
+            if draw.random() < 0.3:
+                q = torch.randn(b, h, d, s).transpose(2, 3)
+            shape = draw.choice([(s, s), (b, 1, s, s), (1, s, s), (s,), None])
+            mask = None if shape is None else torch.ones(shape, dtype=torch.bool)
+            if shape is not None and len(shape) == 1:
+                mask = mask[None]
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=draw.choice([0.0, 0.0, 0.3]))
+    sites = w.watched().sites
+    assert {site.candidate for site in sites} == {"sdpa.flash", "sdpa.math"}
+    told = [
+        " ".join(site.why) for site in sites if site.candidate == "sdpa.math" and site.best != "sdpa.math"
+    ]
+    assert told
+    assert not [text for text in told if "tries" in text or "not recorded" in text]
+    assert any("attn_mask" in text for text in told)
+
+
+def test_reading_ends_where_everything_runs_in_inference_mode():
+    """Leaving inference_mode takes away what was entered inside: the mode is entered again."""
+    from attnsel.diagnose.watching.by_hand import MOST_PRODUCTS
+
+    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    with attnsel.watch() as w:
+        watcher = w.recorder.state["by_hand"]
+        for _ in range(MOST_PRODUCTS + 50):
+            with torch.inference_mode():
+                torch.mm(a, b)
+        assert watcher.products == MOST_PRODUCTS
+        assert watcher.mode is None
+        with torch.inference_mode():  # at a place that is not known yet
+            for _ in range(3):
+                scores = torch.softmax(torch.bmm(a[None], b[None]), -1)
+                torch.bmm(scores, a[None])
+    assert [site.api for site in w.sites] == ["by hand"]
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_reading_ends_where_there_are_operators_and_no_products(monkeypatch):
+    from attnsel.diagnose.watching import by_hand
+
+    monkeypatch.setattr(by_hand, "MOST_OPERATORS", 50)
+    x = torch.randn(8, 8)
+    with attnsel.watch() as w:
+        watcher = w.recorder.state["by_hand"]
+        for _ in range(40):
+            x = x + 1
+        assert watcher.mode is not None
+        for _ in range(20):
+            x = x + 1
+        assert watcher.mode is None
+        scores = torch.softmax(torch.bmm(x[None], x[None]), -1)
+        for _ in range(2):
+            scores = torch.softmax(torch.bmm(x[None], scores), -1)
+            torch.bmm(scores, x[None])
+    assert [site.api for site in w.sites] == ["by hand"]
+
+
+def test_an_optimizers_step_inside_a_pause_does_not_end_it():
+    parameter = torch.nn.Parameter(torch.randn(1, 2, 8, 16))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    with attnsel.watch() as w:
+        F.scaled_dot_product_attention(parameter, parameter, parameter).sum().backward()
+        optimizer.step()
+        with w._hooks.paused():
+            optimizer.step()
+            assert torch._C._len_torch_function_stack() == 0
+            F.scaled_dot_product_attention(parameter, parameter, parameter)
+        assert torch._C._len_torch_function_stack() == 1
+    assert torch._C._len_torch_function_stack() == 0
+    assert sum(site.calls for site in w.sites) == 1
+
+
+def test_an_optimizers_step_is_not_watched_and_its_closure_is():
+    parameter = torch.nn.Parameter(torch.randn(1, 2, 8, 16))
+
+    def step(optimizer, *closure):
+        optimizer.zero_grad()
+        F.scaled_dot_product_attention(parameter, parameter, parameter).sum().backward()
+        optimizer.step(*closure)
+
+    def closure():
+        return F.scaled_dot_product_attention(parameter, parameter, parameter).sum()
+
+    class Broken(torch.optim.SGD):  # type: ignore[name-defined]
+        def step(self, closure=None):
+            raise ValueError("broken")
+
+    with attnsel.watch() as w:
+        seen = []
+        plain = torch.optim.SGD([parameter], lr=0.1)
+        plain.register_step_pre_hook(lambda *_: seen.append(torch._C._len_torch_function_stack()))
+        step(plain)
+        step(plain)
+        step(torch.optim.LBFGS([parameter], max_iter=1), closure)
+        with pytest.raises(ValueError, match="broken"):
+            step(Broken([parameter], lr=0.1))
+        step(plain)
+    # What runs between a step that raised and the next backward is not seen.
+    assert sum(site.calls for site in w.sites) == 5
+    assert sum(site.backward_calls for site in w.sites) == 4
+    assert 0 in seen
+    assert torch._C._len_torch_function_stack() == 0
+    module = sys.modules["torch.optim.optimizer"]
+    assert not module._global_optimizer_pre_hooks
+    assert not module._global_optimizer_post_hooks
+
+
+def test_attnsels_own_functions_say_what_they_chose():
+    q = torch.randn(1, 8, 2, 16, requires_grad=True)
+    core = attnsel.DotProductAttention(2, 16, qkv_format="bshd", attn_mask_type="causal")
+    with attnsel.watch() as w:
+        core(q, q, q).sum().backward()
+        attnsel.attention(q, q, q, window_size=(2, 2))
+        attnsel.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert [(site.api, site.candidate, site.calls) for site in w.sites] == [
+        ("attnsel", site.candidate, 1) for site in w.sites
+    ]
+    assert len(w.sites) == 3
+    for site in w.sites:
+        assert w.report().count(f"{site.candidate}: {site.candidate}") == 0
+    assert all(site.candidate and site.params is not None for site in w.sites)
+    assert [site.backward_calls for site in w.sites] == [1, 0, 0]

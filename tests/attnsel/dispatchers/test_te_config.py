@@ -1,0 +1,147 @@
+"""What TransformerEngine prints of a selection, as attnsel's question."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from attnsel import AttentionParams, Environment
+from attnsel.dispatchers.te.config import configs
+
+# One line as release 2.14 prints it (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2), folded as a terminal does.
+LINE = """DEBUG:DotProductAttention:Running with config={'transformer_engine_version': '2.14.0+71bbefbf',
+'compute_capability': 'sm90', 'flash_attn_version': '2.7.4.post1+nv26.2', 'flash_attn_3_version': 'not
+ installed', 'cudnn_version': '9.20.0', 'qkv_type': <class 'torch.Tensor'>, 'qkv_dtype': torch.bfloat16,
+'qkv_layout': 'thd_thd_thd', 'batch_size': 4, 'num_heads': 8, 'num_gqa_groups': 2, 'max_seqlen_q':
+tensor(5743, dtype=torch.int32), 'max_seqlen_kv': tensor(5743, dtype=torch.int32), 'head_dim_qk': 256,
+'head_dim_v': 256, 'attn_mask_type': 'padding_causal', 'window_size': (1023, 0),
+'bottom_right_diagonal': True, 'alibi_slopes_shape': None, 'core_attention_bias_type':
+'no_bias', 'core_attention_bias_shape': '1hss',
+'core_attention_bias_requires_grad': True, 'pad_between_seqs': False, 'attention_dropout': 0.0,
+'context_parallel': False, 'cp_comm_type': 'p2p', 'deterministic': False, 'is_training': True, 'fp8': False,
+'fp8_meta': {'fp8_checkpoint': False, 'fp8_group
+': None}, 'inference_params': None, 'softmax_type': 'vanilla', 'return_max_logit': False, 'cuda_graph': False,
+'num_splits': 1}
+"""
+PLAIN = "{'qkv_dtype': torch.float16, 'qkv_layout': 'bshd_bshd_bshd', 'num_heads': 4, %s}"
+
+
+def one(text):
+    (found,) = configs(text)
+    return found
+
+
+def test_a_line_of_a_log_is_a_question_and_a_machine():
+    found = one(f"before\n{LINE}DEBUG:DotProductAttention:Disabling FlashAttention 2\n")
+    assert AttentionParams(**found.params) == AttentionParams(
+        qkv_layout="thd_thd_thd",
+        batch_size=4,
+        num_heads=8,
+        num_gqa_groups=2,
+        max_seqlen_q=5743,
+        head_dim_qk=256,
+        attn_mask_type="padding_causal",
+        window_size=(1023, 0),
+    )
+    assert found.gpu == "sm90"
+    versions = {name: version for name, version in found.versions.items() if name != "transformer_engine"}
+    assert versions == {"flash_attn": "2.7.4", "flash_attn_3": None, "cudnn": "9.20.0"}
+    Environment.describe(found.gpu, **found.versions)
+    assert found.unread == ()
+
+
+def test_every_line_of_a_log_is_found():
+    other = LINE.replace("'num_heads': 8", "'num_heads': 16")
+    assert [c.params["num_heads"] for c in configs(LINE + "noise {'a': 1} {\n" + other)] == [8, 16]
+    assert list(configs("nothing here {'head_dim': 64}")) == []
+
+
+RECIPES = {
+    # 2.4 and newer
+    "recipe_type=DelayedScaling, margin=0, format=HYBRID, amax_history_len=1024, reduce_amax=True, "
+    "fp8_dpa=True, fp8_mha=False": ("delayed", True),
+    "recipe_type=Float8CurrentScaling, format=HYBRID, fp8_quant_fwd_inp=Qparams(\npower_2_scale=False,\n"
+    "amax_epsilon=0.0), fp8_dpa=True, fp8_mha=False": ("current", True),
+    "recipe_type=Float8BlockScaling, format=E4M3, x_block_scaling_dim=1, fp8_dpa=False, fp8_mha=False": (
+        "block",
+        False,
+    ),
+    # before
+    "margin=0, format=HYBRID, amax_history_len=1024, fp8_dpa=True, fp8_mha=False": ("delayed", True),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_read_as_it_prints_itself(recipe):
+    found = one(PLAIN % f"'fp8': True, 'fp8_meta': {{'fp8_group': None, 'recipe': {recipe}}}, 'cp_size': 1")
+    p = AttentionParams(**found.params)
+    assert (p.recipe.kind, p.fp8_attention) == RECIPES[recipe]
+    assert found.unread == ()
+
+
+def test_a_recipe_that_says_less_is_named():
+    mxfp8 = "{'recipe': recipe_type=MXFP8BlockScaling, margin=0, format=E4M3, backward_override=None}"
+    found = one(PLAIN % f"'fp8': True, 'fp8_meta': {mxfp8}")
+    assert AttentionParams(**found.params).recipe.kind == "mxfp8"
+    assert found.unread == ("the MXFP8BlockScaling recipe does not print fp8_dpa, which is taken as False",)
+    nvfp4 = mxfp8.replace("MXFP8", "NVFP4")
+    assert one(PLAIN % f"'fp8': True, 'fp8_meta': {nvfp4}").unread == ("recipe_type = 'NVFP4BlockScaling'",)
+
+
+@pytest.mark.parametrize(
+    ("more", "params", "unread"),
+    [
+        ("'context_parallel': True, 'cp_size': 4", {"cp_size": 4}, ()),
+        (
+            "'context_parallel': True",
+            {"cp_size": 2},
+            ("context_parallel = True without a cp_size, which is taken as 2",),
+        ),
+        ("'num_splits': 2, 'fp8_output': False", {}, ("num_splits = 2",)),
+        ("'a_new_field': <enum X>, 'other': [1, 2]", {}, ("a_new_field = '<enum X>'", "other = (1, 2)")),
+        ("'alibi_slopes_shape': torch.Size([4]), 'core_attention_bias_type': 'alibi'", None, ()),
+        ("'window_size': [128, 0]", {"window_size": (128, 0)}, ()),
+        ("'pad_between_seqs': True", {}, ()),
+        (
+            "'is_training': False, 'inference_params': <InferenceParams at 0x7f>",
+            {"kv_cache": "contiguous"},
+            (),
+        ),
+    ],
+)
+def test_what_is_printed_and_what_of_it_is_read(more, params, unread):
+    found = one(PLAIN % more)
+    asked = AttentionParams(**found.params)
+    assert (asked.dtype, asked.num_heads) == ("fp16", 4)
+    assert found.unread == unread
+    if params is None:
+        assert asked.alibi_slopes_shape == (4,)
+    else:
+        assert {name: getattr(asked, name) for name in params} == params
+
+
+def test_nothing_is_evaluated(tmp_path):
+    file = tmp_path / "made"
+    code = f"__import__('pathlib').Path({str(file)!r}).touch()"
+    found = one(PLAIN % f"'batch_size': {code}, 'head_dim_qk': 1 if {code} else 2")
+    assert not file.exists()
+    assert found.params["batch_size"] == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'qkv_dtype':" * 100_000,
+        "{'qkv_dtype': " + "'\\" * 500_000,
+        "{'qkv_dtype': " + "[" * 1_000_000,
+        "{'qkv_dtype': " + "{'a': " * 50_000 + "}" * 50_001,
+        "{'qkv_dtype'" + " " * 1_000_000,
+        "{" * 1_000_000,
+        "{'qkv_dtype': " + "-" * 100_000 + "1}",
+    ],
+)
+def test_no_text_takes_long(text):
+    began = time.process_time()
+    list(configs(text))
+    assert time.process_time() - began < 5

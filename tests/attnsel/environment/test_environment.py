@@ -1,0 +1,239 @@
+"""Machines: the one in front of us and those that are only described."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from attnsel import AttentionParams, Environment, InvalidInput, select
+from attnsel.environment import without_code
+from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE
+from attnsel.environment.releases import ON_ARM, build_with, runs_on
+from attnsel.environment.versions import Version
+
+
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in CATALOGUE.values()])
+def test_every_gpu_of_the_catalogue_can_be_described(gpu):
+    env = Environment.describe(gpu)
+    assert env.device.type == "cuda"
+    assert env.arch in ARCHITECTURES
+    assert env.device.shared_memory == ARCHITECTURES[env.arch].shared_memory
+    assert env.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("spelling", "arch"),
+    [
+        ("h100", 90),
+        ("RTX4090", 89),
+        ("4090", 89),
+        ("NVIDIA A100", 80),
+        ("sm90", 90),
+        ("sm_86", 86),
+        ("9.0", 90),
+    ],
+)
+def test_a_gpu_is_found_however_it_is_spelt(spelling, arch):
+    assert Environment.describe(spelling).arch == arch
+
+
+def test_an_unknown_gpu_names_the_nearest_and_where_all_are_listed():
+    with pytest.raises(InvalidInput, match=r"did you mean H100 or H800.*attnsel gpus lists all.*sm121"):
+        Environment.describe("H1000")
+
+
+@pytest.mark.parametrize(("name", "value"), [("cudnn", "nine"), ("cudnnn", "9.1.0"), ("torch", "2.x")])
+def test_bad_versions_name_the_component(name, value):
+    with pytest.raises(InvalidInput) as caught:
+        Environment.describe("H100", **{name: value})
+    assert caught.value.field == name
+
+
+def test_what_is_left_out_comes_from_the_release_that_shipped_it_and_is_marked():
+    env = Environment.describe("H100", cudnn="9.1.0")
+    assert env.cudnn == Version(9, 1, 0)
+    assert env.torch == Version(2, 6, 0)  # the newest torch whose wheel required cuDNN 9.1
+    assert env.triton == Version(3, 2, 0)
+    assert "cudnn" not in env.assumed
+    assert {"torch", "triton", "cuda"} <= set(env.assumed)
+    assert Environment.describe("A100", cudnn="8.9.7").torch == Version(2, 3, 1)
+    assert Environment.describe("H100", torch="2.9.1").cudnn == Version(9, 10, 2)
+
+
+def test_none_means_not_installed():
+    env = Environment.describe("H100", triton=None, cudnn="none")
+    assert env.triton is None
+    assert env.cudnn is None
+    assert "triton" not in env.assumed
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given", "companions"),
+    [
+        ("V100", {}, {"torch": "2.10.0", "cuda": "12.8.0", "cudnn": "9.10.2", "triton": "3.6.0"}),
+        ("V100", {"torch": "2.14"}, {"cuda": "12.6.0", "cudnn": "9.10.2", "triton": "3.8.0"}),
+        ("RTX 5090", {"torch": "2.7"}, {"cuda": "12.8.0", "cudnn": "9.7.1", "triton": "3.3.0"}),
+        (
+            "A100",
+            {"torch": "2.0.1"},
+            {"cuda": "11.7.0", "cudnn": "8.5.0", "triton": "2.0.0", "python": "3.11.0"},
+        ),
+        ("H100", {"torch": "2.0.1"}, {"cuda": "11.8.0", "cudnn": "8.7.0"}),  # CUDA 11.7 knows no sm90
+        ("H100", {"torch": "2.10", "cuda": "13.0"}, {"cudnn": "9.15.1"}),
+        ("H100", {"torch": "2.8", "cudnn": "9.28.0"}, {"cudnn": "9.28.0", "cuda": "12.8.0"}),
+        ("H100", {"python": "3.8"}, {"torch": "2.4.1"}),
+        ("cpu", {"torch": "2.5.1"}, {"triton": "3.1.0", "cuda": "None", "cudnn": "None"}),
+    ],
+)
+def test_companions_are_those_of_the_wheel_that_fits(gpu, given, companions):
+    env = Environment.describe(gpu, **given)
+    assert {name: str(getattr(env, name)) for name in companions} == companions
+    assert not set(given) & set(env.assumed)
+    assert {name for name in companions if companions[name] != "None"} - set(given) <= set(env.assumed)
+
+
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in CATALOGUE.values()])
+def test_what_is_assumed_runs_on_the_card(gpu):
+    """With nothing stated, no card gets a torch without code for it."""
+    env = Environment.describe(gpu)
+    build = build_with(env.torch, env.cuda)
+    assert runs_on(build, env.arch) or env.arch in ON_ARM
+
+
+def test_an_impossible_set_is_told_and_is_not_corrected():
+    env = Environment.describe("B200", cudnn="9.1.0", cuda="12.1")
+    assert [text.split(":")[0] for text in env.warnings] == ["sm100 is not known to cuDNN 9.1.0"]
+    assert str(without_code(env)) == "no wheel of CUDA 12.1 has code"  # INSTALL008 refuses, which says more
+    assert env.cudnn == Version(9, 1, 0)
+    assert env.cuda == Version(12, 1, 0)
+
+
+def test_a_cuda_that_no_wheel_has_stays_a_warning():
+    env = Environment.describe("B200", torch="2.6", cuda="12.2")
+    assert env.warnings[:2] == (
+        "no wheel of torch 2.6 has CUDA 12.2: built from source or stated wrongly",
+        "sm100 needs CUDA 12.8 or newer, not 12.2.0",
+    )
+    assert without_code(env) is None
+
+
+@pytest.mark.parametrize(("gpu", "family"), [("B300", 100), ("GB10", 120)])
+def test_a_toolkit_that_only_has_code_for_the_family_is_told_as_that(gpu, family):
+    env = Environment.describe(gpu, torch="2.8", cuda="12.8")
+    (told,) = env.warnings
+    assert told.startswith(f"sm{env.arch} runs the code for sm{family} of CUDA 12.8.0; ")
+    assert told.endswith("what is compiled there needs CUDA 12.9 or newer")
+    assert Environment.describe(gpu, torch="2.8", cuda="12.9").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "warning"),
+    [
+        (
+            {"torch": "2.6", "cuda": "13.0"},
+            "no wheel of torch 2.6 has CUDA 13.0: built from source or stated wrongly",
+        ),
+        (
+            {"torch": "2.2.2", "python": "3.13"},
+            "no wheel of torch 2.2 is for Python 3.13, only for 3.8 to 3.12",
+        ),
+    ],
+)
+def test_what_came_in_no_wheel_is_said_and_kept(given, warning):
+    env = Environment.describe("H100", **given)
+    assert env.warnings == (warning,)
+    assert all(getattr(env, name) == Version.parse(value) for name, value in given.items())
+    assert env.replace(detected=True).warnings == ()  # it is there, however it came
+
+
+def test_a_release_that_is_not_known_yet_is_not_doubted():
+    env = Environment.describe("V100", torch="2.99", cuda="14.0")
+    assert env.warnings == ()
+    assert without_code(env) is None
+
+
+def test_what_is_assumed_takes_no_blame():
+    env = Environment.describe("V100", torch="2.14").replace(cuda=Version(13, 0))
+    assert without_code(env) is None
+    assert without_code(env.replace(assumed=())) is not None
+
+
+def test_a_described_environment_survives_json():
+    env = Environment.describe("RTX 5090", cudnn="9.18.1")
+    assert Environment.model_validate_json(env.model_dump_json()) == env
+
+
+def test_this_machine_can_be_detected():
+    env = Environment.detect("cpu")
+    assert env.detected
+    assert env.device.type == "cpu"
+    assert env.python == Version(*sys.version_info[:3])
+    assert Environment.detect("cpu") is env
+
+
+def test_importing_attnsel_imports_no_torch_and_initialises_nothing():
+    code = (
+        "import sys, attnsel; "
+        "bad = {'torch', 'triton', 'cudnn', 'numpy'} & set(sys.modules); assert not bad, bad; "
+        "from attnsel import select, AttentionParams, Environment; "
+        "s = select(AttentionParams(), Environment.describe('H100')); s.report(); s.to_json(); "
+        "bad = {'torch', 'triton', 'cudnn'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_needs_torch_says_so_where_there_is_none():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import attnsel\n"
+        "assert attnsel.Environment.detect().device.type == 'cpu'\n"
+        "try:\n    attnsel.DotProductAttention\n"
+        "except ImportError as error:\n    assert \"pip install 'attnsel[torch]'\" in str(error), error\n"
+        "else:\n    raise SystemExit('no error')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("given", [{"gpu": 90}, {"cudnn": 9.1}, {"torch": object()}, {"triton": [3, "2"]}])
+def test_a_machine_described_in_other_types_is_named(given):
+    with pytest.raises(InvalidInput) as caught:
+        Environment.describe(**given)
+    assert caught.value.field == next(iter(given))
+
+
+# What is missing, and TransformerEngine.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("libnvrtc", ("libnvrtc",)),
+        ("libnvrtc.so, libcudnn", ("libcudnn", "libnvrtc")),
+        (["libcudnn", "libcudnn"], ("libcudnn",)),
+        ((), ()),
+    ],
+)
+def test_missing_libraries_are_named_once(text, expected):
+    assert Environment.describe("H100").replace(missing=text).missing == expected
+
+
+@pytest.mark.parametrize("value", ["libcuda", 3, [3], None])
+def test_other_libraries_are_not_known(value):
+    with pytest.raises(InvalidInput, match="missing"):
+        Environment.describe("H100").replace(missing=value)
+
+
+def test_without_nvrtc_cudnn_does_not_run_and_the_line_brings_it():
+    for cuda, package in (("12.8", "nvidia-cuda-nvrtc-cu12"), ("13.0", "nvidia-cuda-nvrtc")):
+        env = Environment.describe("H100", torch="2.11", cuda=cuda).replace(missing="libnvrtc")
+        answer = select(AttentionParams(), env)
+        assert answer.backend == "sdpa.flash"
+        for name in ("cudnn", "sdpa.cudnn"):
+            assert answer[name].reasons[0].message.endswith(f"needs NVRTC: pip install {package}")
+
+
+def test_transformer_engine_is_there_only_where_it_was_stated():
+    assert Environment.describe("H100").transformer_engine is None
+    assert "transformer_engine" not in Environment.describe("H100", transformer_engine="2.4").assumed

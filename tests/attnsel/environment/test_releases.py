@@ -1,0 +1,219 @@
+"""What PyTorch's wheels bring, and which one was meant."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from itertools import pairwise
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from attnsel.environment.releases import (
+    ASSUMED,
+    BUILDS,
+    FRONTENDS,
+    build_with,
+    builds_of,
+    default_build,
+    fitting_build,
+    no_code,
+    runs_on,
+)
+from attnsel.environment.versions import Version
+from paths import ROOT
+
+V = Version.parse
+
+
+def fitting(arch, **given):
+    return fitting_build(arch, {name: V(text) for name, text in given.items()}).name
+
+
+ON_PYPI = """
+2.0.0 2.0.1 2.1.0 2.1.1 2.1.2 2.2.0 2.2.1 2.2.2 2.3.0 2.3.1 2.4.0 2.4.1 2.5.0 2.5.1 2.6.0 2.7.0 2.7.1 2.8.0
+2.9.0 2.9.1 2.10.0 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0
+"""
+
+
+def test_every_release_is_there_once_with_each_cuda():
+    names = [build.name for build in BUILDS]
+    assert list(BUILDS) == sorted(BUILDS, key=lambda build: (build.torch, build.cuda))
+    assert len(set(names)) == len(names)
+    assert [str(torch) for torch in dict.fromkeys(build.torch for build in BUILDS)] == ON_PYPI.split()
+
+
+def test_each_release_has_one_wheel_on_pypi():
+    for torch in {build.torch for build in BUILDS}:
+        assert [build.index for build in builds_of(torch)].count("") == 1
+
+
+def test_what_a_release_brings_never_goes_back():
+    """Within PyPI's wheels, and for one CUDA, a newer torch has no older cuDNN, NCCL or Triton."""
+    for cuda in {None, *(build.cuda for build in BUILDS)}:
+        rows = [b for b in BUILDS if (not b.index if cuda is None else b.cuda == cuda)]
+        for older, newer in pairwise(rows):
+            assert older.cudnn <= newer.cudnn
+            assert older.triton <= newer.triton
+            if older.nccl and newer.nccl:
+                assert older.nccl <= newer.nccl
+            assert older.pythons[-1] <= newer.pythons[-1]
+
+
+def test_a_cuda_compiles_for_what_it_knows():
+    """First and last toolkits of architectures, from CUDA's release notes."""
+    for build in BUILDS:
+        if build.cuda < V("11.8"):
+            assert max(build.sass) <= 86
+        if build.cuda < V("12.8"):
+            assert max(build.sass) <= 90
+        if build.cuda >= V("13.0"):
+            assert min(build.sass) >= 75
+        if build.cuda >= V("12.0"):
+            assert min(build.sass) >= 50
+        assert build.ptx in (None, max(build.sass))
+
+
+@pytest.mark.parametrize(
+    ("torch", "row"),
+    [
+        # Requires-Dist and version.py of PyPI's wheels
+        ("2.0.1", "11.7 8.5.0.96 2.14.3 2.0.0"),
+        ("2.3.0", "12.1 8.9.2.26 2.20.5 2.3.0"),
+        ("2.4.1", "12.1 9.1.0.70 2.20.5 3.0.0"),
+        ("2.6.0", "12.4 9.1.0.70 2.21.5 3.2.0"),
+        ("2.7.1", "12.6 9.5.1.17 2.26.2 3.3.1"),
+        ("2.10.0", "12.8 9.10.2.21 2.27.5 3.6.0"),
+        ("2.13.0", "13.0 9.20.0.48 2.29.7 3.7.1"),
+        ("2.15.0", "13.2 9.26.0.51 2.30.7 3.9.0"),
+    ],
+)
+def test_pypi_wheels_require_this(torch, row):
+    build = default_build(V(torch))
+    cuda, pin, nccl, triton = row.split()
+    assert build == build_with(V(torch), V(cuda))
+    assert (build.cuda, build.pin, build.nccl, build.triton) == (V(cuda), pin, V(nccl), V(triton))
+    assert V(build.pin) == build.cudnn
+
+
+def test_installed_torch_is_as_the_table_says():
+    """Of a CUDA build from a wheel; its metadata is what pip read."""
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is None or platform.machine() != "x86_64":
+        pytest.skip("no CUDA wheel for x86-64 here")
+    build = build_with(V(torch.__version__), V(torch.version.cuda))
+    if build is None:
+        pytest.skip(f"torch {torch.__version__} is not in the table")
+    required = " ".join(importlib.metadata.requires("torch") or ())
+    cudnn = re.search(r"nvidia-cudnn-cu\d+ ?\(?==([\d.]+)", required)
+    triton = re.search(r"triton ?\(?[~=]=([\d.]+)", required)
+    assert cudnn is None or cudnn[1] == build.pin
+    assert triton is None or V(triton[1])[:2] == build.triton[:2]
+    assert [int(code[3:]) for code in torch.cuda.get_arch_list() if code.startswith("sm_")] == [*build.sass]
+
+
+@pytest.mark.parametrize(
+    ("build", "runs", "runs_not"),
+    [
+        ("2.0.1+cu117", (70, 75, 80, 86, 89), (90, 100, 120)),  # sm86 code runs on sm89
+        ("2.6.0+cu124", (70, 89, 90), (100, 120)),
+        ("2.7.1+cu128", (75, 90, 100, 103, 120, 121), (70,)),
+        ("2.10.0+cu128", (70, 75, 89, 100, 103, 121), (60,)),
+        ("2.11.0+cu128", (75, 121), (70,)),
+        ("2.14.1+cu126", (70, 90), (100, 120)),
+        ("2.14.1+cu130", (75, 90, 103, 121), (70, 110)),
+        ("2.13.0+cu130", (80,), (72, 87)),  # boards run no code of other GPUs of their generation
+    ],
+)
+def test_code_runs_on_its_own_generation_from_its_minor_upwards(build, runs, runs_not):
+    row = next(b for b in BUILDS if b.name == build)
+    assert [arch for arch in (*runs, *runs_not) if runs_on(row, arch)] == list(runs)
+
+
+def test_ptx_runs_on_every_newer_generation():
+    row = next(b for b in BUILDS if b.name == "2.8.0+cu129")
+    assert row.ptx == 120
+    assert runs_on(row, 130)
+    assert not runs_on(row._replace(ptx=None), 130)
+
+
+@pytest.mark.parametrize(
+    ("arch", "given", "expected"),
+    [
+        (90, {}, "2.14.1+cu130"),
+        (70, {}, "2.10.0+cu128"),  # the last wheel of PyPI's with sm70
+        (70, {"torch": "2.14"}, "2.14.0+cu126"),
+        (70, {"torch": "2.11", "cudnn": "9.19.0"}, "2.11.0+cu126"),  # cuDNN is an override there
+        (120, {"torch": "2.7"}, "2.7.0+cu128"),
+        (120, {"torch": "2.6"}, "2.6.0+cu124"),  # none has code
+        (80, {"torch": "2.0.1"}, "2.0.1+cu117"),
+        (90, {"torch": "2.0.1"}, "2.0.1+cu118"),
+        (90, {"torch": "2.13.7"}, "2.13.0+cu130"),
+        (90, {"torch": "2.99"}, "2.15.0+cu132"),
+        (90, {"cudnn": "9.1.0"}, "2.6.0+cu124"),
+        (90, {"cudnn": "9.1.0", "torch": "2.4"}, "2.4.0+cu121"),
+        (90, {"cudnn": "9.1.0", "triton": "3.0.0"}, "2.4.1+cu121"),
+        (90, {"cudnn": "9.1.0", "cuda": "11.8"}, "2.7.1+cu118"),
+        (100, {"cudnn": "9.1.0"}, "2.7.1+cu128"),
+        (90, {"cudnn": "9.8.0"}, "2.7.1+cu126"),
+        (90, {"cudnn": "9.13.0"}, "2.9.1+cu130"),
+        (90, {"cudnn": "9.28.0"}, "2.14.1+cu130"),
+        (90, {"torch": "2.8", "cudnn": "9.28.0"}, "2.8.0+cu128"),
+        (90, {"cudnn": "7.6"}, "2.3.1+cu118"),  # older than any: the oldest cuDNN with sm90
+        (90, {"python": "3.8"}, "2.4.1+cu121"),
+        (90, {"torch": "2.9", "python": "3.8"}, "2.9.0+cu128"),
+        (90, {"cuda": "12.2"}, "2.4.1+cu121"),
+        (90, {"torch": "2.6", "cuda": "13.0"}, "2.6.0+cu126"),
+        (None, {"torch": "2.5.1"}, "2.5.1+cu124"),
+    ],
+)
+def test_the_likeliest_build_fits_all_that_was_stated(arch, given, expected):
+    assert fitting(arch, **given) == expected
+
+
+def test_what_nobody_read_is_not_assumed():
+    assert fitting(90) == default_build(ASSUMED).name
+    assert fitting(90, triton="3.9.0") == "2.15.0+cu132"  # stated, so it is meant
+
+
+@pytest.mark.parametrize(
+    ("arch", "torch", "cuda", "field", "nearest"),
+    [
+        (70, "2.14.0", "13.0", "cuda", ["2.14.0+cu126", "2.10.0+cu128"]),
+        (70, "2.15.0", None, "torch", ["2.14.1+cu126", "2.10.0+cu128"]),
+        (70, None, "13.0", "cuda", ["2.10.0+cu128"]),
+        (70, "2.11.0", "12.8", "cuda", ["2.11.0+cu126", "2.10.0+cu128"]),
+        (120, "2.6.0", None, "torch", ["2.7.1+cu128", "2.8.0+cu128"]),
+        (120, "2.7.1", "12.6", "cuda", ["2.7.1+cu128", "2.8.0+cu128"]),
+        (90, "2.0.0", "11.7", "cuda", ["2.0.0+cu118", "2.1.2+cu121"]),
+    ],
+)
+def test_a_build_without_code_names_the_nearest_that_has(arch, torch, cuda, field, nearest):
+    found = no_code(arch, torch and V(torch), cuda and V(cuda))
+    assert (found.field, [build.name for build in found.nearest]) == (field, nearest)
+    assert all(runs_on(build, arch) for build in found.nearest)
+
+
+@pytest.mark.parametrize(
+    ("arch", "torch", "cuda"),
+    [
+        (70, None, None),
+        (70, "2.14.0", None),  # its cu126 has code
+        (70, "2.16.0", "13.2"),  # not known yet
+        (120, "2.6.0", "13.0"),  # no such wheel: built from source
+        (110, "2.6.0", None),  # Jetson Thor: wheels of its own
+        (30, "2.6.0", None),  # nothing to propose
+    ],
+)
+def test_where_nobody_knows_nothing_is_refused(arch, torch, cuda):
+    assert no_code(arch, torch and V(torch), cuda and V(cuda)) is None
+
+
+def test_the_frontends_are_those_of_the_extra() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extra = re.search(r'"nvidia-cudnn-frontend([^;"]+)', project)
+    taken = SpecifierSet(extra[1])
+    assert all(str(version) in taken for version in FRONTENDS)
+    assert str(FRONTENDS[-1]._replace(minor=FRONTENDS[-1].minor + 1)) not in taken
+    assert str(FRONTENDS[0]._replace(minor=FRONTENDS[0].minor - 1)) not in taken

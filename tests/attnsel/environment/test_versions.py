@@ -1,0 +1,100 @@
+"""Versions and sets of versions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnsel.environment.versions import Version, Versions, cudnn, flash_attn_4, torch
+
+betas = st.just(Version(0).beta) | st.integers(0, 99)
+versions = st.builds(Version, st.integers(0, 20), st.integers(0, 30), st.integers(0, 30), betas)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("9.1.0", (9, 1, 0)),
+        ("9.1", (9, 1, 0)),
+        ("9.10.2.21", (9, 10, 2)),
+        ("2.13.0+cu128", (2, 13, 0)),
+        ("2.14.0a0+git1234", (2, 14, 0)),
+        (8907, (8, 9, 7)),
+        ("90100", (9, 1, 0)),
+        (91002, (9, 10, 2)),
+        ((9, 1), (9, 1, 0)),
+        ("2.7.4.post1", (2, 7, 4)),
+        ("2.8.0rc1", (2, 8, 0)),
+        ("4.0.0b36", (4, 0, 0, 36)),
+        ("3.0.0.b1", (3, 0, 0, 1)),
+    ],
+)
+def test_every_way_of_writing_a_version_is_read(written, read):
+    assert Version.parse(written) == Version(*read)
+
+
+@pytest.mark.parametrize("written", ["", "nine", "9.x", None, (), (-1,), 12, 9.1, "-1", (1, 2, 3, 4, 5)])
+def test_what_is_no_version_is_refused_with_the_value(written):
+    with pytest.raises(ValueError, match="not a version") as caught:
+        Version.parse(written)
+    assert repr(written) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("specs", "inside", "outside"),
+    [
+        (("<9.5.0",), ["9.4.9", "8.9.7"], ["9.5.0", "9.10.0"]),
+        (("<=9.9.0",), ["9.9.0"], ["9.9.1"]),
+        ((">9.9.0",), ["9.9.1"], ["9.9.0"]),
+        ((">=9.2.0,<9.6.0",), ["9.2.0", "9.5.1"], ["9.1.1", "9.6.0"]),
+        (("==9.10.0", "==9.10.1"), ["9.10.0", "9.10.1"], ["9.9.0", "9.10.2"]),
+        ((), ["0.0.1", "99.0.0"], []),
+    ],
+)
+def test_membership(specs, inside, outside):
+    span = cudnn(*specs)
+    assert all(Version.parse(text) in span for text in inside)
+    assert not any(Version.parse(text) in span for text in outside)
+    assert None not in span
+
+
+@pytest.mark.parametrize("spec", ["9.5", "~=9.5", "!=9.5.0", ">=9.6,<9.5", "<", ">=9.x"])
+def test_a_specifier_that_is_no_interval_is_refused(spec):
+    with pytest.raises(ValueError, match="specifier"):
+        cudnn(spec)
+
+
+@given(versions, versions)
+def test_edges_are_where_membership_changes(low, high):
+    low, high = sorted((low, high))
+    span = Versions("cudnn", ((low, high.after),))
+    assert list(span.edges()) == [low, high.after]
+    assert low in span
+    assert high.after not in span
+
+
+@given(versions)
+def test_text_and_tuple_are_the_same_version(version):
+    assert Version.parse(str(version)) == version
+
+
+@given(versions.filter(lambda v: v > Version(1)))
+def test_a_sample_is_a_member(version):
+    assert torch(f"<{version}").sample() in torch(f"<{version}")
+    assert torch(f">={version}").sample() in torch(f">={version}")
+
+
+def test_betas_come_before_their_release():
+    named = [Version.parse(text) for text in ("3.0.0", "4.0.0b9", "4.0.0b20", "4.0.0", "4.0.1")]
+    assert named == sorted(named)
+    assert [str(version) for version in named] == ["3.0.0", "4.0.0b9", "4.0.0b20", "4.0.0", "4.0.1"]
+    span = flash_attn_4(">=4.0.0b20,<4.0.0b36", "==4.0.0")
+    assert [str(v) for v in (Version.parse(f"4.0.0b{n}") for n in (19, 20, 35, 36)) if v in span] == [
+        "4.0.0b20",
+        "4.0.0b35",
+    ]
+    assert named[3] in span
+    assert named[4] not in span
+    assert str(flash_attn_4("==4.0.0b36")) == "4.0.0b36"
+    assert flash_attn_4("<4.0.0b20").sample() == Version.parse("4.0.0b19")

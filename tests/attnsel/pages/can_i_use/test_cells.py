@@ -1,0 +1,222 @@
+"""A cell says what ``select`` says, with every release, to the question that its command asks."""
+
+from __future__ import annotations
+
+import random
+import shlex
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+
+from attnsel import select
+from attnsel.backends.registry import CANDIDATES
+from attnsel.cli import main
+from attnsel.environment.versions import Version
+from attnsel.pages.can_i_use.cells import ANSWERS, Cell, cells, outcome_of, releases_asked
+from attnsel.pages.can_i_use.feature import Mode
+from attnsel.pages.can_i_use.features import FEATURES, find
+from attnsel.pages.can_i_use.releases import GPUS, component_of, environment, published, releases
+from attnsel.pages.can_i_use.words import command, label, rows, sentence
+
+OWN = [name for name, record in CANDIDATES.items() if not record.plugin]
+SAMPLES = 500
+
+
+def cell(feature: str, kernel: str, gpu: str, **stated: str) -> Cell:
+    versions = tuple(sorted((name, Version.parse(text)) for name, text in stated.items()))
+    (found,) = cells(find([feature]), [kernel], [gpu], versions)
+    return found
+
+
+class Sample(NamedTuple):
+    cell: Cell
+    mode: Mode
+    version: Version
+
+
+def samples(count: int) -> list[Sample]:
+    """Cells, modes and releases at random, from 25 columns of the matrix, each made at once."""
+    chosen = random.Random(19)
+    columns = chosen.sample([(kernel, gpu) for kernel in OWN for gpu in GPUS], 25)
+    found: list[Sample] = []
+    for kernel, gpu in columns:
+        for made in chosen.sample(list(cells(FEATURES.values(), [kernel], [gpu])), count // len(columns)):
+            mode = chosen.choice(list(made.spans))
+            found.append(Sample(made, mode, chosen.choice(releases_asked(kernel, made.at))))
+    return found
+
+
+@pytest.fixture
+def pasted(monkeypatch):
+    """What the command line makes of a command: the very question that it puts to the engine."""
+
+    def ask(line: str):
+        asked = []
+
+        def catch(p, env, policy):
+            asked.append((p, env, policy))
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr("attnsel.cli.as_dispatcher.select", catch)
+            program, *words = shlex.split(line)
+            assert program == "attnsel"
+            assert main(words) == 130, line
+        return asked[-1]
+
+    return ask
+
+
+def test_500_cells_say_what_select_says_to_the_pasted_command(pasted, no_switches_from_outside):
+    wrong = []
+    drawn = samples(SAMPLES)
+    assert len(drawn) == SAMPLES
+    for made, mode, version in drawn:
+        p, env, policy = pasted(command(made, mode, version))
+        said = select(p, env, policy=policy)[made.kernel]
+        span = made.span(mode, version)
+        codes = tuple(dict.fromkeys(reason.code for reason in said.reasons))
+        changes = [change.text for change in said.adaptations]
+        told = (span.outcome, span.codes, [change.text for change in span.candidate.adaptations])
+        if (outcome_of(said), codes, changes) != told:
+            wrong.append((made, mode, str(version), told, codes))
+    assert not wrong
+    outcomes = {made.span(mode, version).outcome for made, mode, version in drawn}
+    assert outcomes >= {"yes", "no", "adapts"}
+
+
+def test_what_nobody_knows_is_what_select_does_not_know(pasted, no_switches_from_outside):
+    for kernel in ("sdpa.flash", "sdpa.efficient", "sdpa.varlen"):
+        made = cell("deterministic", kernel, "sm90")
+        p, env, policy = pasted(command(made, "training"))
+        assert select(p, env, policy=policy)[kernel].verdict == "unknown"
+        assert made.span("training").outcome == "unknown"
+
+
+@pytest.mark.slow
+def test_every_command_of_the_matrix_asks_its_question(pasted, no_switches_from_outside):
+    for made in cells(FEATURES.values(), OWN, ["sm75", "sm90"]):
+        for mode in made.spans:
+            p, env, _ = pasted(command(made, mode))
+            half = "fp16" if env.arch == 75 else "bf16"
+            assert (p, env) == (made.feature.params(mode, half), made.environment())
+
+
+# ---- states ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("feature", "kernel", "gpu", "state", "shown"),
+    [
+        ("softcap", "flash_attn.2", "sm90", "yes", "✔ 2.6+"),
+        ("softcap", "sdpa.flash", "sm90", "never", "✖"),
+        ("causal", "triton", "sm90", "yes", "✔"),
+        ("mla", "sdpa.flash", "sm90", "adapts", "◐ 2.2+"),
+        ("fp32", "cudnn", "sm90", "forward", "▷ 9.9*"),
+        ("causal-top-left", "sdpa.flash", "sm90", "version", "△ ≤2.1.2"),
+        ("deterministic", "sdpa.efficient", "sm90", "unknown", "?"),
+        ("deterministic", "flash_attn.3", "sm90", "yes", "✔ 3.0+"),
+        ("causal", "flash_attn.2", "sm75", "never", "✖"),
+    ],
+)
+def test_a_state_and_how_it_is_shown(feature, kernel, gpu, state, shown):
+    found = cell(feature, kernel, gpu)
+    assert (found.state, label(found)) == (state, shown)
+
+
+def test_support_that_comes_and_goes_is_several_ranges():
+    found = cell("causal", "cudnn", "sm90")
+    states = [each.state for each in found.ranges]
+    assert (found.state, found.always, found.whenever) == ("yes", False, True)
+    assert "never" in states[1:-1]  # 9.10.0 and 9.10.1 are blocked
+    assert "9.10.2" in sentence(found)
+
+
+def test_the_release_at_hand_is_the_one_that_was_stated():
+    found = cell("mla", "cudnn", "sm90", cudnn="9.1.0")
+    assert (found.state, str(found.at)) == ("forward", "9.1.0")
+    assert "both ways from 9.5.0 on" in sentence(found)
+    below = cell("mla", "cudnn", "sm90", cudnn="8.9.7")
+    assert (below.state, str(below.unlocked_at), label(below)) == ("version", "9.1.0", "△ 9.1+")
+
+
+def test_a_release_that_nobody_published_is_asked_too():
+    found = cell("causal", "cudnn", "sm90", cudnn="9.5.9")
+    assert Version(9, 5, 9) in releases_asked("cudnn", found.at)
+    assert found.state == "yes"
+
+
+def test_what_else_was_stated_holds_with_every_release():
+    plain = cell("causal", "flash_attn.2", "sm120")
+    old = cell("causal", "flash_attn.2", "sm120", cuda="12.6")  # whose build has no Blackwell
+    assert (plain.state, old.state) == ("yes", "never")
+
+
+def test_a_cache_and_a_mode_that_there_is_not_are_asked_for_inference_alone():
+    assert list(cell("paged-kv", "triton", "sm90").spans) == ["inference"]
+    assert list(cell("dropout", "triton", "sm90").spans) == ["training"]
+
+
+def test_before_ampere_the_question_is_one_in_fp16():
+    found = cell("causal", "triton", "sm75")
+    assert "--dtype fp16" in command(found, "training")
+    assert "--dtype" not in command(cell("causal", "triton", "sm80"), "training")
+    assert "--dtype bf16" in command(cell("bf16", "triton", "sm75"), "training")
+
+
+def test_memory_is_limited_where_the_sequence_is_long():
+    found = cell("long-128k", "sdpa.math", "sm90")
+    assert found.state == "never"
+    assert found.span("inference").codes == ("POLICY004",)
+    assert command(found, "inference").endswith("--memory-limit 80GiB")
+
+
+@pytest.mark.parametrize("kernel", OWN)
+def test_ranges_and_rows_cover_every_release_once(kernel):
+    found = cell("sliding-window", kernel, "sm90")
+    known = releases_asked(kernel, found.at)
+    for parts in (found.ranges, tuple(reversed(rows(found))), *found.spans.values()):
+        assert (parts[0].first, parts[-1].last) == (known[0], known[-1])
+        for one, other in pairwise(parts):
+            assert known.index(other.first) == known.index(one.last) + 1
+
+
+# ---- releases -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernel", "component"),
+    [
+        ("cudnn", "cudnn"),
+        ("sdpa.cudnn", "torch"),
+        ("sdpa.varlen", "torch"),
+        ("triton", "triton"),
+        ("flash_attn.3", "flash_attn_3"),
+        ("tiled", "torch"),
+    ],
+)
+def test_what_decides_about_a_kernel(kernel, component):
+    assert component_of(kernel) == component
+
+
+def test_releases_begin_where_the_kernel_does():
+    assert str(releases("sdpa.cudnn")[0]) == "2.5.0"
+    assert str(releases("tiled")[0]) == "2.6.0"
+    assert len(releases("cudnn")) > 40
+    assert [str(version) for version in published("flash_attn_3")] == ["3.0.0b1", "3.0.0"]
+
+
+def test_each_torch_comes_with_the_cudnn_of_its_wheel():
+    env = environment("sdpa.cudnn", "sm90", Version(2, 7))
+    assert (str(env.torch), str(env.cudnn)) == ("2.7.0", "9.5.1")
+    assert "torch" not in env.assumed
+
+
+def test_a_state_in_answers_has_a_release_that_runs_it():
+    for found in cells(FEATURES.values(), OWN, ["sm90"]):
+        runs = any(span.outcome in ("yes", "adapts") for spans in found.spans.values() for span in spans)
+        if found.state in (*ANSWERS, "version"):
+            assert runs, found
+        if found.state == "never":
+            assert not any(each.state in ANSWERS for each in found.ranges), found

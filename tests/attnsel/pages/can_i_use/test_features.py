@@ -1,0 +1,91 @@
+"""Features cover what a question can ask, and are found by what people call them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attnsel import AttentionParams, InvalidInput
+from attnsel.pages.can_i_use.features import FEATURES, NOT_FEATURES, find
+from attnsel.params.exchanges import EXCHANGES
+from attnsel.params.recipes import KINDS
+from attnsel.rules.features import FEATURES as CAPABILITIES
+
+ASKED = {field for feature in FEATURES.values() for field in feature.changes} | {"is_training"}
+QUESTIONS = [feature.params(mode) for feature in FEATURES.values() for mode in feature.modes]
+
+
+def test_every_field_of_a_question_is_asked_or_said_to_be_no_feature():
+    assert ASKED | set(NOT_FEATURES) == set(AttentionParams.model_fields)
+    assert not ASKED & set(NOT_FEATURES)
+    assert all(NOT_FEATURES.values())
+
+
+# What no feature asks for, because no user would call it one.
+UNASKED = {"strides", "empty"}
+
+
+@pytest.mark.parametrize("word", sorted({capability.word for capability in CAPABILITIES}))
+def test_everything_a_record_can_list_is_asked_by_some_feature(word):
+    tests = [capability.asked for capability in CAPABILITIES if capability.word == word]
+    assert any(asked(p) for asked in tests for p in QUESTIONS) == (word not in UNASKED)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("attn_mask_type", None),
+        ("core_attention_bias_type", None),
+        ("softmax_type", None),
+        ("kv_cache", None),
+        ("cp_comm_type", tuple(EXCHANGES)),
+        ("dtype", ("bf16", "fp16", "fp32", "fp64")),  # FP8 is asked by its recipe
+    ],
+)
+def test_every_value_of_a_word_is_asked(field, values):
+    if values is None:
+        values = re.findall(r"'([\w-]+)'", str(AttentionParams.model_fields[field].annotation))
+    assert set(values) <= {getattr(p, field) for p in QUESTIONS}
+
+
+def test_every_recipe_is_asked():
+    assert {p.recipe.kind for p in QUESTIONS if p.fp8_attention} == set(KINDS)
+
+
+def test_a_name_is_an_address_and_no_word_means_two_features():
+    words = [word for feature in FEATURES.values() for word in feature.words]
+    assert not [name for name in FEATURES if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)]
+    twice = {word for word in words if words.count(word) > 1}
+    assert twice == {"context-parallelism", "context-parallel"}  # of all exchanges
+    assert not set(FEATURES) & {"index", "matrix"}
+    assert not [name for name in FEATURES if re.fullmatch(r"sm\d+", name)]  # pages of architectures
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("softcap", ["softcap"]),
+        ("SoftCap", ["softcap"]),
+        ("logits_soft_cap", ["softcap"]),
+        ("swa", ["sliding-window"]),
+        ("ulysses", ["cp-a2a"]),
+        ("256", ["head-dim-256"]),
+        ("fp8", ["fp8-delayed", "fp8-current", "fp8-mxfp8", "fp8-block"]),
+        ("context-parallel", ["cp-p2p", "cp-all-gather", "cp-a2a", "cp-a2a-p2p"]),
+        ("varlen", ["packed-sequences"]),
+    ],
+)
+def test_a_feature_is_found_by_what_people_call_it(word, names):
+    assert [feature.name for feature in find([word])] == names
+
+
+def test_several_words_are_several_features_each_once():
+    assert [feature.name for feature in find(["sinks", "alibi", "sink"])] == ["sinks", "alibi"]
+
+
+def test_an_unknown_word_names_near_ones():
+    with pytest.raises(InvalidInput, match="did you mean softcap"):
+        find(["sofcap"])
+    with pytest.raises(InvalidInput, match="attnsel can-i-use lists them"):
+        find(["zzzzzz"])

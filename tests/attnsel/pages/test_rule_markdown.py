@@ -1,0 +1,263 @@
+"""The page of a rule as Markdown: its first lines, its anchors, what the engine answers, what is escaped."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from attnsel.cli import main
+from attnsel.pages.rule_answer import answer_to, beyond
+from attnsel.pages.rule_facts import (
+    as_dict,
+    cards_of,
+    generations,
+    gpu_words,
+    legend_of,
+    parts_of,
+    version_gates,
+    version_words,
+)
+from attnsel.pages.rule_markdown import Links, near, page_markdown
+from attnsel.pages.rule_prose import plain, prose, sentence
+from attnsel.rules import REGISTRY, find_rule, load_all
+from attnsel.rules.api import removed
+
+load_all()
+PAGES = list(REGISTRY.pages.values())
+HEADINGS = ["## Fix", "## Why", "## Where it holds", "## Examples", "## Source", "## See also"]
+SAMPLE = [
+    "CUDNN204",
+    "SDPA104",
+    "BUG006",
+    "INSTALL005",
+    "CUDNN432",
+    "HINT001",
+    "TE002",
+    "POLICY002",
+    "MEMORY001",
+]
+
+
+def page_of(code, links=Links()):  # noqa: B008
+    return page_markdown(find_rule(code), links)
+
+
+# The first lines.
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("CUDNN204", "**Refused by `cudnn`** with cuDNN below 9.5.0, on Hopper (sm90)."),
+        ("SDPA104", "**Refused by `sdpa.flash` and `sdpa.varlen`**, in every version."),
+        ("CUDNN432", "**Not known for `cudnn`** with cuDNN from 9.1.0 to below 9.6.0: nobody has looked"),
+        ("BUG001", "**A known bug of `cudnn` and `sdpa.cudnn`** with cuDNN 9.10.0 or 9.10.1."),
+        ("INSTALL005", "**Without it `flash_attn.2` cannot run**."),
+        ("HINT010", "**A remark on the question with cuDNN below 9.5.1.** It refuses nothing"),
+        ("PREF001", "**Orders kernels that can run, and refuses none.**"),
+        ("POLICY002", "**Refused because you asked for it**, whichever the kernel."),
+        ("CUDNN354", "**No rule has this code any more**"),
+    ],
+)
+def test_the_first_lines_say_who_refuses_since_and_until_when(code, line):
+    first = page_of(code).split("\n\n")[1]
+    assert first.startswith(line)
+
+
+def test_what_attnsel_changes_by_itself_is_told_from_its_answer():
+    assert "in the example `sdpa.flash` runs, and pads `head_dim_v` 128 → 192." in page_of("SDPA104")
+    assert "attnsel changes" not in page_of("CUDNN204")
+
+
+# Anchors.
+
+
+@pytest.mark.parametrize("code", SAMPLE)
+def test_the_headings_are_the_same_on_every_page_and_in_one_order(code):
+    found = [line for line in page_of(code).splitlines() if line.startswith("## ")]
+    assert found == [line for line in HEADINGS if line in found]
+    assert {"## Why", "## Where it holds", "## Source"} <= set(found)
+    refuses = not code.startswith(("HINT", "TE", "PREF"))
+    assert "## Fix" in found or not refuses
+
+
+def test_every_page_that_refuses_says_what_helps():
+    assert [page.code for page in PAGES if page.family != "PREF" and "Fix" not in parts_of(page)] == []
+
+
+# The answer is the engine's.
+
+
+@pytest.mark.parametrize("code", [code for code in SAMPLE if code != "MEMORY001"])
+def test_the_answer_names_the_rule_and_is_what_the_command_prints(code, capsys):
+    answer = answer_to(find_rule(code))
+    assert any(code in line for line in answer.lines)
+    assert max(map(len, answer.lines)) <= 80
+    assert main(shlex.split(answer.command)[1:]) in (0, 3)
+    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in answer.lines if " ".join(line.split()) not in printed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.code)
+def test_every_answer_names_its_rule(page):
+    answer = answer_to(page)
+    if answer is not None:
+        assert any(page.code in line for line in answer.lines)
+
+
+def test_of_what_a_report_passes_over_the_reason_is_asked_for():
+    answer = answer_to(find_rule("FLASH200"))
+    assert answer.command.endswith(" --backend flash_attn.2")
+    assert any("FLASH200" in line for line in answer.lines)
+
+
+def test_beyond_its_gates_the_example_is_asked_again():
+    (above,) = beyond(find_rule("CUDNN204"))
+    assert (above.where, above.runs) == ("cuDNN 9.5.0", True)
+    (above,) = beyond(find_rule("CUDNN106"))
+    assert (above.runs, above.codes) == (False, ("CUDNN002",))
+    below, above = beyond(find_rule("CUDNN403"))
+    assert below.codes == ("CUDNN402",)
+    assert "| With cuDNN 9.5.0 | the example runs |" in page_of("CUDNN204")
+
+
+# Where it holds, in words.
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("CUDNN432", "cuDNN from 9.1.0 to below 9.6.0"),
+        ("BUG001", "cuDNN 9.10.0 or 9.10.1"),
+        ("BUG008", "cuDNN 9.25.0 and newer"),
+        ("INSTALL011", "torch below 2.6.0"),
+        ("TE002", "TransformerEngine 2.14.0 and newer"),
+    ],
+)
+def test_versions_in_words(code, words):
+    assert [version_words(*gate) for gate in version_gates(find_rule(code))] == [words]
+
+
+@pytest.mark.parametrize(
+    ("architectures", "words"),
+    [
+        ([90], [("Hopper", "sm90")]),
+        ([80, 86, 87, 89], [("Ampere and Ada", "sm80 to sm89")]),
+        ([80, 90], [("Ampere", "sm80"), ("Hopper", "sm90")]),
+        ([100, 103, 110, 120, 121], [("Blackwell", "sm100 to sm121")]),
+        ([100, 103], [("datacentre Blackwell", "sm100 to sm103")]),
+        ([70, 72, 75], [("Volta", "sm70 to sm72"), ("Turing", "sm75")]),
+    ],
+)
+def test_architectures_by_the_names_that_people_use(architectures, words):
+    assert generations(architectures) == words
+
+
+def test_cards_are_of_those_architectures():
+    assert gpu_words(find_rule("CUDNN106")) == "Volta (sm70 to sm72), Turing (sm75)"
+    assert cards_of(find_rule("CUDNN106")) == ["V100", "T4"]
+    assert gpu_words(find_rule("BUG001")) == ""
+
+
+# Text as Markdown.
+
+
+def test_an_added_rule_is_escaped_and_linked(added_rule):
+    page = added_rule()
+    links = Links(rule=lambda code: f"{code}.md", evidence=lambda word: f"e.md#{word}")
+    text = page_markdown(page, links)
+    assert text.startswith(
+        "# CUDNN999: On Hopper a sliding window is refused &#124; by a &#60;test&#62; of the &#42;site&#42;"
+    )
+    assert "[pytorch#987654](https://github.com/pytorch/pytorch/issues/987654)" in text
+    assert "[`source`](e.md#source)" in text
+    assert "**Refused by `cudnn`** with cuDNN 9.8.0 and newer, on Hopper (sm90)." in text
+    assert "quokka" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("TransformerEngine#1610, #1115", "TransformerEngine/issues/1115"),
+        ("NVIDIA/cudnn-frontend#398", "https://github.com/NVIDIA/cudnn-frontend/issues/398"),
+        (
+            "TransformerEngine v2.18, changed by PR #2477",
+            "[PR #2477](https://github.com/NVIDIA/TransformerEngine",
+        ),
+        ("nobody#12", "nobody#12"),
+        ("say --pad-between-seqs here", "say `--pad-between-seqs` here"),
+        ("attnsel/backends/cudnn/ask/libraries.py", "`attnsel/backends/cudnn/ask/libraries.py`"),
+        ("pip install --pre 'flash-attn-4>=4.0.0b36'.", "`pip install --pre 'flash-attn-4>=4.0.0b36'`."),
+        ("2**31 of a_b*c", "2&#42;&#42;31 of `a_b`&#42;c"),
+        ("see CUDNN204.", "see [CUDNN204](at/CUDNN204)."),
+        ("x | y <z> [a](b)", "x &#124; y &#60;z&#62; &#91;a&#93;(b)"),
+    ],
+)
+def test_prose(text, markdown):
+    assert markdown in prose(text, lambda code: f"at/{code}")
+
+
+def test_every_issue_of_every_source_is_a_link():
+    for page in PAGES:
+        for number in re.findall(r"#(\d+)", page.text):
+            assert f"/issues/{number})" in prose(page.text), (page.code, number)
+
+
+def test_plain_text_and_sentences():
+    assert plain("a_b _c_ d") == "a_b &#95;c&#95; d"
+    assert sentence("the forward") == "The forward"
+    assert sentence("torch asks") == "torch asks"
+    assert sentence("x.contiguous()") == "x.contiguous()"
+
+
+def test_letters_that_stand_for_releases_are_explained_on_the_page():
+    assert legend_of(find_rule("SDPA306")).startswith("A to D: sdp_utils.cpp")
+    assert legend_of(find_rule("CUDNN204")) == ""
+    assert "A to D" in page_of("SDPA306")
+
+
+# Others.
+
+
+def test_neighbours_are_of_the_same_range():
+    assert near(find_rule("CUDNN204")) == [f"CUDNN{n}" for n in (201, 202, 203, 205, 206, 207)]
+    assert near(find_rule("TILED001")) == []
+
+
+def test_a_removed_code_says_what_took_over():
+    text = page_of("CUDNN354", Links(rule=lambda code: f"{code}.md"))
+    assert text.startswith("# CUDNN354: removed in 0.1.0\n")
+    assert "**Read instead:** [CUDNN353](CUDNN353.md): " in text
+    assert "- [CUDNN354](CUDNN354.md): removed, which it replaces" in page_of(
+        "CUDNN353", Links(rule=lambda code: f"{code}.md")
+    )
+
+
+def test_a_preview_and_a_deprecated_rule_say_so_at_once(added_rule):
+    from added_rule import TEXT
+
+    preview = added_rule(TEXT.replace("fp8=False,", 'fp8=False,\n    status="preview",'))
+    assert "**A preview:**" in page_markdown(preview).split("## ")[0]
+    assert answer_to(preview).command.endswith("--preview")
+    deprecated = added_rule(
+        TEXT.replace("CUDNN999", "CUDNN998").replace("fp8=False,", 'fp8=False,\n    replaced_by="CUDNN204",')
+    )
+    assert "**Deprecated:** CUDNN204 took over." in page_markdown(deprecated).split("## ")[0]
+    removed("CUDNN997", release="0.3.0", why="A test took it away.")
+    assert page_of("CUDNN997").startswith("# CUDNN997: removed in 0.3.0")
+
+
+def test_the_command_prints_the_page(capsys):
+    assert main(["rule", "cudnn204", "--markdown"]) == 0
+    assert capsys.readouterr().out == page_of("CUDNN204")
+    assert main(["rule", "CUDNN354", "--markdown"]) == 0
+    assert capsys.readouterr().out == page_of("CUDNN354")
+    assert main(["rule", "CUDNN204", "--markdown", "--json"]) == 2
+
+
+def test_a_row_says_the_same_as_the_page():
+    row = as_dict(find_rule("CUDNN204"))
+    assert f"# {row['code']}: {row['title']}" in page_of("CUDNN204")

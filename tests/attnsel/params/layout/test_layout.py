@@ -1,0 +1,432 @@
+"""The layout of three tensors: its name, what it says of storages and overlap, its drawing; and that every
+triple of tensors has one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnsel import DotProductAttention, InvalidInput, Layout, NoBackendError, attention, detect_layout
+from attnsel.params.layout import LAYOUTS, LayoutName
+from paths import IMPORTED_FROM
+
+torch.set_num_threads(1)
+
+B, S, H, G, D = 2, 6, 8, 2, 16
+LEAD = {"bshd": (B, S), "sbhd": (S, B), "thd": (B * S,), "bhsd": (B,)}
+INNER = {"bshd": (D,), "sbhd": (D,), "thd": (D,), "bhsd": (S, D)}
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+class NoOperators(TorchDispatchMode):
+    """Nothing may be computed, let alone read."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"detect_layout ran {func}")
+
+
+def detect(q: Tensor, k: Tensor, v: Tensor, qkv_format: str, **about: Any) -> Layout:
+    with NoOperators():
+        return detect_layout(q, k, v, qkv_format, **about)
+
+
+def empty(fmt: str, *heads: int) -> Tensor:
+    return torch.empty(*LEAD[fmt], *heads, *INNER[fmt])
+
+
+def packed(fmt: str, group: str, g: int = G) -> Triple:
+    """q, k and v of a group of layouts, h = g = H where the three are packed into equal parts."""
+    axis = len(LEAD[fmt])
+    if group == "3hd":
+        return empty(fmt, 3, H).unbind(axis)  # type: ignore[return-value]
+    if group == "h3d":
+        return empty(fmt, H, 3).unbind(axis + 1)  # type: ignore[return-value]
+    if group == "(h+2hg)d":
+        return empty(fmt, H + 2 * g).split([H, g, g], axis)
+    if group == "hg(h/hg+2)d":
+        buffer = empty(fmt, g, H // g + 2)
+        k, v = buffer.select(axis + 1, H // g), buffer.select(axis + 1, H // g + 1)
+        return buffer.narrow(axis + 1, 0, H // g).flatten(axis, axis + 1), k, v  # q is a copy
+    q = empty(fmt, H)
+    if group == "hd_2hd":
+        return q, *empty(fmt, 2, g).unbind(axis)  # type: ignore[return-value]
+    if group == "hd_h2d":
+        return q, *empty(fmt, g, 2).unbind(axis + 1)  # type: ignore[return-value]
+    return q, empty(fmt, g), empty(fmt, g)
+
+
+# Names
+
+
+@pytest.mark.parametrize(("name", "about"), LAYOUTS.items(), ids=LAYOUTS.keys())
+def test_transformer_engines_names(name: str, about: LayoutName) -> None:
+    if about.paged:
+        pools = [torch.empty(9, 4, G, D) for _ in range(2)]  # our pools have their pages in front
+        found = detect(empty(about.q_format, H), *pools, about.q_format, paged=True)
+        name = f"paged_kv_{about.q_format}_bshd_bshd"
+    elif about.q_format != about.kv_format:
+        mixed = f"{about.q_format}_2{about.kv_format}"
+        kv = packed(about.kv_format, "hd_hd_hd")[1:]
+        found = detect(empty(about.q_format, H), *kv, mixed)
+    else:
+        found = detect(*packed(about.q_format, about.group), about.q_format)
+    assert (found.name, found.known) == (name, True)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "group", "g", "name"),
+    [
+        ("sbhd", "(h+2hg)d", 1, "sb(h+2hg)d"),
+        ("bshd", "(h+2hg)d", 2, "bs(h+2hg)d"),
+        ("thd", "(h+2hg)d", 4, "t(h+2hg)d"),
+        ("bhsd", "(h+2hg)d", 2, "b(h+2hg)sd"),
+        ("sbhd", "(h+2hg)d", H, "sb3hd"),  # equal parts: this is TransformerEngine's
+        ("bhsd", "3hd", 2, "b3hsd"),
+        ("bhsd", "h3d", 2, "bh3sd"),
+        ("bhsd", "hd_2hd", 2, "bhsd_b2hsd"),
+        ("sbhd", "hg(h/hg+2)d", 2, "sbhd_sbhg(h/hg+2)d"),
+        ("bshd", "hg(h/hg+2)d", 4, "bshd_bshg(h/hg+2)d"),
+        ("thd", "hg(h/hg+2)d", 2, "thd_thg(h/hg+2)d"),
+    ],
+)
+def test_what_transformer_engine_has_no_name_for(fmt: str, group: str, g: int, name: str) -> None:
+    assert detect(*packed(fmt, group, g), fmt).name == name
+
+
+def test_a_per_group_buffer_of_one_query_head_each_is_h3d() -> None:
+    buffer = torch.empty(B, S, G, 3, D)
+    assert detect(*buffer.unbind(3), "bshd").name == "bsh3d"
+
+
+def test_names_say_how_memory_is_ordered_not_how_it_is_indexed() -> None:
+    q, k, v = (t.transpose(0, 1) for t in packed("sbhd", "(h+2hg)d"))
+    assert detect(q, k, v, "bshd").name == "sb(h+2hg)d"
+    q, k, v = (t.transpose(1, 2) for t in packed("bhsd", "hd_hd_hd"))
+    assert detect(q, k, v, "bshd").name == "bhsd_bhsd_bhsd"
+
+
+def test_dimensions_of_size_one_have_no_say() -> None:
+    for fmt, shape in itertools.product(("bshd", "sbhd", "bhsd"), itertools.product((1, 3), repeat=4)):
+        q = torch.empty(shape)
+        assert detect(q, q.clone(), q.clone(), fmt).name == f"{fmt}_{fmt}_{fmt}"
+    one = torch.empty(1, 1, 1, 1).as_strided((1, 1, 1, 1), (7, 0, 3, 5))
+    assert detect(one, one.clone(), one.clone(), "bshd").name == "bshd_bshd_bshd"
+
+
+@pytest.mark.parametrize(
+    ("change", "token"),
+    [
+        (lambda t: t[:, ::2], "view(bshd)"),
+        (lambda t: t[:, :, 1:3], "view(bshd)"),
+        (lambda t: t[..., :9], "view(bshd)"),
+        (lambda t: t[..., ::2], "view(bshd)"),
+        (lambda t: t[:, :, :1].expand(-1, -1, 4, -1), "view(bs1d)"),
+        (lambda t: t[:1, :1, :1].expand(2, 3, 4, -1), "111d"),
+        (lambda t: t.as_strided((2, 3, 4, 16), (64, 64, 16, 1)), "overlap(bshd)"),
+    ],
+)
+def test_views(change: Any, token: str) -> None:
+    q, k, v = (torch.empty(B, S, H, D) for _ in range(3))
+    assert detect(q, change(k), change(v), "bshd").name == f"bshd_{token}_{token}"
+
+
+def test_a_packed_buffer_inside_a_wider_row_is_a_view_of_it() -> None:
+    row = torch.empty(B, S, 3 * H * D + 40)
+    q, k, v = row[..., 8 : 8 + 3 * H * D].unflatten(-1, (3, H, D)).unbind(2)
+    found = detect(q, k, v, "bshd")
+    assert (found.name, found.q.offset) == ("view(bs3hd)", 8)
+    assert "and 40 elements that are none of theirs" in found.describe()
+
+
+def test_a_slice_of_the_batch_keeps_the_name() -> None:
+    q, k, v = (t[1:] for t in packed("bshd", "h3d"))
+    assert detect(q, k, v, "bshd").name == "bsh3d"
+
+
+# Storages, overlap, alignment
+
+
+def test_shared_storages() -> None:
+    assert detect(*packed("bshd", "3hd"), "bshd").shared == ("qkv",)
+    assert detect(*packed("bshd", "hd_2hd"), "bshd").shared == ("kv",)
+    assert detect(*packed("bshd", "hd_hd_hd"), "bshd").shared == ()
+
+
+def test_one_tensor_for_all_three_overlaps() -> None:
+    x = torch.empty(B, S, H, D)
+    found = detect(x, x, x, "bshd")
+    assert (found.name, found.plain) == ("bshd_bshd_bshd", True)
+    assert found.overlaps == (("q", "k", True), ("q", "v", True), ("k", "v", True))
+
+
+def test_memory_that_lies_in_two_storages_is_seen() -> None:
+    array = np.zeros(4 * B * S * H * D, dtype=np.float32)
+    size = B * S * H * D
+    q, k, v = (torch.from_numpy(array[start : start + size]).view(B, S, H, D) for start in (0, 99, 2 * size))
+    found = detect(q, k, v, "bshd")
+    assert [t.offset for t in found.tensors] == [0, 0, 0]
+    assert found.overlaps == (("q", "k", True),)
+    assert found.shared == ("qk",)
+    assert found.k.start == 99 * 4
+
+
+def test_alignment_is_that_of_the_address() -> None:
+    raw = torch.empty(1024, dtype=torch.uint8)
+    start = 2 - raw.data_ptr() % 64 + 64
+    q = raw[start : start + 2 * B * S * 4].view(torch.float16).view(B, S, 1, 4)
+    found = detect(q, q, q, "bshd").q
+    assert (found.alignment, found.row_alignment) == (2, 2)
+    buffer = torch.empty(B, S, H + 2, D, dtype=torch.float16)
+    assert detect(*buffer.split([H, 1, 1], 2), "bshd").v.row_alignment == 32
+    meta = torch.empty(B, S, H, D, device="meta")[:, 1:]
+    assert detect(meta, meta, meta, "bshd").q.alignment == 256  # if its storage is, as allocators give it
+
+
+def addresses(dims: list[tuple[int, int]]) -> list[int]:
+    return [
+        sum(i * step for i, (_, step) in zip(index, dims, strict=True))
+        for index in itertools.product(*(range(n) for n, _ in dims))
+    ]
+
+
+# Every triple has a layout
+
+
+class Tag(torch.Tensor):
+    """A tensor that wraps nothing: strides, and no storage."""
+
+    @staticmethod
+    def __new__(cls, *shape: int) -> Tag:
+        strides = torch.empty(shape, device="meta").stride()
+        return torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
+        raise NotImplementedError(func)
+
+
+def strange() -> dict[str, Tensor]:
+    with FakeTensorMode():
+        fake = torch.empty(B, S, H, D)
+    return {
+        "meta": torch.empty(B, S, H, D, device="meta"),
+        "fake": fake,
+        "sparse": torch.zeros(B, S, H, D).to_sparse(),
+        "nested": torch.nested.nested_tensor([torch.zeros(2, H, D), torch.zeros(3, H, D)]),
+        "jagged": torch.nested.nested_tensor(
+            [torch.zeros(2, H, D), torch.zeros(3, H, D)], layout=torch.jagged
+        ),
+        "no storage": Tag(B, S, H, D),
+        "empty": torch.empty(B, 0, H, D),
+        "dense": torch.empty(B, S, H, D),
+        "parameter": torch.nn.Parameter(torch.empty(B, S, H, D)),
+        "float8": torch.empty(B, S, H, D, dtype=torch.float8_e4m3fn),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", strange())
+def test_strange_tensors(name: str) -> None:
+    tensors = strange()
+    for q, k in ((tensors[name], tensors["dense"]), (tensors["dense"], tensors[name])):
+        found = detect(q, k, tensors[name], "bshd")
+        assert found.name
+        assert all(len(line) <= 80 for line in found.describe().splitlines())
+        json.dumps(found.as_dict())
+    assert detect(tensors["dense"], tensors["no storage"], tensors["sparse"], "bshd").shared == ()
+
+
+def test_tensors_under_vmap_and_functional_transforms() -> None:
+    names: list[str] = []
+
+    def loss(q: Tensor) -> Tensor:
+        names.append(detect_layout(q, q, q, "bshd").name)
+        return q.sum()
+
+    torch.vmap(loss)(torch.zeros(3, B, S, H, D))
+    torch.func.grad(loss)(torch.zeros(B, S, H, D))
+    assert names == ["bshd_bshd_bshd"] * 2
+
+
+def test_fake_tensors_share_storages_as_real_ones_do() -> None:
+    with FakeTensorMode():
+        assert detect_layout(*packed("sbhd", "(h+2hg)d", 1), "sbhd").name == "sb(h+2hg)d"
+        q, k, v = packed("bshd", "hd_hd_hd")
+        found = detect_layout(q, k, v, "bshd")
+    assert (found.name, found.shared, found.overlaps) == ("bshd_bshd_bshd", (), ())
+
+
+def test_symbolic_sizes_are_shown_and_not_compared() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    found: list[Layout] = []
+
+    def call(x: Tensor) -> Tensor:
+        tensors = x.split([H, G, G], 2)
+        guards = x.shape[0].node.shape_env.guards  # type: ignore[attr-defined]
+        before = len(guards)
+        found.append(detect_layout(*tensors, "sbhd"))
+        assert len(guards) == before
+        return x + 1
+
+    make_fx(call, tracing_mode="symbolic")(torch.empty(S, B, H + 2 * G, D))
+    assert found[0].q.stride is None
+    json.dumps(found[0].as_dict())
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> tuple[Triple, str]:
+    """Three tensors anywhere in up to three storages."""
+    fmt = draw(st.sampled_from(["bshd", "sbhd", "bhsd", "thd"]))
+    made: list[Tensor] = []
+    for _ in range(3):
+        shape = [draw(st.integers(0, 4)) for _ in fmt]
+        inside, stride = 1, [0] * len(shape)
+        for dim in draw(st.permutations(range(len(shape)))):
+            stride[dim] = draw(st.sampled_from([inside, inside, inside, 0, 1, 3, inside + 1, 2 * inside]))
+            inside = max(1, inside * shape[dim])
+        offset = draw(st.integers(0, 9))
+        reach = offset + 1 + sum((max(n, 1) - 1) * step for n, step in zip(shape, stride, strict=True))
+        if made and draw(st.booleans()):
+            base = made[draw(st.integers(0, len(made) - 1))]
+            size = base.untyped_storage().nbytes() // 4
+            if size < reach:
+                base = torch.arange(float(reach))
+        else:
+            base = torch.arange(float(reach))
+        made.append(base.as_strided(shape, stride, offset))
+    return (made[0], made[1], made[2]), fmt
+
+
+@settings(max_examples=300, deadline=None)
+@given(strided())
+def test_any_strided_tensors_are_what_their_layout_says(case: tuple[Triple, str]) -> None:
+    tensors, fmt = case
+    found = detect(*tensors, fmt)
+    assert found.name
+    assert all(len(line) <= 80 for line in found.describe().splitlines())
+    json.dumps(found.as_dict())
+    for t, about in zip(tensors, found.tensors, strict=True):
+        assert about.stride is not None
+        whole = torch.empty(0).set_(t.untyped_storage())
+        again = whole.as_strided(about.shape, about.stride, about.offset)
+        assert torch.equal(again, t)
+        assert about.contiguous == t.is_contiguous()
+    for a, b, sure in found.overlaps:
+        assert sure, (a, b)
+    seen = {t.name: addresses_of(t) for t in found.tensors}
+    for a, b in itertools.combinations("qkv", 2):
+        assert ((a, b, True) in found.overlaps) == bool(seen[a] & seen[b])
+
+
+def addresses_of(t: Any) -> set[tuple[int, int]]:
+    dims = list(zip(t.shape, t.stride, strict=True))
+    return {(t.storage, t.start + 4 * at) for at in addresses(dims)}
+
+
+# Under torch.compile
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inside_a_compiled_graph(dynamic: bool) -> None:
+    torch._dynamo.reset()
+
+    def call(x: Tensor) -> tuple[Tensor, str, Any]:
+        q, k, v = x.split([H, G, G], 2)
+        found = detect_layout(q, k, v, "sbhd")
+        return attention(q, k, v, qkv_format="sbhd"), found.name, found.q.offset
+
+    x = torch.randn(S, B, H + 2 * G, D)
+    out, name, offset = torch.compile(call, fullgraph=True, backend="eager", dynamic=dynamic)(x)
+    assert (name, offset) == ("view(sbhd)_view(sbhd)_view(sbhd)", None)  # Dynamo does not see storages
+    torch.testing.assert_close(out, call(x)[0])
+    dense = torch.compile(
+        lambda q: detect_layout(q, q, q, "bshd").name, fullgraph=True, backend="eager", dynamic=dynamic
+    )
+    assert dense(torch.empty(B, S, H, D)) == "bshd_bshd_bshd"
+    torch._dynamo.reset()
+
+
+def test_planning_detects_without_torch() -> None:
+    code = (
+        "import sys, attnsel.params.layout; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=IMPORTED_FROM)
+
+
+# Bad input
+
+
+def test_bad_input_is_named() -> None:
+    x = torch.empty(B, S, H, D)
+    with pytest.raises(InvalidInput, match=r"qkv_format = 'hbsd': must be one of bshd, .*thd_2bshd"):
+        detect_layout(x, x, x, "hbsd")
+    with pytest.raises(InvalidInput, match=r"key_layer\.shape = \(2, 6, 8\): must have 4 dimensions, bshd"):
+        detect_layout(x, x[..., 0], x, "bshd")
+
+
+# The drawing
+
+
+DRAWN = """\
+layout sb(h+2hg)d: q, k and v are views of one buffer
+  [s 128][b 2] rows of 1152 elements (2304 bytes), each:
+    0                                              1024        1088        1152
+    |------------------ q 16×64 -------------------|-- k 1×64 -|-- v 1×64 -|
+  q [s 128, b 2, h 16, d 64], offset 0, aligned to 256 bytes, each row to 128
+    strides [2304, 1152, 64, 1], packed they would be [2048, 1024, 64, 1]
+  k [s 128, b 2, h 1, d 64], offset 1024, aligned to 256 bytes
+    strides [2304, 1152, 64, 1], packed they would be [128, 64, 64, 1]
+  v [s 128, b 2, h 1, d 64], offset 1088, aligned to 128 bytes
+    strides [2304, 1152, 64, 1], packed they would be [128, 64, 64, 1]
+  shared: q, k, v in one storage; overlap: none"""
+
+
+def test_the_drawing_of_one_buffer_for_all() -> None:
+    buffer = torch.empty(128, 2, 18, 64, dtype=torch.bfloat16, device="meta")
+    assert detect(*buffer.split([16, 1, 1], 2), "sbhd").describe() == DRAWN
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("group", ["3hd", "h3d", "(h+2hg)d", "hg(h/hg+2)d", "hd_2hd", "hd_h2d"])
+def test_drawings_keep_to_their_width(group: str, width: int) -> None:
+    for fmt in LEAD:
+        text = detect(*packed(fmt, group), fmt).describe(width)
+        assert max(map(len, text.splitlines())) <= width
+
+
+# Where it is told
+
+
+def test_a_report_draws_what_is_not_dense() -> None:
+    core = DotProductAttention(H, D, num_gqa_groups=G, qkv_format="sbhd")
+    q, k, v = packed("sbhd", "(h+2hg)d")
+    core(q, k, v)
+    for selection in (core.last_selection, core.explain(q, k, v)):
+        assert selection is not None
+        assert selection.layout == detect_layout(q, k, v, "sbhd")
+        assert selection.layout.describe() in selection.report()
+        assert selection.as_dict()["layout"]["name"] == "sb(h+2hg)d"
+    plain = core.explain(q.contiguous(), k.contiguous(), v.contiguous())
+    assert plain.layout is None
+    assert "layout" not in plain.report()
+    assert "layout" not in plain.as_dict()
+
+
+def test_a_refusal_draws_it_too() -> None:
+    q = torch.randn(B, S, H, 2 * D)[..., ::2]
+    with pytest.raises(NoBackendError, match=r"strides \[1536, 256, 32, 2\], packed they would be") as caught:
+        attention(q, q, q, backend="sdpa.flash", adapt="never")
+    assert caught.value.selection.layout is not None

@@ -1,0 +1,395 @@
+"""Candidates from other packages: installed like any other, asked about, run, and left out when broken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnsel.params import AttentionParams
+from attnsel.plugins import CandidateRecord, Registry, rule
+from attnsel.rules.features import FEATURES, WORDS
+from attnsel.verdicts.verdict import Violation
+from paths import ROOT
+from plugin_packages import by_hand, python
+
+SAMPLE = ROOT / "examples" / "plugin"
+
+# Each is all of planning.py: what it does wrong, and words that must tell so.
+BROKEN = {
+    "cannot be imported": ("import no_such_library_of_acme", "no_such_library_of_acme"),
+    "ends the process": ("raise SystemExit(3)", "SystemExit: 3"),
+    "asks while it loads": (
+        "from attnsel import AttentionParams, select\nselect(AttentionParams())",
+        "plug-ins are imported",
+    ),
+    "is something else": ("PLUGIN = {'name': 'acme'}", "loads to 'dict'"),
+    "has a name that is taken": ("PLUGIN = plugin(name='tiled')", "taken by attnsel"),
+    "has no name": ("PLUGIN = plugin(name='Acme Flash')", "lower-case words"),
+    "has codes that are taken": ("PLUGIN = plugin(family='SDPA')", "begin no other's codes"),
+    "takes an unknown word": ("PLUGIN = plugin(takes={'cpu', 'fp32', 'speed'})", "'speed': allowed:"),
+    "takes no device": ("PLUGIN = plugin(takes={'fp32'})", "needs a type of device"),
+    "takes a word": ("PLUGIN = plugin(takes='cpu')", "set or a list"),
+    "has no such place": ("PLUGIN = plugin(place='before tiled')", "'before' or 'after'"),
+    "adapts by itself": ("PLUGIN = plugin(adaptations=('fold_mask',))", "allowed: drop_mask"),
+    "is proven by mouth": ("PLUGIN = plugin(proven={'H100 !'})", "'sm90'"),
+    "is proven everywhere": ("PLUGIN = plugin(proven='cpu')", "set or a list"),
+    "is proven for odd words": (
+        "from attnsel.plugins import Proven\n"
+        "PLUGIN = plugin(proven=(Proven('sm90', frozenset({'bf16', 'speed'}), 128),))",
+        "proven = 'speed': allowed: ",
+    ),
+    "is executed by mouth": (
+        "from attnsel.verdicts.record import Executed\n"
+        "PLUGIN = plugin(executed=Executed({'sm90'}, {'bf16'}, 256))",
+        "a plug-in says proven",
+    ),
+    "speaks of others": (
+        "rules = Registry()\n"
+        "@rule('ACME001', 'tiled', registry=rules, evidence='documented')\n"
+        "def f(p, env):\n    '''A title that says something\\n\\nSource: x\\n'''\n"
+        "PLUGIN = plugin(rules=rules)",
+        "ACME001 is about tiled; allowed: acme",
+    ),
+    "has a foreign code": (
+        "rules = Registry('acme')\n"
+        "@rule('SDPA999', 'acme', registry=rules, evidence='documented')\n"
+        "def f(p, env):\n    '''A title that says something\\n\\nSource: x\\n'''\n"
+        "PLUGIN = plugin(rules=rules)",
+        "must begin with ACME",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the sample, as pip installs it. From a copy: setuptools builds in the source."""
+    pytest.importorskip("setuptools")
+    source, site = tmp_path_factory.mktemp("source") / "sample", tmp_path_factory.mktemp("site")
+    shutil.copytree(SAMPLE, source)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(site)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
+    return site
+
+
+def attnsel(*words: str, site: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """One command; an AssertionError where it imports torch."""
+    code = (
+        f"import sys; from attnsel.cli import main; code = main({list(words)!r}); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    return python(code, site, **environ)
+
+
+def test_explain_ranks_it_where_its_maker_says(installed: Path) -> None:
+    told = attnsel("explain", "--gpu", "cpu", "--dtype", "fp32", "--json", site=installed)
+    answer = json.loads(told.stdout)
+    assert [c["name"] for c in answer["candidates"]][:2] == ["sample.plain", "sdpa.flash"]
+    assert answer["backend"] == "sample.plain"
+    assert answer["candidates"][1]["placed_by"] == "PREF005"
+
+
+def test_where_its_maker_shows_nothing_it_stands_below_what_is_proven(installed: Path) -> None:
+    told = attnsel("explain", "--gpu", "H100", "--json", site=installed)
+    candidates = {c["name"]: c for c in json.loads(told.stdout)["candidates"]}
+    assert candidates["sample.plain"]["unproven"]
+    order = list(candidates)
+    assert order.index("sdpa.efficient") < order.index("sample.plain") < order.index("sdpa.math")
+    text = attnsel("explain", "--gpu", "H100", site=installed).stdout
+    assert "sample-attention 1.2.3 declares no proof" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--head-dim-qk", "100"), "SAMPLE001"),
+        (("--max-seqlen-q", "65536"), "SAMPLE002"),
+        (("--softcap", "30"), "SAMPLE000"),
+        (("--return-lse", "--window-size", "8", "0"), "SAMPLE000"),
+    ],
+)
+def test_its_rules_refuse_with_codes(installed: Path, words: tuple[str, ...], code: str) -> None:
+    asked = ("explain", "--gpu", "cpu", "--dtype", "fp32", "--json", *words)
+    candidates = json.loads(attnsel(*asked, site=installed).stdout)["candidates"]
+    refused = next(c for c in candidates if c["name"] == "sample.plain")
+    assert [reason["code"] for reason in refused["reasons"]] == [code]
+
+
+def test_its_rules_have_pages(installed: Path) -> None:
+    listed = attnsel("rules", "--candidate", "sample.plain", "--json", site=installed)
+    codes = {page["code"] for page in json.loads(listed.stdout)}
+    assert {"SAMPLE000", "SAMPLE001", "SAMPLE002"} <= codes
+    page = attnsel("rule", "sample001", site=installed).stdout
+    assert "sample_attention's README" in page
+    assert "attnsel explain --gpu cpu --head-dim-qk 100" in page
+    assert "gqa" in attnsel("rule", "SAMPLE000", site=installed).stdout
+
+
+def test_matrix_asks_about_it(installed: Path) -> None:
+    axes = ("--rows", "head_dim_qk=64,100", "--cols", "dtype=fp32,fp16", "--gpu", "cpu", "--csv")
+    told = attnsel("matrix", *axes, "--candidate", "sample.plain", site=installed)
+    assert told.returncode == 0, told.stderr
+    assert "SAMPLE001" in told.stdout
+    assert "SAMPLE000" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("environ", "backend"),
+    [
+        ({}, "sample.plain"),
+        ({"ATTNSEL_DISABLE": "sample.plain"}, "sdpa.flash"),
+        ({"ATTNSEL_BACKENDS": "tiled,sample.plain"}, "tiled"),
+        ({"ATTNSEL_BACKENDS": "sample.plain"}, "sample.plain"),
+    ],
+)
+def test_policies_name_it(installed: Path, environ: dict[str, str], backend: str) -> None:
+    told = attnsel("explain", "--gpu", "cpu", "--dtype", "fp32", "--json", site=installed, **environ)
+    assert json.loads(told.stdout)["backend"] == backend
+
+
+def test_a_name_that_nobody_has_is_an_error_with_all_names(installed: Path) -> None:
+    told = attnsel("explain", "--gpu", "cpu", site=installed, ATTNSEL_DISABLE="sample.plan")
+    assert told.returncode == 2
+    assert "sample.plain" in told.stderr
+
+
+RUNS = """
+import sys, warnings
+warnings.simplefilter("error")
+import sample_attention.planning  # the package may come first
+import torch, attnsel
+assert "sample_attention.kernel" not in sys.modules, "imported before it was chosen"
+torch.manual_seed(0)
+core = attnsel.DotProductAttention(4, (16, 24), num_gqa_groups=2, qkv_format="bshd")
+tensors = [torch.randn(2, 9, h, d, requires_grad=True) for h, d in ((4, 16), (2, 16), (2, 24))]
+out = core(*tensors)
+assert core.last_selection.backend == "sample.plain", core.last_selection.report()
+grads = torch.autograd.grad(out.square().sum(), tensors)
+with attnsel.override(backend="tiled"):
+    wanted = core(*tensors)
+    assert core.last_selection.backend == "tiled"
+wanted_grads = torch.autograd.grad(wanted.square().sum(), tensors)
+torch.testing.assert_close(out, wanted)
+torch.testing.assert_close(grads, wanted_grads)
+compiled = torch.compile(lambda q, k, v: attnsel.attention(q, k, v, attn_mask_type="causal"),
+                         fullgraph=True, backend="aot_eager")
+torch.testing.assert_close(compiled(*tensors).flatten(2), out)
+warnings.simplefilter("ignore", attnsel.debug.CopyWarning)
+core(*[t.half() for t in tensors])
+assert core.last_selection.backend != "sample.plain"
+forced = attnsel.attention(*tensors, attn_mask_type="causal", backend="sample.plain")
+torch.testing.assert_close(forced.flatten(2), out)
+try:
+    attnsel.attention(*tensors, softcap=3.0, backend="sample.plain")
+except attnsel.NoBackendError as error:
+    assert "SAMPLE000" in str(error)
+else:
+    raise AssertionError("softcap was dropped")
+"""
+
+
+def test_it_runs_forward_and_backward(installed: Path) -> None:
+    done = python(RUNS, installed)
+    assert done.returncode == 0, done.stderr
+
+
+def test_its_own_tests_pass_where_it_is_installed(installed: Path) -> None:
+    run = "import pytest, sys; sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests']))"
+    done = python(f"import os; os.chdir({str(SAMPLE)!r}); {run}", installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+
+
+def test_what_it_says_it_holds_is_what_a_call_may_take(installed: Path) -> None:
+    asked = ("explain", "--gpu", "H100", "--seqlen", "32k", "--json")
+    candidates = json.loads(attnsel(*asked, site=installed).stdout)["candidates"]
+    (reason,) = next(c for c in candidates if c["name"] == "sample.plain")["reasons"]
+    assert reason["code"] == "MEMORY001"
+    assert "384 GiB scores" in reason["message"]  # 3 * 4 bytes * 2 * 16 * 32768 ** 2
+
+
+FALLS_BACK = """
+import warnings, torch, attnsel
+from attnsel.debug import FallbackWarning
+tensors = [torch.randn(2, 5, 4, 8) for _ in "qkv"]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    out = attnsel.attention(*tensors)
+assert [w.category for w in caught] == [FallbackWarning], caught
+assert "WORDS" in str(caught[0].message), caught[0].message
+torch.testing.assert_close(out, attnsel.attention(*tensors, backend="tiled"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("import no_such_library_of_acme", "no_such_library_of_acme"),
+        ("def backward(*a): pass", "no attribute 'forward'"),
+        (
+            "def forward(spec, inputs): return {}['shape']\ndef backward(*a): pass",
+            "KeyError: 'shape'",
+        ),
+    ],
+    ids=["cannot be imported", "is no kernel", "fails"],
+)
+def test_a_kernel_that_fails_gives_way_to_the_next(tmp_path: Path, kernel: str, words: str) -> None:
+    site = by_hand(
+        tmp_path, "acme", "PLUGIN = plugin(proven={'cpu'}, place='before sdpa.flash')", kernel=kernel
+    )
+    done = python(FALLS_BACK.replace("WORDS", words.replace('"', "'")), site)
+    assert done.returncode == 0, done.stderr
+
+
+FORWARD_ALONE = """
+import torch
+from attnsel.backends.contract import Result
+def forward(spec, inputs):
+    q, k, v = inputs[:3]
+    return Result((spec.softmax_scale * (q @ k.mT)).softmax(-1) @ v)
+"""
+
+
+def test_a_kernel_that_takes_no_training_needs_no_backward(tmp_path: Path) -> None:
+    site = by_hand(tmp_path, "acme", "PLUGIN = plugin()", kernel=FORWARD_ALONE)
+    code = """
+import warnings; warnings.simplefilter("error")
+import torch, attnsel
+q, k, v = torch.randn(3, 2, 40, 4, 16)
+with torch.no_grad():
+    out = attnsel.attention(q, k, v, attn_mask_type="no_mask", backend="acme")  # compared with tiled
+torch.testing.assert_close(out, attnsel.attention(q, k, v, attn_mask_type="no_mask", backend="tiled"))
+"""
+    done = python(code, site)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_doctor_lists_it(installed: Path) -> None:
+    text = attnsel("doctor", site=installed).stdout
+    assert "sample.plain    sample-attention 1.2.3  ✔ loads" in text
+    assert "│ sample.plain   │ ✔ ←" in text
+
+
+@pytest.fixture(scope="module")
+def beside_broken_ones(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> str:
+    """What a process says that selects twice where every broken plug-in and the sample are installed."""
+    site = tmp_path_factory.mktemp("broken")
+    for number, (planning, _) in enumerate(BROKEN.values()):
+        by_hand(site, f"acme{number}", planning)
+    code = (
+        "import attnsel; from attnsel.rules import REGISTRY\n"
+        "from attnsel.backends.registry import CANDIDATES\n"
+        "env = attnsel.Environment.describe('cpu')\n"
+        "for s in (64, 65):\n"
+        "    p = attnsel.AttentionParams(dtype='fp32', max_seqlen_q=s)\n"
+        "    assert attnsel.select(p, env).backend == 'sample.plain'\n"
+        "assert len(CANDIDATES) == 12 and not [c for c in REGISTRY.pages if c.startswith('ACME')]\n"
+        "assert REGISTRY.pages['SDPA003'].module == 'attnsel.rules.sdpa.common'\n"
+    )
+    done = python(code, site, installed)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)), ids=list(BROKEN))
+def test_a_broken_one_is_named_once_and_left_out(beside_broken_ones: str, number: int) -> None:
+    lead = f"'acme{number} = acme{number}_planning:PLUGIN' of acme{number} 1.0 is left out"
+    said = [line for line in beside_broken_ones.splitlines() if lead in line]
+    assert len(said) == 1
+    assert list(BROKEN.values())[number][1] in said[0]
+
+
+def test_the_doctor_names_a_broken_one(tmp_path: Path) -> None:
+    by_hand(tmp_path, "acme", "raise OSError('the wheel is for another machine')")
+    by_hand(
+        tmp_path,
+        "other",
+        "PLUGIN = plugin(name='other', family='OTHER', kernel='other_kernel')",
+        kernel="import gone",
+    )
+    told = attnsel("doctor", "--json", site=tmp_path)
+    assert told.returncode == 4
+    assert "PluginWarning" not in told.stderr
+    answer = json.loads(told.stdout)
+    errors = " ".join(f["text"] for f in answer["findings"] if f["level"] == "error")
+    assert "'acme = acme_planning:PLUGIN' of acme 1.0 is left out" in errors
+    assert "the wheel is for another machine" in errors
+    assert [(each["name"], each["loads"]) for each in answer["plugins"]] == [(None, False), ("other", False)]
+    assert answer["plugins"][1]["distribution"] == "other 1.0"
+    assert "gone" in answer["plugins"][1]["trouble"]
+
+
+INTERRUPTED = """
+import warnings
+import attnsel
+from attnsel import AttentionParams, Environment
+from attnsel.plugins import PluginWarning, load_plugins
+warnings.simplefilter("error", PluginWarning)
+try:
+    load_plugins()
+except KeyboardInterrupt:
+    print("interrupted")
+print([(f.entry.split()[0], f.plugin.name, f.trouble) for f in load_plugins()])
+"""
+
+
+def test_an_interrupt_between_two_leaves_the_first_where_it_is(tmp_path: Path) -> None:
+    by_hand(tmp_path, "acme", "PLUGIN = plugin()")
+    once = "import sys\nif not hasattr(sys, 'once'):\n    sys.once = 1\n    raise KeyboardInterrupt\n"
+    by_hand(tmp_path, "other", once + "PLUGIN = plugin(name='other', family='OTHER')")
+    done = python(INTERRUPTED, tmp_path)
+    assert done.stdout.splitlines() == ["interrupted", "[('acme', 'acme', ''), ('other', 'other', '')]"]
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_of_one_name_leave_the_first(tmp_path: Path) -> None:
+    by_hand(tmp_path, "acme", "PLUGIN = plugin()")
+    by_hand(tmp_path, "acme2", "PLUGIN = plugin(family='OTHER')")
+    done = attnsel("explain", "--gpu", "cpu", "--dtype", "fp32", "--json", site=tmp_path)
+    assert "name = 'acme': taken by acme 1.0" in done.stderr
+    assert [c["name"] for c in json.loads(done.stdout)["candidates"]].count("acme") == 1
+
+
+def test_importing_attnsel_imports_no_plug_in(installed: Path) -> None:
+    done = python("import attnsel, sys; assert 'sample_attention' not in sys.modules", installed)
+    assert done.returncode == 0, done.stderr
+
+
+# What it takes
+
+FREE = {  # fields that every kernel of the contract takes, whatever their value
+    "batch_size", "num_heads", "head_dim_qk", "softmax_scale", "page_size",
+    "core_attention_bias_shape", "alibi_slopes_shape",
+    "cp_comm_type", "fp8_meta",  # say nothing without cp_size and fp8
+}  # fmt: skip
+
+
+def test_every_field_of_a_call_is_taken_by_a_word() -> None:
+    """A new argument must get a word here, or plug-ins older than it would drop it."""
+    spoken = {feature.field.split(".")[0] for feature in FEATURES}
+    assert set(AttentionParams.model_fields) - spoken - FREE == {"dtype", "cp_size"}
+
+
+def test_the_docstring_names_every_word() -> None:
+    text = CandidateRecord.__doc__ or ""
+    assert [word for word in WORDS if word not in text] == []
+
+
+def test_rules_of_a_registry_stay_there() -> None:
+    own = Registry("acme")
+
+    @rule("ACME001", "acme", registry=own, evidence="documented")
+    def something(p: object, env: object) -> Violation | None:
+        """Something that is said
+
+        Source: nowhere
+        """
+        return None
+
+    assert list(own.pages) == ["ACME001"]
+    with pytest.raises(ValueError, match="allowed: acme"):
+        rule("ACME002", "tiled", registry=own, evidence="documented")

@@ -1,0 +1,148 @@
+"""Proof by features: a call is proven where each one that it asks for is; elsewhere it counts as new."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from attnsel import AttentionParams, Environment, select
+from attnsel.backends.registry import CANDIDATES
+from attnsel.decision import _select
+from attnsel.selection import rank
+from attnsel.selection.proof import unproven, unproven_parts
+from attnsel.verdicts.record import CandidateRecord, Proven
+
+FEATURES = frozenset({"bf16", "training", "causal", "gqa", "top_left"})
+PART = Proven("sm90", FEATURES, 128)
+
+
+def record(*proven: str | Proven, **changed: Any) -> CandidateRecord:
+    return dataclasses.replace(CANDIDATES["triton"], proven=proven, **changed)
+
+
+@pytest.fixture
+def triton_is() -> Iterator[Callable[..., None]]:
+    """Triton's record with other proofs, for as long as a test takes."""
+    was = CANDIDATES["triton"]
+
+    def put(*proven: str | Proven) -> None:
+        CANDIDATES["triton"] = record(*proven)
+        rank.at_best.cache_clear()
+        _select.cache_clear()
+
+    yield put
+    CANDIDATES["triton"] = was
+    rank.at_best.cache_clear()
+    _select.cache_clear()
+
+
+def test_a_plain_target_is_proven_with_all_features() -> None:
+    odd = AttentionParams(softcap=3.0, head_dim_qk=256, head_dim_v=256)
+    assert not unproven(record("cpu", "sm90"), odd, "sm90")
+    assert unproven(record("cpu"), odd, "sm90")
+    assert not unproven(record(trusted=True), odd, "sm90")
+
+
+@pytest.mark.parametrize(
+    ("asked", "lacking"),
+    [
+        ({}, []),
+        ({"is_training": False}, []),
+        ({"num_gqa_groups": 4}, []),
+        ({"softcap": 3.0}, ["softcap"]),
+        ({"dtype": "fp16"}, ["fp16"]),
+        ({"head_dim_qk": 192, "head_dim_v": 192}, ["head_dim 192"]),
+        ({"head_dim_v": 64}, ["a head_dim_v of its own"]),
+        ({"window_size": (9, 0)}, ["windows"]),
+        ({"qkv_layout": "thd_thd_thd", "attn_mask_type": "padding_causal"}, ["packed sequences", "padding"]),
+        (
+            {"core_attention_bias_type": "alibi", "softcap": 3.0, "dtype": "fp32"},
+            ["fp32", "ALiBi", "softcap"],
+        ),
+        ({"return_lse": True}, ["the log-sum-exp as a result"]),
+        ({"cp_size": 4}, ["offsets", "lse"]),
+    ],
+    ids=str,
+)
+def test_a_call_is_proven_where_each_feature_it_asks_for_is(
+    asked: dict[str, Any], lacking: list[str]
+) -> None:
+    p = AttentionParams(**asked)
+    assert unproven(record("cpu", PART), p, "sm90") == bool(lacking)
+    assert unproven_parts(record("cpu", PART), p, "sm90") == lacking
+
+
+def test_what_is_proven_on_one_architecture_is_on_no_other() -> None:
+    p = AttentionParams()
+    assert not unproven(record(PART), p, "sm90")
+    assert unproven(record(PART), p, "sm86")
+    assert unproven_parts(record(PART), p, "sm86") == []
+
+
+def test_a_whole_target_needs_no_look_at_the_question() -> None:
+    """Nor does one where nothing is proven: it is asked for every candidate at every decision."""
+    nobody: Any = None
+    assert not unproven(record("sm90"), nobody, "sm90")
+    assert unproven(record("cpu"), nobody, "sm90")
+
+
+def test_the_report_names_what_is_not_proven(triton_is: Callable[..., None]) -> None:
+    env = Environment.describe("H100")
+    triton_is("cpu", PART)
+    text = " ".join(select(AttentionParams(softcap=3.0), env).report().split())
+    assert "unproven on sm90 with softcap: executed off-GPU" in text
+    proven = select(AttentionParams(), env)["triton"]
+    assert not proven.unproven
+    assert "unproven" not in next(
+        x for x in select(AttentionParams(), env).report().splitlines() if "triton " in x and "✔" in x
+    )
+
+
+QUESTIONS = [
+    {},
+    {"softcap": 3.0},
+    {"dtype": "fp16"},
+    {"dtype": "fp32"},
+    {"core_attention_bias_type": "alibi"},
+    {"core_attention_bias_type": "post_scale_bias"},
+    {"window_size": (9, 0)},
+    {"attn_mask_type": "arbitrary"},
+    {"is_training": False, "max_seqlen_q": 1, "num_gqa_groups": 4},
+    {"head_dim_qk": 256, "head_dim_v": 256},
+    {"qkv_layout": "thd_thd_thd", "attn_mask_type": "padding_causal"},
+]
+
+
+@pytest.mark.parametrize("gpu", ["H100", "A100", "T4"])
+@pytest.mark.parametrize("proven", [("cpu",), ("cpu", "sm90"), ("cpu", PART)], ids=["none", "whole", "part"])
+def test_the_choice_is_the_first_of_the_ranks(
+    triton_is: Callable[..., None], gpu: str, proven: tuple[Any, ...]
+) -> None:
+    """The choice is made from bounds: a target that is proven in part must not be bounded too low."""
+    triton_is(*proven)
+    for cudnn in (None, "9.13.0"):
+        env = Environment.describe(gpu, cudnn=cudnn)
+        for asked in QUESTIONS:
+            selection = select(AttentionParams(**asked), env)
+            standing = [c.name for c in selection.candidates if c.verdict != "refused"]
+            assert selection.backend == (standing[0] if standing else None), asked
+
+
+def test_a_call_with_an_unproven_feature_ranks_as_on_an_unproven_target(
+    triton_is: Callable[..., None],
+) -> None:
+    env = Environment.describe("B200", cudnn=None, cudnn_frontend=None)  # not executed off-GPU there
+    softcap, window = {"core_attention_bias_type": "post_scale_bias"}, {}
+
+    def place(asked: dict[str, Any]) -> int:
+        return [c.name for c in select(AttentionParams(**asked), env).candidates].index("triton")
+
+    triton_is("cpu")
+    before = place(softcap), place(window)
+    triton_is("cpu", PART._replace(target="sm100"))
+    after = place(softcap), place(window)
+    assert after[0] == before[0]
+    assert after[1] < before[1]

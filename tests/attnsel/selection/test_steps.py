@@ -1,0 +1,152 @@
+"""Steps against a mask drawn pair by pair: every visible pair is computed once, nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnsel.selection.step_geometry import (
+    Band,
+    Part,
+    RingSizes,
+    chunks,
+    gathered_parts,
+    ring_parts,
+    shapes,
+    shifts,
+)
+
+CAUSAL = Band(None, 0)
+
+
+def kinds(sizes: RingSizes, rank: int) -> list[list[tuple[str, int, int]]]:
+    return [
+        [(p.kind, len(p.q_rows), len(p.kv_rows)) for p in ring_parts(sizes, rank, owner)]
+        for owner in range(sizes.size)
+    ]
+
+
+def test_a_causal_ring_is_one_call_a_step() -> None:
+    """Own keys: a diagonal. An earlier rank's: its head, for all. A later one's: all, for the tail."""
+    sizes = RingSizes(48, 48, 3, CAUSAL, offsets=False)
+    assert kinds(sizes, 1) == [[("full", 16, 8)], [("diagonal", 16, 16)], [("full", 8, 16)]]
+
+
+def test_ranks_have_the_same_work() -> None:
+    sizes = RingSizes(64, 64, 4, CAUSAL, offsets=False)
+    work = [
+        sum(q * kv / (2 if kind == "diagonal" else 1) for step in kinds(sizes, rank) for kind, q, kv in step)
+        for rank in range(4)
+    ]
+    assert len(set(work)) == 1
+
+
+def test_without_a_mask_everything_is_one_full_call() -> None:
+    sizes = RingSizes(48, 24, 3, Band(None, None), offsets=False)
+    assert kinds(sizes, 2) == [[("full", 16, 8)]] * 3
+
+
+def test_blocks_outside_a_window_are_neither_computed_nor_sent() -> None:
+    sizes = RingSizes(256, 256, 8, Band(-7, 0), offsets=True)
+    assert ring_parts(sizes, 0, 4) == ()
+    assert shifts(sizes) == (0, 1, 7)  # the neighbours' chunks, on both ways
+    assert shifts(sizes._replace(band=CAUSAL)) == tuple(range(8))
+
+
+def test_the_shapes_of_all_ranks() -> None:
+    assert shapes(RingSizes(64, 64, 2, CAUSAL, offsets=False), "p2p") == (
+        (32, 32, "diagonal"),
+        (16, 32, "full"),
+        (32, 16, "full"),
+    )
+    assert shapes(RingSizes(64, 64, 1, CAUSAL, offsets=False), "a2a") == ((64, 64, "whole"),)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_chunks_cover_the_sequence(size: int) -> None:
+    rows = [
+        row
+        for rank in range(size)
+        for piece in chunks(12, rank, size)
+        for row in range(piece.offset, piece.offset + piece.length)
+    ]
+    assert sorted(rows) == list(range(12 * size))
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> RingSizes:
+    size = draw(st.integers(2, 4))
+    q, kv = (2 * size * draw(st.integers(1, 4)) for _ in range(2))
+    bound = st.none() | st.integers(-9, 9)
+    lo, hi = draw(bound), draw(bound)
+    if lo is not None and hi is not None and lo > hi:
+        lo, hi = hi, lo
+    offsets, absolute, apart = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    return RingSizes(q, kv, size, Band(lo, hi), offsets, absolute, apart)
+
+
+@given(questions(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_every_visible_pair_is_computed_once(sizes: RingSizes, gathered: bool) -> None:
+    lo, hi = sizes.band
+    seen: dict[tuple[int, int], int] = {}
+    for rank in range(sizes.size):
+        steps = (
+            [gathered_parts(sizes, rank)]
+            if gathered
+            else [ring_parts(sizes, rank, (rank - d) % sizes.size) for d in shifts(sizes)]
+        )
+        for part in (part for step in steps for part in step):
+            for i, j in _pairs(part, lo, hi):
+                seen[i, j] = seen.get((i, j), 0) + 1
+    wanted = {
+        (i, j): 1
+        for i in range(sizes.seqlen_q)
+        for j in range(sizes.seqlen_kv)
+        if (lo is None or j - i >= lo) and (hi is None or j - i <= hi)
+    }
+    assert seen == wanted
+
+
+def _pairs(part: Part, lo: int | None, hi: int | None) -> list[tuple[int, int]]:
+    """The pairs a kernel computes that is told the part's kind, as positions in the sequence."""
+    rows, cols = (
+        [position for piece in pieces for position in range(piece.offset, piece.offset + piece.length)]
+        for pieces in (part.q, part.kv)
+    )
+    if part.kind == "full":
+        return [(i, j) for i in rows for j in cols]
+    if part.kind == "diagonal":
+        return [(i, j) for n, i in enumerate(rows) for j in cols[: n + 1]]
+    assert len(part.q) == len(part.kv) == 1, "offsets hold for one piece"
+    return [(i, j) for i in rows for j in cols if (lo is None or j - i >= lo) and (hi is None or j - i <= hi)]
+
+
+@given(questions(), st.sampled_from(["p2p", "all_gather"]), st.integers(1, 5))
+@settings(max_examples=150, deadline=None)
+def test_the_shapes_of_long_sequences_are_those_of_short_ones(
+    sizes: RingSizes, comm: str, times: int
+) -> None:
+    """What is remembered of chunks of two rows holds for any length."""
+    longer = sizes._replace(seqlen_q=sizes.seqlen_q * times, seqlen_kv=sizes.seqlen_kv * times)
+    ranks = range(longer.size)
+    found = {
+        (len(part.q_rows), len(part.kv_rows), part.kind)
+        for rank in ranks
+        for parts in (
+            [gathered_parts(longer, rank)]
+            if comm == "all_gather"
+            else [ring_parts(longer, rank, owner) for owner in ranks]
+        )
+        for part in parts
+    }
+    assert set(shapes(longer, comm)) == found
+
+
+@given(questions())
+@settings(max_examples=300, deadline=None)
+def test_keys_travel_as_far_as_some_rank_needs_them(sizes: RingSizes) -> None:
+    n = sizes.size
+    needed = {d for d in range(n) if any(ring_parts(sizes, r, (r - d) % n) for r in range(n))}
+    assert set(shifts(sizes)) == needed | {0}

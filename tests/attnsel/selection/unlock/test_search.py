@@ -1,0 +1,445 @@
+"""Ways out: every one that is shown works, none that is cheaper is missed, and each says what to do."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
+from attnsel.decision import _ask_about
+from attnsel.environment.versions import Version
+from attnsel.params import TensorSpec
+from attnsel.rules import REGISTRY, Rule, load_all
+from attnsel.rules.examples import question
+from attnsel.selection.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, changed, cost_of
+from attnsel.selection.unlock.change import grouped
+from attnsel.selection.unlock.install import needs_software, resolve
+from attnsel.selection.unlock.proposals import SWITCHES, edges, round_size, switched_off, values_against
+from attnsel.verdicts.evidence import Evidence, Refusal
+
+FIELDS = {
+    "dtype": ["bf16", "fp16", "fp32", "fp64", "fp8_e4m3"],
+    "qkv_layout": ["bshd", "sbhd", "bhsd", "thd", "bs3hd", "thd_bshd_bshd"],
+    "batch_size": [1, 2, 48, 70_000],
+    "num_heads": [1, 8, 16, 18],
+    "num_gqa_groups": [1, 2, 4, 8],
+    "max_seqlen_q": [0, 1, 7, 64, 704, 1000, 4096, 16534, 131072],
+    "max_seqlen_kv": [0, 1, 64, 704, 1023, 4096, 131072],
+    "head_dim_qk": [1, 8, 59, 64, 128, 192, 200, 256, 512, 576],
+    "head_dim_v": [8, 60, 64, 128, 256, 512],
+    "attn_mask_type": [
+        "no_mask", "padding", "causal", "padding_causal", "causal_bottom_right",
+        "padding_causal_bottom_right", "arbitrary",
+    ],
+    "window_size": [(-1, -1), (128, 0), (0, 0), (64, 64), (-1, 3)],
+    "core_attention_bias_type": ["no_bias", "pre_scale_bias", "post_scale_bias", "alibi"],
+    "core_attention_bias_requires_grad": [True, False],
+    "softmax_type": ["vanilla", "off-by-one", "learnable"],
+    "softcap": [0.0, 30.0],
+    "attention_dropout": [0.0, 0.1],
+    "is_training": [True, False],
+    "deterministic": [True, False],
+    "return_lse": [True, False],
+    "return_max_logit": [True, False],
+    "pad_between_seqs": [True, False],
+    "cp_size": [1, 2, 8],
+    "cp_comm_type": ["p2p", "all_gather", "a2a", "a2a+p2p"],
+    "cuda_graph": [True, False],
+    "fp8": [True, False],
+    "fp8_meta": [None, {"recipe": {"kind": "delayed", "fp8_dpa": True}}],
+}  # fmt: skip
+GPUS = ["V100", "T4", "A100", "RTX 4090", "H100", "B200", "B300", "RTX 5090", "GB10", "sm110", "cpu"]
+CUDNN = ["8.8.0", "8.9.7", "9.0.0", "9.1.0", "9.3.0", "9.7.1", "9.10.0", "9.14.0", "9.19.0", "9.26.0", None]
+TORCH = ["2.2.2", "2.5.0", "2.6.0", "2.9.1", "2.13.0", "2.14.1", None]
+POLICIES = [
+    *[Policy()] * 4,
+    Policy(adapt="never"),
+    Policy(backend="cudnn"),
+    Policy(allow=("tiled",)),
+    Policy(deny=("tiled", "cudnn")),
+    Policy(deterministic=True),
+    Policy(allow_known_bugs=("all",)),
+    Policy(memory_limit="256MiB"),
+]
+
+
+def failing_questions(seed, count, policies=POLICIES):
+    """Random selections in which something is refused, on twenty machines: new ones cost most."""
+    rng = random.Random(seed)
+    machines = []
+    for _ in range(20):
+        versions = {"cudnn": rng.choice(CUDNN)} if rng.random() < 0.7 else {}
+        if rng.random() < 0.5:
+            versions["torch"] = rng.choice(TORCH)
+        machines.append(Environment.describe(rng.choice(GPUS), **versions))
+    while count:
+        fields = {name: rng.choice(FIELDS[name]) for name in rng.sample(list(FIELDS), rng.randint(1, 6))}
+        try:
+            selection = select(AttentionParams(**fields), rng.choice(machines), policy=rng.choice(policies))
+        except InvalidInput:
+            continue
+        if any(candidate.verdict == "refused" for candidate in selection):
+            count -= 1
+            yield selection
+
+
+def ways(selection, name):
+    return [unlock for unlock in selection.unlocks if unlock.candidate == name]
+
+
+AS_IT_IS = Policy(adapt="never")  # padding is a way out where attnsel may not pad by itself
+
+
+def texts(name, fields=None, gpu="H100", policy=AS_IT_IS, **versions):
+    selection = select(AttentionParams(**fields or {}), Environment.describe(gpu, **versions), policy=policy)
+    assert selection[name].verdict == "refused"
+    return [unlock.change for unlock in ways(selection, name)]
+
+
+# ---- every way out that is shown --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+def test_every_way_out_of_random_questions_keeps_its_promise(seed):
+    """525 failing questions, and slowly 2,100; some have no way out, most have several."""
+    shown = 0
+    for selection in failing_questions(seed, 525):
+        question = Scenario(selection.params, selection.environment, selection.policy)
+        for unlock in selection.unlocks:
+            p, env, policy = unlock.apply(*question)
+            again = select(p, env, policy=policy)
+            assert again[unlock.candidate].eligible, unlock
+            assert [c.name for c in again.ranked].index(unlock.candidate) + 1 == unlock.rank
+            assert len(grouped(question, dict(unlock.changes))) <= MOST_CHANGES
+            assert_same_attention(selection.params, unlock)
+            shown += 1
+        for name in {unlock.candidate for unlock in selection.unlocks}:
+            sets = [{field for field, _ in unlock.changes} for unlock in ways(selection, name)]
+            assert len(sets) <= MOST_WAYS + 1
+            assert not any(a < b for a in sets for b in sets), "a set that contains another one shown"
+    assert shown > 1000
+
+
+def assert_same_attention(params, unlock):
+    """No head is made smaller, no window moved: that would answer another question."""
+    for field, value in unlock.changes:
+        assert field not in ("window_size", "softcap", "is_training", "softmax_type", "kv_cache")
+        if field in ("head_dim_qk", "head_dim_v", "max_seqlen_q", "max_seqlen_kv"):
+            assert value > getattr(params, field)
+
+
+# ---- nothing cheaper is missed ----------------------------------------------------------------------
+
+
+def all_proposals(question, name, reasons):
+    """What the rules behind ``reasons`` propose, with nothing pruned: every newer version, every value."""
+    for reason in reasons:
+        if not isinstance(reason.rule, Rule):
+            continue
+        yield from values_against(question.p, reason)
+        for component in {gate.component for gate in reason.rule.when}:
+            current = question.value(component)
+            yield from ({component: v} for v in edges(name, component) if current and v > current)
+        if reason.code.startswith("BUG"):
+            yield {"policy.allow_known_bugs": (reason.code,)}
+    for field, off in SWITCHES:
+        if getattr(question.p, field) != off:
+            yield switched_off(question, field, off)
+
+
+def brute_force(base, name, reasons):
+    """All sets of one or two proposals after which the candidate is eligible, and which can be installed."""
+    eligible, first = set(), []
+    for move in all_proposals(base, name, reasons):
+        try:
+            after = changed(base, move)
+        except InvalidInput:
+            continue
+        answer = _ask_about(name, *after)
+        if answer.eligible:
+            eligible.add(tuple(sorted(move.items())))
+        else:
+            first.append((move, after, answer.reasons))
+    for move, after, left in first:
+        for other in all_proposals(after, name, left):
+            both = {**move, **other}
+            try:
+                if _ask_about(name, *changed(base, both)).eligible:
+                    eligible.add(tuple(sorted(both.items())))
+            except InvalidInput:
+                continue
+    return {changes for changes in eligible if can_be_installed(base, name, dict(changes))}
+
+
+def can_be_installed(base, name, changes):
+    if not needs_software(base, changes):
+        return True
+    return resolve(base, name, changes, lambda name, question: _ask_about(name, *question)) is not None
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_cheaper_set_is_missed(seed):
+    compared = 0
+    for selection in failing_questions(seed, 25, [Policy(), Policy(deterministic=True)]):
+        base = Scenario(selection.params, selection.environment, selection.policy)
+        for candidate in selection:
+            if candidate.verdict != "refused":
+                continue
+            shown = sorted(ways(selection, candidate.name), key=lambda unlock: unlock.cost)
+            for changes in brute_force(base, candidate.name, candidate.reasons):
+                cost, fields = cost_of(base, dict(changes)), {field for field, _ in changes}
+                within = [u for u in shown if fields.issuperset(field for field, _ in u.changes)]
+                full = len(shown) >= MOST_WAYS and shown[-1].cost <= cost
+                assert full or any(u.cost <= cost for u in within), (candidate.name, changes, shown, base)
+                compared += 1
+    assert compared > 100
+
+
+# ---- the order of cost ------------------------------------------------------------------------------
+
+
+def test_padding_costs_less_than_a_setting_than_an_upgrade_than_a_gpu_than_a_bug():
+    base = Scenario(
+        AttentionParams(attention_dropout=0.1), Environment.describe("A100", cudnn="9.1.0"), Policy()
+    )
+    rising = [
+        {"qkv_layout": "bs3hd"},
+        {"max_seqlen_q": 4160, "max_seqlen_kv": 4160},
+        {"head_dim_v": 192},
+        {"deterministic": True},
+        {"attention_dropout": 0.0},
+        {"head_dim_v": 192, "attention_dropout": 0.0},
+        {"head_dim_v": 1024},
+        {"cudnn": Version(9, 2)},
+        {"cudnn": Version(9, 5)},
+        {"cudnn": Version(9, 5), "torch": Version(2, 9)},
+        {"gpu": "H100"},
+        {"gpu": "B200"},
+        {"policy.allow_known_bugs": ("BUG006",)},
+    ]
+    costs = [cost_of(base, changes) for changes in rising]
+    assert costs == sorted(costs)
+    assert len(set(costs)) == len(costs)
+
+
+def test_extra_work_is_a_share_of_multiplications_or_of_memory():
+    base = Scenario(AttentionParams(max_seqlen_q=16534), Environment.describe("A100"), Policy())
+    longer = cost_of(base, {"max_seqlen_q": 16576, "max_seqlen_kv": 16576})
+    assert longer == Cost(0, 0, 0, 0, pytest.approx((16576 / 16534) ** 2 - 1), 1, 0)
+    assert cost_of(base, {"head_dim_v": 192}).work == pytest.approx(0.25)
+
+
+# ---- texts and pastes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "machine", "text"),
+    [
+        ("cudnn", {"head_dim_qk": 192, "head_dim_v": 128}, {"cudnn": "9.1.0"}, "upgrade cuDNN to ≥ 9.5.0"),
+        ("sdpa.flash", {"head_dim_qk": 192, "head_dim_v": 128}, {}, "pad head_dim_v 128 → 192 (+50 % V)"),
+        ("sdpa.efficient", {"head_dim_qk": 60}, {}, "pad head_dim 60 → 64 (+6.7 % Q, K, V)"),
+        (
+            "cudnn",
+            {"max_seqlen_q": 16534},
+            {"gpu": "A100", "cudnn": "8.9.7"},
+            "round the sequence 16534 up to 16576 (+0.25 %)",
+        ),
+        (
+            "cudnn",
+            {"max_seqlen_q": 64, "max_seqlen_kv": 1000, "attn_mask_type": "padding"},
+            {"gpu": "A100", "cudnn": "8.9.7"},
+            "round max_seqlen_kv 1000 up to 1024 (+2.4 %)",
+        ),
+        ("triton", {}, {"triton": None}, "install Triton ≥ 3.2.0"),
+        ("sdpa.math", {"return_lse": True}, {}, "return_lse True → False"),
+        (
+            "cudnn",
+            {"core_attention_bias_type": "pre_scale_bias", "is_training": False},
+            {"cudnn": "9.13.0"},
+            "core_attention_bias_type pre_scale_bias → post_scale_bias (the bias times softmax_scale)",
+        ),
+    ],
+)
+def test_a_change_is_told_in_words(name, fields, machine, text):
+    assert text in texts(name, fields, **machine)
+
+
+def test_a_mask_that_hides_nothing_may_be_dropped():
+    mask = TensorSpec(shape=(2, 1, 64, 64), stride=(4096, 4096, 64, 1), dtype="bool")
+    p = AttentionParams(
+        attn_mask_type="arbitrary",
+        max_seqlen_q=64,
+        tensors={"mask": mask, "mask_hides_nothing": True},
+    )
+    selection = select(p, Environment.describe("H100"), policy=AS_IT_IS)
+    assert selection["sdpa.flash"].verdict == "refused"
+    unlock = ways(selection, "sdpa.flash")[0]
+    assert unlock.change == "drop attention_mask: it hides nothing"
+    assert unlock.effect == "exact"
+    after, env, policy = unlock.apply(p, selection.environment, selection.policy)
+    assert after.attn_mask_type == "no_mask"
+    assert after.tensors.mask is None
+    assert select(after, env, policy=policy)["sdpa.flash"].eligible
+    unknown = p.replace(tensors={"mask": mask})
+    assert not any("drop" in u.change for u in ways(select(unknown, env, policy=AS_IT_IS), "sdpa.flash"))
+
+
+def test_a_set_is_one_line_joined_by_and_and_one_torch_brings_all_of_it():
+    selection = select(
+        AttentionParams(head_dim_qk=192, head_dim_v=128), Environment.describe("H100", cudnn="9.1.0")
+    )
+    unlock = ways(selection, "sdpa.cudnn")[0]
+    assert unlock.change == "upgrade cuDNN to ≥ 9.5.1 and upgrade PyTorch to ≥ 2.8.0, below 2.9.0"
+    assert unlock.paste == "pip install 'torch==2.8.0'"
+    assert dict(unlock.install.pins)["cudnn"] == "9.10.2.21"
+    assert dict(unlock.changes) == {"cudnn": Version(9, 5, 1), "torch": Version(2, 8)}
+    assert unlock.effect == "install"
+    report = selection.report()
+    assert "upgrade cuDNN to ≥ 9.5.1 and upgrade PyTorch to ≥ 2.8.0" in report
+    assert "      pip install 'torch==2.8.0'" in report
+
+
+def test_what_is_pasted_for_padding_runs():
+    torch = pytest.importorskip("torch")
+    for fmt, shape in (("bshd", (2, 1000, 16, 60)), ("sbhd", (1000, 2, 16, 60)), ("bhsd", (2, 16, 1000, 60))):
+        p = AttentionParams(qkv_layout=fmt, batch_size=2, max_seqlen_q=1000, head_dim_qk=60)
+        unlock = next(
+            u
+            for u in ways(select(p, Environment.describe("A100", cudnn="8.9.7"), policy=AS_IT_IS), "cudnn")
+            if "max_seqlen_q" in dict(u.changes) and "head_dim_qk" in dict(u.changes)
+        )
+        space = {"torch": torch, "x": torch.ones(shape, device="meta")}
+        for line in unlock.paste.splitlines():
+            exec(line, space)
+        expected = [{1000: 1024, 60: 64}.get(n, n) for n in shape]
+        assert list(space["x"].shape) == expected
+
+
+# ---- versions ---------------------------------------------------------------------------------------
+
+
+def test_a_version_that_meets_a_bug_is_not_offered():
+    """9.10.0 lifts the refusal of one query under a causal mask, and is withdrawn itself."""
+    fields = {"max_seqlen_q": 1, "max_seqlen_kv": 4096, "is_training": False}
+    fields["attn_mask_type"] = "causal_bottom_right"
+    offers = [
+        dict(u.changes)["cudnn"]
+        for u in ways(select(AttentionParams(**fields), Environment.describe("H100", cudnn="9.9.0")), "cudnn")
+        if u.effect == "install"
+    ]
+    assert offers == [Version(9, 10, 2)]
+
+
+load_all()
+NEEDS = re.compile(r"\b(?:needs?|from) (cuDNN|PyTorch|Triton|cudnn-frontend) (\d+(?:\.\d+)+)")
+COMPONENT = {"cuDNN": "cudnn", "PyTorch": "torch", "Triton": "triton", "cudnn-frontend": "cudnn_frontend"}
+
+
+@pytest.mark.parametrize(
+    # Of SDPA313 other head dimensions are taken from 2.11 on.
+    "rule",
+    [rule for rule in REGISTRY.rules.values() if NEEDS.search(rule.title) and rule.code != "SDPA313"],
+    ids=lambda rule: rule.code,
+)
+def test_no_release_is_offered_below_the_one_that_the_reason_names(rule):
+    """They stand below each other: "Attention sinks need cuDNN 9.13.0", "upgrade cuDNN to ≥ 9.13.0"."""
+    name, release = NEEDS.search(rule.title).groups()
+    selection = select(*question(rule, rule.fires_on), policy=AS_IT_IS)
+    assert any(rule.code == reason.code for reason in selection[rule.candidates[0]].reasons)
+    for unlock in selection.unlocks:
+        offered = dict(unlock.changes).get(COMPONENT[name])
+        if unlock.candidate in rule.candidates and offered is not None:
+            assert offered >= Version.parse(release), unlock.change
+
+
+def test_the_releases_that_would_not_do_are_named():
+    selection = select(
+        AttentionParams(batch_size=48, num_heads=18, max_seqlen_q=16534),
+        Environment.describe("A100", cudnn="8.9.7", cudnn_frontend="1.28.0"),
+        policy=AS_IT_IS,
+    )
+    unlock = next(u for u in ways(selection, "cudnn") if u.effect == "install")
+    assert unlock.change == "upgrade cuDNN to ≥ 9.0.0, not 9.8 or 9.9"
+    assert dict(unlock.install.changes)["cudnn"] == Version(9, 1)
+    for cudnn in ("9.1.0", "9.8.0", "9.9.0", "9.10.1", "9.10.2", "9.26.0"):
+        answer = select(selection.params, selection.environment.replace(cudnn=cudnn), policy=AS_IT_IS)
+        assert answer["cudnn"].eligible == (cudnn not in ("9.8.0", "9.9.0", "9.10.1"))
+
+
+def test_where_every_newer_version_has_the_bug_an_older_one_is_named():
+    p = AttentionParams(max_seqlen_q=1, max_seqlen_kv=4096, attn_mask_type="no_mask")
+    selection = select(p, Environment.describe("H100", cudnn="9.26.0"))
+    assert [r.code for r in selection["cudnn"].reasons] == ["BUG008"]
+    unlock = next(u for u in ways(selection, "cudnn") if "cudnn" in dict(u.changes))
+    assert unlock.change == "go back to cuDNN 9.24.0"
+    assert unlock.install.commands == ("pip install 'torch==2.14.1'",)
+    assert dict(unlock.install.pins)["cudnn"] == "9.24.0.43"
+
+
+# ---- hardware, casts, policy ------------------------------------------------------------------------
+
+
+def test_where_no_software_helps_the_nearest_gpu_is_named():
+    (unlock,) = ways(select(AttentionParams(), Environment.describe("T4")), "sdpa.flash")
+    assert (unlock.change, unlock.effect) == ("a GPU from sm80 on (e.g. A10)", "hardware")
+    assert dict(unlock.changes) == {"gpu": "A10"}
+    _, env, _ = unlock.apply(AttentionParams(), Environment.describe("T4"), Policy())
+    assert (env.arch, env.detected) == (86, False)
+
+
+def test_a_gpu_is_never_offered_beside_software_that_helps():
+    for selection in failing_questions(6, 60):
+        for name in {u.candidate for u in selection.unlocks}:
+            effects = [u.effect for u in ways(selection, name)]
+            assert "hardware" not in effects or set(effects) <= {"hardware", "risk"}
+
+
+def test_only_the_architectures_that_would_do_are_named():
+    """MLA in training: cuDNN has it on Hopper and datacentre Blackwell; before Ampere it runs nowhere."""
+    fields = {"head_dim_qk": 192, "head_dim_v": 128}
+    (found,) = texts("cudnn", fields, gpu="A100", cudnn="9.13.0", torch="2.9.1")
+    assert found == "a GPU of sm90 to sm103 (e.g. H100)"
+    p = AttentionParams(**fields)
+    for gpu in ("A100", "RTX 4090", "H100", "B200", "B300", "RTX 5090", "GB10"):
+        env = Environment.describe(gpu, cudnn="9.13.0", torch="2.9.1")
+        assert select(p, env)["cudnn"].eligible == (gpu in ("H100", "B200", "B300")), gpu
+
+
+def test_on_turing_a_cast_is_offered_with_its_range_and_never_made():
+    selection = select(AttentionParams(), Environment.describe("T4"))
+    unlock = ways(selection, "triton")[0]
+    assert unlock.change == "cast to fp16 (range ±65504: watch for overflow)"
+    assert unlock.effect == "config"
+    assert selection.backend in ("sdpa.math", "tiled")
+
+
+def test_no_other_machine_is_offered_where_there_is_no_nvidia_gpu():
+    assert not any(
+        u.effect == "hardware" for u in select(AttentionParams(), Environment.describe("cpu")).unlocks
+    )
+
+
+def test_a_wish_for_determinism_is_lifted_with_the_parameter():
+    p, env = AttentionParams(head_dim_qk=256), Environment.describe("B200")
+    selection = select(p, env, policy=Policy(deterministic=True))
+    lifted = [u for u in selection.unlocks if "policy.deterministic" in dict(u.changes)]
+    assert lifted
+    for unlock in lifted:
+        q, env2, policy = unlock.apply(p, env, Policy(deterministic=True))
+        assert not policy.deterministic
+        assert "ATTNSEL_DETERMINISTIC=0" in unlock.change
+        assert select(q, env2, policy=policy)[unlock.candidate].eligible
+
+
+def test_a_memory_limit_is_raised_by_what_stands_in_the_way():
+    found = texts("sdpa.math", policy=Policy(memory_limit="1GiB"))
+    assert found == ["ATTNSEL_MEMORY_LIMIT=6.0GiB"]
+    assert round_size((5 << 30) + 1) == Policy(memory_limit="5.1GiB").memory_limit
+
+
+def test_what_refused_when_it_ran_has_no_way_out_that_anyone_knows():
+    p, env = AttentionParams(), Environment.describe("H100")
+    evidence = Evidence().plus(Refusal("sdpa.cudnn", p, "no plan"))
+    assert not ways(select(p, env, evidence=evidence), "sdpa.cudnn")
