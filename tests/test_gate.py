@@ -95,7 +95,7 @@ def test_readme_is_a_landing_page():
 
 def test_no_folder_on_pytests_path_hides_the_package(pytestconfig):
     folders = [ROOT / folder for folder in pytestconfig.getini("pythonpath")]
-    assert folders == [ROOT / "tests" / "support", ROOT / "tests" / "fuzz", ROOT / "docs"]
+    assert folders == [*(ROOT / "tests" / name for name in ("support", "proof", "fuzz")), ROOT / "docs"]
     assert not [folder for folder in folders if (folder / "attnsel").exists()]
 
 
