@@ -93,12 +93,10 @@ def test_readme_is_a_landing_page():
     assert len(README.splitlines()) <= 150
 
 
-SHARED = ("support", "proof", "fuzz", "net")
-
-
 def test_no_folder_on_pytests_path_hides_the_package(pytestconfig):
     folders = [ROOT / folder for folder in pytestconfig.getini("pythonpath")]
-    assert folders == [*(ROOT / "tests" / each for each in SHARED), ROOT / "docs"]
+    shared = (ROOT / "tests" / name for name in ("support", "proof", "fuzz", "net"))
+    assert folders == [*shared, ROOT / "docs"]
     assert not [folder for folder in folders if (folder / "attnsel").exists()]
 
 
