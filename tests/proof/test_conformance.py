@@ -141,7 +141,7 @@ def test_a_file_that_is_no_table_is_refused_before_compiling(run, monkeypatch, t
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--kernel backward", "allowed: forward, forward_descriptor, forward_persistent, dkdv"),
+        ("--kernel backward", "allowed: forward, forward_descriptor, dkdv"),
         ("--feature causal,nonsense", "nonsense"),
         ("--dtype fp8", "allowed: bf16, fp16, fp32"),
         ("--compare no-such-file", "must be a file that conformance.py --json wrote"),
