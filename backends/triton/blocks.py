@@ -198,8 +198,6 @@ _DESCRIPTOR: dict[int, dict[int, Block]] = {
     90: {64: Block(128, 128, 4, 3), 128: Block(128, 128, 4, 2), 256: Block(128, 64, 4, 2)},
     100: {64: Block(128, 128, 4, 2), 128: Block(128, 128, 8, 2)},
 }
-# The persistent one (forward_persistent.py): at 256 what stores the result has no shared memory left.
-_PERSISTENT: dict[int, dict[int, Block]] = {90: {64: Block(128, 128, 4, 3), 128: Block(128, 128, 4, 2)}}
 
 # Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: more rows or fewer.
 DECODE_ROWS = (16, 32, 64)
@@ -343,12 +341,6 @@ def choose_descriptor(arch: int, head_dim_qk: int, head_dim_v: int, itemsize: in
     """The tile of the forward through tensor descriptors; None where it has none."""
     width = max(64, pad(head_dim_qk), pad(head_dim_v))
     return _DESCRIPTOR.get(_family(arch), {}).get(width) if itemsize == 2 else None
-
-
-def choose_persistent(arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block | None:
-    """The tile of the persistent forward; None where it has none."""
-    width = max(64, pad(head_dim_qk), pad(head_dim_v))
-    return _PERSISTENT.get(_family(arch), {}).get(width) if itemsize == 2 else None
 
 
 def _check_latent(name: str, head_dim_qk: int, head_dim_v: int, itemsize: int) -> None:

@@ -1,13 +1,13 @@
 """Which forwards go through tensor descriptors, and what such a launch needs: nothing here runs one.
 
 The descriptor kernel compiles, is right on Triton's interpreter, and as the PTX of Hopper executed on a CPU
-(``ptx/``); whether it wins, only a GPU can tell, and none has run it. Until a result under benchmarks/results
-says so it is not chosen by itself: DEFAULT is off, and ``forward(..., variant="descriptor")`` runs it, for
-the benchmark that settles it. For it: its machine code is specialised as it should be, and published figures
-for Hopper (forward, head_dim 128, facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to
-526 with specialised warps. Against it: a program first makes three descriptors, so that short calls would
-keep the pointer kernel, and a fault in how specialised warps wait for each other would hang the GPU rather
-than fail.
+(``tests/proof/ptx_interpreter``); whether it wins, only a GPU can tell, and none has run it. Until a result
+under benchmarks/results says so it is not chosen by itself: DEFAULT is off, and
+``forward(..., variant="descriptor")`` runs it, for the benchmark that settles it. For it: its machine code is
+specialised as it should be, and published figures for Hopper (forward, head_dim 128,
+facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to 526 with specialised warps. Against
+it: a program first makes three descriptors, so that short calls would keep the pointer kernel, and a fault in
+how specialised warps wait for each other would hang the GPU rather than fail.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from torch import Tensor
 from .blocks import Block, choose_descriptor, interpreted
 from .forward_descriptor import forward_descriptor_kernel
 from .launch import Launch, LaunchCall, forward_args, make_launch, tile_count, triton_is_among
-from .persistent import persistent_block, persistent_launch
 
 DEFAULT = False
-KERNELS = ("forward_descriptor", "forward_persistent")
-VARIANTS = ("pointer", "descriptor", "persistent")
+KERNEL = "forward_descriptor"
+VARIANTS = ("pointer", "descriptor")
 # Releases whose machine code was looked at. In 3.4 256 does not fit, and one allocator serves all threads.
 _RELEASES = ((3, 5), (3, 9))
 # An estimate: the three descriptors cost about as much as one tile of 128 keys.
@@ -38,16 +37,25 @@ _ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 _WIDEST_STRIDE = 1 << 40  # bytes
 
 
-def described_launch(
-    call: LaunchCall, arch: int | None, processors: int, out: Tensor, lse: Tensor, variant: str | None
+def descriptor_launch(
+    call: LaunchCall, arch: int | None, out: Tensor, lse: Tensor, variant: str | None
 ) -> Launch | None:
-    """This forward as a launch of a kernel with descriptors, where it shall be one; ``descriptor_block``."""
-    if variant == "persistent":
-        if reason := obstacle(call):
-            raise ValueError(f"variant 'persistent' is not possible: {reason}")
-        return persistent_launch(call, processors, out, lse, persistent_block(call, arch))
+    """This forward as a launch of the descriptor kernel where it shall be one (``descriptor_block``).
+
+    Run it inside ``scratch_memory``.
+    """
     block = descriptor_block(call, arch, variant)
-    return None if block is None else descriptor_launch(call, out, lse, block)
+    if block is None:
+        return None
+    i = call.inputs
+    rows_kv = i.k.shape[0 if call.spec.packed else 2]
+    tiles = tile_count(call.longest_q, block.m)
+    args = {
+        **forward_args(call, out, lse, None, block),
+        "tiles": tiles,
+        "TAIL": call.spec.packed or i.seqlens_kv is not None or rows_kv % block.n != 0,
+    }
+    return make_launch(KERNEL, forward_descriptor_kernel, tiles * call.heads * call.batch, args, block)
 
 
 def descriptor_block(call: LaunchCall, arch: int | None, variant: str | None) -> Block | None:
@@ -129,20 +137,6 @@ def _tile(call: LaunchCall, arch: int | None) -> Block | None:
     if arch >= 100 and (call.spec.softcap or (call.spec.window_left >= 0 and call.spec.window_right >= 0)):
         return None  # these spill
     return choose_descriptor(arch, call.d, call.e, call.inputs.q.element_size())
-
-
-def descriptor_launch(call: LaunchCall, out: Tensor, lse: Tensor, block: Block) -> Launch:
-    """The forward as a launch of the descriptor kernel; run it inside ``scratch_memory``."""
-    i = call.inputs
-    rows_kv = i.k.shape[0 if call.spec.packed else 2]
-    tiles = tile_count(call.longest_q, block.m)
-    args = {
-        **forward_args(call, out, lse, None, block),
-        "tiles": tiles,
-        "TAIL": call.spec.packed or i.seqlens_kv is not None or rows_kv % block.n != 0,
-    }
-    programs = tiles * call.heads * call.batch
-    return make_launch("forward_descriptor", forward_descriptor_kernel, programs, args, block)
 
 
 @contextlib.contextmanager

@@ -12,37 +12,6 @@ import triton.language as tl
 from .tile import ALL, LOG2E, PLAIN, bounded, finish, score, sequence, span, store_rows
 
 
-@triton.jit
-def accumulate(
-    q, k, v_rows, v_row, v_col, acc, total, peak, rows, cols, len_q, len_kv,
-    diag, scale2, cap, slope2, window_left, window_right,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip
-    """The online softmax over one more tile of keys: acc [M, E], total and peak [M] after it.
-
-    The values are loaded from their descriptor where they are needed: the wait for them stands there.
-    An `if` around the masks would end the specialisation of warps: every tile computes them.
-    """
-    x = tl.dot(q, tl.trans(k))
-    x, _ = score(
-        x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, None, 0, 0, None, 0, 0, slope2,
-        SOFTCAP, ALIBI,
-    )  # fmt: skip
-    x = bounded(
-        x, rows[:, None], cols[None, :], True, len_kv, diag, window_left, window_right, ALL, TAIL, LEFT,
-        RIGHT,
-    )  # fmt: skip
-    new_peak = tl.maximum(peak, tl.max(x, 1))
-    # Where nothing was visible yet both are -inf, and -inf - -inf is NaN.
-    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    p = tl.exp2(x - base[:, None])
-    rescale = tl.exp2(peak - base)
-    total = total * rescale + tl.sum(p, 1)
-    v = v_rows.load([v_row, v_col])
-    acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
-    return acc, total, new_peak
-
-
 @triton.jit(do_not_specialize=PLAIN)
 def forward_descriptor_kernel(
     Q, K, V, Out, Lse, Slopes, Sinks, LenQ, LenKV, CuQ, CuKV, StartQ, StartKV,
@@ -100,10 +69,26 @@ def forward_descriptor_kernel(
     for n in tl.range(begin, end, BLOCK_N, warp_specialize=True):
         cols = n + tl.arange(0, BLOCK_N)
         k = k_rows.load([n, 0])
-        acc, total, peak = accumulate(
-            q, k, v_rows, n, 0, acc, total, peak, rows, cols, len_q, len_kv, diag, scale2, cap, slope2,
-            window_left, window_right, LEFT, RIGHT, SOFTCAP, Slopes is not None, TAIL,
+        x = tl.dot(q, tl.trans(k))
+        # An `if` around the masks would end the specialisation of warps: every tile computes them.
+        x, _ = score(
+            x, rows[:, None], cols[None, :], len_q, len_kv, diag, scale2, cap, None, 0, 0, None, 0, 0, slope2,
+            SOFTCAP, Slopes is not None,
         )  # fmt: skip
+        x = bounded(
+            x, rows[:, None], cols[None, :], True, len_kv, diag, window_left, window_right, ALL, TAIL, LEFT,
+            RIGHT,
+        )  # fmt: skip
+        new_peak = tl.maximum(peak, tl.max(x, 1))
+        # Where nothing was visible yet both are -inf, and -inf - -inf is NaN.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        p = tl.exp2(x - base[:, None])
+        rescale = tl.exp2(peak - base)
+        total = total * rescale + tl.sum(p, 1)
+        peak = new_peak
+        # Loaded where they are needed: the wait for them stands here.
+        v = v_rows.load([n, 0])
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
 
     acc, lse = finish(acc, total, peak, rows < len_q, Sinks, head, 1.0, SINK, False)
     # Dense rows past the length hold zeros; packed memory there belongs to others.

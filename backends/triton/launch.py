@@ -33,7 +33,7 @@ _FARTHEST = 1 << 24  # elements between rows: within a tile of 128 of them addre
 class Launch:
     """One kernel launch: ``kernel[(programs,)](**args)`` with ``block``'s warps and stages."""
 
-    name: str  # forward, forward_descriptor, forward_persistent, decode, merge, rows, dkdv, dq, dbias
+    name: str  # forward, forward_descriptor, decode, merge, rows, dkdv, dq, dbias
     kernel: Any  # a triton JITFunction
     programs: int
     args: dict[str, Any]

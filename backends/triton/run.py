@@ -38,8 +38,7 @@ def forward(
     Short queries are decoded: their keys are split over programs. ``splits`` overrides over how many, up to
     ``blocks.MAX_SPLITS``, for queries of any length; 0 means a kernel for long queries. ``variant`` names
     that kernel, for benchmarks: "pointer" takes every call, "descriptor" (Hopper, Blackwell, interpreter)
-    what ``descriptors.obstacle`` lets through, "persistent" (Hopper, interpreter) of it dense calls of whole
-    tiles of keys; None: ``descriptors.py`` chooses.
+    what ``descriptors.obstacle`` lets through; None: ``descriptors.py`` chooses.
 
     ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``); ``lse`` always.
     Rows that see no key give 0 and -inf (with sinks the sink's logit); padded rows, and packed rows of no
@@ -94,7 +93,7 @@ def _forward_launches(
     if variant is not None and splits is None:
         splits = 0
     splits = choose_splits(call, arch, processors, splits)
-    if not splits and (described := descriptors.described_launch(call, arch, processors, out, lse, variant)):
+    if not splits and (described := descriptors.descriptor_launch(call, arch, out, lse, variant)):
         return [described]
     block = call.block("decode" if splits else "forward", arch)
     largest = None
@@ -313,7 +312,7 @@ def _around(launch: Launch, device: torch.device, arch: int) -> Iterator[None]:
             from .turing import tensor_cores  # private parts of Triton, for this card alone
 
             stack.enter_context(tensor_cores())
-        elif launch.name in descriptors.KERNELS:
+        elif launch.name == descriptors.KERNEL:
             stack.enter_context(descriptors.scratch_memory(device))
         try:
             yield

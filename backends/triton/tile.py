@@ -28,7 +28,6 @@ PLAIN = (
         "longest_q",
     ),
     *("shares", "programs_h", "bias_rows", "bias_cols"),
-    *(f"{name}_{part}" for name in "qkv" for part in ("rows", "row_b", "row_h", "col_b", "col_h")),
     *("q_offset", "kv_offset", "window_left", "window_right", "threshold"),
 )
 

@@ -19,7 +19,7 @@ import pool
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import descriptors
 from attnsel.backends.triton import launch as _launch
-from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, Block, choose_descriptor, choose_persistent
+from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, Block, choose_descriptor
 from attnsel.backends.triton.launch import Launch, make_call, tile_count
 from attnsel.backends.triton.launch_backward import ROWS_BLOCK, Buffers, backward_launches
 from attnsel.backends.triton.launch_decode import decode_launches, make_parts
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
 FEATURES = ("full", "causal", "paged", "paged-256")  # shipped for every head dimension and dtype
-KERNELS = ("forward", "forward_descriptor", "forward_persistent", "dkdv", "dq", "decode", "merge")
+KERNELS = ("forward", "forward_descriptor", "dkdv", "dq", "decode", "merge")
 EVERY_KERNEL = (*KERNELS, "rows", "dbias")
 # Shipped for all of them as well, and compiled for some: what scores a pair otherwise takes registers.
 SCORED_FEATURES = ("packed", "window", "dropout", "bias")
@@ -48,7 +48,7 @@ class Configuration:
     optional tensor at once.
     """
 
-    kernel: str  # forward, forward_descriptor, forward_persistent, rows, dkdv, dq, dbias, decode, merge
+    kernel: str  # forward, forward_descriptor, rows, dkdv, dq, dbias, decode, merge
     arch: int
     head_dim_qk: int
     head_dim_v: int
@@ -99,7 +99,7 @@ class KernelReport:
             f"{self.spills} spills": self.spills > OUTSIDE or bool(self.spills and in_loop),
             f"{self.shared_memory} bytes of shared memory, {limit} allowed": self.shared_memory > limit,
             "no matrix instruction": multiplies and not self.matrix_instructions,
-            "warps are not specialised": self.kernel in descriptors.KERNELS and not self.specialised,
+            "warps are not specialised": self.kernel == descriptors.KERNEL and not self.specialised,
             f"serialised, {per_wait} matrix instructions per wait": self.loop and self.loop.serialised,
         }
         return (*(words for words, wrong in found.items() if wrong), *(f"ptxas: {w}" for w in self.warnings))
@@ -161,18 +161,16 @@ def _table(
         for kernel in kernels
         if not (arch < 80 and kernel == "dkdv" and max(d, e) > 128)
         if kernel in _FORWARD or (max(d, e) <= 256 and feature not in _PAGE_SIZES)
-        if kernel not in _DESCRIBED or (dtype != "fp32" and _DESCRIBED[kernel](arch, d, e, 2))
+        if kernel != descriptors.KERNEL or (dtype != "fp32" and choose_descriptor(arch, d, e, 2))
         if feature not in _LEFT_OUT.get(kernel, ()) and (kernel != "dbias" or "bias" in _CALLS[feature][1])
         for rows in (DECODE_ROWS if kernel == "decode" else DECODE_ROWS[-1:])
     ]
 
 
-_FORWARD = ("forward", "forward_descriptor", "forward_persistent", "decode", "merge")
-_DESCRIBED = {"forward_descriptor": choose_descriptor, "forward_persistent": choose_persistent}
+_FORWARD = ("forward", "forward_descriptor", "decode", "merge")
 # Causal decode does more, and what the merge does depends on neither.
 _LEFT_OUT: dict[str, tuple[str, ...]] = {
     "forward_descriptor": ("bias", "mask", "dropout", "all", *_PAGE_SIZES),  # descriptors.obstacle
-    "forward_persistent": ("bias", "mask", "dropout", "all", "packed", "packed-cross", *_PAGE_SIZES),
     "decode": ("full",),
     "merge": ("full", "window", *_PAGE_SIZES),
 }
@@ -295,9 +293,8 @@ def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
         return next(launch for launch in launches if launch.name == c.kernel)
     if c.kernel == "forward":
         return _launch.forward_launch(call, c.arch, out, lse, None, call.block("forward", c.arch))
-    if c.kernel in descriptors.KERNELS:
-        variant = c.kernel.removeprefix("forward_")
-        described = descriptors.described_launch(call, c.arch, 0, out, lse, variant)
+    if c.kernel == descriptors.KERNEL:
+        described = descriptors.descriptor_launch(call, c.arch, out, lse, "descriptor")
         assert described is not None
         return described
     dsinks = None

@@ -144,7 +144,7 @@ def test_a_file_that_is_no_table_is_refused_before_compiling(run, monkeypatch, t
         (f"--arch {'9' * 5000}", "allowed: 75, 80"),
         ("--arch ٩٠", "allowed: 75, 80"),
         (f"--head-dim {'9' * 5000}", "must be a number up to 576"),
-        ("--kernel backward", "allowed: forward, forward_descriptor, forward_persistent, dkdv"),
+        ("--kernel backward", "allowed: forward, forward_descriptor, dkdv"),
         ("--feature causal,nonsense", "nonsense"),
         ("--dtype fp8", "allowed: bf16, fp16, fp32"),
         ("--compare no-such-file", "must be a file that conformance.py --json wrote"),

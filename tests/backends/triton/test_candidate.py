@@ -86,7 +86,6 @@ def test_conformance_reports_one_kernel_per_configuration(capsys):
     assert {kernel["kernel"] for kernel in kernels} == {
         "forward",
         "forward_descriptor",
-        "forward_persistent",
         "dkdv",
         "dq",
         "decode",

@@ -405,8 +405,7 @@ def test_sizes_of_one_compile() -> None:
 
 
 def compiled(call: Any, arch: int, lse: Tensor) -> None:
-    block = descriptor_block(call, arch, "descriptor")
-    assert block is not None
-    launch = descriptor_launch(call, call.inputs.q, lse, block)
+    launch = descriptor_launch(call, arch, call.inputs.q, lse, "descriptor")
+    assert launch is not None
     assert list(launch.args) == launch.kernel.arg_names
     assert_specialised(compile_launch(launch, arch), arch, call.d, call.e)

@@ -26,11 +26,11 @@ ARRIVE = r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\], 128;"
 FREED = rf"wgmma\.wait_group\.sync\.aligned 0;(.*?{ARRIVE})"
 
 
-def executed(change: Callable[[str], str], case: Case = CASE) -> CaseReport:
+def executed(change: Callable[[str], str]) -> CaseReport:
     before = cases.executed_on
-    cases.executed_on = lambda arch, done, **told: before(arch, done, lambda _, text: change(text), **told)
+    cases.executed_on = lambda arch, done: before(arch, done, lambda _, text: change(text))
     try:
-        return report_on((case, 90, "bf16"))
+        return report_on((CASE, 90, "bf16"))
     finally:
         cases.executed_on = before
 
@@ -101,23 +101,6 @@ def test_planted_faults_are_found_and_blamed_on_our_lines(
     blamed = next(fault for fault in report.faults if fault.kind in kinds)
     assert blamed.kernel == "forward_descriptor_kernel"
     assert re.fullmatch(r"(forward_descriptor|tile)\.py:\d+( in \w+\.py:\d+)*", blamed.source)
-
-
-# One program has eight blocks for three buffers of Q and three of keys: one tile each, so that those of the
-# keys do not keep the producer from filling Q's again.
-EIGHT_BLOCKS = Case(
-    "planted", lengths=(512, 128), heads=(1, 1), variant="persistent", processors=1, backward=False
-)
-
-
-@pytest.mark.parametrize("number", range(2))
-def test_a_persistent_program_that_does_not_wait_for_buffers_is_found(number: int) -> None:
-    """Of either half of Q."""
-    assert not executed(lambda text: text, EIGHT_BLOCKS).failed
-    report = executed(at(number, WAIT, GO_ON), EIGHT_BLOCKS)
-    assert report.failed
-    assert {"race", "not waited for"} & {fault.kind for fault in report.faults}
-    assert {fault.kernel for fault in report.faults} == {"forward_persistent_kernel"}
 
 
 def test_a_deadlock_names_the_mbarrier_its_waiter_and_what_is_missing() -> None:

@@ -49,8 +49,8 @@ def changed(case: str, kernel: str, change: Callable[[str], str]) -> CaseReport:
     """The first call of a case on sm80, with the PTX of one kernel edited."""
     wanted = first_call(case)
     before = cases.executed_on
-    cases.executed_on = lambda arch, done, **told: before(
-        arch, done, lambda name, text: change(text) if name == kernel else text, **told
+    cases.executed_on = lambda arch, done: before(
+        arch, done, lambda name, text: change(text) if name == kernel else text
     )
     try:
         return report_on(wanted)

@@ -35,7 +35,6 @@ from ptx_interpreter.grid import (
     DIAGONALS,
     PACKED,
     PAIRS,
-    PERSISTENT,
     SWEEP,
     WHOLE,
     WIDE_DIAGONALS,
@@ -114,15 +113,6 @@ CASES = (
          **(DESCRIPTORS | {"lengths": (150, 77)})),
     Case("descriptors, head_dims 192 and 128", **(DESCRIPTORS | {"head_dims": (192, 128)})),
     Case("descriptors, head_dim 256", **(DESCRIPTORS | {"head_dims": (256, 256), "lengths": (70, 301)})),
-    Case("persistent, causal, groups", CAUSAL, heads=(4, 2),
-         **(PERSISTENT | {"head_dims": (128, 128), "lengths": (384, 384)}), quick=True,
-         also=({"lengths": (150, 256)}, {"lengths": (513, 256)})),
-    Case("persistent, full", **(PERSISTENT | {"lengths": (300, 384)}), dtypes=BOTH,
-         also=({"lengths": (128, 640)}, {"lengths": (9, 128)}, {"lengths": (700, 128)})),
-    Case("persistent, features",
-         {**BOTTOM_RIGHT, "window_left": 140, "softcap": 1.5, "softmax_type": "learnable"},
-         {"alibi_slopes": "b h", "softmax_offset": "h"}, **(PERSISTENT | {"lengths": (300, 256)}),
-         also=({"lengths": (130, 512)},)),
     Case("descriptors, head_dims 40 and 24", **(DESCRIPTORS | {"head_dims": (40, 24)}), dtypes=("fp16",)),
 )  # fmt: skip
 
@@ -222,7 +212,7 @@ def _compared(case: Case, arch: int, dtype: torch.dtype, done: list[Executed]) -
     largest: dict[str, float] = {}
     for each in case.calls():
         call = Call.of(each, arch, dtype)
-        with executed_on(arch, done, processors=case.processors), empty_is_nan():
+        with executed_on(arch, done), empty_is_nan():
             actual = call.carried_out()
         errors = call.errors(actual)
         if missing := call.held()[0].keys() - errors.keys():

@@ -27,7 +27,6 @@ class Case:
     backward: bool = True
     variant: str | None = None  # of the forward: see ``run.forward``
     archs: tuple[int, ...] = ()  # the only ones; all if left out
-    processors: int = 0  # of the GPU: a persistent kernel has no more programs
     heads: tuple[int, int] = (2, 1)  # of queries, of keys and values
     also: tuple[dict[str, Any], ...] = ()  # more calls: what of a case or of its ``spec`` is another
     quick: bool = False  # one of the representative part
@@ -54,7 +53,6 @@ BOTH = ("bf16", "fp16")
 PACKED = {"packed": True}
 ALL = {**BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable", "dropout_p": 0.3}
 DESCRIPTORS: dict[str, Any] = {"variant": "descriptor", "backward": False, "archs": (90,)}
-PERSISTENT: dict[str, Any] = {**DESCRIPTORS, "variant": "persistent", "processors": 3}
 DECODED: dict[str, Any] = {"spec": BOTTOM_RIGHT, "lengths": (3, 300), "backward": False}
 
 

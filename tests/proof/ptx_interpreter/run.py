@@ -171,24 +171,22 @@ def executed_on(
     arch: int,
     done: list[Executed],
     change: Callable[[str, str], str] | None = None,
-    processors: int = 0,
 ) -> Iterator[None]:
     """``run.forward`` and ``run.backward`` of CPU tensors, as on a GPU of ``arch``, executed here.
 
     Each launch is added to ``done``. ``change(name of the launch, PTX)`` may alter what is executed.
-    ``processors``: of the GPU, 0 for as many as there are programs.
     """
 
     def carry_out(launch: Launch) -> None:
         altered = None if change is None else (lambda text: change(launch.name, text))
         done.append(execute(launch, arch, altered))
 
-    with launches_given_to(carry_out, arch, processors):
+    with launches_given_to(carry_out, arch):
         yield
 
 
 @contextlib.contextmanager
-def launches_given_to(carry_out: Callable[[Launch], None], arch: int, processors: int = 0) -> Iterator[None]:
+def launches_given_to(carry_out: Callable[[Launch], None], arch: int) -> Iterator[None]:
     """What would be launched on a GPU of ``arch`` is given to a function instead, in its order.
 
     Not for threads: what runs launches is replaced.
@@ -202,7 +200,7 @@ def launches_given_to(carry_out: Callable[[Launch], None], arch: int, processors
     replaced: Any = _run
     replaced._arch = lambda q: arch
     replaced._run = give
-    replaced._processors = lambda device: processors
+    replaced._processors = lambda device: 0
     try:
         yield
     finally:
