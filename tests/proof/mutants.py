@@ -1,12 +1,12 @@
 """How much do the tests notice? Mutants drawn at random, one at a time, against the default tier.
 
-    python tests/proof/mutants.py --draw                       # the list alone
-    python tests/proof/mutants.py --out mutants.json           # draws, runs, and keeps what is done: minutes each
+    python tests/proof/mutants.py --draw                # the list alone
+    python tests/proof/mutants.py --out mutants.json    # draws, runs, and keeps what is done: minutes each
 
 A mutant is one small change of the product: another operator, another constant, a statement that is gone,
-two arguments the other way round. The seed is the hash of the last commit, so nobody chooses. Half of them lie
-in the rooms where a wrong number or a broken program would come from (``HALF``). Kernels in Triton's language
-are left out: they have judges of their own (tests/proof/ptx_interpreter, benchmarks/planted_faults.py).
+two arguments the other way round. The seed is the hash of the last commit, so nobody chooses. Half of them
+lie in the rooms where a wrong number or a broken program would come from (``HALF``). Kernels in Triton's
+language are left out: they have judges of their own (tests/proof/ptx_interpreter, benchmarks).
 
 Each runs in a copy of the checkout: first the tests that mirror its file, then all others, then the net
 (tests/net), each until something fails. ``killed_by`` says which of the three noticed: the first two judge.
