@@ -187,7 +187,8 @@ def _modules() -> dict[str, ModuleType]:
     functions = [name for name in api.__all__ if name.startswith("flash_attn")]
     package.__dict__.update({name: getattr(api, name) for name in functions})
     package.__dict__["__version__"] = api.__version__
-    layers = _package(_LAYERS, importlib.import_module("attnsel.flash_attn.layers"), list(package.__path__))
+    own_layers = importlib.import_module("attnsel.flash_attn.layers")  # late, as the others
+    layers = _package(_LAYERS, own_layers, list(package.__path__))
     for child in made:
         parent, _, leaf = child.rpartition(".")
         setattr(package if parent == NAME else layers, leaf, made[child])
