@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import attnsel
+from attnsel import plugins
 from paths import ROOT
 
 # What `attnsel prove` takes along, from the folders where it lies in a checkout.
@@ -193,6 +196,14 @@ def test_planning_needs_no_torch():
                     seen.add(name)
                     todo.append(name)
     assert not wrong
+
+
+def test_public_names_are_there():
+    late = attnsel._NEEDS_TORCH if importlib.util.find_spec("torch") is None else {}
+    for name in dir(attnsel):
+        assert name in late or getattr(attnsel, name) is not None
+    for name in plugins.__all__:
+        assert getattr(plugins, name) is not None
 
 
 def test_sub_packages_are_all_declared():
