@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from attnsel import AttentionParams, Environment, InvalidInput, select
+from attnsel import AttentionParams, Device, Environment, InvalidInput, select
 from attnsel.environment import without_code
 from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE
 from attnsel.environment.releases import ON_ARM, build_with, runs_on
