@@ -1,6 +1,5 @@
 """attnsel: which attention kernel will run, why each of the others cannot, and the way to a faster one."""
 
-import warnings as _warnings
 from pathlib import Path as _Path
 
 # In a checkout rules/ and backends/ stand beside this folder; installed, they are inside it.
@@ -68,14 +67,7 @@ __all__ = [
 ]
 
 
-_RENAMED = {"hides_nothing": "assume_all_visible", "open_mask": "trivial_mask"}  # since 0.2
-
-
 def __getattr__(name: str) -> _Any:
-    if name in _RENAMED:
-        new = _RENAMED[name]
-        _warnings.warn(f"attnsel.{name} is attnsel.{new} now", DeprecationWarning, stacklevel=2)
-        name = new
     module = _NEEDS_TORCH.get(name)
     if module is None:
         raise AttributeError(f"module 'attnsel' has no attribute {name!r}")

@@ -33,7 +33,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -246,7 +245,6 @@ def rule(
     fires_on: Example | None = None,
     passes: Example | None = None,
     registry: Registry | None = None,
-    trips: Example | None = None,
 ) -> Callable[[Body], Body]:
     """Register a constraint on ``candidates``: names, or kinds of them (``every``, ``needing("torch")``).
 
@@ -263,7 +261,7 @@ def rule(
     a key of EVIDENCE. ``status``: "preview" for one that is tried out. ``replaced_by``: the code that took
     over; the rule is then deprecated. ``fires_on`` and ``passes``: fields of AttentionParams, or ``gpu`` and
     component versions, that differ from the defaults inside the gates. ``registry``: a plug-in's own; None is
-    attnsel's. ``trips`` was the name of ``fires_on`` in 0.1.
+    attnsel's.
 
     Raises ValueError at import for a rule that could not be explained: no docstring, no ``Source:``.
     """
@@ -276,9 +274,6 @@ def rule(
     unknown_names = [name for name in names if name not in allowed]
     if unknown_names or not candidates:
         raise ValueError(f"{code}: candidates {unknown_names or 'missing'}; allowed: {', '.join(allowed)}")
-    if trips is not None:
-        warnings.warn(f"{code}: trips is fires_on now", DeprecationWarning, stacklevel=2)
-        fires_on = trips
     if evidence not in EVIDENCE:
         raise ValueError(f"{code}: evidence {evidence!r}; allowed: {', '.join(EVIDENCE)}")
     family = code.rstrip("0123456789")

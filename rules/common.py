@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnsel.backends.registry import OLDEST_TORCH, needing, where
 from attnsel.environment import Environment, without_code
+from attnsel.environment.releases import OLDEST
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
@@ -14,14 +15,16 @@ from attnsel.verdicts.verdict import Violation
 @rule(
     "INSTALL001",
     needing("torch"),
-    requires={"torch": Installed(Version(*OLDEST_TORCH))},
+    requires={"torch": Installed(Version(*OLDEST_TORCH), known=OLDEST)},
     evidence="measured",
     fires_on={"gpu": "H100", "torch": None},
+    passes={"torch": "2.2.0"},
 )
 def torch_installed(p: AttentionParams, env: Environment) -> None:
-    """PyTorch must be installed to run attention.
+    """PyTorch must be installed to run attention, and be 2.2 or newer to be known.
 
-    Why: attnsel's kernels take and return torch tensors; planning alone needs no torch.
+    Why: attnsel's kernels take and return torch tensors; planning alone needs no torch. What an older PyTorch
+    than 2.2 runs is not known, so nothing is said of one that is installed here, and none can be described.
     Fix: pip install 'attnsel[torch]'.
     Source: attnsel's pyproject.toml.
     """
@@ -164,7 +167,7 @@ def code_for_the_gpu(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: the wheel of the same torch for another CUDA, from PyTorch's index; else a torch that has it. A torch
     that was built from source, as in NVIDIA's containers, has what TORCH_CUDA_ARCH_LIST said: state its CUDA
     with it; where no wheel has both, nothing is refused.
-    Source: the wheels themselves, 2.0 to 2.15 (attnsel/environment/torch_builds.py); CUDA C++ Programming
+    Source: the wheels themselves, 2.2 to 2.15 (attnsel/environment/torch_builds.py); CUDA C++ Programming
     Guide, "Binary Compatibility"; pytorch#172352.
     """
     lacking = without_code(env)

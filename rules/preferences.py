@@ -43,8 +43,7 @@ def known_before_unknown(c: RankKey, arch: int | None, policy: Policy) -> int:
 def order_of_f_sdpa(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Below PyTorch 2.6 kernels stand in the order in which F.sdpa tries them
 
-    Why: attnsel does not run there; the first kernel that F.sdpa can use is the one that runs. 2.0 and 2.1
-    put the memory-efficient kernel first for few heads, for head_dim 128 and for most training, 2.5.0 put
+    Why: attnsel does not run there; the first kernel that F.sdpa can use is the one that runs. 2.5.0 put
     cuDNN first on Hopper, and 2.5.1 behind all others. What it is asked for (sdpa_kernel) comes before.
     Source: attnsel/selection/f_sdpa.py, "f_sdpa_order".
     """

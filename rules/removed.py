@@ -37,5 +37,15 @@ removed("TRITON022", release="0.1.0", why="Wide fp32 heads had not been compiled
 removed(
     "SDPA001",
     release="0.1.0",
-    why="Before PyTorch 2.5 only plain attention was known. SDPA701 to SDPA732 say what each release has.",
+    why="Before PyTorch 2.5 only plain attention was known. SDPA707 to SDPA732 say what each release has.",
 )
+for _code in (
+    *("SDPA701", "SDPA702", "SDPA703", "SDPA704", "SDPA705", "SDPA706"),
+    *("SDPA711", "SDPA712", "SDPA713", "SDPA714", "SDPA730"),
+):
+    removed(
+        _code,
+        release="0.1.0",
+        replaced_by="INSTALL001",
+        why="It was about PyTorch 2.0 or 2.1, and what is older than 2.2 is not known any more.",
+    )

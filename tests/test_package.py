@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import attnsel
+from attnsel import plugins
 from paths import ROOT
 
 FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/backends"}
@@ -121,6 +124,14 @@ def test_a_checkout_finds_its_own_rules_and_backends_from_its_root():
     told = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert str(ROOT / "rules") in told
     assert str(ROOT / "backends") in told
+
+
+def test_public_names_are_there():
+    late = attnsel._NEEDS_TORCH if importlib.util.find_spec("torch") is None else {}
+    for name in dir(attnsel):
+        assert name in late or getattr(attnsel, name) is not None
+    for name in plugins.__all__:
+        assert getattr(plugins, name) is not None
 
 
 def test_nothing_imports_the_bare_top_level_names():

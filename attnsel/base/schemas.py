@@ -17,7 +17,7 @@ VERSIONS: dict[str, int] = {
     "log": 1,
     "rules": 1,
     "ranges": 1,
-    "rule": 1,
+    "rule": 2,
     "removed-rule": 1,
     "gpus": 1,
     "doctor": 5,

@@ -175,14 +175,11 @@ def _cudnn(wheel: Build, cudnn: Version | None) -> Iterator[Finding]:
     """A torch wheel names one cuDNN, and torch loads no older minor (torch/backends/cudnn/__init__.py)."""
     if cudnn is None or cudnn[:2] == wheel.cudnn[:2]:
         return
-    has = "contains" if wheel.bundled else "pins"
-    text = f"torch {wheel.name} {has} cuDNN {wheel.pin}, found {cudnn}"
+    text = f"torch {wheel.name} pins cuDNN {wheel.pin}, found {cudnn}"
     if cudnn.major == wheel.cudnn.major and cudnn > wheel.cudnn:
         yield Finding("note", text, "newer is fine; what installs torch again puts its own back")
         return
-    fix = "take the other cuDNN off LD_LIBRARY_PATH"
-    if not wheel.bundled:
-        fix = f"pip install '{wheel.cudnn_package}=={wheel.pin}', or {fix}"
+    fix = f"pip install '{wheel.cudnn_package}=={wheel.pin}', or take the other cuDNN off LD_LIBRARY_PATH"
     yield Finding("error", f"{text}: torch does not load it", fix)
 
 

@@ -106,9 +106,9 @@ def rule(
     """The page of one rule: what it says, why, where it holds, what it rests on, and examples.
 
     --json prints one object: what a row of "attnsel rules --json" holds, and name, text, module,
-    fires_on and passes (the fields of two examples; fires_on is there as trips too, its earlier name),
-    commands (the examples as command lines, where they can be written as one). Of a code that was
-    removed: code, family, status, release, replaced_by, why.
+    fires_on and passes (the fields of two examples), commands (the examples as command lines, where
+    they can be written as one). Of a code that was removed: code, family, status, release,
+    replaced_by, why.
     """
     one_form(markdown=markdown, json=json)
     try:

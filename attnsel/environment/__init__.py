@@ -8,6 +8,7 @@ from attnsel.environment.machine import (
     Missing,
     component_name,
     describe_device,
+    require_known_torch,
     without_code,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "Missing",
     "component_name",
     "describe_device",
+    "require_known_torch",
     "without_code",
 ]

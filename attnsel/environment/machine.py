@@ -13,13 +13,22 @@ import sys
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from attnsel.base.model import FrozenModel
 from attnsel.base.suggestions import suggestion
 from attnsel.environment.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.environment.installed import flash_attn_versions, installed_version
-from attnsel.environment.releases import FRONTENDS, NoCode, build_with, builds_of, fitting_build, no_code
+from attnsel.environment.releases import (
+    BUILDS,
+    FRONTENDS,
+    OLDEST,
+    NoCode,
+    build_with,
+    builds_of,
+    fitting_build,
+    no_code,
+)
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.params.checks import LARGEST
@@ -124,6 +133,12 @@ class Environment(FrozenModel):
         default=False, exclude=True, description="what is assumed stays: an answer was worked out with it"
     )
 
+    @model_validator(mode="after")
+    def _is_known(self) -> Environment:
+        if not self.detected:  # what is here is what it is: INSTALL001 refuses it
+            require_known_torch(self.torch)
+        return self
+
     @property
     def arch(self) -> int | None:
         return self.device.arch
@@ -147,7 +162,8 @@ class Environment(FrozenModel):
         the wheel of PyTorch that fits all of what was given and the GPU (attnsel/environment/releases.py),
         and marked as assumed. None means not installed.
 
-        Raises InvalidInput for an unknown GPU, component or version.
+        Raises InvalidInput for an unknown GPU, component or version, and for a PyTorch older than any that is
+        known, whether it is stated or what else is stated came with it.
         """
         unknown = sorted(set(versions) - set(COMPONENTS))
         if unknown:
@@ -157,6 +173,9 @@ class Environment(FrozenModel):
         given: dict[str, Version | None] = {}
         for name, value in versions.items():
             given[name] = _component(name, value)
+        require_known_torch(given.get("torch"))
+        if "torch" not in given:
+            _require_known_companions(given)
         device = describe_device(gpu)
         filled: dict[str, Any] = {**_companions(device, given), **given}
         if device.type != "cuda":
@@ -184,6 +203,24 @@ def _component(name: str, value: Any) -> Version | None:
     except ValueError as error:
         raise InvalidInput(name, value, str(error)) from None
     return version
+
+
+def require_known_torch(torch: Version | None) -> None:
+    """Raises InvalidInput for a PyTorch older than any that is known."""
+    if torch is not None and torch < OLDEST:
+        allowed = f"must be {OLDEST.major}.{OLDEST.minor} or newer: what an older PyTorch runs is not known"
+        raise InvalidInput("torch", str(torch), allowed)
+
+
+def _require_known_companions(given: dict[str, Version | None]) -> None:
+    """Raises InvalidInput for what only a PyTorch older than any that is known came with."""
+    for name in ("cuda", "triton"):
+        version = given.get(name)
+        oldest = min(getattr(build, name) for build in BUILDS)
+        if version is not None and version < oldest:
+            older = f"an older one came with PyTorch before {OLDEST.major}.{OLDEST.minor}, which is not known"
+            allowed = f"must be {oldest.major}.{oldest.minor} or newer where no torch is stated: {older}"
+            raise InvalidInput(name, str(version), allowed)
 
 
 def describe_device(gpu: str | None) -> Device:

@@ -22,21 +22,19 @@ class Build(NamedTuple):
     ``sass``: architectures (90 is sm90) whose machine code is in the wheel; ``ptx``: the one whose PTX is
     there, which the driver compiles for newer GPUs. ``index``: "" for PyPI's own wheel, else the name under
     ``download.pytorch.org/whl/`` that has it. ``pythons``: minor releases of Python 3. ``pin``: cuDNN as the
-    wheel requires or contains it, to its last number; ``bundled``: it is in the wheel, no package is
-    required.
+    wheel requires it, to its last number.
     """
 
     torch: Version
     cuda: Version
     cudnn: Version
-    nccl: Version | None
+    nccl: Version
     triton: Version
     sass: tuple[int, ...]
     ptx: int | None
     index: str  # type: ignore[assignment]  # hides tuple.index, which no build needs
     pythons: tuple[int, ...]
     pin: str
-    bundled: bool = False
 
     @property
     def name(self) -> str:
@@ -45,7 +43,7 @@ class Build(NamedTuple):
 
     @property
     def cudnn_package(self) -> str:
-        """``nvidia-cudnn-cu12``: the package that brings cuDNN, or that can where the wheel bundles it."""
+        """``nvidia-cudnn-cu12``: the package that brings cuDNN."""
         return f"nvidia-cudnn-cu{self.cuda.major}"
 
     @property
@@ -69,20 +67,22 @@ def _builds(row: str) -> Iterable[Build]:
         yield Build(
             torch=_version(f"{minor}.{patch}"),
             cuda=toolkit,
-            cudnn=_version(cudnn.removesuffix("!")),
-            nccl=None if nccl == "-" else _version(nccl),
+            cudnn=_version(cudnn),
+            nccl=_version(nccl),
             triton=_version(triton),
             sass=tuple(int(code.removesuffix("+")) for code in codes),
             ptx=next((int(code[:-1]) for code in codes if code.endswith("+")), None),
             index="" if cuda.startswith("*") else f"cu{toolkit.major}{toolkit.minor}",
             pythons=tuple(range(first, last + 1)),
-            pin=cudnn.removesuffix("!"),
-            bundled=cudnn.endswith("!"),
+            pin=cudnn,
         )
 
 
 BUILDS: tuple[Build, ...] = tuple(sorted(build for row in ROWS for build in _builds(row)))
 """Every known build, lowest torch and CUDA first."""
+
+OLDEST = BUILDS[0].torch
+"""The oldest release that is known: what F.sdpa of an older one does is in no rule."""
 
 NEWEST = BUILDS[-1].torch
 """The newest release that is known."""

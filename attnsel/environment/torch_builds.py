@@ -1,12 +1,12 @@
 """What each CUDA wheel of PyTorch for Linux x86-64 brings: a line per release and CUDA version.
 
-A line: torch, CUDA ("*" is PyPI's own wheel), cuDNN ("!": inside the wheel, no package is required), NCCL
-("-": nobody read it), Triton, and which of ``ARCHS`` it has code for. Read 2026-11-23:
+A line: torch, CUDA ("*" is PyPI's own wheel), cuDNN, NCCL, Triton, and which of ``ARCHS`` it has code for.
+The first release is the oldest that a described machine may have. Read 2026-11-23:
 
 - PyPI's own wheels: versions from their Requires-Dist, CUDA from their torch/version.py, code from the list
   in their libtorch_python.so, which ``torch.cuda.get_arch_list()`` returns. Since 2.14 Triton is "~=".
 - PyTorch's index up to 2.5: manywheel/build_cuda.sh and common/install_cuda.sh of pytorch/builder at
-  release/2.0 to release/2.5. Its wheels up to 2.1 hold cuDNN. cu118 of 2.2 and 2.3: package lists of users.
+  release/2.2 to release/2.5. cu118 of 2.2 and 2.3: package lists of users.
 - Since 2.6: pytorch's .github/scripts/generate_binary_build_matrix.py, RELEASE.md ("Release Compatibility
   Matrix", "PyTorch CUDA Support Matrix": pytorch#164471, #175253, #182849, #194367), build_cuda.sh at 2.8.
 - 2.11: RELEASE.md has cuDNN 9.17.1.4 and the wheels 9.19.0.56; only cu129 requires 9.17.1.4.
@@ -24,14 +24,13 @@ from __future__ import annotations
 
 # First to last minor release of Python 3 with a wheel on PyPI.
 PYTHONS = {
-    "2.0": "8-11", "2.1": "8-11", "2.2": "8-12", "2.3": "8-12", "2.4": "8-12", "2.5": "9-13", "2.6": "9-13",
+    "2.2": "8-12", "2.3": "8-12", "2.4": "8-12", "2.5": "9-13", "2.6": "9-13",
     "2.7": "9-13", "2.8": "9-13", "2.9": "10-14", "2.10": "10-14", "2.11": "10-14", "2.12": "10-14",
     "2.13": "10-14", "2.14": "10-14", "2.15": "11-15",
 }  # fmt: skip
 
 # Compute capabilities with machine code; "+" is behind the one whose PTX is there too.
 ARCHS = {
-    "kepler": "37 50 60 70 75 80 86",
     "kepler-hopper": "37 50 60 70 75 80 86 90",
     "maxwell-hopper": "50 60 70 75 80 86 90",
     "volta": "70 75 80 86 90 100 120",
@@ -41,10 +40,6 @@ ARCHS = {
 }
 
 ROWS = (
-    "2.0.0,1   *11.7 8.5.0.96  2.14.3 2.0.0 kepler",
-    "2.0.0,1    11.8 8.7.0.84! -      2.0.0 kepler-hopper",
-    "2.1.0,1,2  11.8 8.7.0.84! -      2.1.0 kepler-hopper",
-    "2.1.0,1,2 *12.1 8.9.2.26  2.18.1 2.1.0 maxwell-hopper",
     "2.2.0,1,2  11.8 8.7.0.84  2.19.3 2.2.0 kepler-hopper",
     "2.2.0,1,2 *12.1 8.9.2.26  2.19.3 2.2.0 maxwell-hopper",
     "2.3.0      11.8 8.7.0.84  2.20.5 2.3.0 kepler-hopper",

@@ -225,11 +225,7 @@ def whole_page(page: Page) -> dict[str, Any]:
     if isinstance(page, PolicyRule):
         examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
     text = {"name": page.name, "text": page.text, "module": page.module}
-    examples, commands = jsonable(examples), example_commands(page)
-    for part in (examples, commands):
-        if "fires_on" in part:
-            part["trips"] = part["fires_on"]  # its name in the JSON of earlier versions
-    return {**as_dict(page), **text, **examples, "commands": commands}
+    return {**as_dict(page), **text, **jsonable(examples), "commands": example_commands(page)}
 
 
 def removed_as_dict(gone: Removed) -> dict[str, Any]:

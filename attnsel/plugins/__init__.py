@@ -56,7 +56,7 @@ import re
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnsel.backends.registry import CANDIDATES, completed_by
 from attnsel.base.lock import ForkSafeLock
@@ -90,17 +90,6 @@ GROUP = "attnsel.backends"
 # What attnsel itself carries out, around any kernel; a mask is folded by the kernel that takes one.
 CARRIED_OUT = tuple(name for name in ADAPTERS if name != "fold_mask")
 LONGEST_NAME = 15  # columns a report has for it
-
-_RENAMED: dict[str, Any] = {"Plugin": CandidateRecord, "Bad": Violation, "Words": FreeText}
-
-
-def __getattr__(name: str) -> Any:
-    """Names of 0.1, for plug-ins that were written against it."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module 'attnsel.plugins' has no attribute {name!r}")
-    new = _RENAMED[name]
-    warnings.warn(f"attnsel.plugins.{name} is {new.__name__} now", DeprecationWarning, stacklevel=2)
-    return new
 
 
 class Found(NamedTuple):

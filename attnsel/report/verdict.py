@@ -42,7 +42,7 @@ def verdict(selection: SelectionView) -> str:
 
 def _f_sdpa_runs(selection: SelectionView, chosen: Candidate) -> str:
     """What F.sdpa runs; where a kernel that is known to be wrong comes first in its own order, that too."""
-    for name in f_sdpa_order(selection.params, selection.environment):
+    for name in f_sdpa_order(selection.environment):
         if name == chosen.name:
             break
         codes = [reason.code for reason in selection[name].reasons]

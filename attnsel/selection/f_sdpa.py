@@ -7,7 +7,6 @@ from typing import NamedTuple
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
-from attnsel.params import AttentionParams
 
 OLDEST = ".".join(map(str, OLDEST_TORCH))
 BY_F_SDPA = f"F.sdpa runs it; attnsel itself runs on torch {OLDEST} or newer"
@@ -18,7 +17,6 @@ _FLASH_FIRST = (FLASH, EFFICIENT, MATH, CUDNN)
 _CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
 _CUDNN_SECOND = (FLASH, CUDNN, EFFICIENT, MATH)
 _BEFORE_CUDNN = (FLASH, EFFICIENT, MATH)
-_FEW = 60  # sequences times heads: fewer leave an A100 idle under FlashAttention 1
 _TRUSTED = Version(9, 15, 0)  # cuDNN: 9.15.1 repairs lengths that 128 does not divide (pytorch#169849)
 
 
@@ -35,19 +33,19 @@ class SdpaOrder(NamedTuple):
     inferred: str = ""
 
 
-def f_sdpa_order(p: AttentionParams, env: Environment) -> tuple[str, ...]:
+def f_sdpa_order(env: Environment) -> tuple[str, ...]:
     """Kernels in the order in which F.sdpa tries them; none for a torch that attnsel runs on, or that
     nobody stated."""
     if env.torch is None or env.torch >= OLDEST_TORCH or "torch" in env.assumed:
         return ()
-    return sdpa_order(p, env, env.torch).kernels
+    return sdpa_order(env, env.torch).kernels
 
 
-def sdpa_order(p: AttentionParams, env: Environment, torch: Version, cudnn_first: bool = True) -> SdpaOrder:
+def sdpa_order(env: Environment, torch: Version, cudnn_first: bool = True) -> SdpaOrder:
     """The default order of one release. ``cudnn_first`` False: a variable forbids cuDNN the first place.
 
-    Read in the sources of 2.0.0 and 2.4.0, and in the machine code of select_sdp_backend of each wheel from
-    2.3.1 to 2.14.1 (libtorch_cuda.so). 2.1 has the training heuristic of pytorch#99644 besides.
+    Read in the source of 2.4.0, and in the machine code of select_sdp_backend of each wheel from 2.2.2 to
+    2.14.1 (libtorch_cuda.so).
     """
     if env.device.type == "cpu":
         return SdpaOrder((FLASH, MATH), "priority_order_cpp, sdp_utils_cpp.cpp")
@@ -56,11 +54,6 @@ def sdpa_order(p: AttentionParams, env: Environment, torch: Version, cudnn_first
         xpu = env.device.type == "xpu"
         unread = "that XPU builds, whose chooser was not read, take math and not a kernel of oneDNN"
         return SdpaOrder((MATH,), "scaled_dot_product_attention, attention.cpp", inferred=unread * xpu)
-    if torch < (2, 2):
-        early = _prefers_efficient(p, torch)
-        kernels = (EFFICIENT, FLASH, MATH) if early else _BEFORE_CUDNN
-        line = ", lines 41 to 77" if torch < (2, 1) else ""
-        return SdpaOrder(kernels, f"priority_order, sdp_utils.h{line}")
     if torch < (2, 3):
         return SdpaOrder(_BEFORE_CUDNN, where)
     if torch < (2, 5):
@@ -91,11 +84,3 @@ def _by_cudnn(env: Environment, torch: Version, allowed: bool) -> SdpaOrder:
     if env.device.type != "cuda" or not right:
         return SdpaOrder(_FLASH_FIRST, where)
     return SdpaOrder(_CUDNN_FIRST if allowed else _FLASH_FIRST, where, variable, inferred)
-
-
-def _prefers_efficient(p: AttentionParams, torch: Version) -> bool:
-    flash = p.batch_size * p.num_heads
-    if p.is_training and torch >= (2, 1):
-        return 6 * flash > p.max_seqlen_q
-    cutlass = flash * (p.max_seqlen_q // 64)
-    return (flash < _FEW and cutlass // 2 >= flash) or p.head_dim_qk == 128

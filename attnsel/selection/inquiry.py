@@ -89,7 +89,7 @@ class Inquiry:
     def decide(self) -> Candidate | None:
         """The first candidate that stands; on a detected machine, the first that attnsel can run there."""
         p, env, policy = self.p, self.env, self.policy
-        of = asked(p, self.evidence.many_lengths, f_sdpa_order(p, env))
+        of = asked(p, self.evidence.many_lengths, f_sdpa_order(env))
         unwanted = policy_reasons(policy)
         best: Candidate | None = None
         best_key: tuple[int, ...] = ()
@@ -123,7 +123,7 @@ class Inquiry:
         for name in CANDIDATES:
             candidate = self._judged[name]
             (refused if candidate.verdict == "refused" else standing).append(candidate)
-        of = asked(p, self.evidence.many_lengths, f_sdpa_order(p, env))
+        of = asked(p, self.evidence.many_lengths, f_sdpa_order(env))
         keys = tuple([rank_key(candidate, p, of) for candidate in standing])
         ranked = [
             standing[i] if code is None else Candidate._make((*standing[i][:-1], code))  # placed_by is last

@@ -83,16 +83,23 @@ class AtLeast(NamedTuple("_AtLeast", [("limit", Any)]), Requirement):
         yield self.limit
 
 
-class Installed(NamedTuple("_Installed", [("limit", "Version")]), Requirement):
-    """Some version of a component; ``limit`` is the oldest that will do, which other rules hold it to."""
+class Installed(
+    NamedTuple("_Installed", [("limit", "Version"), ("known", "Version | None")]),
+    Requirement,
+):
+    """Some version of a component; ``limit`` is the oldest that will do, which other rules hold it to. One
+    older than ``known`` is as good as none."""
 
     __slots__ = ()
+
+    def __new__(cls, limit: Version, known: Version | None = None) -> Installed:
+        return super().__new__(cls, limit, known)
 
     def __str__(self) -> str:
         return f"at least {self.limit}"
 
     def holds(self, value: Any, p: AttentionParams | None) -> bool:
-        return value is not None
+        return value is not None and (self.known is None or bool(value >= self.known))
 
     def repairs(self, observed: Any) -> Iterator[Any]:
         yield self.limit

@@ -46,8 +46,7 @@ def efficient_dtypes(p: AttentionParams, env: Environment) -> Violation | None:
 def efficient_bf16_needs_ampere(p: AttentionParams, env: Environment) -> bool:
     """The memory-efficient kernel has bf16 from Ampere on
 
-    Why: Turing and Volta multiply matrices in fp16 only. F.sdpa of PyTorch 2.0 and 2.1 chooses it for bf16
-    all the same, and raises "cutlassF: no kernel found to launch!".
+    Why: Turing and Volta multiply matrices in fp16 only.
     Fix: cast to fp16.
     Source: can_use_mem_efficient_attention, PyTorch sdp_utils.cpp (A, B, C).
     """

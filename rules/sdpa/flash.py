@@ -74,7 +74,7 @@ def flash_needs_ampere(p: AttentionParams, env: Environment) -> None:
     Why: FlashAttention 2 is built on instructions that Turing and Volta lack.
     Fix: sdpa.efficient runs on Turing and Volta; triton on Turing.
     Source: check_flash_attention_hardware_support, PyTorch sdp_utils.cpp (A, B, C); for 2.2 to 2.5 "[sm80,
-    sm90]" in libtorch_cuda.so of their wheels. Before, see SDPA703.
+    sm90]" in libtorch_cuda.so of their wheels.
     """
 
 

@@ -197,9 +197,9 @@ def mps_scores_below_4_gib(p: AttentionParams, env: Environment) -> Violation | 
 def no_flash_on_windows(p: AttentionParams, env: Environment) -> None:
     """From PyTorch 2.2 on the Windows builds have no flash kernel
 
-    Why: FlashAttention 2 is left out under Microsoft's compiler; FlashAttention 1 of 2.0 and 2.1 was in. This
-    is what "Torch was not compiled with flash attention" says, and why installing flash-attn does not help
-    F.sdpa. torch.backends.cuda.flash_sdp_enabled() is True all the same: it is the switch.
+    Why: FlashAttention 2 is left out under Microsoft's compiler. This is what "Torch was not compiled with
+    flash attention" says, and why installing flash-attn does not help F.sdpa.
+    torch.backends.cuda.flash_sdp_enabled() is True all the same: it is the switch.
     Fix: sdpa.cudnn and sdpa.efficient run on Windows; Linux or WSL has flash.
     Source: CMakeLists.txt ("USE_CUDA OR USE_ROCM;NOT MSVC"); common_cuda.py in the wheels of torch 2.2.2 to
     2.14.1 ("not IS_WINDOWS"); pytorch#108175, pytorch#125070; sam2#48; sd-scripts#1884. pytorch#186343

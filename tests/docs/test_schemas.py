@@ -45,6 +45,7 @@ DIGESTS: dict[str, str] = {
     "replayed-1": "04998d372bc0db11",
     "report-1": "622d9cb08ddfb27b",
     "rule-1": "5d1cd04a2a6b06d6",
+    "rule-2": "9b48189ec423cd81",
     "rules-1": "2b688c6699a6dd42",
     "selection-1": "93d4ef03ea61c55f",
     "selection-2": "18403a175e5c907c",

@@ -28,7 +28,6 @@ def refused(selection) -> set[str]:
         ("V100", {"torch": "2.7.1", "cuda": "12.8"}, ["2.7.1+cu126"]),
         ("RTX 5090", {"torch": "2.6.0"}, ["2.7.1+cu128", "2.8.0+cu128"]),
         ("B200", {"cuda": "12.4"}, ["2.10.0+cu128"]),
-        ("H100", {"torch": "2.0.1", "cuda": "11.7"}, ["2.0.1+cu118", "2.1.2+cu121"]),
     ],
 )
 def test_nothing_runs_where_the_wheel_has_no_code_for_the_gpu(gpu, given, needs):
@@ -53,7 +52,7 @@ def test_nothing_runs_where_the_wheel_has_no_code_for_the_gpu(gpu, given, needs)
         ("RTX 5090", {"torch": "2.7"}),
         ("RTX 5090", {"torch": "2.6", "cuda": "12.8"}),  # built from source
         ("GB10", {"torch": "2.8"}),
-        ("RTX 4090", {"torch": "2.0.1"}),
+        ("RTX 4090", {"torch": "2.2.2"}),
         ("cpu", {"torch": "2.6"}),
     ],
 )

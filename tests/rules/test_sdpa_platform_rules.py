@@ -117,7 +117,7 @@ def test_scores_on_apple_s_gpus_stay_below_4_gib(codes, s, refused):
 
 @pytest.mark.parametrize(
     ("torch", "finding"),
-    [("2.1.2", None), ("2.2.2", Violation), ("2.4.1", Violation), ("2.14.1", Violation), ("2.15.0", Unknown)],
+    [("2.2.2", Violation), ("2.4.1", Violation), ("2.14.1", Violation), ("2.15.0", Unknown)],
 )
 def test_flash_in_the_windows_builds(findings, torch, finding):
     """pytorch#125070, sam2#48, sd-scripts#1884."""

@@ -61,7 +61,6 @@ MAPS = {
     "variables",
     "fires_on",
     "passes",
-    "trips",
     "instead",
     "pins",
     "switches",
@@ -449,7 +448,7 @@ def shape(values: list[Any], key: str = "", within: str = "") -> dict[str, Any]:
 
 
 _ANYTHING = {"observed"}  # the value of a field, or of several
-_FREE = {"changes", "fires_on", "passes", "trips", "instead"}  # of fields, with their values
+_FREE = {"changes", "fires_on", "passes", "instead"}  # of fields, with their values
 
 
 def _of_model(model: type[BaseModel]) -> dict[str, Any]:

@@ -115,7 +115,8 @@ def _environment(logged: Mapping[str, Any], stated: Stated, unread: list[str]) -
         name = made.field
         if name in stated.machine or name not in facts:
             raise made
-        unread.append(f"{name} = {short(facts.pop(name), str, 60)}: not understood")
+        why = "not understood" if name == "gpu" else made.allowed
+        unread.append(f"{name} = {short(facts.pop(name), str, 60)}: {why}")
     return made.replace(**more) if more else made
 
 

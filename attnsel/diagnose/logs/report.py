@@ -97,14 +97,14 @@ def _title(answer: Answer) -> str:
 def _facts(answer: Answer) -> Iterator[list[str]]:
     rebuilt = answer.rebuilt
     yield environment_words(rebuilt.environment)
-    if not rebuilt.described:
+    if rebuilt.described:
+        yield params_words(rebuilt.params)
+        for warning in rebuilt.environment.warnings:
+            yield [f"! {warning}"]
+        if rebuilt.assumed:
+            yield ["not in the log, assumed: " + rebuilt.assumed[0], *rebuilt.assumed[1:]]
+    else:
         yield ["the call itself is not in the log"]
-        return
-    yield params_words(rebuilt.params)
-    for warning in rebuilt.environment.warnings:
-        yield [f"! {warning}"]
-    if rebuilt.assumed:
-        yield ["not in the log, assumed: " + rebuilt.assumed[0], *rebuilt.assumed[1:]]
     if rebuilt.unread:
         yield ["not used: " + rebuilt.unread[0], *rebuilt.unread[1:]]
 

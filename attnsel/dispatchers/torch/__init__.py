@@ -23,7 +23,7 @@ from attnsel.dispatchers.torch.call import call_of
 from attnsel.dispatchers.torch.checks import Asked, Objection, checked_codes, objections
 from attnsel.dispatchers.torch.releases import read_for
 from attnsel.dispatchers.torch.switches import SWITCHES, held, read
-from attnsel.environment import Environment
+from attnsel.environment import Environment, require_known_torch
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules.sdpa.platforms import EXPERIMENTAL
@@ -50,7 +50,7 @@ _CANNOT_BROADCAST = ("SDPA015", "SDPA016")
 
 _RAISES = {
     "flash": ("SDPA120", "SDPA121"),
-    "mem_efficient": ("SDPA206", "SDPA202"),
+    "mem_efficient": ("SDPA206",),
     "math": ("SDPA003", "SDPA710"),
 }
 """Rules that the chooser does not have and the kernel does: it is taken, and raises."""
@@ -101,16 +101,18 @@ class _Outcome(NamedTuple):
 def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) -> Dispatch:
     """What F.sdpa of ``env``'s torch does with the question. Pure.
 
-    Raises InvalidInput where no torch is stated, or for a kernel in ``sdpa_kernel`` that there is not.
+    Raises InvalidInput where no torch is stated, or one older than any that is known, and for a kernel in
+    ``sdpa_kernel`` that there is not.
     """
     release = env.torch
     if release is None:
         raise InvalidInput("torch", None, "F.scaled_dot_product_attention needs torch: state its version")
+    require_known_torch(release)
     said = read(p, env, release, switches)
     env = env if said.impl == env.torch_flash else env.replace(torch_flash=said.impl)
     call = call_of(p, release, said.enable_gqa, said.deterministic)
     asked = Asked(call.seen, env, release, said)
-    order = _ordered(sdpa_order(p, env, release, said.cudnn_first), said.priority)
+    order = _ordered(sdpa_order(env, release, said.cudnn_first), said.priority)
     kernels = [_judged(candidate, asked) for candidate in order.kernels]
     outcome = _outcome(p, kernels, asked)
     left = outcome.asks_none or outcome.chosen is not None

@@ -234,7 +234,7 @@ _DENSE_FLASH = (
     Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 5)),
     _BATCHES,
     Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",)),
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride, since=(2, 2)),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_stride),
 )
 _EMPTY = Check("check_nonzero_sequence_lengths_dense", HEADER, ("DEVICE002",))
 _RANK = Check("check_tensor_shapes", HEADER, ("SDPA017",))
@@ -250,30 +250,20 @@ FLASH_ON_GPUS = (
     Check("USE_FLASH_ATTENTION", CUDA, ("SDPA811", "SDPA802")),
     _RANK,
     Check("check_for_attn_mask", HEADER, ("SDPA101",)),
-    Check("check_head_dim_size_flash", CUDA, ("SDPA104", "SDPA105", "SDPA701", "SDPA805")),
-    Check("check_head_dim_size", "cuda/sdp_utils.h", ("SDPA111",), before=(2, 2)),
+    Check("check_head_dim_size_flash", CUDA, ("SDPA104", "SDPA105", "SDPA805")),
     Check(
         "check_flash_attention_hardware_support",
         CUDA,
-        ("SDPA103", "SDPA702", "SDPA703", "SDPA022", "SDPA801"),
+        ("SDPA103", "SDPA022", "SDPA801"),
         own=_beyond,
     ),
     Check(
         "check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120",
         CUDA,
         ("SDPA107", "SDPA708"),
-        since=(2, 2),
     ),
-    Check(
-        "check_requires_grad_and_head_dim_gt64_and_sm_ge86_lt90",
-        "cuda/sdp_utils.h",
-        ("SDPA705",),
-        since=(2, 0, 1),
-        before=(2, 2),
-        where=lambda asked: asked.arch >= 86,
-    ),
-    Check("check_flash_causal_non_square_seqlens", CUDA, ("SDPA106",), since=(2, 2)),
-    Check("check_dtypes_flash_attention", CUDA, ("SDPA102", "SDPA704")),
+    Check("check_flash_causal_non_square_seqlens", CUDA, ("SDPA106",)),
+    Check("check_dtypes_flash_attention", CUDA, ("SDPA102",)),
     Check(
         "check_dtypes_flash_attention",
         CUDA,
@@ -288,16 +278,12 @@ EFFICIENT_ON_GPUS = (
     Check("check_mem_efficient_hardware_support", CUDA, ("SDPA022", "SDPA801"), own=_beyond),
     Check("check_mem_efficient_hardware_support", CUDA, own=_too_early),
     _RANK,
-    Check("check_for_attn_mask", "cuda/sdp_utils.h", ("SDPA711",)),
     Check(
         "check_head_dim_size_mem_efficient",
         CUDA,
         ("SDPA203", "SDPA804", "SDPA805"),
         where=_wants_whole_vectors,
     ),
-    Check("check_gpu_sm86_head_dim_128", "cuda/sdp_utils.h", ("SDPA714",)),
-    Check("check_for_non_zero_dropout", "cuda/sdp_utils.h", ("SDPA712",)),
-    Check("check_use_deterministic_algorithms", "cuda/sdp_utils.h", ("SDPA713",)),
     Check(
         "check_data_ptr_alignment_mem_efficient",
         CUDA,
@@ -306,8 +292,8 @@ EFFICIENT_ON_GPUS = (
         where=lambda asked: asked.arch >= 80,
     ),
     _EMPTY,
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride, since=(2, 2)),
-    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, since=(2, 2)),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_any_stride),
+    Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride),
     Check("check_batch_size_and_num_heads_dense", HEADER, ("SDPA204",), before=(2, 14)),
     Check(
         "check_batch_size_and_num_heads_dense",
@@ -319,7 +305,7 @@ EFFICIENT_ON_GPUS = (
     Check("check_batch_size_and_num_heads_dense", HEADER, own=_no_groups, since=(2, 14)),
     _BATCHES,
     Check("check_tensor_dtype", HEADER, ("SDPA201", "SDPA003")),
-    Check("check_tensor_dtype", HEADER, ("SDPA202",), since=(2, 2)),
+    Check("check_tensor_dtype", HEADER, ("SDPA202",)),
     Check("check_tensor_dtype", HEADER, ("SDPA206",), where=lambda asked: asked.env.device.type == "rocm"),
 )
 
@@ -358,7 +344,6 @@ CUDNN_CHECKS = (
 )
 
 FLASH_ON_CPUS = (
-    Check("_fused_sdp_choice_cpp", "attention.cpp", ("SDPA730",)),
     Check("check_for_dropout", HEADER, ("SDPA501",)),
     Check("check_for_attn_mask", HEADER, ("SDPA731",)),
     _RANK,

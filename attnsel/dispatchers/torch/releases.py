@@ -9,14 +9,14 @@ from attnsel.environment.versions import Version
 _READ = tuple(
     Version.parse(text)
     for text in (
-        *("2.0.0", "2.1.2", "2.2.2", "2.3.1", "2.4.0", "2.5.0", "2.5.1", "2.6.0", "2.7.1", "2.8.0"),
-        *("2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1"),
+        *("2.2.2", "2.3.1", "2.4.0", "2.5.0", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1"),
+        *("2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1"),
     )
 )
-"""2.0.0 and 2.4.0 as source (MetaX-MACA/mcPytorch, commits fb30dd01 and 37348663, whose chooser is
-PyTorch's); 2.1.2 by the warnings in its libraries; the others as the machine code of libtorch_cuda.so and
-libtorch_cpu.so of PyPI's wheel for Linux, whose symbols name each check, whose constants are the limits and
-whose warnings carry their line in sdp_utils.cpp, with sdp_utils_cpp.h from the wheel."""
+"""2.4.0 as source (MetaX-MACA/mcPytorch, commit 37348663, whose chooser is PyTorch's); the others as the
+machine code of libtorch_cuda.so and libtorch_cpu.so of PyPI's wheel for Linux, whose symbols name each check,
+whose constants are the limits and whose warnings carry their line in sdp_utils.cpp, with sdp_utils_cpp.h from
+the wheel."""
 
 
 class Read(NamedTuple):

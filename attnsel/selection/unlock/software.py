@@ -136,9 +136,9 @@ def _may_stand_in(build: Build, name: str, version: Version) -> bool:
     """Whether a release exists that torch would load in place of the one that it pins.
 
     torch raises for a cuDNN of another major, or of an older minor than it was compiled with
-    (torch/backends/cudnn/__init__.py of 2.13.0, lines 33 to 60); one that lies in its wheel stays.
+    (torch/backends/cudnn/__init__.py of 2.13.0, lines 33 to 60).
     """
-    if name == "cudnn" and (build.bundled or version.major != build.cudnn.major):
+    if name == "cudnn" and version.major != build.cudnn.major:
         return False
     if name == "cudnn" and version.minor < build.cudnn.minor:
         return False

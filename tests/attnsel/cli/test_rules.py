@@ -94,8 +94,6 @@ def test_a_page_as_json(run):
     assert rule["candidates"] == ["cudnn"]
     assert rule["fires_on"]
     assert rule["commands"]["fires_on"].startswith("attnsel explain --gpu sm90 --cudnn ")
-    assert rule["trips"] == rule["fires_on"], "its earlier name is still there"
-    assert rule["commands"]["trips"] == rule["commands"]["fires_on"]
 
 
 def test_an_unknown_code_names_its_neighbours(run):

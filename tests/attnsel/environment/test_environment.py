@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from attnsel import AttentionParams, Environment, InvalidInput, select
+from attnsel import AttentionParams, Device, Environment, InvalidInput, select
 from attnsel.environment import without_code
 from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE
 from attnsel.environment.releases import ON_ARM, build_with, runs_on
@@ -77,10 +77,9 @@ def test_none_means_not_installed():
         ("RTX 5090", {"torch": "2.7"}, {"cuda": "12.8.0", "cudnn": "9.7.1", "triton": "3.3.0"}),
         (
             "A100",
-            {"torch": "2.0.1"},
-            {"cuda": "11.7.0", "cudnn": "8.5.0", "triton": "2.0.0", "python": "3.11.0"},
+            {"torch": "2.2.2"},
+            {"cuda": "12.1.0", "cudnn": "8.9.2", "triton": "2.2.0", "python": "3.12.0"},
         ),
-        ("H100", {"torch": "2.0.1"}, {"cuda": "11.8.0", "cudnn": "8.7.0"}),  # CUDA 11.7 knows no sm90
         ("H100", {"torch": "2.10", "cuda": "13.0"}, {"cudnn": "9.15.1"}),
         ("H100", {"torch": "2.8", "cudnn": "9.28.0"}, {"cudnn": "9.28.0", "cuda": "12.8.0"}),
         ("H100", {"python": "3.8"}, {"torch": "2.4.1"}),
@@ -92,6 +91,41 @@ def test_companions_are_those_of_the_wheel_that_fits(gpu, given, companions):
     assert {name: str(getattr(env, name)) for name in companions} == companions
     assert not set(given) & set(env.assumed)
     assert {name for name in companions if companions[name] != "None"} - set(given) <= set(env.assumed)
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("torch", {"torch": "2.1.2"}),
+        ("torch", {"torch": "1.13"}),
+        ("torch", {"torch": "2.1.2", "cuda": "11.7"}),
+        ("cuda", {"cuda": "11.7"}),  # of torch 2.0
+        ("triton", {"triton": "2.1"}),  # of torch 2.1
+    ],
+)
+def test_a_torch_before_2_2_stated_or_implied_cannot_be_described(field, given):
+    with pytest.raises(InvalidInput, match=r"2\.2") as caught:
+        Environment.describe("A100", **given)
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+
+
+def test_no_other_way_leads_to_a_torch_before_2_2():
+    with pytest.raises(InvalidInput, match="torch"):
+        Environment(device=Device(), torch="2.1.2")
+    with pytest.raises(InvalidInput, match="torch"):
+        Environment.describe("A100").replace(torch="2.1.2")
+
+
+@pytest.mark.parametrize("cudnn", ["7.6", "8.5", "8.6.0", "8.8.1", "8.9.7", "9.0.0"])
+@pytest.mark.parametrize("gpu", ["V100", "T4", "A100", "RTX 3090", "RTX 4090", "H100"])
+def test_old_cudnn_is_assumed_with_torch_2_3(gpu, cudnn):
+    assert str(Environment.describe(gpu, cudnn=cudnn).torch) == "2.3.1"
+
+
+@pytest.mark.parametrize("given", [{"torch": "2.2", "cuda": "11.7"}, {"torch": None, "triton": "2.1"}])
+def test_what_came_with_an_older_torch_may_stand_beside_a_torch_that_is_stated(given):
+    Environment.describe("A100", **given)
 
 
 @pytest.mark.parametrize("gpu", [gpu.name for gpu in CATALOGUE.values()])

@@ -32,7 +32,7 @@ def fitting(arch, **given):
 
 
 ON_PYPI = """
-2.0.0 2.0.1 2.1.0 2.1.1 2.1.2 2.2.0 2.2.1 2.2.2 2.3.0 2.3.1 2.4.0 2.4.1 2.5.0 2.5.1 2.6.0 2.7.0 2.7.1 2.8.0
+2.2.0 2.2.1 2.2.2 2.3.0 2.3.1 2.4.0 2.4.1 2.5.0 2.5.1 2.6.0 2.7.0 2.7.1 2.8.0
 2.9.0 2.9.1 2.10.0 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0
 """
 
@@ -56,16 +56,13 @@ def test_what_a_release_brings_never_goes_back():
         for older, newer in pairwise(rows):
             assert older.cudnn <= newer.cudnn
             assert older.triton <= newer.triton
-            if older.nccl and newer.nccl:
-                assert older.nccl <= newer.nccl
+            assert older.nccl <= newer.nccl
             assert older.pythons[-1] <= newer.pythons[-1]
 
 
 def test_a_cuda_compiles_for_what_it_knows():
     """First and last toolkits of architectures, from CUDA's release notes."""
     for build in BUILDS:
-        if build.cuda < V("11.8"):
-            assert max(build.sass) <= 86
         if build.cuda < V("12.8"):
             assert max(build.sass) <= 90
         if build.cuda >= V("13.0"):
@@ -79,7 +76,7 @@ def test_a_cuda_compiles_for_what_it_knows():
     ("torch", "row"),
     [
         # Requires-Dist and version.py of PyPI's wheels
-        ("2.0.1", "11.7 8.5.0.96 2.14.3 2.0.0"),
+        ("2.2.2", "12.1 8.9.2.26 2.19.3 2.2.0"),
         ("2.3.0", "12.1 8.9.2.26 2.20.5 2.3.0"),
         ("2.4.1", "12.1 9.1.0.70 2.20.5 3.0.0"),
         ("2.6.0", "12.4 9.1.0.70 2.21.5 3.2.0"),
@@ -116,7 +113,7 @@ def test_installed_torch_is_as_the_table_says():
 @pytest.mark.parametrize(
     ("build", "runs", "runs_not"),
     [
-        ("2.0.1+cu117", (70, 75, 80, 86, 89), (90, 100, 120)),  # sm86 code runs on sm89
+        ("2.2.2+cu118", (70, 75, 80, 86, 89, 90), (100, 120)),  # sm86 code runs on sm89
         ("2.6.0+cu124", (70, 89, 90), (100, 120)),
         ("2.7.1+cu128", (75, 90, 100, 103, 120, 121), (70,)),
         ("2.10.0+cu128", (70, 75, 89, 100, 103, 121), (60,)),
@@ -147,8 +144,6 @@ def test_ptx_runs_on_every_newer_generation():
         (70, {"torch": "2.11", "cudnn": "9.19.0"}, "2.11.0+cu126"),  # cuDNN is an override there
         (120, {"torch": "2.7"}, "2.7.0+cu128"),
         (120, {"torch": "2.6"}, "2.6.0+cu124"),  # none has code
-        (80, {"torch": "2.0.1"}, "2.0.1+cu117"),
-        (90, {"torch": "2.0.1"}, "2.0.1+cu118"),
         (90, {"torch": "2.13.7"}, "2.13.0+cu130"),
         (90, {"torch": "2.99"}, "2.15.0+cu132"),
         (90, {"cudnn": "9.1.0"}, "2.6.0+cu124"),
@@ -160,7 +155,8 @@ def test_ptx_runs_on_every_newer_generation():
         (90, {"cudnn": "9.13.0"}, "2.9.1+cu130"),
         (90, {"cudnn": "9.28.0"}, "2.14.1+cu130"),
         (90, {"torch": "2.8", "cudnn": "9.28.0"}, "2.8.0+cu128"),
-        (90, {"cudnn": "7.6"}, "2.3.1+cu118"),  # older than any: the oldest cuDNN with sm90
+        (80, {"cudnn": "8.8"}, "2.3.1+cu118"),  # the newest pin below it
+        (90, {"cudnn": "7.6"}, "2.3.1+cu118"),  # older than any: the oldest pin
         (90, {"python": "3.8"}, "2.4.1+cu121"),
         (90, {"torch": "2.9", "python": "3.8"}, "2.9.0+cu128"),
         (90, {"cuda": "12.2"}, "2.4.1+cu121"),
@@ -186,7 +182,6 @@ def test_what_nobody_read_is_not_assumed():
         (70, "2.11.0", "12.8", "cuda", ["2.11.0+cu126", "2.10.0+cu128"]),
         (120, "2.6.0", None, "torch", ["2.7.1+cu128", "2.8.0+cu128"]),
         (120, "2.7.1", "12.6", "cuda", ["2.7.1+cu128", "2.8.0+cu128"]),
-        (90, "2.0.0", "11.7", "cuda", ["2.0.0+cu118", "2.1.2+cu121"]),
     ],
 )
 def test_a_build_without_code_names_the_nearest_that_has(arch, torch, cuda, field, nearest):

@@ -49,8 +49,8 @@ DOWNLOADS = "https://github.com/Dao-AILab/flash-attention/releases/download/"
             "v2.7.3/flash_attn-2.7.3%2Bcu11torch2.5cxx11abiFALSE-cp312-cp312-linux_x86_64.whl",
         ),
         (
-            {"torch": "2.0.1", "cuda": "11.8", "python": "3.10"},
-            "v2.6.3/flash_attn-2.6.3%2Bcu118torch2.0cxx11abiFALSE-cp310-cp310-linux_x86_64.whl",
+            {"torch": "2.2.2", "cuda": "11.8", "python": "3.8"},
+            "v2.7.0.post2/flash_attn-2.7.0.post2%2Bcu11torch2.2cxx11abiFALSE-cp38-cp38-linux_x86_64.whl",
         ),
     ],
 )
