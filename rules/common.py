@@ -21,7 +21,7 @@ from attnsel.verdicts.verdict import Violation
     passes={"torch": "2.2.0"},
 )
 def torch_installed(p: AttentionParams, env: Environment) -> None:
-    """PyTorch must be installed to run attention, and be 2.2 or newer to be known.
+    """PyTorch must be installed to run attention.
 
     Why: attnsel's kernels take and return torch tensors; planning alone needs no torch. What an older PyTorch
     than 2.2 runs is not known, so nothing is said of one that is installed here, and none can be described.

@@ -69,7 +69,7 @@ VERSIONS: tuple[dict[str, Any], ...] = (
     {"cudnn": "9.10.2"},
     {"cudnn": "9.20.0", "torch": "2.8.0"},
     {"cudnn": "9.28.0", "torch": "2.13.0"},
-    {"torch": "2.1.2"},
+    {"torch": "2.2.2"},
     {"torch": "2.4.1"},
     {"torch": "2.6.0", "flash_attn": "2.7.4"},
     {"flash_attn": "2.8.3", "flash_attn_3": "3.0.0", "flash_attn_4": "4.0.0b36"},
@@ -421,15 +421,21 @@ def group_of(q: Question) -> str:
     return env.target if env.device.type == "cuda" else env.device.type
 
 
-def choose_ways(record: Record, count: int) -> Record:
-    """Of ``count`` questions all ways out, so that each kind of change is there."""
+def choose_ways(record: Record, count: int, chosen: Record) -> Record:
+    """Of ``count`` questions all ways out, those of ``chosen`` first, so that each kind of change is
+    there."""
     kinds: dict[str, int] = {}
-    chosen: Record = {}
+    for lines in chosen.values():
+        for kind in kinds_of(lines):
+            kinds[kind] = kinds.get(kind, 0) + 1
     source = random.Random(SEED)
-    refused = sorted(q for q, lines in record.items() if any(line.startswith("  x") for line in lines))
+    known = set(chosen)
+    refused = sorted(
+        q for q, lines in record.items() if q not in known and any(line.startswith("  x") for line in lines)
+    )
     source.shuffle(refused)
     rest = []
-    for q in refused[: 6 * count]:
+    for q in refused[: 6 * (count - len(chosen))]:
         lines = ways_out(q)
         new = {kind for kind in kinds_of(lines) if kinds.get(kind, 0) < 2}
         if new and len(chosen) < count:
@@ -502,10 +508,11 @@ def main() -> int:
         new = {q: answer(q) for q in of_knowledge(codes) if q not in record}
         print(f"{len(new)} questions about {', '.join(sorted(codes)) or 'nothing new'}")
         save({**record, **new})
+        write(WAYS_OUT, choose_ways({**record, **new}, chosen.ways, read([WAYS_OUT])))
     else:
         record = draw()
         save(record)
-        write(WAYS_OUT, choose_ways(record, chosen.ways))
+        write(WAYS_OUT, choose_ways(record, chosen.ways, {}))
     missing = reach(read(files()))
     print("\n".join(missing) or "every code is reached from both sides")
     return 1 if missing else 0

@@ -155,6 +155,7 @@ TYPED = {
     "help_others": "\n".join(f"attnsel {name} --help" for name in OTHERS),
     "help_matrix": "attnsel matrix --help",
     # ---- mistakes ------------------------------------------------------------------------------------
+    "error_old_torch": "attnsel explain --gpu A100 --torch 2.1.2\nattnsel explain --gpu A100 --triton 2.1",
     "error_command": "attnsel nonsense\nattnsel --gpu H100\nattnsel explain H100\nattnsel explian --gpu H100",
     "error_flag": "attnsel explain --gpu H100 --nonsense\nattnsel explain --gpu H100 --num-head 3\n"
     "attnsel explain --gpu H100 --gpu A100\nattnsel explain --gpu H100 --heads 8 --num-heads 8\n"
@@ -345,7 +346,7 @@ RAISES = {
 WAYS_OUT = """
     CUDNN171 CUDNN403 CUDNN210 CUDNN121 CP013 CP003 CP001 BUG012 CUDNN433 CUDNN250 CUDNN302 CUDNN313 CUDNN301
     CUDNN211 CUDNN107 CUDNN003 CUDNN106 CUDNN381 CUDNN202 CUDNN201 CUDNN317 BUG011 CUDNN172 SDPA401 CUDNN127
-    INSTALL008 CUDNN431 FLASH422 CUDNN235 SDPA703 SDPA022 BUG013 CUDNN001 CUDNN255 CUDNN204 TRITON014
+    INSTALL008 CUDNN431 FLASH422 CUDNN235 SDPA022 BUG013 CUDNN001 CUDNN255 CUDNN204 TRITON014
 """
 
 
