@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "docs")]
+sys.path[:0] = [str(ROOT / "docs" / "tools"), str(ROOT / "docs")]
 
 from sources import digest  # noqa: E402
 

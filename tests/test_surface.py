@@ -16,7 +16,7 @@ from paths import ROOT
 from surface import RECORD, joined, main, missing, surface
 
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-HOW = "python tests/support/surface.py adds it"
+HOW = "python tests/proof/surface.py adds it"
 
 
 @pytest.fixture(scope="module")

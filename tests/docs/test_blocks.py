@@ -14,7 +14,7 @@ from pages import LANGUAGES, PAGES, PRINTED, Block
 from paths import ROOT
 
 BLOCKS = [block for page in PAGES for block in pages.blocks(page)]
-AGAIN = "what it prints has changed; if that is right: python tests/support/update_docs.py"
+AGAIN = "what it prints has changed; if that is right: python docs/tools/update_docs.py"
 
 
 def of(language: str) -> list[Block]:
@@ -93,7 +93,7 @@ def test_what_is_printed_stands_below_the_python_that_prints_it(block):
 def test_tables_made_from_results_are_those_of_the_results(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     now = update_docs.with_tables(text)
-    assert now == text, f"{page}: python tests/support/update_docs.py\n{difference(text, now)}"
+    assert now == text, f"{page}: python docs/tools/update_docs.py\n{difference(text, now)}"
 
 
 def test_there_is_a_page_and_a_block_of_each_kind_so_that_nothing_above_is_empty():

@@ -17,7 +17,7 @@ NOW = dict(pictures.pictures())
 @pytest.mark.parametrize("path", NOW, ids=lambda path: path.name)
 def test_a_picture_shows_what_the_report_prints_now(path):
     drawn = path.read_text(encoding="utf-8")
-    assert shown(drawn) == shown(NOW[path]), "python tests/support/update_docs.py"
+    assert shown(drawn) == shown(NOW[path]), "python docs/tools/update_docs.py"
     texts = "".join(text for _, text in shown(drawn))
     assert "sdpa.flash" in texts
     assert "CUDNN204" in texts

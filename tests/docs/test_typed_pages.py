@@ -12,7 +12,7 @@ import typed_pages
 import update_docs
 from paths import ROOT
 
-AGAIN = "what it prints has changed; if that is right: python tests/support/update_docs.py"
+AGAIN = "what it prints has changed; if that is right: python docs/tools/update_docs.py"
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="pages are typed into bash")
 

@@ -2,7 +2,7 @@
 
 ``tests/surface.json`` is the record of it, and ``tests/test_surface.py`` holds the product to the record.
 
-    python tests/support/surface.py     # adds what is new; what has gone is named, and stays in the record
+    python tests/proof/surface.py     # adds what is new; what has gone is named, and stays in the record
 
 Only a person takes something out, by hand, in the release that docs/explanation/versioning.md allows.
 """
@@ -13,7 +13,14 @@ import importlib
 import inspect
 import json
 import sys
+from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[2]),
+        str(Path(__file__).resolve().parents[1] / "support"),
+    ]
 
 import attnsel
 from attnsel import plugins
