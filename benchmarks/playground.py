@@ -3,7 +3,7 @@
     python benchmarks/playground.py                                            # 1,000 questions, some minutes
     python benchmarks/playground.py --count 50 --json FILE
 
-It needs a Chromium and `pip install -e '.[browser]'`. Sizes are exact; seconds are medians over fresh
+It needs a Chromium and `pip install -e . --group browser`. Sizes are exact; seconds are medians over fresh
 browsers without a cache, from a server of this machine. The questions are drawn from a seed, right ones and
 wrong ones. JSON, standard error and exit code of each are compared byte for byte, of every tenth the report
 and Markdown too.

@@ -2,7 +2,7 @@
 
     python docs/tools/playground_pictures.py
 
-It needs a Chromium and `pip install -e '.[browser]' pillow`. The same page gives the same picture.
+It needs a Chromium and `pip install -e . --group browser pillow`. The same page gives the same picture.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-pytest.importorskip("griffe", reason="pages are made with it: pip install -e '.[docs]'")
+pytest.importorskip("griffe", reason="pages are made with it: pip install --group docs")
 
 from attnsel.pages.can_i_use.features import FEATURES
 from attnsel.pages.can_i_use.words import LOOKS

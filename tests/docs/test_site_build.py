@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("griffe", reason="pages are made with it: pip install -e '.[docs]'")
+pytest.importorskip("griffe", reason="pages are made with it: pip install --group docs")
 
 import make_site
 from sitegen import build as site_build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("griffe", reason="pages are made with it: pip install -e '.[docs]'")
+pytest.importorskip("griffe", reason="pages are made with it: pip install --group docs")
 
 from sitegen import docstring, nav, sources
 from sitegen.markdown import deep_lists, plain_fences, title_of, with_links

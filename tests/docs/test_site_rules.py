@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-pytest.importorskip("griffe", reason="pages are made with it: pip install -e '.[docs]'")
+pytest.importorskip("griffe", reason="pages are made with it: pip install --group docs")
 
 from attnsel.cli import main
 from attnsel.pages.commands import example_commands
