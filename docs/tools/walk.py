@@ -3,8 +3,8 @@
     python docs/tools/walk.py            # type it and print how long each step took
     python docs/tools/walk.py --record   # and write benchmarks/results/rule-walk.json, for the page
 
-tests/docs/test_walk.py does the same. The clone is of this checkout as it lies here; packages come from pip's
-index.
+tests/docs/test_typed_pages.py does the same. The clone is of this checkout as it lies here; packages come
+from pip's index.
 """
 
 from __future__ import annotations
