@@ -3,7 +3,7 @@
     python benchmarks/playground.py                                            # 1,000 questions, some minutes
     python benchmarks/playground.py --count 50 --json FILE
 
-It needs a Chromium and `pip install -e '.[browser]'`. Sizes are exact; seconds are medians over fresh
+It needs a Chromium and `pip install -e . --group browser`. Sizes are exact; seconds are medians over fresh
 browsers without a cache, from a server of this machine. The questions are drawn from a seed, right ones and
 wrong ones. JSON, standard error and exit code of each are compared byte for byte, of every tenth the report
 and Markdown too.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "docs")]
+sys.path[:0] = [str(ROOT / "docs" / "tools"), str(ROOT / "docs")]
 
 from sources import digest  # noqa: E402
 

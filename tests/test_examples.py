@@ -241,7 +241,7 @@ def test_the_notebook_prints_what_stands_in_it_and_draws_its_figures():
     assert notebooks.NOTEBOOKS
     for path in notebooks.NOTEBOOKS:
         written, now = nbformat.read(path, as_version=4), notebooks.executed(path)
-        again = "python tests/support/notebooks.py writes what it prints now"
+        again = "python docs/tools/notebooks.py writes what it prints now"
         assert notebooks.printed(now) == notebooks.printed(written), again
         drawn, kept = notebooks.figures(now), notebooks.figures(written)
         assert len(drawn) == len(kept), again

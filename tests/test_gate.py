@@ -1,7 +1,8 @@
-"""The gate runs what README says, the tree of tests hides nothing, and README stays a landing page."""
+"""The gate and the workflows run what pages say, no folder hides another, README stays a landing page."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from paths import ROOT
 
 EXTRACTOR = ".ci/readme_commands.py"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def extracted(root, number) -> subprocess.CompletedProcess[str]:
@@ -55,7 +57,7 @@ def test_anything_but_two_commands_is_an_error(copy, change, told):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_the_gate_pastes_the_commands_of_readme(copy):
+def test_the_gate_pastes_the_commands_of_readme_and_tests_nothing_twice(copy):
     changed = README.replace("python examples/first_call.py", "python examples/first_call.py # one")
     changed = changed.replace("--dist loadfile", "--dist loadgroup")
     (copy / "README.md").write_text(changed, encoding="utf-8")
@@ -67,26 +69,69 @@ def test_the_gate_pastes_the_commands_of_readme(copy):
     assert "tree$ pip install -e '.[tested]' && python examples/first_call.py # one" in lines
     suite = "tree$ pip install -e '.[test]' && pytest -n auto --dist loadgroup -m \"not slow\""
     assert lines.count(suite) == 1, "the whole suite runs once"
+    planned, _, rest = shown.stdout.partition("== README's first command")
+    assert 'find_spec("torch") is None' in planned.replace("\\", "")
+    assert planned.count(".ci/planner") == planned.count("make_site.py") == rest.count(".ci/types") == 1
+    named = re.findall(r"pytest tests/(\S+)", rest)
+    assert [*named] == ["backends/cudnn/test_gpu_cases.py"], "it skips where nothing names a libcudnn"
+    assert re.search(r"^ +\d+s  README's second command", rest, re.M), "the time of each step"
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_the_gate_builds_the_site_as_contributing_says_and_without_torch():
-    shown = subprocess.run(
-        ["bash", str(ROOT / ".ci/run"), "--dry-run"], capture_output=True, text=True, encoding="utf-8"
-    ).stdout
-    command = "python docs/make_site.py --without playground --output ../site"
-    before, built, _ = shown.partition(f"tree$ {command}\n")
-    assert built
-    assert "[lint,docs," in before, "so that the tests of the site run before it"
-    assert 'find_spec("torch") is None' in before.replace("\\", "")
-    assert "\npython docs/make_site.py" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+CI = sorted(path for path in (ROOT / ".ci").iterdir() if path.is_file() and path.suffix != ".py")
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
-def test_the_gate_names_tests_that_exist():
-    text = "".join((ROOT / ".ci" / name).read_text(encoding="utf-8") for name in ("run", "planner"))
-    named = re.findall(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_\w+\.py)\b", text)
-    assert len(named) > 5
-    assert not [name for name in named if not (ROOT / "tests" / name).is_file()]
+def test_what_the_scripts_name_exists_and_they_stop_at_an_error():
+    for path in CI:
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith("#!/usr/bin/env bash\n"), path
+        assert "\nset -euo pipefail\n" in text, path
+        assert os.access(path, os.X_OK), path
+        named = re.findall(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_\w+\.py)\b", text)
+        assert not [name for name in named if not (ROOT / "tests" / name).is_file()], path
+
+
+def test_a_workflow_runs_what_a_person_runs():
+    """Each command stands on CONTRIBUTING.md or in .ci/; whether the files are sound, .ci/workflows asks."""
+    pages = "".join(path.read_text("utf-8") for path in (*CI, ROOT / "CONTRIBUTING.md"))
+    groups = PROJECT.partition("[dependency-groups]")[2].partition("\n[")[0]
+    for path in WORKFLOWS:
+        for command in re.findall(r"^ +- run: (.*?)(?: #.*)?$", path.read_text(encoding="utf-8"), re.M):
+            if command.startswith("pip install "):
+                for group in re.findall(r"--group (\w+)", command):
+                    assert re.search(rf"^{group} = ", groups, re.M), f"{path.name}: {command}"
+            elif command.startswith(".ci/"):
+                script = command.split()[0]
+                assert script in pages and (ROOT / script).is_file(), f"{path.name}: {command}"  # noqa: PT018
+            elif "readme_commands" not in command:
+                words = command.removeprefix("pytest ")
+                assert words in pages, f"{path.name}: {command} stands on no page and not in the gate"
+    nightly = (ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8")
+    assert "schedule:" in nightly
+    assert "run: .ci/full" in nightly
+
+
+def test_every_python_and_system_that_is_claimed_is_tested():
+    claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
+    planner = (ROOT / ".github/workflows/tests.yml").read_text("utf-8").partition("\n  planner:")[2]
+    matrix = planner.partition("\n    steps:")[0]
+    assert re.findall(r"3\.\d+", re.search(r"python: (\[.*\])", matrix)[1]) == claimed
+    assert re.search(r'requires-python = ">=([\d.]+)"', PROJECT)[1] == claimed[0]
+    for system, word in (("macos", "MacOS"), ("windows", "Windows")):
+        assert re.search(rf'"Operating System :: .*{word}"', PROJECT)
+        pythons = re.findall(rf'os: {system}-latest, python: "([\d.]+)"', matrix)
+        assert pythons == [claimed[0], claimed[-1]]
+
+
+def test_commands_and_variables_that_forms_name_exist():
+    from attnsel.cli import COMMANDS
+    from attnsel.settings import VARIABLES
+
+    forms = (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")
+    files = (*forms, ROOT / ".github/pull_request_template.md")
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    assert set(re.findall(r"`attnsel ([a-z-]+)", text)) <= set(COMMANDS)
+    assert set(re.findall(r"ATTNSEL_[A-Z_]+", text)) <= set(VARIABLES)
 
 
 def test_readme_is_a_landing_page():
@@ -96,7 +141,7 @@ def test_readme_is_a_landing_page():
 def test_no_folder_on_pytests_path_hides_the_package(pytestconfig):
     folders = [ROOT / folder for folder in pytestconfig.getini("pythonpath")]
     shared = (ROOT / "tests" / name for name in ("support", "proof", "fuzz", "net"))
-    assert folders == [*shared, ROOT / "docs"]
+    assert folders == [*shared, ROOT / "docs", ROOT / "docs/tools"]
     assert not [folder for folder in folders if (folder / "attnsel").exists()]
 
 

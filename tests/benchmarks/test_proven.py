@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import sources
-from proven import as_source, proven_by
+from proven import proven_by
 
-from attention_cases import CASES
 from attnsel.backends.registry import CANDIDATES
 from attnsel.rules.features import DTYPES, FEATURES
 from attnsel.verdicts.record import Executed, Proven
 from paths import ROOT
-from shows import words_of
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -114,73 +112,30 @@ def test_executed_is_what_the_committed_record_shows() -> None:
     assert stated == {"triton": shown_executed(record["cases"])}
 
 
-def executed_call(arch: int, **changed: Any) -> dict[str, Any]:
-    return {"case": "full", "arch": arch, "dtype": "bf16", "head_dims": [64, 128], "ok": True} | changed
-
-
-@pytest.mark.parametrize(
-    ("more", "shown"),
-    [
-        ([], Executed(frozenset({"sm80", "sm90"}), frozenset({"bf16"}), 128)),
-        ([executed_call(90, ok=False)], Executed(frozenset({"sm80"}), frozenset({"bf16"}), 128)),
-        ([executed_call(90, dtype="fp32")], Executed(frozenset({"sm80", "sm90"}), frozenset({"bf16"}), 128)),
-        ([executed_call(90, head_dims=[256, 64])],
-         Executed(frozenset({"sm80", "sm90"}), frozenset({"bf16"}), 128)),
-        ([executed_call(90, case="descriptors, causal", ok=False)],
-         Executed(frozenset({"sm80", "sm90"}), frozenset({"bf16"}), 128)),
-    ],
-    ids=["two", "one call failed", "a dtype on one", "a width on one", "kernels that are off"],
-)  # fmt: skip
-def test_one_call_that_failed_and_what_was_tried_on_one_architecture_count_for_nothing(
-    more: list[dict[str, Any]], shown: Executed
-) -> None:
-    assert shown_executed([executed_call(80), executed_call(90), *more]) == shown
-
-
 def test_a_run_that_passed_proves_its_features_on_its_own_architecture_alone() -> None:
     assert shown(run_of()) == Proven("sm90", frozenset(ALL), 256)
     other = proven_by([run_of(device={"type": "cuda", "arch": 86})], known=lambda digest: False)
     assert other == {("triton", "sm86"): Proven("sm86", frozenset(ALL), 256)}
 
 
-@pytest.mark.parametrize("outcome", ["failed", "unfinished"])
-@pytest.mark.parametrize(
-    ("features", "lost", "head_dim"),
-    [
+def test_a_failure_is_held_against_what_did_not_pass_without_it() -> None:
+    for features, lost, head_dim in [
         ([("softcap", "fp16")], {"softcap"}, 256),
         ([("alibi", "causal", "fp16")], {"alibi"}, 256),
-        ([("softcap", "fp16"), ("alibi", "causal", "softcap", "fp16")], {"softcap"}, 256),
         ([("bf16",), ("causal", "bf16"), ("alibi", "causal", "bf16")], {"bf16"}, 256),
         ([("causal", "fp16"), ("head_dim 256", "causal", "fp16")], {"causal"}, 256),
         ([("head_dim 256", "fp16")], set(), 128),
         ([("head_dim 128", "fp16")], set(), 64),
         # Each passed without the others: together they fail.
         ([("alibi", "causal", "softcap", "fp16")], {"alibi", "causal", "softcap", "fp16"}, 256),
-        ([("head_dim 256", "causal", "fp16")], set(), 128),
-    ],
-    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
-)  # fmt: skip
-def test_a_failure_is_held_against_what_did_not_pass_without_it(
-    features: list[tuple[str, ...]], lost: set[str], head_dim: int, outcome: str
-) -> None:
-    record = run_of(*(failed(*words, outcome=outcome) for words in features))
-    assert shown(record) == Proven("sm90", frozenset(ALL - lost), head_dim)
-
-
-def test_a_failure_that_is_of_no_feature_is_held_against_all() -> None:
-    assert shown(run_of(failed())) is None
-    assert shown(run_of(failed(outcome="unfinished"))) is None
-    assert shown(run_of(row(outcome="skipped"))) is not None
-
-
-def test_what_was_skipped_proves_nothing_and_refutes_nothing() -> None:
-    """A skip says that the rules, or the device, do not let it run."""
-    skipped = [
-        row(*words, outcome="skipped")
-        for words in (("bf16",), ("causal", "bf16"), ("alibi", "causal", "bf16"))
-    ]
-    assert shown(run_of(*skipped)) == Proven("sm90", frozenset(ALL - {"bf16"}), 256)
-    assert shown(run_of(rows=[row(outcome="skipped")])) is None
+    ]:
+        for outcome in ("failed", "unfinished"):
+            record = run_of(*(failed(*words, outcome=outcome) for words in features))
+            assert shown(record) == Proven("sm90", frozenset(ALL - lost), head_dim), features
+    assert shown(run_of(failed())) is None, "of no feature: held against all"
+    bf16 = (("bf16",), ("causal", "bf16"), ("alibi", "causal", "bf16"))
+    skipped = run_of(*(row(*words, outcome="skipped") for words in bf16))
+    assert shown(skipped) == Proven("sm90", frozenset(ALL - {"bf16"}), 256), "proves nothing, refutes nothing"
 
 
 def test_cards_of_one_architecture_count_together() -> None:
@@ -190,50 +145,19 @@ def test_cards_of_one_architecture_count_together() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
+def test_a_part_of_the_suite_and_a_version_nobody_knows_prove_nothing() -> None:
+    changes: list[dict[str, Any]] = [
         {"rows": []},
         {"collected": False},
         {"selected": ["tests/gpu/test_triton_modes.py"]},
-        {"selected": ["tests/gpu", "--only alibi"]},
         {"commit": None},
         {"modified": True},
         {"device": {"type": "cpu", "arch": None}},
         {"benchmark": "kernels"},
-    ],
-    ids=str,
-)
-def test_a_part_of_the_suite_and_a_version_nobody_knows_prove_nothing(changed: dict[str, Any]) -> None:
-    assert shown(run_of(**changed)) is None
-
-
-def test_a_failure_elsewhere_is_not_held_against_the_kernels() -> None:
-    elsewhere = failed() | {"candidate": None}
-    assert shown(run_of(rows=[*GRID, elsewhere])) == shown(run_of())
-
-
-def test_without_git_the_digest_of_the_sources_names_the_version() -> None:
+    ]
+    assert [shown(run_of(**changed)) for changed in changes] == [None] * len(changes)
     record = run_of(commit=None, modified=None, sources="told")
     assert proven_by([record], known=lambda digest: digest == "told").keys() == {("triton", "sm90")}
-    assert not proven_by([record], known=lambda digest: digest == "another")
-
-
-def test_a_digest_is_the_same_of_files_and_of_their_commit() -> None:
-    commit = sources.git("rev-parse", "HEAD")
-    if commit is None:
-        pytest.skip("no git checkout")
-    if sources.git("status", "--porcelain", "--", *sources.FOLDERS):
-        pytest.skip("the sources have changes")
-    assert sources.digest() == sources.digest_of(commit)
-    assert sources.in_history(sources.digest())
-    assert not sources.in_history("0" * 64)
-
-
-def test_the_line_for_a_record_says_what_was_proven() -> None:
-    proven = shown(run_of())
-    assert proven is not None
-    assert eval(as_source(proven), {"Proven": Proven}) == proven
 
 
 # ---- what the suite says that it shows -------------------------------------------------------------------
@@ -277,7 +201,3 @@ def test_the_suite_can_show_every_feature_that_a_candidate_takes(run: Any, tmp_p
         "features": ["alibi", "causal", "fp16", "top_left"],
         "also": ["gqa", "lse", "max_logit", "training"],
     }
-
-
-def test_every_case_but_the_plain_ones_names_a_feature() -> None:
-    assert {case.name for case in CASES if not words_of(case)} == {"plain", "mha", "mqa"}

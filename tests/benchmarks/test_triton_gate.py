@@ -13,7 +13,6 @@ import pytest
 if None in map(importlib.util.find_spec, ("torch", "triton")):
     pytest.skip("torch or triton is not installed", allow_module_level=True)
 
-import triton
 import triton_gate
 
 import gate
@@ -38,21 +37,6 @@ def write(tmp_path, monkeypatch, capsys):
 
     run.table = table  # type: ignore[attr-defined]
     return run
-
-
-def test_a_kernel_per_line_and_the_release(write):
-    said, out = write("75,80,86,89,90,100,120", GOOD, dataclasses.replace(GOOD, kernel="dq"))
-    assert said["triton"] == triton.__version__
-    assert [kernel["kernel"] for kernel in said["kernels"]] == ["forward", "dq"]
-    assert len(write.table.read_text(encoding="utf-8").splitlines()) == 4
-    assert out == "2 of 2 without a fault\n"
-
-
-def test_other_kernels_are_kept(write):
-    dq = dataclasses.replace(GOOD, kernel="dq")
-    write("90", GOOD, dq)
-    said, _ = write("90", dataclasses.replace(dq, registers=99), kernel="dq")
-    assert [(each["kernel"], each["registers"]) for each in said["kernels"]] == [("forward", 128), ("dq", 99)]
 
 
 def test_other_architectures_are_kept_and_changes_printed(write):

@@ -55,9 +55,7 @@ def rows(after: str) -> dict[str, str]:
     said: dict[str, str] = {}
     for line in table[0].splitlines()[2:]:
         first, second = (cell.strip() for cell in line.strip("|").split("|"))
-        for name in re.findall(r"`([^`]+)`", first):
-            assert name not in said, f"{name} stands twice"
-            said[name] = second
+        said |= dict.fromkeys(re.findall(r"`([^`]+)`", first), second)
     return said
 
 
@@ -81,49 +79,36 @@ def test_forward_has_theirs_by_name_or_refuses_them():
     assert set(said) == set(FORWARD)
     refused = {name for name, text in said.items() if text.startswith("refused")}
     assert refused == set(FORWARD) - set(ours)
-    assert {name: ours[name] for name in FORWARD if name not in refused} == {
-        name: default for name, default in FORWARD.items() if name not in refused
-    }
+    kept = {name: default for name, default in FORWARD.items() if name not in refused}
+    assert {name: ours[name] for name in kept} == kept
     assert sorted(set(ours) - set(FORWARD)) == sorted(own_names("`forward`, whose first"))
-
-
-def test_as_many_stand_in_the_same_order_as_the_page_says():
-    (count,) = re.findall(r"whose first (\d+) arguments", PAGE)
-    theirs, ours = list(FORWARD), list(defaults(DotProductAttention.forward))
-    same = next(i for i in range(len(theirs)) if theirs[i] != ours[i])
-    assert same == int(count)
-
-
-@pytest.mark.parametrize("name", [name for name in FORWARD if "refused" in rows("`forward`, whose")[name]])
-def test_what_the_page_calls_refused_is(name):
+    same = next(i for i, (theirs, own) in enumerate(zip(FORWARD, ours, strict=False)) if theirs != own)
+    assert re.findall(r"whose first (\d+) arguments", PAGE) == [str(same)]
     core, q = DotProductAttention(2, 8), torch.randn(4, 1, 2, 8)
-    core(q, q, q, **{name: FORWARD[name]})
-    with pytest.raises(UnsupportedArgument, match=name):
-        core(q, q, q, **{name: object()})
+    for name in refused:
+        core(q, q, q, **{name: FORWARD[name]})
+        with pytest.raises(UnsupportedArgument, match=name):
+            core(q, q, q, **{name: object()})
 
 
 def test_a_switch_of_theirs_is_one_that_is_known_and_ours_is_read(monkeypatch):
     said = rows("## Switches")
-    named = {part.partition("=")[0] for cell in said for part in cell.split()}
-    assert not set(switches_of("te")) - named, "a switch that the page leaves out"
-    for variables in said.values():
-        for setting in re.findall(r"`(ATTNSEL_[^`]+)`", variables):
-            variable, _, value = setting.partition("=")
-            monkeypatch.setenv(variable, value)
-            settings = attnsel.configure()
-            monkeypatch.delenv(variable)
-            if variable == "ATTNSEL_DISABLE":
-                assert list(settings.policy.deny) == value.split(",")
-            else:
-                assert (settings.debug or settings.policy.deterministic) == int(value)
+    assert set(switches_of("te")) <= {part.partition("=")[0] for cell in said for part in cell.split()}
+    for setting in re.findall(r"`(ATTNSEL_[^`]+)`", "\n".join(said.values())):
+        variable, _, value = setting.partition("=")
+        monkeypatch.setenv(variable, value)
+        settings = attnsel.configure()
+        monkeypatch.delenv(variable)
+        if variable == "ATTNSEL_DISABLE":
+            assert list(settings.policy.deny) == value.split(",")
+        else:
+            assert (settings.debug or settings.policy.deterministic) == int(value)
     attnsel.configure()
 
 
 def test_weights_of_theirs_are_loaded_as_the_page_shows():
-    block = re.search(r"```python\n(import torch\n.*?)```", PAGE, re.DOTALL)
-    assert block is not None
     names: dict[str, Any] = {}
-    exec(block[1], names)
+    exec(re.search(r"```python\n(import torch\n.*?)```", PAGE, re.DOTALL)[1], names)
     core = torch.nn.ModuleDict({"core_attention": DotProductAttention(4, 8, softmax_type="learnable")})
     theirs = {
         "core_attention.softmax_offset": torch.arange(4.0),

@@ -1,4 +1,4 @@
-"""The GPU suite: skipped in one line where there is no CUDA device.
+"""The GPU suite: not collected where there is no CUDA device.
 
 pytest tests/gpu                       on a GPU
 pytest tests/gpu --gpu-device=cpu      the same tests on Triton's interpreter, at tiny shapes
@@ -7,13 +7,12 @@ pytest tests/gpu --gpu-device=cpu      the same tests on Triton's interpreter, a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from shows import shown_by
-
-WITHOUT_CUDA = "needs a CUDA device; --gpu-device=cpu rehearses the suite on Triton's interpreter"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without a device every test would be skipped: a module is then not even imported."""
+    return True if _device(config) == "cuda" and not torch.cuda.is_available() else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.user_properties.append(("shows", shown_by(item)))
 
@@ -38,8 +42,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         marker = item.get_closest_marker("cuda_only")
         if marker is not None:
             pytest.skip(f"not on the interpreter: {marker.args[0]}")
-    elif not torch.cuda.is_available():
-        pytest.skip(WITHOUT_CUDA)
 
 
 def _device(config: pytest.Config) -> str:

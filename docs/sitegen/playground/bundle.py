@@ -180,20 +180,13 @@ def _packages(wheels: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def ours() -> Iterator[tuple[str, bytes]]:
-    """The modules of attnsel that planning needs, from the folders that the wheel takes (pyproject.toml)."""
-    import tomllib  # of Python 3.11: the site is built with no older one
-
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    places = sorted(setuptools["package-dir"].items(), key=lambda pair: -len(pair[0]))
-    for package in setuptools["packages"]:
-        prefix, folder = next(p for p in places if package == p[0] or package.startswith(p[0] + "."))
-        inside = package.replace(".", "/")
-        if f"{inside}/".startswith(_NOT_PLANNED):
-            continue
-        for path in sorted(
-            (ROOT / folder / package[len(prefix) :].lstrip(".").replace(".", "/")).glob("*.py")
-        ):
-            yield f"{inside}/{path.name}", path.read_bytes()
+    """The modules of attnsel that planning needs, as the wheel has them (setup.py)."""
+    for inside in ("attnsel", "attnsel/rules", "attnsel/backends"):
+        folder = ROOT / (inside if inside == "attnsel" else inside.removeprefix("attnsel/"))
+        for path in sorted(folder.rglob("*.py")):
+            name = f"{inside}/{path.relative_to(folder).as_posix()}"
+            if not name.startswith(_NOT_PLANNED):
+                yield name, path.read_bytes()
     yield "answer.py", (ROOT / "docs" / "playground" / "answer.py").read_bytes()
 
 

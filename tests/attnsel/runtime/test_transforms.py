@@ -34,7 +34,7 @@ def qkv(*lead: int) -> list[Tensor]:
 def test_every_cell_of_the_table_holds(name: str, column: str) -> None:
     recorded = json.loads(transforms.RECORD.read_text(encoding="utf-8"))["outcomes"]
     assert transforms.outcome(name, column) == recorded[name][column], (
-        "python tests/support/transforms.py, and update_docs.py"
+        "python tests/proof/transforms.py, and update_docs.py"
     )
 
 

@@ -1,12 +1,17 @@
 """Notebooks of examples/, run from their first cell to their last.
 
-``python tests/support/notebooks.py`` runs all of them and writes what they print and draw into them.
+``python docs/tools/notebooks.py`` runs all of them and writes what they print and draw into them.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # these pages are about this checkout
+    _ROOT = Path(__file__).resolve().parents[2]
+    sys.path[1:1] = [str(_ROOT), str(_ROOT / "tests/support")]
 
 import nbformat
 from nbclient import NotebookClient

@@ -31,7 +31,7 @@ def why_not() -> str:
     try:
         import playwright  # noqa: F401
     except ImportError:
-        return "playwright is not installed: pip install -e '.[browser]'"
+        return "playwright is not installed: pip install -e . --group browser"
     return "" if browser() else "no Chromium is installed (CHROMIUM names one)"
 
 

@@ -1,6 +1,6 @@
 """What PyTorch does to and around calls, each tried with each candidate: right, or which error.
 
-    python tests/support/transforms.py     # records all of them, for docs/reference/pytorch-transforms.md
+    python tests/proof/transforms.py     # records all of them, for docs/reference/pytorch-transforms.md
 
 tests/attnsel/runtime/test_transforms.py holds the record against what happens.
 """
@@ -12,15 +12,23 @@ import json
 import multiprocessing
 import os
 import pickle
+import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+if __name__ == "__main__":
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[2]),
+        str(Path(__file__).resolve().parents[1] / "support"),
+    ]
 
 from attnsel import DotProductAttention, attention, clear_cache
 from attnsel.runtime.refusals import evidence

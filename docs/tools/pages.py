@@ -1,8 +1,8 @@
 """The code blocks of README.md and docs/: found, run, and compared with what the pages say they print.
 
-CONTRIBUTING.md, "Documentation", says what a page may hold. ``python tests/support/update_docs.py`` writes
+CONTRIBUTING.md, "Documentation", says what a page may hold. ``python docs/tools/update_docs.py`` writes
 what the blocks print now; tests/docs/test_blocks.py compares. Only a page's Python is run in a process of its
-own: ``python tests/support/pages.py FILE`` runs it and prints what came of it as JSON.
+own: ``python docs/tools/pages.py FILE`` runs it and prints what came of it as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ import subprocess
 import sys
 import traceback
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "tests/support"))
 
 from paths import IMPORTED_FROM, ROOT
 from switches import without_switches
@@ -273,5 +277,5 @@ def _execute(block: Block, namespace: dict[str, Any], ran: Ran) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder: a page's own imports find none of our helpers
+    del sys.path[:2]  # this folder and tests/support: a page's own imports find none of our helpers
     print(json.dumps([asdict(ran) for ran in _run_here(sys.argv[1])]))

@@ -1,6 +1,6 @@
 """Pictures of README.md: what ``attnsel explain`` prints on a terminal, in its own colours, as SVG.
 
-    python tests/support/update_docs.py     # writes docs/images/ as well
+    python docs/tools/update_docs.py     # writes docs/images/ as well
 
 Light and dark. No picture fetches anything: text is set in the reader's own monospaced font, each run of it
 stretched to its columns, as rich does it.

@@ -1,6 +1,6 @@
 """Every kind of JSON that attnsel prints, as samples of it; and their shape, written to docs/schemas.
 
-    python tests/support/json_schemas.py        # writes the documents of the present versions
+    python docs/tools/json_schemas.py        # writes the documents of the present versions
 
 A document that is committed is a promise: where the shape changes, raise the version in
 attnsel/base/schemas.py first, then write the new document beside the old one, and add its digest to
@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-if __name__ == "__main__":
-    sys.path[1:1] = [
-        str(Path(__file__).resolve().parents[1] / "proof"),
-        str(Path(__file__).resolve().parents[2]),
-    ]
+if __name__ == "__main__":  # these pages are about this checkout
+    _ROOT = Path(__file__).resolve().parents[2]
+    sys.path[1:1] = [str(_ROOT), *(str(_ROOT / "tests" / name) for name in ("support", "proof"))]
 
 from pydantic import BaseModel
 

@@ -1,6 +1,6 @@
 """Writes the tables of docs/reference/flash-attention-checks.md from FlashAttention's repository:
 
-    python tests/support/flash_attention_table.py --git CLONE
+    python tests/proof/flash_attention_table.py --git CLONE
 
 CLONE is a git folder with the tags below. The words are ours; only line numbers are taken over.
 """
@@ -10,10 +10,17 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+if __name__ == "__main__":
+    sys.path[1:1] = [
+        str(Path(__file__).resolve().parents[2]),
+        str(Path(__file__).resolve().parents[1] / "support"),
+    ]
 
 from cpp_checks import Check, checks
 from paths import ROOT

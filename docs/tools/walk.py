@@ -1,10 +1,10 @@
 """A newcomer's walk: every command of docs/tutorials/rule.md in a new clone and a new environment, timed.
 
-    python tests/support/walk.py            # type it and print how long each step took
-    python tests/support/walk.py --record   # and write benchmarks/results/rule-walk.json, for the page
+    python docs/tools/walk.py            # type it and print how long each step took
+    python docs/tools/walk.py --record   # and write benchmarks/results/rule-walk.json, for the page
 
-tests/docs/test_walk.py does the same. The clone is of this checkout as it lies here; packages come from pip's
-index.
+tests/docs/test_typed_pages.py does the same. The clone is of this checkout as it lies here; packages come
+from pip's index.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+if __name__ == "__main__":  # these pages are about this checkout
+    _ROOT = Path(__file__).resolve().parents[2]
+    sys.path[1:1] = [str(_ROOT), str(_ROOT / "tests/support")]
 
 import typed_pages
 from pages import commands

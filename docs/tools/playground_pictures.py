@@ -1,8 +1,8 @@
 """The pictures of the playground in README.md: the page as it opens, light and dark.
 
-    python tests/support/playground_pictures.py
+    python docs/tools/playground_pictures.py
 
-It needs a Chromium and `pip install -e '.[browser]' pillow`. The same page gives the same picture.
+It needs a Chromium and `pip install -e . --group browser pillow`. The same page gives the same picture.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes into README.md and docs/ what their code blocks print now.
 
-    python tests/support/update_docs.py            # every page
-    python tests/support/update_docs.py README.md docs/how-to/ask.md
+    python docs/tools/update_docs.py            # every page
+    python docs/tools/update_docs.py README.md docs/how-to/ask.md
 
 Written are what stands below ``$ attnsel …`` lines, the values behind ``# → `` and the text blocks marked
 ``printed``, the tables that are made from recorded results, and, with every page, README's pictures. A page
@@ -22,8 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # the pages are about this checkout
+if __name__ == "__main__":  # these pages are about this checkout
+    _ROOT = Path(__file__).resolve().parents[2]
+    sys.path[1:1] = [str(_ROOT), str(_ROOT / "tests/support")]
 
 import pages
 import pictures
@@ -121,7 +122,7 @@ def _figure(value: float, unit: str) -> str:
 
 
 def transforms_table() -> str:
-    """What PyTorch does around a call, by candidate: right, or which error (tests/support/transforms.py)."""
+    """What PyTorch does around a call, by candidate: right, or which error (tests/proof/transforms.py)."""
     record = json.loads((ROOT / TRANSFORMS).read_text(encoding="utf-8"))
     rows = record["outcomes"]
     columns = list(next(iter(rows.values())))
@@ -144,7 +145,7 @@ def switches_table() -> str:
 
 
 def walk_table() -> str:
-    """Step, command and seconds of a newcomer's walk (tests/support/walk.py)."""
+    """Step, command and seconds of a newcomer's walk (docs/tools/walk.py)."""
     record = json.loads((ROOT / WALK).read_text(encoding="utf-8"))
     lines = ["| step | command | seconds |", "|---|---|---|"]
     last = ""
