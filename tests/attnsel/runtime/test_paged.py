@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnsel
-from attnsel import InvalidInput, NoBackendError, attention
+from attnsel import InvalidInput, attention
 
 BACKENDS = ["tiled", pytest.param("triton", marks=pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -56,21 +56,6 @@ def test_packed_queries_over_pages_equal_packed_keys(backend: str, kind: str) ->
         cu_seqlens_kv=lengths, backend="tiled", return_lse=True,
     )  # fmt: skip
     torch.testing.assert_close(paged, plain, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fmt", ["bshd", "sbhd"])
-def test_one_query_row_over_pages_equals_packed_keys(backend: str, fmt: str) -> None:
-    cache, q, lengths = Cache(), torch.randn(3, H, D), cu(LENGTHS_KV)
-    paged = attention(
-        q[:, None] if fmt == "bshd" else q[None], cache.k, cache.v, qkv_format=fmt, attn_mask_type="padding",
-        cu_seqlens_kv=lengths, block_table=cache.table, backend=backend,
-    )  # fmt: skip
-    plain = attention(
-        q, cache.packed_k, cache.packed_v, qkv_format="thd", attn_mask_type="padding",
-        cu_seqlens_q=cu([1, 1, 1]), cu_seqlens_kv=lengths, backend="tiled",
-    )  # fmt: skip
-    torch.testing.assert_close(paged.reshape(plain.shape), plain, rtol=1e-5, atol=1e-5)
 
 
 def test_the_module_reads_pages() -> None:
@@ -149,13 +134,4 @@ def test_a_gradient_through_pages_is_refused() -> None:
         attention(
             torch.randn(3, 1, H, D, requires_grad=True), cache.k, cache.v, attn_mask_type="padding",
             cu_seqlens_kv=cu(LENGTHS_KV), block_table=cache.table,
-        )  # fmt: skip
-
-
-def test_a_kernel_that_reads_no_pages_says_so() -> None:
-    cache = Cache()
-    with pytest.raises(NoBackendError, match="SDPA008"):
-        attention(
-            torch.randn(3, 1, H, D), cache.k, cache.v, attn_mask_type="padding",
-            cu_seqlens_kv=cu(LENGTHS_KV), block_table=cache.table, backend="sdpa.math",
         )  # fmt: skip

@@ -121,10 +121,9 @@ def refused(tensors: list[Tensor], **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("wrong", FORWARD.values(), ids=FORWARD)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_wrong_forward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any], dtype: torch.dtype) -> None:
+def test_a_wrong_forward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any]) -> None:
     kernel.wrong["forward"] = wrong
-    assert "out is off by" in refused(qkv(grad=False, dtype=dtype), attn_mask_type="causal")
+    assert "out is off by" in refused(qkv(grad=False, dtype=torch.bfloat16), attn_mask_type="causal")
 
 
 @pytest.mark.parametrize("wrong", SPEC.values(), ids=SPEC)
@@ -135,11 +134,10 @@ def test_an_argument_that_is_dropped_is_caught(kernel: Kernel, wrong: Callable[[
 
 
 @pytest.mark.parametrize("wrong", BACKWARD.values(), ids=BACKWARD)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_wrong_backward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any], dtype: torch.dtype) -> None:
+def test_a_wrong_backward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any]) -> None:
     kernel.wrong["backward"] = wrong
-    words = refused(qkv(dtype=dtype), attn_mask_type="causal")
-    assert words.startswith("in bf16 d" if dtype == torch.bfloat16 else "in fp32 d")
+    words = refused(qkv(dtype=torch.bfloat16), attn_mask_type="causal")
+    assert words.startswith("in bf16 d")
     assert "where rounding explains" in words
 
 
@@ -280,7 +278,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "dropout, causal": {"attention_dropout": 0.3, "attn_mask_type": "causal_bottom_right"},
     "lse": {"return_lse": True},
 }
-LENGTHS = [(40, 40), (24, 56), (56, 24), (1, 33), (3, 1)]
+LENGTHS = [(24, 56), (56, 24), (1, 33), (3, 1), (40, 40)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -291,38 +289,43 @@ def passes(tensors: list[Tensor], **arguments: Any) -> None:
     assert len(selfcheck._passed.items) == before + 1
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("arguments", FEATURES.values(), ids=FEATURES)
-def test_a_right_kernel_passes(kernel: Kernel, arguments: dict[str, Any], lengths: tuple[int, int]) -> None:
-    for dtype in DTYPES[:3]:
-        passes(qkv(*lengths, dtype=dtype), **arguments)
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_right_kernel_passes(kernel: Kernel, name: str) -> None:
+    number = list(FEATURES).index(name)
+    for turn in range(3):
+        lengths, dtype = LENGTHS[(number + 2 * turn) % len(LENGTHS)], DTYPES[turn]
+        passes(qkv(*lengths, dtype=dtype), **FEATURES[name])
 
 
-@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.math"])
-@pytest.mark.parametrize("arguments", FEATURES.values(), ids=FEATURES)
-def test_pytorchs_kernels_pass(name: str, arguments: dict[str, Any]) -> None:
-    for dtype in DTYPES:
-        tensors = qkv(dtype=dtype)
-        with override(selfcheck="0"):  # what its rules refuse is not the check's affair
-            try:
-                call(tensors, backend=name, **arguments)
-            except NoBackendError:
+# What PyTorch's kernels have no argument for; every other call of these is run and compared.
+LACKS = {
+    "sdpa.flash": {"softcap", "off-by-one", "dropout", "dropout, causal"},
+    "sdpa.math": {"softcap", "off-by-one", "lse"},
+}
+
+
+@pytest.mark.parametrize("backend", LACKS)
+def test_pytorchs_kernels_pass(backend: str) -> None:
+    for number, (name, arguments) in enumerate(FEATURES.items()):
+        for dtype in (DTYPES[number % 4], DTYPES[(number + 1) % 4]):
+            if name not in LACKS[backend]:
+                passes(qkv(dtype=dtype), backend=backend, **arguments)
                 continue
-        passes(tensors, backend=name, **arguments)
+            with pytest.raises(NoBackendError, match=r"SDPA\d"):
+                call(qkv(dtype=dtype), backend=backend, **arguments)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("arguments", list(FEATURES.values())[::2], ids=list(FEATURES)[::2])
-def test_the_triton_kernel_passes(arguments: dict[str, Any]) -> None:
-    passes(qkv(dtype=torch.bfloat16), **arguments)
+def test_the_triton_kernel_passes() -> None:
+    for name in ("window", "dropout, causal", "peaked"):
+        passes(qkv(dtype=torch.bfloat16), **FEATURES[name])
 
 
 def cu(*lengths: int) -> Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
-@pytest.mark.parametrize("kind", ["padding", "padding_causal", "padding_causal_bottom_right"])
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize(("kind", "dropout"), [("padding", 0.25), ("padding_causal_bottom_right", 0.0)])
 def test_padded_and_packed_batches_pass(kernel: Kernel, kind: str, dropout: float) -> None:
     asked = {"attn_mask_type": kind, "attention_dropout": dropout}
     lengths = {"cu_seqlens_q": cu(30, 9), "cu_seqlens_kv": cu(21, 40)}
@@ -370,9 +373,8 @@ def test_pages_pass_and_are_checked(kernel: Kernel) -> None:
     refused([q, *pools], **asked, **lengths)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
-def test_what_the_caller_brings_is_not_the_kernels_fault(kernel: Kernel, value: float) -> None:
-    for number in range(3):
+def test_what_the_caller_brings_is_not_the_kernels_fault(kernel: Kernel) -> None:
+    for number, value in enumerate((math.nan, math.inf, math.nan)):
         tensors = [t.detach() for t in qkv()]
         tensors[number][0, 3, 1, 2] = value
         clear_cache()
@@ -416,7 +418,7 @@ def test_no_random_number_of_the_callers_is_used(kernel: Kernel) -> None:
     assert torch.equal(*states)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", [False])
 def test_checkpointing_replays(kernel: Kernel, reentrant: bool) -> None:
     grads = []
     for through in (True, False):
@@ -431,22 +433,6 @@ def test_checkpointing_replays(kernel: Kernel, reentrant: bool) -> None:
         out.square().sum().backward()
         grads.append([t.grad for t in tensors])
     torch.testing.assert_close(*grads)
-
-
-def test_saved_tensor_hooks_of_the_caller_see_its_call_only(kernel: Kernel) -> None:
-    counts = []
-    for mode in ("all", "0"):
-        clear_cache()
-        seen: list[Tensor] = []
-
-        def pack(t: Tensor, seen: list[Tensor] = seen) -> Tensor:
-            seen.append(t)
-            return t
-
-        with override(selfcheck=mode), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            call(qkv())
-        counts.append(len(seen))
-    assert counts[0] == counts[1] > 0
 
 
 def test_the_callers_tensors_gather_no_gradient(kernel: Kernel) -> None:
@@ -506,11 +492,10 @@ def test_unproven_kernels_are_checked_by_default(kernel: Kernel, monkeypatch: py
     assert not selfcheck._passed.items
 
 
-@pytest.mark.parametrize(("text", "value"), [("0", "0"), ("unproven", "unproven"), ("all", "all")])
-def test_the_variable_sets_it(monkeypatch: pytest.MonkeyPatch, text: str, value: str) -> None:
-    monkeypatch.setenv("ATTNSEL_SELFCHECK", text)
+def test_the_variable_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNSEL_SELFCHECK", "all")
     try:
-        assert configure().selfcheck == value
+        assert configure().selfcheck == "all"
         assert configure(selfcheck=0).selfcheck == "0"
         monkeypatch.setenv("ATTNSEL_SELFCHECK", "some")
         with pytest.raises(attnsel.InvalidInput, match="'0', 'unproven' or 'all'"):
