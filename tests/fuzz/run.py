@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("support", "proof")]
 
 from harness import Failed, fuzz
 from targets import TARGETS
