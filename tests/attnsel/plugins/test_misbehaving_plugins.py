@@ -224,9 +224,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_a_result_outside_the_contract_is_a_refusal(ran: dict[str, str]) -> None:
     for number, (what, (*_, words)) in enumerate(KERNELS.items()):
         assert words in ran[f"acme{number}"], what
-        assert not ran[f"acme{number}"].startswith("later"), (
-            "its first call is compared"
-        )
+        assert not ran[f"acme{number}"].startswith("later"), "its first call is compared"
 
 
 def test_where_nothing_is_compared_it_is_an_error(ran: dict[str, str]) -> None:

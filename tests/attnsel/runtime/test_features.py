@@ -1,4 +1,5 @@
-"""The public calls against the definition of attention: every feature, on every candidate a CPU can run."""
+"""The public calls at the edges: other types, nothing to compute, results beside the output. That a feature
+reaches every kernel: test_nothing_dropped.py; numbers of any call: the fuzz target ``numbers``."""
 
 from __future__ import annotations
 
@@ -7,21 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnsel import DotProductAttention, NoBackendError, attention
+from attnsel import NoBackendError, attention
 from call_cases import (
     BACKENDS,
-    CASES,
-    PACKED,
     Call,
-    Case,
     assert_close,
     by_name,
 )
 
 torch.set_num_threads(1)
-
-
-ALL = CASES + PACKED
 
 
 def check(call: Call, backend: str | None) -> None:
@@ -42,21 +37,6 @@ def check(call: Call, backend: str | None) -> None:
         actual["max_logit"] = result[-1]
     assert out.dtype == call.case.dtype
     assert_close(actual, call.expected(), call.case.dtype)
-
-
-FORMATS = ("bshd", "sbhd", "bhsd")
-
-
-def format_of(number: int, case: Case) -> str:
-    return "thd" if case in PACKED else FORMATS[number % 3]
-
-
-@pytest.mark.parametrize("number", range(len(ALL)), ids=lambda number: ALL[number].name)
-def test_every_candidate_gives_the_definition_or_all_its_reasons(number: int) -> None:
-    """In one of the formats, which are nothing to a feature: test_nothing_dropped has all of them."""
-    case = ALL[number]
-    for backend in (None, *BACKENDS):
-        check(Call(case, format_of(number, case)), backend)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -154,52 +134,3 @@ def test_the_sign_of_the_scale_is_nothing_against_a_kernel() -> None:
         out = attention(q, k, v, attn_mask_type="causal", softmax_scale=scale, backend="sdpa.flash")
         wanted = attention(q, k, v, attn_mask_type="causal", softmax_scale=scale, backend="tiled")
         torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
-
-
-# The module
-
-
-MODULE_CASES = [case for case in CASES + PACKED if "max_seqlen_q" not in case.asks]
-
-
-@pytest.mark.parametrize("number", range(len(MODULE_CASES)), ids=lambda number: MODULE_CASES[number].name)
-def test_module_gives_the_definition_with_heads_side_by_side(number: int) -> None:
-    case = MODULE_CASES[number]
-    fmt = "thd" if case in PACKED else FORMATS[number % 2]
-    call = Call(case, fmt)
-    arguments = dict(call.arguments)
-    built = {
-        name: arguments.pop(name)
-        for name in (
-            "qkv_format",
-            "attn_mask_type",
-            "window_size",
-            "softcap",
-            "softmax_scale",
-            "softmax_type",
-            "return_max_logit",
-            "bottom_right_diagonal",
-        )
-        if name in arguments
-    }
-    built.setdefault("attn_mask_type", "no_mask")
-    size = call.size
-    module = DotProductAttention(size["h"], (size["d"], size["e"]), size["g"], **built)
-    sink = arguments.pop("softmax_offset", None)
-    if sink is not None:
-        module.softmax_offset = torch.nn.Parameter(sink.detach().reshape(1, -1, 1, 1))
-    result = module(*call.qkv, **arguments)
-    out = result[0] if isinstance(result, tuple) else result
-    wanted = call.expected()
-    assert module.last_selection is not None
-    assert module.last_selection.backend in BACKENDS
-    actual = {"out": out.detach()}
-    if sink is not None:
-        (dsink,) = torch.autograd.grad(
-            out, [module.softmax_offset], call.to_caller(call.dout).reshape(out.shape), retain_graph=True
-        )
-        actual["dsoftmax_offset"] = dsink.flatten()
-        del call.leaves["softmax_offset"]
-    actual |= call.gradients(out)
-    wanted["out"] = wanted["out"].flatten(-2)
-    assert_close(actual, wanted, case.dtype)
