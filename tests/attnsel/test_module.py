@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import attnsel
-from attnsel import DotProductAttention, InvalidInput, UnsupportedArgument, attention
-from attnsel.module import _NOT_YET
+from attnsel import DotProductAttention, InvalidInput, attention
 from attnsel.runtime import refusals
 from attnsel.verdicts.evidence import Evidence, Refusal
 
@@ -92,85 +91,7 @@ def test_bad_construction_is_named() -> None:
         assert caught.value.field == field, arguments
 
 
-def test_unknown_arguments_are_type_errors() -> None:
-    with pytest.raises(TypeError, match="dropout_rate"):
-        build(dropout_rate=0.1)
-    with pytest.raises(TypeError, match="mask"):
-        build()(*qkv(), mask=None)
-    with pytest.raises(TypeError, match="mask"):
-        build().explain(*qkv(), mask=None)
-
-
-NOT_YET: dict[str, Any] = {
-    "inference_params": object(),
-    "fp8_output": True,
-    "bf16_backward": True,
-    "num_splits": 2,
-    "score_mod": print,
-    "score_mod_bprop": print,
-    "score_mod_tensors": {"x": torch.ones(1)},
-    "score_mod_bprop_tensors": {"x": torch.ones(1)},
-}
-
-
-def test_every_argument_not_acted_on_is_tried_here() -> None:
-    assert NOT_YET.keys() == _NOT_YET.keys()
-
-
-def test_forward_arguments_not_acted_on_are_refused() -> None:
-    module = build()
-    for name, given in NOT_YET.items():
-        module(*qkv(), **{name: _NOT_YET[name]})
-        for call in (module, module.explain):
-            with pytest.raises(UnsupportedArgument, match=name):
-                call(*qkv(), **{name: given})
-
-
-# What the module was built for is held
-
-
-def test_head_dims_may_differ() -> None:
-    assert build(kv_channels=(8, 4))(*qkv(e=4)).shape == (2, 6, 16)
-
-
-# Overrides per call
-
-
-OVERRIDES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"attn_mask_type": "no_mask"}, {"attn_mask_type": "no_mask"}),
-    ({"attn_mask_type": "causal,padding"}, {"attn_mask_type": "padding_causal"}),
-    ({"window_size": (2, 0)}, {"attn_mask_type": "causal", "window_size": (2, 0)}),
-    ({"window_size": [2, 0]}, {"attn_mask_type": "causal", "window_size": (2, 0)}),
-    ({"softmax_scale": 0.7}, {"attn_mask_type": "causal", "softmax_scale": 0.7}),
-    (
-        {"core_attention_bias_type": "alibi"},
-        {"attn_mask_type": "causal", "core_attention_bias_type": "alibi"},
-    ),
-    (
-        {"attn_mask_type": "no_mask", "window_size": (2, 2), "bottom_right_diagonal": False},
-        {"attn_mask_type": "no_mask", "window_size": (2, 2), "bottom_right_diagonal": False},
-    ),
-]
-
-
-@pytest.mark.parametrize(("given", "meant"), OVERRIDES, ids=lambda value: str(value))
-def test_arguments_of_a_call_override_the_modules(given: dict[str, Any], meant: dict[str, Any]) -> None:
-    if "padding" in meant["attn_mask_type"]:
-        cu = torch.tensor([0, 6, 9], dtype=torch.int32)
-        given, meant = ({**g, "cu_seqlens_q": cu, "cu_seqlens_kv": cu} for g in (given, meant))
-    module = build()
-    plain = module(*qkv())
-    out = module(*qkv(), **given)
-    assert torch.equal(out, attention(*qkv(), **meant).flatten(-2))
-    assert not torch.equal(out, plain)
-    assert torch.equal(module(*qkv()), plain)
-
-
-def test_format_of_a_call_overrides_the_modules() -> None:
-    module = build(qkv_format="sbhd")
-    out = module(*qkv(), qkv_format="bshd")
-    swapped = module(*(t.transpose(0, 1) for t in qkv()))
-    torch.testing.assert_close(out, swapped.transpose(0, 1))
+# A call's own arguments: test_nothing_dropped.py. Here, where they meet the module's.
 
 
 def test_mask_type_of_a_call_takes_its_own_corner() -> None:
@@ -178,11 +99,6 @@ def test_mask_type_of_a_call_takes_its_own_corner() -> None:
     q, k, v = qkv()
     out = module(q[:, :3], k, v, attn_mask_type="causal")
     assert torch.equal(out, attention(q[:, :3], k, v, attn_mask_type="causal").flatten(-2))
-
-
-def test_learnable_offset_starts_at_zero_and_counts_as_one_more_key() -> None:
-    learnable, off_by_one = build(softmax_type="learnable"), build(softmax_type="off-by-one")
-    torch.testing.assert_close(learnable(*qkv()), off_by_one(*qkv()))
 
 
 # Asking instead of running

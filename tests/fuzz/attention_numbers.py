@@ -239,7 +239,7 @@ def checked_case(choose: Choices) -> Case:
 
 DEFINITION = (rounding, attention_calls)
 TARGETS = [
-    target_of("numbers", cases(valid_case), DEFINITION, gate=400),
+    target_of("numbers", cases(valid_case), DEFINITION, gate=800),
     target_of("repeats", cases(repeated_case), DEFINITION, gate=120),
     target_of("padding", cases(padded_case), DEFINITION, gate=150),
     target_of("selfcheck", cases(checked_case), DEFINITION, gate=100),

@@ -338,4 +338,4 @@ def script(case: Case) -> str:
     return "\n".join([*lines, f"{case['call']}({given})"])
 
 
-TARGET = Target("wrong_types", call(), attempt, script, gate=300)
+TARGET = Target("wrong_types", call(), attempt, script, gate=500)

@@ -108,15 +108,6 @@ def test_gradients_work_before_and_after_inference_mode(way: str) -> None:
         torch.testing.assert_close(out.detach(), inside.clone(), rtol=0, atol=1e-6)
 
 
-@ways
-def test_only_the_inputs_that_ask_get_a_gradient(way: str) -> None:
-    q, k, v = qkv()
-    k.requires_grad_()
-    first(attention(q, k, v, **WAYS[way])).sum().backward()
-    assert k.grad is not None
-    assert q.grad is None
-
-
 # Tensors without data
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 import ranks
 from attnsel import DotProductAttention, attention, override
-from attnsel.flash_attn import flash_attn_func
 
 THD = torch.tensor([0, 2, 5], dtype=torch.int32)
 LENGTHS = torch.tensor([0, 4, 7], dtype=torch.int32)
@@ -80,22 +78,6 @@ def test_triton_has_right_ones(name: str) -> None:
         return torch.autograd.grad(sum(grad.pow(2).sum() for grad in grads), (q, k, v))
 
     torch.testing.assert_close(second("triton"), second("tiled"), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("softcap", [0.0, 3.0])
-def test_the_flash_attn_api_has_right_ones_or_says_so(softcap: float) -> None:
-    def penalty(call: Callable[..., Any]) -> Any:
-        q, k, v = (t.detach().half().requires_grad_() for t in make((1, 5, 5, 2, 2, 8, 8)))
-        grads = torch.autograd.grad(call(q, k, v).pow(2).sum(), (q, k, v), create_graph=True)
-        return torch.autograd.grad(sum(grad.pow(2).sum() for grad in grads), (q, k, v))
-
-    wanted = penalty(partial(attention, attn_mask_type="causal", softcap=softcap, backend="tiled"))
-    call = partial(flash_attn_func, softcap=softcap, causal=True)
-    if softcap:
-        torch.testing.assert_close(penalty(call), wanted, rtol=2e-2, atol=2e-2)
-    else:  # sdpa.flash
-        with pytest.raises(RuntimeError, match="is not implemented"):
-            penalty(call)
 
 
 def test_second_derivatives_of_a_bias_and_of_sinks() -> None:
