@@ -48,21 +48,10 @@ class Two(enum.IntEnum):
 
 
 NAMES: dict[str, Any] = {
-    "Decimal": decimal.Decimal,
-    "Device": Device,
-    "Fraction": fractions.Fraction,
-    "Odd": Odd,
-    "Path": pathlib.Path,
-    "TensorSpec": TensorSpec,
-    "Tensors": Tensors,
-    "Two": Two,
-    "Word": Word,
-    "attnsel": attnsel,
-    "flash_attn": flash_attn,
-    "np": numpy,
-    "recipes": recipes,
-    "torch": torch,
-}
+    "Decimal": decimal.Decimal, "Device": Device, "Fraction": fractions.Fraction, "Odd": Odd,
+    "Path": pathlib.Path, "TensorSpec": TensorSpec, "Tensors": Tensors, "Two": Two, "Word": Word,
+    "attnsel": attnsel, "flash_attn": flash_attn, "np": numpy, "recipes": recipes, "torch": torch,
+}  # fmt: skip
 
 # ---- values ------------------------------------------------------------------------------------------
 
@@ -117,21 +106,10 @@ VALUES: dict[str, list[str]] = {
     ],
 }
 EQUAL = {
-    "True": "1",
-    "False": "0",
-    "1": "True",
-    "1.0": "1",
-    "0": "0.0",
-    "np.bool_(True)": "True",
-    "np.int64(1)": "1",
-    "np.float32(0.5)": "0.5",
-    "np.float64(0.5)": "0.5",
-    "(True, False)": "(1, 0)",
-    "(np.int64(1), 0)": "(1, 0)",
-    "Two.TWO": "2",
-    "Word.CAUSAL": "'causal'",
-    "np.str_('causal')": "'causal'",
-}
+    "True": "1", "False": "0", "1": "True", "1.0": "1", "0": "0.0", "np.bool_(True)": "True",
+    "np.int64(1)": "1", "np.float32(0.5)": "0.5", "np.float64(0.5)": "0.5", "(True, False)": "(1, 0)",
+    "(np.int64(1), 0)": "(1, 0)", "Two.TWO": "2", "Word.CAUSAL": "'causal'", "np.str_('causal')": "'causal'",
+}  # fmt: skip
 """Values, and others that equal them and hash alike."""
 
 # ---- calls -------------------------------------------------------------------------------------------
