@@ -50,26 +50,6 @@ def test_the_first_candidate_makes_no_mask_and_no_copy(name: str) -> None:
     assert memory_parts(first.name, p, env, first.adaptations) == ()
 
 
-@pytest.mark.parametrize(("fmt", "gpu"), [("sbhd", "A100"), ("bhsd", "H100")])
-def test_other_formats_of_a_padded_batch_copy_and_make_no_mask(gpu: str, fmt: str) -> None:
-    p = AttentionParams(attn_mask_type="padding_causal", qkv_layout=fmt)
-    first = select(p, torch_alone(gpu)).candidates[0]
-    assert {made.name for made in first.adaptations} <= {"zero_padding", "pack"}
-    whole = 4 * 2 * 4096 * 16 * 128 * 2  # q, k, v and the output
-    assert 0 < sum(made.bytes for made in first.adaptations) <= whole
-
-
-@pytest.mark.parametrize("gpu", ["H100"])
-def test_a_top_left_diagonal_of_lengths_that_may_differ_is_another_kernel_s(gpu: str) -> None:
-    """One tensor for both lengths is known to be the same; two are not, whatever they hold."""
-    p = AttentionParams(attn_mask_type="padding_causal", tensors={"lengths_apart": True})
-    assert not p.same_lengths
-    chosen = select(p, torch_alone(gpu))
-    assert chosen["sdpa.varlen"].verdict == "refused"
-    assert "SDPA602" in {reason.code for reason in chosen["sdpa.varlen"].reasons}
-    assert "zero_padding" not in {made.name for c in chosen.candidates for made in c.adaptations}
-
-
 def test_half_of_a_causal_matrix_is_half_of_the_work() -> None:
     """What a mask makes a kernel compute counts against it: 15 times the work of this window."""
     plain = AttentionParams(max_seqlen_q=16384, attn_mask_type="no_mask")
