@@ -42,20 +42,6 @@ def test_decoding_makes_few_plans(gpu: str, dtype: Any, frontend: str | None) ->
     assert len(plans) <= MOST
 
 
-def test_one_plan_serves_what_lengths_or_pages_say() -> None:
-    """cuDNN keeps its place where the cache has one size, and where a call is longer than a draft."""
-    env = Environment.describe("H200")
-    static = AttentionParams(
-        max_seqlen_q=1, max_seqlen_kv=4096, attn_mask_type="padding_causal_bottom_right", is_training=False
-    )
-    assert select(static, env).backend == "cudnn"
-    assert select(static.derive(attn_mask_type="causal_bottom_right"), env).backend == "sdpa.flash"
-    assert (
-        select(AttentionParams(max_seqlen_q=17, max_seqlen_kv=17, is_training=False), env).backend == "cudnn"
-    )
-    assert select(AttentionParams(max_seqlen_q=16, max_seqlen_kv=16), env).backend == "cudnn"
-
-
 @pytest.mark.skipif(None in map(importlib.util.find_spec, ("torch", "triton")), reason="they compile")
 @pytest.mark.parametrize(("arch", "processors"), [(75, 40), pytest.param(90, 132, marks=pytest.mark.slow)])
 def test_triton_compiles_few_kernels_while_a_cache_grows(arch: int, processors: int) -> None:

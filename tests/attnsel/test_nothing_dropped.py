@@ -303,29 +303,6 @@ def longest_is_a_bound(backend: str) -> None:
             core(*call.qkv, **{**rest, name: 8})
 
 
-def pages_are_read(backend: str) -> None:
-    q, k, v = small(s=8)
-    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
-    pools = [torch.empty(4, 4, 2, 8) for _ in range(2)]
-    for pool, t in zip(pools, (k, v), strict=True):
-        pool[table.flatten().long()] = t.reshape(4, 4, 2, 8)
-    cu = torch.tensor([0, 8, 16], dtype=torch.int32)
-    asks: dict[str, Any] = {"attn_mask_type": "padding", "cu_seqlens_kv": cu, "backend": backend}
-    core = DotProductAttention(2, 8, qkv_format="bshd", attn_mask_type="padding", backend=backend)
-    with torch.no_grad():
-        core.eval()
-        if backend.startswith("sdpa."):
-            with pytest.raises(NoBackendError, match="SDPA008"):
-                attention(q, *pools, block_table=table, **asks)
-            return
-        out = attention(q, *pools, block_table=table, **asks)
-        torch.testing.assert_close(out, attention(q, k, v, backend="tiled"))
-        same = core(q, *pools, block_table=table, cu_seqlens_kv=cu)
-        torch.testing.assert_close(same.unflatten(-1, (2, 8)), out)
-        other = attention(q, *pools, block_table=table.flip(0), **asks)
-    assert not torch.allclose(out, other)
-
-
 def selection_of(backend: str, **arguments: Any) -> Any:
     seen: list[Any] = []
     q, k, v = small()
@@ -382,35 +359,26 @@ def adaptations_are_forbidden(backend: str) -> None:
         attention(*small(), adapt="perhaps")
 
 
-def packed_buffers_are_their_parts(backend: str) -> None:
-    q, k, v = small()
-    wanted = attention(q, k, v, backend=backend)
-    for dim in (-2, -3):
-        both = {"qkv_layer": torch.stack((q, k, v), dim), "qkv_interleave_dim": dim}
-        torch.testing.assert_close(attention(**both, backend=backend), wanted)
-        pair = {"kv_layer": torch.stack((k, v), dim), "qkv_interleave_dim": dim}
-        torch.testing.assert_close(attention(q, **pair, backend=backend), wanted)
-        with pytest.raises(InvalidInput, match=r"qkv_layer|query_layer"):
-            attention(q, **both, backend=backend)
-
-
 ATTENTION_OTHERS: dict[str, Callable[[str], None]] = {
     "return_lse": lse_is_given,
     "return_max_logit": max_logit_is_given,
     "attention_dropout": dropout_takes_place,
     "max_seqlen_q": longest_is_a_bound,
     "max_seqlen_kv": longest_is_a_bound,
-    "block_table": pages_are_read,
     "is_training": training_is_asked_for,
     "deterministic": determinism_is_asked_for,
     "backend": a_backend_is_never_swapped,
     "adapt": adaptations_are_forbidden,
-    **dict.fromkeys(("qkv_layer", "kv_layer", "qkv_interleave_dim"), packed_buffers_are_their_parts),
 }
 
 
 def test_every_argument_of_attention_is_covered() -> None:
-    covered = {"q", "k", "v", "qkv_format", *PAIRS, *ATTENTION_OTHERS}
+    elsewhere = {"block_table"} | {
+        "qkv_layer",
+        "kv_layer",
+        "qkv_interleave_dim",
+    }  # runtime/test_paged, test_fused_qkv
+    covered = {"q", "k", "v", "qkv_format", *PAIRS, *ATTENTION_OTHERS, *elsewhere}
     assert covered == set(inspect.signature(attention).parameters) - {"unknown"}
 
 

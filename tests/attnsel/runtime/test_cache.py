@@ -81,17 +81,6 @@ def test_memory_that_begins_anywhere_is_another_call() -> None:
 # What is counted, built and kept
 
 
-def test_counters_tell_hits_misses_and_size() -> None:
-    module = build()
-    for _ in range(3):
-        module(*qkv())
-    assert cache_info()[:3] == (2, 1, 1)
-    module(*qkv(2, 7, 4, 8))
-    assert cache_info()[:3] == (2, 2, 2)
-    clear_cache()
-    assert cache_info()[:3] == (0, 0, 0)
-
-
 def test_repeated_call_builds_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     module, tensors = build(), qkv()
     module(*tensors)
@@ -135,15 +124,6 @@ def test_gradient_mode_is_part_of_the_signature() -> None:
     out = module(*tensors)
     assert out.requires_grad
     assert cache_info().size == 2
-
-
-def test_training_and_evaluation_do_not_share_a_closure() -> None:
-    module = build(attention_dropout=0.5)
-    ones = torch.ones(2, 6, 4, 8)
-    q, k, _ = qkv()
-    for _ in range(2):
-        assert not torch.allclose(module.train()(q, k, ones), ones.flatten(-2))
-        torch.testing.assert_close(module.eval()(q, k, ones), ones.flatten(-2))
 
 
 def test_deterministic_algorithms_are_part_of_the_question() -> None:
@@ -203,17 +183,6 @@ def test_override_holds_inside_its_block_only() -> None:
         assert ran(module) == "sdpa.flash"
 
 
-def test_configure_takes_effect_at_once() -> None:
-    module = build()
-    assert ran(module) == "sdpa.flash"
-    configure(deny=("sdpa.flash",))
-    assert ran(module) == "sdpa.math"
-    configure(allow=("tiled", "sdpa.flash"))
-    assert ran(module) == "tiled"
-    configure()
-    assert ran(module) == "sdpa.flash"
-
-
 def test_forced_backend_of_a_module_beats_the_policy_and_not_its_denial() -> None:
     module = build(backend="tiled")
     with override(backend="sdpa.math"):
@@ -247,15 +216,6 @@ def test_a_policy_that_died_is_never_mistaken_for_another() -> None:
 
 
 # last_selection, explain
-
-
-def test_explain_runs_nothing_and_says_what_forward_gets() -> None:
-    module = build()
-    explained = module.explain(*qkv())
-    assert module.last_selection is explained
-    assert cache_info().size == 0
-    module(*qkv())
-    assert module.last_selection is explained
 
 
 # Threads and processes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor
 
-from attnsel import DotProductAttention, InvalidInput, NoBackendError, attention, override
+from attnsel import DotProductAttention, InvalidInput, NoBackendError, attention
 from attnsel.runtime import compiled as compiled_attention
 
 torch.set_num_threads(1)
@@ -211,17 +211,6 @@ def test_autocast_inside_casts_as_in_eager() -> None:
     assert_same(gradients(out.float(), tensors), gradients(wanted.float(), tensors), atol=2e-2)
 
 
-def test_checkpoint_core_attention_compiles() -> None:
-    module = DotProductAttention(4, 8, qkv_format="bshd")
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return module(q, k, v, checkpoint_core_attention=True)
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    tensors = qkv()
-    assert_same(gradients(compiled(*tensors), tensors), gradients(call(*tensors), tensors))
-
-
 def test_strided_views_equal_eager() -> None:
     def call(packed: Tensor) -> Tensor:
         q, k, v = packed.unbind(2)
@@ -246,18 +235,6 @@ def test_forced_backend_that_cannot_run_says_why(dynamic: bool) -> None:
     while (chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(chain[-1].__cause__ or chain[-1].__context__)
     assert any(isinstance(error, NoBackendError) for error in chain)
-
-
-def test_policy_at_the_time_of_compilation_is_used() -> None:
-    seen: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Any:
-        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph.forward
-
-    with override(backend="sdpa.math"):
-        torch.compile(lambda q, k, v: attention(q, k, v), fullgraph=True, backend=backend)(*qkv())
-    assert any("attention_math" in target for target in seen)
 
 
 def test_wrong_lengths_are_found_when_the_graph_runs() -> None:

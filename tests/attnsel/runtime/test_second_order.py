@@ -107,20 +107,6 @@ def test_dropout_drops_the_same_entries_again() -> None:
     assert torch.autograd.gradgradcheck(call, make((1, 5, 5, 2, 2, 3, 3)))
 
 
-def test_one_tensor_for_q_k_and_v_and_a_third_derivative() -> None:
-    x = make((1, 4, 4, 2, 2, 3, 3))[0].detach()
-
-    def third(backend: str) -> Any:
-        t = x.clone().requires_grad_()
-        value = attention(t, t, t, attn_mask_type="causal", backend=backend).pow(2).sum()
-        for _ in range(2):
-            (grad,) = torch.autograd.grad(value, t, create_graph=True)
-            value = grad.pow(2).sum()
-        return torch.autograd.grad(value, t)[0]
-
-    torch.testing.assert_close(third("tiled"), third("sdpa.math"), rtol=1e-9, atol=1e-9)
-
-
 def test_a_memory_limit_holds_for_second_derivatives() -> None:
     q, k, v = make((1, 64, 64, 2, 2, 3, 3))
     with override(memory_limit="200KiB"):
@@ -130,12 +116,6 @@ def test_a_memory_limit_holds_for_second_derivatives() -> None:
             NotImplementedError, match=r"score matrices, 1.1 MiB here, above the memory_limit"
         ):
             torch.autograd.grad(grad.sum(), q)
-
-
-def test_without_create_graph_nothing_is_kept() -> None:
-    q, k, v = make((1, 5, 5, 2, 2, 3, 3))
-    (grad,) = torch.autograd.grad(attention(q, k, v, backend="tiled").sum(), q)
-    assert not grad.requires_grad
 
 
 def over_ranks(rank: int, size: int) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import attnsel
-from attnsel import NoBackendError, attention, clear_cache, configure, override
+from attnsel import NoBackendError, attention, clear_cache, override
 from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import FallbackWarning, SelfCheckWarning
 from attnsel.runtime import bind, kernels, reference, selfcheck
@@ -335,21 +335,6 @@ def test_padded_and_packed_batches_pass(kernel: Kernel, kind: str, dropout: floa
     refused(tensors, **asked, **lengths)
 
 
-def test_pages_pass_and_are_checked(kernel: Kernel) -> None:
-    q = torch.randn(2, 3, 4, 16)
-    pools = [torch.full((6, 8, 2, 16), math.nan) for _ in "kv"]
-    for pool in pools:
-        pool[[4, 0]] = torch.randn(2, 8, 2, 16)
-        pool[2, :5] = torch.randn(5, 2, 16)
-    table = torch.tensor([[4, 2], [0, -1]], dtype=torch.int32)
-    asked = {"attn_mask_type": "padding_causal_bottom_right", "block_table": table, "max_seqlen_kv": 16}
-    lengths = {"cu_seqlens_q": cu(3, 2), "cu_seqlens_kv": cu(13, 8)}
-    passes([q, *pools], **asked, **lengths)
-    clear_cache()
-    kernel.wrong["forward"] = FORWARD["the scale"]
-    refused([q, *pools], **asked, **lengths)
-
-
 def test_what_the_caller_brings_is_not_the_kernels_fault(kernel: Kernel) -> None:
     for number, value in enumerate((math.nan, math.inf, math.nan)):
         tensors = [t.detach() for t in qkv()]
@@ -395,14 +380,6 @@ def test_no_random_number_of_the_callers_is_used(kernel: Kernel) -> None:
     assert torch.equal(*states)
 
 
-def test_the_callers_tensors_gather_no_gradient(kernel: Kernel) -> None:
-    tensors = qkv()
-    call(tensors)
-    assert all(t.grad is None for t in tensors)
-    with torch.inference_mode():
-        passes([t.detach() for t in tensors])
-
-
 # When it happens
 
 
@@ -419,14 +396,6 @@ def test_nothing_is_checked_twice(kernel: Kernel) -> None:
     assert (kernel.forwards, kernel.backwards) == (12, 2)
     call(qkv(40, grad=False))
     assert (kernel.forwards, kernel.backwards) == (14, 2)
-
-
-def test_what_failed_is_checked_again_at_another_length(kernel: Kernel) -> None:
-    kernel.wrong["forward"] = FORWARD["the scale"]
-    refused(qkv(41))
-    refused(qkv(43))
-    kernel.wrong.clear()
-    passes(qkv(45))
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("0", 1), ("unproven", 1), ("all", 2)])
@@ -450,19 +419,6 @@ def test_unproven_kernels_are_checked_by_default(kernel: Kernel, monkeypatch: py
     with override(selfcheck="0"):
         call(qkv())
     assert not selfcheck._passed.items
-
-
-def test_the_variable_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTNSEL_SELFCHECK", "all")
-    try:
-        assert configure().selfcheck == "all"
-        assert configure(selfcheck=0).selfcheck == "0"
-        monkeypatch.setenv("ATTNSEL_SELFCHECK", "some")
-        with pytest.raises(attnsel.InvalidInput, match="'0', 'unproven' or 'all'"):
-            configure()
-    finally:
-        monkeypatch.undo()
-        configure()
 
 
 def test_during_a_capture_it_waits(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
