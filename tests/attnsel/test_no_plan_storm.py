@@ -1,4 +1,4 @@
-"""A cache that grows by a token a call: how many plans and compiled kernels 2,000 calls make."""
+"""A cache that grows by a token a call: how many plans and compiled kernels 500 calls make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import select
 
 MOST = 16
-STEPS = range(1, 2001)
+STEPS = range(1, 501)
 
 
 def decoded(keys: int, **fields: Any) -> AttentionParams:
@@ -23,9 +23,13 @@ def decoded(keys: int, **fields: Any) -> AttentionParams:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("frontend", ["1.28.0", None], ids=["with cudnn-frontend", "without"])
 @pytest.mark.parametrize(
-    ("gpu", "dtype"), [("H200", "bf16"), ("A100", "bf16"), ("B200", "bf16"), ("T4", "fp16")]
+    ("gpu", "dtype", "frontend"),
+    [
+        ("H200", "bf16", "1.28.0"),
+        ("B200", "bf16", None),
+        pytest.param("T4", "fp16", None, marks=pytest.mark.slow),
+    ],
 )
 def test_decoding_makes_few_plans(gpu: str, dtype: Any, frontend: str | None) -> None:
     """Before PREF011 cudnn, or sdpa.cudnn, was first on H200 and B200: a plan for each of the lengths."""
@@ -38,22 +42,8 @@ def test_decoding_makes_few_plans(gpu: str, dtype: Any, frontend: str | None) ->
     assert len(plans) <= MOST
 
 
-def test_one_plan_serves_what_lengths_or_pages_say() -> None:
-    """cuDNN keeps its place where the cache has one size, and where a call is longer than a draft."""
-    env = Environment.describe("H200")
-    static = AttentionParams(
-        max_seqlen_q=1, max_seqlen_kv=4096, attn_mask_type="padding_causal_bottom_right", is_training=False
-    )
-    assert select(static, env).backend == "cudnn"
-    assert select(static.derive(attn_mask_type="causal_bottom_right"), env).backend == "sdpa.flash"
-    assert (
-        select(AttentionParams(max_seqlen_q=17, max_seqlen_kv=17, is_training=False), env).backend == "cudnn"
-    )
-    assert select(AttentionParams(max_seqlen_q=16, max_seqlen_kv=16), env).backend == "cudnn"
-
-
 @pytest.mark.skipif(None in map(importlib.util.find_spec, ("torch", "triton")), reason="they compile")
-@pytest.mark.parametrize(("arch", "processors"), [(75, 40), (80, 108), (90, 132)])
+@pytest.mark.parametrize(("arch", "processors"), [(75, 40), pytest.param(90, 132, marks=pytest.mark.slow)])
 def test_triton_compiles_few_kernels_while_a_cache_grows(arch: int, processors: int) -> None:
     """Through Triton's own launching path; prompts of every length are two of the kernels."""
     import torch
@@ -78,9 +68,8 @@ def test_triton_compiles_few_kernels_while_a_cache_grows(arch: int, processors: 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="it runs")
-@pytest.mark.parametrize("fmt", ["bshd", "sbhd"])
-@pytest.mark.parametrize("padded", [False, True], ids=["one by one", "padded"])
-def test_prompts_of_500_lengths_make_few_plans(
+@pytest.mark.parametrize(("fmt", "padded"), [("bshd", False), ("sbhd", True)])
+def test_prompts_of_100_lengths_make_few_plans(
     fmt: str, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, one for each length. The library's part is counted where it would plan; Triton has its own."""
@@ -104,7 +93,7 @@ def test_prompts_of_500_lengths_make_few_plans(
     whole = kernels.Kernel(forward, forward, prepare)
     monkeypatch.setattr(kernels, "KERNELS", {**no_kernel, "cudnn": whole, "sdpa.cudnn": whole})
     dispatch.clear_cache()
-    lengths = random.Random(7).sample(range(17, 2001), 500)
+    lengths = random.Random(7).sample(range(17, 2001), 100)
     try:
         with override(selfcheck=False):
             for length in lengths * 2:

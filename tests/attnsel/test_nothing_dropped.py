@@ -36,12 +36,7 @@ from attnsel.selection.rule_dependencies import ALL, fields_of
 from call_cases import Call, Case, assert_close, mask_type
 
 torch.set_num_threads(1)
-INTERPRETED = pytest.param(
-    "triton",
-    marks=pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
-)
-BACKENDS = ["sdpa.flash", "sdpa.math", "tiled", INTERPRETED]
-candidates = pytest.mark.parametrize("backend", BACKENDS)
+RUNNING = ["sdpa.flash", "sdpa.math", "tiled", *(["triton"] if importlib.util.find_spec("triton") else [])]
 
 
 def test_these_are_the_candidates_that_run_on_a_cpu() -> None:
@@ -51,8 +46,7 @@ def test_these_are_the_candidates_that_run_on_a_cpu() -> None:
         if (s := select(AttentionParams(), Environment.detect("cpu"), policy=Policy(backend=name))).backend
         and s[name].executable
     }
-    named = {"sdpa.flash", "sdpa.math", "tiled"}
-    assert runs == named | ({"triton"} if importlib.util.find_spec("triton") else set())
+    assert runs == set(RUNNING)
 
 
 # ---- arguments that change numbers ------------------------------------------------------------------
@@ -153,10 +147,10 @@ def honoured(name: str, backend: str, put: Callable[[Call, str], Tensor]) -> Non
         assert_close({"out": put(given, backend)}, {"out": wanted}, torch.float32)
 
 
-@candidates
 @pytest.mark.parametrize("name", PAIRS)
-def test_attention_honours_its_argument_or_says_why_not(name: str, backend: str) -> None:
-    honoured(name, backend, put_to_attention)
+def test_attention_honours_its_argument_or_says_why_not(name: str) -> None:
+    for backend in RUNNING:
+        honoured(name, backend, put_to_attention)
 
 
 INIT_NUMBERS = {"attn_mask_type", "window_size", "bottom_right_diagonal", "softmax_scale", "softmax_type",
@@ -164,20 +158,18 @@ INIT_NUMBERS = {"attn_mask_type", "window_size", "bottom_right_diagonal", "softm
 FORWARD_NUMBERS = set(PAIRS) - {"softcap", "softmax_type", "softmax_offset"}
 
 
-@candidates
 @pytest.mark.parametrize("name", sorted(INIT_NUMBERS))
-def test_the_constructor_honours_its_argument_or_says_why_not(name: str, backend: str) -> None:
-    honoured(name, backend, lambda call, b: put_to_module(call, b, "init"))
+def test_the_constructor_honours_its_argument(name: str) -> None:
+    """Of the module the way to the kernels is one for all of them: ``tiled`` takes every call."""
+    honoured(name, "tiled", lambda call, b: put_to_module(call, b, "init"))
 
 
-@candidates
 @pytest.mark.parametrize("name", sorted(FORWARD_NUMBERS))
-def test_forward_honours_its_argument_or_says_why_not(name: str, backend: str) -> None:
-    honoured(name, backend, lambda call, b: put_to_module(call, b, "forward"))
+def test_forward_honours_its_argument(name: str) -> None:
+    honoured(name, "tiled", lambda call, b: put_to_module(call, b, "forward"))
 
 
-@candidates
-@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize(("name", "backend"), [("q", "sdpa.flash"), ("k", "sdpa.math"), ("v", "tiled")])
 def test_tensors_are_honoured(name: str, backend: str) -> None:
     call = Call(PLAIN, "bshd")
     before = put_to_attention(call, backend)
@@ -197,8 +189,16 @@ def call_out(call: Call) -> Tensor:
     return call.to_caller(out)
 
 
-@candidates
-@pytest.mark.parametrize("fmt", ["bshd", "sbhd", "bhsd", "thd"])
+@pytest.mark.parametrize(
+    ("fmt", "backend"),
+    [
+        ("bshd", "tiled"),
+        ("sbhd", "sdpa.flash"),
+        ("bhsd", "sdpa.math"),
+        ("thd", "tiled"),
+        ("thd", "sdpa.flash"),
+    ],
+)
 def test_a_format_is_honoured(fmt: str, backend: str) -> None:
     asks, tensors = (mask_type("padding_causal"), {"lengths": "cu_seqlens"}) if fmt == "thd" else ({}, {})
     call = Call(case(asks, tensors), fmt)
@@ -303,29 +303,6 @@ def longest_is_a_bound(backend: str) -> None:
             core(*call.qkv, **{**rest, name: 8})
 
 
-def pages_are_read(backend: str) -> None:
-    q, k, v = small(s=8)
-    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
-    pools = [torch.empty(4, 4, 2, 8) for _ in range(2)]
-    for pool, t in zip(pools, (k, v), strict=True):
-        pool[table.flatten().long()] = t.reshape(4, 4, 2, 8)
-    cu = torch.tensor([0, 8, 16], dtype=torch.int32)
-    asks: dict[str, Any] = {"attn_mask_type": "padding", "cu_seqlens_kv": cu, "backend": backend}
-    core = DotProductAttention(2, 8, qkv_format="bshd", attn_mask_type="padding", backend=backend)
-    with torch.no_grad():
-        core.eval()
-        if backend.startswith("sdpa."):
-            with pytest.raises(NoBackendError, match="SDPA008"):
-                attention(q, *pools, block_table=table, **asks)
-            return
-        out = attention(q, *pools, block_table=table, **asks)
-        torch.testing.assert_close(out, attention(q, k, v, backend="tiled"))
-        same = core(q, *pools, block_table=table, cu_seqlens_kv=cu)
-        torch.testing.assert_close(same.unflatten(-1, (2, 8)), out)
-        other = attention(q, *pools, block_table=table.flip(0), **asks)
-    assert not torch.allclose(out, other)
-
-
 def selection_of(backend: str, **arguments: Any) -> Any:
     seen: list[Any] = []
     q, k, v = small()
@@ -382,39 +359,30 @@ def adaptations_are_forbidden(backend: str) -> None:
         attention(*small(), adapt="perhaps")
 
 
-def packed_buffers_are_their_parts(backend: str) -> None:
-    q, k, v = small()
-    wanted = attention(q, k, v, backend=backend)
-    for dim in (-2, -3):
-        both = {"qkv_layer": torch.stack((q, k, v), dim), "qkv_interleave_dim": dim}
-        torch.testing.assert_close(attention(**both, backend=backend), wanted)
-        pair = {"kv_layer": torch.stack((k, v), dim), "qkv_interleave_dim": dim}
-        torch.testing.assert_close(attention(q, **pair, backend=backend), wanted)
-        with pytest.raises(InvalidInput, match=r"qkv_layer|query_layer"):
-            attention(q, **both, backend=backend)
-
-
 ATTENTION_OTHERS: dict[str, Callable[[str], None]] = {
     "return_lse": lse_is_given,
     "return_max_logit": max_logit_is_given,
     "attention_dropout": dropout_takes_place,
     "max_seqlen_q": longest_is_a_bound,
     "max_seqlen_kv": longest_is_a_bound,
-    "block_table": pages_are_read,
     "is_training": training_is_asked_for,
     "deterministic": determinism_is_asked_for,
     "backend": a_backend_is_never_swapped,
     "adapt": adaptations_are_forbidden,
-    **dict.fromkeys(("qkv_layer", "kv_layer", "qkv_interleave_dim"), packed_buffers_are_their_parts),
 }
 
 
 def test_every_argument_of_attention_is_covered() -> None:
-    covered = {"q", "k", "v", "qkv_format", *PAIRS, *ATTENTION_OTHERS}
+    elsewhere = {"block_table"} | {
+        "qkv_layer",
+        "kv_layer",
+        "qkv_interleave_dim",
+    }  # runtime/test_paged, test_fused_qkv
+    covered = {"q", "k", "v", "qkv_format", *PAIRS, *ATTENTION_OTHERS, *elsewhere}
     assert covered == set(inspect.signature(attention).parameters) - {"unknown"}
 
 
-@candidates
 @pytest.mark.parametrize("check", dict.fromkeys(ATTENTION_OTHERS.values()))
-def test_what_an_argument_does_besides_numbers(check: Callable[[str], None], backend: str) -> None:
-    check(backend)
+def test_what_an_argument_does_besides_numbers(check: Callable[[str], None]) -> None:
+    for backend in RUNNING:
+        check(backend)

@@ -28,7 +28,7 @@ from attnsel.context_parallel import shard_sequence
 from attnsel.debug import FallbackWarning
 from attnsel.runtime.kernels import KERNELS, kernel_of
 from paths import ROOT
-from plugin_packages import python
+from plugin_packages import Answer, answers, python
 from reference import attention_reference
 
 SUPPORT = ROOT / "tests" / "support"
@@ -88,22 +88,34 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def said(code: str, tree: Path, *, exits: tuple[int, ...] = (0,), **environ: str) -> str:
+def said(code: str, tree: Path) -> str:
     """What ``code`` prints in a process that imports the copy."""
     first = f"import sys; sys.path.insert(0, {str(tree)!r})\n"  # before the working folder
-    done = python(first + code, tree, SUPPORT, **environ)
-    assert done.returncode in exits, done.stderr + done.stdout
+    done = python(first + code, tree, SUPPORT)
+    assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 
 
-def command(tree: Path, *words: str, **options: Any) -> str:
-    """What an ``attnsel`` command prints."""
-    return said(f"from attnsel.cli import main; sys.exit(main({list(words)!r}))", tree, **options)
+CPU = "explain --json --gpu cpu --dtype fp32"
+JUDGED: dict[str, tuple[str, list[str], list[str]]] = {  # verdict, codes, adaptations
+    "": ("eligible", [], []),
+    "--cp-size 2": ("eligible", [], []),
+    "--head-dim-qk 100": ("eligible", [], ["pad_head_dim_qk"]),
+    "--head-dim-qk 100 --adapt never": ("refused", ["DIRECT001"], []),
+    "--softcap 30": ("refused", ["DIRECT000"], []),
+    "--cp-size 2 --window-size 8 0": ("refused", ["DIRECT000", "CP006"], []),
+}
+CHOSEN = {"": "sdpa.flash", "--backend direct": "direct", "--deny sdpa.flash": "direct"}  # it is unproven
+MATRIX = (
+    "matrix --rows head_dim_qk=64,100 --cols dtype=fp32,fp16 --gpu cpu --adapt never --candidate direct --csv"
+)
+ASKED = [*(f"{CPU} {words}" for words in (*JUDGED, *CHOSEN)), MATRIX, "doctor --json", "rule direct001"]
+ASKED.append("rules --candidate direct --json")
 
 
-def explained(tree: Path, words: str, **environ: str) -> dict[str, Any]:
-    asked = ("--gpu", "cpu", "--dtype", "fp32", *words.split())
-    return json.loads(command(tree, "explain", "--json", *asked, **environ))
+@pytest.fixture(scope="module")
+def told(tree: Path) -> dict[str, Answer]:
+    return answers(ASKED, tree, SUPPORT, first=f"import sys; sys.path.insert(0, {str(tree)!r})\n")
 
 
 def test_the_copy_is_what_is_imported(tree: Path) -> None:
@@ -115,52 +127,26 @@ def test_the_copy_is_what_is_imported(tree: Path) -> None:
 # Planning
 
 
-@pytest.mark.parametrize(
-    ("words", "verdict", "codes", "adaptations"),
-    [
-        ("", "eligible", [], []),
-        ("--cp-size 2", "eligible", [], []),
-        ("--head-dim-qk 100", "eligible", [], ["pad_head_dim_qk"]),
-        ("--head-dim-qk 100 --adapt never", "refused", ["DIRECT001"], []),
-        ("--softcap 30", "refused", ["DIRECT000"], []),
-        ("--cp-size 2 --window-size 8 0", "refused", ["DIRECT000", "CP006"], []),
-    ],
-)
-def test_explain_judges_it(
-    tree: Path, words: str, verdict: str, codes: list[str], adaptations: list[str]
-) -> None:
-    seen = next(c for c in explained(tree, words)["candidates"] if c["name"] == "direct")
-    assert (seen["verdict"], [reason["code"] for reason in seen["reasons"]]) == (verdict, codes)
-    assert [change["name"] for change in seen["adaptations"]] == adaptations
-    assert seen["unproven"]
+def test_explain_judges_and_ranks_it(told: dict[str, Answer]) -> None:
+    for words, wanted in JUDGED.items():
+        seen = next(c for c in told[f"{CPU} {words}"].json()["candidates"] if c["name"] == "direct")
+        codes = [reason["code"] for reason in seen["reasons"]]
+        adaptations = [change["name"] for change in seen["adaptations"]]
+        assert (seen["verdict"], codes, adaptations) == wanted, words
+        assert seen["unproven"]
+    assert {words: told[f"{CPU} {words}"].json()["backend"] for words in CHOSEN} == CHOSEN
 
 
-@pytest.mark.parametrize(
-    ("words", "environ", "backend"),
-    [
-        ("", {}, "sdpa.flash"),  # unproven: behind what is proven
-        ("--backend direct", {}, "direct"),
-        ("--deny sdpa.flash", {}, "direct"),
-        ("", {"ATTNSEL_DISABLE": "sdpa.flash"}, "direct"),
-        ("", {"ATTNSEL_DISABLE": "sdpa.flash,direct"}, "tiled"),
-        ("", {"ATTNSEL_BACKENDS": "direct,sdpa.flash"}, "direct"),
-    ],
-)
-def test_policies_name_it(tree: Path, words: str, environ: dict[str, str], backend: str) -> None:
-    assert explained(tree, words, **environ)["backend"] == backend
-
-
-def test_matrix_asks_about_it(tree: Path) -> None:
-    axes = ("--rows", "head_dim_qk=64,100", "--cols", "dtype=fp32,fp16", "--gpu", "cpu", "--adapt", "never")
-    _, even, odd = command(tree, "matrix", *axes, "--candidate", "direct", "--csv").splitlines()
+def test_matrix_asks_about_it(told: dict[str, Answer]) -> None:
+    _, even, odd = told[MATRIX].stdout.splitlines()
     assert even == "64,✔°,✖ DIRECT000"
     assert odd.startswith("100,✖ DIRECT001,")
 
 
-def test_its_rules_have_pages(tree: Path) -> None:
-    listed = json.loads(command(tree, "rules", "--candidate", "direct", "--json"))
-    assert {"DIRECT000", "DIRECT001", "INSTALL001", "CP006"} <= {page["code"] for page in listed}
-    page = command(tree, "rule", "direct001")
+def test_its_rules_have_pages(told: dict[str, Answer]) -> None:
+    codes = {page["code"] for page in told["rules --candidate direct --json"].json()}
+    assert {"DIRECT000", "DIRECT001", "INSTALL001", "CP006"} <= codes
+    page = told["rule direct001"].stdout
     assert "rows are loaded 32 bytes at a time" in page
     assert "attnsel explain --gpu H100 --head-dim-qk 100" in page
 
@@ -170,8 +156,8 @@ def test_its_rules_pass_the_tests_of_every_rule(tree: Path) -> None:
     assert "passed" in said(f"import pytest; sys.exit(pytest.main({list(asked)}))", tree)
 
 
-def test_the_doctor_judges_it(tree: Path) -> None:
-    answer = json.loads(command(tree, "doctor", "--json", exits=(0, 4)))  # 4: something else is wrong here
+def test_the_doctor_judges_it(told: dict[str, Answer]) -> None:
+    answer = told["doctor --json"].json()
     verdicts = {call["dtype"]: call["verdicts"]["direct"] for call in answer["calls"] if not call["device"]}
     assert verdicts["fp16"]["code"] == "DIRECT000"
     if answer["devices"][0]["device"]["type"] == "cpu":
@@ -295,16 +281,13 @@ def seen(request: pytest.FixtureRequest, tree: Path) -> list[dict[str, Any]]:
     return [{**part, "calls": CALLS[request.param]} for part in parts]
 
 
-@pytest.mark.parametrize("how", ["forced", "first"])
-def test_its_numbers_are_right_and_compared_once(seen: list[dict[str, Any]], how: str) -> None:
+def test_its_numbers_are_right_and_compared_once_and_wrong_ones_refused(seen: list[dict[str, Any]]) -> None:
     for part in seen:
-        assert part[f"nothing {how}"] == [{"right": True, "warned": [], "ran": ran} for ran in part["calls"]]
-
-
-@pytest.mark.parametrize("wrong", ["forward", "backward"])
-def test_wrong_numbers_are_refused_where_it_is_forced(seen: list[dict[str, Any]], wrong: str) -> None:
-    for part in seen:
-        assert part[f"{wrong} forced"] == [{"refused": ["RUNTIME002"]}] * 2
+        for how in ("forced", "first"):
+            right = [{"right": True, "warned": [], "ran": ran} for ran in part["calls"]]
+            assert part[f"nothing {how}"] == right
+        for wrong in ("forward", "backward"):
+            assert part[f"{wrong} forced"] == [{"refused": ["RUNTIME002"]}] * 2
 
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])

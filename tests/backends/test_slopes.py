@@ -25,7 +25,7 @@ def nothing_remembered() -> Iterator[None]:
     slopes._place.cache_clear()
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 33, 40, 128])
+@pytest.mark.parametrize("heads", [1, 8, 12, 33])
 def test_the_papers_sequence(heads: int) -> None:
     """Section 3 of "Train Short, Test Long": 2^(-8 i / n) for a power of two, else every other one more."""
     power = 1 << (heads.bit_length() - 1)

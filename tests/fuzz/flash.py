@@ -68,4 +68,4 @@ def cache(choose: Choices, case: Case) -> None:
         case |= {"rotary": 16, "interleaved": choose.flag()}
 
 
-TARGET = target_of("flash", cases(flash_case), (rounding, flash_calls), gate=300)
+TARGET = target_of("flash", cases(flash_case), (rounding, flash_calls), gate=500)

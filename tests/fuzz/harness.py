@@ -37,7 +37,7 @@ class Target:
 
     cases: what is drawn. attempt: makes one case and returns a word for the tally ("right", "refused",
     "InvalidInput"); raises Wrong. script: a program of its own that shows the same. gate: how many cases the
-    gate runs, some ten seconds' worth.
+    gate runs, some seconds' worth.
     """
 
     name: str

@@ -407,4 +407,4 @@ print(rank_faults.judge(found))
 """
 
 
-TARGET = Target("rank_faults", launches(), attempt, script, gate=12)
+TARGET = Target("rank_faults", launches(), attempt, script, gate=8)

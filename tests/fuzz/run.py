@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("support", "proof")]
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("support", "proof")]
 
 from harness import Failed, fuzz
 from targets import TARGETS
@@ -79,20 +79,13 @@ def main() -> int:
     seconds = round(time.monotonic() - began, 1)
     if chosen.json:
         told = {name: dict(tally.most_common()) for name, tally in tallies.items()}
-        print(
-            json.dumps(
-                {"seed": chosen.seed, "seconds": seconds, "cases": told, "failures": failures}, indent=2
-            )
-        )
-    else:
-        for name, tally in tallies.items():
-            words = ", ".join(f"{count} {word}" for word, count in tally.most_common())
-            print(
-                f"{name}: {tally.total()} cases ({words}), {'FAILED' if name in failures else 'none wrong'}"
-            )
-        print(f"seed {chosen.seed}, {seconds:g} s")
-        for failure in failures.values():
-            print(f"\n{failure}")
+        record = {"seed": chosen.seed, "seconds": seconds, "cases": told, "failures": failures}
+        print(json.dumps(record, indent=2))
+        return 1 if failures else 0
+    for name, tally in tallies.items():
+        words = ", ".join(f"{count} {word}" for word, count in tally.most_common())
+        print(f"{name}: {tally.total()} cases ({words}), {'FAILED' if name in failures else 'none wrong'}")
+    print(f"seed {chosen.seed}, {seconds:g} s", *failures.values(), sep="\n\n")
     return 1 if failures else 0
 
 

@@ -48,21 +48,10 @@ class Two(enum.IntEnum):
 
 
 NAMES: dict[str, Any] = {
-    "Decimal": decimal.Decimal,
-    "Device": Device,
-    "Fraction": fractions.Fraction,
-    "Odd": Odd,
-    "Path": pathlib.Path,
-    "TensorSpec": TensorSpec,
-    "Tensors": Tensors,
-    "Two": Two,
-    "Word": Word,
-    "attnsel": attnsel,
-    "flash_attn": flash_attn,
-    "np": numpy,
-    "recipes": recipes,
-    "torch": torch,
-}
+    "Decimal": decimal.Decimal, "Device": Device, "Fraction": fractions.Fraction, "Odd": Odd,
+    "Path": pathlib.Path, "TensorSpec": TensorSpec, "Tensors": Tensors, "Two": Two, "Word": Word,
+    "attnsel": attnsel, "flash_attn": flash_attn, "np": numpy, "recipes": recipes, "torch": torch,
+}  # fmt: skip
 
 # ---- values ------------------------------------------------------------------------------------------
 
@@ -72,21 +61,8 @@ def listed(text: str) -> list[str]:
     return [" ".join(part.split()) for part in text.split(";")]
 
 
-_RAISING = (
-    "repr",
-    "str",
-    "eq",
-    "ne",
-    "hash",
-    "bool",
-    "float",
-    "int",
-    "index",
-    "len",
-    "iter",
-    "getattr",
-    "lt",
-)
+_RAISING = ("repr", "str", "eq", "ne", "hash", "bool", "float", "int", "index", "len", "iter", "getattr",
+            "lt")  # fmt: skip
 VALUES: dict[str, list[str]] = {
     "none": ["None"],
     "flag": listed("True; False; np.bool_(True); 0; 1"),
@@ -130,25 +106,15 @@ VALUES: dict[str, list[str]] = {
     ],
 }
 EQUAL = {
-    "True": "1",
-    "False": "0",
-    "1": "True",
-    "1.0": "1",
-    "0": "0.0",
-    "np.bool_(True)": "True",
-    "np.int64(1)": "1",
-    "np.float32(0.5)": "0.5",
-    "np.float64(0.5)": "0.5",
-    "(True, False)": "(1, 0)",
-    "(np.int64(1), 0)": "(1, 0)",
-    "Two.TWO": "2",
-    "Word.CAUSAL": "'causal'",
-    "np.str_('causal')": "'causal'",
-}
+    "True": "1", "False": "0", "1": "True", "1.0": "1", "0": "0.0", "np.bool_(True)": "True",
+    "np.int64(1)": "1", "np.float32(0.5)": "0.5", "np.float64(0.5)": "0.5", "(True, False)": "(1, 0)",
+    "(np.int64(1), 0)": "(1, 0)", "Two.TWO": "2", "Word.CAUSAL": "'causal'", "np.str_('causal')": "'causal'",
+}  # fmt: skip
 """Values, and others that equal them and hash alike."""
 
 # ---- calls -------------------------------------------------------------------------------------------
 
+_TABLE = "torch.tensor([[0]], dtype=torch.int32)"
 _QKV = dict.fromkeys(("q", "k", "v"), "torch.ones(1, 2, 2, 8)")
 _HALF = dict.fromkeys(("q", "k", "v"), "torch.ones(1, 2, 2, 8).half()")
 _PACKED = dict.fromkeys(("q", "k", "v"), "torch.ones(2, 2, 8)")
@@ -171,12 +137,7 @@ CALLS: dict[str, list[dict[str, str]]] = {
         {**_QKV, "softmax_type": "'learnable'", "softmax_offset": "torch.ones(2)"},
         {"qkv_layer": "torch.ones(1, 2, 3, 2, 8)"},
         {"q": _QKV["q"], "kv_layer": "torch.ones(1, 2, 2, 2, 8)"},
-        {
-            **dict.fromkeys("qkv", "torch.ones(1, 2, 2, 8)"),
-            "attn_mask_type": "'padding'",
-            "cu_seqlens_kv": _CU["cu_seqlens_kv"],
-            "block_table": "torch.tensor([[0]], dtype=torch.int32)",
-        },
+        {**_QKV, "attn_mask_type": "'padding'", "cu_seqlens_kv": _CU["cu_seqlens_kv"], "block_table": _TABLE},
     ],
     "attnsel.DotProductAttention": [{"num_attention_heads": "2", "kv_channels": "8"}],
     f"{_MODULE})": [_LAYERS, {**_LAYERS, "attn_mask_type": "'padding'", **_CU}],
@@ -200,7 +161,7 @@ CALLS: dict[str, list[dict[str, str]]] = {
     "flash_attn.flash_attn_qkvpacked_func": [{"qkv": "torch.ones(1, 2, 3, 2, 8).half()"}],
     "flash_attn.flash_attn_varlen_func": [
         {**_HALF_PACKED, **_FLASH_LENGTHS},
-        {**_HALF_PACKED, **_PAGES, **_FLASH_LENGTHS, "block_table": "torch.tensor([[0]], dtype=torch.int32)"},
+        {**_HALF_PACKED, **_PAGES, **_FLASH_LENGTHS, "block_table": _TABLE},
     ],
     "flash_attn.flash_attn_varlen_kvpacked_func": [
         {"q": _HALF_PACKED["q"], "kv": "torch.ones(2, 2, 2, 8).half()", **_FLASH_LENGTHS}
@@ -209,15 +170,10 @@ CALLS: dict[str, list[dict[str, str]]] = {
         {"qkv": "torch.ones(2, 3, 2, 8).half()", "cu_seqlens": _CU["cu_seqlens_q"], "max_seqlen": "2"}
     ],
     "flash_attn.flash_attn_with_kvcache": [
-        {
-            "q": _HALF["q"],
-            "k_cache": "torch.ones(1, 4, 2, 8).half()",
-            "v_cache": "torch.ones(1, 4, 2, 8).half()",
-        },
+        {"q": _HALF["q"], **dict.fromkeys(("k_cache", "v_cache"), "torch.ones(1, 4, 2, 8).half()")},
         {
             **_HALF,
-            "k_cache": "torch.ones(1, 16, 2, 8).half()",
-            "v_cache": "torch.ones(1, 16, 2, 8).half()",
+            **dict.fromkeys(("k_cache", "v_cache"), "torch.ones(1, 16, 2, 8).half()"),
             "cache_seqlens": "torch.tensor([1], dtype=torch.int32)",
         },
     ],
@@ -229,14 +185,8 @@ _HIDDEN = {  # arguments that no signature lists
     "attnsel.override": [*attnsel.Policy.model_fields, *settings.Settings.model_fields],
     f"{_MODULE})": ["inference_params", "fp8_output", "num_splits", "score_mod"],
 }
-_MODELS = (
-    "attnsel.AttentionParams",
-    "TensorSpec",
-    "Tensors",
-    "attnsel.Environment",
-    "Device",
-    "attnsel.Policy",
-)
+_MODELS = ("attnsel.AttentionParams", "TensorSpec", "Tensors", "attnsel.Environment", "Device",
+           "attnsel.Policy")  # fmt: skip
 _MODELS += ("attnsel.configure", "attnsel.override", "recipes.DelayedScaling", "recipes.MXFP8BlockScaling")
 
 # What of the values above an argument may take; pydantic's models read texts ("128") by its rules.
@@ -366,4 +316,4 @@ def script(case: Case) -> str:
     return "\n".join([*lines, f"{case['call']}({given})"])
 
 
-TARGET = Target("wrong_types", call(), attempt, script, gate=300)
+TARGET = Target("wrong_types", call(), attempt, script, gate=500)

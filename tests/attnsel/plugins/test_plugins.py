@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,7 @@ from attnsel.plugins import CandidateRecord, Registry, rule
 from attnsel.rules.features import FEATURES, WORDS
 from attnsel.verdicts.verdict import Violation
 from paths import ROOT
-from plugin_packages import by_hand, python
+from plugin_packages import Answer, answers, by_hand, python
 
 SAMPLE = ROOT / "examples" / "plugin"
 
@@ -76,89 +76,87 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def attnsel(*words: str, site: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """One command; an AssertionError where it imports torch."""
-    code = (
-        f"import sys; from attnsel.cli import main; code = main({list(words)!r}); "
-        "assert 'torch' not in sys.modules; sys.exit(code)"
-    )
-    return python(code, site, **environ)
+CPU, H100 = "explain --gpu cpu --dtype fp32 --json", "explain --gpu H100"
+REFUSED = {
+    "--head-dim-qk 100": "SAMPLE001",
+    "--max-seqlen-q 65536": "SAMPLE002",
+    "--softcap 30": "SAMPLE000",
+    "--return-lse --window-size 8 0": "SAMPLE000",
+}
+AXES = "--rows head_dim_qk=64,100 --cols dtype=fp32,fp16 --gpu cpu --csv --candidate sample.plain"
+ASKED = [CPU, H100, f"{H100} --json", f"{H100} --seqlen 32k --json", *(f"{CPU} {words}" for words in REFUSED)]
+ASKED += [
+    "rules --candidate sample.plain --json",
+    "rule sample001",
+    "rule SAMPLE000",
+    f"matrix {AXES}",
+    "doctor",
+]
 
 
-def test_explain_ranks_it_where_its_maker_says(installed: Path) -> None:
-    told = attnsel("explain", "--gpu", "cpu", "--dtype", "fp32", "--json", site=installed)
-    answer = json.loads(told.stdout)
-    assert [c["name"] for c in answer["candidates"]][:2] == ["sample.plain", "sdpa.flash"]
-    assert answer["backend"] == "sample.plain"
-    assert answer["candidates"][1]["placed_by"] == "PREF005"
+@pytest.fixture(scope="module")
+def told(installed: Path) -> dict[str, Answer]:
+    return answers(ASKED, installed)
 
 
-def test_where_its_maker_shows_nothing_it_stands_below_what_is_proven(installed: Path) -> None:
-    told = attnsel("explain", "--gpu", "H100", "--json", site=installed)
-    candidates = {c["name"]: c for c in json.loads(told.stdout)["candidates"]}
-    assert candidates["sample.plain"]["unproven"]
-    order = list(candidates)
+def candidates(answer: Answer) -> dict[str, Any]:
+    return {c["name"]: c for c in answer.json()["candidates"]}
+
+
+def test_explain_ranks_it_where_its_maker_says(told: dict[str, Answer]) -> None:
+    ranked = candidates(told[CPU])
+    assert list(ranked)[:2] == ["sample.plain", "sdpa.flash"]
+    assert told[CPU].json()["backend"] == "sample.plain"
+    assert ranked["sdpa.flash"]["placed_by"] == "PREF005"
+
+
+def test_where_its_maker_shows_nothing_it_stands_below_what_is_proven(told: dict[str, Answer]) -> None:
+    ranked = candidates(told[f"{H100} --json"])
+    assert ranked["sample.plain"]["unproven"]
+    order = list(ranked)
     assert order.index("sdpa.efficient") < order.index("sample.plain") < order.index("sdpa.math")
-    text = attnsel("explain", "--gpu", "H100", site=installed).stdout
-    assert "sample-attention 1.2.3 declares no proof" in " ".join(text.split())
+    assert "sample-attention 1.2.3 declares no proof" in " ".join(told[H100].stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("--head-dim-qk", "100"), "SAMPLE001"),
-        (("--max-seqlen-q", "65536"), "SAMPLE002"),
-        (("--softcap", "30"), "SAMPLE000"),
-        (("--return-lse", "--window-size", "8", "0"), "SAMPLE000"),
-    ],
-)
-def test_its_rules_refuse_with_codes(installed: Path, words: tuple[str, ...], code: str) -> None:
-    asked = ("explain", "--gpu", "cpu", "--dtype", "fp32", "--json", *words)
-    candidates = json.loads(attnsel(*asked, site=installed).stdout)["candidates"]
-    refused = next(c for c in candidates if c["name"] == "sample.plain")
-    assert [reason["code"] for reason in refused["reasons"]] == [code]
-
-
-def test_its_rules_have_pages(installed: Path) -> None:
-    listed = attnsel("rules", "--candidate", "sample.plain", "--json", site=installed)
-    codes = {page["code"] for page in json.loads(listed.stdout)}
+def test_its_rules_refuse_with_codes_and_have_pages(told: dict[str, Answer]) -> None:
+    for words, code in REFUSED.items():
+        reasons = candidates(told[f"{CPU} {words}"])["sample.plain"]["reasons"]
+        assert [reason["code"] for reason in reasons] == [code], words
+    codes = {page["code"] for page in told["rules --candidate sample.plain --json"].json()}
     assert {"SAMPLE000", "SAMPLE001", "SAMPLE002"} <= codes
-    page = attnsel("rule", "sample001", site=installed).stdout
+    page = told["rule sample001"].stdout
     assert "sample_attention's README" in page
     assert "attnsel explain --gpu cpu --head-dim-qk 100" in page
-    assert "gqa" in attnsel("rule", "SAMPLE000", site=installed).stdout
+    assert "gqa" in told["rule SAMPLE000"].stdout
 
 
-def test_matrix_asks_about_it(installed: Path) -> None:
-    axes = ("--rows", "head_dim_qk=64,100", "--cols", "dtype=fp32,fp16", "--gpu", "cpu", "--csv")
-    told = attnsel("matrix", *axes, "--candidate", "sample.plain", site=installed)
-    assert told.returncode == 0, told.stderr
-    assert "SAMPLE001" in told.stdout
-    assert "SAMPLE000" in told.stdout
+def test_matrix_and_doctor_ask_about_it(told: dict[str, Answer]) -> None:
+    cells = told[f"matrix {AXES}"]
+    assert cells.code == 0, cells.stderr
+    assert "SAMPLE001" in cells.stdout
+    assert "SAMPLE000" in cells.stdout
+    text = told["doctor"].stdout
+    assert "sample.plain    sample-attention 1.2.3  ✔ loads" in text
+    assert "│ sample.plain   │ ✔ ←" in text
 
 
-@pytest.mark.parametrize(
-    ("environ", "backend"),
-    [
-        ({}, "sample.plain"),
-        ({"ATTNSEL_DISABLE": "sample.plain"}, "sdpa.flash"),
-        ({"ATTNSEL_BACKENDS": "tiled,sample.plain"}, "tiled"),
-        ({"ATTNSEL_BACKENDS": "sample.plain"}, "sample.plain"),
-    ],
-)
-def test_policies_name_it(installed: Path, environ: dict[str, str], backend: str) -> None:
-    told = attnsel("explain", "--gpu", "cpu", "--dtype", "fp32", "--json", site=installed, **environ)
-    assert json.loads(told.stdout)["backend"] == backend
+def test_what_it_says_it_holds_is_what_a_call_may_take(told: dict[str, Answer]) -> None:
+    (reason,) = candidates(told[f"{H100} --seqlen 32k --json"])["sample.plain"]["reasons"]
+    assert reason["code"] == "MEMORY001"
+    assert "384 GiB scores" in reason["message"]  # 3 * 4 bytes * 2 * 16 * 32768 ** 2
 
 
-def test_a_name_that_nobody_has_is_an_error_with_all_names(installed: Path) -> None:
-    told = attnsel("explain", "--gpu", "cpu", site=installed, ATTNSEL_DISABLE="sample.plan")
-    assert told.returncode == 2
-    assert "sample.plain" in told.stderr
+def test_policies_name_it(installed: Path) -> None:
+    told = answers([CPU], installed, ATTNSEL_BACKENDS="tiled,sample.plain")
+    assert told[CPU].json()["backend"] == "tiled"
+    told = answers([CPU], installed, ATTNSEL_DISABLE="sample.plan")
+    assert told[CPU].code == 2
+    assert "sample.plain" in told[CPU].stderr, "a name that nobody has is an error with all names"
 
 
 RUNS = """
-import sys, warnings
+import attnsel, sys, warnings
+assert "sample_attention" not in sys.modules
 warnings.simplefilter("error")
 import sample_attention.planning  # the package may come first
 import torch, attnsel
@@ -204,14 +202,6 @@ def test_its_own_tests_pass_where_it_is_installed(installed: Path) -> None:
     assert "passed" in done.stdout
 
 
-def test_what_it_says_it_holds_is_what_a_call_may_take(installed: Path) -> None:
-    asked = ("explain", "--gpu", "H100", "--seqlen", "32k", "--json")
-    candidates = json.loads(attnsel(*asked, site=installed).stdout)["candidates"]
-    (reason,) = next(c for c in candidates if c["name"] == "sample.plain")["reasons"]
-    assert reason["code"] == "MEMORY001"
-    assert "384 GiB scores" in reason["message"]  # 3 * 4 bytes * 2 * 16 * 32768 ** 2
-
-
 FALLS_BACK = """
 import warnings, torch, attnsel
 from attnsel.debug import FallbackWarning
@@ -225,19 +215,9 @@ torch.testing.assert_close(out, attnsel.attention(*tensors, backend="tiled"))
 """
 
 
-@pytest.mark.parametrize(
-    ("kernel", "words"),
-    [
-        ("import no_such_library_of_acme", "no_such_library_of_acme"),
-        ("def backward(*a): pass", "no attribute 'forward'"),
-        (
-            "def forward(spec, inputs): return {}['shape']\ndef backward(*a): pass",
-            "KeyError: 'shape'",
-        ),
-    ],
-    ids=["cannot be imported", "is no kernel", "fails"],
-)
-def test_a_kernel_that_fails_gives_way_to_the_next(tmp_path: Path, kernel: str, words: str) -> None:
+def test_a_kernel_that_is_none_gives_way_to_the_next(tmp_path: Path) -> None:
+    """What else a kernel may do: test_misbehaving_plugins.py."""
+    kernel, words = "def backward(*a): pass", "no attribute 'forward'"
     site = by_hand(
         tmp_path, "acme", "PLUGIN = plugin(proven={'cpu'}, place='before sdpa.flash')", kernel=kernel
     )
@@ -268,12 +248,6 @@ torch.testing.assert_close(out, attnsel.attention(q, k, v, attn_mask_type="no_ma
     assert done.returncode == 0, done.stderr
 
 
-def test_the_doctor_lists_it(installed: Path) -> None:
-    text = attnsel("doctor", site=installed).stdout
-    assert "sample.plain    sample-attention 1.2.3  ✔ loads" in text
-    assert "│ sample.plain   │ ✔ ←" in text
-
-
 @pytest.fixture(scope="module")
 def beside_broken_ones(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> str:
     """What a process says that selects twice where every broken plug-in and the sample are installed."""
@@ -295,12 +269,12 @@ def beside_broken_ones(tmp_path_factory: pytest.TempPathFactory, installed: Path
     return done.stderr
 
 
-@pytest.mark.parametrize("number", range(len(BROKEN)), ids=list(BROKEN))
-def test_a_broken_one_is_named_once_and_left_out(beside_broken_ones: str, number: int) -> None:
-    lead = f"'acme{number} = acme{number}_planning:PLUGIN' of acme{number} 1.0 is left out"
-    said = [line for line in beside_broken_ones.splitlines() if lead in line]
-    assert len(said) == 1
-    assert list(BROKEN.values())[number][1] in said[0]
+def test_a_broken_one_is_named_once_and_left_out(beside_broken_ones: str) -> None:
+    for number, (what, (_, words)) in enumerate(BROKEN.items()):
+        lead = f"'acme{number} = acme{number}_planning:PLUGIN' of acme{number} 1.0 is left out"
+        said = [line for line in beside_broken_ones.splitlines() if lead in line]
+        assert len(said) == 1, what
+        assert words in said[0]
 
 
 def test_the_doctor_names_a_broken_one(tmp_path: Path) -> None:
@@ -311,10 +285,10 @@ def test_the_doctor_names_a_broken_one(tmp_path: Path) -> None:
         "PLUGIN = plugin(name='other', family='OTHER', kernel='other_kernel')",
         kernel="import gone",
     )
-    told = attnsel("doctor", "--json", site=tmp_path)
-    assert told.returncode == 4
+    told = answers(["doctor --json"], tmp_path)["doctor --json"]
+    assert told.code == 4
     assert "PluginWarning" not in told.stderr
-    answer = json.loads(told.stdout)
+    answer = told.json()
     errors = " ".join(f["text"] for f in answer["findings"] if f["level"] == "error")
     assert "'acme = acme_planning:PLUGIN' of acme 1.0 is left out" in errors
     assert "the wheel is for another machine" in errors
@@ -349,14 +323,9 @@ def test_an_interrupt_between_two_leaves_the_first_where_it_is(tmp_path: Path) -
 def test_two_of_one_name_leave_the_first(tmp_path: Path) -> None:
     by_hand(tmp_path, "acme", "PLUGIN = plugin()")
     by_hand(tmp_path, "acme2", "PLUGIN = plugin(family='OTHER')")
-    done = attnsel("explain", "--gpu", "cpu", "--dtype", "fp32", "--json", site=tmp_path)
+    done = answers([CPU], tmp_path)[CPU]
     assert "name = 'acme': taken by acme 1.0" in done.stderr
-    assert [c["name"] for c in json.loads(done.stdout)["candidates"]].count("acme") == 1
-
-
-def test_importing_attnsel_imports_no_plug_in(installed: Path) -> None:
-    done = python("import attnsel, sys; assert 'sample_attention' not in sys.modules", installed)
-    assert done.returncode == 0, done.stderr
+    assert [c["name"] for c in done.json()["candidates"]].count("acme") == 1
 
 
 # What it takes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import gc
 import os
 import threading
@@ -18,7 +17,6 @@ from torch import Tensor
 from attnsel import (
     AttentionParams,
     DotProductAttention,
-    InvalidInput,
     NoBackendError,
     attention,
     cache_info,
@@ -83,17 +81,6 @@ def test_memory_that_begins_anywhere_is_another_call() -> None:
 # What is counted, built and kept
 
 
-def test_counters_tell_hits_misses_and_size() -> None:
-    module = build()
-    for _ in range(3):
-        module(*qkv())
-    assert cache_info()[:3] == (2, 1, 1)
-    module(*qkv(2, 7, 4, 8))
-    assert cache_info()[:3] == (2, 2, 2)
-    clear_cache()
-    assert cache_info()[:3] == (0, 0, 0)
-
-
 def test_repeated_call_builds_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     module, tensors = build(), qkv()
     module(*tensors)
@@ -139,15 +126,6 @@ def test_gradient_mode_is_part_of_the_signature() -> None:
     assert cache_info().size == 2
 
 
-def test_training_and_evaluation_do_not_share_a_closure() -> None:
-    module = build(attention_dropout=0.5)
-    ones = torch.ones(2, 6, 4, 8)
-    q, k, _ = qkv()
-    for _ in range(2):
-        assert not torch.allclose(module.train()(q, k, ones), ones.flatten(-2))
-        torch.testing.assert_close(module.eval()(q, k, ones), ones.flatten(-2))
-
-
 def test_deterministic_algorithms_are_part_of_the_question() -> None:
     module = build()
     module(*qkv())
@@ -159,13 +137,6 @@ def test_deterministic_algorithms_are_part_of_the_question() -> None:
         assert module.last_selection.params.deterministic
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_equal_modules_share_their_closures() -> None:
-    first, second = build(), build()
-    first(*qkv())
-    second(*qkv())
-    assert cache_info()[:3] == (1, 1, 1)
 
 
 def test_cache_holds_no_tensor() -> None:
@@ -197,23 +168,6 @@ def test_bounded_cache_drops_the_oldest_quarter() -> None:
     assert cache.info() == (7, 9, 7, 8)
 
 
-def test_first_value_wins() -> None:
-    cache: BoundedCache[str] = BoundedCache(limit=8)
-    assert cache.add("key", "first") == "first"
-    assert cache.add("key", "second") == "first"
-    assert cache.get("key") == "first"
-
-
-def test_full_signature_cache_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run._bound, "limit", 4)
-    module = build()
-    for s in (*range(1, 12), *range(1, 12)):
-        q, k, v = qkv(1, s, 4, 8)
-        wanted = attention(q, k, v, backend="tiled").flatten(-2)
-        torch.testing.assert_close(module(q, k, v), wanted)
-        assert cache_info().size <= 4
-
-
 # Policies
 
 
@@ -227,41 +181,6 @@ def test_override_holds_inside_its_block_only() -> None:
                 assert ran(module) == "sdpa.math"
             assert ran(module) == "tiled"
         assert ran(module) == "sdpa.flash"
-
-
-def test_override_of_equal_content_meets_the_same_closures() -> None:
-    module = build()
-    for _ in range(5):
-        with override(backend="tiled"):
-            module(*qkv())
-    assert cache_info().size == 1
-
-
-def test_configure_takes_effect_at_once() -> None:
-    module = build()
-    assert ran(module) == "sdpa.flash"
-    configure(deny=("sdpa.flash",))
-    assert ran(module) == "sdpa.math"
-    configure(allow=("tiled", "sdpa.flash"))
-    assert ran(module) == "tiled"
-    configure()
-    assert ran(module) == "sdpa.flash"
-
-
-def test_environment_variables_are_read_by_configure(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = build()
-    monkeypatch.setenv("ATTNSEL_DISABLE", "sdpa.flash")
-    assert ran(module) == "sdpa.flash"
-    configure()
-    assert ran(module) == "sdpa.math"
-
-
-def test_a_policy_that_forbids_adapting_is_heeded() -> None:
-    strided = tuple(torch.randn(2, 6, 4, 16)[..., ::2] for _ in "qkv")
-    assert ran(build(), *strided) == "sdpa.flash"
-    assert ran(build(adapt="never"), *strided) == "sdpa.math"
-    with override(adapt="never"):
-        assert ran(build(), *strided) == "sdpa.math"
 
 
 def test_forced_backend_of_a_module_beats_the_policy_and_not_its_denial() -> None:
@@ -286,13 +205,6 @@ def test_override_of_a_thread_is_its_own() -> None:
     assert seen["other"] == "sdpa.flash"
 
 
-def test_override_follows_its_context() -> None:
-    with override(backend="tiled"):
-        context = contextvars.copy_context()
-    assert context.run(ran, build()) == "tiled"
-    assert ran(build()) == "sdpa.flash"
-
-
 def test_a_policy_that_died_is_never_mistaken_for_another() -> None:
     """Keys hold a settings object's id: an id that is used again must not find the old object's closures."""
     module = build()
@@ -303,32 +215,7 @@ def test_a_policy_that_died_is_never_mistaken_for_another() -> None:
         gc.collect(0)
 
 
-def test_unknown_backend_of_a_policy_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput, match="flash"), override(backend="flash"):
-        pass
-
-
-def test_check_reads_contents_when_asked() -> None:
-    holes = torch.tensor([[[[False, True, False]]]])
-    with override(check=True), pytest.raises(InvalidInput, match="attention_mask"):
-        attention(*qkv(1, 3, 4, 8), attn_mask_type="padding", attention_mask=holes)
-
-
 # last_selection, explain
-
-
-def test_explain_runs_nothing_and_says_what_forward_gets() -> None:
-    module = build()
-    explained = module.explain(*qkv())
-    assert module.last_selection is explained
-    assert cache_info().size == 0
-    module(*qkv())
-    assert module.last_selection is explained
-
-
-def test_explain_under_autocast_is_about_the_cast_tensors() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert build().explain(*qkv()).params.dtype == "bf16"
 
 
 # Threads and processes

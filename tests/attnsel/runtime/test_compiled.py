@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor
 
-from attnsel import DotProductAttention, InvalidInput, NoBackendError, attention, override
+from attnsel import DotProductAttention, InvalidInput, NoBackendError, attention
 from attnsel.runtime import compiled as compiled_attention
 
 torch.set_num_threads(1)
@@ -57,17 +57,12 @@ def assert_same(actual: list[Tensor], wanted: list[Tensor], atol: float = 2e-6) 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 WITH_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 CALLS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "causal": {"attn_mask_type": "causal"},
-    "bottom right": {"attn_mask_type": "causal_bottom_right"},
     "window": {"attn_mask_type": "causal", "window_size": (2, 0)},
-    "alibi": {"core_attention_bias_type": "alibi"},
     "alibi slopes": {
         "core_attention_bias_type": "alibi",
         "alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.1]),
     },
-    "softcap": {"softcap": 1.5},
-    "off-by-one": {"softmax_type": "off-by-one"},
     "padding": {"attn_mask_type": "padding", "cu_seqlens_q": lengths(6, 3), "cu_seqlens_kv": lengths(6, 3)},
     "mask": {"attn_mask_type": "arbitrary", "attention_mask": torch.eye(6, dtype=torch.bool)},
     "padding masks": {
@@ -75,23 +70,23 @@ CALLS: dict[str, dict[str, Any]] = {
         "attention_mask": (torch.arange(6)[None, None, None] >= torch.tensor([6, 3])[:, None, None, None],)
         * 2,
     },
-    "lse": {"return_lse": True},
     "lse and max logit": {"return_lse": True, "return_max_logit": True},
 }
 
 
 # Triton's kernels are behind the same operator; they are slow to interpret.
-COMPILED = [(name, None, groups) for name in CALLS for groups in (4, 2)]
-BY_TRITON = ("causal", "window", "alibi slopes", "padding", "lse and max logit")
+BY_TRITON = ("padding", "lse and max logit")
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
-    ("name", "backend", "groups"),
-    [*COMPILED, *[pytest.param(name, "triton", 2, marks=WITH_TRITON) for name in BY_TRITON]],
+    ("number", "name", "backend"),
+    [
+        *[(number, name, None) for number, name in enumerate(CALLS)],
+        *[pytest.param(n, name, "triton", marks=WITH_TRITON) for n, name in enumerate(BY_TRITON)],
+    ],
 )
-def test_compiled_call_equals_eager(name: str, backend: str | None, groups: int, dynamic: bool) -> None:
+def test_compiled_call_equals_eager(number: int, name: str, backend: str | None) -> None:
+    groups, dynamic = (4, 2)[number % 2], number % 4 > 1
     arguments = CALLS[name] | {"backend": backend}
     compiled = torch.compile(
         lambda q, k, v: attention(q, k, v, **arguments), fullgraph=True, dynamic=dynamic, backend="aot_eager"
@@ -126,9 +121,14 @@ def test_math_runs_where_the_graph_can_differentiate_it(dynamic: bool) -> None:
         assert_same(gradients(compiled(*tensors), tensors), gradients(wanted, tensors))
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("shape", [(2, 4, 6, 6), (1, 4, 6, 6), (1, 1, 1, 6), (6, 6)], ids=str)
-@pytest.mark.parametrize("kind", ["post_scale_bias", "pre_scale_bias"])
+@pytest.mark.parametrize(
+    ("kind", "shape", "dynamic"),
+    [
+        ("post_scale_bias", (1, 4, 6, 6), True),
+        ("pre_scale_bias", (2, 4, 6, 6), False),
+        ("post_scale_bias", (6, 6), False),
+    ],
+)
 def test_bias_gets_its_gradient(kind: str, shape: tuple[int, ...], dynamic: bool) -> None:
     bias = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
 
@@ -140,29 +140,13 @@ def test_bias_gets_its_gradient(kind: str, shape: tuple[int, ...], dynamic: bool
     assert_same(gradients(compiled(*tensors), tensors), gradients(call(*tensors), tensors), atol=1e-5)
 
 
-@pytest.mark.parametrize("fmt", ["bshd", "sbhd"])
-def test_module_with_learnable_sinks_equals_eager(fmt: str) -> None:
-    module = DotProductAttention(4, 8, qkv_format=fmt, softmax_type="learnable")
+def test_module_with_learnable_sinks_equals_eager() -> None:
+    module = DotProductAttention(4, 8, qkv_format="sbhd", softmax_type="learnable")
     assert module.softmax_offset is not None
     nn.init.normal_(module.softmax_offset)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     tensors = (*qkv(), module.softmax_offset)
     assert_same(gradients(compiled(*tensors[:3]), tensors), gradients(module(*tensors[:3]), tensors))
-
-
-def test_packed_sequences_equal_eager() -> None:
-    gen = torch.Generator().manual_seed(0)
-    tensors = tuple(torch.randn(9, n, 8, generator=gen, requires_grad=True) for n in (4, 2, 2))
-    cu = lengths(4, 5)
-
-    def call(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Tensor:
-        return attention(
-            q, k, v, qkv_format="thd", attn_mask_type="padding_causal", cu_seqlens_q=cu, cu_seqlens_kv=cu
-        )
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    q, k, v = tensors
-    assert_same(gradients(compiled(q, k, v, cu), tensors), gradients(call(q, k, v, cu), tensors))
 
 
 class Block(nn.Module):
@@ -180,29 +164,14 @@ class Block(nn.Module):
         return self.out(self.core(q, k, v))
 
 
-@pytest.mark.parametrize("arguments", [{}, {"softcap": 2.0}, {"softmax_type": "learnable"}], ids=str)
-def test_twenty_lengths_need_two_graphs(arguments: dict[str, Any]) -> None:
+def test_ten_lengths_need_two_graphs() -> None:
     torch.manual_seed(0)
-    block, counter = Block(**arguments), CompileCounterWithBackend("aot_eager")
+    block, counter = Block(softmax_type="learnable"), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(block, fullgraph=True, backend=counter)
-    for s in range(3, 23):
+    for s in range(3, 23, 2):
         x = torch.randn(2, s, 32)
         actual, wanted = (gradients(run(x), block.parameters()) for run in (compiled, block))
         assert_same(actual, wanted, atol=1e-4)
-    assert counter.frame_count <= 2
-
-
-def test_twenty_lengths_of_a_plain_call_need_two_graphs() -> None:
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(
-        lambda q, k, v: attention(q, k, v, attn_mask_type="causal", window_size=(4, 0), softmax_scale=0.3),
-        fullgraph=True,
-        backend=counter,
-    )
-    for s in range(3, 23):
-        tensors = qkv(s)
-        wanted = attention(*tensors, attn_mask_type="causal", window_size=(4, 0), softmax_scale=0.3)
-        assert_same(gradients(compiled(*tensors), tensors), gradients(wanted, tensors), atol=1e-5)
     assert counter.frame_count <= 2
 
 
@@ -216,14 +185,6 @@ def test_tracing_allocates_no_second_q_k_v(monkeypatch: pytest.MonkeyPatch) -> N
     )
     torch.compile(lambda q, k, v: attention(q, k, v), fullgraph=True, backend="eager")(*qkv())
     assert made == [FakeTensor] * 3
-
-
-def test_one_graph_for_one_shape() -> None:
-    counter = CompileCounter()
-    compiled = torch.compile(lambda q, k, v: attention(q, k, v), fullgraph=True, backend=counter)
-    for seed in range(5):
-        compiled(*qkv(seed=seed))
-    assert counter.frame_count == 1
 
 
 def test_static_shapes_put_the_kernel_itself_into_the_graph() -> None:
@@ -250,68 +211,6 @@ def test_autocast_inside_casts_as_in_eager() -> None:
     assert_same(gradients(out.float(), tensors), gradients(wanted.float(), tensors), atol=2e-2)
 
 
-def test_autocast_outside_casts_as_in_eager() -> None:
-    compiled = torch.compile(
-        lambda q, k, v: attention(q, k, v, softcap=2.0), fullgraph=True, backend="aot_eager"
-    )
-    tensors = qkv(grad=False)
-    assert compiled(*tensors).dtype == torch.float32
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert compiled(*tensors).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("backend", [None, "tiled", "sdpa.math"])
-def test_dropout_follows_manual_seed(backend: str | None) -> None:
-    compiled = torch.compile(
-        lambda q, k, v: attention(q, k, v, attention_dropout=0.4, backend=backend),
-        fullgraph=True,
-        backend="aot_eager",
-    )
-    tensors = qkv()
-    draws = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        draws.append(gradients(compiled(*tensors), tensors))
-    assert_same(draws[0], draws[1], atol=0.0)
-    assert not torch.equal(draws[0][0], draws[2][0])
-
-
-def test_backward_drops_what_forward_dropped() -> None:
-    """v = 1 makes the gradient of v the column sums of the dropped probabilities, and out their row sums."""
-    compiled = torch.compile(
-        lambda q, k, v: attention(q, k, v, attention_dropout=0.4),
-        fullgraph=True,
-        backend="aot_eager",
-        dynamic=True,
-    )
-    q, k, _ = qkv(s=16, grad=False)
-    v = torch.ones_like(k, requires_grad=True)
-    out = compiled(q, k, v)
-    (dv,) = torch.autograd.grad(out.sum(), v)
-    torch.testing.assert_close(dv.sum(), out.sum().detach(), rtol=1e-4, atol=1e-4)
-
-
-def test_dropout_of_a_module_ends_in_eval_mode() -> None:
-    module = DotProductAttention(4, 8, qkv_format="bshd", attention_dropout=0.5)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    tensors = qkv(grad=False)
-    assert not torch.equal(compiled(*tensors), compiled(*tensors))
-    module.eval()
-    torch.testing.assert_close(compiled(*tensors), module(*tensors))
-
-
-@pytest.mark.parametrize("reentrant", [False])
-def test_checkpoint_core_attention_compiles(reentrant: bool) -> None:
-    module = DotProductAttention(4, 8, qkv_format="bshd")
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return module(q, k, v, checkpoint_core_attention=True)
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    tensors = qkv()
-    assert_same(gradients(compiled(*tensors), tensors), gradients(call(*tensors), tensors))
-
-
 def test_strided_views_equal_eager() -> None:
     def call(packed: Tensor) -> Tensor:
         q, k, v = packed.unbind(2)
@@ -321,15 +220,6 @@ def test_strided_views_equal_eager() -> None:
     for dynamic in (False, True):
         compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
         assert_same(gradients(compiled(packed), [packed]), gradients(call(packed), [packed]))
-
-
-def test_a_head_dim_that_is_not_contiguous_equals_eager() -> None:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q[..., ::2], k[..., ::2], v[..., ::2])
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    tensors = qkv()
-    assert_same(gradients(compiled(*tensors), tensors), gradients(call(*tensors), tensors))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -345,18 +235,6 @@ def test_forced_backend_that_cannot_run_says_why(dynamic: bool) -> None:
     while (chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(chain[-1].__cause__ or chain[-1].__context__)
     assert any(isinstance(error, NoBackendError) for error in chain)
-
-
-def test_policy_at_the_time_of_compilation_is_used() -> None:
-    seen: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Any:
-        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph.forward
-
-    with override(backend="sdpa.math"):
-        torch.compile(lambda q, k, v: attention(q, k, v), fullgraph=True, backend=backend)(*qkv())
-    assert any("attention_math" in target for target in seen)
 
 
 def test_wrong_lengths_are_found_when_the_graph_runs() -> None:
@@ -401,7 +279,6 @@ def op_arguments(**given: Any) -> tuple[Any, ...]:
 OPERANDS = compiled_attention.Arguments._fields
 
 OPCHECKS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "flattened heads": {"flatten_heads": True, "attn_mask_type": "causal"},
     "lse": {"return_lse": True, "return_max_logit": True},
     "bias": {"bias_type": "post_scale_bias", "bias": torch.randn(1, 4, 6, 6, requires_grad=True)},
@@ -419,9 +296,7 @@ OPCHECKS: dict[str, dict[str, Any]] = {
     },
 }
 if HAS_TRITON:
-    TRITON = {"backend": "triton"}
-    OPCHECKS |= {f"triton, {name}": OPCHECKS[name] | TRITON for name in ("plain", "sinks", "dropout", "bias")}
-    OPCHECKS["triton, lse"] = OPCHECKS["lse"] | TRITON
+    OPCHECKS["triton, sinks"] = OPCHECKS["sinks"] | {"backend": "triton"}
 
 
 @pytest.mark.parametrize("name", OPCHECKS)
@@ -429,7 +304,7 @@ def test_forward_operator_passes_opcheck(name: str) -> None:
     torch.library.opcheck(torch.ops.attnsel.attend2.default, op_arguments(**OPCHECKS[name]))
 
 
-@pytest.mark.parametrize("name", [name for name in OPCHECKS if "lse" not in name and name != "pages"])
+@pytest.mark.parametrize("name", ["flattened heads", "bias", "triton, sinks"][: 3 if HAS_TRITON else 2])
 def test_backward_operator_passes_opcheck(name: str) -> None:
     arguments = [t.detach() if isinstance(t, Tensor) else t for t in op_arguments(**OPCHECKS[name])]
     dout = torch.randn(2, 6, 32) if "flatten" in name else torch.randn(2, 6, 4, 8)

@@ -72,18 +72,3 @@ def test_it_is_said_once_with_the_way_out():
 
 def test_without_debug_nothing_is_read_or_said():
     assert told(VISIBLE, debug=0) == []
-
-
-def test_a_right_mask_is_not_remarked_on():
-    assert told(~VISIBLE) == []
-
-
-def test_a_hint_about_the_call_is_a_warning_once():
-    q, k = torch.randn(1, 8, 2, 16), torch.randn(1, 16, 2, 16)
-    with attnsel.override(debug=1, debug_file="/dev/null"), warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        for rows in (8, 7, 6):
-            attnsel.attention(q[:, :rows], k, k, attn_mask_type="causal")
-    hints = [str(w.message) for w in seen if issubclass(w.category, HintWarning)]
-    assert len(hints) == 1
-    assert hints[0].startswith("causal aligns top left")

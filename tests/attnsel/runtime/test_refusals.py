@@ -172,6 +172,7 @@ PLACES: list[tuple[Way, str]] = [
     (explicit, "load"), (explicit, "prepare"), (explicit, "backward"),
 ]  # fmt: skip
 SOME = [(eager, "forward"), (trained, "prepare"), (recompute, "backward"), (explicit, "backward")]
+on_some_ways = pytest.mark.parametrize(("way", "place"), SOME)
 on_all_ways = pytest.mark.parametrize(
     ("way", "place"), PLACES, ids=[f"{way.__name__}-{place}" for way, place in PLACES]
 )
@@ -222,7 +223,7 @@ def test_the_next_candidate_runs_and_the_refusal_is_learnt_once_and_shown(
     assert evidence().refusals == (learnt,)
 
 
-@on_all_ways
+@on_some_ways
 def test_a_refusal_teaches_nothing_where_no_other_candidate_runs(
     stand_in: StandIn, way: Way, place: str
 ) -> None:
@@ -238,7 +239,7 @@ def test_a_refusal_teaches_nothing_where_no_other_candidate_runs(
     assert stand_in.attempts > 1, "it is tried again"
 
 
-@on_all_ways
+@on_some_ways
 def test_a_refusal_in_the_self_check_is_one(stand_in: StandIn, way: Way, place: str) -> None:
     stand_in.put(place, RuntimeError(WORDS))
     with override(selfcheck="all"):
@@ -259,8 +260,9 @@ def test_a_self_check_finds_a_backward_that_refuses_before_its_forward_counts(st
 KINDS = [ValueError, RuntimeError, NotImplementedError, decimal.Inexact]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("way", "place"), SOME)
+@pytest.mark.parametrize(
+    ("kind", "way", "place"), [(kind, *way) for kind, way in zip(KINDS, SOME, strict=True)]
+)
 def test_the_exceptions_that_a_record_names_refuse_beside_the_usual_ones(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, way: Way, place: str, kind: type[Exception]
 ) -> None:
@@ -288,10 +290,8 @@ MORE_ERRORS: dict[str, Callable[[], BaseException]] = {
     "memory, in Triton's words": lambda: RuntimeError("Triton Error [CUDA]: out of memory"),
     "a mistake in the kernel's own code": lambda: KeyError("block"),
 }
+
 REACHED = [*PLACES, (trained, "backward")]
-on_all_reached = pytest.mark.parametrize(
-    ("way", "place"), REACHED, ids=[f"{way.__name__}-{place}" for way, place in REACHED]
-)
 
 
 def reaches_the_caller(stand_in: StandIn, way: Way, place: str, error: BaseException) -> None:
@@ -306,15 +306,17 @@ def reaches_the_caller(stand_in: StandIn, way: Way, place: str, error: BaseExcep
     assert stand_in.attempts > before, "the same kernel runs the next call"
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-@on_all_reached
+@pytest.mark.parametrize(
+    ("way", "place", "kind"),
+    [(way, place, list(ERRORS)[number % len(ERRORS)]) for number, (way, place) in enumerate(REACHED)],
+)
 def test_what_says_nothing_about_the_kernel_reaches_the_caller(
     stand_in: StandIn, way: Way, place: str, kind: str
 ) -> None:
     reaches_the_caller(stand_in, way, place, ERRORS[kind]())
 
 
-@on_all_reached
+@on_some_ways
 def test_a_device_that_is_lost_in_the_self_check_reaches_the_caller(
     stand_in: StandIn, way: Way, place: str
 ) -> None:
@@ -352,8 +354,9 @@ def test_a_device_that_is_lost_in_a_backward_of_pytorchs_reaches_the_caller(stan
     assert stand_in.attempts == 2
 
 
-@pytest.mark.parametrize("kind", MORE_ERRORS)
-@pytest.mark.parametrize(("way", "place"), SOME)
+@pytest.mark.parametrize(
+    ("kind", "way", "place"), [(kind, *SOME[number % 4]) for number, kind in enumerate(MORE_ERRORS)]
+)
 def test_so_it_does_in_other_words(stand_in: StandIn, way: Way, place: str, kind: str) -> None:
     reaches_the_caller(stand_in, way, place, MORE_ERRORS[kind]())
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import attnsel
-from attnsel import NoBackendError, attention, clear_cache, configure, override
+from attnsel import NoBackendError, attention, clear_cache, override
 from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import FallbackWarning, SelfCheckWarning
 from attnsel.runtime import bind, kernels, reference, selfcheck
@@ -121,10 +120,9 @@ def refused(tensors: list[Tensor], **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("wrong", FORWARD.values(), ids=FORWARD)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_wrong_forward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any], dtype: torch.dtype) -> None:
+def test_a_wrong_forward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any]) -> None:
     kernel.wrong["forward"] = wrong
-    assert "out is off by" in refused(qkv(grad=False, dtype=dtype), attn_mask_type="causal")
+    assert "out is off by" in refused(qkv(grad=False, dtype=torch.bfloat16), attn_mask_type="causal")
 
 
 @pytest.mark.parametrize("wrong", SPEC.values(), ids=SPEC)
@@ -135,11 +133,10 @@ def test_an_argument_that_is_dropped_is_caught(kernel: Kernel, wrong: Callable[[
 
 
 @pytest.mark.parametrize("wrong", BACKWARD.values(), ids=BACKWARD)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_wrong_backward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any], dtype: torch.dtype) -> None:
+def test_a_wrong_backward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any]) -> None:
     kernel.wrong["backward"] = wrong
-    words = refused(qkv(dtype=dtype), attn_mask_type="causal")
-    assert words.startswith("in bf16 d" if dtype == torch.bfloat16 else "in fp32 d")
+    words = refused(qkv(dtype=torch.bfloat16), attn_mask_type="causal")
+    assert words.startswith("in bf16 d")
     assert "where rounding explains" in words
 
 
@@ -264,7 +261,7 @@ def test_a_plug_in_without_proof_is_checked_unasked(
     assert done.returncode == 0, done.stderr
 
 
-# What passes
+# What passes: in every feature, the fuzz target ``selfcheck``
 
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -280,7 +277,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "dropout, causal": {"attention_dropout": 0.3, "attn_mask_type": "causal_bottom_right"},
     "lse": {"return_lse": True},
 }
-LENGTHS = [(40, 40), (24, 56), (56, 24), (1, 33), (3, 1)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -291,38 +287,35 @@ def passes(tensors: list[Tensor], **arguments: Any) -> None:
     assert len(selfcheck._passed.items) == before + 1
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("arguments", FEATURES.values(), ids=FEATURES)
-def test_a_right_kernel_passes(kernel: Kernel, arguments: dict[str, Any], lengths: tuple[int, int]) -> None:
-    for dtype in DTYPES[:3]:
-        passes(qkv(*lengths, dtype=dtype), **arguments)
+# What PyTorch's kernels have no argument for; every other call of these is run and compared.
+LACKS = {
+    "sdpa.flash": {"softcap", "off-by-one", "dropout", "dropout, causal"},
+    "sdpa.math": {"softcap", "off-by-one", "lse"},
+}
 
 
-@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.math"])
-@pytest.mark.parametrize("arguments", FEATURES.values(), ids=FEATURES)
-def test_pytorchs_kernels_pass(name: str, arguments: dict[str, Any]) -> None:
-    for dtype in DTYPES:
-        tensors = qkv(dtype=dtype)
-        with override(selfcheck="0"):  # what its rules refuse is not the check's affair
-            try:
-                call(tensors, backend=name, **arguments)
-            except NoBackendError:
+@pytest.mark.parametrize("backend", LACKS)
+def test_pytorchs_kernels_pass(backend: str) -> None:
+    for number, (name, arguments) in enumerate(FEATURES.items()):
+        for dtype in (DTYPES[number % 4], DTYPES[(number + 1) % 4]):
+            if name not in LACKS[backend]:
+                passes(qkv(dtype=dtype), backend=backend, **arguments)
                 continue
-        passes(tensors, backend=name, **arguments)
+            with pytest.raises(NoBackendError, match=r"SDPA\d"):
+                call(qkv(dtype=dtype), backend=backend, **arguments)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("arguments", list(FEATURES.values())[::2], ids=list(FEATURES)[::2])
-def test_the_triton_kernel_passes(arguments: dict[str, Any]) -> None:
-    passes(qkv(dtype=torch.bfloat16), **arguments)
+def test_the_triton_kernel_passes() -> None:
+    for name in ("window", "dropout, causal", "peaked"):
+        passes(qkv(dtype=torch.bfloat16), **FEATURES[name])
 
 
 def cu(*lengths: int) -> Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
-@pytest.mark.parametrize("kind", ["padding", "padding_causal", "padding_causal_bottom_right"])
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize(("kind", "dropout"), [("padding", 0.25), ("padding_causal_bottom_right", 0.0)])
 def test_padded_and_packed_batches_pass(kernel: Kernel, kind: str, dropout: float) -> None:
     asked = {"attn_mask_type": kind, "attention_dropout": dropout}
     lengths = {"cu_seqlens_q": cu(30, 9), "cu_seqlens_kv": cu(21, 40)}
@@ -342,37 +335,8 @@ def test_padded_and_packed_batches_pass(kernel: Kernel, kind: str, dropout: floa
     refused(tensors, **asked, **lengths)
 
 
-def test_masks_and_biases_pass(kernel: Kernel) -> None:
-    mask = torch.rand(2, 1, 40, 40) < 0.5
-    mask[0, :, 7] = True  # a row that sees nothing
-    passes(qkv(), attn_mask_type="arbitrary", attention_mask=mask)
-    bias = torch.randn(1, 4, 40, 40)
-    bias[:, :, 5] = -math.inf
-    bias[:, :, 9, 3:] = -math.inf
-    for kind in ("post_scale_bias", "pre_scale_bias"):
-        asked = {"core_attention_bias_type": kind, "core_attention_bias": bias.requires_grad_()}
-        passes(qkv(), **asked)
-    passes(qkv(), softmax_type="learnable", softmax_offset=torch.randn(4, requires_grad=True))
-
-
-def test_pages_pass_and_are_checked(kernel: Kernel) -> None:
-    q = torch.randn(2, 3, 4, 16)
-    pools = [torch.full((6, 8, 2, 16), math.nan) for _ in "kv"]
-    for pool in pools:
-        pool[[4, 0]] = torch.randn(2, 8, 2, 16)
-        pool[2, :5] = torch.randn(5, 2, 16)
-    table = torch.tensor([[4, 2], [0, -1]], dtype=torch.int32)
-    asked = {"attn_mask_type": "padding_causal_bottom_right", "block_table": table, "max_seqlen_kv": 16}
-    lengths = {"cu_seqlens_q": cu(3, 2), "cu_seqlens_kv": cu(13, 8)}
-    passes([q, *pools], **asked, **lengths)
-    clear_cache()
-    kernel.wrong["forward"] = FORWARD["the scale"]
-    refused([q, *pools], **asked, **lengths)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
-def test_what_the_caller_brings_is_not_the_kernels_fault(kernel: Kernel, value: float) -> None:
-    for number in range(3):
+def test_what_the_caller_brings_is_not_the_kernels_fault(kernel: Kernel) -> None:
+    for number, value in enumerate((math.nan, math.inf, math.nan)):
         tensors = [t.detach() for t in qkv()]
         tensors[number][0, 3, 1, 2] = value
         clear_cache()
@@ -416,47 +380,6 @@ def test_no_random_number_of_the_callers_is_used(kernel: Kernel) -> None:
     assert torch.equal(*states)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_replays(kernel: Kernel, reentrant: bool) -> None:
-    grads = []
-    for through in (True, False):
-        clear_cache()
-        torch.manual_seed(7)
-        tensors = qkv()
-
-        def inner(*tensors: Tensor) -> Tensor:
-            return call(list(tensors), attention_dropout=0.5)
-
-        out = checkpoint(inner, *tensors, use_reentrant=reentrant) if through else inner(*tensors)
-        out.square().sum().backward()
-        grads.append([t.grad for t in tensors])
-    torch.testing.assert_close(*grads)
-
-
-def test_saved_tensor_hooks_of_the_caller_see_its_call_only(kernel: Kernel) -> None:
-    counts = []
-    for mode in ("all", "0"):
-        clear_cache()
-        seen: list[Tensor] = []
-
-        def pack(t: Tensor, seen: list[Tensor] = seen) -> Tensor:
-            seen.append(t)
-            return t
-
-        with override(selfcheck=mode), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            call(qkv())
-        counts.append(len(seen))
-    assert counts[0] == counts[1] > 0
-
-
-def test_the_callers_tensors_gather_no_gradient(kernel: Kernel) -> None:
-    tensors = qkv()
-    call(tensors)
-    assert all(t.grad is None for t in tensors)
-    with torch.inference_mode():
-        passes([t.detach() for t in tensors])
-
-
 # When it happens
 
 
@@ -473,14 +396,6 @@ def test_nothing_is_checked_twice(kernel: Kernel) -> None:
     assert (kernel.forwards, kernel.backwards) == (12, 2)
     call(qkv(40, grad=False))
     assert (kernel.forwards, kernel.backwards) == (14, 2)
-
-
-def test_what_failed_is_checked_again_at_another_length(kernel: Kernel) -> None:
-    kernel.wrong["forward"] = FORWARD["the scale"]
-    refused(qkv(41))
-    refused(qkv(43))
-    kernel.wrong.clear()
-    passes(qkv(45))
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("0", 1), ("unproven", 1), ("all", 2)])
@@ -504,20 +419,6 @@ def test_unproven_kernels_are_checked_by_default(kernel: Kernel, monkeypatch: py
     with override(selfcheck="0"):
         call(qkv())
     assert not selfcheck._passed.items
-
-
-@pytest.mark.parametrize(("text", "value"), [("0", "0"), ("unproven", "unproven"), ("all", "all")])
-def test_the_variable_sets_it(monkeypatch: pytest.MonkeyPatch, text: str, value: str) -> None:
-    monkeypatch.setenv("ATTNSEL_SELFCHECK", text)
-    try:
-        assert configure().selfcheck == value
-        assert configure(selfcheck=0).selfcheck == "0"
-        monkeypatch.setenv("ATTNSEL_SELFCHECK", "some")
-        with pytest.raises(attnsel.InvalidInput, match="'0', 'unproven' or 'all'"):
-            configure()
-    finally:
-        monkeypatch.undo()
-        configure()
 
 
 def test_during_a_capture_it_waits(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 import transforms
-from attnsel import DotProductAttention, attention, clear_cache
+from attnsel import attention, clear_cache
 from attnsel.runtime.refusals import evidence
 
 
@@ -29,19 +27,12 @@ def qkv(*lead: int) -> list[Tensor]:
     return [torch.randn(*lead, 2, 5, 2, 8, dtype=torch.float64) for _ in "qkv"]
 
 
-@pytest.mark.parametrize("column", transforms.COLUMNS)
 @pytest.mark.parametrize("name", transforms.TRANSFORMS)
-def test_every_cell_of_the_table_holds(name: str, column: str) -> None:
-    recorded = json.loads(transforms.RECORD.read_text(encoding="utf-8"))["outcomes"]
-    assert transforms.outcome(name, column) == recorded[name][column], (
+def test_every_cell_of_the_table_holds(name: str) -> None:
+    recorded = json.loads(transforms.RECORD.read_text(encoding="utf-8"))["outcomes"][name]
+    assert {column: transforms.outcome(name, column) for column in transforms.COLUMNS} == recorded, (
         "python tests/proof/transforms.py, and update_docs.py"
     )
-
-
-def test_the_table_has_every_transform_and_no_other() -> None:
-    recorded = json.loads(transforms.RECORD.read_text(encoding="utf-8"))["outcomes"]
-    assert list(recorded) == list(transforms.TRANSFORMS)
-    assert all(list(cells) == list(transforms.COLUMNS) for cells in recorded.values())
 
 
 def test_a_hook_that_raises_is_the_callers_affair() -> None:
@@ -69,14 +60,3 @@ def test_a_mode_that_raises_is_the_callers_affair() -> None:
     with NoAttention(), pytest.raises(RuntimeError, match="no attention here"):
         attention(*qkv(), attn_mask_type="causal")
     assert evidence().refusals == ()
-
-
-def test_functional_call_copies_and_pickles() -> None:
-    module = DotProductAttention(2, 8, qkv_format="bshd", softmax_type="learnable").double()
-    tensors = qkv()
-    wanted = module(*tensors)
-    with torch.no_grad():
-        moved = {"softmax_offset": module.softmax_offset + 1.0}
-    assert not torch.equal(torch.func.functional_call(module, moved, tuple(tensors)), wanted)
-    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(other(*tensors), wanted)

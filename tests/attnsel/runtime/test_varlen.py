@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from attnsel import DotProductAttention, Environment, NoBackendError, attention, override
 from attnsel.backends.sdpa import varlen
@@ -66,15 +65,19 @@ def taken(case: Case) -> bool:
     return not any(name.startswith(other) for other in ELSEWHERE) and name not in CROSS_TOP_LEFT
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("return_lse", [False, True], ids=["", "lse"])
-@pytest.mark.parametrize("fmt", ["bshd", "sbhd", "bhsd", "thd"])
-@pytest.mark.parametrize("case", CASES + PACKED, ids=lambda case: case.name)
-def test_every_call_gives_the_definition_or_says_why_not(
-    op: FlashOp, case: Case, fmt: str, return_lse: bool
-) -> None:
-    if (case in PACKED) != (fmt == "thd"):
-        pytest.skip("one or the other")
+def test_every_call_gives_the_definition_or_says_why_not(op: FlashOp) -> None:
+    found: dict[str, str] = {}
+    for number, case in enumerate(CASES + PACKED):
+        fmt = "thd" if case in PACKED else ("bshd", "sbhd", "bhsd")[number % 3]
+        try:
+            honoured(op, case, fmt, number % 2 == 1)
+        except (AssertionError, pytest.fail.Exception, NoBackendError) as error:
+            found[case.name] = str(error).partition("\n")[0]
+    assert found == {}
+
+
+def honoured(op: FlashOp, case: Case, fmt: str, return_lse: bool) -> None:
+    before = op.calls
     call = Call(dataclasses.replace(case, dtype=torch.float16), fmt)
     arguments: dict[str, Any] = {**call.arguments, "backend": "sdpa.varlen", "return_lse": return_lse}
     if "cross" not in str(case.tensors.get("lengths")):  # as programs have it: one tensor for both
@@ -91,7 +94,7 @@ def test_every_call_gives_the_definition_or_says_why_not(
     if return_lse:
         actual["lse"] = result[1]
     assert_close(actual, call.expected(), torch.float16)
-    assert op.calls
+    assert op.calls > before
 
 
 def test_it_is_chosen_and_compared_on_its_first_call(op: FlashOp) -> None:
@@ -144,11 +147,9 @@ def test_dropout_is_drawn_anew_and_replayed_by_the_backward(op: FlashOp) -> None
     assert torch.autograd.grad(outs[0].float().sum(), q)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["padding_causal", "packed, causal, gqa"])
-def test_lengths_are_one_tensor_still_where_what_is_saved_is_moved(op: FlashOp, name: str) -> None:
+def test_lengths_are_one_tensor_still_where_what_is_saved_is_moved(op: FlashOp) -> None:
     """Offloading makes tensors anew; two for what was one would be lengths that may differ."""
-    case = by_name[name]
-    call = Call(dataclasses.replace(case, dtype=torch.float16), "thd" if case in PACKED else "bshd")
+    call = Call(dataclasses.replace(by_name["packed, causal, gqa"], dtype=torch.float16), "thd")
     arguments: dict[str, Any] = {**call.arguments, "backend": "sdpa.varlen"}
     arguments["cu_seqlens_kv"] = arguments["cu_seqlens_q"]
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):
@@ -156,22 +157,7 @@ def test_lengths_are_one_tensor_still_where_what_is_saved_is_moved(op: FlashOp, 
     assert_close({"out": out.detach(), **call.gradients(out)}, call.expected(), torch.float16)
 
 
-def test_checkpointing_runs_the_op_again(op: FlashOp) -> None:
-    q = torch.randn(1, 9, 2, 8, dtype=torch.float16, requires_grad=True)
-
-    def block(q: Tensor) -> Tensor:
-        return attention(q, q, q, attn_mask_type="causal", window_size=(3, 0), backend="sdpa.varlen")
-
-    block(q)
-    before = op.calls
-    out = checkpoint(block, q, use_reentrant=False)
-    assert op.calls == before + 1
-    (grad,) = torch.autograd.grad(out.float().sum(), q)
-    assert op.calls == before + 2
-    torch.testing.assert_close(grad, torch.autograd.grad(block(q).float().sum(), q)[0])
-
-
-@pytest.mark.parametrize("name", ["padding_causal", "padding mask", "packed, causal, gqa", "window"])
+@pytest.mark.parametrize("name", ["padding mask", "packed, causal, gqa"])
 def test_a_compiled_step_is_the_eager_one_with_one_forward(op: FlashOp, name: str) -> None:
     case = by_name[name]
     call = Call(dataclasses.replace(case, dtype=torch.float16), "thd" if case in PACKED else "bshd")

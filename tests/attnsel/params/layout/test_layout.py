@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnsel import DotProductAttention, InvalidInput, Layout, NoBackendError, attention, detect_layout
+from attnsel import DotProductAttention, InvalidInput, Layout, detect_layout
 from attnsel.params.layout import LAYOUTS, LayoutName
 from paths import IMPORTED_FROM
 
@@ -70,8 +70,12 @@ def packed(fmt: str, group: str, g: int = G) -> Triple:
 # Names
 
 
-@pytest.mark.parametrize(("name", "about"), LAYOUTS.items(), ids=LAYOUTS.keys())
-def test_transformer_engines_names(name: str, about: LayoutName) -> None:
+def test_transformer_engines_names() -> None:
+    for name, about in LAYOUTS.items():
+        has_its_name(name, about)
+
+
+def has_its_name(name: str, about: LayoutName) -> None:
     if about.paged:
         pools = [torch.empty(9, 4, G, D) for _ in range(2)]  # our pools have their pages in front
         found = detect(empty(about.q_format, H), *pools, about.q_format, paged=True)
@@ -103,11 +107,6 @@ def test_transformer_engines_names(name: str, about: LayoutName) -> None:
 )
 def test_what_transformer_engine_has_no_name_for(fmt: str, group: str, g: int, name: str) -> None:
     assert detect(*packed(fmt, group, g), fmt).name == name
-
-
-def test_a_per_group_buffer_of_one_query_head_each_is_h3d() -> None:
-    buffer = torch.empty(B, S, G, 3, D)
-    assert detect(*buffer.unbind(3), "bshd").name == "bsh3d"
 
 
 def test_names_say_how_memory_is_ordered_not_how_it_is_indexed() -> None:
@@ -148,11 +147,6 @@ def test_a_packed_buffer_inside_a_wider_row_is_a_view_of_it() -> None:
     found = detect(q, k, v, "bshd")
     assert (found.name, found.q.offset) == ("view(bs3hd)", 8)
     assert "and 40 elements that are none of theirs" in found.describe()
-
-
-def test_a_slice_of_the_batch_keeps_the_name() -> None:
-    q, k, v = (t[1:] for t in packed("bshd", "h3d"))
-    assert detect(q, k, v, "bshd").name == "bsh3d"
 
 
 # Storages, overlap, alignment
@@ -310,7 +304,7 @@ def strided(draw: st.DrawFn) -> tuple[Triple, str]:
     return (made[0], made[1], made[2]), fmt
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200)
 @given(strided())
 def test_any_strided_tensors_are_what_their_layout_says(case: tuple[Triple, str]) -> None:
     tensors, fmt = case
@@ -337,26 +331,6 @@ def addresses_of(t: Any) -> set[tuple[int, int]]:
 
 
 # Under torch.compile
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_inside_a_compiled_graph(dynamic: bool) -> None:
-    torch._dynamo.reset()
-
-    def call(x: Tensor) -> tuple[Tensor, str, Any]:
-        q, k, v = x.split([H, G, G], 2)
-        found = detect_layout(q, k, v, "sbhd")
-        return attention(q, k, v, qkv_format="sbhd"), found.name, found.q.offset
-
-    x = torch.randn(S, B, H + 2 * G, D)
-    out, name, offset = torch.compile(call, fullgraph=True, backend="eager", dynamic=dynamic)(x)
-    assert (name, offset) == ("view(sbhd)_view(sbhd)_view(sbhd)", None)  # Dynamo does not see storages
-    torch.testing.assert_close(out, call(x)[0])
-    dense = torch.compile(
-        lambda q: detect_layout(q, q, q, "bshd").name, fullgraph=True, backend="eager", dynamic=dynamic
-    )
-    assert dense(torch.empty(B, S, H, D)) == "bshd_bshd_bshd"
-    torch._dynamo.reset()
 
 
 def test_planning_detects_without_torch() -> None:
@@ -399,10 +373,9 @@ def test_the_drawing_of_one_buffer_for_all() -> None:
     assert detect(*buffer.split([16, 1, 1], 2), "sbhd").describe() == DRAWN
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("group", ["3hd", "h3d", "(h+2hg)d", "hg(h/hg+2)d", "hd_2hd", "hd_h2d"])
-def test_drawings_keep_to_their_width(group: str, width: int) -> None:
-    for fmt in LEAD:
+def test_drawings_keep_to_their_width(group: str) -> None:
+    for fmt, width in itertools.product(LEAD, (60, 120)):
         text = detect(*packed(fmt, group), fmt).describe(width)
         assert max(map(len, text.splitlines())) <= width
 
@@ -423,10 +396,3 @@ def test_a_report_draws_what_is_not_dense() -> None:
     assert plain.layout is None
     assert "layout" not in plain.report()
     assert "layout" not in plain.as_dict()
-
-
-def test_a_refusal_draws_it_too() -> None:
-    q = torch.randn(B, S, H, 2 * D)[..., ::2]
-    with pytest.raises(NoBackendError, match=r"strides \[1536, 256, 32, 2\], packed they would be") as caught:
-        attention(q, q, q, backend="sdpa.flash", adapt="never")
-    assert caught.value.selection.layout is not None

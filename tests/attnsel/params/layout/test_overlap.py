@@ -19,7 +19,7 @@ def addresses(dims: list[tuple[int, int]]) -> list[int]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200)
 @given(SMALL)
 def test_a_tensor_overlaps_itself_iff_two_indices_are_one_element(dims: list[tuple[int, int]]) -> None:
     found = addresses(dims)
@@ -27,7 +27,7 @@ def test_a_tensor_overlaps_itself_iff_two_indices_are_one_element(dims: list[tup
     assert meets_itself(shape, stride) is (len(set(found)) < len(found))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200)
 @given(SMALL, SMALL, st.integers(0, 60), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
 def test_two_tensors_overlap_iff_they_share_a_byte(
     a: list[tuple[int, int]], b: list[tuple[int, int]], start: int, size_a: int, size_b: int
