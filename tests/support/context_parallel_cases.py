@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -198,6 +199,26 @@ def together(case: Case, parts: list[dict[str, Tensor]], whole: Whole) -> dict[s
             order = torch.cat([positions(case, kv, rank, size) for rank in range(size)])
             found[name] = torch.empty_like(torch.cat(every, at)).index_copy_(at, order, torch.cat(every, at))
     return found
+
+
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+
+
+def check(case: Case, parts: Sequence[dict[str, Tensor]], what: str = "", backend: str | None = "") -> None:
+    """What the ranks found is what one process finds, with the case's backend or ``backend``."""
+    whole = make(case)
+    alone = case if backend == "" else replace(case, backend=backend)
+    wanted, got = compute(alone, alone.make_module(), whole), together(case, list(parts), whole)
+    assert got.keys() == wanted.keys(), what
+    limit = TOLERANCE[case.dtype]
+    for name in wanted:
+        torch.testing.assert_close(
+            got[name],
+            wanted[name],
+            rtol=limit,
+            atol=limit,
+            msg=lambda text, name=name: f"{what} {name}: {text}",
+        )
 
 
 THD = ((13, 16, 5), (16, 16, 16)), ((13, 16, 5), (16, 16, 16))
