@@ -48,7 +48,9 @@ class FromFile:
         return getattr(sys.modules[self.module], self.name)(*arguments)
 
 
-def start(work: Callable[..., None], arguments: tuple[Any, ...], size: int) -> list[int | None]:
+def start(
+    work: Callable[..., None], arguments: tuple[Any, ...], size: int, limit: float = LIMIT
+) -> list[int | None]:
     """``work(rank, *arguments)`` in each of ``size`` processes: their exit codes, None for one that hangs.
 
     One server a session imports what ranks need, and forks them.
@@ -63,7 +65,7 @@ def start(work: Callable[..., None], arguments: tuple[Any, ...], size: int) -> l
     try:
         for child in children:
             child.start()
-        until = time.monotonic() + LIMIT
+        until = time.monotonic() + limit
         for child in children:
             child.join(max(0.0, until - time.monotonic()))
         return [child.exitcode for child in children]
