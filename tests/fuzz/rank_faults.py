@@ -21,8 +21,8 @@ from rank_launch import BAD_INPUT, ERRORS, FEATURES, OTHER_INPUT, case_of, launc
 
 import context_parallel_cases as cases
 
-# Seconds, timeouts of the process group: so long that a rank which waits for it hangs, for those are to be told
-# at once; brief where a case may wait for it.
+# Seconds, timeouts of the process group: so long that a rank which waits for it hangs, as ranks are told at
+# once; brief where a case may wait.
 LONG, BRIEF = 600, 3
 CPE = "ContextParallelError"
 SAYS_SO = "start again with a new process group"

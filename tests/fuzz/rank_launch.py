@@ -1,4 +1,4 @@
-"""One launch of ranks (tests/support/ranks.py), with a fault in one of them: what each did is left in files."""
+"""One launch of ranks (tests/support/ranks.py), with a fault in one of them: each leaves files."""
 
 from __future__ import annotations
 

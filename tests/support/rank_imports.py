@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest  # noqa: F401
-import torch
-import torch.distributed.device_mesh
-import torch.distributed.fsdp
+import os
+import sys
 
-import context_parallel_cases as cases
+sys.path[:] = os.environ["PYTHONPATH"].split(os.pathsep)  # as the session has it, without the folder it is in
+
+import pytest  # noqa: E402, F401
+import torch  # noqa: E402
+import torch.distributed.device_mesh  # noqa: E402
+import torch.distributed.fsdp  # noqa: E402
+
+import context_parallel_cases as cases  # noqa: E402
 
 torch.set_num_threads(1)
 for backend in (None, "tiled"):  # kernels are loaded and plans made; a backward would forbid forks afterwards

@@ -57,7 +57,7 @@ def start(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rank_imports"])
-    paths = os.pathsep.join(path for path in sys.path if path)  # Python < 3.13 hands no path to the server
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # Python < 3.13 hands the server none
     given = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with mock.patch.dict(os.environ, given):
         forkserver.ensure_running()

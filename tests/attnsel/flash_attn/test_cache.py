@@ -214,10 +214,7 @@ def test_against_the_definition() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "name",
-    ["rotary, pages", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alibi", "cache_batch_idx"))],
-)
+@pytest.mark.parametrize("name", ["rotary, pages", pytest.param("alibi", marks=pytest.mark.slow)])
 def test_triton_interpreted(name: str) -> None:
     with attnsel.override(backend="triton"):
         run(name)

@@ -64,6 +64,7 @@ MODELS = {
         "first_k_dense_replace": 1,
     },
 }
+OTHERS = [name for name in MODELS if name != "Mistral"]  # its window is Gemma2's
 BATCH, LENGTH = 3, 12
 
 
@@ -75,7 +76,7 @@ def _registered():
         interface._global_mapping.pop("attnsel", None)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[pytest.param("Mistral", marks=pytest.mark.slow), *OTHERS])
 def pair(request):
     """The same model twice: eager, and attnsel."""
     return build(request.param)
@@ -122,7 +123,7 @@ def assert_agree(wanted, actual, real: torch.Tensor | None = None) -> None:
 # ---- whole models ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("padding", ["none", "full", "right", "left", "holes"])
+@pytest.mark.parametrize("padding", ["none", "left", "holes"])
 def test_logits_and_gradients(pair, padding):
     real = mask(padding)
     answers = []
@@ -141,10 +142,9 @@ def test_logits_and_gradients(pair, padding):
         torch.testing.assert_close(our_grads[name], grad, atol=2e-5 * largest + 1e-6, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("padding", ["none", "left"])
-def test_prefill_and_cached_decode(pair, padding):
+def test_prefill_and_cached_decode(pair):
     """Eight tokens, three more at once, then one; twice around the window."""
-    real = mask(padding)
+    real = mask("left")
     answers = []
     for model in pair:
         past, logits = DynamicCache(config=model.config), []
@@ -161,12 +161,10 @@ def test_prefill_and_cached_decode(pair, padding):
     assert_agree(*answers, real)
 
 
-def test_generation_with_a_static_cache(pair):
-    """Keys beyond the last row are unwritten memory."""
-    if "Deepseek" in type(pair[0]).__name__:
-        pytest.skip("transformers' static cache wants one head dimension")
+def test_generation_with_a_static_cache():
+    """Keys beyond the last row are unwritten memory. (Of one head dimension, so not with DeepseekV3.)"""
     answers = []
-    for model in pair:
+    for model in build("GptOss"):
         past = StaticCache(config=model.config, max_cache_len=LENGTH + 4)
         with torch.no_grad():
             whole = model(input_ids=tokens()[:, :9], past_key_values=past, cache_position=torch.arange(9))
@@ -200,29 +198,15 @@ def restarting() -> torch.Tensor:
     return torch.cat([torch.arange(b - a) for a, b in pairwise(CUTS)])[None]
 
 
-@pytest.mark.parametrize("use_cache", [False, True])
-def test_restarting_position_ids_are_packed_sequences(pair, use_cache):
-    eager, ours = pair
-    with torch.no_grad():
-        packed = ours(input_ids=tokens(1), position_ids=restarting(), use_cache=use_cache).logits
-    assert_agree(apart(eager), packed)
-
-
-@pytest.mark.parametrize("use_cache", [False, True])
-def test_lengths_from_a_collator_are_packed_sequences(pair, use_cache):
+def test_restarting_positions_and_lengths_of_a_collator_are_packed_sequences(pair):
     eager, ours = pair
     cu = torch.tensor(CUTS, dtype=torch.int32)
-    with torch.no_grad():
-        packed = ours(
-            input_ids=tokens(1),
-            position_ids=restarting(),
-            cu_seq_lens_q=cu,
-            cu_seq_lens_k=cu,
-            max_length_q=8,
-            max_length_k=8,
-            use_cache=use_cache,
-        ).logits
-    assert_agree(apart(eager), packed)
+    given = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 8, "max_length_k": 8}
+    wanted = apart(eager)
+    for lengths, use_cache in (({}, False), ({}, True), (given, True)):
+        with torch.no_grad():
+            packed = ours(input_ids=tokens(1), position_ids=restarting(), use_cache=use_cache, **lengths)
+        assert_agree(wanted, packed.logits)
 
 
 # ---- the mask a layer gets -------------------------------------------------------------------------------
