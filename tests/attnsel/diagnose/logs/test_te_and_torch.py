@@ -14,7 +14,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.answer import Answer, explained
+from attnsel import AttentionParams, Environment, Policy, select
+from attnsel.backends.registry import CANDIDATES
+from attnsel.diagnose.logs.answer import Answer, _ways, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.message import gate
 from attnsel.diagnose.logs.parsers import libraries
@@ -88,15 +90,16 @@ def test_the_cause_is_the_one_that_the_thread_ended_with() -> None:
         assert bool(answer.causes) == bool(case.cause), case.file
 
 
-def test_few_ways_help_with_one_kernel_and_few_in_all() -> None:
-    """Of a call that every library's kernel refuses there are dozens: the cheapest two of each, four in all."""
-    config = "{'compute_capability': 'sm90', 'cudnn_version': '9.1.0', 'head_dim_qk': 512, 'softcap': 30.0}"
-    log = f"Running with config={config}\nSelected backend = NoBackend\n"
-    (answer,) = answers(log)
-    ways = [way.candidate for way in answer.ways]
-    assert len(ways) <= 4
-    assert max(map(ways.count, ways)) <= 2
-    assert ways
+def test_four_ways_help_and_none_that_is_not_worth_showing() -> None:
+    """flash_attn.2 would be installed only to come behind others."""
+    p = AttentionParams(head_dim_qk=192, head_dim_v=128)
+    plain = select(p, Environment.describe("H100", cudnn="9.1.0", torch="2.9.1"))
+    assert "flash_attn.2" in [way.candidate for way in plain.unlocks]
+    shown = [way.candidate for way in _ways(plain, list(CANDIDATES))]
+    assert shown == ["cudnn", "flash_attn.3", "flash_attn.4", "sdpa.cudnn"]
+    assert [way.candidate for way in _ways(plain, ["flash_attn.2", "cudnn"])] == ["cudnn"]
+    denied = select(p, Environment.describe("H100", cudnn="9.1.0"), policy=Policy(deny=("flash_attn.3",)))
+    assert not list(_ways(denied, ["flash_attn.3"])), "what a user's policy rules out is no way"
 
 
 def test_a_log_that_says_only_the_outcome_is_answered_with_how_to_learn_more() -> None:
