@@ -138,13 +138,6 @@ def groups(rank: int) -> dict[str, Any]:
     return made
 
 
-def explained(rank: int) -> Any:
-    core = build(backend=None)
-    asked = core.explain(*tensors())
-    core(*tensors())
-    return asked.backend, core.last_selection is not None and core.last_selection.backend, asked.report()
-
-
 def groups_that_outlive_their_module(rank: int) -> list[str]:
     """Exchanges of which something still holds the group when the last module is gone."""
     kept = []
@@ -174,7 +167,6 @@ def job(rank: int, size: int) -> dict[str, Any]:
         found[each[-1]] = told(lambda each=each: refused(*each))
     found["invalid"] = told(lambda: an_invalid_call_on_one_rank(rank))
     found["groups"] = groups(rank)
-    found["explained"] = explained(rank)
     found["kept"] = groups_that_outlive_their_module(rank)
     return found
 
@@ -214,12 +206,6 @@ def test_groups_meshes_and_ranks_stand_for_the_same(found: list[dict[str, Any]])
         made = part["groups"]
         for name, out in made.items():
             torch.testing.assert_close(out, made["group"], msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_what_is_explained_is_what_runs(found: list[dict[str, Any]]) -> None:
-    for asked, ran, report in (part["explained"] for part in found):
-        assert asked == ran == "sdpa.flash"
-        assert "cp2 p2p" in report
 
 
 def test_a_group_is_freed_with_the_modules_that_use_it(found: list[dict[str, Any]]) -> None:

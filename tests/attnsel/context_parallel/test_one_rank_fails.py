@@ -80,11 +80,6 @@ def failing(part: str, at: int, error: type[BaseException] = RuntimeError) -> It
 # ---- what goes wrong: each returns the module to go on with, and what this rank was told --------------
 
 
-def an_argument(me: Rank, **wrong: Any) -> tuple[Any, Told]:
-    module = me.module()
-    return module, told(lambda: me.run(module, 1, **(wrong if me.fails else {})))
-
-
 def no_keys(me: Rank) -> tuple[Any, Told]:
     module = me.module()
     q, k, v = torch.randn(3, 2, 32 // me.size, 4, 8, dtype=torch.float64)
@@ -92,21 +87,8 @@ def no_keys(me: Rank) -> tuple[Any, Told]:
 
 
 def an_unknown_argument(me: Rank) -> tuple[Any, Told]:
-    return an_argument(me, colour="red")
-
-
-def an_unsupported_argument(me: Rank) -> tuple[Any, Told]:
-    return an_argument(me, inference_params=1)
-
-
-def a_mask_type(me: Rank) -> tuple[Any, Told]:
-    return an_argument(me, attn_mask_type="sideways")
-
-
-def another_dtype(me: Rank) -> tuple[Any, Told]:
     module = me.module()
-    q, k, v = torch.randn(3, 2, 32 // me.size, 4, 8, dtype=torch.float64)
-    return module, told(lambda: module(q, k.float() if me.fails else k, v))
+    return module, told(lambda: me.run(module, 1, **({"colour": "red"} if me.fails else {})))
 
 
 def no_backend(me: Rank) -> tuple[Any, Told]:
@@ -148,10 +130,6 @@ def the_first_step(me: Rank) -> tuple[Any, Told]:
 
 def the_last_step(me: Rank) -> tuple[Any, Told]:
     return a_kernel(me, "forward", LAST_STEP[me.comm])
-
-
-def the_first_backward(me: Rank) -> tuple[Any, Told]:
-    return a_kernel(me, "backward", 1)
 
 
 def the_last_backward(me: Rank) -> tuple[Any, Told]:
@@ -197,16 +175,12 @@ def all_ranks(me: Rank) -> tuple[Any, Told]:
 TROUBLES: dict[Callable[[Rank], tuple[Any, Told]], str] = {  # and what is said
     no_keys: "InvalidInput: key_layer",
     an_unknown_argument: "TypeError: DotProductAttention got an unexpected argument 'colour'",
-    an_unsupported_argument: "UnsupportedArgument: inference_params",
-    a_mask_type: "InvalidInput: attn_mask_type",
-    another_dtype: "InvalidInput: key_layer.dtype",
     no_backend: "NoBackendError: ",
     the_tracker: "KeyError: 'no state of this name'",
     the_first_step: f"RuntimeError: {WORDS}",
     the_last_step: f"RuntimeError: {WORDS}",
     an_interrupt: f"KeyboardInterrupt: {WORDS}",
     a_step_with_all_it_has: f"RuntimeError: {WORDS}",
-    the_first_backward: f"RuntimeError: {WORDS}",
     the_last_backward: f"RuntimeError: {WORDS}",
     what_was_saved: f"RuntimeError: {WORDS}",
     all_ranks: f"RuntimeError: {WORDS}",

@@ -225,13 +225,6 @@ def test_transforms_are_pytorchs(q, handed_over):
     assert all("transform" in reason for reason in handed_over)
 
 
-def test_second_derivatives_where_the_program_asks_for_math(q):
-    with sdpa_kernel(SDPBackend.MATH):
-        out = scaled_dot_product_attention(q, q, q)
-    (first,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
-    assert torch.autograd.grad(first.square().sum(), q)[0].isfinite().all()
-
-
 def test_traced_and_exported_programs_hold_pytorchs_operator(q):
     t = q.detach()
     traced = torch.jit.trace(lambda one: scaled_dot_product_attention(one, one, one), t)
@@ -254,12 +247,6 @@ def test_autocast(q, handed_over):
     assert found.dtype == wanted.dtype == torch.bfloat16
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
     assert handed_over == []
-
-
-def test_no_grad_and_inference_mode(q):
-    for context in (torch.no_grad(), torch.inference_mode()):
-        with context:
-            assert not scaled_dot_product_attention(q, q, q).requires_grad
 
 
 def test_dropout_is_the_generators(q):

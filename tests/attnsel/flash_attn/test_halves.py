@@ -190,18 +190,6 @@ def test_keys_that_are_not_there(given: tuple[str, ...]) -> None:
     rest.compare({"out": out, "lse": lse})
 
 
-def test_packed_forward_over_pages() -> None:
-    p = Problem([5], [200], heads=2, groups=1, args={"causal": True})
-    pools = [torch.cat([torch.zeros_like(t), t[:56]])[None].repeat(2, 1, 1, 1) for t in (p.k, p.v)]
-    for pool, t in zip(pools, (p.k, p.v), strict=True):
-        pool[1, :200] = t
-    out, lse, _, _ = _flash_attn_varlen_forward(
-        p.q, *pools, cumulative([5]), cumulative([200]), 5, 200, *tail(p.args),
-        block_table=torch.tensor([[1]], dtype=torch.int32),
-    )  # fmt: skip
-    p.compare({"out": out, "lse": lse})
-
-
 # ---- a backward that is wrong, or refuses ----------------------------------------------------------------
 
 Backward = Callable[..., Any]

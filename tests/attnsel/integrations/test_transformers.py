@@ -173,15 +173,6 @@ def test_generation_with_a_static_cache():
     assert_agree(*answers)
 
 
-def test_greedy_generation_of_a_padded_batch():
-    real = mask("left")
-    answers = [
-        model.generate(tokens(), attention_mask=real, max_new_tokens=4, do_sample=False)
-        for model in build("Gemma2")
-    ]
-    assert torch.equal(*answers)
-
-
 # ---- packed sequences ------------------------------------------------------------------------------------
 
 CUTS = [0, 3, 4, 12]
@@ -251,12 +242,6 @@ def test_a_window_arrives_as_a_window(layer_masks):
     assert windows == [(WINDOW - 1, -1), None]
 
 
-def test_holes_arrive_as_a_mask(layer_masks):
-    for seen in layer_masks(build("Mistral")[1], attention_mask=mask("holes")):
-        assert seen.shape == (BATCH, 1, LENGTH, LENGTH)
-        assert seen.dtype == torch.bool
-
-
 def test_what_is_not_recognised_arrives_as_the_mask_that_sdpa_gets():
     def only_even(batch_idx, head_idx, q_idx, kv_idx):
         return kv_idx % 2 == 0
@@ -285,25 +270,6 @@ def qkv(s_q: int = 4, s_kv: int = 4):
 def reference(q, k, v, added):
     scores = q @ k.transpose(-1, -2) / 4 + added
     return (scores.softmax(-1) @ v).transpose(1, 2)
-
-
-def test_encoders_see_both_ways():
-    out, weights = attention_forward(Layer(), *qkv(), None, is_causal=False)
-    assert weights is None
-    torch.testing.assert_close(out, reference(*qkv(), 0.0), atol=1e-5, rtol=1e-5)
-
-
-def test_fewer_rows_than_keys_stand_at_the_end():
-    hidden = torch.full((3, 5), -torch.inf).triu(3)
-    out, _ = attention_forward(Layer(), *qkv(3, 5), None)
-    torch.testing.assert_close(out, reference(*qkv(3, 5), hidden), atol=1e-5, rtol=1e-5)
-
-
-def test_a_boolean_mask_says_it_all():
-    seen = torch.tensor([[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
-    added = torch.zeros(4, 4).masked_fill(~seen, -torch.inf)
-    out, _ = attention_forward(Layer(), *qkv(), seen.expand(2, 1, 4, 4))
-    torch.testing.assert_close(out, reference(*qkv(), added), atol=1e-5, rtol=1e-5)
 
 
 def test_a_floating_mask_is_added_and_gets_its_gradient():

@@ -71,13 +71,6 @@ def test_strides_of_one_rank_are_what_differs(tmp_path: Path) -> None:
     assert "same strides" in dissent.fix
 
 
-def test_halves_that_differ_have_no_dissenter(tmp_path: Path, told: Any) -> None:
-    write_ranks(tmp_path, ranks=2, dissenter=1)
-    code, out, _ = told(tmp_path)
-    assert code == 1
-    assert out.startswith("2 ranks: rank 0 and rank 1 differ in 1 question.")
-
-
 def test_questions_that_part_ranks_alike_are_told_once(tmp_path: Path) -> None:
     with (tmp_path / "all.jsonl").open("w") as file:
         for rows in (256, 512, 1024):
