@@ -1,16 +1,11 @@
-"""One launch of ranks, with a fault in one of them: what every rank did is left in files.
-
-A server imports torch once and forks the ranks of each launch from itself, so that a launch takes a part of a
-second. It reads a launch a line from its standard input; ``Server`` is its other end.
-"""
+"""One launch of ranks (tests/support/ranks.py), with a fault in one of them: each leaves files."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-if __name__ == "__main__":  # pytest and run.py know the folder already
-    sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import torch
 import torch.distributed as dist
@@ -85,7 +77,7 @@ class Fault:
             time.sleep(SHORT)
         elif self.act == "oversleep":
             time.sleep(self.timeout + 1)
-        self.log(fault=self.act, at=time.monotonic())
+        self.log(fault=self.act)
         if self.act == "die":
             self.log(dead=True)
             os._exit(17)
@@ -219,7 +211,6 @@ class Worker:
         print(json.dumps(record), file=self.file, flush=True)
 
     def work(self) -> None:
-        torch.set_num_threads(1)
         dist.init_process_group(
             "gloo",
             init_method=f"file://{self.folder}/store",
@@ -243,7 +234,7 @@ class Worker:
         elif batch not in self.ran:
             return  # its forward failed here
         number = self.calls if what == "forward" else self.ran[batch][0]
-        self.log(at=at, what=what, batch=batch, number=number, began=time.monotonic())
+        self.log(at=at, what=what, batch=batch, number=number, began=True)
         error: BaseException | None = None
         try:
             with self.struck(at, what):
@@ -251,7 +242,7 @@ class Worker:
         except BaseException as raised:
             error = raised
         told = {} if error is None else {"kind": type(error).__name__, "text": str(error)}
-        self.log(at=at, ended=time.monotonic(), **told)
+        self.log(at=at, ended=True, **told)
         if error is None and what == "backward":
             self.tensors[at] = self.ran[batch][1].found()
 
@@ -295,7 +286,7 @@ class Worker:
             yield
             return
         given = {**BAD_INPUT, **OTHER_INPUT}[which]
-        self.log(fault=which, at=time.monotonic())
+        self.log(fault=which)
         forward = module.forward
 
         def changed(q: torch.Tensor, k: Any, v: torch.Tensor, **arguments: Any) -> Any:
@@ -322,80 +313,22 @@ class Worker:
             time.sleep(0.01)
 
 
-# ---- the server --------------------------------------------------------------------------------------
+# ---- a launch ----------------------------------------------------------------------------------------
 
 
-def launch(case: Record, folder: Path) -> list[str]:
-    """How each rank ended: "", "hangs", or the exit status."""
-    children = []
-    for rank in range(case["ranks"]):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                with (folder / f"{rank}.err").open("w") as errors:
-                    os.dup2(errors.fileno(), 2)
-                    Worker(case, rank, folder).work()
-                status = 0
-            except BaseException:
-                import traceback
-
-                (folder / f"{rank}.crash").write_text(traceback.format_exc())
-            finally:
-                os._exit(status)  # Gloo's teardown may wait for ranks that are gone
-        children.append(child)
-    ends = dict.fromkeys(children, "hangs")
-    limit = time.monotonic() + LAUNCH_LIMIT
-    left = set(children)
-    while left and time.monotonic() < limit:
-        for child in list(left):
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
-                left.discard(child)
-                code = os.waitstatus_to_exitcode(status)
-                ends[child] = "" if code == 0 else str(code)
-        time.sleep(0.005)
-    for child in left:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    return [ends[child] for child in children]
+def work(rank: int, case: Record, folder: Path) -> None:
+    status = 1
+    try:
+        with (folder / f"{rank}.err").open("w") as errors:
+            os.dup2(errors.fileno(), 2)
+            Worker(case, rank, folder).work()
+        status = 0
+    except BaseException:
+        (folder / f"{rank}.crash").write_text(traceback.format_exc())
+    finally:
+        os._exit(status)  # Gloo's teardown may wait for ranks that are gone
 
 
-def serve() -> None:
-    """A launch a line: [case, folder]; answers how the ranks ended."""
-    torch.set_num_threads(1)
-    for name in (
-        "causal",
-        "flash",
-    ):  # imports and plans once; a backward before a fork would forbid those after
-        case = FEATURES[name]
-        cases.forward(case, case.make_module(), cases.make(case), grad=False)
-    for line in sys.stdin:
-        case, folder = json.loads(line)
-        print(json.dumps(launch(case, Path(folder))), flush=True)
-
-
-class Server:
-    """The server, started for the first launch; it ends with this process."""
-
-    process: subprocess.Popen[str] | None = None
-
-    @classmethod
-    def launch(cls, case: Record, folder: Path) -> list[str]:
-        if cls.process is None or cls.process.poll() is not None:
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-            cls.process = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment,
-            )
-        assert cls.process.stdin is not None
-        assert cls.process.stdout is not None
-        print(json.dumps([case, str(folder)]), file=cls.process.stdin, flush=True)
-        return list(json.loads(cls.process.stdout.readline()))
-
-
-if __name__ == "__main__":
-    serve()
+def launch(case: Record, folder: Path) -> list[int | None]:
+    """The exit status of each rank, None for one that hangs."""
+    return ranks.start(work, (case, folder), case["ranks"], LAUNCH_LIMIT)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -200,62 +201,70 @@ def together(case: Case, parts: list[dict[str, Tensor]], whole: Whole) -> dict[s
     return found
 
 
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+
+
+def check(case: Case, parts: Sequence[dict[str, Tensor]], what: str = "", backend: str | None = "") -> None:
+    """What the ranks found is what one process finds, with the case's backend or ``backend``."""
+    whole = make(case)
+    alone = case if backend == "" else replace(case, backend=backend)
+    wanted, got = compute(alone, alone.make_module(), whole), together(case, list(parts), whole)
+    assert got.keys() == wanted.keys(), what
+    limit = TOLERANCE[case.dtype]
+    for name in wanted:
+        torch.testing.assert_close(
+            got[name],
+            wanted[name],
+            rtol=limit,
+            atol=limit,
+            msg=lambda text, name=name: f"{what} {name}: {text}",
+        )
+
+
 THD = ((13, 16, 5), (16, 16, 16)), ((13, 16, 5), (16, 16, 16))
 UNLIKE = ((8, 16, 3), (16, 16, 16)), ((20, 16, 9), (32, 16, 16))
-OPEN, CORNER = {"attn_mask_type": "no_mask"}, {"attn_mask_type": "causal_bottom_right"}
-RAGGED = {"attn_mask_type": "padding_causal"}
+OPEN: dict[str, Any] = {"attn_mask_type": "no_mask"}
+CORNER: dict[str, Any] = {"attn_mask_type": "causal_bottom_right"}
+RAGGED: dict[str, Any] = {"attn_mask_type": "padding_causal"}
 DENSE = ("p2p", "all_gather")
+
+LONGER: dict[str, Any] = {"s_q": 16, "s_kv": 48}
+PACKED: dict[str, Any] = {"fmt": "thd", "packed": THD}
+DROPOUT: dict[str, Any] = {"attention_dropout": 0.3}
+SINKS: dict[str, Any] = {"softmax_type": "learnable"}
+FLOAT: dict[str, Any] = {"dtype": torch.float32, "backend": None}
+TRITON: dict[str, Any] = {"dtype": torch.float32, "backend": "triton", "comms": ("p2p",), "h": 2, "g": 2}
 
 CASES = (
     Case("causal"),
     Case("causal sbhd", fmt="sbhd", b=3),
     Case("no mask", OPEN),
     Case("no mask, odd rows", OPEN, s_q=12, s_kv=20, comms=("p2p", "a2a")),
-    Case("cross without mask", OPEN, s_q=16, s_kv=48),
-    Case("causal cross", s_q=16, s_kv=48),
+    Case("cross without mask", OPEN, **LONGER),
+    Case("causal cross", **LONGER),
     Case("causal cross, more queries", s_q=48, s_kv=16),
-    Case("bottom right", CORNER, s_q=16, s_kv=48),
+    Case("bottom right", CORNER, **LONGER),
     Case("bottom right, more queries", CORNER, s_q=48, s_kv=16),
     Case("window", {"window_size": (5, 0)}),
     Case("window of some chunks", {"window_size": (11, 0)}),
-    Case("window to both sides", {"attn_mask_type": "no_mask", "window_size": (3, 7)}),
-    Case(
-        "window, bottom right",
-        {"attn_mask_type": "causal_bottom_right", "window_size": (9, 0)},
-        s_q=16,
-        s_kv=48,
-    ),
+    Case("window to both sides", OPEN | {"window_size": (3, 7)}),
+    Case("window, bottom right", CORNER | {"window_size": (9, 0)}, **LONGER),
     Case("grouped queries", h=8, g=4),
     Case("head dimensions", d=8, e=16),
     Case("softcap", {"softcap": 2.0}),
-    Case("learnable sinks", {"softmax_type": "learnable"}),
+    Case("learnable sinks", SINKS),
     Case("sinks of zero", {"softmax_type": "off-by-one"}),
-    Case(
-        "sinks, packed",
-        {"softmax_type": "learnable", "attn_mask_type": "padding_causal"},
-        fmt="thd",
-        packed=THD,
-    ),
+    Case("sinks, packed", SINKS | RAGGED, **PACKED),
     Case("max logit", {"return_max_logit": True}),
     Case("alibi", slopes=True),
-    Case("alibi, bottom right", CORNER, slopes=True, s_q=16, s_kv=48),
+    Case("alibi, bottom right", CORNER, slopes=True, **LONGER),
     Case("bias", bias=(2, 4, 32, 32), comms=DENSE),
     Case("bias without heads", OPEN, bias=(1, 1, 32, 32), comms=DENSE),
     Case("bias of columns", bias=(1, 4, 1, 32), comms=DENSE),
-    Case("dropout", {"attention_dropout": 0.3}),
-    Case("dropout without mask", {"attention_dropout": 0.3, "attn_mask_type": "no_mask"}),
-    Case(
-        "dropout, bottom right",
-        {"attention_dropout": 0.3, "attn_mask_type": "causal_bottom_right"},
-        s_q=16,
-        s_kv=48,
-    ),
-    Case(
-        "dropout, packed",
-        {"attention_dropout": 0.3, "attn_mask_type": "padding_causal"},
-        fmt="thd",
-        packed=THD,
-    ),
+    Case("dropout", DROPOUT),
+    Case("dropout without mask", DROPOUT | OPEN),
+    Case("dropout, bottom right", DROPOUT | CORNER, **LONGER),
+    Case("dropout, packed", DROPOUT | RAGGED, **PACKED),
     Case("padding", {"attn_mask_type": "padding"}, lengths=((20, 32), (20, 32))),
     Case("padding, causal", RAGGED, lengths=((7, 30), (7, 30))),
     Case(
@@ -264,80 +273,32 @@ CASES = (
         lengths=((7, 30), (20, 32)),
     ),
     Case("padding sbhd", RAGGED, fmt="sbhd", lengths=((7, 30), (7, 30))),
-    Case(
-        "padding and a window",
-        {"attn_mask_type": "padding_causal", "window_size": (6, 0)},
-        lengths=((20, 32),) * 2,
-    ),
-    Case("packed", {"attn_mask_type": "padding"}, fmt="thd", packed=THD),
-    Case("packed, causal", RAGGED, fmt="thd", packed=THD),
+    Case("padding and a window", RAGGED | {"window_size": (6, 0)}, lengths=((20, 32),) * 2),
+    Case("packed", {"attn_mask_type": "padding"}, **PACKED),
+    Case("packed, causal", RAGGED, **PACKED),
     Case("packed, one set of lengths", RAGGED, fmt="thd", packed=THD[:1]),
     Case(
-        "packed, unlike lengths",
-        {"attn_mask_type": "padding_causal_bottom_right"},
-        fmt="thd",
-        packed=UNLIKE,
+        "packed, unlike lengths", {"attn_mask_type": "padding_causal_bottom_right"}, fmt="thd", packed=UNLIKE
     ),
     Case("packed, unlike, top left", RAGGED, fmt="thd", packed=UNLIKE),
-    Case(
-        "packed, window",
-        {"attn_mask_type": "padding_causal", "window_size": (4, 0)},
-        fmt="thd",
-        packed=(((13, 29), (16, 32)),),
-    ),
-    Case("packed, alibi", RAGGED, fmt="thd", packed=THD, slopes=True),
-    Case("recomputed in backward", {"attention_dropout": 0.3}, recompute=True, comms=("p2p",)),
+    Case("packed, window", RAGGED | {"window_size": (4, 0)}, fmt="thd", packed=(((13, 29), (16, 32)),)),
+    Case("packed, alibi", RAGGED, slopes=True, **PACKED),
+    Case("recomputed in backward", DROPOUT, recompute=True, comms=("p2p",)),
     # Interpreted: the same kernels as on a GPU, and the same offsets.
-    Case("triton", dtype=torch.float32, backend="triton", comms=("p2p", "all_gather"), b=1, h=2, g=2),
-    Case(
-        "triton, a window and sinks",
-        {"window_size": (9, 0), "softmax_type": "learnable"},
-        dtype=torch.float32,
-        backend="triton",
-        comms=("p2p",),
-        b=1,
-        h=2,
-        g=1,
-    ),
-    Case(
-        "triton, dropout and alibi",
-        {"attention_dropout": 0.3},
-        slopes=True,
-        dtype=torch.float32,
-        backend="triton",
-        comms=("p2p",),
-        b=1,
-        h=2,
-        g=2,
-    ),
-    Case(
-        "triton, packed",
-        RAGGED,
-        fmt="thd",
-        packed=(((13, 16), (16, 16)),),
-        dtype=torch.float32,
-        backend="triton",
-        comms=("p2p",),
-        h=2,
-        g=2,
-    ),
+    Case("triton", b=1, **TRITON | {"comms": ("p2p", "all_gather")}),
+    Case("triton, a window and sinks", SINKS | {"window_size": (9, 0)}, b=1, **TRITON | {"g": 1}),
+    Case("triton, dropout and alibi", DROPOUT, slopes=True, b=1, **TRITON),
+    Case("triton, packed", RAGGED, fmt="thd", packed=(((13, 16), (16, 16)),), **TRITON),
     # Kernels without offsets take the full and the diagonal steps.
-    Case("flash", dtype=torch.float32, backend=None, chosen="sdpa.flash"),
-    Case(
-        "flash, no mask",
-        OPEN,
-        dtype=torch.float32,
-        backend=None,
-        chosen="sdpa.flash",
-    ),
+    Case("flash", chosen="sdpa.flash", **FLOAT),
+    Case("flash, no mask", OPEN, chosen="sdpa.flash", **FLOAT),
     Case("flash, bf16", dtype=torch.bfloat16, backend=None, chosen="sdpa.flash"),
     # What it cannot, tiled runs.
     Case(
         "a window in float32",
         {"window_size": (5, 0)},
-        dtype=torch.float32,
-        backend=None,
         chosen="tiled",
         comms=("p2p", "all_gather", "a2a+p2p"),
+        **FLOAT,
     ),
 )

@@ -1,29 +1,33 @@
-"""Worker processes: one spawned group per test module runs many jobs and leaves what it found in files."""
+"""Ranks: processes that compute together, forked from one that has imported torch and attnsel already."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import accumulate
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-TIMEOUT = 120  # seconds: hangs are noticed, a busy machine is no hang
+TIMEOUT = 600  # seconds, of groups: longer than LIMIT, so that who waits for it is found to hang
+LIMIT = 240  # seconds, then ranks hang
 
 
 class FromFile:
-    """A function of a test module that a spawned process can call: it loads the module from its file.
+    """A function of a test module that another process can call: it loads the module from its file.
 
     Pickled by its name, the function would be looked for on ``sys.path``, where no folder of tests is.
     """
@@ -44,71 +48,83 @@ class FromFile:
         return getattr(sys.modules[self.module], self.name)(*arguments)
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+def start(
+    work: Callable[..., None], arguments: tuple[Any, ...], size: int, limit: float = LIMIT
+) -> list[int | None]:
+    """``work(rank, *arguments)`` in each of ``size`` processes: their exit codes, None for one that hangs.
+
+    One server a session imports what ranks need, and forks them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rank_imports"])
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # Python < 3.13 hands the server none
+    given = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with mock.patch.dict(os.environ, given):
+        forkserver.ensure_running()
+    children = [context.Process(target=FromFile(work), args=(rank, *arguments)) for rank in range(size)]
+    try:
+        for child in children:
+            child.start()
+        until = time.monotonic() + limit
+        for child in children:
+            child.join(max(0.0, until - time.monotonic()))
+        return [child.exitcode for child in children]
+    finally:
+        for child in children:
+            if child.is_alive():
+                child.kill()
 
 
-def _main(rank: int, size: int, port: int, job: Callable[..., Any], folder: str, timeout: int) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+def _main(rank: int, size: int, store: str, job: Callable[..., Any], timeout: int) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+    )
     try:
         found = job(rank, size)
     except BaseException:
         found = {"crash": traceback.format_exc()}
-    torch.save(found, Path(folder) / f"{rank}.pt")
+    torch.save(found, f"{store}.{rank}")
     os._exit(0)  # Gloo's teardown may wait for ranks that are gone
 
 
-def run_to_the_end(work: Callable[..., None], arguments: tuple[Any, ...], size: int) -> None:
-    """``work(rank, *arguments)`` in each of ``size`` processes. Raises what one raises, or that it hangs."""
-    children = torch.multiprocessing.spawn(FromFile(work), args=arguments, nprocs=size, join=False)
-    assert children is not None
-    try:
-        for _ in range(6):  # a call waits for one child
-            if children.join(timeout=20):
-                return
-        raise AssertionError("a child hangs")
-    finally:
-        for process in children.processes:
-            process.kill()
-
-
 def run(job: Callable[[int, int], Any], size: int, folder: Path, timeout: int = TIMEOUT) -> list[Any]:
-    """What ``job(rank, size)`` returned on each rank; None from one that died."""
-    children = torch.multiprocessing.spawn(
-        _main, args=(size, free_port(), FromFile(job), str(folder), timeout), nprocs=size, join=False
-    )
-    assert children is not None
-    try:
-        for process in children.processes:
-            process.join(400)
-            assert not process.is_alive(), "a rank hangs"
-    finally:
-        for process in children.processes:
-            process.kill()
-    files = [folder / f"{rank}.pt" for rank in range(size)]
-    return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
+    """What ``job(rank, size)`` returned on each rank; None from one that died. Raises what one raised."""
+    store = folder / uuid.uuid4().hex
+    ends = start(_main, (size, str(store), FromFile(job), timeout), size)
+    assert None not in ends, f"ranks hang: {ends}"
+    files = [Path(f"{store}.{rank}") for rank in range(size)]
+    found = [torch.load(file, weights_only=False) if file.exists() else None for file in files]
+    for part in found:
+        assert not (isinstance(part, dict) and "crash" in part), part["crash"]
+    return found
+
+
+def wait_for_all(name: str, count: int) -> None:
+    """Until ``count`` ranks have come here. No collective, which a group that is done for would refuse."""
+    store = dist.distributed_c10d._get_default_store()
+    store.add(name, 1)
+    while store.add(name, 0) < count:
+        time.sleep(0.01)
 
 
 class Told(NamedTuple):
-    """An error's type and text, and the seconds after which it was raised; empty texts without one."""
+    """An error's type and text; empty without one."""
 
     kind: str
     text: str
-    seconds: float
 
 
 def told(ask: Callable[[], Any]) -> Told:
     """What asking ends in."""
-    began = time.monotonic()
     try:
         ask()
     except BaseException as error:
-        return Told(type(error).__name__, str(error), time.monotonic() - began)
-    return Told("", "", time.monotonic() - began)
+        return Told(type(error).__name__, str(error))
+    return Told("", "")
 
 
 def groups_of(comm: str, rank: int, size: int, made: dict[str, Any], timeout: int = TIMEOUT) -> Any:
@@ -125,8 +141,8 @@ def groups_of(comm: str, rank: int, size: int, made: dict[str, Any], timeout: in
             group = dist.new_group(list(range(first, first + inner)), timeout=limit)
             if first <= rank < first + inner:
                 made["a2a"] = group
-        for start in range(inner):
-            group = dist.new_group(list(range(start, size, inner)), timeout=limit)
-            if rank % inner == start:
+        for begin in range(inner):
+            group = dist.new_group(list(range(begin, size, inner)), timeout=limit)
+            if rank % inner == begin:
                 made["p2p"] = group
     return [made["a2a"], made["p2p"]]

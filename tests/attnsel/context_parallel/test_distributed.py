@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import ranks
 from attnsel import DotProductAttention
-from ranks import free_port, run_to_the_end
 
 torch.set_num_threads(1)
 
@@ -52,10 +52,7 @@ def single_process() -> dict[str, Tensor]:
     return {name: p.grad for name, p in block.named_parameters() if p.grad is not None}
 
 
-def work(rank: int, port: int, how: str) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+def wrapped_by(how: str, rank: int) -> None:
     block, x = make()
     wanted = single_process()
     wrapped: Any = block
@@ -79,10 +76,12 @@ def work(rank: int, port: int, how: str) -> None:
     assert block.core.last_selection is not None
     assert block.plain.last_selection is not None
     assert (block.core.last_selection.backend, block.plain.last_selection.backend) == ("tiled", "sdpa.flash")
-    dist.barrier()
-    os._exit(0)  # Gloo's teardown was once seen to hang when the other rank had gone
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
-def test_gradients_of_two_processes_are_those_of_one(how: str) -> None:
-    run_to_the_end(work, (free_port(), how), WORLD)
+def job(rank: int, size: int) -> None:
+    for how in ("ddp", "fsdp2"):
+        wrapped_by(how, rank)
+
+
+def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
+    ranks.run(job, WORLD, tmp_path)

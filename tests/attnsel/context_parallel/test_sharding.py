@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attnsel
+import ranks
 from attnsel import InvalidInput
 from attnsel.context_parallel import (
     sequence_positions,
@@ -21,7 +22,6 @@ from attnsel.context_parallel import (
     unshard_packed,
     unshard_sequence,
 )
-from ranks import free_port, run_to_the_end
 
 torch.set_num_threads(1)
 
@@ -133,10 +133,7 @@ def test_importing_the_package_needs_no_torch_name_by_name() -> None:
 WORLD = 2
 
 
-def work(rank: int, port: int) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+def work(rank: int, size: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._attention import context_parallel_unshard
@@ -172,8 +169,6 @@ def work(rank: int, port: int) -> None:
     assert torch.equal(shard_sequence(whole, wide["cp"], 2), theirs)
     with pytest.raises(InvalidInput, match="one dimension"):
         shard_sequence(whole, wide, 2)
-    dist.barrier()
-    os._exit(0)  # Gloo's teardown was once seen to hang when the other rank had gone
 
 
 def groups(mesh: Any, rank: int) -> dict[str, Any]:
@@ -181,5 +176,5 @@ def groups(mesh: Any, rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no Gloo")
-def test_two_ranks_hold_what_pytorchs_context_parallel_gives_them() -> None:
-    run_to_the_end(work, (free_port(),), WORLD)
+def test_two_ranks_hold_what_pytorchs_context_parallel_gives_them(tmp_path: Path) -> None:
+    ranks.run(work, WORLD, tmp_path)

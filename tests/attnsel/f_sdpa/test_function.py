@@ -66,29 +66,26 @@ def test_the_signature_is_the_documented_one():
 TRIANGLE = torch.ones(S, S, dtype=torch.bool).tril()
 
 
-@pytest.mark.parametrize(
-    ("mask", "kind"),
-    [
-        (TRIANGLE, ("causal", "no_bias")),
-        (TRIANGLE.expand(B, H, S, S), ("causal", "no_bias")),
-        (torch.zeros(S, S).masked_fill(~TRIANGLE, -torch.inf), ("causal", "no_bias")),
-        (torch.ones(S, S, dtype=torch.bool), ("no_mask", "no_bias")),
-        (torch.ones(B, 1, 1, S, dtype=torch.bool), ("no_mask", "no_bias")),
-        (torch.zeros(S, S), ("no_mask", "no_bias")),
-        (TRIANGLE.T, ("arbitrary", "no_bias")),
-        (torch.ones(B, H, S, S, dtype=torch.bool).tril().index_fill(0, torch.tensor(1), True),
-         ("arbitrary", "no_bias")),
-        (torch.zeros(S, S).masked_fill(~TRIANGLE, torch.finfo(torch.float32).min),
-         ("no_mask", "post_scale_bias")),
-        (torch.zeros(S, S, requires_grad=True), ("no_mask", "post_scale_bias")),
-        (causal_upper_left(S, S), ("causal", "no_bias")),
-    ],
-)  # fmt: skip
-def test_what_a_mask_becomes(q, mask, kind, kinds, handed_over):
-    found = scaled_dot_product_attention(q, q, q, mask)
-    plain = mask._materialize() if isinstance(mask, CausalBias) else mask
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, q, q, plain))
-    assert (kinds, handed_over) == ([kind], [])
+MASKS = [
+    (TRIANGLE, ("causal", "no_bias")),
+    (TRIANGLE.expand(B, H, S, S), ("causal", "no_bias")),
+    (torch.zeros(S, S).masked_fill(~TRIANGLE, -torch.inf), ("causal", "no_bias")),
+    (torch.ones(B, 1, 1, S, dtype=torch.bool), ("no_mask", "no_bias")),
+    (torch.zeros(S, S), ("no_mask", "no_bias")),
+    (TRIANGLE.T, ("arbitrary", "no_bias")),
+    (TRIANGLE.expand(B, H, S, S).index_fill(0, torch.tensor(1), True), ("arbitrary", "no_bias")),
+    (torch.zeros(S, S).masked_fill(~TRIANGLE, -3e38), ("no_mask", "post_scale_bias")),
+    (torch.zeros(S, S, requires_grad=True), ("no_mask", "post_scale_bias")),
+    (causal_upper_left(S, S), ("causal", "no_bias")),
+]  # fmt: skip
+
+
+def test_what_a_mask_becomes(q, kinds, handed_over):
+    for mask, kind in MASKS:
+        found = scaled_dot_product_attention(q, q, q, mask)
+        plain = mask._materialize() if isinstance(mask, CausalBias) else mask
+        torch.testing.assert_close(found, F.scaled_dot_product_attention(q, q, q, plain))
+        assert (kinds.pop(), handed_over) == (kind, [])
 
 
 def test_a_masks_contents_may_change_between_calls(q, kinds):
@@ -228,13 +225,6 @@ def test_transforms_are_pytorchs(q, handed_over):
     assert all("transform" in reason for reason in handed_over)
 
 
-def test_second_derivatives_where_the_program_asks_for_math(q):
-    with sdpa_kernel(SDPBackend.MATH):
-        out = scaled_dot_product_attention(q, q, q)
-    (first,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
-    assert torch.autograd.grad(first.square().sum(), q)[0].isfinite().all()
-
-
 def test_traced_and_exported_programs_hold_pytorchs_operator(q):
     t = q.detach()
     traced = torch.jit.trace(lambda one: scaled_dot_product_attention(one, one, one), t)
@@ -257,12 +247,6 @@ def test_autocast(q, handed_over):
     assert found.dtype == wanted.dtype == torch.bfloat16
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
     assert handed_over == []
-
-
-def test_no_grad_and_inference_mode(q):
-    for context in (torch.no_grad(), torch.inference_mode()):
-        with context:
-            assert not scaled_dot_product_attention(q, q, q).requires_grad
 
 
 def test_dropout_is_the_generators(q):

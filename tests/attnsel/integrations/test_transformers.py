@@ -64,6 +64,7 @@ MODELS = {
         "first_k_dense_replace": 1,
     },
 }
+OTHERS = [name for name in MODELS if name != "Mistral"]  # its window is Gemma2's
 BATCH, LENGTH = 3, 12
 
 
@@ -75,7 +76,7 @@ def _registered():
         interface._global_mapping.pop("attnsel", None)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[pytest.param("Mistral", marks=pytest.mark.slow), *OTHERS])
 def pair(request):
     """The same model twice: eager, and attnsel."""
     return build(request.param)
@@ -122,7 +123,7 @@ def assert_agree(wanted, actual, real: torch.Tensor | None = None) -> None:
 # ---- whole models ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("padding", ["none", "full", "right", "left", "holes"])
+@pytest.mark.parametrize("padding", ["none", "left", "holes"])
 def test_logits_and_gradients(pair, padding):
     real = mask(padding)
     answers = []
@@ -141,10 +142,9 @@ def test_logits_and_gradients(pair, padding):
         torch.testing.assert_close(our_grads[name], grad, atol=2e-5 * largest + 1e-6, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("padding", ["none", "left"])
-def test_prefill_and_cached_decode(pair, padding):
+def test_prefill_and_cached_decode(pair):
     """Eight tokens, three more at once, then one; twice around the window."""
-    real = mask(padding)
+    real = mask("left")
     answers = []
     for model in pair:
         past, logits = DynamicCache(config=model.config), []
@@ -161,27 +161,16 @@ def test_prefill_and_cached_decode(pair, padding):
     assert_agree(*answers, real)
 
 
-def test_generation_with_a_static_cache(pair):
-    """Keys beyond the last row are unwritten memory."""
-    if "Deepseek" in type(pair[0]).__name__:
-        pytest.skip("transformers' static cache wants one head dimension")
+def test_generation_with_a_static_cache():
+    """Keys beyond the last row are unwritten memory. (Of one head dimension, so not with DeepseekV3.)"""
     answers = []
-    for model in pair:
+    for model in build("GptOss"):
         past = StaticCache(config=model.config, max_cache_len=LENGTH + 4)
         with torch.no_grad():
             whole = model(input_ids=tokens()[:, :9], past_key_values=past, cache_position=torch.arange(9))
             last = model(input_ids=tokens()[:, 9:10], past_key_values=past, cache_position=torch.tensor([9]))
         answers.append(torch.cat([whole.logits, last.logits], 1))
     assert_agree(*answers)
-
-
-def test_greedy_generation_of_a_padded_batch():
-    real = mask("left")
-    answers = [
-        model.generate(tokens(), attention_mask=real, max_new_tokens=4, do_sample=False)
-        for model in build("Gemma2")
-    ]
-    assert torch.equal(*answers)
 
 
 # ---- packed sequences ------------------------------------------------------------------------------------
@@ -200,29 +189,15 @@ def restarting() -> torch.Tensor:
     return torch.cat([torch.arange(b - a) for a, b in pairwise(CUTS)])[None]
 
 
-@pytest.mark.parametrize("use_cache", [False, True])
-def test_restarting_position_ids_are_packed_sequences(pair, use_cache):
-    eager, ours = pair
-    with torch.no_grad():
-        packed = ours(input_ids=tokens(1), position_ids=restarting(), use_cache=use_cache).logits
-    assert_agree(apart(eager), packed)
-
-
-@pytest.mark.parametrize("use_cache", [False, True])
-def test_lengths_from_a_collator_are_packed_sequences(pair, use_cache):
+def test_restarting_positions_and_lengths_of_a_collator_are_packed_sequences(pair):
     eager, ours = pair
     cu = torch.tensor(CUTS, dtype=torch.int32)
-    with torch.no_grad():
-        packed = ours(
-            input_ids=tokens(1),
-            position_ids=restarting(),
-            cu_seq_lens_q=cu,
-            cu_seq_lens_k=cu,
-            max_length_q=8,
-            max_length_k=8,
-            use_cache=use_cache,
-        ).logits
-    assert_agree(apart(eager), packed)
+    given = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 8, "max_length_k": 8}
+    wanted = apart(eager)
+    for lengths, use_cache in (({}, False), ({}, True), (given, True)):
+        with torch.no_grad():
+            packed = ours(input_ids=tokens(1), position_ids=restarting(), use_cache=use_cache, **lengths)
+        assert_agree(wanted, packed.logits)
 
 
 # ---- the mask a layer gets -------------------------------------------------------------------------------
@@ -267,12 +242,6 @@ def test_a_window_arrives_as_a_window(layer_masks):
     assert windows == [(WINDOW - 1, -1), None]
 
 
-def test_holes_arrive_as_a_mask(layer_masks):
-    for seen in layer_masks(build("Mistral")[1], attention_mask=mask("holes")):
-        assert seen.shape == (BATCH, 1, LENGTH, LENGTH)
-        assert seen.dtype == torch.bool
-
-
 def test_what_is_not_recognised_arrives_as_the_mask_that_sdpa_gets():
     def only_even(batch_idx, head_idx, q_idx, kv_idx):
         return kv_idx % 2 == 0
@@ -301,25 +270,6 @@ def qkv(s_q: int = 4, s_kv: int = 4):
 def reference(q, k, v, added):
     scores = q @ k.transpose(-1, -2) / 4 + added
     return (scores.softmax(-1) @ v).transpose(1, 2)
-
-
-def test_encoders_see_both_ways():
-    out, weights = attention_forward(Layer(), *qkv(), None, is_causal=False)
-    assert weights is None
-    torch.testing.assert_close(out, reference(*qkv(), 0.0), atol=1e-5, rtol=1e-5)
-
-
-def test_fewer_rows_than_keys_stand_at_the_end():
-    hidden = torch.full((3, 5), -torch.inf).triu(3)
-    out, _ = attention_forward(Layer(), *qkv(3, 5), None)
-    torch.testing.assert_close(out, reference(*qkv(3, 5), hidden), atol=1e-5, rtol=1e-5)
-
-
-def test_a_boolean_mask_says_it_all():
-    seen = torch.tensor([[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
-    added = torch.zeros(4, 4).masked_fill(~seen, -torch.inf)
-    out, _ = attention_forward(Layer(), *qkv(), seen.expand(2, 1, 4, 4))
-    torch.testing.assert_close(out, reference(*qkv(), added), atol=1e-5, rtol=1e-5)
 
 
 def test_a_floating_mask_is_added_and_gets_its_gradient():

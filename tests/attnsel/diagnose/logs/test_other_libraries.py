@@ -13,15 +13,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from attnsel.diagnose.logs.answer import Explained, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.question import Stated
 from attnsel.diagnose.logs.report import render_text
 from attnsel.diagnose.logs.settled import Variant
 from attnsel.diagnose.logs.texts import FirstOf, text
-from attnsel.rules import find_rule
 
 CASES = Path(__file__).parent / "cases"
 
@@ -39,205 +36,57 @@ class Case(NamedTuple):
 
 ROWS = [
     # ---- flash_attn and its wheels
-    Case(
-        "Dao-AILab-flash-attention-1638",
-        "thread",
-        ("no machine code",),
-        ("FLASH_ATTN_CUDA_ARCHS",),
-        ("FLASH203",),
-    ),
-    Case(
-        "Dao-AILab-flash-attention-2168",
-        "thread",
-        ("FlashAttention 3 (hopper)", "no code for the GPU"),
-        ("do without FlashAttention 3",),
-        ("FLASH302",),
-        ("FLASH_ATTN_CUDA_ARCHS",),
-    ),
-    Case(
-        "Dao-AILab-flash-attention-1540",
-        "thread",
-        ("too old for a Blackwell GPU",),
-        ("newer xformers",),
-        ("FLASH203",),
-        ("the GPU is older",),
-    ),
-    Case(
-        "Dao-AILab-flash-attention-762",
-        "thread",
-        ("the GPU is older",),
-        ('attn_implementation="sdpa"',),
-        ("FLASH202",),
-        ("Blackwell", "FLASH203"),
-    ),
-    Case(
-        "Dao-AILab-flash-attention-1832",
-        "thread",
-        ("another torch", "C++ ABI"),
-        ("wheel", "--no-build-isolation"),
-    ),
-    Case(
-        "Dao-AILab-flash-attention-1857",
-        "thread",
-        ("four-dimensional mask",),
-        ("position_ids", '"sdpa"'),
-        (),
-        ("one entry more",),
-    ),
+    Case("Dao-AILab-flash-attention-1638", "thread", ("no machine code",), ("FLASH_ATTN_CUDA_ARCHS",), ("FLASH203",)),
+    Case("Dao-AILab-flash-attention-2168", "thread", ("FlashAttention 3 (hopper)", "no code for the GPU"), ("do without FlashAttention 3",), ("FLASH302",), ("FLASH_ATTN_CUDA_ARCHS",)),
+    Case("Dao-AILab-flash-attention-1540", "thread", ("too old for a Blackwell GPU",), ("newer xformers",), ("FLASH203",), ("the GPU is older",)),
+    Case("Dao-AILab-flash-attention-762", "thread", ("the GPU is older",), ('attn_implementation="sdpa"',), ("FLASH202",), ("Blackwell", "FLASH203")),
+    Case("Dao-AILab-flash-attention-1832", "thread", ("another torch", "C++ ABI"), ("wheel", "--no-build-isolation")),
+    Case("Dao-AILab-flash-attention-1857", "thread", ("four-dimensional mask",), ("position_ids", '"sdpa"'), (), ("one entry more",)),
     Case("Dao-AILab-flash-attention-2427", "form", ("above 256",), ("sdpa",), ("FLASH210",)),
-    Case(
-        "Dao-AILab-flash-attention-1959",
-        "thread",
-        ("tensor memory", "up to 128"),
-        ("flash-attn-4",),
-        ("FLASH412",),
-    ),
+    Case("Dao-AILab-flash-attention-1959", "thread", ("tensor memory", "up to 128"), ("flash-attn-4",), ("FLASH412",)),
     Case("Dao-AILab-flash-attention-2635", "thread", ("takes no aux_tensors",), ("cuDNN",), ("FLASH430",)),
     Case("unslothai-unsloth-827", "thread", ("fp32",), ("bf16=True",)),
     Case("facebookresearch-xformers-1267", "thread", ("2.8.0.post2 is outside",), ("newer release",)),
     Case("huggingface-diffusers-11805", "thread", ("2.8.0.post2 is outside",), ("newer release",)),
     Case("NVIDIA-Megatron-LM-3984", "thread", ("2.8.3 is outside",), ("newer release",)),
-    Case(
-        "xorbitsai-inference-3603",
-        "thread",
-        ("PyTorch has no machine code",),
-        ("CUDA 12.8",),
-        ("INSTALL008",),
-    ),
+    Case("xorbitsai-inference-3603", "thread", ("PyTorch has no machine code",), ("CUDA 12.8",), ("INSTALL008",)),
     # ---- cuDNN
-    Case(
-        "huggingface-diffusers-9704",
-        "thread",
-        ("PyTorch 2.5.0 tries cuDNN",),
-        ("2.5.1", "2.4.1"),
-        (),
-        ("Ampere",),
-    ),
-    Case(
-        "Comfy-Org-ComfyUI-10090",
-        "thread",
-        ("libnvrtc is not found",),
-        ("nvidia-cuda-nvrtc",),
-        ("INSTALL009",),
-    ),
-    Case(
-        "pytorch-pytorch-140930",
-        "thread",
-        ("because libnvrtc",),
-        ("LD_LIBRARY_PATH",),
-        ("INSTALL009",),
-        ("does not say which condition",),
-    ),
+    Case("huggingface-diffusers-9704", "thread", ("PyTorch 2.5.0 tries cuDNN",), ("2.5.1", "2.4.1"), (), ("Ampere",)),
+    Case("Comfy-Org-ComfyUI-10090", "thread", ("libnvrtc is not found",), ("nvidia-cuda-nvrtc",), ("INSTALL009",)),
+    Case("pytorch-pytorch-140930", "thread", ("because libnvrtc",), ("LD_LIBRARY_PATH",), ("INSTALL009",), ("does not say which condition",)),
     Case("Comfy-Org-ComfyUI-10170", "thread", ("of another CUDA",), ("one CUDA",), ("INSTALL009",)),
-    Case(
-        "Comfy-Org-ComfyUI-9947",
-        "thread",
-        ("does not say which condition failed",),
-        ("enable_cudnn_sdp(False)",),
-        (),
-        ("Ampere (compute",),
-    ),
-    Case(
-        "rdancer-ComfyUI_Florence2SAM2-5",
-        "thread",
-        ("below cuDNN 9.0.0 lengths must be multiples of 64",),
-        ("torch 2.4",),
-        ("CUDNN110",),
-    ),
+    Case("Comfy-Org-ComfyUI-9947", "thread", ("does not say which condition failed",), ("enable_cudnn_sdp(False)",), (), ("Ampere (compute",)),
+    Case("rdancer-ComfyUI_Florence2SAM2-5", "thread", ("below cuDNN 9.0.0 lengths must be multiples of 64",), ("torch 2.4",), ("CUDNN110",)),
     Case("NVIDIA-cudnn-frontend-120", "form", ("older than Ampere",), ("memory-efficient",), ("CUDNN002",)),
     # ---- vLLM
-    Case(
-        "vllm-project-vllm-12656",
-        "form",
-        ("no kernel of head size 72",),
-        ("not an error", "vision tower"),
-        (),
-        ("older than Ampere",),
-    ),
-    Case(
-        "vllm-project-vllm-16808",
-        "thread",
-        ("no kernel of head size 88",),
-        ("not an error", "FlashAttention"),
-    ),
+    Case("vllm-project-vllm-12656", "form", ("no kernel of head size 72",), ("not an error", "vision tower"), (), ("older than Ampere",)),
+    Case("vllm-project-vllm-16808", "thread", ("no kernel of head size 88",), ("not an error", "FlashAttention")),
     Case("vllm-project-vllm-7254", "thread", ("vllm_flash_attn", "CUDA 11.8"), ("CUDA 12",)),
     Case("vllm-project-vllm-9922", "form", ("caps its scores",), ("FLASHINFER",), ("FLASH202",)),
-    Case(
-        "vllm-project-vllm-22193",
-        "thread",
-        ("has head sizes [576], the model has 40",),
-        ("VLLM_MLA_DISABLE",),
-    ),
-    Case(
-        "vllm-project-vllm-28589",
-        "form",
-        ("FLASHINFER lacks attention sinks", "TRITON_ATTN lacks this GPU"),
-        ("newer vLLM",),
-    ),
-    Case(
-        "vllm-project-vllm-31936",
-        "thread",
-        ("TRITON_MLA (sparse attention) or FLASHMLA_SPARSE (this GPU)",),
-        ("another GPU",),
-        (),
-        ("head size lacks",),
-    ),
-    Case(
-        "vllm-project-vllm-40677",
-        "form",
-        ("FLASHINFER, which was asked for, lacks the head size",),
-        ("unset",),
-    ),
+    Case("vllm-project-vllm-22193", "thread", ("has head sizes [576], the model has 40",), ("VLLM_MLA_DISABLE",)),
+    Case("vllm-project-vllm-28589", "form", ("FLASHINFER lacks attention sinks", "TRITON_ATTN lacks this GPU"), ("newer vLLM",)),
+    Case("vllm-project-vllm-31936", "thread", ("TRITON_MLA (sparse attention) or FLASHMLA_SPARSE (this GPU)",), ("another GPU",), (), ("head size lacks",)),
+    Case("vllm-project-vllm-40677", "form", ("FLASHINFER, which was asked for, lacks the head size",), ("unset",)),
     Case("vllm-project-vllm-40153", "thread", ("FLASH_ATTN lacks attention sinks",), ("nothing to repair",)),
-    Case(
-        "vllm-project-vllm-43576",
-        "thread",
-        ("the GPU is older",),
-        ("TRITON_ATTN",),
-        ("FLASH202",),
-        ("Blackwell",),
-    ),
+    Case("vllm-project-vllm-43576", "thread", ("the GPU is older",), ("TRITON_ATTN",), ("FLASH202",), ("Blackwell",)),
     Case("vllm-project-vllm-52181", "thread", ("compute capability >= 8",), ("TRITON_ATTN", "--dtype half")),
     Case("vllm-project-vllm-22331", "thread", ("attention sinks", "version 3 alone"), ("TRITON_ATTN",)),
     # ---- SGLang
-    Case(
-        "sgl-project-sglang-35080",
-        "thread",
-        ("hybrid GDN models", "flashinfer"),
-        ("--attention-backend triton",),
-    ),
+    Case("sgl-project-sglang-35080", "thread", ("hybrid GDN models", "flashinfer"), ("--attention-backend triton",)),
     Case("sgl-project-sglang-12360", "thread", ("vision tower",), ("--mm-attention-backend",), ("FLASH302",)),
     Case("sgl-project-sglang-35743", "thread", ("one part of the model has no sage_attn",), ("torch_sdpa",)),
     # ---- transformers, diffusers
-    Case(
-        "huggingface-transformers-28704", "thread", ("FalconForCausalLM has no FlashAttention",), ("newer",)
-    ),
+    Case("huggingface-transformers-28704", "thread", ("FalconForCausalLM has no FlashAttention",), ("newer",)),
     Case("hiyouga-EasyR1-43", "thread", ("its package is not there",), ("flash-attn", "sdpa")),
     Case("huggingface-transformers-31990", "thread", ("asks for the probabilities",), ('"eager"',)),
-    Case(
-        "huggingface-transformers-46960",
-        "facts",
-        ("the math kernel does", "4.00 GiB", "enable_gqa"),
-        ("PR 46960", "repeated"),
-    ),
+    Case("huggingface-transformers-46960", "facts", ("the math kernel does", "4.00 GiB", "enable_gqa"), ("PR 46960", "repeated")),
     Case("lyogavin-airllm-101", "thread", ("LlamaForCausalLM does not go through F.sdpa",), ('"eager"',)),
     Case("huggingface-diffusers-13801", "thread", ("passes a mask", "single prompt"), ('"native"',)),
     Case("Tongyi-MAI-Z-Image-117", "thread", ("passes a mask",), ('"native"',)),
     Case("PKU-YuanGroup-Helios-140", "thread", ("no longer has the name",), ("newer diffusers", '"native"')),
     # ---- xformers
-    Case(
-        "facebookresearch-xformers-1263",
-        "thread",
-        ("do not begin at multiples of 8",),
-        ("multiple of 8 and pass a slice",),
-        ("HINT008",),
-    ),
-    Case(
-        "facebookresearch-xformers-1356",
-        "thread",
-        ("fp32, which the operator has not", "so new a GPU"),
-        ("bf16",),
-    ),
+    Case("facebookresearch-xformers-1263", "thread", ("do not begin at multiples of 8",), ("multiple of 8 and pass a slice",), ("HINT008",)),
+    Case("facebookresearch-xformers-1356", "thread", ("fp32, which the operator has not", "so new a GPU"), ("bf16",)),
     Case("facebookresearch-xformers-1027", "form", ("head dimension is above",), ("cutlass",)),
     # ---- ComfyUI, flex_attention
     Case("Comfy-Org-ComfyUI-7352", "thread", ("64, 96 and 128",), ("nothing to repair",)),
@@ -247,7 +96,7 @@ ROWS = [
     Case("meta-pytorch-attention-gym-14", "thread", ("131074 bytes", "101376"), ("kernel_options",)),
     Case("unslothai-unsloth-4036", "thread", ("powers of 2, and it is 72",), ("torch 2.7",)),
     Case("pytorch-pytorch-143117", "thread", ("power of 2 of query heads",), ("FORCE_USE_FLEX_ATTENTION",)),
-]
+]  # fmt: skip
 
 
 def read(log: str) -> Explained:
@@ -261,21 +110,17 @@ def words(answered: Explained) -> tuple[str, str, set[str]]:
     return "\n".join(one.text for one in causes), "\n".join(fixes), {one.code for one in causes}
 
 
-@pytest.mark.parametrize("case", ROWS, ids=lambda case: case.file)
-def test_the_cause_is_the_one_that_the_thread_ended_with(case):
+def answered_wrongly(case):
     causes, fixes, codes = words(read((CASES / f"{case.file}.txt").read_text()))
-    assert [one for one in case.cause if one not in causes] == [], causes
-    assert [one for one in case.fix if one not in fixes] == [], fixes
-    assert set(case.codes) <= codes
-    assert [one for one in case.never if one in causes or one in fixes or one in codes] == []
+    wrong = [f"{case.file} has no cause {one!r}: {causes}" for one in case.cause if one not in causes]
+    wrong += [f"{case.file} has no fix {one!r}: {fixes}" for one in case.fix if one not in fixes]
+    wrong += [f"{case.file} lacks {code}: {codes}" for code in set(case.codes) - codes]
+    said = (causes, fixes, codes)
+    return wrong + [f"{case.file} says {one!r}" for one in case.never if any(one in part for part in said)]
 
 
-def test_every_log_is_in_the_table_and_none_is_long():
-    mine = {row.file for row in ROWS}
-    missing = mine - {path.stem for path in CASES.glob("*.txt")}
-    assert not missing
-    assert all(row.seen in ("thread", "form", "facts") for row in ROWS)
-    assert max(len((CASES / f"{row.file}.txt").read_text()) for row in ROWS) < 2500
+def test_the_cause_is_the_one_that_the_thread_ended_with():
+    assert not [wrong for case in ROWS for wrong in answered_wrongly(case)]
 
 
 HEALTHY = {
@@ -324,12 +169,12 @@ Successfully installed einops-0.8.1 flash-attn-2.8.3
 }
 
 
-@pytest.mark.parametrize("log", HEALTHY.values(), ids=HEALTHY)
-def test_a_log_without_trouble_is_not_blamed(log):
-    found = gather(log.splitlines(keepends=True))
-    told = [one for call in found.calls for one in call.findings if one.kind in ("error", "refusal")]
-    assert not told
-    assert not [cause for answer in explained(found, Stated()).answers for cause in answer.causes]
+def test_a_log_without_trouble_is_not_blamed():
+    for name, log in HEALTHY.items():
+        found = gather(log.splitlines(keepends=True))
+        told = [one for call in found.calls for one in call.findings if one.kind in ("error", "refusal")]
+        assert not told, name
+        assert not [cause for answer in explained(found, Stated()).answers for cause in answer.causes], name
 
 
 ALSO = [
@@ -338,58 +183,26 @@ ALSO = [
     ("RuntimeError: query and key must have the same dtype", "different types"),
     ("ImportError: DLL load failed while importing flash_attn_2_cuda: The specified module", "does not load"),
     ("ModuleNotFoundError: No module named 'flash_attn'", "not installed"),
-    (
-        "AssertionError: (head_dim, head_dim_v)=(512, 512) is not supported on SM100/SM110. head_dim",
-        "dimensions 512/512 on sm100",
-    ),
+    ("AssertionError: (head_dim, head_dim_v)=(512, 512) is not supported on SM100/SM110. head_dim", "dimensions 512/512 on sm100"),
     ("AssertionError: Unsupported compute capability. Supported: 9.x, 10.x, 11.x, 12.x", "it has 9.x, 10.x"),
     ("AssertionError: Paged KV not supported on SM 12.0 in this PR", "Paged KV on sm12.0"),
-    (
-        "cuDNN Error: [cudnn_frontend] Error: Some Condition that nobody has declared yet",
-        "refuses the graph: Some",
-    ),
+    ("cuDNN Error: [cudnn_frontend] Error: Some Condition that nobody has declared yet", "refuses the graph: Some"),
     ("RuntimeError: cuDNN Error: hidden_dim should be multiple of 8", "no multiple of 8"),
-    (
-        "cuDNN Error: SDPA FP16/BF16 forward is not supported on cuDNN 9.10.0/9.10.1 due to known bugs. Please",
-        "known bugs",
-    ),
-    (
-        "OSError: libcudnn_graph.so.9: cannot open shared object file: No such file or directory",
-        "piece of cuDNN",
-    ),
+    ("cuDNN Error: SDPA FP16/BF16 forward is not supported on cuDNN 9.10.0/9.10.1 due to known bugs. Please", "known bugs"),
+    ("OSError: libcudnn_graph.so.9: cannot open shared object file: No such file or directory", "piece of cuDNN"),
     ("INFO cuda.py:100] Cannot use FlashAttention-2 backend for FP8 KV cache.", "no FP8 cache"),
-    (
-        "AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90. Please use",
-        "compiled for Ampere to Hopper",
-    ),
-    (
-        "AssertionError: GptOssForCausalLM requires 'triton' or 'trtllm_mha' attention backend, but got flashinfer",
-        "GptOssForCausalLM runs on 'triton' or 'trtllm_mha' only",
-    ),
-    (
-        "AssertionError: NVTE_FLASH_ATTN set to 0, but expected 1 for attention backend type flash. unset",
-        "NVTE_FLASH_ATTN=0 is set",
-    ),
-    (
-        "RuntimeError: Sage Attention backend 'sage' is not usable because of missing package or the version is "
-        "too old. Please install `sageattention>=2.1.1`.",
-        'set_attention_backend("sage") needs',
-    ),
-    (
-        "ImportError: FlashAttention3 requires compute capability >= 8, but found (7, 5) with compute capability 7.x",
-        "the GPU has 7.5",
-    ),
+    ("AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90. Please use", "compiled for Ampere to Hopper"),
+    ("AssertionError: GptOssForCausalLM requires 'triton' or 'trtllm_mha' attention backend, but got flashinfer", "GptOssForCausalLM runs on 'triton' or 'trtllm_mha' only"),
+    ("AssertionError: NVTE_FLASH_ATTN set to 0, but expected 1 for attention backend type flash. unset", "NVTE_FLASH_ATTN=0 is set"),
+    ("RuntimeError: Sage Attention backend 'sage' is not usable because of missing package or the version is " "too old. Please install `sageattention>=2.1.1`.", 'set_attention_backend("sage") needs'),
+    ("ImportError: FlashAttention3 requires compute capability >= 8, but found (7, 5) with compute capability 7.x", "the GPU has 7.5"),
     ("You are attempting to use Flash Attention 2 without specifying a torch dtype.", "no dtype was given"),
-    (
-        "UserWarning: flex_attention called without torch.compile() - this will use an unfused implementation",
-        "writes out all scores",
-    ),
-]
+    ("UserWarning: flex_attention called without torch.compile() - this will use an unfused implementation", "writes out all scores"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "cause"), ALSO, ids=[line[:40] for line, _ in ALSO])
-def test_a_message_alone_is_understood(line, cause):
-    assert cause in words(read(line + "\n"))[0]
+def test_a_message_alone_is_understood():
+    assert not [line for line, cause in ALSO if cause not in words(read(line + "\n"))[0]]
 
 
 def test_what_the_rest_of_the_log_says_decides():
@@ -423,14 +236,6 @@ def test_xformers_shapes_make_the_question():
     assert (call.dtype, call.core_attention_bias_type) == ("fp16", "post_scale_bias")
 
 
-def test_every_rule_that_a_message_names_exists():
-    from attnsel.diagnose.logs.parsers import libraries
-
-    named = {code for library in libraries() for message in library.messages for code in message.codes}
-    assert named
-    assert not [code for code in named if find_rule(code) is None]
-
-
 def test_the_first_message_that_fits_speaks():
     both = FirstOf("a library", "", (*text("special error", cause="one {x}"), *text("error", cause="two")))
     assert [found.known for found in both.findings("a special error")] == ["one {x}"]
@@ -454,11 +259,11 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("word", HOSTILE)
-def test_a_long_line_made_to_delay_is_read_all_the_same(word):
+def test_a_long_line_made_to_delay_is_read_all_the_same():
     said = "RuntimeError: FlashAttention only supports Ampere GPUs or newer."
-    found = gather([f"{word * (30_000 // len(word))}\n", f"{said}\n"])
-    assert said[14:-1] in {one.text for call in found.calls for one in call.findings}
+    for word in HOSTILE:
+        found = gather([f"{word * (30_000 // len(word))}\n", f"{said}\n"])
+        assert said[14:-1] in {one.text for call in found.calls for one in call.findings}, word
 
 
 def test_words_of_a_log_are_shown_without_paths_and_controls():

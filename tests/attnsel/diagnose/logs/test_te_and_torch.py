@@ -14,9 +14,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
-from attnsel.diagnose.logs.answer import Answer, explained
+from attnsel import AttentionParams, Environment, Policy, select
+from attnsel.backends.registry import CANDIDATES
+from attnsel.diagnose.logs.answer import Answer, _ways, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.message import gate
 from attnsel.diagnose.logs.parsers import libraries
@@ -40,49 +40,18 @@ class Case(NamedTuple):
 
 ROWS = [
     # A100: packed sequences and 192/128 are beyond cuDNN there.
-    Case(
-        "NVIDIA-TransformerEngine-1821", 1, ("CUDNN160", "CUDNN170", "FLASH212"), "thd", "sm90", seen="form"
-    ),
+    Case("NVIDIA-TransformerEngine-1821", 1, ("CUDNN160", "CUDNN170", "FLASH212"), "thd", "sm90", seen="form"),
     # cuDNN 9.10.1 is blocked, and 192/128 trains on Blackwell from 9.11 on.
-    Case(
-        "NVIDIA-TransformerEngine-2285",
-        1,
-        ("CUDNN001", "CUDNN236"),
-        "blocked",
-        "cuDNN to ≥ 9.11.0",
-        seen="form",
-    ),
+    Case("NVIDIA-TransformerEngine-2285", 1, ("CUDNN001", "CUDNN236"), "blocked", "cuDNN to ≥ 9.11.0", seen="form"),
     # cu_seqlens_q_padded was given: gaps between sequences.
-    Case(
-        "NVIDIA-TransformerEngine-2354",
-        1,
-        ("BUG011",),
-        "gaps between packed",
-        "cu_seqlens_q_padded",
-        seen="form",
-    ),
+    Case("NVIDIA-TransformerEngine-2354", 1, ("BUG011",), "gaps between packed", "cu_seqlens_q_padded", seen="form"),
     # The global layers of Gemma 4 have head_dim 512; the sliding ones run.
-    Case(
-        "NVIDIA-TransformerEngine-3006",
-        1,
-        ("FLASH210", "FLASH311", "CUDNN233"),
-        "512",
-        "",
-        place=1,
-        seen="form",
-    ),
+    Case("NVIDIA-TransformerEngine-3006", 1, ("FLASH210", "FLASH311", "CUDNN233"), "512", "", place=1, seen="form"),
     Case("NVIDIA-TransformerEngine-3006", 2, (), "", "", seen="form"),
     # Sinks came with cuDNN 9.13 (CUDNN024); how the thread ended was not read.
     Case("NVIDIA-TransformerEngine-2318", 1, ("CUDNN024",), "sinks", "cuDNN to ≥ 9.13.0", seen="form"),
     # "lack of support for bprop with head dimension > 128. Please upgrade to cuDNN 9.5+"
-    Case(
-        "NVIDIA-TransformerEngine-1591",
-        1,
-        ("CUDNN204",),
-        "Backward above head_dim 128",
-        "cuDNN to ≥ 9.5.0",
-        seen="facts",
-    ),
+    Case("NVIDIA-TransformerEngine-1591", 1, ("CUDNN204",), "Backward above head_dim 128", "cuDNN to ≥ 9.5.0", seen="facts"),
     # gpt-oss under context parallelism: a2a only (TransformerEngine#2541).
     Case("NVIDIA-NeMo-Megatron-Bridge-2298", 1, ("CP007",), "a2a only", 'cp_comm_type="a2a"'),
     # Nothing but the outcome: the answer is how to learn more.
@@ -90,19 +59,10 @@ ROWS = [
     Case("NVIDIA-TransformerEngine-455", 1, (), "RoPE", ".contiguous()", seen="form"),
     Case("NVIDIA-TransformerEngine-568", 1, (), "falls back to unfused", "state the call"),
     # attn_flash with a mask, and the memory-efficient kernel switched off by the library.
-    Case(
-        "lucidrains-x-transformers-143", 1, ("SDPA101",), "leaves this kernel out", "enable_mem_efficient_sdp"
-    ),
+    Case("lucidrains-x-transformers-143", 1, ("SDPA101",), "leaves this kernel out", "enable_mem_efficient_sdp"),
     Case("Dao-AILab-flash-attention-1321", 1, ("SDPA101",), "leaves this kernel out", "EFFICIENT_ATTENTION"),
     Case("clessig-atmorep-17", 1, ("SDPA103",), "arch is 70", "enable_mem_efficient_sdp", seen="form"),
-    Case(
-        "lucidrains-denoising-diffusion-pytorch-239",
-        1,
-        ("SDPA102",),
-        "dtype is fp32",
-        "torch.bfloat16",
-        seen="form",
-    ),
+    Case("lucidrains-denoising-diffusion-pytorch-239", 1, ("SDPA102",), "dtype is fp32", "torch.bfloat16", seen="form"),
     Case("mahmoodlab-TITAN-11", 1, ("SDPA016",), "of the query's type", "attn_mask.to(q.dtype)"),
     Case("Comfy-Org-ComfyUI-8118", 1, ("SDPA016",), "tensors.mask is bf16", "attn_mask.to(q.dtype)"),
     Case("nari-labs-dia-45", 1, (), "different types", "k.to(q.dtype)"),
@@ -111,24 +71,35 @@ ROWS = [
     Case("pytorch-pytorch-139424", 1, (), "expanded or strided", ".contiguous()", seen="form"),
     Case("pytorch-torchtitan-1610", 1, ("SDPA104",), "head_dim_v is 128", "pad head_dim_v", seen="facts"),
     Case("Comfy-Org-ComfyUI-15135", 1, (), "writes out the scores", "without SDPBackend.MATH", seen="facts"),
-]
+]  # fmt: skip
 
 
 def answers(log: str) -> tuple[Answer, ...]:
     return explained(gather(log.splitlines(keepends=True)), Stated()).answers
 
 
-@pytest.mark.parametrize("case", ROWS, ids=lambda case: f"{case.file}-{case.place}")
-def test_the_cause_is_the_one_that_the_thread_ended_with(case: Case) -> None:
-    answer = answers((CASES / f"{case.file}.txt").read_text(encoding="utf-8"))[case.place]
-    causes = "\n".join(cause.text for cause in answer.causes)
-    helps = "\n".join([*answer.fixes, *(way.change for way in answer.ways)])
-    assert answer.call.times == case.count
-    assert set(case.codes) <= {cause.code for cause in answer.causes}
-    assert case.cause in causes
-    assert case.helps in helps
-    assert bool(answer.causes) == bool(case.cause)
-    assert case.seen in ("text", "form", "facts")
+def test_the_cause_is_the_one_that_the_thread_ended_with() -> None:
+    for case in ROWS:
+        answer = answers((CASES / f"{case.file}.txt").read_text(encoding="utf-8"))[case.place]
+        causes = "\n".join(cause.text for cause in answer.causes)
+        helps = "\n".join([*answer.fixes, *(way.change for way in answer.ways)])
+        assert answer.call.times == case.count, case.file
+        assert set(case.codes) <= {cause.code for cause in answer.causes}, case.file
+        assert case.cause in causes, case.file
+        assert case.helps in helps, case.file
+        assert bool(answer.causes) == bool(case.cause), case.file
+
+
+def test_four_ways_help_and_none_that_is_not_worth_showing() -> None:
+    """flash_attn.2 would be installed only to come behind others."""
+    p = AttentionParams(head_dim_qk=192, head_dim_v=128)
+    plain = select(p, Environment.describe("H100", cudnn="9.1.0", torch="2.9.1"))
+    assert "flash_attn.2" in [way.candidate for way in plain.unlocks]
+    shown = [way.candidate for way in _ways(plain, list(CANDIDATES))]
+    assert shown == ["cudnn", "flash_attn.3", "flash_attn.4", "sdpa.cudnn"]
+    assert [way.candidate for way in _ways(plain, ["flash_attn.2", "cudnn"])] == ["cudnn"]
+    denied = select(p, Environment.describe("H100", cudnn="9.1.0"), policy=Policy(deny=("flash_attn.3",)))
+    assert not list(_ways(denied, ["flash_attn.3"])), "what a user's policy rules out is no way"
 
 
 def test_a_log_that_says_only_the_outcome_is_answered_with_how_to_learn_more() -> None:
@@ -159,13 +130,13 @@ SAID = [
 _HEADER = {"Flash": "Flash attention", "Mem e": "Memory efficient"}
 
 
-@pytest.mark.parametrize(("said", "code"), SAID, ids=[code for _, code in SAID])
-def test_each_warning_of_a_kernel_is_a_rule(said: str, code: str) -> None:
-    header = f"{_HEADER.get(said[:5], 'cuDNN attention')} kernel not used because:"
+def test_each_warning_of_a_kernel_is_a_rule() -> None:
     place = "(Triggered internally at ../aten/src/ATen/native/transformers/cuda/sdp_utils.cpp:600.)"
-    log = f"UserWarning: {header} {place}\nUserWarning: {said} {place}\nRuntimeError: No available kernel. Aborting execution.\n"
-    (answer,) = answers(log)
-    assert code in {cause.code for cause in answer.causes}
+    for said, code in SAID:
+        header = f"{_HEADER.get(said[:5], 'cuDNN attention')} kernel not used because:"
+        log = f"UserWarning: {header} {place}\nUserWarning: {said} {place}\nRuntimeError: No available kernel. Aborting execution.\n"
+        (answer,) = answers(log)
+        assert code in {cause.code for cause in answer.causes}, said
 
 
 def test_sizes_in_a_warning_are_the_question() -> None:

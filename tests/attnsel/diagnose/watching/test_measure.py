@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
 
+from attnsel.diagnose.watching import by_hand_call, measure  # noqa: E402
 from attnsel.diagnose.watching.expected import with_expectation  # noqa: E402
 from attnsel.diagnose.watching.record import Site  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
+from attnsel.diagnose.watching.sites import Seen, Tally  # noqa: E402
 from attnsel.environment import Environment  # noqa: E402
 from attnsel.params import AttentionParams  # noqa: E402
 
@@ -30,21 +34,35 @@ def test_nothing_is_measured_unless_it_is_asked_for():
     assert all(site.seconds is None and site.peak_bytes is None for site in w.sites)
 
 
-def test_time_and_memory_of_each_site():
+def test_time_and_memory_of_each_site(monkeypatch):
+    """By a clock that moves by 1 s whenever it is read."""
     plain = steps()
+    readings = itertools.count()
+    for module in (measure, by_hand_call):
+        monkeypatch.setattr(module, "perf_counter", lambda: float(next(readings)))
     with watch(time=True, memory=True) as w:
         watched = steps()
     assert torch.equal(plain, watched)
     sdpa, by_hand = w.sites
-    assert 0 < sdpa.seconds < 1
-    assert 0 < sdpa.backward_seconds < 1
-    assert 0 < by_hand.seconds < 1
+    assert (sdpa.seconds, sdpa.backward_seconds) == (1.0, 1.0)
+    assert by_hand.seconds == 1.0
     assert sdpa.peak_bytes == 2 * 4 * 64 * 16 * 4
     assert by_hand.peak_bytes == 3 * 2 * 4 * 64 * 64 * 4
     expected = w.watched().sites
     assert expected[0].expected_bytes is not None
     assert expected[1].expected_bytes == 2 * 4 * 64 * 16 * 4
     assert expected[0].expected_seconds is None  # a CPU has no figures
+
+
+def test_of_many_samples_the_median_after_the_warm_up_is_told():
+    tally = Tally("a.py:1", Seen("aten", "x"))
+    for seconds in (90.0, 80.0, 1.0, 5.0, 2.0, *[2.0] * 200):
+        measure.sample(tally, measure.FORWARD, seconds)
+    for size in (9, 9, 3, 4):
+        measure.sample(tally, measure.PEAK, size)
+    assert len(tally.extra[measure.FORWARD]) == measure.MOST_SAMPLES + measure.WARM_UP
+    measure.settle([tally])
+    assert (tally.extra["seconds"], tally.extra["peak_bytes"]) == (2.0, 3)
 
 
 def site(**fields):

@@ -78,24 +78,6 @@ def test_reading_ends_and_begins_again_at_new_code(model, monkeypatch):
     assert w.sites[1].calls == 2  # the first one was over before it was read
 
 
-def test_no_mode_stays(model):
-    with watch():
-        trained(model, 1)
-        assert _get_current_dispatch_mode() is not None
-    assert _get_current_dispatch_mode() is None
-
-
-def test_no_mode_stays_when_the_program_raises(model):
-    def stops():
-        with watch():
-            trained(model, 1)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        stops()
-    assert _get_current_dispatch_mode() is None
-
-
 def test_a_mode_of_the_program_stays_its_own(model, monkeypatch):
     monkeypatch.setattr(by_hand, "MOST_PRODUCTS", 5)
 
@@ -130,16 +112,6 @@ def test_evaluation(model, mode):
             watched = [model(x) for _ in range(3)]
     assert all(torch.equal(plain, one) for one in watched)
     assert [(site.api, site.calls, site.params.is_training) for site in w.sites] == [("by hand", 9, False)]
-
-
-def test_math_behind_f_sdpa_is_not_by_hand():
-    q = torch.randn(2, 4, 8, 16, requires_grad=True)
-    with watch() as w:
-        for _ in range(3):
-            F.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()
-    assert [(s.api, s.forward, s.calls) for s in w.sites] == [
-        ("F.scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math", 3)
-    ]
 
 
 def test_f_sdpa_in_inference_mode_names_its_kernel():
@@ -182,12 +154,57 @@ def test_which_way_nn_multihead_attention_took():
     assert {s.params.num_heads for s in w.sites} == {4}
 
 
-def test_modules_are_themselves_again():
-    before = nn.MultiheadAttention.forward, nn.TransformerEncoderLayer.forward, nn.TransformerEncoder.forward
-    with watch():
-        assert nn.MultiheadAttention.forward is not before[0]
-    assert (
-        nn.MultiheadAttention.forward,
-        nn.TransformerEncoderLayer.forward,
-        nn.TransformerEncoder.forward,
-    ) == before
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_the_masks_of_nn_multihead_attention_are_the_question(evaluated):
+    """A line for each, as each is a place of its own; padding beats is_causal, and a mask padding."""
+    mha = nn.MultiheadAttention(32, 4, batch_first=True).train(not evaluated)
+    x = torch.randn(2, 8, 32)
+    padding = torch.zeros(2, 8, dtype=torch.bool)
+    padding[1, 5:] = True
+    causal = torch.ones(8, 8, dtype=torch.bool).triu(1)
+
+    def attend(kind, **masks):
+        with watch() as w:
+            mha(x, x, x, need_weights=False, **masks)
+        assert [site.params.attn_mask_type for site in w.sites] == [kind]
+
+    attend("no_mask")
+    attend("padding", key_padding_mask=padding)
+    attend("arbitrary", attn_mask=causal)
+    attend("causal", attn_mask=causal, is_causal=True)
+    attend("arbitrary", attn_mask=causal, key_padding_mask=padding)
+    attend("arbitrary", attn_mask=causal, key_padding_mask=padding, is_causal=True)
+    with watch() as w:  # by place, as well
+        mha(x, x, x, padding, False)
+    assert [site.params.attn_mask_type for site in w.sites] == ["padding"]
+
+
+def test_the_sizes_of_nn_multihead_attention_are_the_question():
+    def asked(mha, q, kv):
+        with watch() as w:
+            mha(q, kv, kv, need_weights=False)
+        (site,) = w.sites
+        p = site.params
+        return p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, p.num_heads, p.head_dim_qk, p.attention_dropout
+
+    rows, more = torch.randn(2, 8, 32), torch.randn(2, 5, 32)
+    plain = nn.MultiheadAttention(32, 4, batch_first=True, dropout=0.25)
+    assert asked(plain, rows, more) == (2, 8, 5, 4, 8, 0.25)
+    assert asked(plain.eval(), rows, more) == (2, 8, 5, 4, 8, 0.0)
+    assert asked(nn.MultiheadAttention(32, 2), rows, torch.randn(5, 8, 32)) == (8, 2, 5, 2, 16, 0.0)
+    assert asked(nn.MultiheadAttention(32, 4), rows[0], more[0]) == (1, 8, 5, 4, 8, 0.0)
+    longer = nn.MultiheadAttention(32, 4, batch_first=True, add_bias_kv=True, add_zero_attn=True)
+    assert asked(longer, rows, more) == (2, 8, 7, 4, 8, 0.0)
+
+
+def test_the_masks_of_an_encoder_layer_are_the_question():
+    layer = nn.TransformerEncoderLayer(32, 4, batch_first=True).eval()
+    x, padding = torch.randn(2, 8, 32), torch.zeros(2, 8, dtype=torch.bool)
+    causal = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    calls = {"no_mask": {}, "padding": {"src_key_padding_mask": padding}, "arbitrary": {"src_mask": causal}}
+    for kind, masks in calls.items():
+        with torch.no_grad(), watch() as w:
+            layer(x, **masks)
+        (site,) = w.sites
+        assert site.forward == "aten::_transformer_encoder_layer_fwd"
+        assert site.params.attn_mask_type == kind
