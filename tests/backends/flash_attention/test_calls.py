@@ -24,7 +24,17 @@ from varlen_cases import made
 torch.set_num_threads(1)
 
 
-PAIRS = [(release, case) for release in RELEASES for case in EVERY if takes(release, case)]
+NEWEST = ("2.8.3", "3.0.0", "4.0.0b36")
+
+
+def sampled(release: Release) -> list[Case]:
+    """What it takes: all of it where the release is the newest of its generation, else about ten cases."""
+    taken = [case for case in EVERY if takes(release, case)]
+    assert len(taken) >= 30, release
+    return taken if release.version in NEWEST else taken[RELEASES.index(release) % 4 :: 4]
+
+
+PAIRS = [(release, case) for release in RELEASES for case in sampled(release)]
 
 
 @pytest.fixture
@@ -55,25 +65,20 @@ def assert_close(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert error(actual[name], one) <= 2**-7 * max(largest, 0.1), name
 
 
-def test_the_cases_are_many() -> None:
-    count = {release: sum(one is release for one, _ in PAIRS) for release in RELEASES}
-    assert min(count.values()) >= 30, count
-
-
-@pytest.mark.parametrize("dlse", [False, True], ids=["", "dlse"])
 @pytest.mark.parametrize(
     ("package", "case"),
     PAIRS,
     ids=[f"{named(release)}-{case.name}" for release, case in PAIRS],
     indirect=["package"],
 )
-def test_numbers(package: Kernel, case: Case, dlse: bool) -> None:
+def test_numbers(package: Kernel, case: Case) -> None:
     spec, inputs = half(case)
-    actual, dout, into_lse = carried_out(package.forward, package.backward, spec, inputs, dlse)
-    wanted = expected(spec, inputs, dout, into_lse)
-    del wanted["max_logit"]
-    assert_close(actual, wanted)
-    assert not actual["out"].isnan().any()
+    for dlse in (False, True):
+        actual, dout, into_lse = carried_out(package.forward, package.backward, spec, inputs, dlse)
+        wanted = expected(spec, inputs, dout, into_lse)
+        del wanted["max_logit"]
+        assert_close(actual, wanted)
+        assert not actual["out"].isnan().any()
 
 
 @every()

@@ -122,6 +122,7 @@ REFUSED: list[tuple[str, tuple[ops.Traits, ...], Inputs, dict[str, Any]]] = [
     ("need_grad", ALL, WITH_GRAD, {}),
     ("deterministic", CUDA, BASE, {"deterministic": True, "need_grad": True}),
     ("expressible", ALL, BASE, {"packed": True}),
+    ("expressible", ALL, BASE._replace(cu_seqlens_q=LENGTHS), {}),
     ("expressible", ALL, BASE, {"softcap": 30.0}),
     ("expressible", ALL, BASE, {"softmax_type": "off-by-one"}),
     ("expressible", ALL, BASE, {"return_max_logit": True}),
@@ -230,6 +231,7 @@ print(json.dumps(signals))
 """
 
 
+@pytest.mark.slow  # a child process for each crash, of PyTorch alone
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="one child process per crash")
 def test_flash_on_cpu_kills_the_process_where_the_guards_refuse() -> None:
     run = subprocess.run(
@@ -269,53 +271,6 @@ def test_flash_writes_rows_into_a_result_that_has_none_where_strides_of_q_tie() 
     assert broken(ops.FLASH_CPU, Inputs(sliding, k, k)) == set()
 
 
-def test_flash_on_cpu_ignores_an_empty_mask_and_refuses_a_boolean_one() -> None:
-    k, q = normal(2, 4, 8, 8), normal(2, 4, 6, 8)
-    assert torch.equal(raw_flash(q, k, k, attn_mask=torch.zeros(0, 8)), raw_flash(q, k, k))
-    with pytest.raises(RuntimeError, match="same data type"):
-        raw_flash(q, k, k, attn_mask=torch.ones(6, 8, dtype=torch.bool))
-
-
-def test_flash_on_cpu_reads_the_wrong_heads_when_they_do_not_divide() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 3, 8, 8)
-    assert raw_flash(q, k, k).shape == q.shape  # F.sdpa raises
-    with pytest.raises(RuntimeError, match="divide"):
-        F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
-
-
-def test_flash_on_cpu_turns_a_nan_scale_into_numbers() -> None:
-    # In columns that fill no vector register: how many those are is up to the processor, one always is.
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 1, 8)
-    assert not raw_flash(q, k, k, scale=math.nan).isnan().any()
-
-
-def test_flash_on_cpu_refuses_a_mask_that_requires_a_gradient() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
-    with pytest.raises(RuntimeError, match="not differentiable"):
-        raw_flash(q, k, k, attn_mask=torch.zeros(6, 8, requires_grad=True))
-
-
-def test_direct_ops_ignore_autocast_and_f_sdpa_does_not() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert raw_flash(q, k, k).dtype == torch.float32
-        assert F.scaled_dot_product_attention(q, k, k).dtype == torch.bfloat16
-
-
-def test_math_adds_a_boolean_mask_as_numbers() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
-    keep = normal(6, 8) > 0
-    out = ops.run_forward(ops.MATH, q, k, k, keep, is_causal=False, scale=1.0).out
-    assert (out - F.scaled_dot_product_attention(q, k, k, attn_mask=keep, scale=1.0)).abs().max() > 0.1
-
-
-def test_math_takes_mixed_dtypes_silently() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8).bfloat16()
-    assert ops.run_forward(ops.MATH, q, k, k, None, is_causal=False, scale=1.0).out.dtype == torch.float32
-    with pytest.raises(RuntimeError, match="same dtype"):
-        F.scaled_dot_product_attention(q, k, k)
-
-
 @pytest.mark.parametrize(
     ("q", "k"),
     [
@@ -347,7 +302,7 @@ def test_expanded_overlapping_and_offset_inputs_are_safe_on_cpu() -> None:
 sizes = st.integers(0, 3)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.tuples(sizes, sizes, sizes, sizes, sizes, sizes, sizes),
     st.sampled_from(["same", "same", "same", "batch", "rows", "heads"]),

@@ -15,7 +15,7 @@ from torch import Tensor
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.sdpa import masks, ops
 from attnsel.backends.sdpa.bound import bind
-from attnsel.backends.sdpa.masks import align, fold, hidden_score
+from attnsel.backends.sdpa.masks import fold, hidden_score
 from attnsel.backends.sdpa.plan import MASK_ALIGNMENT, mask_itemsize, plan_mask
 from attnsel.backends.slopes import default_slopes
 
@@ -149,7 +149,7 @@ small = st.integers(1, 6)
 bound_of_window = st.integers(-1, 6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([ops.FLASH_CPU, ops.MATH, ops.EFFICIENT, ops.CUDNN]),
     st.tuples(small, small, bound_of_window, bound_of_window, st.booleans()),
@@ -201,7 +201,7 @@ def test_mask_dead_rows_and_causal_flag_together_are_the_contract(
 @pytest.mark.parametrize(
     "traits", [ops.FLASH_CPU, ops.MATH, ops.EFFICIENT, ops.CUDNN], ids=lambda t: t.kernel
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "optional",
     [
@@ -252,14 +252,6 @@ def test_real_scores_stay_in_float32_where_the_kernel_takes_them() -> None:
     assert mask.dtype == torch.bfloat16
 
 
-def test_true_is_masked_out() -> None:
-    one = torch.tensor([[True, False]])
-    given_inputs = inputs(1, 2, attn_mask=one)
-    mask = fold(ops.MATH, plan_mask(ops.MATH, Spec(), given_inputs), Spec(), given_inputs).mask
-    assert mask is not None
-    assert mask.flatten().tolist() == [-math.inf, 0.0]
-
-
 @pytest.mark.parametrize("traits", [ops.EFFICIENT, ops.CUDNN], ids=lambda t: t.kernel)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_masks_for_cuda_are_finite_even_times_log2e(traits: ops.Traits, dtype: torch.dtype) -> None:
@@ -284,11 +276,6 @@ def test_masks_for_efficient_have_rows_on_multiples_of_8(width: int) -> None:
     assert mask.data_ptr() % 16 == 0
     (gradient,) = torch.autograd.grad(mask.sum(), laid_out_badly)
     assert (gradient == B * H).all()
-
-
-def test_align_keeps_what_is_aligned() -> None:
-    mask = torch.zeros(1, 1, 3, 16)
-    assert align(mask) is mask
 
 
 @pytest.mark.parametrize("traits", [ops.MATH, ops.EFFICIENT], ids=lambda t: t.kernel)

@@ -1,4 +1,5 @@
-"""``tiled`` against the definition of attention: every feature, forward and backward, in every float type."""
+"""``tiled`` against the definition of attention: every feature alone and every two together, forward and
+backward, in every float type."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ from attention_cases import (
     STRIDES,
     Case,
     Observed,
+    assert_errs_little_more,
     assert_matches,
     build,
     calls,
-    cases,
     error,
     expected,
     int32,
@@ -40,7 +41,7 @@ from attention_cases import (
 from attnsel.backends.contract import Grads, Inputs, Spec
 from attnsel.backends.tiled.kernel import backward, forward
 from attnsel.backends.tiled.tiles import Blocks
-from reference import attention_reference
+from pairwise import PAIRS, Pair
 
 torch.set_num_threads(1)
 
@@ -62,43 +63,30 @@ def run(
 
 # Every feature, every float type
 
+BLOCKS = (None, SMALL_BLOCKS, WIDE_BLOCKS)
+HALF_OR_FLOAT = (torch.float32, torch.bfloat16, torch.float16)
+ALONE = [Pair(case, HALF_OR_FLOAT[number % 3]) for number, case in enumerate(CASES)]
 
-@pytest.mark.parametrize("blocks", [None, SMALL_BLOCKS, WIDE_BLOCKS], ids=["default", "small", "wide"])
-@cases
-def test_float64_equals_the_definition(case: Case, blocks: Blocks | None) -> None:
+
+@pytest.mark.parametrize("pair", [*ALONE, *PAIRS], ids=lambda pair: pair.case.name)
+def test_equals_the_definition(pair: Pair) -> None:
+    """In float64 to the last digits, and in a lower precision with little more error than plain PyTorch."""
+    case, dtype = pair
+    turn = len(case.name)  # any number that differs from case to case
     spec, inputs = build(case)
-    actual, dout, dlse = run(spec, inputs, blocks)
+    actual, dout, dlse = run(spec, inputs, BLOCKS[turn % 3])
     assert_matches(actual, expected(spec, inputs, dout, dlse))
 
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@cases
-def test_lower_precision_errs_little_more_than_plain_pytorch(case: Case, dtype: torch.dtype) -> None:
     spec, inputs = build(case, dtype)
-    actual, dout, dlse = run(spec, inputs, SMALL_BLOCKS)
+    actual, dout, dlse = run(spec, inputs, BLOCKS[(turn + 1) % 3])
     wanted, plain = (expected(spec, inputs, dout, dlse, at) for at in (torch.float64, dtype))
-    eps = torch.finfo(dtype).eps
-    for name in wanted:
-        factor = 3 if name.startswith("d") else 2
-        finite = wanted[name][wanted[name].isfinite()]
-        unit = eps * finite.abs().max().item() if finite.numel() else 0.0
-        assert error(actual[name], wanted[name]) <= factor * error(plain[name], wanted[name]) + 2 * unit, name
+    assert_errs_little_more(actual, wanted, plain, dtype)
+    for name in ("lse", "max_logit"):
+        assert actual[name].dtype == torch.float32
+        assert error(actual[name], wanted[name]) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@cases
-def test_lse_and_max_logit_have_float32_precision(case: Case, dtype: torch.dtype) -> None:
-    spec, inputs = build(case, dtype)
-    result = forward(spec, inputs, blocks=SMALL_BLOCKS)
-    _, lse, max_logit = attention_reference(spec, inputs)
-    assert result.lse is not None
-    assert result.max_logit is not None
-    assert result.lse.dtype == result.max_logit.dtype == torch.float32
-    assert error(result.lse, lse) < 1e-5
-    assert error(result.max_logit, max_logit) < 1e-5
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_results_have_the_dtypes_and_shapes_of_the_inputs(dtype: torch.dtype) -> None:
     spec, inputs = build(Case("", {"softmax_type": "learnable"}, {"softmax_offset": "h"}, {"e": 12}), dtype)
     bias = torch.randn(1, 4, 21, 1, dtype=torch.float32)
@@ -153,28 +141,12 @@ def test_bias_of_minus_infinity_hides_like_a_mask() -> None:
     assert_matches(biased, masked)
 
 
-@pytest.mark.parametrize("softmax_type", ["off-by-one", "learnable"])
-def test_row_that_sees_only_the_sink_gives_zero_and_the_sinks_logit(softmax_type: str) -> None:
-    spec, inputs = build(Case("", {"softmax_type": softmax_type}, {"softmax_offset": "h"}, {"s_kv": 0}))
-    result = forward(spec, inputs)
-    assert result.lse is not None
-    assert inputs.softmax_offset is not None
-    sink = inputs.softmax_offset if softmax_type == "learnable" else torch.zeros(4, dtype=torch.float64)
-    assert (result.out == 0).all()
-    assert torch.equal(result.lse, sink[None, :, None].expand(2, 4, 21))
-
-
-def test_padded_row_has_no_lse_even_with_a_sink() -> None:
-    spec, inputs = build(Case("", {"softmax_type": "off-by-one"}, {"seqlens_q": "b"}))
-    result = forward(spec, inputs)
-    assert result.lse is not None
-    assert (result.lse[1, :, 12:] == -math.inf).all()
-    assert (result.out[1, :, 12:] == 0).all()
-
-
 @pytest.mark.parametrize("empty", ["b", "s_q", "s_kv"])
-def test_empty_tensors(empty: str) -> None:
-    spec, inputs = build(Case("", CAUSAL, {"bias": "b h s_q s_kv"}, {empty: 0}))
+@pytest.mark.parametrize("sink", ["vanilla", "learnable"])
+def test_empty_tensors(empty: str, sink: str) -> None:
+    """Without keys a row has its sink alone."""
+    tensors = {"bias": "b h s_q s_kv"} | ({"softmax_offset": "h"} if sink == "learnable" else {})
+    spec, inputs = build(Case("", {**CAUSAL, "softmax_type": sink}, tensors, {empty: 0}))
     actual, dout, dlse = run(spec, inputs, None)
     assert_matches(actual, expected(spec, inputs, dout, dlse))
 
@@ -190,7 +162,7 @@ def test_packed_call_without_a_row() -> None:
 # Garbage in padding
 
 
-@pytest.mark.parametrize("spec", [{}, BOTTOM_RIGHT, {"softcap": 1.0, "softmax_type": "off-by-one"}], ids=str)
+@pytest.mark.parametrize("spec", [BOTTOM_RIGHT, {"softcap": 1.0, "softmax_type": "off-by-one"}], ids=str)
 def test_nan_in_dense_padding_reaches_nothing(spec: dict[str, Any]) -> None:
     padded = {"seqlens_q": "b", "seqlens_kv": "b", "bias": "b 1 s_q s_kv"}
     call, inputs = build(Case("", spec, padded))
@@ -250,9 +222,7 @@ def test_nan_between_packed_sequences_reaches_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [{}, CAUSAL, {"window_left": 6, "window_right": 3}, {**CAUSAL, "softcap": 1.5}],
-    ids=["full", "causal", "window", "softcap"],
+    "spec", [{"window_left": 6, "window_right": 3}, {**CAUSAL, "softcap": 1.5}], ids=["window", "softcap"]
 )
 def test_parts_of_a_sequence_merge_into_the_whole_with_the_same_dropout(spec: dict[str, Any]) -> None:
     whole_spec, whole = build(Case("", {**spec, **DROPOUT}, {"alibi_slopes": "h"}))
@@ -292,13 +262,6 @@ def test_some_heads_drop_what_they_drop_among_all() -> None:
     assert torch.equal(part.out, forward(spec, inputs).out[:, heads:])
 
 
-def test_dropout_does_not_depend_on_the_tile_size() -> None:
-    spec, inputs = build(Case("", DROPOUT))
-    results = [forward(spec, inputs, blocks=blocks).out for blocks in (None, SMALL_BLOCKS, WIDE_BLOCKS)]
-    assert error(results[0], results[1]) < 1e-14
-    assert error(results[0], results[2]) < 1e-14
-
-
 def test_lse_is_that_of_the_softmax_before_dropout() -> None:
     spec, inputs = build(Case("", DROPOUT))
     without = forward(dataclasses.replace(spec, dropout_p=0.0), inputs)
@@ -322,10 +285,8 @@ def test_dropping_everything_gives_zero() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("sinks", {**CAUSAL, "softcap": 2.0, "softmax_type": "learnable"}, {"softmax_offset": "h"}),
-        Case("alibi", CAUSAL, {"alibi_slopes": "h"}),
+        Case("alibi", {**CAUSAL, "softcap": 2.0}, {"alibi_slopes": "h"}),
         Case("dropout", DROPOUT, {"bias": "b 1 1 s_kv", "attn_mask": "1 h s_q 1"}),
-        Case("padding", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"}),
     ],
     ids=lambda case: case.name,
 )
@@ -437,7 +398,7 @@ def test_expanded_dout_is_read_as_it_is() -> None:
     assert torch.equal(backward(spec, inputs, result, expanded).q, wanted.q)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     case=calls(),
     layouts=st.tuples(*[st.sampled_from(sorted(STRIDES))] * 3),

@@ -20,7 +20,6 @@ from attention_cases import (
     CASES,
     CAUSAL,
     DROPOUT,
-    KITCHEN_SINK,
     LENGTHS_KV,
     LENGTHS_Q,
     STRIDES,
@@ -41,11 +40,13 @@ from attention_cases import (
 )
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled import kernel as tiled
+from pairwise import PAIRS, Pair, some
 from reference import attention_reference
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+from attnsel.backends.triton import run as triton_run
 from attnsel.backends.triton.blocks import Block, Tiles
 from attnsel.backends.triton.run import backward, forward
 from attnsel.backends.triton.tile import span
@@ -70,35 +71,29 @@ def check_case(spec: Spec, inputs: Inputs, tiles: Tiles | None = SMALL) -> None:
     assert_errs_little_more(actual, wanted, plain, dtype)
 
 
-# Every feature, every float type
+# Every two features, every float type
 
 
+@some(PAIRS, 16)
+def test_errs_little_more_than_plain_pytorch(pair: Pair) -> None:
+    """On tiles that are square, uneven, or the default."""
+    number = PAIRS.index(pair)
+    check_case(*build(pair.case, pair.dtype), (SMALL, UNEVEN, SMALL, None)[number % 4])
+
+
+@pytest.mark.slow
 @cases
-def test_float32_errs_little_more_than_plain_pytorch(case: Case) -> None:
+def test_every_feature_alone(case: Case) -> None:
     check_case(*build(case, torch.float32))
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@cases
-def test_16_bits_err_little_more_than_plain_pytorch(case: Case, dtype: torch.dtype) -> None:
-    check_case(*build(case, dtype), tiles=None)
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if "window" in c.name], ids=lambda c: c.name)
-def test_tiles_need_not_be_square(case: Case) -> None:
-    check_case(*build(case, torch.float16), UNEVEN)
-
-
-@pytest.mark.parametrize(
-    ("d", "e"), [(64, 64), (80, 80), (128, 128), (192, 128), (40, 72), (256, 256), (1, 17)]
-)
+@pytest.mark.parametrize(("d", "e"), [(192, 128), (40, 72), (256, 256), (1, 17)])
 def test_head_dims(d: int, e: int) -> None:
     sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
     check_case(*build(Case("", CAUSAL, {}, sizes), torch.float16), Tiles(*[Block(32, 32)] * 4))
 
 
-@pytest.mark.parametrize(("d", "e"), [(576, 512), (320, 40)])
+@pytest.mark.parametrize(("d", "e"), [(320, 40)])
 def test_wide_heads_without_a_backward(d: int, e: int) -> None:
     sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
     spec, inputs = build(Case("", {**CAUSAL, "need_grad": False}, {}, sizes), torch.bfloat16)
@@ -165,21 +160,11 @@ def test_bias_of_minus_infinity_hides_like_a_mask() -> None:
     assert {name: error(biased[name], masked[name]) for name in masked} == dict.fromkeys(masked, 0.0)
 
 
-@pytest.mark.parametrize("softmax_type", ["off-by-one", "learnable"])
-def test_row_that_sees_only_the_sink_gives_zero_and_the_sinks_logit(softmax_type: str) -> None:
-    case = Case("", {"softmax_type": softmax_type}, {"softmax_offset": "h"}, {"s_kv": 0})
-    spec, inputs = build(case, torch.float32)
-    result = forward(spec, inputs)
-    assert result.lse is not None
-    assert inputs.softmax_offset is not None
-    sink = inputs.softmax_offset if softmax_type == "learnable" else torch.zeros(4)
-    assert (result.out == 0).all()
-    assert error(result.lse, sink[None, :, None].expand(2, 4, 21)) < 1e-6
-
-
 @pytest.mark.parametrize("empty", ["b", "s_q", "s_kv"])
 def test_empty_tensors(empty: str) -> None:
-    check_case(*build(Case("", CAUSAL, {"bias": "b h s_q s_kv"}, {empty: 0}), torch.float32))
+    spec = {**CAUSAL, "softmax_type": "learnable"}
+    tensors = {"bias": "b h s_q s_kv", "softmax_offset": "h"}
+    check_case(*build(Case("", spec, tensors, {empty: 0, "h": 2, "g": 1}), torch.float32))
 
 
 def test_packed_call_without_a_row() -> None:
@@ -190,10 +175,10 @@ def test_packed_call_without_a_row() -> None:
     assert backward(Spec(packed=True), inputs, result, result.out).k.shape == (0, 2, 4)
 
 
-@pytest.mark.parametrize("spec", [{}, BOTTOM_RIGHT, {"softcap": 1.0, "softmax_type": "off-by-one"}], ids=str)
+@pytest.mark.parametrize("spec", [{**BOTTOM_RIGHT, "softcap": 1.0, "softmax_type": "off-by-one"}], ids=str)
 def test_nan_in_dense_padding_reaches_nothing(spec: dict[str, Any]) -> None:
     padded = {"seqlens_q": "b", "seqlens_kv": "b", "bias": "b 1 s_q s_kv"}
-    call, inputs = build(Case("", spec, padded), torch.float32)
+    call, inputs = build(Case("", spec, padded, {"h": 2, "g": 1}), torch.float32)
     assert inputs.seqlens_q is not None
     assert inputs.seqlens_kv is not None
     assert inputs.bias is not None
@@ -248,7 +233,7 @@ def test_nan_between_packed_sequences_reaches_nothing() -> None:
     assert_errs_little_more(actual, wanted, plain, torch.float32)
 
 
-@pytest.mark.parametrize("cu_seqlens", [[0, 5, 11], [0, 7, 3], [-1, 2, 3], [0, 4, 1 << 20]], ids=str)
+@pytest.mark.parametrize("cu_seqlens", [[0, 7, 3], [-1, 2, 3], [0, 4, 1 << 20]], ids=str)
 def test_cu_seqlens_outside_the_packed_tensors_stay_in_bounds(cu_seqlens: list[int]) -> None:
     t, cu = torch.randn(10, 2, 4), int32(cu_seqlens)
     inputs = Inputs(t, t, t, cu_seqlens_q=cu, cu_seqlens_kv=cu)
@@ -259,14 +244,10 @@ def test_cu_seqlens_outside_the_packed_tensors_stay_in_bounds(cu_seqlens: list[i
 # Splitting a sequence
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [CAUSAL, {"window_left": 16, "window_right": 3}, {**CAUSAL, "softcap": 1.5}],
-    ids=["causal", "window", "softcap"],
-)
+@pytest.mark.parametrize("spec", [{"window_left": 16, "window_right": 3, "softcap": 1.5}], ids=str)
 def test_parts_of_a_sequence_merge_into_the_whole_with_the_same_dropout(spec: dict[str, Any]) -> None:
     case = Case(
-        "", {**spec, **DROPOUT}, {"alibi_slopes": "h"}, {"b": 1, "h": 2, "g": 1, "s_q": 40, "s_kv": 43}
+        "", {**spec, **DROPOUT}, {"alibi_slopes": "h"}, {"b": 1, "h": 1, "g": 1, "s_q": 40, "s_kv": 43}
     )
     whole_spec, whole = build(case, torch.float32)
     result = forward(whole_spec, whole, tiles=SMALL)
@@ -333,11 +314,9 @@ class _PlainLanguage:
 # Dropout
 
 
-@pytest.mark.parametrize("dropout_p", [0.3, 0.7])
-@pytest.mark.parametrize("offsets", [(0, 0), (5, 3)], ids=str)
-def test_drops_the_same_entries_as_tiled(dropout_p: float, offsets: tuple[int, int]) -> None:
+def test_drops_the_same_entries_as_tiled() -> None:
     """The identity as values shows every dropped entry as a zero of the output."""
-    spec = Spec(dropout_p=dropout_p, q_offset=offsets[0], kv_offset=offsets[1])
+    spec = Spec(dropout_p=0.3, q_offset=5, kv_offset=3)
     q, k = torch.randn(2, 4, 19, 8), torch.randn(2, 2, 32, 8)
     v = torch.eye(32).expand(2, 2, 32, 32)
     seed, offset = torch.tensor(-987654321987654321), torch.tensor(2**40 + 7)
@@ -358,33 +337,18 @@ def test_dropping_everything_gives_zero() -> None:
 # Memory, side effects, layouts
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("sinks", {**CAUSAL, "softcap": 2.0, "softmax_type": "learnable"}, {"softmax_offset": "h"}),
-        Case("broadcast bias", DROPOUT, {"bias": "b 1 1 s_kv", "attn_mask": "1 h s_q 1"}),
-        Case("padding", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"}),
-    ],
-    ids=lambda case: case.name,
-)
-def test_no_tensor_as_large_as_the_score_matrix_is_allocated(case: Case) -> None:
+def test_no_tensor_as_large_as_the_score_matrix_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_run, "_run", lambda *args: None)  # the interpreter copies its arguments
     s = 512
     sizes = {"b": 1, "h": 2, "g": 1, "s_q": s, "s_kv": s}
-    spec, inputs = build(dataclasses.replace(case, sizes=sizes), torch.float32)
-    if inputs.bias is not None:
-        inputs = inputs._replace(bias=inputs.bias.requires_grad_())
+    spec = {**DROPOUT, "softcap": 2.0, "softmax_type": "learnable"}
+    tensors = {"bias": "b 1 1 s_kv", "attn_mask": "1 h s_q 1", "softmax_offset": "h"}
+    call, inputs = build(Case("", spec, tensors, sizes), torch.float32)
+    inputs = inputs._replace(bias=inputs.bias.requires_grad_())
     with Observed() as observed:
-        result = forward(spec, inputs)
-        backward(spec, inputs, result, result.out, result.lse)
+        result = forward(call, inputs)
+        backward(call, inputs, result, result.out, result.lse)
     assert observed.largest < s * s
-
-
-def test_dense_call_reads_nothing_on_the_host() -> None:
-    tensors = {"seqlens_q": "b", "seqlens_kv": "b", "softmax_offset": "h", "attn_mask": "b 1 1 s_kv"}
-    spec, inputs = build(Case("", KITCHEN_SINK, tensors), torch.float32)
-    with Observed() as observed:
-        result = forward(spec, inputs)
-        backward(spec, inputs, result, result.out)
     assert not {"_local_scalar_dense", "item", "nonzero", "equal"} & observed.calls.keys()
 
 
@@ -398,7 +362,8 @@ def test_inputs_are_left_as_they_were() -> None:
 
 
 def test_two_runs_are_bitwise_equal() -> None:
-    spec, inputs = build(Case("", {**CAUSAL, **DROPOUT}, {"bias": "1 1 s_q s_kv"}), torch.float16)
+    case = Case("", {**CAUSAL, **DROPOUT}, {"bias": "1 1 s_q s_kv"}, {"h": 2, "g": 1})
+    spec, inputs = build(case, torch.float16)
     first, second = (run(spec, inputs)[0] for _ in range(2))
     assert {name for name in first if not torch.equal(first[name], second[name])} == set()
 
@@ -413,10 +378,10 @@ def test_results_take_the_memory_order_of_the_inputs() -> None:
         assert t.transpose(1, 2).is_contiguous()
 
 
-@pytest.mark.parametrize("layout", ["sequence before heads", "at an odd offset"])
-def test_strides(layout: str) -> None:
-    spec, inputs = build(Case("", CAUSAL), torch.float16)
-    strided = {name: STRIDES[layout](getattr(inputs, name)) for name in "qkv"}
+def test_strides() -> None:
+    spec, inputs = build(Case("", CAUSAL, {}, {"h": 2, "g": 1}), torch.float16)
+    layouts = dict(zip("qkv", ("sequence before heads", "at an odd offset", "as made"), strict=True))
+    strided = {name: STRIDES[layout](getattr(inputs, name)) for name, layout in layouts.items()}
     check_case(spec, inputs._replace(**strided))
 
 
