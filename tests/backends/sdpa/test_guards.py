@@ -158,13 +158,6 @@ def test_a_plain_call_breaks_nothing() -> None:
         assert broken(traits, BASE) == set()
 
 
-def test_d_of_1_may_have_any_last_stride_on_flash_and_cudnn() -> None:
-    one = qkv((2, 4, 6, 1), (2, 4, 8, 1))._replace(q=LAST_STRIDE_2[..., :1])
-    assert "last_stride" not in broken(ops.FLASH_CPU, one) | broken(ops.FLASH_CUDA, one) | broken(
-        ops.CUDNN, one
-    )
-
-
 def test_a_dimension_of_size_1_may_have_any_stride() -> None:
     inputs = BASE._replace(q=normal(2, 3, 6, 8, dtype=torch.float16)[:, :1], k=BASE.k[:, :1], v=BASE.v[:, :1])
     odd = inputs.q.as_strided(inputs.q.shape, (144, 3, 8, 1))
@@ -252,14 +245,6 @@ def test_flash_on_cpu_kills_the_process_where_the_guards_refuse() -> None:
 
 def raw_flash(*args: Any, **kwargs: Any) -> Tensor:
     return ops.forward_op(ops.FLASH_CPU)(*args, **kwargs)[0]
-
-
-def test_flash_on_cpu_ignores_the_last_stride() -> None:
-    k = normal(2, 4, 8, 8)
-    q = normal(2, 4, 6, 16)[..., ::2]
-    truth = F.scaled_dot_product_attention(q, k, k)
-    assert (raw_flash(q, k, k) - truth).abs().max() > 0.1
-    assert "last_stride" in broken(ops.FLASH_CPU, Inputs(q, k, k))
 
 
 def test_flash_writes_rows_into_a_result_that_has_none_where_strides_of_q_tie() -> None:
