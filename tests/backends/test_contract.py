@@ -19,8 +19,6 @@ from attention_cases import (
     CAUSAL,
     DROPOUT,
     KITCHEN_SINK,
-    LENGTHS_KV,
-    LENGTHS_Q,
     STRIDES,
     Case,
     Observed,
@@ -33,8 +31,9 @@ from attention_cases import (
     merge,
     packed,
     poison,
-    starts,
+    spoilt,
     upstream,
+    with_garbage,
 )
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.kernel import backward as tiled_backward
@@ -135,12 +134,7 @@ def test_nan_in_dense_padding_reaches_nothing(kernel: Kernel) -> None:
     lengths_q, lengths_kv = inputs.seqlens_q.tolist(), inputs.seqlens_kv.tolist()
     dout, dlse = upstream(kernel.forward(spec, inputs))
     bias = poison(poison(inputs.bias, lengths_q).transpose(2, 3), lengths_kv).transpose(2, 3)
-    dirty = inputs._replace(
-        q=poison(inputs.q, lengths_q),
-        k=poison(inputs.k, lengths_kv),
-        v=poison(inputs.v, lengths_kv),
-        bias=bias.requires_grad_(),
-    )
+    dirty = with_garbage(spec, inputs)._replace(bias=bias.requires_grad_())
     result = kernel.forward(spec, dirty)
     # A result that was merged from parts may hold anything in its padded rows, too.
     used = result._replace(out=poison(result.out, lengths_q), lse=poison(result.lse, lengths_q))
@@ -155,17 +149,10 @@ def test_nan_between_packed_sequences_reaches_nothing(kernel: Kernel) -> None:
     spec, inputs = build(case, torch.float32)
     dout, dlse = upstream(kernel.forward(spec, inputs))
 
-    def spoilt(t: Tensor, lengths: list[int]) -> Tensor:
-        made = torch.full_like(t, math.nan)
-        for start, length in zip(starts(lengths, gap=3).tolist(), lengths, strict=False):
-            made[start : start + length] = t[start : start + length]
-        return made
-
-    dirty = inputs._replace(
-        q=spoilt(inputs.q, LENGTHS_Q), k=spoilt(inputs.k, LENGTHS_KV), v=spoilt(inputs.v, LENGTHS_KV)
-    )
+    dirty = with_garbage(spec, inputs)
     result = kernel.forward(spec, dirty)
-    grads = kernel.backward(spec, dirty, result, spoilt(dout, LENGTHS_Q), spoilt(dlse.T, LENGTHS_Q).T)
+    dirt = spoilt(spec, inputs, dlse.T[..., None], "q")[..., 0].T
+    grads = kernel.backward(spec, dirty, result, spoilt(spec, inputs, dout, "q"), dirt)
     actual = {"out": result.out, "lse": result.lse, "max_logit": result.max_logit}
     assert_right(actual | {"dq": grads.q, "dk": grads.k, "dv": grads.v}, spec, inputs, dout, dlse)
 

@@ -82,7 +82,7 @@ AXES: dict[str, Sequence[Any]] = {
     "softcap": [0.0, 1.2],
     "dropout": [False, True],
     "offset": list(OFFSETS),
-    "groups": [2, 4, 1],
+    "heads": [(2, 1), (4, 2), (2, 2)],  # of queries and of keys
     "e": [8, 12, 3],
     "rows": [(21, 27), (27, 21), (5, 18)],
     "dtype": [torch.float32, torch.float16, torch.bfloat16],
@@ -102,7 +102,7 @@ def _case(row: Mapping[str, Any], number: int) -> Pair:
     tensors = {name: shape for name, shape in tensors.items() if shape} | BATCHES[row["batch"]]
     if row["softmax"] == "learnable":
         tensors["softmax_offset"] = "h"
-    sizes = {"g": row["groups"], "e": row["e"], **dict(zip(("s_q", "s_kv"), row["rows"], strict=True))}
+    sizes = dict(zip(("h", "g", "s_q", "s_kv"), (*row["heads"], *row["rows"]), strict=True)) | {"e": row["e"]}
     name = ", ".join(
         str(value) if isinstance(value, str) else f"{axis} {value}"
         for axis, value in row.items()

@@ -25,7 +25,6 @@ from attention_cases import (
     build,
     carried_out,
     expected,
-    int32,
     merge,
     packed,
     starts,
@@ -41,6 +40,8 @@ from attnsel.backends.slopes import default_slopes
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.runtime.bind import make_spec
 from attnsel.runtime.call import config
+from forward_checks import pages_of
+from reference import attention_reference
 from sampling import samples
 
 torch.set_num_threads(1)
@@ -160,30 +161,17 @@ def test_merged_results_have_the_whole_rows_gradients() -> None:
     assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
 
 
-@pytest.mark.parametrize("packed_q", [False, True])
-def test_pages(packed_q: bool) -> None:
-    g, page, d, table = 2, 4, 8, int32([[5, 2, 0], [1, 3, 99]])
-    lengths = [10, 7]
-    pool = torch.randn(2, 7, g, page, d)
-    rows = [1, 3] if packed_q else [3, 3]
-    q = torch.randn(sum(rows), 4, d) if packed_q else torch.randn(2, 4, 3, d)
-    spec = Spec(packed=packed_q, softmax_scale=d**-0.5, window_right=0, bottom_right=True, need_lse=True)
-    inputs = Inputs(
-        q,
-        *pool,
-        seqlens_kv=int32(lengths),
-        block_table=table,
-        cu_seqlens_q=starts(rows) if packed_q else None,
-        max_seqlen_q=3 if packed_q else None,
-    )
-    result = forward(spec, inputs)
-    for n, length in enumerate(lengths):
-        pages = table[n, : -(-length // page)].long()
-        k, v = (t[pages].transpose(1, 2).flatten(0, 1)[:length].transpose(0, 1)[None] for t in pool)
-        mine = q[sum(rows[:n]) : sum(rows[: n + 1])].transpose(0, 1)[None] if packed_q else q[n : n + 1]
-        wanted = expected(dataclasses.replace(spec, packed=False), Inputs(mine, k, v), torch.zeros(()), None)
-        out = result.out[sum(rows[:n]) : sum(rows[: n + 1])].transpose(0, 1) if packed_q else result.out[n]
-        assert_matches({"out": out}, {"out": wanted["out"][0]}, TOLERANCE)
+@pytest.mark.parametrize("case", [Case("", BOTTOM_RIGHT), packed("", BOTTOM_RIGHT)], ids=["dense", "packed"])
+def test_pages(case: Case) -> None:
+    spec, inputs = build(case, torch.float32)
+    spec = dataclasses.replace(spec, return_max_logit=False)
+    wide = {"max_seqlen_q": 17} if spec.packed else {}
+    paged_spec, paged = pages_of(spec, inputs._replace(**wide), 4)
+    result = forward(paged_spec, paged)
+    assert_matches({"out": result.out}, {"out": attention_reference(spec, inputs)[0]}, TOLERANCE)
+    bias = torch.zeros(1, 1, 1, 1)
+    with pytest.raises(ValueError, match="bias: cuDNN takes none beside keys and values in pages"):
+        forward(paged_spec, paged._replace(bias=bias))
 
 
 # ---- dropout ----------------------------------------------------------------------------------------
@@ -391,9 +379,11 @@ def test_what_no_graph_expresses_is_said_before_anything_is_built(
     assert emulated_cudnn.built == []
 
 
-def test_a_gradient_of_the_lse_is_refused() -> None:
+def test_a_backward_that_was_not_planned_for_is_refused() -> None:
     spec, inputs = build(Case("plain"), torch.float32)
     result = forward(spec, inputs)
+    with pytest.raises(ValueError, match="need_grad"):
+        backward(dataclasses.replace(spec, need_grad=False), inputs, result, result.out)
     assert result.lse is not None
     with pytest.raises(ValueError, match="dlse"):
         backward(spec, inputs, result, torch.zeros_like(result.out), torch.zeros_like(result.lse))

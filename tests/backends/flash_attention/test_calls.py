@@ -4,7 +4,6 @@ which are strict about every release's arguments, against the definition of atte
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,13 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_cases import CAUSAL, Case, carried_out, error, expected, upstream
+from attention_cases import CAUSAL, Case, carried_out, error, expected, spoilt, upstream, with_garbage
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.flash_attention import four, three, two
 from attnsel.backends.flash_attention.kernel import Kernel
 from attnsel.flash_attn.shim import install, uninstall
 from emulated_flash_attn import installed
 from flash_attention_cases import EVERY, RELEASES, Release, takes
+from forward_checks import pages_of
+from reference import attention_reference
 from varlen_cases import made
 
 torch.set_num_threads(1)
@@ -90,24 +91,12 @@ def test_what_lies_in_padding_reaches_nothing(package: Kernel, name: str) -> Non
     dout, _ = upstream(result)
     grads = package.backward(spec, inputs, result, dout)
 
-    def spoilt(t: Tensor, side: str) -> Tensor:
-        real = torch.zeros(t.shape[0 if spec.packed else 2], dtype=torch.bool)
-        if spec.packed:
-            starts, cu = getattr(inputs, f"cu_seqlens_{side}_padded"), getattr(inputs, f"cu_seqlens_{side}")
-            for n in range(len(cu) - 1):
-                real[starts[n] : starts[n] + cu[n + 1] - cu[n]] = True
-            return t.clone().masked_fill_(~real[:, None, None], math.nan)
-        lengths = getattr(inputs, f"seqlens_{side}")
-        outside = torch.arange(t.shape[2]) >= lengths[:, None]
-        rows = t.transpose(1, 2).contiguous().masked_fill_(outside[:, :, None, None], math.nan)
-        return rows.transpose(1, 2)
-
-    other = inputs._replace(q=spoilt(inputs.q, "q"), k=spoilt(inputs.k, "kv"), v=spoilt(inputs.v, "kv"))
+    other = with_garbage(spec, inputs)
     again = package.forward(spec, other)
-    assert torch.equal(again.out, result.out)
-    assert torch.equal(again.lse, result.lse)
-    spoilt_grads = package.backward(spec, other, again, spoilt(dout, "q"))
-    for one, two_ in zip(grads[:3], spoilt_grads[:3], strict=True):
+    spoilt_grads = package.backward(spec, other, again, spoilt(spec, inputs, dout, "q"))
+    for one, two_ in zip(
+        (result.out, result.lse, *grads[:3]), (again.out, again.lse, *spoilt_grads[:3]), strict=True
+    ):
         assert torch.equal(one, two_)
 
 
@@ -149,35 +138,13 @@ def test_the_documented_function_is_bound_for_dense_calls(package: Kernel) -> No
     assert package.bind(*half(next(case for case in EVERY if case.name == "self lengths, causal"))) is None
 
 
-PAGED = [release for release in RELEASES if release.version not in ("2.3.6",)]
-
-
-@every(PAGED)
-@pytest.mark.parametrize("packed_q", [False, True], ids=["dense q", "packed q"])
-def test_pages(package: Kernel, packed_q: bool) -> None:
-    """Keys in pages of 256 rows, in any order, some sequences shorter than their pages."""
-    generator = torch.Generator().manual_seed(5)
-    pages, size, g, h, d = 5, 256, 2, 4, 16
-    pool = torch.randn(2, pages, size, g, d, generator=generator).half()
-    k, v = (t.transpose(1, 2) for t in pool)  # [pages, g, size, d]
-    table = torch.tensor([[3, 1], [0, 4]], dtype=torch.int32)
-    used = torch.tensor([300, 37], dtype=torch.int32)
-    q = torch.randn(2, 3, h, d, generator=generator).half()
-    spec = Spec(packed=packed_q, softmax_scale=0.25, window_right=0, bottom_right=True, need_lse=True)
-    inputs = Inputs(q.flatten(0, 1) if packed_q else q.transpose(1, 2), k, v, seqlens_kv=used,
-                    block_table=table, max_seqlen_kv=512)  # fmt: skip
-    if packed_q:
-        inputs = inputs._replace(cu_seqlens_q=torch.tensor([0, 3, 6], dtype=torch.int32), max_seqlen_q=3)
-    result = package.forward(spec, inputs)
-    gathered = [torch.cat([t[p] for p in row], 1) for t in (k, v) for row in table.tolist()]
-    dense = inputs._replace(
-        q=q.transpose(1, 2), k=torch.stack(gathered[:2]), v=torch.stack(gathered[2:]), block_table=None,
-        cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_kv=None,
-    )  # fmt: skip
-    wanted = expected(dataclasses.replace(spec, packed=False), dense, torch.zeros(2, h, 3, d), None)
-    out, lse = wanted["out"], wanted["lse"]
-    if packed_q:
-        out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1)
+@every()
+@pytest.mark.parametrize("name", ["causal bottom-right", "packed: causal bottom-right"])
+def test_pages(package: Kernel, name: str) -> None:
+    spec, inputs = half(next(case for case in EVERY if case.name == name))
+    paged = pages_of(spec, inputs, 256, lambda pool: pool.transpose(1, 2).contiguous().transpose(1, 2))
+    result = package.forward(*paged)
+    out, lse, _ = attention_reference(spec, inputs)
     assert_close({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})
 
 

@@ -125,7 +125,9 @@ def test_parts_without_keys_leave_memory_that_is_not_read(monkeypatch: pytest.Mo
 
 
 def test_the_backward_takes_what_a_split_forward_gives() -> None:
-    spec, inputs = build(Case("", {**BOTTOM_RIGHT, **DROPOUT}, {}, LONG), torch.float32)
+    spec, inputs = build(
+        Case("", {**BOTTOM_RIGHT, **DROPOUT}, {}, LONG | {"b": 1, "h": 2, "g": 1}), torch.float32
+    )
     whole, split = (forward(spec, inputs, tiles=SMALL, splits=n) for n in (0, 3))
     dout = torch.ones_like(whole.out)
     for a, b in zip(

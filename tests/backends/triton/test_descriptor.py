@@ -20,7 +20,7 @@ from attention_cases import (
     build,
     error,
     packed,
-    poison,
+    with_garbage,
 )
 from attnsel.backends.contract import Inputs, Result, Spec
 from pairwise import PAIRS, Pair, some
@@ -115,13 +115,17 @@ def test_nothing_in_nothing_out() -> None:
     assert forced(spec, inputs).out.shape == (0, 4, 21, 8)
 
 
-def test_garbage_in_padding_reaches_nothing() -> None:
-    spec, inputs = build(Case("", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"}), torch.float16)
-    lengths_q, lengths_kv = inputs.seqlens_q.tolist(), inputs.seqlens_kv.tolist()
-    dirty = inputs._replace(
-        q=poison(inputs.q, lengths_q), k=poison(inputs.k, lengths_kv), v=poison(inputs.v, lengths_kv)
-    )
-    assert_right(spec, inputs, forced(spec, dirty))
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"}),
+        packed("", CAUSAL, {"cu_seqlens_padded": ""}),
+    ],
+    ids=["padding", "between sequences"],
+)
+def test_garbage_reaches_nothing(case: Case) -> None:
+    spec, inputs = build(case, torch.float16)
+    assert_right(spec, inputs, forced(spec, with_garbage(spec, inputs)))
 
 
 def test_packed_memory_that_ends_with_a_tile_and_a_sequence_of_no_rows() -> None:
