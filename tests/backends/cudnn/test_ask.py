@@ -143,14 +143,15 @@ def test_a_crash_of_the_planner_is_an_answer_and_the_next_question_is_asked(libr
     assert one.ask(graph(fake_cudnn.CRASH), H100).remembered
 
 
-@pytest.mark.slow
 def test_a_planner_that_hangs_is_given_up_and_not_remembered(library):
-    one = library(timeout=3)
+    one = library()
+    assert one.ask(graph(), H100).supported  # the process is there
+    one._timeout = 1
     answer = one.ask(graph(fake_cudnn.HANG), H100)
     assert (answer.supported, answer.stage) == (None, "timeout")
-    assert answer.message == "no answer within 3 s"
-    assert one.ask(graph(), H100).supported
-    assert library()._store.get("x") is None
+    assert answer.message == "no answer within 1 s"
+    one._timeout = 30
+    assert one.ask(graph(72), H100).supported
     with sqlite3.connect(one._store._path) as kept:
         assert not kept.execute("SELECT * FROM answers WHERE answer LIKE '%timeout%'").fetchall()
 
@@ -260,7 +261,8 @@ def test_what_was_kept_and_is_garbage_is_asked_again(library):
         with sqlite3.connect(one._store._path) as kept:
             kept.execute("UPDATE answers SET answer = ?", (garbage,))
         kept.close()
-        assert one.versions() == {"cudnn": "9.13.0", "cudnn_frontend": "1.23.0"}
+        known = one.versions()
+        assert (known["cudnn"], known["cudnn_frontend"]) == ("9.13.0", "1.23.0")
         assert not one.ask(graph(), H100).remembered
 
 
