@@ -15,6 +15,7 @@ from attention_cases import CAUSAL, Case, carried_out, error, expected, spoilt, 
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.flash_attention import four, three, two
 from attnsel.backends.flash_attention.kernel import Kernel
+from attnsel.backends.flash_attention.packages import Function
 from attnsel.flash_attn.shim import install, uninstall
 from emulated_flash_attn import installed
 from flash_attention_cases import EVERY, RELEASES, Release, takes
@@ -82,11 +83,23 @@ def test_numbers(package: Kernel, case: Case) -> None:
         assert not actual["out"].isnan().any()
 
 
-@every()
-@pytest.mark.parametrize("name", ["self lengths, causal", "packed: gaps, bottom-right"])
-def test_what_lies_in_padding_reaches_nothing(package: Kernel, name: str) -> None:
+PADDED = ("self lengths, causal", "packed: gaps, bottom-right", "packed: sinks, gaps")
+
+
+@pytest.mark.parametrize(
+    ("package", "case"),
+    [
+        (release, case)
+        for release in RELEASES
+        for case in EVERY
+        if case.name in PADDED and takes(release, case)
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else named(value),
+    indirect=["package"],
+)
+def test_what_lies_in_padding_reaches_nothing(package: Kernel, case: Case) -> None:
     """NaN in every row of no sequence: the same numbers, and zeros there."""
-    spec, inputs = half(next(case for case in EVERY if case.name == name))
+    spec, inputs = half(case)
     result = package.forward(spec, inputs)
     dout, _ = upstream(result)
     grads = package.backward(spec, inputs, result, dout)
@@ -94,10 +107,8 @@ def test_what_lies_in_padding_reaches_nothing(package: Kernel, name: str) -> Non
     other = with_garbage(spec, inputs)
     again = package.forward(spec, other)
     spoilt_grads = package.backward(spec, other, again, spoilt(spec, inputs, dout, "q"))
-    for one, two_ in zip(
-        (result.out, result.lse, *grads[:3]), (again.out, again.lse, *spoilt_grads[:3]), strict=True
-    ):
-        assert torch.equal(one, two_)
+    for one, other_one in zip((*result[:2], *grads), (*again[:2], *spoilt_grads), strict=True):
+        assert one is other_one is None or torch.equal(one, other_one)
 
 
 @every(RELEASES[:4])
@@ -177,6 +188,34 @@ def test_what_a_release_has_not_is_no_guess(package: Kernel) -> None:
     spec, inputs = half(Case("", {"softcap": 2.0}))
     with pytest.raises(RuntimeError, match="no argument softcap in this release"):
         package.forward(spec, inputs)
+
+
+@every()
+def test_determinism_is_asked_of_the_backward(package: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    run = Function.__call__
+    monkeypatch.setattr(
+        Function, "__call__", lambda self, a, *others: given.append(a) or run(self, a, *others)
+    )
+    spec, inputs = half(Case("plain"))
+    for wanted in (True, False):
+        spec = dataclasses.replace(spec, deterministic=wanted, return_max_logit=False)
+        result = package.forward(spec, inputs)
+        package.backward(spec, inputs, result, result.out)
+        assert given[-1]["deterministic"] is wanted
+
+
+@every()
+def test_what_it_cannot_give_is_refused(package: Kernel) -> None:
+    spec, inputs = half(Case("plain"))
+    for words, changes in {
+        "return_max_logit": {"return_max_logit": True},
+        "q_offset, kv_offset": {"kv_offset": 3},
+        "head_dim": {},
+    }.items():
+        odd = inputs if changes else inputs._replace(v=inputs.v[..., :4].repeat(1, 1, 1, 3))
+        with pytest.raises(ValueError, match=words):
+            package.prepare(dataclasses.replace(spec, **changes), odd)
 
 
 def test_a_package_that_is_not_there_says_so() -> None:

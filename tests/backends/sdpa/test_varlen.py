@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -152,6 +153,11 @@ def test_pages(op: FlashOp, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result = varlen.forward(*paged)
     out, lse, _ = attention_reference(spec, inputs)
     assert_matches({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})
+    apart = math.prod(paged[1].v.shape[1:]) + 1  # elements of 8 bytes from page to page
+    odd = paged[1].v.new_zeros(len(paged[1].v) * apart)
+    odd = odd.as_strided(paged[1].v.shape, (apart, *paged[1].v.stride()[1:]))
+    with pytest.raises(ValueError, match="v: pages must begin at multiples of 16 bytes"):
+        varlen.forward(paged[0], paged[1]._replace(v=odd))
     with pytest.raises(ValueError, match="a page must have a multiple of 256 rows; got 16"):
         varlen.forward(*pages_of(spec, inputs, 16, rows_first))
 
