@@ -23,8 +23,8 @@ if __name__ == "__main__":
     ]
 
 from cpp_checks import Check, checks
-from paths import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/flash-attention-checks.md"
 TWO = {"2.5.9.post1": "v2.5.9.post1", "2.6.3": "v2.6.3", "2.7.4.post1": "v2.7.4.post1", "2.8.3": "v2.8.3"}
 THREE = {"3.0.0b1": "v2.8.3", "3.0.0": "0251105a2fb19d2957484b7f023cd8c115286ced"}

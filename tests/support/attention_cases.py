@@ -326,6 +326,28 @@ def poison(t: Tensor, lengths: list[int]) -> Tensor:
     return t
 
 
+def spoilt(spec: Spec, inputs: Inputs, t: Tensor, side: str) -> Tensor:
+    """``t``, which lies as q (side "q") or as k and v ("kv"), with NaN in every row of no sequence."""
+    rows = torch.arange(t.shape[0 if spec.packed else 2])
+    if spec.packed:
+        cu = getattr(inputs, f"cu_seqlens_{side}")
+        padded = getattr(inputs, f"cu_seqlens_{side}_padded")
+        begin = (cu if padded is None else padded)[: len(cu) - 1, None]
+        real = ((rows >= begin) & (rows < begin + cu.diff()[:, None])).any(0)
+        return torch.where(real[:, None, None], t, math.nan)
+    lengths = getattr(inputs, f"seqlens_{side}")
+    if lengths is None:
+        return t
+    outside = (rows >= lengths[:, None])[:, None, :, None].expand(t.shape)
+    return t.clone(memory_format=torch.preserve_format).masked_fill_(outside, math.nan)
+
+
+def with_garbage(spec: Spec, inputs: Inputs) -> Inputs:
+    """The same call with NaN in the rows of q, k and v that belong to no sequence."""
+    q, k, v = (spoilt(spec, inputs, t, s) for t, s in zip(inputs[:3], ("q", "kv", "kv"), strict=True))
+    return inputs._replace(q=q, k=k, v=v)
+
+
 def merge(parts: list[Result]) -> Result:
     """The whole row's out and lse from those of parts of its keys."""
     lses = torch.stack([part.lse for part in parts])

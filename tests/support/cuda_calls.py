@@ -209,9 +209,3 @@ class Call:
 
 
 CALLS = [Call(feature, form) for feature, form in itertools.product(FEATURES, FORMS)]
-
-
-def formed(feature: Feature, every: bool) -> list[Call]:
-    """The feature in all forms, or in two or three of them that take turns."""
-    turn = FEATURES.index(feature)
-    return [Call(feature, form) for i, form in enumerate(FORMS) if every or (i + turn) % 5 == 0]

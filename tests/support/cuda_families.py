@@ -25,15 +25,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel.backends.contract import Inputs, Result, Spec
-from cuda_calls import FEATURES, Call, Feature, formed
+from cuda_calls import FEATURES, FORMS, Call, Feature
 
 ALIGNMENT = 16  # bytes: the fused kernels read 128 bits at once
 STATE = ("philox_seed", "philox_offset", "rng_state", "unused")  # arguments, by the release
-
-features = pytest.mark.parametrize("feature", FEATURES, ids=lambda f: f.name)
-forms = pytest.mark.parametrize(
-    "every", [pytest.param(False, id="some forms"), pytest.param(True, id="all", marks=pytest.mark.slow)]
-)
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,12 @@ class Family:
             inputs = inputs._replace(bias=inputs.bias.detach())
         return inputs
 
-    def running(self, feature: Feature, every: bool) -> list[Call]:
-        return [call for call in formed(feature, every) if self.refuses(call) is None]
+    def turns(self, feature: Feature, every: bool, refused: bool = False) -> list[Call]:
+        """The feature in every form that runs, or in one of them, another one for the next feature."""
+        calls = [Call(feature, form) for form in FORMS]
+        found = [call for call in calls if (self.refuses(call) is not None) == refused]
+        turn = FEATURES.index(feature)
+        return found if every else (found[turn % len(found) :][:1] if found else [])
 
     @contextlib.contextmanager
     def recording(self, device: str) -> Iterator[Recorder]:

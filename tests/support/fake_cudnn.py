@@ -169,3 +169,19 @@ def install(folder):
     package.mkdir(parents=True)
     shutil.copy(__file__, package / "__init__.py")
     return str(folder)
+
+
+def site(folder):
+    """A site-packages folder with a libcudnn that only knows a version, an NVRTC and this frontend."""
+    from attnsel.backends.cudnn.ask import libraries
+
+    for source, place, soname in (
+        ("libcudnn.c", "nvidia/cudnn/lib", "libcudnn.so.9"),
+        ("libcublasLt.c", "nvidia/cuda_nvrtc/lib", "libnvrtc.so.12"),
+    ):
+        path, note = libraries.stand_in(source, soname, folder / "made")
+        assert not note
+        (folder / place).mkdir(parents=True)
+        shutil.copy(path, folder / place / soname)
+    install(folder / "frontend")
+    return folder

@@ -36,6 +36,7 @@ SINKS = [
     Case("sinks, rows that see no key", {**BOTTOM_RIGHT, "softmax_type": "learnable"},
          {"softmax_offset": "h"}, {"s_q": 40}),
     Case("off by one", {"softmax_type": "off-by-one"}),
+    packed("sinks, gaps", {"softmax_type": "learnable"}, {"softmax_offset": "h", "cu_seqlens_padded": ""}),
 ]  # fmt: skip
 EVERY = [*CASES, *MORE, *ALIBI, *SINKS]
 

@@ -89,19 +89,6 @@ def test_checkpointing_drops_the_same_entries_again() -> None:
         assert torch.equal(plain, again)
 
 
-def test_packed_lengths_share_plans() -> None:
-    for step in range(12):
-        lengths = [20 + step, 9, 33 - step]
-        cu = torch.tensor([0, *lengths]).cumsum(0).int()
-        q, k, v = torch.randn(3, sum(lengths), 4, 16).bfloat16()
-        extras = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu, "max_seqlen_q": max(lengths)}
-        out = attention(
-            q, k, v, qkv_format="thd", attn_mask_type="padding_causal", max_seqlen_kv=max(lengths), **extras
-        )
-        assert out.isfinite().all()
-    assert len(emulated_cudnn.built) == 1
-
-
 @pytest.mark.parametrize("node", ["sdpa", "sdpa_backward"])
 def test_a_plan_that_does_not_build_is_a_reason_one_warning_and_the_next_candidate(
     node: str, monkeypatch: pytest.MonkeyPatch

@@ -25,14 +25,13 @@ from attention_cases import (
     build,
     carried_out,
     expected,
-    int32,
     merge,
     packed,
     starts,
     upstream,
 )
 from attnsel import AttentionParams
-from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.cudnn import plans, session, tensors
 from attnsel.backends.cudnn.call import GraphCall, Strided, planned
 from attnsel.backends.cudnn.plans import PLANS, PlanCache, PlanRefused
@@ -41,6 +40,8 @@ from attnsel.backends.slopes import default_slopes
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.runtime.bind import make_spec
 from attnsel.runtime.call import config
+from forward_checks import pages_of
+from reference import attention_reference
 from sampling import samples
 
 torch.set_num_threads(1)
@@ -85,19 +86,15 @@ def the_call(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Spec, Inpu
 
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
 def test_forward_and_backward_are_those_of_the_reference(case: Case) -> None:
+    """With a largest logit, and without: then the backward reads what the forward saved."""
     spec, inputs = the_call(case)
     actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
-    assert_matches(actual, expected(spec, inputs, dout, None), TOLERANCE)
+    wanted = expected(spec, inputs, dout, None)
+    assert_matches(actual, wanted, TOLERANCE)
 
-
-@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
-def test_training_without_lse_reads_what_the_forward_saved(case: Case) -> None:
-    spec, inputs = the_call(case)
     spec = dataclasses.replace(spec, need_lse=False, return_max_logit=False)
     result = forward(spec, inputs)
-    dout, _ = upstream(Result(result.out, torch.zeros(1)))
     grads = backward(spec, inputs, result, dout)
-    wanted = expected(spec, inputs, dout, None)
     actual = {"out": result.out, "dq": grads.q, "dk": grads.k, "dv": grads.v}
     assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
 
@@ -115,8 +112,9 @@ def test_inference_makes_no_backward_plan_and_no_stats() -> None:
 # ---- layouts ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["bshd", "sbhd", "bhsd"])
-@pytest.mark.parametrize("shared", ["separate", "h + 2 hg in one buffer"])
+@pytest.mark.parametrize(
+    ("order", "shared"), [("bshd", "h + 2 hg in one buffer"), ("sbhd", "separate"), ("bhsd", "separate")]
+)
 def test_strides_are_taken_as_they_are(order: str, shared: str) -> None:
     b, h, g, s, d = 2, 4, 1, 11, 8
     size = {"b": b, "s": s, "d": d}
@@ -163,30 +161,17 @@ def test_merged_results_have_the_whole_rows_gradients() -> None:
     assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
 
 
-@pytest.mark.parametrize("packed_q", [False, True])
-def test_pages(packed_q: bool) -> None:
-    g, page, d, table = 2, 4, 8, int32([[5, 2, 0], [1, 3, 99]])
-    lengths = [10, 7]
-    pool = torch.randn(2, 7, g, page, d)
-    rows = [1, 3] if packed_q else [3, 3]
-    q = torch.randn(sum(rows), 4, d) if packed_q else torch.randn(2, 4, 3, d)
-    spec = Spec(packed=packed_q, softmax_scale=d**-0.5, window_right=0, bottom_right=True, need_lse=True)
-    inputs = Inputs(
-        q,
-        *pool,
-        seqlens_kv=int32(lengths),
-        block_table=table,
-        cu_seqlens_q=starts(rows) if packed_q else None,
-        max_seqlen_q=3 if packed_q else None,
-    )
-    result = forward(spec, inputs)
-    for n, length in enumerate(lengths):
-        pages = table[n, : -(-length // page)].long()
-        k, v = (t[pages].transpose(1, 2).flatten(0, 1)[:length].transpose(0, 1)[None] for t in pool)
-        mine = q[sum(rows[:n]) : sum(rows[: n + 1])].transpose(0, 1)[None] if packed_q else q[n : n + 1]
-        wanted = expected(dataclasses.replace(spec, packed=False), Inputs(mine, k, v), torch.zeros(()), None)
-        out = result.out[sum(rows[:n]) : sum(rows[: n + 1])].transpose(0, 1) if packed_q else result.out[n]
-        assert_matches({"out": out}, {"out": wanted["out"][0]}, TOLERANCE)
+@pytest.mark.parametrize("case", [Case("", BOTTOM_RIGHT), packed("", BOTTOM_RIGHT)], ids=["dense", "packed"])
+def test_pages(case: Case) -> None:
+    spec, inputs = build(case, torch.float32)
+    spec = dataclasses.replace(spec, return_max_logit=False)
+    wide = {"max_seqlen_q": 17} if spec.packed else {}
+    paged_spec, paged = pages_of(spec, inputs._replace(**wide), 4)
+    result = forward(paged_spec, paged)
+    assert_matches({"out": result.out}, {"out": attention_reference(spec, inputs)[0]}, TOLERANCE)
+    bias = torch.zeros(1, 1, 1, 1)
+    with pytest.raises(ValueError, match="bias: cuDNN takes none beside keys and values in pages"):
+        forward(paged_spec, paged._replace(bias=bias))
 
 
 # ---- dropout ----------------------------------------------------------------------------------------
@@ -238,34 +223,14 @@ def spread(t: Tensor, wider: int | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_calls_that_differ_in_one_stride_share_no_plan(name: str, dim: int) -> None:
+def test_calls_that_differ_in_one_stride_share_no_plan(name: str) -> None:
     spec, inputs = build(Case("plain"), torch.float32)
     inputs = inputs._replace(**{name: spread(getattr(inputs, name))})
-    moved = inputs._replace(**{name: spread(getattr(inputs, name), dim)})
-    first, second = forward(spec, inputs), forward(spec, moved)
-    assert len(emulated_cudnn.built) == 2
-    assert_matches({"out": second.out}, {"out": first.out}, 1e-6)
-    assert len({tensors.problem(spec, i).forward_digest for i in (inputs, moved)}) == 2
-
-
-FIELDS: dict[str, dict[str, Any]] = {
-    "softmax_scale": {"softmax_scale": 0.5},
-    "window_left": {"window_left": 4},
-    "window_right": {"window_right": 2},
-    "deterministic": {"deterministic": True},
-    "softmax_type": {"softmax_type": "off-by-one"},
-    "need_lse": {"need_lse": False, "need_grad": False, "return_max_logit": False},
-    "return_max_logit": {"return_max_logit": False},
-}
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_whatever_is_baked_in_is_part_of_the_key(field: str) -> None:
-    spec, inputs = build(Case("plain"), torch.float32)
-    other = dataclasses.replace(spec, **FIELDS[field])
-    one, two = tensors.problem(spec, inputs), tensors.problem(other, inputs)
-    assert (one.forward_digest, one.backward_digest) != (two.forward_digest, two.backward_digest)
+    first = forward(spec, inputs)
+    for dim in range(3):
+        moved = inputs._replace(**{name: spread(getattr(inputs, name), dim)})
+        assert_matches({"out": forward(spec, moved).out}, {"out": first.out}, 1e-6)
+        assert len(emulated_cudnn.built) == 2 + dim
 
 
 def test_another_library_or_device_has_plans_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,8 +309,8 @@ def packed_call(lengths: list[int]) -> tuple[Spec, Inputs]:
     return spec, inputs
 
 
-def test_twenty_packed_batches_are_a_handful_of_plans() -> None:
-    for step in range(20):
+def test_packed_batches_of_a_run_are_a_handful_of_plans() -> None:
+    for step in range(0, 20, 4):
         lengths = [17 + 3 * step, 5, 40 + step, *[9] * (step % 3 + 8)]
         spec, inputs = packed_call(lengths)
         actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
@@ -355,16 +320,16 @@ def test_twenty_packed_batches_are_a_handful_of_plans() -> None:
 
 
 def test_buckets_hold_every_length_and_waste_a_quarter_at_most() -> None:
-    for length in [*range(1, 3000), *range(3000, 300_000, 991)]:
+    for length in [*range(1, 300), *range(300, 300_000, 991)]:
         room = tensors.bucket(length)
         assert room >= length
         assert room == length if length <= 16 else room % 128 == 0
         assert room <= max(128, length * 1.25 + 127)
         assert tensors.bucket(room) == room
-    for count in range(1, 3000):
+    for count in range(1, 300):
         room = tensors.sequences(count)
         assert count <= room <= max(8, count * 1.25)
-    assert len({tensors.bucket(length) for length in range(1, 131_073)}) < 60
+    assert len({tensors.bucket(length) for length in range(1, 131_073, 7)}) < 60
 
 
 def test_large_packed_buffers_get_64_bit_offsets() -> None:
@@ -394,6 +359,10 @@ ROW = torch.randn(2, 4, 5, 8)
         ({}, {"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask: cuDNN"),
         ({}, {"alibi_slopes": torch.ones(4)}, "alibi_slopes: cuDNN computes its own"),
         ({}, {"q": ROW.double()}, "dtype: q, k and v are torch.float64, torch.float32"),
+        ({}, {"k": ROW.double()}, "dtype: q, k and v are torch.float32, torch.float64"),
+        ({}, {"v": ROW.double()}, "dtype: .* and torch.float64; one of torch.bfloat16"),
+        ({}, dict.fromkeys("qkv", ROW.int()), "dtype: q, k and v are torch.int32"),
+        ({"kv_offset": 3}, {}, "q_offset: cuDNN"),
         ({}, {"k": ROW[:, :, :0], "v": ROW[:, :, :0]}, "k: cuDNN takes no empty tensor"),
         ({}, {"q": torch.randn(2 * 4 * 5 * 8 + 1)[1:].view(2, 4, 5, 8)}, "q: its first element must lie"),
         ({"softmax_type": "learnable"}, {}, "softmax_offset: softmax_type 'learnable'"),
@@ -410,9 +379,11 @@ def test_what_no_graph_expresses_is_said_before_anything_is_built(
     assert emulated_cudnn.built == []
 
 
-def test_a_gradient_of_the_lse_is_refused() -> None:
+def test_a_backward_that_was_not_planned_for_is_refused() -> None:
     spec, inputs = build(Case("plain"), torch.float32)
     result = forward(spec, inputs)
+    with pytest.raises(ValueError, match="need_grad"):
+        backward(dataclasses.replace(spec, need_grad=False), inputs, result, result.out)
     assert result.lse is not None
     with pytest.raises(ValueError, match="dlse"):
         backward(spec, inputs, result, torch.zeros_like(result.out), torch.zeros_like(result.lse))
@@ -461,7 +432,7 @@ def comparable(call: GraphCall) -> dict[str, Any]:
 
 def test_the_runtime_builds_the_graphs_that_the_planner_asks_about() -> None:
     compared = 0
-    for drawn in samples(seed=3, count=600):
+    for drawn in samples(seed=3, count=200):
         p = question(drawn)
         if p is None:
             continue
@@ -492,4 +463,4 @@ def test_the_runtime_builds_the_graphs_that_the_planner_asks_about() -> None:
         made = dataclasses.replace(call, bias_dtype=wanted.bias_dtype)
         assert comparable(made) == comparable(wanted), p
         compared += 1
-    assert compared > 250
+    assert compared > 60

@@ -14,7 +14,6 @@ from attnsel.backends.cudnn.build import workspace_bounded
 from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, adds_in_order, workspace
-from attnsel.rules import REGISTRY
 from paths import ROOT
 from workspaces import ALLOWED, ALLOWED_SHARE
 
@@ -90,13 +89,6 @@ def test_256_gib_are_refused_with_the_figure_and_run_from_the_releases_that_need
     assert select(p, on(**NEEDS_LESS))["cudnn"].eligible
 
 
-def test_the_ways_out_are_the_releases_or_no_determinism() -> None:
-    ways = [u for u in select(AttentionParams(**LONG), on()).unlocks if u.candidate == "cudnn"]
-    changes = [{name: str(value) for name, value in way.changes} for way in ways]
-    assert {"deterministic": "False"} in changes
-    assert NEEDS_LESS in changes
-
-
 def test_a_gradient_of_the_bias_is_made_from_dp_in_every_release() -> None:
     bias = {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "11ss"}
     p = AttentionParams(**LONG, **bias, core_attention_bias_requires_grad=True)
@@ -119,19 +111,6 @@ def test_a_limit_of_the_policy_refuses_a_workspace_too() -> None:
     refused = select(p, on(), policy=Policy(memory_limit="4GiB"))["cudnn"]
     assert [reason.code for reason in refused.reasons] == ["POLICY004"]
     assert "4.0 GiB workspace" in refused.reasons[0].message
-
-
-def test_pytorch_never_asks_for_dp() -> None:
-    p = AttentionParams(**{**LONG, "deterministic": False})
-    answers = select(p, on(torch="2.11.0"))
-    reasons = [*answers["cudnn"].reasons, *answers["sdpa.cudnn"].reasons]
-    assert "MEMORY001" not in {reason.code for reason in reasons}
-
-
-def test_the_page_says_what_the_figure_rests_on() -> None:
-    page = REGISTRY.policy_rules["MEMORY001"]
-    assert "libcudnn 9.19 and 9.28" in page.text
-    assert "For other releases the same formula is used" in page.text
 
 
 # How it is asked for.

@@ -1,11 +1,8 @@
-"""Every guard refuses its danger, and on CPU the danger is real: without it the op crashes or lies."""
+"""Every guard refuses its danger, and what no guard refuses is attention."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -122,6 +119,7 @@ REFUSED: list[tuple[str, tuple[ops.Traits, ...], Inputs, dict[str, Any]]] = [
     ("need_grad", ALL, WITH_GRAD, {}),
     ("deterministic", CUDA, BASE, {"deterministic": True, "need_grad": True}),
     ("expressible", ALL, BASE, {"packed": True}),
+    ("expressible", ALL, BASE._replace(cu_seqlens_q=LENGTHS), {}),
     ("expressible", ALL, BASE, {"softcap": 30.0}),
     ("expressible", ALL, BASE, {"softmax_type": "off-by-one"}),
     ("expressible", ALL, BASE, {"return_max_logit": True}),
@@ -155,13 +153,6 @@ def test_every_guard_is_tried_above_and_listed_in_the_docstring() -> None:
 def test_a_plain_call_breaks_nothing() -> None:
     for traits in ALL:
         assert broken(traits, BASE) == set()
-
-
-def test_d_of_1_may_have_any_last_stride_on_flash_and_cudnn() -> None:
-    one = qkv((2, 4, 6, 1), (2, 4, 8, 1))._replace(q=LAST_STRIDE_2[..., :1])
-    assert "last_stride" not in broken(ops.FLASH_CPU, one) | broken(ops.FLASH_CUDA, one) | broken(
-        ops.CUDNN, one
-    )
 
 
 def test_a_dimension_of_size_1_may_have_any_stride() -> None:
@@ -206,60 +197,6 @@ def test_fake_tensors_are_checked_by_their_offset() -> None:
         assert broken(ops.FLASH_CUDA, Inputs(flat.as_strided(q.shape, q.stride(), 0), k, k)) == set()
 
 
-# What the guards prevent, shown on the raw op.
-
-CRASHES = {
-    "no keys": "flash(r(2,4,6,8), r(2,4,0,8), r(2,4,0,8))",
-    "no queries": "flash(r(2,4,0,8), r(2,4,6,8), r(2,4,6,8))",
-    "no heads": "flash(r(2,0,6,8), r(2,0,6,8), r(2,0,6,8))",
-    "more kv heads than query heads": "flash(r(2,2,6,8), r(2,4,6,8), r(2,4,6,8))",
-    "a call that is sound": "flash(r(2,4,6,8), r(2,4,6,8), r(2,4,6,8))",
-}
-CHILD = """
-import json, os, sys, torch
-torch.set_num_threads(1)
-flash, r = torch._scaled_dot_product_flash_attention_for_cpu, torch.randn
-signals = {}
-for name, code in json.loads(sys.argv[1]).items():
-    pid = os.fork()
-    if pid == 0:
-        eval(code)
-        os._exit(0)
-    signals[name] = os.waitpid(pid, 0)[1] & 127
-print(json.dumps(signals))
-"""
-
-
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="one child process per crash")
-def test_flash_on_cpu_kills_the_process_where_the_guards_refuse() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(CRASHES)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    killed = {name for name, signal in json.loads(run.stdout).items() if signal}
-    assert "a call that is sound" not in killed
-    if torch.__version__.startswith("2.13."):  # other releases may have mended it; the guards stay
-        assert killed == set(CRASHES) - {"a call that is sound"}
-    for q, k in (((2, 4, 6, 8), (2, 4, 0, 8)), ((2, 4, 0, 8), (2, 4, 6, 8)), ((2, 0, 6, 8), (2, 0, 6, 8))):
-        assert "empty" in broken(ops.FLASH_CPU, qkv(q, k))
-    assert "heads" in broken(ops.FLASH_CPU, qkv((2, 2, 6, 8), (2, 4, 6, 8)))
-
-
-def raw_flash(*args: Any, **kwargs: Any) -> Tensor:
-    return ops.forward_op(ops.FLASH_CPU)(*args, **kwargs)[0]
-
-
-def test_flash_on_cpu_ignores_the_last_stride() -> None:
-    k = normal(2, 4, 8, 8)
-    q = normal(2, 4, 6, 16)[..., ::2]
-    truth = F.scaled_dot_product_attention(q, k, k)
-    assert (raw_flash(q, k, k) - truth).abs().max() > 0.1
-    assert "last_stride" in broken(ops.FLASH_CPU, Inputs(q, k, k))
-
-
 def test_flash_writes_rows_into_a_result_that_has_none_where_strides_of_q_tie() -> None:
     q, k = normal(4).as_strided((1, 1, 2, 3), (1, 2, 1, 1)), normal(1, 1, 2, 3)
     truth = F.scaled_dot_product_attention(q.contiguous(), k, k)
@@ -267,53 +204,6 @@ def test_flash_writes_rows_into_a_result_that_has_none_where_strides_of_q_tie() 
     assert broken(ops.FLASH_CPU, Inputs(q, k, k)) == {"result_rows"}
     sliding = normal(20).as_strided((1, 1, 2, 3), (9, 9, 2, 1))  # overlaps, and no stride ties
     assert broken(ops.FLASH_CPU, Inputs(sliding, k, k)) == set()
-
-
-def test_flash_on_cpu_ignores_an_empty_mask_and_refuses_a_boolean_one() -> None:
-    k, q = normal(2, 4, 8, 8), normal(2, 4, 6, 8)
-    assert torch.equal(raw_flash(q, k, k, attn_mask=torch.zeros(0, 8)), raw_flash(q, k, k))
-    with pytest.raises(RuntimeError, match="same data type"):
-        raw_flash(q, k, k, attn_mask=torch.ones(6, 8, dtype=torch.bool))
-
-
-def test_flash_on_cpu_reads_the_wrong_heads_when_they_do_not_divide() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 3, 8, 8)
-    assert raw_flash(q, k, k).shape == q.shape  # F.sdpa raises
-    with pytest.raises(RuntimeError, match="divide"):
-        F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
-
-
-def test_flash_on_cpu_turns_a_nan_scale_into_numbers() -> None:
-    # In columns that fill no vector register: how many those are is up to the processor, one always is.
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 1, 8)
-    assert not raw_flash(q, k, k, scale=math.nan).isnan().any()
-
-
-def test_flash_on_cpu_refuses_a_mask_that_requires_a_gradient() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
-    with pytest.raises(RuntimeError, match="not differentiable"):
-        raw_flash(q, k, k, attn_mask=torch.zeros(6, 8, requires_grad=True))
-
-
-def test_direct_ops_ignore_autocast_and_f_sdpa_does_not() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert raw_flash(q, k, k).dtype == torch.float32
-        assert F.scaled_dot_product_attention(q, k, k).dtype == torch.bfloat16
-
-
-def test_math_adds_a_boolean_mask_as_numbers() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8)
-    keep = normal(6, 8) > 0
-    out = ops.run_forward(ops.MATH, q, k, k, keep, is_causal=False, scale=1.0).out
-    assert (out - F.scaled_dot_product_attention(q, k, k, attn_mask=keep, scale=1.0)).abs().max() > 0.1
-
-
-def test_math_takes_mixed_dtypes_silently() -> None:
-    q, k = normal(2, 4, 6, 8), normal(2, 4, 8, 8).bfloat16()
-    assert ops.run_forward(ops.MATH, q, k, k, None, is_causal=False, scale=1.0).out.dtype == torch.float32
-    with pytest.raises(RuntimeError, match="same dtype"):
-        F.scaled_dot_product_attention(q, k, k)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +237,7 @@ def test_expanded_overlapping_and_offset_inputs_are_safe_on_cpu() -> None:
 sizes = st.integers(0, 3)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.tuples(sizes, sizes, sizes, sizes, sizes, sizes, sizes),
     st.sampled_from(["same", "same", "same", "batch", "rows", "heads"]),

@@ -15,7 +15,7 @@ from torch import Tensor
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.sdpa import masks, ops
 from attnsel.backends.sdpa.bound import bind
-from attnsel.backends.sdpa.masks import align, fold, hidden_score
+from attnsel.backends.sdpa.masks import fold, hidden_score
 from attnsel.backends.sdpa.plan import MASK_ALIGNMENT, mask_itemsize, plan_mask
 from attnsel.backends.slopes import default_slopes
 
@@ -39,65 +39,32 @@ def lengths(*values: int) -> Tensor:
 
 
 # (traits, spec, s_q, s_kv, optional inputs) -> (is_causal, shape of the mask)
+BOTTOM_RIGHT = {**CAUSAL, "bottom_right": True}
+PADDED = {"seqlens_kv": lengths(9, 4)}
+PARTS = {"attn_mask": keys_mask(B, 1, 1, 9), "bias": torch.zeros(H, 6, 1)}
 PLANS: list[tuple[str, ops.Traits, dict[str, Any], int, int, dict[str, Any], bool, Any]] = [
     ("nothing to say", ops.FLASH_CPU, {}, 6, 9, {}, False, None),
     ("causal from the top left", ops.FLASH_CPU, CAUSAL, 6, 9, {}, True, None),
-    (
-        "bottom-right square is top-left",
-        ops.FLASH_CPU,
-        {**CAUSAL, "bottom_right": True},
-        6,
-        6,
-        {},
-        True,
-        None,
-    ),
-    ("bottom-right", ops.FLASH_CPU, {**CAUSAL, "bottom_right": True}, 6, 9, {}, False, (1, 1, 6, 9)),
-    ("bottom-right decode sees all", ops.FLASH_CPU, {**CAUSAL, "bottom_right": True}, 1, 9, {}, False, None),
+    ("bottom-right square is top-left", ops.FLASH_CPU, BOTTOM_RIGHT, 6, 6, {}, True, None),
+    ("bottom-right", ops.FLASH_CPU, BOTTOM_RIGHT, 6, 9, {}, False, (1, 1, S, T)),
+    ("bottom-right decode sees all", ops.FLASH_CPU, BOTTOM_RIGHT, 1, 9, {}, False, None),
     ("offsets that cancel", ops.MATH, {**CAUSAL, "q_offset": 3, "kv_offset": 3}, 6, 9, {}, True, None),
     ("a window wider than the keys", ops.MATH, {"window_left": 5, "window_right": 8}, 6, 9, {}, False, None),
-    ("a window one short", ops.MATH, {"window_left": 4, "window_right": 8}, 6, 9, {}, False, (1, 1, 6, 9)),
+    ("a window one short", ops.MATH, {"window_left": 4, "window_right": 8}, 6, 9, {}, False, (1, 1, S, T)),
     ("a left bound that never binds", ops.MATH, {**CAUSAL, "window_left": 5}, 6, 9, {}, True, None),
-    ("padding", ops.MATH, {}, 6, 9, {"seqlens_kv": lengths(9, 4)}, False, (B, 1, 1, 9)),
+    ("padding", ops.MATH, {}, 6, 9, PADDED, False, (B, 1, 1, 9)),
     ("padded queries need no mask", ops.MATH, {}, 6, 9, {"seqlens_q": lengths(6, 4)}, False, None),
-    ("causal beside padding", ops.FLASH_CPU, CAUSAL, 6, 9, {"seqlens_kv": lengths(9, 4)}, True, (B, 1, 1, 9)),
-    ("math has causal or a mask", ops.MATH, CAUSAL, 6, 9, {"seqlens_kv": lengths(9, 4)}, False, (B, 1, 6, 9)),
-    (
-        "cuDNN has causal or a mask",
-        ops.CUDNN,
-        CAUSAL,
-        6,
-        9,
-        {"seqlens_kv": lengths(9, 4)},
-        False,
-        (B, 1, 6, 9),
-    ),
-    (
-        "a whole mask takes causal in",
-        ops.FLASH_CPU,
-        CAUSAL,
-        6,
-        9,
-        {"attn_mask": keys_mask(6, 9)},
-        False,
-        (1, 1, 6, 9),
-    ),
+    ("causal beside padding", ops.FLASH_CPU, CAUSAL, 6, 9, PADDED, True, (B, 1, 1, 9)),
+    ("math has causal or a mask", ops.MATH, CAUSAL, 6, 9, PADDED, False, (B, 1, 6, 9)),
+    ("cuDNN has causal or a mask", ops.CUDNN, CAUSAL, 6, 9, PADDED, False, (B, 1, 6, 9)),
+    ("whole and causal", ops.FLASH_CPU, CAUSAL, 6, 9, {"attn_mask": keys_mask(S, T)}, False, (1, 1, S, T)),
     ("a mask per head", ops.MATH, {}, 6, 9, {"attn_mask": keys_mask(H, 1, 9)}, False, (1, H, 1, 9)),
-    (
-        "parts broadcast together",
-        ops.MATH,
-        {},
-        6,
-        9,
-        {"attn_mask": keys_mask(B, 1, 1, 9), "bias": torch.zeros(H, 6, 1)},
-        False,
-        (B, H, 6, 9),
-    ),
+    ("parts broadcast together", ops.MATH, {}, 6, 9, PARTS, False, (B, H, 6, 9)),
     ("alibi", ops.MATH, {}, 6, 9, {"alibi_slopes": torch.ones(H)}, False, (1, H, 6, 9)),
     ("alibi per batch", ops.MATH, {}, 6, 9, {"alibi_slopes": torch.ones(B, H)}, False, (B, H, 6, 9)),
-    ("flash on CUDA: bottom right", ops.FLASH_CUDA, {**CAUSAL, "bottom_right": True}, 6, 9, {}, True, None),
+    ("flash on CUDA: bottom right", ops.FLASH_CUDA, BOTTOM_RIGHT, 6, 9, {}, True, None),
     ("flash on CUDA: square", ops.FLASH_CUDA, CAUSAL, 6, 6, {}, True, None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -149,7 +116,7 @@ small = st.integers(1, 6)
 bound_of_window = st.integers(-1, 6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([ops.FLASH_CPU, ops.MATH, ops.EFFICIENT, ops.CUDNN]),
     st.tuples(small, small, bound_of_window, bound_of_window, st.booleans()),
@@ -201,7 +168,7 @@ def test_mask_dead_rows_and_causal_flag_together_are_the_contract(
 @pytest.mark.parametrize(
     "traits", [ops.FLASH_CPU, ops.MATH, ops.EFFICIENT, ops.CUDNN], ids=lambda t: t.kernel
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "optional",
     [
@@ -252,14 +219,6 @@ def test_real_scores_stay_in_float32_where_the_kernel_takes_them() -> None:
     assert mask.dtype == torch.bfloat16
 
 
-def test_true_is_masked_out() -> None:
-    one = torch.tensor([[True, False]])
-    given_inputs = inputs(1, 2, attn_mask=one)
-    mask = fold(ops.MATH, plan_mask(ops.MATH, Spec(), given_inputs), Spec(), given_inputs).mask
-    assert mask is not None
-    assert mask.flatten().tolist() == [-math.inf, 0.0]
-
-
 @pytest.mark.parametrize("traits", [ops.EFFICIENT, ops.CUDNN], ids=lambda t: t.kernel)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_masks_for_cuda_are_finite_even_times_log2e(traits: ops.Traits, dtype: torch.dtype) -> None:
@@ -284,11 +243,6 @@ def test_masks_for_efficient_have_rows_on_multiples_of_8(width: int) -> None:
     assert mask.data_ptr() % 16 == 0
     (gradient,) = torch.autograd.grad(mask.sum(), laid_out_badly)
     assert (gradient == B * H).all()
-
-
-def test_align_keeps_what_is_aligned() -> None:
-    mask = torch.zeros(1, 1, 3, 16)
-    assert align(mask) is mask
 
 
 @pytest.mark.parametrize("traits", [ops.MATH, ops.EFFICIENT], ids=lambda t: t.kernel)

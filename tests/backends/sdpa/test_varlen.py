@@ -20,12 +20,14 @@ from attention_cases import (
     carried_out,
     expected,
     int32,
-    poison,
+    spoilt,
     upstream,
+    with_garbage,
 )
-from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.contract import Spec
 from attnsel.backends.sdpa import conditions, ops, varlen
 from flash_op import FlashOp
+from forward_checks import pages_of
 from reference import attention_reference
 from varlen_cases import USED, made
 
@@ -49,15 +51,15 @@ def test_the_cases_are_many() -> None:
     assert {"padding", "packed: padding between sequences"} & {case.name for case in USED} == {"padding"}
 
 
-@pytest.mark.parametrize("dlse", [False, True], ids=["", "dlse"])
 @pytest.mark.parametrize("case", USED, ids=lambda case: case.name)
-def test_numbers(op: FlashOp, case: Case, dlse: bool) -> None:
-    spec, inputs = made(case)
-    actual, dout, into_lse = carried_out(varlen.forward, varlen.backward, spec, inputs, dlse)
-    wanted = expected(spec, inputs, dout, into_lse)
-    del wanted["max_logit"]
-    assert_matches(actual, wanted)
-    assert op.calls == 1
+def test_numbers(op: FlashOp, case: Case) -> None:
+    for dlse in (False, True):
+        spec, inputs = made(case)
+        actual, dout, into_lse = carried_out(varlen.forward, varlen.backward, spec, inputs, dlse)
+        wanted = expected(spec, inputs, dout, into_lse)
+        del wanted["max_logit"]
+        assert_matches(actual, wanted)
+    assert op.calls == 2
 
 
 @pytest.mark.parametrize("name", ["padding", "self lengths, causal", "packed: gaps, bottom-right"])
@@ -67,26 +69,12 @@ def test_what_lies_in_padding_reaches_nothing(op: FlashOp, name: str) -> None:
     result = varlen.forward(spec, inputs)
     dout, _ = upstream(result)
     grads = varlen.backward(spec, inputs, result, dout)
-    if spec.packed:
-
-        def spoilt(t: Tensor, side: str) -> Tensor:
-            starts, cu = getattr(inputs, f"cu_seqlens_{side}_padded"), getattr(inputs, f"cu_seqlens_{side}")
-            real = torch.zeros(t.shape[0], dtype=torch.bool)
-            for n in range(len(cu) - 1):
-                real[starts[n] : starts[n] + cu[n + 1] - cu[n]] = True
-            return t.clone().masked_fill_(~real[:, None, None], math.nan)
-    else:
-
-        def spoilt(t: Tensor, side: str) -> Tensor:
-            t = poison(t, getattr(inputs, f"seqlens_{side}").tolist())
-            return t.transpose(1, 2).contiguous().transpose(1, 2)
-
-    other = inputs._replace(q=spoilt(inputs.q, "q"), k=spoilt(inputs.k, "kv"), v=spoilt(inputs.v, "kv"))
+    other = with_garbage(spec, inputs)
     again = varlen.forward(spec, other)
-    assert torch.equal(again.out, result.out)
-    assert torch.equal(again.lse, result.lse)
-    spoilt_grads = varlen.backward(spec, other, again, spoilt(dout, "q"))
-    for one, two in zip(grads[:3], spoilt_grads[:3], strict=True):
+    spoilt_grads = varlen.backward(spec, other, again, spoilt(spec, inputs, dout, "q"))
+    for one, two in zip(
+        (result.out, result.lse, *grads[:3]), (again.out, again.lse, *spoilt_grads[:3]), strict=True
+    ):
         assert torch.equal(one, two)
 
 
@@ -144,57 +132,34 @@ def test_others_are_not_bound(op: FlashOp) -> None:
         assert varlen.bind(*made(next(case for case in USED if case.name == name))) is None
 
 
-def in_pages(queries: str, s_q: int = 5) -> tuple[Spec, Inputs, Inputs]:
-    """A call with keys in pages of 256 rows, and the same with its keys one behind the other."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    lengths = int32([300, 0, 256])
-    table = int32([[3, 1], [0, 0], [2, 7]])
-    pools = normal(4, 256, 2, 8), normal(4, 256, 2, 8)
-    spec = Spec(softmax_scale=0.3, need_lse=True, window_right=0, bottom_right=True)
-    rows = torch.arange(512)
-    k, v = (
-        torch.stack([pool[table[n].clamp(max=3).long()].flatten(0, 1)[rows] for n in range(3)]).transpose(
-            1, 2
-        )
-        for pool in pools
-    )
-    paged: dict[str, Any] = {"block_table": table, "seqlens_kv": lengths}
-    k_pool, v_pool = (pool.transpose(1, 2) for pool in pools)
-    if queries == "packed":
-        cu = int32([0, 2, 5, 6])
-        spec = dataclasses.replace(spec, packed=True)
-        q = normal(7, 4, 8)
-        flat = [torch.cat([t[n, :, : lengths[n]].transpose(0, 1) for n in range(3)]) for t in (k, v)]
-        cu_kv = int32([0, 300, 300, 556])
-        return (
-            spec,
-            Inputs(q, k_pool, v_pool, cu_seqlens_q=cu, max_seqlen_q=3, **paged),
-            Inputs(q, *flat, cu_seqlens_q=cu, cu_seqlens_kv=cu_kv),
-        )
-    q = normal(3, s_q, 4, 8).transpose(1, 2)
-    seqlens_q = int32([5, 2, 0]) if queries == "padded" else None
-    return (
-        spec,
-        Inputs(q, k_pool, v_pool, seqlens_q=seqlens_q, **paged),
-        Inputs(q, k, v, seqlens_q=seqlens_q, seqlens_kv=lengths),
-    )
+PAGED = (
+    "causal bottom-right",
+    "padding, bottom-right",
+    "packed: causal bottom-right",
+    "one query row, padded keys",
+)
 
 
-@pytest.mark.parametrize("queries", ["dense", "padded", "packed", "one row"])
-def test_pages(op: FlashOp, queries: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, paged, plain = in_pages(queries, 1 if queries == "one row" else 5)
+@pytest.mark.parametrize("name", PAGED)
+def test_pages(op: FlashOp, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, inputs = made(next(case for case in USED if case.name == name))
+    rows_first = lambda pool: pool.transpose(1, 2).contiguous().transpose(1, 2)  # noqa: E731
+    paged = pages_of(spec, inputs, 256, rows_first)
     if op.old:
         monkeypatch.setattr(varlen, "_names_of", lambda name: frozenset({"query"}))
         with pytest.raises(ValueError, match="takes no pages"):
-            varlen.forward(spec, paged)
+            varlen.forward(*paged)
         return
-    result = varlen.forward(spec, paged)
-    out, lse, _ = attention_reference(spec, plain)
+    result = varlen.forward(*paged)
+    out, lse, _ = attention_reference(spec, inputs)
     assert_matches({"out": result.out, "lse": result.lse}, {"out": out, "lse": lse})
+    apart = math.prod(paged[1].v.shape[1:]) + 1  # elements of 8 bytes from page to page
+    odd = paged[1].v.new_zeros(len(paged[1].v) * apart)
+    odd = odd.as_strided(paged[1].v.shape, (apart, *paged[1].v.stride()[1:]))
+    with pytest.raises(ValueError, match="v: pages must begin at multiples of 16 bytes"):
+        varlen.forward(paged[0], paged[1]._replace(v=odd))
+    with pytest.raises(ValueError, match="a page must have a multiple of 256 rows; got 16"):
+        varlen.forward(*pages_of(spec, inputs, 16, rows_first))
 
 
 DEFAULT = made(CASES[0])[1]

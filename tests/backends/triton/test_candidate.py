@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-import conformance
 from attnsel import DotProductAttention, NoBackendError, attention
 
 pytest.importorskip("triton")
@@ -18,7 +15,7 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-def tensors(heads=4, groups=2, rows=48, width=16):
+def tensors(heads=2, groups=1, rows=20, width=16):
     torch.manual_seed(0)
     return [
         torch.randn(2, rows, n, width, requires_grad=True) for n in (heads, groups, groups)
@@ -39,12 +36,10 @@ def both(**arguments):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"attn_mask_type": "causal"},
         {"attn_mask_type": "causal", "window_size": (7, 0), "softcap": 5.0},
-        {"softmax_type": "off-by-one", "core_attention_bias_type": "alibi"},
-        {"attention_dropout": 0.3},
+        {"softmax_type": "off-by-one", "core_attention_bias_type": "alibi", "attention_dropout": 0.3},
     ],
-    ids=["causal", "window and softcap", "sink and alibi", "dropout"],
+    ids=["window and softcap", "sink, alibi and dropout"],
 )
 def test_forced_on_cpu_tensors_it_gives_what_tiled_gives(arguments):
     for ours, theirs in both(**arguments):
@@ -53,7 +48,7 @@ def test_forced_on_cpu_tensors_it_gives_what_tiled_gives(arguments):
 
 def test_on_cpu_tensors_it_is_never_chosen_by_itself():
     q, k, v = tensors()
-    module = DotProductAttention(4, 16, 2, qkv_format="bshd", softcap=5.0)
+    module = DotProductAttention(2, 16, 1, qkv_format="bshd", softcap=5.0)
     module(q, k, v)
     assert module.last_selection.backend == "tiled"
     assert [reason.code for reason in module.last_selection["triton"].reasons] == ["TRITON007"]
@@ -62,9 +57,9 @@ def test_on_cpu_tensors_it_is_never_chosen_by_itself():
 def test_a_spread_out_head_dimension_is_copied_and_said():
     q, k, v = tensors(width=32)
     q, k, v = q[..., ::2], k[..., ::2], v[..., ::2]
-    module = DotProductAttention(4, 16, 2, qkv_format="bshd", backend="triton")
+    module = DotProductAttention(2, 16, 1, qkv_format="bshd", backend="triton")
     out = module(q, k, v)
-    torch.testing.assert_close(out, DotProductAttention(4, 16, 2, qkv_format="bshd")(q, k, v))
+    torch.testing.assert_close(out, DotProductAttention(2, 16, 1, qkv_format="bshd")(q, k, v))
     assert [a.name for a in module.last_selection["triton"].adaptations] == ["contiguous"]
     with pytest.raises(NoBackendError, match="TRITON008"):
         attention(q, k, v, backend="triton", adapt="never")
@@ -72,42 +67,9 @@ def test_a_spread_out_head_dimension_is_copied_and_said():
 
 def test_it_compiles_without_a_graph_break():
     q, k, v = tensors()
-    module = DotProductAttention(4, 16, 2, qkv_format="bshd", backend="triton")
+    module = DotProductAttention(2, 16, 1, qkv_format="bshd", backend="triton")
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     out = compiled(q, k, v)
     out.sum().backward()
     torch.testing.assert_close(out, module(q, k, v))
     assert q.grad is not None
-
-
-def test_conformance_reports_one_kernel_per_configuration(capsys):
-    assert conformance.main(["--arch", "90", "--head-dim", "64", "--dtype", "bf16", "--json"]) == 0
-    kernels = json.loads(capsys.readouterr().out)["kernels"]
-    assert {kernel["kernel"] for kernel in kernels} == {
-        "forward",
-        "forward_descriptor",
-        "dkdv",
-        "dq",
-        "decode",
-        "merge",
-    }
-    for kernel in kernels:
-        assert kernel["spills"] == 0
-        assert kernel["shared_memory"] <= kernel["shared_memory_limit"]
-        # Few rows, or few columns where a score takes many registers: no warp group's product.
-        small = kernel["kernel"] in ("decode", "merge") or kernel["feature"] in ("dropout", "bias")
-        if not small:
-            assert any("GMMA" in name for name in kernel["matrix_instructions"])
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--arch", "42"], "--arch 42"),
-        (["--head-dim", "wide"], "--head-dim wide"),
-        (["--backend", "tiled"], "--backend tiled"),
-    ],
-)
-def test_conformance_names_a_bad_flag(words, told, capsys):
-    assert conformance.main([*words]) == 2
-    assert told in capsys.readouterr().err

@@ -40,7 +40,7 @@ blocks = st.builds(
 tiles = st.builds(Tiles, *[blocks] * len(Tiles._fields))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     case=calls(),
     layouts=st.tuples(*[st.sampled_from(sorted(LAYOUTS))] * 3),

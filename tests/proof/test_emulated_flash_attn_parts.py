@@ -39,7 +39,7 @@ def rows(spare: int, heads: int = 4, d: int = 16, seed: int = 0) -> Tensor:
 # ---- FlashAttention 2 ----
 
 
-@pytest.mark.parametrize("version", OF_TWO)
+@pytest.mark.parametrize("version", [*OF_TWO[:1], *OF_TWO[-1:]])
 def test_what_the_varlen_pair_returns_and_leaves(version: str) -> None:
     package, q, k, v = functions(2, version), rows(9), rows(10, 2), rows(10, 2, seed=1)
     block = {"block_table": None} if version >= "2.5.7" else {}
@@ -74,7 +74,7 @@ def test_what_the_varlen_pair_returns_and_leaves(version: str) -> None:
         assert made_here[7:].isnan().all()
 
 
-@pytest.mark.parametrize("version", OF_TWO)
+@pytest.mark.parametrize("version", [*OF_TWO[:1], *OF_TWO[-1:]])
 def test_dropout_is_replayed_from_its_state(version: str) -> None:
     package = functions(2, version)
     lengths = [20, 20], [30, 30]
@@ -102,90 +102,9 @@ def test_dropout_is_replayed_from_its_state(version: str) -> None:
         package._flash_attn_backward(dout, q, k, v, out, lse, *first, **how)
 
 
-@pytest.mark.parametrize("version", [version for version in OF_TWO if version >= "2.4"])
-def test_slopes_of_the_causal_kernel_are_in_the_lse_by_column(version: str) -> None:
-    q, k, v = (rows(n, h)[None] for n, h in ((6, 4), (9, 2), (9, 2)))
-    slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    how = two(version, alibi_slopes=slopes, return_softmax=False)
-    lse = functions(2, version)._flash_attn_forward(q, k, v, **how)[-3]
-    _, wanted = one_sequence(
-        *(t[0].double() for t in (q, k, v)), causal=True, softmax_scale=0.25, slopes=slopes
-    )
-    above = slopes[:, None] * (torch.arange(6) + 9 - 6)
-    torch.testing.assert_close(lse[0].double(), wanted + above, rtol=1e-5, atol=1e-5)
-
-
-def test_an_open_right_side_is_as_long_as_the_keys() -> None:
-    q, k = torch.zeros(1, 9, 2, 16).half(), torch.zeros(1, 6, 2, 16).half()
-    lse = functions(2, "2.8.3").flash_attn_func(q, k, k, window_size=(4, -1), return_attn_probs=True)[1]
-    assert [round(math.exp(x)) for x in lse[0, 0].tolist()] == [4, 5, 6, 6, 6, 6, 6, 6, 5]
-    lse = functions(3, "3.0.0").flash_attn_func(q, k, k, window_size=(4, -1), return_attn_probs=True)[1]
-    assert [round(math.exp(x)) for x in lse[0, 0].tolist()] == [6, 6, 6, 6, 6, 6, 6, 6, 5]
-
-
-def test_head_dims_are_padded_by_the_packages() -> None:
-    q = rows(5, d=20)[None]
-    old = functions(2, "2.6.3")._flash_attn_forward(q, q, q, **two("2.6.3", return_softmax=False))
-    assert [t.shape[-1] for t in old[:5]] == [20, 24, 24, 24, 24]
-    for version in NEWER:
-        with pytest.raises(RuntimeError, match="multiple of 8"):
-            functions(2, version)._flash_attn_forward(q, q, q, **two(version, return_softmax=False))
-
-
-@pytest.mark.parametrize("version", [version for version in OF_TWO if version >= "2.5.9"])
-def test_pages_of_varlen(version: str) -> None:
-    q, pool = rows(5), torch.randn(4, 256, 2, 16).half()
-    table = torch.tensor([[2, 0], [3, 1]], dtype=torch.int32)
-    lengths = [300, 7]
-    cu_q, cu_k = cumulative([3, 2]), cumulative(lengths)
-    out = functions(2, version).flash_attn_varlen_func(
-        q, pool, pool, cu_q, cu_k, 3, 300, causal=True, block_table=table
-    )
-    given = drawn([3, 2], lengths)
-    given.q = q
-    given.k = given.v = torch.cat([pool[2], pool[0, :44], pool[3, :7]])
-    near(out, expected(given, {"causal": True})["out"])
-
-
-@pytest.mark.parametrize("version", [version for version in OF_TWO if version >= "2.6.2"])
-def test_left_padding_and_used_lengths_of_varlen(version: str) -> None:
-    q, k = rows(7), rows(20, 2)
-    cu = {"cu_seqlens_q": cumulative([3, 4]), "cu_seqlens_k": cumulative([10, 10])}
-    used = {
-        f"{name}_k": torch.tensor(n, dtype=torch.int32)
-        for name, n in (("leftpad", [2, 1]), ("seqused", [9, 6]))
-    }
-    how = two(version, return_softmax=False) | cu | used | {"max_seqlen_q": 4, "max_seqlen_k": 10}
-    out = functions(2, version)._flash_attn_varlen_forward(q, k, k, **how)[0]
-    given = drawn([3, 4], [7, 5])
-    given.q, given.k = q, torch.cat([k[2:9], k[11:16]])
-    given.v = given.k
-    near(out, expected(given, {"causal": True, "softmax_scale": 0.25})["out"])
-
-
-@pytest.mark.parametrize("version", OF_TWO)
-def test_one_query_a_sequence_is_read_by_batch_from_2_5_9(version: str) -> None:
-    """cu_seqlens_q is not read then: more rows than sequences are refused. Before, they stay unwritten."""
-    block = {"block_table": None} if version >= "2.5.7" else {}
-    cu = {"cu_seqlens_q": cumulative([1, 1]), "cu_seqlens_k": cumulative([5, 2])}
-    how = two(version, return_softmax=False) | cu | {"max_seqlen_q": 1, "max_seqlen_k": 5} | block
-    call, k = functions(2, version)._flash_attn_varlen_forward, rows(7, 2)
-    made = call(rows(2), k, k, **how)
-    given = drawn([1, 1], [5, 2])
-    given.q, given.k, given.v, given.dout = rows(2), k, k, rows(2)
-    wanted = expected(given, {"causal": True, "softmax_scale": 0.25})
-    near(made[0], wanted["out"])
-    near(made[-3].reshape(4, 2) if version >= "2.6" else made[-3][..., 0].T, wanted["lse"])
-    if version >= "2.5.9":
-        with pytest.raises(RuntimeError, match="invalid for input"):
-            call(rows(3), k, k, **how)
-    else:
-        assert call(rows(3), k, k, **how)[0][2].isnan().all()
-
-
 # ---- caches, of 2 and 3 ----
 
-CACHES = [(2, version) for version in OF_TWO] + [(3, version) for version in OF_THREE]
+CACHES = [(2, "2.8.3"), (3, "3.0.0")]
 
 
 @pytest.mark.parametrize(("generation", "version"), CACHES)
@@ -249,27 +168,7 @@ def test_paged_and_left_padded_caches(generation: int, version: str) -> None:
 # ---- FlashAttention 3 ----
 
 
-def test_what_three_gives_by_version() -> None:
-    q = rows(5)[None]
-    given = {
-        "early": functions(3, "3.0.0b1+early"),
-        "b1": functions(3, "3.0.0b1"),
-        "now": functions(3, "3.0.0"),
-    }
-    assert isinstance(given["early"].flash_attn_func(q, q, q), tuple)
-    assert isinstance(given["b1"].flash_attn_func(q, q, q), Tensor)
-    assert isinstance(given["now"].flash_attn_func(q, q, q), Tensor)
-    assert len(given["now"].flash_attn_func(q, q, q, return_attn_probs=True)) == 2
-    out, lse, _, _ = given["now"]._flash_attn_forward(q, q, q)
-    assert isinstance(given["now"]._flash_attn_backward(q, q, q, q, out, lse), Tensor)
-    nothing = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "sequed_q", "sequed_k", "max_seqlen_q"))
-    nothing |= dict.fromkeys(("max_seqlen_k", "dq", "dk", "dv"))
-    for name in ("early", "b1"):
-        backward = given[name]._flash_attn_backward
-        assert len(backward(q, q, q, q, out, lse, **nothing, softmax_scale=0.25, causal=False)) == 4
-
-
-@pytest.mark.parametrize("version", OF_THREE)
+@pytest.mark.parametrize("version", OF_THREE[-1:])
 def test_used_lengths_and_chunks_of_three(version: str) -> None:
     package, early = functions(3, version), version == "3.0.0b1+early"
     q, k = torch.randn(2, 6, 4, 16).half(), torch.randn(2, 8, 2, 16).half()
@@ -318,13 +217,6 @@ def test_used_lengths_of_dense_rows_of_three(version: str) -> None:
     near(lse[1, :, 1:4], level[:, 1:])
 
 
-def test_three_without_any_key_has_another_lse() -> None:
-    q, none = rows(5)[None], torch.empty(1, 0, 4, 16).half()
-    out, lse, _, _ = functions(3, "3.0.0")._flash_attn_forward(q, none, none)
-    assert out.eq(0).all()
-    assert (lse == math.inf).all()
-
-
 # ---- FlashAttention 4 ----
 
 
@@ -350,57 +242,6 @@ def test_sinks_and_the_gradient_of_the_lse(version: str) -> None:
         torch.testing.assert_close(grads[3].double(), wanted[3], rtol=2e-2, atol=2e-2)
     else:
         assert grads[3] is None
-
-
-def test_rows_without_keys_and_a_sink() -> None:
-    q, k, sink = rows(5)[None], rows(3)[None], torch.ones(4).bfloat16()
-    for version, wanted in (("4.0.0b36", [1.0, 1.0]), ("4.0.0b20", [math.nan] * 2)):
-        out, lse = functions(4, version).flash_attn_func(
-            q, k, k, causal=True, learnable_sink=sink, return_lse=True
-        )
-        assert out[0, :2].eq(0).all()
-        torch.testing.assert_close(lse[0, 0, :2], torch.tensor(wanted), equal_nan=True)
-
-
-def visible(version: str, causal: bool, window: tuple[Any, Any]) -> int:
-    """How many of 64 pairs are seen, by the lse of zeros."""
-    zeros = torch.zeros(1, 8, 1, 16).half()
-    package = functions(4, version)
-    _, lse = package.flash_attn_func(zeros, zeros, zeros, causal=causal, window_size=window, return_lse=True)
-    return round(float(lse.exp().sum()))
-
-
-@pytest.mark.parametrize(
-    ("causal", "window", "b20", "b36"),
-    [
-        (False, (None, None), 64, 64),
-        (False, (-1, -1), 64, 64),
-        (True, (-1, -1), 36, 36),
-        (True, (-1, 0), 36, 0),
-        (False, (0, -1), 64, 0),
-        (True, (2, None), 21, 21),
-        (True, (2, 3), 21, 21),
-        (False, (2, None), 49, 49),
-    ],
-)
-def test_negative_windows_of_four(causal: bool, window: tuple[Any, Any], b20: int, b36: int) -> None:
-    assert visible("4.0.0b20", causal, window) == b20
-    assert visible("4.0.0b36", causal, window) == b36
-
-
-@pytest.mark.parametrize("version", OF_FOUR)
-def test_what_four_returns(version: str) -> None:
-    package, q = functions(4, version), rows(5)[None]
-    made = package._flash_attn_fwd(q, q, q)
-    assert len(made) == (5 if version == "4.0.0b36" else 4)
-    assert made[1] is None
-    out, lse, *_ = package._flash_attn_fwd(q, q, q, return_lse=True)
-    assert len(package._flash_attn_bwd(q, q, q, out, q, lse)) == 3
-    pool, table = torch.randn(4, 8, 2, 16).half(), torch.tensor([[2, 0]], dtype=torch.int32)
-    used = torch.tensor([11], dtype=torch.int32)
-    out, _ = package.flash_attn_varlen_func(q, pool, pool, seqused_k=used, page_table=table, causal=True)
-    keys = torch.cat([pool[2], pool[0, :3]]).double()
-    near(out[0], one_sequence(q[0].double(), keys, keys, causal=True)[0])
 
 
 # ---- refusals ----
@@ -463,46 +304,3 @@ def test_refusals(
 ) -> None:
     with pytest.raises(error):
         call(functions(generation, version, arch))
-
-
-def test_refused_calls_run_when_put_right() -> None:
-    """So that a refusal is of what its case names."""
-    for generation, version, arch in (
-        (2, "2.8.3", 80),
-        (2, "2.6.3", 90),
-        (3, "3.0.0", 90),
-        (4, "4.0.0b36", 120),
-    ):
-        functions(generation, version, arch).flash_attn_func(Q, KV, KV)
-    sink = torch.ones(4)
-    functions(4, "4.0.0b36").flash_attn_func(Q, KV, KV, learnable_sink=sink)
-    functions(4, "4.0.0b36", 100)._flash_attn_fwd(Q, KV, KV, num_splits=2)
-    functions(4, "4.0.0b36", 90)._flash_attn_bwd(Q, KV, KV, Q, Q, torch.zeros(2, 4, 4), deterministic=True)
-    functions(3, "3.0.0", 90).flash_attn_func(Q, KV, torch.zeros(2, 4, 2, 24).half())
-    functions(2, "2.8.3")._flash_attn_forward(Q, KV, KV, **two("2.8.3"), return_softmax=False)
-    functions(2, "2.8.3").flash_attn_with_kvcache(Q, KV, KV, cache_seqlens=2)
-
-
-@pytest.mark.parametrize(
-    ("version", "arch", "d", "dropout_p", "refused"),
-    [
-        ("2.3.6", 89, 200, 0.0, True),
-        ("2.3.6", 80, 200, 0.0, False),
-        ("2.5.9.post1", 89, 200, 0.0, True),
-        ("2.5.9.post1", 89, 256, 0.0, False),
-        ("2.5.9.post1", 89, 256, 0.1, True),
-        ("2.6.3", 89, 200, 0.0, False),
-        ("2.6.3", 89, 200, 0.1, True),
-        ("2.8.3", 89, 200, 0.1, False),
-    ],
-)
-def test_backward_of_large_heads(version: str, arch: int, d: int, dropout_p: float, refused: bool) -> None:
-    q = torch.randn(1, 3, 1, d).half().requires_grad_()
-    out = functions(2, version, arch).flash_attn_func(q, q, q, dropout_p=dropout_p)
-    if refused:
-        with pytest.raises(RuntimeError, match="needs sm80 or sm90"):
-            out.sum().backward()
-    else:
-        out.sum().backward()
-        assert q.grad is not None
-        assert q.grad.isfinite().all()

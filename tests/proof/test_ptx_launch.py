@@ -17,8 +17,10 @@ if importlib.util.find_spec("triton") is None:
 import ptx
 from gate import Configuration, launch_of
 
-CALLS = [(kernel, "all") for kernel in ("forward", "rows", "dkdv", "dq", "dbias")]
-CALLS += [(kernel, "causal") for kernel in ("forward", "rows", "dkdv", "dq")]  # no bias, no dbias pass
+KERNELS = ("rows", "dkdv", "dq")
+CALLS = [("forward", "all"), ("dbias", "all"), ("forward", "causal")]  # without a bias there is no dbias pass
+CALLS += [(kernel, feature) for kernel in KERNELS for feature in ("all", "causal")]
+SOME = [CALLS[0], *(pytest.param(*call, marks=pytest.mark.slow) for call in CALLS[1:])]
 
 
 def with_memory(args: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def with_memory(args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("kernel", "feature"), CALLS)
+@pytest.mark.parametrize(("kernel", "feature"), SOME)
 def test_arguments_are_the_parameters_of_turings_ptx(kernel: str, feature: str) -> None:
     launch = launch_of(Configuration(kernel, 75, 64, 64, "fp16", feature))
     compiled = ptx.program(launch, 75)
@@ -92,7 +94,10 @@ class Driver:
         return 0
 
 
-@pytest.mark.parametrize(("kernel", "head_dim", "asks"), [("forward", 64, False), ("dkdv", 128, True)])
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "asks"),
+    [("forward", 64, False), pytest.param("dkdv", 128, True, marks=pytest.mark.slow)],
+)
 def test_the_driver_is_handed_every_argument(
     kernel: str, head_dim: int, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +119,7 @@ def test_the_driver_is_handed_every_argument(
 
 
 def test_what_the_driver_refuses_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = launch_of(Configuration("rows", 75, 64, 64, "fp16"))
+    launch = launch_of(Configuration("forward", 75, 64, 64, "fp16"))
     launch = dataclasses.replace(launch, args=with_memory(launch.args))
     monkeypatch.setattr(ptx, "_libcuda", lambda: Driver(ptx.program(launch, 75), code=218))
     ptx._load.cache_clear()
