@@ -1,6 +1,6 @@
 """The wheels that flash-attn's release workflow built, newest release first. Made: do not edit.
 
-    python tests/support/wheel_table.py CHECKOUT
+    python tests/proof/wheel_table.py CHECKOUT
 
 Source: .github/workflows/publish.yml of Dao-AILab/flash-attention at each tag; releases as on PyPI.
 A line: release, CUDA as the file name has it, then torch:first-last minor of Python 3; all for Linux x86_64

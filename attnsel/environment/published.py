@@ -1,6 +1,6 @@
 """Which builds of a package PyPI has for Linux x86_64, oldest first. Made: do not edit.
 
-    python tests/support/package_index.py
+    python tests/proof/package_index.py
 
 Source: `pip index versions --pre PACKAGE` on 2026-11-23; development builds are left out.
 """

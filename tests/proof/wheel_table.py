@@ -1,6 +1,6 @@
 """Writes attnsel/environment/flash_attn_wheels.py: which wheels of flash-attn its own release workflow built.
 
-    python tests/support/wheel_table.py CHECKOUT    # of github.com/Dao-AILab/flash-attention, with its tags
+    python tests/proof/wheel_table.py CHECKOUT    # of github.com/Dao-AILab/flash-attention, with its tags
 
 Of each tag the matrix of ``.github/workflows/publish.yml`` is read. It uploads the package to PyPI only after
 every wheel of the matrix was built, so tags that PyPI does not list are left out: their builds failed. Which
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OLDEST = Version("2.3.6")
 HEAD = '''"""The wheels that flash-attn's release workflow built, newest release first. Made: do not edit.
 
-    python tests/support/wheel_table.py CHECKOUT
+    python tests/proof/wheel_table.py CHECKOUT
 
 Source: .github/workflows/publish.yml of Dao-AILab/flash-attention at each tag; releases as on PyPI.
 A line: release, CUDA as the file name has it, then torch:first-last minor of Python 3; all for Linux x86_64

@@ -1,6 +1,6 @@
 """Writes attnsel/environment/published.py: which builds of a recipe's packages PyPI has for Linux x86_64.
 
-    python tests/support/package_index.py
+    python tests/proof/package_index.py
 
 Asks ``pip index versions``, so it needs a package index. Development builds are left out: pip takes one only
 where it is asked to.
@@ -12,11 +12,11 @@ import datetime
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from packaging.version import Version
 
-from paths import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "nvidia-cudnn-cu11",
     "nvidia-cudnn-cu12",
@@ -28,7 +28,7 @@ PACKAGES = (
 )
 HEAD = '''"""Which builds of a package PyPI has for Linux x86_64, oldest first. Made: do not edit.
 
-    python tests/support/package_index.py
+    python tests/proof/package_index.py
 
 Source: `pip index versions --pre PACKAGE` on {date}; development builds are left out.
 """
