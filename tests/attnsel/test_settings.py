@@ -53,9 +53,10 @@ def test_the_environment_sets_the_policy(monkeypatch, variable, text, field, val
     ],
 )
 def test_a_bad_variable_is_named_with_its_value(monkeypatch, variable, text):
-    with monkeypatch.context() as patched, pytest.raises(InvalidInput) as caught:
+    with monkeypatch.context() as patched:
         patched.setenv(variable, text)
-        configure()
+        with pytest.raises(InvalidInput) as caught:
+            configure()
     assert caught.value.field == variable
     assert caught.value.value == text
 
