@@ -25,6 +25,7 @@ from attnsel import (
 )
 from attnsel.debug import SlowPathWarning
 from attnsel.decision import Selection, select
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -67,26 +68,6 @@ def test_level_one_is_a_line_per_selection(capfd: pytest.CaptureFixture[str]) ->
     lines = err.splitlines()
     assert len(lines) == 2
     assert all(line.startswith("attnsel: layer 3: ") and "sdpa.flash" in line for line in lines)
-
-
-def test_level_two_is_the_whole_report(capfd: pytest.CaptureFixture[str]) -> None:
-    with override(debug=2):
-        module = build(name="encoder")
-        module(*qkv())
-        module(*qkv())
-    err = capfd.readouterr().err
-    assert module.last_selection is not None
-    assert err.count("encoder: selected sdpa.flash") == 1
-    assert module.last_selection.report().strip() in err
-
-
-def test_environment_variable_sets_the_level(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ATTNSEL_DEBUG", "1")
-    configure()
-    build()(*qkv())
-    assert capfd.readouterr().err.count("\n") == 1
 
 
 def test_json_is_one_object_per_line_in_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -153,8 +134,8 @@ def choice(p: AttentionParams, env: Environment = GPU, **policy: Any) -> Selecti
     return select(p, env, policy=Policy(deny=("triton", "cudnn"), **policy))
 
 
-@pytest.mark.parametrize(
-    ("selection", "slow"),
+@each(
+    "selection, slow",
     [
         (choice(AttentionParams()), False),
         (choice(SLOW), True),
@@ -166,7 +147,6 @@ def choice(p: AttentionParams, env: Environment = GPU, **policy: Any) -> Selecti
             False,
         ),  # nothing runs at all
     ],
-    ids=["fused", "nothing else fits", "math", "tiled", "cpu", "none"],
 )
 def test_a_last_resort_on_a_gpu_is_a_slow_path(selection: Selection, slow: bool) -> None:
     assert debug.is_slow_path(selection) is slow
@@ -194,13 +174,6 @@ def test_fast_path_warns_of_nothing() -> None:
         warnings.simplefilter("error")
         debug.announce(choice(AttentionParams()), configure())
         debug.announce(choice(SLOW, Environment.describe("cpu")), configure())
-
-
-def test_slow_path_is_told_as_a_line_at_level_one(capfd: pytest.CaptureFixture[str]) -> None:
-    with override(debug=1) as settings, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        debug.announce(choice(SLOW), settings)
-    assert "tiled" in capfd.readouterr().err
 
 
 def padded(s: int) -> Selection:

@@ -10,6 +10,7 @@ import pytest
 import attnsel
 from attnsel import InvalidInput, Policy, settings
 from attnsel.settings import VARIABLES, VariableWarning, configure, current, override, unknown_variables
+from tables import each
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +23,8 @@ def fresh(monkeypatch):
     configure()
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "field", "value"),
+@each(
+    "variable, text, field, value",
     [
         ("ATTNSEL_BACKENDS", "triton, sdpa.flash", "allow", ("triton", "sdpa.flash")),
         ("ATTNSEL_DISABLE", "cudnn", "deny", ("cudnn",)),
@@ -34,12 +35,13 @@ def fresh(monkeypatch):
     ],
 )
 def test_the_environment_sets_the_policy(monkeypatch, variable, text, field, value):
-    monkeypatch.setenv(variable, text)
-    assert getattr(configure().policy, field) == value
+    with monkeypatch.context() as patched:
+        patched.setenv(variable, text)
+        assert getattr(configure().policy, field) == value
 
 
-@pytest.mark.parametrize(
-    ("variable", "text"),
+@each(
+    "variable, text",
     [
         ("ATTNSEL_BACKENDS", "fast"),
         ("ATTNSEL_DEBUG", "3"),
@@ -51,9 +53,10 @@ def test_the_environment_sets_the_policy(monkeypatch, variable, text, field, val
     ],
 )
 def test_a_bad_variable_is_named_with_its_value(monkeypatch, variable, text):
-    monkeypatch.setenv(variable, text)
-    with pytest.raises(InvalidInput) as caught:
-        configure()
+    with monkeypatch.context() as patched:
+        patched.setenv(variable, text)
+        with pytest.raises(InvalidInput) as caught:
+            configure()
     assert caught.value.field == variable
     assert caught.value.value == text
 
@@ -75,8 +78,8 @@ def test_an_unknown_setting_is_an_error():
         attnsel.configure(backends="cudnn")
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@each(
+    "changes, field",
     [
         ({"backend": ["tiled"]}, "backend"),
         ({"backend": 3}, "backend"),
@@ -102,8 +105,8 @@ def test_names_of_candidates_are_checked():
         Policy(allow=("flash",))
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
+@each(
+    "written, meant",
     [
         ("ATTNSEL_BACKEND", "ATTNSEL_BACKENDS"),
         ("ATTNSEL_ALLOW", "ATTNSEL_BACKENDS"),

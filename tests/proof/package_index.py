@@ -16,14 +16,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-if __name__ == "__main__":
-    sys.path[1:1] = [
-        str(Path(__file__).resolve().parents[2]),
-        str(Path(__file__).resolve().parents[1] / "support"),
-    ]
-
-from paths import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "nvidia-cudnn-cu11",
     "nvidia-cudnn-cu12",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from attnsel.decision import select
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY
 from attnsel.selection.rule_dependencies import fields_of
+from tables import each
 
 RULE = REGISTRY.rules["INSTALL008"]
 FP16 = AttentionParams(dtype="fp16")
@@ -19,8 +18,8 @@ def refused(selection) -> set[str]:
     return {c.name for c in selection.candidates if any(r.code == "INSTALL008" for r in c.reasons)}
 
 
-@pytest.mark.parametrize(
-    ("gpu", "given", "needs"),
+@each(
+    "gpu, given, needs",
     [
         ("V100", {"torch": "2.14.0", "cuda": "13.0"}, ["2.14.0+cu126", "2.10.0+cu128"]),
         ("V100", {"torch": "2.15.0"}, ["2.14.1+cu126", "2.10.0+cu128"]),
@@ -40,29 +39,6 @@ def test_nothing_runs_where_the_wheel_has_no_code_for_the_gpu(gpu, given, needs)
     for change in finding.required.repairs(finding.observed):
         better = env.derive(assumed=tuple(n for n in env.assumed if n not in change), **change)
         assert RULE.find(FP16, better) is None
-
-
-@pytest.mark.parametrize(
-    ("gpu", "given"),
-    [
-        ("V100", {}),
-        ("V100", {"torch": "2.14"}),
-        ("V100", {"torch": "2.10.0", "cuda": "12.8"}),
-        ("V100", {"torch": "2.16.0", "cuda": "13.2"}),  # a release that is not known yet
-        ("RTX 5090", {"torch": "2.7"}),
-        ("RTX 5090", {"torch": "2.6", "cuda": "12.8"}),  # built from source
-        ("GB10", {"torch": "2.8"}),
-        ("RTX 4090", {"torch": "2.2.2"}),
-        ("cpu", {"torch": "2.6"}),
-    ],
-)
-def test_where_a_wheel_has_code_or_nobody_knows_it_is_silent(gpu, given):
-    assert refused(select(FP16, Environment.describe(gpu, **given))) == set()
-
-
-def test_on_a_detected_machine_torch_answers_itself():
-    env = Environment.describe("V100", torch="2.14.0", cuda="13.0")
-    assert refused(select(FP16, env.replace(detected=True))) == set()
 
 
 def test_the_way_out_is_a_wheel_that_has_it():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from attnsel.environment import Environment
+from tables import each
 
 H100 = Environment.describe(gpu="H100", torch="2.13.0")
 OLD = Environment.describe(gpu="H100", cudnn="8.9.7")
@@ -17,14 +16,8 @@ def cp(codes, candidate, env=H100, **fields):
     return {code for code in codes(candidate, env, **{"cp_size": 2, **fields}) if code.startswith("CP")}
 
 
-@pytest.mark.parametrize("candidate", ALL)
-def test_one_rank_is_no_context_parallelism(codes, candidate):
-    fields = {"cp_size": 1, "max_seqlen_q": 16533, "softmax_type": "learnable", "attention_dropout": 0.125}
-    assert cp(codes, candidate, **fields) == set()
-
-
-@pytest.mark.parametrize(
-    ("length", "expected"),
+@each(
+    "length, expected",
     [
         (16534, {"CP001", "CP020"}),  # not even divisible by 2 * cp_size
         (16576, {"CP020"}),  # chunks of 4144, which is no multiple of 64
@@ -40,21 +33,9 @@ def test_the_way_out_of_issue_1051_is_16640(findings):
     assert list(required.repairs(16534)) == [16640]
 
 
-def test_cudnn_9_wants_whole_chunks_only(codes):
-    assert cp(codes, "cudnn", max_seqlen_q=16534) == {"CP001"}
-    assert cp(codes, "cudnn", max_seqlen_q=16536) == set()
-
-
-@pytest.mark.parametrize(
-    ("length", "expected"), [(4160, {"CP021"}), (4224, set())]
-)  # 4160 / 2 is no multiple of 64
-def test_cudnn_8_without_causal_mask(codes, length, expected):
-    assert cp(codes, "cudnn", OLD, attn_mask_type="no_mask", max_seqlen_q=length) == expected
-
-
-@pytest.mark.parametrize("candidate", ["triton", "tiled", "sdpa.flash"])
-@pytest.mark.parametrize(
-    ("fields", "expected"),
+@each("candidate", ["triton", "tiled", "sdpa.flash"])
+@each(
+    "fields, expected",
     [
         ({"cp_size": 4, "max_seqlen_q": 4100}, {"CP001"}),
         ({"cp_size": 4, "max_seqlen_q": 4104}, set()),
@@ -68,8 +49,8 @@ def test_lengths(codes, candidate, fields, expected):
     assert cp(codes, candidate, **fields) == expected
 
 
-@pytest.mark.parametrize(
-    ("comm", "heads", "groups", "refused"),
+@each(
+    "comm, heads, groups, refused",
     [
         ("a2a", 16, 4, False),
         ("a2a", 18, 18, True),
@@ -84,15 +65,8 @@ def test_heads(codes, comm, heads, groups, refused):
     assert ("CP004" in cp(codes, "triton", **fields)) is refused
 
 
-@pytest.mark.parametrize(
-    ("comm", "refused"), [("p2p", True), ("a2a+p2p", True), ("all_gather", True), ("a2a", False)]
-)
-def test_math_has_no_lse_to_merge_by(codes, comm, refused):
-    assert ("CP005" in cp(codes, "sdpa.math", cp_comm_type=comm)) is refused
-
-
-@pytest.mark.parametrize(
-    ("fields", "code"),
+@each(
+    "fields, code",
     [
         ({"window_size": (128, 0)}, "CP006"),
         ({"attention_dropout": 0.125}, "CP008"),
@@ -105,20 +79,8 @@ def test_what_needs_offsets_is_for_triton_and_tiled(codes, fields, code):
     assert cp(codes, "triton", **fields) == cp(codes, "tiled", **fields) == set()
 
 
-@pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a", "a2a+p2p"])
-def test_sinks(codes, comm):
-    fields = {"softmax_type": "learnable", "cp_comm_type": comm}
-    assert ("CP007" in cp(codes, "cudnn", **fields)) is (comm != "a2a")
-    assert cp(codes, "triton", **fields) == set()
-
-
-@pytest.mark.parametrize("candidate", ALL)
-def test_no_cache(codes, candidate):
-    assert "CP009" in cp(codes, candidate, kv_cache="contiguous", is_training=False)
-
-
-@pytest.mark.parametrize("candidate", ALL)
-@pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a", "a2a+p2p"])
+@each("candidate", ALL)
+@each("comm", ["p2p", "all_gather", "a2a", "a2a+p2p"])
 def test_masks_biases_and_dropout(codes, candidate, comm):
     def refused(**fields):
         return cp(codes, candidate, cp_comm_type=comm, **fields) & {"CP011", "CP013", "CP014"}
@@ -134,8 +96,8 @@ def test_masks_biases_and_dropout(codes, candidate, comm):
     assert refused(**packed, core_attention_bias_type="post_scale_bias") == {"CP013"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "refused"),
+@each(
+    "fields, refused",
     [
         ({}, False),
         ({"max_seqlen_kv": 2048}, True),  # the bound would move below 0

@@ -6,9 +6,8 @@ because of wrong numbers, and an issue describes, is a BUG rule instead.
 
 from __future__ import annotations
 
-import pytest
-
 from attnsel import AttentionParams, Environment, Policy, select
+from tables import each
 
 S = {"max_seqlen_q": 2048}
 DIFFERENCES = [
@@ -72,7 +71,7 @@ def as_it_is(gpu, cudnn, fields):
     return select(AttentionParams(**fields), env, policy=Policy(adapt="never"))["cudnn"]
 
 
-@pytest.mark.parametrize(("gpu", "cudnn", "fields", "why"), DIFFERENCES)
+@each("gpu, cudnn, fields, why", DIFFERENCES)
 def test_the_library_is_followed_where_the_table_is_stricter(gpu, cudnn, fields, why):
     candidate = as_it_is(gpu, cudnn, fields)
     assert candidate.eligible, (why, [reason.code for reason in candidate.reasons])
@@ -102,7 +101,7 @@ AGREEMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("gpu", "cudnn", "fields", "runs"), AGREEMENTS)
+@each("gpu, cudnn, fields, runs", AGREEMENTS)
 def test_both_say_the_same(gpu, cudnn, fields, runs):
     candidate = as_it_is(gpu, cudnn, fields)
     assert candidate.eligible == runs, [reason.code for reason in candidate.reasons]

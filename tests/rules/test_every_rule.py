@@ -16,12 +16,13 @@ from attnsel.decision import select
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
-from attnsel.rules import REGISTRY, load_all
+from attnsel.rules import REGISTRY, Rule, load_all
 from attnsel.rules.examples import question
 from attnsel.verdicts.evidence import Evidence, Refusal
 from attnsel.verdicts.requirements import AtLeast, AtMost, Multiple
 from attnsel.verdicts.verdict import EVIDENCE, Reason, Unknown, Violation
 from paths import IMPORTED_FROM
+from tables import each
 
 load_all()
 RULES = list(REGISTRY.rules.values())
@@ -30,20 +31,21 @@ RULES_FOLDER = Path(__file__).parents[2] / "rules"
 FILES = sorted(RULES_FOLDER.rglob("*.py"))
 
 
-def by_code(page):
-    return page.code
-
-
-@pytest.mark.parametrize("page", PAGES, ids=by_code)
-def test_a_page_has_title_reason_and_source(page):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.code)
+def test_a_rule(page):
+    """All that holds of one, so that ``-k CODE`` is its test."""
     assert 10 < len(page.title) <= 75, page.title
     assert page.source
     assert page.evidence in EVIDENCE
     assert re.search(r"^(Why|Fix): ", page.text, re.MULTILINE), "say why, or what to do"
+    if isinstance(page, Rule):
+        fires_on_its_example_with_a_whole_reason(page)
+        passes_its_other_example(page)
+        reads_its_arguments_and_nothing_else(page)
+        says_what_holds(page)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=by_code)
-def test_it_fires_on_its_example_with_a_whole_reason(rule):
+def fires_on_its_example_with_a_whole_reason(rule):
     p, env = question(rule, rule.fires_on)
     assert rule.concerns(p)
     assert rule.applies(env), f"the example's environment does not pass the gates: {rule.when_text}"
@@ -62,14 +64,43 @@ def test_it_fires_on_its_example_with_a_whole_reason(rule):
         assert answer.verdict == ("unknown" if all(r.unknown for r in answer.reasons) else "refused")
 
 
-@pytest.mark.parametrize("rule", RULES, ids=by_code)
-def test_it_passes_its_other_example(rule):
+def passes_its_other_example(rule):
     p, env = question(rule, rule.passes)
     if rule.applies(env) and rule.concerns(p):
         assert rule.find(p, env) is None
 
 
-@pytest.mark.parametrize("rule", REGISTRY.policy_rules.values(), ids=by_code)
+def reads_its_arguments_and_nothing_else(rule):
+    """No clock, no environment variables: what equality ignores no rule can read."""
+    names = set(_names(rule.body.__code__))
+    assert not names & {"os", "environ", "time", "random", "open", "__dict__", "fp8_meta"}
+    assert list(inspect.signature(rule.body).parameters)[:2] == ["p", "env"]
+
+
+def _names(code):
+    yield from code.co_names
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _names(constant)
+
+
+def says_what_holds(rule):
+    """The condition is the text: what is said to be enough is enough, and the next value is not."""
+    for limit in rule.limits:
+        requirement = limit.requirement
+        if limit.of_environment or not isinstance(requirement, (AtMost, AtLeast, Multiple)):
+            continue
+        edge = requirement[0]
+        beyond = edge - 1 if isinstance(requirement, AtLeast) else edge + 1
+        assert str(edge) in str(requirement)
+        for field in limit.fields:
+            _, holds_fast = requirement.fast(field)
+            for holds in (lambda value: requirement.holds(value, None), holds_fast):  # noqa: B023
+                assert holds(edge)
+                assert not holds(beyond)
+
+
+@pytest.mark.parametrize("rule", REGISTRY.policy_rules.values(), ids=lambda rule: rule.code)
 def test_a_policy_rule_refuses_and_is_told(rule):
     name, fields = rule.fires_on
     p, env = AttentionParams(), question(RULES[0], {"gpu": "H100", "torch": "2.13.0"})[1]
@@ -85,27 +116,12 @@ def test_a_policy_rule_refuses_and_is_told(rule):
     assert rule.code not in [reason.code for reason in plain.reasons]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=by_code)
-def test_a_body_reads_its_arguments_and_nothing_else(rule):
-    """No clock, no environment variables: what equality ignores no rule can read."""
-    names = set(_names(rule.body.__code__))
-    assert not names & {"os", "environ", "time", "random", "open", "__dict__", "fp8_meta"}
-    assert list(inspect.signature(rule.body).parameters)[:2] == ["p", "env"]
-
-
-def _names(code):
-    yield from code.co_names
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            yield from _names(constant)
-
-
 # A bound stands once: in ``requires`` or in ``limit``.
 
 BOUNDS = {"AtMost", "AtLeast", "Multiple", "EqualTo", "AtMostField"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RULES_FOLDER).as_posix())
+@each("path", FILES)
 def test_no_body_states_a_bound_beside_its_condition(path):
     """A bound inside ``Violation(...)`` needs a condition that says it again, and the two drift apart."""
     wrong = [
@@ -147,8 +163,8 @@ def _has(tree, names):
     return any(_has(node, names) for node in ast.iter_child_nodes(tree))
 
 
-@pytest.mark.parametrize(
-    ("text", "states"),
+@each(
+    "text, states",
     [
         ("return Violation('f', p.f, AtMost(1))", True),
         ("return Unknown('f', p.f, required=Multiple(8))", True),
@@ -163,29 +179,6 @@ def _has(tree, names):
 def test_the_search_for_stated_bounds_finds_them(text, states):
     (function,) = ast.parse(f"def rule(p, env):\n    {text}\n").body
     assert bool(list(_stated_bounds(function))) == states
-
-
-EDGES = [
-    (rule, limit.requirement, field)
-    for rule in RULES
-    for limit in rule.limits
-    for field in limit.fields
-    if isinstance(limit.requirement, (AtMost, AtLeast, Multiple)) and not limit.of_environment
-]
-
-
-@pytest.mark.parametrize(
-    ("rule", "requirement", "field"), EDGES, ids=[f"{rule.code}-{field}" for rule, _, field in EDGES]
-)
-def test_a_bound_holds_up_to_its_edge_and_not_beyond(rule, requirement, field):
-    """The condition is the text: what is said to be enough is enough, and the next value is not."""
-    edge = requirement[0]
-    beyond = edge - 1 if isinstance(requirement, AtLeast) else edge + 1
-    assert str(edge) in str(requirement)
-    _, holds_fast = requirement.fast(field)
-    for holds in (lambda value: requirement.holds(value, None), holds_fast):
-        assert holds(edge)
-        assert not holds(beyond)
 
 
 def test_codes_are_grouped_by_family():

@@ -14,10 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
+from tables import each
 from te_choice import choice
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -51,7 +50,7 @@ def theirs(number: str) -> str:
     return choice(p, env, row["fused"], off)
 
 
-@pytest.mark.parametrize("number", [number for number, row in ROWS.items() if "te" in row])
+@each("number", [number for number, row in ROWS.items() if "te" in row])
 def test_the_filters_say_what_was_measured(number):
     assert theirs(number) == ROWS[number]["te"], ROWS[number]["what"]
 
@@ -108,32 +107,34 @@ NO_FP8 = Why(
 )
 
 
-def each(rows: str, why: Why) -> dict[str, Why]:
+def all_of(rows: str, why: Why) -> dict[str, Why]:
     return dict.fromkeys(rows.split(), why)
 
 
 # By TransformerEngine's choice and attnsel's.
 DIFFERENCES: dict[tuple[str, str | None], dict[str, Why]] = {
     ("fused", "flash_attn.3"): {
-        **each("c005 c015 c017 c019 c020 c024 c037 c041", CONTESTED),
-        **each("c043 c055 c069 c071 c073 c075 c076", CONTESTED),
+        **all_of("c005 c015 c017 c019 c020 c024 c037 c041", CONTESTED),
+        **all_of("c043 c055 c069 c071 c073 c075 c076", CONTESTED),
         "c045": NO_CUDNN,
     },
     ("fused", None): {"c062": NO_CUDNN},
     ("fused", "sdpa.flash"): {"p002": BEYOND},
     ("fused", "sdpa.efficient"): {"c029": BEYOND},
-    ("flash_attn.2", "sdpa.flash"): each("c000 c001 c002 c006 c007 c008 c009 c021 c022 p001 p005", IN_TORCH),
-    ("flash_attn.2", "sdpa.varlen"): each("c035 c044", IN_TORCH),
+    ("flash_attn.2", "sdpa.flash"): {
+        **all_of("c000 c001 c002 c006 c007 c008 c009 c021 c022 p001 p005", IN_TORCH),
+    },
+    ("flash_attn.2", "sdpa.varlen"): all_of("c035 c044", IN_TORCH),
     ("flash_attn.2", "triton"): {"c066": FEWER_COPIES},
     ("flash_attn.2", "cudnn"): {"c047": LIBRARY},
     ("flash_attn.3", None): {"p012": NO_FP8},
-    ("flash_attn.4", "cudnn"): each("c023 c033 c057", LIBRARY),
+    ("flash_attn.4", "cudnn"): all_of("c023 c033 c057", LIBRARY),
     ("flash_attn.4", "sdpa.flash"): {"c039": SM120},
     ("flash_attn.4", "sdpa.varlen"): {"c038": SM120},
-    ("unfused", "cudnn"): each("c046 c050 c052 p019 p020", LIBRARY),
+    ("unfused", "cudnn"): all_of("c046 c050 c052 p019 p020", LIBRARY),
     ("unfused", "sdpa.cudnn"): {"p007": BEYOND},
-    ("unfused", "sdpa.efficient"): each("c028 c049 c068 p006", BEYOND),
-    ("unfused", "sdpa.flash"): each("p003 p004 p016 p017", BEYOND),
+    ("unfused", "sdpa.efficient"): all_of("c028 c049 c068 p006", BEYOND),
+    ("unfused", "sdpa.flash"): all_of("p003 p004 p016 p017", BEYOND),
     ("unfused", "triton"): {"p014": BEYOND},
     ("none", "cudnn"): {"c060": ADAPTED, "c063": LIBRARY, "c065": ADAPTED},
     ("none", "sdpa.flash"): {"p018": BEYOND},
@@ -153,7 +154,7 @@ def test_every_difference_is_listed_and_every_listed_one_is_there():
     assert set(LISTED) - found == set(), "no longer a difference"
 
 
-@pytest.mark.parametrize(("number", "reason"), [(row[0], why) for row, why in LISTED.items()])
+@each("number, reason", [(row[0], why) for row, why in LISTED.items()])
 def test_its_reason_is_the_reason(number, reason):
     selection = asked(number)
     told = [(c.name, c.placed_by, [r.code for r in c.reasons]) for c in selection]

@@ -20,6 +20,7 @@ from attnsel.rules import REGISTRY, Registry, find_rule, load_all, rule
 from attnsel.rules.api import removed
 from attnsel.rules.ranges import RANGES, free_codes, range_of, ranges_of, split
 from attnsel.verdicts.requirements import AtMost
+from tables import each
 
 load_all()
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def test_ranges_do_not_overlap():
     assert len(codes) == len(set(codes))
 
 
-@pytest.mark.parametrize("codes", RANGES, ids=lambda codes: f"{codes.prefix}{codes.first:03}")
+@each("codes", RANGES)
 def test_a_range_is_of_a_file_and_its_next_code_is_free(codes):
     assert (ROOT / codes.file).is_file()
     assert 0 < codes.first <= codes.last <= 999
@@ -79,26 +80,6 @@ def test_free_codes_are_asked_for_by_family_or_by_file():
     assert {codes.file for codes in ranges_of("fp8.py")} == {"rules/cudnn/fp8.py"}
     with pytest.raises(KeyError, match=r"no range for 'XYZ'.*CUDNN"):
         free_codes("XYZ")
-
-
-def test_the_command_prints_every_range_within_80_columns(capsys):
-    assert main(["rules", "--ranges"]) == 0
-    out = capsys.readouterr().out
-    assert all(codes.file in out and (codes.next_free() or "full") in out for codes in RANGES)
-    assert [line for line in out.splitlines() if len(line) > 80] == []
-
-
-def test_ranges_as_json_narrowed_to_a_family(capsys):
-    assert main(["rules", "--ranges", "--family", "pref", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert set(row) == {"schema", "prefix", "first", "last", "file", "about", "next"}
-    assert (row["prefix"], row["next"]) == ("PREF", free_codes("PREF")[0])
-
-
-@pytest.mark.parametrize("words", [["--candidate", "cudnn"], ["--evidence", "source"]])
-def test_other_filters_do_not_go_with_ranges(capsys, words):
-    assert main(["rules", "--ranges", *words]) == 2
-    assert "not together with --ranges" in capsys.readouterr().err
 
 
 # A rule's life. BUG9xx: nobody will take these.
@@ -183,14 +164,6 @@ def test_a_deprecated_rule_refuses_and_names_what_took_over(registered, capsys):
     assert (as_json["status"], as_json["replaced_by"]) == ("deprecated", "BUG006")
 
 
-def test_a_rule_in_force_has_no_word_about_its_status(capsys):
-    assert "Status" not in told(capsys, "BUG006")
-    assert row_of(capsys, "BUG006").endswith("]")
-    assert main(["rules", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {"active"} <= {row["status"] for row in rows} <= {"active", "preview", "deprecated"}
-
-
 def test_allowing_a_deprecated_bug_works_and_names_what_took_over(registered):
     registered(replaced_by="BUG006")
     with pytest.warns(DeprecationWarning, match="BUG900 is deprecated: BUG006 took over") as caught:
@@ -246,7 +219,7 @@ def test_a_code_in_use_cannot_be_removed():
         removed("BUG006", release="0.1.0", why="A test tried.")
 
 
-@pytest.mark.parametrize("gone", REGISTRY.removed.values(), ids=lambda gone: gone.code)
+@each("gone", REGISTRY.removed.values())
 def test_every_removed_code_says_why_and_what_to_read_instead(gone, capsys):
     assert any(codes.has(gone.code) for codes in RANGES)
     assert gone.code not in REGISTRY.pages

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-import pytest
-
 from attnsel import AttentionParams, Environment, Policy, Tensors, TensorSpec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Device
@@ -20,6 +18,7 @@ from attnsel.selection.inquiry import Inquiry
 from attnsel.verdicts.evidence import NO_EVIDENCE
 from attnsel.verdicts.record import CandidateRecord
 from questions import questions
+from tables import each
 
 RECORDS = [record for record in CANDIDATES.values() if record.limits == "rules" and not record.plugin]
 
@@ -109,15 +108,15 @@ def test_every_word_has_its_question() -> None:
         assert all(any(feature.asked(p) for p in asked) for feature in features), word
 
 
-@pytest.mark.parametrize("word", ["dropout", "bias_grad"])
+@each("word", ["dropout", "bias_grad"])
 def test_outside_training_nothing_asks_for_it(word: str) -> None:
     """Rules, and the runtime, read both fields in training alone; so must the rule that ``takes`` makes."""
     (asks,) = ASKS[word]
     assert word not in words_of(AttentionParams(**{**SMALL, **asks, "is_training": False}))
 
 
-@pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+@each("word", WORDS)
+@each("record", RECORDS)
 def test_the_rules_leave_what_is_listed_and_nothing_else(record: CandidateRecord, word: str) -> None:
     taken = [f"{p.dtype} on {env.target}" for p, env in questions_for(word) if takes_it(record, p, env)]
     if word in record.takes:
@@ -126,7 +125,7 @@ def test_the_rules_leave_what_is_listed_and_nothing_else(record: CandidateRecord
         assert taken == []
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+@each("record", RECORDS)
 def test_calls_of_many_features_are_left_where_all_are_listed(record: CandidateRecord) -> None:
     """One word refuses whatever else is asked: rules may not look at a feature alone."""
     left = 0

@@ -33,7 +33,7 @@ __all__ = ["SWITCHES", "dispatch", "held"]
 NEWEST = Version(2, 20)
 READ = tuple(Version(2, minor) for minor in (8, 12, 13, 14, 16, 17, 18, 20))
 """Releases whose own function gives the same answers to thousands of questions
-(tests/support/te_function.py). Of those between, the boundaries of each filter were looked up at the tags."""
+(tests/proof/te_function.py). Of those between, the boundaries of each filter were looked up at the tags."""
 
 _CANDIDATES = {
     FLASH_2: "flash_attn.2",

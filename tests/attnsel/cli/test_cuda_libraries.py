@@ -59,15 +59,6 @@ def test_a_whole_tree_is_in_order(tree):
     assert texts(seen(tree)) == []
 
 
-def test_a_cpu_build_is_not_looked_at(tree):
-    (tree / "nvidia/cudnn/lib/libcudnn_graph.so.9").unlink()
-    assert look(None, [str(tree)]) == CudaLibraries()
-
-
-def test_no_wheel_of_cudnn_is_nothing_to_look_at(tmp_path):
-    assert look("12.8", [str(tmp_path)]) == CudaLibraries()
-
-
 def test_a_piece_that_is_absent_is_named_with_the_line_that_brings_it(tree):
     (tree / "nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9").unlink()
     found = seen(tree)
@@ -94,13 +85,6 @@ def test_nvrtc_that_is_nowhere_is_missing(tree):
     (finding,) = find_cuda(found, H100)
     assert finding.text == f"{NVRTC} is not there: cuDNN compiles its attention with it"
     assert finding.fix == "pip install --force-reinstall nvidia-cuda-nvrtc-cu12"
-
-
-def test_nvrtc_of_cuda_13_has_its_own_folder_and_package(tree):
-    found = seen(tree, "13.0")
-    assert found.absent == ("libnvrtc.so.913",)
-    (finding,) = find_cuda(found, H100)
-    assert finding.fix == "pip install --force-reinstall nvidia-cuda-nvrtc"
 
 
 def test_nvrtc_without_its_builtins_is_half_of_it(tree):

@@ -6,15 +6,15 @@ import json
 import os
 import platform
 import sys
-import warnings
 
 import pytest
 
-from attnsel import AttentionParams, Environment, select, settings
+from attnsel import Environment, settings
 from attnsel.cli import doctor as doctor_module
 from attnsel.cli import main, probe
 from attnsel.cli.findings import runs_on
 from attnsel.cli.probe import Probe, ProbedMachine, redact
+from tables import each
 
 ABSENT = Probe(None, None, {})
 TORCH = {
@@ -64,55 +64,8 @@ def levels(told, part):
     return [finding["level"] for finding in told["findings"] if part in finding["text"]]
 
 
-def test_a_healthy_gpu_machine(examined):
-    code, told = examined(
-        machine(
-            gpus=["NVIDIA H100"],
-            env=gpu(),
-            torch=Probe("2.9.1", True, TORCH),
-            triton=Probe("3.5.1", True, {"version": "3.5.1"}),
-        )
-    )
-    assert code == 0
-    assert [finding for finding in told["findings"] if finding["level"] == "error"] == []
-    assert told["components"]["torch"] == {
-        "installed": "2.9.1", "loads": True, "version": "2.9.1", "trouble": "",
-    }  # fmt: skip
-    assert len(told["calls"]) == 6
-    assert {(call["dtype"], call["training"]) for call in told["calls"]} == {
-        (dtype, training) for dtype in ("bf16", "fp16", "fp32") for training in (True, False)
-    }
-    for call in told["calls"]:
-        p = AttentionParams(dtype=call["dtype"], is_training=call["training"])
-        assert call["backend"] == select(p, gpu()).backend
-
-
-def test_the_text_fits_and_names_what_is_chosen(examined):
-    code, out = examined(machine(gpus=["NVIDIA H100"], env=gpu(), torch=Probe("2.9.1", True, TORCH)), "")
-    assert code == 0
-    assert "CUDA 12.8 build" in out
-    assert "✔ ←" in out
-    assert "Findings: nothing is wrong" in out
-    assert max(map(len, out.splitlines())) <= 80
-
-
-def test_a_driver_that_nobody_asked_is_no_proof_that_there_is_no_gpu(examined):
-    _, told = examined(machine())
-    assert levels(told, "no GPU here") == ["note"]
-    _, told = examined(machine()._replace(driver_unasked=True))
-    assert levels(told, "without nvidia-ml-py the driver is not asked") == ["note"]
-    assert levels(told, "no GPU here") == []
-
-
-def test_without_torch_it_can_plan(examined):
-    code, told = examined(machine(env=Environment.describe("cpu", torch=None).replace(assumed=())))
-    assert code == 0
-    assert levels(told, "torch is not installed") == ["note"]
-    assert {call["backend"] for call in told["calls"]} == {None}
-
-
-@pytest.mark.parametrize(
-    ("cuda", "found", "level", "text"),
+@each(
+    "cuda, found, level, text",
     [
         ("13.0", "9.10.2", "error", "torch 2.13.0+cu130 pins cuDNN 9.20.0.48, found 9.10.2"),
         ("12.6", "9.20.0", "note", "torch 2.13.0+cu126 pins cuDNN 9.10.2.21, found 9.20.0"),
@@ -128,8 +81,8 @@ def test_a_cudnn_that_the_wheel_does_not_pin_is_named(examined, cuda, found, lev
     assert level != "error" or "pip install 'nvidia-cudnn-cu13==9.20.0.48'" in fixes[0]
 
 
-@pytest.mark.parametrize(
-    ("fake", "text"),
+@each(
+    "fake, text",
     [
         (
             machine(torch=Probe("2.5.1", True, {**TORCH, "cuda_build": None})),
@@ -186,45 +139,6 @@ def test_a_gpu_hidden_on_purpose_is_no_error(examined, monkeypatch):
     assert levels(examined(fake)[1], "cannot use it") == ["note"]
 
 
-def test_two_cudnn_libraries_are_told(examined):
-    fake = machine(
-        env=gpu(cudnn="9.10.2"),
-        torch=Probe("2.9.1", True, TORCH),
-        cudnn_frontend=Probe("1.28.0", True, {"version": "1.28.0", "cudnn": 92400}),
-    )
-    assert levels(examined(fake)[1], "torch loads cuDNN 9.10.2 and cudnn-frontend 9.24.0") == ["warning"]
-
-
-def test_a_slow_path_is_told(examined):
-    told = examined(machine(env=gpu("sm70"), torch=Probe("2.9.1", True, {**TORCH, "arch_list": ["sm_70"]})))[
-        1
-    ]
-    assert levels(told, "plain bf16 training gets ") == ["warning"]
-
-
-def test_variables(examined, monkeypatch):
-    monkeypatch.setenv("ATTNSEL_DISABLE", "sdpa.flash")
-    monkeypatch.setenv("ATTNSEL_DISBALE", "tiled")
-    code, told = examined(machine(torch=Probe("2.9.1", True, {**TORCH, "cuda_build": None})))
-    assert code == 0
-    assert told["variables"] == {"ATTNSEL_DISABLE": "sdpa.flash", "ATTNSEL_DISBALE": "tiled"}
-    assert told["settings"]["policy"]["deny"] == ["sdpa.flash"]
-    misspelt = next(f for f in told["findings"] if "ATTNSEL_DISBALE" in f["text"])
-    assert (misspelt["level"], misspelt["fix"]) == ("warning", "did you mean ATTNSEL_DISABLE?")
-    assert told["calls"][0]["verdicts"]["sdpa.flash"]["code"] == "POLICY003"
-
-
-def test_a_misspelt_variable_stands_in_the_title_and_is_told_once(examined, monkeypatch):
-    monkeypatch.setattr(settings, "_warned", set())
-    monkeypatch.setenv("ATTNSEL_BACKEND", "triton")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        code, out = examined(machine(gpus=["NVIDIA H100"], env=gpu(), torch=Probe("2.9.1", True, TORCH)), "")
-    assert code == 0
-    assert "Findings: nothing is wrong, 1 probably not as meant\n" in out
-    assert "? ATTNSEL_BACKEND is set and nothing reads it\n      → did you mean ATTNSEL_BACKENDS?" in out
-
-
 def test_an_invalid_variable_is_wrong_and_stops_nothing(examined, monkeypatch):
     monkeypatch.setenv("ATTNSEL_ADAPT", "maybe")
     code, told = examined(machine(torch=Probe("2.9.1", True, {**TORCH, "cuda_build": None})))
@@ -233,8 +147,8 @@ def test_an_invalid_variable_is_wrong_and_stops_nothing(examined, monkeypatch):
     assert levels(told, "ATTNSEL_ADAPT = 'maybe': must be 'auto' or 'never'") == ["error"]
 
 
-@pytest.mark.parametrize(
-    ("arch", "built_for", "runs"),
+@each(
+    "arch, built_for, runs",
     [
         ("sm90", ["sm_90"], True),
         ("sm90", ["sm_90a"], True),

@@ -27,6 +27,7 @@ from fake_packages import (
     put,
     undefined,
 )
+from tables import each
 
 ABSENT = Probe(None, None, {})
 LOADS = {"version": None}
@@ -63,8 +64,8 @@ def _x86(monkeypatch):
 FALSE_WHEEL = FlashFacts(built_for={"cuda": "12", "torch": "2.6", "abi": "FALSE"})
 
 
-@pytest.mark.parametrize(
-    ("fake", "why"),
+@each(
+    "fake, why",
     [
         (
             broken(undefined(OLD_ABI)),
@@ -155,30 +156,6 @@ def test_an_error_that_says_nothing_is_kept_as_it_is():
     assert found.text == "flash-attn 2.8.3 is installed and does not load: ImportError: something new"
 
 
-def test_a_symbol_of_somebody_else_is_not_called_torchs():
-    assert explain("flash_attn", broken(undefined("_ZN7somebodyElseEv"))).why == ""
-
-
-def test_the_way_out_is_the_fitting_wheel_or_says_that_none_is():
-    fix = explain("flash_attn", broken(undefined(OLD_ABI))).fix
-    assert fix.startswith(
-        "pip install --force-reinstall --no-deps https://github.com/Dao-AILab/flash-attention"
-    )
-    assert fix.endswith("2.8.3.post1%2Bcu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl")
-    old = explain("flash_attn", broken(undefined(NEW_ABI), here=torch("2.6.0", "12.4", new_abi=False))).fix
-    assert "/v2.7.4.post1/" in old
-    none = explain("flash_attn", broken(undefined(OLD_ABI), here=torch("2.13.0", "13.0"))).fix
-    assert "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12" in none
-    assert "--no-cache-dir" in none  # pip would install what it built for the last torch
-    assert explain("flash_attn", broken("No module named 'einops'")).fix == "pip install einops"
-    dsl = broken("No module named 'cutlass'", component="flash_attn_4")
-    assert explain("flash_attn_4", dsl).fix == "pip install nvidia-cutlass-dsl"
-    three = broken(undefined(OTHER_TORCH), component="flash_attn_3", here=torch("2.9.1"))
-    assert explain("flash_attn_3", three).fix == (
-        "pip install --force-reinstall flash-attn-3 --index-url https://download.pytorch.org/whl/cu128"
-    )
-
-
 def test_cute_of_the_other_package():
     stale = machine(
         flash_attn=Probe("2.8.3", True, LOADS),
@@ -218,16 +195,6 @@ def transformers(fake: ProbedMachine) -> dict[str, tuple[str | None, str]]:
     return {use.name: (use.gets, use.why) for use in uses(fake) if use.library.startswith("transformers")}
 
 
-def test_transformers_takes_a_package_that_is_there():
-    fake = machine(flash_attn=FA2, flash=FlashFacts(transformers=asked("2")))
-    found = transformers(fake)
-    assert found["flash_attention_2"] == ("flash-attn 2.8.3", "it is installed")
-    assert found["flash_attention_4"] == (
-        None,
-        "flash-attn-4 is not installed, and the package kernels is not installed",
-    )
-
-
 def test_transformers_fails_for_a_package_that_does_not_load():
     fake = broken(undefined(OLD_ABI), flash=FlashFacts(transformers=asked("2", kernels=True)))
     [use] = [use for use in uses(fake) if use.name == "flash_attention_2"]
@@ -246,41 +213,6 @@ def test_transformers_falls_back_to_hub_kernels():
         "flash-attn is not installed, and the Hub kernel is in the cache",
     )
     assert found["flash_attention_3"][1].endswith("and the Hub kernel is downloaded at first use")
-
-
-def test_transformers_wants_kernels_of_certain_releases():
-    facts = FlashFacts(packages={"kernels": "0.17.2"}, transformers=asked())
-    [use, *_] = uses(machine(flash=facts))
-    assert use.why == "flash-attn is not installed, and the package kernels 0.17.2 is not >=0.18.2,<0.19.0"
-    assert use.fix == "pip install 'kernels>=0.18.2,<0.19.0'"
-
-
-@pytest.mark.parametrize(
-    ("fake", "number", "why"),
-    [
-        (machine(flash_attn=FA2._replace(installed="2.3.2")), "2", "flash-attn 2.3.2 is older than 2.3.3"),
-        (
-            machine(here=torch("2.8.0+cpu", None), flash_attn=FA2, env=Environment.describe("cpu")),
-            "2",
-            "torch sees no CUDA device for flash-attn 2.8.3",
-        ),
-        (machine(flash_attn=FA2), "2", "it does not find the module of flash-attn 2.8.3"),
-        (
-            machine(flash=FlashFacts(strangers={"flash_attn": "flash-attn-npu"})),
-            "2",
-            "flash-attn is not installed (a module of its name is there, of flash-attn-npu)",
-        ),
-    ],
-)
-def test_why_transformers_does_not_take_a_package(fake, number, why):
-    fake = fake._replace(flash=fake.flash._replace(transformers=asked()))
-    found = transformers(fake)[f"flash_attention_{number}"]
-    assert found == (None, f"{why}, and the package kernels is not installed")
-
-
-def test_an_old_transformers_knows_fewer():
-    fake = machine(flash_attn=FA2, flash=FlashFacts(transformers=asked("2", unknown="4")))
-    assert transformers(fake)["flash_attention_4"] == (None, "this release does not know it")
 
 
 TE_220 = {
@@ -335,8 +267,8 @@ def test_transformer_engine_and_the_gpu():
     assert te(takes=TE_23, flash_attn_4=FA4)["FlashAttention-4"] == (None, "this release does not know it")
 
 
-@pytest.mark.parametrize(
-    ("component", "name", "version", "breaks"),
+@each(
+    "component, name, version, breaks",
     [
         ("flash_attn", "FlashAttention-2", "2.20.2", True),
         ("flash_attn_4", "FlashAttention-4", "2.18.0", True),
@@ -444,15 +376,6 @@ def test_a_module_without_its_package(site):
     )
 
 
-def test_a_folder_that_was_left_behind(site):
-    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4())
-    for file in (site / "flash_attn_4-4.0.0b36.dist-info").iterdir():
-        file.unlink()
-    (site / "flash_attn_4-4.0.0b36.dist-info").rmdir()
-    importlib.invalidate_caches()
-    assert flash_probe.look().strangers == {"flash_attn": "~/site/flash_attn"}
-
-
 def test_attnsels_own_module_is_named(site, monkeypatch):
     ours = ModuleType("flash_attn")
     ours.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None, origin="attnsel")
@@ -497,30 +420,6 @@ def test_broken_packages_as_they_are_found(site, capsys):
     assert told["flash_attention"]["cute_owner"] == "flash-attn-4"
     assert told["flash_attention"]["packages"]["flash-attn-3"] == "3.0.0"
     assert told["flash_attention"]["uses"] == []  # transformers cannot be asked
-
-
-def test_flash_attn_4_without_flash_attn(site, capsys):
-    put(site, "torch", "2.8.0", {"torch/__init__.py": ""})
-    put(site, "transformers", "0", {"transformers/__init__.py": "raise RuntimeError\n"})
-    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4())
-    told = doctor(capsys)
-    assert told["components"]["flash_attn_4"]["loads"] is True
-    assert told["components"]["flash_attn"]["installed"] is None
-    assert told["flash_attention"]["cute_owner"] is None
-    assert not [finding for finding in told["findings"] if "module flash_attn" in finding["text"]]
-
-
-def test_stale_cute_as_it_is_found(site, capsys):
-    put(site, "torch", "2.8.0", {"torch/__init__.py": ""})
-    put(site, "transformers", "0", {"transformers/__init__.py": "raise RuntimeError\n"})
-    put(site, "nvidia-cutlass-dsl", "4.6.2", {"cutlass.py": ""})
-    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4(), requires=["nvidia-cutlass-dsl>=4.6.2"])
-    put(site, "flash-attn", "2.8.3", flash_attn(cute=True))
-    told = doctor(capsys)
-    assert told["components"]["flash_attn"]["loads"] is True
-    assert "ThrMma" in told["components"]["flash_attn_4"]["trouble"]
-    texts = [finding["text"] for finding in told["findings"]]
-    assert any("flash_attn/cute is that of flash-attn 2.8.3, an early one" in text for text in texts)
 
 
 def test_the_installed_transformers_is_asked(site):

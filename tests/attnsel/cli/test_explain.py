@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 
 import pytest
 
-import attnsel
 from attnsel import AttentionParams, Environment, Policy, select, settings
 from attnsel.cli import main, question
-from attnsel.cli.flags import FLAG_OF, FLAGS
+from attnsel.cli.flags import FLAGS
 from attnsel.environment import COMPONENTS
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS
 from paths import IMPORTED_FROM
+from tables import each
 
 pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
 
@@ -46,28 +45,11 @@ def test_every_component_and_wish_has_a_flag():
     assert set(Policy.model_fields) - switches == {"deterministic"}, "--deterministic is a field of the call"
 
 
-def test_no_two_flags_share_a_name():
-    names = [name for flag in FLAGS for name in (flag.name, flag.negative) if name]
-    assert len(names) == len(set(names))
-    assert len(FLAG_OF) == len(FLAGS)
-
-
-@pytest.mark.parametrize("command", ["explain", "matrix"])
-def test_help_tells_every_flag_in_its_panel(run, command):
-    code, out, _ = run(f"{command} --help")
-    assert code == 0
-    for flag in FLAGS:
-        assert flag.name[:28] in out, flag.name  # the longest name is folded
-    panels = [out.index(title) for title in ("─ The call ─", "─ The machine ─", "─ Policy ─", "─ Output ─")]
-    assert panels == sorted(panels)
-    assert max(map(len, out.splitlines())) <= 80
-
-
 # ---- explain -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
+@each(
+    "words, expected",
     [
         ("", {}),
         ("--head-dim-qk 192 --head-dim-v 128", {"head_dim_qk": 192, "head_dim_v": 128}),
@@ -103,8 +85,8 @@ def test_flags_say_what_the_model_says(monkeypatch, words, expected):
     assert p == AttentionParams(**expected)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
+@each(
+    "words, expected",
     [
         ("--gpu H100 --cudnn 9.1.0", Environment.describe("H100", cudnn="9.1.0")),
         ("--gpu sm80 --triton none", Environment.describe("sm80", triton=None)),
@@ -133,8 +115,8 @@ def test_this_machine_with_another_version_is_no_longer_this_machine(monkeypatch
     assert env.device == here.device
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
+@each(
+    "words, expected",
     [
         ("", Policy()),
         ("--backend triton", Policy(backend="triton")),
@@ -154,54 +136,6 @@ def test_variables_of_a_policy_hold_and_flags_win(monkeypatch):
     settings.configure()
     policy = asked(monkeypatch, "explain --gpu H100 --adapt auto")[2]
     assert policy == Policy(deny=("cudnn",))
-
-
-def test_the_text_is_the_report(run):
-    code, out, err = run("explain --gpu H100 --cudnn 9.1.0 --head-dim-qk 192 --head-dim-v 128 --training")
-    selection = select(
-        AttentionParams(head_dim_qk=192, head_dim_v=128), Environment.describe("H100", cudnn="9.1.0")
-    )
-    assert (code, out, err) == (0, selection.report(80) + "\n", "")
-    assert "CUDNN204" in out
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--gpu T4 --dtype fp16", "unproven on sm75: executed off-GPU"),
-        ("--gpu H100", "unproven on sm90: executed off-GPU"),
-        ("--gpu sm89 --head-dim-qk 256", "unproven on sm89: executed off-GPU"),
-        ("--gpu B200", "unproven on sm100: compiled only"),
-        ("--gpu H100 --dtype fp32", "unproven on sm90: compiled only"),
-        ("--gpu H100 --head-dim-qk 576 --head-dim-v 512 --inference", "unproven on sm90: executed off-GPU"),
-    ],
-)
-def test_what_was_done_instead_of_running_the_kernels_is_said(run, flags, words):
-    code, text, _ = run(f"explain {flags}")
-    assert code == 0
-    (line,) = [line for line in text.splitlines() if " triton " in line and "runs" in line]
-    assert line.endswith(words)
-    assert len(line) <= 80
-    candidates = json.loads(run(f"explain {flags} --json")[1])["candidates"]
-    done = {each["name"]: each["executed_off_gpu"] for each in candidates}
-    assert done.pop("triton") is words.endswith("executed off-GPU")
-    assert not any(done.values())
-
-
-def test_no_kernel_runs_that_would_have_to_copy_where_nothing_may_be_adapted(run):
-    code, out, _ = run("explain --gpu A100 --head-dim-qk 100 --adapt never --memory-limit 1MiB")
-    assert code == 0
-    assert re.findall(r"^ +\d+ ✔ (\S+)", out, re.M) == ["triton"]
-    refused = (
-        "– ✖ sdpa.flash, sdpa.varlen SDPA111 The flash kernel takes head dimensions in multiples of 8 on CUDA"
-    )
-    assert refused in " ".join(out.split())
-
-
-def test_no_backend_has_an_exit_code_of_its_own(run):
-    code, out, _ = run("explain --gpu H100 --backend cudnn --softcap 30")
-    assert code == 3
-    assert "POLICY001" in out
 
 
 def test_json_is_the_selection(run):
@@ -241,50 +175,8 @@ def test_a_dash_reads_standard_input(monkeypatch, tmp_path):
 # ---- mistakes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("explain --gpu H100 --num-gqa-groups 3", ["--num-gqa-groups 3: must divide num_heads = 16"]),
-        ("explain --gpu H99", ["--gpu H99: unknown GPU", "H100", "sm90"]),
-        ("explain --gpu H100 --cudnn nine", ["--cudnn nine: not a version"]),
-        ("explain --gpu H100 --dtype bf17", ["--dtype bf17: must be 'bf16', 'fp16'"]),
-        (
-            "explain --gpu H100 --num-heads many",
-            ["--num-heads many: must be a whole number such as 4096, 128_000 or 8k (8192)"],
-        ),
-        ("explain --gpu H100 --num-heads -3", ["--num-heads -3: must be greater than 0"]),
-        (
-            "explain --gpu H100 --window-size 1 2 3",
-            ["--window-size 1 2 3: must be LEFT RIGHT, or one number"],
-        ),
-        ("explain --gpu H100 --window-size -5 0", ["--window-size -5 0: each bound must be"]),
-        ("explain --gpu H100 --kv-cache contiguous", ["--training: must be False", "(say --inference)"]),
-        ("explain --gpu H100 --kv-cache paged --inference", ["--kv-cache paged: must be 'paged' exactly"]),
-        (
-            "explain --gpu H100 --inference --kv-cache paged --qkv-layout paged_kv_bshd_bshd_bshd",
-            ["--page-size is missing: must be given exactly when kv_cache is 'paged'"],
-        ),
-        ("explain --gpu H100 --fp8-recipe magic", ["--fp8-recipe magic", "delayed, current, mxfp8, block"]),
-        ("explain --gpu H100 --backend cuddn", ["--backend cuddn", "'cuddn' is no candidate", "sdpa.flash"]),
-        ("explain --gpu H100 --deny cudnn,cuddn", ["--deny", "'cuddn' is no candidate"]),
-        ("explain --gpu H100 --adapt maybe", ["--adapt maybe: must be 'auto' or 'never'"]),
-        ("explain --gpu H100 --num-head 3", ["--num-head", "Did you mean --num-heads?"]),
-        ("explain --gpu H100 extra", ["unexpected: extra"]),
-        ("explian", ['"explian"', 'Did you mean "explain"?']),
-        ("explain --params /nowhere/x.json", ["--params /nowhere/x.json: No such file"]),
-    ],
-)
-def test_a_mistake_is_one_line(run, line, told):
-    code, out, err = run(line)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert err.startswith("attnsel: ")
-    for part in told:
-        assert part in err, err
-
-
-@pytest.mark.parametrize(
-    ("flag", "text", "told"),
+@each(
+    "flag, text, told",
     [
         ("--params", '{"num_heads": 4,\n}', "is no JSON: line 2, column 1"),
         ("--params", "[1]", "must hold a JSON object"),
@@ -303,22 +195,6 @@ def test_a_mistake_in_a_file_names_the_file(run, tmp_path, flag, text, told):
     assert told in err, err
 
 
-def test_a_mistake_in_a_variable_names_it(run, monkeypatch):
-    monkeypatch.setenv("ATTNSEL_ADAPT", "maybe")
-    monkeypatch.setattr(settings, "_process", None)
-    code, _, err = run("explain --gpu H100")
-    assert code == 2
-    assert "ATTNSEL_ADAPT = maybe: must be 'auto' or 'never'" in err
-
-
-def test_interrupted(run, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("attnsel.cli.as_dispatcher.select", interrupt)
-    assert run("explain --gpu H100") == (130, "", "")
-
-
 # ---- the whole process -------------------------------------------------------------------------------
 
 
@@ -331,11 +207,6 @@ def python(*words: str, **options) -> subprocess.CompletedProcess:
         cwd=IMPORTED_FROM,
         **options,
     )
-
-
-def test_version_and_module():
-    done = python("-m", "attnsel", "--version")
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, attnsel.__version__, "")
 
 
 def test_a_described_gpu_imports_nothing_heavy():
@@ -383,24 +254,3 @@ def test_colours_only_on_a_terminal():
     assert "\x1b[32m✔".encode() in out
     assert b"\x1b[1mcudnn" in out
     assert "\x1b" not in select(AttentionParams(), Environment.describe("H100")).report()
-
-
-def test_what_plain_f_sdpa_cares_about_has_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    p, _, _ = asked(monkeypatch, "explain --gpu A100 --mask-dtype fp32 --tensor-rank 3")
-    assert p.attn_mask_type == "arbitrary"
-    assert p.tensors.mask is not None
-    assert (p.tensors.mask.dtype, p.tensors.rank) == ("fp32", 3)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--mask-dtype fp17", "--mask-dtype fp17: must be"),
-        ("--mask-dtype fp32 --attn-mask-type causal", "goes with --attn-mask-type arbitrary"),
-        ("--tensor-rank 9", "rank = 9: must be less than or equal to 8"),
-    ],
-)
-def test_what_is_wrong_with_them_is_told(run, words: str, told: str) -> None:
-    code, _, error = run(f"explain --gpu A100 {words}")
-    assert code == 2
-    assert told in error

@@ -10,6 +10,7 @@ from attnsel.cli import main
 from attnsel.cli.layout_flags import read_lying
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
+from tables import each
 
 
 def lying(stride=(), misaligned=None, **fields):
@@ -21,8 +22,8 @@ def asked(capsys, command):
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("layout", "shape"),
+@each(
+    "layout, shape",
     [
         ("bshd", (2, 64, 8, 128)),
         ("sbhd", (64, 2, 8, 128)),
@@ -71,14 +72,6 @@ def test_alignment_may_be_stated_in_bytes():
     assert (tensors.q.alignment, tensors.k.alignment) == (8, 4)
 
 
-def test_strides_follow_the_question_along_an_axis(capsys):
-    line = (
-        "matrix --gpu H100 --torch 2.13 --rows max_seqlen_q=1,33 --cols dtype=fp16 --misaligned q --inference"
-    )
-    assert main(line.split()) == 0
-    assert "33" in capsys.readouterr().out
-
-
 def test_a_misaligned_tensor_is_copied_for_a_reason(capsys):
     code, told = asked(capsys, "--misaligned q")
     assert code == 0
@@ -87,29 +80,8 @@ def test_a_misaligned_tensor_is_copied_for_a_reason(capsys):
     assert flash["adaptations"][0]["avoids"] == ["SDPA021"]
 
 
-def test_repeated_heads_name_the_bug_that_a_copy_avoids(capsys):
-    """pytorch#191937: k and v with stride 0 between heads, and one row in the last tile."""
-    heads = "--qkv-layout bhsd --batch-size 1 --num-heads 8 --head-dim-qk 512 --attn-mask-type arbitrary"
-    rows = "--max-seqlen-q 2049 --stride k=1049088,0,512,1 --stride v=1049088,0,512,1"
-    _, told = asked(capsys, f"{heads} {rows}")
-    efficient = next(c for c in told["candidates"] if c["name"] == "sdpa.efficient")
-    assert "BUG031" in [code for a in efficient["adaptations"] for code in a["avoids"]]
-    _, told = asked(capsys, heads + " --max-seqlen-q 2049")
-    efficient = next(c for c in told["candidates"] if c["name"] == "sdpa.efficient")
-    assert "BUG031" not in [code for a in efficient["adaptations"] for code in a["avoids"]]
-
-
-def test_the_report_says_what_was_stated(capsys):
-    main(
-        ["explain", "--gpu", "H100", "--inference", "--misaligned", "k", "--stride", "q=8388608,128,524288,1"]
-    )
-    told = " ".join(capsys.readouterr().out.split())
-    assert "q strides 8388608,128,524288,1" in told
-    assert "k on 2 bytes" in told
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
+@each(
+    "flags, words",
     [
         ("--stride q", "must be q=S0,S1,S2,S3"),
         ("--stride z=1,1,1,1", "must be q=S0,S1,S2,S3"),

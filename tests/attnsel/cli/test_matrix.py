@@ -11,10 +11,11 @@ import pytest
 from attnsel import AttentionParams, Environment, select
 from attnsel.cli.axes import read_axis
 from attnsel.errors import InvalidInput
+from tables import each
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
+@each(
+    "text, values",
     [
         ("head_dim_qk=64,128", (64, 128)),
         ("head-dim-qk=64", (64,)),
@@ -44,8 +45,8 @@ def test_an_axis(text, values):
     assert len(axis.labels) == len(values)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
+@each(
+    "text, told",
     [
         ("head_dim_qk", "must be FIELD=VALUE"),
         ("head_dim_qk=", "must be FIELD=VALUE"),
@@ -89,18 +90,6 @@ def test_each_cell_is_its_own_question(run):
             assert cell["backend"] == answer.backend
 
 
-def test_one_candidate_with_its_first_reason_and_a_legend(run):
-    code, out, _ = run(f"{GRID} --candidate cudnn")
-    assert code == 0
-    row = next(line for line in out.splitlines() if line.startswith("│ 256"))
-    cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells[1].startswith("✖ CUDNN")
-    assert cells[2:] == ["✖ CUDNN204", "✔°"]
-    assert "  CUDNN204  Backward above head_dim 128" in out
-    assert out.startswith("H100 (sm90)")
-    assert max(map(len, out.splitlines())) <= 80
-
-
 def test_csv(run):
     code, out, _ = run(f"{GRID} --csv")
     rows = list(csv.reader(io.StringIO(out)))
@@ -130,43 +119,3 @@ def test_nothing_but_contradictions_is_bad_input(run):
     code, out, err = run("matrix --rows num_heads=16,10 --cols num_gqa_groups=3,7 --gpu H100")
     assert (code, out) == (2, "")
     assert "--num-gqa-groups 3: must divide" in err
-
-
-def test_no_backend_anywhere(run):
-    code, out, _ = run("matrix --rows softcap=30,50 --cols gpu=A100,H100 --backend cudnn")
-    assert code == 3
-    assert out.count("│ none") == 4
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("matrix --rows gpu=H99 --cols num_heads=8", "--gpu H99: unknown GPU"),
-        (
-            "matrix --rows num_heads=8 --cols num_heads=4 --gpu H100",
-            "num_heads is the field of --rows already",
-        ),
-        (
-            "matrix --rows num_heads=8 --cols head_dim_qk=64 --gpu H100 --candidate x",
-            "--candidate x: allowed: ",
-        ),
-        ("matrix --rows num_heads=8", "--cols"),
-    ],
-)
-def test_bad_input(run, line, told):
-    code, out, err = run(line)
-    assert (code, out) == (2, "")
-    assert told in err
-
-
-def test_many_columns_continue_below(run):
-    out = run("matrix --rows dtype=bf16,fp16 --cols head_dim_qk=8:256:+8 --gpu A100")[1]
-    assert max(map(len, out.splitlines())) <= 80
-    heads = [line for line in out.splitlines() if "dtype ↓ head_dim_qk →" in line]
-    shown = [int(word) for line in heads for word in line.split("│")[2:] if word.strip()]
-    assert shown == list(range(8, 257, 8))
-
-
-def test_a_recipe_is_an_axis(run):
-    told = json.loads(run("matrix --rows fp8_recipe=delayed,mxfp8 --cols gpu=H100,B200 --json")[1])
-    assert all("invalid" not in cell for row in told["cells"] for cell in row)

@@ -80,10 +80,14 @@ def ours(command: str, *words: object, cwd: Path) -> subprocess.CompletedProcess
     return python("-c", code, *OURS[command], *words, cwd=cwd)
 
 
-@pytest.mark.parametrize("command", OURS)
 @pytest.mark.parametrize(
-    "words",
-    [["train.py", "--seven"], ["train.py", "--raise"], ["-m", "package"], ["package"]],
+    ("command", "words"),
+    [
+        ("run", ["train.py", "--seven"]),
+        pytest.param("watch", ["train.py", "--raise"], marks=pytest.mark.slow),
+        ("watch", ["-m", "package"]),
+        pytest.param("run", ["package"], marks=pytest.mark.slow),
+    ],
     ids=["exit", "exception", "module", "folder"],
 )
 def test_its_names_live_and_end_as_under_python(command, words, tmp_path):

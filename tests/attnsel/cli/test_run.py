@@ -11,6 +11,7 @@ import pytest
 from attnsel.cli import main
 from attnsel.cli.program import own_words
 from paths import IMPORTED_FROM
+from tables import each
 
 PROGRAM = """
 import sys
@@ -66,6 +67,7 @@ def test_a_program_gets_its_arguments_its_folder_and_its_exit_code(program, tmp_
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_module_fails_as_python_would_tell_it(program):
     done = python("--quiet", "-m", "train", "--fail", cwd=program.parent)
     assert done.returncode == 1
@@ -75,8 +77,8 @@ def test_a_module_fails_as_python_would_tell_it(program):
     assert lines[-1] == "helper.Wrong: mine"
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
+@each(
+    "words, told",
     [
         (["nowhere.py"], "nowhere.py: there is no such file"),
         (["-m", "nowhere.at.all"], "nowhere.at.all: there is no such module"),
@@ -94,8 +96,8 @@ def test_nothing_to_run_is_one_line(words, told, capsys, monkeypatch, tmp_path):
     assert told in err
 
 
-@pytest.mark.parametrize(
-    ("given", "parsed"),
+@each(
+    "given, parsed",
     [
         (["a.py", "--force"], ["--", "a.py", "--force"]),
         (["--force", "a.py", "-q"], ["--force", "--", "a.py", "-q"]),
@@ -106,10 +108,3 @@ def test_nothing_to_run_is_one_line(words, told, capsys, monkeypatch, tmp_path):
 )
 def test_flags_after_the_program_are_the_programs(given, parsed):
     assert own_words(given) == parsed
-
-
-def test_the_page_says_how(capsys):
-    assert main(["run", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert "torchrun --nproc-per-node 2 -m attnsel run train.py" in out
-    assert "--transformers" in out

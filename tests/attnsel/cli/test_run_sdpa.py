@@ -43,6 +43,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 def test_sdpa_in_the_program_and_its_children_and_not_afterwards(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(PROGRAM)

@@ -13,6 +13,7 @@ import pytest
 from attnsel.cli import main
 from attnsel.cli.program import WITH_VALUE, own_words
 from paths import IMPORTED_FROM
+from tables import each
 
 pytest.importorskip("torch")
 
@@ -74,7 +75,9 @@ def test_an_exception_shows_the_program_s_frames_alone(program, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, -15, marks=pytest.mark.slow), (signal.SIGINT, 130)]
+)
 def test_a_signal_ends_the_program_as_ever_and_its_file_is_whole(program, tmp_path, number, code):
     # What runs in the background of a shell ignores Ctrl-C, and so would what it starts.
     interrupt = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -95,7 +98,8 @@ def test_a_signal_ends_the_program_as_ever_and_its_file_is_whole(program, tmp_pa
     assert (process["exit_code"], site["calls"]) == (128 + number, 3)
 
 
-@pytest.mark.parametrize("form", ["--json", "--markdown"])
+@pytest.mark.slow
+@each("form", ["--json", "--markdown"])
 def test_the_report_goes_to_a_file_in_the_form_that_is_asked_for(program, tmp_path, form):
     done = watched("--gpu", "H100", form, "--output", "told", program, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -118,8 +122,8 @@ def test_under_torchrun_each_rank_leaves_its_file_and_rank_0_tells(program, tmp_
     assert sorted(file.name.split("-")[1] for file in (tmp_path / "seen").iterdir()) == ["rank0", "rank1"]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
+@each(
+    "words, told",
     [
         (["nowhere.py"], "there is no such file"),
         (["--gpu", "H1000X", "p.py"], "H1000X"),

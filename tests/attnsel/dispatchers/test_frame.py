@@ -15,6 +15,7 @@ from attnsel.cli import main
 from attnsel.decision import _beside
 from attnsel.dispatchers import Dispatch, Offer, Refusal, Switch, dispatched_by, switches_of
 from attnsel.report.markdown import render_markdown
+from tables import each
 
 H100 = Environment.describe("H100", torch="2.9.0")
 P = AttentionParams()
@@ -86,8 +87,8 @@ def test_it_survives_a_pickle(chooser):
     assert again.report() == selection.report()
 
 
-@pytest.mark.parametrize(
-    ("dispatch", "words"),
+@each(
+    "dispatch, words",
     [
         (answer(FLASH, chosen=FLASH), "takes flash; attnsel takes the same kernel."),
         (
@@ -147,7 +148,7 @@ def test_the_report_has_all_of_it_in_80_columns_and_nothing_raw(chooser):
     assert "\x1b" not in markdown
 
 
-def test_the_command_line(chooser, capsys):
+def test_the_json_of_the_command(chooser, capsys):
     chooser(answer(REFUSED, MATH, chosen=MATH))
     line = ["explain", "--gpu", "H100", "--torch", "2.9.0", "--as", "torch"]
     assert main([*line, "--switch", "MODE=off", "--switch", "FREE=a=b", "--json"]) == 0
@@ -157,29 +158,10 @@ def test_the_command_line(chooser, capsys):
     assert said["switches"] == {"MODE": "off", "FREE": "a=b"}
     assert said["difference"]
     assert [refusal["text"] for refusal in said["offers"][0]["refusals"]] == ["head_dim is 136, at most 128"]
-    assert main([*line, "--short"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-    grid = [
-        "matrix",
-        "--gpu",
-        "H100",
-        "--rows",
-        "head_dim=64,128",
-        "--cols",
-        "dtype=bf16,fp16",
-        "--as",
-        "torch",
-    ]
-    grid[4] = "head_dim_qk=64,128"
-    assert main(grid) == 0
-    assert "math ≠" in capsys.readouterr().out
-    assert main([*grid, "--json"]) == 0
-    cell = json.loads(capsys.readouterr().out)["cells"][0][0]
-    assert (cell["dispatched"], cell["same"]) == ("math", False)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
+@each(
+    "flags, words",
     [
         ("--as pytorch", "--as pytorch: allowed: torch, te, transformers"),
         ("--switch MODE=on", "--switch MODE=on: says nothing without --as"),

@@ -1,25 +1,14 @@
 """What TransformerEngine would choose, held against TransformerEngine.
 
-``te_answers.json`` holds answers of its own ``get_attention_backend`` (tests/support/te_function.py). With
-checkouts in TRANSFORMER_ENGINE_FOR_TESTS the slow test asks it anew, 3,000 questions each:
-
-    TRANSFORMER_ENGINE_FOR_TESTS=DIR:DIR pytest -m slow tests/attnsel/dispatchers/test_te.py
-    python tests/attnsel/dispatchers/test_te.py   # with the same variable: writes te_answers.json
+``te_answers.json`` holds answers of its own ``get_attention_backend``; tests/proof/te_answers.py asks anew.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-if __name__ == "__main__":
-    sys.path[1:1] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2] / "support")]
-
-import te_function
 import te_questions
 from attnsel import AttentionParams, Environment, select
 from attnsel.dispatchers import dispatched_by
@@ -27,6 +16,7 @@ from attnsel.dispatchers.te import FILTERS, READ, SWITCHES, held
 from attnsel.dispatchers.te.asked import EVERY, FUSED, Asked
 from attnsel.dispatchers.te.query import CLAUSES, FP8_CLAUSES
 from attnsel.environment.versions import Version
+from tables import each
 
 ANSWERS = Path(__file__).with_name("te_answers.json")
 MEASURED = [
@@ -50,16 +40,19 @@ def asked(row: dict[str, Any]) -> tuple[AttentionParams, Environment, dict[str, 
     return AttentionParams(**row["params"]), Environment.describe(**row["machine"]), row["switches"]
 
 
+def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if list(ours(*asked(row))) != [row["chosen"], row["alive"]]]
+
+
 def test_it_is_what_transformer_engine_answered():
     rows = json.loads(ANSWERS.read_text(encoding="utf-8"))
     assert len(rows) >= 500
     assert len({row["machine"]["transformer_engine"] for row in rows}) >= 4
     assert {row["chosen"].rstrip(" 234") for row in rows} == {*(f.rstrip(" 234") for f in EVERY), "none"}
-    wrong = [row for row in rows if list(ours(*asked(row))) != [row["chosen"], row["alive"]]]
-    assert wrong == []
+    assert differences(rows) == []
 
 
-@pytest.mark.parametrize("row", MEASURED, ids=lambda row: row["id"])
+@each("row", MEASURED)
 def test_it_is_what_was_measured_on_curated_calls(row):
     env = Environment.describe(f"sm{row['arch']}", cudnn=row["cudnn"], **row["installed"])
     switches = {f"NVTE_{family.upper()}_ATTN": "0" for family in row.get("off", ())}
@@ -127,8 +120,8 @@ def test_switches_are_read_and_named(monkeypatch):
     assert dispatch.offers[0].refusals[0].switch == "NVTE_FUSED_ATTN=0"
 
 
-@pytest.mark.parametrize(
-    ("te", "read", "words"),
+@each(
+    "te, read, words",
     [
         (None, "2.20.0", "no version was stated"),
         ("2.18.0", "2.18.0", ""),
@@ -150,54 +143,3 @@ def test_what_it_cannot_be_asked_is_said():
     assert "no softcap" in dispatched_by("te", AttentionParams(softcap=30.0), env, {}).error
     cpu = Environment.describe("cpu")
     assert "CUDA" in select(AttentionParams(), cpu, dispatcher="te").dispatched.error
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not te_function.checkouts(), reason=f"{te_function.VARIABLE} names no checkout")
-def test_it_is_what_transformer_engine_answers_now(tmp_path):
-    for root in te_function.checkouts():
-        engine = te_function.TransformerEngine(root, tmp_path)
-        differ = []
-        for p, env, switches in te_questions.questions(2026, 3000, str(engine.version)):
-            window = Asked(p, env, engine.version, switches).window
-            theirs, alive = engine.choice(p, env, window, switches)
-            if ours(p, env, switches) != (theirs, list(alive)):
-                differ.append((theirs, p, env))
-        assert differ == [], (str(engine.version), len(differ), differ[0])
-
-
-def main() -> None:
-    import tempfile
-
-    rows = []
-    for root in te_function.checkouts():
-        with tempfile.TemporaryDirectory() as folder:
-            engine = te_function.TransformerEngine(root, Path(folder))
-        for p, env, switches in te_questions.questions(18, 150, str(engine.version)):
-            theirs, alive = engine.choice(p, env, Asked(p, env, engine.version, switches).window, switches)
-            machine = {
-                "gpu": f"sm{env.arch}",
-                "cudnn": str(env.cudnn),
-                "transformer_engine": str(engine.version),
-            }
-            for name in ("flash_attn", "flash_attn_3", "flash_attn_4"):
-                version = getattr(env, name)
-                machine[name] = None if version is None else str(version)
-            params = p.model_dump(mode="json", exclude_defaults=True)
-            if p.fp8:
-                params["fp8_meta"] = p.fp8_meta.model_dump(mode="json")
-            rows.append(
-                {
-                    "params": params,
-                    "machine": machine,
-                    "switches": switches,
-                    "chosen": theirs,
-                    "alive": list(alive),
-                }
-            )
-    text = ",\n".join(json.dumps(row) for row in rows)
-    ANSWERS.write_text(f"[\n{text}\n]\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

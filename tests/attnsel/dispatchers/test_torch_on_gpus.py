@@ -15,6 +15,7 @@ from attnsel.environment.versions import Version
 from attnsel.params import Tensors, TensorSpec
 from f_sdpa_chooser import RELEASES, Case, Choice, Release, choose
 from f_sdpa_rows import ROWS, Row, cases
+from tables import each
 
 CASES = cases()
 IN_THE_GATE = 25  # every so many
@@ -82,7 +83,7 @@ def differs(release: Release, c: Case) -> str:
     return f"{release} {c}: says {taken} {refused}, its source {expected}"
 
 
-@pytest.mark.parametrize("release", RELEASES, ids=lambda r: ".".join(map(str, r)))
+@each("release", RELEASES)
 def test_edges_of_each_check(release: Release) -> None:
     chosen = CASES[RELEASES.index(release) % IN_THE_GATE :: IN_THE_GATE]
     assert len(chosen) >= 200
@@ -96,7 +97,7 @@ def test_every_edge_of_each_check(release: Release) -> None:
     assert not [text for c in CASES if (text := differs(release, c))]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.line)
+@each("row", ROWS)
 def test_rows_by_hand(row: Row) -> None:
     within = [r for r in RELEASES if row.since <= r < row.before and not (row.late and r == (2, 5, 0))]
     assert within

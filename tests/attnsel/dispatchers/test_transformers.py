@@ -17,6 +17,7 @@ from attnsel.dispatchers.transformers.releases import NEWEST, READ, read_for
 from attnsel.dispatchers.transformers.sdpa import sdpa_call
 from attnsel.dispatchers.transformers.switches import read_switches
 from attnsel.environment.versions import Version
+from tables import each
 
 H100 = Environment.describe("H100", torch="2.9.0", flash_attn="2.8.3")
 GQA = {"num_heads": 16, "num_gqa_groups": 4}
@@ -34,9 +35,7 @@ def chosen(answer: Dispatch) -> str | None:
 # ---- the order --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("switches", "wanted"),
-    [
+@each("switches, wanted", [
         ({}, "sdpa"),
         ({"_supports_sdpa": "false"}, "eager"),
         ({"attn_implementation": "sdpa", "_supports_sdpa": "false"}, None),
@@ -55,8 +54,7 @@ def chosen(answer: Dispatch) -> str | None:
          "somebody/flash"),
         ({"attn_implementation": "flex_attention"}, "flex_attention"),
         ({"attn_implementation": "nonsense"}, None),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_what_is_taken(switches, wanted):
     answer = ask(**switches)
     assert chosen(answer) == wanted
@@ -74,8 +72,8 @@ def test_a_missing_package_leads_to_the_hub_where_kernels_is_installed():
     assert ask(env, **asked, transformers="4.48.3").error.startswith("ImportError")
 
 
-@pytest.mark.parametrize(
-    ("p", "release", "wanted"),
+@each(
+    "p, release, wanted",
     [
         ({"softcap": 30.0}, "5.23.0", "ValueError"),
         ({"softcap": 30.0}, "5.20.2", "ignores softcap"),
@@ -87,8 +85,8 @@ def test_what_sdpa_ignores_or_refuses(p, release, wanted):
     assert wanted in (answer.error or " ".join(answer.notes))
 
 
-@pytest.mark.parametrize(
-    ("gpu", "p", "wanted"),
+@each(
+    "gpu, p, wanted",
     [
         ("T4", {"dtype": "fp16"}, "Ampere"),
         ("H100", {"dtype": "fp32"}, "fp16 and bf16"),
@@ -113,8 +111,8 @@ def test_what_nobody_asked_for_says_all_that_stands_against_it():
 # ---- what reaches F.sdpa ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("release", "p", "groups", "text"),
+@each(
+    "release, p, groups, text",
     [
         ("4.53.3", {}, 16, "repeated 4 times"),
         ("4.57.6", {}, 4, ""),
@@ -204,8 +202,8 @@ def test_the_kernel_is_the_one_that_f_sdpa_takes(f_sdpa):
 # ---- switches and releases --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("switches", "told"),
+@each(
+    "switches, told",
     [
         ({"transformers": "4.40.0"}, "4.48 or newer"),
         ({"transformers": "new"}, "must be a version"),
@@ -283,12 +281,12 @@ def test_the_call_of_f_sdpa_is_what_the_installed_release_makes(monkeypatch):
         assert (found["q"][2], found["k"][2]) == (said.params.max_seqlen_q, said.params.max_seqlen_kv), p
 
 
-@pytest.mark.parametrize("supports", [True, False])
-@pytest.mark.parametrize(
-    "name",
-    [None, "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention", "paged|eager",
-     "nonsense", "kernels-community/flash-attn2"],
-)  # fmt: skip
+NAMES = [None, "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention", "paged|eager"]
+NAMES += ["nonsense", "kernels-community/flash-attn2"]
+
+
+@each("supports", [True, False])
+@each("name", NAMES)
 def test_the_name_resolves_as_in_the_installed_release(name, supports, monkeypatch):
     transformers = pytest.importorskip("transformers", minversion="5.20")
     pytest.importorskip("torch")

@@ -7,59 +7,19 @@ import sys
 
 import pytest
 
-from attnsel import AttentionParams, Device, Environment, InvalidInput, select
+from attnsel import Device, Environment, InvalidInput
 from attnsel.environment import without_code
 from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE
 from attnsel.environment.releases import ON_ARM, build_with, runs_on
 from attnsel.environment.versions import Version
+from tables import each
 
 
-@pytest.mark.parametrize("gpu", [gpu.name for gpu in CATALOGUE.values()])
-def test_every_gpu_of_the_catalogue_can_be_described(gpu):
-    env = Environment.describe(gpu)
-    assert env.device.type == "cuda"
-    assert env.arch in ARCHITECTURES
-    assert env.device.shared_memory == ARCHITECTURES[env.arch].shared_memory
-    assert env.warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("spelling", "arch"),
-    [
-        ("h100", 90),
-        ("RTX4090", 89),
-        ("4090", 89),
-        ("NVIDIA A100", 80),
-        ("sm90", 90),
-        ("sm_86", 86),
-        ("9.0", 90),
-    ],
-)
-def test_a_gpu_is_found_however_it_is_spelt(spelling, arch):
-    assert Environment.describe(spelling).arch == arch
-
-
-def test_an_unknown_gpu_names_the_nearest_and_where_all_are_listed():
-    with pytest.raises(InvalidInput, match=r"did you mean H100 or H800.*attnsel gpus lists all.*sm121"):
-        Environment.describe("H1000")
-
-
-@pytest.mark.parametrize(("name", "value"), [("cudnn", "nine"), ("cudnnn", "9.1.0"), ("torch", "2.x")])
+@each("name, value", [("cudnn", "nine"), ("cudnnn", "9.1.0"), ("torch", "2.x")])
 def test_bad_versions_name_the_component(name, value):
     with pytest.raises(InvalidInput) as caught:
         Environment.describe("H100", **{name: value})
     assert caught.value.field == name
-
-
-def test_what_is_left_out_comes_from_the_release_that_shipped_it_and_is_marked():
-    env = Environment.describe("H100", cudnn="9.1.0")
-    assert env.cudnn == Version(9, 1, 0)
-    assert env.torch == Version(2, 6, 0)  # the newest torch whose wheel required cuDNN 9.1
-    assert env.triton == Version(3, 2, 0)
-    assert "cudnn" not in env.assumed
-    assert {"torch", "triton", "cuda"} <= set(env.assumed)
-    assert Environment.describe("A100", cudnn="8.9.7").torch == Version(2, 3, 1)
-    assert Environment.describe("H100", torch="2.9.1").cudnn == Version(9, 10, 2)
 
 
 def test_none_means_not_installed():
@@ -69,8 +29,8 @@ def test_none_means_not_installed():
     assert "triton" not in env.assumed
 
 
-@pytest.mark.parametrize(
-    ("gpu", "given", "companions"),
+@each(
+    "gpu, given, companions",
     [
         ("V100", {}, {"torch": "2.10.0", "cuda": "12.8.0", "cudnn": "9.10.2", "triton": "3.6.0"}),
         ("V100", {"torch": "2.14"}, {"cuda": "12.6.0", "cudnn": "9.10.2", "triton": "3.8.0"}),
@@ -128,32 +88,18 @@ def test_what_came_with_an_older_torch_may_stand_beside_a_torch_that_is_stated(g
     Environment.describe("A100", **given)
 
 
-@pytest.mark.parametrize("gpu", [gpu.name for gpu in CATALOGUE.values()])
+@each("gpu", [gpu.name for gpu in CATALOGUE.values()])
 def test_what_is_assumed_runs_on_the_card(gpu):
     """With nothing stated, no card gets a torch without code for it."""
     env = Environment.describe(gpu)
+    assert env.device.type == "cuda"
+    assert env.device.shared_memory == ARCHITECTURES[env.arch].shared_memory
+    assert env.warnings == ()
     build = build_with(env.torch, env.cuda)
     assert runs_on(build, env.arch) or env.arch in ON_ARM
 
 
-def test_an_impossible_set_is_told_and_is_not_corrected():
-    env = Environment.describe("B200", cudnn="9.1.0", cuda="12.1")
-    assert [text.split(":")[0] for text in env.warnings] == ["sm100 is not known to cuDNN 9.1.0"]
-    assert str(without_code(env)) == "no wheel of CUDA 12.1 has code"  # INSTALL008 refuses, which says more
-    assert env.cudnn == Version(9, 1, 0)
-    assert env.cuda == Version(12, 1, 0)
-
-
-def test_a_cuda_that_no_wheel_has_stays_a_warning():
-    env = Environment.describe("B200", torch="2.6", cuda="12.2")
-    assert env.warnings[:2] == (
-        "no wheel of torch 2.6 has CUDA 12.2: built from source or stated wrongly",
-        "sm100 needs CUDA 12.8 or newer, not 12.2.0",
-    )
-    assert without_code(env) is None
-
-
-@pytest.mark.parametrize(("gpu", "family"), [("B300", 100), ("GB10", 120)])
+@each("gpu, family", [("B300", 100), ("GB10", 120)])
 def test_a_toolkit_that_only_has_code_for_the_family_is_told_as_that(gpu, family):
     env = Environment.describe(gpu, torch="2.8", cuda="12.8")
     (told,) = env.warnings
@@ -162,8 +108,8 @@ def test_a_toolkit_that_only_has_code_for_the_family_is_told_as_that(gpu, family
     assert Environment.describe(gpu, torch="2.8", cuda="12.9").warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("given", "warning"),
+@each(
+    "given, warning",
     [
         (
             {"torch": "2.6", "cuda": "13.0"},
@@ -230,7 +176,7 @@ def test_what_needs_torch_says_so_where_there_is_none():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("given", [{"gpu": 90}, {"cudnn": 9.1}, {"torch": object()}, {"triton": [3, "2"]}])
+@each("given", [{"gpu": 90}, {"cudnn": 9.1}, {"torch": object()}, {"triton": [3, "2"]}])
 def test_a_machine_described_in_other_types_is_named(given):
     with pytest.raises(InvalidInput) as caught:
         Environment.describe(**given)
@@ -240,8 +186,8 @@ def test_a_machine_described_in_other_types_is_named(given):
 # What is missing, and TransformerEngine.
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@each(
+    "text, expected",
     [
         ("libnvrtc", ("libnvrtc",)),
         ("libnvrtc.so, libcudnn", ("libcudnn", "libnvrtc")),
@@ -253,21 +199,7 @@ def test_missing_libraries_are_named_once(text, expected):
     assert Environment.describe("H100").replace(missing=text).missing == expected
 
 
-@pytest.mark.parametrize("value", ["libcuda", 3, [3], None])
+@each("value", ["libcuda", 3, [3], None])
 def test_other_libraries_are_not_known(value):
     with pytest.raises(InvalidInput, match="missing"):
         Environment.describe("H100").replace(missing=value)
-
-
-def test_without_nvrtc_cudnn_does_not_run_and_the_line_brings_it():
-    for cuda, package in (("12.8", "nvidia-cuda-nvrtc-cu12"), ("13.0", "nvidia-cuda-nvrtc")):
-        env = Environment.describe("H100", torch="2.11", cuda=cuda).replace(missing="libnvrtc")
-        answer = select(AttentionParams(), env)
-        assert answer.backend == "sdpa.flash"
-        for name in ("cudnn", "sdpa.cudnn"):
-            assert answer[name].reasons[0].message.endswith(f"needs NVRTC: pip install {package}")
-
-
-def test_transformer_engine_is_there_only_where_it_was_stated():
-    assert Environment.describe("H100").transformer_engine is None
-    assert "transformer_engine" not in Environment.describe("H100", transformer_engine="2.4").assumed

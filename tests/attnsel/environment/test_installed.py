@@ -48,11 +48,6 @@ def test_a_distribution_without_its_module_does_not_count(site):
     assert versions() == {}
 
 
-def test_a_module_without_its_distribution_does_not_count(site):
-    put(site, "something-else", "1.0", {**flash_attn(), **flash_attn_3(), **flash_attn_4()})
-    assert versions() == {}
-
-
 def test_flash_attn_without_its_compiled_part_does_not_count(site):
     files = flash_attn()
     del files["flash_attn_2_cuda.py"]
@@ -81,15 +76,6 @@ def test_whose_cute_is_there(site, last):
     assert cute_owner() == last
     assert ("flash_attn_4" in versions()) is (last == "flash-attn-4")
     assert "flash_attn" in versions()
-
-
-@pytest.mark.parametrize("record", [True, False])
-def test_where_only_one_brings_cute_there_is_no_question(site, record):
-    put(site, "flash-attn", "2.7.4", flash_attn())
-    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4(), record=record)
-    importlib.invalidate_caches()
-    assert cute_owner() is None
-    assert "flash_attn_4" in versions()
 
 
 def test_cute_changed_by_hand_is_nobodys(site):

@@ -1,4 +1,4 @@
-"""What PyTorch's wheels bring, and which one was meant."""
+"""What PyTorch's wheels bring, which one was meant, and the frontend inside TransformerEngine's releases."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from attnsel.environment.releases import (
     no_code,
     runs_on,
 )
+from attnsel.environment.te_releases import bundled_frontend
 from attnsel.environment.versions import Version
 from paths import ROOT
+from tables import each
 
 V = Version.parse
 
@@ -72,8 +74,8 @@ def test_a_cuda_compiles_for_what_it_knows():
         assert build.ptx in (None, max(build.sass))
 
 
-@pytest.mark.parametrize(
-    ("torch", "row"),
+@each(
+    "torch, row",
     [
         # Requires-Dist and version.py of PyPI's wheels
         ("2.2.2", "12.1 8.9.2.26 2.19.3 2.2.0"),
@@ -110,8 +112,8 @@ def test_installed_torch_is_as_the_table_says():
     assert [int(code[3:]) for code in torch.cuda.get_arch_list() if code.startswith("sm_")] == [*build.sass]
 
 
-@pytest.mark.parametrize(
-    ("build", "runs", "runs_not"),
+@each(
+    "build, runs, runs_not",
     [
         ("2.2.2+cu118", (70, 75, 80, 86, 89, 90), (100, 120)),  # sm86 code runs on sm89
         ("2.6.0+cu124", (70, 89, 90), (100, 120)),
@@ -135,8 +137,8 @@ def test_ptx_runs_on_every_newer_generation():
     assert not runs_on(row._replace(ptx=None), 130)
 
 
-@pytest.mark.parametrize(
-    ("arch", "given", "expected"),
+@each(
+    "arch, given, expected",
     [
         (90, {}, "2.14.1+cu130"),
         (70, {}, "2.10.0+cu128"),  # the last wheel of PyPI's with sm70
@@ -173,8 +175,8 @@ def test_what_nobody_read_is_not_assumed():
     assert fitting(90, triton="3.9.0") == "2.15.0+cu132"  # stated, so it is meant
 
 
-@pytest.mark.parametrize(
-    ("arch", "torch", "cuda", "field", "nearest"),
+@each(
+    "arch, torch, cuda, field, nearest",
     [
         (70, "2.14.0", "13.0", "cuda", ["2.14.0+cu126", "2.10.0+cu128"]),
         (70, "2.15.0", None, "torch", ["2.14.1+cu126", "2.10.0+cu128"]),
@@ -190,8 +192,8 @@ def test_a_build_without_code_names_the_nearest_that_has(arch, torch, cuda, fiel
     assert all(runs_on(build, arch) for build in found.nearest)
 
 
-@pytest.mark.parametrize(
-    ("arch", "torch", "cuda"),
+@each(
+    "arch, torch, cuda",
     [
         (70, None, None),
         (70, "2.14.0", None),  # its cu126 has code
@@ -212,3 +214,25 @@ def test_the_frontends_are_those_of_the_extra() -> None:
     assert all(str(version) in taken for version in FRONTENDS)
     assert str(FRONTENDS[-1]._replace(minor=FRONTENDS[-1].minor + 1)) not in taken
     assert str(FRONTENDS[0]._replace(minor=FRONTENDS[0].minor - 1)) not in taken
+
+
+@each(
+    "release, frontend",
+    [
+        ("1.0", "0.9.2"),
+        ("1.7", "1.3.0"),
+        ("1.13", "1.8.0"),
+        ("2.1", "1.10.0"),
+        ("2.2.1", "1.11.0"),
+        ("2.4", "1.12.0"),
+        ("2.14.1", "1.21.0"),
+        ("2.16.1", "1.22.0"),
+        ("2.17.1", "1.25.0"),
+        ("2.18", None),
+        ("3.0", None),
+        ("0.9", None),
+    ],
+)
+def test_a_release_has_the_frontend_of_its_tag(release, frontend):
+    expected = None if frontend is None else V(frontend)
+    assert bundled_frontend(V(release)) == expected

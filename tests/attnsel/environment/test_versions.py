@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnsel.environment.versions import Version, Versions, cudnn, flash_attn_4, torch
+from tables import each
 
 betas = st.just(Version(0).beta) | st.integers(0, 99)
 versions = st.builds(Version, st.integers(0, 20), st.integers(0, 30), st.integers(0, 30), betas)
 
 
-@pytest.mark.parametrize(
-    ("written", "read"),
+@each(
+    "written, read",
     [
         ("9.1.0", (9, 1, 0)),
         ("9.1", (9, 1, 0)),
@@ -34,15 +35,15 @@ def test_every_way_of_writing_a_version_is_read(written, read):
     assert Version.parse(written) == Version(*read)
 
 
-@pytest.mark.parametrize("written", ["", "nine", "9.x", None, (), (-1,), 12, 9.1, "-1", (1, 2, 3, 4, 5)])
+@each("written", ["", "nine", "9.x", None, (), (-1,), 12, 9.1, "-1", (1, 2, 3, 4, 5)])
 def test_what_is_no_version_is_refused_with_the_value(written):
     with pytest.raises(ValueError, match="not a version") as caught:
         Version.parse(written)
     assert repr(written) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("specs", "inside", "outside"),
+@each(
+    "specs, inside, outside",
     [
         (("<9.5.0",), ["9.4.9", "8.9.7"], ["9.5.0", "9.10.0"]),
         (("<=9.9.0",), ["9.9.0"], ["9.9.1"]),
@@ -59,7 +60,7 @@ def test_membership(specs, inside, outside):
     assert None not in span
 
 
-@pytest.mark.parametrize("spec", ["9.5", "~=9.5", "!=9.5.0", ">=9.6,<9.5", "<", ">=9.x"])
+@each("spec", ["9.5", "~=9.5", "!=9.5.0", ">=9.6,<9.5", "<", ">=9.x"])
 def test_a_specifier_that_is_no_interval_is_refused(spec):
     with pytest.raises(ValueError, match="specifier"):
         cudnn(spec)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 
-import pytest
-
 from attnsel.cli import main
 from attnsel.pages.rule_answer import answer_to, beyond
 from attnsel.pages.rule_facts import (
-    as_dict,
     cards_of,
     generations,
     gpu_words,
-    legend_of,
     parts_of,
     version_gates,
     version_words,
 )
-from attnsel.pages.rule_markdown import Links, near, page_markdown
-from attnsel.pages.rule_prose import plain, prose, sentence
+from attnsel.pages.rule_markdown import Links, page_markdown
+from attnsel.pages.rule_prose import prose
 from attnsel.rules import REGISTRY, find_rule, load_all
 from attnsel.rules.api import removed
+from tables import each
 
 load_all()
 PAGES = list(REGISTRY.pages.values())
@@ -47,8 +44,8 @@ def page_of(code, links=Links()):  # noqa: B008
 # The first lines.
 
 
-@pytest.mark.parametrize(
-    ("code", "line"),
+@each(
+    "code, line",
     [
         ("CUDNN204", "**Refused by `cudnn`** with cuDNN below 9.5.0, on Hopper (sm90)."),
         ("SDPA104", "**Refused by `sdpa.flash` and `sdpa.varlen`**, in every version."),
@@ -66,15 +63,10 @@ def test_the_first_lines_say_who_refuses_since_and_until_when(code, line):
     assert first.startswith(line)
 
 
-def test_what_attnsel_changes_by_itself_is_told_from_its_answer():
-    assert "in the example `sdpa.flash` runs, and pads `head_dim_v` 128 → 192." in page_of("SDPA104")
-    assert "attnsel changes" not in page_of("CUDNN204")
-
-
 # Anchors.
 
 
-@pytest.mark.parametrize("code", SAMPLE)
+@each("code", SAMPLE)
 def test_the_headings_are_the_same_on_every_page_and_in_one_order(code):
     found = [line for line in page_of(code).splitlines() if line.startswith("## ")]
     assert found == [line for line in HEADINGS if line in found]
@@ -90,7 +82,7 @@ def test_every_page_that_refuses_says_what_helps():
 # The answer is the engine's.
 
 
-@pytest.mark.parametrize("code", [code for code in SAMPLE if code != "MEMORY001"])
+@each("code", [code for code in SAMPLE if code != "MEMORY001"])
 def test_the_answer_names_the_rule_and_is_what_the_command_prints(code, capsys):
     answer = answer_to(find_rule(code))
     assert any(code in line for line in answer.lines)
@@ -98,20 +90,6 @@ def test_the_answer_names_the_rule_and_is_what_the_command_prints(code, capsys):
     assert main(shlex.split(answer.command)[1:]) in (0, 3)
     printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line for line in answer.lines if " ".join(line.split()) not in printed] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.code)
-def test_every_answer_names_its_rule(page):
-    answer = answer_to(page)
-    if answer is not None:
-        assert any(page.code in line for line in answer.lines)
-
-
-def test_of_what_a_report_passes_over_the_reason_is_asked_for():
-    answer = answer_to(find_rule("FLASH200"))
-    assert answer.command.endswith(" --backend flash_attn.2")
-    assert any("FLASH200" in line for line in answer.lines)
 
 
 def test_beyond_its_gates_the_example_is_asked_again():
@@ -127,8 +105,8 @@ def test_beyond_its_gates_the_example_is_asked_again():
 # Where it holds, in words.
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
+@each(
+    "code, words",
     [
         ("CUDNN432", "cuDNN from 9.1.0 to below 9.6.0"),
         ("BUG001", "cuDNN 9.10.0 or 9.10.1"),
@@ -141,8 +119,8 @@ def test_versions_in_words(code, words):
     assert [version_words(*gate) for gate in version_gates(find_rule(code))] == [words]
 
 
-@pytest.mark.parametrize(
-    ("architectures", "words"),
+@each(
+    "architectures, words",
     [
         ([90], [("Hopper", "sm90")]),
         ([80, 86, 87, 89], [("Ampere and Ada", "sm80 to sm89")]),
@@ -178,8 +156,8 @@ def test_an_added_rule_is_escaped_and_linked(added_rule):
     assert "quokka" in text
 
 
-@pytest.mark.parametrize(
-    ("text", "markdown"),
+@each(
+    "text, markdown",
     [
         ("TransformerEngine#1610, #1115", "TransformerEngine/issues/1115"),
         ("NVIDIA/cudnn-frontend#398", "https://github.com/NVIDIA/cudnn-frontend/issues/398"),
@@ -206,25 +184,7 @@ def test_every_issue_of_every_source_is_a_link():
             assert f"/issues/{number})" in prose(page.text), (page.code, number)
 
 
-def test_plain_text_and_sentences():
-    assert plain("a_b _c_ d") == "a_b &#95;c&#95; d"
-    assert sentence("the forward") == "The forward"
-    assert sentence("torch asks") == "torch asks"
-    assert sentence("x.contiguous()") == "x.contiguous()"
-
-
-def test_letters_that_stand_for_releases_are_explained_on_the_page():
-    assert legend_of(find_rule("SDPA306")).startswith("A to D: sdp_utils.cpp")
-    assert legend_of(find_rule("CUDNN204")) == ""
-    assert "A to D" in page_of("SDPA306")
-
-
 # Others.
-
-
-def test_neighbours_are_of_the_same_range():
-    assert near(find_rule("CUDNN204")) == [f"CUDNN{n}" for n in (201, 202, 203, 205, 206, 207)]
-    assert near(find_rule("TILED001")) == []
 
 
 def test_a_removed_code_says_what_took_over():
@@ -248,16 +208,3 @@ def test_a_preview_and_a_deprecated_rule_say_so_at_once(added_rule):
     assert "**Deprecated:** CUDNN204 took over." in page_markdown(deprecated).split("## ")[0]
     removed("CUDNN997", release="0.3.0", why="A test took it away.")
     assert page_of("CUDNN997").startswith("# CUDNN997: removed in 0.3.0")
-
-
-def test_the_command_prints_the_page(capsys):
-    assert main(["rule", "cudnn204", "--markdown"]) == 0
-    assert capsys.readouterr().out == page_of("CUDNN204")
-    assert main(["rule", "CUDNN354", "--markdown"]) == 0
-    assert capsys.readouterr().out == page_of("CUDNN354")
-    assert main(["rule", "CUDNN204", "--markdown", "--json"]) == 2
-
-
-def test_a_row_says_the_same_as_the_page():
-    row = as_dict(find_rule("CUDNN204"))
-    assert f"# {row['code']}: {row['title']}" in page_of("CUDNN204")

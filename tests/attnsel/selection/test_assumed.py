@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 
-import pytest
-
 from attnsel import AttentionParams, Environment, select
-from attnsel.cli import main
 from attnsel.environment.versions import Version
 from attnsel.report.assumed import assumption_words, versions_in_words
 from attnsel.selection.assumed import alternatives
@@ -43,21 +39,6 @@ def test_a_refusal_by_an_assumed_frontend_moves_the_assumption() -> None:
         assert not [a for a in there.assumptions if a.candidate == "cudnn"]
 
 
-def test_the_report_asks_which_one_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "explain --gpu H100 --cudnn 9.8.0 --qkv-layout thd --batch-size 2 --num-heads 1"
-    words += " --max-seqlen-q 2208 --head-dim-qk 192 --head-dim-v 128 --attn-mask-type padding_causal"
-    assert main(words.split()) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("cudnn runs")
-    assert (
-        "? cudnn runs with cudnn-frontend 1.20 to 1.23, is refused with 1.24 to 1.28 (CUDNN230, CUDNN232):"
-        " which do you have?" in said
-    )
-    assert main([*words.split(), "--json"]) == 0
-    [one] = [a for a in json.loads(capsys.readouterr().out)["assumptions"] if a["candidate"] == "cudnn"]
-    assert one["refused_with"] == [f"1.{minor}.0" for minor in range(24, 29)]
-
-
 def test_what_most_refuse_stays_refused_and_is_asked_about() -> None:
     """SDPA311: on B200 head_dim 192 from torch 2.11 on."""
     selection = select(
@@ -84,7 +65,7 @@ def test_nothing_is_asked_where_all_was_stated() -> None:
 
 def test_what_was_stated_never_moves() -> None:
     rng = random.Random(5)
-    for p, _, policy in questions(5, 150):
+    for p, _, policy in questions(5, 60):
         versions = {"cudnn": rng.choice(["9.1.0", "9.8.0", "9.10.2", "9.19.0"])}
         if rng.random() < 0.5:
             versions["torch"] = rng.choice(["2.6.0", "2.8.0", "2.11.0"])
@@ -97,7 +78,7 @@ def test_what_was_stated_never_moves() -> None:
 def test_each_side_of_an_assumption_is_what_the_engine_says() -> None:
     rng = random.Random(11)
     asked = 0
-    for p, _, policy in questions(11, 250):
+    for p, _, policy in questions(11, 120):
         env = Environment.describe(
             rng.choice(["A100", "H100", "B200"]), cudnn=rng.choice(["9.8.0", "9.9.0", "9.11.0", "9.20.0"])
         )
@@ -112,7 +93,7 @@ def test_each_side_of_an_assumption_is_what_the_engine_says() -> None:
                     there = selection.environment.replace(cudnn_frontend=version, assumed=())
                     verdict = select(p, there, policy=policy)[said.candidate].verdict
                     assert (verdict != "refused") == (version in said.runs_with)
-    assert asked > 10
+    assert asked > 5
 
 
 def test_the_answer_settles() -> None:

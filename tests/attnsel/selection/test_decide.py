@@ -15,8 +15,7 @@ from attnsel.verdicts.evidence import NO_EVIDENCE, Evidence, Refusal
 from questions import questions
 
 load_plugins()
-SEEDS = range(8)
-PER_SEED = 500
+SEEDS = [(0, 300), *(pytest.param(seed, 500, marks=pytest.mark.slow) for seed in range(1, 8))]
 
 
 def evaluated_whole(p, env, policy, evidence):
@@ -26,9 +25,9 @@ def evaluated_whole(p, env, policy, evidence):
     return (runs[0].name if runs else None), ranked
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_decided_first_is_what_a_whole_evaluation_gives(seed):
-    for p, env, policy in questions(seed, PER_SEED):
+@pytest.mark.parametrize(("seed", "count"), SEEDS)
+def test_what_is_decided_first_is_what_a_whole_evaluation_gives(seed, count):
+    for p, env, policy in questions(seed, count):
         name, ranked = evaluated_whole(p, env, policy, NO_EVIDENCE)
         inquiry = Inquiry(p, env, policy, NO_EVIDENCE)
         chosen = inquiry.decide()
@@ -38,9 +37,9 @@ def test_what_is_decided_first_is_what_a_whole_evaluation_gives(seed):
         assert inquiry.ranked() == ranked, (p, env, policy)
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
-def test_and_with_what_was_learnt(seed):
-    for p, env, policy in questions(100 + seed, PER_SEED // 2):
+@pytest.mark.parametrize(("seed", "count"), SEEDS[:2])
+def test_and_with_what_was_learnt(seed, count):
+    for p, env, policy in questions(100 + seed, count // 2):
         first, _ = evaluated_whole(p, env, policy, NO_EVIDENCE)
         if first is None:
             continue
@@ -66,10 +65,10 @@ def test_a_selection_is_explained_when_it_is_looked_at():
     assert selection._candidates is not None
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
-def test_no_candidate_ranks_better_than_it_could_at_best(seed):
+@pytest.mark.parametrize(("seed", "count"), SEEDS[:2])
+def test_no_candidate_ranks_better_than_it_could_at_best(seed, count):
     """What lets the search stop: adapting and doubt never improve a place."""
-    for p, env, policy in questions(200 + seed, PER_SEED // 2):
+    for p, env, policy in questions(200 + seed, count // 2):
         of = asked(p)
         bounds = {name: key for key, name in at_best(env, policy, of)}
         for candidate in Inquiry(p, env, policy, NO_EVIDENCE).ranked():

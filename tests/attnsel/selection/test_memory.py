@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, attention, override, select
 from attnsel.cli import main
 from attnsel.selection.memory import memory_parts, tensor_bytes
+from tables import each
 
 H100 = Environment.describe("H100", cudnn="9.13.0", torch="2.9.1")
 CPU = Environment.describe("cpu")
@@ -20,8 +19,8 @@ def reason(candidate):
     return found
 
 
-@pytest.mark.parametrize(
-    ("given", "bytes_"),
+@each(
+    "given, bytes_",
     [
         ("2GiB", 2 * GIB),
         ("500MB", 500_000_000),
@@ -36,16 +35,11 @@ def test_a_limit_is_a_size(given, bytes_):
     assert Policy(memory_limit=given).memory_limit == bytes_
 
 
-@pytest.mark.parametrize("given", ["2 gigs", "-1", -1, "", "1GiB per call"])
+@each("given", ["2 gigs", "-1", -1, "", "1GiB per call"])
 def test_a_limit_that_is_no_size_is_refused_with_the_field_and_what_is_allowed(given):
     with pytest.raises(InvalidInput, match="memory_limit") as caught:
         Policy(memory_limit=given)
     assert "such as 2GiB" in str(caught.value)
-
-
-def test_a_limit_survives_json():
-    policy = Policy(memory_limit="2GiB")
-    assert Policy(**json.loads(policy.model_dump_json())) == policy
 
 
 def test_stored_scores_refuse_sdpa_math_with_the_figure_in_the_reason():
@@ -102,14 +96,13 @@ def test_what_does_not_fit_the_gpu_is_refused_with_both_figures():
     assert select(LONG, H100)["tiled"].eligible
 
 
-@pytest.mark.parametrize(
-    ("p", "env"),
+@each(
+    "p, env",
     [
         (LONG, CPU),
         (LONG, Environment.describe("sm90").replace(device=H100.device.replace(memory=None))),
         (LONG.replace(max_seqlen_q=65536 * 64, max_seqlen_kv=65536 * 64), H100),
     ],
-    ids=["CPU", "nobody knows how much there is", "its tensors alone do not fit"],
 )
 def test_where_it_is_no_measure_of_a_candidate_nothing_is_refused_for_it(p, env):
     codes = {found.code for candidate in select(p, env) for found in candidate.reasons}
@@ -136,21 +129,6 @@ def test_tensors_count_with_gradients_in_training_and_a_bias_as_it_is():
     assert tensor_bytes(bias) == plain + 16 * 4096 * 4096 * 2
 
 
-def test_a_limit_shows_in_the_report_as_the_wish_it_is():
-    report = select(AttentionParams(), H100, policy=Policy(memory_limit="2GiB")).report()
-    assert "policy · memory_limit=2.0 GiB" in report
-    assert "POLICY004" in report
-
-
-def test_the_command_line_takes_a_limit(capsys):
-    flags = ["explain", "--gpu", "H100", "--memory-limit", "2GiB"]
-    assert main([*flags, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["policy"]["memory_limit"] == 2 * GIB
-    assert main([*flags[:-1], "much"]) == 2
-    assert "--memory-limit much: must be a size" in capsys.readouterr().err
-
-
 def test_a_call_runs_within_its_limit_or_not_at_all():
     torch = pytest.importorskip("torch")
     q, k, v = (torch.randn(1, 64, 2, 16) for _ in range(3))
@@ -164,8 +142,8 @@ def test_a_call_runs_within_its_limit_or_not_at_all():
         attention(q, k, v)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize(("training", "dropout"), [(False, 0.0), (True, 0.0), (True, 0.1)])
+@each("dtype", ["bf16", "fp32"])
+@each("training, dropout", [(False, 0.0), (True, 0.0), (True, 0.1)])
 def test_the_scores_of_sdpa_math_are_what_the_allocator_sees(dtype, training, dropout):
     torch = pytest.importorskip("torch")
     p = AttentionParams(

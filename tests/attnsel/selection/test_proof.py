@@ -14,6 +14,7 @@ from attnsel.decision import _select
 from attnsel.selection import rank
 from attnsel.selection.proof import unproven, unproven_parts
 from attnsel.verdicts.record import CandidateRecord, Proven
+from tables import each
 
 FEATURES = frozenset({"bf16", "training", "causal", "gqa", "top_left"})
 PART = Proven("sm90", FEATURES, 128)
@@ -46,8 +47,8 @@ def test_a_plain_target_is_proven_with_all_features() -> None:
     assert not unproven(record(trusted=True), odd, "sm90")
 
 
-@pytest.mark.parametrize(
-    ("asked", "lacking"),
+@each(
+    "asked, lacking",
     [
         ({}, []),
         ({"is_training": False}, []),
@@ -65,7 +66,6 @@ def test_a_plain_target_is_proven_with_all_features() -> None:
         ({"return_lse": True}, ["the log-sum-exp as a result"]),
         ({"cp_size": 4}, ["offsets", "lse"]),
     ],
-    ids=str,
 )
 def test_a_call_is_proven_where_each_feature_it_asks_for_is(
     asked: dict[str, Any], lacking: list[str]
@@ -89,18 +89,6 @@ def test_a_whole_target_needs_no_look_at_the_question() -> None:
     assert unproven(record("cpu"), nobody, "sm90")
 
 
-def test_the_report_names_what_is_not_proven(triton_is: Callable[..., None]) -> None:
-    env = Environment.describe("H100")
-    triton_is("cpu", PART)
-    text = " ".join(select(AttentionParams(softcap=3.0), env).report().split())
-    assert "unproven on sm90 with softcap: executed off-GPU" in text
-    proven = select(AttentionParams(), env)["triton"]
-    assert not proven.unproven
-    assert "unproven" not in next(
-        x for x in select(AttentionParams(), env).report().splitlines() if "triton " in x and "✔" in x
-    )
-
-
 QUESTIONS = [
     {},
     {"softcap": 3.0},
@@ -116,8 +104,8 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.parametrize("gpu", ["H100", "A100", "T4"])
-@pytest.mark.parametrize("proven", [("cpu",), ("cpu", "sm90"), ("cpu", PART)], ids=["none", "whole", "part"])
+@each("gpu", ["H100", "A100", "T4"])
+@each("proven", [("cpu",), ("cpu", "sm90"), ("cpu", PART)])
 def test_the_choice_is_the_first_of_the_ranks(
     triton_is: Callable[..., None], gpu: str, proven: tuple[Any, ...]
 ) -> None:

@@ -123,12 +123,12 @@ def _pairs(part: Part, lo: int | None, hi: int | None) -> list[tuple[int, int]]:
     return [(i, j) for i in rows for j in cols if (lo is None or j - i >= lo) and (hi is None or j - i <= hi)]
 
 
-@given(questions(), st.sampled_from(["p2p", "all_gather"]), st.integers(1, 5))
+@given(questions(), st.sampled_from(["p2p", "all_gather"]), st.integers(2, 5))
 @settings(max_examples=150, deadline=None)
 def test_the_shapes_of_long_sequences_are_those_of_short_ones(
     sizes: RingSizes, comm: str, times: int
 ) -> None:
-    """What is remembered of chunks of two rows holds for any length."""
+    """What is remembered of chunks of two rows holds for all that are longer."""
     longer = sizes._replace(seqlen_q=sizes.seqlen_q * times, seqlen_kv=sizes.seqlen_kv * times)
     ranks = range(longer.size)
     found = {

@@ -11,6 +11,7 @@ from attnsel.pages.can_i_use.features import FEATURES, NOT_FEATURES, find
 from attnsel.params.exchanges import EXCHANGES
 from attnsel.params.recipes import KINDS
 from attnsel.rules.features import FEATURES as CAPABILITIES
+from tables import each
 
 ASKED = {field for feature in FEATURES.values() for field in feature.changes} | {"is_training"}
 QUESTIONS = [feature.params(mode) for feature in FEATURES.values() for mode in feature.modes]
@@ -26,14 +27,14 @@ def test_every_field_of_a_question_is_asked_or_said_to_be_no_feature():
 UNASKED = {"strides", "empty"}
 
 
-@pytest.mark.parametrize("word", sorted({capability.word for capability in CAPABILITIES}))
+@each("word", sorted({capability.word for capability in CAPABILITIES}))
 def test_everything_a_record_can_list_is_asked_by_some_feature(word):
     tests = [capability.asked for capability in CAPABILITIES if capability.word == word]
     assert any(asked(p) for asked in tests for p in QUESTIONS) == (word not in UNASKED)
 
 
-@pytest.mark.parametrize(
-    ("field", "values"),
+@each(
+    "field, values",
     [
         ("attn_mask_type", None),
         ("core_attention_bias_type", None),
@@ -62,8 +63,8 @@ def test_a_name_is_an_address_and_no_word_means_two_features():
     assert not [name for name in FEATURES if re.fullmatch(r"sm\d+", name)]  # pages of architectures
 
 
-@pytest.mark.parametrize(
-    ("word", "names"),
+@each(
+    "word, names",
     [
         ("softcap", ["softcap"]),
         ("SoftCap", ["softcap"]),

@@ -72,7 +72,7 @@ def refused(seed, count):
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [(17, 30), pytest.param(18, 300, marks=pytest.mark.slow)], ids=["30", "300"]
+    ("seed", "count"), [(17, 12), pytest.param(18, 300, marks=pytest.mark.slow)], ids=["12", "300"]
 )
 def test_every_install_of_random_refused_questions_resolves(seed, count):
     seen = 0
@@ -133,13 +133,6 @@ def test_a_cudnn_that_torch_would_not_load_is_never_put_beside_it():
         assert dict(unlock.install.changes)["torch"] < Version(2, 15)
 
 
-def test_a_gpu_that_the_wheel_has_no_code_for_comes_with_a_torch_that_has():
-    (unlock,) = installs("sdpa.flash", "RTX 5090", torch="2.6.0")
-    assert unlock.install.commands == (
-        "pip install 'torch==2.7.0' --index-url https://download.pytorch.org/whl/cu128",
-    )
-
-
 # ---- FP8 --------------------------------------------------------------------------------------------
 
 
@@ -163,24 +156,3 @@ def test_another_recipe_and_16_bits_are_offered_before_another_gpu():
     delayed, plain = (u.apply(p, env, Policy())[0] for u in found)
     assert (delayed.recipe.kind, delayed.fp8_attention) == ("delayed", True)
     assert (plain.recipe.kind, plain.fp8_attention) == ("current", False)
-
-
-def test_fp8_tensors_without_a_recipe_get_one():
-    p, env = (
-        AttentionParams(dtype="fp8_e4m3", is_training=False),
-        Environment.describe("H100", cudnn="9.20.0"),
-    )
-    unlock = next(u for u in select(p, env).unlocks if u.candidate == "cudnn")
-    assert unlock.change == "FP8 recipe delayed"
-    assert unlock.apply(p, env, Policy())[0].fp8_attention
-
-
-# ---- the report -------------------------------------------------------------------------------------
-
-
-def test_another_gpu_is_one_entry_at_the_end():
-    report = select(AttentionParams(dtype="fp16"), Environment.describe("V100")).report(width=200)
-    assert report.count("another GPU") == 1
-    (line,) = (line for line in report.splitlines() if "On another GPU" in line)
-    assert "sdpa.flash, sdpa.varlen, cudnn, sdpa.cudnn from sm80 on (e.g. A10)" in line
-    assert "To get" not in report.split("On another GPU")[1]

@@ -1,0 +1,40 @@
+"""Rows of data within one test."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callable[..., None]], Any]:
+    """``pytest.mark.parametrize`` as one test: every row is run, and all that fail are told.
+
+    Fixtures are made once, so what a row writes (files, variables) the next one finds.
+    """
+    fields = names.replace(" ", "").split(",") if isinstance(names, str) else names
+    table = [dict(zip(fields, row if len(fields) > 1 else (row,), strict=True)) for row in rows]
+    assert table, "no rows, so nothing is tested"
+
+    def decorate(function: Callable[..., None]) -> Any:
+        @functools.wraps(function)
+        def test(**fixtures: Any) -> None:
+            failed = []
+            for row in table:
+                try:
+                    function(**fixtures, **row)
+                except (Exception, pytest.fail.Exception):
+                    failed.append(f"{row}\n{traceback.format_exc(limit=-3)}")
+            if failed:
+                pytest.fail(f"{len(failed)} of {len(table)} rows:\n\n" + "\n".join(failed), pytrace=False)
+
+        asked = inspect.signature(function)
+        left = [p for name, p in asked.parameters.items() if name not in fields]
+        test.__signature__ = asked.replace(parameters=left)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
