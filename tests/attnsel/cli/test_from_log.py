@@ -59,6 +59,15 @@ def test_flags_state_what_the_log_does_not_and_win_over_it(explain, run) -> None
     assert "[CUDNN" in asked
 
 
+def test_a_torch_that_is_too_old_to_be_known_is_said_and_the_rest_answered(explain, tmp_path) -> None:
+    file = tmp_path / "x.log"
+    file.write_text("PyTorch version: 2.1.2\nRuntimeError: No available kernel. Aborting execution.\n")
+    code, out, _ = explain(log=file)
+    assert code == 0
+    assert "not used: torch = 2.1.2: must be 2.2 or newer" in " ".join(out.split())
+    assert "✖ No available kernel" in out
+
+
 @each(
     "words, said",
     [
