@@ -119,7 +119,7 @@ def test_a_run_that_passed_proves_its_features_on_its_own_architecture_alone() -
 
 
 def test_a_failure_is_held_against_what_did_not_pass_without_it() -> None:
-    for features, lost, head_dim in [
+    told: list[tuple[list[tuple[str, ...]], set[str], int]] = [
         ([("softcap", "fp16")], {"softcap"}, 256),
         ([("alibi", "causal", "fp16")], {"alibi"}, 256),
         ([("bf16",), ("causal", "bf16"), ("alibi", "causal", "bf16")], {"bf16"}, 256),
@@ -128,7 +128,8 @@ def test_a_failure_is_held_against_what_did_not_pass_without_it() -> None:
         ([("head_dim 128", "fp16")], set(), 64),
         # Each passed without the others: together they fail.
         ([("alibi", "causal", "softcap", "fp16")], {"alibi", "causal", "softcap", "fp16"}, 256),
-    ]:
+    ]
+    for features, lost, head_dim in told:
         for outcome in ("failed", "unfinished"):
             record = run_of(*(failed(*words, outcome=outcome) for words in features))
             assert shown(record) == Proven("sm90", frozenset(ALL - lost), head_dim), features
