@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnsel import (
     AttentionParams,
@@ -26,6 +27,7 @@ from attnsel import (
 )
 from attnsel.runtime import dispatch as run
 from attnsel.runtime.cache import BoundedCache
+from attnsel.runtime.call import misaligned
 
 torch.set_num_threads(1)
 
@@ -76,6 +78,12 @@ def test_memory_that_begins_anywhere_is_another_call() -> None:
     assert module.last_selection is not None
     assert module.last_selection.params.tensors.k is not None
     assert module.last_selection.params.tensors.k.alignment == 4
+
+
+def test_without_memory_the_offset_says_where_a_tensor_begins() -> None:
+    with FakeTensorMode():
+        t = torch.empty(20, dtype=torch.float16)
+        assert [misaligned(t[n:]) for n in (0, 1, 8, 12)] == [0, 2, 0, 8]
 
 
 # What is counted, built and kept
