@@ -60,7 +60,6 @@ REFUSED = {
     "prepare on both": Trouble("prepare", BOTH),
     "prepare, all_gather": Trouble("prepare", (1,), comm="all_gather"),
     "prepare, a2a": Trouble("prepare", (1,), comm="a2a", runs="sdpa.math"),
-    "forward in the self-check": Trouble("forward", (1,), selfcheck="all"),
     "backward in the self-check": Trouble("backward", (1,), selfcheck="all"),
     # A kernel that cannot say no in advance is tried before anything is exchanged.
     "forward": Trouble("forward", (1,), prepares=False),
