@@ -184,8 +184,12 @@ def test_dropout_drops_in_the_backward_what_the_forward_dropped(case: Case) -> N
     inputs = inputs._replace(dropout_seed=torch.tensor(11), dropout_offset=torch.tensor(3))
     result = forward(spec, inputs)
     assert torch.equal(result.out, forward(spec, inputs).out)
-    other = inputs._replace(dropout_seed=torch.tensor(12))
-    assert not torch.equal(result.out, forward(spec, other).out)
+    for other in (
+        {"dropout_seed": torch.tensor(12)},
+        {"dropout_offset": torch.tensor(4)},
+        {"dropout_offset": None},
+    ):
+        assert not torch.equal(result.out, forward(spec, inputs._replace(**other)).out)
     dout, _ = upstream(result)
     grads = backward(spec, inputs, result, dout)
     gen = torch.Generator().manual_seed(5)
