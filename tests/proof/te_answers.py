@@ -6,6 +6,7 @@ TRANSFORMER_ENGINE_FOR_TESTS=DIR:DIR python tests/proof/te_answers.py --write  #
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
@@ -60,16 +61,15 @@ def _machine(env: Environment, engine: str) -> dict[str, str | None]:
 
 
 def main() -> int:
-    from test_te import ANSWERS, differences
-
+    test_te = importlib.import_module("test_te")
     if not te_function.checkouts():
         sys.exit(f"{te_function.VARIABLE} names no checkout")
     if sys.argv[1:] == ["--write"]:
         rows = asked_of_theirs(18, 150)
         text = ",\n".join(json.dumps(row) for row in rows)
-        ANSWERS.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+        test_te.ANSWERS.write_text(f"[\n{text}\n]\n", encoding="utf-8")
         return 0
-    differ = differences(asked_of_theirs(2026, 3000))
+    differ = test_te.differences(asked_of_theirs(2026, 3000))
     print(*differ[:3], f"{len(differ)} answers differ", sep="\n")
     return bool(differ)
 

@@ -79,23 +79,6 @@ def test_what_needs_offsets_is_for_triton_and_tiled(codes, fields, code):
     assert cp(codes, "triton", **fields) == cp(codes, "tiled", **fields) == set()
 
 
-@each("candidate", ALL)
-@each("comm", ["p2p", "all_gather", "a2a", "a2a+p2p"])
-def test_masks_biases_and_dropout(codes, candidate, comm):
-    def refused(**fields):
-        return cp(codes, candidate, cp_comm_type=comm, **fields) & {"CP011", "CP013", "CP014"}
-
-    exchanges_heads = comm in ("a2a", "a2a+p2p")
-    assert refused(attn_mask_type="arbitrary") == {"CP011"}
-    assert refused(attn_mask_type="padding_causal") == set()
-    assert refused(core_attention_bias_type="post_scale_bias") == ({"CP013"} if exchanges_heads else set())
-    no_head_offset = exchanges_heads and candidate == "triton"
-    assert refused(attention_dropout=0.125) == ({"CP014"} if no_head_offset else set())
-    packed = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
-    assert refused(**packed) == set()
-    assert refused(**packed, core_attention_bias_type="post_scale_bias") == {"CP013"}
-
-
 @each(
     "fields, refused",
     [

@@ -145,16 +145,6 @@ def test_previews_are_switched_on_by_the_environment_variable(registered, monkey
         settings.configure()
 
 
-def test_a_preview_is_told(registered, capsys):
-    registered(status="preview")
-    assert "[measured] preview" in row_of(capsys, "BUG900")
-    page = told(capsys, "BUG900")
-    assert "Status: preview" in page
-    assert "ATTNSEL_PREVIEW=1" in page
-    as_json = json.loads(told(capsys, "BUG900", "--json"))
-    assert (as_json["status"], as_json["replaced_by"]) == ("preview", None)
-
-
 def test_a_deprecated_rule_refuses_and_names_what_took_over(registered, capsys):
     assert registered(replaced_by="BUG006").status == "deprecated"
     assert codes_against() == ["BUG900"]

@@ -104,21 +104,6 @@ def test_padding_a_head_dimension_never_shrinks_the_other(findings):
 
 
 @each(
-    "fields, expected",
-    [
-        ({"head_dim_qk": 512}, set()),
-        ({"head_dim_qk": 192, "head_dim_v": 128}, set()),
-        ({"head_dim_qk": 60}, {"SDPA203"}),
-        ({"head_dim_qk": 60, "dtype": "fp32"}, set()),
-        ({"head_dim_qk": 62, "dtype": "fp32"}, {"SDPA203"}),
-        ({"dtype": "fp64"}, {"SDPA201"}),
-    ],
-)
-def test_head_dimensions_of_efficient(codes, fields, expected):
-    assert codes("sdpa.efficient", A100, **fields) == expected
-
-
-@each(
     "gpu, torch, cudnn, dims, training, refused",
     [
         ("A100", "2.13.0", "9.20.0", (192, 192), True, True),
@@ -175,32 +160,6 @@ def test_amd_s_gpus_that_aotriton_has_kernels_for(findings, candidate, gpu, torc
 def masked(dtype: str) -> dict:
     spec = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1), dtype=dtype)
     return {"attn_mask_type": "arbitrary", "tensors": Tensors(mask=spec)}
-
-
-@each(
-    "candidate, dtype, mask, torch, code",
-    [
-        ("sdpa.math", "bf16", "bool", "2.13.0", None),
-        ("sdpa.math", "bf16", "bf16", "2.13.0", None),
-        ("sdpa.math", "bf16", "fp32", "2.13.0", None),
-        ("sdpa.math", "bf16", "fp32", "2.9.1", "SDPA402"),
-        ("sdpa.math", "bf16", "fp32", "2.3.1", "SDPA016"),
-        ("sdpa.math", "bf16", "fp16", "2.13.0", "SDPA016"),
-        ("sdpa.math", "fp32", "fp64", "2.13.0", "SDPA016"),
-        ("sdpa.math", "fp64", "fp32", "2.13.0", None),
-        ("sdpa.efficient", "bf16", "fp32", "2.13.0", "SDPA206"),
-        ("sdpa.efficient", "fp32", "fp32", "2.13.0", None),
-        ("sdpa.efficient", "bf16", "bool", "2.13.0", None),
-        ("sdpa.cudnn", "bf16", "fp32", "2.13.0", None),
-        ("sdpa.cudnn", "bf16", "fp16", "2.13.0", "SDPA016"),
-    ],
-)
-def test_the_element_type_of_a_mask(codes, candidate, dtype, mask, torch, code):
-    """pytorch#191612."""
-    found = codes(candidate, Environment.describe("A100", torch=torch), dtype=dtype, **masked(mask))
-    assert found & {"SDPA016", "SDPA206", "SDPA402"} == ({code} if code else set()) or (
-        code == "SDPA016" and found >= {code}
-    )
 
 
 @each("query", ["bf16", "fp16", "fp32", "fp64"])

@@ -152,6 +152,8 @@ def test_an_import_error_is_explained(fake, why):
 def test_an_error_that_says_nothing_is_kept_as_it_is():
     fake = broken("something new")
     assert explain("flash_attn", fake).why == ""
+    for trouble in (undefined("_ZN7somebodyElseEv"), "libsomebody.so.3: cannot open shared object file"):
+        assert explain("flash_attn", broken(trouble)).why == ""
     [found] = find_flash(fake)
     assert found.text == "flash-attn 2.8.3 is installed and does not load: ImportError: something new"
 

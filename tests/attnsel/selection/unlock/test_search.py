@@ -323,3 +323,18 @@ def test_what_refused_when_it_ran_has_no_way_out_that_anyone_knows():
     p, env = AttentionParams(), Environment.describe("H100")
     evidence = Evidence().plus(Refusal("sdpa.cudnn", p, "no plan"))
     assert not ways(select(p, env, evidence=evidence), "sdpa.cudnn")
+
+
+def test_where_no_software_helps_the_nearest_gpu_is_named():
+    (unlock,) = ways(select(AttentionParams(), Environment.describe("T4")), "sdpa.flash")
+    assert (unlock.change, unlock.effect) == ("a GPU from sm80 on (e.g. A10)", "hardware")
+    assert dict(unlock.changes) == {"gpu": "A10"}
+    _, env, _ = unlock.apply(AttentionParams(), Environment.describe("T4"), Policy())
+    assert (env.arch, env.detected) == (86, False)
+
+
+def test_a_gpu_is_never_offered_beside_software_that_helps():
+    for selection in failing_questions(6, 20):
+        for name in {u.candidate for u in selection.unlocks}:
+            effects = [u.effect for u in ways(selection, name)]
+            assert "hardware" not in effects or set(effects) <= {"hardware", "risk"}
