@@ -123,6 +123,16 @@ def _pairs(part: Part, lo: int | None, hi: int | None) -> list[tuple[int, int]]:
     return [(i, j) for i in rows for j in cols if (lo is None or j - i >= lo) and (hi is None or j - i <= hi)]
 
 
+@pytest.mark.xfail(
+    strict=True, reason="shapes() still names the diagonal, which single rows compute as full calls"
+)
+def test_the_shapes_of_chunks_of_one_row() -> None:
+    sizes = RingSizes(4, 4, 2, CAUSAL, offsets=False)
+    parts = [part for rank in (0, 1) for owner in (0, 1) for part in ring_parts(sizes, rank, owner)]
+    found = {(len(part.q_rows), len(part.kv_rows), part.kind) for part in parts}
+    assert set(shapes(sizes, "p2p")) == found
+
+
 @given(questions(), st.sampled_from(["p2p", "all_gather"]), st.integers(2, 5))
 @settings(max_examples=150, deadline=None)
 def test_the_shapes_of_long_sequences_are_those_of_short_ones(
