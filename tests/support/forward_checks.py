@@ -77,8 +77,14 @@ def pages_of(
         seqlens_kv=int32(lengths),
         cu_seqlens_kv=None,
         cu_seqlens_kv_padded=None,
-        max_seqlen_kv=None,
+        max_seqlen_kv=_width(inputs),
     )
+
+
+def _width(inputs: Inputs) -> int | None:
+    """The columns of a mask or bias, which the table may be wider than; None where neither has any."""
+    given = [t.shape[-1] for t in (inputs.attn_mask, inputs.bias) if t is not None]
+    return max((columns for columns in given if columns > 1), default=None)
 
 
 def _rows_of_each(spec: Spec, inputs: Inputs) -> list[tuple[Tensor, Tensor]]:
