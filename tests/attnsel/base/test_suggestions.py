@@ -102,7 +102,7 @@ def test_what_was_meant_is_said() -> None:
 def test_what_resembles_nothing_gets_no_guess() -> None:
     for call in (built, run, explained, called, selected, AttentionParams, Policy, described):
         with pytest.raises((TypeError, InvalidInput), match="colour") as caught:
-            call(colour=1)
+            call(**{"colour": 1})
         assert "mean" not in str(caught.value)
 
 
