@@ -16,7 +16,7 @@ SHOWN = {
     "flash": ("right", 0.9),
     "wrong_types": ("InvalidInput", 0.5),
     "commands": ("answered", 0.1),
-    "json_files": ("answered", 0.1),
+    "json_files": ("answered", 0.05),
     "executed": ("alike", 1.0),
     "rank_faults": ("", 1.0),  # each of its words says what a rank was told
 }
