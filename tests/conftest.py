@@ -1,11 +1,8 @@
-"""Of a large grid the gate takes one case in n; the others are slow. Whether hypothesis draws the same each
-time; what may be skipped. And fixtures that folders share."""
+"""Whether hypothesis draws the same each time; what may be skipped. And fixtures that folders share."""
 
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,13 +21,3 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 def pytest_configure(config: pytest.Config) -> None:
     known_skips.watch(config)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """``@pytest.mark.thinned(n)``: by the name of a case, so that it is the same one everywhere, and every
-    value of every parameter is in some."""
-    for item in items:
-        thinned = item.get_closest_marker("thinned")
-        if thinned is not None and zlib.crc32(item.nodeid.rpartition("::")[2].encode()) % thinned.args[0]:
-            item.add_marker(pytest.mark.slow)

@@ -1,6 +1,6 @@
 """Makes ``flash_signatures.json``: what functions of FlashAttention 2, 3 and 4 take and return, by version.
 
-    python tests/support/flash_signatures.py CHECKOUT WHEEL...
+    python tests/proof/flash_signatures.py CHECKOUT WHEEL...
 
 CHECKOUT is a clone of Dao-AILab/flash-attention with its tags; each WHEEL is a folder with one unpacked
 ``flash_attn_4`` wheel. Their source is parsed, never imported. Parameters are ``[name, default, kind]`` with
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parent / "flash_signatures.json"
+FILE = Path(__file__).parents[1] / "support" / "flash_signatures.json"
 TWO, THREE, FOUR = "flash_attn/flash_attn_interface.py", "hopper/flash_attn_interface.py", "cute/interface.py"
 TAGS = {
     "2": {v: f"v{v}" for v in ("2.3.6", "2.4.2", "2.5.9.post1", "2.6.3", "2.7.4.post1", "2.8.3")}
