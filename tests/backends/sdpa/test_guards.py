@@ -200,7 +200,8 @@ def test_fake_tensors_are_checked_by_their_offset() -> None:
 def test_flash_writes_rows_into_a_result_that_has_none_where_strides_of_q_tie() -> None:
     q, k = normal(4).as_strided((1, 1, 2, 3), (1, 2, 1, 1)), normal(1, 1, 2, 3)
     truth = F.scaled_dot_product_attention(q.contiguous(), k, k)
-    assert (F.scaled_dot_product_attention(q, k, k) - truth).abs().max() > 0.1
+    wrong = (F.scaled_dot_product_attention(q, k, k) - truth).abs().max()
+    assert not wrong <= 0.1, "what torch leaves unwritten is any memory, NaN too"
     assert broken(ops.FLASH_CPU, Inputs(q, k, k)) == {"result_rows"}
     sliding = normal(20).as_strided((1, 1, 2, 3), (9, 9, 2, 1))  # overlaps, and no stride ties
     assert broken(ops.FLASH_CPU, Inputs(sliding, k, k)) == set()
