@@ -1,15 +1,19 @@
 """How much do the tests notice? Mutants drawn at random, one at a time, against the default tier.
 
     python tests/proof/mutants.py --draw                # the list alone
-    python tests/proof/mutants.py --out mutants.json    # draws, runs, and keeps what is done: minutes each
+    python tests/proof/mutants.py --out mutants.json    # draws, runs, and keeps what is done: under an hour
 
 A mutant is one small change of the product: another operator, another constant, a statement that is gone,
 two arguments the other way round. The seed is the hash of the last commit, so nobody chooses. Half of them
 lie in the rooms where a wrong number or a broken program would come from (``HALF``). Kernels in Triton's
 language are left out: they have judges of their own (tests/proof/ptx_interpreter, benchmarks).
 
-Each runs in a copy of the checkout: first the tests that mirror its file, then all others, then the net
-(tests/net), each until something fails. ``killed_by`` says which of the three noticed: the first two judge.
+The unchanged product comes first: all tests must pass, and coverage notes which of them run which line
+(``--out`` with the suffix .coverage). Each mutant then meets, until one fails: the tests that mirror its
+file; of all others those that run its lines; of the net (tests/net) those that do. Lines that run on import,
+or only in children of tests, belong to no test: there all are asked. ``killed_by`` says which of the three
+noticed; the first two judge. A test that runs the line in a child alone is asked only where it mirrors: what
+is reported may be less than what the tests notice, never more.
 """
 
 from __future__ import annotations
@@ -24,10 +28,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
+from coverage import CoverageData
 from rich.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +50,7 @@ COMPUTED: dict[type, str] = {
     ast.BitOr: "&", ast.BitAnd: "|",
 }  # fmt: skip
 SECONDS = 900  # a mutant that makes a test hang is noticed too
+NET = "tests/net"
 
 
 @dataclass(frozen=True)
@@ -186,40 +194,86 @@ def mirrored(file: str) -> list[str]:
     return []
 
 
-def first_failure(copy: Path, jobs: int, *words: str) -> str | None:
-    """The test that fails first, or None."""
-    run = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *words]
-    run += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
-    settings = {**os.environ, "PYTHONPATH": str(copy)}
+class Reach:
+    """Which tests run a line, as coverage saw it while the unchanged product passed."""
+
+    def __init__(self, record: Path) -> None:
+        self._data = CoverageData(str(record))
+        self._data.read()
+        self._files = {Path(file).as_posix(): file for file in self._data.measured_files()}
+
+    def tests(self, one: Mutant) -> set[str]:
+        """Their node ids; empty where no test runs it by itself, which says nothing."""
+        known = next((name for path, name in self._files.items() if path.endswith("/tree/" + one.file)), None)
+        if known is None:
+            return set()
+        by_line = self._data.contexts_by_lineno(known)
+        lines = range(one.start[0], one.end[0] + 1)
+        contexts = {context for line in lines for context in by_line.get(line, ()) if context}
+        return {context.rpartition("|")[0] for context in contexts}
+
+
+def copied(to: Path) -> Path:
+    left_out = shutil.ignore_patterns(".git", "build", "*.egg-info", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, to, ignore=left_out)
+    return to
+
+
+def asked(copy: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """pytest in that copy. Copies share a path of the same length and last part, so that records fit all."""
+    run = [sys.executable, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", *words]
+    return subprocess.run(
+        run,
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy), **settings},
+        capture_output=True,
+        text=True,
+        timeout=None if settings else SECONDS,
+    )
+
+
+def reach_of_the_unchanged(record: Path, jobs: int, work: Path) -> Reach:
+    if not record.exists():
+        words = ["-n", str(jobs), "--dist", "loadfile", "--cov", "--cov-report=", "--cov-context=test"]
+        partial = record.with_suffix(".partial")
+        told = asked(copied(work / "unchanged" / "tree"), *words, COVERAGE_FILE=str(partial.resolve()))
+        if told.returncode:
+            sys.exit(f"the unchanged product fails: {told.stdout[-3000:]}{told.stderr[-3000:]}")
+        partial.rename(record)
+    return Reach(record)
+
+
+def first_failure(copy: Path, tests: list[str], *words: str) -> str | None:
+    """The test that fails first, or None. ``tests``: files, folders or node ids."""
+    if not tests:
+        return None
+    listed = copy / "asked.txt"
+    listed.write_text("\n".join(tests), encoding="utf-8")
     try:
-        told = subprocess.run(run, cwd=copy, env=settings, capture_output=True, text=True, timeout=SECONDS)
+        told = asked(copy, "-x", "-q", *words, f"@{listed}")
     except subprocess.TimeoutExpired:
         return "ran out of time"
     if told.returncode in (0, 5):
         return None
-    failed = [line for line in told.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (
-        failed[0]
-        if failed
-        else told.stdout.strip().splitlines()[-1]
-        if told.stdout.strip()
-        else "pytest fails"
-    )
+    said = told.stdout.strip().splitlines()
+    failed = [line for line in said if line.startswith(("FAILED", "ERROR"))]
+    return (failed or said[-1:] or ["pytest fails"])[0]
 
 
-def judged(one: Mutant, copy: Path, jobs: int) -> dict[str, Any]:
+def judged(one: Mutant, copy: Path, reach: Reach) -> dict[str, Any]:
     """What notices the change, in the order in which they are asked."""
     path = copy / one.file
     kept = path.read_text(encoding="utf-8")
     path.write_text(one.applied(), encoding="utf-8")
-    net = "tests/net"
     near = mirrored(one.file)
+    running = sorted(reach.tests(one))
+    others = [name for name in running if not name.startswith((NET, *near))]
+    if not running:
+        others = ["tests", f"--ignore={NET}", *(f"--ignore={name}" for name in near)]
+    netted = [name for name in running if name.startswith(NET)] if running else [NET]
     try:
-        asked = [("mirrored tests", near)] if near else []
-        asked += [("all other tests", ["tests", f"--ignore={net}", *(f"--ignore={name}" for name in near)])]
-        asked += [("the net", [net])]
-        for who, words in asked:
-            failure = first_failure(copy, jobs, *words)
+        for who, tests in (("mirrored tests", near), ("all other tests", others), ("the net", netted)):
+            failure = first_failure(copy, tests)
             if failure is not None:
                 return {**asdict(one), "killed_by": who, "failure": failure}
     finally:
@@ -246,8 +300,10 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", help="the hash of the last commit if left out")
     parser.add_argument("--draw", action="store_true", help="print the mutants and run nothing")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes of pytest-xdist")
-    parser.add_argument("--out", type=Path, help="a JSON file; one that is there is gone on with")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    parser.add_argument(
+        "--out", type=Path, help="mutants.json if left out; one that is there is gone on with"
+    )
     chosen = parser.parse_args()
     last = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
     seed = chosen.seed or last.stdout.strip()
@@ -255,23 +311,32 @@ def main() -> int:
     if chosen.draw:
         print("\n".join([f"seed {seed}", *map(str, mutants)]))
         return 0
-    record: dict[str, Any] = {"seed": seed, "mutants": []}
-    if chosen.out and chosen.out.exists():
-        record = json.loads(chosen.out.read_text(encoding="utf-8"))
+    out: Path = chosen.out or Path("mutants.json")
+    record: dict[str, Any] = {"seed": seed, "mutants": [None] * len(mutants)}
+    if out.exists():
+        record = json.loads(out.read_text(encoding="utf-8"))
         if record["seed"] != seed:
-            parser.error(f"{chosen.out} is of seed {record['seed']}")
-    with tempfile.TemporaryDirectory() as work, Progress(disable=not sys.stderr.isatty()) as progress:
-        copy = Path(work, "tree")
-        left_out = shutil.ignore_patterns(".git", "build", "*.egg-info", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, copy, ignore=left_out)
-        bar = progress.add_task("mutants", total=len(mutants), completed=len(record["mutants"]))
-        for one in mutants[len(record["mutants"]) :]:
-            record["mutants"].append(judged(one, copy, chosen.jobs))
-            if chosen.out:
-                chosen.out.write_text(
-                    json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-                )
+            parser.error(f"{out} is of seed {record['seed']}")
+    left = [number for number, done in enumerate(record["mutants"]) if done is None]
+    with tempfile.TemporaryDirectory() as name, Progress(disable=not sys.stderr.isatty()) as progress:
+        work = Path(name)
+        bar = progress.add_task("the unchanged product", total=None)
+        reach = reach_of_the_unchanged(out.with_suffix(".coverage"), chosen.jobs, work)
+        progress.update(bar, description="mutants", total=len(mutants), completed=len(mutants) - len(left))
+        copies: Queue[Path] = Queue()
+        for job in range(chosen.jobs):
+            copies.put(copied(work / f"copy{job}" / "tree"))
+
+        def judge(number: int) -> None:
+            copy = copies.get()
+            record["mutants"][number] = judged(mutants[number], copy, reach)
+            copies.put(copy)
+            text = json.dumps(record, indent=1, ensure_ascii=False)
+            out.write_text(text + "\n", encoding="utf-8")
             progress.advance(bar)
+
+        with ThreadPoolExecutor(chosen.jobs) as pool:
+            list(pool.map(judge, left))
     print(summary(record["mutants"]))
     return 0
 
