@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function
 
 from attnsel import debug
 from attnsel.runtime.refusals import is_transformed
+from attnsel.runtime.tracing import constant_when_traced
 from attnsel.settings import current
 
 ORIGINAL: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
@@ -51,7 +52,7 @@ def _chosen_by_the_program() -> bool:
     return not all(enabled() for enabled in _FLAGS) or _order() != _USUAL_ORDER
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _chosen_while_tracing() -> bool:
     return _chosen_by_the_program()
 

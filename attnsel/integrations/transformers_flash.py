@@ -13,12 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from attnsel.base.spawned import first_in_children, no_longer_in_children
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.flash_attn import __version__, shim
+from attnsel.runtime.tracing import constant_when_traced
 
 logger = logging.getLogger("attnsel")
 
@@ -34,7 +33,7 @@ def _available(*args: Any, **kwargs: Any) -> bool:
     return True
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _at_least(library_version: str) -> bool:
     """transformers' ``is_flash_attn_greater_or_equal``."""
     return bool(Version.parse(__version__) >= Version.parse(library_version))

@@ -12,12 +12,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from attnsel.base.scalars import flag, number, text
 from attnsel.errors import InvalidInput
 from attnsel.params import read_mask_type
 from attnsel.params.layout import FORMATS, Format
+from attnsel.runtime.tracing import concrete, constant_when_traced
 from attnsel.runtime.trivial_mask import known_to_be_trivial
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def config(**given: Any) -> Config:
     return _interned(**given)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _constant(**given: Any) -> Config:
     return _interned(**given)
 
@@ -139,9 +139,9 @@ def _constant(**given: Any) -> Config:
 def _specialised(value: Any) -> Any:
     """A number that dynamic shapes made symbolic (even a default is one), as the number it is."""
     if isinstance(value, (int, float)):
-        return guard_scalar(value)
+        return concrete(value)
     if isinstance(value, tuple):
-        return tuple([guard_scalar(n) for n in value])
+        return tuple([concrete(n) for n in value])
     return value
 
 

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from attnsel.backends.contract import Grads
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, read_config
 from attnsel.runtime.selfcheck import is_wanted
+from attnsel.runtime.tracing import constant_when_traced, is_static
 
 
 class Runtime(NamedTuple):
@@ -121,9 +121,9 @@ def forget_traced() -> None:
 
 def _static(t: Tensor) -> bool:
     for n in t.shape:
-        if not has_static_value(n):
+        if not is_static(n):
             return False
-    return all(has_static_value(n) for n in t.stride())
+    return all(is_static(n) for n in t.stride())
 
 
 def _shape(t: Tensor) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def _shape(t: Tensor) -> tuple[Any, ...]:
     return tuple(t.shape), tuple(t.stride()), t.dtype, str(t.device), t.requires_grad
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _choose_while_tracing(
     text: str, q: tuple[Any, ...], k: tuple[Any, ...], v: tuple[Any, ...], need_grad: bool
 ) -> str:
