@@ -10,10 +10,11 @@ language are left out: they have judges of their own (tests/proof/ptx_interprete
 
 The unchanged product comes first: all tests must pass, and coverage notes which of them run which line
 (``--out`` with the suffix .coverage). Each mutant then meets, until one fails: the tests that mirror its
-file; of all others those that run its lines; of the net (tests/net) those that do. Lines that run on import,
-or only in children of tests, belong to no test: there all are asked. ``killed_by`` says which of the three
-noticed; the first two judge. A test that runs the line in a child alone is asked only where it mirrors: what
-is reported may be less than what the tests notice, never more.
+file; the tests of the net (tests/net) that run its lines; all others that do. ``killed_by`` says which of the
+three noticed; the first and the last judge, the net compares with what was. What the net kills, the others
+may notice too: ``--without-the-net`` asks them. For lines that run on import the tests that run any line of
+the file are asked, where there are none all. A test that reaches the line otherwise, in a child it starts, is
+asked only where it mirrors: what is reported may be less than what the tests notice, never more.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ COMPUTED: dict[type, str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "//",
     ast.BitOr: "&", ast.BitAnd: "|",
 }  # fmt: skip
-SECONDS = 900  # a mutant that makes a test hang is noticed too
+SECONDS = 2400  # more than all tests take in one process; what hangs for so long is noticed too
 NET = "tests/net"
+MIRRORED, IN_NET, OTHERS = "mirrored tests", "the net", "all other tests"
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ class Reach:
         by_line = self._data.contexts_by_lineno(known)
         lines = range(one.start[0], one.end[0] + 1)
         contexts = {context for line in lines for context in by_line.get(line, ()) if context}
+        contexts = contexts or {context for found in by_line.values() for context in found if context}
         return {context.rpartition("|")[0] for context in contexts}
 
 
@@ -260,20 +263,22 @@ def first_failure(copy: Path, tests: list[str], *words: str) -> str | None:
     return (failed or said[-1:] or ["pytest fails"])[0]
 
 
-def judged(one: Mutant, copy: Path, reach: Reach) -> dict[str, Any]:
-    """What notices the change, in the order in which they are asked."""
+def judged(one: Mutant, copy: Path, reach: Reach, asked_of: tuple[str, ...]) -> dict[str, Any]:
+    """What notices the change: the first of ``asked_of``, keys of ``tests``, in their order."""
     path = copy / one.file
     kept = path.read_text(encoding="utf-8")
     path.write_text(one.applied(), encoding="utf-8")
     near = mirrored(one.file)
     running = sorted(reach.tests(one))
-    others = [name for name in running if not name.startswith((NET, *near))]
-    if not running:
-        others = ["tests", f"--ignore={NET}", *(f"--ignore={name}" for name in near)]
-    netted = [name for name in running if name.startswith(NET)] if running else [NET]
+    everything = ["tests", f"--ignore={NET}", *(f"--ignore={name}" for name in near)]
+    tests = {
+        MIRRORED: near,
+        IN_NET: [name for name in running if name.startswith(NET)] if running else [NET],
+        OTHERS: [name for name in running if not name.startswith((NET, *near))] if running else everything,
+    }
     try:
-        for who, tests in (("mirrored tests", near), ("all other tests", others), ("the net", netted)):
-            failure = first_failure(copy, tests)
+        for who in asked_of:
+            failure = first_failure(copy, tests[who])
             if failure is not None:
                 return {**asdict(one), "killed_by": who, "failure": failure}
     finally:
@@ -283,7 +288,7 @@ def judged(one: Mutant, copy: Path, reach: Reach) -> dict[str, Any]:
 
 def summary(results: list[dict[str, Any]]) -> str:
     killed = [result for result in results if result["killed_by"]]
-    judges = [result for result in killed if result["killed_by"] != "the net"]
+    judges = [result for result in killed if result["killed_by"] != IN_NET or result.get("judge")]
     lines = [f"{len(killed)} of {len(results)} killed, {len(judges)} by the judges without the net"]
     survivors = (result for result in results if not result["killed_by"])
     lines += [
@@ -304,20 +309,29 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, help="mutants.json if left out; one that is there is gone on with"
     )
+    parser.add_argument(
+        "--without-the-net", action="store_true", help="ask the judges about what the net alone killed"
+    )
     chosen = parser.parse_args()
-    last = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
-    seed = chosen.seed or last.stdout.strip()
+    out: Path = chosen.out or Path("mutants.json")
+    record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    head = ["git", "rev-parse", "HEAD"]
+    last = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    seed = chosen.seed or record.get("seed", last)
     mutants = draw(chosen.count, seed)
     if chosen.draw:
         print("\n".join([f"seed {seed}", *map(str, mutants)]))
         return 0
-    out: Path = chosen.out or Path("mutants.json")
-    record: dict[str, Any] = {"seed": seed, "mutants": [None] * len(mutants)}
-    if out.exists():
-        record = json.loads(out.read_text(encoding="utf-8"))
-        if record["seed"] != seed:
-            parser.error(f"{out} is of seed {record['seed']}")
-    left = [number for number, done in enumerate(record["mutants"]) if done is None]
+    record = record or {"seed": seed, "mutants": [None] * len(mutants)}
+    if record["seed"] != seed:
+        parser.error(f"{out} is of seed {record['seed']}")
+
+    def is_left(done: dict[str, Any] | None) -> bool:
+        if chosen.without_the_net:
+            return done is not None and done["killed_by"] == IN_NET and "judge" not in done
+        return done is None
+
+    left = [number for number, done in enumerate(record["mutants"]) if is_left(done)]
     with tempfile.TemporaryDirectory() as name, Progress(disable=not sys.stderr.isatty()) as progress:
         work = Path(name)
         bar = progress.add_task("the unchanged product", total=None)
@@ -329,7 +343,11 @@ def main() -> int:
 
         def judge(number: int) -> None:
             copy = copies.get()
-            record["mutants"][number] = judged(mutants[number], copy, reach)
+            if chosen.without_the_net:
+                noticed = judged(mutants[number], copy, reach, (OTHERS,))
+                record["mutants"][number]["judge"] = noticed["failure"]
+            else:
+                record["mutants"][number] = judged(mutants[number], copy, reach, (MIRRORED, IN_NET, OTHERS))
             copies.put(copy)
             text = json.dumps(record, indent=1, ensure_ascii=False)
             out.write_text(text + "\n", encoding="utf-8")
