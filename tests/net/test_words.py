@@ -1,8 +1,8 @@
 """Words: what the commands and the errors say, whole, at 80 columns. No torch is needed here.
 
-Each output is a file of ``words/``. Most are transcripts, and what stands there is typed again: a new output is
-a new file with its ``$ attnsel ...`` lines. ``test_words_with_torch.py`` has what runs attention. A changed word
-fails with a diff of the file. To write a new or a changed one::
+Each output is a file of ``words/``. Most are transcripts, and what stands there is typed again: a new output
+is a new file with its ``$ attnsel ...`` lines. ``test_words_with_torch.py`` has what runs attention. What
+changed fails with a diff of the file. To write a new or a changed one::
 
     pytest tests/net/test_words.py --snapshot-update
 

@@ -1,9 +1,9 @@
 """Words of what runs attention: what ``ATTNSEL_DEBUG`` tells, errors of calls, watch, run and replay.
 ``test_words.py`` has the rest, and says how a change is accepted.
 
-Each file is a transcript, whose programs and commands run in a process of their own, with nothing told yet, on
-the machine of ``forked.py``. What is chosen there does not depend on the build of torch: ``sdpa.flash`` on a CPU
-is in every release that attnsel runs on.
+Each file is a transcript, whose programs and commands run in a process of their own, with nothing told yet,
+on the machine of ``forked.py``. What is chosen there does not depend on the build of torch: ``sdpa.flash`` on
+a CPU is in every release that attnsel runs on.
 """
 
 from __future__ import annotations
