@@ -109,6 +109,16 @@ def scores_to_out(
     return p @ v, torch.where(dead, -math.inf, lse), most
 
 
+def scale_of(c: Case) -> float:
+    return c["d"] ** -0.5 if c["scale"] is None else c["scale"]
+
+
+def scores(c: Case, q: Tensor, k: Tensor) -> Tensor:
+    """[..., h, s_q, s_kv] from q and k, [..., h, s, d]: scaled and capped."""
+    x = scale_of(c) * (q @ k.transpose(-1, -2))
+    return c["softcap"] * torch.tanh(x / c["softcap"]) if c.get("softcap") else x
+
+
 def default_slopes(h: int) -> Tensor:
     """ALiBi's own: powers of 2^(-8/n) for the largest power of two n, then every second one of 2n's."""
     n = 2 ** int(math.log2(h))
@@ -150,7 +160,6 @@ BASE: Case = {
 }  # fmt: skip
 TO_BHSD = {"bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3), "bhsd": (0, 1, 2, 3)}
 FROM_BHSD = {"bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3), "bhsd": (0, 1, 2, 3)}
-LETTERS = {"bshd": "bshd", "sbhd": "sbhd", "bhsd": "bhsd", "thd": "thd"}
 
 
 def lengths(c: Case, side: int) -> tuple[int, ...]:
@@ -166,23 +175,16 @@ def starts(c: Case, side: int) -> list[int]:
 def qkv_shape(c: Case, name: str) -> list[int]:
     side = int(name != "q")
     if c["pages"] and side:
-        return [pool(c), c["pages"], c["g"], c["d" if name == "k" else "e"]]
+        return [block_table(c).numel() + 1, c["pages"], c["g"], c["d" if name == "k" else "e"]]
     sizes = {"b": c["b"], "s": c["skv" if side else "sq"], "h": c["g" if side else "h"]}
     sizes |= {"d": c["e"] if name == "v" else c["d"], "t": starts(c, side)[-1]}
-    return [sizes[letter] for letter in LETTERS[c["fmt"]]]
-
-
-def per_sequence(c: Case) -> int:
-    return -(-max(1, c["skv"]) // c["pages"])
-
-
-def pool(c: Case) -> int:
-    return c["b"] * per_sequence(c) + 1
+    return [sizes[letter] for letter in c["fmt"]]
 
 
 def block_table(c: Case) -> Tensor:
     """Pages from the last one down: none lies where it would by itself."""
-    return torch.arange(pool(c) - 1, 0, -1, dtype=torch.int32).reshape(c["b"], per_sequence(c))
+    pages = -(-max(1, c["skv"]) // c["pages"])
+    return torch.arange(c["b"] * pages, 0, -1, dtype=torch.int32).reshape(c["b"], pages)
 
 
 class Made(NamedTuple):
@@ -192,6 +194,25 @@ class Made(NamedTuple):
     views: dict[str, Callable[[Tensor], Tensor]]
     others: dict[str, Any]
     dout: Tensor
+    axis: int = -3  # where k and v, or all three, lie beside one another in one leaf
+
+    def given(self, leaves: Numbers) -> Numbers:
+        """q, k, v and the bias, as views of these leaves."""
+        found = {name: view(leaves[name]) for name, view in self.views.items()}
+        for fused in ("qkv", "qkv_layer", "kv", "kv_layer"):
+            if fused in leaves:
+                found |= dict(zip(fused.removesuffix("_layer"), leaves[fused].unbind(self.axis), strict=True))
+        return found
+
+    def wide(self) -> Numbers:
+        """The leaves in float64."""
+        return {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in self.leaves.items()}
+
+
+def named(result: Any, *names: str) -> Numbers:
+    """What a call gives: out, and what else was asked for."""
+    results = result if isinstance(result, tuple) else (result,)
+    return dict(zip(("out", *names), results, strict=True))
 
 
 def made(c: Case) -> Made:
@@ -246,21 +267,11 @@ def made(c: Case) -> Made:
     if c["pages"]:
         others["block_table"] = block_table(c)
     shape = [*qkv_shape(c, "q")[:-1], c["e"]]
-    dout = (
-        torch.ones((), dtype=dtype).expand(shape)
-        if c["dout"]
-        else numbers(f"dout {key}", *shape, dtype=dtype)
-    )
-    return Made(leaves, views, others, dout)
-
-
-def given(c: Case, m: Made, leaves: Numbers) -> Numbers:
-    """q, k, v and the bias, as views of the leaves."""
-    found = {name: view(leaves[name]) for name, view in m.views.items()}
-    if c["fused"] is not None:
-        names, axis = c["fused"]
-        found |= dict(zip(names, leaves[f"{names}_layer"].unbind(axis), strict=True))
-    return found
+    if c["dout"]:
+        dout = torch.ones((), dtype=dtype).expand(shape)
+    else:
+        dout = numbers(f"dout {key}", *shape, dtype=dtype)
+    return Made(leaves, views, others, dout, fused[1] if fused else 0)
 
 
 @contextmanager
@@ -313,34 +324,24 @@ def run_attention(c: Case, kept: dict[str, Any]) -> Numbers:
     arguments = named_arguments(c, m)
     if c["sink"] == "learnable":
         arguments["softmax_offset"] = m.leaves["offset"]
-    views = given(c, m, m.leaves)
-    names = [name for name in "qkv" if c["fused"] is None or name not in c["fused"][0]]
+    views = m.given(m.leaves)
     with context(c["ctx"]):
-        result = attnsel.attention(*[views[name] for name in names], **arguments)
-    out, *more = result if isinstance(result, tuple) else (result,)
-    found = {"out": out}
-    found |= dict(zip([n for n in ("lse", "maxl") if c[n]], more, strict=True))
-    return found | gradients(out, m.leaves, m.dout)
+        result = attnsel.attention(*[views[name] for name in "qkv" if name in m.leaves], **arguments)
+    found = named(result, *[name for name in ("lse", "maxl") if c[name]])
+    return found | gradients(found["out"], m.leaves, m.dout)
 
 
 def run_module(c: Case, kept: dict[str, Any]) -> Numbers:
     m = made(c)
-    arguments = named_arguments(c, m)
+    built = named_arguments(c, m)
     for name in ("is_training", "return_lse"):
-        del arguments[name]
-    per_call = {
-        "attention_mask",
-        "core_attention_bias_type",
-        "core_attention_bias",
-        "alibi_slopes",
-        "block_table",
-    }
-    per_call |= {"qkv_interleave_dim", "qkv_layer", "kv_layer"}
-    of_call = {n: v for n, v in arguments.items() if n in per_call or n.startswith(("cu_", "max_"))}
-    built = {n: v for n, v in arguments.items() if n not in of_call}
+        del built[name]
+    per_call = {"attention_mask", "core_attention_bias_type", "core_attention_bias", "alibi_slopes"}
+    per_call |= {"block_table", "qkv_interleave_dim", "qkv_layer", "kv_layer"}
     if c["call"]:
-        moved = ("qkv_format", "attn_mask_type", "window_size", "softmax_scale", "bottom_right_diagonal")
-        of_call |= {name: built.pop(name) for name in moved}
+        per_call |= {"qkv_format", "attn_mask_type", "window_size", "softmax_scale", "bottom_right_diagonal"}
+    names = [name for name in built if name in per_call or name.startswith(("cu_", "max_"))]
+    of_call = {name: built.pop(name) for name in names}
     built |= {"num_attention_heads": c["h"], "num_gqa_groups": c["g"], "kv_channels": (c["d"], c["e"])}
     layer = kept.setdefault(repr(built), None) or attnsel.DotProductAttention(**built)
     kept[repr(built)] = layer
@@ -350,17 +351,20 @@ def run_module(c: Case, kept: dict[str, Any]) -> Numbers:
         with torch.no_grad():
             layer.softmax_offset.copy_(leaves["offset"].reshape(1, -1, 1, 1))
         leaves["offset"] = layer.softmax_offset.requires_grad_("s" in c["grads"])
-    views = given(c, m, leaves)
-    names = [name for name in "qkv" if c["fused"] is None or name not in c["fused"][0]]
+    views = m.given(leaves)
     with context(c["ctx"]):
-        result = layer(*[views[n] for n in names], checkpoint_core_attention=c["recompute"], **of_call)
-        out, *more = result if isinstance(result, tuple) else (result,)
+        result = layer(
+            *[views[name] for name in "qkv" if name in leaves],
+            checkpoint_core_attention=c["recompute"],
+            **of_call,
+        )
+        found = named(result, *["maxl"] * c["maxl"])
         if c["recompute"]:  # under what was in force: it runs again
-            grads = gradients(out, leaves, m.dout.flatten(-2))
+            found |= gradients(found["out"], leaves, m.dout.flatten(-2))
     kept["ran"] = layer.last_selection
     if not c["recompute"]:
-        grads = gradients(out, leaves, m.dout.flatten(-2))
-    return {"out": out} | ({"maxl": more[0]} if c["maxl"] else {}) | grads
+        found |= gradients(found["out"], leaves, m.dout.flatten(-2))
+    return found
 
 
 def gradients(out: Tensor, leaves: Numbers, dout: Tensor) -> Numbers:
@@ -374,8 +378,8 @@ def gradients(out: Tensor, leaves: Numbers, dout: Tensor) -> Numbers:
 def define_attention(c: Case) -> Numbers:
     """What the call is, in float64; without gradients where the call records none."""
     m = made(c)
-    leaves = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in m.leaves.items()}
-    views = given(c, m, leaves)
+    leaves = m.wide()
+    views = m.given(leaves)
     real = [torch.arange(c["skv" if s else "sq"]) < torch.tensor(lengths(c, s))[:, None] for s in (0, 1)]
 
     def dense(name: str) -> Tensor:
@@ -404,12 +408,9 @@ def define_attention(c: Case) -> Numbers:
     hidden = hidden | ~(real[0][:, None, :, None] & real[1][:, None, None, :])
     if c["arb"] is not None:
         hidden = hidden | m.others["attention_mask"]
-    scale = c["d"] ** -0.5 if c["scale"] is None else c["scale"]
-    x = scale * (q @ k.transpose(-1, -2))
-    if c["softcap"]:
-        x = c["softcap"] * torch.tanh(x / c["softcap"])
+    x = scores(c, q, k)
     if c["bias"] is not None:
-        x = x + m.views["bias"](leaves["bias"]) * (scale if c["bias"][0] == "pre" else 1.0)
+        x = x + views["bias"] * (scale_of(c) if c["bias"][0] == "pre" else 1.0)
     elif c["alibi"] is not None:
         slopes = m.others["alibi_slopes"].double() if "alibi_slopes" in m.others else default_slopes(c["h"])
         x = x - slopes[..., None, None] * distance.abs()[:, None]
@@ -420,11 +421,10 @@ def define_attention(c: Case) -> Numbers:
     out = torch.where(real[0][:, None, :, None], out, 0.0)
     lse = torch.where(real[0][:, None, :], lse, -math.inf)
     if c["fmt"] == "thd":
-        flat, wide = (
-            out.new_zeros(starts(c, 0)[-1], c["h"], c["e"]),
-            lse.new_full((c["h"], starts(c, 0)[-1]), -math.inf),
-        )
-        for n, (at, rows) in enumerate(zip(starts(c, 0), lengths(c, 0), strict=False)):
+        places = starts(c, 0)
+        flat = out.new_zeros(places[-1], c["h"], c["e"])
+        wide = lse.new_full((c["h"], places[-1]), -math.inf)
+        for n, (at, rows) in enumerate(zip(places, lengths(c, 0), strict=False)):
             here = torch.arange(at, at + rows)
             flat = flat.index_put((here,), out[n, :, :rows].transpose(0, 1))
             wide[:, at : at + rows] = lse[n, :, :rows].detach()
@@ -454,19 +454,17 @@ def flash_made(c: Case) -> Made:
     lead = [] if packed else [c["b"]]
     leaves: Numbers = {}
     views: dict[str, Callable[[Tensor], Tensor]] = {}
+    q, kv = [*lead, sizes[0], c["h"], c["d"]], [*lead, sizes[1], c["g"], c["d"]]
     if fn == "kvcache":
-        entries = c["b"] * (2 if c["pages"] else 1) + 1
-        shapes = {"q": [c["b"], c["sq"], c["h"], c["d"]], "k": [entries, c["room"], c["g"], c["d"]]}
-        shapes["v"] = shapes["k"]
+        kv = [c["b"] * (2 if c["pages"] else 1) + 1, c["room"], c["g"], c["d"]]
         for name in ("k_new", "v_new") if c["new"] else ():
             leaves[name] = numbers(f"{name} {key}", c["b"], c["new"], c["g"], c["d"], dtype=dtype)
-    elif fn.endswith("qkvpacked") or fn == "varlen_qkv":
+    if "qkv" in fn:
         shapes = {"qkv": [*lead, sizes[0], 3, c["g"], c["d"]]}
-    elif fn.endswith("kvpacked") or fn == "varlen_kv":
-        shapes = {"q": [*lead, sizes[0], c["h"], c["d"]], "kv": [*lead, sizes[1], 2, c["g"], c["d"]]}
+    elif fn in ("kvpacked", "varlen_kv"):
+        shapes = {"q": q, "kv": [*lead, sizes[1], 2, c["g"], c["d"]]}
     else:
-        kv = [*lead, sizes[1], c["g"], c["d"]]
-        shapes = {"q": [*lead, sizes[0], c["h"], c["d"]], "k": kv, "v": kv}
+        shapes = {"q": q, "k": kv, "v": kv}
     for n, (name, shape) in enumerate(shapes.items()):
         leaves[name], views[name] = laid(c["lay"][n], f"{name} {key}", shape, dtype)
         leaves[name].requires_grad_(not set(name).isdisjoint(c["grads"]))
@@ -479,75 +477,52 @@ def flash_made(c: Case) -> Made:
 
 def run_flash(c: Case, kept: dict[str, Any]) -> Numbers:
     m = flash_made(c)
-    views = {name: view(m.leaves[name]) for name, view in m.views.items()}
-    arguments: dict[str, Any] = {
-        "softmax_scale": c["scale"],
-        "causal": c["causal"],
-        "window_size": c["window"],
-        "softcap": c["softcap"],
-        **m.others,
-    }
+    positional: list[Any] = [view(m.leaves[name]) for name, view in m.views.items()]
+    arguments: dict[str, Any] = {name: c[name] for name in ("causal", "softcap")} | m.others
+    arguments |= {"softmax_scale": c["scale"], "window_size": c["window"]}
     if c["fn"] == "kvcache":
-        return _run_cache(c, m, views, arguments)
+        used = torch.tensor(c["used"], dtype=torch.int32) if isinstance(c["used"], tuple) else c["used"]
+        arguments |= {"cache_seqlens": used, "return_softmax_lse": c["probs"]}
+        arguments["block_table" if c["pages"] else "cache_batch_idx"] = cache_table(c)
+        if c["leftpad"]:
+            arguments["cache_leftpad"] = torch.tensor(c["leftpad"], dtype=torch.int32)
+        if c["new"]:
+            arguments |= {"k": m.leaves["k_new"], "v": m.leaves["v_new"]}
+        with context(c["ctx"]):
+            result = flash_attn.flash_attn_with_kvcache(*positional, **arguments)
+        found = named(result, *["lse"] * c["probs"])
+        return {"out": found.pop("out"), "k": positional[1], "v": positional[2]} | found
     arguments |= {"dropout_p": c["drop"], "deterministic": c["det"], "return_attn_probs": c["probs"]}
-    name = {
-        "func": "flash_attn_func",
-        "varlen": "flash_attn_varlen_func",
-        "varlen_kv": "flash_attn_varlen_kvpacked_func",
-        "varlen_qkv": "flash_attn_varlen_qkvpacked_func",
-    }.get(c["fn"], f"flash_attn_{c['fn']}_func")
-    positional: list[Any] = list(views.values())
     if c["lens"]:
         cu = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32) for n in c["lens"]]
         longest = [max(n) + c["more"] for n in c["lens"]]
-        positional += (
-            [cu[0], longest[0]]
-            if c["fn"] == "varlen_qkv"
-            else [cu[0], cu[0] if c["one"] else cu[1], longest[0], longest[1]]
-        )
+        if c["fn"] == "varlen_qkv":
+            positional += [cu[0], longest[0]]
+        else:
+            positional += [cu[0], cu[0 if c["one"] else 1], *longest]
+    packed = {"func": "", "varlen_kv": "varlen_kvpacked_", "varlen_qkv": "varlen_qkvpacked_"}
+    function = getattr(flash_attn, f"flash_attn_{packed.get(c['fn'], c['fn'] + '_')}func")
     with context(c["ctx"]):
-        result = getattr(flash_attn, name)(*positional, **arguments)
-    out, *more = result if isinstance(result, tuple) else (result,)
-    found = {"out": out} | dict(zip(("lse", "dmask"), more, strict=False))
-    return found | gradients(out, m.leaves, m.dout)
+        result = function(*positional, **arguments)
+    found = named(result, *(("lse", "dmask") if c["probs"] else ()))
+    return found | gradients(found["out"], m.leaves, m.dout)
 
 
-def _cache_table(c: Case) -> Tensor | None:
+def cache_table(c: Case) -> Tensor | None:
     if c["pages"]:
         return torch.arange(2 * c["b"], 0, -1, dtype=torch.int32).reshape(c["b"], 2)
     return torch.arange(c["b"], 0, -1, dtype=torch.int32) if c["index"] else None
 
 
-def _run_cache(c: Case, m: Made, views: Numbers, arguments: dict[str, Any]) -> Numbers:
-    used = torch.tensor(c["used"], dtype=torch.int32) if isinstance(c["used"], tuple) else c["used"]
-    table = _cache_table(c)
-    arguments |= {"cache_seqlens": used, "return_softmax_lse": c["probs"]}
-    arguments["block_table" if c["pages"] else "cache_batch_idx"] = table
-    if c["leftpad"]:
-        arguments["cache_leftpad"] = torch.tensor(c["leftpad"], dtype=torch.int32)
-    if c["new"]:
-        arguments |= {"k": m.leaves["k_new"], "v": m.leaves["v_new"]}
-    with context(c["ctx"]):
-        result = flash_attn.flash_attn_with_kvcache(views["q"], views["k"], views["v"], **arguments)
-    out, *more = result if isinstance(result, tuple) else (result,)
-    return {"out": out, "k": views["k"], "v": views["v"]} | dict(zip(("lse",), more, strict=False))
-
-
 def define_flash(c: Case) -> Numbers:
     m = flash_made(c)
-    leaves = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in m.leaves.items()}
-    views = {name: view(leaves[name]) for name, view in m.views.items()}
-    if "qkv" in views:
-        views = dict(zip("qkv", views["qkv"].unbind(-3), strict=True))
-    elif "kv" in views:
-        views = {"q": views["q"]} | dict(zip("kv", views["kv"].unbind(-3), strict=True))
+    leaves = m.wide()
+    views = m.given(leaves)
     q, k, v = (views[name] for name in "qkv")
+    lens = c["lens"] or ((c["sq"],) * c["b"], (c["skv"],) * c["b"])
     if c["fn"] == "kvcache":
-        q, k, v, lens = _define_cache(c, q, k, v, leaves)
-    elif c["lens"]:
-        lens = c["lens"]
-    else:
-        lens = ((c["sq"],) * c["b"], (c["skv"],) * c["b"])
+        k, v, keys = cached(c, k, v, leaves)
+        lens = lens[0], keys
     packed = bool(c["lens"])
     outs, lses = [], []
     for n, (rows, keys) in enumerate(zip(*lens, strict=True)):
@@ -558,9 +533,7 @@ def define_flash(c: Case) -> Numbers:
             one = q[n, :rows], k[n, :keys], v[n, :keys]
         a, b, w = (t.transpose(0, 1)[None] for t in one)
         b, w = (t.repeat_interleave(c["h"] // c["g"], 1) for t in (b, w))
-        x = (c["d"] ** -0.5 if c["scale"] is None else c["scale"]) * (a @ b.transpose(-1, -2))
-        if c["softcap"]:
-            x = c["softcap"] * torch.tanh(x / c["softcap"])
+        x = scores(c, a, b)
         distance = distances(rows, keys, keys - rows)
         if c["alibi"]:
             slopes = m.others["alibi_slopes"].double()
@@ -589,35 +562,22 @@ def define_flash(c: Case) -> Numbers:
     return {"out": out, "lse": lse} | gradients(out, leaves, m.dout.double())
 
 
-def _define_cache(c: Case, q: Tensor, k: Tensor, v: Tensor, leaves: Numbers) -> tuple[Any, ...]:
+def cached(c: Case, k: Tensor, v: Tensor, leaves: Numbers) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Each sequence's own rows of the cache after the append, and how many there are."""
-    table = _cache_table(c)
+    table = cache_table(c)
     if c["pages"]:
-        assert table is not None
         k, v = (t[table.long()].flatten(1, 2) for t in (k, v))
     else:
-        k, v = ((t[: c["b"]] if table is None else t[table.long()]).clone() for t in (k, v))
-    used = (
-        (k.shape[1] if c["used"] is None else c["used"],) * c["b"]
-        if not isinstance(c["used"], tuple)
-        else c["used"]
-    )
-    first = c["leftpad"] or (0,) * c["b"]
+        k, v = (t[: c["b"]] if table is None else t[table.long()] for t in (k, v))
+    used, first = c["used"], c["leftpad"] or (0,) * c["b"]
+    if not isinstance(used, tuple):
+        used = (k.shape[1] if used is None else used,) * c["b"]
     rows = []
-    for name, t in (("k", k), ("v", v)):
-        new = leaves[f"{name}_new"] if c["new"] else t[:, :0]
-        each = [
-            torch.cat([t[n, first[n] : used[n]], new[n]])[: used[n] + c["new"] - first[n]]
-            for n in range(c["b"])
-        ]
-        each = [
-            torch.cat([t[n, : used[n]], new[n]])[first[n] :] if first[n] > used[n] else one
-            for n, one in enumerate(each)
-        ]
-        rows.append(each)
-    counts = tuple(one.shape[0] for one in rows[0])
-    padded = [torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in rows]
-    return q, padded[0], padded[1], ((c["sq"],) * c["b"], counts)
+    for name, t in (("k_new", k), ("v_new", v)):
+        new = leaves[name] if c["new"] else t[:, :0]
+        rows.append([torch.cat([t[n, : used[n]], new[n]])[first[n] :] for n in range(c["b"])])
+    k, v = (torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in rows)
+    return k, v, tuple(one.shape[0] for one in rows[0])
 
 
 # ---- F.scaled_dot_product_attention's place ---------------------------------------------------------
@@ -632,11 +592,8 @@ def f_sdpa_made(c: Case) -> Made:
     dtype, key = DTYPES[c["dtype"]], f"f_sdpa {c['numbers']}"
     lead, leaves, views = list(c["lead"]), {}, {}
     kv_lead = lead if c["g"] is None else [*lead[:-1], c["g"]]
-    shapes = {
-        "q": [*lead, c["sq"], c["d"]],
-        "k": [*kv_lead, c["skv"], c["d"]],
-        "v": [*kv_lead, c["skv"], c["e"]],
-    }
+    shapes = {"q": [*lead, c["sq"], c["d"]]}
+    shapes |= {"k": [*kv_lead, c["skv"], c["d"]], "v": [*kv_lead, c["skv"], c["e"]]}
     for n, (name, shape) in enumerate(shapes.items()):
         leaves[name], views[name] = laid(c["lay"][n], f"{name} {key}", shape, dtype)
         leaves[name].requires_grad_(name in c["grads"])
@@ -676,12 +633,12 @@ def run_f_sdpa(c: Case, kept: dict[str, Any]) -> Numbers:
 
 def define_f_sdpa(c: Case) -> Numbers:
     m = f_sdpa_made(c)
-    leaves = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in m.leaves.items()}
+    leaves = m.wide()
     q, k, v = (m.views[name](leaves[name]) for name in "qkv")
     if c["g"] is not None:
         k, v = (t.repeat_interleave(c["lead"][-1] // c["g"], -3) for t in (k, v))
     q, k, v = (t.reshape(-1, 1, *t.shape[-2:]) for t in (q, k, v))
-    x = (c["d"] ** -0.5 if c["scale"] is None else c["scale"]) * (q @ k.transpose(-1, -2))
+    x = scores(c, q, k)
     tril, hidden = torch.ones(c["sq"], c["skv"], dtype=torch.bool).tril(), torch.zeros((), dtype=torch.bool)
     mask = leaves.get("mask", m.others.get("attn_mask"))
     if c["causal"] or c["mask"] == "upper-left":
@@ -898,16 +855,16 @@ def fingerprint() -> str:
             for b, m, k, n in ((1, 3, 5, 7), (2, 17, 8, 21), (3, 64, 48, 33), (2, 5, 16, 24)):
                 x, y = numbers("x", b, m, k, dtype=dtype), numbers("y", b, n, k, dtype=dtype)
                 mixed = numbers("z", n, b, k, dtype=dtype).transpose(0, 1)
-                scores = x @ y.transpose(1, 2)
+                products = x @ y.transpose(1, 2)
                 made = [
-                    scores,
+                    products,
                     torch.bmm(x, mixed.transpose(1, 2)),
-                    scores.softmax(-1),
+                    products.softmax(-1),
                     x.exp(),
                     x.tanh(),
-                    x.sum(1),
                 ]
-                made += [torch.logsumexp(scores.float(), -1), x[..., ::2] @ y[..., ::2].transpose(1, 2)]
+                made += [x.sum(1), torch.logsumexp(products.float(), -1)]
+                made.append(x[..., ::2] @ y[..., ::2].transpose(1, 2))
                 q, kv = x[:, None].requires_grad_(), y[:, None].requires_grad_()
                 for causal in (False, True):
                     out = torch.nn.functional.scaled_dot_product_attention(q, kv, kv, is_causal=causal)
