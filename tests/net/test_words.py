@@ -39,15 +39,11 @@ from transcripts import retold
 HERE = Path(__file__).parent
 WORDS = {path.stem: path.read_text(encoding="utf-8") for path in sorted((HERE / "words").iterdir())}
 
-# Transcripts that are made of more than what is typed in them, each by a test of its own.
-MADE = {
-    *("rule_pages", "warning_variable"),
-    *("doctor_healthy_text", "doctor_healthy_json", "doctor_broken", "doctor_without_torch"),
-}
+DOCTORS = [name for name in WORDS if name.startswith("doctor_")]
+MADE = {"rule_pages", "warning_variable", *DOCTORS}  # of more than what is typed in them
 TRANSCRIPTS = [name for name, text in WORDS.items() if text.startswith("$ ") and name not in MADE]
 MISTAKES = [name for name, text in WORDS.items() if text.startswith(">>> ")]
-assert len(TRANSCRIPTS) > 90, "transcripts are gone"
-assert len(MISTAKES) >= 4, "mistakes are gone"
+assert len(WORDS) >= 110, "outputs are gone"
 
 # syrupy, where it writes a file that is not named after its test. The names here are what was asked.
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot:UserWarning")
@@ -201,97 +197,76 @@ def test_every_page(at_a_prompt, says):
 # ---- the doctor, of a machine that is described ------------------------------------------------------
 
 
-@pytest.fixture
-def described(same_machine, monkeypatch) -> Callable[..., None]:
-    """``described({"torch": "2.9.1"}, answers)``: these packages are installed, and a child process gives the
-    first of ``answers`` whose key stands in its program; a text is what it dies of."""
-
-    def describe(packages: dict[str, str], answers: dict[str, Any]) -> None:
-        def distributions(name: str = "", **_: Any) -> Iterator[Any]:
-            for package, version in packages.items():
-                if name in ("", package):
-                    yield SimpleNamespace(version=version, files=(), requires=(), metadata={"Name": package})
-
-        def run(command: list[str], **_: Any) -> Any:
-            program = " ".join(command)
-            said = next((said for words, said in answers.items() if words in program), {})
-            if isinstance(said, str):
-                return SimpleNamespace(returncode=1, stdout="", stderr=f"Traceback:\n{said}\n")
-            return SimpleNamespace(returncode=0, stdout=json.dumps(said) + "\n", stderr="")
-
-        monkeypatch.setattr(importlib.metadata, "distributions", distributions)
-        monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
-        monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {})
-        # nvidia-ml-py is there, so that nobody looks for a driver's files.
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name, *_: object() if name == "pynvml" else None
-        )
-        monkeypatch.setattr(subprocess, "run", run)
-        monkeypatch.setattr(RELEASE_OF_DOCTOR, "1.2.3")
-
-    return describe
-
-
 def torch_on(gpu: str, **versions: str) -> dict[str, Any]:
     """What torch says of itself on a machine with this GPU."""
     cuda = versions.get("cuda")
     env = Environment.describe(gpu, **versions).replace(detected=True, assumed=())
-    return {
-        "version": versions["torch"],
-        "cuda_build": cuda,
-        "hip_build": None,
-        "cuda_available": cuda is not None,
-        "new_abi": True,
-        "arch_list": ["sm_80", "sm_90", "sm_100"] if cuda else [],
-        "devices": [env.model_dump(mode="json")],
-    }
+    said = {"version": versions["torch"], "cuda_build": cuda, "hip_build": None, "new_abi": True}
+    said |= {"cuda_available": cuda is not None, "arch_list": ["sm_80", "sm_90", "sm_100"] if cuda else []}
+    return {**said, "devices": [env.model_dump(mode="json")]}
 
 
-def doctor(name: str, says: Any, capsys: Any, *words: str) -> None:
-    code = main(["doctor", *words])
-    out, err = capsys.readouterr()
-    assert not err
-    says(name, f"$ attnsel doctor {' '.join(words)}".rstrip() + f"\n--- exit code {code} ---\n{out}")
+HEALTHY = {"torch": "2.13.0", "triton": "3.7.1", "cudnn": "9.20.0", "cuda": "13.0", "python": "3.12.3"}
+GPUS = {"pynvml": {"gpus": ["NVIDIA H100 80GB HBM3"]}}
 
-
-HEALTHY = {
-    "torch": "2.13.0",
-    "triton": "3.7.1",
-    "nvidia-cudnn-cu13": "9.20.0.48",
-    "nvidia-cudnn-frontend": "1.28.0",
-}
-
-
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_the_doctor_of_a_healthy_machine(form, described, says, capsys):
-    env = {"torch": "2.13.0", "triton": "3.7.1", "cudnn": "9.20.0", "cuda": "13.0", "python": "3.12.3"}
-    described(
-        HEALTHY,
+# What is installed; what a child process says whose program has these words, where a text is what it dies of;
+# and the variables.
+MACHINES: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, str]]] = {
+    "healthy": (
         {
-            "import json, torch": torch_on("H100", **env),
+            "torch": "2.13.0",
+            "triton": "3.7.1",
+            "nvidia-cudnn-cu13": "9.20.0.48",
+            "nvidia-cudnn-frontend": "1.28.0",
+        },
+        {
+            "import json, torch": torch_on("H100", **HEALTHY),
             "import json, triton": {"version": "3.7.1"},
             "import json, cudnn": {"version": "1.28.0", "cudnn": 92000},
-            "pynvml": {"gpus": ["NVIDIA H100 80GB HBM3"]},
+            **GPUS,
         },
-    )
-    doctor(f"doctor_healthy_{form}", says, capsys, *(["--json"] if form == "json" else []))
-
-
-def test_the_doctor_of_a_broken_machine(described, says, capsys, monkeypatch):
-    monkeypatch.setenv("ATTNSEL_DEUBG", "1")
-    monkeypatch.setenv("ATTNSEL_BACKENDS", "sdpa.flsh")
-    described(
+        {},
+    ),
+    "broken": (
         {"torch": "2.13.0+cpu", "triton": "3.1.0", "flash-attn": "2.8.3", "nvidia-cudnn-cu12": "9.10.2.21"},
         {
             "flash_attn_2_cuda": "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2E",
             "import json, torch": torch_on("cpu", torch="2.13.0+cpu", triton="3.1.0", python="3.12.3"),
             "import json, triton": "ImportError: libLLVM.so: cannot open shared object file",
-            "pynvml": {"gpus": ["NVIDIA H100 80GB HBM3"]},
+            **GPUS,
         },
-    )
-    doctor("doctor_broken", says, capsys)
+        {"ATTNSEL_DEUBG": "1", "ATTNSEL_BACKENDS": "sdpa.flsh"},
+    ),
+    "without": ({}, {"pynvml": {"gpus": []}}, {}),
+}
 
 
-def test_the_doctor_without_torch(described, says, capsys):
-    described({}, {"pynvml": {"gpus": []}})
-    doctor("doctor_without_torch", says, capsys)
+@pytest.mark.parametrize("name", DOCTORS)
+def test_the_doctor_of_a_machine(name, same_machine, capsys, says, monkeypatch):
+    packages, answers, variables = MACHINES[name.split("_")[1]]
+
+    def distributions(name: str = "", **_: Any) -> Iterator[Any]:
+        for package, version in packages.items():
+            if name in ("", package):
+                yield SimpleNamespace(version=version, files=(), requires=(), metadata={"Name": package})
+
+    def run(command: list[str], **_: Any) -> Any:
+        said = next((said for words, said in answers.items() if words in " ".join(command)), {})
+        if isinstance(said, str):
+            return SimpleNamespace(returncode=1, stdout="", stderr=f"Traceback:\n{said}\n")
+        return SimpleNamespace(returncode=0, stdout=json.dumps(said) + "\n", stderr="")
+
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(importlib.metadata, "distributions", distributions)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {})
+    # nvidia-ml-py is there, so that nobody looks for a driver's files.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: object() if name == "pynvml" else None)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(RELEASE_OF_DOCTOR, "1.2.3")
+    typed = WORDS[name].partition("\n")[0]
+    code = main(typed.split()[2:])
+    out, err = capsys.readouterr()
+    assert not err
+    says(name, f"{typed}\n--- exit code {code} ---\n{out}")

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 WORDS = {
     path.stem: path.read_text(encoding="utf-8") for path in sorted((HERE / "words_with_torch").iterdir())
 }
-assert len(WORDS) >= 30, "transcripts are gone"
+assert len(WORDS) >= 30, "outputs are gone"
 GOES_ON = {"replay_script": "replay"}
 """Transcripts that begin where another ends."""
 
