@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import os
 import platform
-import shlex
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -18,9 +17,6 @@ from syrupy.location import PyTestLocation
 from syrupy.types import SnapshotIndex
 
 import attnsel
-from attnsel.cli import main
-
-HERE = Path(__file__).parent
 
 # All that stays of the environment variables: what a process needs to run at all, and what pytest counts on.
 _KEPT = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "PYTEST", "COV", "PYTHON")
@@ -67,12 +63,13 @@ def same_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     monkeypatch.setattr(sys, "argv", ["attnsel"])  # which usage lines begin with
     # What another test told torch is no matter of a described machine's; and planning needs no torch.
     monkeypatch.setitem(sys.modules, "torch", None)
-    for function, answer in (
-        ("system", "Linux"),
-        ("machine", "x86_64"),
-        ("node", "node0"),
-        ("python_version", "3.12.3"),
-    ):
+    said: dict[str, Any] = {
+        "system": "Linux",
+        "machine": "x86_64",
+        "node": "node0",
+        "python_version": "3.12.3",
+    }
+    for function, answer in said.items():
         monkeypatch.setattr(platform, function, lambda answer=answer: answer)
     folder = tmp_path / "here"
     folder.mkdir()
@@ -81,33 +78,3 @@ def same_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     yield folder
     monkeypatch.undo()
     attnsel.configure()
-
-
-@pytest.fixture
-def at_a_prompt(same_machine: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
-    """What lines typed at a prompt print, as one text. A line is a command of attnsel, or ``cat FILE``: what
-    lies in ``files`` and ``logs`` is copied into the current folder."""
-    for folder in ("files", "logs"):
-        for file in (HERE / folder).iterdir():
-            shutil.copy(file, same_machine)
-
-    def call(lines: str) -> str:
-        return "\n".join(_typed(line, capsys) for line in lines.strip().splitlines())
-
-    return call
-
-
-def _typed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    command, *words = shlex.split(line)
-    if command == "cat":
-        return f"$ {line}\n{Path(words[0]).read_text(encoding='utf-8').rstrip()}\n"
-    assert command == "attnsel"
-    code = main(words)
-    out, err = capsys.readouterr()
-    return as_text(line, code, out, err)
-
-
-def as_text(line: str, code: int, out: str, err: str) -> str:
-    """A command, its exit code where that is not 0, what it printed, and what of that on standard error."""
-    ended = f"--- exit code {code} ---\n" if code else ""
-    return f"$ {line}\n{ended}{out}" + (f"--- standard error ---\n{err}" if err else "")

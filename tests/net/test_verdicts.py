@@ -5,8 +5,19 @@ from __future__ import annotations
 import pytest
 
 from attnsel.rules import REGISTRY
-from draw import NOT_REACHED, reach
-from verdicts import WAYS_OUT, answer, before_digests, changes, files, other_ways_out, read, told, ways_out
+from verdicts import (
+    NOT_REACHED,
+    WAYS_OUT,
+    answer,
+    before_digests,
+    changes,
+    files,
+    other_ways_out,
+    reach,
+    read,
+    told,
+    ways_out,
+)
 
 
 def test_every_answer_is_the_recorded_one():
@@ -28,7 +39,9 @@ def test_ways_out_are_the_recorded_ones():
 def test_every_code_is_reached_from_both_sides_of_its_bound():
     missing = reach(read(files()))
     if missing:
-        pytest.fail("\n".join([*missing, "to ask about them: python tests/net/draw.py --add"]), pytrace=False)
+        pytest.fail(
+            "\n".join([*missing, "to ask about them: python tests/proof/net/draw.py --add"]), pytrace=False
+        )
     assert set(NOT_REACHED) <= set(REGISTRY.pages)
 
 

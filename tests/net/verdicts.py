@@ -15,7 +15,7 @@ what was assumed.
     python tests/net/verdicts.py --accept                   # writes it down; says how many answers changed
     python tests/net/verdicts.py --accept --every-way-out   # the digests of all ways out too; some minutes
 
-The questions are drawn by draw.py. Nothing here judges whether an answer is right.
+The questions are drawn by tests/proof/net/draw.py. Nothing here judges whether an answer is right.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from rich.progress import track
 
 from attnsel import AttentionParams, Candidate, Device, Environment, Evidence, Policy, Selection, select
+from attnsel.rules import REGISTRY, Rule, load_all
 
 FOLDER = Path(__file__).parent / "verdicts"
 WAYS_OUT = FOLDER / "ways_out.txt"
@@ -285,6 +286,58 @@ def other_ways_out(accept: bool = False) -> dict[Question, list[str]]:
 def before_digests(changed: Iterable[Question]) -> Record:
     """What stands for the ways out that are recorded as digests alone."""
     return {question: ["  other ways out than these:"] for question in changed}
+
+
+# ---- reach -------------------------------------------------------------------------------------------
+
+NOT_REACHED = {
+    "RUNTIME001": "speaks of what a kernel said when it ran",
+    "RUNTIME002": "speaks of the numbers that a kernel gave",
+    "HINT009": "is seen in the values of a mask",
+}
+"""Codes that no question reaches, and why."""
+
+
+def codes_of(lines: Iterable[str]) -> set[str]:
+    words = " ".join(lines).replace(";", " ").replace(",", " ").split()
+    return {word.lstrip("?") for word in words if word.lstrip("?").isalnum() and word[-3:].isdigit()}
+
+
+def fires(rule: Rule, p: AttentionParams, env: Environment) -> bool:
+    """Whether it says anything, though an adaptation may answer it."""
+    return rule.concerns(p) and rule.applies(env) and rule.find(p, env) is not None
+
+
+def reach(record: Record) -> list[str]:
+    """A line for each code that is in no answer, or that nothing passes which differs from a question that it
+    refuses in the machine alone, or in the call alone."""
+    load_all()
+    said: dict[str, list[Question]] = {}
+    for q, lines in record.items():
+        for code in codes_of(lines):
+            said.setdefault(code, []).append(q)
+    missing = []
+    for code in sorted(REGISTRY.pages):
+        if code in NOT_REACHED:
+            continue
+        if code not in said:
+            missing.append(f"{code}: in no answer")
+        elif code in REGISTRY.rules and not any(
+            _passes(REGISTRY.rules[code], q) for q in beside(said[code], record)
+        ):
+            missing.append(f"{code}: no question beside those that it refuses passes it")
+    return missing
+
+
+def beside(refused: list[Question], record: Iterable[Question]) -> Iterator[Question]:
+    """Questions that share the call or the machine with one of these."""
+    machines, calls = {q.machine for q in refused}, {q.call for q in refused}
+    return (q for q in record if q not in refused and (q.machine in machines or q.call in calls))
+
+
+def _passes(rule: Rule, q: Question) -> bool:
+    p, env, *_ = q.parts
+    return rule.concerns(p) and not fires(rule, p, env)
 
 
 def main() -> int:

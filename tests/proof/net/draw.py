@@ -1,7 +1,7 @@
 """Draws the questions of the record: every rule from both sides, every pair of values of two fields.
 
-    python tests/net/draw.py          # draws them anew from the rules as they are, and answers them
-    python tests/net/draw.py --add    # after a new rule: adds questions about the codes that none reaches
+    python tests/proof/net/draw.py          # draws them anew from the rules as they are
+    python tests/proof/net/draw.py --add    # after a new rule: asks about the codes that none reaches
 
 Of each rule: its two examples; its bounds, with the values next to them on both sides, whether they stand
 in ``requires`` or in the body; the releases at and just below each edge of its interval; an architecture on
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 from attnsel import AttentionParams, Environment, InvalidInput
@@ -25,14 +26,20 @@ from attnsel.environment.versions import Version
 from attnsel.rules import REGISTRY, Rule, load_all
 from attnsel.rules.examples import question
 from attnsel.rules.hint import every_hint
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "net"))
+
 from verdicts import (
     FOLDER,
     WAYS_OUT,
     Question,
     Record,
     answer,
+    codes_of,
     environment_of,
     files,
+    fires,
+    reach,
     read,
     read_fields,
     ways_out,
@@ -41,13 +48,6 @@ from verdicts import (
 )
 
 SEED = 20261124
-NOT_REACHED = {
-    "RUNTIME001": "speaks of what a kernel said when it ran",
-    "RUNTIME002": "speaks of the numbers that a kernel gave",
-    "HINT009": "is seen in the values of a mask",
-}
-"""Codes that no question reaches, and why."""
-
 # ---- the space ---------------------------------------------------------------------------------------
 
 GPUS = (
@@ -271,11 +271,6 @@ def below(version: Version) -> Version:
     return Version(major, minor - 1, 99) if minor else Version(major - 1, 99)
 
 
-def fires(rule: Rule, p: AttentionParams, env: Environment) -> bool:
-    """Whether it says anything, though an adaptation may answer it."""
-    return rule.concerns(p) and rule.applies(env) and rule.find(p, env) is not None
-
-
 def of_rule(rule: Rule) -> Iterator[Question]:
     """The questions on both sides of what it bounds; without adaptations where these would hide it."""
     for q in _of_rule(rule):
@@ -388,11 +383,6 @@ def pairs_of(q: Question) -> set[tuple[str, str]]:
     return set(combinations(sorted(f"{name}={value}" for name, value in stated.items()), 2))
 
 
-def codes_of(lines: Iterable[str]) -> set[str]:
-    words = " ".join(lines).replace(";", " ").replace(",", " ").split()
-    return {word.lstrip("?") for word in words if word.lstrip("?").isalnum() and word[-3:].isdigit()}
-
-
 def draw() -> Record:
     record: Record = {}
     pairs: set[tuple[str, str]] = set()
@@ -458,41 +448,6 @@ def kinds_of(lines: list[str]) -> set[str]:
         fields = ",".join(part.partition("=")[0] for part in rest.partition(" | ")[0].split() if "=" in part)
         found.add(f"{head.split()[-1]} {fields}")
     return found
-
-
-# ---- reach -------------------------------------------------------------------------------------------
-
-
-def reach(record: Record) -> list[str]:
-    """A line for each code that is in no answer, or that nothing passes which differs from a question that it
-    refuses in the machine alone, or in the call alone."""
-    load_all()
-    said: dict[str, list[Question]] = {}
-    for q, lines in record.items():
-        for code in codes_of(lines):
-            said.setdefault(code, []).append(q)
-    missing = []
-    for code in sorted(REGISTRY.pages):
-        if code in NOT_REACHED:
-            continue
-        if code not in said:
-            missing.append(f"{code}: in no answer")
-        elif code in REGISTRY.rules and not any(
-            _passes(REGISTRY.rules[code], q) for q in beside(said[code], record)
-        ):
-            missing.append(f"{code}: no question beside those that it refuses passes it")
-    return missing
-
-
-def beside(refused: list[Question], record: Iterable[Question]) -> Iterator[Question]:
-    """Questions that share the call or the machine with one of these."""
-    machines, calls = {q.machine for q in refused}, {q.call for q in refused}
-    return (q for q in record if q not in refused and (q.machine in machines or q.call in calls))
-
-
-def _passes(rule: Rule, q: Question) -> bool:
-    p, env, *_ = q.parts
-    return rule.concerns(p) and not fires(rule, p, env)
 
 
 def main() -> int:

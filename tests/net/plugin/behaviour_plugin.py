@@ -49,20 +49,10 @@ def packed_rows(p, env):
     return None if p.qkv_format == "thd" else Violation("qkv_layout", p.qkv_layout, OneOf("thd_thd_thd"))
 
 
-_BOTH = (
-    "cpu",
-    "fp32",
-    "fp64",
-    "training",
-    "causal",
-    "padding",
-    "window",
-    "top_left",
-    "bottom_right",
-    "alibi",
-    "lse",
-)
-_BOTH += ("softcap", "sinks", "deterministic", "max_logit")
+_BOTH = {
+    *("cpu", "fp32", "fp64", "training", "causal", "padding", "window", "top_left", "bottom_right", "alibi"),
+    *("lse", "softcap", "sinks", "deterministic", "max_logit"),
+}
 
 PADDED = CandidateRecord(
     name="net.padded",
@@ -72,15 +62,8 @@ PADDED = CandidateRecord(
     takes={*_BOTH, "mask", "bias", "bias_grad"},
     rules=PADDED_RULES,
     adaptations=(
-        *(
-            "drop_mask",
-            "unpack",
-            "pad_sequence",
-            "pad_head_dim_qk",
-            "pad_head_dim_v",
-            "expand_gqa",
-            "contiguous",
-        ),
+        *("drop_mask", "unpack", "pad_sequence", "pad_head_dim_qk", "pad_head_dim_v", "expand_gqa"),
+        "contiguous",
     ),
     proven={"cpu"},
 )

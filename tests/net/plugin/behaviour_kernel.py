@@ -17,9 +17,8 @@ def backward(spec, inputs, result, dout):
     with torch.enable_grad():
         given = {n: getattr(inputs, n).detach().requires_grad_() for n in names}
         out, _, _ = attention_reference(spec, inputs._replace(**given))
-        out = out + sum(
-            0.0 * t.sum() for t in given.values()
-        )  # where no sequence has rows it depends on none
+        # Where no sequence has rows, it depends on none.
+        out = out + sum(0.0 * t.sum() for t in given.values())
         grads = torch.autograd.grad(
             out, list(given.values()), dout.double(), materialize_grads=True, allow_unused=True
         )
