@@ -44,10 +44,7 @@ def test_evidence_has_to_be_known():
         hint("HINT900", evidence="hearsay")
 
 
-# Causal masks over unequal lengths.
-
-
-def test_the_engine_says_who_is_first_instead():
+def test_the_engine_says_who_is_first_instead_unless_a_backend_is_forced():
     fields = {"max_seqlen_q": 1, "max_seqlen_kv": 8192, "num_gqa_groups": 4, "is_training": False}
     b200 = Environment.describe("B200", torch="2.11")
     remark = said(b200, **fields)["HINT002"]
@@ -55,14 +52,7 @@ def test_the_engine_says_who_is_first_instead():
     assert remark.first == meant.backend == "sdpa.flash"
     assert remark.message.endswith("(sdpa.flash first)")
     assert select(AttentionParams(**fields), b200).backend != "sdpa.flash"
-
-
-def test_who_forces_a_backend_is_not_told_of_another():
-    remark = said(policy=Policy(backend="tiled"), max_seqlen_q=1, max_seqlen_kv=8)["HINT002"]
-    assert remark.first is None
-
-
-# FP8, swapped dimensions, windows, masks.
+    assert said(policy=Policy(backend="tiled"), max_seqlen_q=1, max_seqlen_kv=8)["HINT002"].first is None
 
 
 @each(
@@ -93,9 +83,6 @@ def test_mask_rows_off_the_grid_are_named(mask, expected):
     assert ("HINT008" in found) == expected
     if expected:
         assert "attn_bias is not correctly aligned" in found["HINT008"].message
-
-
-# TransformerEngine.
 
 
 def engine(version, gpu="H100", **versions):

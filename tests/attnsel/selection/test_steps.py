@@ -41,10 +41,8 @@ def test_ranks_have_the_same_work() -> None:
     ]
     assert len(set(work)) == 1
 
-
-def test_without_a_mask_everything_is_one_full_call() -> None:
-    sizes = RingSizes(48, 24, 3, Band(None, None), offsets=False)
-    assert kinds(sizes, 2) == [[("full", 16, 8)]] * 3
+    without_mask = RingSizes(48, 24, 3, Band(None, None), offsets=False)
+    assert kinds(without_mask, 2) == [[("full", 16, 8)]] * 3
 
 
 def test_blocks_outside_a_window_are_neither_computed_nor_sent() -> None:

@@ -81,8 +81,7 @@ def test_every_install_of_random_refused_questions_resolves(seed, count):
             if unlock.install is not None:
                 resolved(selection, unlock)
                 p, env, policy = unlock.apply(selection.params, selection.environment, selection.policy)
-                again = select(p, env, policy=policy)
-                assert again[unlock.candidate].eligible
+                assert select(p, env, policy=policy)[unlock.candidate].eligible
                 seen += 1
     assert seen > count
 
@@ -133,21 +132,11 @@ def test_a_cudnn_that_torch_would_not_load_is_never_put_beside_it():
         assert dict(unlock.install.changes)["torch"] < Version(2, 15)
 
 
-# ---- FP8 --------------------------------------------------------------------------------------------
-
-
-def fp8(kind, **recipe):
-    return AttentionParams(
-        fp8=True,
-        fp8_meta={"recipe": {"kind": kind, "fp8_dpa": True, **recipe}},
-        is_training=False,
-        attn_mask_type="no_mask",
-    )
-
-
 def test_another_recipe_and_16_bits_are_offered_before_another_gpu():
     """Trials, wrong answer 4 and TensorRT-LLM#17849: the only way out was a B200."""
-    p, env = fp8("current"), Environment.describe("H100", cudnn="9.20.0")
+    meta = {"recipe": {"kind": "current", "fp8_dpa": True}}
+    p = AttentionParams(fp8=True, fp8_meta=meta, is_training=False, attn_mask_type="no_mask")
+    env = Environment.describe("H100", cudnn="9.20.0")
     found = [u for u in select(p, env).unlocks if u.candidate == "cudnn"]
     assert [(u.change, u.effect) for u in found] == [
         ("FP8 recipe current → delayed (other numbers)", "config"),
