@@ -1,7 +1,7 @@
 """Edges within a rule's body, a row each: GPU, versions, question, and the codes that fire there.
 
 ``fires_on`` and ``passes`` of a rule stand at its declaration (test_every_rule.py); a row here is for an edge
-that one example cannot show. Bugs: by their issues, each on both sides.
+that neither shows. What is next to every bound and every release on both sides stands in tests/net.
 """
 
 from __future__ import annotations
@@ -22,12 +22,8 @@ MLA = {"head_dim_qk": 192, "head_dim_v": 128}
 PACKED = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
 GROUPED = {"num_heads": 32, "num_gqa_groups": 8}
 BIAS = {"core_attention_bias_type": "post_scale_bias"}
-BIAS_GRADIENT = {**BIAS, "core_attention_bias_requires_grad": True}
-ALIBI = {"core_attention_bias_type": "alibi"}
 NO_MASK = {"attn_mask_type": "no_mask"}
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right"}
-PADDED_BOTTOM_RIGHT = {"attn_mask_type": "padding_causal_bottom_right"}
-CROSS = {"max_seqlen_q": 1024, "max_seqlen_kv": 4096}
 PAGED = {**INFERENCE, "qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 64}
 PAGED |= {"attn_mask_type": "padding"}
 WINDOW = {"window_size": (128, 0)}
@@ -59,7 +55,6 @@ BEFORE_9_8: list[Any] = [
     ("H100", "9.5.0", MLA, set()),
     # bias
     ("A100", "8.9.7", BIAS, {"CUDNN120"}),
-    # softmax
     # masks
     ("H100", "9.7.0", {"attn_mask_type": "arbitrary"}, {"CUDNN401"}),
     ("A100", "8.9.6", {"attn_mask_type": "no_mask"}, set()),
@@ -74,7 +69,6 @@ BEFORE_9_8: list[Any] = [
     ("H100", "9.1.0", PACKED, set()),
     ("H100", "9.1.1", {**PACKED, **GROUPED}, {"CUDNN214"}),
     ("H100", "9.1.1", {**PACKED, **GROUPED, **INFERENCE}, {"CUDNN432"}),
-    # paged caches
     # backward
     ("B200", "9.7.0", {"deterministic": True, **INFERENCE}, set()),
     ("B200", "9.7.0", {**BIAS, "attention_dropout": 0.1}, {"CUDNN211"}),
@@ -106,11 +100,7 @@ INTERLEAVED = {name: {"shape": (65536, 64, 128), "stride": (24576, 384, 1)} for 
         ("9.1.0", {"max_seqlen_q": 65536, "batch_size": 1}, None),
         ("9.1.0", {"max_seqlen_q": 65536, "batch_size": 2}, True),  # a full batch would be too much
         ("9.6.0", {"max_seqlen_q": 131072, "batch_size": 1}, None),
-        (
-            "9.1.0",
-            {"max_seqlen_q": 65536, "batch_size": 2, "tensors": INTERLEAVED},
-            None,
-        ),
+        ("9.1.0", {"max_seqlen_q": 65536, "batch_size": 2, "tensors": INTERLEAVED}, None),
     ],
 )
 def test_ragged_offsets_of_32_bits(cudnn: str, fields: dict[str, Any], unknown: bool | None) -> None:
@@ -161,18 +151,10 @@ def test_9_13_1_has_no_dropout_over_few_queries_but_beside_alibi_or_a_sink(
 # ---- FP8 in cuDNN -----------------------------------------------------------------------------------------
 
 DECODE = {**INFERENCE, "max_seqlen_q": 1, "max_seqlen_kv": 4096}
-SINK_AND_LOGIT = {"softmax_type": "learnable", "return_max_logit": True}
 LEARNT_AND_GROUPED = {"softmax_type": "learnable", "num_gqa_groups": 4}
 LEARNT_AND_DROPOUT = {"softmax_type": "learnable", "attention_dropout": 0.1}
 DELAYED, CURRENT, MXFP8 = fp8.DELAYED, fp8.CURRENT, fp8.MXFP8
 TENSORS = {"dtype": "fp8_e4m3", **DELAYED}
-LEAVES_IT_ALONE: tuple[dict[str, Any], ...] = (
-    {},
-    {"fp8": True},
-    {"fp8": True, "fp8_meta": {"recipe": {"kind": "delayed"}}},
-    {"fp8": True, "fp8_meta": {"recipe": {"kind": "block"}}},
-    {"fp8": False, "fp8_meta": DELAYED["fp8_meta"]},
-)
 FP8: list[Any] = [
     # formats
     ("H100", "9.20.0", {"dtype": "fp8_e4m3", "fp8_meta": {"recipe": {"kind": "delayed"}}}, {"CUDNN301"}),
@@ -244,14 +226,10 @@ def at(gpu: str, cudnn: str | None = None, torch: str = "2.13.0", **more: str) -
     return Environment.describe(gpu, torch=torch, **({"cudnn": cudnn} if cudnn else {}), **more)
 
 
-MASKED = {"attn_mask_type": "arbitrary"}
-ONE = {**NO_MASK, "max_seqlen_q": 1, "max_seqlen_kv": 128}
 BOTH_SIDES = {**NO_MASK, "window_size": (512, 512)}
 SINK = {**PACKED, "softmax_type": "learnable", "head_dim_qk": 192}
 LONG_CACHE = {**INFERENCE, "max_seqlen_q": 1, "max_seqlen_kv": 2048, "num_heads": 28}
 FEW_HEADS = {**LONG_CACHE, "num_gqa_groups": 4}
-HALF_TILE = {**MASKED, "max_seqlen_q": 704}
-BIASED = {**BIAS, "max_seqlen_q": 704}
 DECODE_THD = {**INFERENCE, **PACKED, "max_seqlen_q": 1, "max_seqlen_kv": 300, "num_gqa_groups": 4}
 BUGS: list[Any] = [
     # pytorch#193893: B200, few key/value heads, decoding
@@ -260,7 +238,6 @@ BUGS: list[Any] = [
     ("BUG006", "sdpa.cudnn", at("H100", "9.20.0"), {"max_seqlen_q": 704}, False),
     # cudnn-frontend#160
     ("BUG007", "cudnn", at("H100", "9.12.0", cudnn_frontend="1.15.0"), {"max_seqlen_q": 1000}, False),
-    # cudnn-frontend#1072 and #1071
     # cudnn-frontend#1083
     ("BUG010", "cudnn", at("A100", "9.26.0"), {**DECODE_THD, "return_lse": True}, True),
     # TransformerEngine#2186, #3249
@@ -272,7 +249,6 @@ BUGS: list[Any] = [
     ("BUG002", "cudnn", at("H100", "9.14.0"), {**BOTH_SIDES, "max_seqlen_q": 1024}, False),
     ("BUG003", "cudnn", at("H100", "9.15.1"), {"cuda_graph": True, "max_seqlen_q": 1000}, False),
     ("BUG003", "cudnn", at("H100", "9.15.0"), {"max_seqlen_q": 1000}, False),
-    # PyTorch
 ]  # fmt: skip
 
 

@@ -86,15 +86,6 @@ def test_what_it_has_no_word_for_is_said(fields: dict[str, object], text: str) -
     assert text in dispatch.error
 
 
-def test_a_mask_means_another_kernel_without_a_word() -> None:
-    dispatch = of(attn_mask_type="padding")
-    flash = next(offer for offer in dispatch.offers if offer.name == "flash")
-    assert [(refusal.code, refusal.told) for refusal in flash.refusals] == [
-        ("SDPA101", "nothing, as long as a kernel is left")
-    ]
-    assert taken(dispatch) == "mem_efficient"
-
-
 @each(
     "switches, kernel",
     [
@@ -114,10 +105,8 @@ def test_switches_change_the_choice(switches: dict[str, str], kernel: str) -> No
     dispatch = of(H100, switches)
     assert taken(dispatch) == kernel
     assert dispatch.switches == tuple(sorted(switches.items()))
-
-
-def test_a_priority_is_not_for_cpus() -> None:
-    assert taken(of(CPU, {"sdpa_kernel": "math,flash", "set_priority": "true"})) == "flash"
+    if switches.get("set_priority"):
+        assert taken(of(CPU, switches)) == "flash", "a priority is not for CPUs"
 
 
 @each("rank", [3, 4])
@@ -138,9 +127,7 @@ def test_another_flash_attention_raises_where_it_does_not_run() -> None:
     assert [refusal.code for refusal in flash.refusals] == ["SDPA120"]
 
 
-def test_with_every_kernel_off_it_says_so() -> None:
-    off = {f"enable_{name}_sdp": "false" for name in ("flash", "mem_efficient", "math", "cudnn")}
-    assert of(H100, off).error.startswith("No viable backend")
+def test_with_no_kernel_left_it_says_so() -> None:
     assert of(H100, {"sdpa_kernel": "OVERRIDEABLE"}).error.startswith("No viable backend")
     assert of(H100, {"sdpa_kernel": "flash"}, dtype="fp32").error.startswith("No available kernel")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 from attnsel.cli import main
@@ -41,9 +40,6 @@ def page_of(code, links=Links()):  # noqa: B008
     return page_markdown(find_rule(code), links)
 
 
-# The first lines.
-
-
 @each(
     "code, line",
     [
@@ -63,20 +59,13 @@ def test_the_first_lines_say_who_refuses_since_and_until_when(code, line):
     assert first.startswith(line)
 
 
-# Anchors.
-
-
 @each("code", SAMPLE)
 def test_the_headings_are_the_same_on_every_page_and_in_one_order(code):
     found = [line for line in page_of(code).splitlines() if line.startswith("## ")]
     assert found == [line for line in HEADINGS if line in found]
     assert {"## Why", "## Where it holds", "## Source"} <= set(found)
-    refuses = not code.startswith(("HINT", "TE", "PREF"))
-    assert "## Fix" in found or not refuses
-
-
-def test_every_page_that_refuses_says_what_helps():
-    assert [page.code for page in PAGES if page.family != "PREF" and "Fix" not in parts_of(page)] == []
+    if code == SAMPLE[0]:
+        assert [page.code for page in PAGES if page.family != "PREF" and "Fix" not in parts_of(page)] == []
 
 
 # The answer is the engine's.
@@ -122,7 +111,6 @@ def test_versions_in_words(code, words):
 @each(
     "architectures, words",
     [
-        ([90], [("Hopper", "sm90")]),
         ([80, 86, 87, 89], [("Ampere and Ada", "sm80 to sm89")]),
         ([80, 90], [("Ampere", "sm80"), ("Hopper", "sm90")]),
         ([100, 103, 110, 120, 121], [("Blackwell", "sm100 to sm121")]),
@@ -132,9 +120,6 @@ def test_versions_in_words(code, words):
 )
 def test_architectures_by_the_names_that_people_use(architectures, words):
     assert generations(architectures) == words
-
-
-def test_cards_are_of_those_architectures():
     assert gpu_words(find_rule("CUDNN106")) == "Volta (sm70 to sm72), Turing (sm75)"
     assert cards_of(find_rule("CUDNN106")) == ["V100", "T4"]
     assert gpu_words(find_rule("BUG001")) == ""
@@ -178,22 +163,12 @@ def test_prose(text, markdown):
     assert markdown in prose(text, lambda code: f"at/{code}")
 
 
-def test_every_issue_of_every_source_is_a_link():
-    for page in PAGES:
-        for number in re.findall(r"#(\d+)", page.text):
-            assert f"/issues/{number})" in prose(page.text), (page.code, number)
-
-
-# Others.
-
-
 def test_a_removed_code_says_what_took_over():
-    text = page_of("CUDNN354", Links(rule=lambda code: f"{code}.md"))
+    links = Links(rule=lambda code: f"{code}.md")
+    text = page_of("CUDNN354", links)
     assert text.startswith("# CUDNN354: removed in 0.1.0\n")
     assert "**Read instead:** [CUDNN353](CUDNN353.md): " in text
-    assert "- [CUDNN354](CUDNN354.md): removed, which it replaces" in page_of(
-        "CUDNN353", Links(rule=lambda code: f"{code}.md")
-    )
+    assert "- [CUDNN354](CUDNN354.md): removed, which it replaces" in page_of("CUDNN353", links)
 
 
 def test_a_preview_and_a_deprecated_rule_say_so_at_once(added_rule):
