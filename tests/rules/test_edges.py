@@ -13,7 +13,6 @@ from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.rules import REGISTRY, load_all
 from attnsel.rules.cudnn import fp8
 from attnsel.rules.cudnn.vocabulary import PAGED as PAGED_FP8
-from attnsel.verdicts.requirements import Multiple
 from tables import each
 
 load_all()
@@ -108,17 +107,6 @@ def test_ragged_offsets_of_32_bits(cudnn: str, fields: dict[str, Any], unknown: 
     rules = [rule for rule in REGISTRY.rules.values() if rule.code.startswith("CUDNN") and rule.applies(env)]
     found = [f for rule in rules if rule.concerns(p) and (f := rule.find(p, env))]
     assert [type(f).__name__ == "Unknown" for f in found] == ([] if unknown is None else [unknown])
-
-
-def test_a_length_of_16534_is_rounded_up_on_both_sides() -> None:
-    env = Environment.describe("A100", cudnn="8.9.7")
-    p = AttentionParams(batch_size=48, max_seqlen_q=16534, num_heads=18, head_dim_qk=128)
-    rules = [rule for rule in REGISTRY.rules.values() if ".before_9_8" in rule.module]
-    found = [f for rule in rules if rule.applies(env) and rule.concerns(p) and (f := rule.find(p, env))]
-    assert {(f.field, f.required) for f in found} == {
-        (f"max_seqlen_{of}", Multiple(64)) for of in ("q", "kv")
-    }
-    assert [next(f.required.repairs(16534)) for f in found] == [16576, 16576]
 
 
 # ---- cuDNN from 9.8 on ------------------------------------------------------------------------------------

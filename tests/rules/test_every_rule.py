@@ -13,7 +13,7 @@ import pytest
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import select
-from attnsel.environment import Environment
+from attnsel.environment import COMPONENTS, Environment
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Rule, load_all
@@ -57,9 +57,12 @@ def fires_on_its_example_with_a_whole_reason(rule):
         assert told[part], part
     assert finding.field in reason.message
     assert str(finding.required) in reason.message
-    policy = Policy(adapt="never", preview=rule.status == "preview")
+    selection = select(p, env, policy=Policy(adapt="never", preview=rule.status == "preview"))
+    for told_reason in (reason for candidate in selection for reason in candidate.reasons):
+        missing = f"{told_reason.field} is not installed" in told_reason.message
+        assert missing == (told_reason.observed is None and told_reason.field in COMPONENTS)
     for name in rule.candidates:
-        answer = select(p, env, policy=policy)[name]
+        answer = selection[name]
         assert rule.code in [r.code for r in answer.reasons]
         assert answer.verdict == ("unknown" if all(r.unknown for r in answer.reasons) else "refused")
 

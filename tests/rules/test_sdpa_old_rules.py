@@ -26,22 +26,10 @@ def runs(env: Environment, **fields) -> set[str]:
 @each(
     "gpu, torch, fields, expected",
     [
-        # FlashAttention 2: from Ampere on, heads up to 256.
-        ("T4", "2.2.2", {"dtype": "fp16", "head_dim_qk": 64}, {"sdpa.efficient"}),
-        ("A100", "2.2.2", {"head_dim_qk": 256}, {"sdpa.flash", "sdpa.efficient"}),
-        # Its backward in 2.2 stops at 192 on cards with little shared memory.
-        ("RTX 4090", "2.2.2", {"head_dim_qk": 256}, {"sdpa.efficient"}),
-        ("RTX 4090", "2.3.1", {"head_dim_qk": 256}, {"sdpa.flash", "sdpa.efficient"}),
-        ("RTX 4090", "2.3.1", {"head_dim_qk": 224}, {"sdpa.efficient"}),
         # Causal, lengths that differ: the corner is the bottom right; causal_lower_right is of 2.3.
         ("A100", "2.2.2", {"max_seqlen_q": 64}, {"sdpa.efficient"}),
         ("A100", "2.2.2", {"max_seqlen_q": 64, "attn_mask_type": "causal_bottom_right"}, set()),
         ("A100", "2.3.1", {"max_seqlen_q": 64, "attn_mask_type": "causal_bottom_right"}, {"sdpa.flash"}),
-        # cuDNN from 2.5, grouped heads from 2.5.
-        ("A100", "2.4.1", {}, {"sdpa.flash", "sdpa.efficient"}),
-        ("A100", "2.5.1", {}, {"sdpa.flash", "sdpa.efficient", "sdpa.cudnn"}),
-        ("A100", "2.4.1", {"num_gqa_groups": 4}, set()),
-        ("A100", "2.5.1", {"num_gqa_groups": 4}, {"sdpa.flash", "sdpa.cudnn", "sdpa.math"}),
     ],
 )
 def test_what_each_release_takes(gpu, torch, fields, expected):

@@ -116,12 +116,11 @@ def test_kv_heads(release, p, groups, text):
     assert text in " ".join(call.notes)
 
 
-def test_masks_were_added_before_4_53():
-    p = AttentionParams(attn_mask_type="padding_causal")
-    old = sdpa_call(p, H100, read_switches({"transformers": "4.48.3"})).params
-    new = sdpa_call(p, H100, read_switches({"transformers": "4.53.3"})).params
-    assert (old.attn_mask_type, old.core_attention_bias_type) == ("no_mask", "post_scale_bias")
-    assert (new.attn_mask_type, new.core_attention_bias_type) == ("arbitrary", "no_bias")
+@each("release, mask, bias", [("4.48.3", "no_mask", "post_scale_bias"), ("4.53.3", "arbitrary", "no_bias")])
+def test_masks_were_added_before_4_53(release, mask, bias):
+    asked = read_switches({"transformers": release})
+    call = sdpa_call(AttentionParams(attn_mask_type="padding_causal"), H100, asked).params
+    assert (call.attn_mask_type, call.core_attention_bias_type) == (mask, bias)
 
 
 def test_any_question_has_an_answer():
@@ -175,19 +174,6 @@ CPU = Environment.describe("cpu", torch="2.13.0")
 FLAGS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    torch = pytest.importorskip("torch")
-    calls: list[dict[str, Any]] = []
-    real = torch.nn.functional.scaled_dot_product_attention
-
-    def noted(query: Any, key: Any, value: Any, **given: Any) -> Any:
-        calls.append({"q": query.shape, "k": key.shape, **given})
-        return real(query, key, value, **given)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
-    return calls
-
-
 def test_the_call_of_f_sdpa_is_what_the_installed_release_makes(monkeypatch):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers", minversion="5.20")
@@ -198,7 +184,15 @@ def test_the_call_of_f_sdpa_is_what_the_installed_release_makes(monkeypatch):
         sliding_window_causal_mask_function,
     )
 
-    calls, pick = recorded(monkeypatch), random.Random(1)
+    calls: list[dict[str, Any]] = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(query: Any, key: Any, value: Any, **given: Any) -> Any:
+        calls.append({"q": query.shape, "k": key.shape, **given})
+        return real(query, key, value, **given)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    pick = random.Random(1)
     asked = read_switches({"transformers": transformers.__version__})
     for _ in range(100):
         rows, past = pick.choice([1, 2, 7]), pick.choice([0, 0, 5])

@@ -49,8 +49,6 @@ def test_every_value_of_a_word_is_asked(field, values):
         values = re.findall(r"'([\w-]+)'", str(AttentionParams.model_fields[field].annotation))
     assert set(values) <= {getattr(p, field) for p in QUESTIONS}
 
-
-def test_every_recipe_is_asked():
     assert {p.recipe.kind for p in QUESTIONS if p.fp8_attention} == set(KINDS)
 
 
@@ -80,8 +78,6 @@ def test_a_name_is_an_address_and_no_word_means_two_features():
 def test_a_feature_is_found_by_what_people_call_it(word, names):
     assert [feature.name for feature in find([word])] == names
 
-
-def test_several_words_are_several_features_each_once():
     assert [feature.name for feature in find(["sinks", "alibi", "sink"])] == ["sinks", "alibi"]
 
 
