@@ -38,15 +38,10 @@ def test_nothing_runs_where_the_wheel_has_no_code_for_the_gpu(gpu, given, needs)
         assert RULE.find(FP16, better) is None
 
 
-def test_the_way_out_is_a_wheel_that_has_it():
+def test_the_way_out_is_a_wheel_that_has_it_and_it_is_asked_once_per_environment():
     """Trials, V100: with CUDA 13 nothing runs, and the wheel for CUDA 12.6 of the same torch does."""
-    env = Environment.describe("V100", torch="2.14.0", cuda="13.0")
-    selection = select(FP16, env)
+    selection = select(FP16, Environment.describe("V100", torch="2.14.0", cuda="13.0"))
     assert selection.backend is None
     changes = [dict(unlock.changes) for unlock in selection.unlocks if unlock.candidate == "sdpa.efficient"]
     assert any(str(change.get("cuda")) == "12.6.0" and "gpu" not in change for change in changes)
-
-
-def test_it_is_asked_once_per_environment():
-    """Its finding depends on no field of the question, so a new question does not ask it again."""
-    assert fields_of(RULE) == frozenset()
+    assert fields_of(RULE) == frozenset(), "a new question does not ask it again"

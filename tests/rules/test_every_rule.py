@@ -148,9 +148,8 @@ def test_without_docstrings_everything_decides_and_a_page_says_why_it_is_empty()
         "print(select(AttentionParams(), Environment.describe('H100')).backend)\n"
         "sys.exit(main(['rule', 'CUDNN204']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-OO", "-c", code], capture_output=True, text=True, encoding="utf-8"
-    )
+    words = [sys.executable, "-OO", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     backend, title, *page = done.stdout.splitlines()
     assert backend == select(AttentionParams(), Environment.describe("H100")).backend

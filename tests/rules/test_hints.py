@@ -56,19 +56,6 @@ def test_the_engine_says_who_is_first_instead_unless_a_backend_is_forced():
 
 
 @each(
-    "fields, hides",
-    [
-        ({"max_seqlen_q": 1024, "window_size": (1023, 0)}, False),
-        ({"max_seqlen_q": 1024, "window_size": (1022, 0)}, True),
-        ({"max_seqlen_q": 8, "attn_mask_type": "no_mask", "window_size": (7, 7)}, False),
-        ({"max_seqlen_q": 8, "attn_mask_type": "no_mask", "window_size": (7, 6)}, True),
-    ],
-)
-def test_a_window_that_hides_one_pair_is_one(fields, hides):
-    assert ("HINT006" not in said(**fields)) == hides
-
-
-@each(
     "mask, expected",
     [
         (None, True),
@@ -91,14 +78,8 @@ def engine(version, gpu="H100", **versions):
 
 def test_rules_about_our_frontend_do_not_touch_transformer_engines():
     """TransformerEngine#2354: what an assumed frontend 1.28 refuses is not TransformerEngine's matter."""
-    packed = {
-        "qkv_layout": "thd",
-        "num_heads": 1,
-        "max_seqlen_q": 2208,
-        "head_dim_qk": 192,
-        "head_dim_v": 128,
-        "attn_mask_type": "padding_causal",
-    }
+    packed = {"qkv_layout": "thd", "num_heads": 1, "max_seqlen_q": 2208, "attn_mask_type": "padding_causal"}
+    packed |= {"head_dim_qk": 192, "head_dim_v": 128}
     new = {"cudnn": "9.8.0", "cudnn_frontend": "1.28.0"}
     message = said(engine("2.3", **new), **packed)["TE001"].message
     assert "cudnn-frontend 1.11.0 compiled in" in message

@@ -101,10 +101,8 @@ def test_the_first_is_the_one_that_f_sdpa_tries_first(gpu, torch, fields, first)
 
 
 def test_a_wrong_kernel_that_f_sdpa_prefers_is_named():
-    text = select(AttentionParams(), on("H100", "2.5.0")).report()
-    assert "F.sdpa by itself runs sdpa.cudnn (BUG030); under sdpa_kernel it runs sdpa.flash" in " ".join(
-        text.split()
-    )
+    text = " ".join(select(AttentionParams(), on("H100", "2.5.0")).report().split())
+    assert "F.sdpa by itself runs sdpa.cudnn (BUG030); under sdpa_kernel it runs sdpa.flash" in text
 
 
 def test_cudnn_behind_f_sdpa_has_no_single_query_before_2_9(codes):
@@ -115,11 +113,6 @@ def test_cudnn_behind_f_sdpa_has_no_single_query_before_2_9(codes):
 
 def test_a_mask_of_any_length_trains_with_the_cudnn_of_torch_2_6():
     """pytorch#137347: the frontend of some nightlies said it of every mask, that of 2.6.0 of dBias only."""
-    p = AttentionParams(
-        qkv_layout="bhsd_bhsd_bhsd",
-        attn_mask_type="arbitrary",
-        num_heads=32,
-        max_seqlen_q=157,
-        max_seqlen_kv=6404,
-    )
+    lengths = {"max_seqlen_q": 157, "max_seqlen_kv": 6404}
+    p = AttentionParams(qkv_layout="bhsd", attn_mask_type="arbitrary", num_heads=32, **lengths)
     assert select(p, on("H100", "2.6.0"))["sdpa.cudnn"].eligible

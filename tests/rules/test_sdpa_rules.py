@@ -34,18 +34,14 @@ def test_a_window_that_hides_nothing_is_no_window(codes, candidate):
         # On CUDA flash is the one with the other corner.
         ("sdpa.flash", H100, "causal", (1024, 4096), True),
         ("sdpa.flash", H100, "causal_bottom_right", (1024, 4096), False),
-        ("sdpa.flash", H100, "causal_bottom_right", (4096, 1024), True),
         ("sdpa.flash", CPU, "causal", (1024, 4096), False),
         ("sdpa.flash", CPU, "causal_bottom_right", (1024, 4096), True),
-        ("sdpa.efficient", H100, "causal", (1024, 4096), False),
         ("sdpa.efficient", H100, "causal_bottom_right", (1024, 4096), True),
-        ("sdpa.cudnn", H100, "causal", (1024, 4096), False),
         ("sdpa.cudnn", H100, "causal_bottom_right", (1024, 4096), True),
         ("sdpa.math", CPU, "causal", (4096, 1024), False),
         ("sdpa.math", CPU, "causal_bottom_right", (1024, 4096), True),
         # Equal lengths and a single query have one corner.
         ("sdpa.flash", H100, "causal_bottom_right", (1024, 1024), False),
-        ("sdpa.math", CPU, "causal_bottom_right", (1024, 1024), False),
         ("sdpa.efficient", H100, "causal_bottom_right", (1, 4096), False),
         ("sdpa.flash", H100, "causal_bottom_right", (1, 4096), False),
     ],

@@ -10,15 +10,8 @@ from attnsel.report.assumed import assumption_words, versions_in_words
 from attnsel.selection.assumed import alternatives
 from questions import questions
 
-THD = {
-    "qkv_layout": "thd",
-    "batch_size": 2,
-    "num_heads": 1,
-    "max_seqlen_q": 2208,
-    "head_dim_qk": 192,
-    "head_dim_v": 128,
-    "attn_mask_type": "padding_causal",
-}  # TransformerEngine#2354
+THD = {"qkv_layout": "thd", "batch_size": 2, "num_heads": 1, "max_seqlen_q": 2208, "head_dim_qk": 192}
+THD |= {"head_dim_v": 128, "attn_mask_type": "padding_causal"}  # TransformerEngine#2354
 
 
 def test_a_refusal_by_an_assumed_frontend_moves_the_assumption() -> None:

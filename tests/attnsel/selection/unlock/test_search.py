@@ -122,7 +122,7 @@ def brute_force(base, name, reasons):
             yield changes
 
 
-@pytest.mark.parametrize(("seed", "count"), [(1, 16), pytest.param(2, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seed", "count"), [(1, 12), pytest.param(2, 50, marks=pytest.mark.slow)])
 def test_no_cheaper_set_is_missed(seed, count):
     compared = 0
     for selection in failing_questions(seed, count):
@@ -166,43 +166,32 @@ def test_padding_costs_less_than_a_setting_than_an_upgrade_than_a_gpu_than_a_bug
     assert costs == sorted(costs)
     assert len(set(costs)) == len(costs)
 
-
-def test_extra_work_is_a_share_of_multiplications_or_of_memory():
-    base = Scenario(AttentionParams(max_seqlen_q=16534), Environment.describe("A100"), Policy())
-    longer = cost_of(base, {"max_seqlen_q": 16576, "max_seqlen_kv": 16576})
-    assert longer == Cost(0, 0, 0, 0, pytest.approx((16576 / 16534) ** 2 - 1), 1, 0)
+    longer = cost_of(base, {"max_seqlen_q": 5120, "max_seqlen_kv": 5120})
+    assert longer == Cost(0, 0, 0, 0, pytest.approx(1.25**2 - 1), 1, 0), "a share of the multiplications"
     assert cost_of(base, {"head_dim_v": 192}).work == pytest.approx(0.25)
 
 
 # ---- texts and pastes -------------------------------------------------------------------------------
 
 
+MLA = {"head_dim_qk": 192, "head_dim_v": 128}
+PADDED = {"max_seqlen_q": 64, "max_seqlen_kv": 1000, "attn_mask_type": "padding"}
+PRE_SCALE = {"core_attention_bias_type": "pre_scale_bias", "is_training": False}
+POST_SCALE = "core_attention_bias_type pre_scale_bias → post_scale_bias (the bias times softmax_scale)"
+OLD = {"gpu": "A100", "cudnn": "8.9.7"}
+
+
 @each(
     "name, fields, machine, text",
     [
-        ("cudnn", {"head_dim_qk": 192, "head_dim_v": 128}, {"cudnn": "9.1.0"}, "upgrade cuDNN to ≥ 9.5.0"),
-        ("sdpa.flash", {"head_dim_qk": 192, "head_dim_v": 128}, {}, "pad head_dim_v 128 → 192 (+50 % V)"),
+        ("cudnn", MLA, {"cudnn": "9.1.0"}, "upgrade cuDNN to ≥ 9.5.0"),
+        ("sdpa.flash", MLA, {}, "pad head_dim_v 128 → 192 (+50 % V)"),
         ("sdpa.efficient", {"head_dim_qk": 60}, {}, "pad head_dim 60 → 64 (+6.7 % Q, K, V)"),
-        (
-            "cudnn",
-            {"max_seqlen_q": 16534},
-            {"gpu": "A100", "cudnn": "8.9.7"},
-            "round the sequence 16534 up to 16576 (+0.25 %)",
-        ),
-        (
-            "cudnn",
-            {"max_seqlen_q": 64, "max_seqlen_kv": 1000, "attn_mask_type": "padding"},
-            {"gpu": "A100", "cudnn": "8.9.7"},
-            "round max_seqlen_kv 1000 up to 1024 (+2.4 %)",
-        ),
+        ("cudnn", {"max_seqlen_q": 16534}, OLD, "round the sequence 16534 up to 16576 (+0.25 %)"),
+        ("cudnn", PADDED, OLD, "round max_seqlen_kv 1000 up to 1024 (+2.4 %)"),
         ("triton", {}, {"triton": None}, "install Triton ≥ 3.2.0"),
         ("sdpa.math", {"return_lse": True}, {}, "return_lse True → False"),
-        (
-            "cudnn",
-            {"core_attention_bias_type": "pre_scale_bias", "is_training": False},
-            {"cudnn": "9.13.0"},
-            "core_attention_bias_type pre_scale_bias → post_scale_bias (the bias times softmax_scale)",
-        ),
+        ("cudnn", PRE_SCALE, {"cudnn": "9.13.0"}, POST_SCALE),
     ],
 )
 def test_a_change_is_told_in_words(name, fields, machine, text):
@@ -224,9 +213,7 @@ def test_a_mask_that_hides_nothing_may_be_dropped():
 
 
 def test_a_set_is_one_line_joined_by_and_and_one_torch_brings_all_of_it():
-    selection = select(
-        AttentionParams(head_dim_qk=192, head_dim_v=128), Environment.describe("H100", cudnn="9.1.0")
-    )
+    selection = select(AttentionParams(**MLA), Environment.describe("H100", cudnn="9.1.0"))
     unlock = ways(selection, "sdpa.cudnn")[0]
     assert unlock.change == "upgrade cuDNN to ≥ 9.5.1 and upgrade PyTorch to ≥ 2.8.0, below 2.9.0"
     assert (unlock.paste, unlock.effect) == ("pip install 'torch==2.8.0'", "install")
@@ -234,20 +221,16 @@ def test_a_set_is_one_line_joined_by_and_and_one_torch_brings_all_of_it():
     assert dict(unlock.changes) == {"cudnn": Version(9, 5, 1), "torch": Version(2, 8)}
 
 
-def test_what_is_pasted_for_padding_runs():
+@each("fmt, shape", [("bshd", (2, 1000, 16, 60)), ("sbhd", (1000, 2, 16, 60)), ("bhsd", (2, 16, 1000, 60))])
+def test_what_is_pasted_for_padding_runs(fmt, shape):
     torch = pytest.importorskip("torch")
-    for fmt, shape in (("bshd", (2, 1000, 16, 60)), ("sbhd", (1000, 2, 16, 60)), ("bhsd", (2, 16, 1000, 60))):
-        p = AttentionParams(qkv_layout=fmt, batch_size=2, max_seqlen_q=1000, head_dim_qk=60)
-        unlock = next(
-            u
-            for u in ways(select(p, Environment.describe("A100", cudnn="8.9.7"), policy=AS_IT_IS), "cudnn")
-            if "max_seqlen_q" in dict(u.changes) and "head_dim_qk" in dict(u.changes)
-        )
-        space = {"torch": torch, "x": torch.ones(shape, device="meta")}
-        for line in unlock.paste.splitlines():
-            exec(line, space)
-        expected = [{1000: 1024, 60: 64}.get(n, n) for n in shape]
-        assert list(space["x"].shape) == expected
+    p = AttentionParams(qkv_layout=fmt, batch_size=2, max_seqlen_q=1000, head_dim_qk=60)
+    found = ways(select(p, Environment.describe("A100", cudnn="8.9.7"), policy=AS_IT_IS), "cudnn")
+    unlock = next(u for u in found if {"max_seqlen_q", "head_dim_qk"} <= dict(u.changes).keys())
+    space = {"torch": torch, "x": torch.ones(shape, device="meta")}
+    for line in unlock.paste.splitlines():
+        exec(line, space)
+    assert list(space["x"].shape) == [{1000: 1024, 60: 64}.get(n, n) for n in shape]
 
 
 # ---- versions ---------------------------------------------------------------------------------------
