@@ -7,8 +7,6 @@ from tables import each
 
 H100 = Environment.describe(gpu="H100", torch="2.13.0")
 NO_OFFSETS = ("cudnn", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math")
-EVENLY = {"cp_size": 4, "attn_mask_type": "no_mask"}
-GATHERED = {"cp_size": 2, "cp_comm_type": "all_gather"}
 BY_HEADS = {"cp_size": 4, "cp_comm_type": "a2a"}
 BOTH = {"cp_size": 4, "cp_comm_type": "a2a+p2p"}
 CROSS = {"cp_size": 2, "max_seqlen_q": 4096, "max_seqlen_kv": 8192}
@@ -19,16 +17,8 @@ WINDOW = {"window_size": (64, 0)}
 @each(
     "fields, expected",
     [
-        # lengths
         ({"cp_size": 4, "max_seqlen_q": 4100}, {"CP001"}),
-        ({"cp_size": 4, "max_seqlen_q": 4104}, set()),
-        ({**EVENLY, "max_seqlen_q": 4100}, set()),
-        ({**EVENLY, "max_seqlen_q": 4102}, {"CP002"}),
-        ({**GATHERED, "attn_mask_type": "no_mask", "max_seqlen_q": 4098}, {"CP003"}),
-        ({**GATHERED, "max_seqlen_q": 4100}, set()),
-        # heads
-        ({**BY_HEADS, "num_heads": 16, "num_gqa_groups": 4}, set()),
-        ({**BY_HEADS, "num_heads": 18}, {"CP004"}),
+        ({"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 4100}, set()),
         ({**BY_HEADS, "num_heads": 16, "num_gqa_groups": 2}, {"CP004"}),
         ({**BOTH, "num_heads": 18, "num_gqa_groups": 2}, set()),
         ({**BOTH, "num_heads": 9}, {"CP004"}),
@@ -37,10 +27,7 @@ WINDOW = {"window_size": (64, 0)}
         (DROPOUT, set()),
         ({**DROPOUT, "max_seqlen_kv": 2048}, {"CP015"}),  # the bound would move below 0
         ({**DROPOUT, **WINDOW}, {"CP015"}),
-        ({**DROPOUT, "core_attention_bias_type": "alibi"}, {"CP015"}),
         ({**DROPOUT, **WINDOW, "max_seqlen_kv": 4096}, set()),
-        ({**DROPOUT, **WINDOW, "attention_dropout": 0.0}, set()),
-        ({**DROPOUT, **WINDOW, "cp_comm_type": "a2a"}, {"CP014"}),  # the diagonal does not move
     ],
 )
 def test_what_triton_cannot(codes, fields, expected):

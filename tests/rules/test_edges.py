@@ -118,10 +118,7 @@ FEW = {"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.1}
     "gpu, fields, refused",
     [
         ("H100", {}, True),
-        ("H100", {"is_training": False}, False),
-        ("H100", {"core_attention_bias_type": "alibi"}, False),
         ("H100", {"softmax_type": "learnable"}, False),
-        ("H100", {"softmax_type": "off-by-one", "core_attention_bias_type": "alibi"}, False),
         ("H100", {"max_seqlen_q": 2}, False),
         ("B200", {"max_seqlen_q": 7}, True),
         ("B200", {"max_seqlen_q": 8}, False),

@@ -1,17 +1,14 @@
-"""The SDPA kernels' rules where a body has several edges, and what torch itself answers on a CPU.
+"""The SDPA kernels' rules where a body has several edges.
 
-Head dimensions by GPU and release: tests/attnsel/dispatchers/test_torch_on_gpus.py goes by these rules.
+The choosers of torch go by these rules too: head dimensions by GPU and release are judged by what is recorded
+of each (tests/attnsel/dispatchers/test_torch_on_gpus.py), what concerns CPUs by torch itself (…_on_cpus.py).
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
-import pytest
-
 from attnsel.decision import select
 from attnsel.environment import Environment
-from attnsel.params import AttentionParams, Tensors, TensorSpec
+from attnsel.params import AttentionParams
 from attnsel.verdicts.verdict import Unknown, Violation
 from tables import each
 
@@ -108,59 +105,3 @@ def test_padding_a_head_dimension_never_shrinks_the_other(findings):
 def test_amd_s_gpus_that_aotriton_has_kernels_for(findings, candidate, gpu, torch, finding):
     found = findings(candidate, Environment.describe(gpu, torch=torch))
     assert [(code, type(f)) for code, f in found.items()] == ([("SDPA801", finding)] if finding else [])
-
-
-def masked(dtype: str) -> dict:
-    spec = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1), dtype=dtype)
-    return {"attn_mask_type": "arbitrary", "tensors": Tensors(mask=spec)}
-
-
-@each("query", ["bf16", "fp16", "fp32", "fp64"])
-@each("mask", ["bool", "bf16", "fp16", "fp32", "fp64"])
-def test_torch_itself_raises_for_just_those(codes, query, mask):
-    torch = pytest.importorskip("torch")
-    types = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "bool": "bool"}
-    q = torch.zeros(1, 2, 3, 4, dtype=getattr(torch, types[query]))
-    attn_mask = torch.ones(3, 3).to(getattr(torch, types[mask]))
-    env = Environment.detect("cpu")
-    refused = "SDPA016" in codes("sdpa.math", env, dtype=query, **masked(mask))
-    raises = pytest.raises(RuntimeError, match="Expected attn_mask dtype") if refused else nullcontext()
-    with raises:
-        torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=attn_mask)
-
-
-def test_three_dimensions_mean_plain_operations(codes):
-    """pytorch#117354; F.sdpa says the same of its own choice, on a CPU too."""
-    torch = pytest.importorskip("torch")
-    three = {"tensors": Tensors(rank=3)}
-    for candidate in FUSED:
-        assert "SDPA017" in codes(candidate, Environment.describe("A100", torch="2.13.0"), **three)
-    assert codes("sdpa.math", Environment.detect("cpu"), **three) == set()
-    q = torch.zeros(2, 8, 16)
-    math, flash = 0, 1
-    assert torch._fused_sdp_choice(q, q, q) == math
-    assert torch._fused_sdp_choice(q[None], q[None], q[None]) == flash
-
-
-def test_the_cpu_rules_say_what_the_op_does(codes):
-    """Each refusal of the CPU kernel that can be provoked without killing the process."""
-    torch = pytest.importorskip("torch")
-    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-    def call(d=8, e=8, g=4, dropout=0.0, **more):
-        return op(torch.ones(1, 4, 5, d), torch.ones(1, g, 9, d), torch.ones(1, g, 9, e), dropout, **more)[0]
-
-    for d, g in ((1, 4), (59, 2), (300, 1)):
-        assert call(d, d, g).shape == (1, 4, 5, d)
-        lengths = {"max_seqlen_q": 5, "max_seqlen_kv": 9}
-        fields = {"num_heads": 4, "num_gqa_groups": g, "head_dim_qk": d, "dtype": "fp32", **lengths}
-        assert codes("sdpa.flash", CPU, **fields) == set()
-    with pytest.raises(RuntimeError, match="same head size"):
-        call(e=16)
-    with pytest.raises(RuntimeError, match="dropout"):
-        call(dropout=0.1)
-    with pytest.raises(RuntimeError, match="not differentiable"):
-        call(attn_mask=torch.zeros(5, 9, requires_grad=True))
-    q = torch.ones(1, 4, 8, 8)
-    with pytest.raises(NotImplementedError):
-        torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True)

@@ -29,6 +29,7 @@ def taken(dispatch: Dispatch) -> str | None:
 
 
 TURNED = Tensors(mask=TensorSpec(shape=(4096, 4096), stride=(1, 4096), dtype="bool"))
+BIAS = {"core_attention_bias_type": "post_scale_bias"}
 SHORT = {"batch_size": 2, "num_heads": 4, "max_seqlen_q": 8, "head_dim_qk": 64}
 
 
@@ -46,18 +47,8 @@ SHORT = {"batch_size": 2, "num_heads": 4, "max_seqlen_q": 8, "head_dim_qk": 64}
         ({"attn_mask_type": "causal", "window_size": (8, 0)}, "is_causal=True"),
         ({"core_attention_bias_type": "alibi"}, "attn_mask=bf16[1, 4, 8, 8]"),
         ({"core_attention_bias_type": "alibi", "alibi_slopes_shape": (2, 4)}, "attn_mask=bf16[2, 4, 8, 8]"),
-        (
-            {
-                "core_attention_bias_type": "post_scale_bias",
-                "core_attention_bias_shape": "111s",
-                "attn_mask_type": "no_mask",
-            },
-            "attn_mask=bf16[1, 8]",
-        ),
-        (
-            {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "b1ss"},
-            "attn_mask=bf16[2, 1, 8, 8]",
-        ),
+        ({**BIAS, "core_attention_bias_shape": "111s", "attn_mask_type": "no_mask"}, "attn_mask=bf16[1, 8]"),
+        ({**BIAS, "core_attention_bias_shape": "b1ss"}, "attn_mask=bf16[2, 1, 8, 8]"),
         ({"attention_dropout": 0.1}, "is_causal=True, dropout_p=0.1"),
         ({"attention_dropout": 0.1, "is_training": False}, "is_causal=True"),
         ({"num_gqa_groups": 2}, "is_causal=True, enable_gqa=True"),

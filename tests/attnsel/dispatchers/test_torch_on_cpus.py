@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import random
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel import AttentionParams, Environment
@@ -21,12 +19,6 @@ from attnsel.params import Tensors, TensorSpec
 HERE = Environment.describe("cpu", torch=torch.__version__)
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 pytestmark = pytest.mark.filterwarnings("ignore:.*")  # PyTorch tells reasons where no kernel is left
 
 
@@ -47,7 +39,6 @@ class RandomCall(NamedTuple):
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     arguments: dict[str, Any]
-    backends: list[SDPBackend] | None
     question: AttentionParams
     switches: dict[str, str]
 
@@ -66,8 +57,7 @@ class RandomCall(NamedTuple):
         return "math" if any("softmax" in name for name in recorder.operators) else "zeros"
 
     def run(self) -> None:
-        with nullcontext() if self.backends is None else sdpa_kernel(self.backends):
-            F.scaled_dot_product_attention(*self.tensors, **self.arguments)
+        F.scaled_dot_product_attention(*self.tensors, **self.arguments)
 
 
 def laid_out(
@@ -142,10 +132,6 @@ def a_call(generator: random.Random) -> RandomCall:
     if rank == 3:
         q, k, v = q[0], k[0], v[0]
     switches = {} if enable_gqa else {"enable_gqa": "false"}
-    listed = None
-    if generator.random() < 0.15:
-        listed = generator.sample(sorted(BACKENDS), generator.randint(1, 3))
-        switches["sdpa_kernel"] = ",".join(listed)
     question = AttentionParams(
         dtype=str(dtype),
         batch_size=1 if rank == 3 else b,
@@ -160,8 +146,7 @@ def a_call(generator: random.Random) -> RandomCall:
         is_training=grad or dropout > 0,
         tensors=tensors,
     )
-    backends = None if listed is None else [BACKENDS[name] for name in listed]
-    return RandomCall((q, k, v), arguments, backends, question, switches)
+    return RandomCall((q, k, v), arguments, question, switches)
 
 
 @pytest.mark.skipif(

@@ -36,9 +36,6 @@ def chosen(answer: Dispatch) -> str | None:
 @each("switches, wanted", [
         ({}, "sdpa"),
         ({"_supports_sdpa": "false"}, "eager"),
-        ({"attn_implementation": "sdpa", "_supports_sdpa": "false"}, None),
-        ({"attn_implementation": "eager"}, "eager"),
-        ({"attn_implementation": "paged|sdpa"}, "sdpa"),
         ({"attn_implementation": "flash_attention_2"}, "flash_attention_2"),
         ({"attn_implementation": "flash_attention_3"}, None),
         ({"attn_implementation": "flash_attention_3", "kernels": "true"},
@@ -50,8 +47,6 @@ def chosen(answer: Dispatch) -> str | None:
         ({"attn_implementation": "somebody/flash", "kernels": "true"}, None),
         ({"attn_implementation": "somebody/flash", "kernels": "true", "allow_all_kernels": "true"},
          "somebody/flash"),
-        ({"attn_implementation": "flex_attention"}, "flex_attention"),
-        ({"attn_implementation": "nonsense"}, None),
     ])  # fmt: skip
 def test_what_is_taken(switches, wanted):
     answer = ask(**switches)

@@ -11,8 +11,6 @@ from attnsel.pages.rule_facts import (
     generations,
     gpu_words,
     parts_of,
-    version_gates,
-    version_words,
 )
 from attnsel.pages.rule_markdown import Links, page_markdown
 from attnsel.pages.rule_prose import prose
@@ -47,7 +45,15 @@ def page_of(code, links=Links()):  # noqa: B008
         ("SDPA104", "**Refused by `sdpa.flash` and `sdpa.varlen`**, in every version."),
         ("CUDNN432", "**Not known for `cudnn`** with cuDNN from 9.1.0 to below 9.6.0: nobody has looked"),
         ("BUG001", "**A known bug of `cudnn` and `sdpa.cudnn`** with cuDNN 9.10.0 or 9.10.1."),
+        (
+            "BUG008",
+            "**A known bug of `cudnn` and `sdpa.cudnn`** with cuDNN 9.25.0 and newer, on Hopper",
+        ),
         ("INSTALL005", "**Without it `flash_attn.2` cannot run**."),
+        (
+            "TE002",
+            "**A remark on the question with TransformerEngine 2.14.0 and newer, on consumer",
+        ),
         ("HINT010", "**A remark on the question with cuDNN below 9.5.1.** It refuses nothing"),
         ("PREF001", "**Orders kernels that can run, and refuses none.**"),
         ("POLICY002", "**Refused because you asked for it**, whichever the kernel."),
@@ -94,20 +100,6 @@ def test_beyond_its_gates_the_example_is_asked_again():
 
 
 # Where it holds, in words.
-
-
-@each(
-    "code, words",
-    [
-        ("CUDNN432", "cuDNN from 9.1.0 to below 9.6.0"),
-        ("BUG001", "cuDNN 9.10.0 or 9.10.1"),
-        ("BUG008", "cuDNN 9.25.0 and newer"),
-        ("INSTALL011", "torch below 2.6.0"),
-        ("TE002", "TransformerEngine 2.14.0 and newer"),
-    ],
-)
-def test_versions_in_words(code, words):
-    assert [version_words(*gate) for gate in version_gates(find_rule(code))] == [words]
 
 
 @each(

@@ -13,11 +13,6 @@ CPU = Environment.describe("cpu")
 GIB = 1 << 30
 
 
-def reason(candidate):
-    (found,) = [r for r in candidate.reasons if r.code == "POLICY004"]
-    return found
-
-
 @each(
     "given, bytes_",
     [
@@ -38,29 +33,12 @@ def test_a_limit_is_a_size(given, bytes_):
             Policy(memory_limit=wrong)
 
 
-def test_stored_scores_refuse_sdpa_math_with_the_figure_in_the_reason():
-    p = AttentionParams()  # b2 h16 s4096: 2 * 16 * 4096 * 4096 scores, 12 bytes each in training
-    assert select(p, H100, policy=Policy(memory_limit="6GiB"))["sdpa.math"].eligible
-    refused = select(p, H100, policy=Policy(memory_limit="5.9GiB"))["sdpa.math"]
-    assert refused.verdict == "refused"
-    assert reason(refused).message.endswith(
-        "policy.memory_limit is 5.9 GiB, needs at least 6.0 GiB (6.0 GiB scores)"
-    )
-
-
-def test_a_folded_mask_counts_and_kernels_without_one_stay():
-    p = AttentionParams(window_size=(128, 0), max_seqlen_q=16384)  # a mask of 16384 * 16384 bf16: 512 MiB
-    free, bound = select(p, H100), select(p, H100, policy=Policy(memory_limit="511MiB"))
-    assert free["sdpa.efficient"].eligible
-    assert "512 MiB mask" in reason(bound["sdpa.efficient"]).message
-    assert bound["triton"].eligible
-    assert bound["cudnn"].eligible
-    assert select(p, H100, policy=Policy(memory_limit="512MiB"))["sdpa.efficient"].eligible
-
-
 @each(
     "name, p, part, need",
     [
+        # b2 h16 s4096: 12 bytes a score in training
+        ("sdpa.math", AttentionParams(), "scores", 2 * 16 * 4096 * 4096 * 12),
+        ("sdpa.efficient", AttentionParams(window_size=(128, 0)), "mask", 4096 * 4096 * 2),
         ("sdpa.efficient", AttentionParams(num_gqa_groups=4), "repeated heads", 16 * 2 * 4096 * 256 * 2),
         # dQ in float32 and a row of statistics; Hopper's engine adds 256 bytes
         ("cudnn", AttentionParams(), "workspace", 2 * 16 * 4096 * (128 + 1) * 4 + 256),
@@ -69,8 +47,11 @@ def test_a_folded_mask_counts_and_kernels_without_one_stay():
 def test_what_a_limit_is_compared_with(name, p, part, need):
     assert memory_parts(name, p, H100, select(p, H100)[name].adaptations) == ((part, need),)
     assert select(p, H100, policy=Policy(memory_limit=need))[name].eligible
-    refused = select(p, H100, policy=Policy(memory_limit=need - 1))[name]
-    assert f"MiB {part}" in reason(refused).message
+    limited = select(p, H100, policy=Policy(memory_limit=need - 1))
+    (reason,) = [reason for reason in limited[name].reasons if reason.code == "POLICY004"]
+    size = f"{need / GIB:.1f} GiB" if need >= GIB else f"{need / GIB * 1024:.1f} MiB"
+    assert f"needs at least {size} ({size} {part})" in reason.message
+    assert limited["triton"].eligible
 
 
 LONG = AttentionParams(batch_size=1, max_seqlen_q=65536)  # 16 heads: 768 GiB of scores beside 2 GiB
