@@ -14,6 +14,7 @@ import pytest
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import select
 from attnsel.environment import COMPONENTS, Environment
+from attnsel.pages.rule_facts import parts_of
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Rule, load_all
@@ -38,6 +39,7 @@ def test_a_rule(page):
     assert page.source
     assert page.evidence in EVIDENCE
     assert re.search(r"^(Why|Fix): ", page.text, re.MULTILINE), "say why, or what to do"
+    assert page.family == "PREF" or "Fix" in parts_of(page), "what refuses says what helps"
     if isinstance(page, Rule):
         fires_on_its_example_with_a_whole_reason(page)
         passes_its_other_example(page)

@@ -17,7 +17,6 @@ from attnsel.rules.features import DEVICES, DTYPES, FEATURES, OFFSETS, WORDS, no
 from attnsel.selection.inquiry import Inquiry
 from attnsel.verdicts.evidence import NO_EVIDENCE
 from attnsel.verdicts.record import CandidateRecord
-from questions import questions
 from tables import each
 
 RECORDS = [record for record in CANDIDATES.values() if record.limits == "rules" and not record.plugin]
@@ -125,6 +124,10 @@ def test_the_rules_leave_what_is_listed_and_nothing_else(record: CandidateRecord
 @each("record", RECORDS)
 def test_calls_of_many_features_are_left_where_all_are_listed(record: CandidateRecord) -> None:
     """One word refuses whatever else is asked: rules may not look at a feature alone."""
+    from questions import (
+        questions,
+    )  # here: the tests of one rule need no more than this folder and tests/support
+
     left = 0
     for p, env, _ in questions(seed=11, count=300):
         # Of AMD's GPUs some are taken by their name (SDPA801); a contiguous cache has no word.

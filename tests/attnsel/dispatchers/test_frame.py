@@ -84,10 +84,7 @@ def test_it_is_asked_once_with_the_switches_of_the_process_where_none_are_given(
             answer(REFUSED, MATH, chosen=MATH),
             "takes math; attnsel runs sdpa.flash, which F.sdpa does not have.",
         ),
-        (
-            answer(MATH, FLASH, chosen=MATH),
-            "takes math; attnsel runs sdpa.flash, which F.sdpa has too and tries later.",
-        ),
+        (answer(MATH, FLASH, chosen=MATH), "runs sdpa.flash, which F.sdpa has too and tries later."),
         (
             answer(Offer("flash", "sdpa.flash", REFUSED.refusals * 2), MATH, chosen=MATH),
             "attnsel runs sdpa.flash, which F.sdpa refuses: head_dim is 136, at most 128 (and 1 more).",

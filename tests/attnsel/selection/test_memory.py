@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from attnsel import AttentionParams, Environment, InvalidInput, Policy, attention, override, select
+from attnsel import (
+    AttentionParams,
+    Environment,
+    InvalidInput,
+    NoBackendError,
+    Policy,
+    attention,
+    override,
+    select,
+)
 from attnsel.selection.memory import memory_parts, tensor_bytes
 from tables import each
 
@@ -96,7 +105,7 @@ def test_a_call_runs_within_its_limit_or_not_at_all():
         attention(q, k, v)
     with (
         override(memory_limit=scores - 1, backend="sdpa.math"),
-        pytest.raises(Exception, match="POLICY004"),
+        pytest.raises(NoBackendError, match="POLICY004"),
     ):
         attention(q, k, v)
 

@@ -116,14 +116,11 @@ def test_under_a_torch_that_was_stated_its_pin_is_overridden_and_said():
     )
 
 
-def test_attnsel_is_not_told_to_run_below_its_oldest_torch():
-    """Trials, wrong answer 7: Triton 3.2 was put beside torch 2.5, which pins 3.1."""
+def test_what_torch_would_not_load_or_attnsel_not_run_on_is_never_offered():
+    """Trials, wrong answer 7: Triton 3.2 was put beside torch 2.5, which pins 3.1. And torch raises for a
+    minor of cuDNN below the one it was compiled with, so that an older torch is what helps."""
     (unlock,) = installs("triton", "A100", torch="2.5.1")
     assert unlock.install.commands == ("pip install 'torch==2.6.0'",)
-
-
-def test_a_cudnn_that_torch_would_not_load_is_never_put_beside_it():
-    """torch raises for a minor below the one it was compiled with, so an older torch is what helps."""
     fields = {"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attn_mask_type": "no_mask"}
     for unlock in installs("cudnn", "H100", fields, torch="2.15.0", cudnn="9.26.0"):
         assert "nvidia-cudnn" not in unlock.paste
