@@ -98,12 +98,13 @@ INTERLEAVED = {name: {"shape": (65536, 64, 128), "stride": (24576, 384, 1)} for 
         ("9.1.0", {"max_seqlen_q": 131072, "batch_size": 1}, False),  # alone: 3 * 64 * 128 * 131072 elements
         ("9.1.0", {"max_seqlen_q": 65536, "batch_size": 1}, None),
         ("9.1.0", {"max_seqlen_q": 65536, "batch_size": 2}, True),  # a full batch would be too much
+        ("9.1.0", {"max_seqlen_q": 196608, "batch_size": 1, "qkv_layout": "thd_th2d"}, False),
         ("9.6.0", {"max_seqlen_q": 131072, "batch_size": 1}, None),
         ("9.1.0", {"max_seqlen_q": 65536, "batch_size": 2, "tensors": INTERLEAVED}, None),
     ],
 )
 def test_ragged_offsets_of_32_bits(cudnn: str, fields: dict[str, Any], unknown: bool | None) -> None:
-    env, p = Environment.describe("H100", cudnn=cudnn), AttentionParams(**LONG, **fields)
+    env, p = Environment.describe("H100", cudnn=cudnn), AttentionParams(**{**LONG, **fields})
     rules = [rule for rule in REGISTRY.rules.values() if rule.code.startswith("CUDNN") and rule.applies(env)]
     found = [f for rule in rules if rule.concerns(p) and (f := rule.find(p, env))]
     assert [type(f).__name__ == "Unknown" for f in found] == ([] if unknown is None else [unknown])

@@ -151,6 +151,7 @@ def test_the_release_that_was_read_is_named(asked: str, read: str, inferred: boo
         ("gfx942", "2.3.1", {}, "flash"),
         ("gfx942", "2.2.2", {}, "math"),
         ("gfx942", "2.5.1", {"num_gqa_groups": 4}, "math"),
+        ("gfx942", "2.10.0", {"head_dim_qk": 60, "attn_mask_type": "padding"}, "math"),
         ("gfx906", "2.10.0", {}, "math"),
         ("mps", "2.13.0", {}, "math"),
         ("cpu", "2.2.2", {}, "flash"),
