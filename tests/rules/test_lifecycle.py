@@ -34,41 +34,30 @@ ENV = Environment.describe("H100", torch="2.13.0")
 
 
 def test_every_rule_lies_in_a_range_of_its_own_file():
-    wrong = [
-        f"{page.code} stands in {page.module}"
-        for page in PAGES
-        if page.module != "attnsel.rules.capabilities"  # what a record's ``takes`` says
-        and range_of(page) is None
-    ]
-    assert not wrong, "attnsel rules --ranges says which codes lie in which file"
-
-
-def test_ranges_do_not_overlap():
-    codes = [(each.prefix, number) for each in RANGES for number in range(each.first, each.last + 1)]
-    assert len(codes) == len(set(codes))
+    for page in PAGES:
+        of_a_record = page.module == "attnsel.rules.capabilities"  # what its ``takes`` says
+        assert of_a_record or range_of(page) is not None, "attnsel rules --ranges says where"
 
 
 @each("codes", RANGES)
 def test_a_range_is_of_a_file_and_its_next_code_is_free(codes):
     assert (ROOT / codes.file).is_file()
     assert 0 < codes.first <= codes.last <= 999
+    for other in RANGES:
+        apart = other.prefix != codes.prefix or other.last < codes.first or codes.last < other.first
+        assert other is codes or apart
     code = codes.next_free()
-    if code is not None:
-        assert codes.has(code)
-        assert code not in REGISTRY.pages
-        assert code not in REGISTRY.removed
-        assert not any(other.has(code) for other in RANGES if other is not codes)
+    assert code is None or codes.has(code)
+    assert code not in REGISTRY.pages
+    assert code not in REGISTRY.removed
 
 
-def test_the_next_code_is_not_one_that_was_removed(monkeypatch):
+def test_the_next_code_is_not_one_that_was_removed_and_a_range_can_be_full(monkeypatch):
+    (codes,) = ranges_of("rules/tiled.py")
     (before,) = free_codes("rules/tiled.py")
     monkeypatch.setitem(REGISTRY.removed, before, None)
     (after,) = free_codes("rules/tiled.py")
     assert split(after)[1] == split(before)[1] + 1
-
-
-def test_a_range_whose_last_code_is_in_use_is_full(monkeypatch):
-    (codes,) = ranges_of("rules/tiled.py")
     monkeypatch.setitem(REGISTRY.removed, f"{codes.prefix}{codes.last:03}", None)
     assert codes.next_free() is None
     assert free_codes("rules/tiled.py") == ()
@@ -116,30 +105,20 @@ def told(capsys, *words):
     return " ".join(capsys.readouterr().out.split())
 
 
-def row_of(capsys, code):
-    """What ``attnsel rules`` says of a rule: its two lines in one."""
-    assert main(["rules", "--family", "BUG"]) == 0
-    return " ".join(capsys.readouterr().out.partition(code)[2].partition("\nBUG")[0].split())
+def as_json(capsys, code):
+    return json.loads(told(capsys, code, "--json"))
 
 
-def test_a_rule_in_force_refuses(registered):
+def test_a_preview_refuses_only_where_the_policy_or_the_environment_variable_says_so(registered, monkeypatch):
     page = registered()
     assert (page.status, page.replaced_by) == ("active", "")
     assert codes_against() == ["BUG900"]
-
-
-def test_a_preview_refuses_only_where_the_policy_says_so(registered):
-    assert registered(status="preview").status == "preview"
-    assert codes_against() == []
-    assert select(P, ENV)["tiled"].eligible
-    assert codes_against(Policy(preview=True)) == ["BUG900"]
-
-
-def test_previews_are_switched_on_by_the_environment_variable(registered, monkeypatch):
-    registered(status="preview")
+    assert registered("BUG902", status="preview").status == "preview"
+    assert codes_against() == ["BUG900"]
+    assert codes_against(Policy(preview=True)) == ["BUG900", "BUG902"]
     monkeypatch.setenv("ATTNSEL_PREVIEW", "1")
     try:
-        assert codes_against(settings.configure().policy) == ["BUG900"]
+        assert codes_against(settings.configure().policy) == ["BUG900", "BUG902"]
     finally:
         monkeypatch.delenv("ATTNSEL_PREVIEW")
         settings.configure()
@@ -148,50 +127,35 @@ def test_previews_are_switched_on_by_the_environment_variable(registered, monkey
 def test_a_deprecated_rule_refuses_and_names_what_took_over(registered, capsys):
     assert registered(replaced_by="BUG006").status == "deprecated"
     assert codes_against() == ["BUG900"]
-    assert "[measured] deprecated, see BUG006" in row_of(capsys, "BUG900")
     assert "Status: deprecated: BUG006 took over" in told(capsys, "BUG900")
-    as_json = json.loads(told(capsys, "BUG900", "--json"))
-    assert (as_json["status"], as_json["replaced_by"]) == ("deprecated", "BUG006")
-
-
-def test_allowing_a_deprecated_bug_works_and_names_what_took_over(registered):
-    registered(replaced_by="BUG006")
+    page = as_json(capsys, "BUG900")
+    assert (page["status"], page["replaced_by"]) == ("deprecated", "BUG006")
+    assert main(["rules", "--family", "BUG"]) == 0
+    assert "[measured] deprecated, see BUG006" in " ".join(capsys.readouterr().out.split())
     with pytest.warns(DeprecationWarning, match="BUG900 is deprecated: BUG006 took over") as caught:
         assert codes_against(Policy(allow_known_bugs=("BUG900",))) == []
     assert caught[0].filename == __file__, "the caller's code is what has to change"
 
 
-def test_allowing_a_removed_bug_is_a_warning_and_no_error(registered):
+def test_a_removed_code_still_has_a_page_and_allowing_it_is_a_warning_and_no_error(registered, capsys):
     removed("BUG901", release="0.1.0", replaced_by="BUG006", why="A test removed it.")
     forget()
     with pytest.warns(UserWarning, match=r"BUG901 was removed in 0\.1\.0: BUG006 took over"):
         assert select(P, ENV, policy=Policy(allow_known_bugs=("BUG901",)))["tiled"].eligible
+    page = told(capsys, "bug901")
+    assert page.startswith("BUG901 removed in 0.1.0 Why: A test removed it. Read instead: BUG006, On Hopper")
+    assert as_json(capsys, "BUG901") == {
+        **{"schema": "attnsel.removed-rule/1", "code": "BUG901", "family": "BUG", "status": "removed"},
+        **{"release": "0.1.0", "replaced_by": "BUG006", "why": "A test removed it."},
+    }
 
 
-def test_allowing_a_bug_that_is_in_force_warns_of_nothing():
+def test_allowing_a_bug_that_is_in_force_warns_of_nothing_and_one_that_never_was_is_an_error():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         select(P, ENV, policy=Policy(allow_known_bugs=("BUG006", "all")))
-
-
-def test_allowing_a_code_that_never_was_is_an_error():
     with pytest.raises(InvalidInput, match="BUG999"):
         select(P, ENV, policy=Policy(allow_known_bugs=("BUG999",)))
-
-
-def test_a_removed_code_still_has_a_page(registered, capsys):
-    removed("BUG901", release="0.1.0", replaced_by="BUG006", why="A test removed it.")
-    page = told(capsys, "bug901")
-    assert page.startswith("BUG901 removed in 0.1.0 Why: A test removed it. Read instead: BUG006, On Hopper")
-    assert json.loads(told(capsys, "BUG901", "--json")) == {
-        "schema": "attnsel.removed-rule/1",
-        "code": "BUG901",
-        "family": "BUG",
-        "status": "removed",
-        "release": "0.1.0",
-        "replaced_by": "BUG006",
-        "why": "A test removed it.",
-    }
 
 
 def test_no_rule_takes_a_code_that_was_removed(registered):
@@ -203,8 +167,6 @@ def test_no_rule_takes_a_code_that_was_removed(registered):
     with pytest.raises(ValueError, match=f"{gone} was in use once"):
         registered(gone, fp8=False)
 
-
-def test_a_code_in_use_cannot_be_removed():
     with pytest.raises(ValueError, match="BUG006 is taken"):
         removed("BUG006", release="0.1.0", why="A test tried.")
 

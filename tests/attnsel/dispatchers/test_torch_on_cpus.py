@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel import AttentionParams, Environment
@@ -20,16 +19,7 @@ from attnsel.params import Tensors, TensorSpec
 HERE = Environment.describe("cpu", torch=torch.__version__)
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 pytestmark = pytest.mark.filterwarnings("ignore:.*")  # PyTorch tells reasons where no kernel is left
-WITHIN = pytest.mark.skipif(
-    not (2, 13) <= Version.parse(torch.__version__) < (2, 14), reason="compared with torch 2.13"
-)
 
 
 class Recorder(TorchDispatchMode):
@@ -49,7 +39,6 @@ class RandomCall(NamedTuple):
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     arguments: dict[str, Any]
-    backends: list[SDPBackend] | None
     question: AttentionParams
     switches: dict[str, str]
 
@@ -68,8 +57,7 @@ class RandomCall(NamedTuple):
         return "math" if any("softmax" in name for name in recorder.operators) else "zeros"
 
     def run(self) -> None:
-        with nullcontext() if self.backends is None else sdpa_kernel(self.backends):
-            F.scaled_dot_product_attention(*self.tensors, **self.arguments)
+        F.scaled_dot_product_attention(*self.tensors, **self.arguments)
 
 
 def laid_out(
@@ -77,65 +65,45 @@ def laid_out(
 ) -> torch.Tensor:
     """A tensor [b, h, s, d] in one of the ways in which people hand them over."""
     b, h, s, d = shape
-    way = generator.choice(["bhsd", "bshd", "bshd", "sbhd", "last", "gaps", "expanded", "wide"])
-    if way == "bshd":
-        tensor = torch.zeros(b, s, h, d, dtype=dtype).transpose(1, 2)
-    elif way == "sbhd":
-        tensor = torch.zeros(s, b, h, d, dtype=dtype).permute(1, 2, 0, 3)
-    elif way == "last":  # head_dim is not the last in memory
-        tensor = torch.zeros(b, h, d, s, dtype=dtype).transpose(2, 3)
-    elif way == "gaps":
-        tensor = torch.zeros(b, h, s, 2 * d, dtype=dtype)[..., ::2]
-    elif way == "expanded":
-        tensor = torch.zeros(1, h, s, d, dtype=dtype).expand(b, h, s, d)
-    elif way == "wide":
-        tensor = torch.zeros(b, h, s, d + 3, dtype=dtype)[..., 1 : d + 1]
-    else:
-        tensor = torch.zeros(shape, dtype=dtype)
-    return tensor.detach().requires_grad_(grad)
+    zeros = functools.partial(torch.zeros, dtype=dtype)
+    ways = (
+        zeros(shape),
+        zeros(b, s, h, d).transpose(1, 2),
+        zeros(s, b, h, d).permute(1, 2, 0, 3),
+        zeros(b, h, d, s).transpose(2, 3),  # head_dim is not the last in memory
+        zeros(b, h, s, 2 * d)[..., ::2],  # gaps
+        zeros(1, h, s, d).expand(b, h, s, d),
+        zeros(b, h, s, d + 3)[..., 1 : d + 1],
+    )
+    return generator.choice(ways).detach().requires_grad_(grad)
 
 
 def a_mask(generator: random.Random, b: int, h: int, s_q: int, s_kv: int, dtype: torch.dtype) -> torch.Tensor:
     """One of any rank, type and layout, and some that do not fit."""
     sizes = [generator.choice([n, n, 1]) if generator.random() < 0.95 else n + 1 for n in (b, h, s_q, s_kv)]
-    rank = generator.choice([4, 4, 4, 2, 2, 3, 1])
+    shape = sizes[4 - generator.choice([4, 4, 4, 2, 2, 3, 1]) :]
     kind = generator.choice([torch.bool, torch.bool, dtype, dtype, torch.float32, torch.float64])
-    shape = sizes[4 - rank :]
-    if generator.random() < 0.15 and rank >= 2:
+    mask = torch.zeros(*shape, dtype=kind)
+    if generator.random() < 0.15 and len(shape) >= 2:
         mask = torch.zeros(*shape[:-2], shape[-1], shape[-2], dtype=kind).transpose(-1, -2)
-    else:
-        mask = torch.zeros(*shape, dtype=kind)
-    if kind is not torch.bool and generator.random() < 0.25:
-        mask.requires_grad_()
-    return mask
+    return mask.requires_grad_(kind is not torch.bool and generator.random() < 0.25)
 
 
-def spec(tensor: torch.Tensor, order: tuple[int, ...] | None = None) -> TensorSpec:
-    view = tensor if order is None else tensor.permute(order)
+def spec(tensor: torch.Tensor) -> TensorSpec:
+    offset = tensor.storage_offset() * tensor.element_size()
     return TensorSpec(
-        shape=tuple(view.shape),
-        stride=tuple(view.stride()),
-        dtype="bool" if view.dtype is torch.bool else str(view.dtype),
-        alignment=max(
-            1,
-            min(
-                16,
-                view.storage_offset() * view.element_size() & -(view.storage_offset() * view.element_size()),
-            ),
-        )
-        if view.storage_offset()
-        else 16,
-        requires_grad=view.requires_grad,
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()),
+        dtype="bool" if tensor.dtype is torch.bool else str(tensor.dtype),
+        alignment=min(16, offset & -offset) if offset else 16,
+        requires_grad=tensor.requires_grad,
     )
 
 
 def a_call(generator: random.Random) -> RandomCall:
     dtype = generator.choice(DTYPES)
-    b, groups, repeats = (
-        generator.choice([1, 2, 3]),
-        generator.choice([1, 1, 2, 3]),
-        generator.choice([1, 1, 2, 4]),
-    )
+    b, groups = generator.choice([1, 2, 3]), generator.choice([1, 1, 2, 3])
+    repeats = generator.choice([1, 1, 2, 4])
     h = groups * repeats
     s_q = generator.choice([0, 1, 1, 2, 5, 8, 16]) if generator.random() < 0.5 else 8
     s_kv = s_q if generator.random() < 0.6 else generator.choice([0, 1, 3, 8, 17])
@@ -153,7 +121,8 @@ def a_call(generator: random.Random) -> RandomCall:
     if dropout:
         arguments["dropout_p"] = dropout
     kind = generator.choice(["no_mask", "no_mask", "causal", "arbitrary", "arbitrary"])
-    tensors = Tensors(rank=rank, q=spec(q, (0, 2, 1, 3)), k=spec(k, (0, 2, 1, 3)), v=spec(v, (0, 2, 1, 3)))
+    laid = (spec(tensor.transpose(1, 2)) for tensor in (q, k, v))
+    tensors = Tensors(rank=rank, **dict(zip("qkv", laid, strict=True)))
     if kind == "causal":
         arguments["is_causal"] = True
     elif kind == "arbitrary":
@@ -163,10 +132,6 @@ def a_call(generator: random.Random) -> RandomCall:
     if rank == 3:
         q, k, v = q[0], k[0], v[0]
     switches = {} if enable_gqa else {"enable_gqa": "false"}
-    listed = None
-    if generator.random() < 0.15:
-        listed = generator.sample(sorted(BACKENDS), generator.randint(1, 3))
-        switches["sdpa_kernel"] = ",".join(listed)
     question = AttentionParams(
         dtype=str(dtype),
         batch_size=1 if rank == 3 else b,
@@ -181,30 +146,22 @@ def a_call(generator: random.Random) -> RandomCall:
         is_training=grad or dropout > 0,
         tensors=tensors,
     )
-    backends = None if listed is None else [BACKENDS[name] for name in listed]
-    return RandomCall((q, k, v), arguments, backends, question, switches)
+    return RandomCall((q, k, v), arguments, question, switches)
 
 
-def differences(count: int, seed: int) -> list[str]:
+@pytest.mark.skipif(
+    not (2, 13) <= Version.parse(torch.__version__) < (2, 14), reason="compared with torch 2.13"
+)
+@pytest.mark.parametrize(("count", "seed"), [(150, 1), pytest.param(3000, 2, marks=pytest.mark.slow)])
+def test_the_answer_is_what_torch_runs(count: int, seed: int) -> None:
     generator = random.Random(seed)
-    found = []
+    differences = []
     for number in range(count):
         call = a_call(generator)
         answer = dispatched_by("torch", call.question, HERE, call.switches)
         said = answer.chosen.name if answer.chosen is not None else ""
         if said != (ran := call.ran()):
-            found.append(
+            differences.append(
                 f"{number}: says {said or answer.error!r}, ran {ran!r}: {answer.call} {call.question!r}"
             )
-    return found
-
-
-@WITHIN
-def test_the_answer_is_what_torch_runs() -> None:
-    assert not differences(150, seed=1)
-
-
-@WITHIN
-@pytest.mark.slow
-def test_the_answer_is_what_torch_runs_over_three_thousand_calls() -> None:
-    assert not differences(3000, seed=2)
+    assert not differences

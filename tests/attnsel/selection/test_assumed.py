@@ -10,15 +10,8 @@ from attnsel.report.assumed import assumption_words, versions_in_words
 from attnsel.selection.assumed import alternatives
 from questions import questions
 
-THD = {
-    "qkv_layout": "thd",
-    "batch_size": 2,
-    "num_heads": 1,
-    "max_seqlen_q": 2208,
-    "head_dim_qk": 192,
-    "head_dim_v": 128,
-    "attn_mask_type": "padding_causal",
-}  # TransformerEngine#2354
+THD = {"qkv_layout": "thd", "batch_size": 2, "num_heads": 1, "max_seqlen_q": 2208, "head_dim_qk": 192}
+THD |= {"head_dim_v": 128, "attn_mask_type": "padding_causal"}  # TransformerEngine#2354
 
 
 def test_a_refusal_by_an_assumed_frontend_moves_the_assumption() -> None:
@@ -31,12 +24,7 @@ def test_a_refusal_by_an_assumed_frontend_moves_the_assumption() -> None:
     assert said.runs
     assert said.codes == ("CUDNN230", "CUDNN232")
     assert said.runs_with == tuple(Version(1, minor) for minor in range(20, 24))
-    for version in said.refused_with:
-        stated = Environment.describe("H100", cudnn="9.8.0", cudnn_frontend=version)
-        there = select(AttentionParams(**THD), stated)
-        code = "CUDNN232" if version >= Version(1, 27) else "CUDNN230"
-        assert [r.code for r in there["cudnn"].reasons] == [code]
-        assert not [a for a in there.assumptions if a.candidate == "cudnn"]
+    assert set(said.refused_with) == {Version(1, minor) for minor in range(24, 29)}
 
 
 def test_what_most_refuse_stays_refused_and_is_asked_about() -> None:
@@ -63,26 +51,18 @@ def test_nothing_is_asked_where_all_was_stated() -> None:
     assert selection.environment is env
 
 
-def test_what_was_stated_never_moves() -> None:
-    rng = random.Random(5)
-    for p, _, policy in questions(5, 60):
-        versions = {"cudnn": rng.choice(["9.1.0", "9.8.0", "9.10.2", "9.19.0"])}
-        if rng.random() < 0.5:
-            versions["torch"] = rng.choice(["2.6.0", "2.8.0", "2.11.0"])
-        env = Environment.describe(rng.choice(["A100", "H100", "B200", "RTX 5090"]), **versions)
-        found = select(p, env, policy=policy).environment
-        moved = {n for n in type(env).model_fields if getattr(found, n) != getattr(env, n)}
-        assert moved <= set(env.assumed), moved
-
-
-def test_each_side_of_an_assumption_is_what_the_engine_says() -> None:
+def test_each_side_of_an_assumption_is_what_the_engine_says_and_what_was_stated_never_moves() -> None:
     rng = random.Random(11)
     asked = 0
-    for p, _, policy in questions(11, 120):
-        env = Environment.describe(
-            rng.choice(["A100", "H100", "B200"]), cudnn=rng.choice(["9.8.0", "9.9.0", "9.11.0", "9.20.0"])
-        )
+    for p, _, policy in questions(11, 150):
+        versions = {"cudnn": rng.choice(["9.8.0", "9.9.0", "9.11.0", "9.20.0"])}
+        if rng.random() < 0.3:
+            versions["torch"] = rng.choice(["2.6.0", "2.8.0", "2.11.0"])
+        env = Environment.describe(rng.choice(["A100", "H100", "B200"]), **versions)
         selection = select(p, env, policy=policy)
+        found = selection.environment
+        moved = {name for name in type(env).model_fields if getattr(found, name) != getattr(env, name)}
+        assert moved <= set(env.assumed), moved
         for said in selection.assumptions:
             asked += 1
             assert said.assumed in said.runs_with + said.refused_with
@@ -90,7 +70,7 @@ def test_each_side_of_an_assumption_is_what_the_engine_says() -> None:
             assert standing == said.runs == (said.assumed not in said.refused_with)
             if said.component == "cudnn_frontend":
                 for version in said.runs_with + said.refused_with:
-                    there = selection.environment.replace(cudnn_frontend=version, assumed=())
+                    there = found.replace(cudnn_frontend=version, assumed=())
                     verdict = select(p, there, policy=policy)[said.candidate].verdict
                     assert (verdict != "refused") == (version in said.runs_with)
     assert asked > 5

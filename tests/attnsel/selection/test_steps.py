@@ -10,7 +10,6 @@ from attnsel.selection.step_geometry import (
     Band,
     Part,
     RingSizes,
-    chunks,
     gathered_parts,
     ring_parts,
     shapes,
@@ -27,51 +26,21 @@ def kinds(sizes: RingSizes, rank: int) -> list[list[tuple[str, int, int]]]:
     ]
 
 
-def test_a_causal_ring_is_one_call_a_step() -> None:
+def test_a_ring_is_one_call_a_step_of_the_same_work_for_every_rank() -> None:
     """Own keys: a diagonal. An earlier rank's: its head, for all. A later one's: all, for the tail."""
     sizes = RingSizes(48, 48, 3, CAUSAL, offsets=False)
+    assert kinds(sizes, 0) == [[("diagonal", 16, 16)], [("full", 8, 16)], [("full", 8, 16)]]
     assert kinds(sizes, 1) == [[("full", 16, 8)], [("diagonal", 16, 16)], [("full", 8, 16)]]
-
-
-def test_ranks_have_the_same_work() -> None:
-    sizes = RingSizes(64, 64, 4, CAUSAL, offsets=False)
-    work = [
-        sum(q * kv / (2 if kind == "diagonal" else 1) for step in kinds(sizes, rank) for kind, q, kv in step)
-        for rank in range(4)
-    ]
-    assert len(set(work)) == 1
-
-
-def test_without_a_mask_everything_is_one_full_call() -> None:
-    sizes = RingSizes(48, 24, 3, Band(None, None), offsets=False)
-    assert kinds(sizes, 2) == [[("full", 16, 8)]] * 3
-
-
-def test_blocks_outside_a_window_are_neither_computed_nor_sent() -> None:
-    sizes = RingSizes(256, 256, 8, Band(-7, 0), offsets=True)
-    assert ring_parts(sizes, 0, 4) == ()
-    assert shifts(sizes) == (0, 1, 7)  # the neighbours' chunks, on both ways
-    assert shifts(sizes._replace(band=CAUSAL)) == tuple(range(8))
+    without_mask = RingSizes(48, 24, 3, Band(None, None), offsets=False)
+    assert kinds(without_mask, 2) == [[("full", 16, 8)]] * 3
 
 
 def test_the_shapes_of_all_ranks() -> None:
-    assert shapes(RingSizes(64, 64, 2, CAUSAL, offsets=False), "p2p") == (
-        (32, 32, "diagonal"),
-        (16, 32, "full"),
-        (32, 16, "full"),
-    )
+    shorter = ((32, 32, "diagonal"), (16, 32, "full"), (32, 16, "full"))
+    assert shapes(RingSizes(64, 64, 2, CAUSAL, offsets=False), "p2p") == shorter
     assert shapes(RingSizes(64, 64, 1, CAUSAL, offsets=False), "a2a") == ((64, 64, "whole"),)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_chunks_cover_the_sequence(size: int) -> None:
-    rows = [
-        row
-        for rank in range(size)
-        for piece in chunks(12, rank, size)
-        for row in range(piece.offset, piece.offset + piece.length)
-    ]
-    assert sorted(rows) == list(range(12 * size))
+    window = RingSizes(256, 256, 8, Band(-7, 0), offsets=True)
+    assert shifts(window) == (0, 1, 7)  # the neighbours' chunks, on both ways
 
 
 @st.composite

@@ -8,7 +8,6 @@ import pytest
 
 from attnsel import AttentionParams, InvalidInput
 from attnsel.pages.can_i_use.features import FEATURES, NOT_FEATURES, find
-from attnsel.params.exchanges import EXCHANGES
 from attnsel.params.recipes import KINDS
 from attnsel.rules.features import FEATURES as CAPABILITIES
 from tables import each
@@ -33,25 +32,10 @@ def test_everything_a_record_can_list_is_asked_by_some_feature(word):
     assert any(asked(p) for asked in tests for p in QUESTIONS) == (word not in UNASKED)
 
 
-@each(
-    "field, values",
-    [
-        ("attn_mask_type", None),
-        ("core_attention_bias_type", None),
-        ("softmax_type", None),
-        ("kv_cache", None),
-        ("cp_comm_type", tuple(EXCHANGES)),
-        ("dtype", ("bf16", "fp16", "fp32", "fp64")),  # FP8 is asked by its recipe
-    ],
-)
-def test_every_value_of_a_word_is_asked(field, values):
-    if values is None:
-        values = re.findall(r"'([\w-]+)'", str(AttentionParams.model_fields[field].annotation))
-    assert set(values) <= {getattr(p, field) for p in QUESTIONS}
-
-
-def test_every_recipe_is_asked():
+def test_every_recipe_and_every_kind_of_mask_is_asked():
     assert {p.recipe.kind for p in QUESTIONS if p.fp8_attention} == set(KINDS)
+    masks = re.findall(r"'([\w-]+)'", str(AttentionParams.model_fields["attn_mask_type"].annotation))
+    assert set(masks) <= {p.attn_mask_type for p in QUESTIONS}
 
 
 def test_a_name_is_an_address_and_no_word_means_two_features():
@@ -80,8 +64,6 @@ def test_a_name_is_an_address_and_no_word_means_two_features():
 def test_a_feature_is_found_by_what_people_call_it(word, names):
     assert [feature.name for feature in find([word])] == names
 
-
-def test_several_words_are_several_features_each_once():
     assert [feature.name for feature in find(["sinks", "alibi", "sink"])] == ["sinks", "alibi"]
 
 

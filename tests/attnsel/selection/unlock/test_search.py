@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
 from attnsel.decision import _ask_about
 from attnsel.environment.versions import Version
 from attnsel.params import TensorSpec
-from attnsel.rules import REGISTRY, Rule, load_all
-from attnsel.rules.examples import question
+from attnsel.rules import Rule
 from attnsel.selection.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, changed, cost_of
 from attnsel.selection.unlock.change import grouped
 from attnsel.selection.unlock.install import needs_software, resolve
@@ -41,7 +38,6 @@ AS_IT_IS = Policy(adapt="never")  # padding is a way out where attnsel may not p
 
 def texts(name, fields=None, gpu="H100", policy=AS_IT_IS, **versions):
     selection = select(AttentionParams(**fields or {}), Environment.describe(gpu, **versions), policy=policy)
-    assert selection[name].verdict == "refused"
     return [unlock.change for unlock in ways(selection, name)]
 
 
@@ -52,7 +48,7 @@ def texts(name, fields=None, gpu="H100", policy=AS_IT_IS, **versions):
     ("seed", "count"), [(0, 40), *(pytest.param(seed, 525, marks=pytest.mark.slow) for seed in (1, 2, 3))]
 )
 def test_every_way_out_of_random_questions_keeps_its_promise(seed, count):
-    """Some have no way out, most have several."""
+    """Some have no way out, most have several. None answers another question, with a smaller head, say."""
     shown = 0
     for selection in failing_questions(seed, count):
         question = Scenario(selection.params, selection.environment, selection.policy)
@@ -62,21 +58,18 @@ def test_every_way_out_of_random_questions_keeps_its_promise(seed, count):
             assert again[unlock.candidate].eligible, unlock
             assert [c.name for c in again.ranked].index(unlock.candidate) + 1 == unlock.rank
             assert len(grouped(question, dict(unlock.changes))) <= MOST_CHANGES
-            assert_same_attention(selection.params, unlock)
+            for field, value in unlock.changes:
+                assert field not in ("window_size", "softcap", "is_training", "softmax_type", "kv_cache")
+                if field in ("head_dim_qk", "head_dim_v", "max_seqlen_q", "max_seqlen_kv"):
+                    assert value > getattr(selection.params, field)
             shown += 1
         for name in {unlock.candidate for unlock in selection.unlocks}:
             sets = [{field for field, _ in unlock.changes} for unlock in ways(selection, name)]
             assert len(sets) <= MOST_WAYS + 1
             assert not any(a < b for a in sets for b in sets), "a set that contains another one shown"
+            effects = {unlock.effect for unlock in ways(selection, name)}
+            assert "hardware" not in effects or effects <= {"hardware", "risk"}, "beside software that helps"
     assert shown > count
-
-
-def assert_same_attention(params, unlock):
-    """No head is made smaller, no window moved: that would answer another question."""
-    for field, value in unlock.changes:
-        assert field not in ("window_size", "softcap", "is_training", "softmax_type", "kv_cache")
-        if field in ("head_dim_qk", "head_dim_v", "max_seqlen_q", "max_seqlen_kv"):
-            assert value > getattr(params, field)
 
 
 # ---- nothing cheaper is missed ----------------------------------------------------------------------
@@ -100,13 +93,17 @@ def all_proposals(question, name, reasons):
 
 def brute_force(base, name, reasons):
     """All sets of one or two proposals after which the candidate is eligible, and which can be installed."""
+
+    def asked(question, name):
+        return _ask_about(name, *question)
+
     eligible, first = set(), []
     for move in all_proposals(base, name, reasons):
         try:
             after = changed(base, move)
         except InvalidInput:
             continue
-        answer = _ask_about(name, *after)
+        answer = asked(after, name)
         if answer.eligible:
             eligible.add(tuple(sorted(move.items())))
         else:
@@ -115,20 +112,17 @@ def brute_force(base, name, reasons):
         for other in all_proposals(after, name, left):
             both = {**move, **other}
             try:
-                if _ask_about(name, *changed(base, both)).eligible:
+                if asked(changed(base, both), name).eligible:
                     eligible.add(tuple(sorted(both.items())))
             except InvalidInput:
                 continue
-    return {changes for changes in eligible if can_be_installed(base, name, dict(changes))}
+    for changes in eligible:
+        software = needs_software(base, dict(changes))
+        if not software or resolve(base, name, dict(changes), lambda name, question: asked(question, name)):
+            yield changes
 
 
-def can_be_installed(base, name, changes):
-    if not needs_software(base, changes):
-        return True
-    return resolve(base, name, changes, lambda name, question: _ask_about(name, *question)) is not None
-
-
-@pytest.mark.parametrize(("seed", "count"), [(1, 8), pytest.param(2, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seed", "count"), [(1, 12), pytest.param(2, 50, marks=pytest.mark.slow)])
 def test_no_cheaper_set_is_missed(seed, count):
     compared = 0
     for selection in failing_questions(seed, count):
@@ -143,7 +137,7 @@ def test_no_cheaper_set_is_missed(seed, count):
                 full = len(shown) >= MOST_WAYS and shown[-1].cost <= cost
                 assert full or any(u.cost <= cost for u in within), (candidate.name, changes, shown, base)
                 compared += 1
-    assert compared > 2 * count
+    assert compared > count
 
 
 # ---- the order of cost ------------------------------------------------------------------------------
@@ -172,43 +166,32 @@ def test_padding_costs_less_than_a_setting_than_an_upgrade_than_a_gpu_than_a_bug
     assert costs == sorted(costs)
     assert len(set(costs)) == len(costs)
 
-
-def test_extra_work_is_a_share_of_multiplications_or_of_memory():
-    base = Scenario(AttentionParams(max_seqlen_q=16534), Environment.describe("A100"), Policy())
-    longer = cost_of(base, {"max_seqlen_q": 16576, "max_seqlen_kv": 16576})
-    assert longer == Cost(0, 0, 0, 0, pytest.approx((16576 / 16534) ** 2 - 1), 1, 0)
+    longer = cost_of(base, {"max_seqlen_q": 5120, "max_seqlen_kv": 5120})
+    assert longer == Cost(0, 0, 0, 0, pytest.approx(1.25**2 - 1), 1, 0), "a share of the multiplications"
     assert cost_of(base, {"head_dim_v": 192}).work == pytest.approx(0.25)
 
 
 # ---- texts and pastes -------------------------------------------------------------------------------
 
 
+MLA = {"head_dim_qk": 192, "head_dim_v": 128}
+PADDED = {"max_seqlen_q": 64, "max_seqlen_kv": 1000, "attn_mask_type": "padding"}
+PRE_SCALE = {"core_attention_bias_type": "pre_scale_bias", "is_training": False}
+POST_SCALE = "core_attention_bias_type pre_scale_bias → post_scale_bias (the bias times softmax_scale)"
+OLD = {"gpu": "A100", "cudnn": "8.9.7"}
+
+
 @each(
     "name, fields, machine, text",
     [
-        ("cudnn", {"head_dim_qk": 192, "head_dim_v": 128}, {"cudnn": "9.1.0"}, "upgrade cuDNN to ≥ 9.5.0"),
-        ("sdpa.flash", {"head_dim_qk": 192, "head_dim_v": 128}, {}, "pad head_dim_v 128 → 192 (+50 % V)"),
+        ("cudnn", MLA, {"cudnn": "9.1.0"}, "upgrade cuDNN to ≥ 9.5.0"),
+        ("sdpa.flash", MLA, {}, "pad head_dim_v 128 → 192 (+50 % V)"),
         ("sdpa.efficient", {"head_dim_qk": 60}, {}, "pad head_dim 60 → 64 (+6.7 % Q, K, V)"),
-        (
-            "cudnn",
-            {"max_seqlen_q": 16534},
-            {"gpu": "A100", "cudnn": "8.9.7"},
-            "round the sequence 16534 up to 16576 (+0.25 %)",
-        ),
-        (
-            "cudnn",
-            {"max_seqlen_q": 64, "max_seqlen_kv": 1000, "attn_mask_type": "padding"},
-            {"gpu": "A100", "cudnn": "8.9.7"},
-            "round max_seqlen_kv 1000 up to 1024 (+2.4 %)",
-        ),
+        ("cudnn", {"max_seqlen_q": 16534}, OLD, "round the sequence 16534 up to 16576 (+0.25 %)"),
+        ("cudnn", PADDED, OLD, "round max_seqlen_kv 1000 up to 1024 (+2.4 %)"),
         ("triton", {}, {"triton": None}, "install Triton ≥ 3.2.0"),
         ("sdpa.math", {"return_lse": True}, {}, "return_lse True → False"),
-        (
-            "cudnn",
-            {"core_attention_bias_type": "pre_scale_bias", "is_training": False},
-            {"cudnn": "9.13.0"},
-            "core_attention_bias_type pre_scale_bias → post_scale_bias (the bias times softmax_scale)",
-        ),
+        ("cudnn", PRE_SCALE, {"cudnn": "9.13.0"}, POST_SCALE),
     ],
 )
 def test_a_change_is_told_in_words(name, fields, machine, text):
@@ -218,52 +201,36 @@ def test_a_change_is_told_in_words(name, fields, machine, text):
 def test_a_mask_that_hides_nothing_may_be_dropped():
     mask = TensorSpec(shape=(2, 1, 64, 64), stride=(4096, 4096, 64, 1), dtype="bool")
     p = AttentionParams(
-        attn_mask_type="arbitrary",
-        max_seqlen_q=64,
-        tensors={"mask": mask, "mask_hides_nothing": True},
+        attn_mask_type="arbitrary", max_seqlen_q=64, tensors={"mask": mask, "mask_hides_nothing": True}
     )
     selection = select(p, Environment.describe("H100"), policy=AS_IT_IS)
-    assert selection["sdpa.flash"].verdict == "refused"
     unlock = ways(selection, "sdpa.flash")[0]
-    assert unlock.change == "drop attention_mask: it hides nothing"
-    assert unlock.effect == "exact"
+    assert (unlock.change, unlock.effect) == ("drop attention_mask: it hides nothing", "exact")
     after, env, policy = unlock.apply(p, selection.environment, selection.policy)
-    assert after.attn_mask_type == "no_mask"
-    assert after.tensors.mask is None
-    assert select(after, env, policy=policy)["sdpa.flash"].eligible
-    unknown = p.replace(tensors={"mask": mask})
-    assert not any("drop" in u.change for u in ways(select(unknown, env, policy=AS_IT_IS), "sdpa.flash"))
+    assert (after.attn_mask_type, after.tensors.mask) == ("no_mask", None)
+    unknown = select(p.replace(tensors={"mask": mask}), env, policy=policy)
+    assert not any("drop" in other.change for other in ways(unknown, "sdpa.flash"))
 
 
 def test_a_set_is_one_line_joined_by_and_and_one_torch_brings_all_of_it():
-    selection = select(
-        AttentionParams(head_dim_qk=192, head_dim_v=128), Environment.describe("H100", cudnn="9.1.0")
-    )
+    selection = select(AttentionParams(**MLA), Environment.describe("H100", cudnn="9.1.0"))
     unlock = ways(selection, "sdpa.cudnn")[0]
     assert unlock.change == "upgrade cuDNN to ≥ 9.5.1 and upgrade PyTorch to ≥ 2.8.0, below 2.9.0"
-    assert unlock.paste == "pip install 'torch==2.8.0'"
+    assert (unlock.paste, unlock.effect) == ("pip install 'torch==2.8.0'", "install")
     assert dict(unlock.install.pins)["cudnn"] == "9.10.2.21"
     assert dict(unlock.changes) == {"cudnn": Version(9, 5, 1), "torch": Version(2, 8)}
-    assert unlock.effect == "install"
-    report = selection.report()
-    assert "upgrade cuDNN to ≥ 9.5.1 and upgrade PyTorch to ≥ 2.8.0" in report
-    assert "      pip install 'torch==2.8.0'" in report
 
 
-def test_what_is_pasted_for_padding_runs():
+@each("fmt, shape", [("bshd", (2, 1000, 16, 60)), ("sbhd", (1000, 2, 16, 60)), ("bhsd", (2, 16, 1000, 60))])
+def test_what_is_pasted_for_padding_runs(fmt, shape):
     torch = pytest.importorskip("torch")
-    for fmt, shape in (("bshd", (2, 1000, 16, 60)), ("sbhd", (1000, 2, 16, 60)), ("bhsd", (2, 16, 1000, 60))):
-        p = AttentionParams(qkv_layout=fmt, batch_size=2, max_seqlen_q=1000, head_dim_qk=60)
-        unlock = next(
-            u
-            for u in ways(select(p, Environment.describe("A100", cudnn="8.9.7"), policy=AS_IT_IS), "cudnn")
-            if "max_seqlen_q" in dict(u.changes) and "head_dim_qk" in dict(u.changes)
-        )
-        space = {"torch": torch, "x": torch.ones(shape, device="meta")}
-        for line in unlock.paste.splitlines():
-            exec(line, space)
-        expected = [{1000: 1024, 60: 64}.get(n, n) for n in shape]
-        assert list(space["x"].shape) == expected
+    p = AttentionParams(qkv_layout=fmt, batch_size=2, max_seqlen_q=1000, head_dim_qk=60)
+    found = ways(select(p, Environment.describe("A100", cudnn="8.9.7"), policy=AS_IT_IS), "cudnn")
+    unlock = next(u for u in found if {"max_seqlen_q", "head_dim_qk"} <= dict(u.changes).keys())
+    space = {"torch": torch, "x": torch.ones(shape, device="meta")}
+    for line in unlock.paste.splitlines():
+        exec(line, space)
+    assert list(space["x"].shape) == [{1000: 1024, 60: 64}.get(n, n) for n in shape]
 
 
 # ---- versions ---------------------------------------------------------------------------------------
@@ -281,29 +248,6 @@ def test_a_version_that_meets_a_bug_is_not_offered():
     assert offers == [Version(9, 10, 2)]
 
 
-load_all()
-NEEDS = re.compile(r"\b(?:needs?|from) (cuDNN|PyTorch|Triton|cudnn-frontend) (\d+(?:\.\d+)+)")
-COMPONENT = {"cuDNN": "cudnn", "PyTorch": "torch", "Triton": "triton", "cudnn-frontend": "cudnn_frontend"}
-
-
-NAMED = [rule for rule in REGISTRY.rules.values() if NEEDS.search(rule.title) and rule.code != "SDPA313"]
-
-
-@pytest.mark.parametrize(
-    "rules", [NAMED[::5], pytest.param(NAMED, marks=pytest.mark.slow)], ids=["some", "all"]
-)
-def test_no_release_is_offered_below_the_one_that_the_reason_names(rules):
-    """They stand below each other: "Attention sinks need cuDNN 9.13.0", "upgrade cuDNN to ≥ 9.13.0"."""
-    for rule in rules:
-        name, release = NEEDS.search(rule.title).groups()
-        selection = select(*question(rule, rule.fires_on), policy=AS_IT_IS)
-        assert any(rule.code == reason.code for reason in selection[rule.candidates[0]].reasons)
-        for unlock in selection.unlocks:
-            offered = dict(unlock.changes).get(COMPONENT[name])
-            if unlock.candidate in rule.candidates and offered is not None:
-                assert offered >= Version.parse(release), unlock.change
-
-
 # ---- hardware, casts, policy ------------------------------------------------------------------------
 
 
@@ -313,10 +257,8 @@ def test_a_wish_for_determinism_is_lifted_with_the_parameter():
     lifted = [u for u in selection.unlocks if "policy.deterministic" in dict(u.changes)]
     assert lifted
     for unlock in lifted:
-        q, env2, policy = unlock.apply(p, env, Policy(deterministic=True))
-        assert not policy.deterministic
+        assert not unlock.apply(p, env, Policy(deterministic=True))[2].deterministic
         assert "ATTNSEL_DETERMINISTIC=0" in unlock.change
-        assert select(q, env2, policy=policy)[unlock.candidate].eligible
 
 
 def test_what_refused_when_it_ran_has_no_way_out_that_anyone_knows():
@@ -331,10 +273,3 @@ def test_where_no_software_helps_the_nearest_gpu_is_named():
     assert dict(unlock.changes) == {"gpu": "A10"}
     _, env, _ = unlock.apply(AttentionParams(), Environment.describe("T4"), Policy())
     assert (env.arch, env.detected) == (86, False)
-
-
-def test_a_gpu_is_never_offered_beside_software_that_helps():
-    for selection in failing_questions(6, 20):
-        for name in {u.candidate for u in selection.unlocks}:
-            effects = [u.effect for u in ways(selection, name)]
-            assert "hardware" not in effects or set(effects) <= {"hardware", "risk"}

@@ -133,7 +133,7 @@ def choose(r: Release, c: Case) -> Choice:
     against: dict[str, str] = {}
     kernels = order(r, c)
     for kernel in kernels:
-        lines = [line for line, failed in _CHECKS[kernel](r, c) if failed] if kernel in _CHECKS else []
+        lines = [line for line, failed in CHECKS[kernel](r, c) if failed] if kernel in CHECKS else []
         if kernel in c.off:
             lines.insert(0, "turned off")
         if lines:
@@ -298,4 +298,4 @@ def _limit(r: Release, c: Case) -> int:
     return 192 if server and c.cudnn > 91099 and deepseek else 128
 
 
-_CHECKS = {"flash": flash, "mem_efficient": efficient, "cudnn": cudnn}
+CHECKS = {"flash": flash, "mem_efficient": efficient, "cudnn": cudnn}

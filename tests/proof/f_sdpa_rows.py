@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from f_sdpa_chooser import Case, Release
+from f_sdpa_chooser import RELEASES, Case, Release
 
 FULL = ((2, 16, 512, 512), "bool", False)
 
@@ -108,6 +108,13 @@ class Row(NamedTuple):
     taken: str
     line: str
     late: bool = False
+
+    def releases(self) -> list[Release]:
+        return [
+            release
+            for release in RELEASES
+            if self.since <= release < self.before and not (self.late and release == (2, 5, 0))
+        ]
 
 
 _ALL = (2, 2, 0)
