@@ -7,9 +7,9 @@ between releases: windows, layouts, refusals (in other words), and what no kerne
 tensors count as CUDA ones of architecture ``arch``. Nothing of attnsel is used.
 
 Sources: flash_attn_interface.py and csrc/flash_attn/flash_api.cpp of each version (lines: v2.8.3); hopper/
-flash_attn_interface.py and flash_api.cpp (v2.8.3, and 0251105a for 3.0.0); flash_attn/cute/interface.py of the
-wheels (lines: 4.0.0b36). Not there, and refused where it is asked for: fp8, splits, qv, top-k gathers,
-score_mod, mask_mod, block sparsity, flash_attn_combine, scheduler metadata.
+flash_attn_interface.py and flash_api.cpp (v2.8.3, and 0251105a for 3.0.0); flash_attn/cute/interface.py of
+the wheels (lines: 4.0.0b36). Not there, and refused where it is asked for: caches (see tests/proof), fp8,
+splits, qv, top-k gathers, score_mod, mask_mod, block sparsity, flash_attn_combine, scheduler metadata.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from packaging.version import Version
 from torch import Tensor
 from torch.nn.functional import pad
 
-from emulated_flash_math import Masked, backward, forward, last_stride_one, paged, rotated, unwritten
+from emulated_flash_math import Masked, backward, forward, last_stride_one, paged
 
 RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "flash_signatures.json").read_text())
 VERSIONS = {generation: tuple(releases) for generation, releases in RECORD.items()}
@@ -86,15 +87,8 @@ class Call:
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
     seqused_q: Tensor | None = None
-    seqused_k: Tensor | None = None  # with k_new: rows before these
-    leftpad_k: Tensor | None = None
+    seqused_k: Tensor | None = None
     pages: Tensor | None = None
-    entries: Tensor | None = None  # of a cache, one per sequence
-    k_new: Tensor | None = None
-    v_new: Tensor | None = None
-    rotary_cos: Tensor | None = None
-    rotary_sin: Tensor | None = None
-    rotary_interleaved: bool = True
 
     @property
     def batch(self) -> int:
@@ -116,10 +110,8 @@ class Call:
         return slice(start, end if self.seqused_q is None else start + int(self.seqused_q[n]))
 
     def keys(self, n: int) -> Any:
-        """Where the keys of sequence n lie in k, those that are new among them."""
-        first = 0 if self.leftpad_k is None else int(self.leftpad_k[n])
-        new = 0 if self.k_new is None else self.k_new.shape[1]
-        return self.places(n, first, self.used(n) + new)
+        """Where the keys of sequence n lie in k."""
+        return self.places(n, 0, self.used(n))
 
     def used(self, n: int) -> int:
         if self.seqused_k is not None:
@@ -136,20 +128,15 @@ class Call:
         if self.cu_seqlens_k is not None:
             start = int(self.cu_seqlens_k[n])
             return (slice(start + first, start + last),)
-        assert last <= self.k.shape[1], "past the cache: memory of others"
-        return n if self.entries is None else int(self.entries[n]), slice(first, last)
+        return n, slice(first, last)
 
 
 RENAMED = {
     "window_size_left": "left", "window_size_right": "right", "is_causal": "causal",
     "attention_chunk": "chunk", "learnable_sink": "sink", "block_table": "pages", "page_table": "pages",
-    "kv_batch_idx": "entries", "sequed_q": "seqused_q", "sequed_k": "seqused_k", "lse": "softmax_lse",
+    "sequed_q": "seqused_q", "sequed_k": "seqused_k", "lse": "softmax_lse",
 }  # fmt: skip
 OF_BACKWARD = ("dout", "out", "softmax_lse", "dq", "dk", "dv", "rng_state", "dlse", "deterministic")
-OF_CACHE = {
-    "k": "k_new", "v": "v_new", "k_cache": "k", "v_cache": "v", "cache_seqlens": "seqused_k",
-    "cache_leftpad": "leftpad_k", "cache_batch_idx": "kv_batch_idx", "rotary_seqlens": "seqlens_rotary",
-}  # fmt: skip
 
 
 # ---- what the generations share -----------------------------------------------------------------------
@@ -159,9 +146,16 @@ class Release:
     """One release on one architecture. ``functions``: the recorded ones by name."""
 
     generation: int
+    calls: type[Call] = Call
     error: type[Exception] = RuntimeError
     no_keys = -math.inf  # the log-sum-exp of a row without keys
     forward_name, backward_name = "_flash_attn_{}forward", "_flash_attn_{}backward"
+    # Of each generation: the half-private functions, what public ones return, scores, and checks of its own.
+    _forward: Callable[..., tuple[Any, ...]]
+    _backward: Callable[..., Any]
+    returned: Callable[..., Any]
+    masked: Callable[[Call, int], Masked]
+    check_call: Callable[[Call], None]
 
     def __init__(self, version: str, arch: int) -> None:
         self.name, self.version, self.arch = version, Version(version), arch
@@ -191,10 +185,8 @@ class Release:
         return function
 
     def _act(self, name: str) -> Callable[[dict[str, Any]], Any]:
-        if name in ("flash_attn_combine", "get_scheduler_metadata"):
+        if name in ("flash_attn_with_kvcache", "flash_attn_combine", "get_scheduler_metadata"):
             return functools.partial(self._missing, name)
-        if name == "flash_attn_with_kvcache":
-            return self._with_cache
         if name.startswith("flash_attn_"):
             return functools.partial(self._public, name)
         back = "backward" in name or "bwd" in name
@@ -210,7 +202,7 @@ class Release:
         known, others = {}, dict.fromkeys(also)
         for name, value in given.items():
             field = RENAMED.get(name, name)
-            if field in Call.__dataclass_fields__:
+            if field in self.calls.__dataclass_fields__:
                 known[field] = value
             elif field in also:
                 others[field] = value
@@ -220,13 +212,19 @@ class Release:
                 self.check(value <= 1, "splits are not emulated")
             elif value is not None and value != parameters[name].default:
                 self._missing(name)
-        for name in ("q", "k", "v"):
-            if known[name] is None:
-                self._missing(f"call without {name}")
-            known[name] = last_stride_one(known[name])
-        return Call(**known), others
+        known |= {name: last_stride_one(known[name]) for name in ("q", "k", "v")}
+        call = self.calls(**known)
+        self.check_tensors(call)
+        self.check_shapes(call)
+        self.check_call(call)
+        return call, others
 
     # ---- both halves ----
+
+    def unwritten(self, call: Call) -> tuple[Tensor, Tensor]:
+        """out and lse of what must not be read."""
+        out = call.q.new_full((*call.q.shape[:-1], call.v.shape[-1]), math.nan)
+        return out, torch.full(self.lse_shape(call), math.nan)
 
     @torch.no_grad()
     def attend(self, call: Call, out: Tensor, lse: Tensor | None, kept: Any = None) -> None:
@@ -234,7 +232,7 @@ class Release:
         most = call.longest[0]
         for n in range(call.batch):
             rows = call.rows(n)
-            q = self.appended(call, n, call.q[self.at(call, n, rows)])
+            q = self.queries(call, n, call.q[self.at(call, n, rows)])
             k, v = (t[call.keys(n)] for t in (call.k, call.v))
             made = forward(q, k, v, self.masked(call, n), self.keep(call, n, len(q), len(k)))
             out[self.at(call, n, rows)][:most] = made.out.to(out.dtype)[:most]
@@ -287,28 +285,14 @@ class Release:
     def keep(self, call: Call, n: int, rows: int, keys: int) -> Tensor | None:
         return None
 
-    def masked(self, call: Call, n: int) -> Masked:
-        raise NotImplementedError
-
-    def appended(self, call: Call, n: int, q: Tensor) -> Tensor:
-        """The queries, rotated where that is asked for, after the new keys are in the cache."""
-        if call.k_new is None or call.v_new is None:
-            return q
-        k, end = call.k_new[n], call.used(n)
-        if call.rotary_cos is not None and call.rotary_sin is not None:
-            angles, how = (call.rotary_cos, call.rotary_sin), self.masked(call, n)
-            moving = how.left is not None or how.right is not None or how.chunk > 0
-            k = rotated(k, *angles, end + torch.arange(len(k)), call.rotary_interleaved)
-            q = rotated(q, *angles, end + torch.arange(len(q)) * moving, call.rotary_interleaved)
-        at = call.places(n, end, end + len(k))
-        call.k[at], call.v[at] = k, call.v_new[n]
+    def queries(self, call: Call, n: int, q: Tensor) -> Tensor:
+        """As they are multiplied with the keys; those with a cache (tests/proof) are rotated."""
         return q
 
     # ---- checks ----
 
     def check_tensors(self, call: Call, **more: Tensor | None) -> None:
-        named = {"q": call.q, "k": call.k, "v": call.v, "k_new": call.k_new, "v_new": call.v_new, **more}
-        for name, t in named.items():
+        for name, t in {"q": call.q, "k": call.k, "v": call.v, **more}.items():
             if t is not None:
                 self.check(t.dtype in (torch.float16, torch.bfloat16), f"{name}: fp16 and bf16 alone")
                 self.check(t.dtype == call.q.dtype, f"{name} must have q's dtype")
@@ -325,32 +309,17 @@ class Release:
         if table is not None:
             check(table.dtype == torch.int32 and table.stride(-1) == 1, "pages: int32, contiguous")
             check(table.dim() == 2 and len(table) == batch, "pages must have shape (batch, ...)")
-        elif call.entries is None:
+        else:
             entries = len(k) if call.cu_seqlens_k is None else call.cu_seqlens_k.numel() - 1
             check(batch == entries, "k's batch must be q's")
-        for name in (
-            "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "entries",
-        ):  # fmt: skip
+        for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"):
             t = getattr(call, name)
             if t is not None:
                 check(t.dtype == torch.int32 and t.is_contiguous(), f"{name} must be int32 and contiguous")
                 check(t.shape == (batch + name.startswith("cu"),), f"{name}: shape")
 
-    def check_new(self, call: Call) -> None:
-        new, cos, sin, check = call.k_new, call.rotary_cos, call.rotary_sin, self.check
-        if new is not None:
-            check(call.v_new is not None and call.seqused_k is not None, "new keys need values and lengths")
-            rows, keys = call.longest
-            check(rows <= keys, "more queries than the cache has rows")
-            check(new.shape == call.v_new.shape == (call.batch, new.shape[1], *call.k.shape[-2:]), "k: shape")
-        if cos is not None:
-            check(new is not None and sin is not None, "rotary needs new keys, and sin")
-            check(2 * cos.shape[1] <= call.q.shape[-1] and cos.shape[1] % 8 == 0, "rotary_dim")
-            check(cos.shape == sin.shape and len(cos) >= call.longest[1], "cos, sin: shape")
-            check(cos.dtype == sin.dtype == call.q.dtype, "cos, sin: dtype")
-            check(cos.is_contiguous() and sin.is_contiguous(), "cos and sin must be contiguous")
-
     def check_gradients(self, call: Call, given: dict[str, Any]) -> None:
+        given |= {name: last_stride_one(given[name]) for name in ("out", "dout")}
         lse, check = given["softmax_lse"], self.check
         self.check_tensors(call, **{name: given[name] for name in ("out", "dout", "dq", "dk", "dv")})
         for name in ("out", "dout"):
@@ -376,11 +345,8 @@ class Release:
         if self.name == "3.0.0b1+early" and "qkv" in given:
             raise TypeError("six arguments without a default are missing: it is broken in this release")
         if "cu_seqlens" in given:  # one for both
-            for side in "qk":
-                given[f"cu_seqlens_{side}"], given[f"max_seqlen_{side}"] = (
-                    given["cu_seqlens"],
-                    given["max_seqlen"],
-                )
+            given |= {name: given[name[:-2]] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+            given |= {name: given[name[:-2]] for name in ("max_seqlen_q", "max_seqlen_k")}
         q, k, v = self._parts(given)
         if given["softmax_scale"] is None:
             given["softmax_scale"] = q.shape[-1] ** -0.5
@@ -401,31 +367,6 @@ class Release:
             if name in given:
                 parts += given[name].unbind(-3) if name in ("qkv", "kv") else [given[name]]
         return parts
-
-    def returned(self, given: dict[str, Any], out: Tensor, lse: Any, s_dmask: Any) -> Any:
-        raise NotImplementedError
-
-    def _with_cache(self, given: dict[str, Any]) -> Any:
-        for name in ("k_cache", "v_cache"):
-            assert given[name].stride(-1) == 1, "caches must have a contiguous last dimension"
-        if given["softmax_scale"] is None:
-            given["softmax_scale"] = given["q"].shape[-1] ** -0.5
-        if isinstance(given["cache_seqlens"], int):
-            newer = self.since("2.8.4" if self.generation == 2 else "3.0.0")
-            rows = len(given["q" if newer else "k_cache"])
-            given["cache_seqlens"] = torch.full((rows,), given["cache_seqlens"], dtype=torch.int32)
-        wanted = given.pop("return_softmax_lse", False)
-        out, *more = self._over_cache({OF_CACHE.get(name, name): value for name, value in given.items()})
-        return (out, *more) if wanted else out
-
-    def _over_cache(self, given: dict[str, Any]) -> tuple[Any, ...]:
-        raise NotImplementedError
-
-    def _forward(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
-        raise NotImplementedError
-
-    def _backward(self, name: str, given: dict[str, Any]) -> Any:
-        raise NotImplementedError
 
 
 class Attention(torch.autograd.Function):
@@ -477,11 +418,10 @@ class Two(Release):
 
     def _forward(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
         call, more = self.call(name, given, "return_softmax", "zero_tensors")
-        self._check(call)
         rows, keys = call.longest
         self.check(not more["return_softmax"] or call.dropout_p > 0, "return_softmax needs dropout")
         self.check(rows > 0 or keys == 0, "CUDA error: invalid configuration argument")
-        out, lse = unwritten(call.q), torch.full(self.lse_shape(call), math.nan)
+        out, lse = self.unwritten(call)
         self.state = torch.randint(0, 2**31, (2,)) if call.dropout_p else torch.full((2,), -1)
         s_dmask = call.q.new_empty(0) if self.since("2.7") else None
         if more["return_softmax"]:
@@ -505,8 +445,6 @@ class Two(Release):
 
     def _backward(self, name: str, given: dict[str, Any]) -> Any:
         call, more = self.call(name, given, *OF_BACKWARD, "zero_tensors")
-        self._check(call)
-        more |= {half: last_stride_one(more[half]) for half in ("out", "dout")}
         self.check_gradients(call, more)
         self.check(call.longest[1] > 0, "CUDA error: invalid configuration argument")
         self.state = more["rng_state"]
@@ -517,16 +455,6 @@ class Two(Release):
         made, _ = self.differentiate(call, more, 0.0 if zeros else math.nan)
         softmax_d = torch.full_like(more["softmax_lse"], math.nan)  # nothing to rely on
         return softmax_d if self.since("2.7") else (*made, softmax_d)
-
-    def _over_cache(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        call, _ = self.call("flash_attn_with_kvcache", given)
-        self._check(call)
-        self.check_new(call)
-        indexed = call.entries is not None or call.leftpad_k is not None
-        self.check(call.pages is None or not indexed, "pages with another index")
-        out, lse = unwritten(call.q), torch.full(self.lse_shape(call), math.nan)
-        self.attend(call, out, lse)
-        return out, lse
 
     def returned(self, given: dict[str, Any], out: Tensor, lse: Any, s_dmask: Any) -> Any:
         return (out, lse, s_dmask) if given["return_attn_probs"] else out
@@ -582,15 +510,13 @@ class Two(Release):
         drawn = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed))
         return (drawn <= math.floor((1 - call.dropout_p) * 255)).double() / (1 - call.dropout_p)
 
-    def _check(self, call: Call) -> None:
+    def check_call(self, call: Call) -> None:
         newer, slopes = self.since("2.7"), call.alibi_slopes
         self.check(self.arch >= 80 if newer else self.arch // 10 == 8 or self.arch == 90, "Ampere or newer")
         # From 2.7 operators of torch: their schema's types.
         self.check(type(call.left) is type(call.right) is int, "window: an int was expected")
         self.check(all(type(most) is int for most in call.longest), "max_seqlen: an int was expected")
         self.check(call.softmax_scale is not None, "softmax_scale: a float was expected")
-        self.check_tensors(call)
-        self.check_shapes(call)
         self.check(call.batch > 0, "the batch must not be empty")
         self.check(call.k.shape == call.v.shape, "k and v must have one shape")
         self.check(call.q.shape[-1] <= 256, "the head dimension is at most 256")
@@ -600,7 +526,6 @@ class Two(Release):
             self.check(len(call.q) == call.batch, "shape is invalid for input of this size")
         if call.pages is not None:
             self.check(call.k.shape[1] % 256 == 0, "a page must have a multiple of 256 rows")
-            self.check(call.cu_seqlens_k is None or call.leftpad_k is None, "leftpad_k with pages")
         if slopes is not None:
             shapes = ((call.q.shape[-2],), (call.batch, call.q.shape[-2]))
             self.check(slopes.dtype == torch.float32 and slopes.stride(-1) == 1, "alibi_slopes: fp32")
@@ -616,15 +541,12 @@ class Three(Release):
 
     def _forward(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
         call, _ = self.call(name, given)
-        self._check(call)
-        self.check_new(call)
         d, e = call.q.shape[-1], call.v.shape[-1]
         if d != e:  # flash_api.cpp:747
             fits = (128 < d <= 192 and 96 < e <= 128) or (d <= 64 and e <= 512)
             self.check(fits and self.arch // 10 == 9, "this head dimension of v is not supported with q's")
-        out = torch.full((*call.q.shape[:-1], e), math.nan, dtype=call.q.dtype)
-        lse = torch.full(self.lse_shape(call), math.nan)
-        if call.k.numel() == 0 and call.k_new is None:  # not the kernels' -inf (flash_api.cpp:1142)
+        out, lse = self.unwritten(call)
+        if call.k.numel() == 0:  # not the kernels' -inf (flash_api.cpp:1142)
             out.zero_()
             lse.fill_(math.inf)
         else:
@@ -633,18 +555,12 @@ class Three(Release):
 
     def _backward(self, name: str, given: dict[str, Any]) -> Any:
         call, more = self.call(name, given, *OF_BACKWARD)
-        self._check(call)
-        more |= {half: last_stride_one(more[half]) for half in ("out", "dout")}
         self.check_gradients(call, more)
         wide = max(call.q.shape[-1], call.v.shape[-1]) > 192
         self.check(not (self.since("3.0.0") and more["deterministic"] and wide), "deterministic above 192")
         made, _ = self.differentiate(call, more, math.nan)
         softmax_d = torch.full_like(more["softmax_lse"], math.nan)  # nothing to rely on
         return softmax_d if self.since("3.0.0") else (*made, softmax_d)
-
-    def _over_cache(self, given: dict[str, Any]) -> tuple[Any, ...]:
-        made: tuple[Any, ...] = self.functions[self.forward_name](**self.told(self.forward_name, given))
-        return made
 
     def returned(self, given: dict[str, Any], out: Tensor, lse: Any, s_dmask: Any) -> Any:
         return (out, lse) if given.get("return_attn_probs", self.name == "3.0.0b1+early") else out
@@ -659,11 +575,9 @@ class Three(Release):
         sides = [None if side < 0 else side for side in (left, right)]
         return Masked(scale, *sides, softcap=call.softcap, chunk=call.chunk)
 
-    def _check(self, call: Call) -> None:
+    def check_call(self, call: Call) -> None:
         self.check(self.arch >= 80, "Ampere or newer")
         self.check(type(call.left) is type(call.right) is int, "window: an int was expected")
-        self.check_tensors(call)
-        self.check_shapes(call)
         self.check(call.pages is None or call.cu_seqlens_k is None, "pages with cu_seqlens_k")
         self.check(None not in call.longest, "cu_seqlens without max_seqlen")
         self.check(call.q.shape[-1] <= 256 and call.v.shape[-1] <= 512, "the head dimension is at most 256")
@@ -686,12 +600,10 @@ class Four(Release):
     def _forward(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
         call, more = self.call(name, given, "return_lse")
         self.check(self.arch // 10 in (8, 9, 10, 11, 12), "this architecture is not supported")
-        self._check(call)
         trained = (call.q, call.k, call.v, *([call.sink] if self.later else []))
-        sink, lse = call.sink, None
-        out = torch.full((*call.q.shape[:-1], call.v.shape[-1]), math.nan, dtype=call.q.dtype)
-        if more["return_lse"] or any(t is not None and t.requires_grad for t in trained):
-            lse = torch.full(self.lse_shape(call), math.nan)
+        sink, (out, lse) = call.sink, self.unwritten(call)
+        if not (more["return_lse"] or any(t is not None and t.requires_grad for t in trained)):
+            lse = None
 
         def spoilt(n: int, made: Any) -> None:
             if sink is not None and lse is not None and not self.later:  # -inf + inf (softmax.py:212)
@@ -710,10 +622,8 @@ class Four(Release):
 
     def _backward(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
         call, more = self.call(name, given, *OF_BACKWARD)
-        more |= {half: last_stride_one(more[half]) for half in ("out", "dout")}
         families = (9, 10, 11, 12) if call.sink is None else (9, 10, 11)
         self.check(self.arch // 10 in families, "backward: this architecture is not supported")
-        self._check(call)
         self.check(call.softcap is not None, "softcap: None is taken for a cap here")
         self.check_gradients(call, more)
         dlse, lse = more["dlse"], more["softmax_lse"]
@@ -740,10 +650,8 @@ class Four(Release):
         scale = call.q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale
         return Masked(scale, left, right, call.softcap or 0.0, sink=call.sink)
 
-    def _check(self, call: Call) -> None:
+    def check_call(self, call: Call) -> None:
         d, e, sink, family = call.q.shape[-1], call.v.shape[-1], call.sink, self.arch // 10
-        self.check_tensors(call)
-        self.check_shapes(call)
         self.check(call.pages is None or call.cu_seqlens_k is None, "page_table with cu_seqlens_k")
         if sink is not None:
             dtypes = (torch.float16, torch.bfloat16, torch.float32) if self.later else (torch.bfloat16,)
@@ -838,30 +746,27 @@ def installed(generation: int, version: str, arch: int = 90) -> Iterator[dict[st
     the second of them joins the first's module."""
     modules = package(generation, version, arch)
     tops = sorted({name.partition(".")[0] for name in modules})
-    family = tuple(f"{top}." for top in tops)
-    before = {name: m for name, m in sys.modules.items() if name in tops or name.startswith(family)}
-    cute = getattr(before.get("flash_attn"), "cute", None)
-    shared = generation == 4 and "flash_attn" in before
-    if shared:
-        before["flash_attn"].cute = modules["flash_attn.cute"]  # type: ignore[attr-defined]
-        modules["flash_attn"] = before["flash_attn"]
+    before = {name: m for name, m in sys.modules.items() if name.partition(".")[0] in tops}
+    there, joins = before.get("flash_attn"), generation == 4 and "flash_attn" in before
+    cute = getattr(there, "cute", None)
+    if joins:
+        modules["flash_attn"] = there  # type: ignore[assignment]
     elif generation == 2 and cute is not None:
         modules["flash_attn"].cute = cute  # type: ignore[attr-defined]
     for name in before:
-        if not shared and not (cute is not None and name.startswith("flash_attn.cute")):
+        if not joins and not (cute is not None and name.startswith("flash_attn.cute")):
             del sys.modules[name]
     # Without what tells two sources of one version apart here ("3.0.0b1+early").
     found = Found(distribution(generation, version), version.split("+")[0], tops)
-    sys.modules.update(modules)
-    sys.meta_path.insert(0, found)  # type: ignore[arg-type]
-    try:
-        yield modules
-    finally:
-        sys.meta_path.remove(found)  # type: ignore[arg-type]
-        for name in [name for name in sys.modules if name in tops or name.startswith(family)]:
-            del sys.modules[name]
-        sys.modules.update(before)
-        if shared and cute is None:
-            del before["flash_attn"].cute
-        elif shared:
-            before["flash_attn"].cute = cute  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as stack:
+        if joins:
+            stack.enter_context(patch.object(there, "cute", modules["flash_attn.cute"], create=True))
+        sys.modules.update(modules)
+        sys.meta_path.insert(0, found)  # type: ignore[arg-type]
+        try:
+            yield modules
+        finally:
+            sys.meta_path.remove(found)  # type: ignore[arg-type]
+            for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+                del sys.modules[name]
+            sys.modules.update(before)

@@ -14,8 +14,8 @@ import torch
 
 import attnsel
 from attnsel import flash_attn
-from attnsel.flash_attn import flash_attn_func, flash_attn_varlen_func
-from flash_reference import DENSE, VARLEN, cumulative
+from attnsel.flash_attn import flash_attn_func
+from flash_reference import DENSE, VARLEN
 
 INF = float("inf")
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -27,7 +27,9 @@ FEATURES: list[dict[str, Any]] = [
     {"window": (4, 3)},
     {"window": (3, -1)},
     {"causal": True, "window": (5, 9)},
-    {"window": (1000, 1000)},
+    {"causal": True, "lens_k": [9, 9]},  # rows without keys: 0, and +inf
+    {"window": (1, -1), "lens_k": [7, 7]},  # beside a left bound the right one is as wide as the keys
+    {"window": (1000, 1000), "heads_first": True},
     {"softcap": 1.3},
     {"alibi": "h"},
     {"alibi": "b h", "causal": True, "dtype": "bfloat16"},
@@ -52,12 +54,15 @@ def right(given: dict[str, Any]) -> None:
 
 
 def test_every_feature_on_the_cpu() -> None:
-    """Every feature through one function, and each of the others with those that it could mix up."""
+    """Every feature through one function, and each of the others with those that it could mix up. Without lse
+    the output comes alone; rows behind the last sequence are 0."""
     for changes in FEATURES:
         right(case("flash_attn_func", **changes))
     for function in (*DENSE[1:], *VARLEN):
         for changes in ({"window": (3, -1)}, {"alibi": "b h", "causal": True}, MIXED):
             right(case(function, **changes))
+        for lse in (True, False):
+            right(case(function, lse=lse, tail=6 * (function in VARLEN)))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is missing")
@@ -89,23 +94,6 @@ def test_arguments_by_position_and_as_tensors() -> None:
     assert by_name[2].shape == (0,)
 
 
-def test_rows_without_keys_are_zero_with_an_lse_of_plus_infinity() -> None:
-    q, k = torch.randn(1, 5, 2, 16).half(), torch.randn(1, 2, 2, 16).half()
-    out, lse, _ = flash_attn_func(q, k, k, causal=True, return_attn_probs=True)
-    assert (out[:, :3] == 0).all()
-    assert (out[:, 3:] != 0).any(-1).all()
-    assert (lse[..., :3] == INF).all()
-    assert lse[..., 3:].isfinite().all()
-
-
-def test_an_open_right_side_beside_a_left_bound_is_as_wide_as_the_keys() -> None:
-    """As in the package; it shows with many more queries than keys: row i sees j <= i + 2 s_k - s_q."""
-    q, k = torch.zeros(1, 8, 1, 16).half(), torch.zeros(1, 2, 1, 16).half()
-    out = flash_attn_func(q, k, torch.eye(2, 16)[None, :, None].half(), window_size=(1, -1))
-    seen = [(row[:2] > 0).tolist() for row in out[0, :, 0]]
-    assert seen == [[i + 2 * 2 - 8 >= j >= i + 2 - 8 - 1 for j in range(2)] for i in range(8)]
-
-
 def test_s_dmask_is_what_the_package_documents() -> None:
     """Rounded to 128, negative where dropped, normalised as the package does: block maxima from the right.
     Exact under autocast too: its scores stay in float32, where in bfloat16 they would be off by 0.4 %."""
@@ -130,20 +118,10 @@ def test_s_dmask_is_what_the_package_documents() -> None:
     torch.testing.assert_close(normalised, scores.softmax(-1), rtol=2e-3, atol=1e-5)
 
 
-def test_tensors_that_are_not_contiguous() -> None:
-    """Heads before rows, and a last dimension with gaps."""
-    right(case("flash_attn_func", causal=True, heads_first=True))
+def test_a_last_dimension_with_gaps_is_copied() -> None:
     q, k, v = flash_calls.make(case("flash_attn_func")).leaves.values()
     gaps = [torch.stack([t, t + 1], -1).flatten(-2)[..., ::2] for t in (q, k, v)]
     assert torch.allclose(flash_attn_func(*gaps), flash_attn_func(q, k, v), atol=2e-3)
-
-
-def test_rows_behind_the_last_sequence_are_zero() -> None:
-    p = flash_calls.make(case("flash_attn_varlen_func", lens_q=[19, 30], lens_k=[33, 11], tail=6))
-    assert flash_calls.wrong_in(p, flash_calls.carried_out(p)) == ""
-    q, k, v = p.leaves.values()
-    out = flash_attn_varlen_func(q, k, v, cumulative([19, 30]), cumulative([33, 11]), 30, 33)
-    assert (out[49:] == 0).all()
 
 
 def test_torch_compile_in_one_graph() -> None:
