@@ -20,6 +20,12 @@ OF_CACHE = {
     "cache_leftpad": "leftpad_k", "cache_batch_idx": "kv_batch_idx", "rotary_seqlens": "seqlens_rotary",
 }  # fmt: skip
 RENAMED["kv_batch_idx"] = "entries"
+# What flash_attn_interface of 3.0.0b1 has without a default.
+EVERY = (
+    "k_new", "v_new", "qv", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "seqused_k",
+    "max_seqlen_q", "max_seqlen_k", "page_table", "kv_batch_idx", "leftpad_k", "rotary_cos", "rotary_sin",
+    "seqlens_rotary", "q_descale", "k_descale", "v_descale",
+)  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from emulated_flash_attn import EVERY
+from emulated_flash_caches import EVERY
 from emulated_flash_cases import OF_FOUR, OF_THREE, OF_TWO, drawn, expected, functions, near
 from flash_reference import cumulative, one_sequence
 

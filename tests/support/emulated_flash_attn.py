@@ -39,12 +39,6 @@ from emulated_flash_math import Masked, backward, forward, last_stride_one, page
 
 RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "flash_signatures.json").read_text())
 VERSIONS = {generation: tuple(releases) for generation, releases in RECORD.items()}
-# What flash_attn_interface of 3.0.0b1 has without a default.
-EVERY = (
-    "k_new", "v_new", "qv", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "seqused_k",
-    "max_seqlen_q", "max_seqlen_k", "page_table", "kv_batch_idx", "leftpad_k", "rotary_cos", "rotary_sin",
-    "seqlens_rotary", "q_descale", "k_descale", "v_descale",
-)  # fmt: skip
 
 
 def signature(generation: int, version: str, function: str) -> inspect.Signature:
@@ -592,10 +586,7 @@ class Four(Release):
     generation = 4
     error = AssertionError
     forward_name, backward_name = "_flash_attn_fwd", "_flash_attn_bwd"
-
-    @property
-    def later(self) -> bool:
-        return self.since("4.0.0b36")
+    later = property(lambda self: self.since("4.0.0b36"))
 
     def _forward(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
         call, more = self.call(name, given, "return_lse")
@@ -750,7 +741,7 @@ def installed(generation: int, version: str, arch: int = 90) -> Iterator[dict[st
     there, joins = before.get("flash_attn"), generation == 4 and "flash_attn" in before
     cute = getattr(there, "cute", None)
     if joins:
-        modules["flash_attn"] = there  # type: ignore[assignment]
+        modules["flash_attn"] = there
     elif generation == 2 and cute is not None:
         modules["flash_attn"].cute = cute  # type: ignore[attr-defined]
     for name in before:
@@ -762,11 +753,11 @@ def installed(generation: int, version: str, arch: int = 90) -> Iterator[dict[st
         if joins:
             stack.enter_context(patch.object(there, "cute", modules["flash_attn.cute"], create=True))
         sys.modules.update(modules)
-        sys.meta_path.insert(0, found)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, found)
         try:
             yield modules
         finally:
-            sys.meta_path.remove(found)  # type: ignore[arg-type]
+            sys.meta_path.remove(found)
             for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
                 del sys.modules[name]
             sys.modules.update(before)

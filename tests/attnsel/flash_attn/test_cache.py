@@ -13,6 +13,7 @@ import attnsel
 from attnsel.flash_attn import flash_attn_func, flash_attn_with_kvcache
 from flash_reference import CACHE
 
+PADS, ENTRIES, PAGES = [2, 0, 9], [4, 0, 2], [[5, 1], [0, 2], [3, 4]]
 CASES: dict[str, dict[str, Any]] = {
     "the whole cache": {"lens_k": [40] * 3, "whole": True},
     "one length for all": {"lens_k": [17] * 3, "int_length": True, "q": 3, "causal": True},
@@ -21,24 +22,17 @@ CASES: dict[str, dict[str, Any]] = {
     "alibi of one causal row": {"alibi": "h", "causal": True},
     "append several, bf16": {"q": 4, "new": 4, "causal": True, "dtype": "bfloat16"},
     "append fewer than are asked": {"q": 5, "new": 2, "causal": True},
-    "batch_idx": {"batch_idx": [4, 0, 2], "q": 3, "causal": True},
-    "leftpad, causal, append": {"leftpad": [2, 0, 9], "q": 3, "new": 3, "causal": True},
-    "leftpad, window, alibi": {"leftpad": [2, 0, 9], "q": 3, "window": (6, 0), "alibi": "b h"},
-    "leftpad, heads first": {"leftpad": [2, 0, 9], "heads_first": True, "batch_idx": [4, 0, 2]},
-    "leftpad, the whole cache": {"leftpad": [2, 0, 9], "lens_k": [40] * 3, "whole": True},
-    "pages, append": {"pages": [[5, 1], [0, 2], [3, 4]], "q": 3, "new": 3, "causal": True},
-    "pages, append at one length": {
-        **{"pages": [[5, 1], [0, 2], [3, 4]], "lens_k": [18] * 3, "int_length": True, "new": 1},
-        "window": (4, 0),
-    },
+    "batch_idx": {"batch_idx": ENTRIES, "q": 3, "causal": True},
+    "leftpad, causal, append": {"leftpad": PADS, "q": 3, "new": 3, "causal": True},
+    "leftpad, window, alibi": {"leftpad": PADS, "q": 3, "window": (6, 0), "alibi": "b h"},
+    "leftpad, heads first": {"leftpad": PADS, "heads_first": True, "batch_idx": ENTRIES},
+    "leftpad, the whole cache": {"leftpad": PADS, "lens_k": [40] * 3, "whole": True},
+    "pages, append": {"pages": PAGES, "q": 3, "new": 3, "causal": True},
+    "pages, append at one length": {"pages": PAGES, "lens_k": [18] * 3, "int_length": True, "new": 1},
     "rotary, every q row at the length": {"q": 3, "new": 3, "rotary": 32},
-    "rotary of a part, halves, window": {
-        **{"q": 3, "new": 3, "rotary": 16, "interleaved": False, "window": (5, 2)},
-    },
-    "rotary, pages": {"pages": [[5, 1], [0, 2], [3, 4]], "q": 2, "new": 2, "rotary": 16, "causal": True},
-    "rotary, batch_idx, leftpad": {
-        **{"batch_idx": [4, 0, 2], "leftpad": [2, 0, 9], "q": 2, "new": 2, "rotary": 32, "causal": True},
-    },
+    "rotary, halves, window": {"q": 3, "new": 3, "rotary": 16, "interleaved": False, "window": (5, 2)},
+    "rotary, pages": {"pages": PAGES, "q": 2, "new": 2, "rotary": 16, "causal": True},
+    "rotary, entries, pads": {"batch_idx": ENTRIES, "leftpad": PADS, "new": 2, "rotary": 32, "causal": True},
 }
 
 

@@ -29,6 +29,7 @@ FEATURES: list[dict[str, Any]] = [
     {"causal": True, "window": (5, 9)},
     {"causal": True, "lens_k": [9, 9]},  # rows without keys: 0, and +inf
     {"window": (1, -1), "lens_k": [7, 7]},  # beside a left bound the right one is as wide as the keys
+    {"window": (7, -1), "lens_k": [7, 7]},  # and a left one that reaches all keys is none
     {"window": (1000, 1000), "heads_first": True},
     {"softcap": 1.3},
     {"alibi": "h"},

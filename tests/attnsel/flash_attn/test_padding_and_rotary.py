@@ -44,9 +44,9 @@ def test_unpad_and_pad_again() -> None:
 def test_unused_rows_count_in_memory_only() -> None:
     unused = torch.tensor([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0]])
     for kind in (torch.int64, torch.bool):
-        rows, _, cu_seqlens, *more = unpad_input(torch.randn(3, 5, 4), MASK.to(kind), unused.to(kind))
+        rows, _, cu_seqlens, longest, used = unpad_input(torch.ones(3, 5, 4), MASK.to(kind), unused.to(kind))
         assert (len(rows), cu_seqlens.tolist()) == (10, [0, 4, 8, 10])
-        assert (more[0], more[1].tolist()) == (4, [3, 4, 1])
+        assert (longest, used.tolist()) == (4, [3, 4, 1])
 
 
 def test_concatenated_sequences() -> None:
