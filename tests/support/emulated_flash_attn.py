@@ -144,10 +144,9 @@ class Release:
     error: type[Exception] = RuntimeError
     no_keys = -math.inf  # the log-sum-exp of a row without keys
     forward_name, backward_name = "_flash_attn_{}forward", "_flash_attn_{}backward"
-    # Of each generation: the half-private functions, what public ones return, scores, and checks of its own.
+    # Of each generation: the half-private functions, scores, and checks of its own.
     _forward: Callable[..., tuple[Any, ...]]
     _backward: Callable[..., Any]
-    returned: Callable[..., Any]
     masked: Callable[[Call, int], Masked]
     check_call: Callable[[Call], None]
 
@@ -208,6 +207,10 @@ class Release:
                 self._missing(name)
         known |= {name: last_stride_one(known[name]) for name in ("q", "k", "v")}
         call = self.calls(**known)
+        if self.generation > 2 and call.softmax_scale is None:
+            call.softmax_scale = call.q.shape[-1] ** -0.5
+        either = type(call.left) is type(call.right) is int
+        self.check(self.generation == 4 or either, "window: an int was expected")
         self.check_tensors(call)
         self.check_shapes(call)
         self.check_call(call)
@@ -347,8 +350,11 @@ class Release:
         d, step = v.shape[-1], 8 if self.generation == 2 else 1  # flash-attn 2 pads heads to a multiple of 8
         q, k, v = (pad(t, (0, -t.shape[-1] % step)) for t in (q, k, v))
         middle = "varlen_" if self.generation == 2 and "cu_seqlens_q" in given else ""
-        out, *more = Attention.apply(self, middle, given, q, k, v, given.get("learnable_sink"))
-        return self.returned(given, out[..., :d], *more)
+        out, lse, s_dmask = Attention.apply(self, middle, given, q, k, v, given.get("learnable_sink"))
+        always = self.generation == 4 or self.name == "3.0.0b1+early"
+        if not given.get("return_attn_probs", always):
+            return out[..., :d]
+        return out[..., :d], lse, *([s_dmask] if self.generation == 2 else [])
 
     def _parts(self, given: dict[str, Any]) -> list[Tensor]:
         """q, k and v of what may be packed along the dimension before the heads, or (3) along the heads."""
@@ -450,9 +456,6 @@ class Two(Release):
         softmax_d = torch.full_like(more["softmax_lse"], math.nan)  # nothing to rely on
         return softmax_d if self.since("2.7") else (*made, softmax_d)
 
-    def returned(self, given: dict[str, Any], out: Tensor, lse: Any, s_dmask: Any) -> Any:
-        return (out, lse, s_dmask) if given["return_attn_probs"] else out
-
     def swapped(self, call: Call) -> bool:
         """One query a sequence and fewer heads of keys: cu_seqlens_q is not read (flash_api.cpp:592)."""
         one = (
@@ -508,7 +511,6 @@ class Two(Release):
         newer, slopes = self.since("2.7"), call.alibi_slopes
         self.check(self.arch >= 80 if newer else self.arch // 10 == 8 or self.arch == 90, "Ampere or newer")
         # From 2.7 operators of torch: their schema's types.
-        self.check(type(call.left) is type(call.right) is int, "window: an int was expected")
         self.check(all(type(most) is int for most in call.longest), "max_seqlen: an int was expected")
         self.check(call.softmax_scale is not None, "softmax_scale: a float was expected")
         self.check(call.batch > 0, "the batch must not be empty")
@@ -556,22 +558,17 @@ class Three(Release):
         softmax_d = torch.full_like(more["softmax_lse"], math.nan)  # nothing to rely on
         return softmax_d if self.since("3.0.0") else (*made, softmax_d)
 
-    def returned(self, given: dict[str, Any], out: Tensor, lse: Any, s_dmask: Any) -> Any:
-        return (out, lse) if given.get("return_attn_probs", self.name == "3.0.0b1+early") else out
-
     def masked(self, call: Call, n: int) -> Masked:
         """Bounds as flash_api.cpp:761 leaves them: an open side is as long as a sequence can be."""
         rows, keys = call.longest
         left = -1 if call.left >= keys - 1 else call.left
         right = -1 if call.right >= rows - 1 else call.right
         right = 0 if call.causal else right
-        scale = call.q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale
         sides = [None if side < 0 else side for side in (left, right)]
-        return Masked(scale, *sides, softcap=call.softcap, chunk=call.chunk)
+        return Masked(call.softmax_scale, *sides, softcap=call.softcap, chunk=call.chunk)
 
     def check_call(self, call: Call) -> None:
         self.check(self.arch >= 80, "Ampere or newer")
-        self.check(type(call.left) is type(call.right) is int, "window: an int was expected")
         self.check(call.pages is None or call.cu_seqlens_k is None, "pages with cu_seqlens_k")
         self.check(None not in call.longest, "cu_seqlens without max_seqlen")
         self.check(call.q.shape[-1] <= 256 and call.v.shape[-1] <= 512, "the head dimension is at most 256")
@@ -626,9 +623,6 @@ class Four(Release):
         made, dsink = self.differentiate(call, more, 0.0 if empty else math.nan)
         return tuple(made) if call.sink is None else (*made, dsink.to(call.sink.dtype))
 
-    def returned(self, given: dict[str, Any], out: Tensor, lse: Any, s_dmask: Any) -> Any:
-        return out, lse
-
     def masked(self, call: Call, n: int) -> Masked:
         """``_resolve_causal_local_window`` (interface.py:438; 4.0.0b20 :275): None is open, -1 may not be."""
         left, right = call.left, call.right
@@ -638,8 +632,7 @@ class Four(Release):
         right = 0 if call.causal else right
         if not self.later and left is not None and right is not None and left + right < 0:
             left, right = None, 0 if call.causal else None
-        scale = call.q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale
-        return Masked(scale, left, right, call.softcap or 0.0, sink=call.sink)
+        return Masked(call.softmax_scale, left, right, call.softcap or 0.0, sink=call.sink)
 
     def check_call(self, call: Call) -> None:
         d, e, sink, family = call.q.shape[-1], call.v.shape[-1], call.sink, self.arch // 10

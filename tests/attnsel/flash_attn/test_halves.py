@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,13 +25,6 @@ from attnsel.runtime import dispatch, kernels, selfcheck
 from flash_reference import cumulative
 from tables import each
 
-triton = pytest.param(
-    "triton",
-    marks=[
-        pytest.mark.slow,
-        pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is missing"),
-    ],
-)
 SIZES = {"r": 2, "d": 16, "lens_q": [11, 11], "lens_k": [14, 14]}
 PACKED = SIZES | {"function": "flash_attn_varlen_func", "lens_q": [7, 0, 12], "lens_k": [15, 4, 9]}
 CASES: list[dict[str, Any]] = [
@@ -85,31 +77,27 @@ def halves(p: Problem) -> dict[str, Tensor]:
     return {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
 
-@pytest.mark.parametrize("backend", [None, triton])
-def test_forward_and_backward(backend: str | None) -> None:
+def test_forward_and_backward() -> None:
     for case in CASES:
         p = make(case)
-        with attnsel.override(backend=backend):
-            assert wrong_in(p, halves(p)) == "", case
+        assert wrong_in(p, halves(p)) == "", case
 
 
-@pytest.mark.parametrize("backend", [None, triton])
-def test_ring_attention(backend: str | None) -> None:
+def test_ring_attention() -> None:
     """Each part of the keys by itself, from the output and log-sum-exp of all: the last one is causal."""
     p = make(SIZES | {"lens_q": [5, 5], "causal": True})
     q, k, v = (p.leaves[name].detach() for name in "qkv")
     parts = [(slice(0, 4), tail()), (slice(4, 9), tail()), (slice(9, 14), tail(causal=True))]
-    with attnsel.override(backend=backend):
-        made = [_flash_attn_forward(q, k[:, at], v[:, at], *how, False) for at, how in parts]
-        lses = torch.stack([lse for _, lse, _, _ in made])
-        lse = lses.logsumexp(0)
-        weights = (lses - lse).exp().mT[..., None]
-        out = (weights * torch.stack([one for one, *_ in made])).sum(0).half()
-        grads = []
-        for at, how in parts:
-            given = q, k[:, at], v[:, at]
-            grads.append([torch.full_like(t, torch.nan) for t in given])
-            _flash_attn_backward(p.dout, *given, out, lse, *grads[-1], *how, False)
+    made = [_flash_attn_forward(q, k[:, at], v[:, at], *how, False) for at, how in parts]
+    lses = torch.stack([lse for _, lse, _, _ in made])
+    lse = lses.logsumexp(0)
+    weights = (lses - lse).exp().mT[..., None]
+    out = (weights * torch.stack([one for one, *_ in made])).sum(0).half()
+    grads = []
+    for at, how in parts:
+        given = q, k[:, at], v[:, at]
+        grads.append([torch.full_like(t, torch.nan) for t in given])
+        _flash_attn_backward(p.dout, *given, out, lse, *grads[-1], *how, False)
     dq, dk, dv = zip(*grads, strict=True)
     actual = {"out": out, "lse": lse, "dq": torch.stack(dq).float().sum(0).half()}
     assert wrong_in(p, actual | {"dk": torch.cat(dk, 1), "dv": torch.cat(dv, 1)}) == ""
