@@ -119,6 +119,25 @@ def test_s_dmask_is_what_the_package_documents() -> None:
     torch.testing.assert_close(normalised, scores.softmax(-1), rtol=2e-3, atol=1e-5)
 
 
+def test_blocks_of_keys_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """_get_block_size_n of flash_attn_interface.py v2.8.3: by architecture, head_dim, dropout, causal."""
+    for capability, head_dim, dropout, causal, wanted in (
+        ((8, 0), 32, True, False, 128),
+        ((8, 0), 64, False, False, 128),
+        ((8, 0), 64, True, False, 64),
+        ((8, 0), 96, True, False, 64),
+        ((8, 0), 128, True, True, 32),
+        ((8, 0), 128, False, False, 64),
+        ((8, 6), 128, False, False, 32),
+        ((8, 6), 128, False, True, 64),
+        ((9, 0), 128, False, False, 64),
+        ((8, 6), 256, True, False, 64),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        block = flash_attn.interface._get_block_size_n(torch.device("cuda"), head_dim, dropout, causal)
+        assert block == wanted, (capability, head_dim, dropout, causal)
+
+
 def test_a_last_dimension_with_gaps_is_copied() -> None:
     q, k, v = flash_calls.make(case("flash_attn_func")).leaves.values()
     gaps = [torch.stack([t, t + 1], -1).flatten(-2)[..., ::2] for t in (q, k, v)]
