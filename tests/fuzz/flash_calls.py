@@ -24,23 +24,11 @@ from flash_reference import CACHE, cumulative, one_sequence, turned
 torch.set_num_threads(1)
 
 CASE: dict[str, Any] = {
-    "seed": 0,
-    "function": "flash_attn_func",
-    "dtype": "float16",
-    "lens_q": [3, 3],  # all the same in a dense batch
-    "lens_k": [3, 3],
-    "g": 1,
-    "r": 1,
-    "d": 8,
-    "scale": None,
-    "causal": False,
-    "window": (-1, -1),
-    "softcap": 0.0,
+    "seed": 0, "function": "flash_attn_func", "dtype": "float16", "g": 1, "r": 1, "d": 8,
+    "lens_q": [3, 3], "lens_k": [3, 3],  # all the same in a dense batch
+    "scale": None, "causal": False, "window": (-1, -1), "softcap": 0.0, "drop": 0.0, "deterministic": False,
     "alibi": None,  # h or "b h"
-    "drop": 0.0,
-    "deterministic": False,
-    "lse": True,
-    "grads": True,
+    "lse": True, "grads": True,
     "heads_first": False,  # q, k and v lie in memory as [.., h, s, d]
     "more": 0,  # what max_seqlen_* is above the longest sequences
     "tail": 0,  # rows behind the last sequence
@@ -48,13 +36,9 @@ CASE: dict[str, Any] = {
     # flash_attn_with_kvcache: lens_k are the rows in use after the append
     "room": 0,  # rows that the cache has beyond the longest
     "new": 0,  # rows that are appended
-    "int_length": False,
     "whole": False,  # no length is given: the cache is in use from end to end
-    "batch_idx": None,
-    "leftpad": None,
-    "rotary": 0,
-    "interleaved": True,
-}
+    "int_length": False, "batch_idx": None, "leftpad": None, "rotary": 0, "interleaved": True,
+}  # fmt: skip
 PAGE = 256
 
 
