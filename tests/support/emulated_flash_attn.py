@@ -8,8 +8,9 @@ tensors count as CUDA ones of architecture ``arch``. Nothing of attnsel is used.
 
 Sources: flash_attn_interface.py and csrc/flash_attn/flash_api.cpp of each version (lines: v2.8.3); hopper/
 flash_attn_interface.py and flash_api.cpp (v2.8.3, and 0251105a for 3.0.0); flash_attn/cute/interface.py of
-the wheels (lines: 4.0.0b36). Not there, and refused where it is asked for: caches (see tests/proof), fp8,
-splits, qv, top-k gathers, score_mod, mask_mod, block sparsity, flash_attn_combine, scheduler metadata.
+the wheels (lines: 4.0.0b36). Not there, and refused where it is asked for: fp8, splits, qv, top-k gathers,
+score_mod, mask_mod, block sparsity, flash_attn_combine, scheduler metadata; and caches, packed tensors and
+S_dmask, for which tests/proof alone asks (emulated_flash_rest.py).
 """
 
 from __future__ import annotations
@@ -178,10 +179,10 @@ class Release:
         return function
 
     def _act(self, name: str) -> Callable[[dict[str, Any]], Any]:
-        if name in ("flash_attn_with_kvcache", "flash_attn_combine", "get_scheduler_metadata"):
+        if name in ("flash_attn_func", "flash_attn_varlen_func"):
+            return self._public
+        if not name.startswith("_"):
             return functools.partial(self._missing, name)
-        if name.startswith("flash_attn_"):
-            return functools.partial(self._public, name)
         back = "backward" in name or "bwd" in name
         return functools.partial(self._backward if back else self._forward, name)
 
@@ -338,13 +339,8 @@ class Release:
         parameters = self.signatures[function].parameters.values()
         return {p.name: known.get(p.name) for p in parameters if p.name in known or p.default is p.empty}
 
-    def _public(self, name: str, given: dict[str, Any]) -> Any:
-        if self.name == "3.0.0b1+early" and "qkv" in given:
-            raise TypeError("six arguments without a default are missing: it is broken in this release")
-        if "cu_seqlens" in given:  # one for both
-            given |= {name: given[name[:-2]] for name in ("cu_seqlens_q", "cu_seqlens_k")}
-            given |= {name: given[name[:-2]] for name in ("max_seqlen_q", "max_seqlen_k")}
-        q, k, v = self._parts(given)
+    def _public(self, given: dict[str, Any]) -> Any:
+        q, k, v = (given[name] for name in "qkv")
         if given["softmax_scale"] is None:
             given["softmax_scale"] = q.shape[-1] ** -0.5
         d, step = v.shape[-1], 8 if self.generation == 2 else 1  # flash-attn 2 pads heads to a multiple of 8
@@ -355,18 +351,6 @@ class Release:
         if not given.get("return_attn_probs", always):
             return out[..., :d]
         return out[..., :d], lse, *([s_dmask] if self.generation == 2 else [])
-
-    def _parts(self, given: dict[str, Any]) -> list[Tensor]:
-        """q, k and v of what may be packed along the dimension before the heads, or (3) along the heads."""
-        heads = given.get("num_heads_q")
-        if heads is not None:
-            groups = (given["qkv"].shape[-2] - heads) // 2
-            return list(given["qkv"].split([heads, groups, groups], dim=-2))
-        parts = []
-        for name in ("qkv", "q", "kv", "k", "v"):
-            if name in given:
-                parts += given[name].unbind(-3) if name in ("qkv", "kv") else [given[name]]
-        return parts
 
 
 class Attention(torch.autograd.Function):
@@ -419,27 +403,15 @@ class Two(Release):
     def _forward(self, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
         call, more = self.call(name, given, "return_softmax", "zero_tensors")
         rows, keys = call.longest
-        self.check(not more["return_softmax"] or call.dropout_p > 0, "return_softmax needs dropout")
         self.check(rows > 0 or keys == 0, "CUDA error: invalid configuration argument")
         out, lse = self.unwritten(call)
         self.state = torch.randint(0, 2**31, (2,)) if call.dropout_p else torch.full((2,), -1)
-        s_dmask = call.q.new_empty(0) if self.since("2.7") else None
-        if more["return_softmax"]:
-            # p, negative where dropped, of no scale to rely on; lengths up to a multiple of 128.
-            up = [-(-most // 128) * 128 for most in call.longest]
-            s_dmask = call.q.new_full((call.batch, call.q.shape[-2], *up), math.nan)
-
-        def encode(n: int, made: Any) -> None:
-            if more["return_softmax"]:
-                keep = self.keep(call, n, *made.hidden.shape)
-                part = s_dmask[n, :, : made.p.shape[1], : made.p.shape[2]]
-                part.copy_(torch.where(keep > 0, made.p, -made.p))
-
+        s_dmask = self.s_dmask(call, more["return_softmax"])
         if keys == 0 or more["zero_tensors"]:
             out.zero_()
             lse.fill_(math.inf if keys == 0 else -math.inf)
         if keys != 0:  # else no kernel runs (flash_api.cpp:737)
-            self.attend(call, out, lse, encode)
+            self.attend(call, out, lse)
         before = () if self.since("2.7") else (call.q, call.k, call.v, out)
         return out, *before, lse, s_dmask, self.state
 
@@ -455,6 +427,11 @@ class Two(Release):
         made, _ = self.differentiate(call, more, 0.0 if zeros else math.nan)
         softmax_d = torch.full_like(more["softmax_lse"], math.nan)  # nothing to rely on
         return softmax_d if self.since("2.7") else (*made, softmax_d)
+
+    def s_dmask(self, call: Call, wanted: bool) -> Tensor | None:
+        if wanted:
+            self._missing("S_dmask")
+        return call.q.new_empty(0) if self.since("2.7") else None
 
     def swapped(self, call: Call) -> bool:
         """One query a sequence and fewer heads of keys: cu_seqlens_q is not read (flash_api.cpp:592)."""
@@ -619,6 +596,11 @@ class Four(Release):
         self.check(self.arch // 10 != 12 or more["deterministic"] is False, "deterministic backward on SM120")
         packed = call.cu_seqlens_q is not None or call.cu_seqlens_k is not None
         self.check(self.later or not call.softcap or not packed, "softcap's backward with cu_seqlens")
+        wide = self.arch // 10 in (10, 11) and call.q.shape[-1] == call.v.shape[-1] == 256
+        more_than_plain = call.softcap or dlse is not None or call.sink is not None
+        self.check(
+            not wide or not more_than_plain, "head dimension 256 with softcap, sinks, or lse's gradient"
+        )
         empty = call.q.numel() == 0 or call.k.numel() == 0
         made, dsink = self.differentiate(call, more, 0.0 if empty else math.nan)
         return tuple(made) if call.sink is None else (*made, dsink.to(call.sink.dtype))

@@ -180,6 +180,16 @@ def test_determinism_is_asked_of_the_backward(release: Release, monkeypatch: pyt
         assert given[-1]["deterministic"] is wanted
 
 
+def test_wide_heads_on_blackwell_get_the_gradient_of_lse_in_two_backwards() -> None:
+    """There the package's backward for head_dim 256 takes none."""
+    spec, inputs = half(Case("", CAUSAL, sizes={"s_q": 27, "d": 256, "e": 256}))
+    with installed(4, NEWEST[2], arch=100):
+        actual, *upward = carried_out(four.KERNEL.forward, four.KERNEL.backward, spec, inputs, dlse=True)
+    wanted = expected(spec, inputs, *upward)
+    del wanted["max_logit"]
+    assert differences(actual, wanted) == []
+
+
 def test_a_package_that_is_not_there_says_so_and_attnsels_own_is_none() -> None:
     """Where attnsel took the name for a program, a call would go round in a circle."""
     for kernel, words in ((two.KERNEL, "flash_attn"), (three.KERNEL, "flash_attn_3"), (four.KERNEL, "cute")):

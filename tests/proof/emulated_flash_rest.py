@@ -1,10 +1,11 @@
-"""``flash_attn_with_kvcache`` of the stand-ins for flash-attn 2 and 3: new keys go into the cache, and then
-attention is over what it holds. attnsel calls it nowhere: these are asked for by tests/proof alone.
+"""What tests/proof alone asks of the stand-ins for flash-attn 2 and 3: caches (new keys are written into them
+and then attended to), tensors that are packed, S_dmask. attnsel calls none of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import emulated_flash_attn
 from emulated_flash_attn import RENAMED, Call, Release, Three, Two
-from emulated_flash_math import rotated
+from emulated_flash_math import Forward, rotated
 
 OF_CACHE = {
     "k": "k_new", "v": "v_new", "k_cache": "k", "v_cache": "v", "cache_seqlens": "seqused_k",
@@ -52,11 +53,30 @@ class OfCache(Call):
         return super().places(entry, first, last)
 
 
-class WithCache(Release):
+class Whole(Release):
     calls = OfCache
 
     def _act(self, name: str) -> Callable[[dict[str, Any]], Any]:
-        return self._with_cache if name == "flash_attn_with_kvcache" else super()._act(name)
+        if name == "flash_attn_with_kvcache":
+            return self._with_cache
+        return self._packed if "packed" in name else super()._act(name)
+
+    def _packed(self, given: dict[str, Any]) -> Any:
+        """Along the dimension before the heads; with ``num_heads_q`` (3) along the heads."""
+        if self.name == "3.0.0b1+early":
+            raise TypeError("six arguments without a default are missing: it is broken in this release")
+        if "cu_seqlens" in given:  # one for both
+            given |= {name: given[name[:-2]] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+            given |= {name: given[name[:-2]] for name in ("max_seqlen_q", "max_seqlen_k")}
+        heads = given.get("num_heads_q")
+        if heads is not None:
+            groups = (given["qkv"].shape[-2] - heads) // 2
+            parts = given["qkv"].split([heads, groups, groups], dim=-2)
+        elif "qkv" in given:
+            parts = given["qkv"].unbind(-3)
+        else:
+            parts = given["q"], *given["kv"].unbind(-3)
+        return self._public(given | dict(zip("qkv", parts, strict=True)))
 
     def _with_cache(self, given: dict[str, Any]) -> Any:
         for name in ("k_cache", "v_cache"):
@@ -114,18 +134,33 @@ class WithCache(Release):
             check(cos.is_contiguous() and sin.is_contiguous(), "cos and sin must be contiguous")
 
 
-class TwoWithCache(WithCache, Two):
+class WholeTwo(Whole, Two):
     def over_cache(self, given: dict[str, Any]) -> tuple[Any, ...]:
         call, _ = self.call("flash_attn_with_kvcache", given)
         out, lse = self.unwritten(call)
         self.attend(call, out, lse)
         return out, lse
 
+    def s_dmask(self, call: Call, wanted: bool) -> Tensor | None:
+        """p, negative where dropped, of no scale to rely on; lengths up to a multiple of 128."""
+        if not wanted:
+            return super().s_dmask(call, wanted)
+        self.check(call.dropout_p > 0, "return_softmax needs dropout")
+        up = [-(-most // 128) * 128 for most in call.longest]
+        s_dmask = call.q.new_full((call.batch, call.q.shape[-2], *up), math.nan)
 
-class ThreeWithCache(WithCache, Three):
+        def encode(n: int, made: Forward) -> None:
+            keep = self.keep(call, n, *made.hidden.shape)
+            s_dmask[n, :, : made.p.shape[1], : made.p.shape[2]] = torch.where(keep > 0, made.p, -made.p)
+
+        self.attend(call, *self.unwritten(call), encode)
+        return s_dmask
+
+
+class WholeThree(Whole, Three):
     def over_cache(self, given: dict[str, Any]) -> tuple[Any, ...]:
         made: tuple[Any, ...] = self.functions[self.forward_name](**self.told(self.forward_name, given))
         return made
 
 
-emulated_flash_attn.RELEASES |= {2: TwoWithCache, 3: ThreeWithCache}
+emulated_flash_attn.RELEASES |= {2: WholeTwo, 3: WholeThree}
