@@ -166,6 +166,12 @@ def test_grouped_heads_and_tensor_offsets() -> None:
     kv = x.unflatten(2, (2, 4)).clone()
     k = apply_rotary_emb(kv[:, :, 0], cos, sin, True, seqlen_offsets=offsets)
     torch.testing.assert_close(apply_rotary_emb_kv_(kv, cos, sin, True, offsets)[:, :, 0], k)
+    for num_heads_q in (None, 3, 8, 10):  # nothing to split by, an odd rest, no rest
+        with pytest.raises(FlashAttentionError, match="num_heads_q"):
+            apply_rotary_emb_qkv_(x, cos, sin, num_heads_q=num_heads_q)
+    for call, field in ((apply_rotary_emb_qkv_, "qkv.shape"), (apply_rotary_emb_kv_, "kv.shape")):
+        with pytest.raises(FlashAttentionError, match=field):
+            call(x[0], cos, sin)
 
 
 def test_a_module_cast_to_sixteen_bits_keeps_its_angles() -> None:
