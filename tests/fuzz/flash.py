@@ -7,20 +7,20 @@ import rounding
 from attention_numbers import Choices, cases
 from harness import Case, target_of
 
+import flash_reference
+from flash_reference import CACHE, DENSE, VARLEN
+
 LENGTHS = (3, 1, 0, 2, 5, 8, 9, 16, 17, 24)
-DENSE = ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func")
-PACKED = ("flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func")
-CACHE = "flash_attn_with_kvcache"
 
 
 def flash_case(choose: Choices) -> Case:
     case: Case = dict(flash_calls.CASE)
-    case["function"] = function = choose.of((*DENSE, *PACKED, CACHE, CACHE))
+    case["function"] = function = choose.of((*DENSE, *VARLEN, CACHE, CACHE))
     case |= {"seed": choose.upto(255), "dtype": choose.of(("float16", "bfloat16"))}
     case |= {"g": choose.of((1, 2)), "d": choose.of((8, 16, 32, 1, 5))}
     case["r"] = 1 if "_qkvpacked" in function else choose.of((1, 2, 3))
     b = choose.of((2, 1, 3))
-    if function in PACKED:
+    if function in VARLEN:
         lens = [[choose.of(LENGTHS) for _ in range(b)] for _ in range(2)]
         case |= {"more": choose.upto(2), "tail": choose.of((0, 0, 2))}
     else:
@@ -30,7 +30,7 @@ def flash_case(choose: Choices) -> Case:
     case |= {"lens_q": lens[0], "lens_k": lens[1]}
     if function == CACHE:
         cache(choose, case)
-    elif function == PACKED[0] and choose.upto(3) == 3:
+    elif function == VARLEN[0] and choose.upto(3) == 3:
         case["pages"] = [[choose.upto(2)] for _ in lens[0]]
     case["scale"] = choose.rarely((0.7, 1.0, -0.7, 0.0))
     case["causal"] = choose.flag()
@@ -39,7 +39,9 @@ def flash_case(choose: Choices) -> Case:
     case["softcap"] = choose.rarely((1.3, 30.0)) or 0.0
     case["alibi"] = choose.rarely(("h", "b h"))
     case["deterministic"], case["lse"], case["heads_first"] = choose.flag(), choose.flag(), choose.flag()
-    case["grads"] = bool(function != CACHE and choose.upto(3))
+    if function != CACHE:
+        case["grads"] = bool(choose.upto(3))
+        case["drop"] = (choose.rarely((0.3, 0.05)) or 0.0) if case["lse"] else 0.0
     return {name: value for name, value in case.items() if value != flash_calls.CASE[name]}
 
 
@@ -54,7 +56,6 @@ def cache(choose: Choices, case: Case) -> None:
     # The package takes no more rows of q than the cache has, where some are appended.
     least = case["lens_q"][0] - max(case["lens_k"]) if case["new"] else 0
     case["room"] = max(least, choose.of((1, 2, 9)))
-    case["grads"] = False
     kind = choose.of((None, "pages", "batch_idx", "leftpad", "both"))
     if kind == "pages":  # no two sequences write into one page
         case["pages"] = [[n, n + b] for n in range(b)] if choose.flag() else [[b - 1 - n] for n in range(b)]
@@ -68,4 +69,4 @@ def cache(choose: Choices, case: Case) -> None:
         case |= {"rotary": 16, "interleaved": choose.flag()}
 
 
-TARGET = target_of("flash", cases(flash_case), (rounding, flash_calls), gate=500)
+TARGET = target_of("flash", cases(flash_case), (rounding, flash_reference, flash_calls), gate=500)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import emulated_flash_attn as emulated
+import emulated_flash_rest  # noqa: F401  they have caches then
 from flash_reference import cumulative, one_sequence, rows_of
 
 RELEASES = [(int(generation), version) for generation, held in emulated.VERSIONS.items() for version in held]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from emulated_flash_attn_3_public import EVERY
 from emulated_flash_cases import OF_FOUR, OF_THREE, OF_TWO, drawn, expected, functions, near
+from emulated_flash_rest import EVERY
 from flash_reference import cumulative, one_sequence
 
 NEWER = [version for version in OF_TWO if version >= "2.7"]

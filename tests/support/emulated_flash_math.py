@@ -5,19 +5,10 @@ where a sequence's rows lie. What the emulated packages (emulated_flash_attn.py)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-OPEN = None
-"""A side of a window that is not bounded."""
-
-
-def check(condition: object, message: str, error: type[Exception] = RuntimeError) -> None:
-    if not condition:
-        raise error(message)
 
 
 def last_stride_one(t: Any) -> Any:
@@ -25,26 +16,12 @@ def last_stride_one(t: Any) -> Any:
     return t.contiguous() if t is not None and t.stride(-1) != 1 else t
 
 
-def unwritten(like: Tensor) -> Tensor:
-    """``torch.empty_like`` with what must not be read: NaN."""
-    return torch.empty_like(like).fill_(math.nan)
-
-
-class Rows(NamedTuple):
-    """One sequence: ``t[q]`` is [m, h, d] of it, ``t[k]`` [n, g, d]; ``lse[at]`` is [h, m]."""
-
-    number: int
-    q: tuple[Any, ...]
-    k: tuple[Any, ...]
-    lse: tuple[Any, ...]
-
-
 class Masked(NamedTuple):
     """What is done to the scores of one sequence."""
 
     scale: float
-    left: int | None = OPEN
-    right: int | None = OPEN
+    left: int | None = None  # open
+    right: int | None = None
     softcap: float = 0.0
     chunk: int = 0
     slopes: Tensor | None = None
@@ -173,21 +150,3 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved:
 def paged(table: Tensor, page_size: int, positions: Tensor) -> Tensor:
     """Rows of a flattened pool of pages at the ``positions`` of the sequence whose row of the table it is."""
     return table.long()[positions // page_size] * page_size + positions % page_size
-
-
-class Function(torch.autograd.Function):
-    """The ``torch.autograd.Function`` of every function of the packages: ``plan`` holds the two halves."""
-
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Any) -> Any:
-        ctx.plan = plan
-        return plan.forward(ctx, *tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return (None, *ctx.plan.backward(ctx, *grads))
-
-
-class Plan(NamedTuple):
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]

@@ -23,6 +23,8 @@ from attnsel.flash_attn.layers.rotary import (
     apply_rotary_emb_qkv_,
     apply_rotary_emb_torch,
 )
+from flash_reference import turned
+from tables import each
 
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
 
@@ -35,20 +37,16 @@ def test_unpad_and_pad_again() -> None:
     assert (cu_seqlens.tolist(), cu_seqlens.dtype) == ([0, 3, 7, 8], torch.int32)
     assert longest == 4
     assert (seqused.tolist(), seqused.dtype) == ([3, 4, 1], torch.int32)
-    assert torch.equal(pad_input(rows, indices, 3, 5), x * MASK[..., None, None])
+    for kind in (torch.int64, torch.int32):  # transformers pads the rows of a decoding step by int32
+        assert torch.equal(pad_input(rows, indices.to(kind), 3, 5), x * MASK[..., None, None])
 
 
 def test_unused_rows_count_in_memory_only() -> None:
     unused = torch.tensor([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0]])
-    x = torch.randn(3, 5, 4)
     for kind in (torch.int64, torch.bool):
-        rows, _, cu_seqlens, longest, seqused = unpad_input(x, MASK.to(kind), unused.to(kind))
-        assert (len(rows), cu_seqlens.tolist(), longest, seqused.tolist()) == (
-            10,
-            [0, 4, 8, 10],
-            4,
-            [3, 4, 1],
-        )
+        rows, _, cu_seqlens, longest, used = unpad_input(torch.ones(3, 5, 4), MASK.to(kind), unused.to(kind))
+        assert (len(rows), cu_seqlens.tolist()) == (10, [0, 4, 8, 10])
+        assert (longest, used.tolist()) == (4, [3, 4, 1])
 
 
 def test_concatenated_sequences() -> None:
@@ -62,23 +60,21 @@ def test_concatenated_sequences() -> None:
 
 
 def test_gradients_of_padding() -> None:
-    indices = torch.tensor([4, 0, 3])
     wide = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
     narrow = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda t: index_first_axis(t, indices), wide)
-    assert torch.autograd.gradcheck(lambda t: index_put_first_axis(t, indices, 6), narrow)
-    assert torch.autograd.gradcheck(lambda t: index_first_axis_residual(t, indices), wide)
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor, places: list[int], interleaved: bool) -> Tensor:
-    """Rows [s, h, d] by their places, as complex numbers."""
-    half = cos.shape[1]
-    part = x[..., : 2 * half]
-    pairs = part.unflatten(-1, (half, 2)) if interleaved else part.unflatten(-1, (2, half)).transpose(-1, -2)
-    angle = torch.complex(cos[places], sin[places])[:, None]
-    pairs = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angle)
-    part = pairs.flatten(-2) if interleaved else pairs.transpose(-1, -2).flatten(-2)
-    return torch.cat([part, x[..., 2 * half :]], dim=-1)
+    for kind in (torch.int64, torch.int32):
+        indices = torch.tensor([4, 0, 3], dtype=kind)
+        assert torch.equal(index_first_axis(wide, indices), wide[indices.long()])
+        assert torch.autograd.gradcheck(index_first_axis, (wide, indices))
+        assert torch.autograd.gradcheck(index_put_first_axis, (narrow, indices, 6))
+        assert torch.autograd.gradcheck(index_first_axis_residual, (wide, indices))
+    for call, field in (
+        (lambda: index_first_axis(wide[0], indices), "input.shape"),
+        (lambda: index_put_first_axis(narrow[0], indices, 6), "indices.shape"),
+        (lambda: index_put_first_axis(narrow, indices[None], 6), "indices.shape"),
+    ):
+        with pytest.raises(FlashAttentionError, match=field):
+            call()
 
 
 def angles(rows: int, half: int) -> tuple[Tensor, Tensor]:
@@ -86,8 +82,9 @@ def angles(rows: int, half: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-@pytest.mark.parametrize(
-    ("half", "offsets", "interleaved"), [(2, 0, False), (4, 0, True), (4, 3, False), (2, [5, 0], True)]
+@each(
+    "half, offsets, interleaved",
+    [(2, 0, False), (4, 0, True), (4, 3, False), (2, [5, 0], True)],
 )
 def test_rotation(half: int, offsets: int | list[int], interleaved: bool) -> None:
     cos, sin = angles(12, half)
@@ -95,9 +92,8 @@ def test_rotation(half: int, offsets: int | list[int], interleaved: bool) -> Non
     given = torch.tensor(offsets) if isinstance(offsets, list) else offsets
     first = offsets if isinstance(offsets, list) else [offsets] * 2
     out = apply_rotary_emb(x, cos, sin, interleaved, seqlen_offsets=given)
-    wanted = torch.stack([
-        turned(row, cos, sin, list(range(at, at + 6)), interleaved) for row, at in zip(x, first, strict=True)
-    ])  # fmt: skip
+    rows = zip(x, first, strict=True)
+    wanted = torch.stack([turned(row, cos, sin, range(at, at + 6), interleaved) for row, at in rows])
     torch.testing.assert_close(out, wanted)
     dout = torch.randn_like(out)
     torch.testing.assert_close(torch.autograd.grad(out, x, dout), torch.autograd.grad(wanted, x, dout))
@@ -110,36 +106,28 @@ def test_rotation(half: int, offsets: int | list[int], interleaved: bool) -> Non
 def test_rotation_in_place_and_of_packed_sequences() -> None:
     cos, sin = angles(12, 4)
     x = torch.randn(9, 2, 8, dtype=torch.float64)
-    cu_seqlens = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
-    wanted = torch.cat([
-        turned(x[:4], cos, sin, [2, 3, 4, 5], False), turned(x[4:], cos, sin, list(range(7, 12)), False)
-    ])  # fmt: skip
-    offsets = torch.tensor([2, 0, 7])
-    out = apply_rotary_emb(x, cos, sin, seqlen_offsets=offsets, cu_seqlens=cu_seqlens, max_seqlen=5)
-    torch.testing.assert_close(out, wanted)
-    same = apply_rotary_emb(
-        x, cos, sin, inplace=True, seqlen_offsets=offsets, cu_seqlens=cu_seqlens, max_seqlen=5
-    )
+    where = {"cu_seqlens": torch.tensor([0, 4, 4, 9], dtype=torch.int32), "max_seqlen": 5}
+    where["seqlen_offsets"] = torch.tensor([2, 0, 7])
+    parts = turned(x[:4], cos, sin, range(2, 6), False), turned(x[4:], cos, sin, range(7, 12), False)
+    torch.testing.assert_close(apply_rotary_emb(x, cos, sin, **where), torch.cat(parts))
+    torch.testing.assert_close(apply_rotary(x, cos, sin, **where), torch.cat(parts))
+    same = apply_rotary_emb(x, cos, sin, inplace=True, **where)
     assert same.data_ptr() == x.data_ptr()
-    torch.testing.assert_close(x, wanted)
+    torch.testing.assert_close(x, torch.cat(parts))
 
 
-def test_places_past_the_table_are_left_alone() -> None:
-    cos, sin = angles(4, 4)
-    x = torch.randn(1, 3, 2, 8, dtype=torch.float64)
-    out = apply_rotary_emb(x, cos, sin, seqlen_offsets=torch.tensor([3]))
-    torch.testing.assert_close(out[:, 1:], x[:, 1:])
-    assert not torch.equal(out[:, 0], x[:, 0])
+def test_places_past_the_table_are_left_alone_and_16_bits_rounded_once() -> None:
+    cos, sin = (t.half() for t in angles(4, 8))
+    x = torch.randn(1, 6, 2, 16).half()
+    places = torch.tensor([0])
+    out = apply_rotary_emb(x, cos, sin, seqlen_offsets=places)
+    exact = apply_rotary_emb(x.double(), cos.double(), sin.double(), seqlen_offsets=places)
+    assert torch.equal(out, exact.half())
+    assert torch.equal(out[:, 4:], x[:, 4:])
+    assert not (out[:, 1:4] == x[:, 1:4]).all(-1).any()
 
 
-def test_sixteen_bits_are_rounded_once() -> None:
-    cos, sin = (t.half() for t in angles(8, 8))
-    x = torch.randn(1, 8, 2, 16).half()
-    exact = apply_rotary_emb(x.double(), cos.double(), sin.double())
-    assert torch.equal(apply_rotary_emb(x, cos, sin), exact.half())
-
-
-@pytest.mark.parametrize(("interleaved", "scale_base"), [(False, 512.0), (True, None)])
+@each("interleaved, scale_base", [(False, 512.0), (True, None)])
 def test_rotary_embedding_of_packed_projections(interleaved: bool, scale_base: float | None) -> None:
     module = RotaryEmbedding(8, interleaved=interleaved, scale_base=scale_base)
     qkv = torch.randn(2, 6, 3, 2, 8)
@@ -153,10 +141,9 @@ def test_rotary_embedding_of_packed_projections(interleaved: bool, scale_base: f
         scale = base ** ((place - 4) / scale_base)[:, None]
     wanted = qkv.double()
     for part, power in ((0, scale), (1, 1 / scale)):
+        pair = angle.cos() * power, angle.sin() * power
         for n in range(2):
-            wanted[n, :, part] = turned(
-                wanted[n, :, part], angle.cos() * power, angle.sin() * power, list(range(2, 8)), interleaved
-            )
+            wanted[n, :, part] = turned(wanted[n, :, part], *pair, range(2, 8), interleaved)
     torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out[:, :, 2], qkv[:, :, 2])
     out.square().sum().backward()
@@ -164,6 +151,9 @@ def test_rotary_embedding_of_packed_projections(interleaved: bool, scale_base: f
         torch.testing.assert_close(leaf.grad, 2 * qkv, rtol=1e-5, atol=1e-5)
     q, kv = module(qkv[:, :, 0].clone(), qkv[:, :, 1:].clone(), seqlen_offset=2)
     torch.testing.assert_close(torch.cat([q[:, :, None], kv], 2), out.detach())
+    module = RotaryEmbedding(8, interleaved=interleaved, scale_base=scale_base)
+    same = module(qkv.clone(), seqlen_offset=torch.tensor([2, 2]), max_seqlen=8)
+    torch.testing.assert_close(same, out.detach())
 
 
 def test_grouped_heads_and_tensor_offsets() -> None:
@@ -176,22 +166,30 @@ def test_grouped_heads_and_tensor_offsets() -> None:
     kv = x.unflatten(2, (2, 4)).clone()
     k = apply_rotary_emb(kv[:, :, 0], cos, sin, True, seqlen_offsets=offsets)
     torch.testing.assert_close(apply_rotary_emb_kv_(kv, cos, sin, True, offsets)[:, :, 0], k)
+    for num_heads_q in (None, 3, 8, 10):  # nothing to split by, an odd rest, no rest
+        with pytest.raises(FlashAttentionError, match="num_heads_q"):
+            apply_rotary_emb_qkv_(x, cos, sin, num_heads_q=num_heads_q)
+    for call, field in ((apply_rotary_emb_qkv_, "qkv.shape"), (apply_rotary_emb_kv_, "kv.shape")):
+        with pytest.raises(FlashAttentionError, match=field):
+            call(x[0], cos, sin)
 
 
 def test_a_module_cast_to_sixteen_bits_keeps_its_angles() -> None:
-    module, half = RotaryEmbedding(8), RotaryEmbedding(8).half()
-    module._update_cos_sin_cache(1000, dtype=torch.float16, device=torch.device("cpu"))
-    half._update_cos_sin_cache(1000, dtype=torch.float16, device=torch.device("cpu"))
-    assert torch.equal(module._cos_cached, half._cos_cached)
+    tables = []
+    for module in (RotaryEmbedding(8), RotaryEmbedding(8).half()):
+        module._update_cos_sin_cache(1000, dtype=torch.float16, device=torch.device("cpu"))
+        tables.append(module._cos_cached)
+    assert torch.equal(*tables)
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
+@each(
+    "change, field",
     [
         ({"x": torch.zeros(2, 3, 8)}, "x.shape"),
-        ({"cos": torch.zeros(4, 8), "sin": torch.zeros(4, 8)}, "rotary_dim"),
+        ({"cos": torch.zeros(4, 5), "sin": torch.zeros(4, 5)}, "rotary_dim"),
         ({"sin": torch.zeros(4, 2)}, "sin.shape"),
         ({"seqlen_offsets": 2}, "cos.shape"),
+        ({"seqlen_offsets": -1}, "cos.shape"),
         ({"seqlen_offsets": torch.zeros(3)}, "seqlen_offsets"),
         ({"x": torch.zeros(5, 2, 8), "cu_seqlens": torch.tensor([0, 5])}, "max_seqlen"),
     ],
@@ -201,12 +199,3 @@ def test_bad_rotary_input(change: dict[str, object], field: str) -> None:
     with pytest.raises(FlashAttentionError) as caught:
         apply_rotary_emb(**given)
     assert caught.value.field == field
-
-
-def test_int32_indices_are_taken_as_by_indexing():
-    """transformers pads the rows of a decoding step back by an int32 arange."""
-    rows = torch.randn(2, 3, 4, requires_grad=True)
-    padded = pad_input(rows, torch.arange(2, dtype=torch.int32), 2, 1)
-    assert torch.equal(padded[:, 0], rows)
-    padded.sum().backward()
-    assert rows.grad.eq(1).all()

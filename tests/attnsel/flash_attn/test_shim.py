@@ -39,15 +39,11 @@ def package(tmp_path, monkeypatch):
 
 
 ONLY_IMPORT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); import flash_attn"
-REAL = {"__init__.py": "__version__ = '2.8.3'\ndef flash_attn_func(*_): return 'real'\n"}
 
 
-def works(monkeypatch):
-    """The probe of the real package finds no error."""
-    monkeypatch.setattr(shim, "_PROBE", ONLY_IMPORT)
-
-
-def test_every_name_is_found_where_there_is_no_package():
+def test_every_name_is_found_where_there_is_no_package_until_uninstalled(caplog):
+    caplog.set_level(logging.INFO, "attnsel")
+    assert not shim.uninstall()
     installed = api.install()
     assert installed.names == shim.NAMES
     assert installed.version == api.__version__
@@ -71,38 +67,24 @@ def test_every_name_is_found_where_there_is_no_package():
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("flash_attn.losses")
 
-
-def test_a_second_call_changes_nothing_and_logs_nothing(caplog):
-    caplog.set_level(logging.INFO, "attnsel")
-    first = api.install()
-    module = sys.modules["flash_attn"]
-    assert api.install() is first
-    assert sys.modules["flash_attn"] is module
-    assert [record.getMessage() for record in caplog.records] == [str(first)]
-
-
-def test_uninstall_gives_the_name_back():
-    assert not shim.uninstall()
-    api.install()
+    assert api.install() is installed
+    assert sys.modules["flash_attn"] is flash_attn
+    assert [record.getMessage() for record in caplog.records] == [str(installed)]
     assert shim.uninstall()
     assert not set(shim.NAMES) & set(sys.modules)
     with pytest.raises(ImportError):
         from flash_attn import flash_attn_func  # noqa: F401
 
 
-def test_a_package_that_works_is_kept(package, monkeypatch, caplog):
-    package(REAL)
-    works(monkeypatch)
+def test_a_package_that_works_is_kept_unless_forced(package, monkeypatch, caplog):
+    """And brought back by uninstall."""
+    package({"__init__.py": "__version__ = '2.8.3'\ndef flash_attn_func(*_): return 'real'\n"})
+    monkeypatch.setattr(shim, "_PROBE", ONLY_IMPORT)
     caplog.set_level(logging.INFO, "attnsel")
     assert api.install() is None
     assert "works here" in caplog.text
-    assert importlib.import_module("flash_attn").flash_attn_func() == "real"
-
-
-def test_force_goes_over_it_and_uninstall_brings_it_back(package, monkeypatch):
-    package(REAL)
-    works(monkeypatch)
     real = importlib.import_module("flash_attn")
+    assert real.flash_attn_func() == "real"
     installed = api.install(force=True)
     assert "force" in installed.why
     assert sys.modules["flash_attn"].flash_attn_func is api.flash_attn_func
