@@ -73,16 +73,9 @@ def test_every_feature(
     skip_what_rules_refuse(arch, dtype)
     if device.type == "cuda" and "head_dim" not in case.name:
         case = dataclasses.replace(case, sizes={"d": 64, "e": 64, **case.sizes})
-    spec, inputs = build(case, dtype, scale=scale)
-    check(spec, onto(device, inputs))
-
-
-@both_ways
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.cuda_only("the grid above is this one there")
-def test_every_feature_where_a_tile_is_larger_than_the_sequence(case: Case, device: torch.device) -> None:
-    spec, inputs = build(case, torch.float16)
-    check(spec, onto(device, inputs))
+    for larger in {1, scale}:  # of one tile, and of several
+        spec, inputs = build(case, dtype, scale=larger)
+        check(spec, onto(device, inputs))
 
 
 HEAD_DIMS = [(64, 64), (80, 80), (128, 128), (192, 128), (40, 72), (256, 256), (1, 17)]

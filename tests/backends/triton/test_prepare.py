@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,10 +29,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Compiled:
         run = None
 
-    @contextlib.contextmanager
-    def nowhere(*unused: Any) -> Iterator[None]:
-        yield
-
     def warmup(kernel: Any) -> Any:
         def compile_only(*, grid: tuple[int, ...], **arguments: Any) -> Compiled:
             assert all(t.device.type == "meta" for t in arguments.values() if isinstance(t, Tensor))
@@ -54,7 +49,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 monkeypatch.setattr(kernel, "warmup", warmup(kernel), raising=False)
     monkeypatch.setattr(triton_run, "_arch", lambda q: 90)
     monkeypatch.setattr(triton_run, "_processors", lambda device: 132)
-    monkeypatch.setattr(triton_run, "_around", nowhere)
+    monkeypatch.setattr(triton_run, "_around", lambda *unused: contextlib.nullcontext())
     return names
 
 
@@ -62,28 +57,19 @@ def call(spec: dict[str, Any], **sizes: int) -> tuple[Spec, Inputs]:
     return build(Case("", {**CAUSAL, **spec}, {"bias": "1 h s_q s_kv"}, {"s_q": 40, **sizes}), torch.float16)
 
 
-def test_a_training_call_proves_its_backward_too(seen: list[str]) -> None:
+def test_a_call_proves_what_it_will_launch(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     spec, inputs = call({})
-    inputs = inputs._replace(bias=inputs.bias.requires_grad_())
-    triton_run.prepare(spec, inputs)
-    assert seen == ["forward_kernel", "rows_kernel", "dkdv_kernel", "dq_kernel", "dbias_kernel"]
-
-
-def test_inference_proves_the_forward_alone(seen: list[str]) -> None:
-    triton_run.prepare(*call({"need_grad": False}))
-    assert seen == ["forward_kernel"]
-
-
-def test_a_short_query_proves_decode_and_merge(seen: list[str]) -> None:
-    triton_run.prepare(*call({"need_grad": False}, s_q=1, s_kv=4096))
-    assert seen == ["decode_kernel", "merge_kernel"]
-
-
-def test_a_backward_without_a_tile_is_refused_before_the_forward(
-    seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for asked, kernels_of in (
+        ((spec, inputs._replace(bias=inputs.bias.requires_grad_())), "forward rows dkdv dq dbias"),
+        (call({"need_grad": False}), "forward"),
+        (call({"need_grad": False}, s_q=1, s_kv=4096), "decode merge"),
+    ):
+        seen.clear()
+        triton_run.prepare(*asked)
+        assert seen == [f"{name}_kernel" for name in kernels_of.split()]
+    seen.clear()
     monkeypatch.setattr(triton_run, "_arch", lambda q: 75)
-    with pytest.raises(ValueError, match="at most 128"):
+    with pytest.raises(ValueError, match="at most 128"):  # a backward without a tile, before the forward
         triton_run.prepare(*call({}, d=200, e=200))
     assert seen == []
 
