@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
 from functools import partial
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attention_cases import (
-    BOTTOM_RIGHT,
     CASES,
     CAUSAL,
     DROPOUT,
@@ -153,22 +151,6 @@ def test_rows_beyond_two_to_the_31_elements(device: torch.device) -> None:
     apart_more = room.as_strided((1, 1, 9, 8), (0, 0, 2 * apart, 1))
     with pytest.raises(ValueError, match="rows of k lie 16777216 elements apart"):
         forward(spec, inputs._replace(k=apart_more, v=inputs.v[:, :, :9]))
-
-
-@pytest.mark.shows("triton", "causal", "bottom_right")
-@not_interpreted
-def test_rows_that_see_no_key_give_zero_and_pass_nothing_back(device: torch.device) -> None:
-    spec, inputs = build(Case("", BOTTOM_RIGHT, {}, {"s_q": 400, "s_kv": 27}), torch.float16)
-    inputs = onto(device, inputs)
-    result = forward(spec, inputs)
-    assert result.lse is not None
-    assert (result.out[:, :, :373] == 0).all()
-    assert (result.lse[:, :, :373] == -math.inf).all()
-    dout, dlse = upstream(result)
-    dout[:, :, :373] = dlse[:, :, :373] = math.nan
-    grads = backward(spec, inputs, result, dout, dlse)
-    assert (grads.q[:, :, :373] == 0).all()
-    assert all(t.isfinite().all() for t in (grads.q, grads.k, grads.v))
 
 
 @pytest.mark.shows("triton", "padding")

@@ -205,33 +205,3 @@ def test_memory_grows_with_the_sequence_not_its_square(case: Case, device: torch
     short, long = peak(8192), peak(16384)
     assert long <= 2.1 * short
     assert long < 16384 * 16384
-
-
-@pytest.mark.parametrize(
-    ("message", "make"),
-    [
-        (
-            "innermost stride of k is 2",
-            lambda i: i._replace(k=torch.stack([i.k, i.k], -1).flatten(-2)[..., ::2]),
-        ),
-        ("must share float16", lambda i: i._replace(v=i.v.double())),
-        ("differ in head_dim", lambda i: i._replace(k=i.k[..., 1:])),
-        ("stop at head_dim 256 with a backward", lambda i: i._replace(v=i.v.repeat(1, 1, 1, 40))),
-    ],
-    ids=["stride", "dtype", "head_dim", "too wide"],
-)
-def test_impossible_calls_are_refused(message: str, make: Any, device: torch.device) -> None:
-    spec, inputs = build(Case(""), torch.float16)
-    with pytest.raises(ValueError, match=message):
-        forward(spec, make(onto(device, inputs)))
-
-
-@pytest.mark.cuda_only("there is no architecture")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_what_turings_tensor_cores_lack_is_refused_there(
-    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    spec, inputs = build(Case(""), dtype)
-    with pytest.raises(ValueError, match="on sm75 the Triton kernels compute in float16 only"):
-        forward(spec, onto(device, inputs))
