@@ -114,9 +114,6 @@ def test_a_second_identical_question_starts_no_process_and_no_other_is_answered_
     assert second.as_dict() == {**first.as_dict(), "remembered": True}
 
 
-# Deaths.
-
-
 def test_a_crash_of_the_planner_is_an_answer_and_the_next_question_is_asked(library):
     one = library()
     assert one.ask(graph(), H100).supported
@@ -196,10 +193,7 @@ def test_below_9_8_the_frontend_speaks_for_itself_or_says_why_not(library, tmp_p
     assert "nvidia-cudnn-frontend<1.26" in text
 
 
-# The cache folder.
-
-
-def test_a_cache_folder_that_cannot_be_written(library, tmp_path):
+def test_a_cache_that_cannot_be_written_or_holds_garbage_is_put_aside_and_asked_anew(library, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     one = library(cache=tmp_path / "file" / "cache")
     assert one.ask(graph(), H100).supported
@@ -207,24 +201,17 @@ def test_a_cache_folder_that_cannot_be_written(library, tmp_path):
     assert any("answers are not remembered" in note for note in one.notes)
     if not loads("libcuda.so.1"):
         assert any("is not used" in note and "temporary" in note for note in one.notes)
-
-
-def test_a_cache_file_that_is_garbage_is_put_aside(library, tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir()
     (folder / "cudnn-answers.sqlite3").write_bytes(b"garbage " * 1000)
     one = library()
     assert one.ask(graph(), H100).supported
     assert any("put aside and begun anew" in note for note in one.notes)
-    assert library().ask(graph(), H100).remembered
-
-
-def test_what_was_kept_and_is_garbage_is_asked_again(library):
-    one = library()
-    one.ask(graph(), H100)
-    answer = one.ask(graph(), H100).as_dict()
+    answer = library().ask(graph(), H100)
+    assert answer.remembered
     odd = ({"supported": "perhaps"}, {"engines": [3]}, {"judge": "a friend"}, {"workspace": "x"})
-    for garbage in ("{", '{"supported": true}', "null", *(json.dumps({**answer, **part}) for part in odd)):
+    whole = answer.as_dict()
+    for garbage in ("{", '{"supported": true}', "null", *(json.dumps({**whole, **part}) for part in odd)):
         with sqlite3.connect(one._store._path) as kept:
             kept.execute("UPDATE answers SET answer = ?", (garbage,))
         kept.close()
@@ -279,9 +266,6 @@ def test_every_architecture_of_the_catalogue_can_be_described():
         device_json(61)
 
 
-# The commands.
-
-
 @pytest.fixture
 def here(installed, tmp_path, monkeypatch):
     """An environment in which the stand-ins are what --cudnn-lib names and the child imports."""
@@ -304,9 +288,6 @@ def test_explain_puts_the_librarys_answer_beside_the_rules(here, capsys):
     assert max(map(len, text.splitlines())) <= 80
     assert explain(*here) == 0
     assert capsys.readouterr().out.count("remembered") == 2
-
-
-def test_explain_says_where_they_disagree(here, capsys):
     assert explain("--head-dim-qk", str(emulated_cudnn.CRASH), "--inference", "--json", *here) == 0
     said = json.loads(capsys.readouterr().out)["library"]
     assert (said["supported"], said["agree"], said["outcome"]) == (False, False, "false accept")

@@ -223,15 +223,12 @@ def test_whatever_is_baked_in_makes_another_key():
         assert forward(replace(one, **change)).key() != forward(one).key()
 
 
-def test_uids_are_the_same_in_every_graph():
+def test_uids_are_the_same_in_every_graph_and_results_are_declared_with_their_layout() -> None:
     for make in (forward, backward):
         made = declare(make(call(**EVERYTHING)), emulated_cudnn, handle="h")
         uids = {name: tensor.uid for name, tensor in made.tensors.items()}
         assert all(uids[name] == UIDS[name] for name in uids if name in UIDS)
         assert len(set(uids.values())) == len(uids)
-
-
-def test_results_are_declared_with_their_layout():
     graph = forward(call(qkv_layout="thd", attn_mask_type="padding"))
     made = declare(graph, emulated_cudnn, handle="h")
     out, stats = made.results

@@ -6,9 +6,11 @@ documentation, so a wrong bound, stride, offset, uid or scale is a wrong number 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -139,16 +141,13 @@ def test_gradients_that_lie_otherwise_are_copied_not_planned_for() -> None:
 
 def test_merged_results_have_the_whole_rows_gradients() -> None:
     spec, inputs = build(Case("two halves of the keys"), torch.float32)
-    halves = [
-        inputs._replace(k=inputs.k[:, :, rows], v=inputs.v[:, :, rows])
-        for rows in (slice(0, 13), slice(13, 27))
-    ]
+    parts = (slice(13), slice(13, 27))
+    halves = [inputs._replace(k=inputs.k[:, :, at], v=inputs.v[:, :, at]) for at in parts]
     whole = merge([forward(spec, half) for half in halves])
     dout, _ = upstream(whole)
-    parts = [backward(spec, half, whole, dout.float()) for half in halves]
+    grads = [backward(spec, half, whole, dout.float()) for half in halves]
+    actual = {"out": whole.out, "dq": grads[0].q + grads[1].q, "dk": torch.cat([part.k for part in grads], 2)}
     wanted = expected(spec, inputs, dout, None)
-    actual = {"out": whole.out, "dq": parts[0].q + parts[1].q}
-    actual["dk"] = torch.cat([part.k for part in parts], 2)
     assert_matches(actual, {name: wanted[name] for name in actual}, TOLERANCE)
 
 
@@ -172,11 +171,8 @@ def test_dropout_drops_in_the_backward_what_the_forward_dropped(case: Case) -> N
     inputs = inputs._replace(dropout_seed=torch.tensor(11), dropout_offset=torch.tensor(3))
     result = forward(spec, inputs)
     assert torch.equal(result.out, forward(spec, inputs).out)
-    for other in (
-        {"dropout_seed": torch.tensor(12)},
-        {"dropout_offset": torch.tensor(4)},
-        {"dropout_offset": None},
-    ):
+    four = torch.tensor(4)
+    for other in ({"dropout_seed": four}, {"dropout_offset": four}, {"dropout_offset": None}):
         assert not torch.equal(result.out, forward(spec, inputs._replace(**other)).out)
     dout, _ = upstream(result)
     grads = backward(spec, inputs, result, dout)
@@ -229,14 +225,10 @@ def test_threads_that_want_one_plan_wait_for_one_build() -> None:
         gate.wait(5)
         return "plan"
 
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(cache.get("key", slow))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    gate.set()
-    for thread in threads:
-        thread.join()
-    assert found == ["plan"] * 8
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(cache.get, "key", slow) for _ in range(8)]
+        gate.set()
+    assert [one.result() for one in found] == ["plan"] * 8
     assert builds == [1]
     assert cache.info().builds == 1
 
@@ -340,16 +332,14 @@ ROUND = {"batch_size": 8, "max_seqlen_q": 256, "max_seqlen_kv": 256}  # what no 
 
 def question(p: AttentionParams) -> AttentionParams | None:
     """The question in sizes that packed calls have too; None for what the runtime does not hand to cuDNN."""
-    if p.layout.q_format != p.layout.kv_format:
+    mixed = p.layout.q_format != p.layout.kv_format or p.kv_cache != "none"
+    if mixed or p.fp8_attention or p.context_parallel or p.dtype not in DTYPES:
         return None
-    if p.fp8_attention or p.kv_cache != "none" or p.context_parallel or p.dtype not in DTYPES:
-        return None
-    try:
+    with contextlib.suppress(InvalidInput, UnsupportedArgument):
         changed = p.replace(**ROUND, tensors={}) if p.qkv_format == "thd" else p
         planned(changed)
-    except (InvalidInput, UnsupportedArgument):
-        return None
-    return changed
+        return changed
+    return None
 
 
 def comparable(call: GraphCall) -> dict[str, Any]:

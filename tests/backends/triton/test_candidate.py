@@ -47,13 +47,3 @@ def test_on_cpu_tensors_it_is_never_chosen_by_itself():
     module(q, k, v)
     assert module.last_selection.backend == "tiled"
     assert [reason.code for reason in module.last_selection["triton"].reasons] == ["TRITON007"]
-
-
-def test_it_compiles_without_a_graph_break():
-    q, k, v = tensors()
-    module = DotProductAttention(2, 16, 1, qkv_format="bshd", backend="triton")
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    out = compiled(q, k, v)
-    out.sum().backward()
-    torch.testing.assert_close(out, module(q, k, v))
-    assert q.grad is not None

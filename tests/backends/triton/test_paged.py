@@ -108,15 +108,6 @@ def test_sequences_may_share_pages(splits: int) -> None:
     check_forward(forward(spec, inputs, tiles=SMALL, splits=splits), spec, dense)
 
 
-@each("splits", [0, 2])
-def test_pages_of_the_same_rows_give_the_same_bits_as_dense_memory(splits: int) -> None:
-    spec, inputs = build(Case("", {**CAUSAL, **DROPOUT}, {"seqlens_kv": "b"}), torch.float16)
-    dense, paged = (
-        forward(*call, tiles=SMALL, splits=splits) for call in ((spec, inputs), pages_of(spec, inputs, 16))
-    )
-    assert torch.equal(dense.out, paged.out)
-
-
 @each("page_size, splits", [(16, 0), (5, 2)])
 def test_pages_are_clamped_into_the_pool_where_nothing_checked_them(
     page_size: int, splits: int, monkeypatch: pytest.MonkeyPatch
