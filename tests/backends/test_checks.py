@@ -13,6 +13,7 @@ from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.sdpa import kernels as sdpa
 from attnsel.backends.tiled import kernel as tiled
 from layout_cases import BACKENDS, HAS_TRITON, B, S, assert_rounding, reference
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -29,35 +30,35 @@ def direct(backend: str) -> tuple[Callable[..., Result], Callable[..., Any]]:
 
 X = torch.randn(2, 4, 6, 8)
 LENGTHS = torch.tensor([3, 6], dtype=torch.int32)
-UNFIT: dict[str, dict[str, Any]] = {
-    "rank": {"q": X[0]},
-    "batch of k and v": {"k": X[:1], "v": X[:1]},
-    "rows of v": {"v": X[:, :, :5]},
-    "heads of v": {"v": X[:, :2]},
-    "heads that do not divide": {"k": X[:, :3], "v": X[:, :3]},
-    "more kv heads": {"q": X[:, :2]},
-    "head_dim of k": {"k": X[..., :7]},
-    "no head_dim": {"q": X[..., :0], "k": X[..., :0]},
-    "dtype of v": {"v": X.double()},
-    "integers": dict.fromkeys("qkv", X.long()),
-    "device of k": {"k": X.to("meta")},
-    "sparse k": {"k": X.to_sparse()},
-    "mask that does not broadcast": {"attn_mask": torch.zeros(2, 4, 5, 6, dtype=torch.bool)},
-    "mask of numbers": {"attn_mask": torch.zeros(6, 6)},
-    "bias that does not broadcast": {"bias": torch.zeros(3, 1, 6, 6)},
-    "bias of integers": {"bias": torch.zeros(6, 6, dtype=torch.int32)},
-    "slopes": {"alibi_slopes": torch.zeros(3)},
-    "lengths of one sequence": {"seqlens_kv": LENGTHS[:1]},
-    "lengths as fractions": {"seqlens_kv": LENGTHS.float()},
-    "lengths elsewhere": {"seqlens_kv": LENGTHS.to("meta")},
-}
+UNFIT: list[dict[str, Any]] = [
+    {"q": X[0]},
+    {"k": X[:1], "v": X[:1]},
+    {"v": X[:, :, :5]},
+    {"v": X[:, :2]},
+    {"k": X[:, :3], "v": X[:, :3]},
+    {"q": X[:, :2]},
+    {"k": X[..., :7]},
+    {"q": X[..., :0], "k": X[..., :0]},
+    {"v": X.double()},
+    dict.fromkeys("qkv", X.long()),
+    {"k": X.to("meta")},
+    {"k": X.to_sparse()},
+    {"attn_mask": torch.zeros(2, 4, 5, 6, dtype=torch.bool)},
+    {"attn_mask": torch.zeros(6, 6)},
+    {"bias": torch.zeros(3, 1, 6, 6)},
+    {"bias": torch.zeros(6, 6, dtype=torch.int32)},
+    {"alibi_slopes": torch.zeros(3)},
+    {"seqlens_kv": LENGTHS[:1]},
+    {"seqlens_kv": LENGTHS.float()},
+    {"seqlens_kv": LENGTHS.to("meta")},
+]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_a_kernel_called_directly_checks_what_the_module_checks(backend: str) -> None:
     forward, backward = direct(backend)
     result = Result(X, X[..., 0].contiguous(), None, ())
-    for change in UNFIT.values():
+    for change in UNFIT:
         spec, inputs = Spec(need_grad=True), Inputs(X, X, X)._replace(**change)
         with pytest.raises(ValueError, match=r"\w"):
             forward(spec, inputs)

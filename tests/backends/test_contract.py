@@ -39,6 +39,7 @@ from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.kernel import backward as tiled_backward
 from attnsel.backends.tiled.kernel import forward as tiled_forward
 from attnsel.backends.tiled.tiles import Blocks
+from tables import each
 
 torch.set_num_threads(1)
 HALF_HEADS = {"h": 2, "g": 1}  # the interpreter's time is the number of tiles
@@ -80,9 +81,6 @@ def assert_right(
     assert_errs_little_more(actual, wanted, plain, torch.float32)
 
 
-# Rows without keys, empty tensors, garbage
-
-
 def test_a_row_that_sees_no_key_gives_zero_and_passes_nothing_back(kernel: Kernel) -> None:
     spec, inputs = call({}, {"attn_mask": "1 1 s_q 1"})
     hidden = torch.zeros(1, 1, 21, 1, dtype=torch.bool)
@@ -108,8 +106,7 @@ def test_a_bias_of_minus_infinity_hides_like_a_mask(kernel: Kernel) -> None:
     assert {name: error(biased[name], masked[name]) for name in masked} == dict.fromkeys(masked, 0.0)
 
 
-@pytest.mark.parametrize("empty", ["b", "s_q", "s_kv"])
-@pytest.mark.parametrize("sink", ["vanilla", "learnable"])
+@each("empty, sink", [("b", "vanilla"), ("s_q", "learnable"), ("s_kv", "vanilla"), ("s_kv", "learnable")])
 def test_empty_tensors(kernel: Kernel, empty: str, sink: str) -> None:
     """Without keys a row has its sink alone."""
     tensors = {"bias": "b h s_q s_kv"} | ({"softmax_offset": "h"} if sink == "learnable" else {})
@@ -118,12 +115,16 @@ def test_empty_tensors(kernel: Kernel, empty: str, sink: str) -> None:
     assert_right(actual, spec, inputs, dout, dlse)
 
 
-def test_a_packed_call_without_a_row(kernel: Kernel) -> None:
+def test_a_packed_call_without_a_row_and_one_of_which_everything_is_dropped(kernel: Kernel) -> None:
     t, cu = torch.empty(0, 2, 4), torch.zeros(1, dtype=torch.int32)
     inputs = Inputs(t, t, t, cu_seqlens_q=cu, cu_seqlens_kv=cu)
     result = kernel.forward(Spec(packed=True), inputs)
     assert result.out.shape == (0, 2, 4)
     assert kernel.backward(Spec(packed=True), inputs, result, result.out).k.shape == (0, 2, 4)
+    spec, inputs = call({"dropout_p": 1.0})
+    result = kernel.forward(spec, inputs)
+    grads = kernel.backward(spec, inputs, result, result.out + 1)
+    assert not any(t.any() for t in (result.out, *grads[:3]))
 
 
 def test_nan_in_dense_padding_reaches_nothing(kernel: Kernel) -> None:
@@ -157,12 +158,7 @@ def test_nan_between_packed_sequences_reaches_nothing(kernel: Kernel) -> None:
     assert_right(actual | {"dq": grads.q, "dk": grads.k, "dv": grads.v}, spec, inputs, dout, dlse)
 
 
-# Parts
-
-
-@pytest.mark.parametrize(
-    "spec", [{"window_left": 16, "window_right": 3}, {**CAUSAL, "softcap": 1.5}], ids=["window", "softcap"]
-)
+@each("spec", [{"window_left": 16, "window_right": 3}, {**CAUSAL, "softcap": 1.5}])
 def test_parts_of_a_sequence_merge_into_the_whole_with_the_same_dropout(
     kernel: Kernel, spec: dict[str, Any]
 ) -> None:
@@ -188,16 +184,6 @@ def test_parts_of_a_sequence_merge_into_the_whole_with_the_same_dropout(
     assert max(error(*pair) for pair in zip(grads[:3], wanted[:3], strict=True)) < 2e-5
 
 
-def test_dropping_everything_gives_zero(kernel: Kernel) -> None:
-    spec, inputs = call({"dropout_p": 1.0})
-    result = kernel.forward(spec, inputs)
-    grads = kernel.backward(spec, inputs, result, result.out + 1)
-    assert not any(t.any() for t in (result.out, *grads[:3]))
-
-
-# What is asked for, side effects, memory
-
-
 def test_results_that_nobody_asked_for_are_not_made(kernel: Kernel) -> None:
     spec, inputs = call({**CAUSAL, "return_max_logit": False})
     result = kernel.forward(spec, inputs)
@@ -221,19 +207,14 @@ def test_inputs_are_left_as_they_were_and_two_runs_are_bitwise_equal(kernel: Ker
     assert {name for name in first if not torch.equal(first[name], second[name])} == set()
 
 
-def test_results_take_the_memory_order_of_the_inputs(kernel: Kernel) -> None:
+def test_results_take_the_memory_order_and_expanded_ones_are_read_as_they_are(kernel: Kernel) -> None:
     spec, inputs = call({}, e=12)
-    inputs = inputs._replace(
-        **{name: STRIDES["sequence before heads"](getattr(inputs, name)) for name in "qkv"}
-    )
-    result = kernel.forward(spec, inputs)
-    grads = kernel.backward(spec, inputs, result, result.out)
+    order = STRIDES["sequence before heads"]
+    laid = inputs._replace(**{name: order(getattr(inputs, name)) for name in "qkv"})
+    result = kernel.forward(spec, laid)
+    grads = kernel.backward(spec, laid, result, result.out)
     for t in (result.out, grads.q, grads.k, grads.v):
         assert t.transpose(1, 2).is_contiguous()
-
-
-def test_expanded_tensors_are_read_as_they_are(kernel: Kernel) -> None:
-    spec, inputs = call({})
     expanded = inputs._replace(k=inputs.k.expand(-1, 2, -1, -1), v=inputs.v.expand(-1, 2, -1, -1))
     result, shared = kernel.forward(spec, expanded), kernel.forward(spec, inputs)
     assert torch.equal(result.out, shared.out)

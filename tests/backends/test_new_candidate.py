@@ -1,7 +1,6 @@
 """A new candidate is one folder, its rules and one line of the registry: all else serves it as it stands.
 
-A copy of the tree gets one, and processes that import the copy explain it, choose it and run it: eagerly,
-compiled, and as two ranks.
+A copy of the tree gets one, and processes that import the copy explain it, choose it and run it.
 """
 
 from __future__ import annotations
@@ -9,27 +8,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
-import warnings
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-import ranks
-from attnsel import DotProductAttention, NoBackendError, clear_cache, override
-from attnsel.backends.contract import Inputs, Spec
-from attnsel.context_parallel import shard_sequence
-from attnsel.debug import FallbackWarning
-from attnsel.runtime.kernels import KERNELS, kernel_of
 from paths import ROOT
 from plugin_packages import Answer, answers, python
-from reference import attention_reference
 
 SUPPORT = ROOT / "tests" / "support"
 FILES = {
@@ -124,10 +108,7 @@ def test_the_copy_is_what_is_imported(tree: Path) -> None:
     assert all(Path(file).is_relative_to(tree) for file in said(code, tree).splitlines())
 
 
-# Planning
-
-
-def test_explain_judges_and_ranks_it(told: dict[str, Answer]) -> None:
+def test_every_command_judges_and_ranks_it(told: dict[str, Answer]) -> None:
     for words, wanted in JUDGED.items():
         seen = next(c for c in told[f"{CPU} {words}"].json()["candidates"] if c["name"] == "direct")
         codes = [reason["code"] for reason in seen["reasons"]]
@@ -135,33 +116,20 @@ def test_explain_judges_and_ranks_it(told: dict[str, Answer]) -> None:
         assert (seen["verdict"], codes, adaptations) == wanted, words
         assert seen["unproven"]
     assert {words: told[f"{CPU} {words}"].json()["backend"] for words in CHOSEN} == CHOSEN
-
-
-def test_matrix_asks_about_it(told: dict[str, Answer]) -> None:
     _, even, odd = told[MATRIX].stdout.splitlines()
     assert even == "64,✔°,✖ DIRECT000"
     assert odd.startswith("100,✖ DIRECT001,")
-
-
-def test_its_rules_have_pages(told: dict[str, Answer]) -> None:
     codes = {page["code"] for page in told["rules --candidate direct --json"].json()}
     assert {"DIRECT000", "DIRECT001", "INSTALL001", "CP006"} <= codes
-    page = told["rule direct001"].stdout
-    assert "rows are loaded 32 bytes at a time" in page
-    assert "attnsel explain --gpu H100 --head-dim-qk 100" in page
+    assert "rows are loaded 32 bytes at a time" in told["rule direct001"].stdout
+    answer = told["doctor --json"].json()
+    verdicts = {call["dtype"]: call["verdicts"]["direct"] for call in answer["calls"] if not call["device"]}
+    assert verdicts["fp16"]["code"] == "DIRECT000"
 
 
 def test_its_rules_pass_the_tests_of_every_rule(tree: Path) -> None:
     asked = (str(ROOT / "tests" / "rules" / "test_every_rule.py"), "-k", "DIRECT", "-p", "no:cacheprovider")
     assert "passed" in said(f"import pytest; sys.exit(pytest.main({list(asked)}))", tree)
-
-
-def test_the_doctor_judges_it(told: dict[str, Answer]) -> None:
-    answer = told["doctor --json"].json()
-    verdicts = {call["dtype"]: call["verdicts"]["direct"] for call in answer["calls"] if not call["device"]}
-    assert verdicts["fp16"]["code"] == "DIRECT000"
-    if answer["devices"][0]["device"]["type"] == "cpu":
-        assert verdicts["fp32"]["verdict"] == "eligible"
 
 
 WAYS_OUT = """
@@ -181,120 +149,66 @@ def test_ways_out_make_it_eligible(tree: Path) -> None:
     assert [{"dtype": "fp32", "head_dim_qk": 104}, "eligible"] in ways
 
 
-# Running: these functions are called in processes that import the copy.
+RUNS = """
+import json, warnings, torch
+from collections import Counter
+from dataclasses import replace
+from attnsel import DotProductAttention, NoBackendError, clear_cache, override
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.debug import FallbackWarning
+from attnsel.runtime.kernels import KERNELS, kernel_of
+from reference import attention_reference
 
+torch.set_num_threads(1)
+kernel, wrong, ran, warned, found = kernel_of("direct"), "", Counter(), [], {}
 
-def tensors(head_dim: int) -> list[Tensor]:
-    """q, k and v, [b, s, h or g, d]"""
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 24, heads, head_dim, generator=generator) for heads in (4, 2, 2)]
+def scaled(name):
+    def function(spec, *others):
+        ran[name] += 1
+        off = 1.02 if name == wrong else 1.0
+        return getattr(kernel, name)(replace(spec, softmax_scale=spec.softmax_scale * off), *others)
+    return function
 
-
-def with_gradients(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+def gradients(out, leaves):
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
 
+def outcome(d):
+    ran.clear()
+    draw = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(2, 24, heads, d, generator=draw).requires_grad_() for heads in (4, 2, 2)]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    inputs = Inputs(*(t.transpose(1, 2) for t in exact))
+    wanted = attention_reference(Spec(softmax_scale=d**-0.5, window_right=0), inputs)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            got = gradients(DotProductAttention(4, d, 2, qkv_format="bshd")(*leaves), leaves)
+        except NoBackendError as error:
+            return [reason.code for reason in error.selection["direct"].reasons]
+    told = [str(w.message)[:38] for w in caught if w.category is FallbackWarning]
+    pairs = zip(got, gradients(wanted.transpose(1, 2).flatten(2), exact), strict=True)
+    right = all(torch.allclose(a.double(), b, atol=1e-5) for a, b in pairs)
+    return [right, told, ran["forward"], ran["backward"]]
 
-def expected(head_dim: int) -> list[Tensor]:
-    """The output and the gradients of q, k and v by the definition of attention, in float64."""
-    leaves = [t.double().requires_grad_() for t in tensors(head_dim)]
-    inputs = Inputs(*(t.transpose(1, 2) for t in leaves))
-    out = attention_reference(Spec(softmax_scale=head_dim**-0.5, window_right=0), inputs)[0]
-    return with_gradients(out.transpose(1, 2).flatten(2), leaves)
-
-
-def module(head_dim: int, **over_ranks: Any) -> DotProductAttention:
-    return DotProductAttention(4, head_dim, 2, qkv_format="bshd", **over_ranks)
-
-
-def behaviour(core: Any, head_dim: int, part_of: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, Any]:
-    """What comes of two calls where the new kernel is forced, and where it is the first choice: of the kernel
-    as it is, and of one whose forward, or backward, has a scale that is off by 2 %."""
-    torch.set_num_threads(1)
-    KERNELS.pop("direct", None)
-    kernel, ran, found = kernel_of("direct"), Counter[str](), {}
-
-    def counted(name: str) -> Callable[..., Any]:
-        def function(spec: Spec, *others: Any) -> Any:
-            ran[name] += 1
-            scale = spec.softmax_scale * (1.02 if name == wrong else 1.0)
-            return getattr(kernel, name)(replace(spec, softmax_scale=scale), *others)
-
-        return function
-
-    def outcome() -> dict[str, Any]:
-        ran.clear()
-        leaves = [part_of(t).requires_grad_() for t in tensors(head_dim)]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                got = with_gradients(core(*leaves), leaves)
-            except NoBackendError as error:
-                return {"refused": [reason.code for reason in error.selection["direct"].reasons]}
-        wanted = [part_of(t) for t in expected(head_dim)]
-        right = all(torch.allclose(a.double(), b, atol=1e-5) for a, b in zip(got, wanted, strict=True))
-        warned = [str(w.message) for w in caught if w.category is FallbackWarning]
-        return {"right": right, "warned": warned, "ran": [ran["forward"], ran["backward"]]}
-
-    KERNELS["direct"] = kernel._replace(forward=counted("forward"), backward=counted("backward"))
-    for wrong in ("nothing", "forward", "backward"):
-        for how, policy in {"forced": {"backend": "direct"}, "first": {"deny": ("sdpa.flash",)}}.items():
+KERNELS["direct"] = kernel._replace(forward=scaled("forward"), backward=scaled("backward"))
+for wrong in ("nothing", "forward", "backward"):
+    for how, policy in {"forced": {"backend": "direct"}, "first": {"deny": ("sdpa.flash",)}}.items():
+        for d in (16, 12):  # as the kernel takes it, and padded for it
             clear_cache()
             with override(**policy):
-                found[f"{wrong} {how}"] = [outcome() for _ in range(2)]
-    return found
+                found[f"{wrong} {how} {d}"] = [outcome(d) for _ in range(2)]
+print(json.dumps(found))
+"""
 
 
-def eager() -> list[dict[str, Any]]:
-    """With heads as the kernel takes them, and with heads that are padded for it."""
-    return [behaviour(module(head_dim), head_dim) for head_dim in (16, 12)]
-
-
-def compiled() -> list[dict[str, Any]]:
-    return [behaviour(torch.compile(module(16), fullgraph=True, backend="aot_eager"), 16)]
-
-
-def one_rank(rank: int, size: int) -> dict[str, Any]:
-    core = module(16, cp_group=torch.distributed.group.WORLD)
-    return behaviour(core, 16, lambda t: shard_sequence(t, (size, rank)))
-
-
-def two_ranks() -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        return ranks.run(one_rank, 2, Path(folder))
-
-
-# [forwards, backwards] of the first call, which is compared as well, and of a later one. A rank makes two
-# steps. A compiled call's backward is compared apart from its forward, after one more forward.
-CALLS = {
-    "eager": ([2, 2], [1, 1]),
-    "compiled": ([3, 2], [1, 1]),
-    "two_ranks": ([4, 4], [2, 2]),
-}
-
-
-@pytest.fixture(scope="module", params=CALLS)
-def seen(request: pytest.FixtureRequest, tree: Path) -> list[dict[str, Any]]:
-    """The behaviour in each way of calling, or on each rank."""
-    code = f"import json, runpy; print(json.dumps(runpy.run_path({__file__!r})[{request.param!r}]()))"
-    parts = json.loads(said(code, tree))
-    assert not any("crash" in part for part in parts), parts
-    return [{**part, "calls": CALLS[request.param]} for part in parts]
-
-
-def test_its_numbers_are_right_and_compared_once_and_wrong_ones_refused(seen: list[dict[str, Any]]) -> None:
-    for part in seen:
+def test_it_runs_is_compared_once_and_gives_way_where_its_numbers_are_wrong(tree: Path) -> None:
+    """Of wrong ones a scale is off by 2 %. Two calls each: the first is compared as well."""
+    seen = json.loads(said(RUNS, tree))
+    told = "direct gave other numbers than tiled: in fp32"[:38]
+    for d in (16, 12):
         for how in ("forced", "first"):
-            right = [{"right": True, "warned": [], "ran": ran} for ran in part["calls"]]
-            assert part[f"nothing {how}"] == right
+            assert seen[f"nothing {how} {d}"] == [[True, [], 2, 2], [True, [], 1, 1]]
         for wrong in ("forward", "backward"):
-            assert part[f"{wrong} forced"] == [{"refused": ["RUNTIME002"]}] * 2
-
-
-@pytest.mark.parametrize("wrong", ["forward", "backward"])
-def test_wrong_numbers_give_way_to_the_next_candidate(seen: list[dict[str, Any]], wrong: str) -> None:
-    first, later = zip(*(part[f"{wrong} first"] for part in seen), strict=True)
-    assert all(call["right"] for call in (*first, *later))
-    warned = [words for call in first for words in call["warned"]]  # of ranks, the first alone speaks
-    assert warned
-    assert all(words.startswith("direct gave other numbers than tiled: in fp32") for words in warned)
-    assert not any(call["warned"] for call in later)
+            assert seen[f"{wrong} forced {d}"] == [["RUNTIME002"]] * 2
+            first, later = seen[f"{wrong} first {d}"]
+            assert (first[:2], later[:2]) == ([True, [told]], [True, []])

@@ -14,6 +14,7 @@ import torch
 
 from attnsel.backends import slopes
 from attnsel.backends.slopes import default_slopes, is_default
+from tables import each
 
 CPU = torch.device("cpu")
 
@@ -25,7 +26,7 @@ def nothing_remembered() -> Iterator[None]:
     slopes._place.cache_clear()
 
 
-@pytest.mark.parametrize("heads", [1, 8, 12, 33])
+@each("heads", [1, 8, 12, 33])
 def test_the_papers_sequence(heads: int) -> None:
     """Section 3 of "Train Short, Test Long": 2^(-8 i / n) for a power of two, else every other one more."""
     power = 1 << (heads.bit_length() - 1)
@@ -34,12 +35,6 @@ def test_the_papers_sequence(heads: int) -> None:
     made = default_slopes(heads, CPU)
     assert made.dtype == torch.float32
     assert made.tolist() == torch.tensor(wanted, dtype=torch.float32).tolist()
-
-
-def test_they_are_made_once() -> None:
-    assert default_slopes(4, CPU) is default_slopes(4, CPU)
-    assert is_default(default_slopes(4, CPU))
-    assert not is_default(default_slopes(4, CPU).clone())
 
 
 def test_what_is_made_while_a_graph_is_captured_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,16 +48,15 @@ def test_what_is_made_while_a_graph_is_captured_is_not_kept(monkeypatch: pytest.
     assert kept.tolist() == captured.tolist()
     monkeypatch.setattr(slopes, "capturing", lambda device: True)
     assert default_slopes(4, CPU) is kept
+    assert is_default(kept)
+    assert not is_default(kept.clone())
 
 
-def test_nothing_is_copied_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_without_memory_are_not_kept_and_nothing_is_copied_from_the_host() -> None:
     """A capture allows no copy from pageable memory: no operator takes a tensor of the CPU's to another."""
     with torch.utils._python_dispatch._disable_current_modes(), torch.device("meta"):
         made = slopes._computed(12, torch.device("meta"))
     assert (made.device.type, made.shape) == ("meta", (12,))
-
-
-def test_slopes_without_memory_are_not_kept() -> None:
     with torch._subclasses.FakeTensorMode():
         default_slopes(4, CPU)
     assert type(default_slopes(4, CPU)) is torch.Tensor

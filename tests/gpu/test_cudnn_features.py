@@ -5,9 +5,11 @@ On a CPU the graphs are carried out by the emulation in tests/support/emulated_c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -24,12 +26,16 @@ from attention_cases import (
     expected,
     onto,
 )
-from attnsel import DotProductAttention, Environment, attention, select
+from attnsel import AttentionParams, DotProductAttention, Environment, attention, select
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.cudnn import session
+from attnsel.backends.cudnn import build, session
+from attnsel.backends.cudnn import graph as graphs
+from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.plans import PLANS, PlanRefused
+from attnsel.errors import InvalidInput, UnsupportedArgument
 from cudnn_cases import FEATURES, HEAD_DIM_SPECS, HEAD_DIMS, as_carried_out, head_dim_case, made
 from forward_checks import call_in_pages, check_on_the_cpu
+from pairwise import pairwise
 
 if importlib.util.find_spec("cudnn") is None and torch.cuda.is_available():
     pytest.skip("nvidia-cudnn-frontend is not installed", allow_module_level=True)
@@ -55,12 +61,18 @@ def emulated_where_there_is_no_gpu(device: torch.device, monkeypatch: pytest.Mon
         PLANS.clear()
 
 
-def check(spec: Spec, inputs: Inputs) -> None:
-    inputs = as_carried_out(inputs)
+@contextlib.contextmanager
+def skipped_where_refused() -> Iterator[None]:
     try:
-        prepare(spec, inputs)
+        yield
     except PlanRefused as refused:
         pytest.skip(str(refused))
+
+
+def check(spec: Spec, inputs: Inputs) -> None:
+    inputs = as_carried_out(inputs)
+    with skipped_where_refused():
+        prepare(spec, inputs)
     actual, dout, _ = carried_out(forward, backward, spec, inputs, dlse=False)
     dtype = inputs.q.dtype
     wanted, plain = (expected(spec, inputs, dout, None, at) for at in (torch.float64, dtype))
@@ -102,10 +114,8 @@ def test_pages(s_q: int, device: torch.device, scale: int) -> None:
     plain, (paged_spec, paged) = call_in_pages(s_q, scale, 16)
     # What unused rows of a page hold is the business of a test below.
     paged = paged._replace(k=paged.k.nan_to_num(), v=paged.v.nan_to_num())
-    try:
+    with skipped_where_refused():
         result = forward(paged_spec, onto(device, paged))
-    except PlanRefused as refused:
-        pytest.skip(str(refused))
     check_on_the_cpu(result, *plain)
 
 
@@ -113,10 +123,8 @@ def test_pages(s_q: int, device: torch.device, scale: int) -> None:
 def test_the_largest_score(device: torch.device, scale: int) -> None:
     spec, inputs = made(Case("", CAUSAL), torch.float16, device, scale)
     spec = dataclasses.replace(spec, return_max_logit=True, need_grad=False)
-    try:
+    with skipped_where_refused():
         result = forward(spec, inputs)
-    except PlanRefused as refused:
-        pytest.skip(str(refused))
     wanted = expected(spec, inputs, torch.zeros((), device=device), None)
     assert result.max_logit is not None
     assert result.lse is not None
@@ -145,10 +153,8 @@ def test_what_padded_rows_hold_reaches_nothing(fill: float, device: torch.device
         dout = torch.ones_like(result.out).masked_fill(absent[0][:, None, :, None], value)
         return [result.out, *backward(spec, given, result, dout)[:3]]
 
-    try:
+    with skipped_where_refused():
         wanted, found = run(0.0), run(fill)
-    except PlanRefused as refused:
-        pytest.skip(str(refused))
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
 
@@ -161,10 +167,8 @@ def test_dropout_repeats_for_a_seed_and_keeps_the_mean(device: torch.device, sca
     outs = []
     for number in (1, 1, 2):
         seed = torch.tensor(number, device=device)
-        try:
+        with skipped_where_refused():
             outs.append(forward(spec, Inputs(q, q, v, dropout_seed=seed)).out)
-        except PlanRefused as refused:
-            pytest.skip(str(refused))
     assert torch.equal(outs[0], outs[1])
     assert not torch.equal(outs[0], outs[2])
     assert outs[0].float().mean().item() == pytest.approx(1.0, abs=0.05)
@@ -207,39 +211,48 @@ def test_side_streams_and_threads(device: torch.device) -> None:
     assert PLANS.info().builds == before
 
 
+ASKED: dict[str, Any] = {
+    "attn_mask_type": ["no_mask", "causal", "padding_causal", "causal_bottom_right"],
+    "sizes": [(64, 64), (128, 128), (192, 128), (256, 256), (72, 520)],
+    "lengths": [(512, 512), (1, 1024), (1000, 129), (2048, 64)],
+    "heads": [(8, 8), (8, 2), (6, 1)],
+    "qkv_layout": ["bshd_bshd_bshd", "sbhd_sbhd_sbhd", "bhsd_bhsd_bhsd"],
+    "window_size": [None, (128, 0)],
+    "core_attention_bias_type": ["no_bias", "post_scale_bias", "alibi"],
+    "softmax_type": ["vanilla", "learnable"],
+    "attention_dropout": [0.0, 0.1],
+    "deterministic": [False, True],
+    "is_training": [True, False],
+    "dtype": ["bf16", "fp16"],
+}
+
+
 @pytest.mark.shows(None)  # it asks, and computes nothing
 @pytest.mark.cuda_only("asks the real card")
-def test_what_the_rules_and_the_described_card_say_is_what_the_card_says(device: torch.device) -> None:
-    """check_support with a handle, against the rules on this machine, for a few hundred drawn questions."""
-    from attnsel.backends.cudnn.build import check as ask
-    from attnsel.backends.cudnn.build import declare
-    from attnsel.backends.cudnn.call import planned
-    from attnsel.backends.cudnn.graph import backward as backward_graph
-    from attnsel.backends.cudnn.graph import forward as forward_graph
-    from attnsel.errors import UnsupportedArgument
-    from sampling import samples
-
+def test_what_the_rules_say_is_what_the_card_says(device: torch.device) -> None:
+    """check_support with a handle, against the rules on this machine, for questions of every two features."""
     here, env = session.current(device), Environment.detect(device)
     wrong, asked = [], 0
-    for p in samples(seed=1, count=400):
+    for row in pairwise(ASKED):
+        (d, e), (s_q, s_kv), (h, g) = row.pop("sizes"), row.pop("lengths"), row.pop("heads")
+        sizes = {"head_dim_qk": d, "head_dim_v": e, "max_seqlen_q": s_q, "max_seqlen_kv": s_kv}
+        try:
+            p = AttentionParams(**row, **sizes, num_heads=h, num_gqa_groups=g)
+            call = planned(p)
+        except (InvalidInput, UnsupportedArgument):
+            continue
         candidate = select(p, env)["cudnn"]
         if any(reason.code.startswith("BUG") for reason in candidate.reasons):
             continue  # known bugs compile, and one of them ends the process
         try:
-            call = planned(p)
-        except UnsupportedArgument:
-            continue
-        graphs = [forward_graph(call)] + ([backward_graph(call)] if p.is_training else [])
-        try:
-            for graph in graphs:
-                ask(declare(graph, here.cudnn, handle=here.handle), here.cudnn, [])
+            for graph in [graphs.forward(call)] + ([graphs.backward(call)] if p.is_training else []):
+                build.check(build.declare(graph, here.cudnn, handle=here.handle), here.cudnn, [])
             said, words = True, ""
         except Exception as error:  # the bindings raise many types
             said, words = False, str(error).splitlines()[0]
         asked += 1
-        if candidate.verdict != "unknown" and (candidate.verdict == "eligible") != said:
+        if candidate.verdict != "unknown" and candidate.eligible != said:
             wrong.append((p.model_dump(exclude_defaults=True), [r.code for r in candidate.reasons], words))
-    false_accepts = [one for one in wrong if not one[1]]
-    assert asked > 200
-    assert not false_accepts, false_accepts[:5]
-    assert len(wrong) <= asked // 100, wrong[:5]
+    assert asked > 20
+    assert not [one for one in wrong if not one[1]]  # what no rule refuses is planned
+    assert len(wrong) <= 1, wrong

@@ -1,10 +1,10 @@
-"""The Triton kernels, compiled and run: every feature, head dimension and float type against float64."""
+"""The Triton kernels, compiled and run, against float64: every feature, head dimension and float type; short
+queries and keys in pages."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
 from functools import partial
 
 import pytest
@@ -29,6 +29,7 @@ from attention_cases import (
 )
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.tiled import kernel as tiled
+from forward_checks import check_forward, pages_of
 from reference import attention_reference
 
 if importlib.util.find_spec("triton") is None:
@@ -73,16 +74,9 @@ def test_every_feature(
     skip_what_rules_refuse(arch, dtype)
     if device.type == "cuda" and "head_dim" not in case.name:
         case = dataclasses.replace(case, sizes={"d": 64, "e": 64, **case.sizes})
-    spec, inputs = build(case, dtype, scale=scale)
-    check(spec, onto(device, inputs))
-
-
-@both_ways
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.cuda_only("the grid above is this one there")
-def test_every_feature_where_a_tile_is_larger_than_the_sequence(case: Case, device: torch.device) -> None:
-    spec, inputs = build(case, torch.float16)
-    check(spec, onto(device, inputs))
+    for larger in {1, scale}:  # of one tile, and of several
+        spec, inputs = build(case, dtype, scale=larger)
+        check(spec, onto(device, inputs))
 
 
 HEAD_DIMS = [(64, 64), (80, 80), (128, 128), (192, 128), (40, 72), (256, 256), (1, 17)]
@@ -160,22 +154,6 @@ def test_rows_beyond_two_to_the_31_elements(device: torch.device) -> None:
     apart_more = room.as_strided((1, 1, 9, 8), (0, 0, 2 * apart, 1))
     with pytest.raises(ValueError, match="rows of k lie 16777216 elements apart"):
         forward(spec, inputs._replace(k=apart_more, v=inputs.v[:, :, :9]))
-
-
-@pytest.mark.shows("triton", "causal", "bottom_right")
-@not_interpreted
-def test_rows_that_see_no_key_give_zero_and_pass_nothing_back(device: torch.device) -> None:
-    spec, inputs = build(Case("", BOTTOM_RIGHT, {}, {"s_q": 400, "s_kv": 27}), torch.float16)
-    inputs = onto(device, inputs)
-    result = forward(spec, inputs)
-    assert result.lse is not None
-    assert (result.out[:, :, :373] == 0).all()
-    assert (result.lse[:, :, :373] == -math.inf).all()
-    dout, dlse = upstream(result)
-    dout[:, :, :373] = dlse[:, :, :373] = math.nan
-    grads = backward(spec, inputs, result, dout, dlse)
-    assert (grads.q[:, :, :373] == 0).all()
-    assert all(t.isfinite().all() for t in (grads.q, grads.k, grads.v))
 
 
 @pytest.mark.shows("triton", "padding")
@@ -257,3 +235,49 @@ def test_long_sequences(spec: dict[str, int], device: torch.device) -> None:
         unit = torch.finfo(torch.float16).eps
         last_key = expected(end_spec, end, dout[:, :, -last:], None)["dv"][:, :, -1]
         assert error(grads.v[:, :, -1], last_key) <= 8 * unit * max(1.0, last_key.abs().max().item())
+
+
+LONG = pytest.mark.cuda_only("too many tiles there")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.sizes.get("s_q") != 40], ids=lambda c: c.name)
+@pytest.mark.cuda_only("tests/backends/triton/test_decode.py has it")
+def test_every_feature_decoded(case: Case, device: torch.device) -> None:
+    spec, inputs = build(case, torch.float16)
+    inputs = onto(device, inputs)
+    for splits in (1, 3):
+        check_forward(forward(spec, inputs, splits=splits), spec, inputs)
+
+
+@pytest.mark.shows("triton", "paged")
+@pytest.mark.parametrize("page_size", [16, 17, 256])
+@pytest.mark.parametrize("s_q", [1, 5, pytest.param(200, marks=LONG)])
+@pytest.mark.parametrize(("d", "e"), [(64, 64), (128, 128), pytest.param(576, 512, marks=LONG)])
+def test_pages(d: int, e: int, s_q: int, page_size: int, device: torch.device) -> None:
+    sizes = {"d": d, "e": e, "h": 8, "g": 1 if d == 576 else 2, "s_q": s_q}
+    sizes["s_kv"] = 1500 if device.type == "cuda" else 40
+    case = Case("", {**BOTTOM_RIGHT, "need_grad": False}, {"seqlens_kv": "b"}, sizes)
+    spec, inputs = build(case, torch.float16)
+    paged_spec, paged = pages_of(spec, inputs, page_size)
+    result = forward(paged_spec, onto(device, paged))
+    on_cpu = {name: getattr(result, name).cpu() for name in ("out", "lse", "max_logit")}
+    check_forward(result._replace(**on_cpu), spec, inputs)
+
+
+@pytest.mark.shows("triton", "cuda_graph")
+@pytest.mark.parametrize("length", [1, 100, 8192])
+@LONG
+def test_a_graph_replays_other_lengths(length: int, device: torch.device) -> None:
+    """How keys are split is fixed when the graph is captured; what they are is read when it runs."""
+    sizes = {"d": 128, "e": 128, "h": 8, "g": 2, "s_q": 1, "s_kv": 8192, "b": 2}
+    spec, inputs = build(Case("", {"need_grad": False}, {"seqlens_kv": "b"}, sizes), torch.float16)
+    inputs = onto(device, inputs)
+    forward(spec, inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = forward(spec, inputs)
+    assert inputs.seqlens_kv is not None
+    inputs.seqlens_kv.fill_(length)
+    graph.replay()
+    check_forward(result, spec, inputs)

@@ -27,7 +27,7 @@ from attnsel.environment.gpus import ARCHITECTURES
 from sass import LoopMix
 
 if TYPE_CHECKING:
-    from aot import Compiled
+    from machine_code import Compiled
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
 FEATURES = ("full", "causal", "paged", "paged-256")  # shipped for every head dimension and dtype
@@ -206,7 +206,7 @@ def reports(
 
 
 def report_on(c: Configuration) -> KernelReport:
-    from aot import compile_launch
+    from machine_code import compile_launch
 
     start, launch = time.perf_counter(), None
     try:

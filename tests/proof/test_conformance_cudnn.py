@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 
 import conformance
-import fake_cudnn
+import emulated_cudnn
 from agreement import GPUS, compare, starting_points, upper_bound
 from attnsel import AttentionParams, Environment
 from attnsel.backends.cudnn.ask import libraries
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """A site-packages folder with a libcudnn, an NVRTC and a frontend, none of them real."""
-    return fake_cudnn.site(tmp_path_factory.mktemp("site"))
+    return emulated_cudnn.site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_conformance_counts_and_fails_on_a_false_accept(here, capsys):
 def test_a_false_accept_is_counted(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNSEL_CUDNN_VERSION", "91300")
     library = Library(str(installed), cache=tmp_path, frontend=str(installed / "frontend"))
-    p = AttentionParams(head_dim_qk=fake_cudnn.CRASH, is_training=False)
+    p = AttentionParams(head_dim_qk=emulated_cudnn.CRASH, is_training=False)
     with library:
         tally = compare(library, [p, p.replace(head_dim_qk=64)], ["H100"])
     assert (tally.outcomes["false accept"], tally.outcomes["agree"], tally.crashes) == (1, 1, 1)

@@ -13,7 +13,6 @@ from torch import Tensor
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from aot import Compiled, compile_launch
 from attention_cases import BOTTOM_RIGHT
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.triton import descriptors
@@ -21,6 +20,7 @@ from attnsel.backends.triton.blocks import choose_descriptor
 from attnsel.backends.triton.descriptors import descriptor_launch
 from attnsel.backends.triton.launch import make_call
 from gate import Configuration, configurations, report_on
+from machine_code import Compiled, compile_launch
 
 pytestmark = pytest.mark.skipif(not descriptors.tried(), reason="the kernel is not for this Triton")
 

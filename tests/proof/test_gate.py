@@ -19,7 +19,7 @@ if importlib.util.find_spec("triton") is None:
 import triton
 
 import pool
-from aot import build, compile_launch, ptxas_log, warnings_in
+from aot import build
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import turing
 from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, Block, Tiles, choose
@@ -41,6 +41,7 @@ from gate import (
     run_gate,
 )
 from gate_changes import changes
+from machine_code import compile_launch, ptxas_log, warnings_in
 from paths import ROOT
 
 TABLE = json.loads((ROOT / "benchmarks/results/triton-gate.json").read_text(encoding="utf-8"))
@@ -246,7 +247,7 @@ def test_what_the_compiler_refuses_is_reported(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*args: object) -> None:
         raise RuntimeError("PassManager::run failed")
 
-    monkeypatch.setattr("aot.compile_launch", refuse)
+    monkeypatch.setattr("machine_code.compile_launch", refuse)
     seen: list[tuple[int, int]] = []
     chosen = {"head_dims": [(64, 64)], "dtypes": ["fp16"], "features": ["full"]}
     made = run_gate([80], progress=lambda done, total, _: seen.append((done, total)), **chosen)

@@ -1,11 +1,12 @@
 """Asking libcudnn in a child process: what is said when it answers, dies, hangs or is not there.
 
-The library and the frontend are stand-ins (``fake_cudnn``, and our own libcudnn that only knows a version),
-so that all of it runs anywhere with a C compiler. The last tests ask the real ones where they are installed.
+The library and the frontend are stand-ins (``emulated_cudnn``, and our own libcudnn that only knows a
+version), so that all of it runs anywhere with a C compiler.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -17,7 +18,7 @@ import sys
 import pytest
 
 import attnsel
-import fake_cudnn
+import emulated_cudnn
 from attnsel import AttentionParams
 from attnsel.backends.cudnn.ask import client, libraries
 from attnsel.backends.cudnn.ask.client import Library
@@ -52,62 +53,59 @@ def graph(head_dim=64, **fields):
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """A site-packages folder with a libcudnn, an NVRTC and a frontend, none of them real."""
-    return fake_cudnn.site(tmp_path_factory.mktemp("site"))
+    return emulated_cudnn.site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
 def library(installed, tmp_path, monkeypatch):
     """``library()``: a Library on the stand-ins, closed at the end."""
     monkeypatch.setenv("ATTNSEL_CUDNN_VERSION", "91300")
-    opened = []
+    with contextlib.ExitStack() as opened:
 
-    def make(**how):
-        how = {"cache": tmp_path / "cache", "frontend": str(installed / "frontend"), "timeout": 30, **how}
-        opened.append(Library(how.pop("cudnn_lib", str(installed)), **how))
-        return opened[-1]
+        def make(**how):
+            how = {"cache": tmp_path / "cache", "frontend": str(installed / "frontend"), "timeout": 30, **how}
+            return opened.enter_context(Library(how.pop("cudnn_lib", str(installed)), **how))
 
-    yield make
-    for one in opened:
-        one.close()
+        yield make
 
 
 pytestmark = needs_compiler
 
 
-# Answers.
-
-
-def test_an_answer_holds_engines_versions_and_the_judge(library):
-    answer = library().ask(graph(), H100)
+def test_an_answer_holds_engines_versions_the_judge_and_the_workspace_of_a_plan(library):
+    one = library()
+    answer = one.ask(graph(), H100)
     assert (answer.supported, answer.stage, answer.judge) == (True, "check_support", "library")
     assert answer.engines == ("eng0", "eng1")
     assert (answer.cudnn, answer.cudnn_frontend) == ("9.13.0", "1.23.0")
     assert answer.workspace is None
-
-
-def test_a_built_plan_tells_its_workspace(library):
-    answer = library().ask(graph(), H100, build=True)
+    answer = one.ask(graph(), H100, build=True)
     assert (answer.supported, answer.stage, answer.workspace) == (True, "build_plans", 4096)
-
-
-def test_a_plan_that_does_not_build_is_told_and_changes_nothing(library):
-    answer = library().ask(graph(fake_cudnn.NO_PLAN), H100, build=True)
+    answer = one.ask(graph(emulated_cudnn.NO_PLAN), H100, build=True)
     assert (answer.supported, answer.stage, answer.workspace) == (True, "build_plans", None)
     assert answer.words == "no kernel came out"
 
 
 def test_a_refusal_has_its_stage_its_words_and_the_librarys_log(library):
-    answer = library().ask(graph(fake_cudnn.REFUSE), H100)
+    answer = library().ask(graph(emulated_cudnn.REFUSE), H100)
     assert (answer.supported, answer.stage) == (False, "check_support")
-    assert answer.words == "no engine takes it (engine 2: too much shared memory)"
+    assert answer.words == "no engine takes it (engine 8: too much shared memory)"
     assert answer.message.startswith("No valid engine configs for X")
     assert answer.log == "E! what the library logged"
     early = library().ask(graph(100), H100)
     assert (early.supported, early.stage, early.log) == (False, "validate", "")
 
 
-def test_a_second_identical_question_starts_no_process(library, monkeypatch):
-    first = library().ask(graph(), H100)
+def test_a_second_identical_question_starts_no_process_and_no_other_is_answered_from_memory(
+    library, tmp_path, monkeypatch
+):
+    assert not library(remember=False).ask(graph(), H100).remembered
+    assert not list(tmp_path.glob("cache/*.sqlite3"))
+    one = library()
+    first = one.ask(graph(), H100)
+    for other in ((graph(num_heads=8), H100), (graph(), device_json(80, "A100"))):
+        assert not one.ask(*other).remembered
+    assert not one.ask(graph(), H100, build=True).remembered
     monkeypatch.setattr(client, "_Child", None)
     again = library()
     assert again.versions() == {"cudnn": "9.13.0", "cudnn_frontend": "1.23.0"}
@@ -116,54 +114,32 @@ def test_a_second_identical_question_starts_no_process(library, monkeypatch):
     assert second.as_dict() == {**first.as_dict(), "remembered": True}
 
 
-def test_another_question_is_not_answered_from_memory(library):
-    one = library()
-    one.ask(graph(), H100)
-    assert not one.ask(graph(num_heads=8), H100).remembered
-    assert not one.ask(graph(), device_json(80, "A100")).remembered
-    assert not one.ask(graph(), H100, build=True).remembered
-
-
-def test_nothing_is_kept_unless_wanted(library, tmp_path):
-    assert not library(remember=False).ask(graph(), H100).remembered
-    assert not list(tmp_path.glob("cache/*.sqlite3"))
-
-
-# Deaths.
-
-
 def test_a_crash_of_the_planner_is_an_answer_and_the_next_question_is_asked(library):
     one = library()
     assert one.ask(graph(), H100).supported
-    answer = one.ask(graph(fake_cudnn.CRASH), H100)
+    answer = one.ask(graph(emulated_cudnn.CRASH), H100)
     assert (answer.supported, answer.stage) == (False, "planner crashed")
     assert answer.message == "planner crashed (SIGSEGV)"
     assert "about to die" in answer.log
     assert one.ask(graph(72), H100).supported
-    assert one.ask(graph(fake_cudnn.CRASH), H100).remembered
+    assert one.ask(graph(emulated_cudnn.CRASH), H100).remembered
 
 
-def test_a_planner_that_hangs_is_given_up_and_not_remembered(library):
+def test_a_planner_that_hangs_or_is_killed_is_given_up_and_not_remembered(library):
     one = library()
     assert one.ask(graph(), H100).supported  # the process is there
     one._timeout = 1
-    answer = one.ask(graph(fake_cudnn.HANG), H100)
+    answer = one.ask(graph(emulated_cudnn.HANG), H100)
     assert (answer.supported, answer.stage) == (None, "timeout")
     assert answer.message == "no answer within 1 s"
     one._timeout = 30
-    assert one.ask(graph(72), H100).supported
-    with sqlite3.connect(one._store._path) as kept:
-        assert not kept.execute("SELECT * FROM answers WHERE answer LIKE '%timeout%'").fetchall()
-
-
-def test_a_death_from_outside_is_not_remembered(library):
-    one = library()
-    one.ask(graph(), H100)
+    one.ask(graph(72), H100)
     child = one._child
     child.ask = lambda question, timeout: child._process.kill()
-    answer = one.ask(graph(72), H100)
-    assert answer.message == "planner crashed (SIGKILL)"
-    assert not one.ask(graph(72), H100).remembered
+    assert one.ask(graph(80), H100).message == "planner crashed (SIGKILL)"
+    assert not one.ask(graph(80), H100).remembered  # what kills from outside says nothing of the question
+    with sqlite3.connect(one._store._path) as kept:
+        assert not kept.execute("SELECT * FROM answers WHERE answer LIKE '%timeout%'").fetchall()
 
 
 # What is not there: one sentence, what is missing, what still works.
@@ -189,50 +165,35 @@ def test_a_compiler_that_fails(tmp_path, monkeypatch):
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def test_no_library_where_one_was_named(library, tmp_path):
+def test_no_library_one_that_is_too_old_and_another_system(library, tmp_path, monkeypatch):
     what, text = refusal(library, cudnn_lib=str(tmp_path))
     assert what == "cudnn"
     assert str(tmp_path) in text
-
-
-def test_a_library_that_is_too_old(library, monkeypatch):
     monkeypatch.setenv("ATTNSEL_CUDNN_VERSION", "90501")
     what, text = refusal(library)
     assert what == "device"
     assert "cuDNN 9.5.1" in text
     assert "--cudnn 9.5.1" in text
-
-
-def test_another_system(monkeypatch):
     monkeypatch.setattr(libraries.platform, "system", lambda: "Darwin")
     with pytest.raises(Missing, match="on Linux only, not on Darwin"):
         libraries.find_cudnn(None)
 
 
-# Older releases: the frontend's own checks.
-
-
-def test_below_9_8_the_frontend_speaks_for_itself(library):
+def test_below_9_8_the_frontend_speaks_for_itself_or_says_why_not(library, tmp_path, monkeypatch):
     one = library(pretend="9.1.0")
     assert one.versions() == {"cudnn": "9.1.0", "cudnn_frontend": "1.23.0"}
     answer = one.ask(graph(), H100)
     assert (answer.supported, answer.stage, answer.judge) == (True, "validate", "frontend")
     assert one.ask(graph(100), H100).words == "hidden_dim should be multiple of 8"
     # Where the library would be asked, the planner would die.
-    assert one.ask(graph(fake_cudnn.CRASH), H100).supported
-
-
-def test_a_frontend_without_checks_of_its_own_says_so(library, monkeypatch):
+    assert one.ask(graph(emulated_cudnn.CRASH), H100).supported
     monkeypatch.setenv("FAKE_FRONTEND", "1.28.0")
-    what, text = refusal(library, pretend="9.1.0")
+    what, text = refusal(library, pretend="9.1.0", cache=tmp_path / "other")
     assert what == "frontend"
     assert "nvidia-cudnn-frontend<1.26" in text
 
 
-# The cache folder.
-
-
-def test_a_cache_folder_that_cannot_be_written(library, tmp_path):
+def test_a_cache_that_cannot_be_written_or_holds_garbage_is_put_aside_and_asked_anew(library, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     one = library(cache=tmp_path / "file" / "cache")
     assert one.ask(graph(), H100).supported
@@ -240,24 +201,17 @@ def test_a_cache_folder_that_cannot_be_written(library, tmp_path):
     assert any("answers are not remembered" in note for note in one.notes)
     if not loads("libcuda.so.1"):
         assert any("is not used" in note and "temporary" in note for note in one.notes)
-
-
-def test_a_cache_file_that_is_garbage_is_put_aside(library, tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir()
     (folder / "cudnn-answers.sqlite3").write_bytes(b"garbage " * 1000)
     one = library()
     assert one.ask(graph(), H100).supported
     assert any("put aside and begun anew" in note for note in one.notes)
-    assert library().ask(graph(), H100).remembered
-
-
-def test_what_was_kept_and_is_garbage_is_asked_again(library):
-    one = library()
-    one.ask(graph(), H100)
-    answer = one.ask(graph(), H100).as_dict()
+    answer = library().ask(graph(), H100)
+    assert answer.remembered
     odd = ({"supported": "perhaps"}, {"engines": [3]}, {"judge": "a friend"}, {"workspace": "x"})
-    for garbage in ("{", '{"supported": true}', "null", *(json.dumps({**answer, **part}) for part in odd)):
+    whole = answer.as_dict()
+    for garbage in ("{", '{"supported": true}', "null", *(json.dumps({**whole, **part}) for part in odd)):
         with sqlite3.connect(one._store._path) as kept:
             kept.execute("UPDATE answers SET answer = ?", (garbage,))
         kept.close()
@@ -266,40 +220,36 @@ def test_what_was_kept_and_is_garbage_is_asked_again(library):
         assert not one.ask(graph(), H100).remembered
 
 
+TWO_PROCESSES = """
+import sys; from pathlib import Path
+from attnsel import AttentionParams
+from attnsel.backends.cudnn.ask.client import Library
+from attnsel.backends.cudnn.ask.device import device_json
+from attnsel.backends.cudnn.call import planned
+from attnsel.backends.cudnn.graph import forward
+site, cache = sys.argv[1:]
+with Library(site, frontend=site + "/frontend", cache=Path(cache)) as one:
+    for d in range(8, 80, 8):
+        p = AttentionParams(head_dim_qk=d, is_training=False)
+        assert one.ask(forward(planned(p)), device_json(90)).supported
+    assert not one.notes, one.notes
+"""
+
+
 @pytest.mark.slow
 def test_two_processes_at_once(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNSEL_CUDNN_VERSION", "91300")
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from attnsel.backends.cudnn.ask.client import Library\n"
-        "from attnsel.backends.cudnn.ask.device import device_json\n"
-        "from attnsel.backends.cudnn.call import planned\n"
-        "from attnsel.backends.cudnn.graph import forward\n"
-        "from attnsel.params import AttentionParams\n"
-        "site, cache = sys.argv[1:]\n"
-        "with Library(site, frontend=site + '/frontend', cache=Path(cache)) as one:\n"
-        "    for d in range(8, 80, 8):\n"
-        "        p = AttentionParams(head_dim_qk=d, is_training=False)\n"
-        "        assert one.ask(forward(planned(p)), device_json(90)).supported\n"
-        "    assert not one.notes, one.notes\n"
-    )
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(os.path.dirname(attnsel.__file__)))
     cache = tmp_path / "cache"
-    command = [sys.executable, "-c", script, str(installed), str(cache)]
-    root = os.path.dirname(os.path.dirname(attnsel.__file__))
-    environment = {**os.environ, "PYTHONPATH": root}
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
-    for process in both:
+    command = [sys.executable, "-c", TWO_PROCESSES, str(installed), str(cache)]
+    for process in [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-    left = [path.name for path in cache.rglob("*") if path.is_dir() and path.name.startswith("tmp")]
-    assert not left
+    assert not [path for path in cache.rglob("tmp*") if path.is_dir()]
     with sqlite3.connect(cache / "cudnn-answers.sqlite3") as kept:
         assert kept.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert kept.execute("SELECT count(*) FROM answers").fetchone() == (10,)  # versions are one
     kept.close()
-
-
-# Devices.
 
 
 def test_every_architecture_of_the_catalogue_can_be_described():
@@ -314,9 +264,6 @@ def test_every_architecture_of_the_catalogue_can_be_described():
     assert len({json.dumps(device_json(c.arch, c.name)) for c in CATALOGUE.values()}) == len(CATALOGUE)
     with pytest.raises(ValueError, match="nothing is known about sm61"):
         device_json(61)
-
-
-# The commands.
 
 
 @pytest.fixture
@@ -341,10 +288,7 @@ def test_explain_puts_the_librarys_answer_beside_the_rules(here, capsys):
     assert max(map(len, text.splitlines())) <= 80
     assert explain(*here) == 0
     assert capsys.readouterr().out.count("remembered") == 2
-
-
-def test_explain_says_where_they_disagree(here, capsys):
-    assert explain("--head-dim-qk", str(fake_cudnn.CRASH), "--inference", "--json", *here) == 0
+    assert explain("--head-dim-qk", str(emulated_cudnn.CRASH), "--inference", "--json", *here) == 0
     said = json.loads(capsys.readouterr().out)["library"]
     assert (said["supported"], said["agree"], said["outcome"]) == (False, False, "false accept")
     assert said["answers"]["forward"]["message"] == "planner crashed (SIGSEGV)"

@@ -26,25 +26,20 @@ def directory_modes(folder: Path) -> set[int]:
 
 
 @needs_compiler
-def test_a_stand_in_that_was_cut_short_or_changed_is_compiled_again(tmp_path: Path) -> None:
-    made, note = libraries.stand_in("libcuda.c", "libcuda.so.1", tmp_path / "cache")
+def test_a_stand_in_lies_in_private_and_is_compiled_again_where_it_was_changed(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made, note = libraries.stand_in("libcuda.c", "libcuda.so.1", tmp_path / "cache")
+    finally:
+        os.umask(before)
     assert not note
+    assert directory_modes(tmp_path / "cache") == {0o700}
     whole = Path(made).read_bytes()
     assert libraries.stand_in("libcuda.c", "libcuda.so.1", tmp_path / "cache") == (made, "")
     for other in (whole[: len(whole) // 2], b"", whole[:-1] + b"!"):
         Path(made).write_bytes(other)
         again, _ = libraries.stand_in("libcuda.c", "libcuda.so.1", tmp_path / "cache")
         assert Path(again).read_bytes() == whole
-
-
-@needs_compiler
-def test_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        libraries.stand_in("libcuda.c", "libcuda.so.1", tmp_path / "cache")
-    finally:
-        os.umask(before)
-    assert directory_modes(tmp_path / "cache") == {0o700}
 
 
 @needs_compiler
@@ -58,15 +53,11 @@ def test_in_a_folder_of_others_nothing_is_looked_for(tmp_path: Path) -> None:
     assert elsewhere != made
 
 
-def test_an_own_folder_that_others_can_read_is_made_private(tmp_path: Path) -> None:
+def test_an_own_folder_is_made_private_below_a_sticky_one_too(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o755)
-    assert directory_modes(private(folder)) == {0o700}
-
-
-def test_a_folder_below_a_sticky_one_is_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    assert private(tmp_path / "cache").is_dir()
+    assert directory_modes(private(folder)) == {0o700}
 
 
 def open_to_others(folder: Path) -> None:

@@ -51,33 +51,30 @@ def frontend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Frontend]:
     session._frontend.cache_clear()
 
 
-def test_one_handle_for_each_thread_and_device(frontend: Frontend) -> None:
+def test_one_handle_for_each_thread_and_device_and_one_that_ends_leaves_its_own(frontend: Frontend) -> None:
+    def in_threads(count: int, gate: threading.Barrier) -> list[object]:
+        seen: list[object] = []
+
+        def work() -> None:
+            seen.append(session.current(CUDA0).handle)
+            gate.wait(5)
+
+        threads = [threading.Thread(target=work) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return seen
+
     first = session.current(CUDA0)
     assert session.current(CUDA0).handle is first.handle
     assert session.current(CUDA1).handle is not first.handle
     assert first.versions == ("9.18.1", "1.28.0")
-    seen: list[object] = []
-    # Together, so that none ends before the others begin.
-    gate = threading.Barrier(3)
-
-    def work() -> None:
-        seen.append(session.current(CUDA0).handle)
-        gate.wait(5)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({id(handle) for handle in [*seen, first.handle]}) == 4
-
-
-def test_a_thread_that_ends_leaves_its_handle_to_the_next(frontend: Frontend) -> None:
-    for _ in range(5):
-        thread = threading.Thread(target=session.current, args=(CUDA0,))
-        thread.start()
-        thread.join()
-    assert len(frontend.made) == 1
+    together = in_threads(3, threading.Barrier(3))  # so that none ends before the others begin
+    assert len({id(handle) for handle in [*together, first.handle]}) == 4
+    made = len(frontend.made)
+    assert in_threads(1, threading.Barrier(1))[0] in together
+    assert len(frontend.made) == made
 
 
 def test_the_stream_is_set_when_it_changes_and_not_otherwise(
@@ -91,14 +88,11 @@ def test_the_stream_is_set_when_it_changes_and_not_otherwise(
     assert [stream for _, stream in frontend.streams] == [7, 9, 7]
 
 
-def test_other_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match="cuDNN runs on CUDA tensors, got cpu"):
-        session.current(torch.device("cpu"))
-
-
-def test_a_frontend_that_does_not_load_is_one_sentence(
+def test_other_devices_and_a_frontend_that_does_not_load_are_refused(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(ValueError, match="cuDNN runs on CUDA tensors, got cpu"):
+        session.current(torch.device("cpu"))
     monkeypatch.setitem(sys.modules, "cudnn", None)
     session._frontend.cache_clear()
     with pytest.raises(RuntimeError, match=r"cudnn-frontend does not load .*pip install"):
@@ -127,7 +121,9 @@ class Log:
             self.callback(1, None, None, text)
 
 
-def test_what_the_library_logs_is_heard_while_one_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_library_logs_is_heard_while_one_listens_unless_the_user_sends_it_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     library = Log()
     monkeypatch.setattr(session, "_libcudnn", lambda: library)
     library.log(b"before")
@@ -135,16 +131,10 @@ def test_what_the_library_logs_is_heard_while_one_listens(monkeypatch: pytest.Mo
         library.log(b"Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: too wide at: d > 128")
     library.log(b"after")
     assert heard == ["Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: too wide at: d > 128"]
-
-
-def test_a_log_that_the_user_sends_elsewhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Log()
-    monkeypatch.setattr(session, "_libcudnn", lambda: library)
     monkeypatch.setenv("CUDNN_LOGLEVEL_DBG", "3")
     with session.listening() as heard:
         library.log(b"text")
     assert heard == []
-    assert library.callback is None
 
 
 # Messages as libcudnn 9.28.0 writes them.

@@ -15,6 +15,7 @@ from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, adds_in_order, workspace
 from paths import ROOT
+from tables import each
 from workspaces import ALLOWED, ALLOWED_SHARE
 
 RECORD = json.loads((ROOT / "benchmarks/results/cudnn-workspaces.json").read_text())
@@ -34,6 +35,9 @@ def on(gpu: str = "H200", **versions: str) -> Environment:
     return Environment.describe(gpu, **{"cudnn": "9.19.1", "cudnn_frontend": "1.23.0", **versions})
 
 
+NEWER = on(cudnn="9.28.0", cudnn_frontend="1.28.0")
+
+
 def test_plans_of_random_questions_take_what_is_estimated() -> None:
     """Off by at most 1 MiB or 1 %, all but a few by less than 4 KiB. Rows without a plan say nothing."""
     frontend = RECORD["cudnn_frontend"]
@@ -50,8 +54,8 @@ def test_plans_of_random_questions_take_what_is_estimated() -> None:
     assert sum(wrong > 4096 for wrong in off) <= len(off) // 50
 
 
-@pytest.mark.parametrize(
-    ("length", "deterministic", "bytes_"),
+@each(
+    "length, deterministic, bytes_",
     [
         (1024, False, 101_187_840),
         (4096, False, 404_750_592),
@@ -67,14 +71,13 @@ def test_what_the_library_said_of_128_heads_on_hopper(length: int, deterministic
 
 
 def test_what_it_said_of_the_backward_that_adds_up_in_order() -> None:
-    newer = on(cudnn="9.28.0", cudnn_frontend="1.28.0")
     for mask in ("causal", "no_mask"):
         p = AttentionParams(**LONG, attn_mask_type=mask)
-        assert workspace(p, newer)[1] == 3_238_527_232
+        assert workspace(p, NEWER)[1] == 3_238_527_232
     assert workspace(AttentionParams(**LONG), on(cudnn="9.28.0"))[1] == 274_894_684_416  # frontend 1.23
 
 
-@pytest.mark.parametrize("mask", ["causal", "no_mask"])
+@each("mask", ["causal", "no_mask"])
 def test_256_gib_are_refused_with_the_figure_and_run_from_the_releases_that_need_less(mask: str) -> None:
     p = AttentionParams(**LONG, attn_mask_type=mask)
     refused = select(p, on())["cudnn"]
@@ -89,20 +92,15 @@ def test_256_gib_are_refused_with_the_figure_and_run_from_the_releases_that_need
     assert select(p, on(**NEEDS_LESS))["cudnn"].eligible
 
 
-def test_a_gradient_of_the_bias_is_made_from_dp_in_every_release() -> None:
+def test_a_gradient_of_the_bias_is_made_from_dp_in_every_release_and_a_small_dp_is_the_faster_one() -> None:
     bias = {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "11ss"}
     p = AttentionParams(**LONG, **bias, core_attention_bias_requires_grad=True)
-    newer = on(cudnn="9.28.0", cudnn_frontend="1.28.0")
-    assert not adds_in_order(p, newer)
-    assert workspace(p, newer)[1] > 256 * GIB
-    assert adds_in_order(AttentionParams(**LONG, **bias), newer)
-
-
-def test_a_small_dp_is_kept_for_it_is_the_faster_one() -> None:
-    newer = on(cudnn="9.28.0", cudnn_frontend="1.28.0")
+    assert not adds_in_order(p, NEWER)
+    assert workspace(p, NEWER)[1] > 256 * GIB
+    assert adds_in_order(AttentionParams(**LONG, **bias), NEWER)
     p = AttentionParams(**{**LONG, "max_seqlen_q": 4096})  # 4 GiB of dP
-    assert not adds_in_order(p, newer)
-    assert adds_in_order(p.replace(batch_size=2), newer)
+    assert not adds_in_order(p, NEWER)
+    assert adds_in_order(p.replace(batch_size=2), NEWER)
 
 
 def test_a_limit_of_the_policy_refuses_a_workspace_too() -> None:
@@ -111,9 +109,6 @@ def test_a_limit_of_the_policy_refuses_a_workspace_too() -> None:
     refused = select(p, on(), policy=Policy(memory_limit="4GiB"))["cudnn"]
     assert [reason.code for reason in refused.reasons] == ["POLICY004"]
     assert "4.0 GiB workspace" in refused.reasons[0].message
-
-
-# How it is asked for.
 
 
 def graph(**fields: Any) -> Graph:
@@ -134,10 +129,12 @@ def test_the_variable_is_there_for_the_graph_that_needs_it_and_gone_after(
     with pytest.raises(RuntimeError), workspace_bounded(graph(), 90, NEEDS_LESS):
         raise RuntimeError("no plan")
     assert DP_LIMIT_VARIABLE not in os.environ
+    monkeypatch.setenv(DP_LIMIT_VARIABLE, "0")  # a limit that the user has set stands
+    assert seen(graph()) == os.environ[DP_LIMIT_VARIABLE] == "0"
 
 
-@pytest.mark.parametrize(
-    ("made", "arch", "versions"),
+@each(
+    "made, arch, versions",
     [
         (graph(deterministic=False), 90, {}),
         (graph(max_seqlen_q=4096), 90, {}),
@@ -146,16 +143,9 @@ def test_the_variable_is_there_for_the_graph_that_needs_it_and_gone_after(
         (graph(), 90, {"cudnn_frontend": "1.26.0"}),
         (forward(planned(AttentionParams(**LONG))), 90, {}),
     ],
-    ids=["not deterministic", "small", "Blackwell", "older cuDNN", "older frontend", "forward"],
 )
 def test_no_other_graph_sees_it(
     made: Graph, arch: int, versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(DP_LIMIT_VARIABLE, raising=False)
     assert seen(made, arch, **versions) is None
-
-
-def test_a_limit_that_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DP_LIMIT_VARIABLE, "0")
-    assert seen(graph()) == "0"
-    assert os.environ[DP_LIMIT_VARIABLE] == "0"

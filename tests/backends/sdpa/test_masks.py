@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -18,6 +19,7 @@ from attnsel.backends.sdpa.bound import bind
 from attnsel.backends.sdpa.masks import fold, hidden_score
 from attnsel.backends.sdpa.plan import MASK_ALIGNMENT, mask_itemsize, plan_mask
 from attnsel.backends.slopes import default_slopes
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -67,19 +69,15 @@ PLANS: list[tuple[str, ops.Traits, dict[str, Any], int, int, dict[str, Any], boo
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("traits", "spec", "s_q", "s_kv", "optional", "is_causal", "shape"),
-    [row[1:] for row in PLANS],
-    ids=[row[0] for row in PLANS],
-)
+def folded(call: Inputs, spec: Spec, traits: ops.Traits = ops.MATH) -> Tensor:
+    mask = fold(traits, plan_mask(traits, spec, call), spec, call).mask
+    assert mask is not None
+    return mask
+
+
+@each("name, traits, spec, s_q, s_kv, optional, is_causal, shape", PLANS)
 def test_what_a_kernel_says_itself_and_what_is_folded(
-    traits: ops.Traits,
-    spec: dict[str, Any],
-    s_q: int,
-    s_kv: int,
-    optional: dict[str, Any],
-    is_causal: bool,
-    shape: Any,
+    name: str, traits: Any, spec: Any, s_q: int, s_kv: int, optional: Any, is_causal: bool, shape: Any
 ) -> None:
     given_inputs = inputs(s_q, s_kv, **optional)
     plan = plan_mask(traits, Spec(**spec), given_inputs)
@@ -88,7 +86,7 @@ def test_what_a_kernel_says_itself_and_what_is_folded(
     assert (None if mask is None else tuple(mask.shape)) == shape
 
 
-@pytest.mark.parametrize("spec", [CAUSAL, {**CAUSAL, "bottom_right": True}])
+@each("spec", [CAUSAL, {**CAUSAL, "bottom_right": True}])
 def test_one_tensor_of_lengths_needs_no_mask_of_keys_under_causal(spec: dict[str, Any]) -> None:
     """A query inside its sequence sees no key beyond itself, so none of the padding."""
     same = lengths(6, 3)
@@ -140,13 +138,8 @@ def test_mask_dead_rows_and_causal_flag_together_are_the_contract(
     shapes = {"keys": (B, 1, 1, s_kv), "rows": (1, H, s_q, 1), "all": (B, H, s_q, s_kv)}
     if present[2] != "none":
         optional["attn_mask"] = torch.rand(shapes[present[2]], generator=generator) < 0.5
-    spec = Spec(
-        window_left=left,
-        window_right=right,
-        bottom_right=bottom_right,
-        q_offset=offsets[0],
-        kv_offset=offsets[1],
-    )
+    spec = Spec(window_left=left, window_right=right, bottom_right=bottom_right)
+    spec = dataclasses.replace(spec, q_offset=offsets[0], kv_offset=offsets[1])
     given_inputs = inputs(s_q, s_kv, **optional)
     plan = plan_mask(traits, spec, given_inputs)
     mask, dead = fold(traits, plan, spec, given_inputs, want_lse=True)
@@ -165,78 +158,58 @@ def test_mask_dead_rows_and_causal_flag_together_are_the_contract(
     assert torch.equal(torch.zeros_like(all_dead) if dead is None else dead.expand_as(all_dead), all_dead)
 
 
-@pytest.mark.parametrize(
-    "traits", [ops.FLASH_CPU, ops.MATH, ops.EFFICIENT, ops.CUDNN], ids=lambda t: t.kernel
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "optional",
-    [
-        {},
-        {"attn_mask": keys_mask(B, 1, 1, T)},
-        {"bias": torch.zeros(H, S, T)},
-        {"bias": torch.zeros(H, S, 1), "alibi_slopes": torch.ones(B, H)},
-    ],
-    ids=["window", "mask", "bias", "alibi"],
-)
-def test_bytes_are_those_of_the_mask_built(
-    traits: ops.Traits, dtype: torch.dtype, optional: dict[str, Tensor]
-) -> None:
+@each("traits", [ops.FLASH_CPU, ops.MATH, ops.EFFICIENT, ops.CUDNN])
+def test_bytes_are_those_of_the_mask_built(traits: ops.Traits) -> None:
     spec = Spec(window_left=2)
-    given_inputs = inputs(dtype=dtype, **optional)
-    plan = plan_mask(traits, spec, given_inputs)
-    mask = fold(traits, plan, spec, given_inputs).mask
-    assert mask is not None
-    assert plan.shape is not None
-    b, h, rows, columns = plan.shape
-    if traits is ops.EFFICIENT:
-        columns += -columns % MASK_ALIGNMENT
-    assert mask.untyped_storage().nbytes() == b * h * rows * columns * mask_itemsize(traits, given_inputs)
+    for dtype, optional in itertools.product(
+        (torch.float32, torch.bfloat16),
+        (
+            {},
+            {"attn_mask": keys_mask(B, 1, 1, T)},
+            {"bias": torch.zeros(H, S, T)},
+            {"bias": torch.zeros(H, S, 1), "alibi_slopes": torch.ones(B, H)},
+        ),
+    ):
+        given_inputs = inputs(dtype=dtype, **optional)
+        b, h, rows, columns = plan_mask(traits, spec, given_inputs).shape
+        if traits is ops.EFFICIENT:
+            columns += -columns % MASK_ALIGNMENT
+        made = folded(given_inputs, spec, traits).untyped_storage().nbytes()
+        assert made == b * h * rows * columns * mask_itemsize(traits, given_inputs)
 
 
 def test_the_shape_of_a_mask_too_large_to_build() -> None:
     q = torch.empty(1, 32, 131072, 128, device="meta", dtype=torch.bfloat16)
-    big = Inputs(q, q, q)
+    causal, big = Spec(window_right=0), Inputs(q, q, q)
     assert plan_mask(ops.MATH, Spec(window_left=4096), big).shape == (1, 1, 131072, 131072)
-    assert plan_mask(ops.MATH, Spec(window_right=0), big).shape is None
-    biased = big._replace(bias=q[..., :1])
-    assert plan_mask(ops.MATH, Spec(window_right=0), biased).shape == (1, 32, 131072, 131072)
+    assert plan_mask(ops.MATH, causal, big).shape is None
+    assert plan_mask(ops.MATH, causal, big._replace(bias=q[..., :1])).shape == (1, 32, 131072, 131072)
 
 
 def test_real_scores_stay_in_float32_where_the_kernel_takes_them() -> None:
     far = inputs(1, 4097, torch.bfloat16, alibi_slopes=torch.full((H,), 1 / 256))
-    for traits, dtype in (
-        (ops.FLASH_CPU, torch.float32),
-        (ops.MATH, torch.float32),
-        (ops.CUDNN, torch.bfloat16),
-    ):
-        mask = fold(traits, plan_mask(traits, Spec(), far), Spec(), far).mask
-        assert mask is not None
-        assert mask.dtype == dtype
+    assert folded(far, Spec(), ops.FLASH_CPU).dtype == torch.float32
+    assert folded(far, Spec(), ops.MATH).dtype == torch.float32
+    assert folded(far, Spec(), ops.CUDNN).dtype == torch.bfloat16
     hidden = inputs(dtype=torch.bfloat16, attn_mask=keys_mask(S, T))
-    mask = fold(ops.MATH, plan_mask(ops.MATH, Spec(), hidden), Spec(), hidden).mask
-    assert mask is not None
-    assert mask.dtype == torch.bfloat16
+    assert folded(hidden, Spec()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("traits", [ops.EFFICIENT, ops.CUDNN], ids=lambda t: t.kernel)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_masks_for_cuda_are_finite_even_times_log2e(traits: ops.Traits, dtype: torch.dtype) -> None:
-    bias = torch.full((S, T), -math.inf, dtype=dtype)
-    given_inputs = inputs(dtype=dtype, bias=bias)
-    mask, dead = fold(traits, plan_mask(traits, Spec(), given_inputs), Spec(), given_inputs)
-    assert mask is not None
-    assert torch.isfinite(mask.float() * 1.4427 + 1e4).all()
-    assert dead is not None
-    assert dead.all()
+@each("traits", [ops.EFFICIENT, ops.CUDNN])
+def test_masks_for_cuda_are_finite_even_times_log2e(traits: ops.Traits) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        given_inputs = inputs(dtype=dtype, bias=torch.full((S, T), -math.inf, dtype=dtype))
+        mask, dead = fold(traits, plan_mask(traits, Spec(), given_inputs), Spec(), given_inputs)
+        assert mask is not None
+        assert torch.isfinite(mask.float() * 1.4427 + 1e4).all()
+        assert dead is not None
+        assert dead.all()
 
 
-@pytest.mark.parametrize("width", [1, 7, 8, 9, 24])
+@each("width", [1, 7, 8, 9, 24])
 def test_masks_for_efficient_have_rows_on_multiples_of_8(width: int) -> None:
     laid_out_badly = torch.zeros(width, S).mT.requires_grad_()
-    given_inputs = inputs(S, width, bias=laid_out_badly)
-    mask = fold(ops.EFFICIENT, plan_mask(ops.EFFICIENT, Spec(), given_inputs), Spec(), given_inputs).mask
-    assert mask is not None
+    mask = folded(inputs(S, width, bias=laid_out_badly), Spec(), ops.EFFICIENT)
     assert mask.shape == (B, H, S, width)
     assert mask.stride(-1) == 1
     assert all(stride % 8 == 0 for stride in mask.stride()[:3])
@@ -245,39 +218,28 @@ def test_masks_for_efficient_have_rows_on_multiples_of_8(width: int) -> None:
     assert (gradient == B * H).all()
 
 
-@pytest.mark.parametrize("traits", [ops.MATH, ops.EFFICIENT], ids=lambda t: t.kernel)
+@each("traits", [ops.MATH, ops.EFFICIENT])
 def test_a_bias_gets_a_gradient_where_it_is_seen(traits: ops.Traits) -> None:
     bias = torch.randn(1, H, S, T, requires_grad=True)
     hidden = keys_mask(B, 1, S, T)
-    given_inputs = inputs(bias=bias, attn_mask=hidden)
-    mask = fold(traits, plan_mask(traits, Spec(), given_inputs), Spec(), given_inputs).mask
-    assert mask is not None
-    (gradient,) = torch.autograd.grad(
-        torch.where(torch.isinf(mask), 0.0, mask).expand(B, H, S, T).sum(), bias
-    )
+    mask = folded(inputs(bias=bias, attn_mask=hidden), Spec(), traits)
+    seen_part = torch.where(torch.isinf(mask), 0.0, mask).expand(B, H, S, T).sum()
+    (gradient,) = torch.autograd.grad(seen_part, bias)
     assert torch.equal(gradient, (~hidden).sum(0, keepdim=True).expand_as(bias).to(gradient))
 
 
 WINDOW = Spec(window_left=2, window_right=0)
 
 
-def folded(call: Inputs, spec: Spec = WINDOW, traits: ops.Traits = ops.MATH) -> Tensor:
-    mask = fold(traits, plan_mask(traits, spec, call), spec, call).mask
-    assert mask is not None
-    return mask
-
-
-def test_a_mask_that_follows_from_sizes_is_made_once() -> None:
+def test_a_mask_that_follows_from_sizes_is_made_once_and_one_that_tensors_decide_anew() -> None:
     """Before, each call and layer made, and autograd kept, one of its own."""
-    first = folded(inputs())
-    assert folded(inputs()) is first
-    assert folded(inputs(s_kv=8)).shape != first.shape
+    first = folded(inputs(), WINDOW)
+    assert folded(inputs(), WINDOW) is first
+    assert folded(inputs(s_kv=8), WINDOW).shape != first.shape
     assert folded(inputs(), Spec(window_left=3, window_right=0)) is not first
-    assert folded(inputs(dtype=torch.float64)) is not first
-    assert torch.equal(folded(inputs()), first)
-
-
-def test_a_mask_that_tensors_decide_is_made_anew() -> None:
+    assert folded(inputs(dtype=torch.float64), WINDOW) is not first
+    slopes = default_slopes(H, torch.device("cpu"))  # those that alibi uses by itself are sizes
+    assert folded(inputs(alibi_slopes=slopes), WINDOW) is folded(inputs(alibi_slopes=slopes), WINDOW)
     for optional in (
         {"seqlens_kv": lengths(9, 4)},
         {"seqlens_q": lengths(6, 4)},
@@ -286,12 +248,7 @@ def test_a_mask_that_tensors_decide_is_made_anew() -> None:
         {"alibi_slopes": torch.ones(H)},
     ):
         call = inputs(**optional)
-        assert folded(call) is not folded(call), optional
-
-
-def test_the_slopes_that_alibi_uses_by_itself_are_sizes() -> None:
-    slopes = default_slopes(H, torch.device("cpu"))
-    assert folded(inputs(alibi_slopes=slopes)) is folded(inputs(alibi_slopes=slopes))
+        assert folded(call, WINDOW) is not folded(call, WINDOW), optional
 
 
 def test_every_layer_of_a_step_shares_one_and_a_large_one_goes_with_it(

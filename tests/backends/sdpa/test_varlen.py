@@ -29,6 +29,7 @@ from attnsel.backends.sdpa import conditions, ops, varlen
 from flash_op import FlashOp
 from forward_checks import pages_of
 from reference import attention_reference
+from tables import each
 from varlen_cases import USED, made
 
 torch.set_num_threads(1)
@@ -46,13 +47,12 @@ def op(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Flash
     return made
 
 
-def test_the_cases_are_many() -> None:
-    assert len(USED) >= 30
-    assert {"padding", "packed: padding between sequences"} & {case.name for case in USED} == {"padding"}
+NAMED = {case.name: case for case in USED}
 
 
-@pytest.mark.parametrize("case", USED, ids=lambda case: case.name)
+@each("case", USED)
 def test_numbers(op: FlashOp, case: Case) -> None:
+    op.calls = 0
     for dlse in (False, True):
         spec, inputs = made(case)
         actual, dout, into_lse = carried_out(varlen.forward, varlen.backward, spec, inputs, dlse)
@@ -62,10 +62,10 @@ def test_numbers(op: FlashOp, case: Case) -> None:
     assert op.calls == 2
 
 
-@pytest.mark.parametrize("name", ["padding", "self lengths, causal", "packed: gaps, bottom-right"])
+@each("name", ["padding", "self lengths, causal", "packed: gaps, bottom-right"])
 def test_what_lies_in_padding_reaches_nothing(op: FlashOp, name: str) -> None:
     """NaN in every row of no sequence, of q, k, v, and dout: the same numbers, and zeros there."""
-    spec, inputs = made(next(case for case in USED if case.name == name))
+    spec, inputs = made(NAMED[name])
     result = varlen.forward(spec, inputs)
     dout, _ = upstream(result)
     grads = varlen.backward(spec, inputs, result, dout)
@@ -78,10 +78,10 @@ def test_what_lies_in_padding_reaches_nothing(op: FlashOp, name: str) -> None:
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("name", ["plain", "padding", "packed: plain"])
+@each("name", ["plain", "padding", "packed: plain"])
 def test_dropout_is_replayed_by_the_backward(op: FlashOp, name: str) -> None:
     """The gradients are those of the very entries that the forward dropped, by finite differences."""
-    spec, inputs = made(next(case for case in USED if case.name == name))
+    spec, inputs = made(NAMED[name])
     spec = dataclasses.replace(spec, dropout_p=0.4)
     torch.manual_seed(3)
     result = varlen.forward(spec, inputs)
@@ -96,22 +96,18 @@ def test_dropout_is_replayed_by_the_backward(op: FlashOp, name: str) -> None:
     assert torch.allclose((at(1) - at(-1)) / 2, (grads.q * step).sum(), rtol=1e-4)
     with pytest.raises(ValueError, match="random numbers"):
         varlen.backward(spec, inputs, result._replace(saved=()), dout)
-
-
-def test_a_backward_without_saved_state(op: FlashOp) -> None:
-    """For results merged from parts: dropout aside, the state is not read."""
-    spec, inputs = made(next(case for case in USED if case.name == "padding"))
-    result = varlen.forward(spec, inputs)
-    dout, _ = upstream(result)
-    merged = varlen.backward(spec, inputs, result._replace(saved=()), dout)
-    whole = varlen.backward(spec, inputs, result, dout)
+    # For results merged from parts: dropout aside, the state is not read.
+    plain = dataclasses.replace(spec, dropout_p=0.0)
+    result = varlen.forward(plain, inputs)
+    merged, whole = (varlen.backward(plain, inputs, one, dout) for one in (result._replace(saved=()), result))
     assert all(torch.equal(a, b) for a, b in zip(merged[:3], whole[:3], strict=True))
 
 
-DENSE = [case for case in USED if not case.spec.get("packed") and not {"seqlens_q", "seqlens_kv", "seqlens"} & set(case.tensors)]  # fmt: skip  # noqa: E501
+APART = {"seqlens_q", "seqlens_kv", "seqlens"}
+DENSE = [case for case in USED if not case.spec.get("packed") and not APART & set(case.tensors)]
 
 
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
+@each("case", DENSE)
 def test_the_call_that_pytorch_differentiates(op: FlashOp, case: Case) -> None:
     spec, inputs = made(case)
     leaves = [t.detach().requires_grad_() for t in inputs[:3]]
@@ -125,11 +121,8 @@ def test_the_call_that_pytorch_differentiates(op: FlashOp, case: Case) -> None:
     assert_matches(actual, {name: wanted[name] for name in actual})
     with pytest.raises(ValueError, match="alone"):
         call(*leaves, torch.zeros(1))
-
-
-def test_others_are_not_bound(op: FlashOp) -> None:
     for name in ("padding", "packed: plain"):
-        assert varlen.bind(*made(next(case for case in USED if case.name == name))) is None
+        assert varlen.bind(*made(NAMED[name])) is None
 
 
 PAGED = (
@@ -140,9 +133,9 @@ PAGED = (
 )
 
 
-@pytest.mark.parametrize("name", PAGED)
+@each("name", PAGED)
 def test_pages(op: FlashOp, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, inputs = made(next(case for case in USED if case.name == name))
+    spec, inputs = made(NAMED[name])
     rows_first = lambda pool: pool.transpose(1, 2).contiguous().transpose(1, 2)  # noqa: E731
     paged = pages_of(spec, inputs, 256, rows_first)
     if op.old:
@@ -187,24 +180,19 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("words", "spec", "tensors"), REFUSED, ids=[f"{i} {r[0]}" for i, r in enumerate(REFUSED)]
-)
+@each("words, spec, tensors", REFUSED)
 def test_what_is_refused(op: FlashOp, words: str, spec: dict[str, Any], tensors: dict[str, Any]) -> None:
     whole = Spec(**{"softmax_scale": 0.4, "need_lse": True, "need_grad": True, **spec})
     for function in (varlen.prepare, varlen.forward):
         with pytest.raises(ValueError, match=words):
             function(whole, DEFAULT._replace(**tensors))
     assert op.calls == 0
-
-
-def test_deterministic_where_torch_is(op: FlashOp) -> None:
-    spec = Spec(softmax_scale=0.4, need_grad=True, deterministic=True)
-    torch.use_deterministic_algorithms(True)
-    try:
-        varlen.forward(spec, DEFAULT)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    if spec.get("deterministic"):
+        torch.use_deterministic_algorithms(True)
+        try:
+            varlen.prepare(whole, DEFAULT)
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 def test_nothing_is_copied(op: FlashOp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +209,7 @@ def test_nothing_is_copied(op: FlashOp, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(varlen, "forward_op", watched(op.forward, 3))
     monkeypatch.setattr(varlen, "backward_op", watched(op.backward, 5))
     for name in ("plain", "padding", "packed: plain", "packed: gaps, bottom-right", "self lengths, causal"):
-        spec, inputs = made(next(case for case in USED if case.name == name))
+        spec, inputs = made(NAMED[name])
         seen.clear()
         result = varlen.forward(spec, inputs)
         dout = torch.randn_like(result.out)

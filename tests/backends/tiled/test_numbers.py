@@ -4,7 +4,7 @@ backward, in every float type."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,16 +24,17 @@ from attention_cases import (
     assert_matches,
     build,
     calls,
+    carried_out,
     error,
     expected,
     int32,
-    upstream,
 )
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.tiled.kernel import backward, forward
 from attnsel.backends.tiled.tiles import Blocks
 from forward_checks import check_forward, pages_of
 from pairwise import PAIRS, Pair
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -41,26 +42,17 @@ SMALL_BLOCKS = Blocks(q=8, kv=16, elements=1)  # one key/value head of one batch
 WIDE_BLOCKS = Blocks(q=16, kv=8, elements=1 << 20)  # whole batch at once
 
 
-def run(
-    spec: Spec, inputs: Inputs, blocks: Blocks | None, dlse: bool = True
-) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+def run(spec: Spec, inputs: Inputs, blocks: Blocks | None) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
     """Forward and backward by name, and the dout and dlse that went in."""
-    result = forward(spec, inputs, blocks=blocks)
-    dout, into_lse = upstream(result)
-    grads = backward(spec, inputs, result, dout, into_lse if dlse else None, blocks=blocks)
-    named = {"out": result.out, "lse": result.lse, "max_logit": result.max_logit}
-    named |= {f"d{name}": grad for name, grad in grads._asdict().items()}
-    return {k: t for k, t in named.items() if t is not None}, dout, into_lse if dlse else None
+    return carried_out(partial(forward, blocks=blocks), partial(backward, blocks=blocks), spec, inputs)
 
-
-# Every feature, every float type
 
 BLOCKS = (None, SMALL_BLOCKS, WIDE_BLOCKS)
 HALF_OR_FLOAT = (torch.float32, torch.bfloat16, torch.float16)
 ALONE = [Pair(case, HALF_OR_FLOAT[number % 3]) for number, case in enumerate(CASES)]
 
 
-@pytest.mark.parametrize("pair", [*ALONE, *PAIRS], ids=lambda pair: pair.case.name)
+@each("pair", [*ALONE, *PAIRS])
 def test_equals_the_definition(pair: Pair) -> None:
     """In float64 to the last digits, and in a lower precision with little more error than plain PyTorch."""
     case, dtype = pair
@@ -78,20 +70,19 @@ def test_equals_the_definition(pair: Pair) -> None:
         assert error(actual[name], wanted[name]) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@each("dtype", [torch.float64, torch.bfloat16])
 def test_results_have_the_dtypes_and_shapes_of_the_inputs(dtype: torch.dtype) -> None:
     spec, inputs = build(Case("", {"softmax_type": "learnable"}, {"softmax_offset": "h"}, {"e": 12}), dtype)
     bias = torch.randn(1, 4, 21, 1, dtype=torch.float32)
-    inputs = inputs._replace(bias=bias)
+    inputs = inputs._replace(bias=bias, q=inputs.q.requires_grad_())
     result = forward(spec, inputs)
     assert (result.out.dtype, result.out.shape) == (dtype, (2, 4, 21, 12))
     grads = backward(spec, inputs, result, result.out)
+    assert not result.out.requires_grad
+    assert not grads.q.requires_grad
     for name, grad in grads._asdict().items():
         given_tensor = getattr(inputs, name)
         assert (grad.dtype, grad.shape) == (given_tensor.dtype, given_tensor.shape), name
-
-
-# Dropout
 
 
 def test_some_heads_drop_what_they_drop_among_all() -> None:
@@ -102,20 +93,8 @@ def test_some_heads_drop_what_they_drop_among_all() -> None:
     assert torch.equal(part.out, forward(spec, inputs).out[:, heads:])
 
 
-def test_lse_is_that_of_the_softmax_before_dropout() -> None:
-    spec, inputs = build(Case("", DROPOUT))
-    without = forward(dataclasses.replace(spec, dropout_p=0.0), inputs)
-    assert without.lse is not None
-    lse = forward(spec, inputs).lse
-    assert lse is not None
-    assert torch.equal(lse, without.lse)
-
-
-# Memory, work and side effects
-
-
-@pytest.mark.parametrize(
-    ("spec", "tiles"),
+@each(
+    "spec, tiles",
     [
         ({}, 16 * 16),
         (CAUSAL, 16 * 17 // 2),
@@ -123,7 +102,6 @@ def test_lse_is_that_of_the_softmax_before_dropout() -> None:
         ({**CAUSAL, "kv_offset": 10_000}, 0),
         ({**CAUSAL, "q_offset": 256, "kv_offset": 256}, 16 * 17 // 2),
     ],
-    ids=["full", "causal", "window", "keys all later", "offsets"],
 )
 def test_blocks_outside_the_band_are_skipped(spec: dict[str, Any], tiles: int) -> None:
     call, inputs = build(Case("", spec, {}, {"b": 1, "h": 1, "g": 1, "s_q": 256, "s_kv": 256}))
@@ -132,20 +110,12 @@ def test_blocks_outside_the_band_are_skipped(spec: dict[str, Any], tiles: int) -
     assert observed.calls.get("bmm", 0) == 2 * tiles
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.case.name)
+@each("pair", PAIRS)
 def test_pages_hold_the_keys_of_any_call(pair: Pair) -> None:
     """NaN lies around every row, and a table's other entries are garbage."""
     spec, inputs = build(pair.case, torch.float32)
     blocks = BLOCKS[len(pair.case.name) % 3]
     check_forward(forward(*pages_of(spec, inputs, 5), blocks=blocks), spec, inputs)
-
-
-def test_no_graph_is_recorded() -> None:
-    spec, inputs = build(Case("", CAUSAL))
-    inputs = inputs._replace(q=inputs.q.requires_grad_())
-    result = forward(spec, inputs)
-    assert not result.out.requires_grad
-    assert not backward(spec, inputs, result, result.out).q.requires_grad
 
 
 def test_autocast_changes_nothing() -> None:
@@ -172,28 +142,24 @@ def test_any_call_equals_the_definition(case: Case, layouts: tuple[str, ...], bl
     assert_matches(actual, expected(spec, inputs, dout, dlse))
 
 
-# Errors
-
-
-def refused() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """What the message must say, and the fields of Spec and Inputs that bring it about."""
-    three_heads = torch.randn(2, 3, 27, 8)
-    yield "do not divide", {}, {"k": three_heads, "v": three_heads}
-    yield "value heads", {}, {"v": torch.randn(2, 1, 27, 8)}
-    yield "softmax_type is 'sink'", {"softmax_type": "sink"}, {}
-    yield "needs inputs.softmax_offset", {"softmax_type": "learnable"}, {}
-    yield "needs inputs.dropout_seed", {"dropout_p": 0.1}, {}
-    yield "needs inputs.cu_seqlens_q", {"packed": True}, {}
-
-
-@pytest.mark.parametrize(("message", "spec", "tensors"), list(refused()))
+@each(
+    "message, spec, tensors",
+    [
+        ("do not divide", {}, dict.fromkeys("kv", torch.randn(2, 3, 27, 8))),
+        ("value heads", {}, {"v": torch.randn(2, 1, 27, 8)}),
+        ("softmax_type is 'sink'", {"softmax_type": "sink"}, {}),
+        ("needs inputs.softmax_offset", {"softmax_type": "learnable"}, {}),
+        ("needs inputs.dropout_seed", {"dropout_p": 0.1}, {}),
+        ("needs inputs.cu_seqlens_q", {"packed": True}, {}),
+    ],
+)
 def test_impossible_calls_are_refused(message: str, spec: dict[str, Any], tensors: dict[str, Any]) -> None:
     call, inputs = build(Case(""))
     with pytest.raises(ValueError, match=message):
         forward(dataclasses.replace(call, **spec), inputs._replace(**tensors))
 
 
-@pytest.mark.parametrize("cu_seqlens", [[0, 5, 11], [0, 7, 3], [-1, 2, 3]], ids=str)
+@each("cu_seqlens", [[0, 5, 11], [0, 7, 3], [-1, 2, 3]])
 def test_cu_seqlens_outside_the_packed_tensors_are_refused(cu_seqlens: list[int]) -> None:
     t, cu = torch.randn(10, 2, 4), int32(cu_seqlens)
     with pytest.raises(ValueError, match="outside 10 packed rows"):

@@ -1,19 +1,14 @@
-"""Dropout's random words: the published Philox4x32-10, Triton's, and the same whatever tile asks for them."""
+"""Dropout's random words: the published Philox4x32-10, and the same whatever tile asks for them."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import numpy as np
-import pytest
 import torch
 
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.tiled.philox import keep_mask, keep_scale, make_key, philox4x32
 from reference import keep_mask_reference, philox4x32_10
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -35,70 +30,24 @@ def words(text: str) -> list[int]:
     return [int(word, 16) for word in text.split()]
 
 
-@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+@each("counter, key, expected", KNOWN_ANSWERS)
 def test_known_answers(counter: str, key: str, expected: str) -> None:
+    """Ours, and the reference's."""
     low, high = words(key)
     out = philox4x32(make_key(scalar(high << 32 | low), None), *map(scalar, words(counter)))
     assert [int(word) for word in out] == words(expected)
-
-
-@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
-def test_reference_has_the_known_answers(counter: str, key: str, expected: str) -> None:
-    low, high = words(key)
-    out = philox4x32_10(high << 32 | low, [np.array([word]) for word in words(counter)])
-    assert out[:, 0].tolist() == words(expected)
+    reference = philox4x32_10(high << 32 | low, [np.array([word]) for word in words(counter)])
+    assert reference[:, 0].tolist() == words(expected)
 
 
 def test_key_is_seed_xor_offset_rotated_by_32_bits() -> None:
     key = make_key(scalar(0x0123456789ABCDEF), scalar(0xF0E0D0C0_11223344))
     assert (int(key.low), int(key.high)) == (0x89ABCDEF ^ 0xF0E0D0C0, 0x01234567 ^ 0x11223344)
-
-
-def test_negative_seed_is_taken_as_64_bits() -> None:
     key = make_key(scalar(-1), scalar(-2))
     assert (int(key.low), int(key.high)) == (0, 0xFFFFFFFF ^ 0xFFFFFFFE)
 
 
-TRITON_PROGRAM = """
-import torch, triton, triton.language as tl
-
-@triton.jit
-def kernel(counters, out, seed, n, SIZE: tl.constexpr):
-    i = tl.arange(0, SIZE)
-    c0 = tl.load(counters + i); c1 = tl.load(counters + n + i)
-    c2 = tl.load(counters + 2 * n + i); c3 = tl.load(counters + 3 * n + i)
-    w0, w1, w2, w3 = tl.philox(seed, c0, c1, c2, c3)
-    tl.store(out + i, w0.to(tl.int64)); tl.store(out + n + i, w1.to(tl.int64))
-    tl.store(out + 2 * n + i, w2.to(tl.int64)); tl.store(out + 3 * n + i, w3.to(tl.int64))
-
-counters = torch.randint(0, 2**31 - 1, (4, 64), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-out = torch.empty(4, 64, dtype=torch.int64)
-kernel[(1,)](counters, out, 0x123456789ABCDEF, 64, SIZE=64)
-print(*out.flatten().tolist())
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_words_are_tritons(tmp_path) -> None:
-    # A file, because Triton reads a kernel's source; a child, because it chooses to interpret on import.
-    program = tmp_path / "program.py"
-    program.write_text(TRITON_PROGRAM)
-    child = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    expected = torch.tensor([int(word) for word in child.stdout.split()]) & 0xFFFFFFFF
-    generator = torch.Generator().manual_seed(0)
-    counters = torch.randint(0, 2**31 - 1, (4, 64), generator=generator, dtype=torch.int32).long()
-    out = philox4x32(make_key(scalar(0x123456789ABCDEF), None), *counters)
-    assert torch.equal(torch.stack(out).flatten(), expected)
-
-
-@pytest.mark.parametrize("kv_offset", [0, 1, 2, 3, 6])
+@each("kv_offset", [0, 1, 2, 3, 6])
 def test_keep_mask_matches_the_reference(kv_offset: int) -> None:
     seed, offset = scalar(0xDEADBEEF12345678), scalar(77)
     spec = Spec(dropout_p=0.3, q_offset=5, kv_offset=kv_offset)
@@ -119,20 +68,11 @@ def test_any_tile_sees_its_part_of_the_whole_mask() -> None:
     assert torch.equal(tile, whole[1:3, 2:4, 4:9, 7:18])
 
 
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_fraction_kept_is_one_minus_p(p: float) -> None:
-    kept = keep_mask(make_key(scalar(3), None), p, range(1), range(4), range(128), range(128))
-    # 65536 draws: four standard deviations are at most 0.0079.
-    assert abs(kept.double().mean().item() - (1 - p)) < 0.008
-
-
 def test_entry_whose_word_equals_the_threshold_is_kept() -> None:
     key = make_key(scalar(4), None)
     word = int(philox4x32(key, *[scalar(0)] * 4)[0])
     for p, kept in ((word / 2**32, True), ((word + 1) / 2**32, False)):
         assert keep_mask(key, p, range(1), range(1), range(1), range(1)).item() is kept
 
-
-def test_scale_of_kept_entries_is_finite_when_none_is_kept() -> None:
     assert keep_scale(0.75) == 4.0
-    assert keep_scale(1.0) == 0.0
+    assert keep_scale(1.0) == 0.0  # finite when none is kept

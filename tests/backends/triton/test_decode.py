@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import math
 from typing import Any
@@ -18,7 +17,6 @@ from attention_cases import (
     Case,
     Observed,
     build,
-    cases,
     error,
     int32,
     poison,
@@ -26,6 +24,7 @@ from attention_cases import (
 from attnsel.backends.contract import Inputs, Spec
 from forward_checks import check_forward
 from pairwise import PAIRS, Pair, some
+from tables import each
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -51,13 +50,7 @@ def test_every_two_features_with_split_keys(pair: Pair) -> None:
     check(*build(pair.case, pair.dtype), splits=1 + PAIRS.index(pair) % 3)
 
 
-@pytest.mark.slow
-@cases
-def test_every_feature_alone(case: Case) -> None:
-    check(*build(case, torch.float32), splits=2)
-
-
-@pytest.mark.parametrize(("s_q", "h", "g", "splits"), [(1, 4, 4, 3), (5, 6, 2, 7), (16, 3, 1, 1)])
+@each("s_q, h, g, splits", [(1, 4, 4, 3), (5, 6, 2, 7), (16, 3, 1, 1)])
 def test_rows_and_groups(s_q: int, h: int, g: int, splits: int) -> None:
     sizes = {"b": 1, "h": h, "g": g, "s_q": s_q, "s_kv": 50}
     tensors = {"bias": "1 h s_q s_kv", "alibi_slopes": "h"}
@@ -65,7 +58,7 @@ def test_rows_and_groups(s_q: int, h: int, g: int, splits: int) -> None:
     check(*build(Case("", spec, tensors, sizes), torch.float32), splits)
 
 
-@pytest.mark.parametrize(("d", "e", "h"), [(192, 128, 2), (40, 72, 4), (576, 512, 20)])
+@each("d, e, h", [(192, 128, 2), (40, 72, 4), (576, 512, 20)])
 def test_head_dims(d: int, e: int, h: int) -> None:
     """576/512 with one kv head is latent attention: all heads read the same keys."""
     sizes = {"d": d, "e": e, "b": 1, "h": h, "g": 1, "s_q": 1, "s_kv": 70}
@@ -76,20 +69,20 @@ def test_head_dims(d: int, e: int, h: int) -> None:
 def test_packed_sequences_of_one_row_or_none() -> None:
     q, kv = torch.randn(4, 4, 8), torch.randn(62, 2, 8)
     inputs = Inputs(q, kv, kv + 1, cu_seqlens_q=int32([0, 1, 1, 3]), cu_seqlens_kv=int32([0, 40, 40, 60]))
-    spec = Spec(packed=True, return_max_logit=True, **BOTTOM_RIGHT)
     for splits in (1, 4):
-        check(spec, inputs, splits)
+        check(Spec(packed=True, return_max_logit=True, **BOTTOM_RIGHT), inputs, splits)
 
 
-@pytest.mark.parametrize(("softmax_type", "splits"), [("vanilla", 1), ("off-by-one", 3), ("learnable", 3)])
+@each(
+    "softmax_type, splits", [("vanilla", 1), ("off-by-one", 3), ("learnable", 3), ("off-by-one", MAX_SPLITS)]
+)
 def test_sequences_without_keys(softmax_type: str, splits: int) -> None:
     case = Case("", {"softmax_type": softmax_type}, {"softmax_offset": "h"}, {**LONG, "b": 3})
     spec, inputs = build(case, torch.float32)
-    inputs = inputs._replace(seqlens_kv=int32([0, 70, 1]), seqlens_q=int32([3, 0, 2]))
-    check(spec, inputs, splits)
+    check(spec, inputs._replace(seqlens_kv=int32([0, 70, 1]), seqlens_q=int32([3, 0, 2])), splits)
 
 
-@pytest.mark.parametrize("empty", ["b", "s_q", "s_kv"])
+@each("empty", ["b", "s_q", "s_kv"])
 def test_empty_tensors(empty: str) -> None:
     check(*build(Case("", CAUSAL, {}, {**LONG, empty: 0}), torch.float32), splits=2)
 
@@ -121,20 +114,14 @@ def test_parts_without_keys_leave_memory_that_is_not_read(monkeypatch: pytest.Mo
     check(spec, inputs._replace(seqlens_q=int32([3, 1]), seqlens_kv=int32([70, 9])), splits=5)
 
 
-# Against the kernel for long queries
-
-
-def test_the_backward_takes_what_a_split_forward_gives() -> None:
-    spec, inputs = build(
-        Case("", {**BOTTOM_RIGHT, **DROPOUT}, {}, LONG | {"b": 1, "h": 2, "g": 1}), torch.float32
-    )
-    whole, split = (forward(spec, inputs, tiles=SMALL, splits=n) for n in (0, 3))
+def test_the_backward_takes_what_a_split_forward_gives_and_two_runs_are_bitwise_equal() -> None:
+    sizes = LONG | {"b": 1, "h": 2, "g": 1}
+    spec, inputs = build(Case("", {**BOTTOM_RIGHT, **DROPOUT}, {}, sizes), torch.float32)
+    whole, split, again = (forward(spec, inputs, tiles=SMALL, splits=n) for n in (0, 3, 3))
+    assert torch.equal(split.out, again.out)
+    assert torch.equal(split.lse, again.lse)
     dout = torch.ones_like(whole.out)
-    for a, b in zip(
-        backward(spec, inputs, whole, dout, tiles=SMALL),
-        backward(spec, inputs, split, dout, tiles=SMALL),
-        strict=True,
-    ):
+    for a, b in zip(*(backward(spec, inputs, r, dout, tiles=SMALL) for r in (whole, split)), strict=True):
         assert a is b is None or error(a, b) < 1e-5
 
 
@@ -143,15 +130,6 @@ def test_strides() -> None:
     layouts = dict(zip("qkv", ("at an odd offset", "sequence before heads", "at an odd offset"), strict=True))
     strided = {name: STRIDES[layout](getattr(inputs, name)) for name, layout in layouts.items()}
     check(spec, inputs._replace(**strided), splits=2)
-
-
-def test_two_runs_are_bitwise_equal() -> None:
-    spec, inputs = build(Case("", {**BOTTOM_RIGHT, **DROPOUT}, {}, LONG), torch.float16)
-    first, second = (forward(spec, inputs, tiles=SMALL, splits=3) for _ in range(2))
-    assert torch.equal(first.out, second.out)
-    assert first.lse is not None
-    assert second.lse is not None
-    assert torch.equal(first.lse, second.lse)
 
 
 def test_memory_is_a_row_per_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +144,6 @@ def test_memory_is_a_row_per_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (copying | {"_local_scalar_dense", "item", "nonzero", "equal"}) & observed.calls.keys()
 
 
-# When, and over how many programs
-
-
 def asked(s_q: int, s_kv: int, processors: int = 132, **sizes: int) -> int:
     shape = {"b": 1, "h": 32, "g": 8, "d": 128, "e": 128, "s_q": s_q, "s_kv": s_kv, **sizes}
     q = torch.empty(shape["b"], shape["h"], s_q, shape["d"], device="meta")
@@ -176,12 +151,9 @@ def asked(s_q: int, s_kv: int, processors: int = 132, **sizes: int) -> int:
     return choose_splits(make_call(Spec(), Inputs(q, k, k), Tiles(*[Block(16, 64)] * 5)), 90, processors)
 
 
-def test_short_queries_are_decoded() -> None:
+def test_short_queries_are_decoded_by_splits_that_fill_the_device() -> None:
     assert asked(SHORT, 4096) > 0
     assert asked(SHORT + 1, 4096) == 0
-
-
-def test_splits_fill_the_device() -> None:
     assert asked(1, 64) == 1
     assert asked(1, 8192) * 8 in range(132, 2 * 132 + 1)  # 8 row blocks, one for each kv head
     assert asked(1, 8192, b=64) == 1
@@ -194,14 +166,7 @@ def test_no_more_splits_than_tiles_or_than_merge_reads() -> None:
         for tiles in (0, 1, 5, 10**6):
             assert 1 <= split_count(programs, 108, tiles) <= max(1, min(tiles, MAX_SPLITS))
 
-
-@pytest.mark.parametrize("splits", [-1, MAX_SPLITS + 1])
-def test_an_impossible_number_of_splits_is_refused(splits: int) -> None:
     spec, inputs = build(Case("", {}, {}, LONG), torch.float32)
-    with pytest.raises(ValueError, match="splits must be 0"):
-        forward(spec, inputs, splits=splits)
-
-
-def test_most_splits_that_there_can_be() -> None:
-    spec, inputs = build(Case("", {}, {}, {**LONG, "b": 1, "g": 1}), torch.float32)
-    check(dataclasses.replace(spec, softmax_type="off-by-one"), inputs, MAX_SPLITS)
+    for splits in (-1, MAX_SPLITS + 1):
+        with pytest.raises(ValueError, match="splits must be 0"):
+            forward(spec, inputs, splits=splits)

@@ -23,8 +23,10 @@ from attention_cases import (
     with_garbage,
 )
 from attnsel.backends.contract import Inputs, Result, Spec
+from forward_checks import check_forward
 from pairwise import PAIRS, Pair, some
 from reference import attention_reference
+from tables import each
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -52,20 +54,14 @@ def forced(spec: Spec, inputs: Inputs, tiles: Tiles | None = SMALL) -> Result:
 
 def assert_right(spec: Spec, inputs: Inputs, result: Result) -> None:
     """Out at most twice as far off as plain PyTorch at the same dtype, and two ulp; lse to float32."""
-    dtype = inputs.q.dtype
-    wanted, plain = (attention_reference(spec, inputs, at) for at in (torch.float64, dtype))
-    unit = torch.finfo(dtype).eps * wanted[0].abs().max().item()
-    assert error(result.out, wanted[0]) <= 2 * error(plain[0], wanted[0]) + 2 * unit
-    assert result.lse is not None
-    assert error(result.lse, wanted[1]) < 1e-5
+    check_forward(result, spec, inputs)
+    assert error(result.lse, attention_reference(spec, inputs)[1]) < 1e-5
 
 
 def check(case: Case, dtype: torch.dtype, tiles: Tiles | None = SMALL) -> None:
     spec, inputs = build(case, dtype)
     assert_right(spec, inputs, forced(spec, inputs, tiles))
 
-
-# Against the definition
 
 TAKEN = [
     pair
@@ -88,14 +84,14 @@ def test_features_at_once() -> None:
     check(Case("", spec, tensors), torch.float16, UNEVEN)
 
 
-@pytest.mark.parametrize(("d", "e"), [(80, 80), (192, 128), (8, 16)])
+@each("d, e", [(80, 80), (192, 128), (8, 16)])
 def test_head_dims(d: int, e: int) -> None:
     sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
     check(Case("", CAUSAL, {}, sizes), torch.bfloat16, Tiles(*[Block(32, 32)] * 4))
 
 
-@pytest.mark.parametrize(
-    ("s_q", "s_kv", "spec"),
+@each(
+    "s_q, s_kv, spec",
     [
         (1, 1, {}),
         (16, 16, CAUSAL),
@@ -104,7 +100,6 @@ def test_head_dims(d: int, e: int) -> None:
         (33, 5, BOTTOM_RIGHT),
         (17, 0, {}),
     ],
-    ids=str,
 )
 def test_sequences_shorter_and_longer_than_tiles(s_q: int, s_kv: int, spec: dict[str, Any]) -> None:
     check(Case("", spec, {}, {"b": 1, "h": 2, "g": 1, "s_q": s_q, "s_kv": s_kv}), torch.float16)
@@ -115,13 +110,12 @@ def test_nothing_in_nothing_out() -> None:
     assert forced(spec, inputs).out.shape == (0, 4, 21, 8)
 
 
-@pytest.mark.parametrize(
+@each(
     "case",
     [
         Case("", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"}),
         packed("", CAUSAL, {"cu_seqlens_padded": ""}),
     ],
-    ids=["padding", "between sequences"],
 )
 def test_garbage_reaches_nothing(case: Case) -> None:
     spec, inputs = build(case, torch.float16)
@@ -150,29 +144,17 @@ def test_strides() -> None:
     assert_right(spec, inputs, forced(spec, inputs))
 
 
-# What it does not take
-
-
-def at_an_odd_offset(t: Tensor) -> Tensor:
-    return STRIDES["at an odd offset"](t)
-
-
-def odd_rows(t: Tensor) -> Tensor:
-    """A row stride of 9 elements."""
-    return torch.cat([t, t[..., :1]], -1)[..., :8]
-
-
 def odd_heads(t: Tensor) -> Tensor:
     """A head stride that is no multiple of 8 elements."""
     b, h, s, d = t.shape
     return t.new_empty(b, h, s * d + 4)[..., : s * d].view(b, h, s, d).copy_(t)
 
 
-@pytest.mark.parametrize(
-    ("message", "made"),
+@each(
+    "message, made",
     [
-        ("q does not begin", lambda i: {"q": at_an_odd_offset(i.q)}),
-        ("stride of k is 9", lambda i: {"k": odd_rows(i.k)}),
+        ("q does not begin", lambda i: {"q": STRIDES["at an odd offset"](i.q)}),
+        ("stride of k is 9", lambda i: {"k": torch.cat([i.k, i.k[..., :1]], -1)[..., :8]}),
         ("stride of v is 220", lambda i: {"v": odd_heads(i.v)}),
         ("overlap", lambda i: {"k": i.k[:, :, :1].expand(i.k.shape)}),
         ("takes no bias", lambda i: {"bias": torch.zeros(1, 1, 1, 27, dtype=torch.float16)}),
@@ -188,31 +170,23 @@ def test_what_descriptors_cannot_address_is_refused_and_runs_without(message: st
     assert_right(spec, inputs, forward(spec, inputs))
 
 
-def test_what_it_has_no_code_for_is_refused() -> None:
-    for message, changes, dtype in (
-        ("no torch.float32 tile", {}, torch.float32),
-        ("no largest logit", {"return_max_logit": True}, torch.float16),
-        ("no dropout", {"dropout_p": 0.5}, torch.float16),
+def test_what_it_has_no_code_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for message, changes, dtype, variant in (
+        ("no torch.float32 tile", {}, torch.float32, "descriptor"),
+        ("no largest logit", {"return_max_logit": True}, torch.float16, "descriptor"),
+        ("no dropout", {"dropout_p": 0.5}, torch.float16, "descriptor"),
+        ("allowed: pointer, descriptor", {}, torch.float16, "tma"),
     ):
         spec, inputs = build(Case("", {"return_max_logit": False, **changes}), dtype)
         with pytest.raises(ValueError, match=message):
-            forward(spec, inputs, variant="descriptor")
-
-
-def test_a_triton_that_nobody_tried_keeps_the_pointer_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "__version__", "3.10.0")
+            forward(spec, inputs, variant=variant)
+    for arch, call in [(80, long_call()), (80, long_call(tiles=SMALL)), (100, long_call(256, 256))]:
+        with pytest.raises(ValueError, match=f"on sm{arch}"):
+            descriptor_block(call, arch, "descriptor")
+    monkeypatch.setattr(triton, "__version__", "3.10.0")  # that nobody tried
     assert descriptor_block(long_call(), 90, None) is None
     with pytest.raises(ValueError, match=r"3\.10\.0 was not tried"):
         descriptor_block(long_call(), 90, "descriptor")
-
-
-def test_unknown_variant_is_refused() -> None:
-    spec, inputs = build(Case(""), torch.float16)
-    with pytest.raises(ValueError, match="allowed: pointer, descriptor"):
-        forward(spec, inputs, variant="tma")
-
-
-# Which of the two kernels runs
 
 
 def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = None, **spec: Any) -> Any:
@@ -220,8 +194,8 @@ def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = N
     return make_call(Spec(softmax_scale=1.0, **spec), Inputs(q, k, v), tiles)
 
 
-@pytest.mark.parametrize(
-    ("arch", "call", "chosen"),
+@each(
+    "arch, call, chosen",
     [
         (90, long_call(), True),
         (90, long_call(64, 64, window_right=0), True),
@@ -246,16 +220,15 @@ def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = N
 def test_where_it_is_chosen_once_it_is_the_default(
     arch: int | None, call: Any, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(descriptors, "DEFAULT", False)
     assert descriptor_block(call, arch, None) is None
     monkeypatch.setattr(descriptors, "DEFAULT", True)
     assert (descriptor_block(call, arch, None) is not None) == chosen
     assert descriptor_block(call, arch, "pointer") is None
 
 
-def test_asking_for_it_where_there_is_no_tile_is_refused() -> None:
-    for arch, call in [(80, long_call()), (80, long_call(tiles=SMALL)), (100, long_call(256, 256))]:
-        with pytest.raises(ValueError, match=f"on sm{arch}"):
-            descriptor_block(call, arch, "descriptor")
+def test_until_then_it_is_not_the_default() -> None:
+    assert not descriptors.DEFAULT
 
 
 def test_memory_for_descriptors_leaves_the_callers_allocator_alone() -> None:

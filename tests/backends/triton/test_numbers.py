@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from attention_cases import (
@@ -20,16 +22,18 @@ from attention_cases import (
     Case,
     assert_errs_little_more,
     build,
+    calls,
     carried_out,
-    cases,
     error,
     expected,
     int32,
 )
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.tiled import kernel as tiled
+from forward_checks import check_forward
 from pairwise import PAIRS, Pair, some
 from reference import attention_reference
+from tables import each
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -58,9 +62,6 @@ def check_case(spec: Spec, inputs: Inputs, tiles: Tiles | None = SMALL) -> None:
     assert_errs_little_more(actual, wanted, plain, dtype)
 
 
-# Every two features, every float type
-
-
 @some(PAIRS, 16)
 def test_errs_little_more_than_plain_pytorch(pair: Pair) -> None:
     """On tiles that are square, uneven, or the default."""
@@ -68,34 +69,27 @@ def test_errs_little_more_than_plain_pytorch(pair: Pair) -> None:
     check_case(*build(pair.case, pair.dtype), (SMALL, UNEVEN, SMALL, None)[number % 4])
 
 
-@pytest.mark.slow
-@cases
-def test_every_feature_alone(case: Case) -> None:
-    check_case(*build(case, torch.float32))
+HEADS = {"b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
 
 
-@pytest.mark.parametrize(("d", "e"), [(192, 128), (40, 72), (256, 256), (1, 17)])
+@each("d, e", [(192, 128), (40, 72), (256, 256), (1, 17)])
 def test_head_dims(d: int, e: int) -> None:
-    sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
-    check_case(*build(Case("", CAUSAL, {}, sizes), torch.float16), Tiles(*[Block(32, 32)] * 4))
+    case = Case("", CAUSAL, {}, {"d": d, "e": e, **HEADS})
+    check_case(*build(case, torch.float16), Tiles(*[Block(32, 32)] * 4))
 
 
-@pytest.mark.parametrize(("d", "e"), [(320, 40)])
-def test_wide_heads_without_a_backward(d: int, e: int) -> None:
-    sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
-    spec, inputs = build(Case("", {**CAUSAL, "need_grad": False}, {}, sizes), torch.bfloat16)
+def test_wide_heads_without_a_backward() -> None:
+    case = Case("", {**CAUSAL, "need_grad": False}, {}, {"d": 320, "e": 40, **HEADS})
+    spec, inputs = build(case, torch.bfloat16)
     result = forward(spec, inputs, tiles=SMALL)
-    wanted, plain = (attention_reference(spec, inputs, at) for at in (torch.float64, torch.bfloat16))
-    unit = torch.finfo(torch.bfloat16).eps * wanted[0].abs().max().item()
-    assert error(result.out, wanted[0]) <= 2 * error(plain[0], wanted[0]) + 2 * unit
-    assert error(result.lse, wanted[1]) < 1e-5
+    check_forward(result, spec, inputs)
     with pytest.raises(ValueError, match="stops at head_dim 256"):
         backward(spec, inputs, result, result.out)
     with pytest.raises(ValueError, match="stop at head_dim 256 with a backward"):
         forward(dataclasses.replace(spec, need_grad=True), inputs)
 
 
-@pytest.mark.parametrize("cu_seqlens", [[0, 7, 3], [-1, 2, 3], [0, 4, 1 << 20]], ids=str)
+@each("cu_seqlens", [[0, 7, 3], [-1, 2, 3], [0, 4, 1 << 20]])
 def test_cu_seqlens_outside_the_packed_tensors_stay_in_bounds(cu_seqlens: list[int]) -> None:
     t, cu = torch.randn(10, 2, 4), int32(cu_seqlens)
     inputs = Inputs(t, t, t, cu_seqlens_q=cu, cu_seqlens_kv=cu)
@@ -103,8 +97,7 @@ def test_cu_seqlens_outside_the_packed_tensors_stay_in_bounds(cu_seqlens: list[i
     assert backward(Spec(packed=True), inputs, result, result.out, tiles=SMALL).q.isfinite().all()
 
 
-@pytest.mark.parametrize("m", [16, 32])
-@pytest.mark.parametrize("n", [16, 32])
+@each("m, n", [(16, 16), (16, 32), (32, 16)])
 def test_blocks_outside_the_band_are_skipped(m: int, n: int) -> None:
     """``span`` is ordinary arithmetic: held against every pair, for every position of the band."""
     tl_like = _PlainLanguage()
@@ -139,9 +132,6 @@ class _PlainLanguage:
         return -(-a // b)
 
 
-# Dropout
-
-
 def test_drops_the_same_entries_as_tiled() -> None:
     """The identity as values shows every dropped entry as a zero of the output."""
     spec = Spec(dropout_p=0.3, q_offset=5, kv_offset=3)
@@ -154,17 +144,11 @@ def test_drops_the_same_entries_as_tiled() -> None:
     assert 0 < dropped.float().mean() < 1
 
 
-# Memory, side effects, layouts
-
-
 def test_strides() -> None:
     spec, inputs = build(Case("", CAUSAL, {}, {"h": 2, "g": 1}), torch.float16)
     layouts = dict(zip("qkv", ("sequence before heads", "at an odd offset", "as made"), strict=True))
     strided = {name: STRIDES[layout](getattr(inputs, name)) for name, layout in layouts.items()}
     check_case(spec, inputs._replace(**strided))
-
-
-# The interpreter
 
 
 def test_compiling_still_works_after_a_launch_on_cpu_tensors() -> None:
@@ -196,11 +180,8 @@ def test_loops_run_with_an_interpreter_that_makes_integers_of_arrays(monkeypatch
     assert interpreter._patch_lang_tensor is old
 
 
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("message", "tensors"),
+@each(
+    "message, tensors",
     [
         ("innermost stride of k is 2", {"k": torch.randn(2, 2, 27, 16)[..., ::2]}),
         ("must share float16", {"v": torch.randn(2, 2, 27, 8, dtype=torch.float64)}),
@@ -214,8 +195,51 @@ def test_impossible_calls_are_refused(message: str, tensors: dict[str, Tensor]) 
     with pytest.raises(ValueError, match=message):
         forward(spec, inputs._replace(**tensors))
 
-
-def test_dropout_of_heads_that_are_not_the_first_is_refused() -> None:
-    spec, inputs = build(Case("", {"dropout_p": 0.5}), torch.float32)
+    dropped = dataclasses.replace(spec, dropout_p=0.5, head_offset=2)
     with pytest.raises(ValueError, match="head_offset 2"):
-        forward(dataclasses.replace(spec, head_offset=2), inputs)
+        forward(dropped, inputs._replace(dropout_seed=torch.tensor(1)))
+
+
+# Any call of the contract, drawn at random: shapes, strides, tiles, types, features.
+
+LAYOUTS = {
+    "as made": STRIDES["as made"],
+    "rows before heads": lambda t: t.transpose(-3, -2).contiguous().transpose(-3, -2),
+    "at an odd offset": STRIDES["at an odd offset"],
+    "rows with a gap": lambda t: torch.cat([t, t], dim=-1)[..., : t.shape[-1]],
+}
+sizes = st.sampled_from([16, 32, 64])
+blocks = st.builds(
+    Block,
+    m=sizes,
+    n=sizes,
+    warps=st.just(4),
+    stages=st.just(1),
+    masks=st.sampled_from(["all", "edges", "branch"]),
+    always_right=st.booleans(),
+    ahead=st.booleans(),
+)
+tiles = st.builds(Tiles, *[blocks] * len(Tiles._fields))
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    case=calls(),
+    layouts=st.tuples(*[st.sampled_from(sorted(LAYOUTS))] * 3),
+    tiles=tiles,
+    splits=st.sampled_from([None, 0, 1, 3]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
+def test_any_call_errs_little_more_than_plain_pytorch(
+    case: Case, layouts: tuple[str, ...], tiles: Tiles, splits: int | None, dtype: torch.dtype
+) -> None:
+    spec, inputs = build(case, dtype)
+    inputs = inputs._replace(
+        **{name: LAYOUTS[kind](getattr(inputs, name)) for name, kind in zip("qkv", layouts, strict=True)}
+    )
+    actual, dout, dlse = carried_out(
+        partial(forward, tiles=tiles, splits=splits), partial(backward, tiles=tiles), spec, inputs
+    )
+    wanted, plain = (expected(spec, inputs, dout, dlse, at) for at in (torch.float64, dtype))
+    # Gradients may cancel: what they are the difference of is of order 1.
+    assert_errs_little_more(actual, wanted, plain, dtype, ulps=8, scale=1.0)

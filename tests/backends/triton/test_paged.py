@@ -13,7 +13,6 @@ from torch import Tensor
 
 from attention_cases import (
     BOTTOM_RIGHT,
-    CASES,
     CAUSAL,
     DROPOUT,
     KITCHEN_SINK,
@@ -26,6 +25,7 @@ from attention_cases import (
 from attnsel.backends.contract import Inputs, Spec
 from forward_checks import check_forward, pages_of
 from pairwise import PAIRS, Pair, some
+from tables import each
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -41,8 +41,10 @@ PADDED = {"seqlens_q": "b", "seqlens_kv": "b"}
 EVERYTHING = {"bias": "1 h s_q s_kv", "attn_mask": "b 1 s_q s_kv", "alibi_slopes": "h", "softmax_offset": "h"}
 
 
-def check(case: Case, page_size: int, splits: int, tiles: Tiles = SMALL) -> None:
-    spec, inputs = build(case, torch.float32)
+def check(
+    case: Case, page_size: int, splits: int, tiles: Tiles = SMALL, dtype: torch.dtype = torch.float32
+) -> None:
+    spec, inputs = build(case, dtype)
     result = forward(*pages_of(spec, inputs, page_size), tiles=tiles, splits=splits)
     check_forward(result, spec, inputs)
 
@@ -54,30 +56,22 @@ def test_every_two_features(pair: Pair) -> None:
     check(pair.case, page_size, splits)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in CASES if c.sizes.get("s_q") != 40], ids=lambda c: c.name)
-def test_every_feature_alone(case: Case) -> None:
-    check(case, 16, splits=0)
-    check(case, 5, splits=2)
-
-
-@pytest.mark.parametrize(("page_size", "splits"), [(1, 3), (17, 0), (64, 1), (256, 0)])
+@each("page_size, splits", [(1, 3), (17, 0), (64, 1), (256, 0)])
 def test_page_sizes(page_size: int, splits: int) -> None:
     case = Case("", KITCHEN_SINK | {"window_left": 50}, EVERYTHING | PADDED, {"s_q": 9, "s_kv": 90})
     check(case, page_size, splits)
 
 
-@pytest.mark.parametrize(("page_size", "splits"), [(16, 2), (128, 0)])
+@each("page_size, splits", [(16, 2), (128, 0)])
 def test_packed_queries(page_size: int, splits: int) -> None:
     check(packed("", {**BOTTOM_RIGHT, **DROPOUT}, {"cu_seqlens_padded": ""}), page_size, splits, WIDE)
 
 
-@pytest.mark.parametrize("splits", [0, 2])
+@each("splits", [0, 2])
 def test_latent_attention(splits: int) -> None:
     sizes = {"d": 576, "e": 512, "b": 1, "h": 4, "g": 1, "s_q": 2, "s_kv": 70}
-    spec, inputs = build(Case("", {**BOTTOM_RIGHT, "need_grad": False}, {}, sizes), torch.bfloat16)
-    result = forward(*pages_of(spec, inputs, 16), tiles=WIDE, splits=splits)
-    check_forward(result, spec, inputs)
+    case = Case("", {**BOTTOM_RIGHT, "need_grad": False}, {}, sizes)
+    check(case, 16, splits, WIDE, torch.bfloat16)
 
 
 def test_pools_may_have_any_strides() -> None:
@@ -105,7 +99,7 @@ def two_sequences(page_size: int = 16) -> tuple[Spec, Inputs]:
     return spec, Inputs(q, k, v, seqlens_kv=int32([37, 30]), block_table=table)
 
 
-@pytest.mark.parametrize("splits", [0, 2])
+@each("splits", [0, 2])
 def test_sequences_may_share_pages(splits: int) -> None:
     spec, inputs = two_sequences()
     assert inputs.seqlens_kv is not None
@@ -114,16 +108,7 @@ def test_sequences_may_share_pages(splits: int) -> None:
     check_forward(forward(spec, inputs, tiles=SMALL, splits=splits), spec, dense)
 
 
-@pytest.mark.parametrize("splits", [0, 2])
-def test_pages_of_the_same_rows_give_the_same_bits_as_dense_memory(splits: int) -> None:
-    spec, inputs = build(Case("", {**CAUSAL, **DROPOUT}, {"seqlens_kv": "b"}), torch.float16)
-    dense, paged = (
-        forward(*call, tiles=SMALL, splits=splits) for call in ((spec, inputs), pages_of(spec, inputs, 16))
-    )
-    assert torch.equal(dense.out, paged.out)
-
-
-@pytest.mark.parametrize(("page_size", "splits"), [(16, 0), (5, 2)])
+@each("page_size, splits", [(16, 0), (5, 2)])
 def test_pages_are_clamped_into_the_pool_where_nothing_checked_them(
     page_size: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,12 +127,14 @@ def test_pages_are_clamped_into_the_pool_where_nothing_checked_them(
 
 def test_max_seqlen_kv_bounds_the_length() -> None:
     spec, inputs = two_sequences()
-    bounded = forward(spec, inputs._replace(max_seqlen_kv=20), tiles=SMALL)
-    wanted = forward(spec, inputs._replace(seqlens_kv=int32([20, 20])), tiles=SMALL)
-    assert torch.equal(bounded.out, wanted.out)
+    bounded, wanted = (
+        forward(spec, inputs._replace(**of), tiles=SMALL).out
+        for of in ({"max_seqlen_kv": 20}, {"seqlens_kv": int32([20, 20])})
+    )
+    assert torch.equal(bounded, wanted)
 
 
-@pytest.mark.parametrize("splits", [0, 2])
+@each("splits", [0, 2])
 def test_an_empty_pool_and_an_empty_table(splits: int) -> None:
     spec, inputs = two_sequences()
     nothing = inputs._replace(k=inputs.k[:0], v=inputs.v[:0], seqlens_kv=int32([0, 0]))
@@ -174,11 +161,8 @@ def test_columns_fit_pages_of_64_rows_and_more() -> None:
     assert choose("forward", 90, 64, 64, 2, page_size=16).n == 128
 
 
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("message", "changed"),
+@each(
+    "message, changed",
     [
         (
             r"block_table\[0, 1\] is 8; allowed: 0 to 7 \(sequence 0 has 37",
@@ -200,15 +184,13 @@ def test_bad_pages_are_refused_before_any_launch(
     message: str, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, inputs = two_sequences()
-    monkeypatch.setattr("attnsel.backends.triton.run._run", _fail)
+    launched: list[Any] = []
+    monkeypatch.setattr("attnsel.backends.triton.run._run", lambda *args: launched.append(args))
     with pytest.raises(ValueError, match=message):
         forward(
             spec, inputs._replace(**{n: int32(v) if isinstance(v, list) else v for n, v in changed.items()})
         )
-
-
-def _fail(*args: object) -> None:
-    raise AssertionError("launched")
+    assert not launched
 
 
 def test_pages_have_no_backward() -> None:

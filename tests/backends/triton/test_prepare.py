@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,10 +15,13 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from attention_cases import CAUSAL, Case, build
-from attnsel import NoBackendError, attention, clear_cache
+from attnsel import DotProductAttention, NoBackendError, attention, clear_cache
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.triton import run as triton_run
 from attnsel.runtime import kernels
+from tables import each
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -29,10 +31,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     class Compiled:
         run = None
-
-    @contextlib.contextmanager
-    def nowhere(*unused: Any) -> Iterator[None]:
-        yield
 
     def warmup(kernel: Any) -> Any:
         def compile_only(*, grid: tuple[int, ...], **arguments: Any) -> Compiled:
@@ -54,7 +52,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 monkeypatch.setattr(kernel, "warmup", warmup(kernel), raising=False)
     monkeypatch.setattr(triton_run, "_arch", lambda q: 90)
     monkeypatch.setattr(triton_run, "_processors", lambda device: 132)
-    monkeypatch.setattr(triton_run, "_around", nowhere)
+    monkeypatch.setattr(triton_run, "_around", lambda *unused: contextlib.nullcontext())
     return names
 
 
@@ -62,28 +60,19 @@ def call(spec: dict[str, Any], **sizes: int) -> tuple[Spec, Inputs]:
     return build(Case("", {**CAUSAL, **spec}, {"bias": "1 h s_q s_kv"}, {"s_q": 40, **sizes}), torch.float16)
 
 
-def test_a_training_call_proves_its_backward_too(seen: list[str]) -> None:
+def test_a_call_proves_what_it_will_launch(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     spec, inputs = call({})
-    inputs = inputs._replace(bias=inputs.bias.requires_grad_())
-    triton_run.prepare(spec, inputs)
-    assert seen == ["forward_kernel", "rows_kernel", "dkdv_kernel", "dq_kernel", "dbias_kernel"]
-
-
-def test_inference_proves_the_forward_alone(seen: list[str]) -> None:
-    triton_run.prepare(*call({"need_grad": False}))
-    assert seen == ["forward_kernel"]
-
-
-def test_a_short_query_proves_decode_and_merge(seen: list[str]) -> None:
-    triton_run.prepare(*call({"need_grad": False}, s_q=1, s_kv=4096))
-    assert seen == ["decode_kernel", "merge_kernel"]
-
-
-def test_a_backward_without_a_tile_is_refused_before_the_forward(
-    seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for asked, kernels_of in (
+        ((spec, inputs._replace(bias=inputs.bias.requires_grad_())), "forward rows dkdv dq dbias"),
+        (call({"need_grad": False}), "forward"),
+        (call({"need_grad": False}, s_q=1, s_kv=4096), "decode merge"),
+    ):
+        seen.clear()
+        triton_run.prepare(*asked)
+        assert seen == [f"{name}_kernel" for name in kernels_of.split()]
+    seen.clear()
     monkeypatch.setattr(triton_run, "_arch", lambda q: 75)
-    with pytest.raises(ValueError, match="at most 128"):
+    with pytest.raises(ValueError, match="at most 128"):  # a backward without a tile, before the forward
         triton_run.prepare(*call({}, d=200, e=200))
     assert seen == []
 
@@ -128,3 +117,39 @@ def test_preparing_draws_no_random_number() -> None:
         torch.manual_seed(7)
         results.append(attention(q, q, q, attention_dropout=0.5, backend="triton"))
     assert torch.equal(*results)
+
+
+# Through the public API, on CPU tensors: interpreted when forced, never by itself.
+
+
+def tensors():
+    """[b, s, h, d]"""
+    torch.manual_seed(0)
+    return [torch.randn(2, 20, heads, 16, requires_grad=True) for heads in (2, 1, 1)]
+
+
+@each(
+    "arguments",
+    [
+        {"attn_mask_type": "causal", "window_size": (7, 0), "softcap": 5.0},
+        {"softmax_type": "off-by-one", "core_attention_bias_type": "alibi", "attention_dropout": 0.3},
+    ],
+)
+def test_forced_on_cpu_tensors_it_gives_what_tiled_gives(arguments):
+    results = []
+    for backend in ("triton", "tiled"):
+        q, k, v = tensors()
+        torch.manual_seed(1)
+        out = attention(q, k, v, backend=backend, **arguments)
+        out.square().sum().backward()
+        results.append((out, q.grad, k.grad, v.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_on_cpu_tensors_it_is_never_chosen_by_itself():
+    q, k, v = tensors()
+    module = DotProductAttention(2, 16, 1, qkv_format="bshd", softcap=5.0)
+    module(q, k, v)
+    assert module.last_selection.backend == "tiled"
+    assert [reason.code for reason in module.last_selection["triton"].reasons] == ["TRITON007"]
