@@ -1,8 +1,8 @@
 """Ranks that compute together while one of them goes wrong: no wrong number, no hang, no unnamed error.
 
 A case is a launch of two or four processes that make some calls over one group. One rank meets a fault: a
-kernel or an exchange that raises, dies or is late; input that cannot be right, or is not that of the others; a
-call left out, made twice or out of order. It swallows what it is told and goes on.
+kernel or an exchange that raises, dies or is late; input that cannot be right, or is not that of the others;
+a call left out, made twice or out of order. It swallows what it is told and goes on.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def program(case: Case, rank: int) -> list[tuple[str, int]]:
         if case["backward"] and case["nested"] and batch == 1:
             steps.append(("backward", 0))
     fault = case["fault"]
-    if fault["kind"] == "program" and rank == case["rank"]:
+    if fault["kind"] == "program" and rank in case["fails"]:
         at = fault["step"] % len(steps)
         if fault["change"] == "leaves one out":
             del steps[at]
@@ -116,10 +116,10 @@ def launches(draw: st.DrawFn) -> Case:
         "nested": draw(st.booleans()),
         "timeout": LONG,
         "fault": {"kind": kind},
-        "rank": -1,
+        "fails": [],
     }
     steps = [what for what, _ in program(case, 0)]
-    fault, case["rank"] = case["fault"], draw(st.integers(0, case["ranks"] - 1))
+    fault, case["fails"] = case["fault"], [draw(st.integers(0, case["ranks"] - 1))]
     if kind == "none":
         return case
     fault["step"] = at = draw(st.integers(0, len(steps) - 1))
@@ -182,10 +182,9 @@ class Step:
 class Rank:
     """It makes its calls one after the other, whatever they raise."""
 
-    def __init__(self, case: Case, rank: int) -> None:
+    def __init__(self, case: Case, rank: int, group: Any) -> None:
         self.case, self.rank, self.fault = case, rank, case["fault"]
         self.steps: list[Step] = []
-        group = ranks.groups_of(case["comm"], rank, case["ranks"], {}, case["timeout"])
         feature = FEATURES[case["features"]]
         given = {"cp_group": group, "cp_comm_type": case["comm"]}
         self.modules = [feature.make_module(**given) for _ in range(case["layers"])]
@@ -193,28 +192,31 @@ class Rank:
         self.calls = 0
         self.left = 0  # events until the fault strikes; it does at 1
         self.part = ""
-        if rank == case["rank"] and self.fault["kind"] == "kernel":
-            for name in ("tiled", "sdpa.flash"):  # before any call, as a call keeps the kernel of its forward
-                kernel = kernels.kernel_of(name)
-                parts = {p: self.struck_in(p, getattr(kernel, p)) for p in ("forward", "backward")}
-                kernels.KERNELS[name] = kernel._replace(**parts)
 
     def work(self) -> list[Step]:
-        for at, (what, batch) in enumerate(program(self.case, self.rank)):
-            if what == "forward":
-                self.calls += 1
-            elif batch not in self.ran:
-                continue  # its forward failed here
-            number = self.calls if what == "forward" else self.ran[batch][0]
-            step = Step(self.rank, at, what, batch, number)
-            self.steps.append(step)
-            try:
-                with self.faulty(step):
-                    step.tensors = self.forward(step) if what == "forward" else self.backward(batch)
-            except BaseException as error:
-                step.kind, step.text = type(error).__name__, str(error)
-            step.ended = True
+        with mock.patch.dict(kernels.KERNELS):
+            if self.rank in self.case["fails"] and self.fault["kind"] == "kernel":
+                for name in ("tiled", "sdpa.flash"):  # before any call: one keeps the kernel of its forward
+                    kernel = kernels.kernel_of(name)
+                    parts = {
+                        part: self.struck_in(part, getattr(kernel, part)) for part in ("forward", "backward")
+                    }
+                    kernels.KERNELS[name] = kernel._replace(**parts)
+            for at, (what, batch) in enumerate(program(self.case, self.rank)):
+                self.calls += what == "forward"
+                if what == "forward" or batch in self.ran:  # otherwise its forward failed here
+                    number = self.calls if what == "forward" else self.ran[batch][0]
+                    self.make(Step(self.rank, at, what, batch, number))
         return self.steps
+
+    def make(self, step: Step) -> None:
+        self.steps.append(step)
+        try:
+            with self.faulty(step):
+                step.tensors = self.forward(step) if step.what == "forward" else self.backward(step.batch)
+        except BaseException as error:
+            step.kind, step.text = type(error).__name__, str(error)
+        step.ended = True
 
     def forward(self, step: Step) -> dict[str, torch.Tensor]:
         case = case_of(self.case["features"], step.batch)
@@ -254,7 +256,7 @@ class Rank:
     def faulty(self, step: Step) -> contextlib.AbstractContextManager[Any]:
         """The fault, where this rank meets it in this step."""
         fault = self.fault
-        if self.rank != self.case["rank"] or fault.get("step") != step.at:
+        if self.rank not in self.case["fails"] or fault.get("step") != step.at:
             self.part = ""
             return contextlib.nullcontext()
         self.left, self.part = fault.get("event", 0), step.what
@@ -343,7 +345,8 @@ class Rank:
 
 def work(rank: int, size: int, case: Case) -> list[Step]:
     torch.set_num_threads(1)
-    steps = Rank(case, rank).work()
+    group = ranks.groups_of(case["comm"], rank, size, {}, case["timeout"])
+    steps = Rank(case, rank, group).work()
     ranks.wait_for_all("done", size)  # a rank that ends closes its connections: a fault of its own
     return steps
 
@@ -397,7 +400,7 @@ def check_kinds(case: Case, steps: list[Step]) -> None:
     fault = case["fault"]
     for step in steps:
         own = {"TypeError"} if fault.get("input") == "an unknown argument" else set()
-        if step.rank == case["rank"]:
+        if step.rank in case["fails"]:
             own |= {fault.get("act"), "KeyboardInterrupt" if fault.get("change") == "is interrupted" else ""}
         second = fault.get("change") == "makes one twice" and "second time" in step.text
         if step.kind and step.kind not in NAMED | own and not second:
@@ -439,14 +442,19 @@ def of_one_who_left(case: Case, steps: list[Step]) -> str:
 
 
 def of_one_step(steps: list[Step], at: int) -> str:
-    """The step fails on all ranks or on none; all others are right."""
-    here = [step.right for step in steps if step.at == at]
+    """The step fails on all ranks or on none; all others are right. Whose error it was is told to all."""
+    here = [step for step in steps if step.at == at]
+    told = [
+        f"rank {s.rank} of the context parallel group: {s.kind}: " for s in here if s.struck and s.kind != CPE
+    ]
     for step in steps:
         if not step.right and step.at != at:
             raise Wrong(f"nothing was wrong with it: {step}")
-        if step.right and step.at == at and not all(here):
+        if step.right and step.at == at and not all(one.right for one in here):
             raise Wrong(f"others were told of an error: {step}")
-    return "all right" if all(here) else "told, then right"
+        if step.kind and not step.struck and told and not step.text.startswith(told[0]):
+            raise Wrong(f"it was told of another error: {step}")
+    return "all right" if all(step.right for step in here) else "told, then right"
 
 
 def judge(case: Case, found: list[list[Step] | None]) -> str:

@@ -52,7 +52,7 @@ _left = Path()  # where this rank leaves what it found
 
 
 def leave(found: Any) -> NoReturn:
-    """End this rank's process at once with what it found: Gloo's teardown may wait for ranks that are gone."""
+    """End this process at once with what the rank found: Gloo's teardown may wait for ranks that are gone."""
     torch.save(found, _left)
     os._exit(0)
 

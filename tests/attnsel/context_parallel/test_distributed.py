@@ -42,19 +42,11 @@ def make() -> tuple[Block, Tensor]:
     return block, torch.randn(WORLD, 6, 32)
 
 
-def loss(out: Tensor) -> Tensor:
-    return out.square().mean()
-
-
-def single_process() -> dict[str, Tensor]:
-    block, x = make()
-    loss(block(x)).backward()
-    return {name: p.grad for name, p in block.named_parameters() if p.grad is not None}
-
-
 def wrapped_by(how: str, rank: int) -> None:
     block, x = make()
-    wanted = single_process()
+    block(x).square().mean().backward()
+    wanted = {name: p.grad for name, p in block.named_parameters() if p.grad is not None}  # of one process
+    block, x = make()
     wrapped: Any = block
     if how == "ddp":
         wrapped = nn.parallel.DistributedDataParallel(block)
@@ -67,7 +59,7 @@ def wrapped_by(how: str, rank: int) -> None:
         wrapped = fully_shard(block, mesh=mesh)
     for _ in range(2):  # the second step meets the cached closures
         wrapped.zero_grad()
-        loss(wrapped(x[rank : rank + 1])).backward()
+        wrapped(x[rank : rank + 1]).square().mean().backward()
     assert len(wanted) == 5
     for name, p in block.named_parameters():
         assert p.grad is not None, name
