@@ -46,6 +46,9 @@ def test_a_compiled_region_is_compiled_once_and_seen_through_aten():
     assert site.calls == 3
     assert "test_compiled.py" in site.where
     assert any("1 region" in line for line in w.recorder.unseen)
+    with watch() as w:
+        by_hand(*(torch.randn(2, 4, 64, 16) for _ in range(3)))
+    assert not w.recorder.unseen, "without a compilation there is nothing to say"
 
 
 def test_training_says_that_its_backward_is_not_counted():
@@ -90,9 +93,3 @@ def test_inductor(function):
     assert "torchinductor" not in site.where
     fused = any("1 attention pattern written by hand" in line for line in w.recorder.unseen)
     assert fused is (function is by_hand)
-
-
-def test_without_a_compilation_there_is_nothing_to_say():
-    with watch() as w:
-        by_hand(*(torch.randn(2, 4, 64, 16) for _ in range(3)))
-    assert not w.recorder.unseen

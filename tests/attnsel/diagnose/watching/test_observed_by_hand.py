@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from attnsel.diagnose.watching import by_hand  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
+from tables import each  # noqa: E402
 
 
 class Block(nn.Module):
@@ -102,7 +103,7 @@ def test_a_mode_of_the_program_stays_its_own(model, monkeypatch):
     assert not w.recorder.unseen
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@each("mode", [torch.no_grad, torch.inference_mode])
 def test_evaluation(model, mode):
     x = torch.randn(2, 16, 32)
     model.eval()
@@ -110,15 +111,11 @@ def test_evaluation(model, mode):
         plain = model(x)
         with watch() as w:
             watched = [model(x) for _ in range(3)]
+            F.scaled_dot_product_attention(x, x, x)
     assert all(torch.equal(plain, one) for one in watched)
-    assert [(site.api, site.calls, site.params.is_training) for site in w.sites] == [("by hand", 9, False)]
-
-
-def test_f_sdpa_in_inference_mode_names_its_kernel():
-    with torch.inference_mode(), watch() as w:
-        q = torch.randn(2, 4, 8, 16)
-        F.scaled_dot_product_attention(q, q, q)
-    assert [s.forward for s in w.sites] == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
+    hand, sdpa = w.sites
+    assert (hand.api, hand.calls, hand.params.is_training) == ("by hand", 9, False)
+    assert sdpa.forward == "aten::_scaled_dot_product_attention_math"
 
 
 # ---- torch's modules --------------------------------------------------------------------------------
@@ -154,29 +151,28 @@ def test_which_way_nn_multihead_attention_took():
     assert {s.params.num_heads for s in w.sites} == {4}
 
 
-@pytest.mark.parametrize("evaluated", [False, True])
+@each("evaluated", [False, True])
 def test_the_masks_of_nn_multihead_attention_are_the_question(evaluated):
-    """A line for each, as each is a place of its own; padding beats is_causal, and a mask padding."""
+    """Padding beats is_causal, and a mask padding; and they are read by place, as well."""
     mha = nn.MultiheadAttention(32, 4, batch_first=True).train(not evaluated)
     x = torch.randn(2, 8, 32)
     padding = torch.zeros(2, 8, dtype=torch.bool)
     padding[1, 5:] = True
     causal = torch.ones(8, 8, dtype=torch.bool).triu(1)
-
-    def attend(kind, **masks):
-        with watch() as w:
-            mha(x, x, x, need_weights=False, **masks)
-        assert [site.params.attn_mask_type for site in w.sites] == [kind]
-
-    attend("no_mask")
-    attend("padding", key_padding_mask=padding)
-    attend("arbitrary", attn_mask=causal)
-    attend("causal", attn_mask=causal, is_causal=True)
-    attend("arbitrary", attn_mask=causal, key_padding_mask=padding)
-    attend("arbitrary", attn_mask=causal, key_padding_mask=padding, is_causal=True)
-    with watch() as w:  # by place, as well
-        mha(x, x, x, padding, False)
-    assert [site.params.attn_mask_type for site in w.sites] == ["padding"]
+    for kind, *given in (
+        ("no_mask", None, False, None),
+        ("padding", padding, False, None),
+        ("arbitrary", None, False, causal),
+        ("causal", None, False, causal, True, True),
+        ("arbitrary", padding, False, causal),
+        ("arbitrary", padding, False, causal, True, True),
+    ):
+        names = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
+        named = dict(zip(names, given, strict=False))
+        for arguments, more in ((given, {}), ((), named)):
+            with watch() as w:
+                mha(x, x, x, *arguments, **more)
+            assert [site.params.attn_mask_type for site in w.sites] == [kind], named
 
 
 def test_the_sizes_of_nn_multihead_attention_are_the_question():
