@@ -234,22 +234,6 @@ def test_what_cannot_be_planned_is_named():
         AttentionParams(cp_size=MOST_RANKS + 1)
 
 
-# ---- the source material's case ---------------------------------------------------------------------
-
-CASE = AttentionParams(batch_size=48, num_heads=18, max_seqlen_q=16534, cp_size=2)
-
-
-@each(("length", "step", "runs"), [(16534, 4134, False), (16576, 4144, False), (16640, 4160, True)])
-def test_cudnn_8_wants_multiples_of_64_in_every_step_s_shapes(length, step, runs):
-    made = plan(CASE.replace(max_seqlen_q=length), OLD_A100)
-    calls = step_shapes(made.params, RankLayout("p2p", 1, 2), False)
-    assert min(min(call.seqlen_q, call.seqlen_kv) for call in calls) == step
-    assert ("cudnn" in made.chosen.candidates) is runs
-    told = [r.message for r in made.chosen.selection["cudnn"].reasons if r.code == "CP020"]
-    said = "Below cuDNN 9.0 the causal chunks of every step must be multiples of 64"
-    assert any(said in message for message in told) is not runs
-
-
 def test_most_ranks_are_planned_with_few_steps():
     p = AttentionParams(batch_size=1, num_heads=64, max_seqlen_q=1 << 20, cp_size=1024)
     ring = plan(p, H100)["p2p"]

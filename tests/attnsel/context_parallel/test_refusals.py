@@ -68,11 +68,9 @@ OTHERS_RUN = {  # the next candidate runs on all ranks, and the evidence says (c
     "wrong forward on one rank": Trouble("forward", (0,), None, selfcheck="all"),
     "wrong backward on both": Trouble("backward", BOTH, None, selfcheck="all"),
 }
-FORCED = {
+ERRORS = {
     "forced, on one rank": Trouble("prepare", (1,), backend="sdpa.flash"),
     "forced, on both ranks": Trouble("prepare", BOTH, backend="sdpa.flash"),
-}
-NO_REFUSALS = {
     "lost device, prepare": Trouble("prepare", (1,), lost),
     "lost device, self-check": Trouble("forward", (1,), lost, selfcheck="all"),
     "interrupt, prepare": Trouble("prepare", BOTH, KeyboardInterrupt),
@@ -169,9 +167,7 @@ def one_after_the_other(rank: int) -> tuple[str | None, set[tuple[str, str, str]
 def job(rank: int, size: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {"one after the other": one_after_the_other(rank)}
-    return found | {
-        name: attempts(rank, trouble) for name, trouble in (OTHERS_RUN | FORCED | NO_REFUSALS).items()
-    }
+    return found | {name: attempts(rank, trouble) for name, trouble in (OTHERS_RUN | ERRORS).items()}
 
 
 @pytest.fixture(scope="module")
@@ -214,36 +210,26 @@ def test_two_ranks_that_refuse_different_kernels_meet_at_the_third(found: list[d
     agree(numbers for *_, numbers in every)
 
 
-@each(("name", "trouble"), FORCED.items())
-def test_a_forced_candidate_that_refuses_is_an_error_and_teaches_nothing(
-    found: list[dict[str, Any]], name: str, trouble: Trouble
-) -> None:
-    for rank, (first, second, mended) in enumerate(part[name] for part in found):
-        refused = rank in trouble.ranks
-        for one in (first, second):
-            kind, text, _ = one.error
-            assert kind == (NoBackendError if refused else ContextParallelError).__name__
-            if refused:
-                assert "RUNTIME001" in text
-                assert WORDS in " ".join(text.split())
-            else:
-                assert text.startswith("rank 1 of the context parallel group: NoBackendError")
-            assert one.learnt == []
-        assert (second.attempts > first.attempts) == refused
-        assert mended.ran == "sdpa.flash"
-
-
-@each(("name", "trouble"), NO_REFUSALS.items())
-def test_what_says_nothing_about_the_kernel_reaches_the_callers(
+@each(("name", "trouble"), ERRORS.items())
+def test_what_says_nothing_about_the_kernel_or_leaves_no_other_reaches_the_callers(
     found: list[dict[str, Any]], name: str, trouble: Trouble
 ) -> None:
     assert trouble.error is not None
     error = trouble.error()
-    own = type(error).__name__, str(error), True
-    others = f"rank 1 of the context parallel group: {type(error).__name__}: {error}"
-    for rank, (first, second, mended) in enumerate(part[name] for part in found):
-        for one in (first, second):
-            told = own if rank in trouble.ranks else (ContextParallelError.__name__, others, False)
-            assert (one.error, one.learnt, one.warned) == (told, [], [])
+    own = NoBackendError.__name__ if trouble.backend else type(error).__name__
+    for rank, (*calls, mended) in enumerate(part[name] for part in found):
+        for one in calls:
+            kind, text, is_the_kernels = one.error
+            assert (one.learnt, one.warned) == ([], [])
+            if rank in trouble.ranks:
+                assert (kind, is_the_kernels) == (own, not trouble.backend)
+                assert str(error) in " ".join(text.split())
+                assert ("RUNTIME001" in text) == bool(trouble.backend)
+            else:
+                assert kind == ContextParallelError.__name__
+                said = "" if trouble.backend else error
+                assert text.startswith(f"rank 1 of the context parallel group: {own}: {said}")
+        if trouble.backend:
+            assert (calls[1].attempts > calls[0].attempts) == (rank in trouble.ranks), "it is tried again"
         assert mended.ran == "sdpa.flash"
     agree(part[name][-1].numbers for part in found)

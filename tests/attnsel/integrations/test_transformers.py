@@ -19,9 +19,6 @@ from attnsel.f_sdpa import function
 from attnsel.f_sdpa import shim as f_sdpa_shim
 from attnsel.flash_attn import functions
 from attnsel.flash_attn import shim as flash_attn_shim
-from attnsel.integrations import transformers_flash
-from attnsel.integrations.transformers import attention_forward, register
-from attnsel.integrations.visibility import Visible, visible
 from attnsel.runtime import dispatch
 from emulated_flash_attn import installed
 from tables import each
@@ -57,6 +54,8 @@ def hf() -> Iterator[Any]:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
+
+    from attnsel.integrations.transformers import register
 
     register()
     yield transformers
@@ -195,6 +194,8 @@ def test_stand_ins_of_flash_attention_give_what_tiled_gives(hf, monkeypatch, nam
 def test_what_a_layer_gets_as_its_mask(hf, monkeypatch):
     from transformers.modeling_utils import AttentionInterface
 
+    from attnsel.integrations.visibility import Visible
+
     seen = []
 
     def spy(module, query, key, value, attention_mask, **kwargs):
@@ -222,6 +223,8 @@ def test_what_a_layer_gets_as_its_mask(hf, monkeypatch):
 
 
 def test_what_is_not_recognised_arrives_as_the_mask_that_sdpa_gets(hf):
+    from attnsel.integrations.visibility import visible
+
     def only_even(batch_idx, head_idx, q_idx, kv_idx):
         return kv_idx % 2 == 0
 
@@ -237,6 +240,12 @@ def test_what_is_not_recognised_arrives_as_the_mask_that_sdpa_gets(hf):
 
 class Layer(torch.nn.Module):
     is_causal = True
+
+
+def attention_forward(*given: Any, **more: Any) -> Any:
+    from attnsel.integrations import transformers
+
+    return transformers.attention_forward(*given, **more)
 
 
 def qkv() -> list[torch.Tensor]:
@@ -264,27 +273,27 @@ def test_a_floating_mask_is_added_and_a_two_dimensional_one_is_padding():
     assert not torch.allclose(with_it, without)
 
 
-PACKED = torch.tensor([0, 8])
+def test_what_is_not_known_or_contradicts_is_named():
+    from attnsel.integrations.transformers import register
+    from attnsel.integrations.visibility import Visible
 
-
-@each(
-    ("mask", "arguments", "field"),
-    [
+    packed = torch.tensor([0, 8])
+    for mask, arguments, field in (
         (None, {"output_attentions": True}, "output_attentions"),
         (None, {"head_mask": torch.ones(2)}, "head_mask"),
         (None, {"new": 3}, "new"),
         (Visible(True, None, 5, 5), {}, "attention_mask"),
         (torch.ones(2, 2, 4), {}, "attention_mask"),
         (torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]), {"sliding_window": 2}, "attention_mask"),
-        (torch.ones(2, 1, 4, 4, dtype=torch.bool), {"cu_seq_lens_q": PACKED}, "cu_seq_lens_q"),
-        (None, {"cu_seq_lens_q": PACKED.int()}, "cu_seq_lens_k"),
-    ],
-)
-def test_what_is_not_known_or_contradicts_is_named(mask, arguments, field):
-    with pytest.raises(InvalidInput) as caught:
-        attention_forward(Layer(), *qkv(), mask, **arguments)
-    assert caught.value.field == field
-    attention_forward(Layer(), *qkv(), None, **dict.fromkeys(arguments))
+        (torch.ones(2, 1, 4, 4, dtype=torch.bool), {"cu_seq_lens_q": packed}, "cu_seq_lens_q"),
+        (None, {"cu_seq_lens_q": packed.int()}, "cu_seq_lens_k"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            attention_forward(Layer(), *qkv(), mask, **arguments)
+        assert caught.value.field == field
+        attention_forward(Layer(), *qkv(), None, **dict.fromkeys(arguments))
+    with pytest.raises(InvalidInput, match="eager"):  # nobody looks it up
+        register("eager")
 
 
 # ---- models that know nothing of attnsel -----------------------------------------------------------------
@@ -327,6 +336,8 @@ def test_other_models_with_f_sdpa_replaced(hf, name):
 @pytest.fixture
 def _resolved() -> Iterator[None]:
     """``flash_attention_2`` is attnsel's functions."""
+    from attnsel.integrations import transformers_flash
+
     assert flash_attn_shim.install(force=True)
     assert [transformers_flash.resolve() for _ in range(2)] == ["flash_attention_2"] * 2
     yield
@@ -353,6 +364,8 @@ def test_the_checks_are_transformers_own_again(hf):
     from transformers.modeling_utils import PreTrainedModel
     from transformers.utils import import_utils
 
+    from attnsel.integrations import transformers_flash
+
     with pytest.raises(InvalidInput, match="flash_attn"):
         transformers_flash.resolve()  # without the shim
     checks = {name: getattr(import_utils, name) for name in transformers_flash._ANSWERS}
@@ -369,8 +382,3 @@ def test_the_checks_are_transformers_own_again(hf):
     assert PreTrainedModel._flash_attn_can_dispatch is method
     with pytest.raises((ImportError, ValueError), match=r"[Ff]lash"):
         build(hf, "Llama", "flash_attention_2")
-
-
-def test_eager_cannot_be_replaced_because_nobody_looks_it_up():
-    with pytest.raises(InvalidInput, match="eager"):
-        register("eager")

@@ -146,21 +146,15 @@ def test_a_mask_of_numbers_is_read_at_any_rank_in_question_and_fix():
         assert ("attn_mask=mask[None]" in site.fix) == (len(shape) == 3)
 
 
-def test_tensors_without_a_batch_go_to_math_and_the_fix_gives_them_one():
+def test_why_math_ran_and_the_fix_that_gives_flash():
     q, k, v = qkv(4, 8, 16)
-    site, told = one(q, k, v)
-    assert (site.candidate, site.best) == ("sdpa.math", "sdpa.flash")
-    assert site.params.num_heads == 4
+    site, told = one(q, k, v)  # without a batch
+    assert (site.candidate, site.best, site.params.num_heads) == ("sdpa.math", "sdpa.flash", 4)
     assert "given in 3 dimensions" in told
     assert site.why[0].startswith("SDPA017")
-    better, _ = one(*(x[None] for x in (q, k, v)))
     assert "(*(x[None] for x in (q, k, v)))[0]" in site.fix
-    assert better.candidate == "sdpa.flash"
-
-
-def test_a_head_that_broadcasts_without_enable_gqa_is_the_reason():
-    q, k, v = torch.randn(2, 8, 16, 16), *qkv(2, 1, 16, 16)[:2]
-    site, told = one(q, k, v)
+    assert one(*(x[None] for x in (q, k, v)))[0].candidate == "sdpa.flash"
+    site, told = one(torch.randn(2, 8, 16, 16), *qkv(2, 1, 16, 16)[:2])  # a head that broadcasts
     assert (site.candidate, site.best) == ("sdpa.math", "sdpa.flash")
     assert "enable_gqa is not set" in site.why[0]
     assert "enable_gqa=True" in site.fix
@@ -211,13 +205,11 @@ def test_half_precision_sums_are_the_same_with_a_mask_of_floats():
     mask = torch.randn(1, 8, 8)
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        plain = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        with attnsel.watch():
-            torch.ones(2).sum()
-            watched = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+    plain = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    with attnsel.watch():
+        torch.ones(2).sum()
+        watched = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
     assert torch.equal(plain, watched)
 
 

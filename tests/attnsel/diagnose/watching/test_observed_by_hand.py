@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -79,18 +81,17 @@ def test_reading_ends_and_begins_again_at_new_code(model, monkeypatch):
     assert w.sites[1].calls == 2  # the first one was over before it was read
 
 
+class Counting(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_mode_of_the_program_stays_its_own(model, monkeypatch):
     monkeypatch.setattr(by_hand, "MOST_PRODUCTS", 5)
-
-    class Counting(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.count += 1
-            return func(*args, **(kwargs or {}))
-
-    alone = Counting()
-    with alone:
+    with Counting() as alone:
         trained(model, 2)
     with watch() as w:
         trained(model, 1)
@@ -176,21 +177,21 @@ def test_the_masks_of_nn_multihead_attention_are_the_question(evaluated):
 
 
 def test_the_sizes_of_nn_multihead_attention_are_the_question():
-    def asked(mha, q, kv):
-        with watch() as w:
-            mha(q, kv, kv, need_weights=False)
-        (site,) = w.sites
-        p = site.params
-        return p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, p.num_heads, p.head_dim_qk, p.attention_dropout
-
     rows, more = torch.randn(2, 8, 32), torch.randn(2, 5, 32)
     plain = nn.MultiheadAttention(32, 4, batch_first=True, dropout=0.25)
-    assert asked(plain, rows, more) == (2, 8, 5, 4, 8, 0.25)
-    assert asked(plain.eval(), rows, more) == (2, 8, 5, 4, 8, 0.0)
-    assert asked(nn.MultiheadAttention(32, 2), rows, torch.randn(5, 8, 32)) == (8, 2, 5, 2, 16, 0.0)
-    assert asked(nn.MultiheadAttention(32, 4), rows[0], more[0]) == (1, 8, 5, 4, 8, 0.0)
     longer = nn.MultiheadAttention(32, 4, batch_first=True, add_bias_kv=True, add_zero_attn=True)
-    assert asked(longer, rows, more) == (2, 8, 7, 4, 8, 0.0)
+    for mha, q, kv, asked in (
+        (plain, rows, more, (2, 8, 5, 4, 8, 0.25)),
+        (copy.deepcopy(plain).eval(), rows, more, (2, 8, 5, 4, 8, 0.0)),
+        (nn.MultiheadAttention(32, 2), rows, torch.randn(5, 8, 32), (8, 2, 5, 2, 16, 0.0)),
+        (nn.MultiheadAttention(32, 4), rows[0], more[0], (1, 8, 5, 4, 8, 0.0)),
+        (longer, rows, more, (2, 8, 7, 4, 8, 0.0)),
+    ):
+        with watch() as w:
+            mha(q, kv, kv, need_weights=False)
+        p = w.sites[0].params
+        sizes = p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, p.num_heads, p.head_dim_qk
+        assert (*sizes, p.attention_dropout) == asked
 
 
 def test_the_masks_of_an_encoder_layer_are_the_question():
