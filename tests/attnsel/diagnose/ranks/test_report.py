@@ -303,19 +303,6 @@ def test_no_value_of_a_line_breaks_the_report_or_reaches_the_terminal(tmp_path: 
         assert err == ""
 
 
-def test_bad_input_is_one_line(told: Any) -> None:
-    for words, said in (
-        ([], "report needs a folder, files or a pattern"),
-        (["/nowhere/x"], "there is no such file or folder"),
-        (["/nowhere/*.jsonl"], "no file matches"),
-        (["a\0b"], "a\\x00b: there is no such file or folder"),
-        ([".", "--json", "--markdown"], "one form at a time"),
-    ):
-        code, out, err = told(*words)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert said in err
-
-
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No two questions are alike, and tables are full long before the end."""
     monkeypatch.setattr(tables, "MOST_QUESTIONS", 32)

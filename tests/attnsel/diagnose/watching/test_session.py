@@ -72,10 +72,7 @@ def test_a_call_that_fails_fails_with_its_own_error_and_is_not_counted():
     with attnsel.watch() as seen, pytest.raises(RuntimeError, match="size"):
         F.scaled_dot_product_attention(q, k[..., :5], v)
     assert seen.sites == ()
-
-
-def test_hooks_go_after_an_exception():
-    with pytest.raises(ZeroDivisionError), attnsel.watch():
+    with pytest.raises(ZeroDivisionError), attnsel.watch():  # and hooks are gone
         raise ZeroDivisionError
 
 
@@ -187,8 +184,7 @@ def test_the_same_program_on_another_gpu():
     with attnsel.watch() as seen:
         F.scaled_dot_product_attention(q, k, v)
     told = seen.as_dict(gpu="H100")
-    assert told["asked"]["device"]["arch"] == 90
-    assert told["sites"][0]["best"]
+    assert (told["asked"]["device"]["arch"], bool(told["sites"][0]["best"])) == (90, True)
     assert "asked about" in seen.report(gpu="H100")
     with pytest.raises(attnsel.InvalidInput, match="gpu"):
         seen.report(gpu="H1000X")
