@@ -73,6 +73,11 @@ def test_what_a_mask_becomes(q, kinds, handed_over):
         plain = mask._materialize() if isinstance(mask, CausalBias) else mask
         torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, k, plain))
         assert (kinds.pop(), handed_over) == (kind, [])
+    for corner in (causal_lower_right(S, S - 1), causal_upper_left(S - 1, S)):  # PyTorch's words, or its NaN
+        k = torch.randn(B, H, corner.seq_len_kv, D)
+        with contextlib.suppress(RuntimeError):
+            scaled_dot_product_attention(q, k, k, corner)
+        assert handed_over.pop()
     mask = TRIANGLE.clone()  # its contents may change between calls
     scaled_dot_product_attention(q, q, q, mask)
     scaled_dot_product_attention(q, q, q, mask.fill_(True))

@@ -238,6 +238,14 @@ def test_what_the_rest_of_the_log_says_decides():
             assert wrong not in causes
 
 
+def test_a_library_without_code_for_the_gpu_is_not_flash_attention():
+    """Unless the log names it: whatever was called holds none, and its installation is to blame."""
+    log = "    out = F.scaled_dot_product_attention(q, k, v)\nRuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    causes, _, codes = words(read(log).answers)
+    assert "the library that was called holds no machine code" in causes
+    assert "INSTALL008" in codes
+
+
 def test_verl_3381_has_no_reason_until_the_call_is_stated():
     """A text without TransformerEngine's reasons: on an A800 they are those of packed 192/128 on Ampere."""
     log = (Path(__file__).parent / "cases/verl-project-verl-3381.txt").read_text()

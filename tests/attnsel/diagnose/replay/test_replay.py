@@ -350,7 +350,11 @@ def ran(program: Path) -> tuple[int, str]:
 
 def test_the_program_runs_without_attnsel(tmp_path: Path, broken: Any, again: Any) -> None:
     pre_scaled = {"core_attention_bias_type": "pre_scale_bias", "core_attention_bias": BIAS}
-    rows = [("sdpa.flash", ALIBI), *(("sdpa.math", call) for call in (WINDOW, BOOL_MASK, pre_scaled))]
+    rows = [
+        ("sdpa.flash", {"attn_mask_type": "causal"}),
+        ("sdpa.flash", ALIBI),
+        *(("sdpa.math", call) for call in (WINDOW, BOOL_MASK, pre_scaled)),
+    ]
     broken()
     for at, (backend, call) in enumerate(rows):
         clear_cache()
@@ -360,6 +364,7 @@ def test_the_program_runs_without_attnsel(tmp_path: Path, broken: Any, again: An
         assert code == 0
         assert "wrote" in out
         assert "attnsel" not in program.read_text()
+        assert ("is_causal=True" in program.read_text()) == (at == 0), "the others need a mask"
         code, out = ran(program)
         assert code == 0, out
         assert out.rstrip().endswith("all agree")
