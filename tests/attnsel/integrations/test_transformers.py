@@ -74,7 +74,10 @@ def build(hf: Any, name: str, implementation: str = "eager", kind: str = "AutoMo
     return model.eval()
 
 
-@pytest.fixture(scope="module", params=["Llama", "Gemma2", "GptOss", "DeepseekV3"])
+SLOW = pytest.param("Mistral", marks=pytest.mark.slow)  # its window is Gemma2's
+
+
+@pytest.fixture(scope="module", params=["Llama", "Gemma2", "GptOss", "DeepseekV3", SLOW])
 def pair(request: pytest.FixtureRequest, hf: Any) -> tuple[Any, Any]:
     """The same model twice: eager, and attnsel."""
     return build(hf, request.param), build(hf, request.param, "attnsel")
