@@ -1,51 +1,77 @@
 """Ranks that compute together while one of them goes wrong: no wrong number, no hang, no unnamed error.
 
-A case is a launch of two or four processes (``rank_launch.py``) that make some calls over one group. One rank
-meets a fault: a kernel or an exchange that raises, dies or is late; input that cannot be right, or is not
-that of the others; a call left out, made twice or out of order. It swallows what it is told and goes on.
+A case is a launch of two or four processes that make some calls over one group. One rank meets a fault: a
+kernel or an exchange that raises, dies or is late; input that cannot be right, or is not that of the others;
+a call left out, made twice or out of order. It swallows what it is told and goes on.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import pprint
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from harness import Case, Target, Wrong
 from hypothesis import strategies as st
-from rank_launch import BAD_INPUT, ERRORS, FEATURES, OTHER_INPUT, case_of, launch, program
 
 import context_parallel_cases as cases
+import ranks
+from attnsel.context_parallel import comm, run
+from attnsel.errors import InvalidInput
+from attnsel.runtime import kernels
 
 # Seconds, timeouts of the process group: so long that a rank which waits for it hangs, as ranks are told at
 # once; brief where a case may wait.
-LONG, BRIEF = 600, 3
+LONG, BRIEF = ranks.TIMEOUT, 3
+SHORT = 0.7  # seconds: late, but not too late
 CPE = "ContextParallelError"
 SAYS_SO = "start again with a new process group"
 NAMED = {"InvalidInput", "NoBackendError", "UnsupportedArgument", CPE}
-LEAVES = {"die", "oversleep"} | set(ERRORS)  # acts after which a rank has left the pass
+WORDS = "injected"
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "RuntimeError": lambda: RuntimeError(WORDS),
+    "ValueError": lambda: ValueError(WORDS),
+    "KeyError": lambda: KeyError(WORDS),
+    "MemoryError": lambda: MemoryError(WORDS),
+    "InvalidInput": lambda: InvalidInput("field", WORDS, "must not be"),
+    "KeyboardInterrupt": lambda: KeyboardInterrupt(WORDS),
+}
 
 # ---- cases -------------------------------------------------------------------------------------------
 
-DENSE = ("causal", "causal sbhd", "no mask", "causal cross", "window", "grouped queries", "padding")
-MORE = (
-    "padding, bottom right",
-    "packed",
-    "packed, causal",
-    "packed, unlike lengths",
-    "learnable sinks",
-    "max logit",
-    "dropout",
-    "bias",
-    "flash",
+# What one rank passes and the others do not: arguments of the call. First what no call may have.
+BAD_INPUT: dict[str, dict[str, Any]] = {
+    "no keys": {"k": None},
+    "keys of another type": {"k": torch.float16},
+    "an unknown argument": {"colour": "red"},
+    "an unsupported argument": {"inference_params": 1},
+    "an unknown mask": {"attn_mask_type": "sideways"},
+}
+OTHER_INPUT: dict[str, dict[str, Any]] = {
+    "another scale": {"softmax_scale": 0.3},
+    "another window": {"window_size": (5, 5)},
+    "other types": {"all": torch.float32},
+    "fewer heads": {"heads": 2},
+    "fewer features of values": {"features": 4},
+}
+FEATURES = {case.name: case for case in cases.CASES}
+DRAWN = (
+    *("causal", "causal sbhd", "no mask", "causal cross", "window", "grouped queries", "padding"),
+    *("padding, bottom right", "packed", "packed, causal", "packed, unlike lengths", "learnable sinks"),
+    *("max logit", "dropout", "bias", "flash"),
 )
-RAISES = sorted(ERRORS)
 KINDS = ["none", *["kernel"] * 3, *["input"] * 2, *["exchange"] * 6, *["program"] * 4]
-ACTS = [*RAISES, *["die"] * 2, "sleep", "oversleep"]
+ACTS = [*sorted(ERRORS), *["die"] * 2, "sleep", "oversleep"]
 CHANGES = ["leaves one out", "makes one twice", "swaps two", "swaps backwards", *["is interrupted"] * 2]
 EVENTS = {  # by ranks: the exchanges of a forward and a backward, with those of the consensus
     "p2p": {2: (4, 8), 4: (8, 16)},
@@ -55,65 +81,98 @@ EVENTS = {  # by ranks: the exchanges of a forward and a backward, with those of
 }
 
 
+def program(case: Case, rank: int) -> list[tuple[str, int]]:
+    """What a rank does, in order: ("forward" or "backward", batch)."""
+    steps: list[tuple[str, int]] = []
+    for batch in range(3):
+        steps.append(("forward", batch))
+        if case["backward"] and not (case["nested"] and batch == 0):
+            steps.append(("backward", batch))
+        if case["backward"] and case["nested"] and batch == 1:
+            steps.append(("backward", 0))
+    fault = case["fault"]
+    if fault["kind"] == "program" and rank in case["fails"]:
+        at = fault["step"] % len(steps)
+        if fault["change"] == "leaves one out":
+            del steps[at]
+        elif fault["change"] == "makes one twice":
+            steps.insert(at, steps[at])
+        elif fault["change"].startswith("swaps"):
+            after = (at + 1) % len(steps)
+            steps[at], steps[after] = steps[after], steps[at]
+    return steps
+
+
 @st.composite
 def launches(draw: st.DrawFn) -> Case:
     comm = draw(st.sampled_from(cases.COMMS))
-    features = [name for name in DENSE + MORE if comm in FEATURES[name].comms]
     kind = draw(st.sampled_from(KINDS))
     case: Case = {
         "comm": comm,
         "ranks": 4 if comm == "a2a+p2p" else draw(st.sampled_from([2, 2, 4])),
-        "features": draw(st.sampled_from(features)),
+        "features": draw(st.sampled_from([name for name in DRAWN if comm in FEATURES[name].comms])),
         "backward": draw(st.booleans()),
         "layers": draw(st.integers(1, 2)),
         "nested": draw(st.booleans()),
-        "calls": 3,
         "timeout": LONG,
         "fault": {"kind": kind},
-        "rank": -1,
+        "fails": [],
     }
     steps = [what for what, _ in program(case, 0)]
-    fault, case["rank"] = case["fault"], draw(st.integers(0, case["ranks"] - 1))
+    fault, case["fails"] = case["fault"], [draw(st.integers(0, case["ranks"] - 1))]
     if kind == "none":
         return case
     fault["step"] = at = draw(st.integers(0, len(steps) - 1))
+    a_forward = st.sampled_from([at for at, what in enumerate(steps) if what == "forward"])
     if kind == "kernel":
         fault["act"] = draw(st.sampled_from(ACTS))
         fault["event"] = draw(st.integers(1, case["ranks"] if comm == "p2p" else 2))
     elif kind == "input":
-        fault["step"] = draw(st.sampled_from([at for at, what in enumerate(steps) if what == "forward"]))
+        fault["step"] = draw(a_forward)
         fault["input"] = draw(st.sampled_from([*BAD_INPUT, *OTHER_INPUT]))
     elif kind == "exchange":
         fault["act"] = draw(st.sampled_from(ACTS))
         fault["when"] = draw(st.sampled_from(["before", "in", "after"]))
+        if (
+            "sleep" in fault["act"] and fault["when"] == "in"
+        ):  # late with half of what it sends: no such thing
+            fault["when"] = "before"
         fault["event"] = draw(st.integers(1, EVENTS[comm][case["ranks"]][steps[at] == "backward"]))
-        fault["input"] = ""
-        if steps[at] == "forward" and draw(st.integers(0, 3)) == 3:  # of another rank
-            fault["input"] = draw(st.sampled_from([*BAD_INPUT]))
-            fault["event"] = draw(st.integers(1, 4))
     else:
         fault["change"] = draw(st.sampled_from(CHANGES))
         if fault["change"] == "swaps backwards":  # of the same module: only their number tells them apart
             case.update(backward=True, nested=True, layers=1)
             fault["step"] = 2
         elif fault["change"] == "is interrupted":  # before it exchanges anything
-            fault["step"] = draw(st.sampled_from([at for at, what in enumerate(steps) if what == "forward"]))
+            fault["step"] = draw(a_forward)
     if fault.get("act") == "oversleep" or kind == "program":
         case["timeout"] = BRIEF
     return case
 
 
-# ---- what ranks left ---------------------------------------------------------------------------------
+def case_of(features: str, batch: int) -> cases.Case:
+    """Batches of the same shapes and of other contents."""
+    case = FEATURES[features]
+    return replace(case, name=case.name + " again" * batch)
 
 
+# ---- a rank ------------------------------------------------------------------------------------------
+
+
+@dataclass
 class Step:
     """One call or backward of one rank."""
 
-    def __init__(self, rank: int, record: dict[str, Any]) -> None:
-        self.rank, self.at, self.what = rank, record["at"], record["what"]
-        self.batch, self.number = record["batch"], record["number"]
-        self.ended, self.kind, self.text = False, "", ""  # not ended: the rank died in it
-        self.tensors: dict[str, torch.Tensor] = {}
+    rank: int
+    at: int
+    what: str
+    batch: int
+    number: int  # of the call
+    struck: bool = False  # the fault was here
+    ended: bool = False  # otherwise the rank died in it
+    kind: str = ""  # of the error that it ended with
+    text: str = ""
+    tensors: dict[str, torch.Tensor] | None = None
 
     @property
     def right(self) -> bool:
@@ -124,44 +183,154 @@ class Step:
         return f"rank {self.rank}, {self.what} of batch {self.batch} (call {self.number}): {end}"
 
 
-class Launched:
-    """All ranks' steps, and whether the fault struck."""
+class Rank:
+    """It makes its calls one after the other, whatever they raise."""
 
-    def __init__(self, case: Case, folder: Path, ends: list[int | None]) -> None:
-        self.case, self.ends = case, ends
-        self.struck = False
-        self.steps: list[list[Step]] = []
-        self.dead = set()
-        self.crash = "".join(file.read_text() for file in sorted(folder.glob("*.crash")))
-        for rank in range(case["ranks"]):
-            file, found = folder / f"{rank}.jsonl", {}
-            for line in file.read_text().splitlines() if file.exists() else ():
-                record = json.loads(line)
-                if "fault" in record:
-                    if not (case["fault"]["kind"] == "exchange" and record["fault"] in BAD_INPUT):
-                        self.struck = True
-                elif "dead" in record:
-                    self.dead.add(rank)
-                elif "began" in record:
-                    found[record["at"]] = Step(rank, record)
-                elif "ended" in record:
-                    step = found[record["at"]]
-                    step.ended, step.kind = True, record.get("kind", "")
-                    step.text = record.get("text", "")
-            tensors = folder / f"{rank}.pt"
-            for at, value in (torch.load(tensors) if tensors.exists() else {}).items():
-                found[at].tensors = value
-            self.steps.append([found[at] for at in sorted(found)])
+    def __init__(self, case: Case, rank: int, group: Any) -> None:
+        self.case, self.rank, self.fault = case, rank, case["fault"]
+        self.steps: list[Step] = []
+        feature = FEATURES[case["features"]]
+        given = {"cp_group": group, "cp_comm_type": case["comm"]}
+        self.modules = [feature.make_module(**given) for _ in range(case["layers"])]
+        self.ran: dict[int, tuple[int, cases.Ran]] = {}  # by batch: the call's number, what it left
+        self.calls = 0
+        self.left = 0  # events until the fault strikes; it does at 1
+        self.part = ""
 
-    @property
-    def all(self) -> list[Step]:
-        return [step for steps in self.steps for step in steps]
+    def work(self) -> list[Step]:
+        with mock.patch.dict(kernels.KERNELS):
+            if self.rank in self.case["fails"] and self.fault["kind"] == "kernel":
+                for name in ("tiled", "sdpa.flash"):  # before any call: one keeps the kernel of its forward
+                    kernel = kernels.kernel_of(name)
+                    parts = {
+                        part: self.struck_in(part, getattr(kernel, part)) for part in ("forward", "backward")
+                    }
+                    kernels.KERNELS[name] = kernel._replace(**parts)
+            for at, (what, batch) in enumerate(program(self.case, self.rank)):
+                self.calls += what == "forward"
+                if what == "forward" or batch in self.ran:  # otherwise its forward failed here
+                    number = self.calls if what == "forward" else self.ran[batch][0]
+                    self.make(Step(self.rank, at, what, batch, number))
+        return self.steps
 
-    def __str__(self) -> str:
-        return "\n".join([f"the fault struck: {self.struck}", *(f"  {step}" for step in self.all)])
+    def make(self, step: Step) -> None:
+        self.steps.append(step)
+        try:
+            with self.faulty(step):
+                step.tensors = self.forward(step) if step.what == "forward" else self.backward(step.batch)
+        except BaseException as error:
+            step.kind, step.text = type(error).__name__, str(error)
+        step.ended = True
+
+    def forward(self, step: Step) -> dict[str, torch.Tensor]:
+        case = case_of(self.case["features"], step.batch)
+        module = self.modules[step.batch % len(self.modules)]
+        grad = self.case["backward"]
+        ran = cases.forward(case, module, cases.make(case), self.rank, self.case["ranks"], grad=grad)
+        self.ran[step.batch] = step.number, ran
+        return ran.found()
+
+    def backward(self, batch: int) -> dict[str, torch.Tensor]:
+        self.ran[batch][1].backward()
+        return self.ran[batch][1].found()
+
+    def strike(self) -> None:
+        act = self.fault["act"]
+        if "sleep" in act:
+            time.sleep(SHORT if act == "sleep" else self.case["timeout"] + 1)  # the fault itself is a delay
+        self.steps[-1].struck = True
+        if act == "die":
+            ranks.arrive("done", self.case["ranks"])
+            ranks.leave(self.steps)
+        if act in ERRORS:
+            raise ERRORS[act]()
+
+    def counted(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+    def struck_in(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if self.part == part and self.counted():
+                self.strike()
+            return function(*arguments)
+
+        return call
+
+    def faulty(self, step: Step) -> contextlib.AbstractContextManager[Any]:
+        """The fault, where this rank meets it in this step."""
+        fault = self.fault
+        if self.rank not in self.case["fails"] or fault.get("step") != step.at:
+            self.part = ""
+            return contextlib.nullcontext()
+        self.left, self.part = fault.get("event", 0), step.what
+        if fault.get("change") == "is interrupted":
+            return mock.patch.object(run, "make_call", side_effect=KeyboardInterrupt)
+        if fault["kind"] == "input":
+            return self.other_input(step)
+        return self.in_exchange() if fault["kind"] == "exchange" else contextlib.nullcontext()
+
+    def in_exchange(self) -> contextlib.AbstractContextManager[Any]:
+        """Before, in or after an exchange: a collective, a post, or the wait for one."""
+        when, send = self.fault["when"], dist.batch_isend_irecv
+
+        def around(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **more: Any) -> Any:
+                now = self.counted()
+                if now and when != "after":
+                    if when == "in" and function is send:  # one of two is on its way
+                        function(arguments[0][:1])
+                    self.strike()
+                result = function(*arguments, **more)
+                if now and when == "after":
+                    self.strike()
+                return result
+
+            return call
+
+        post = comm.Ring.post
+        names = ("all_gather", "all_to_all_single", "all_reduce", "all_gather_object", "batch_isend_irecv")
+        stack = contextlib.ExitStack()
+        stack.enter_context(
+            mock.patch.multiple(dist, **{name: around(getattr(dist, name)) for name in names})
+        )
+        stack.enter_context(
+            mock.patch.object(comm.Ring, "post", lambda *given, **more: around(post(*given, **more)))
+        )
+        return stack
+
+    @contextmanager
+    def other_input(self, step: Step) -> Iterator[None]:
+        given = {**BAD_INPUT, **OTHER_INPUT}[self.fault["input"]]
+        module = self.modules[step.batch % len(self.modules)]
+        forward = module.forward
+        step.struck = True
+
+        def changed(q: torch.Tensor, k: Any, v: torch.Tensor, **arguments: Any) -> Any:
+            more = dict(given)
+            k = more.pop("k") if "k" in more else k
+            k = q.to(k) if isinstance(k, torch.dtype) else k
+            if dtype := more.pop("all", None):
+                q, k, v = (t.to(dtype) for t in (q, k, v))
+            if heads := more.pop("heads", 0):
+                q, k, v = (t[..., :heads, :] for t in (q, k, v))
+            if features := more.pop("features", 0):
+                v = v[..., :features]
+            return forward(q, k, v, **arguments | more)
+
+        with mock.patch.object(module, "forward", changed):
+            yield
 
 
-# ---- numbers -----------------------------------------------------------------------------------------
+def work(rank: int, size: int, case: Case) -> list[Step]:
+    torch.set_num_threads(1)
+    group = ranks.groups_of(case["comm"], rank, size, {}, case["timeout"])
+    steps = Rank(case, rank, group).work()
+    ranks.wait_for_all("done", size)  # a rank that ends closes its connections: a fault of its own
+    return steps
+
+
+# ---- verdicts ----------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
@@ -171,31 +340,29 @@ def definition(features: str, batches: tuple[int, ...], backward: bool) -> dict[
     whole = cases.make(case)
     for rank, batch in enumerate(batches):
         made = cases.make(case_of(features, batch))
-        given = made.tensors
         if whole.bias is not None and made.bias is not None:
             rows = cases.positions(case, False, rank, size)
             whole.bias.index_copy_(2, rows, made.bias.index_select(2, rows))
         for name, t in whole.tensors.items():
             at = cases.positions(case, name in ("k", "v"), rank, size)
             dim = cases.ROWS[case.fmt]
-            t.index_copy_(dim, at, given[name].index_select(dim, at))
+            t.index_copy_(dim, at, made.tensors[name].index_select(dim, at))
     ran = cases.forward(case, case.make_module(), whole, grad=backward)
     if backward:
         ran.backward()
     return ran.found()
 
 
-def check_numbers(found: Launched) -> None:
-    case = found.case
+def check_numbers(case: Case, steps: list[Step]) -> None:
     size, like = case["ranks"], case_of(case["features"], 0)
-    for step in found.all:
+    for step in steps:
         if not step.right:
             continue
-        given = {s.rank: s.batch for s in found.all if s.what == "forward" and s.number == step.number}
+        given = {s.rank: s.batch for s in steps if s.what == "forward" and s.number == step.number}
         if len(given) < size:
             raise Wrong(f"{step}, though not all ranks made call {step.number}")
         wanted = definition(case["features"], tuple(given[rank] for rank in range(size)), case["backward"])
-        for name, got in step.tensors.items():
+        for name, got in (step.tensors or {}).items():
             if name in ("dsink", "dbias"):
                 continue  # sums over ranks
             want = wanted[name]
@@ -207,161 +374,104 @@ def check_numbers(found: Launched) -> None:
                 raise Wrong(f"a wrong {name}: {step}")
 
 
-# ---- verdicts ----------------------------------------------------------------------------------------
-
-
-def judge(found: Launched) -> str:
-    """A word for the tally; raises Wrong."""
-    case = found.case
-    if found.crash:
-        raise Wrong(f"a rank crashed outside its calls: {found.crash}")
-    for rank, end in enumerate(found.ends):
-        if end is None:
-            raise Wrong(f"rank {rank} hangs")
-        if end and not (end == 17 and rank in found.dead):
-            raise Wrong(f"rank {rank} ends with {end}")
-    check_kinds(found)
-    check_numbers(found)
-    return OUTCOMES[case["fault"]["kind"]](found)
-
-
-def check_kinds(found: Launched) -> None:
+def check_kinds(case: Case, steps: list[Step]) -> None:
     """Named errors only, and a rank's own."""
-    case = found.case
-    for step in found.all:
-        own = {case["fault"].get("act", "")} if step.rank == case["rank"] else set()
-        if case["fault"].get("input") == "an unknown argument":
-            own.add("TypeError")
-        if case["fault"].get("change") == "is interrupted" and step.rank == case["rank"]:
-            own.add("KeyboardInterrupt")
-        second = case["fault"].get("change") == "makes one twice" and "second time" in step.text
+    fault = case["fault"]
+    for step in steps:
+        own = {"TypeError"} if fault.get("input") == "an unknown argument" else set()
+        if step.rank in case["fails"]:
+            own |= {fault.get("act"), "KeyboardInterrupt" if fault.get("change") == "is interrupted" else ""}
+        second = fault.get("change") == "makes one twice" and "second time" in step.text
         if step.kind and step.kind not in NAMED | own and not second:
             raise Wrong(f"an unnamed error: {step}")
 
 
-def _undisturbed(found: Launched, but: int = -1) -> None:
-    for step in found.all:
-        if not step.right and step.at != but:
-            raise Wrong(f"nothing was wrong with it: {step}")
+def says_so(steps: list[Step]) -> None:
+    for step in steps:
+        if step.kind != CPE or SAYS_SO not in step.text:
+            raise Wrong(f"it does not say that the group is done for: {step}")
 
 
-def _all_or_none(found: Launched, at: int) -> str:
-    """The step fails on all ranks or on none; all others are right."""
-    _undisturbed(found, but=at)
-    here = [step for step in found.all if step.at == at]
-    if all(step.right for step in here):
-        return "all right"
-    for step in here:
-        if step.right:
-            raise Wrong(f"others were told of an error: {step}")
-    return "told, then right"
+def of_program(case: Case, steps: list[Step]) -> str:
+    """From the first word of the ranks on, nothing is right; and it says for how long."""
+    for rank in range(case["ranks"]):
+        mine = [step for step in steps if step.rank == rank]
+        told = [step.kind == CPE for step in mine]
+        after = mine[told.index(True) + 1 :] if any(told) else []
+        if any(step.right for step in after):
+            raise Wrong(f"ranks were out of step: {mine}")
+        says_so([step for step in after if step.at > case["fault"]["step"]])
+    return "told" if any(step.kind == CPE for step in steps) else "all right of what was given"
 
 
-def _none(found: Launched) -> str:
-    _undisturbed(found)
-    return "none: all right"
-
-
-def _of_input(found: Launched) -> str:
-    fault = found.case["fault"]
-    outcome = "not reached"
-    if found.struck:
-        outcome = _all_or_none(found, fault["step"])
-    else:
-        _undisturbed(found)
-    return f"{'bad' if fault['input'] in BAD_INPUT else 'other'} input: {outcome}"
-
-
-def _of_kernel(found: Launched) -> str:
-    fault = found.case["fault"]
-    act = "raises" if fault["act"] in ERRORS else f"{fault['act']}s"
-    if fault["act"] in ("die", "oversleep"):
-        return f"kernel {act}: {_left(found)}"
-    outcome = _all_or_none(found, fault["step"])
-    return f"kernel {act}: {'not reached' if not found.struck else outcome}"
-
-
-def _of_exchange(found: Launched) -> str:
-    fault = found.case["fault"]
-    act = "raises" if fault["act"] in ERRORS else f"{fault['act']}s"
-    if fault["act"] == "sleep" or not found.struck:
-        outcome = _all_or_none(found, fault["step"] if fault["input"] else -1)
-        outcome = "not reached" if not found.struck else outcome
-    else:
-        outcome = _left(found)
-    return f"exchange {act} {fault['when']}: {outcome}"
-
-
-def _left(found: Launched) -> str:
+def of_one_who_left(case: Case, steps: list[Step]) -> str:
     """A rank left a pass: nothing later runs, and that is said."""
-    case = found.case
-    at = case["fault"]["step"]
-    if not found.struck:
-        _undisturbed(found, but=at if case["fault"].get("input") else -1)
-        return "not reached"
-    for step in found.all:
-        if step.at < at and not step.right:
+    fault = case["fault"]
+    for step in steps:
+        if step.at < fault["step"] and not step.right:
             raise Wrong(f"nothing was wrong with it: {step}")
-        if step.at > at and step.right:
+        if step.at > fault["step"] and step.right:
             raise Wrong(f"a rank had left the group's calls: {step}")
-    if case["fault"]["act"] in ERRORS and any(
-        s.at == at and s.rank == case["rank"] and s.right for s in found.all
-    ):
-        raise Wrong("an error was swallowed")
-    _said_so(found)
+        if step.struck and step.right and fault["act"] in ERRORS:
+            raise Wrong(f"an error was swallowed: {step}")
+    for rank in range(case["ranks"]):
+        failed = [step for step in steps if step.rank == rank and step.kind]
+        says_so([step for step in failed[1:] if step.at > fault["step"]])
     return "told, then refused"
 
 
-def _said_so(found: Launched) -> None:
-    """After the error of the step in which it struck, errors say that they are for good."""
-    at = found.case["fault"]["step"]
-    for steps in found.steps:
-        later = [step for step in steps if step.kind]
-        for step in later[1:] if found.case["fault"]["kind"] != "program" else _after_told(later):
-            if step.at > at and (step.kind != CPE or SAYS_SO not in step.text):
-                raise Wrong(f"it does not say that the group is done for: {step}")
+def of_one_step(steps: list[Step], at: int) -> str:
+    """The step fails on all ranks or on none; all others are right. Whose error it was is told to all."""
+    here = [step for step in steps if step.at == at]
+    told = [
+        f"rank {s.rank} of the context parallel group: {s.kind}: " for s in here if s.struck and s.kind != CPE
+    ]
+    for step in steps:
+        if not step.right and step.at != at:
+            raise Wrong(f"nothing was wrong with it: {step}")
+        if step.right and step.at == at and not all(one.right for one in here):
+            raise Wrong(f"others were told of an error: {step}")
+        if step.kind and not step.struck and told and not step.text.startswith(told[0]):
+            raise Wrong(f"it was told of another error: {step}")
+    return "all right" if all(step.right for step in here) else "told, then right"
 
 
-def _after_told(failed: list[Step]) -> list[Step]:
-    """Those after the first error of the ranks, not of the step itself."""
-    first = next((i for i, step in enumerate(failed) if step.kind == CPE), len(failed))
-    return failed[first + 1 :]
+def judge(case: Case, found: list[list[Step] | None]) -> str:
+    """A word for the tally; raises Wrong."""
+    if None in found:
+        raise Wrong(f"rank {found.index(None)} died by itself")
+    steps = [step for part in found if part is not None for step in part]
+    check_kinds(case, steps)
+    check_numbers(case, steps)
+    fault = case["fault"]
+    kind, act = fault["kind"], fault.get("act", "")
+    if kind == "program":
+        return f"a rank {fault['change']}: {of_program(case, steps)}"
+    what = " ".join([kind, "raises" if act in ERRORS else act, fault.get("when", "")]).strip()
+    if kind == "none" or not any(step.struck for step in steps):
+        of_one_step(steps, at=-1)
+        return f"{what}: {'all right' if kind == 'none' else 'not reached'}"
+    late = ("die", "oversleep") if kind == "kernel" else ("die", "oversleep", *ERRORS)
+    if act in late:  # after these acts a rank has left the pass
+        return f"{what}: {of_one_who_left(case, steps)}"
+    return f"{what}: {of_one_step(steps, -1 if act == 'sleep' else fault['step'])}"
 
 
-def _of_program(found: Launched) -> str:
-    change = found.case["fault"]["change"]
-    _said_so(found)
-    for steps in found.steps:
-        told = False
-        for step in steps:
-            if told and step.right:
-                raise Wrong(f"ranks were out of step: {step}")
-            told = told or step.kind == CPE
-    outcome = "told" if any(step.kind == CPE for step in found.all) else "all right of what was given"
-    return f"a rank {change}: {outcome}"
-
-
-OUTCOMES = {
-    "none": _none,
-    "input": _of_input,
-    "kernel": _of_kernel,
-    "exchange": _of_exchange,
-    "program": _of_program,
-}
-
-
-def run(case: Case) -> Launched:
-    with tempfile.TemporaryDirectory() as name:
-        return Launched(case, Path(name), launch(case, Path(name)))
+def launch(case: Case) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return ranks.run(work, case["ranks"], Path(folder), case, timeout=case["timeout"])
 
 
 def attempt(case: Case) -> str:
     torch.set_num_threads(1)
-    found = run(case)
     try:
-        return judge(found)
+        found = launch(case)
+    except AssertionError as error:  # a rank hangs, or crashed outside its calls
+        raise Wrong(str(error)) from None
+    try:
+        return judge(case, found)
     except Wrong as wrong:
-        raise Wrong(f"{wrong}\n{found}") from None
+        raise Wrong("\n".join([str(wrong), *(str(step) for part in found for step in part or ())])) from None
 
 
 def script(case: Case) -> str:
@@ -373,9 +483,7 @@ import rank_faults
 
 case = {pprint.pformat(case, sort_dicts=False)}
 if __name__ == "__main__":  # ranks import it
-    found = rank_faults.run(case)
-    print(found)
-    print(rank_faults.judge(found))
+    print(rank_faults.attempt(case))
 """
 
 

@@ -66,37 +66,29 @@ def cumulated(lengths: tuple[int, ...]) -> Tensor:
 
 
 def make(case: Case) -> Whole:
-    gen = torch.Generator().manual_seed(hash_of(case.name))
+    seed = sum(ord(c) * (i + 1) for i, c in enumerate(case.name))
+    gen = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=gen, dtype=torch.float64).to(case.dtype)
 
     arguments: dict[str, Any] = {"checkpoint_core_attention": True} if case.recompute else {}
     if case.packed:
-        sides = case.packed if len(case.packed) == 2 else case.packed * 2
-        rows_q, rows_kv = (sum(room) for _, room in sides)
-        shapes = {
-            "q": (rows_q, case.h, case.d),
-            "k": (rows_kv, case.g, case.d),
-            "v": (rows_kv, case.g, case.e),
-            "dout": (rows_q, case.h * case.e),
-        }
-        made = [(cumulated(real), cumulated(room)) for real, room in sides]
-        if len(case.packed) == 1:
-            made[1] = made[0]
-        for name, (real, room) in zip(("q", "kv"), made, strict=True):
+        sides = [(cumulated(real), cumulated(room)) for real, room in case.packed]
+        sides *= 3 - len(sides)
+        leads = [(int(room[-1]),) for _, room in sides]
+        for name, (real, room) in zip(("q", "kv"), sides, strict=True):
             arguments[f"cu_seqlens_{name}"], arguments[f"cu_seqlens_{name}_padded"] = real, room
     else:
-        order = (lambda b, s: (b, s)) if case.fmt == "bshd" else (lambda b, s: (s, b))
-        shapes = {
-            "q": (*order(case.b, case.s_q), case.h, case.d),
-            "k": (*order(case.b, case.s_kv), case.g, case.d),
-            "v": (*order(case.b, case.s_kv), case.g, case.e),
-            "dout": (*order(case.b, case.s_q), case.h * case.e),
-        }
+        leads = [(case.b, s) if case.fmt == "bshd" else (s, case.b) for s in (case.s_q, case.s_kv)]
+    tensors = {
+        "q": normal(*leads[0], case.h, case.d),
+        "k": normal(*leads[1], case.g, case.d),
+        "v": normal(*leads[1], case.g, case.e),
+        "dout": normal(*leads[0], case.h * case.e),
+    }
     for name, lengths in zip(("q", "kv"), case.lengths, strict=False):
         arguments[f"cu_seqlens_{name}"] = cumulated(lengths)
-    tensors = {name: normal(*shape) for name, shape in shapes.items()}
     if case.slopes:
         arguments["alibi_slopes"] = torch.linspace(0.1, 0.7, case.h)
         arguments["core_attention_bias_type"] = "alibi"
@@ -105,10 +97,6 @@ def make(case: Case) -> Whole:
         arguments["core_attention_bias_type"] = "post_scale_bias"
         bias = normal(*case.bias)
     return Whole(tensors, arguments, bias)
-
-
-def hash_of(name: str) -> int:
-    return sum(ord(c) * (i + 1) for i, c in enumerate(name))
 
 
 def positions(case: Case, kv: bool, rank: int, size: int) -> Tensor:
@@ -211,14 +199,9 @@ def check(case: Case, parts: Sequence[dict[str, Tensor]], what: str = "", backen
     wanted, got = compute(alone, alone.make_module(), whole), together(case, list(parts), whole)
     assert got.keys() == wanted.keys(), what
     limit = TOLERANCE[case.dtype]
-    for name in wanted:
-        torch.testing.assert_close(
-            got[name],
-            wanted[name],
-            rtol=limit,
-            atol=limit,
-            msg=lambda text, name=name: f"{what} {name}: {text}",
-        )
+    for name, one in wanted.items():
+        said = lambda text, name=name: f"{what} {name}: {text}"  # noqa: E731
+        torch.testing.assert_close(got[name], one, rtol=limit, atol=limit, msg=said)
 
 
 THD = ((13, 16, 5), (16, 16, 16)), ((13, 16, 5), (16, 16, 16))
@@ -226,6 +209,7 @@ UNLIKE = ((8, 16, 3), (16, 16, 16)), ((20, 16, 9), (32, 16, 16))
 OPEN: dict[str, Any] = {"attn_mask_type": "no_mask"}
 CORNER: dict[str, Any] = {"attn_mask_type": "causal_bottom_right"}
 RAGGED: dict[str, Any] = {"attn_mask_type": "padding_causal"}
+RAGGED_CORNER: dict[str, Any] = {"attn_mask_type": "padding_causal_bottom_right"}
 DENSE = ("p2p", "all_gather")
 
 LONGER: dict[str, Any] = {"s_q": 16, "s_kv": 48}
@@ -267,19 +251,13 @@ CASES = (
     Case("dropout, packed", DROPOUT | RAGGED, **PACKED),
     Case("padding", {"attn_mask_type": "padding"}, lengths=((20, 32), (20, 32))),
     Case("padding, causal", RAGGED, lengths=((7, 30), (7, 30))),
-    Case(
-        "padding, bottom right",
-        {"attn_mask_type": "padding_causal_bottom_right"},
-        lengths=((7, 30), (20, 32)),
-    ),
+    Case("padding, bottom right", RAGGED_CORNER, lengths=((7, 30), (20, 32))),
     Case("padding sbhd", RAGGED, fmt="sbhd", lengths=((7, 30), (7, 30))),
     Case("padding and a window", RAGGED | {"window_size": (6, 0)}, lengths=((20, 32),) * 2),
     Case("packed", {"attn_mask_type": "padding"}, **PACKED),
     Case("packed, causal", RAGGED, **PACKED),
     Case("packed, one set of lengths", RAGGED, fmt="thd", packed=THD[:1]),
-    Case(
-        "packed, unlike lengths", {"attn_mask_type": "padding_causal_bottom_right"}, fmt="thd", packed=UNLIKE
-    ),
+    Case("packed, unlike lengths", RAGGED_CORNER, fmt="thd", packed=UNLIKE),
     Case("packed, unlike, top left", RAGGED, fmt="thd", packed=UNLIKE),
     Case("packed, window", RAGGED | {"window_size": (4, 0)}, fmt="thd", packed=(((13, 29), (16, 32)),)),
     Case("packed, alibi", RAGGED, slopes=True, **PACKED),
@@ -294,11 +272,5 @@ CASES = (
     Case("flash, no mask", OPEN, chosen="sdpa.flash", **FLOAT),
     Case("flash, bf16", dtype=torch.bfloat16, backend=None, chosen="sdpa.flash"),
     # What it cannot, tiled runs.
-    Case(
-        "a window in float32",
-        {"window_size": (5, 0)},
-        chosen="tiled",
-        comms=("p2p", "all_gather", "a2a+p2p"),
-        **FLOAT,
-    ),
+    Case("a window in float32", {"window_size": (5, 0)}, chosen="tiled", comms=("p2p", "a2a+p2p"), **FLOAT),
 )

@@ -16,7 +16,7 @@ from itertools import accumulate
 from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
 import torch
@@ -48,54 +48,57 @@ class FromFile:
         return getattr(sys.modules[self.module], self.name)(*arguments)
 
 
-def start(
-    work: Callable[..., None], arguments: tuple[Any, ...], size: int, limit: float = LIMIT
-) -> list[int | None]:
-    """``work(rank, *arguments)`` in each of ``size`` processes: their exit codes, None for one that hangs.
+_left = Path()  # where this rank leaves what it found
+
+
+def leave(found: Any) -> NoReturn:
+    """End this process at once with what the rank found: Gloo's teardown may wait for ranks that are gone."""
+    torch.save(found, _left)
+    os._exit(0)
+
+
+def _main(rank: int, size: int, store: str, timeout: int, job: Callable[..., Any], *arguments: Any) -> None:
+    global _left
+    _left = Path(f"{store}.{rank}")
+    try:
+        limit = timedelta(seconds=timeout)
+        where = f"file://{store}"
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=limit)
+        found = job(rank, size, *arguments)
+    except BaseException:
+        found = {"crash": traceback.format_exc()}
+    leave(found)
+
+
+def run(
+    job: Callable[..., Any], size: int, folder: Path, *arguments: Any, timeout: int = TIMEOUT
+) -> list[Any]:
+    """What ``job(rank, size, *arguments)`` returned on each of ``size`` processes; None from one that died.
+    Raises what one raised, and where one hangs.
 
     One server a session imports what ranks need, and forks them.
     """
+    store = folder / uuid.uuid4().hex
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rank_imports"])
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # Python < 3.13 hands the server none
-    given = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with mock.patch.dict(os.environ, given):
+    environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with mock.patch.dict(os.environ, environment):
         forkserver.ensure_running()
-    children = [context.Process(target=FromFile(work), args=(rank, *arguments)) for rank in range(size)]
+    given = (size, str(store), timeout, FromFile(job), *arguments)
+    children = [context.Process(target=FromFile(_main), args=(rank, *given)) for rank in range(size)]
     try:
         for child in children:
             child.start()
-        until = time.monotonic() + limit
+        until = time.monotonic() + LIMIT
         for child in children:
             child.join(max(0.0, until - time.monotonic()))
-        return [child.exitcode for child in children]
+        ends = [child.exitcode for child in children]
+        assert None not in ends, f"ranks hang: {ends}"
     finally:
         for child in children:
             if child.is_alive():
                 child.kill()
-
-
-def _main(rank: int, size: int, store: str, job: Callable[..., Any], timeout: int) -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout),
-    )
-    try:
-        found = job(rank, size)
-    except BaseException:
-        found = {"crash": traceback.format_exc()}
-    torch.save(found, f"{store}.{rank}")
-    os._exit(0)  # Gloo's teardown may wait for ranks that are gone
-
-
-def run(job: Callable[[int, int], Any], size: int, folder: Path, timeout: int = TIMEOUT) -> list[Any]:
-    """What ``job(rank, size)`` returned on each rank; None from one that died. Raises what one raised."""
-    store = folder / uuid.uuid4().hex
-    ends = start(_main, (size, str(store), FromFile(job), timeout), size)
-    assert None not in ends, f"ranks hang: {ends}"
     files = [Path(f"{store}.{rank}") for rank in range(size)]
     found = [torch.load(file, weights_only=False) if file.exists() else None for file in files]
     for part in found:
@@ -103,12 +106,17 @@ def run(job: Callable[[int, int], Any], size: int, folder: Path, timeout: int = 
     return found
 
 
+def arrive(name: str, count: int) -> Any:
+    """This rank is here, of ``count`` that are to come; the store, which tells when they have."""
+    store = dist.distributed_c10d._get_default_store()
+    if store.add(name, 1) == count:
+        store.set(f"{name}, all", "")
+    return store
+
+
 def wait_for_all(name: str, count: int) -> None:
     """Until ``count`` ranks have come here. No collective, which a group that is done for would refuse."""
-    store = dist.distributed_c10d._get_default_store()
-    store.add(name, 1)
-    while store.add(name, 0) < count:
-        time.sleep(0.01)
+    arrive(name, count).wait([f"{name}, all"], timedelta(seconds=LIMIT))
 
 
 class Told(NamedTuple):

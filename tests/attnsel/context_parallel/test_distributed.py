@@ -42,45 +42,31 @@ def make() -> tuple[Block, Tensor]:
     return block, torch.randn(WORLD, 6, 32)
 
 
-def loss(out: Tensor) -> Tensor:
-    return out.square().mean()
-
-
-def single_process() -> dict[str, Tensor]:
-    block, x = make()
-    loss(block(x)).backward()
-    return {name: p.grad for name, p in block.named_parameters() if p.grad is not None}
-
-
-def wrapped_by(how: str, rank: int) -> None:
-    block, x = make()
-    wanted = single_process()
-    wrapped: Any = block
-    if how == "ddp":
-        wrapped = nn.parallel.DistributedDataParallel(block)
-    else:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh("cpu", (WORLD,))
-        fully_shard(block.core, mesh=mesh)
-        wrapped = fully_shard(block, mesh=mesh)
-    for _ in range(2):  # the second step meets the cached closures
-        wrapped.zero_grad()
-        loss(wrapped(x[rank : rank + 1])).backward()
-    assert len(wanted) == 5
-    for name, p in block.named_parameters():
-        assert p.grad is not None, name
-        grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-        torch.testing.assert_close(grad, wanted[name], msg=lambda text, name=name: f"{name}: {text}")
-    assert block.core.last_selection is not None
-    assert block.plain.last_selection is not None
-    assert (block.core.last_selection.backend, block.plain.last_selection.backend) == ("tiled", "sdpa.flash")
-
-
 def job(rank: int, size: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (size,))
+    block, x = make()
+    block(x).square().mean().backward()
+    wanted = {name: p.grad for name, p in block.named_parameters() if p.grad is not None}  # of one process
+    assert len(wanted) == 5
     for how in ("ddp", "fsdp2"):
-        wrapped_by(how, rank)
+        block, x = make()
+        wrapped: Any = nn.parallel.DistributedDataParallel(block) if how == "ddp" else block
+        if how == "fsdp2":
+            fully_shard(block.core, mesh=mesh)
+            wrapped = fully_shard(block, mesh=mesh)
+        for _ in range(2):  # the second step meets the cached closures
+            wrapped.zero_grad()
+            wrapped(x[rank : rank + 1]).square().mean().backward()
+        for name, p in block.named_parameters():
+            grad = p.grad.full_tensor() if how == "fsdp2" else p.grad
+            torch.testing.assert_close(grad, wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+        assert (block.core.last_selection.backend, block.plain.last_selection.backend) == (
+            "tiled",
+            "sdpa.flash",
+        )
 
 
 def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ if not (dist.is_available() and dist.is_gloo_available()):
 import attnsel
 import ranks
 from attnsel import DotProductAttention, Policy
+from attnsel.backends.tiled import kernel as tiled
 from attnsel.errors import ContextParallelError, InvalidInput, NoBackendError
+from attnsel.runtime.kernels import KERNELS
 from ranks import told
 
 torch.set_num_threads(1)
@@ -41,33 +43,10 @@ def tensors(rows: int = 8, heads: int = 4, dtype: torch.dtype = torch.float32) -
     return [torch.randn(2, rows, heads, 8, generator=gen).to(dtype) for _ in range(3)]
 
 
-# ---- disagreements: (what the other rank does, the field that is named) ------------------------------
-
-
-def other_rows(second: bool) -> Any:
-    return build()(*tensors(12 if second else 8))
-
-
 def other_rows_in_a_later_call(second: bool) -> Any:
     core = build()
     core(*tensors(8))
     return core(*tensors(12 if second else 8))
-
-
-def another_parameter(second: bool) -> Any:
-    return build(softcap=2.0 if second else 0.0)(*tensors())
-
-
-def another_exchange(second: bool) -> Any:
-    return build("a2a" if second else "p2p")(*tensors())
-
-
-def another_type(second: bool) -> Any:
-    return build()(*tensors(dtype=torch.float64 if second else torch.float32))
-
-
-def a_backward_on_one_rank(second: bool) -> Any:
-    return build()(*(t.requires_grad_(second) for t in tensors()))
 
 
 def another_choice(second: bool) -> Any:
@@ -80,29 +59,24 @@ def other_lengths(second: bool) -> Any:
     return build(attn_mask_type="padding")(*tensors(), cu_seqlens_q=real, cu_seqlens_kv=real)
 
 
-DISAGREEMENTS: dict[Callable[[bool], Any], str] = {
-    other_rows: "query_layer.shape",
-    other_rows_in_a_later_call: "query_layer.shape",
-    another_parameter: "softcap",
-    another_exchange: "cp_comm_type",
-    another_type: "query_layer.dtype",
-    a_backward_on_one_rank: "requires_grad",
-    another_choice: "chosen backend",
-    other_lengths: "cu_seqlens_q (contents)",
+DISAGREEMENTS: dict[str, Callable[[bool], Any]] = {  # by the field that is named: what the ranks do
+    "query_layer.shape": other_rows_in_a_later_call,
+    "softcap": lambda second: build(softcap=2.0 if second else 0.0)(*tensors()),
+    "cp_comm_type": lambda second: build("a2a" if second else "p2p")(*tensors()),
+    "query_layer.dtype": lambda second: build()(*tensors(dtype=torch.float64 if second else torch.float32)),
+    "requires_grad": lambda second: build()(*(t.requires_grad_(second) for t in tensors())),
+    "chosen backend": another_choice,
+    "cu_seqlens_q (contents)": other_lengths,
+}
+REFUSALS: dict[str, tuple[str, dict[str, Any], int]] = {  # by code: comm, module, rows
+    "CP001": ("p2p", {}, 7),
+    "CP004": ("a2a", {"heads": 3}, 8),
+    "CP005": ("all_gather", {"backend": "sdpa.math"}, 8),
+    "CP008": ("p2p", {"backend": "sdpa.flash", "attention_dropout": 0.5}, 8),
 }
 
 
-# ---- refusals: (comm, module, rows, code) ------------------------------------------------------------
-
-REFUSALS: list[tuple[str, dict[str, Any], int, str]] = [
-    ("p2p", {}, 7, "CP001"),
-    ("a2a", {"heads": 3}, 8, "CP004"),
-    ("all_gather", {"backend": "sdpa.math"}, 8, "CP005"),
-    ("p2p", {"backend": "sdpa.flash", "attention_dropout": 0.5}, 8, "CP008"),
-]
-
-
-def refused(comm: str, module: dict[str, Any], rows: int, code: str) -> Any:
+def refused(comm: str, module: dict[str, Any], rows: int) -> Any:
     return build(comm, **module)(*tensors(rows, module.get("heads", 4)))
 
 
@@ -160,58 +134,39 @@ def groups_that_outlive_their_module(rank: int) -> list[str]:
 
 def job(rank: int, size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for function in DISAGREEMENTS:
-        found[function.__name__] = told(lambda f=function: f(rank == 1))
+    for field, function in DISAGREEMENTS.items():
+        found[field] = told(lambda function=function: function(rank == 1))
         build()(*tensors())  # the ranks are still in step
-    for each in REFUSALS:
-        found[each[-1]] = told(lambda each=each: refused(*each))
+    for code, how in REFUSALS.items():
+        found[code] = told(lambda how=how: refused(*how))
     found["invalid"] = told(lambda: an_invalid_call_on_one_rank(rank))
     found["groups"] = groups(rank)
     found["kept"] = groups_that_outlive_their_module(rank)
     return found
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return ranks.run(job, 2, tmp_path_factory.mktemp("failures"))
-
-
-def test_a_disagreement_names_the_field_and_the_rank(found: list[dict[str, Any]]) -> None:
-    for function, field in DISAGREEMENTS.items():
-        first, second = (part[function.__name__] for part in found)
-        assert first == second, "all ranks say the same"
-        assert first.kind == ContextParallelError.__name__, function
-        assert f"disagree on {field}: " in first.text
-        assert first.text.endswith("on rank 1")
-
-
-def test_what_rules_refuse_is_refused_on_all_ranks_alike(found: list[dict[str, Any]]) -> None:
-    for *_, code in REFUSALS:
-        first, second = (part[code] for part in found)
-        assert first == second
-        assert first.kind == NoBackendError.__name__
-        assert code in first.text
-
-
-def test_an_error_on_one_rank_is_told_to_the_others(found: list[dict[str, Any]]) -> None:
-    first, second = (part["invalid"] for part in found)
-    assert second.kind == InvalidInput.__name__
-    assert first.kind == ContextParallelError.__name__
-    assert "rank 1" in first.text
-    assert "key_layer.dtype" in first.text
-
-
-def test_groups_meshes_and_ranks_stand_for_the_same(found: list[dict[str, Any]]) -> None:
-    for part in found:
-        made = part["groups"]
-        for name, out in made.items():
-            torch.testing.assert_close(out, made["group"], msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_a_group_is_freed_with_the_modules_that_use_it(found: list[dict[str, Any]]) -> None:
-    """One that is left to the shutdown of the interpreter ends the process: its threads want the GIL."""
-    for part in found:
-        assert part["kept"] == []
+def test_all_ranks_meet_the_same_end(tmp_path: Path) -> None:
+    first, second = ranks.run(job, 2, tmp_path)
+    for field in DISAGREEMENTS:  # the field and the rank are named
+        assert first[field] == second[field]
+        assert first[field].kind == ContextParallelError.__name__, field
+        assert f"disagree on {field}: " in first[field].text
+        assert first[field].text.endswith("on rank 1")
+    for code in REFUSALS:
+        assert first[code] == second[code]
+        assert first[code].kind == NoBackendError.__name__
+        assert code in first[code].text
+    assert second["invalid"].kind == InvalidInput.__name__
+    assert first["invalid"].kind == ContextParallelError.__name__
+    assert "rank 1" in first["invalid"].text
+    assert "key_layer.dtype" in first["invalid"].text
+    for part in (first, second):
+        for name, out in part["groups"].items():
+            torch.testing.assert_close(
+                out, part["groups"]["group"], msg=lambda text, name=name: f"{name}: {text}"
+            )
+        # A group left to the shutdown of the interpreter ends the process: its threads want the GIL.
+        assert part["kept"] == [], "a group is freed with the modules that use it"
 
 
 # ---- a rank that is gone ----------------------------------------------------------------------------
@@ -219,21 +174,11 @@ def test_a_group_is_freed_with_the_modules_that_use_it(found: list[dict[str, Any
 
 def dying(rank: int, size: int) -> Any:
     """Rank 1 dies in its second kernel call, when keys are on their way around the ring."""
-    from attnsel.backends.tiled import kernel as tiled
-    from attnsel.runtime.kernels import KERNELS
-
     core = build()
     core(*tensors())
     if rank == 1:
-        calls = []
-
-        def forward(*arguments: Any) -> Any:
-            calls.append(1)
-            if len(calls) == 2:
-                os._exit(17)
-            return tiled.forward(*arguments)
-
-        KERNELS["tiled"] = KERNELS["tiled"]._replace(forward=forward)
+        steps = iter((tiled.forward, lambda *arguments: os._exit(17)))
+        KERNELS["tiled"] = KERNELS["tiled"]._replace(forward=lambda *given: next(steps)(*given))
 
     def twice() -> None:  # who has got all keys already meets the dead rank in the next call
         for _ in range(2):
@@ -250,12 +195,12 @@ def late(rank: int, size: int) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("job", "size"), [(dying, 3), (late, 2)])
-def test_ranks_do_not_wait_for_ever(job: Callable[[int, int], Any], size: int, tmp_path: Path) -> None:
-    every = ranks.run(job, size, tmp_path)
-    assert every[1] is None
-    for rank in (n for n in range(size) if n != 1):
-        kind, text = every[rank]
-        assert kind == ContextParallelError.__name__, text
-        assert f"rank {rank} " in text
-        assert "another rank has died" in text
+def test_ranks_do_not_wait_for_ever(tmp_path: Path) -> None:
+    for job, size in ((dying, 3), (late, 2)):
+        every = ranks.run(job, size, tmp_path)
+        assert every[1] is None
+        for rank in {*range(size)} - {1}:
+            kind, text = every[rank]
+            assert kind == ContextParallelError.__name__, text
+            assert f"rank {rank} " in text
+            assert "another rank has died" in text

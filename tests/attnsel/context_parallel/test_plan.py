@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -12,16 +14,14 @@ from attnsel import AttentionParams, Environment, InvalidInput, Policy
 from attnsel.context_parallel import estimate as cost
 from attnsel.context_parallel import schedule
 from attnsel.context_parallel.plan import plan
-from attnsel.context_parallel.schedule import (
-    StepCall,
-    steps_of,
-)
+from attnsel.context_parallel.schedule import StepCall, steps_of
 from attnsel.environment.gpus import CATALOGUE, FAMILIAR
 from attnsel.environment.hardware_specs import FIGURES, figures_of
 from attnsel.params.checks import MOST_RANKS
 from attnsel.selection import step_geometry as geometry
 from attnsel.selection.step_geometry import Band, RingSizes
 from attnsel.selection.steps import RankLayout, layouts, sizes_of, step_shapes
+from tables import each
 
 H100 = Environment.describe(gpu="H100")
 OLD_A100 = Environment.describe(gpu="A100", cudnn="8.9.7")
@@ -88,7 +88,7 @@ def test_all_ranks_together_compute_every_visible_pair_once(
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
+@each(
     ("comm", "forward", "backward"),
     [
         # K and V of a rank: 65536 / 8 rows × 8 heads × 256 × 2 bytes = 32 MiB, their gradients in float32 64
@@ -106,30 +106,21 @@ def test_bytes_that_a_rank_sends(comm, forward, backward):
     assert inference.sent_bytes() == forward * MIB
 
 
-def test_a_window_saves_messages():
-    ring = plan(asked(window_size=(4096, 0)), H100)["p2p"]
-    assert [step.shift for step in ring.ranks[0][1]] == [0, 1, 7]
-    assert ring.sent_bytes("forward") == 2 * 32 * MIB
-
-
 # ---- which are open, and who runs -------------------------------------------------------------------
 
 
-def test_heads_that_do_not_divide_close_a2a_with_the_reason():
+def test_what_closes_an_exchange_or_leaves_it_to_fewer_kernels():
     made = plan(asked(num_heads=18, num_gqa_groups=18), H100)
     assert not made["a2a"].open
     assert [r.code for r in made["a2a"].why_not] == ["CP004"]
     assert made["a2a+p2p"].layout == RankLayout("a2a+p2p", 2, 4)
     assert "CP004  With a2a, query heads" in made.report()
-
-
-def test_a_window_around_a_ring_is_for_kernels_with_offsets():
-    made = plan(asked(window_size=(4096, 0)), H100)
+    made = plan(asked(window_size=(4096, 0)), H100)  # around a ring for kernels with offsets alone
     assert set(made["p2p"].candidates) == {"triton", "tiled"}
     assert made["a2a"].backend == "cudnn"
-
-
-def test_what_a_policy_rules_out_runs_no_step():
+    ring = made["p2p"]
+    assert [step.shift for step in ring.ranks[0][1]] == [0, 1, 7], "a window saves messages"
+    assert ring.sent_bytes("forward") == 2 * 32 * MIB
     made = plan(LONG, H100, Policy(deny=("cudnn",)))
     assert all("cudnn" not in exchange.candidates for exchange in made.exchanges)
     assert plan(LONG, H100, Policy(backend="tiled")).chosen.candidates == ("tiled",)
@@ -157,13 +148,9 @@ def test_old_cudnn_is_refused_exactly_where_a_step_is_no_multiple_of_64(length, 
 # ---- the estimate -----------------------------------------------------------------------------------
 
 
-def test_every_card_with_figures_is_in_the_catalogue():
-    names = {gpu.name for gpu in CATALOGUE.values()}
+def test_figures_are_those_of_the_card_that_a_driver_names():
+    assert set(FIGURES) <= {gpu.name for gpu in CATALOGUE.values()}
     assert {gpu.name for gpu in FAMILIAR} - set(FIGURES) == {"GB10"}
-    assert set(FIGURES) <= names
-
-
-def test_a_driver_s_name_finds_the_figures():
     for name, link in {
         "NVIDIA H100 80GB HBM3": 450,
         "NVIDIA A100-PCIE-40GB": 32,
@@ -220,7 +207,7 @@ def test_a_slow_network_costs_and_the_order_follows_the_estimate():
     assert totals == sorted(totals)
 
 
-@pytest.mark.parametrize(
+@each(
     ("env", "fields", "why"),
     [
         (Environment.describe(gpu="sm90"), {}, "nothing is known about the arithmetic and links of sm90"),
@@ -237,63 +224,34 @@ def test_without_figures_there_is_no_estimate_and_the_report_says_why(env, field
     assert all(exchange.estimate is None for exchange in made.exchanges)
 
 
-def test_figures_must_be_above_0():
+def test_what_cannot_be_planned_is_named():
     for field in ("gpus_per_node", "link", "network"):
         with pytest.raises(InvalidInput, match="must be above 0"):
             plan(LONG, H100, **{field: 0})
-
-
-def test_one_rank_is_nothing_to_plan():
     with pytest.raises(InvalidInput, match="cp_size = 1"):
         plan(asked(cp_size=1), H100)
+    with pytest.raises(InvalidInput, match=f"cp_size = {MOST_RANKS + 1}: .*{MOST_RANKS}"):
+        AttentionParams(cp_size=MOST_RANKS + 1)
 
 
-# ---- the source material's case ---------------------------------------------------------------------
-
-CASE = AttentionParams(batch_size=48, num_heads=18, max_seqlen_q=16534, cp_size=2)
-
-
-@pytest.mark.parametrize(
-    ("length", "step", "runs"), [(16534, 4134, False), (16576, 4144, False), (16640, 4160, True)]
-)
-def test_cudnn_8_wants_multiples_of_64_in_every_step_s_shapes(length, step, runs):
-    made = plan(CASE.replace(max_seqlen_q=length), OLD_A100)
-    shortest = min(
-        min(c.seqlen_q, c.seqlen_kv) for c in step_shapes(made.params, RankLayout("p2p", 1, 2), False)
-    )
-    assert shortest == step
-    assert (shortest % 64 == 0) is runs
-    assert ("cudnn" in made.chosen.candidates) is runs
-    [told] = [r.message for r in made.chosen.selection["cudnn"].reasons if r.code == "CP020"] or [""]
-    assert ("Below cuDNN 9.0 the causal chunks of every step must be multiples of 64" in told) is not runs
-
-
-def test_a_thousand_ranks_are_planned():
+def test_most_ranks_are_planned_with_few_steps():
     p = AttentionParams(batch_size=1, num_heads=64, max_seqlen_q=1 << 20, cp_size=1024)
     ring = plan(p, H100)["p2p"]
     assert (ring.backend, len(ring.ranks), len(ring.ranks[0][1])) == ("cudnn", 6, 1024)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"window_size": (1000, 1000), "attn_mask_type": "no_mask"},
-        pytest.param({"window_size": (100_000, 0)}, marks=pytest.mark.slow),
-        pytest.param({"max_seqlen_kv": 1 << 14}, marks=pytest.mark.slow),
-        pytest.param({"num_heads": 8192}, marks=pytest.mark.slow),
-    ],
-)
-def test_most_ranks_are_planned_with_few_steps(fields):
-    p = AttentionParams(**{"batch_size": 1, "max_seqlen_q": 1 << 24, "cp_size": MOST_RANKS, **fields})
-    made = plan(p, H100)
+    window = {"window_size": (1000, 1000), "attn_mask_type": "no_mask"}
+    made = plan(AttentionParams(batch_size=1, max_seqlen_q=1 << 24, cp_size=MOST_RANKS, **window), H100)
     steps = [step for exchange in made.exchanges for _, steps in exchange.ranks for step in steps]
     assert 0 < len(steps) < 50_000
     assert len(json.dumps(made.as_dict())) < 20_000_000
 
 
-def test_more_ranks_than_any_machine_has_are_refused():
-    with pytest.raises(InvalidInput, match=f"cp_size = {MOST_RANKS + 1}: .*{MOST_RANKS}"):
-        AttentionParams(cp_size=MOST_RANKS + 1)
+@contextmanager
+def few_steps():
+    """As where a ring is so long that alike steps are counted, not listed."""
+    schedule.sampled_steps.cache_clear()
+    with mock.patch.object(schedule, "EVERY_STEP", 8):
+        yield
+    schedule.sampled_steps.cache_clear()
 
 
 @settings(deadline=None, max_examples=30)
@@ -306,7 +264,9 @@ def test_a_long_ring_is_counted_as_step_by_step(size, mask, lengths):
     rows = tuple(2 * size * n for n in lengths)
     band = Band(None, 0 if mask == "causal" and rows[0] == rows[1] else None)
     sizes = RingSizes(rows[0], rows[1], size, band, False)
-    for rank, runs in _long_ring(sizes):
+    with few_steps():
+        found = schedule.sampled_steps(sizes, "p2p")
+    for rank, runs in found:
         alike = [step for step in runs for _ in range(step.times)]
         assert [step.calls for step in alike] == [step.calls for step in steps_of(sizes, "p2p", rank)]
         shift = 0
@@ -315,25 +275,14 @@ def test_a_long_ring_is_counted_as_step_by_step(size, mask, lengths):
             shift += step.times
 
 
-def test_a_long_ring_costs_what_its_steps_cost(monkeypatch):
+def test_a_long_ring_costs_what_its_steps_cost():
     p = asked(cp_size=64, max_seqlen_q=1 << 20)
     whole = plan(p, H100)["p2p"].estimate
-    monkeypatch.setattr(schedule, "EVERY_STEP", 8)
-    schedule.sampled_steps.cache_clear()
-    short = plan(p, H100)["p2p"]
-    schedule.sampled_steps.cache_clear()
+    with few_steps():
+        short = plan(p, H100)["p2p"]
     assert max(len(steps) for _, steps in short.ranks) < 20
     assert short.estimate[:5] == pytest.approx(whole[:5])
     assert sum(short.calls(1).values()) == 64
-
-
-def _long_ring(sizes):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "EVERY_STEP", 8)
-        schedule.sampled_steps.cache_clear()
-        found = schedule.sampled_steps(sizes, "p2p")
-        schedule.sampled_steps.cache_clear()
-    return found
 
 
 @settings(deadline=None)
@@ -356,6 +305,5 @@ def test_of_gathered_keys_only_edges_are_looked_at_one_by_one(size, rows, lo, hi
         return [[(part.kind, part.q_rows, part.kv_rows) for part in calls] for calls in found]
 
     every = parts()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(geometry, "_EVERY_CHUNK", 0)
+    with mock.patch.object(geometry, "_EVERY_CHUNK", 0):
         assert parts() == every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from attnsel.runtime.dispatch import make_call
 from attnsel.selection.steps import step_question, step_shapes
 from attnsel.settings import current
 from attnsel.verdicts.evidence import NO_EVIDENCE
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -60,25 +62,25 @@ FOR_TILED: list[dict[str, Any]] = [  # sinks are added in the merge; a window ar
     {"window_size": (40, 0)},
     {"window_size": (40, 8), "attn_mask_type": "no_mask"},
 ]
+ASKED = [
+    (backend, arguments, comm)
+    for backend, every in (("sdpa.flash", PLAIN), ("tiled", PLAIN + FOR_TILED))
+    for arguments in every
+    for comm in RANKS
+]
 
 
-@pytest.mark.parametrize("comm", RANKS)
-@pytest.mark.parametrize(
-    ("backend", "arguments"),
-    [("sdpa.flash", each) for each in PLAIN] + [("tiled", each) for each in PLAIN + FOR_TILED],
-)
-def test_a_step_is_planned_as_it_is_run(
-    monkeypatch: pytest.MonkeyPatch, backend: str, arguments: dict[str, Any], comm: str
-) -> None:
+@each(("backend", "arguments", "comm"), ASKED)
+def test_a_step_is_planned_as_it_is_run(backend: str, arguments: dict[str, Any], comm: str) -> None:
     seen: set[tuple[Any, ...]] = set()
     stand_in = kernels.Kernel(len, len, lambda spec, inputs: seen.add(call_of(spec, inputs)))
-    monkeypatch.setitem(kernels.KERNELS, backend, stand_in)
     call = made(**arguments, backend=backend)
     a2a, ring = RANKS[comm]
-    for rank in range(ring):
-        cp = ContextParallel(comm, Rank(0, a2a), Rank(rank, ring))
-        selection = select_for_ranks(cp, call, NO_EVIDENCE).require()
-        OnRanks(cp).bind(selection, call)
+    with mock.patch.dict(kernels.KERNELS, {backend: stand_in}):
+        for rank in range(ring):
+            cp = ContextParallel(comm, Rank(0, a2a), Rank(rank, ring))
+            selection = select_for_ranks(cp, call, NO_EVIDENCE).require()
+            OnRanks(cp).bind(selection, call)
     p, offsets = selection.params, CANDIDATES[backend].offsets
     asked = [step_question(p, cp.layout, step) for step in step_shapes(p, cp.layout, offsets)]
     sizes = ("num_heads", "num_gqa_groups", "max_seqlen_q", "max_seqlen_kv", "softmax_type", "return_lse")

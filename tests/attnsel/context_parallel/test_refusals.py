@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from attnsel.debug import FallbackWarning
 from attnsel.errors import ContextParallelError, NoBackendError
 from attnsel.runtime import kernels
 from attnsel.runtime.refusals import evidence
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -55,27 +57,20 @@ def no_memory() -> BaseException:
     return torch.OutOfMemoryError("CUDA out of memory")
 
 
-REFUSED = {
+OTHERS_RUN = {  # the next candidate runs on all ranks, and the evidence says (code, words)
     "prepare on one rank": Trouble("prepare", (1,)),
-    "prepare on both": Trouble("prepare", BOTH),
     "prepare, all_gather": Trouble("prepare", (1,), comm="all_gather"),
-    "prepare, a2a": Trouble("prepare", (1,), comm="a2a", runs="sdpa.math"),
     "backward in the self-check": Trouble("backward", (1,), selfcheck="all"),
     # A kernel that cannot say no in advance is tried before anything is exchanged.
     "forward": Trouble("forward", (1,), prepares=False),
     "forward, a2a, on both": Trouble("forward", BOTH, comm="a2a", prepares=False, runs="sdpa.math"),
-    "backward on both": Trouble("backward", BOTH, prepares=False),
     "backward, a2a": Trouble("backward", (1,), comm="a2a", prepares=False, runs="sdpa.math"),
+    "wrong forward on one rank": Trouble("forward", (0,), None, selfcheck="all"),
+    "wrong backward on both": Trouble("backward", BOTH, None, selfcheck="all"),
 }
-WRONG = {
-    "forward on one rank": Trouble("forward", (0,), None, selfcheck="all"),
-    "backward on both": Trouble("backward", BOTH, None, selfcheck="all"),
-}
-FORCED = {
-    "on one rank": Trouble("prepare", (1,), backend="sdpa.flash"),
-    "on both ranks": Trouble("prepare", BOTH, backend="sdpa.flash"),
-}
-NO_REFUSALS = {
+ERRORS = {
+    "forced, on one rank": Trouble("prepare", (1,), backend="sdpa.flash"),
+    "forced, on both ranks": Trouble("prepare", BOTH, backend="sdpa.flash"),
     "lost device, prepare": Trouble("prepare", (1,), lost),
     "lost device, self-check": Trouble("forward", (1,), lost, selfcheck="all"),
     "interrupt, prepare": Trouble("prepare", BOTH, KeyboardInterrupt),
@@ -116,12 +111,9 @@ def troubled(trouble: Trouble, rank: int) -> Iterator[tuple[list[int], BaseExcep
         lambda *given: reach("backward", tiled.backward(*given)),
         (lambda spec, inputs: reach("prepare", None)) if trouble.prepares else None,
     )
-    loaded = kernels.kernel_of(trouble.kernel)
-    kernels.KERNELS[trouble.kernel] = stand_in
-    try:
+    kernels.kernel_of(trouble.kernel)  # it is loaded before another takes its place
+    with mock.patch.dict(kernels.KERNELS, {trouble.kernel: stand_in}):
         yield calls, error
-    finally:
-        kernels.KERNELS[trouble.kernel] = loaded
 
 
 def attempt(module: Any, trouble: Trouble, rank: int, calls: list[int], error: BaseException | None) -> Found:
@@ -161,27 +153,21 @@ def attempts(rank: int, trouble: Trouble) -> list[Found]:
     return found
 
 
-def one_after_the_other(rank: int) -> tuple[str | None, list[tuple[str, str, str]], Any]:
+def one_after_the_other(rank: int) -> tuple[str | None, set[tuple[str, str, str]], Any]:
     """Each rank's first choice is refused by another kernel's words: all end at the third."""
     attnsel.clear_cache()
     first, second = Trouble("prepare", (0,)), Trouble("prepare", (1,), kernel="sdpa.math")
     with attnsel.override(selfcheck="0"), troubled(first, rank), troubled(second, rank):
         module = CAUSAL.make_module(cp_group=ranks.groups_of("a2a", rank, 2, {}), cp_comm_type="a2a")
         numbers = cases.compute(CAUSAL, module, cases.make(CAUSAL), rank, 2)
-        learnt = [(refusal.candidate, refusal.code, refusal.message) for refusal in evidence().refusals]
+        learnt = {(refusal.candidate, refusal.code, refusal.message) for refusal in evidence().refusals}
         return module.last_selection.backend, learnt, numbers
 
 
 def job(rank: int, size: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {"one after the other": one_after_the_other(rank)}
-    for name, troubles in TABLES.items():
-        for case, trouble in troubles.items():
-            found[f"{name}: {case}"] = attempts(rank, trouble)
-    return found
-
-
-TABLES = {"refused": REFUSED, "wrong": WRONG, "forced": FORCED, "no refusal": NO_REFUSALS}
+    return found | {name: attempts(rank, trouble) for name, trouble in (OTHERS_RUN | ERRORS).items()}
 
 
 @pytest.fixture(scope="module")
@@ -189,16 +175,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return ranks.run(job, 2, tmp_path_factory.mktemp("refusals"))
 
 
-def agree(parts: list[dict[str, torch.Tensor]]) -> None:
-    cases.check(CAUSAL, parts, backend="tiled")
+def agree(parts: Iterable[dict[str, torch.Tensor]]) -> None:
+    cases.check(CAUSAL, list(parts), backend="tiled")
 
 
-def leads_to_the_next(parts: list[list[Found]], trouble: Trouble, code: str, words: str) -> None:
-    first, second, mended = zip(*parts, strict=True)
+@each(("name", "trouble"), OTHERS_RUN.items())
+def test_all_ranks_take_the_next_candidate_and_show_the_reason(
+    found: list[dict[str, Any]], name: str, trouble: Trouble
+) -> None:
+    code, words = ("RUNTIME001", WORDS) if trouble.error else ("RUNTIME002", "is off by")
+    first, second, mended = zip(*(part[name] for part in found), strict=True)
     for call in (first, second):
-        assert [each.error for each in call] == [None, None]
-        assert [each.ran for each in call] == [trouble.runs] * 2
-        agree([each.numbers for each in call])
+        assert [one.error for one in call] == [None, None]
+        assert [one.ran for one in call] == [trouble.runs] * 2
+        agree(one.numbers for one in call)
     for rank, (once, again) in enumerate(zip(first, second, strict=True)):
         assert [(name, kind) for name, kind, _ in once.learnt] == [("sdpa.flash", code)]
         assert words in once.learnt[0][2]
@@ -208,60 +198,38 @@ def leads_to_the_next(parts: list[list[Found]], trouble: Trouble, code: str, wor
         assert [kind for kind, _ in once.reasons] == [code]
         assert words in once.reasons[0][1]
         assert again.warned == []
-    assert sum(len(each.warned) for each in first) == 1, "one rank speaks"
-    assert [each.ran for each in mended] == ["sdpa.flash"] * 2
-
-
-def test_all_ranks_take_the_next_candidate_and_show_the_reason(found: list[dict[str, Any]]) -> None:
-    for name, trouble in REFUSED.items():
-        leads_to_the_next([part[f"refused: {name}"] for part in found], trouble, "RUNTIME001", WORDS)
-
-
-def test_wrong_numbers_on_one_rank_are_found_by_the_self_check(found: list[dict[str, Any]]) -> None:
-    for name, trouble in WRONG.items():
-        leads_to_the_next([part[f"wrong: {name}"] for part in found], trouble, "RUNTIME002", "is off by")
+    assert sum(len(one.warned) for one in first) == 1, "one rank speaks"
+    assert [one.ran for one in mended] == ["sdpa.flash"] * 2
 
 
 def test_two_ranks_that_refuse_different_kernels_meet_at_the_third(found: list[dict[str, Any]]) -> None:
     every = [part["one after the other"] for part in found]
     for ran, learnt, _ in every:
         assert ran == "tiled"
-        assert sorted(learnt) == [(name, "RUNTIME001", WORDS) for name in ("sdpa.flash", "sdpa.math")]
-    agree([numbers for *_, numbers in every])
+        assert learnt == {(name, "RUNTIME001", WORDS) for name in ("sdpa.flash", "sdpa.math")}
+    agree(numbers for *_, numbers in every)
 
 
-@pytest.mark.parametrize("name", FORCED)
-def test_a_forced_candidate_that_refuses_is_an_error_and_teaches_nothing(
-    found: list[dict[str, Any]], name: str
+@each(("name", "trouble"), ERRORS.items())
+def test_what_says_nothing_about_the_kernel_or_leaves_no_other_reaches_the_callers(
+    found: list[dict[str, Any]], name: str, trouble: Trouble
 ) -> None:
-    for rank, (first, second, mended) in enumerate(part[f"forced: {name}"] for part in found):
-        refused = rank in FORCED[name].ranks
-        for each in (first, second):
-            kind, text, _ = each.error
-            assert kind == (NoBackendError if refused else ContextParallelError).__name__
-            if refused:
-                assert "RUNTIME001" in text
-                assert WORDS in " ".join(text.split())
-            else:
-                assert text.startswith("rank 1 of the context parallel group: NoBackendError")
-            assert each.learnt == []
-        assert (second.attempts > first.attempts) == refused
-        assert mended.ran == "sdpa.flash"
-
-
-@pytest.mark.parametrize("name", NO_REFUSALS)
-def test_what_says_nothing_about_the_kernel_reaches_the_callers(
-    found: list[dict[str, Any]], name: str
-) -> None:
-    trouble = NO_REFUSALS[name]
     assert trouble.error is not None
     error = trouble.error()
-    own = type(error).__name__, str(error), True
-    others = f"rank 1 of the context parallel group: {type(error).__name__}: {error}"
-    parts = [part[f"no refusal: {name}"] for part in found]
-    for rank, (first, second, mended) in enumerate(parts):
-        for each in (first, second):
-            told = own if rank in trouble.ranks else (ContextParallelError.__name__, others, False)
-            assert (each.error, each.learnt, each.warned) == (told, [], [])
+    own = NoBackendError.__name__ if trouble.backend else type(error).__name__
+    for rank, (*calls, mended) in enumerate(part[name] for part in found):
+        for one in calls:
+            kind, text, is_the_kernels = one.error
+            assert (one.learnt, one.warned) == ([], [])
+            if rank in trouble.ranks:
+                assert (kind, is_the_kernels) == (own, not trouble.backend)
+                assert str(error) in " ".join(text.split())
+                assert ("RUNTIME001" in text) == bool(trouble.backend)
+            else:
+                assert kind == ContextParallelError.__name__
+                said = "" if trouble.backend else error
+                assert text.startswith(f"rank 1 of the context parallel group: {own}: {said}")
+        if trouble.backend:
+            assert (calls[1].attempts > calls[0].attempts) == (rank in trouble.ranks), "it is tried again"
         assert mended.ran == "sdpa.flash"
-    agree([each[-1].numbers for each in parts])
+    agree(part[name][-1].numbers for part in found)

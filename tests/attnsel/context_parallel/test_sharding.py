@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import attnsel
 import ranks
 from attnsel import InvalidInput
 from attnsel.context_parallel import (
@@ -22,16 +21,11 @@ from attnsel.context_parallel import (
     unshard_packed,
     unshard_sequence,
 )
+from tables import each
 
 torch.set_num_threads(1)
 
 SIZES = st.integers(1, 5)
-
-
-def test_a_rank_holds_an_early_and_a_late_chunk() -> None:
-    x = torch.arange(8)[None]
-    assert shard_sequence(x, (2, 0)).tolist() == [[0, 1, 6, 7]]
-    assert shard_sequence(x, (2, 1)).tolist() == [[2, 3, 4, 5]]
 
 
 @given(size=SIZES, chunk=st.integers(0, 3), dim=st.sampled_from([0, 1, 2, -1, -3]))
@@ -58,14 +52,9 @@ def test_packed_sequences_are_split_each_on_its_own(size: int, chunks: list[int]
     assert torch.equal(unshard_packed(shards, cu_seqlens), x)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@each("size", [1, 2, 3, 8])
 def test_the_order_is_that_of_pytorchs_load_balancers(size: int) -> None:
     balancers = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._load_balancer")
-    length = 6 * size
-    theirs = balancers._HeadTailLoadBalancer(length, size, "cpu")._generate_indices()[0]
-    ours = torch.cat([sequence_positions(length, (size, rank)) for rank in range(size)])
-    assert torch.equal(ours, theirs.long())
-
     lengths = [2 * size, 6 * size, 4 * size]
     theirs = balancers._PerDocumentHeadTailLoadBalancer([lengths], size, "cpu")._generate_indices()[0]
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
@@ -89,7 +78,11 @@ def test_gradients_go_back_to_the_rows() -> None:
 X = torch.zeros(1, 10, 2)
 
 
-@pytest.mark.parametrize(
+def packed(rows: int, cu_seqlens: list[float]) -> Tensor:
+    return shard_packed(X[0, :rows], torch.tensor(cu_seqlens), (2, 0))
+
+
+@each(
     ("call", "told"),
     [
         (lambda: shard_sequence(X, (2, 0)), r"x.shape\[1\] = 10: must be a multiple of 4.* pad to 12"),
@@ -102,30 +95,15 @@ X = torch.zeros(1, 10, 2)
         (lambda: unshard_sequence([X[:, :5], X[:, :5]]), r"x.shape\[1\] = 5: must be even"),
         (lambda: unshard_sequence([X, X[:, :4]]), r"x\[1\].shape = \(1, 4, 2\): must be \(1, 10, 2\)"),
         (lambda: unshard_sequence([]), r"x = \[\]: must hold one tensor per rank"),
-        (
-            lambda: shard_packed(X[0, :8], torch.tensor([0, 2, 8]), (2, 0)),
-            "length of sequence 0 = 2: must be a multiple of 4.*pad to 4",
-        ),
-        (
-            lambda: shard_packed(X[0, :8], torch.tensor([0, 4]), (2, 0)),
-            r"cu_seqlens = \[0, 4\]: must rise .* 8",
-        ),
-        (lambda: shard_packed(X[0, :8], torch.tensor([0.0, 8.0]), (2, 0)), "must be int32 or int64"),
-        (
-            lambda: shard_packed(X[0], torch.tensor([0, 10]), (2, 0)),
-            "rows of x = 10: must be a multiple of 4",
-        ),
+        (lambda: packed(8, [0, 2, 8]), "length of sequence 0 = 2: must be a multiple of 4.*pad to 4"),
+        (lambda: packed(8, [0, 4]), r"cu_seqlens = \[0, 4\]: must rise .* 8"),
+        (lambda: packed(8, [0.0, 8.0]), "must be int32 or int64"),
+        (lambda: packed(10, [0, 10]), "rows of x = 10: must be a multiple of 4"),
     ],
 )
 def test_what_does_not_fit_is_named(call: Any, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         call()
-
-
-def test_importing_the_package_needs_no_torch_name_by_name() -> None:
-    assert "shard_sequence" in dir(attnsel.context_parallel)
-    with pytest.raises(AttributeError, match="no attribute 'shard_squence'"):
-        attnsel.context_parallel.shard_squence  # noqa: B018
 
 
 # ---- two processes ----------------------------------------------------------------------------------
@@ -141,7 +119,8 @@ def work(rank: int, size: int) -> None:
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("cp",))
     torch.manual_seed(0)
     whole = torch.randn(2, 3, 8, 4)
-    mine = {name: shard_sequence(whole, group, 2) for name, group in groups(mesh, rank).items()}
+    groups: dict[str, Any] = {"mesh": mesh, "group": dist.group.WORLD, "default": None, "pair": (WORLD, rank)}
+    mine = {name: shard_sequence(whole, group, 2) for name, group in groups.items()}
     theirs = whole.clone()
     with context_parallel(mesh, buffers=[theirs], buffer_seq_dims=[2], no_restore_buffers={theirs}):
         for name, shard in mine.items():
@@ -169,10 +148,6 @@ def work(rank: int, size: int) -> None:
     assert torch.equal(shard_sequence(whole, wide["cp"], 2), theirs)
     with pytest.raises(InvalidInput, match="one dimension"):
         shard_sequence(whole, wide, 2)
-
-
-def groups(mesh: Any, rank: int) -> dict[str, Any]:
-    return {"mesh": mesh, "group": dist.group.WORLD, "default": None, "pair": (WORLD, rank)}
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no Gloo")

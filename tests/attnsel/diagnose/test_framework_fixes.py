@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import pytest
-
 from attnsel import select
+from attnsel.diagnose import framework_fixes
 from attnsel.diagnose.framework_fixes import TOPICS, fixes, replacement, topics
 from attnsel.diagnose.framework_fixes.ways import WAYS
 from attnsel.dispatchers import Refusal
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
+from tables import each
 
 
 def of(**fields):
     return AttentionParams(**{"num_heads": 8, "max_seqlen_q": 256, "head_dim_qk": 64, **fields})
 
 
-def test_every_way_can_be_written_for_every_call():
-    from attnsel.diagnose import framework_fixes as dialects
+H100 = Environment.describe("H100", torch="2.13.0", cudnn="9.13.0")
 
+
+def test_every_way_can_be_written_for_every_call():
     for p in (of(), of(num_gqa_groups=2, head_dim_v=32), of(head_dim_qk=59), of(window_size=(16, 0))):
         for topic in TOPICS:
             for api in WAYS[topic]:
-                fix = dialects._fix(api, topic, p)
-                assert fix is not None
+                fix = framework_fixes._fix(api, topic, p)
                 assert fix.text
                 assert "{" not in str(fix)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "candidate", "topic", "said"),
     [
         ({"attn_mask_type": "arbitrary"}, "sdpa.flash", "mask", "is_causal=True"),
@@ -43,47 +43,38 @@ def test_every_way_can_be_written_for_every_call():
 )
 def test_reasons_become_lines_to_paste(fields, candidate, topic, said):
     p = of(**fields)
-    asked = select(p, machine())[candidate]
+    asked = select(p, H100)[candidate]
     reasons = (*asked.reasons, *asked.adaptations)
     assert topic in [found for reason in reasons for found in topics(p, reason)]
     assert any(said in str(fix) for fix in fixes("F.scaled_dot_product_attention", p, reasons))
 
 
-def machine() -> Environment:
-    return Environment.describe("H100", torch="2.13.0", cudnn="9.13.0")
-
-
-def test_other_libraries_have_their_own_words():
-    p = of(dtype="fp32")
-    reasons = select(p, machine())["sdpa.flash"].reasons
+def test_a_reason_is_read_by_its_code_or_its_switch_and_a_machine_has_no_fix():
+    p = of(attn_mask_type="arbitrary")
+    for refusal, read in (
+        (Refusal("attn_mask is given", "sdp_utils.cpp", code="SDPA101"), ["mask"]),
+        (Refusal("flash is off", "sdp_utils.cpp", switch="flash=False"), ["switch"]),
+        (Refusal("a GPU of another kind", "sdp_utils.cpp", code="SDPA103"), []),
+    ):
+        assert topics(p, refusal) == read
+    reasons = select(of(), Environment.describe("T4"))["sdpa.flash"].reasons
+    of_the_machine = [reason for reason in reasons if reason.field == "arch"]
+    assert of_the_machine
+    assert not fixes("transformers", of(), of_the_machine)
+    p = of(dtype="fp32")  # other libraries have their own words
+    reasons = select(p, H100)["sdpa.flash"].reasons
     assert "dtype=torch.bfloat16" in str(fixes("transformers", p, reasons)[0])
     assert "torch_dtype=torch.bfloat16" in str(fixes("diffusers", p, reasons)[0])
 
 
-def test_a_refusal_is_read_by_its_code_or_its_switch():
-    p = of(attn_mask_type="arbitrary")
-    by_code = Refusal("attn_mask is given", "sdp_utils.cpp", code="SDPA101")
-    assert topics(p, by_code) == ["mask"]
-    by_switch = Refusal("flash is off", "sdp_utils.cpp", switch="flash=False")
-    assert topics(p, by_switch) == ["switch"]
-    assert topics(p, Refusal("a GPU of another kind", "sdp_utils.cpp", code="SDPA103")) == []
-
-
-def test_a_machine_has_no_fix_in_a_library():
-    p = of()
-    reasons = select(p, Environment.describe("T4"))["sdpa.flash"].reasons
-    assert [reason for reason in reasons if reason.field == "arch"]
-    assert not fixes("transformers", p, [reason for reason in reasons if reason.field == "arch"])
-
-
 def test_the_replacement_names_only_what_is_needed():
-    assert "scale=" not in replacement(of(), scale=0.125).code
-    assert "is_causal=True" in replacement(of(), scale=0.125).code
-    assert "scale=0.5" in replacement(of(), scale=0.5).code
-    assert "unsqueeze(1)" in replacement(of(), scale=0.125, folded=True).code
-    assert "enable_gqa=True" in replacement(of(num_gqa_groups=2), scale=0.125).code
-    assert "causal_lower_right(4, 256)" in (
-        replacement(
-            of(max_seqlen_q=4, max_seqlen_kv=256, attn_mask_type="causal_bottom_right"), scale=0.125
-        ).code
-    )
+    def code(scale=0.125, folded=False, **fields):
+        return replacement(of(**fields), scale=scale, folded=folded).code
+
+    assert "scale=" not in code()
+    assert "is_causal=True" in code()
+    assert "scale=0.5" in code(scale=0.5)
+    assert "unsqueeze(1)" in code(folded=True)
+    assert "enable_gqa=True" in code(num_gqa_groups=2)
+    short = {"max_seqlen_q": 4, "max_seqlen_kv": 256, "attn_mask_type": "causal_bottom_right"}
+    assert "causal_lower_right(4, 256)" in code(**short)

@@ -30,16 +30,11 @@ def _installed() -> Iterator[None]:
 def calls(monkeypatch) -> list[Any]:
     asked: list[Any] = []
     real = function.attend
-
-    def noted(config: Any, *args: Any) -> Any:
-        asked.append(config)
-        return real(config, *args)
-
-    monkeypatch.setattr(function, "attend", noted)
+    monkeypatch.setattr(function, "attend", lambda *given: asked.append(given[0]) or real(*given))
     return asked
 
 
-def test_it_undoes_itself():
+def test_it_undoes_itself(monkeypatch):
     preparation = multiprocessing.spawn.get_preparation_data
     assert shim.install()
     assert not shim.install()
@@ -48,16 +43,12 @@ def test_it_undoes_itself():
     assert not shim.uninstall()
     assert F.scaled_dot_product_attention is ORIGINAL
     assert multiprocessing.spawn.get_preparation_data is preparation
-
-
-def test_what_other_code_put_there_since_stays(monkeypatch):
-    with monkeypatch.context() as undone:
-        undone.setattr(F, "scaled_dot_product_attention", ORIGINAL)
-        shim.install()
-        F.scaled_dot_product_attention = len
-        assert shim.uninstall()
-        assert F.scaled_dot_product_attention is len
-    assert F.scaled_dot_product_attention is ORIGINAL
+    shim.install()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", len)  # what other code put there since stays
+    assert shim.uninstall()
+    assert F.scaled_dot_product_attention is len
+    monkeypatch.undo()
+    F.scaled_dot_product_attention = ORIGINAL
 
 
 def test_two_shims_share_the_spawned_process():
@@ -74,25 +65,7 @@ def test_two_shims_share_the_spawned_process():
 
 
 @pytest.mark.usefixtures("_installed")
-def test_pytorchs_own_modules_use_it(calls):
-    core = torch.nn.MultiheadAttention(16, 2, batch_first=True)
-    x = torch.randn(2, 5, 16)
-    core(x, x, x, need_weights=False)
-    assert len(calls) == 1
-
-
-@pytest.mark.usefixtures("_installed")
-def test_scripted_code_has_pytorchs_operator():
-    @torch.jit.script
-    def program(q: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-
-    q = torch.randn(1, 2, 4, 8)
-    torch.testing.assert_close(program(q), ORIGINAL(q, q, q, is_causal=True))
-
-
-@pytest.mark.usefixtures("_installed")
-def test_tensors_with_a_protocol_of_their_own(calls):
+def test_what_calls_it_and_what_has_a_protocol_of_its_own(calls):
     q = torch.randn(2, 2, 4, 8)
     ragged = torch.nested.as_nested_tensor([q[0], q[1]], layout=torch.jagged)
     assert F.scaled_dot_product_attention(ragged, ragged, ragged).is_nested
@@ -101,3 +74,14 @@ def test_tensors_with_a_protocol_of_their_own(calls):
     with pytest.raises(ValueError, match="CausalBias"):  # PyTorch's own words
         F.scaled_dot_product_attention(q, q, q, causal_upper_left(4, 4), is_causal=True)
     assert calls[-1].attn_mask_type == "causal"
+    core = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(2, 5, 16)
+    asked = len(calls)
+    core(x, x, x, need_weights=False)
+    assert len(calls) == asked + 1
+
+    @torch.jit.script
+    def program(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    torch.testing.assert_close(program(q), ORIGINAL(q, q, q, is_causal=True))

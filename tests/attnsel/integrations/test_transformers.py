@@ -1,256 +1,239 @@
-"""Real models of transformers, small and with random weights: attnsel agrees with their eager attention.
+"""Real models of transformers, small and with random weights: attnsel agrees with their own attention.
 
-Works with transformers 4.5x and 5.x; nothing is downloaded.
+Works with transformers 4.5x and 5.x; nothing is downloaded. transformers is imported by the tests: collecting
+them does not wait for it.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
-from attnsel import InvalidInput
+from attnsel import Environment, InvalidInput, override
+from attnsel.f_sdpa import function
+from attnsel.f_sdpa import shim as f_sdpa_shim
+from attnsel.flash_attn import functions
+from attnsel.flash_attn import shim as flash_attn_shim
+from attnsel.runtime import dispatch
+from emulated_flash_attn import installed
+from tables import each
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-
-from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
-
-from attnsel.integrations.transformers import attention_forward, register
-from attnsel.integrations.visibility import Visible, visible
+torch.set_num_threads(1)
 
 SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 WINDOW = 5
-MODELS = {
-    "Llama": {},
-    "Mistral": {"sliding_window": WINDOW},
+MODELS: dict[str, dict[str, Any]] = {
     "Gemma2": {
-        "head_dim": 16,
-        "sliding_window": WINDOW,
-        "attn_logit_softcapping": 3.0,
-        "query_pre_attn_scalar": 16,
+        "head_dim": 16, "sliding_window": WINDOW, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 16,
     },
-    "GptOss": {
-        "head_dim": 16,
-        "sliding_window": WINDOW,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
+    "GptOss": {"head_dim": 16, "sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
+    "DeepseekV3": {  # multi-head latent attention: 192 for q and k, 128 for v
+        "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
     },
-    # Multi-head latent attention: 192 for q and k, 128 for v.
-    "DeepseekV3": {
-        "num_key_value_heads": 4,
-        "q_lora_rank": 32,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-    },
-}
-OTHERS = [name for name in MODELS if name != "Mistral"]  # its window is Gemma2's
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 64},
+    "Mistral": {"sliding_window": WINDOW},
+    "ModernBert": {"global_attn_every_n_layers": 2},
+}  # fmt: skip
 BATCH, LENGTH = 3, 12
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _registered():
+def hf() -> Iterator[Any]:
+    """transformers, which knows attnsel."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    from attnsel.integrations.transformers import register
+
     register()
-    yield
+    yield transformers
     for interface in (AttentionInterface, AttentionMaskInterface):
         interface._global_mapping.pop("attnsel", None)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("Mistral", marks=pytest.mark.slow), *OTHERS])
-def pair(request):
-    """The same model twice: eager, and attnsel."""
-    return build(request.param)
-
-
-def build(name: str, **changes):
-    config = getattr(transformers, f"{name}Config")(**{**SMALL, **MODELS[name], **changes})
+def build(hf: Any, name: str, implementation: str = "eager", kind: str = "AutoModelForCausalLM") -> Any:
+    config = getattr(hf, f"{name}Config")(**{**SMALL, **MODELS.get(name, {})})
     torch.manual_seed(0)
-    eager = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    for parameter in eager.parameters():
+    model = getattr(hf, kind).from_config(config, attn_implementation=implementation)
+    for parameter in model.parameters():
         # Weights large enough that attention decides something; sinks and biases are no zeros.
         torch.nn.init.normal_(parameter, std=0.15 if parameter.dim() > 1 else 1.0)
-    ours = copy.deepcopy(eager)
-    ours.set_attn_implementation("attnsel")
-    assert ours.config._attn_implementation == "attnsel"
-    return eager.eval(), ours.eval()
+    assert model.config._attn_implementation == implementation
+    return model.eval()
+
+
+SLOW = pytest.param("Mistral", marks=pytest.mark.slow)  # its window is Gemma2's
+
+
+@pytest.fixture(scope="module", params=["Llama", "Gemma2", "GptOss", "DeepseekV3", SLOW])
+def pair(request: pytest.FixtureRequest, hf: Any) -> tuple[Any, Any]:
+    """The same model twice: eager, and attnsel."""
+    return build(hf, request.param), build(hf, request.param, "attnsel")
 
 
 def tokens(batch: int = BATCH) -> torch.Tensor:
-    return torch.randint(1, 64, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
+    return torch.randint(3, 64, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def mask(kind: str) -> torch.Tensor | None:
+def padded(kind: str) -> torch.Tensor | None:
     """[b, s], 1 = real."""
     if kind == "none":
         return None
     real = torch.ones(BATCH, LENGTH, dtype=torch.long)
-    if kind == "full":
-        return real
-    real[0, 7:] = 0
-    real[1, 10:] = 0
+    if kind != "full":
+        real[0, 7:] = 0
+        real[1, 10:] = 0
     if kind == "holes":
         real[2, 3:5] = 0
     return real.flip(1) if kind == "left" else real
 
 
-def assert_agree(wanted, actual, real: torch.Tensor | None = None) -> None:
-    if real is not None:
-        wanted, actual = wanted[real.bool()], actual[real.bool()]
-    assert wanted.std() > 0.1, "constant logits would prove nothing"
-    torch.testing.assert_close(actual, wanted, atol=2e-5, rtol=2e-5)
+def step(model: Any, real: torch.Tensor | None, generates: bool = False) -> dict[str, torch.Tensor]:
+    """Logits of real tokens and all gradients of one step; and what is generated."""
+    model.zero_grad()
+    logits = model(input_ids=tokens(), attention_mask=real).logits
+    kept = logits if real is None else logits[real.bool()]
+    assert kept.std() > 0.1, "constant logits would prove nothing"
+    kept.float().sin().sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    if generates:
+        found["tokens"] = model.generate(tokens(), attention_mask=real, max_new_tokens=5, do_sample=False)
+    return {"logits": kept.detach(), **found}
+
+
+def agree(actual: dict[str, Any], wanted: dict[str, Any], tolerance: float = 2e-5) -> None:
+    assert actual.keys() == wanted.keys()
+    for name, one in wanted.items():
+        limit = 0.0 if name == "tokens" else tolerance * one.abs().max().item() + 1e-6
+        torch.testing.assert_close(actual[name], one, atol=limit, rtol=min(limit, 1e-4), msg=name)
 
 
 # ---- whole models ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "holes"])
+@each("padding", ["none", "left", "holes"])
 def test_logits_and_gradients(pair, padding):
-    real = mask(padding)
-    answers = []
-    for model in pair:
-        model.zero_grad()
-        logits = model(input_ids=tokens(), attention_mask=real, use_cache=False).logits
-        weight = torch.ones(BATCH, LENGTH) if real is None else real.float()
-        (logits.sin().sum(-1) * weight).sum().backward()
-        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        answers.append((logits.detach(), grads))
-    (logits, grads), (ours, our_grads) = answers
-    assert_agree(logits, ours, real)
-    assert grads.keys() == our_grads.keys()
-    for name, grad in grads.items():
-        largest = grad.abs().max().item()
-        torch.testing.assert_close(our_grads[name], grad, atol=2e-5 * largest + 1e-6, rtol=1e-4, msg=name)
+    eager, ours = pair
+    agree(step(ours, padded(padding)), step(eager, padded(padding)))
 
 
-def test_prefill_and_cached_decode(pair):
-    """Eight tokens, three more at once, then one; twice around the window."""
-    real = mask("left")
-    answers = []
-    for model in pair:
-        past, logits = DynamicCache(config=model.config), []
-        for start, end in ((0, 8), (8, 11), (11, 12)):
-            with torch.no_grad():
-                step = model(
-                    input_ids=tokens()[:, start:end],
-                    attention_mask=None if real is None else real[:, :end],
-                    past_key_values=past,
-                    use_cache=True,
-                )
-            logits.append(step.logits)
-        answers.append(torch.cat(logits, 1))
-    assert_agree(*answers, real)
-
-
-def test_generation_with_a_static_cache():
-    """Keys beyond the last row are unwritten memory. (Of one head dimension, so not with DeepseekV3.)"""
-    answers = []
-    for model in build("GptOss"):
-        past = StaticCache(config=model.config, max_cache_len=LENGTH + 4)
+def cached(model: Any, past: Any, ends: tuple[int, ...], real: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits of several steps that share a cache."""
+    logits = []
+    for start, end in pairwise((0, *ends)):
+        given = {} if real is None else {"attention_mask": real[:, :end]}
+        if real is None:
+            given["cache_position"] = torch.arange(start, end)
         with torch.no_grad():
-            whole = model(input_ids=tokens()[:, :9], past_key_values=past, cache_position=torch.arange(9))
-            last = model(input_ids=tokens()[:, 9:10], past_key_values=past, cache_position=torch.tensor([9]))
-        answers.append(torch.cat([whole.logits, last.logits], 1))
-    assert_agree(*answers)
+            one = model(input_ids=tokens()[:, start:end], past_key_values=past, use_cache=True, **given)
+        logits.append(one.logits)
+    return torch.cat(logits, 1)
 
 
-# ---- packed sequences ------------------------------------------------------------------------------------
-
-CUTS = [0, 3, 4, 12]
-
-
-def apart(model) -> torch.Tensor:
-    """Logits of the packed sequences, each on its own."""
-    with torch.no_grad():
-        parts = [model(input_ids=tokens(1)[:, a:b]).logits for a, b in pairwise(CUTS)]
-    return torch.cat(parts, 1)
+def test_prefill_and_cached_decode(pair, hf):
+    """Eight tokens, three more at once, then one; twice around the window."""
+    real = padded("left")
+    wanted, actual = (cached(m, hf.DynamicCache(config=m.config), (8, 11, 12), real) for m in pair)
+    torch.testing.assert_close(actual[real.bool()], wanted[real.bool()], atol=2e-5, rtol=2e-5)
 
 
-def restarting() -> torch.Tensor:
-    return torch.cat([torch.arange(b - a) for a, b in pairwise(CUTS)])[None]
+def test_generation_with_a_static_cache(hf):
+    """Keys beyond the last row are unwritten memory. (Of one head dimension, so not with DeepseekV3.)"""
+    wanted, actual = (
+        cached(model, hf.StaticCache(config=model.config, max_cache_len=LENGTH + 4), (9, 10))
+        for model in (build(hf, "GptOss"), build(hf, "GptOss", "attnsel"))
+    )
+    torch.testing.assert_close(actual, wanted, atol=2e-5, rtol=2e-5)
 
 
 def test_restarting_positions_and_lengths_of_a_collator_are_packed_sequences(pair):
     eager, ours = pair
-    cu = torch.tensor(CUTS, dtype=torch.int32)
+    cuts = [0, 3, 4, 12]
+    cu = torch.tensor(cuts, dtype=torch.int32)
     given = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 8, "max_length_k": 8}
-    wanted = apart(eager)
-    for lengths, use_cache in (({}, False), ({}, True), (given, True)):
-        with torch.no_grad():
-            packed = ours(input_ids=tokens(1), position_ids=restarting(), use_cache=use_cache, **lengths)
-        assert_agree(wanted, packed.logits)
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(cuts)])[None]
+    with torch.no_grad():
+        wanted = torch.cat([eager(input_ids=tokens(1)[:, a:b]).logits for a, b in pairwise(cuts)], 1)
+        for lengths, use_cache in (({}, False), ({}, True), (given, True)):
+            packed = ours(input_ids=tokens(1), position_ids=positions, use_cache=use_cache, **lengths)
+            torch.testing.assert_close(packed.logits, wanted, atol=2e-5, rtol=2e-5)
+
+
+@each(
+    ("name", "component", "version"),
+    [
+        ("flash_attn.2", "flash_attn", "2.8.3"),
+        ("flash_attn.3", "flash_attn_3", "3.0.0"),
+        ("flash_attn.4", "flash_attn_4", "4.0.0b36"),
+    ],
+)
+def test_stand_ins_of_flash_attention_give_what_tiled_gives(hf, monkeypatch, name, component, version):
+    model = build(hf, "Llama", "attnsel").to(torch.bfloat16)
+    with override(allow=("tiled",)):
+        wanted = step(model, padded("right"))
+    env = Environment.describe("H100", cudnn_frontend=None, triton=None, **{component: version})
+    with monkeypatch.context() as patch, installed(int(name[-1]), version), override(allow=(name,)):
+        patch.setattr(dispatch, "environment_of", lambda q: env)
+        dispatch.clear_cache()
+        agree(step(model, padded("right")), wanted, tolerance=0.06)
+    dispatch.clear_cache()
 
 
 # ---- the mask a layer gets -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def layer_masks(monkeypatch):
-    """``layer_masks(model, ...)``: what each layer of an attnsel model gets as attention_mask."""
+def test_what_a_layer_gets_as_its_mask(hf, monkeypatch):
+    from transformers.modeling_utils import AttentionInterface
 
-    def ask(model, **inputs):
-        seen = []
+    from attnsel.integrations.visibility import Visible
 
-        def spy(module, query, key, value, attention_mask, **kwargs):
-            seen.append(attention_mask)
-            return attention_forward(module, query, key, value, attention_mask, **kwargs)
+    seen = []
 
-        monkeypatch.setitem(AttentionInterface._global_mapping, "attnsel", spy)
+    def spy(module, query, key, value, attention_mask, **kwargs):
+        seen.append(attention_mask)
+        return attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+    def of(name, **inputs):
+        seen.clear()
         with torch.no_grad():
-            model(input_ids=tokens(), **inputs)
-        return seen
+            build(hf, name, "attnsel")(input_ids=tokens(), **inputs)
+        return list(seen)
 
-    return ask
-
-
-@pytest.mark.parametrize("kind", ["none", "full"])
-def test_plain_causal_layers_get_no_mask(layer_masks, kind):
-    for use_cache in (False, True):
-        assert layer_masks(build("Llama")[1], attention_mask=mask(kind), use_cache=use_cache) == [None, None]
-
-
-@pytest.mark.parametrize("kind", ["right", "left"])
-def test_padding_arrives_as_lengths(layer_masks, kind):
-    for seen in layer_masks(build("Gemma2")[1], attention_mask=mask(kind)):
-        assert isinstance(seen, Visible)
-        assert seen.cu_seqlens_q.tolist() == seen.cu_seqlens_kv.tolist()
-        assert sorted(seen.cu_seqlens_q.diff().tolist()) == [7, 10, 12]
-        assert (seen.order_kv is None) == (kind == "right")
+    monkeypatch.setitem(AttentionInterface._global_mapping, "attnsel", spy)
+    for kind in ("none", "full"):
+        for use_cache in (False, True):
+            assert of("Llama", attention_mask=padded(kind), use_cache=use_cache) == [None, None]
+    for kind in ("right", "left"):
+        for mask in of("Gemma2", attention_mask=padded(kind)):
+            assert isinstance(mask, Visible)
+            assert mask.cu_seqlens_q.tolist() == mask.cu_seqlens_kv.tolist()
+            assert sorted(mask.cu_seqlens_q.diff().tolist()) == [7, 10, 12]
+            assert (mask.order_kv is None) == (kind == "right")
+    window, whole = of("Gemma2")
+    assert (window.window, whole) == ((WINDOW - 1, -1), None)
 
 
-def test_a_window_arrives_as_a_window(layer_masks):
-    windows = [None if seen is None else seen.window for seen in layer_masks(build("Gemma2")[1])]
-    assert windows == [(WINDOW - 1, -1), None]
+def test_what_is_not_recognised_arrives_as_the_mask_that_sdpa_gets(hf):
+    from attnsel.integrations.visibility import visible
 
-
-def test_what_is_not_recognised_arrives_as_the_mask_that_sdpa_gets():
     def only_even(batch_idx, head_idx, q_idx, kv_idx):
         return kv_idx % 2 == 0
 
-    where = {"cache_position": torch.arange(4), "q_length": 4, "device": "cpu"}
-    if int(transformers.__version__.split(".")[0]) < 5:
+    where: dict[str, Any] = {"q_length": 4, "device": "cpu"}
+    if int(hf.__version__.split(".")[0]) < 5:
         where = {"cache_position": torch.arange(4)}
-    else:
-        del where["cache_position"]
     seen = visible(batch_size=1, kv_length=4, mask_function=only_even, **where)
     assert seen.tolist() == [[[[True, False, True, False]] * 4]]
 
@@ -262,65 +245,143 @@ class Layer(torch.nn.Module):
     is_causal = True
 
 
-def qkv(s_q: int = 4, s_kv: int = 4):
+def attention_forward(*given: Any, **more: Any) -> Any:
+    from attnsel.integrations import transformers
+
+    return transformers.attention_forward(*given, **more)
+
+
+def qkv() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(2)
-    return tuple(torch.randn(2, 2, s, 16, generator=generator) for s in (s_q, s_kv, s_kv))
+    return [torch.randn(2, 2, 4, 16, generator=generator) for _ in range(3)]
 
 
-def reference(q, k, v, added):
-    scores = q @ k.transpose(-1, -2) / 4 + added
-    return (scores.softmax(-1) @ v).transpose(1, 2)
+def reference(added: torch.Tensor) -> torch.Tensor:
+    q, k, v = qkv()
+    return ((q @ k.transpose(-1, -2) / 4 + added).softmax(-1) @ v).transpose(1, 2)
 
 
-def test_a_floating_mask_is_added_and_gets_its_gradient():
+def test_a_floating_mask_is_added_and_a_two_dimensional_one_is_padding():
     bias = torch.randn(2, 1, 4, 4, requires_grad=True)
     out, _ = attention_forward(Layer(), *qkv(), bias)
-    torch.testing.assert_close(out, reference(*qkv(), bias), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out, reference(bias), atol=1e-5, rtol=1e-5)
     (mine,) = torch.autograd.grad(out.sin().sum(), bias)
-    (wanted,) = torch.autograd.grad(reference(*qkv(), bias).sin().sum(), bias)
+    (wanted,) = torch.autograd.grad(reference(bias).sin().sum(), bias)
     torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=1e-4)
-
-
-def test_a_two_dimensional_mask_is_padding():
     real = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]])
     added = torch.zeros(2, 1, 4, 4).masked_fill(real[:, None, None] == 0, -torch.inf)
     out, _ = attention_forward(Layer(), *qkv(), real, is_causal=False)
-    torch.testing.assert_close(out, reference(*qkv(), added), atol=1e-5, rtol=1e-5)
-
-
-def test_dropout_takes_place():
-    torch.manual_seed(0)
+    torch.testing.assert_close(out, reference(added), atol=1e-5, rtol=1e-5)
     with_it, without = (attention_forward(Layer(), *qkv(), None, dropout=p)[0] for p in (0.5, 0.0))
     assert not torch.allclose(with_it, without)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("output_attentions", True), ("head_mask", torch.ones(2)), ("position_bias", torch.ones(1)), ("new", 3)],
-)
-def test_an_argument_that_is_not_known_is_named(name, value):
-    with pytest.raises(InvalidInput) as caught:
-        attention_forward(Layer(), *qkv(), None, **{name: value})
-    assert caught.value.field == name
-    attention_forward(Layer(), *qkv(), None, **{name: None})
+def test_what_is_not_known_or_contradicts_is_named():
+    from attnsel.integrations.transformers import register
+    from attnsel.integrations.visibility import Visible
 
-
-@pytest.mark.parametrize(
-    ("mask", "arguments", "field"),
-    [
+    packed = torch.tensor([0, 8])
+    for mask, arguments, field in (
+        (None, {"output_attentions": True}, "output_attentions"),
+        (None, {"head_mask": torch.ones(2)}, "head_mask"),
+        (None, {"new": 3}, "new"),
         (Visible(True, None, 5, 5), {}, "attention_mask"),
         (torch.ones(2, 2, 4), {}, "attention_mask"),
         (torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]), {"sliding_window": 2}, "attention_mask"),
-        (torch.ones(2, 1, 4, 4, dtype=torch.bool), {"cu_seq_lens_q": torch.tensor([0, 8])}, "cu_seq_lens_q"),
-        (None, {"cu_seq_lens_q": torch.tensor([0, 8], dtype=torch.int32)}, "cu_seq_lens_k"),
-    ],
-)
-def test_what_contradicts_is_named(mask, arguments, field):
-    with pytest.raises(InvalidInput) as caught:
-        attention_forward(Layer(), *qkv(), mask, **arguments)
-    assert caught.value.field == field
-
-
-def test_eager_cannot_be_replaced_because_nobody_looks_it_up():
-    with pytest.raises(InvalidInput, match="eager"):
+        (torch.ones(2, 1, 4, 4, dtype=torch.bool), {"cu_seq_lens_q": packed}, "cu_seq_lens_q"),
+        (None, {"cu_seq_lens_q": packed.int()}, "cu_seq_lens_k"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            attention_forward(Layer(), *qkv(), mask, **arguments)
+        assert caught.value.field == field
+        attention_forward(Layer(), *qkv(), None, **dict.fromkeys(arguments))
+    with pytest.raises(InvalidInput, match="eager"):  # nobody looks it up
         register("eager")
+
+
+# ---- models that know nothing of attnsel -----------------------------------------------------------------
+
+
+@contextmanager
+def counted(module: Any, name: str) -> Iterator[list[Any]]:
+    calls: list[Any] = []
+    real = getattr(module, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, lambda *args, **more: calls.append(args) or real(*args, **more))
+        yield calls
+
+
+def with_f_sdpa_replaced(hf: Any, name: str) -> None:
+    kind = "AutoModelForMaskedLM" if "Bert" in name else "AutoModelForCausalLM"
+    model = build(hf, name, "sdpa", kind)
+    real, generates = padded("left"), "Bert" not in name
+    wanted = step(model, real, generates)
+    with counted(function, "attend") as calls:
+        assert f_sdpa_shim.install()
+        try:
+            found = step(model, real, generates)
+        finally:
+            f_sdpa_shim.uninstall()
+    assert calls, name
+    agree(found, wanted)
+
+
+def test_a_model_with_f_sdpa_replaced(hf):
+    with_f_sdpa_replaced(hf, "Llama")
+
+
+@pytest.mark.slow
+@each("name", ["Mistral", "Qwen3", "Phi3", "GPT2", "OPT", "Bert", "ModernBert"])
+def test_other_models_with_f_sdpa_replaced(hf, name):
+    with_f_sdpa_replaced(hf, name)
+
+
+@pytest.fixture
+def _resolved() -> Iterator[None]:
+    """``flash_attention_2`` is attnsel's functions."""
+    from attnsel.integrations import transformers_flash
+
+    assert flash_attn_shim.install(force=True)
+    assert [transformers_flash.resolve() for _ in range(2)] == ["flash_attention_2"] * 2
+    yield
+    assert transformers_flash.undo()
+    assert not transformers_flash.undo()
+    flash_attn_shim.uninstall()
+
+
+@pytest.mark.usefixtures("_resolved")
+def test_a_training_step_and_generate_with_flash_attention_2(hf, monkeypatch):
+    flash = build(hf, "Llama", "flash_attention_2").to(torch.bfloat16)
+    eager = build(hf, "Llama").to(torch.bfloat16)
+    for side in ("left", "right"):
+        with counted(functions, "forward") as calls:
+            found = step(flash, padded(side), generates=side == "left")
+        assert calls, "transformers called attnsel's functions"
+        agree(found, step(eager, padded(side), generates=side == "left"), tolerance=0.06)
+    monkeypatch.setattr(hf.LlamaForCausalLM, "_supports_flash_attn", False)
+    with pytest.raises(ValueError, match="does not support Flash Attention 2"):
+        build(hf, "Llama", "flash_attention_2")
+
+
+def test_the_checks_are_transformers_own_again(hf):
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.utils import import_utils
+
+    from attnsel.integrations import transformers_flash
+
+    with pytest.raises(InvalidInput, match="flash_attn"):
+        transformers_flash.resolve()  # without the shim
+    checks = {name: getattr(import_utils, name) for name in transformers_flash._ANSWERS}
+    method = PreTrainedModel._flash_attn_can_dispatch
+    flash_attn_shim.install(force=True)
+    transformers_flash.resolve()
+    assert import_utils.is_flash_attn_2_available()
+    assert hf.utils.is_flash_attn_2_available()
+    assert import_utils.is_flash_attn_greater_or_equal("2.3.3")
+    assert not import_utils.is_flash_attn_greater_or_equal("9.0")
+    transformers_flash.undo()
+    flash_attn_shim.uninstall()
+    assert {name: getattr(import_utils, name) for name in checks} == checks
+    assert PreTrainedModel._flash_attn_can_dispatch is method
+    with pytest.raises((ImportError, ValueError), match=r"[Ff]lash"):
+        build(hf, "Llama", "flash_attention_2")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -18,6 +17,7 @@ from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.found import LoggedCall
 from attnsel.diagnose.logs.reader import Entry, entries, lines_of, opened
 from attnsel.errors import InvalidInput
+from tables import each
 
 ERROR = "ValueError: No dot product attention backend is available for the provided inputs. Please run"
 
@@ -30,32 +30,24 @@ def read(*lines: str) -> list[Entry]:
     return list(entries(lines, ("attention", "config"), lambda line: "brackets" if "config=" in line else ""))
 
 
-@pytest.mark.parametrize(
-    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "gbk"]
-)
-def test_the_encoding_is_found(encoding: str) -> None:
-    (call,) = calls(f"{ERROR} 日志\n".encode(encoding, errors="replace"))
-    assert call.findings[0].text == "No dot product attention backend is available for the provided inputs"
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "gbk")
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\n\r\n"])
-def test_lines_end_in_any_way(end: str) -> None:
-    (call,) = calls(f"step 1{end}{ERROR}{end}step 2{end}".encode())
-    assert call.times == 1
+def test_encodings_line_ends_and_gzip_are_found() -> None:
+    logs = [f"{ERROR} 日志\n".encode(encoding, errors="replace") for encoding in ENCODINGS]
+    logs += [f"step 1{end}{ERROR}{end}step 2{end}".encode() for end in ("\n", "\r\n", "\r", "\n\r\n")]
+    logs += [
+        gzip.compress(f"{ERROR}\n".encode()),
+        b"x" * 300_000 + ERROR.encode(),
+    ]  # without an end: in pieces
+    for log in logs:
+        (call,) = calls(log)
+        assert call.times == 1
+        assert call.findings[0].text == ERROR[12:-12], log[:80]
+    assert calls(bytes(range(256)) * 200) == ()
 
 
-def test_gzip_is_unpacked() -> None:
-    assert calls(gzip.compress(f"{ERROR}\n".encode()))
-
-
-def test_a_gzip_that_was_cut_off_is_bad_input(tmp_path: Path) -> None:
-    file = tmp_path / "x.log.gz"
-    file.write_bytes(gzip.compress(os.urandom(5000))[:-200])
-    with pytest.raises(InvalidInput, match="--from-log"), opened(file, "--from-log") as (bytes_, _):
-        gather(lines_of(bytes_, lambda done: None))
-
-
-@pytest.mark.parametrize(
+@each(
     ("line", "stream"),
     [
         ("attention", ""),
@@ -92,15 +84,12 @@ def test_brackets_that_never_close_do_not_swallow_what_follows() -> None:
     assert len(found) == 501  # the entry, and every line as one of its own
 
 
-def test_a_line_without_an_end_is_read_in_pieces() -> None:
-    (call,) = calls(b"x" * 300_000 + ERROR.encode())
-    assert call.times == 1
-
-
-def test_what_cannot_be_opened_is_bad_input() -> None:
-    for path in ("nowhere.log", ".", "a\0b"):
-        with pytest.raises(InvalidInput, match="--from-log"), opened(Path(path), "--from-log"):
-            pass
+def test_what_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
+    cut_off = tmp_path / "x.log.gz"
+    cut_off.write_bytes(gzip.compress(os.urandom(5000))[:-200])
+    for path in ("nowhere.log", ".", "a\0b", cut_off):
+        with pytest.raises(InvalidInput, match="--from-log"), opened(Path(path), "--from-log") as (file, _):
+            gather(lines_of(file, lambda done: None))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no named pipes")
@@ -128,10 +117,6 @@ def test_a_pipe_is_waited_for_until_somebody_writes_and_no_longer(
     with pytest.raises(InvalidInput, match="nobody writes into this pipe"), opened(pipe, "--from-log"):
         pass
     assert len(looks) == 6, "the first look, and one for each second of patience that is left"
-
-
-def test_bytes_that_are_no_text_are_no_calls() -> None:
-    assert calls(bytes(range(256)) * 200) == ()
 
 
 def test_ranks_without_prefixes_that_say_the_same_are_counted() -> None:
@@ -163,28 +148,18 @@ def test_more_different_calls_than_are_told_apart_are_counted() -> None:
     assert (len(found.calls), found.left_out) == (2000, 10)
 
 
-LINE = "[rank{0}]: 2026-01-01 12:00 iteration {1}/100000 | loss 2.{1} | grad norm 0.{1} | elapsed (ms): 12\n"
-
-
-def write_log(file: Path, size: int) -> int:
-    """A training's log of about ``size`` bytes with a refusal in each piece; how many there are."""
-    question = "Running with config={'compute_capability': 'sm90', 'head_dim_qk': 512, 'head_dim_v': 512}"
-    call = (
-        f"[rank0]: {question}\n[rank0]: Disabling FusedAttention as no backend supports the provided input\n"
-    )
-    call += "[rank0]: Selected backend = UnfusedDotProductAttention\n"
-    piece = "".join(LINE.format(n % 8, n) for n in range(9000)) + call
-    count = max(1, size // len(piece))
-    with file.open("w") as out:
-        for _ in range(count):
-            out.write(piece)
-    return count
-
-
 def test_a_long_log_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> None:
+    """A training's log with a refusal in each piece of about half a megabyte."""
+    line = "[rank{0}]: 2026-01-01 12:00 iteration {1}/100000 | loss 2.{1} | elapsed (ms): 12\n"
+    piece = "".join(line.format(n % 8, n) for n in range(7000))
+    piece += (
+        "[rank0]: Running with config={'compute_capability': 'sm90', 'head_dim_qk': 512, 'head_dim_v': 512}\n"
+        "[rank0]: Disabling FusedAttention as no backend supports the provided input\n"
+        "[rank0]: Selected backend = UnfusedDotProductAttention\n"
+    )
     peaks = []
-    for size in (1 << 20, 3 << 20):
-        count = write_log(tmp_path / "x.log", size)
+    for count in (2, 6):
+        (tmp_path / "x.log").write_text(count * piece)
         tracemalloc.start()
         with opened(tmp_path / "x.log", "--from-log") as (file, _):
             (call,) = gather(lines_of(file, lambda done: None)).calls
@@ -192,21 +167,3 @@ def test_a_long_log_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> Non
         tracemalloc.stop()
         assert call.times == count
     assert peaks[1] < peaks[0] + (1 << 18)
-
-
-@pytest.mark.slow
-def test_a_log_of_a_gigabyte_is_read_in_flat_memory(tmp_path: Path) -> None:
-    """By the command, in processes of their own: what their largest memory was."""
-    code = (
-        "import resource, sys; from attnsel.cli import main\n"
-        f"try: main(['explain', '--from-log', {str(tmp_path / 'x.log')!r}])\n"
-        "finally: print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
-    )
-    peaks = []
-    for size in (1 << 20, 1 << 30):
-        count = write_log(tmp_path / "x.log", size)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        said, _, peak = done.stdout.rpartition("PEAK")
-        peaks.append(int(peak))
-    assert f"{count} attention calls in this log, all alike." in said
-    assert peaks[1] < peaks[0] + 16

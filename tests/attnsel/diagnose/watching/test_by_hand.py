@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -50,24 +48,13 @@ def read_wrongly(name):
             wrong.append(f"{name}: {call.unread}")
             continue
         told = {field: getattr(p, field) for field in case.fields if field != "hides_nothing"}
-        told |= {
-            "shape": (
-                p.batch_size,
-                p.num_heads,
-                p.max_seqlen_q,
-                p.max_seqlen_kv,
-                p.head_dim_qk,
-                p.head_dim_v,
-            ),
-            "mask": p.attn_mask_type,
-            "hides_nothing": p.tensors.mask_hides_nothing,
-        }
+        heads = (p.max_seqlen_q, p.max_seqlen_kv, p.head_dim_qk, p.head_dim_v)
+        told |= {"shape": (p.batch_size, p.num_heads, *heads), "mask": p.attn_mask_type}
+        told["hides_nothing"] = p.tensors.mask_hides_nothing
         wanted = {"hides_nothing": False, **case.fields, "shape": case.shape, "mask": case.mask}
         wrong += [f"{name}: {told} is not {wanted}"] * (told != wanted)
         scale = case.shape[4] ** -0.5 if case.scale == -1.0 else case.scale
-        if call.scale is None or scale is None:
-            wrong += [f"{name}: scale {call.scale}"] * (call.scale is not scale)
-        elif not math.isclose(call.scale, scale, rel_tol=1e-5):
+        if call.scale != (scale if None in (scale, call.scale) else pytest.approx(scale, rel=1e-5)):
             wrong.append(f"{name}: scale {call.scale} is not {scale}")
     return wrong
 

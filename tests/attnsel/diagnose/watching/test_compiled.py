@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 import torch._dynamo.utils as dynamo  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from attnsel.diagnose.watching.places import Places  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 
 
@@ -46,6 +47,9 @@ def test_a_compiled_region_is_compiled_once_and_seen_through_aten():
     assert site.calls == 3
     assert "test_compiled.py" in site.where
     assert any("1 region" in line for line in w.recorder.unseen)
+    with watch() as w:
+        by_hand(*(torch.randn(2, 4, 64, 16) for _ in range(3)))
+    assert not w.recorder.unseen, "without a compilation there is nothing to say"
 
 
 def test_training_says_that_its_backward_is_not_counted():
@@ -59,18 +63,14 @@ def test_training_says_that_its_backward_is_not_counted():
     assert any("backward of a compiled region" in note for note in site.notes)
 
 
-@pytest.mark.parametrize("settings", [{}, {"TORCHINDUCTOR_CACHE_DIR": "cache"}], ids=["by its name", "set"])
-def test_a_file_of_inductor_s_cache_is_no_place(settings, tmp_path, monkeypatch):
+def test_a_file_of_inductor_s_cache_is_no_place(tmp_path, monkeypatch):
     """The line that called it is, as for the program's own code made at run time."""
-    from attnsel.diagnose.watching.places import Places
-
-    for name, value in settings.items():
-        monkeypatch.setenv(name, str(tmp_path / value))
-    folder = tmp_path / (settings.get("TORCHINDUCTOR_CACHE_DIR") or "torchinductor_me") / "ab"
-    names = {"here": Places(str(tmp_path)).here}
-    exec(compile("def call():\n    return here()", str(folder / "cab12.py"), "exec"), names)
-    exec(compile("def step():\n\n    return call()", str(tmp_path / "train.py"), "exec"), names)
-    assert names["step"]().where == "train.py:3 step"
+    for folder in ("torchinductor_me", "cache"):  # it is known by its name, or set
+        names = {"here": Places(str(tmp_path)).here}
+        exec(compile("def call():\n    return here()", str(tmp_path / folder / "ab/cab12.py"), "exec"), names)
+        exec(compile("def step():\n\n    return call()", str(tmp_path / "train.py"), "exec"), names)
+        assert names["step"]().where == "train.py:3 step"
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.slow
@@ -90,9 +90,3 @@ def test_inductor(function):
     assert "torchinductor" not in site.where
     fused = any("1 attention pattern written by hand" in line for line in w.recorder.unseen)
     assert fused is (function is by_hand)
-
-
-def test_without_a_compilation_there_is_nothing_to_say():
-    with watch() as w:
-        by_hand(*(torch.randn(2, 4, 64, 16) for _ in range(3)))
-    assert not w.recorder.unseen

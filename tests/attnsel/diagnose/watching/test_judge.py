@@ -1,8 +1,4 @@
-"""What is said to have run is what PyTorch's profiler saw; why it ran is read right, or not told.
-
-Over random calls of F.scaled_dot_product_attention: ranks of q, k, v and of masks, types, layouts, grouped
-heads, what broadcasts, and what a program switches off.
-"""
+"""What is said to have run is what PyTorch's profiler saw; why it ran is read right, or not told."""
 
 from __future__ import annotations
 
@@ -19,17 +15,18 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right  # noqa: E402
 from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
 
 import attnsel  # noqa: E402
 from attnsel.diagnose.watching import judge as judging  # noqa: E402
 from attnsel.environment.versions import Version  # noqa: E402
+from f_sdpa_calls import RandomCall, a_call  # noqa: E402
+from tables import each  # noqa: E402
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
 ZEROS = "aten::zeros"
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 KERNELS = (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION)
 OTHERWISE = "ran otherwise than read"
 
@@ -39,107 +36,42 @@ WITHIN = pytest.mark.skipif(
 )
 
 
-class RandomCall(NamedTuple):
-    """A call, and how a failure names it."""
+class Drawn(NamedTuple):
+    """A call, and what a program switches around it."""
 
-    tensors: tuple[torch.Tensor, ...]
-    arguments: dict[str, Any]
+    call: RandomCall
     around: list[Callable[[], Any]]
 
     def __call__(self) -> torch.Tensor:
         with ExitStack() as stack:
             for enter in self.around:
                 stack.enter_context(enter())
-            return F.scaled_dot_product_attention(*self.tensors, **self.arguments)
-
-    def __str__(self) -> str:
-        def word(value: Any) -> str:
-            if not isinstance(value, torch.Tensor):
-                return str(value)
-            return f"{value.dtype}{list(value.shape)} strides {value.stride()} grad {value.requires_grad}"
-
-        arguments = [f"{name}={word(value)}" for name, value in self.arguments.items()]
-        return "; ".join([*map(word, self.tensors), *arguments, *(str(one) for one in self.around)])
+            return self.call.run()
 
 
-def laid_out(
-    draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype, *, grad: bool = False
-) -> torch.Tensor:
-    """A tensor [.., h, s, d] as people hand them over."""
-    way = draw.choice(["dense", "dense", "bshd", "last", "gaps"]) if len(shape) == 4 else "dense"
-    *lead, h, s, d = (1, *shape) if len(shape) < 3 else shape
-    if way == "bshd":
-        made = torch.zeros(lead[0], s, h, d, dtype=dtype).transpose(1, 2)
-    elif way == "last":  # head_dim is not the last in memory
-        made = torch.zeros(lead[0], h, d, s, dtype=dtype).transpose(2, 3)
-    elif way == "gaps":
-        made = torch.zeros(lead[0], h, s, 2 * d, dtype=dtype)[..., ::2]
-    else:
-        made = torch.zeros(shape, dtype=dtype)
-    return made.detach().requires_grad_(grad)
-
-
-def a_mask(draw: random.Random, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Of rank 2, 3 or 4, with any of its dimensions 1: bool, of the query's type, or float."""
-    rank = draw.choice([2, 3, 4, 4])
-    shape = [draw.choice([size, size, 1]) for size in sizes][4 - rank :]
-    kind = draw.choice([torch.bool, dtype, dtype, torch.float32])
-    return laid_out(draw, tuple(shape), kind, grad=kind is not torch.bool and draw.random() < 0.15)
-
-
-def a_call(draw: random.Random) -> RandomCall:
-    dtype = draw.choice(DTYPES)
-    rank = draw.choice([4] * 8 + [3, 3, 2, 5])
-    b, groups, repeats = draw.choice([1, 2, 3]), draw.choice([1, 2, 3]), draw.choice([1, 1, 1, 2, 4])
-    h = groups * repeats
-    s_q = draw.choice([8] * 6 + [1, 4, 0])
-    s_kv = s_q if draw.random() < 0.6 else draw.choice([8, 8, 12, 1, 0])
-    d = draw.choice([8, 16, 17, 1])
-    d_v = d if draw.random() < 0.9 else 8
-    grad = draw.random() < 0.3
-    lead = {5: (2, b), 4: (b,)}.get(rank, ())
-    lead_kv = (1,) if rank == 4 and draw.random() < 0.1 else lead
-    heads, of_kv = ((h,), (groups,)) if rank > 2 else ((), ())
-    q = laid_out(draw, (*lead, *heads, s_q, d), dtype, grad=grad)
-    k = laid_out(draw, (*lead_kv, *of_kv, s_kv, d), dtype, grad=grad)
-    v = laid_out(draw, (*lead_kv, *of_kv, s_kv, d_v), dtype, grad=grad)
-    arguments: dict[str, Any] = {}
-    if repeats > 1 or draw.random() < 0.2:
-        arguments["enable_gqa"] = draw.random() < 0.8
-    if draw.random() < 0.1:
-        arguments["dropout_p"] = 0.25
-    kind = draw.choice(["none", "causal", "bias", "mask", "mask", "mask"])
-    if kind == "causal":
-        arguments["is_causal"] = True
-    elif kind == "mask":
-        arguments["attn_mask"] = a_mask(draw, (1 if rank == 5 else b, h, s_q, s_kv), dtype)
-    elif kind == "bias" and s_q <= s_kv:
-        corner = draw.choice([causal_upper_left, causal_lower_right])
-        arguments["attn_mask"] = corner(s_q, s_kv)
-    around: list[Callable[[], Any]] = []
-    if draw.random() < 0.15:
-        around.append(partial(sdpa_kernel, draw.sample(KERNELS, draw.randint(1, 2))))
-    if draw.random() < 0.1:
-        around.append(draw.choice([torch.no_grad, torch.inference_mode]))
-    if draw.random() < 0.1:
-        around.append(partial(torch.autocast, "cpu", dtype=torch.bfloat16))
-    return RandomCall((q, k, v), arguments, around)
-
-
-def calls(count: int, seed: int) -> list[RandomCall]:
+def calls(count: int, seed: int) -> list[Drawn]:
     """Calls that compute: those that raise are left out."""
     draw, found = random.Random(seed), []
     while len(found) < count:
-        call = a_call(draw)
+        call = a_call(draw, empty=True)
+        if draw.random() < 0.1:
+            call.options["dropout_p"] = 0.25
+        around: list[Callable[[], Any]] = []
+        if draw.random() < 0.15:
+            around.append(partial(sdpa_kernel, draw.sample(KERNELS, draw.randint(1, 2))))
+        if draw.random() < 0.1:
+            around.append(draw.choice([torch.no_grad, torch.inference_mode]))
+        if draw.random() < 0.1:
+            around.append(partial(torch.autocast, "cpu", dtype=torch.bfloat16))
         try:
-            call()
+            Drawn(call, around)()
         except (RuntimeError, IndexError):
             continue
-        found.append(call)
+        found.append(Drawn(call, around))
     return found
 
 
-def profiled(several: list[RandomCall]) -> list[str]:
+def profiled(several: list[Drawn]) -> list[str]:
     """The operators that ran, as PyTorch's profiler has them: without any mode of attnsel's."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for number, call in enumerate(several):
@@ -177,16 +109,11 @@ def differences(count: int, seed: int) -> tuple[list[str], Counter[str]]:
 
 
 @WITHIN
-def test_what_ran_and_why_is_said_as_the_profiler_saw_it() -> None:
-    found, ran = differences(120, seed=19)
+@pytest.mark.parametrize("count", [120, pytest.param(3000, marks=pytest.mark.slow)])
+def test_what_ran_and_why_is_said_as_the_profiler_saw_it(count: int) -> None:
+    found, ran = differences(count, seed=count)
     assert not found
     assert min(ran[FLASH], ran[MATH], ran[ZEROS]) >= 7
-
-
-@WITHIN
-@pytest.mark.slow
-def test_what_ran_and_why_is_said_as_the_profiler_saw_it_over_three_thousand_calls() -> None:
-    assert not differences(3000, seed=20)[0]
 
 
 def one(*arguments: Any, **named: Any) -> Any:
@@ -197,8 +124,8 @@ def one(*arguments: Any, **named: Any) -> Any:
     return site, " ".join(seen.report().split())
 
 
-def qkv(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(shape).to(dtype) for _ in range(3))
+def qkv(*shape: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape) for _ in range(3))
 
 
 def test_a_mask_of_numbers_is_read_at_any_rank_in_question_and_fix():
@@ -219,21 +146,15 @@ def test_a_mask_of_numbers_is_read_at_any_rank_in_question_and_fix():
         assert ("attn_mask=mask[None]" in site.fix) == (len(shape) == 3)
 
 
-def test_tensors_without_a_batch_go_to_math_and_the_fix_gives_them_one():
+def test_why_math_ran_and_the_fix_that_gives_flash():
     q, k, v = qkv(4, 8, 16)
-    site, told = one(q, k, v)
-    assert (site.candidate, site.best) == ("sdpa.math", "sdpa.flash")
-    assert site.params.num_heads == 4
+    site, told = one(q, k, v)  # without a batch
+    assert (site.candidate, site.best, site.params.num_heads) == ("sdpa.math", "sdpa.flash", 4)
     assert "given in 3 dimensions" in told
     assert site.why[0].startswith("SDPA017")
-    better, _ = one(*(x[None] for x in (q, k, v)))
     assert "(*(x[None] for x in (q, k, v)))[0]" in site.fix
-    assert better.candidate == "sdpa.flash"
-
-
-def test_a_head_that_broadcasts_without_enable_gqa_is_the_reason():
-    q, k, v = torch.randn(2, 8, 16, 16), *qkv(2, 1, 16, 16)[:2]
-    site, told = one(q, k, v)
+    assert one(*(x[None] for x in (q, k, v)))[0].candidate == "sdpa.flash"
+    site, told = one(torch.randn(2, 8, 16, 16), *qkv(2, 1, 16, 16)[:2])  # a head that broadcasts
     assert (site.candidate, site.best) == ("sdpa.math", "sdpa.flash")
     assert "enable_gqa is not set" in site.why[0]
     assert "enable_gqa=True" in site.fix
@@ -265,17 +186,10 @@ def test_where_another_kernel_ran_than_is_read_that_is_said_and_no_reason(monkey
     assert (site.why, site.fix) == ((), "")
 
 
-@pytest.mark.parametrize(
-    ("shapes", "mask"),
-    [
-        (((1, 2, 8, 8), (1, 2, 8, 8)), (3, 2, 8, 8)),
-        (((8, 8), (8, 8)), (1, 8, 8)),
-        (((2, 8, 8),) * 2, (4, 1, 8, 8)),
-    ],
-)
-def test_a_mask_that_plain_torch_raises_for_is_raised_for_under_a_watch(shapes, mask):
+@each(("shape", "mask"), [((1, 2, 8, 8), (3, 2, 8, 8)), ((8, 8), (1, 8, 8)), ((2, 8, 8), (4, 1, 8, 8))])
+def test_a_mask_that_plain_torch_raises_for_is_raised_for_under_a_watch(shape, mask):
     """Under a dispatch mode, math adds a mask in another way, which would take it."""
-    q, k, v = torch.zeros(shapes[0]), torch.zeros(shapes[1]), torch.zeros(shapes[1])
+    q, k, v = torch.zeros(3, *shape)
     with pytest.raises(RuntimeError) as plain:
         F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(mask))
     with attnsel.watch() as seen:
@@ -284,21 +198,6 @@ def test_a_mask_that_plain_torch_raises_for_is_raised_for_under_a_watch(shapes, 
             F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(mask))
     assert str(watched.value) == str(plain.value)
     assert seen.sites == ()
-
-
-def test_half_precision_sums_are_the_same_with_a_mask_of_floats():
-    q, k, v = qkv(1, 2, 8, 8, dtype=torch.bfloat16)
-    mask = torch.randn(1, 8, 8)
-    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        plain = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        with attnsel.watch():
-            torch.ones(2).sum()
-            watched = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
-    assert torch.equal(plain, watched)
 
 
 def test_a_tensor_subclass_can_be_made_while_operators_are_read():

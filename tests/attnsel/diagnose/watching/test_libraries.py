@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import attnsel.flash_attn  # noqa: E402
-from attnsel.diagnose.watching.libraries import te_question, varlen_question  # noqa: E402
+from attnsel.diagnose.watching.libraries import _te_kernel, te_question, varlen_question  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 
 FLASH = """
@@ -68,23 +68,19 @@ def qkv(*shape, **options):
 @pytest.mark.parametrize("early", [True, False])
 def test_flash_attn_imported_before_and_after(packages, early):
     if early:
-        import flash_attn
+        importlib.import_module("flash_attn")
     q, k, v = qkv(2, 16, 4, 8, requires_grad=True)
     with watch() as w:
         flash_attn = importlib.import_module("flash_attn")
         for _ in range(2):
             flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(4, 0)).sum().backward()
         flash_attn.flash_attn_qkvpacked_func(torch.randn(2, 16, 3, 4, 8))
+    flash_attn.flash_attn_func(q, k, v)  # nobody watches by now
     first, second = w.sites
-    assert (first.api, first.forward, first.candidate, first.calls) == (
-        "flash_attn", "flash_attn_func", "flash_attn.2", 2,
-    )  # fmt: skip
-    assert first.backward_calls == 2
+    assert (first.api, first.forward, first.candidate) == ("flash_attn", "flash_attn_func", "flash_attn.2")
+    assert (first.calls, first.backward_calls, first.params.window_size) == (2, 2, (4, 0))
     assert first.params.attn_mask_type == "causal_bottom_right"
-    assert first.params.window_size == (4, 0)
     assert (second.forward, second.params.num_heads) == ("flash_attn_qkvpacked_func", 4)
-    flash_attn.flash_attn_func(q, k, v)
-    assert w.sites[0].calls == 2
 
 
 def test_a_backward_is_counted_where_ctx_has_a_name_of_its_own():
@@ -117,32 +113,26 @@ def test_transformer_engine_says_what_it_chose(packages):
         for _ in range(3):
             module(*qkv(2, 16, 4, 8, dtype=torch.bfloat16))
     (site,) = w.sites
-    assert (site.api, site.forward, site.candidate) == (
-        "TransformerEngine",
-        "FusedAttention (sub-backend 1)",
-        "cudnn",
-    )
+    assert (site.api, site.candidate) == ("TransformerEngine", "cudnn")
+    assert site.forward == "FusedAttention (sub-backend 1)"
     assert (site.calls, site.params.dtype, site.params.attn_mask_type) == (3, "bf16", "causal")
-
-
-def test_te_without_its_parameters_is_said():
+    for chosen, told in (
+        (
+            {"use_flash_attention": True, "flash_attention_backend": "2.8.3"},
+            ("FlashAttention 2.8.3", "flash_attn.2"),
+        ),
+        ({"use_unfused_attention": True}, ("UnfusedDotProductAttention", "")),
+        ({}, ("DotProductAttention", "")),
+    ):
+        assert _te_kernel(chosen) == told
     with pytest.raises(attnsel.InvalidInput, match="attention_params"):
         te_question(None)
 
 
 def test_varlen_is_thd_with_its_window():
     q = torch.randn(24, 4, 16, dtype=torch.bfloat16)
-    cu = torch.tensor([0, 8, 24])
-    given = {
-        "query": q,
-        "key": q,
-        "value": q,
-        "cu_seq_q": cu,
-        "max_q": 16,
-        "max_k": 16,
-        "window_size": (-1, 0),
-    }
-    p = varlen_question(given)
+    given = {"query": q, "key": q, "value": q, "cu_seq_q": torch.tensor([0, 8, 24]), "max_q": 16, "max_k": 16}
+    p = varlen_question({**given, "window_size": (-1, 0)})
     assert (p.qkv_layout, p.batch_size, p.max_seqlen_q) == ("thd_thd_thd", 2, 16)
     assert p.attn_mask_type == "padding_causal_bottom_right"
     assert varlen_question({**given, "window_size": (4, 2)}).window_size == (4, 2)

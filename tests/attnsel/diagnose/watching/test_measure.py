@@ -28,15 +28,11 @@ def steps(count=6):
     return q.grad
 
 
-def test_nothing_is_measured_unless_it_is_asked_for():
-    with watch() as w:
-        steps()
-    assert all(site.seconds is None and site.peak_bytes is None for site in w.sites)
-
-
 def test_time_and_memory_of_each_site(monkeypatch):
     """By a clock that moves by 1 s whenever it is read."""
-    plain = steps()
+    with watch() as unasked:
+        plain = steps()
+    assert all(site.seconds is None and site.peak_bytes is None for site in unasked.sites)
     readings = itertools.count()
     for module in (measure, by_hand_call):
         monkeypatch.setattr(module, "perf_counter", lambda: float(next(readings)))
@@ -65,18 +61,11 @@ def test_of_many_samples_the_median_after_the_warm_up_is_told():
     assert (tally.extra["seconds"], tally.extra["peak_bytes"]) == (2.0, 3)
 
 
-def site(**fields):
+def test_a_gpu_with_figures_has_an_expected_time_of_what_was_measured():
     p = AttentionParams(max_seqlen_q=4096, num_heads=16, head_dim_qk=128, is_training=False)
-    return Site(where="a.py:1 f", api="aten", params=p, forward="x", candidate="sdpa.flash", **fields)
-
-
-def test_a_gpu_with_figures_has_an_expected_time():
+    site = {"where": "a.py:1 f", "api": "aten", "params": p, "forward": "x", "candidate": "sdpa.flash"}
     h100 = Environment.describe("H100")
-    told = with_expectation(site(seconds=1e-3), h100)
-    flops = told.params.flops
-    assert told.expected_seconds == pytest.approx(flops / 989.4e12)
+    assert with_expectation(Site(**site), h100) == Site(**site)
+    told = with_expectation(Site(**site, seconds=1e-3), h100)
+    assert told.expected_seconds == pytest.approx(p.flops / 989.4e12)
     assert told.expected_bytes is None
-
-
-def test_what_was_not_measured_is_not_expected():
-    assert with_expectation(site(), Environment.describe("H100")) == site()

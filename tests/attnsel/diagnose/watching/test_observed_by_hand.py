@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from attnsel.diagnose.watching import by_hand  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
+from tables import each  # noqa: E402
 
 
 class Block(nn.Module):
@@ -78,18 +81,17 @@ def test_reading_ends_and_begins_again_at_new_code(model, monkeypatch):
     assert w.sites[1].calls == 2  # the first one was over before it was read
 
 
+class Counting(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_mode_of_the_program_stays_its_own(model, monkeypatch):
     monkeypatch.setattr(by_hand, "MOST_PRODUCTS", 5)
-
-    class Counting(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.count += 1
-            return func(*args, **(kwargs or {}))
-
-    alone = Counting()
-    with alone:
+    with Counting() as alone:
         trained(model, 2)
     with watch() as w:
         trained(model, 1)
@@ -102,7 +104,7 @@ def test_a_mode_of_the_program_stays_its_own(model, monkeypatch):
     assert not w.recorder.unseen
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@each("mode", [torch.no_grad, torch.inference_mode])
 def test_evaluation(model, mode):
     x = torch.randn(2, 16, 32)
     model.eval()
@@ -110,15 +112,11 @@ def test_evaluation(model, mode):
         plain = model(x)
         with watch() as w:
             watched = [model(x) for _ in range(3)]
+            F.scaled_dot_product_attention(x, x, x)
     assert all(torch.equal(plain, one) for one in watched)
-    assert [(site.api, site.calls, site.params.is_training) for site in w.sites] == [("by hand", 9, False)]
-
-
-def test_f_sdpa_in_inference_mode_names_its_kernel():
-    with torch.inference_mode(), watch() as w:
-        q = torch.randn(2, 4, 8, 16)
-        F.scaled_dot_product_attention(q, q, q)
-    assert [s.forward for s in w.sites] == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
+    hand, sdpa = w.sites
+    assert (hand.api, hand.calls, hand.params.is_training) == ("by hand", 9, False)
+    assert sdpa.forward == "aten::_scaled_dot_product_attention_math"
 
 
 # ---- torch's modules --------------------------------------------------------------------------------
@@ -154,47 +152,46 @@ def test_which_way_nn_multihead_attention_took():
     assert {s.params.num_heads for s in w.sites} == {4}
 
 
-@pytest.mark.parametrize("evaluated", [False, True])
+@each("evaluated", [False, True])
 def test_the_masks_of_nn_multihead_attention_are_the_question(evaluated):
-    """A line for each, as each is a place of its own; padding beats is_causal, and a mask padding."""
+    """Padding beats is_causal, and a mask padding; and they are read by place, as well."""
     mha = nn.MultiheadAttention(32, 4, batch_first=True).train(not evaluated)
     x = torch.randn(2, 8, 32)
     padding = torch.zeros(2, 8, dtype=torch.bool)
     padding[1, 5:] = True
     causal = torch.ones(8, 8, dtype=torch.bool).triu(1)
-
-    def attend(kind, **masks):
-        with watch() as w:
-            mha(x, x, x, need_weights=False, **masks)
-        assert [site.params.attn_mask_type for site in w.sites] == [kind]
-
-    attend("no_mask")
-    attend("padding", key_padding_mask=padding)
-    attend("arbitrary", attn_mask=causal)
-    attend("causal", attn_mask=causal, is_causal=True)
-    attend("arbitrary", attn_mask=causal, key_padding_mask=padding)
-    attend("arbitrary", attn_mask=causal, key_padding_mask=padding, is_causal=True)
-    with watch() as w:  # by place, as well
-        mha(x, x, x, padding, False)
-    assert [site.params.attn_mask_type for site in w.sites] == ["padding"]
+    for kind, *given in (
+        ("no_mask", None, False, None),
+        ("padding", padding, False, None),
+        ("arbitrary", None, False, causal),
+        ("causal", None, False, causal, True, True),
+        ("arbitrary", padding, False, causal),
+        ("arbitrary", padding, False, causal, True, True),
+    ):
+        names = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
+        named = dict(zip(names, given, strict=False))
+        for arguments, more in ((given, {}), ((), named)):
+            with watch() as w:
+                mha(x, x, x, *arguments, **more)
+            assert [site.params.attn_mask_type for site in w.sites] == [kind], named
 
 
 def test_the_sizes_of_nn_multihead_attention_are_the_question():
-    def asked(mha, q, kv):
-        with watch() as w:
-            mha(q, kv, kv, need_weights=False)
-        (site,) = w.sites
-        p = site.params
-        return p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, p.num_heads, p.head_dim_qk, p.attention_dropout
-
     rows, more = torch.randn(2, 8, 32), torch.randn(2, 5, 32)
     plain = nn.MultiheadAttention(32, 4, batch_first=True, dropout=0.25)
-    assert asked(plain, rows, more) == (2, 8, 5, 4, 8, 0.25)
-    assert asked(plain.eval(), rows, more) == (2, 8, 5, 4, 8, 0.0)
-    assert asked(nn.MultiheadAttention(32, 2), rows, torch.randn(5, 8, 32)) == (8, 2, 5, 2, 16, 0.0)
-    assert asked(nn.MultiheadAttention(32, 4), rows[0], more[0]) == (1, 8, 5, 4, 8, 0.0)
     longer = nn.MultiheadAttention(32, 4, batch_first=True, add_bias_kv=True, add_zero_attn=True)
-    assert asked(longer, rows, more) == (2, 8, 7, 4, 8, 0.0)
+    for mha, q, kv, asked in (
+        (plain, rows, more, (2, 8, 5, 4, 8, 0.25)),
+        (copy.deepcopy(plain).eval(), rows, more, (2, 8, 5, 4, 8, 0.0)),
+        (nn.MultiheadAttention(32, 2), rows, torch.randn(5, 8, 32), (8, 2, 5, 2, 16, 0.0)),
+        (nn.MultiheadAttention(32, 4), rows[0], more[0], (1, 8, 5, 4, 8, 0.0)),
+        (longer, rows, more, (2, 8, 7, 4, 8, 0.0)),
+    ):
+        with watch() as w:
+            mha(q, kv, kv, need_weights=False)
+        p = w.sites[0].params
+        sizes = p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, p.num_heads, p.head_dim_qk
+        assert (*sizes, p.attention_dropout) == asked
 
 
 def test_the_masks_of_an_encoder_layer_are_the_question():

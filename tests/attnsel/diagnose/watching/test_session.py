@@ -10,11 +10,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.overrides import BaseTorchFunctionMode  # noqa: E402
 
 import attnsel  # noqa: E402
+from attnsel.diagnose.watching import by_hand as by_hand_module  # noqa: E402
+from attnsel.diagnose.watching.by_hand import MOST_PRODUCTS  # noqa: E402
 from attnsel.diagnose.watching.observe import Call, Recorder  # noqa: E402
 from attnsel.diagnose.watching.places import Places  # noqa: E402
+from tables import each  # noqa: E402
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
@@ -45,7 +48,7 @@ def nothing_stays():
     assert hooks_in_place() == before
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "operator", "candidate"),
     [
         ({}, FLASH, "sdpa.flash"),
@@ -60,29 +63,8 @@ def test_the_operator_that_ran_is_named_and_its_backward_counted(options, operat
             F.scaled_dot_product_attention(q, k, v, **options).sum().backward()
     (site,) = seen.sites
     assert (site.forward, site.candidate) == (operator, candidate)
-    assert (site.calls, site.backward_calls) == (3, 3)
+    assert (site.calls, site.backward_calls, site.params.is_training) == (3, 3, True)
     assert site.where.endswith("test_the_operator_that_ran_is_named_and_its_backward_counted")
-    assert site.params is not None
-    assert site.params.is_training
-
-
-def test_results_gradients_and_random_numbers_are_the_same_bit_for_bit():
-    model = torch.nn.TransformerEncoderLayer(32, 4, dropout=0.1, batch_first=True)
-    x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1))
-
-    def step():
-        torch.manual_seed(3)
-        model.zero_grad()
-        out = F.silu(model(x))
-        out.sum().backward()
-        return [out, *(p.grad for p in model.parameters()), torch.rand(3)]
-
-    plain = step()
-    with attnsel.watch() as seen:
-        watched = step()
-    assert seen.sites
-    for a, b in zip(plain, watched, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_a_call_that_fails_fails_with_its_own_error_and_is_not_counted():
@@ -90,27 +72,8 @@ def test_a_call_that_fails_fails_with_its_own_error_and_is_not_counted():
     with attnsel.watch() as seen, pytest.raises(RuntimeError, match="size"):
         F.scaled_dot_product_attention(q, k[..., :5], v)
     assert seen.sites == ()
-
-
-def test_hooks_go_after_an_exception():
-    before = hooks_in_place()
-    with pytest.raises(ZeroDivisionError), attnsel.watch():
+    with pytest.raises(ZeroDivisionError), attnsel.watch():  # and hooks are gone
         raise ZeroDivisionError
-    assert hooks_in_place() == before
-
-
-def test_an_observer_that_fails_leaves_the_program_alone(monkeypatch):
-    from attnsel.diagnose.watching import sdpa
-
-    def broken(*_):
-        raise LookupError("planned")
-
-    monkeypatch.setattr(sdpa, "question", broken)
-    q, k, v = qkv()
-    expected = F.scaled_dot_product_attention(q, k, v)
-    with attnsel.watch() as seen:
-        assert torch.equal(F.scaled_dot_product_attention(q, k, v), expected)
-    assert any("LookupError: planned" in one for one in seen.watched().process.unseen)
 
 
 def raises(*_):
@@ -188,11 +151,7 @@ def test_what_a_checkpoint_runs_again_in_the_backward_is_counted():
 
 
 def test_a_mode_that_the_program_leaves_open_stays_and_ours_goes():
-    class Mode(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    theirs = Mode()
+    theirs = BaseTorchFunctionMode()
     with attnsel.watch():
         theirs.__enter__()
     assert torch.overrides._get_current_function_mode() is theirs
@@ -225,98 +184,83 @@ def test_the_same_program_on_another_gpu():
     with attnsel.watch() as seen:
         F.scaled_dot_product_attention(q, k, v)
     told = seen.as_dict(gpu="H100")
-    assert told["asked"]["device"]["arch"] == 90
-    assert told["sites"][0]["best"]
+    assert (told["asked"]["device"]["arch"], bool(told["sites"][0]["best"])) == (90, True)
     assert "asked about" in seen.report(gpu="H100")
     with pytest.raises(attnsel.InvalidInput, match="gpu"):
         seen.report(gpu="H1000X")
 
 
+def by_hand(a):
+    """At a place that is not known yet."""
+    scores = torch.softmax(torch.bmm(a, a), -1)
+    torch.bmm(scores, a)
+
+
 def test_reading_ends_where_everything_runs_in_inference_mode():
     """Leaving inference_mode takes away what was entered inside: the mode is entered again."""
-    from attnsel.diagnose.watching.by_hand import MOST_PRODUCTS
-
-    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    a = torch.randn(1, 8, 8)
     with attnsel.watch() as w:
         watcher = w.recorder.state["by_hand"]
         for _ in range(MOST_PRODUCTS + 50):
             with torch.inference_mode():
-                torch.mm(a, b)
-        assert watcher.products == MOST_PRODUCTS
-        assert watcher.mode is None
-        with torch.inference_mode():  # at a place that is not known yet
+                torch.mm(a[0], a[0])
+        assert (watcher.products, watcher.mode) == (MOST_PRODUCTS, None)
+        with torch.inference_mode():
             for _ in range(3):
-                scores = torch.softmax(torch.bmm(a[None], b[None]), -1)
-                torch.bmm(scores, a[None])
+                by_hand(a)
     assert [site.api for site in w.sites] == ["by hand"]
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_reading_ends_where_there_are_operators_and_no_products(monkeypatch):
-    from attnsel.diagnose.watching import by_hand
-
-    monkeypatch.setattr(by_hand, "MOST_OPERATORS", 50)
-    x = torch.randn(8, 8)
+    monkeypatch.setattr(by_hand_module, "MOST_OPERATORS", 50)
+    x = torch.randn(1, 8, 8)
     with attnsel.watch() as w:
         watcher = w.recorder.state["by_hand"]
-        for _ in range(40):
+        for number in range(60):
             x = x + 1
-        assert watcher.mode is not None
-        for _ in range(20):
-            x = x + 1
+            assert not 0 < number < 40 or watcher.mode is not None
         assert watcher.mode is None
-        scores = torch.softmax(torch.bmm(x[None], x[None]), -1)
-        for _ in range(2):
-            scores = torch.softmax(torch.bmm(x[None], scores), -1)
-            torch.bmm(scores, x[None])
+        for _ in range(3):
+            by_hand(x)
     assert [site.api for site in w.sites] == ["by hand"]
-
-
-def test_an_optimizers_step_inside_a_pause_does_not_end_it():
-    parameter = torch.nn.Parameter(torch.randn(1, 2, 8, 16))
-    optimizer = torch.optim.SGD([parameter], 0.1)
-    with attnsel.watch() as w:
-        F.scaled_dot_product_attention(parameter, parameter, parameter).sum().backward()
-        optimizer.step()
-        with w._hooks.paused():
-            optimizer.step()
-            assert torch._C._len_torch_function_stack() == 0
-            F.scaled_dot_product_attention(parameter, parameter, parameter)
-        assert torch._C._len_torch_function_stack() == 1
-    assert torch._C._len_torch_function_stack() == 0
-    assert sum(site.calls for site in w.sites) == 1
 
 
 def test_an_optimizers_step_is_not_watched_and_its_closure_is():
     parameter = torch.nn.Parameter(torch.randn(1, 2, 8, 16))
 
+    def attend():
+        return F.scaled_dot_product_attention(parameter, parameter, parameter).sum()
+
     def step(optimizer, *closure):
         optimizer.zero_grad()
-        F.scaled_dot_product_attention(parameter, parameter, parameter).sum().backward()
+        attend().backward()
         optimizer.step(*closure)
-
-    def closure():
-        return F.scaled_dot_product_attention(parameter, parameter, parameter).sum()
 
     class Broken(torch.optim.SGD):  # type: ignore[name-defined]
         def step(self, closure=None):
             raise ValueError("broken")
 
+    depth = torch._C._len_torch_function_stack
     with attnsel.watch() as w:
         seen = []
         plain = torch.optim.SGD([parameter], lr=0.1)
-        plain.register_step_pre_hook(lambda *_: seen.append(torch._C._len_torch_function_stack()))
+        plain.register_step_pre_hook(lambda *_: seen.append(depth()))
         step(plain)
         step(plain)
-        step(torch.optim.LBFGS([parameter], max_iter=1), closure)
+        step(torch.optim.LBFGS([parameter], max_iter=1), attend)
         with pytest.raises(ValueError, match="broken"):
             step(Broken([parameter], lr=0.1))
         step(plain)
+        with w._hooks.paused():  # a step inside does not end it
+            plain.step()
+            assert depth() == 0
+            attend()
+        assert depth() == 1
     # What runs between a step that raised and the next backward is not seen.
     assert sum(site.calls for site in w.sites) == 5
     assert sum(site.backward_calls for site in w.sites) == 4
     assert 0 in seen
-    assert torch._C._len_torch_function_stack() == 0
     module = sys.modules["torch.optim.optimizer"]
     assert not module._global_optimizer_pre_hooks
     assert not module._global_optimizer_post_hooks
@@ -329,11 +273,11 @@ def test_attnsels_own_functions_say_what_they_chose():
         core(q, q, q).sum().backward()
         attnsel.attention(q, q, q, window_size=(2, 2))
         attnsel.scaled_dot_product_attention(q, q, q, is_causal=True)
-    assert [(site.api, site.candidate, site.calls) for site in w.sites] == [
-        ("attnsel", site.candidate, 1) for site in w.sites
-    ]
-    assert len(w.sites) == 3
+    assert [(site.api, site.calls, site.backward_calls) for site in w.sites] == [
+        ("attnsel", 1, 1), ("attnsel", 1, 0), ("attnsel", 1, 0),
+    ]  # fmt: skip
+    report = w.report()
     for site in w.sites:
-        assert w.report().count(f"{site.candidate}: {site.candidate}") == 0
-    assert all(site.candidate and site.params is not None for site in w.sites)
-    assert [site.backward_calls for site in w.sites] == [1, 0, 0]
+        assert site.candidate
+        assert site.params is not None
+        assert f"{site.candidate}: {site.candidate}" not in report

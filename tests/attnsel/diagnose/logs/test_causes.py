@@ -1,9 +1,12 @@
-"""Public issues of libraries beside TransformerEngine and PyTorch: the cause that the thread ended with.
+"""Public issues of libraries: the cause that the thread ended with.
 
 ``cases/ORG-REPO-NUMBER.txt`` is what the issue shows, typed again and shortened: messages are the libraries',
 and frames, times and names around them are only as long as recognising needs. ``seen`` says what was read:
-the text in the thread; its title or sentence, with the rest in the form in which that release prints it
-("form"); or its facts alone ("facts"), where the thread has no text, or is a silent fall-back.
+the text in the thread ("thread", "text"); its title or sentence, with the rest in the form in which that
+release prints it ("form"); or its facts alone ("facts"), where the thread has no text, or is a silent
+fall-back. Of TransformerEngine and F.scaled_dot_product_attention the end of a thread was read for #1591,
+#1821, #455, PR nari-labs/dia#45 and CompVis#850 only; elsewhere the cause is what the issue's own text says,
+or what the rules say of it.
 """
 
 # ruff: noqa: E501  what libraries print is not broken into lines
@@ -13,14 +16,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.answer import Explained, explained
+from attnsel import AttentionParams, Environment, Policy, select
+from attnsel.backends.registry import CANDIDATES
+from attnsel.diagnose.logs.answer import Answer, Explained, _ways, explained
 from attnsel.diagnose.logs.calls import gather
+from attnsel.diagnose.logs.message import gate
+from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.question import Stated
 from attnsel.diagnose.logs.report import render_text
 from attnsel.diagnose.logs.settled import Variant
 from attnsel.diagnose.logs.texts import FirstOf, text
-
-CASES = Path(__file__).parent / "cases"
+from attnsel.rules import find_rule
 
 
 class Case(NamedTuple):
@@ -96,26 +102,59 @@ ROWS = [
     Case("meta-pytorch-attention-gym-14", "thread", ("131074 bytes", "101376"), ("kernel_options",)),
     Case("unslothai-unsloth-4036", "thread", ("powers of 2, and it is 72",), ("torch 2.7",)),
     Case("pytorch-pytorch-143117", "thread", ("power of 2 of query heads",), ("FORCE_USE_FLEX_ATTENTION",)),
+    # ---- TransformerEngine and its users
+    # A100: packed sequences and 192/128 are beyond cuDNN there.
+    Case("NVIDIA-TransformerEngine-1821", "form", ("thd",), ("sm90",), ("CUDNN160", "CUDNN170", "FLASH212")),
+    # cuDNN 9.10.1 is blocked, and 192/128 trains on Blackwell from 9.11 on.
+    Case("NVIDIA-TransformerEngine-2285", "form", ("blocked",), ("cuDNN to ≥ 9.11.0",), ("CUDNN001", "CUDNN236")),
+    # cu_seqlens_q_padded was given: gaps between sequences.
+    Case("NVIDIA-TransformerEngine-2354", "form", ("gaps between packed",), ("cu_seqlens_q_padded",), ("BUG011",)),
+    # The global layers of Gemma 4 have head_dim 512; the sliding ones run.
+    Case("NVIDIA-TransformerEngine-3006", "form", ("512",), (), ("FLASH210", "FLASH311", "CUDNN233")),
+    # Sinks came with cuDNN 9.13 (CUDNN024); how the thread ended was not read.
+    Case("NVIDIA-TransformerEngine-2318", "form", ("sinks",), ("cuDNN to ≥ 9.13.0",), ("CUDNN024",)),
+    # "lack of support for bprop with head dimension > 128. Please upgrade to cuDNN 9.5+"
+    Case("NVIDIA-TransformerEngine-1591", "facts", ("Backward above head_dim 128",), ("cuDNN to ≥ 9.5.0",), ("CUDNN204",)),
+    # gpt-oss under context parallelism: a2a only (TransformerEngine#2541).
+    Case("NVIDIA-NeMo-Megatron-Bridge-2298", "text", ("a2a only",), ('cp_comm_type="a2a"',), ("CP007",)),
+    Case("NVIDIA-TransformerEngine-455", "form", ("RoPE",), (".contiguous()",)),
+    Case("NVIDIA-TransformerEngine-568", "text", ("falls back to unfused",), ("state the call",)),
+    # attn_flash with a mask, and the memory-efficient kernel switched off by the library.
+    Case("lucidrains-x-transformers-143", "text", ("leaves this kernel out",), ("enable_mem_efficient_sdp",), ("SDPA101",)),
+    Case("Dao-AILab-flash-attention-1321", "text", ("leaves this kernel out",), ("EFFICIENT_ATTENTION",), ("SDPA101",)),
+    Case("clessig-atmorep-17", "form", ("arch is 70",), ("enable_mem_efficient_sdp",), ("SDPA103",)),
+    Case("lucidrains-denoising-diffusion-pytorch-239", "form", ("dtype is fp32",), ("torch.bfloat16",), ("SDPA102",)),
+    Case("mahmoodlab-TITAN-11", "text", ("of the query's type",), ("attn_mask.to(q.dtype)",), ("SDPA016",)),
+    Case("Comfy-Org-ComfyUI-8118", "text", ("tensors.mask is bf16",), ("attn_mask.to(q.dtype)",), ("SDPA016",)),
+    Case("nari-labs-dia-45", "text", ("different types",), ("k.to(q.dtype)",)),
+    Case("CompVis-stable-diffusion-850", "text", ("Windows wheels",), ("nothing breaks",)),
+    Case("pytorch-pytorch-117354", "facts", ("four dimensions",), ("unsqueeze(0)",), ("SDPA017",)),
+    Case("pytorch-pytorch-139424", "form", ("expanded or strided",), (".contiguous()",)),
+    Case("pytorch-torchtitan-1610", "facts", ("head_dim_v is 128",), ("pad head_dim_v",), ("SDPA104",)),
+    Case("Comfy-Org-ComfyUI-15135", "facts", ("writes out the scores",), ("without SDPBackend.MATH",)),
 ]  # fmt: skip
 
 
-def read(log: str) -> Explained:
-    return explained(gather(log.splitlines(keepends=True)), Stated())
+def read(log: str, stated: Stated | None = None) -> Explained:
+    return explained(gather(log.splitlines(keepends=True)), stated or Stated())
 
 
-def words(answered: Explained) -> tuple[str, str, set[str]]:
+def answers_of(file: str) -> tuple[Answer, ...]:
+    return read((Path(__file__).parent / "cases" / f"{file}.txt").read_text(encoding="utf-8")).answers
+
+
+def words(answers: tuple[Answer, ...]) -> tuple[str, str, set[str]]:
     """Causes, what helps, and codes."""
-    causes = [cause for answer in answered.answers for cause in answer.causes]
-    fixes = [fix for answer in answered.answers for fix in answer.fixes]
-    return "\n".join(one.text for one in causes), "\n".join(fixes), {one.code for one in causes}
+    causes = [cause for answer in answers for cause in answer.causes]
+    helps = [fix for answer in answers for fix in (*answer.fixes, *(way.change for way in answer.ways))]
+    return "\n".join(one.text for one in causes), "\n".join(helps), {one.code for one in causes}
 
 
 def answered_wrongly(case):
-    causes, fixes, codes = words(read((CASES / f"{case.file}.txt").read_text()))
+    said = causes, helps, codes = words(answers_of(case.file))
     wrong = [f"{case.file} has no cause {one!r}: {causes}" for one in case.cause if one not in causes]
-    wrong += [f"{case.file} has no fix {one!r}: {fixes}" for one in case.fix if one not in fixes]
+    wrong += [f"{case.file} has no fix {one!r}: {helps}" for one in case.fix if one not in helps]
     wrong += [f"{case.file} lacks {code}: {codes}" for code in set(case.codes) - codes]
-    said = (causes, fixes, codes)
     return wrong + [f"{case.file} says {one!r}" for one in case.never if any(one in part for part in said)]
 
 
@@ -123,58 +162,39 @@ def test_the_cause_is_the_one_that_the_thread_ended_with():
     assert not [wrong for case in ROWS for wrong in answered_wrongly(case)]
 
 
-HEALTHY = {
-    "vllm": """
-INFO 04-17 20:54:09 [__init__.py:239] Automatically detected platform cuda.
+def test_where_nothing_is_wrong_or_known_no_cause_is_told():
+    """#3006: the global layers of Gemma 4 have head_dim 512; the sliding ones run."""
+    sliding, heads = answers_of("NVIDIA-TransformerEngine-3006")
+    assert (sliding.call.times, sliding.causes, heads.call.times) == (2, (), 1)
+    assert {cause.code for cause in heads.causes} >= {"FLASH210", "FLASH311", "CUDNN233"}
+    (outcome,) = answers_of("EvolvingLMMs-Lab-LLaVA-OneVision-2-85")  # and nothing else: how to learn more
+    assert not outcome.rebuilt.described
+    assert (outcome.causes, outcome.ways, outcome.against) == ((), (), ())
+
+
+HEALTHY = """
 INFO 04-17 20:54:12 [cuda.py:367] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER', 'TRITON_ATTN', 'FLEX_ATTENTION'].
 INFO 04-17 20:54:12 [topk_topp_sampler.py:36] Using FlashInfer for top-p & top-k sampling.
 INFO 04-17 20:54:30 [kv_cache_utils.py:634] GPU KV cache size: 182,304 tokens
-INFO 04-17 20:54:41 [gpu_model_runner.py:1686] Graph capturing finished in 11 secs, took 0.51 GiB
-""",
-    "transformers": """
-Loading checkpoint shards: 100%|##########| 4/4 [00:04<00:00,  1.11s/it]
 You have loaded a model with attn_implementation="flash_attention_2"; torch_dtype=torch.bfloat16
 {'loss': 1.8123, 'grad_norm': 0.91, 'learning_rate': 1.9e-05, 'epoch': 0.01}
-{'loss': 1.7901, 'grad_norm': 0.88, 'learning_rate': 1.8e-05, 'epoch': 0.02}
-Saving model checkpoint to out/checkpoint-100
-""",
-    "sglang": """
 [2026-06-15 10:00:01] Attention backend not specified. Use fa3 backend by default.
-[2026-06-15 10:00:03 TP0] Load weight begin. avail mem=77.81 GB
-[2026-06-15 10:00:20] The server is fired up and ready to roll!
-""",
-    "comfyui": """
 Device: cuda:0 NVIDIA GeForce RTX 4090 : cudaMallocAsync
 Using pytorch attention
-got prompt
-100%|##########| 20/20 [00:05<00:00,  3.9it/s]
-Prompt executed in 6.70 seconds
-""",
-    "a traceback that is about something else": """
 Traceback (most recent call last):
-  File "/opt/venv/lib/python3.12/site-packages/transformers/trainer.py", line 2902, in training_step
-    loss = self.compute_loss(model, inputs)
   File "/opt/venv/lib/python3.12/site-packages/flash_attn/flash_attn_interface.py", line 96, in _flash_attn_forward
 ValueError: too many values to unpack (expected 2)
-""",
-    "memory that ran out elsewhere": """
-  File "/opt/venv/lib/python3.12/site-packages/torch/optim/adamw.py", line 171, in _init_group
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB. GPU 0 has a total capacity of 79.11 GiB
-""",
-    "a build of flash-attn": """
-Collecting flash-attn==2.8.3
   Building wheel for flash-attn (setup.py) ... done
 Successfully installed einops-0.8.1 flash-attn-2.8.3
-""",
-}
+  File "/opt/venv/lib/python3.12/site-packages/torch/optim/adamw.py", line 171, in _init_group
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB. GPU 0 has a total capacity of 79.11 GiB
+"""
 
 
 def test_a_log_without_trouble_is_not_blamed():
-    for name, log in HEALTHY.items():
-        found = gather(log.splitlines(keepends=True))
-        told = [one for call in found.calls for one in call.findings if one.kind in ("error", "refusal")]
-        assert not told, name
-        assert not [cause for answer in explained(found, Stated()).answers for cause in answer.causes], name
+    found = gather(HEALTHY.splitlines(keepends=True))
+    assert not [one for call in found.calls for one in call.findings if one.kind in ("error", "refusal")]
+    assert not words(explained(found, Stated()).answers)[0]
 
 
 ALSO = [
@@ -202,38 +222,113 @@ ALSO = [
 
 
 def test_a_message_alone_is_understood():
-    assert not [line for line, cause in ALSO if cause not in words(read(line + "\n"))[0]]
+    assert not [line for line, cause in ALSO if cause not in words(read(line + "\n").answers)[0]]
 
 
 def test_what_the_rest_of_the_log_says_decides():
     said = "RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n"
     older, newer = "the GPU is older", "too old for a Blackwell GPU"
-    unknown = words(read(said))[0]
+    unknown = words(read(said).answers)[0]
     assert older in unknown
     assert newer in unknown
     for card, right, wrong in (("Tesla T4", older, newer), ("NVIDIA GeForce RTX 5090", newer, older)):
         for log in (f"GPU 0: {card}\n{said}", f"{said}GPU 0: {card}\n"):
-            causes = words(read(log))[0]
+            causes = words(read(log).answers)[0]
             assert right in causes
             assert wrong not in causes
 
 
+def test_a_library_without_code_for_the_gpu_is_not_flash_attention():
+    """Unless the log names it: whatever was called holds none, and its installation is to blame."""
+    log = "    out = F.scaled_dot_product_attention(q, k, v)\nRuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    causes, _, codes = words(read(log).answers)
+    assert "the library that was called holds no machine code" in causes
+    assert "INSTALL008" in codes
+
+
 def test_verl_3381_has_no_reason_until_the_call_is_stated():
     """A text without TransformerEngine's reasons: on an A800 they are those of packed 192/128 on Ampere."""
-    log = (CASES / "verl-project-verl-3381.txt").read_text()
-    found = gather(log.splitlines(keepends=True))
-    bare = explained(found, Stated())
+    log = (Path(__file__).parent / "cases/verl-project-verl-3381.txt").read_text()
+    bare = read(log)
     assert "NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2" in render_text(bare, 80)
     assert not bare.answers[0].causes
     call = {"qkv_layout": "thd", "head_dim_qk": 192, "head_dim_v": 128, "attn_mask_type": "padding_causal"}
-    stated = explained(found, Stated(params=call, machine={"gpu": "A800", "cudnn": "9.8.0"}))
-    assert words(stated)[2] & {"CUDNN170", "CUDNN431", "FLASH212"}
+    stated = read(log, Stated(params=call, machine={"gpu": "A800", "cudnn": "9.8.0"}))
+    assert words(stated.answers)[2] & {"CUDNN170", "CUDNN431", "FLASH212"}
 
 
-def test_xformers_shapes_make_the_question():
-    call = read((CASES / "facebookresearch-xformers-1263.txt").read_text()).answers[0].rebuilt.params
-    assert (call.batch_size, call.num_heads, call.max_seqlen_q, call.head_dim_qk) == (2, 8, 498, 32)
-    assert (call.dtype, call.core_attention_bias_type) == ("fp16", "post_scale_bias")
+def test_question_and_machine_are_rebuilt_as_far_as_the_text_goes():
+    (answer,) = answers_of("NVIDIA-TransformerEngine-1821")
+    p, env = answer.rebuilt.params, answer.rebuilt.environment
+    assert (p.qkv_layout, p.head_dim_qk, p.head_dim_v, p.num_heads) == ("thd_thd_thd", 192, 128, 64)
+    assert (env.arch, str(env.cudnn), str(env.flash_attn)) == (80, "9.8.0", "2.7.4")
+    assert str(env.cudnn_frontend) == "1.11.0"  # the one inside TransformerEngine 2.3
+    assert answer.rebuilt.assumed == ()
+    p = answers_of("facebookresearch-xformers-1263")[0].rebuilt.params  # shapes alone
+    assert (p.batch_size, p.num_heads, p.max_seqlen_q, p.head_dim_qk) == (2, 8, 498, 32)
+    assert (p.dtype, p.core_attention_bias_type) == ("fp16", "post_scale_bias")
+    log = "UserWarning: For dense inputs, both fused kernels require query, key and value to have the same batch_size and num_heads. Query.sizes(): [2, 32, 8192, 128], Key sizes(): [2, 8, 8192, 128], Value sizes(): [2, 8, 8192, 128] instead. To broadcast dense inputs, try using unsqueeze and expand_to"
+    p = read(log).answers[0].rebuilt.params
+    assert (p.batch_size, p.num_heads, p.num_gqa_groups, p.max_seqlen_q) == (2, 32, 8, 8192)
+    assert p.head_dim_qk == 128
+    log = "Running with config={'transformer_engine_version': '2.8.0', 'compute_capability': 'sm90',\n 'cudnn_version': '9.10.2', 'head_dim_\nqk': 64,\n 'attn_mask_type': 'causal'}\nDEBUG:x:Selected backend = FusedAttention (sub-backend 1)\n"
+    (answer,) = read(log).answers  # a configuration that was folded is one question
+    assert answer.call.chosen == ("cudnn",)
+    assert answer.rebuilt.params.head_dim_qk == 64
+
+
+def test_four_ways_help_and_none_that_is_not_worth_showing() -> None:
+    """flash_attn.2 would be installed only to come behind others."""
+    p = AttentionParams(head_dim_qk=192, head_dim_v=128)
+    plain = select(p, Environment.describe("H100", cudnn="9.1.0", torch="2.9.1"))
+    assert "flash_attn.2" in [way.candidate for way in plain.unlocks]
+    shown = [way.candidate for way in _ways(plain, list(CANDIDATES))]
+    assert shown == ["cudnn", "flash_attn.3", "flash_attn.4", "sdpa.cudnn"]
+    assert [way.candidate for way in _ways(plain, ["flash_attn.2", "cudnn"])] == ["cudnn"]
+    denied = select(p, Environment.describe("H100", cudnn="9.1.0"), policy=Policy(deny=("flash_attn.3",)))
+    assert not list(_ways(denied, ["flash_attn.3"])), "what a user's policy rules out is no way"
+
+
+SAID = [
+    ("Flash attention requires q,k,v to have the same last dimension and to be less than or equal to 256. Got Query.size(-1): 320, Key.size(-1): 320, Value.size(-1): 320 instead.", "SDPA105"),
+    ("Mem efficient attention requires last dimension of inputs to be divisible by 8. Got Query.size(-1): 59, Key.size(-1): 59, Value.size(-1): 59 instead.", "SDPA203"),
+    ("Flash attention does not support the is_causal flag when seqlen_q != seqlen_k. Got seqlen_q: 1 seqlen_k: 77. If you would like to", "SDPA106"),
+    ("Flash attention currently doesn't support training with head_dim ∈ (192, 224] or (head_dim ∈ (224, 256] and dropout > 0.0) on gpu architectures in the range[sm86, sm89].Attempting to run with dropout set to: 0and head_dim: 216 on a sm 8.6 gpu.", "SDPA107"),
+    ("cuDNN MHA only supports gpu architectures in the range [sm80, sm121]. Attempting to run on a sm 7.5 gpu.", "SDPA303"),
+    ("cuDNN SDPA is not deterministic.", "SDPA325"),
+    ("cudnn SDPA does not support key/value sequence length 1.", "SDPA320"),
+    ("90100 cuDNN version does not support droppout in SDPA (9.11 - 9.13).", "SDPA323"),
+]  # fmt: skip
+_HEADER = {"Flash": "Flash attention", "Mem e": "Memory efficient"}
+
+
+def test_each_warning_of_a_kernel_is_a_rule() -> None:
+    place = "(Triggered internally at ../aten/src/ATen/native/transformers/cuda/sdp_utils.cpp:600.)"
+    for said, code in SAID:
+        header = f"{_HEADER.get(said[:5], 'cuDNN attention')} kernel not used because:"
+        log = f"UserWarning: {header} {place}\nUserWarning: {said} {place}\nRuntimeError: No available kernel. Aborting execution.\n"
+        (answer,) = read(log).answers
+        assert code in {cause.code for cause in answer.causes}, said
+
+
+def test_memory_that_runs_out_counts_below_a_frame_of_attention_only():
+    frame = "    out = F.scaled_dot_product_attention(q, k, v)\n"
+    ran_out = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB.\n"
+    assert read(frame + ran_out).answers
+    assert not read(frame + 400 * "step\n" + ran_out).answers
+    source = "No dot product attention backend is available for the provided inputs."
+    (answer,) = read(f'    raise ValueError("{source}")\nValueError: {source}\n').answers
+    assert answer.call.times == 1, "the source line that a traceback shows and the error are one"
+
+
+def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
+    words = gate(libraries())
+    for library in libraries():
+        for message in library.messages:
+            assert any(word in message.quick.lower() for word in words), message.quick
+            for code in message.codes:
+                find_rule(code)
+            assert message.source or message.kind == "machine", message.quick
 
 
 def test_the_first_message_that_fits_speaks():
@@ -268,7 +363,7 @@ def test_a_long_line_made_to_delay_is_read_all_the_same():
 
 def test_words_of_a_log_are_shown_without_paths_and_controls():
     log = "RuntimeError: Error running sage attention: \x07no file /home/jane/x.so, using pytorch attention instead.\n"
-    causes = words(read(log))[0]
+    causes = words(read(log).answers)[0]
     assert "SageAttention fails (" in causes
     assert "/home/jane" not in causes
     assert "\x07" not in causes
