@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import flash_calls
-import rounding
 from attention_numbers import Choices, cases
 from harness import Case, target_of
+
+import rounding
 
 LENGTHS = (3, 1, 0, 2, 5, 8, 9, 16, 17, 24)
 DENSE = ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func")

@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from rounding import unexplained
 from torch import Tensor
 
 from attnsel import NoBackendError, clear_cache, flash_attn
 from attnsel.debug import FallbackWarning
 from attnsel.flash_attn import FlashAttentionError
+from rounding import unexplained
 
 torch.set_num_threads(1)
 
