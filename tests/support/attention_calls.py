@@ -1,7 +1,7 @@
 """One call of ``attnsel.attention`` from plain values, and what the definition of attention gives for it.
 
-For the runtime's tests and the fuzz targets. A failure's script is rounding.py, reference.py, this file and one
-more line. Shape letters as in the kernels' contract: b, h, g, s_q, s_kv, t (packed rows), d, e.
+For the runtime's tests and the fuzz targets. A failure's script is rounding.py, reference.py, this file and
+one more line. Shape letters as in the kernels' contract: b, h, g, s_q, s_kv, t (packed rows), d, e.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What attention is, written to be obviously right: one sequence at a time, the whole score matrix, autograd.
 
-Shares no code with the backends, whose tests compare against it, as do the fuzz targets. Nothing here is fast.
+Shares no code with the backends; their tests and the fuzz targets compare with it. Nothing here is fast.
 """
 
 from __future__ import annotations
