@@ -60,7 +60,7 @@ def test_transformer_engines_names(name: str, about: LayoutName) -> None:
         q, kv = packed(about.q_format, "hd_hd_hd")[0], packed(about.kv_format, "hd_hd_hd")[1:]
         found = detect(q, *kv, f"{about.q_format}_2{about.kv_format}")
     else:
-        found = detect(*packed(about.q_format, about.group), about.q_format)
+        found = detect(*packed(about.q_format, about.group.replace("sd", "hd")), about.q_format)
     assert (found.name, found.known) == (name, True)
 
 
