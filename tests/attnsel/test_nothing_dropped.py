@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -174,12 +173,12 @@ def module(**arguments: Any) -> DotProductAttention:
     )
 
 
-def selection_of(**arguments: Any) -> Any:
+def selection_of(*given: Tensor, **arguments: Any) -> Any:
     """The choice for a call of ``attention``."""
     seen: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "attend", lambda *given: seen.extend(given))
-        attention(*tensors(), **arguments)
+        patch.setattr(functional, "attend", lambda *handed: seen.extend(handed))
+        attention(*(given or tensors()), **arguments)
     return dispatch.explain(*seen)
 
 
@@ -433,54 +432,17 @@ def test_what_an_argument_does_besides_numbers(
 # ---- the fields of a question -----------------------------------------------------------------------
 
 
-def asked(*given: Any, forward: dict[str, Any] | None = None, **arguments: Any) -> AttentionParams:
-    return module(**arguments).explain(*(given or tensors()), **(forward or {})).params
-
-
-@cache
-def packed() -> AttentionParams:
-    q, k, v = (torch.randn(8, 2, 8) for _ in range(3))
-    gaps = {**PADDED, "cu_seqlens_q_padded": APART, "cu_seqlens_kv_padded": APART}
-    return asked(q, k, v, forward=gaps, qkv_format="thd", attn_mask_type="padding")
-
-
-@cache
-def paged() -> AttentionParams:
+def of_pages() -> AttentionParams:
     pool, table = torch.randn(4, 4, 2, 8), torch.zeros(2, 2, dtype=torch.int32)
     lengths = torch.tensor([0, 6, 12], dtype=torch.int32)
     core = module(attn_mask_type="padding").eval()
     return core.explain(tensors()[0], pool, pool, cu_seqlens_kv=lengths, block_table=table).params
 
 
-@cache
-def biased() -> AttentionParams:
-    bias = torch.randn(2, 1, 6, 6, requires_grad=True)
-    return asked(forward={"core_attention_bias_type": "post_scale_bias", "core_attention_bias": bias})
+def of_a_call(problem: Problem) -> AttentionParams:
+    return selection_of(*problem.qkv(problem.leaves), **problem.arguments).params
 
 
-ALIBI = {"core_attention_bias_type": "alibi", "alibi_slopes": torch.ones(2)}
-# From a call of the public functions, a value that is not the field's default.
-REACHED: dict[str, Callable[[], AttentionParams]] = {
-    **dict.fromkeys(("dtype", "num_heads", "num_gqa_groups", "max_seqlen_q", "max_seqlen_kv"), asked),
-    **dict.fromkeys(("head_dim_qk", "head_dim_v"), asked),
-    **dict.fromkeys(("qkv_layout", "pad_between_seqs"), packed),
-    **dict.fromkeys(("kv_cache", "page_size", "is_training"), paged),
-    "batch_size": lambda: asked(*(t[:1] for t in tensors())),
-    "attn_mask_type": lambda: asked(attn_mask_type="no_mask"),
-    "window_size": lambda: asked(window_size=(2, 0)),
-    "bottom_right_diagonal": lambda: asked(attn_mask_type="causal_bottom_right"),
-    **dict.fromkeys(
-        ("core_attention_bias_type", "core_attention_bias_shape", "core_attention_bias_requires_grad"), biased
-    ),
-    "alibi_slopes_shape": lambda: asked(forward=ALIBI),
-    "softmax_type": lambda: asked(softmax_type="learnable"),
-    "softcap": lambda: asked(softcap=2.0),
-    "attention_dropout": lambda: asked(attention_dropout=0.1),
-    "deterministic": lambda: asked(deterministic=True),
-    "return_lse": lambda: selection_of(return_lse=True).params,
-    "return_max_logit": lambda: asked(return_max_logit=True),
-    "tensors": lambda: asked(*(t[..., ::2] for t in tensors()), kv_channels=4),
-}
 # Planned only: no public call asks it, and no candidate claims to run it.
 PLANNED: dict[str, dict[str, Any]] = {
     "fp8": {"fp8": True, "fp8_meta": {"recipe": {"kind": "delayed", "fp8_dpa": True}}},
@@ -493,13 +455,22 @@ HINTS = {"cuda_graph"}
 
 
 def test_a_call_asks_what_its_arguments_say() -> None:
-    assert {*REACHED, *PLANNED, *HINTS, *TOGETHER} == set(AttentionParams.model_fields)
     # rank: of a question about F.sdpa; attnsel's own tensors have four dimensions
     specs = {"q", "k", "v", "mask", "mask_hides_nothing", "ragged", "lengths_apart", "rank"}
     assert set(Tensors.model_fields) == specs
-    default = AttentionParams()
-    same = [field for field, ask in REACHED.items() if getattr(ask(), field) == getattr(default, field)]
-    assert same == []
+    default, strided = AttentionParams(), {"layouts": ("every second element",) * 3}
+    asked = [of_a_call(case({**given, "grads": "qkv"})) for _, given, _ in PAIRS.values()]
+    learnt = {"bias": ("post_scale_bias", "1 h s_q s_kv", True, None)}
+    flags = ({name: True} for name in ("lse", "max_logit", "deterministic"))
+    asked += [of_a_call(case(more)) for more in (*flags, strided, learnt)]
+    asked += [selection_of(attention_dropout=0.1, is_training=True).params, of_pages()]
+    told = {
+        name
+        for name in AttentionParams.model_fields
+        for p in asked
+        if getattr(p, name) != getattr(default, name)
+    }
+    assert told == set(AttentionParams.model_fields) - {*PLANNED, *HINTS, *TOGETHER}
     read = set().union(*(some for rule in REGISTRY.rules.values() if (some := fields_of(rule)) != ALL))
     assert read >= HINTS | TOGETHER | set(PLANNED)
 

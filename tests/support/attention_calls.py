@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,8 +77,7 @@ FROM_KERNEL = TO_KERNEL | {"sbhd": (2, 0, 1, 3)}
 # ---- tensors ----------------------------------------------------------------------------------------
 
 
-@dataclass
-class Layout:
+class Layout(NamedTuple):
     """How a tensor lies in memory: the shape of what is allocated, and the tensor as a view of it."""
 
     base: Callable[[list[int]], list[int]]
@@ -102,6 +101,10 @@ LAYOUTS = {
     "slice of 1": Layout(lambda s: _with(s, 1, lambda n: n + 2), lambda t, s: t[:, 1 : 1 + s[1]]),
     "one element in": Layout(lambda s: [1 + math.prod(s)], lambda t, s: t[1:].view(s)),
     "eight elements in": Layout(lambda s: [8 + math.prod(s)], lambda t, s: t[8:].view(s)),
+    "expanded by an element": Layout(
+        lambda s: [s[0] + math.prod(s[1:])],
+        lambda t, s: t.as_strided(s, (1, *torch.empty(s[1:], device="meta").stride())),
+    ),
     "expanded 0": Layout(lambda s: _with(s, 0, lambda n: 1), lambda t, s: t.expand(s)),
     "expanded 1": Layout(lambda s: _with(s, 1, lambda n: 1), lambda t, s: t.expand(s)),
     "expanded 2": Layout(lambda s: _with(s, 2, lambda n: 1), lambda t, s: t.expand(s)),
@@ -140,15 +143,21 @@ class Problem:
 
     def memory_rows(self, which: str) -> Tensor:
         """Rows of the caller's tensor that are real, as its leading dimensions [b, s, 1], [s, b, 1], ..."""
-        fmt, lens, sizes = self.case["fmt"], self.case[f"lens_{which}"], self.sizes
+        fmt = self.case["fmt"]
         if fmt == "thd":
-            made = torch.zeros(sizes[f"t_{which}"], 1, dtype=torch.bool)
-            for start, length in zip(starts_of(self.case, which), lens, strict=False):
+            made = torch.zeros(self.sizes[f"t_{which}"], 1, dtype=torch.bool)
+            for start, length in zip(starts_of(self.case, which), self.case[f"lens_{which}"], strict=False):
                 made[start : start + length] = True
             return made
-        lens = [sizes[f"s_{which}"]] * sizes["b"] if lens is None else lens
-        real = torch.arange(sizes[f"s_{which}"]) < torch.tensor(lens, dtype=torch.long).reshape(-1, 1)
+        real = real_rows(self.case, self.sizes, which)
         return {"bshd": real[:, :, None], "sbhd": real.T[:, :, None], "bhsd": real[:, None]}[fmt]
+
+
+def real_rows(case: dict[str, Any], sizes: dict[str, int], which: str) -> Tensor:
+    """Of a dense batch: [b, s]."""
+    lens = case[f"lens_{which}"]
+    lens = [sizes[f"s_{which}"]] * sizes["b"] if lens is None else lens
+    return torch.arange(sizes[f"s_{which}"]) < torch.tensor(lens, dtype=torch.long).reshape(-1, 1)
 
 
 def starts_of(case: dict[str, Any], which: str) -> list[int]:
@@ -232,11 +241,7 @@ def make(case: dict[str, Any]) -> Problem:
     if case["mask"] == "arbitrary":
         tensors["attention_mask"] = normal(named(case["arbitrary"])) > 0.3
     elif case["lengths"] == "masks":
-        pair = [
-            torch.arange(sizes[f"s_{w}"]) >= torch.tensor(case[f"lens_{w}"], dtype=torch.long).reshape(-1, 1)
-            for w in ("q", "kv")
-        ]
-        pair = [m[:, None, None] for m in pair]
+        pair = [~real_rows(case, sizes, which)[:, None, None] for which in ("q", "kv")]
         same = sizes["s_q"] == sizes["s_kv"] and case["lens_q"] == case["lens_kv"]
         tensors["attention_mask"] = pair[0] if same else tuple(pair)
     elif case["lengths"] == "cu_seqlens":
@@ -469,9 +474,13 @@ def one_outcome(problem: Problem) -> tuple[str, str]:
         name = case["backend"]
         if name in (None, "tiled"):
             return "refused", f"nothing can run it: {refused}"
-        codes = [reason.code for reason in refused.selection[name].reasons]
-        if not codes or any(code.startswith("RUNTIME") for code in codes):
+        reasons = refused.selection[name].reasons
+        if not reasons or any(reason.code.startswith("RUNTIME") for reason in reasons):
             return "refused", f"{name} refused while it ran: {refused}"
+        if case["adapt"] != "never" and {reason.field for reason in reasons} <= {
+            f"tensors.{n}" for n in "qkv"
+        }:
+            return "refused", f"{name} refused strides, where a copy was allowed: {refused}"
         return "refused", ""
     except InvalidInput as invalid:
         return "InvalidInput", f"a valid call: {invalid}"

@@ -65,7 +65,6 @@ def scores_of(q: Tensor, k: Tensor) -> Tensor:
 
 add("plain", lambda q, k, v: (q @ k.transpose(-2, -1) / math.sqrt(8)).softmax(-1) @ v)
 add("without a scale", lambda q, k, v: torch.softmax(q @ k.mT, dim=3) @ v, scale=1.0)
-add("scale in q", lambda q, k, v: torch.softmax((q * 8**-0.5) @ k.mT, -1) @ v)
 add("scale in both", lambda q, k, v: torch.softmax((q * 8**-0.25) @ (k * 8**-0.25).mT, -1) @ v)
 add("divided at the end", lambda q, k, v: (e := scores_of(q, k).exp()) @ v / e.sum(-1, keepdim=True))
 add(
@@ -116,23 +115,6 @@ add(
     lambda q, k, v: (torch.tanh(scores_of(q, k) / 30.0) * 30.0).softmax(-1) @ v,
     softcap=30.0,
 )
-
-
-@positive("causal")
-def masked_fill_in_place(q, k, v):
-    scores = q @ k.mT
-    scores *= 8**-0.5
-    scores.masked_fill_(hidden(), -1e9)
-    return scores.softmax(-1) @ v
-
-
-@positive("causal")
-def nano_gpt_tril(q, k, v):
-    """A character model's blocks: a buffer of ones, and rows where it is 0."""
-    tril = torch.tril(torch.ones(16, 16)).view(1, 1, 16, 16)
-    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-    scores = scores.masked_fill(tril[:, :, :6, :6] == 0, INF)
-    return (F.dropout(F.softmax(scores, dim=-1), 0.0) @ v).transpose(1, 2).contiguous().view(2, 6, 24)
 
 
 @positive("causal")
@@ -190,13 +172,6 @@ def grouped_einsum(q, k, v):
 
 
 @positive()
-def lucidrains_einsum(q, k, v):
-    sim = torch.einsum("b h i d, b h j d -> b h i j", q, k) * 8**-0.5
-    sim = sim - sim.amax(dim=-1, keepdim=True).detach()
-    return torch.einsum("b h i j, b h j d -> b h i d", sim.softmax(dim=-1), v)
-
-
-@positive()
 def softmax_over_an_inner_dimension(q, k, v):
     """[b, q, k, h] scores, as some write them for triangles and pairs."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -218,13 +193,6 @@ def bloom_baddbmm(q, k, v):
     slopes = torch.tensor([0.5, 0.25, 0.125]).repeat(2)[:, None, None]
     alibi = slopes * torch.arange(6.0)[None, None, :]
     return alibi.baddbmm(q, k.transpose(1, 2), beta=1.0, alpha=8**-0.5).softmax(-1) @ v
-
-
-@positive(core_attention_bias_type="alibi")
-def alibi_of_distances(q, k, v):
-    slopes = torch.tensor([0.5, 0.25, 0.125]).view(3, 1, 1)
-    bias = slopes * (torch.arange(6)[None, :] - torch.arange(6)[:, None])
-    return torch.softmax(scores_of(q, k) + bias[None], -1) @ v
 
 
 @positive(softmax_type="learnable")
@@ -288,7 +256,6 @@ NEGATIVE["a classifier, then label embeddings"] = lambda: (
 NEGATIVE["cosine similarity"] = lambda: (
     (F.normalize(torch.randn(4, 16)) @ F.normalize(torch.randn(5, 16)).T / 0.07).softmax(-1).argmax(-1)
 )
-NEGATIVE["log_softmax, then a product"] = lambda: F.log_softmax(qkv()[0] @ qkv()[1].mT, dim=-1) @ qkv()[2]
 NEGATIVE["relu and not softmax"] = lambda: F.relu(qkv()[0] @ qkv()[1].mT) @ qkv()[2]
 NEGATIVE["softmax of something else between products"] = lambda: (
     torch.randn(2, 6, 8) @ torch.randn(2, 8, 8),
@@ -300,12 +267,6 @@ NEGATIVE["softmax of something else between products"] = lambda: (
 def tied_language_model_head():
     embedding = nn.Embedding(50, 16)
     return (torch.randn(2, 4, 16) @ embedding.weight.T).softmax(-1) @ embedding.weight
-
-
-@negative
-def router_of_experts():
-    weights, chosen = torch.topk(nn.Linear(16, 4, bias=False)(torch.randn(2, 6, 16)).softmax(-1), 2)
-    return (torch.randn(2, 6, 2, 16) * weights[..., None]).sum(-2), chosen
 
 
 @negative

@@ -285,11 +285,6 @@ def test_wrong_lengths_are_found_when_the_graph_runs() -> None:
         run(*qkv(grad=False), lengths(9, 3))
 
 
-@pytest.mark.slow
-def test_inductor_equals_eager() -> None:
-    assert_eagers(lambda *t: attention(*t, attn_mask_type="causal"), qkv(), 1e-4, backend="inductor")
-
-
 def test_export_keeps_the_call() -> None:
     block, x = Block().eval(), torch.randn(2, 6, 32)
     program = torch.export.export(block, (x,), dynamic_shapes=({1: torch.export.Dim("s", min=2, max=64)},))

@@ -1,9 +1,7 @@
-"""The public calls at the edges: other types, nothing to compute, results beside the output. That a feature
-reaches every kernel: test_nothing_dropped.py; numbers of any call: the fuzz target ``numbers``."""
+"""Calls of other types, and the reasons of those that a kernel has no argument for. That a feature reaches
+every kernel: test_nothing_dropped.py; numbers of any call, empty ones too: the fuzz target ``numbers``."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -54,46 +52,6 @@ def test_rows_without_keys_give_exact_zeros(backend: str) -> None:
         assert (out[:, :2] == 0).all()
         assert (grads[0][:, :2] == 0).all()
         assert all(grad.isfinite().all() for grad in grads)
-
-
-NOTHING = torch.zeros(3, dtype=torch.int32)  # two sequences without a row
-NO_ROWS = {"cu_seqlens_q": NOTHING, "cu_seqlens_kv": NOTHING.clone()}
-
-
-def packed(rows: int, longest: int | None) -> dict[str, Any]:
-    """Unpacking them took a row where there was none. ``rows``: of no sequence."""
-    starts = torch.tensor([0, 0, rows], dtype=torch.int32)
-    gaps = {"cu_seqlens_q_padded": starts, "cu_seqlens_kv_padded": starts}
-    most = {"max_seqlen_q": longest, "max_seqlen_kv": longest}
-    return {"qkv_format": "thd", "attn_mask_type": "padding", **NO_ROWS, **gaps, **most}
-
-
-@each(
-    "backends, q, kv, arguments",
-    [
-        ([None], (0, 5, 2, 8), (0, 5, 2, 8), {}),
-        ([None], (2, 0, 2, 8), (2, 5, 2, 8), {}),
-        ([None], (2, 5, 2, 8), (2, 0, 2, 8), {}),
-        # sdpa.math failed inside: a mask of shape [b, 1, 0, 1] was taken for one row.
-        *[
-            ([None, "sdpa.math", "tiled"], (2, 0, 2, 8), (2, 1, 2, 8), {"attn_mask_type": kind, **NO_ROWS})
-            for kind in ("padding", "padding_causal", "padding_causal_bottom_right")
-        ],
-        ([None, "tiled"], (2, 2, 8), (2, 2, 8), packed(2, None)),
-        ([None, "tiled"], (0, 2, 8), (0, 2, 8), packed(0, 3)),
-        ([None], (0, 3, 2, 8), (0, 3, 2, 8), {"core_attention_bias_type": "alibi",
-                                              "alibi_slopes": torch.ones(0, 2)}),
-    ],
-)  # fmt: skip
-def test_nothing_to_compute_gives_empty_or_zero_results(
-    backends: Any, q: Any, kv: Any, arguments: Any
-) -> None:
-    leaves = [torch.randn(shape, requires_grad=True) for shape in (q, kv, kv)]
-    for backend in backends:
-        out = attention(*leaves, **arguments, backend=backend)
-        assert out.shape == leaves[0].shape
-        assert (out == 0).all()
-        assert (torch.autograd.grad(out.sum(), leaves[0])[0] == 0).all()
 
 
 def test_the_sign_of_the_scale_is_nothing_against_a_kernel() -> None:

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from attention_calls import Problem, carried_out, complaint
 from attnsel import DotProductAttention, Environment, NoBackendError, attention, override
 from attnsel.backends.sdpa import varlen
-from attnsel.runtime import dispatch, kernels
+from attnsel.runtime import dispatch
 from call_cases import PLAIN_AXES, Row, made, rows
 from emulated_flash_attn import installed
 from flash_op import FlashOp
@@ -168,27 +167,6 @@ def test_what_is_saved_may_be_moved(backend: str) -> None:
         assert complaint(problem, carried_out(problem)) == ""
 
 
-COMPILED = [(release, CAUSAL) for release in NEWEST] + [(VARLEN, PACKED), (VARLEN, {"batch": "masks"})]
-
-
-@pytest.mark.parametrize(("backend", "row"), COMPILED, indirect=["backend"])
-def test_a_compiled_step_is_the_eager_one(backend: str, row: Row) -> None:
-    problem = half(row, backend=backend)
-    leaves = problem.qkv(problem.leaves)
-
-    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, **problem.arguments)
-
-    torch.compiler.reset()
-    with override(selfcheck=False):
-        eager = step(*leaves)
-        compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-        out = compiled(*leaves)
-    found, wanted = (torch.autograd.grad(t.float().square().sum(), leaves) for t in (out, eager))
-    assert torch.equal(out, eager)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-3)
-
-
 @pytest.mark.parametrize("backend", [VARLEN], indirect=True)
 def test_dropout_is_drawn_anew_and_two_tensors_of_lengths_are_not_taken_for_one(backend: str) -> None:
     q = torch.randn(1, 9, 2, 8, dtype=torch.float16, requires_grad=True)
@@ -201,22 +179,3 @@ def test_dropout_is_drawn_anew_and_two_tensors_of_lengths_are_not_taken_for_one(
     problem.tensors["cu_seqlens_kv"] = problem.tensors["cu_seqlens_q"].clone()
     with pytest.raises(NoBackendError, match="SDPA602"):  # the kernel would put the diagonal elsewhere
         carried_out(problem)
-
-
-def test_a_package_that_does_not_import_is_passed_over_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip lists it, its extension was built for another PyTorch: the next candidate runs, in one warning."""
-    monkeypatch.setattr(dispatch, "environment_of", lambda q: described("flash_attn.2", "2.8.3"))
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    monkeypatch.setattr(kernels, "KERNELS", {})
-    dispatch.clear_cache()
-    q = torch.randn(1, 9, 2, 8, dtype=torch.float16)
-    try:
-        with (
-            override(allow=("flash_attn.2", "sdpa.math")),
-            pytest.warns(UserWarning, match=r"flash_attn\.2.*No module named"),
-        ):
-            assert attention(q, q, q, attn_mask_type="causal").isfinite().all()
-        with pytest.raises(NoBackendError, match="RUNTIME001"):
-            attention(q, q, q, attn_mask_type="causal", backend="flash_attn.2")
-    finally:
-        dispatch.clear_cache()

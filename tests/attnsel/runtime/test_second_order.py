@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +122,3 @@ def test_over_ranks_the_error_says_what_to_use(tmp_path: Path) -> None:
     for said in ranks.run(over_ranks, 2, tmp_path):
         assert len(said) == 3, said
         assert all("without a cp_group" in text for text in said)
-
-
-def test_compiled_calls_say_that_they_have_none() -> None:
-    q, k, v = make((1, 16, 16, 2, 2, 8, 8))
-    call: Callable[..., Any] = torch.compile(lambda q: attention(q, k, v, backend="tiled"), fullgraph=True)
-
-    def twice() -> None:
-        (grad,) = torch.autograd.grad(call(q).sum(), q, create_graph=True)
-        torch.autograd.grad(grad.pow(2).sum(), q)
-
-    with pytest.raises(RuntimeError, match="double backward"):
-        twice()

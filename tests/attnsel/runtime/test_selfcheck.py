@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import FallbackWarning, SelfCheckWarning
 from attnsel.runtime import bind, kernels, reference, selfcheck
 from attnsel.runtime.refusals import evidence
-from plugin_packages import by_hand, python
 from tables import each
 
 torch.set_num_threads(1)
@@ -173,56 +171,6 @@ def test_the_next_candidate_runs_with_one_warning_that_has_the_figures(
     assert (reason.code, reason.evidence) == ("RUNTIME002", "runtime")
     assert "off by 0.25" in reason.message
     assert "RUNTIME002" in core.explain(*tensors).report()
-
-
-def test_a_wrong_backward_is_caught_under_the_compiler(kernel: Kernel) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    out = compiled(qkv(), attn_mask_type="causal")
-    kernel.wrong["backward"] = lambda g: g._replace(q=g.q * 2.0)
-    with pytest.raises(NoBackendError, match="RUNTIME002"):
-        out.sum().backward()
-    kernel.wrong.clear()
-    clear_cache()
-    tensors, plain = qkv(), qkv()
-    compiled(tensors, attn_mask_type="causal").square().sum().backward()
-    attention(*plain, attn_mask_type="causal", backend="tiled").square().sum().backward()
-    torch.testing.assert_close([t.grad for t in tensors], [t.grad for t in plain])
-    torch._dynamo.reset()
-
-
-PLUGIN_RUNS = """
-import warnings, torch, attnsel
-from attnsel.debug import FallbackWarning
-tensors = [torch.randn(2, 40, 4, 16, requires_grad=True) for _ in "qkv"]
-def run(backend=None):
-    out = attnsel.attention(*tensors, backend=backend)
-    return [out, *torch.autograd.grad(out.square().sum(), tensors)]
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    numbers = run()
-    again = run()
-assert [w.category for w in caught] == [FallbackWarning], [str(w.message) for w in caught]
-assert "acme gave other numbers than tiled: in fp32 dv is off by" in str(caught[0].message), caught[0]
-for ours, theirs in zip([*numbers, *again], 2 * run("tiled"), strict=True):
-    torch.testing.assert_close(ours, theirs)
-"""
-PLUGIN_KERNEL = """
-from attnsel.backends.tiled import kernel as tiled
-def forward(spec, inputs):
-    return tiled.forward(spec, inputs)
-def backward(spec, inputs, result, dout):
-    grads = tiled.backward(spec, inputs, result, dout)
-    return grads._replace(v=grads.v * 0.5)
-"""
-
-
-def test_a_plug_in_without_proof_is_checked_unasked(tmp_path: Path) -> None:
-    line = "PLUGIN = plugin(takes={'cpu', 'fp32', 'training'}, place='before sdpa.flash')\n"
-    site = by_hand(tmp_path, "acme", line, PLUGIN_KERNEL)
-    # Unproven, it would rank below proven kernels: they are switched off.
-    done = python(PLUGIN_RUNS, site, ATTNSEL_DISABLE="sdpa.flash,sdpa.math,sdpa.efficient")
-    assert done.returncode == 0, done.stderr
 
 
 # What passes: in every feature but dropout, the fuzz target ``selfcheck``

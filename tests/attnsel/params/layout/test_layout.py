@@ -123,13 +123,9 @@ def test_a_packed_buffer_inside_a_wider_row_is_a_view_of_it() -> None:
 # Storages, overlap, alignment
 
 
-def test_shared_storages() -> None:
-    assert detect(*packed("bshd", "3hd"), "bshd").shared == ("qkv",)
-    assert detect(*packed("bshd", "hd_2hd"), "bshd").shared == ("kv",)
-    assert detect(*packed("bshd", "hd_hd_hd"), "bshd").shared == ()
-
-
-def test_one_tensor_for_all_three_overlaps() -> None:
+def test_shared_storages_and_overlap() -> None:
+    for group, shared in (("3hd", ("qkv",)), ("hd_2hd", ("kv",)), ("hd_hd_hd", ())):
+        assert detect(*packed("bshd", group), "bshd").shared == shared
     x = torch.empty(B, S, H, D)
     found = detect(x, x, x, "bshd")
     assert (found.name, found.plain) == ("bshd_bshd_bshd", True)
