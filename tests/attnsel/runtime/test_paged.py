@@ -91,7 +91,7 @@ def test_pages_compile_without_a_graph_break(dynamic: bool) -> None:
 
 
 def test_what_cannot_be_is_named_before_anything_runs() -> None:
-    for field, changes in (
+    for field, given in (
         ("block_table[2, 1]", {"pages": ((2, 1), 99)}),
         ("block_table[0, 0]", {"pages": ((0, 0), -1)}),
         ("block_table", {"block_table": torch.zeros(3, 5)}),
@@ -107,7 +107,8 @@ def test_what_cannot_be_is_named_before_anything_runs() -> None:
         ("value_layer.shape", {"v": torch.randn(2, PAGE, G, E)}),
         ("attention_mask", {"attention_mask": torch.zeros(3, 1, 1, 1, dtype=torch.bool)}),
     ):
-        cache, changes = Cache(), dict(changes)
+        cache = Cache()
+        changes: dict[str, Any] = dict(given)
         if "pages" in changes:
             at, page = changes.pop("pages")
             cache.table[at] = page
