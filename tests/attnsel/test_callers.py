@@ -17,6 +17,7 @@ from attnsel.integrations.transformers import attention_forward
 from attnsel.params import AttentionParams
 from attnsel.report.copy_advice import COPIES, advice
 from attnsel.verdicts.verdict import Adaptation
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -87,107 +88,73 @@ def test_compiled_code_speaks_flash_attns_words_as_well() -> None:
     assert "can go to flash_attn_func as [batch, seqlen, ...]" in str(copy.message)
 
 
-def adaptation(name: str) -> Adaptation:
-    changes: dict[str, tuple[tuple[str, Any], ...]] = {
-        "contiguous": (("q", None), ("k", None)),
-        "pad_head_dim_qk": (("head_dim_qk", 80),),
-        "pad_head_dim_v": (("head_dim_v", 80),),
-        "pad_sequence": (("max_seqlen_q", 1024), ("max_seqlen_kv", 1024)),
-        "expand_gqa": (("num_gqa_groups", 8),),
-        "unpack": (),
-    }
-    return Adaptation(name, "copies", 0, changes=changes[name])
-
-
-def question(**fields: Any) -> AttentionParams:
-    sizes = {"num_heads": 8, "num_gqa_groups": 2, "max_seqlen_q": 1000, "head_dim_qk": 72}
-    return AttentionParams(**{**sizes, **fields})
-
-
-FLASH = "attnsel.flash_attn.functions"
+CHANGES: dict[str, tuple[tuple[str, Any], ...]] = {
+    "contiguous": (("q", None), ("k", None)),
+    "pad_head_dim_qk": (("head_dim_qk", 80),),
+    "pad_head_dim_v": (("head_dim_v", 80),),
+    "pad_sequence": (("max_seqlen_q", 1024), ("max_seqlen_kv", 1024)),
+    "expand_gqa": (("num_gqa_groups", 8),),
+    "unpack": (),
+}
 MODEL = "attnsel.integrations.transformers"
+DECODING = {"max_seqlen_q": 1, "max_seqlen_kv": 1000}
 
 
-@pytest.mark.parametrize(
-    ("module", "function", "name", "fields", "words"),
-    [
-        (FLASH, "flash_attn_func", "contiguous", {}, "emit [batch, seqlen, heads, head_dim] in dense memory"),
-        (FLASH, "flash_attn_qkvpacked_func", "contiguous", {}, "dense in memory: flash_attn_func"),
-        (FLASH, "flash_attn_func", "pad_head_dim_qk", {}, "q, k and v 80 wide per head"),
-        (FLASH, "flash_attn_func", "pad_sequence", {}, "pad to 1024 rows at the end where batches are made"),
-        (
-            FLASH,
-            "flash_attn_func",
-            "pad_sequence",
-            {"attn_mask_type": "no_mask"},
-            "cannot be told which rows",
-        ),
-        (FLASH, "flash_attn_func", "expand_gqa", {}, "keep k.repeat_interleave(4, dim=2), and v alike"),
-        (FLASH, "flash_attn_kvpacked_func", "expand_gqa", {}, "keep kv.repeat_interleave(4, dim=3)"),
-        (MODEL, "attention_forward", "pad_head_dim_v", {}, "v_proj and o_proj 80 wide per head"),
-        (MODEL, "attention_forward", "pad_sequence", {}, "pass pad_to_multiple_of=64 to the tokenizer"),
-        (
-            MODEL,
-            "attention_forward",
-            "pad_sequence",
-            {"max_seqlen_q": 1, "max_seqlen_kv": 1000},
-            "StaticCache",
-        ),
-        (
-            MODEL,
-            "attention_forward",
-            "expand_gqa",
-            {},
-            "num_key_value_heads=8, k_proj and v_proj repeated",
-        ),
-        (MODEL, "attention_forward", "unpack", {}, "not DataCollatorWithFlattening"),
-        ("attnsel.module", "forward", "unpack", {}, "qkv_format='bshd' with the same cu_seqlens"),
-    ],
-)
-def test_each_api_has_its_own_way(
-    module: str, function: str, name: str, fields: dict[str, Any], words: str
-) -> None:
-    assert words in advice(adaptation(name), question(**fields), Caller(1, module, function))
+def advised(name: str, function: str, **fields: Any) -> str:
+    module = MODEL if function == "attention_forward" else "attnsel.flash_attn.functions"
+    module = "attnsel.module" if function == "forward" else module
+    sizes = {"num_heads": 8, "num_gqa_groups": 2, "max_seqlen_q": 1000, "head_dim_qk": 72}
+    adaptation = Adaptation(name, "copies", 0, changes=CHANGES[name])
+    return advice(adaptation, AttentionParams(**{**sizes, **fields}), Caller(1, module, function))
 
 
-@pytest.mark.parametrize("module", [FLASH, MODEL])
-def test_nobody_is_told_to_set_what_their_api_has_not(module: str) -> None:
-    foreign = ["qkv_format", "bshd", "cu_seqlens", "adapt=", *(["softmax_scale"] if module == MODEL else [])]
+@each("function, name, fields, words", [
+    ("flash_attn_func", "contiguous", {}, "emit [batch, seqlen, heads, head_dim] in dense memory"),
+    ("flash_attn_qkvpacked_func", "contiguous", {}, "dense in memory: flash_attn_func"),
+    ("flash_attn_func", "pad_head_dim_qk", {}, "q, k and v 80 wide per head"),
+    ("flash_attn_func", "pad_sequence", {}, "pad to 1024 rows at the end where batches are made"),
+    ("flash_attn_func", "pad_sequence", {"attn_mask_type": "no_mask"}, "cannot be told which rows"),
+    ("flash_attn_func", "expand_gqa", {}, "keep k.repeat_interleave(4, dim=2), and v alike"),
+    ("flash_attn_kvpacked_func", "expand_gqa", {}, "keep kv.repeat_interleave(4, dim=3)"),
+    ("attention_forward", "pad_head_dim_v", {}, "v_proj and o_proj 80 wide per head"),
+    ("attention_forward", "pad_sequence", {}, "pass pad_to_multiple_of=64 to the tokenizer"),
+    ("attention_forward", "pad_sequence", DECODING, "StaticCache"),
+    ("attention_forward", "expand_gqa", {}, "num_key_value_heads=8, k_proj and v_proj repeated"),
+    ("attention_forward", "unpack", {}, "not DataCollatorWithFlattening"),
+    ("forward", "unpack", {}, "qkv_format='bshd' with the same cu_seqlens"),
+])  # fmt: skip
+def test_each_api_has_its_own_way(function: str, name: str, fields: dict[str, Any], words: str) -> None:
+    assert words in advised(name, function, **fields)
+
+
+def test_nobody_is_told_to_set_what_their_api_has_not() -> None:
+    foreign = ["qkv_format", "bshd", "cu_seqlens", "adapt="]
     for name in COPIES:
-        text = advice(adaptation(name), question(), Caller(1, module, "flash_attn_varlen_func"))
-        assert [word for word in foreign if word in text] == [], name
+        for function, words in (
+            ("flash_attn_varlen_func", foreign),
+            ("attention_forward", [*foreign, "softmax_scale"]),
+        ):
+            text = advised(name, function)
+            assert [word for word in words if word in text] == [], name
 
 
-def made_in(module: str, source: str, **known: Any) -> Callable[[], Any]:
-    """The function ``f`` of ``source``, as if a module of that name held it."""
-    space: dict[str, Any] = {"__name__": module, **known}
-    exec(source, space)
-    made: Callable[[], Any] = space["f"]
-    return made
-
-
-def below(modules: tuple[str, ...]) -> Callable[[], Any]:
-    """A warning, below calls through these modules."""
+@each("modules, module", [
+    (("attnsel.functional", "attnsel.debug"), "attnsel.functional"),
+    (("torch.nn", "attnsel.module", "attnsel.debug"), "attnsel.module"),
+    (("", "torch.compiler", "attnsel.runtime.compiled"), "attnsel.runtime.compiled"),
+    (("transformers.models.llama", "torch.nn", MODEL, "attnsel.debug"), MODEL),
+])  # fmt: skip
+def test_torch_and_transformers_are_no_callers(modules: tuple[str, ...], module: str) -> None:
+    """A warning, below calls through functions as if modules of these names held them."""
     warn = (
         "def f():\n    who = caller()\n    warnings.warn('here', stacklevel=who.stacklevel)\n    return who"
     )
-    inner = made_in(modules[-1], warn, caller=caller, warnings=warnings)
-    for module in reversed(modules[:-1]):
-        inner = made_in(module, "def f():\n    return inner()", inner=inner)
-    return inner
-
-
-@pytest.mark.parametrize(
-    ("modules", "module"),
-    [
-        (("attnsel.functional", "attnsel.debug"), "attnsel.functional"),
-        (("torch.nn", "attnsel.module", "attnsel.debug"), "attnsel.module"),
-        (("", "torch.compiler", "attnsel.runtime.compiled"), "attnsel.runtime.compiled"),
-        (("transformers.models.llama", "torch.nn", MODEL, "attnsel.debug"), MODEL),
-    ],
-)
-def test_torch_and_transformers_are_no_callers(modules: tuple[str, ...], module: str) -> None:
+    inner: Any = None
+    for name in reversed(modules):
+        space: dict[str, Any] = {"__name__": name, "inner": inner, "caller": caller, "warnings": warnings}
+        exec(warn if inner is None else "def f():\n    return inner()", space)
+        inner = space["f"]
     with pytest.warns(UserWarning, match="here") as told:
-        who = below(modules)()
+        who = inner()
     assert told[0].filename == __file__
     assert who.module == module

@@ -58,16 +58,20 @@ def test_nothing_is_said_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_level_one_is_a_line_per_selection(capfd: pytest.CaptureFixture[str]) -> None:
+def test_level_one_is_a_line_per_selection_and_a_higher_one_says_it_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    module = build(layer_number=3)
     with override(debug=1):
-        module = build(layer_number=3)
         for s in (6, 6, 7, 6):
             module(*qkv(s))
     out, err = capfd.readouterr()
-    assert out == ""
     lines = err.splitlines()
-    assert len(lines) == 2
+    assert (out, len(lines)) == ("", 2)
     assert all(line.startswith("attnsel: layer 3: ") and "sdpa.flash" in line for line in lines)
+    with override(debug=2):
+        module(*qkv())
+    assert capfd.readouterr().err.count("attnsel: ") == 1
 
 
 def test_json_is_one_object_per_line_in_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -83,24 +87,18 @@ def test_json_is_one_object_per_line_in_the_file(tmp_path: Path, capfd: pytest.C
 
 
 def test_a_logger_with_handlers_gets_the_messages(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    records: list[logging.LogRecord] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            records.append(record)
-
-    handler, logger = Keep(), logging.getLogger("attnsel")
+    logger = logging.getLogger("attnsel")
     monkeypatch.setattr(debug, "logger", logger)
-    logger.addHandler(handler)
+    logger.addHandler(caplog.handler)
     try:
         with override(debug=1):
             build()(*qkv())
     finally:
-        logger.removeHandler(handler)
+        logger.removeHandler(caplog.handler)
         logger.setLevel(logging.NOTSET)
-    assert [record.levelname for record in records] == ["INFO"]
+    assert {record.levelname for record in caplog.records} == {"INFO"}
     assert capfd.readouterr().err == ""
 
 
@@ -114,15 +112,6 @@ def test_rank_zero_speaks_unless_all_are_asked(
     assert capfd.readouterr().err.count("\n") == lines
 
 
-def test_a_higher_level_says_again_what_a_lower_one_said(capfd: pytest.CaptureFixture[str]) -> None:
-    module = build()
-    with override(debug=1):
-        module(*qkv())
-    with override(debug=2):
-        module(*qkv())
-    assert capfd.readouterr().err.count("attnsel: ") == 2
-
-
 # Slow paths
 
 
@@ -134,46 +123,31 @@ def choice(p: AttentionParams, env: Environment = GPU, **policy: Any) -> Selecti
     return select(p, env, policy=Policy(deny=("triton", "cudnn"), **policy))
 
 
-@each(
-    "selection, slow",
-    [
-        (choice(AttentionParams()), False),
-        (choice(SLOW), True),
-        (choice(AttentionParams(), backend="sdpa.math"), True),
-        (choice(AttentionParams(), backend="tiled"), True),
-        (choice(SLOW, Environment.describe("cpu")), False),
-        (
-            choice(AttentionParams(), allow=("sdpa.cudnn",), backend="sdpa.flash"),
-            False,
-        ),  # nothing runs at all
-    ],
-)
+@each("selection, slow", [
+    (choice(AttentionParams()), False),
+    (choice(SLOW), True),
+    (choice(AttentionParams(), backend="sdpa.math"), True),
+    (choice(AttentionParams(), backend="tiled"), True),
+    (choice(SLOW, Environment.describe("cpu")), False),
+    (choice(AttentionParams(), allow=("sdpa.cudnn",), backend="sdpa.flash"), False),  # nothing runs at all
+])  # fmt: skip
 def test_a_last_resort_on_a_gpu_is_a_slow_path(selection: Selection, slow: bool) -> None:
     assert debug.is_slow_path(selection) is slow
 
 
-def test_slow_path_warns_once_by_default() -> None:
-    settings = configure()
+def test_a_slow_path_warns_once_and_of_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(3):
-            debug.announce(choice(SLOW), settings)
-    assert [w.category for w in caught] == [SlowPathWarning]
-    assert "tiled" in str(caught[0].message)
-
-
-def test_slow_path_warning_is_for_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        debug.announce(choice(SLOW), configure())
-
-
-def test_fast_path_warns_of_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         debug.announce(choice(AttentionParams()), configure())
         debug.announce(choice(SLOW, Environment.describe("cpu")), configure())
+        monkeypatch.setenv("RANK", "1")
+        debug.announce(choice(SLOW), configure())
+        assert caught == []
+        monkeypatch.setenv("RANK", "0")
+        for _ in range(3):
+            debug.announce(choice(SLOW), configure())
+    assert [w.category for w in caught] == [SlowPathWarning]
+    assert "tiled" in str(caught[0].message)
 
 
 def padded(s: int) -> Selection:
@@ -192,22 +166,14 @@ def test_a_copy_is_told_once_for_a_module_whatever_the_lengths() -> None:
         debug.announce(padded(1030), configure(), "layer.2")
 
 
-def test_memory_of_copies_that_were_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debug, "_MOST_REMEMBERED", 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for number in range(8):
-            debug.announce(padded(1000), configure(), f"layer.{number}")
-    assert len(debug._announced) <= 3
-
-
 def test_memory_of_what_was_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debug, "_MOST_REMEMBERED", 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for s in range(1, 9):
             debug.announce(choice(SLOW.replace(max_seqlen_q=s)), configure())
-    assert len(debug._announced) <= 3
+            debug.announce(padded(1000), configure(), f"layer.{s}")
+            assert len(debug._announced) <= 3
 
 
 @pytest.mark.parametrize("file", ["/dev/full", "/", "/no/such/folder/x", "a\0b"])
@@ -225,17 +191,12 @@ def test_a_file_that_cannot_be_written_kills_no_call_and_loses_no_line(
     assert str(warning.message).startswith(f"ATTNSEL_DEBUG_FILE {file!r} cannot be written (")
 
 
-def test_no_standard_error_kills_no_call_either(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with override(debug=1):
-        monkeypatch.setattr("sys.stderr", None)
-        build()(*qkv())
-    assert capfd.readouterr().out == ""
-
-
-def test_a_name_forges_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_name_forges_no_line(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a call without standard error is none that fails."""
     with override(debug=1):
         build(name="a\nattnsel: b\x1b[2J\u202e")(*qkv())
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("attnsel: a\\nattnsel: b\\x1b[2J\\u202e: sdpa.flash")
+    with override(debug=1):
+        monkeypatch.setattr("sys.stderr", None)
+        build()(*qkv())

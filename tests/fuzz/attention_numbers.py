@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attention_calls
-import rounding
 from harness import Case, target_of
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+
+import attention_calls
+import reference
+import rounding
 
 BACKENDS = (None, "sdpa.flash", "sdpa.math", "tiled")
 LENGTHS = (0, 1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24)
@@ -237,7 +239,7 @@ def checked_case(choose: Choices) -> Case:
     return valid_case(choose, selfcheck="all", backend=backend)
 
 
-DEFINITION = (rounding, attention_calls)
+DEFINITION = (rounding, reference, attention_calls)
 TARGETS = [
     target_of("numbers", cases(valid_case), DEFINITION, gate=800),
     target_of("repeats", cases(repeated_case), DEFINITION, gate=120),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import flash_calls
-import rounding
 from attention_numbers import Choices, cases
 from harness import Case, target_of
 
+<<<<<<< HEAD
 import flash_reference
 from flash_reference import CACHE, DENSE, VARLEN
+=======
+import rounding
+>>>>>>> run
 
 LENGTHS = (3, 1, 0, 2, 5, 8, 9, 16, 17, 24)
 

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from rounding import unexplained
 from torch import Tensor
 
 from attnsel import NoBackendError, clear_cache, flash_attn
 from attnsel.debug import FallbackWarning
 from attnsel.flash_attn import FlashAttentionError
 from flash_reference import CACHE, cumulative, one_sequence, turned
+from rounding import unexplained
 
 torch.set_num_threads(1)
 

@@ -6,11 +6,11 @@ shapes, strides and numbers for each. Triton compiles a size of 1, or a multiple
 
 from __future__ import annotations
 
-import rounding
 from attention_numbers import Choices, cases
 from harness import Case, target_of
 
 import executed_calls
+import rounding
 
 ARCHS = (75, 80, 90)
 LENGTHS = (75, 33, 5, 17, 50, 100, 131)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from rounding import UNITS, error
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Result, Spec
+from rounding import UNITS, error
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 CAUSAL = {"window_right": 0}

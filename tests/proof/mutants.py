@@ -197,9 +197,11 @@ def mirrored(file: str) -> list[str]:
 
 
 class Reach:
-    """Which tests run a line, as coverage saw it while the unchanged product passed."""
+    """Which of the tests in ``copy`` run a line, as coverage saw it while the unchanged product passed."""
 
-    def __init__(self, record: Path) -> None:
+    def __init__(self, record: Path, copy: Path) -> None:
+        listed = asked(copy, "--collect-only", "-q").stdout.splitlines()
+        self._there = {line for line in listed if "::" in line}
         self._data = CoverageData(str(record))
         self._data.read()
         self._files = {Path(file).as_posix(): file for file in self._data.measured_files()}
@@ -213,7 +215,7 @@ class Reach:
         lines = range(one.start[0], one.end[0] + 1)
         contexts = {context for line in lines for context in by_line.get(line, ()) if context}
         contexts = contexts or {context for found in by_line.values() for context in found if context}
-        return {context.rpartition("|")[0] for context in contexts}
+        return {context.rpartition("|")[0] for context in contexts} & self._there
 
 
 def copied(to: Path) -> Path:
@@ -236,14 +238,15 @@ def asked(copy: Path, *words: str, **settings: str) -> subprocess.CompletedProce
 
 
 def reach_of_the_unchanged(record: Path, jobs: int, work: Path) -> Reach:
+    copy = copied(work / "unchanged" / "tree")
     if not record.exists():
         words = ["-n", str(jobs), "--dist", "loadfile", "--cov", "--cov-report=", "--cov-context=test"]
         partial = record.with_suffix(".partial")
-        told = asked(copied(work / "unchanged" / "tree"), *words, COVERAGE_FILE=str(partial.resolve()))
+        told = asked(copy, *words, COVERAGE_FILE=str(partial.resolve()))
         if told.returncode:
             sys.exit(f"the unchanged product fails: {told.stdout[-3000:]}{told.stderr[-3000:]}")
         partial.rename(record)
-    return Reach(record)
+    return Reach(record, copy)
 
 
 def first_failure(copy: Path, tests: list[str], *words: str) -> str | None:
@@ -258,6 +261,8 @@ def first_failure(copy: Path, tests: list[str], *words: str) -> str | None:
         return "ran out of time"
     if told.returncode in (0, 5):
         return None
+    if told.returncode == 4:
+        sys.exit(f"pytest was asked wrongly: {told.stderr[-2000:]}")
     said = told.stdout.strip().splitlines()
     failed = [line for line in said if line.startswith(("FAILED", "ERROR"))]
     return (failed or said[-1:] or ["pytest fails"])[0]

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from reference import attention_reference
+from rounding import error as error
 
 LENGTHS_Q, LENGTHS_KV = [11, 0, 17], [13, 9, 20]  # of the packed cases
 FLOAT_INPUTS = ("q", "k", "v", "bias", "softmax_offset")
@@ -281,13 +282,6 @@ def expected(
     for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
         named[f"d{name}"] = torch.zeros_like(leaf) if grad is None else grad
     return named
-
-
-def error(actual: Tensor, wanted: Tensor) -> float:
-    """Largest absolute difference; infinite where one is NaN or infinite and the other is not the same."""
-    actual, wanted = actual.double(), wanted.double()
-    difference = torch.where(actual == wanted, 0.0, (actual - wanted).abs())
-    return difference.nan_to_num(math.inf, math.inf).max().item() if difference.numel() else 0.0
 
 
 def assert_matches(actual: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-10) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from attention_cases import error
+from attention_calls import FROM_KERNEL, TO_KERNEL
 from attnsel.backends.contract import Inputs, Spec
 from reference import attention_reference
+from rounding import error
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 BACKENDS = ["tiled", "sdpa.math", "sdpa.flash", *(["triton"] if HAS_TRITON else [])]
@@ -21,16 +22,6 @@ B, S, D = 2, 6, 64
 H = 16
 LEAD = {"bshd": (B, S), "sbhd": (S, B), "thd": (B * S,), "bhsd": (B,)}
 INNER = {"bshd": (D,), "sbhd": (D,), "thd": (D,), "bhsd": (S, D)}
-TO_KERNEL: dict[str, Callable[[Tensor], Tensor]] = {
-    "bshd": lambda t: t.transpose(1, 2),
-    "sbhd": lambda t: t.permute(1, 2, 0, 3),
-    "bhsd": lambda t: t,
-    "thd": lambda t: t,
-}
-TO_CALLER: dict[str, Callable[[Tensor], Tensor]] = {
-    **TO_KERNEL,
-    "sbhd": lambda t: t.permute(2, 0, 1, 3),
-}
 
 
 def about_lengths(fmt: str, *lengths: int) -> dict[str, Any]:
@@ -45,8 +36,8 @@ def reference(fmt: str, q: Tensor, k: Tensor, v: Tensor, about: dict[str, Any], 
     """In q's dtype, by the definition."""
     spec = Spec(softmax_scale=q.shape[-1] ** -0.5, packed=fmt == "thd", window_right=right)
     lengths = {name: about[name] for name in ("cu_seqlens_q", "cu_seqlens_kv") if name in about}
-    out = attention_reference(spec, Inputs(*(TO_KERNEL[fmt](t) for t in (q, k, v)), **lengths), q.dtype)[0]
-    return TO_CALLER[fmt](out)
+    inputs = Inputs(*(t.permute(TO_KERNEL[fmt]) for t in (q, k, v)), **lengths)
+    return attention_reference(spec, inputs, q.dtype)[0].permute(FROM_KERNEL[fmt])
 
 
 def assert_rounding(actual: Tensor, wanted: Tensor, ulps: float = 64) -> None:
@@ -93,7 +84,7 @@ def watched() -> Iterator[Copies]:
         interpret.launch = launch
 
 
-def buffers_of(fmt: str, packing: str, g: int, seed: int = 0) -> list[Tensor]:
+def buffers_of(fmt: str, packing: str, g: int) -> list[Tensor]:
     """What a projection would give: float32 leaves that q, k and v are cut from."""
     heads: list[tuple[int, ...]] = {
         "3hd": [(3, H)],
@@ -102,24 +93,23 @@ def buffers_of(fmt: str, packing: str, g: int, seed: int = 0) -> list[Tensor]:
         "hd_h2d": [(H,), (g, 2)],
         "(h+2hg)d": [(H + 2 * g,)],
         "hg(h/hg+2)d": [(g, H // g + 2)],
+        "hd_hd_hd": [(H,), (g,), (g,)],
     }[packing]
-    gen = torch.Generator().manual_seed(seed)
+    gen = torch.Generator().manual_seed(0)
     return [torch.randn(*LEAD[fmt], *n, *INNER[fmt], generator=gen).requires_grad_() for n in heads]
 
 
 def cut(fmt: str, packing: str, g: int, buffers: list[Tensor]) -> tuple[Tensor, ...]:
     """q, k and v as views; grouped queries excepted, whose heads no stride reaches."""
     axis, first, last = len(LEAD[fmt]), buffers[0], buffers[-1]
-    if packing == "3hd":
-        return first.unbind(axis)
-    if packing == "h3d":
-        return first.unbind(axis + 1)
-    if packing == "hd_2hd":
-        return first, *last.unbind(axis)
-    if packing == "hd_h2d":
-        return first, *last.unbind(axis + 1)
+    if packing in ("3hd", "h3d"):
+        return first.unbind(axis + (packing == "h3d"))
+    if packing in ("hd_2hd", "hd_h2d"):
+        return first, *last.unbind(axis + (packing == "hd_h2d"))
     if packing == "(h+2hg)d":
         return first.split([H, g, g], axis)
+    if packing == "hd_hd_hd":
+        return tuple(buffers)
     q, k, v = first.split([H // g, 1, 1], axis + 1)
     return q.flatten(axis, axis + 1), k.squeeze(axis + 1), v.squeeze(axis + 1)
 

@@ -1,10 +1,11 @@
 """What attention is, written to be obviously right: one sequence at a time, the whole score matrix, autograd.
 
-Shares no code with the backends; every backend's tests compare against it. Nothing here is fast.
+Shares no code with the backends; their tests and the fuzz targets compare with it. Nothing here is fast.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +16,16 @@ from attnsel.backends.contract import Inputs, Spec
 
 
 def attention_reference(
-    spec: Spec, inputs: Inputs, dtype: torch.dtype = torch.float64
+    spec: Spec,
+    inputs: Inputs,
+    dtype: torch.dtype = torch.float64,
+    tanh: Callable[[Tensor], Tensor] = torch.tanh,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(out, lse, max_logit)`` in ``dtype``, differentiable in q, k, v, bias and softmax_offset.
 
     Shapes as in the contract: out ``[b, h, s_q, e]``, lse ``[b, h, s_q]``; packed ``[t_q, h, e]`` and
     ``[h, t_q]``; max_logit ``[h]``. With a lower ``dtype`` it is the same computation in plain PyTorch at
-    that precision: the reference for the error to expect there.
+    that precision: the reference for the error to expect there. ``tanh``: the softcap's, to round it.
     """
     h = inputs.q.shape[1]
     out = torch.zeros(*inputs.q.shape[:-1], inputs.v.shape[-1], dtype=dtype, device=inputs.q.device)
@@ -35,7 +39,7 @@ def attention_reference(
             k, v = inputs.k[kv_rows].transpose(0, 1), inputs.v[kv_rows].transpose(0, 1)
         else:
             q, k, v = inputs.q[number, :, q_rows], inputs.k[number, :, kv_rows], inputs.v[number, :, kv_rows]
-        one = _one_sequence(spec, inputs, number, q.to(dtype), k.to(dtype), v.to(dtype))
+        one = _one_sequence(spec, inputs, number, q.to(dtype), k.to(dtype), v.to(dtype), tanh)
         if spec.packed:
             out[q_rows] = one.out.transpose(0, 1)
             lse[:, q_rows] = one.lse
@@ -71,7 +75,15 @@ class _One(NamedTuple):
     max_logit: Tensor  # [h]
 
 
-def _one_sequence(spec: Spec, inputs: Inputs, number: int, q: Tensor, k: Tensor, v: Tensor) -> _One:
+def _one_sequence(
+    spec: Spec,
+    inputs: Inputs,
+    number: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tanh: Callable[[Tensor], Tensor],
+) -> _One:
     h, len_q = q.shape[:2]
     len_kv, dtype, device = k.shape[1], q.dtype, q.device
     if h == 0 or len_q == 0:
@@ -102,7 +114,7 @@ def _one_sequence(spec: Spec, inputs: Inputs, number: int, q: Tensor, k: Tensor,
 
     x = spec.softmax_scale * (q @ k.transpose(-1, -2))
     if spec.softcap:
-        x = spec.softcap * torch.tanh(x / spec.softcap)
+        x = spec.softcap * tanh(x / spec.softcap)
     if inputs.bias is not None:
         x = x + pairs_of(inputs.bias).to(dtype)
     if inputs.alibi_slopes is not None:

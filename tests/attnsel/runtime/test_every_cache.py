@@ -190,15 +190,3 @@ def _is_empty(value: ast.expr) -> bool:
 def test_every_container_of_a_module_is_bounded() -> None:
     found = {f"{name}.{held}" for name, text in modules() for held in empty_containers(ast.parse(text))}
     assert found == set(FILLED_LATER), "say what bounds it, or remember it in a BoundedCache"
-
-
-@pytest.mark.parametrize(
-    ("text", "held"),
-    [
-        ("a = {}\nb: dict[str, int] = {}\nc = []\nd = set()", ["a", "b", "c", "d"]),
-        ("import collections\na = collections.defaultdict(list)\nb = WeakValueDictionary()", ["a", "b"]),
-        ("a = {'b': 1}\nc = [1]\nd = frozenset()\ne = (1,)\nf: list[int]\ng = dict(b=1)\nh = set('b')", []),
-    ],
-)
-def test_the_search_for_containers_finds_them(text: str, held: list[str]) -> None:
-    assert list(empty_containers(ast.parse(text))) == held

@@ -1,4 +1,5 @@
-"""Bad input: one InvalidInput that names the argument, before anything runs or is remembered."""
+"""Bad input: one InvalidInput that names the argument, before anything runs or is remembered. Values of any
+other kind: the fuzz target ``wrong_types``."""
 
 from __future__ import annotations
 
@@ -58,11 +59,8 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("k on another device", GOOD, {"k": randn(B, S, H, D, device="meta")}, "key_layer.device"),
     ("v on another device", GOOD, {"v": randn(B, S, H, D, device="meta")}, "value_layer.device"),
     ("integers", GOOD, dict.fromkeys("qkv", torch.ones(B, S, H, D, dtype=torch.int64)), "query_layer.dtype"),
-    ("complex", GOOD, dict.fromkeys("qkv", torch.ones(B, S, H, D,
-     dtype=torch.complex64)), "query_layer.dtype"),
     ("q of three dimensions", GOOD, {"q": randn(S, H, D)}, "query_layer.shape"),
     ("k of five dimensions", GOOD, {"k": randn(1, B, S, H, D)}, "key_layer.shape"),
-    ("v of two dimensions", GOOD, {"v": randn(S, D)}, "value_layer.shape"),
     ("batch of k", GOOD, {"k": randn(3, S, H, D), "v": randn(3, S, H, D)}, "key_layer.shape"),
     ("batch of v", GOOD, {"v": randn(1, S, H, D)}, "value_layer.shape"),
     ("rows of v", GOOD, {"v": randn(B, S + 1, H, D)}, "value_layer.shape"),
@@ -74,8 +72,6 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("head dimension of k", GOOD, {"k": randn(B, S, H, D + 1)}, "key_layer.shape"),
     ("head dimension of zero", GOOD, {"v": randn(B, S, H, 0)}, "value_layer.shape"),
     ("no tensor", GOOD, {"q": [[1.0]]}, "query_layer"),
-    ("None", GOOD, {"k": None}, "key_layer"),
-    ("a number", GOOD, {"v": 1.0}, "value_layer"),
     ("sparse", GOOD, {"q": randn(B, S, H, D).to_sparse()}, "query_layer.layout"),
     ("nested", GOOD, {"q": torch.nested.nested_tensor([randn(3, H,
      D), randn(2, H, D)])}, "query_layer.layout"),
@@ -89,13 +85,11 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("infinite scale", GOOD, {"softmax_scale": math.inf}, "softmax_scale"),
     ("scale that is no number", GOOD, {"softmax_scale": "0.5"}, "softmax_scale"),
     ("negative softcap", GOOD, {"softcap": -1.0}, "softcap"),
-    ("NaN softcap", GOOD, {"softcap": math.nan}, "softcap"),
     ("dropout of one", GOOD, {"attention_dropout": 1.0}, "attention_dropout"),
     ("negative dropout", GOOD, {"attention_dropout": -0.1}, "attention_dropout"),
     ("window below -1", GOOD, {"window_size": (-2, 0), "attn_mask_type": "causal"}, "window_size"),
     ("window of one", GOOD, {"window_size": (3,)}, "window_size"),
     ("window that is an int", GOOD, {"window_size": 3}, "window_size"),
-    ("window of fractions", GOOD, {"window_size": (1.5, 2)}, "window_size"),
     ("diagonal against the mask", GOOD, {"attn_mask_type": "causal",
      "bottom_right_diagonal": True}, "bottom_right_diagonal"),
     ("packed without padding", PACKED, {"attn_mask_type": "causal"}, "attn_mask_type"),
@@ -147,14 +141,12 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("arbitrary mask of five dimensions", MASKED, {"attention_mask": bools(1,
      1, 1, S, S)}, "attention_mask.shape"),
     ("arbitrary mask that is a pair", MASKED, {"attention_mask": (bools(S, S),) * 2}, "attention_mask"),
-    ("mask that is no tensor", MASKED, {"attention_mask": "all"}, "attention_mask"),
     ("mask on another device", MASKED, {"attention_mask": bools(S, S).to("meta")}, "attention_mask.device"),
     ("bias of another shape", BIASED, {"core_attention_bias": randn(S, S + 1)}, "core_attention_bias.shape"),
     ("bias of integers", BIASED, {"core_attention_bias": torch.ones(S,
      S, dtype=torch.int64)}, "core_attention_bias.dtype"),
     ("bias announced and missing", BIASED, {}, "core_attention_bias"),
     ("bias not announced", GOOD, {"core_attention_bias": randn(S, S)}, "core_attention_bias_type"),
-    ("bias that is a number", BIASED, {"core_attention_bias": 0.5}, "core_attention_bias"),
     ("bias on another device", BIASED, {"core_attention_bias": randn(S,
      S).to("meta")}, "core_attention_bias.device"),
     ("bias inside a softcap", {**GOOD, "core_attention_bias_type": "pre_scale_bias",
@@ -166,8 +158,6 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
      {"alibi_slopes": torch.ones(H).half()}, "alibi_slopes"),
     ("slopes that want a gradient", {**GOOD, "core_attention_bias_type": "alibi"},
      {"alibi_slopes": torch.ones(H, requires_grad=True)}, "alibi_slopes.requires_grad"),
-    ("slopes that are a list", {**GOOD, "core_attention_bias_type": "alibi"},
-     {"alibi_slopes": [0.5] * H}, "alibi_slopes"),
     ("learnable without an offset", GOOD, {"softmax_type": "learnable"}, "softmax_offset"),
     ("offset without learnable", GOOD, {"softmax_offset": torch.zeros(H)}, "softmax_offset"),
     ("offset of another shape", GOOD, {"softmax_type": "learnable",
@@ -189,7 +179,7 @@ def test_bad_input_is_named_and_leaves_nothing_behind() -> None:
         for _ in range(2):  # the second time, nothing may have been remembered
             with pytest.raises(InvalidInput) as caught:
                 call(base, change)
-            error = caught.value
+            error = pickle.loads(pickle.dumps(caught.value))
             if error.field != field or not str(error).startswith(f"{field} = ") or not error.allowed:
                 found[what] = str(error)
         if cache_info().size != before:
@@ -210,50 +200,6 @@ def test_lengths_under_fake_tensors_are_not_read() -> None:
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = {name: mode.from_tensor(t) for name, t in {**GOOD, **LENGTHS}.items()}
         assert call(fakes, {"attn_mask_type": "padding"}).shape == (B, S, H, D)
-
-
-def test_error_survives_pickling() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        call(GOOD, {"k": randn(B, S, H, D).half()})
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert (copy.field, copy.value, copy.allowed) == (
-        caught.value.field,
-        caught.value.value,
-        caught.value.allowed,
-    )
-
-
-class Hostile:
-    """An object that answers nothing."""
-
-    def __hash__(self) -> int:
-        raise RuntimeError
-
-    __bool__ = __eq__ = __repr__ = __ne__ = __float__ = __hash__
-
-
-def test_a_value_of_another_kind_is_named_and_never_converted() -> None:
-    for changes, field in (
-        ({"is_training": "no"}, "is_training"),
-        ({"deterministic": None}, "deterministic"),
-        ({"return_lse": 2}, "return_lse"),
-        ({"return_lse": (True,)}, "return_lse"),
-        ({"bottom_right_diagonal": "top"}, "bottom_right_diagonal"),
-        ({"attention_dropout": {}}, "attention_dropout"),
-        ({"attention_dropout": torch.ones(2)}, "attention_dropout"),
-        ({"softmax_scale": 10**400}, "softmax_scale"),
-        ({"softmax_scale": Hostile()}, "softmax_scale"),
-        ({"softcap": None}, "softcap"),
-        ({"attn_mask_type": 0}, "attn_mask_type"),
-        ({"core_attention_bias_type": None}, "core_attention_bias_type"),
-        ({"qkv_interleave_dim": Hostile()}, "qkv_interleave_dim"),
-        ({"qkv_interleave_dim": torch.ones(2)}, "qkv_interleave_dim"),
-        ({"backend": ["tiled"]}, "backend"),
-        ({"adapt": Hostile()}, "adapt"),
-    ):
-        with pytest.raises(InvalidInput) as caught:
-            attention(**{**GOOD, **changes})
-        assert caught.value.field == field
 
 
 def test_a_value_is_judged_alike_whether_or_not_an_equal_one_came_before() -> None:

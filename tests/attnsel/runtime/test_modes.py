@@ -55,34 +55,20 @@ def first(result: Any) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-# Autocast
-
-
-@pytest.mark.parametrize("given", [torch.float32, torch.float16], ids=str)
-def test_autocast_gives_the_type_and_numbers_of_f_sdpa(given: torch.dtype) -> None:
-    causal = given == torch.float32
-    tensors = [t.to(given) for t in qkv()]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attention(*tensors, attn_mask_type="causal" if causal else "no_mask", backend="sdpa.flash")
-        wanted = sdpa(*tensors, is_causal=causal)
-    assert out.dtype == wanted.dtype == torch.bfloat16
-    assert torch.equal(out, wanted)
-
-
-def test_autocast_leaves_float64_as_it_is() -> None:
-    tensors = qkv(dtype=torch.float64)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert attention(*tensors).dtype == sdpa(*tensors).dtype == torch.float64
-
-
-def test_autocast_on_and_off_alternate_freely() -> None:
-    tensors = qkv()
-    for _ in range(2):
-        assert attention(*tensors).dtype == torch.float32
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert attention(*tensors).dtype == torch.bfloat16
-            with torch.autocast("cpu", enabled=False):
-                assert attention(*tensors).dtype == torch.float32
+def test_autocast_gives_the_type_and_numbers_of_f_sdpa() -> None:
+    for given in (torch.float32, torch.float16, torch.float64):  # float64 it leaves as it is
+        tensors = [t.to(given) for t in qkv()]
+        for causal in (True, False):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = attention(
+                    *tensors, attn_mask_type="causal" if causal else "no_mask", backend="sdpa.flash"
+                )
+                wanted = sdpa(*tensors, is_causal=causal)
+                with torch.autocast("cpu", enabled=False):
+                    assert attention(*tensors).dtype == given
+            assert out.dtype == wanted.dtype
+            assert torch.equal(out, wanted)
+            assert attention(*tensors).dtype == given
 
 
 # Without gradients
@@ -182,45 +168,26 @@ def test_checkpointing_changes_no_number(arguments: dict[str, Any], reentrant: b
 
 
 @pytest.mark.parametrize("backend", ["sdpa.math", "tiled"])
-def test_dropout_follows_manual_seed_and_keeps_the_mean(backend: str) -> None:
-    q, k, v = qkv(8, 64, 2, 8)
-    v = torch.ones_like(v)
+def test_dropout_follows_manual_seed(backend: str) -> None:
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        draws.append(attention(q, k, v, attention_dropout=0.25, backend=backend))
+        draws.append(attention(*qkv(), attention_dropout=0.25, backend=backend))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
-    assert abs(draws[0].mean().item() - 1.0) < 0.02
 
 
-# Copies, state and functional calls
-
-
-def build(softmax_type: str = "learnable") -> DotProductAttention:
-    module = DotProductAttention(
-        4,
-        8,
-        4,
-        qkv_format="bshd",
-        window_size=(3, 0),
-        softmax_type=softmax_type,
-        softmax_scale=0.3,
-        name="block",
-    )
-    if module.softmax_offset is not None:
-        nn.init.normal_(module.softmax_offset, generator=torch.Generator().manual_seed(1))
-    return module
+# State
 
 
 def test_state_dict_holds_the_learnable_offset_alone() -> None:
-    assert build("vanilla").state_dict() == {}
-    assert build("off-by-one").state_dict() == {}
-    module = build()
+    def build(softmax_type: str) -> DotProductAttention:
+        return DotProductAttention(4, 8, qkv_format="bshd", softmax_type=softmax_type)
+
+    assert build("vanilla").state_dict() == build("off-by-one").state_dict() == {}
+    module, other = build("learnable"), build("learnable")
+    nn.init.normal_(module.softmax_offset, generator=torch.Generator().manual_seed(1))
     assert list(module.state_dict()) == ["softmax_offset"]
-    other = DotProductAttention(
-        4, 8, 4, qkv_format="bshd", window_size=(3, 0), softmax_type="learnable", softmax_scale=0.3
-    )
     assert not torch.equal(other(*qkv()), module(*qkv()))
     other.load_state_dict(module.state_dict())
     assert torch.equal(other(*qkv()), module(*qkv()))

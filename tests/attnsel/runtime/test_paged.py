@@ -91,51 +91,30 @@ def test_pages_compile_without_a_graph_break(dynamic: bool) -> None:
     torch.testing.assert_close(compiled(q, cache.table), call(q, cache.table))
 
 
-BAD: list[tuple[str, dict[str, Any]]] = [
-    ("block_table[2, 1]", {"page": 99}),
-    ("block_table[0, 0]", {"page_of_first": -1}),
-    ("block_table", {"block_table": torch.zeros(3, 5)}),
-    ("block_table", {"block_table": torch.zeros(2, 5, dtype=torch.int32)}),
-    ("cu_seqlens_kv", {"cu_seqlens_kv": None}),
-    ("cu_seqlens_kv", {"max_seqlen_kv": 20}),
-    ("cu_seqlens_kv", {"cu_seqlens_kv": cu([21, 0, 49])}),
-    ("cu_seqlens_kv.shape", {"cu_seqlens_kv": cu([1, 2])}),
-    ("attn_mask_type", {"attn_mask_type": "causal"}),
-    ("qkv_format", {"qkv_format": "bhsd"}),
-    ("key_layer.shape", {"k": torch.randn(9, PAGE, G)}),
-    ("value_layer.shape", {"v": torch.randn(2, PAGE, G, E)}),
-    ("attention_mask", {"attention_mask": torch.zeros(3, 1, 1, 1, dtype=torch.bool)}),
-]
-
-
 def test_what_cannot_be_is_named_before_anything_runs() -> None:
-    for field, changes in BAD:
-        is_named(field, changes)
-
-
-def is_named(field: str, changes: dict[str, Any]) -> None:
-    cache, changes = Cache(), dict(changes)
-    if "page" in changes:
-        cache.table[2, 1] = changes.pop("page")
-    if "page_of_first" in changes:
-        cache.table[0, 0] = changes.pop("page_of_first")
-    arguments = {
-        "k": cache.k,
-        "v": cache.v,
-        "attn_mask_type": "padding",
-        "cu_seqlens_kv": cu(LENGTHS_KV),
-        "block_table": cache.table,
-        **changes,
-    }
-    with pytest.raises(InvalidInput) as caught:
-        attention(torch.randn(3, 1, H, D), **arguments)
-    assert caught.value.field == field
-
-
-def test_a_gradient_through_pages_is_refused() -> None:
-    cache = Cache()
-    with pytest.raises(InvalidInput, match="block_table"):
-        attention(
-            torch.randn(3, 1, H, D, requires_grad=True), cache.k, cache.v, attn_mask_type="padding",
-            cu_seqlens_kv=cu(LENGTHS_KV), block_table=cache.table,
-        )  # fmt: skip
+    for field, given in (
+        ("block_table[2, 1]", {"pages": ((2, 1), 99)}),
+        ("block_table[0, 0]", {"pages": ((0, 0), -1)}),
+        ("block_table", {"block_table": torch.zeros(3, 5)}),
+        ("block_table", {"block_table": torch.zeros(2, 5, dtype=torch.int32)}),
+        ("block_table", {"q": torch.randn(3, 1, H, D, requires_grad=True)}),
+        ("cu_seqlens_kv", {"cu_seqlens_kv": None}),
+        ("cu_seqlens_kv", {"max_seqlen_kv": 20}),
+        ("cu_seqlens_kv", {"cu_seqlens_kv": cu([21, 0, 49])}),
+        ("cu_seqlens_kv.shape", {"cu_seqlens_kv": cu([1, 2])}),
+        ("attn_mask_type", {"attn_mask_type": "causal"}),
+        ("qkv_format", {"qkv_format": "bhsd"}),
+        ("key_layer.shape", {"k": torch.randn(9, PAGE, G)}),
+        ("value_layer.shape", {"v": torch.randn(2, PAGE, G, E)}),
+        ("attention_mask", {"attention_mask": torch.zeros(3, 1, 1, 1, dtype=torch.bool)}),
+    ):
+        cache = Cache()
+        changes: dict[str, Any] = dict(given)
+        if "pages" in changes:
+            at, page = changes.pop("pages")
+            cache.table[at] = page
+        good = {"q": torch.randn(3, 1, H, D), "k": cache.k, "v": cache.v, "attn_mask_type": "padding"}
+        good |= {"cu_seqlens_kv": cu(LENGTHS_KV), "block_table": cache.table}
+        with pytest.raises(InvalidInput) as caught:
+            attention(**good | changes)
+        assert caught.value.field == field

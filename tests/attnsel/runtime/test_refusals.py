@@ -19,7 +19,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import FallbackWarning
 from attnsel.environment import Environment
-from attnsel.runtime import dispatch, explicit_backward, kernels, selfcheck
+from attnsel.runtime import dispatch, explicit_backward, kernels, refusals, selfcheck
 from attnsel.runtime.call import NO_EXTRAS, config
 from attnsel.runtime.refusals import evidence
 
@@ -119,14 +119,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 # ---- the ways of a call ----------------------------------------------------------------------------------
 
 
-def tensors() -> list[Tensor]:
-    """q, k, v and the output's gradient, [2, 6, 4, 8]."""
+def tensors(s: int = 6) -> list[Tensor]:
+    """q, k, v and the output's gradient, [2, s, 4, 8]."""
     gen = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 6, 4, 8, generator=gen) for _ in range(4)]
+    return [torch.randn(2, s, 4, 8, generator=gen) for _ in range(4)]
 
 
-def eager() -> list[Tensor]:
-    q, k, v, _ = tensors()
+def eager(s: int = 6) -> list[Tensor]:
+    q, k, v, _ = tensors(s)
     return [attention(q, k, v, **CAUSAL)]
 
 
@@ -173,9 +173,6 @@ PLACES: list[tuple[Way, str]] = [
 ]  # fmt: skip
 SOME = [(eager, "forward"), (trained, "prepare"), (recompute, "backward"), (explicit, "backward")]
 on_some_ways = pytest.mark.parametrize(("way", "place"), SOME)
-on_all_ways = pytest.mark.parametrize(
-    ("way", "place"), PLACES, ids=[f"{way.__name__}-{place}" for way, place in PLACES]
-)
 
 
 def agrees(found: list[Tensor], way: Way) -> None:
@@ -199,7 +196,7 @@ def error_of(way: Way) -> BaseException:
 # ---- refusals --------------------------------------------------------------------------------------------
 
 
-@on_all_ways
+@pytest.mark.parametrize(("way", "place"), PLACES, ids=[f"{way.__name__}-{place}" for way, place in PLACES])
 def test_the_next_candidate_runs_and_the_refusal_is_learnt_once_and_shown(
     stand_in: StandIn, way: Way, place: str
 ) -> None:
@@ -239,8 +236,9 @@ def test_a_refusal_teaches_nothing_where_no_other_candidate_runs(
     assert stand_in.attempts > 1, "it is tried again"
 
 
-@on_some_ways
+@pytest.mark.parametrize(("way", "place"), [*SOME, (trained, "backward")])
 def test_a_refusal_in_the_self_check_is_one(stand_in: StandIn, way: Way, place: str) -> None:
+    """It finds a backward that refuses, too, before its forward counts."""
     stand_in.put(place, RuntimeError(WORDS))
     with override(selfcheck="all"):
         with pytest.warns(FallbackWarning, match=WORDS):
@@ -249,11 +247,54 @@ def test_a_refusal_in_the_self_check_is_one(stand_in: StandIn, way: Way, place: 
     assert [refusal.code for refusal in evidence().refusals] == ["RUNTIME001"]
 
 
-def test_a_self_check_finds_a_backward_that_refuses_before_its_forward_counts(stand_in: StandIn) -> None:
-    stand_in.put("backward", RuntimeError(WORDS))
-    with override(selfcheck="all"), pytest.warns(FallbackWarning, match=WORDS):
-        found = trained()
-    agrees(found, trained)
+def test_a_refusal_is_of_one_question_until_the_cache_is_cleared(stand_in: StandIn) -> None:
+    stand_in.put("forward", RuntimeError(WORDS))
+    for s in (6, 7):  # other shapes are asked afresh
+        with pytest.warns(FallbackWarning):
+            eager(s)
+    stand_in.error = None
+    eager()
+    assert stand_in.attempts == 2
+    clear_cache()
+    eager()
+    assert stand_in.attempts == 3
+
+
+def test_what_is_learnt_stays_bounded(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "_MOST_REFUSALS", 3)
+    stand_in.put("forward", RuntimeError(WORDS))
+    for s in range(2, 9):
+        with pytest.warns(FallbackWarning):
+            eager(s)
+    assert [refusal.params.max_seqlen_q for refusal in evidence().refusals] == [6, 7, 8]
+
+
+def test_two_refusals_leave_the_third_and_three_teach_nothing(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*given: Any) -> Any:
+        raise RuntimeError("out of resources")
+
+    def refuse(*names: str) -> None:
+        for name in names:
+            loaded = kernels.kernel_of(name)
+            bind = None if loaded.bind is None else refusing
+            monkeypatch.setitem(kernels.KERNELS, name, loaded._replace(bind=bind, forward=refusing))
+
+    monkeypatch.setattr(dispatch, "environment_of", lambda q: Environment.describe("cpu"))
+    with override(allow=("sdpa.flash", "sdpa.math", "tiled")):
+        refuse("sdpa.flash", "sdpa.math")
+        with pytest.warns(FallbackWarning) as caught:
+            found = eager()
+        assert [str(w.message).split()[0] for w in caught] == ["sdpa.flash", "sdpa.math"]
+        agrees(found, eager)
+        clear_cache()
+        refuse("tiled")
+        error = error_of(eager)
+        assert isinstance(error, NoBackendError)
+        for name in ("sdpa.flash", "sdpa.math", "tiled"):
+            assert "RUNTIME001" in [reason.code for reason in error.selection[name].reasons]
+    assert evidence().refusals == ()
 
 
 # What refuses: three exceptions of every kernel's, and those that a record names.
@@ -273,25 +314,26 @@ def test_the_exceptions_that_a_record_names_refuse_beside_the_usual_ones(
         agrees(way(), way)
 
 
+def test_what_triton_says_of_one_kernel_is_a_refusal(stand_in: StandIn) -> None:
+    stand_in.put("prepare", RuntimeError("Triton Error [CUDA]: device kernel image is invalid"))
+    with pytest.warns(FallbackWarning, match="image is invalid"):
+        agrees(eager(), eager)
+
+
 # ---- what is no refusal ----------------------------------------------------------------------------------
 
 ILLEGAL = "an illegal memory access was encountered"
-ERRORS: dict[str, Callable[[], BaseException]] = {
-    "memory": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    "lost device": lambda: getattr(torch, "AcceleratorError", RuntimeError)(f"CUDA error: {ILLEGAL}"),
-    "interrupt": KeyboardInterrupt,
-}
-MORE_ERRORS: dict[str, Callable[[], BaseException]] = {
-    "lost device before torch 2.8": lambda: RuntimeError(f"CUDA error: {ILLEGAL}"),
-    "assert on the device": lambda: RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel err"),
-    "lost device on ROCm": lambda: RuntimeError(f"HIP error: {ILLEGAL}"),
-    "lost device, in Triton's words": lambda: RuntimeError(f"Triton Error [CUDA]: {ILLEGAL}"),
-    "assert, in Triton's words": lambda: RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
-    "memory, in Triton's words": lambda: RuntimeError("Triton Error [CUDA]: out of memory"),
-    "a mistake in the kernel's own code": lambda: KeyError("block"),
-}
-
-REACHED = [*PLACES, (trained, "backward")]
+LOST = getattr(torch, "AcceleratorError", RuntimeError)(f"CUDA error: {ILLEGAL}")
+ERRORS = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), LOST, KeyboardInterrupt()]
+MORE_ERRORS = [
+    RuntimeError(f"CUDA error: {ILLEGAL}"),  # before torch 2.8
+    RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel err"),
+    RuntimeError(f"HIP error: {ILLEGAL}"),
+    RuntimeError(f"Triton Error [CUDA]: {ILLEGAL}"),
+    RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    KeyError("block"),  # a mistake in the kernel's own code
+]
 
 
 def reaches_the_caller(stand_in: StandIn, way: Way, place: str, error: BaseException) -> None:
@@ -307,13 +349,19 @@ def reaches_the_caller(stand_in: StandIn, way: Way, place: str, error: BaseExcep
 
 
 @pytest.mark.parametrize(
-    ("way", "place", "kind"),
-    [(way, place, list(ERRORS)[number % len(ERRORS)]) for number, (way, place) in enumerate(REACHED)],
+    ("way", "place", "error"),
+    [
+        *[(way, place, ERRORS[number % 3]) for number, (way, place) in enumerate(PLACES)],
+        *[(*SOME[number % 4], error) for number, error in enumerate(MORE_ERRORS)],
+        # Under autograd its forward has run: there is no way back to another kernel.
+        (trained, "backward", RuntimeError(WORDS)),
+        (trained, "backward", LOST),
+    ],
 )
 def test_what_says_nothing_about_the_kernel_reaches_the_caller(
-    stand_in: StandIn, way: Way, place: str, kind: str
+    stand_in: StandIn, way: Way, place: str, error: BaseException
 ) -> None:
-    reaches_the_caller(stand_in, way, place, ERRORS[kind]())
+    reaches_the_caller(stand_in, way, place, error)
 
 
 @on_some_ways
@@ -322,31 +370,26 @@ def test_a_device_that_is_lost_in_the_self_check_reaches_the_caller(
 ) -> None:
     """The self-check runs the kernel first, and takes other errors of its for refusals."""
     with override(selfcheck="all"):
-        reaches_the_caller(stand_in, way, place, ERRORS["lost device"]())
+        reaches_the_caller(stand_in, way, place, LOST)
 
 
 def test_a_device_that_is_lost_in_a_backward_of_pytorchs_reaches_the_caller(stand_in: StandIn) -> None:
     """Of a kernel that PyTorch differentiates itself: the error comes out of autograd."""
-    error = ERRORS["lost device"]()
-
-    def lose(gradient: Tensor) -> None:
-        stand_in.reach("gradient")
 
     def bind(spec: Any, inputs: Any) -> Callable[..., Tensor]:
         def call(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * spec.softmax_scale).masked_fill(
-                torch.ones(q.shape[2], k.shape[2]).triu(1).bool(), float("-inf")
-            )
+            hidden = torch.ones(q.shape[2], k.shape[2]).triu(1).bool()
+            scores = (q @ k.transpose(-1, -2) * spec.softmax_scale).masked_fill(hidden, float("-inf"))
             out = scores.softmax(-1) @ v
-            out.register_hook(lose)
+            out.register_hook(lambda gradient: stand_in.reach("gradient"))
             return out
 
         return call
 
-    stand_in.put("gradient", error)
+    stand_in.put("gradient", LOST)
     kernel = kernels.Kernel(stand_in.forward, stand_in.backward, stand_in.prepare, bind)
     stand_in.monkeypatch.setitem(kernels.KERNELS, "triton", kernel)
-    assert error_of(trained) is error
+    assert error_of(trained) is LOST
     assert stand_in.ran_after == []
     assert evidence().refusals == ()
     stand_in.error, stand_in.raised = None, False
@@ -354,19 +397,20 @@ def test_a_device_that_is_lost_in_a_backward_of_pytorchs_reaches_the_caller(stan
     assert stand_in.attempts == 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "way", "place"), [(kind, *SOME[number % 4]) for number, kind in enumerate(MORE_ERRORS)]
-)
-def test_so_it_does_in_other_words(stand_in: StandIn, way: Way, place: str, kind: str) -> None:
-    reaches_the_caller(stand_in, way, place, MORE_ERRORS[kind]())
+def test_a_kernel_that_ran_once_is_not_given_up(stand_in: StandIn) -> None:
+    stand_in.put("bound call", None)
+    eager()
+    stand_in.error = RuntimeError(WORDS)
+    assert error_of(eager) is stand_in.error
+    assert evidence().refusals == ()
+    stand_in.error = None
+    eager()
+    assert stand_in.attempts == 3
 
 
-def test_what_triton_says_of_one_kernel_is_a_refusal(stand_in: StandIn) -> None:
-    stand_in.put("prepare", RuntimeError("Triton Error [CUDA]: device kernel image is invalid"))
-    with pytest.warns(FallbackWarning, match="image is invalid"):
-        agrees(eager(), eager)
-
-
-def test_a_backward_that_refuses_under_autograd_reaches_the_caller(stand_in: StandIn) -> None:
-    """Its forward has run: there is no way back to another kernel."""
-    reaches_the_caller(stand_in, trained, "backward", RuntimeError(WORDS))
+def test_inference_tensors_in_a_graph_are_the_callers_error() -> None:
+    with torch.inference_mode():
+        q, k, v, _ = tensors()
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        attention(q, k.clone().requires_grad_(), v)
+    assert evidence().refusals == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from attnsel import DotProductAttention, attention, override
 
 THD = torch.tensor([0, 2, 5], dtype=torch.int32)
 LENGTHS = torch.tensor([0, 4, 7], dtype=torch.int32)
+CU = ("cu_seqlens_q", "cu_seqlens_kv")
+PACKED = {"qkv_format": "thd", "attn_mask_type": "padding_causal", **dict.fromkeys(CU, THD)}
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {  # arguments; b, s_q, s_kv, h, g, d, e
     "causal": ({}, (1, 5, 5, 2, 2, 3, 3)),
     "cross, head dims": ({"attn_mask_type": "no_mask"}, (2, 4, 6, 2, 2, 3, 4)),
@@ -22,19 +23,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {  # arguments; b, s_
     "rows that see nothing": ({"attn_mask_type": "causal_bottom_right"}, (1, 6, 4, 2, 2, 3, 3)),
     "alibi": ({"core_attention_bias_type": "alibi"}, (1, 5, 5, 2, 2, 3, 3)),
     "off-by-one": ({"softmax_type": "off-by-one"}, (1, 5, 5, 2, 2, 3, 3)),
-    "packed": (
-        {
-            "qkv_format": "thd",
-            "attn_mask_type": "padding_causal",
-            "cu_seqlens_q": THD,
-            "cu_seqlens_kv": THD,
-        },
-        (0, 5, 5, 2, 2, 3, 3),
-    ),
-    "padded": (
-        {"attn_mask_type": "padding", "cu_seqlens_q": LENGTHS, "cu_seqlens_kv": LENGTHS},
-        (2, 4, 4, 2, 2, 3, 3),
-    ),
+    "packed": (PACKED, (0, 5, 5, 2, 2, 3, 3)),
+    "padded": ({"attn_mask_type": "padding", **dict.fromkeys(CU, LENGTHS)}, (2, 4, 4, 2, 2, 3, 3)),
 }
 
 
@@ -45,22 +35,18 @@ def make(sizes: tuple[int, ...]) -> list[Any]:
     return [torch.randn((b, *s) if b else s, dtype=torch.float64, requires_grad=True) for s in shapes]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_tiled_has_right_second_derivatives(name: str) -> None:
-    arguments, sizes = CASES[name]
-    arguments = {"attn_mask_type": "causal", **arguments}
-    assert torch.autograd.gradgradcheck(
-        lambda *tensors: attention(*tensors, backend="tiled", **arguments), make(sizes)
-    )
+MATHS = ["cross, head dims", "grouped window", "rows that see nothing", "padded"]
 
 
-@pytest.mark.parametrize("name", ["cross, head dims", "grouped window", "rows that see nothing", "padded"])
-def test_math_has_right_ones(name: str) -> None:
-    """PyTorch's own autograd. What others say: tests/attnsel/runtime/test_transforms.py."""
+@pytest.mark.parametrize(
+    ("backend", "name"), [*(("tiled", name) for name in CASES), *(("sdpa.math", name) for name in MATHS)]
+)
+def test_second_derivatives_are_right(backend: str, name: str) -> None:
+    """sdpa.math's are PyTorch's own autograd. What others say: test_transforms.py."""
     arguments, sizes = CASES[name]
-    arguments = {"attn_mask_type": "causal", **arguments, "backend": "sdpa.math"}
+    arguments = {"attn_mask_type": "causal", **arguments, "backend": backend}
     assert torch.autograd.gradgradcheck(
-        lambda *tensors: attention(*tensors, **arguments), make(sizes), fast_mode=True
+        lambda *tensors: attention(*tensors, **arguments), make(sizes), fast_mode=backend == "sdpa.math"
     )
 
 
@@ -80,12 +66,16 @@ def test_triton_has_right_ones() -> None:
     torch.testing.assert_close(second("triton"), second("tiled"), rtol=1e-3, atol=1e-3)
 
 
-def test_second_derivatives_of_a_bias_and_of_sinks() -> None:
-    module = DotProductAttention(2, 3, softmax_type="learnable", qkv_format="bshd", backend="tiled").double()
+def test_second_derivatives_of_a_bias_and_of_sinks_under_dropout() -> None:
+    """Which drops the same entries again."""
+    module = DotProductAttention(
+        2, 3, attention_dropout=0.3, softmax_type="learnable", qkv_format="bshd", backend="tiled"
+    ).double()
     q, k, v = make((1, 4, 4, 2, 2, 3, 3))
     bias = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
 
     def call(q: Any, k: Any, v: Any, bias: Any, sink: Any) -> Any:
+        torch.manual_seed(7)
         return torch.func.functional_call(
             module,
             {"softmax_offset": sink.view_as(module.softmax_offset)},
@@ -95,16 +85,6 @@ def test_second_derivatives_of_a_bias_and_of_sinks() -> None:
 
     sink = torch.randn(2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(call, (q, k, v, bias, sink))
-
-
-def test_dropout_drops_the_same_entries_again() -> None:
-    module = DotProductAttention(2, 3, attention_dropout=0.3, qkv_format="bshd", backend="tiled")
-
-    def call(*tensors: Any) -> Any:
-        torch.manual_seed(7)
-        return module(*tensors)
-
-    assert torch.autograd.gradgradcheck(call, make((1, 5, 5, 2, 2, 3, 3)))
 
 
 def test_a_memory_limit_holds_for_second_derivatives() -> None:
@@ -142,15 +122,3 @@ def test_over_ranks_the_error_says_what_to_use(tmp_path: Path) -> None:
     for said in ranks.run(over_ranks, 2, tmp_path):
         assert len(said) == 3, said
         assert all("without a cp_group" in text for text in said)
-
-
-def test_compiled_calls_say_that_they_have_none() -> None:
-    q, k, v = make((1, 16, 16, 2, 2, 8, 8))
-    call: Callable[..., Any] = torch.compile(lambda q: attention(q, k, v, backend="tiled"), fullgraph=True)
-
-    def twice() -> None:
-        (grad,) = torch.autograd.grad(call(q).sum(), q, create_graph=True)
-        torch.autograd.grad(grad.pow(2).sum(), q)
-
-    with pytest.raises(RuntimeError, match="double backward"):
-        twice()

@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import FallbackWarning, SelfCheckWarning
 from attnsel.runtime import bind, kernels, reference, selfcheck
 from attnsel.runtime.refusals import evidence
-from plugin_packages import by_hand, python
+from tables import each
 
 torch.set_num_threads(1)
 
@@ -44,7 +43,7 @@ def qkv(
 
 
 class Kernel:
-    """Stands in for the Triton kernel: tiled's numbers, unless ``wrong`` changes them."""
+    """In the place of the Triton kernel: tiled's numbers, unless ``wrong`` changes them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.forwards = self.backwards = 0
@@ -81,67 +80,54 @@ def at(t: Tensor, index: Any, value: Tensor | float) -> Tensor:
     return t
 
 
-# What is caught
+# What is caught: the part, what it gives instead, what is said
 
-FORWARD: dict[str, Callable[[Any], Any]] = {
-    "zeros": lambda r: r._replace(out=torch.zeros_like(r.out)),
-    "the scale": lambda r: r._replace(out=r.out * 1.1),
-    "the first row": lambda r: r._replace(out=at(r.out, (0, 0, 0), 0.3)),
-    "the last row": lambda r: r._replace(out=at(r.out, (1, 3, -1), 0.3)),
-    "one head": lambda r: r._replace(out=at(r.out, (slice(None), 2), r.out[:, 1])),
-    "heads in another order": lambda r: r._replace(out=r.out.flip(1)),
-    "the second sequence": lambda r: r._replace(out=at(r.out, 1, r.out[0])),
-    "not a number": lambda r: r._replace(out=at(r.out, (0, 1, -1, 3), math.nan)),
-}
-SPEC: dict[str, Callable[[Any], Any]] = {
-    "no mask": lambda s: dataclasses.replace(s, window_right=-1),
-    "a mask one key too wide": lambda s: dataclasses.replace(s, window_right=1),
-    "the other anchor": lambda s: dataclasses.replace(s, bottom_right=not s.bottom_right),
-    "no softcap": lambda s: dataclasses.replace(s, softcap=0.0),
-    "no sink": lambda s: dataclasses.replace(s, softmax_type="vanilla"),
-}
-BACKWARD: dict[str, Callable[[Any], Any]] = {
-    "dq's scale": lambda g: g._replace(q=g.q * 2.0),
-    "dk of the last key": lambda g: g._replace(k=at(g.k, (0, 0, -1), 5.0)),
-    "dk of one head": lambda g: g._replace(k=at(g.k, (slice(None), 1), g.k[:, 0])),
-    "dv's sign": lambda g: g._replace(v=-g.v),
-    "dv lost": lambda g: g._replace(v=torch.zeros_like(g.v)),
-    "not a number": lambda g: g._replace(k=at(g.k, (1, 1, 3, 3), math.inf)),
-}
+WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("forward", lambda r: r._replace(out=torch.zeros_like(r.out)), "out is off by"),
+    ("forward", lambda r: r._replace(out=r.out * 1.1), "out is off by"),
+    ("forward", lambda r: r._replace(out=at(r.out, (0, 0, 0), 0.3)), "out is off by"),
+    ("forward", lambda r: r._replace(out=at(r.out, (1, 3, -1), 0.3)), "out is off by"),
+    ("forward", lambda r: r._replace(out=at(r.out, (slice(None), 2), r.out[:, 1])), "out is off by"),
+    ("forward", lambda r: r._replace(out=at(r.out, 1, r.out[0])), "out is off by"),
+    ("forward", lambda r: r._replace(out=at(r.out, (0, 1, -1, 3), math.nan)), "out is off by"),
+    ("spec", lambda s: dataclasses.replace(s, window_right=-1), "out is off by"),
+    ("spec", lambda s: dataclasses.replace(s, window_right=1), "out is off by"),
+    ("spec", lambda s: dataclasses.replace(s, bottom_right=not s.bottom_right), "out is off by"),
+    ("spec", lambda s: dataclasses.replace(s, softcap=0.0), "out is off by"),
+    ("spec", lambda s: dataclasses.replace(s, softmax_type="vanilla"), "out is off by"),
+    ("backward", lambda g: g._replace(q=g.q * 2.0), "dq is off by"),
+    ("backward", lambda g: g._replace(k=at(g.k, (0, 0, -1), 5.0)), "dk is off by"),
+    ("backward", lambda g: g._replace(k=at(g.k, (slice(None), 1), g.k[:, 0])), "dk is off by"),
+    ("backward", lambda g: g._replace(v=-g.v), "dv is off by"),
+    ("backward", lambda g: g._replace(k=at(g.k, (1, 1, 3, 3), math.inf)), "dk is off by"),
+]
 
 
 def refused(tensors: list[Tensor], **arguments: Any) -> str:
-    """The words of the refusal: RUNTIME002's."""
+    """The words of the refusal, RUNTIME002's. A forced kernel that is wrong teaches nothing."""
     with pytest.raises(NoBackendError) as caught:
         call(tensors, **arguments)
     reasons = caught.value.selection["triton"].reasons
     assert [reason.code for reason in reasons] == ["RUNTIME002"]
+    assert evidence().refusals == ()
     return str(reasons[0].observed)
 
 
-@pytest.mark.parametrize("wrong", FORWARD.values(), ids=FORWARD)
-def test_a_wrong_forward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any]) -> None:
-    kernel.wrong["forward"] = wrong
-    assert "out is off by" in refused(qkv(grad=False, dtype=torch.bfloat16), attn_mask_type="causal")
-
-
-@pytest.mark.parametrize("wrong", SPEC.values(), ids=SPEC)
-def test_an_argument_that_is_dropped_is_caught(kernel: Kernel, wrong: Callable[[Any], Any]) -> None:
-    kernel.wrong["spec"] = wrong
-    asked = {"attn_mask_type": "causal", "softcap": 2.0, "softmax_type": "off-by-one"}
-    assert "out is off by" in refused(qkv(40, 60, grad=False), **asked)
-
-
-@pytest.mark.parametrize("wrong", BACKWARD.values(), ids=BACKWARD)
-def test_a_wrong_backward_is_caught(kernel: Kernel, wrong: Callable[[Any], Any]) -> None:
-    kernel.wrong["backward"] = wrong
-    words = refused(qkv(dtype=torch.bfloat16), attn_mask_type="causal")
-    assert words.startswith("in bf16 d")
-    assert "where rounding explains" in words
+def test_what_is_wrong_is_caught(kernel: Kernel) -> None:
+    for part, wrong, words in WRONG:
+        kernel.wrong = {part: wrong}
+        asked: dict[str, Any] = {"attn_mask_type": "causal"}
+        if part == "spec":
+            asked |= {"softcap": 2.0, "softmax_type": "off-by-one"}
+        s_kv = 60 if part == "spec" else 40
+        said = refused(qkv(40, s_kv, grad=part == "backward", dtype=torch.bfloat16), **asked)
+        assert said.startswith("in bf16 ")
+        assert words in said
+        assert "where rounding explains" in said
 
 
 def test_numbers_of_a_warm_up_call_hide_nothing(kernel: Kernel) -> None:
-    kernel.wrong["forward"] = FORWARD["the scale"]
+    kernel.wrong["forward"] = lambda r: r._replace(out=r.out * 1.1)
     refused([torch.zeros_like(t) for t in qkv()])
 
 
@@ -159,22 +145,16 @@ def test_gradients_of_bias_and_sinks_are_compared(kernel: Kernel) -> None:
 # What follows
 
 
-def make_flash_wrong(monkeypatch: pytest.MonkeyPatch, name: str = "sdpa.flash") -> None:
-    loaded = kernels.kernel_of(name)
-    original = loaded.bind
-    assert original is not None
-
-    def binding(spec: Any, inputs: Any) -> Any:
-        bound = original(spec, inputs)
-        return lambda *tensors: bound(*tensors) * 1.25
-
-    monkeypatch.setitem(kernels.KERNELS, name, loaded._replace(bind=binding))
-
-
 def test_the_next_candidate_runs_with_one_warning_that_has_the_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_flash_wrong(monkeypatch)
+    loaded = kernels.kernel_of("sdpa.flash")
+
+    def binding(spec: Any, inputs: Any) -> Any:
+        bound = loaded.bind(spec, inputs)
+        return lambda *tensors: bound(*tensors) * 1.25
+
+    monkeypatch.setitem(kernels.KERNELS, "sdpa.flash", loaded._replace(bind=binding))
     core = attnsel.DotProductAttention(4, 16, 4, qkv_format="bshd")
     tensors = [qkv()[0] for _ in "qkv"]
     words = (
@@ -193,90 +173,8 @@ def test_the_next_candidate_runs_with_one_warning_that_has_the_figures(
     assert "RUNTIME002" in core.explain(*tensors).report()
 
 
-def test_a_forced_kernel_that_is_wrong_teaches_nothing(kernel: Kernel) -> None:
-    kernel.wrong["forward"] = FORWARD["zeros"]
-    refused(qkv())
-    assert evidence().refusals == ()
+# What passes: in every feature but dropout, the fuzz target ``selfcheck``
 
-
-def test_a_wrong_backward_is_caught_under_the_compiler(kernel: Kernel) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    out = compiled(qkv(), attn_mask_type="causal")
-    kernel.wrong["backward"] = BACKWARD["dq's scale"]
-    with pytest.raises(NoBackendError, match="RUNTIME002"):
-        out.sum().backward()
-    kernel.wrong.clear()
-    clear_cache()
-    tensors, plain = qkv(), qkv()
-    compiled(tensors, attn_mask_type="causal").square().sum().backward()
-    attention(*plain, attn_mask_type="causal", backend="tiled").square().sum().backward()
-    torch.testing.assert_close([t.grad for t in tensors], [t.grad for t in plain])
-    torch._dynamo.reset()
-
-
-PLUGIN_RUNS = """
-import warnings, torch, attnsel
-from attnsel.debug import FallbackWarning
-tensors = [torch.randn(2, 40, 4, 16, requires_grad=True) for _ in "qkv"]
-def run(backend=None):
-    out = attnsel.attention(*tensors, backend=backend)
-    return [out, *torch.autograd.grad(out.square().sum(), tensors)]
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    numbers = run()
-    again = run()
-assert [w.category for w in caught] == [FallbackWarning], [str(w.message) for w in caught]
-assert "acme gave other numbers than tiled: in fp32 FIGURES is off by" in str(caught[0].message), caught[0]
-for ours, theirs in zip([*numbers, *again], 2 * run("tiled"), strict=True):
-    torch.testing.assert_close(ours, theirs)
-"""
-PLUGIN_KERNEL = """
-from attnsel.backends.tiled import kernel as tiled
-def forward(spec, inputs):
-    result = tiled.forward(spec, inputs)
-    return result._replace(out=result.out * OUT)
-def backward(spec, inputs, result, dout):
-    grads = tiled.backward(spec, inputs, result, dout)
-    return grads._replace(v=grads.v * DV)
-"""
-
-
-@pytest.mark.parametrize(
-    ("out", "dv", "figures"), [(1.2, 1.0, "out"), (1.0, 0.5, "dv")], ids=["forward", "backward"]
-)
-def test_a_plug_in_without_proof_is_checked_unasked(
-    tmp_path: Path, out: float, dv: float, figures: str
-) -> None:
-    site = by_hand(
-        tmp_path,
-        "acme",
-        "PLUGIN = plugin(takes={'cpu', 'fp32', 'training'}, place='before sdpa.flash')\n",
-        PLUGIN_KERNEL.replace("OUT", str(out)).replace("DV", str(dv)),
-    )
-    # Unproven, it would rank below proven kernels: they are switched off.
-    done = python(
-        PLUGIN_RUNS.replace("FIGURES", figures), site, ATTNSEL_DISABLE="sdpa.flash,sdpa.math,sdpa.efficient"
-    )
-    assert done.returncode == 0, done.stderr
-
-
-# What passes: in every feature, the fuzz target ``selfcheck``
-
-FEATURES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"attn_mask_type": "causal"},
-    "causal_bottom_right": {"attn_mask_type": "causal_bottom_right"},
-    "window": {"attn_mask_type": "causal", "window_size": (7, 0)},
-    "window both ways": {"window_size": (5, 3), "bottom_right_diagonal": False},
-    "alibi": {"attn_mask_type": "causal_bottom_right", "core_attention_bias_type": "alibi"},
-    "softcap": {"softcap": 3.0},
-    "off-by-one": {"softmax_type": "off-by-one"},
-    "peaked": {"softmax_scale": 2.0},
-    "dropout": {"attention_dropout": 0.3},
-    "dropout, causal": {"attention_dropout": 0.3, "attn_mask_type": "causal_bottom_right"},
-    "lse": {"return_lse": True},
-}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -287,30 +185,15 @@ def passes(tensors: list[Tensor], **arguments: Any) -> None:
     assert len(selfcheck._passed.items) == before + 1
 
 
-# What PyTorch's kernels have no argument for; every other call of these is run and compared.
-LACKS = {
-    "sdpa.flash": {"softcap", "off-by-one", "dropout", "dropout, causal"},
-    "sdpa.math": {"softcap", "off-by-one", "lse"},
-}
-
-
-@pytest.mark.parametrize("backend", LACKS)
-def test_pytorchs_kernels_pass(backend: str) -> None:
-    for number, (name, arguments) in enumerate(FEATURES.items()):
-        for dtype in (DTYPES[number % 4], DTYPES[(number + 1) % 4]):
-            clear_cache()  # a scale is no question of its own: what passed once would not be compared
-            if name not in LACKS[backend]:
-                passes(qkv(dtype=dtype), backend=backend, **arguments)
-                continue
-            with pytest.raises(NoBackendError, match=r"SDPA\d"):
-                call(qkv(dtype=dtype), backend=backend, **arguments)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_the_triton_kernel_passes() -> None:
-    for name in ("window", "dropout, causal", "peaked"):
-        clear_cache()
-        passes(qkv(dtype=torch.bfloat16), **FEATURES[name])
+@pytest.mark.parametrize(
+    "backend", ["sdpa.math", *(["triton"] if importlib.util.find_spec("triton") else [])]
+)
+def test_a_right_kernel_passes_with_dropout_and_where_it_is_peaked(backend: str) -> None:
+    for asked in (
+        {"attention_dropout": 0.3, "attn_mask_type": "causal_bottom_right"},
+        {"softmax_scale": 2.0},
+    ):
+        passes(qkv(dtype=torch.bfloat16), backend=backend, **asked)
 
 
 def cu(*lengths: int) -> Tensor:
@@ -400,14 +283,12 @@ def test_nothing_is_checked_twice(kernel: Kernel) -> None:
     assert (kernel.forwards, kernel.backwards) == (14, 2)
 
 
-@pytest.mark.parametrize(("mode", "runs"), [("0", 1), ("unproven", 1), ("all", 2)])
-def test_the_setting_says_who_is_checked(kernel: Kernel, mode: str, runs: int) -> None:
-    with override(selfcheck=mode):  # without a GPU's architecture there is nothing to be unproven on
-        call(qkv(grad=False))
-    assert kernel.forwards == runs
-
-
-def test_unproven_kernels_are_checked_by_default(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_says_who_is_checked(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode, runs in (("0", 1), ("unproven", 2)):
+        with override(selfcheck=mode):  # without a GPU's architecture there is nothing to be unproven on
+            call(qkv(grad=False))
+        assert kernel.forwards == runs
+    clear_cache()
     original = selfcheck.is_wanted
 
     def on_a_gpu(selection: Any, settings: Any) -> bool:
@@ -440,31 +321,18 @@ def test_memory_that_runs_out_in_the_check_is_no_refusal(kernel: Kernel) -> None
     assert evidence().refusals == ()
 
 
-def test_a_kernel_that_refuses_in_the_check_is_told_in_its_own_words(kernel: Kernel) -> None:
-    kernel.error = RuntimeError("no plan for this problem")
-    with pytest.raises(NoBackendError, match="RUNTIME001") as caught:
-        call(qkv())
-    assert caught.value.selection["triton"].reasons[0].observed == "no plan for this problem"
-
-
 # Rows
 
 
-@pytest.mark.parametrize(
-    ("spec", "len_q", "len_kv", "inside"),
-    [
-        ({}, 100, 100, {0, 7, 50, 99}),
-        ({"window_right": 0}, 100, 30, {0, 29, 30, 31, 99}),
-        ({"window_right": 0, "bottom_right": True}, 100, 30, {0, 69, 70, 71, 99}),
-        ({"window_right": 0, "window_left": 16}, 100, 30, {0, 15, 16, 17, 29, 30, 46, 47, 99}),
-        ({}, 3, 9, {0, 1, 2}),
-    ],
-)
-def test_rows_lie_where_kernels_go_wrong(
-    spec: dict[str, Any], len_q: int, len_kv: int, inside: set[int]
-) -> None:
-    sequence = reference.SequenceSpan(0, 0, len_q, 0, len_kv)
-    runs = reference._runs(bind.Spec(**spec), sequence)
+@each("spec, len_q, len_kv, inside", [
+    ({}, 100, 100, {0, 7, 50, 99}),
+    ({"window_right": 0}, 100, 30, {0, 29, 30, 31, 99}),
+    ({"window_right": 0, "bottom_right": True}, 100, 30, {0, 69, 70, 71, 99}),
+    ({"window_right": 0, "window_left": 16}, 100, 30, {0, 15, 16, 17, 29, 30, 46, 47, 99}),
+    ({}, 3, 9, {0, 1, 2}),
+])  # fmt: skip
+def test_rows_lie_where_kernels_go_wrong(spec: Any, len_q: int, len_kv: int, inside: set[int]) -> None:
+    runs = reference._runs(bind.Spec(**spec), reference.SequenceSpan(0, 0, len_q, 0, len_kv))
     rows = [row for each in runs for row in each]
     assert inside <= set(rows)
     assert rows == sorted(set(rows))

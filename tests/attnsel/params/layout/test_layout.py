@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel import DotProductAttention, InvalidInput, Layout, detect_layout
 from attnsel.params.layout import LAYOUTS, LayoutName
+from layout_cases import B, D, H, S, buffers_of, cut
 from paths import IMPORTED_FROM
+from tables import each
 
 torch.set_num_threads(1)
 
-B, S, H, G, D = 2, 6, 8, 2, 16
-LEAD = {"bshd": (B, S), "sbhd": (S, B), "thd": (B * S,), "bhsd": (B,)}
-INNER = {"bshd": (D,), "sbhd": (D,), "thd": (D,), "bhsd": (S, D)}
+G = 2
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
@@ -42,71 +42,46 @@ def detect(q: Tensor, k: Tensor, v: Tensor, qkv_format: str, **about: Any) -> La
         return detect_layout(q, k, v, qkv_format, **about)
 
 
-def empty(fmt: str, *heads: int) -> Tensor:
-    return torch.empty(*LEAD[fmt], *heads, *INNER[fmt])
-
-
-def packed(fmt: str, group: str, g: int = G) -> Triple:
+def packed(fmt: str, group: str, g: int = G) -> Any:
     """q, k and v of a group of layouts, h = g = H where the three are packed into equal parts."""
-    axis = len(LEAD[fmt])
-    if group == "3hd":
-        return empty(fmt, 3, H).unbind(axis)  # type: ignore[return-value]
-    if group == "h3d":
-        return empty(fmt, H, 3).unbind(axis + 1)  # type: ignore[return-value]
-    if group == "(h+2hg)d":
-        return empty(fmt, H + 2 * g).split([H, g, g], axis)
-    if group == "hg(h/hg+2)d":
-        buffer = empty(fmt, g, H // g + 2)
-        k, v = buffer.select(axis + 1, H // g), buffer.select(axis + 1, H // g + 1)
-        return buffer.narrow(axis + 1, 0, H // g).flatten(axis, axis + 1), k, v  # q is a copy
-    q = empty(fmt, H)
-    if group == "hd_2hd":
-        return q, *empty(fmt, 2, g).unbind(axis)  # type: ignore[return-value]
-    if group == "hd_h2d":
-        return q, *empty(fmt, g, 2).unbind(axis + 1)  # type: ignore[return-value]
-    return q, empty(fmt, g), empty(fmt, g)
+    return cut(fmt, group, g, [t.detach() for t in buffers_of(fmt, group, g)])
 
 
 # Names
 
 
-def test_transformer_engines_names() -> None:
-    for name, about in LAYOUTS.items():
-        has_its_name(name, about)
-
-
-def has_its_name(name: str, about: LayoutName) -> None:
+@each("name, about", LAYOUTS.items())
+def test_transformer_engines_names(name: str, about: LayoutName) -> None:
     if about.paged:
         pools = [torch.empty(9, 4, G, D) for _ in range(2)]  # our pools have their pages in front
-        found = detect(empty(about.q_format, H), *pools, about.q_format, paged=True)
+        found = detect(packed(about.q_format, "hd_hd_hd")[0], *pools, about.q_format, paged=True)
         name = f"paged_kv_{about.q_format}_bshd_bshd"
     elif about.q_format != about.kv_format:
-        mixed = f"{about.q_format}_2{about.kv_format}"
-        kv = packed(about.kv_format, "hd_hd_hd")[1:]
-        found = detect(empty(about.q_format, H), *kv, mixed)
+        q, kv = packed(about.q_format, "hd_hd_hd")[0], packed(about.kv_format, "hd_hd_hd")[1:]
+        found = detect(q, *kv, f"{about.q_format}_2{about.kv_format}")
     else:
-        found = detect(*packed(about.q_format, about.group), about.q_format)
+        found = detect(*packed(about.q_format, about.group.replace("sd", "hd")), about.q_format)
     assert (found.name, found.known) == (name, True)
 
 
-@pytest.mark.parametrize(
-    ("fmt", "group", "g", "name"),
-    [
-        ("sbhd", "(h+2hg)d", 1, "sb(h+2hg)d"),
-        ("bshd", "(h+2hg)d", 2, "bs(h+2hg)d"),
-        ("thd", "(h+2hg)d", 4, "t(h+2hg)d"),
-        ("bhsd", "(h+2hg)d", 2, "b(h+2hg)sd"),
-        ("sbhd", "(h+2hg)d", H, "sb3hd"),  # equal parts: this is TransformerEngine's
-        ("bhsd", "3hd", 2, "b3hsd"),
-        ("bhsd", "h3d", 2, "bh3sd"),
-        ("bhsd", "hd_2hd", 2, "bhsd_b2hsd"),
-        ("sbhd", "hg(h/hg+2)d", 2, "sbhd_sbhg(h/hg+2)d"),
-        ("bshd", "hg(h/hg+2)d", 4, "bshd_bshg(h/hg+2)d"),
-        ("thd", "hg(h/hg+2)d", 2, "thd_thg(h/hg+2)d"),
-    ],
-)
+@each("fmt, group, g, name", [
+    ("sbhd", "(h+2hg)d", 1, "sb(h+2hg)d"),
+    ("bshd", "(h+2hg)d", 2, "bs(h+2hg)d"),
+    ("thd", "(h+2hg)d", 4, "t(h+2hg)d"),
+    ("bhsd", "(h+2hg)d", 2, "b(h+2hg)sd"),
+    ("sbhd", "(h+2hg)d", H, "sb3hd"),  # equal parts: this is TransformerEngine's
+    ("bhsd", "3hd", 2, "b3hsd"),
+    ("bhsd", "h3d", 2, "bh3sd"),
+    ("bhsd", "hd_2hd", 2, "bhsd_b2hsd"),
+    ("sbhd", "hg(h/hg+2)d", 2, "sbhd_sbhg(h/hg+2)d"),
+    ("bshd", "hg(h/hg+2)d", 4, "bshd_bshg(h/hg+2)d"),
+    ("thd", "hg(h/hg+2)d", 2, "thd_thg(h/hg+2)d"),
+])  # fmt: skip
 def test_what_transformer_engine_has_no_name_for(fmt: str, group: str, g: int, name: str) -> None:
-    assert detect(*packed(fmt, group, g), fmt).name == name
+    found = detect(*packed(fmt, group, g), fmt)
+    assert found.name == name
+    for width in (60, 120):
+        assert max(map(len, found.describe(width).splitlines())) <= width
 
 
 def test_names_say_how_memory_is_ordered_not_how_it_is_indexed() -> None:
@@ -124,18 +99,14 @@ def test_dimensions_of_size_one_have_no_say() -> None:
     assert detect(one, one.clone(), one.clone(), "bshd").name == "bshd_bshd_bshd"
 
 
-@pytest.mark.parametrize(
-    ("change", "token"),
-    [
-        (lambda t: t[:, ::2], "view(bshd)"),
-        (lambda t: t[:, :, 1:3], "view(bshd)"),
-        (lambda t: t[..., :9], "view(bshd)"),
-        (lambda t: t[..., ::2], "view(bshd)"),
-        (lambda t: t[:, :, :1].expand(-1, -1, 4, -1), "view(bs1d)"),
-        (lambda t: t[:1, :1, :1].expand(2, 3, 4, -1), "111d"),
-        (lambda t: t.as_strided((2, 3, 4, 16), (64, 64, 16, 1)), "overlap(bshd)"),
-    ],
-)
+@each("change, token", [
+    (lambda t: t[:, ::2], "view(bshd)"),
+    (lambda t: t[..., :9], "view(bshd)"),
+    (lambda t: t[..., ::2], "view(bshd)"),
+    (lambda t: t[:, :, :1].expand(-1, -1, 4, -1), "view(bs1d)"),
+    (lambda t: t[:1, :1, :1].expand(2, 3, 4, -1), "111d"),
+    (lambda t: t.as_strided((2, 3, 4, 16), (64, 64, 16, 1)), "overlap(bshd)"),
+])  # fmt: skip
 def test_views(change: Any, token: str) -> None:
     q, k, v = (torch.empty(B, S, H, D) for _ in range(3))
     assert detect(q, change(k), change(v), "bshd").name == f"bshd_{token}_{token}"
@@ -152,13 +123,9 @@ def test_a_packed_buffer_inside_a_wider_row_is_a_view_of_it() -> None:
 # Storages, overlap, alignment
 
 
-def test_shared_storages() -> None:
-    assert detect(*packed("bshd", "3hd"), "bshd").shared == ("qkv",)
-    assert detect(*packed("bshd", "hd_2hd"), "bshd").shared == ("kv",)
-    assert detect(*packed("bshd", "hd_hd_hd"), "bshd").shared == ()
-
-
-def test_one_tensor_for_all_three_overlaps() -> None:
+def test_shared_storages_and_overlap() -> None:
+    for group, shared in (("3hd", ("qkv",)), ("hd_2hd", ("kv",)), ("hd_hd_hd", ())):
+        assert detect(*packed("bshd", group), "bshd").shared == shared
     x = torch.empty(B, S, H, D)
     found = detect(x, x, x, "bshd")
     assert (found.name, found.plain) == ("bshd_bshd_bshd", True)
@@ -166,8 +133,8 @@ def test_one_tensor_for_all_three_overlaps() -> None:
 
 
 def test_memory_that_lies_in_two_storages_is_seen() -> None:
-    array = np.zeros(4 * B * S * H * D, dtype=np.float32)
     size = B * S * H * D
+    array = torch.zeros(4 * size).numpy()
     q, k, v = (torch.from_numpy(array[start : start + size]).view(B, S, H, D) for start in (0, 99, 2 * size))
     found = detect(q, k, v, "bshd")
     assert [t.offset for t in found.tensors] == [0, 0, 0]
@@ -182,17 +149,10 @@ def test_alignment_is_that_of_the_address() -> None:
     q = raw[start : start + 2 * B * S * 4].view(torch.float16).view(B, S, 1, 4)
     found = detect(q, q, q, "bshd").q
     assert (found.alignment, found.row_alignment) == (2, 2)
-    buffer = torch.empty(B, S, H + 2, D, dtype=torch.float16)
+    buffer = torch.empty(B, S, H + 2, 16, dtype=torch.float16)
     assert detect(*buffer.split([H, 1, 1], 2), "bshd").v.row_alignment == 32
     meta = torch.empty(B, S, H, D, device="meta")[:, 1:]
     assert detect(meta, meta, meta, "bshd").q.alignment == 256  # if its storage is, as allocators give it
-
-
-def addresses(dims: list[tuple[int, int]]) -> list[int]:
-    return [
-        sum(i * step for i, (_, step) in zip(index, dims, strict=True))
-        for index in itertools.product(*(range(n) for n, _ in dims))
-    ]
 
 
 # Every triple has a layout
@@ -211,35 +171,24 @@ class Tag(torch.Tensor):
         raise NotImplementedError(func)
 
 
-def strange() -> dict[str, Tensor]:
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_strange_tensors() -> None:
+    ragged = [torch.zeros(2, H, D), torch.zeros(3, H, D)]
     with FakeTensorMode():
         fake = torch.empty(B, S, H, D)
-    return {
-        "meta": torch.empty(B, S, H, D, device="meta"),
-        "fake": fake,
-        "sparse": torch.zeros(B, S, H, D).to_sparse(),
-        "nested": torch.nested.nested_tensor([torch.zeros(2, H, D), torch.zeros(3, H, D)]),
-        "jagged": torch.nested.nested_tensor(
-            [torch.zeros(2, H, D), torch.zeros(3, H, D)], layout=torch.jagged
-        ),
-        "no storage": Tag(B, S, H, D),
-        "empty": torch.empty(B, 0, H, D),
-        "dense": torch.empty(B, S, H, D),
-        "parameter": torch.nn.Parameter(torch.empty(B, S, H, D)),
-        "float8": torch.empty(B, S, H, D, dtype=torch.float8_e4m3fn),
-    }
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", strange())
-def test_strange_tensors(name: str) -> None:
-    tensors = strange()
-    for q, k in ((tensors[name], tensors["dense"]), (tensors["dense"], tensors[name])):
-        found = detect(q, k, tensors[name], "bshd")
-        assert found.name
-        assert all(len(line) <= 80 for line in found.describe().splitlines())
-        json.dumps(found.as_dict())
-    assert detect(tensors["dense"], tensors["no storage"], tensors["sparse"], "bshd").shared == ()
+    strange = [
+        torch.empty(B, S, H, D, device="meta"), fake, torch.zeros(B, S, H, D).to_sparse(), Tag(B, S, H, D),
+        torch.nested.nested_tensor(ragged), torch.nested.nested_tensor(ragged, layout=torch.jagged),
+        torch.empty(B, 0, H, D), torch.empty(B, S, H, D, dtype=torch.float8_e4m3fn),
+    ]  # fmt: skip
+    dense = torch.nn.Parameter(torch.empty(B, S, H, D))
+    for one in strange:
+        for q, k in ((one, dense), (dense, one)):
+            found = detect(q, k, one, "bshd")
+            assert found.name
+            assert all(len(line) <= 80 for line in found.describe().splitlines())
+            json.dumps(found.as_dict())
+    assert detect(dense, strange[3], strange[2], "bshd").shared == ()
 
 
 def test_tensors_under_vmap_and_functional_transforms() -> None:
@@ -326,17 +275,12 @@ def test_any_strided_tensors_are_what_their_layout_says(case: tuple[Triple, str]
 
 
 def addresses_of(t: Any) -> set[tuple[int, int]]:
-    dims = list(zip(t.shape, t.stride, strict=True))
-    return {(t.storage, t.start + 4 * at) for at in addresses(dims)}
-
-
-# Under torch.compile
+    indices = itertools.product(*map(range, t.shape))
+    return {(t.storage, t.start + 4 * sum(map(operator.mul, index, t.stride))) for index in indices}
 
 
 def test_planning_detects_without_torch() -> None:
-    code = (
-        "import sys, attnsel.params.layout; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
-    )
+    code = "import sys, attnsel.params.layout; assert not {'torch', 'numpy'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=IMPORTED_FROM)
 
 
@@ -347,7 +291,7 @@ def test_bad_input_is_named() -> None:
     x = torch.empty(B, S, H, D)
     with pytest.raises(InvalidInput, match=r"qkv_format = 'hbsd': must be one of bshd, .*thd_2bshd"):
         detect_layout(x, x, x, "hbsd")
-    with pytest.raises(InvalidInput, match=r"key_layer\.shape = \(2, 6, 8\): must have 4 dimensions, bshd"):
+    with pytest.raises(InvalidInput, match=r"key_layer\.shape = \(2, 6, 16\): must have 4 dimensions, bshd"):
         detect_layout(x, x[..., 0], x, "bshd")
 
 
@@ -371,13 +315,6 @@ layout sb(h+2hg)d: q, k and v are views of one buffer
 def test_the_drawing_of_one_buffer_for_all() -> None:
     buffer = torch.empty(128, 2, 18, 64, dtype=torch.bfloat16, device="meta")
     assert detect(*buffer.split([16, 1, 1], 2), "sbhd").describe() == DRAWN
-
-
-@pytest.mark.parametrize("group", ["3hd", "h3d", "(h+2hg)d", "hg(h/hg+2)d", "hd_2hd", "hd_h2d"])
-def test_drawings_keep_to_their_width(group: str) -> None:
-    for fmt, width in itertools.product(LEAD, (60, 120)):
-        text = detect(*packed(fmt, group), fmt).describe(width)
-        assert max(map(len, text.splitlines())) <= width
 
 
 # Where it is told

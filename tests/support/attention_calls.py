@@ -1,27 +1,29 @@
 """One call of ``attnsel.attention`` from plain values, and what the definition of attention gives for it.
 
-Shares no code with attnsel's attention. A failure's script is this file, rounding.py and one more line. Shape
-letters as in the kernels' contract: b, h, g, s_q, s_kv, t (packed rows), d, e.
+For the runtime's tests and the fuzz targets. A failure's script is rounding.py, reference.py, this file and
+one more line. Shape letters as in the kernels' contract: b, h, g, s_q, s_kv, t (packed rows), d, e.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from rounding import UNITS, unexplained
 from torch import Tensor
 
 from attnsel import InvalidInput, NoBackendError, attention, clear_cache, override
+from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.tiled import backward as tiled_backward
 from attnsel.backends.tiled import forward as tiled_forward
 from attnsel.debug import FallbackWarning
+from reference import attention_reference
+from rounding import UNITS, unexplained
 
 torch.set_num_threads(1)
 
@@ -68,25 +70,18 @@ CASE: dict[str, Any] = {
     "in_place": False,  # these write into the tensors of the first one
 }
 FORMATS = {"bshd": "b s h d", "sbhd": "s b h d", "bhsd": "b h s d", "thd": "t h d"}
-TO_BHSD = {"bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3), "bhsd": (0, 1, 2, 3)}
-FROM_BHSD = {"bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3), "bhsd": (0, 1, 2, 3)}
+TO_KERNEL = {"bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3), "bhsd": (0, 1, 2, 3), "thd": (0, 1, 2)}
+FROM_KERNEL = TO_KERNEL | {"sbhd": (2, 0, 1, 3)}
 
 
 # ---- tensors ----------------------------------------------------------------------------------------
 
 
-@dataclass
-class Layout:
+class Layout(NamedTuple):
     """How a tensor lies in memory: the shape of what is allocated, and the tensor as a view of it."""
 
     base: Callable[[list[int]], list[int]]
     view: Callable[[Tensor, list[int]], Tensor]
-
-
-def _swapped(shape: list[int], a: int, b: int) -> list[int]:
-    shape = list(shape)
-    shape[a], shape[b] = shape[b], shape[a]
-    return shape
 
 
 def _with(shape: list[int], axis: int, size: Callable[[int], int]) -> list[int]:
@@ -97,8 +92,8 @@ def _with(shape: list[int], axis: int, size: Callable[[int], int]) -> list[int]:
 
 LAYOUTS = {
     "dense": Layout(lambda s: s, lambda t, s: t),
-    "swapped 1 2": Layout(lambda s: _swapped(s, 1, 2), lambda t, s: t.transpose(1, 2)),
-    "swapped 0 1": Layout(lambda s: _swapped(s, 0, 1), lambda t, s: t.transpose(0, 1)),
+    "swapped 1 2": Layout(lambda s: [s[0], s[2], s[1], *s[3:]], lambda t, s: t.transpose(1, 2)),
+    "swapped 0 1": Layout(lambda s: [s[1], s[0], *s[2:]], lambda t, s: t.transpose(0, 1)),
     "last outermost": Layout(lambda s: [s[-1], *s[:-1]], lambda t, s: t.movedim(0, -1)),
     "every second element": Layout(lambda s: _with(s, -1, lambda n: 2 * n), lambda t, s: t[..., ::2]),
     "every second of 1": Layout(lambda s: _with(s, 1, lambda n: 2 * n), lambda t, s: t[:, ::2]),
@@ -106,6 +101,10 @@ LAYOUTS = {
     "slice of 1": Layout(lambda s: _with(s, 1, lambda n: n + 2), lambda t, s: t[:, 1 : 1 + s[1]]),
     "one element in": Layout(lambda s: [1 + math.prod(s)], lambda t, s: t[1:].view(s)),
     "eight elements in": Layout(lambda s: [8 + math.prod(s)], lambda t, s: t[8:].view(s)),
+    "expanded by an element": Layout(
+        lambda s: [s[0] + math.prod(s[1:])],
+        lambda t, s: t.as_strided(s, (1, *torch.empty(s[1:], device="meta").stride())),
+    ),
     "expanded 0": Layout(lambda s: _with(s, 0, lambda n: 1), lambda t, s: t.expand(s)),
     "expanded 1": Layout(lambda s: _with(s, 1, lambda n: 1), lambda t, s: t.expand(s)),
     "expanded 2": Layout(lambda s: _with(s, 2, lambda n: 1), lambda t, s: t.expand(s)),
@@ -136,52 +135,29 @@ class Problem:
                 found.append(layout.view(leaves[name], shape_of(case, self.sizes, name)))
         return found
 
-    def rows(self, which: str) -> Tensor:
-        """Real rows: bool [b, s_q] or [b, s_kv]."""
-        s = self.sizes["s_q" if which == "q" else "s_kv"]
-        lens = self.case[f"lens_{which}"]
-        lens = [s] * self.sizes["b"] if lens is None else lens
-        return torch.arange(s) < torch.tensor(lens, dtype=torch.long).reshape(-1, 1)
-
-    def places(self, which: str) -> Tensor:
-        """Packed: the row in memory of each sequence's rows, [b, s]; 0 where there is none."""
-        lens, real = self.case[f"lens_{which}"], self.rows(which)
-        starts = torch.tensor(starts_of(self.case, which)[:-1]).reshape(-1, 1)
-        return torch.where(real, starts + torch.arange(real.shape[1]), 0) if lens else real.long()
-
-    def wide(self, t: Tensor, which: str) -> Tensor:
-        """A tensor of the caller's format as [b, h, s, d], 0 in rows that are not real."""
-        if self.case["fmt"] == "thd":
-            if t.shape[0] == 0:  # nothing to gather from
-                t = t.new_zeros(1, *t.shape[1:]) + t.sum()
-            t = t[self.places(which)].transpose(1, 2)
-        else:
-            t = t.permute(TO_BHSD[self.case["fmt"]])
-        return torch.where(self.rows(which)[:, None, :, None], t, 0.0)
-
-    def narrow(self, out: Tensor) -> Tensor:
-        """[b, h, s_q, e] in the caller's format."""
-        if self.case["fmt"] != "thd":
-            return out.permute(FROM_BHSD[self.case["fmt"]])
-        flat = out.transpose(1, 2)[self.rows("q")]
-        made = out.new_zeros(self.sizes["t_q"], *flat.shape[1:])
-        return made.index_put((self.places("q")[self.rows("q")],), flat)
-
-    def narrow_lse(self, lse: Tensor) -> Tensor:
-        if self.case["fmt"] != "thd":
-            return lse
-        made = lse.new_full((self.sizes["t_q"], lse.shape[1]), -math.inf)
-        at = self.places("q")[self.rows("q")]
-        return made.index_put((at,), lse.transpose(1, 2)[self.rows("q")]).transpose(0, 1)
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All that is given by name besides q, k and v."""
+        others = {name: leaf for name, leaf in self.leaves.items() if len(name) > 1}
+        return {**self.plain, **self.tensors, **others}
 
     def memory_rows(self, which: str) -> Tensor:
         """Rows of the caller's tensor that are real, as its leading dimensions [b, s, 1], [s, b, 1], ..."""
-        real = self.rows(which)
-        if self.case["fmt"] == "thd":
-            made = torch.zeros(self.sizes["t_q" if which == "q" else "t_kv"], dtype=torch.bool)
-            made[self.places(which)[real]] = True
-            return made[:, None]
-        return {"bshd": real[:, :, None], "sbhd": real.T[:, :, None], "bhsd": real[:, None]}[self.case["fmt"]]
+        fmt = self.case["fmt"]
+        if fmt == "thd":
+            made = torch.zeros(self.sizes[f"t_{which}"], 1, dtype=torch.bool)
+            for start, length in zip(starts_of(self.case, which), self.case[f"lens_{which}"], strict=False):
+                made[start : start + length] = True
+            return made
+        real = real_rows(self.case, self.sizes, which)
+        return {"bshd": real[:, :, None], "sbhd": real.T[:, :, None], "bhsd": real[:, None]}[fmt]
+
+
+def real_rows(case: dict[str, Any], sizes: dict[str, int], which: str) -> Tensor:
+    """Of a dense batch: [b, s]."""
+    lens = case[f"lens_{which}"]
+    lens = [sizes[f"s_{which}"]] * sizes["b"] if lens is None else lens
+    return torch.arange(sizes[f"s_{which}"]) < torch.tensor(lens, dtype=torch.long).reshape(-1, 1)
 
 
 def starts_of(case: dict[str, Any], which: str) -> list[int]:
@@ -265,11 +241,7 @@ def make(case: dict[str, Any]) -> Problem:
     if case["mask"] == "arbitrary":
         tensors["attention_mask"] = normal(named(case["arbitrary"])) > 0.3
     elif case["lengths"] == "masks":
-        pair = [
-            torch.arange(sizes[f"s_{w}"]) >= torch.tensor(case[f"lens_{w}"], dtype=torch.long).reshape(-1, 1)
-            for w in ("q", "kv")
-        ]
-        pair = [m[:, None, None] for m in pair]
+        pair = [~real_rows(case, sizes, which)[:, None, None] for which in ("q", "kv")]
         same = sizes["s_q"] == sizes["s_kv"] and case["lens_q"] == case["lens_kv"]
         tensors["attention_mask"] = pair[0] if same else tuple(pair)
     elif case["lengths"] == "cu_seqlens":
@@ -297,79 +269,72 @@ def make(case: dict[str, Any]) -> Problem:
 # ---- the definition ---------------------------------------------------------------------------------
 
 
+def spec_of(case: dict[str, Any]) -> Spec:
+    causal = "causal" in case["mask"]
+    left, right = case["window"] or (-1, -1)
+    return Spec(
+        packed=case["fmt"] == "thd",
+        softmax_scale=case["d"] ** -0.5 if case["scale"] is None else case["scale"],
+        window_left=left,
+        window_right=0 if causal else right,
+        bottom_right="bottom_right" in case["mask"] if causal else case["anchor"] is not False,
+        softcap=case["softcap"],
+        softmax_type=case["softmax"],
+    )
+
+
+def inputs_of(problem: Problem, leaves: dict[str, Tensor]) -> Inputs:
+    case, tensors = problem.case, problem.tensors
+    q, k, v = (t.permute(TO_KERNEL[case["fmt"]]) for t in problem.qkv(leaves))
+    bias = leaves.get("core_attention_bias")
+    if bias is not None and case["bias"][0] == "pre_scale_bias":
+        bias = bias * spec_of(case).softmax_scale
+    slopes = tensors.get("alibi_slopes")
+    if case["alibi"] == "computed":
+        slopes = computed_slopes(problem.sizes["h"])
+    lengths = {name: t for name, t in tensors.items() if name.startswith("cu_seqlens")}
+    if case["fmt"] != "thd" and case["lens_q"] is not None:
+        lengths = {f"seqlens_{w}": torch.tensor(case[f"lens_{w}"], dtype=torch.long) for w in ("q", "kv")}
+    mask = tensors["attention_mask"] if case["mask"] == "arbitrary" else None
+    return Inputs(q, k, v, mask, bias, slopes, softmax_offset=leaves.get("softmax_offset"), **lengths)
+
+
 def definition(problem: Problem, dtype: torch.dtype, change: float = 0.0, seed: int = 0) -> dict[str, Tensor]:
-    """out, lse, max_logit and gradients at this precision, all pairs at once, by autograd.
+    """out, lse, max_logit and gradients at this precision, by autograd.
 
     ``change``: every input first changes at random by up to so much of itself.
     """
-    case, sizes = problem.case, problem.sizes
+    case = problem.case
     gen = torch.Generator().manual_seed(seed)
 
     def widened(t: Tensor) -> Tensor:
         t = t.detach().to(dtype)
         return t * (1 + change * (2 * torch.rand(t.shape, generator=gen, dtype=dtype) - 1)) if change else t
 
-    leaves = {name: widened(t).requires_grad_(t.requires_grad) for name, t in problem.leaves.items()}
-    q, k, v = (problem.wide(t, w) for t, w in zip(problem.qkv(leaves), ("q", "kv", "kv"), strict=True))
-    r, s_q, s_kv = case["r"], sizes["s_q"], sizes["s_kv"]
-    k, v = k.repeat_interleave(r, dim=1), v.repeat_interleave(r, dim=1)
-    real_q, real_kv = problem.rows("q"), problem.rows("kv")
-    causal = "causal" in case["mask"]
-    bottom_right = "bottom_right" in case["mask"] if causal else case["anchor"] is not False
-    shift = (real_kv.sum(1) - real_q.sum(1))[:, None, None] if bottom_right else 0
-    distance = torch.arange(s_kv) - torch.arange(s_q)[:, None] - shift  # [b or nothing, s_q, s_kv]
-    left, right = case["window"] or (-1, -1)
-    right = 0 if causal else right
-    visible = real_q[:, :, None] & real_kv[:, None, :]
-    if left >= 0:
-        visible = visible & (distance >= -left)
-    if right >= 0:
-        visible = visible & (distance <= right)
-    visible = visible[:, None]
-    if case["mask"] == "arbitrary":
-        visible = visible & ~problem.tensors["attention_mask"]
+    def rounded_tanh(z: Tensor) -> Tensor:
+        """Rounded, near 1 it has lost most of its derivative 1 - t * t."""
+        t = widened(torch.tanh(z))
+        return t + (z - z.detach()) * (1 - t * t)
 
-    scale = sizes["d"] ** -0.5 if case["scale"] is None else case["scale"]
-    x = scale * (q @ k.transpose(-1, -2))
-    if case["softcap"]:
-        capped = torch.tanh(x / case["softcap"])
-        if change:  # rounded, near 1 it has lost most of its derivative 1 - t * t
-            t, z = widened(capped), x / case["softcap"]
-            capped = t + (z - z.detach()) * (1 - t * t)
-        x = case["softcap"] * capped
-    if case["bias"] is not None:
-        bias = leaves["core_attention_bias"]
-        x = x + (bias * scale if case["bias"][0] == "pre_scale_bias" else bias)
-    if case["alibi"] is not None:
-        slopes = problem.tensors.get("alibi_slopes")
-        slopes = computed_slopes(sizes["h"]) if slopes is None else slopes
-        distances = (distance if distance.dim() == 3 else distance[None])[:, None].abs()
-        x = x - slopes.to(dtype)[..., None, None] * distances
-    sink = {"vanilla": -math.inf, "off-by-one": 0.0}.get(case["softmax"])
-    sink = leaves["softmax_offset"][:, None, None] if sink is None else torch.tensor(sink, dtype=dtype)
-    x = torch.where(visible, x, -math.inf)
-    logits = torch.cat([x, sink.expand(*x.shape[:3], 1)], dim=-1)
-    dead = (logits == -math.inf).all(-1)
-    lse = torch.logsumexp(torch.where(dead[..., None], 0.0, logits), dim=-1)
-    p = torch.where(visible, torch.exp(torch.where(visible, x, 0.0) - lse[..., None]), 0.0)
-    weighted = torch.where(real_q[:, None, :, None], p @ v, 0.0)
-    out = problem.narrow(weighted)
-    live = torch.where(dead, 0.0, lse)
-    lse = torch.where(dead | ~real_q[:, None, :], -math.inf, lse)
-    found = {"out": out.detach(), "lse": problem.narrow_lse(lse.detach())}
-    found["max_logit"] = x.detach().amax((0, 2, 3)) if x.numel() else x.new_full(x.shape[1:2], -math.inf)
+    leaves = {name: widened(t).requires_grad_(t.requires_grad) for name, t in problem.leaves.items()}
+    tanh = rounded_tanh if change else torch.tanh
+    out, lse, max_logit = attention_reference(spec_of(case), inputs_of(problem, leaves), dtype, tanh)
+    found = {"out": out.detach().permute(FROM_KERNEL[case["fmt"]]), "lse": lse.detach()}
+    found["max_logit"] = max_logit
     wanted = {name: t for name, t in leaves.items() if t.requires_grad}
-    if wanted:
-        into: dict[str, Any] = {"outputs": [out], "grad_outputs": [widened(problem.dout)]}
-        if change:
+    grads: Sequence[Tensor | None] = [None] * len(wanted)
+    if out.requires_grad:  # without a row nothing depends on anything
+        dout = problem.dout.permute(TO_KERNEL[case["fmt"]])
+        outputs, into = [out], [widened(dout)]
+        if change and lse.requires_grad:
             # A kernel rounds dout.v and dout.out apart from each other. Where one key has all the weight the
             # gradient is the difference of the two, equal but for that: like a small gradient into the LSE.
-            size = (problem.wide(problem.dout.detach().to(dtype), "q") * weighted).abs().sum(-1).detach()
-            into["outputs"].append(live)
-            into["grad_outputs"].append(widened(size) * change)
-        grads = torch.autograd.grad(**into, inputs=list(wanted.values()), allow_unused=True)
-        for (name, leaf), grad in zip(wanted.items(), grads, strict=True):
-            found[f"d{name}"] = torch.zeros_like(leaf) if grad is None else grad
+            size = (torch.where(out == 0, 0.0, dout.detach().to(dtype)) * out).abs().sum(-1).detach()
+            outputs.append(torch.where(lse == -math.inf, 0.0, lse))
+            into.append(widened(size.T if case["fmt"] == "thd" else size) * change)
+        grads = torch.autograd.grad(outputs, list(wanted.values()), into, allow_unused=True)
+    for (name, leaf), grad in zip(wanted.items(), grads, strict=True):
+        found[f"d{name}"] = torch.zeros_like(leaf) if grad is None else grad
     return found
 
 
@@ -417,12 +382,10 @@ def tiles(rows: int, columns: int) -> Iterator[None]:
 def carried_out(problem: Problem) -> dict[str, Tensor]:
     """What attnsel gives, by the names of ``definition``. Raises what it raises."""
     case, leaves = problem.case, problem.leaves
-    others = {name: leaf for name, leaf in leaves.items() if len(name) > 1}
-    arguments = {**problem.plain, **problem.tensors, **others}
     given = problem.qkv(leaves)
     count = 3 if case["fused"] is None else 0 if case["fused"][0] == "qkv_layer" else 1
     with settings_of(case):
-        result = attention(*given[:count], **arguments)
+        result = attention(*given[:count], **problem.arguments)
         out, *more = result if isinstance(result, tuple) else (result,)
         found = {"out": out.detach()}
         if case["lse"]:
@@ -511,9 +474,13 @@ def one_outcome(problem: Problem) -> tuple[str, str]:
         name = case["backend"]
         if name in (None, "tiled"):
             return "refused", f"nothing can run it: {refused}"
-        codes = [reason.code for reason in refused.selection[name].reasons]
-        if not codes or any(code.startswith("RUNTIME") for code in codes):
+        reasons = refused.selection[name].reasons
+        if not reasons or any(reason.code.startswith("RUNTIME") for reason in reasons):
             return "refused", f"{name} refused while it ran: {refused}"
+        if case["adapt"] != "never" and {reason.field for reason in reasons} <= {
+            f"tensors.{n}" for n in "qkv"
+        }:
+            return "refused", f"{name} refused strides, where a copy was allowed: {refused}"
         return "refused", ""
     except InvalidInput as invalid:
         return "InvalidInput", f"a valid call: {invalid}"
