@@ -57,7 +57,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def test_clocks_and_power_are_those_of_torch_s_device(nvml: SimpleNamespace) -> None:
+def test_clocks_and_power_are_those_of_torch_s_device_and_what_is_missing_is_told(
+    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert clocks.state() == {
         "clocks.sm": "1980 MHz",
         "clocks.mem": "3201 MHz",
@@ -65,11 +67,6 @@ def test_clocks_and_power_are_those_of_torch_s_device(nvml: SimpleNamespace) -> 
         "temperature.gpu": None,  # this board has no sensor, which spoils nothing else
     }
     assert nvml.asked == ["GPU-7", "shutdown"]
-
-
-def test_without_the_package_the_rest_is_told_and_what_to_install(
-    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     said = clocks.describe(torch.device("cuda"))
     assert (said["name"], said["driver"], said["power_limit"]) == ("NVIDIA H200", None, None)

@@ -88,17 +88,6 @@ def test_markup_in_an_address_stays_text(fresh, address):
         assert watched.problems == []
 
 
-def test_python_that_does_not_start_is_told_and_without_scripts_the_answer_is_there(fresh, address):
-    watched = fresh(java_script_enabled=False)
-    watched.page.goto(address)
-    assert "To get cudnn: upgrade cuDNN" in watched.page.inner_text("#panel-report pre")
-    watched = fresh()
-    watched.context.route("**/pyodide.asm.wasm.gzip*", lambda route: route.fulfill(status=404))
-    watched.page.goto(f"{address}?gpu=A100")
-    watched.page.wait_for_selector(browser.FAILED, timeout=browser.MOST)
-    assert watched.page.inner_text("#state").startswith("Python did not start: ")
-
-
 @pytest.mark.parametrize(("theme", "size"), [("light", DESKTOP), ("dark", PHONE)], ids=["desktop", "phone"])
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(fresh, address, theme, size):
     # the checker is injected, which the page's own policy would refuse

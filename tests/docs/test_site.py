@@ -1,21 +1,18 @@
 """The documentation site: what its builder's strict mode cannot see. It needs the group docs.
 
 The builder stops at a warning; docs/sitegen/check.py at a link, an anchor or a page that leads nowhere and at
-what is fetched from elsewhere; the gate builds all of it. Here: that these checks find each fault, that what
-is added to the code stands on its page without another edit, and that pages say what GitHub shows.
+what is fetched from elsewhere; the gate builds all of it. Here: that these checks find each fault, and that
+what is added to the code stands on its page without another edit.
 """
 
 from __future__ import annotations
 
 import json
-import posixpath
 import re
 import shlex
 import shutil
 import sys
 import types
-from collections import Counter
-from collections.abc import Iterator
 from html import unescape
 from typing import Annotated
 from urllib.parse import parse_qsl
@@ -28,8 +25,6 @@ pytest.importorskip("griffe", reason="the site is built with: pip install --grou
 pytest.importorskip("tomllib", reason="the site is built with Python 3.11 or newer")
 
 from cyclopts import Parameter
-from markdown_it import MarkdownIt
-from selectolax.lexbor import LexborHTMLParser
 
 import attnsel
 from attnsel import settings
@@ -48,56 +43,10 @@ from sitegen.model import File
 load_all()
 SETTINGS = (sources.DOCS / "zensical.toml").read_text(encoding="utf-8")
 PAGES = {path: sources.site_path(path) for path in sources._checkout_pages()}
-QUICK = ("reference_cli", "reference_environment", "reference_python", "reference_schemas")
 
 
 def text_of(generator: types.ModuleType) -> str:
     return "\n".join(str(file.content) for file in generator.files())
-
-
-# ---- the site as it is --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site; building it raises for a warning, a broken link, or a page that fetches from another host.
-
-    What takes a generator long stands as a page of links' ends alone: the gate builds all of it.
-    """
-    made = list(sources.files(without=[name for name in sources.generators() if name not in QUICK]))
-    return build([*made, *stubs(made)], tmp_path_factory.mktemp("built") / "site").folder
-
-
-def stubs(made: list[File]) -> Iterator[File]:
-    """A page for each that is linked and not among these, with the anchors that links lead to."""
-    there = {file.path for file in made}
-    anchors: dict[str, set[str]] = {}
-    for file in (file for file in made if file.path.endswith(".md")):
-        for target in re.findall(r"\]\(([^()\s:]+)\)", str(file.content)):
-            name, _, anchor = target.partition("#")
-            path = posixpath.normpath(posixpath.join(posixpath.dirname(file.path), name))
-            if path not in there and path.startswith(("rules/", "can-i-use/")):
-                anchors.setdefault(path, set()).update({anchor} - {""})
-    for path, ids in anchors.items():
-        yield File(path, "# Stub\n\n" + "\n\n".join(f'<a id="{id}"></a>' for id in sorted(ids)) + "\n")
-
-
-def test_a_page_reads_as_it_does_on_github(site):
-    """Python-Markdown and CommonMark differ about lists: where they begin, and what is inside."""
-    for page, place in PAGES.items():
-        text = (sources.ROOT / page).read_text(encoding="utf-8")
-        there = LexborHTMLParser(MarkdownIt("commonmark").enable("table").render(text))
-        path = site / (place if place.endswith("index.md") else place.replace(".md", "/index.md"))
-        whole = LexborHTMLParser(path.with_suffix(".html").read_text(encoding="utf-8"))
-        here = LexborHTMLParser(whole.css_first("article").html)
-        for element in ("li", "pre", "table", "tr", "h1", "h2", "h3", "strong"):
-            assert len(here.css(element)) == len(there.css(element)), (page, element)
-        assert inline_code(here) == inline_code(there), page
-        assert "```" not in here.text(), page
-
-
-def inline_code(tree: LexborHTMLParser) -> Counter[str]:
-    return Counter(" ".join(code.text().split()) for code in tree.css("code") if code.parent.tag != "pre")
 
 
 # ---- what is added to the code ------------------------------------------------------------------------
@@ -169,25 +118,22 @@ def test_a_rule_that_is_added_is_in_its_lists_its_cell_and_the_json(added_rule, 
 
 
 def test_every_code_is_in_the_list_of_its_family_once():
-    listed = [
-        code
-        for family in rules.families()
-        for code in re.findall(r"^\| \[([A-Z]+\d{3})\]\(\1\.md\)", rules.family_page(family), re.M)
-    ]
+    pages = "".join(map(rules.family_page, rules.families()))
+    listed = re.findall(r"^\| \[([A-Z]+\d{3})\]\(\1\.md\)", pages, re.M)
     assert sorted(listed) == sorted([*REGISTRY.pages, *REGISTRY.removed])
 
 
-@pytest.mark.parametrize("code", ["CUDNN411", "POLICY002", "SDPA315"])
-def test_the_playground_is_asked_what_the_command_asks(code, capsys):
-    command = example_commands(find_rule(code))["fires_on"]
-    query = unescape(rules.playground_address(command)).partition("?")[2]
-    pairs = parse_qsl(query, keep_blank_values=True)
-    words = ["explain", *(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)]
-    answers = []
-    for asked in (shlex.split(command)[1:], words):
-        main([*asked, "--json"])
-        answers.append(json.loads(capsys.readouterr().out))
-    assert answers[0] == answers[1]
+def test_the_playground_is_asked_what_the_command_asks(capsys):
+    for code in ("CUDNN411", "POLICY002"):
+        command = example_commands(find_rule(code))["fires_on"]
+        query = unescape(rules.playground_address(command)).partition("?")[2]
+        pairs = parse_qsl(query, keep_blank_values=True)
+        words = ["explain", *(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)]
+        answers = []
+        for asked in (shlex.split(command)[1:], words):
+            main([*asked, "--json"])
+            answers.append(json.loads(capsys.readouterr().out))
+        assert answers[0] == answers[1]
 
 
 # ---- building and checking ----------------------------------------------------------------------------
@@ -242,12 +188,9 @@ def test_the_checks_find_each_fault_and_none_on_a_site_without_one(tmp_path):
     assert wrong('<img src="logo.svg"><a href="https://example.org/">b</a><a href="a/">c</a>') == []
     for body, told in {
         '<a href="nowhere/">x</a>': "nowhere/ leads nowhere",
-        '<a href="/a/">x</a>': "/a/ leads nowhere",
         '<a href="a/#no">x</a>': "a/#no leads to no anchor",
         '<img srcset="logo.svg 1x, no.png 2x">': "no.png leads nowhere",
-        '<script src="//cdn.example.org/a.js"></script>': "fetches //cdn.example.org/a.js",
         '<p style="background: url(https://example.org/a.png)">': "fetches https://example.org/a.png",
-        "<style>@import 'https://example.org/a.css'</style>": "fetches https://example.org/a.css",
         '<link rel="stylesheet" href="https://example.org/a.css">': "fetches https://example.org/a.css",
         '<p id="twice"></p><p id="twice"></p>': "the id 'twice' stands there 2 times",
         "x" * (LARGEST_PAGE + 1): "bytes long",
