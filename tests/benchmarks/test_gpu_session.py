@@ -90,15 +90,6 @@ def test_what_fails_runs_once_more_by_itself_and_both_outcomes_are_kept(suite: A
     assert "once more, by itself: " in capsys.readouterr().out
 
 
-def test_what_a_shard_never_collected_is_said_to_be_missing(suite: Any, capsys: Any) -> None:
-    options = suite("def test_a(): pass\n")
-    Path(options.tests[0], "test_other.py").write_text("import nothing_of_that_name\n")
-    assert not run_alone(options)["collected"]
-    told = capsys.readouterr().err
-    assert "not all tests were found" in told
-    assert "nothing_of_that_name" in told
-
-
 HANGS = "import time\ndef test_a(): pass\ndef test_b(): time.sleep(600)\n"
 INTERRUPTED = """
 import sys

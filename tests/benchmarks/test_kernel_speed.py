@@ -22,27 +22,19 @@ SMALL = Case("backward", "bf16", 16, True, 2, 2, 1, 24, 24)
 TILED = Kernel(tiled.forward, tiled.backward)
 
 
-def case(kind: str, causal: bool = False, d: int = 128) -> Case:
-    return Case(kind, "bf16", d, causal, 4, 16, 16, 4096, 4096)
-
-
 def measured(of: Case, name: str = "triton", **more: Any) -> Row:
     given = {"ms": 1.0, "rate": of.rate(1.0), "target": of.target, **more}
     return Row(*of, name=name, status="measured", unit=of.unit, **given)
 
 
-# Work
-
-
 def test_flops_follow_the_convention_of_flash_attention() -> None:
-    forward = 4 * 4 * 16 * 4096 * 4096 * 128
-    assert case("forward").flops == forward
-    assert case("forward", causal=True).flops == forward / 2
-    assert case("backward").flops == 2.5 * forward
-    assert case("forward").rate(1.0) == pytest.approx(forward / 1e-3 / 1e12)
-
-
-# Right or wrong
+    forward, causal, backward = (
+        Case(kind, "bf16", 128, mask, 4, 16, 16, 4096, 4096)
+        for kind, mask in (("forward", False), ("forward", True), ("backward", False))
+    )
+    flops = 4 * 4 * 16 * 4096 * 4096 * 128
+    assert (forward.flops, causal.flops, backward.flops) == (flops, flops / 2, 2.5 * flops)
+    assert forward.rate(1.0) == pytest.approx(flops / 1e-3 / 1e12)
 
 
 def test_a_right_kernel_gets_no_complaint() -> None:
@@ -104,9 +96,6 @@ def test_ratios_are_medians_of_pairs_taken_in_turn(monkeypatch: pytest.MonkeyPat
     assert base.ratio is None
     assert own.rate == pytest.approx(SMALL.rate(16.0))
     assert own.host_us == 7.0
-
-
-# The programs
 
 
 @pytest.mark.parametrize("how", ["interrupted", "out of time", "the device is lost"])

@@ -144,9 +144,6 @@ def test_a_part_of_the_suite_and_a_version_nobody_knows_prove_nothing() -> None:
     assert proven_by([record], known=lambda digest: digest == "told").keys() == {("triton", "sm90")}
 
 
-# ---- what the suite says that it shows -------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_suite_can_show_every_feature_that_a_candidate_takes(run: Any, tmp_path: Path) -> None:
     pytest.importorskip("triton")
