@@ -30,11 +30,10 @@ def losses(text: str) -> list[float]:
 
 
 def ran(script: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A script that ends well, in at most 80 columns."""
+    """A script that ends well."""
     pytest.importorskip("torch")
     done = run(script, *arguments, **variables)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
     return done
 
 
@@ -152,6 +151,7 @@ def test_the_table_of_examples_names_each_and_no_other():
 
 def test_the_slow_model_is_found_fixed_and_the_same():
     done = ran("examples/slow_model/compare.py", "--rounds", 1, "--length", 128)
+    assert max(map(len, done.stdout.splitlines())) <= 80
     slow, fixed = done.stdout.partition("what attnsel watch says of after.py")[::2]
     assert re.search(r"before\.py:\d+ Attention\.forward +\(by hand\)", slow)
     assert "F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)" in " ".join(

@@ -91,8 +91,3 @@ def test_every_page_is_in_the_index():
     index = (docs / "README.md").read_text(encoding="utf-8")
     pages = (path.relative_to(docs).as_posix() for path in docs.glob("**/*.md") if path.name != "README.md")
     assert not [page for page in pages if f"({page})" not in index]
-
-
-def test_what_is_dangling_is_found():
-    text = "see attnsel/no_such.py, ``no_such.py`` and attnsel.no_such; rules/cudnn/, attnsel.runtime"
-    assert dangling(text) == ["attnsel/no_such.py", "no_such.py", "attnsel.no_such"]

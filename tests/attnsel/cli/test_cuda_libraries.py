@@ -100,27 +100,22 @@ class Package:
         return self.file
 
 
-def test_a_piece_of_another_size_was_overwritten(tree, monkeypatch):
+def test_a_piece_that_was_overwritten_and_two_packages_in_one_folder_are_told(tree, monkeypatch):
     file = tree / "nvidia/cudnn/lib/libcudnn_graph.so.9"
-    package = Package("nvidia-cudnn-cu12", file, file.stat().st_size + 1)
-    monkeypatch.setattr(cuda_libraries, "distribution", {"nvidia-cudnn-cu12": package}.get)
+    packages = {
+        f"nvidia-cudnn-cu{n}": Package(f"nvidia-cudnn-cu{n}", file, file.stat().st_size) for n in (12, 13)
+    }
+    monkeypatch.setattr(cuda_libraries, "distribution", packages.get)
+    (finding,) = find_cuda(seen(tree), H100)
+    assert finding.text.startswith("nvidia-cudnn-cu12 and nvidia-cudnn-cu13 write into one folder")
+    assert finding.fix.startswith("pip uninstall -y nvidia-cudnn-cu12 nvidia-cudnn-cu13; pip install")
+    del packages["nvidia-cudnn-cu13"]
+    assert seen(tree) == CudaLibraries()
+    packages["nvidia-cudnn-cu12"].size += 1
     found = seen(tree)
     assert found.missing == ("libcudnn",)
     (text,) = texts(found)
     assert text.startswith("libcudnn_graph.so.9 of nvidia-cudnn-cu12 9.10.2.21 was overwritten")
-    package.size -= 1
-    assert seen(tree) == CudaLibraries()
-
-
-def test_two_packages_in_one_folder_are_told(tree, monkeypatch):
-    file = tree / "nvidia/cudnn/lib/libcudnn_graph.so.9"
-    both = {
-        f"nvidia-cudnn-cu{n}": Package(f"nvidia-cudnn-cu{n}", file, file.stat().st_size) for n in (12, 13)
-    }
-    monkeypatch.setattr(cuda_libraries, "distribution", both.get)
-    (finding,) = find_cuda(seen(tree), H100)
-    assert finding.text.startswith("nvidia-cudnn-cu12 and nvidia-cudnn-cu13 write into one folder")
-    assert finding.fix.startswith("pip uninstall -y nvidia-cudnn-cu12 nvidia-cudnn-cu13; pip install")
 
 
 def test_another_cudnn_on_the_library_path_goes_first(tree, tmp_path, monkeypatch, library):

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from attnsel import AttentionParams, Environment, Policy, select, settings
+from attnsel import AttentionParams, Environment, Policy, settings
 from attnsel.cli import files, question
 from tables import each
 
@@ -32,12 +32,6 @@ def test_variables_of_a_policy_hold_and_flags_win(asked, monkeypatch):
     monkeypatch.setenv("ATTNSEL_ADAPT", "never")
     settings.configure()
     assert asked("explain --gpu H100 --adapt auto").policy == Policy(deny=("cudnn",))
-
-
-def test_json_is_the_selection(run):
-    code, out, _ = run("explain --gpu A100 --json")
-    assert code == 0
-    assert json.loads(out) == json.loads(select(AttentionParams(), Environment.describe("A100")).to_json())
 
 
 # ---- files --------------------------------------------------------------------------------------------

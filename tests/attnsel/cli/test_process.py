@@ -40,14 +40,11 @@ def test_output_that_cannot_be_written_is_one_line(words, buffered):
     assert done.stderr == "attnsel: standard output cannot be written: No space left on device\n"
 
 
-def test_a_closed_output_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdout", None)
-    assert main(["explain", "--gpu", "H100"]) == CANNOT_WRITE
-    monkeypatch.undo()
+def test_a_closed_output_is_one_line_and_a_closed_error_output_leaves_the_other_alone(monkeypatch, capsys):
+    with monkeypatch.context() as only:
+        only.setattr(sys, "stdout", None)
+        assert main(["explain", "--gpu", "H100"]) == CANNOT_WRITE
     assert capsys.readouterr().err == "attnsel: standard output is closed: nothing can be written\n"
-
-
-def test_a_closed_error_output_leaves_standard_output_alone(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", None)
     assert main(["explain", "--nope"]) == BAD_INPUT
     assert capsys.readouterr().out == ""
