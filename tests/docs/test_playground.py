@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from urllib.parse import quote
@@ -11,7 +10,6 @@ import pytest
 
 pytest.importorskip("tomllib", reason="the site is built with Python 3.11 or newer")
 
-import playground_questions
 from attnsel.cli import main
 from attnsel.cli.flags import FLAGS
 from sitegen import playground
@@ -51,14 +49,6 @@ def test_a_question_that_is_none_is_told_in_a_sentence_and_no_file_is_read():
         said = json.loads(ANSWER.ask(f"gpu=H100&{name}=/etc/passwd"))
         assert said["code"] == 2
         assert "root" not in said["err"]
-
-
-def test_every_answer_to_a_random_question_can_be_shown():
-    for query in itertools.islice(playground_questions.questions(7), 12):
-        for form_ in ANSWER.FORMS:
-            said = json.loads(ANSWER.ask(query, form_))
-            assert said["code"] in (0, 2, 3), query
-            assert "Traceback" not in said["err"]
 
 
 def test_the_form_has_every_flag_of_the_command_but_those_of_files_and_every_choice_is_accepted():

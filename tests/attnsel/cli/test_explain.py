@@ -130,11 +130,6 @@ def test_the_answer_of_doctor_is_a_machine(asked, written):
     assert found.err == f"attnsel: {file}: holds 2 devices; the first is asked about\n"
 
 
-def test_this_machines_own_doctor_can_be_asked_about(run, asked, written):
-    out = run("doctor --json")[1]
-    assert asked(f"explain --env {written(out)}").env == Environment(**json.loads(out)["devices"][0])
-
-
 # ---- pipes --------------------------------------------------------------------------------------------
 
 

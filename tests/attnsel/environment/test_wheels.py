@@ -52,10 +52,8 @@ def test_the_newest_wheel_that_fits(torch, cuda, python, release, built):
     "release, cuda, torch, python, abi",
     [
         ("2.5.5", "cu118", "2.2", 8, False),
-        ("2.6.0.post1", "cu122", "2.3", 10, False),
         ("2.6.3", "cu123", "2.4", 11, True),
         ("2.7.4.post1", "cu12", "2.6", 11, False),
-        ("2.8.0.post2", "cu12", "2.6", 10, True),
     ],
 )
 def test_wheels_that_people_have_are_in_the_table(release, cuda, torch, python, abi):
