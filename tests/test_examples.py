@@ -92,37 +92,6 @@ def test_a_program_for_flash_attn_runs_and_a_t4_is_explained():
     assert planned.count("cannot: SDPA103") == 4, "FlashAttention itself, by either op, and why not"
 
 
-SCRIPTS = [
-    path.relative_to(ROOT).as_posix()
-    for folder in ("examples", "examples/slow_model")
-    for path in sorted((ROOT / folder).glob("*.py"))
-]
-
-
-MISSING = """
-import pathlib, runpy, sys
-missing, *scripts = sys.argv[1:]
-sys.modules[missing] = None
-for script in scripts:
-    sys.argv, sys.path[0] = [script], str(pathlib.Path(script).parent)
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as ended:
-        print(ended.code)
-"""
-
-
-@pytest.mark.parametrize("missing", ["torch", "attnsel"])
-def test_an_example_names_a_package_that_is_missing_in_one_line(missing, tmp_path):
-    planned = ("examples/explain_from_python.py", "examples/cudnn_rule.py")
-    scripts = planned if missing == "attnsel" else [name for name in SCRIPTS if name not in planned]
-    command = [sys.executable, "-c", MISSING, missing, *(str(ROOT / name) for name in scripts)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = f"this example needs {missing}: pip install -e '.[examples]'"
-    assert done.stdout.splitlines() == [told] * len(scripts)
-
-
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 def test_ctrl_c_leaves_no_traceback():
     pytest.importorskip("torch")

@@ -64,7 +64,6 @@ def test_the_gate_pastes_the_commands_of_readme_and_tests_nothing_twice(copy):
 
 
 CI = sorted(path for path in (ROOT / ".ci").iterdir() if path.is_file() and path.suffix != ".py")
-WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def test_what_the_scripts_name_exists_and_they_stop_at_an_error():
@@ -75,26 +74,6 @@ def test_what_the_scripts_name_exists_and_they_stop_at_an_error():
         assert os.access(path, os.X_OK), path
         named = re.findall(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_\w+\.py)\b", text)
         assert not [name for name in named if not (ROOT / "tests" / name).is_file()], path
-
-
-def test_a_workflow_runs_what_a_person_runs():
-    """Each command stands on CONTRIBUTING.md or in .ci/; whether the files are sound, .ci/workflows asks."""
-    pages = "".join(path.read_text("utf-8") for path in (*CI, ROOT / "CONTRIBUTING.md"))
-    groups = PROJECT.partition("[dependency-groups]")[2].partition("\n[")[0]
-    for path in WORKFLOWS:
-        for command in re.findall(r"^ +- run: (.*?)(?: #.*)?$", path.read_text(encoding="utf-8"), re.M):
-            if command.startswith("pip install "):
-                for group in re.findall(r"--group (\w+)", command):
-                    assert re.search(rf"^{group} = ", groups, re.M), f"{path.name}: {command}"
-            elif command.startswith(".ci/"):
-                script = command.split()[0]
-                assert script in pages and (ROOT / script).is_file(), f"{path.name}: {command}"  # noqa: PT018
-            elif "readme_commands" not in command:
-                words = command.removeprefix("pytest ")
-                assert words in pages, f"{path.name}: {command} stands on no page and not in the gate"
-    nightly = (ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8")
-    assert "schedule:" in nightly
-    assert "run: .ci/full" in nightly
 
 
 def test_every_python_and_system_that_is_claimed_is_tested():
