@@ -18,37 +18,25 @@ from paths import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def row(
-    *features: str, outcome: str = "passed", also: tuple[str, ...] = ("gqa", "training")
-) -> dict[str, Any]:
+def row(*features: str, outcome: str = "passed") -> dict[str, Any]:
     """A test of Triton's with these features."""
     return {
         "test": f"test_it[{'-'.join(features)}]",
         "outcome": outcome,
         "candidate": "triton",
         "features": sorted(features),
-        "also": list(also),
+        "also": ["gqa", "training"],
     }
 
 
-def failed(*features: str, outcome: str = "failed") -> dict[str, Any]:
-    return row(*features, outcome=outcome)
-
-
 GRID = [
-    row("fp16"),
-    row("bf16"),
-    row("causal", "fp16"),
-    row("causal", "bf16"),
-    row("alibi", "causal", "fp16"),
-    row("alibi", "causal", "bf16"),
-    row("softcap", "fp16"),
-    row("alibi", "causal", "softcap", "fp16"),
-    row("head_dim 128", "fp16"),
-    row("head_dim 256", "fp16"),
-    row("head_dim 256", "causal", "fp16"),
-    row(),
-]
+    row(*words.split(", "))
+    for words in (
+        "fp16", "bf16", "causal, fp16", "causal, bf16", "alibi, causal, fp16", "alibi, causal, bf16",
+        "softcap, fp16", "alibi, causal, softcap, fp16", "head_dim 128, fp16", "head_dim 256, fp16",
+        "head_dim 256, causal, fp16",
+    )
+] + [row()]  # fmt: skip
 ALL = {"fp16", "bf16", "causal", "alibi", "softcap", "gqa", "training"}
 
 
@@ -119,31 +107,26 @@ def test_a_run_that_passed_proves_its_features_on_its_own_architecture_alone() -
 
 
 def test_a_failure_is_held_against_what_did_not_pass_without_it() -> None:
-    told: list[tuple[list[tuple[str, ...]], set[str], int]] = [
-        ([("softcap", "fp16")], {"softcap"}, 256),
-        ([("alibi", "causal", "fp16")], {"alibi"}, 256),
-        ([("bf16",), ("causal", "bf16"), ("alibi", "causal", "bf16")], {"bf16"}, 256),
-        ([("causal", "fp16"), ("head_dim 256", "causal", "fp16")], {"causal"}, 256),
-        ([("head_dim 256", "fp16")], set(), 128),
-        ([("head_dim 128", "fp16")], set(), 64),
+    told: list[tuple[list[str], set[str], int]] = [
+        (["softcap, fp16"], {"softcap"}, 256),
+        (["alibi, causal, fp16"], {"alibi"}, 256),
+        (["bf16", "causal, bf16", "alibi, causal, bf16"], {"bf16"}, 256),
+        (["causal, fp16", "head_dim 256, causal, fp16"], {"causal"}, 256),
+        (["head_dim 256, fp16"], set(), 128),
+        (["head_dim 128, fp16"], set(), 64),
         # Each passed without the others: together they fail.
-        ([("alibi", "causal", "softcap", "fp16")], {"alibi", "causal", "softcap", "fp16"}, 256),
+        (["alibi, causal, softcap, fp16"], {"alibi", "causal", "softcap", "fp16"}, 256),
     ]
     for features, lost, head_dim in told:
         for outcome in ("failed", "unfinished"):
-            record = run_of(*(failed(*words, outcome=outcome) for words in features))
+            record = run_of(*(row(*words.split(", "), outcome=outcome) for words in features))
             assert shown(record) == Proven("sm90", frozenset(ALL - lost), head_dim), features
-    assert shown(run_of(failed())) is None, "of no feature: held against all"
-    bf16 = (("bf16",), ("causal", "bf16"), ("alibi", "causal", "bf16"))
-    skipped = run_of(*(row(*words, outcome="skipped") for words in bf16))
+    assert shown(run_of(row(outcome="failed"))) is None, "of no feature: held against all"
+    skipped = run_of(*(row(*words.split(", "), outcome="skipped") for words in told[2][0]))
     assert shown(skipped) == Proven("sm90", frozenset(ALL - {"bf16"}), 256), "proves nothing, refutes nothing"
-
-
-def test_cards_of_one_architecture_count_together() -> None:
-    """What failed on one is not proven, however often it passed on others."""
-    assert shown(run_of(), run_of(failed("softcap", "fp16"))) == Proven(
-        "sm90", frozenset(ALL - {"softcap"}), 256
-    )
+    # Cards of one architecture count together: what failed on one is not proven, however often it passed.
+    both = shown(run_of(), run_of(row("softcap", "fp16", outcome="failed")))
+    assert both == Proven("sm90", frozenset(ALL - {"softcap"}), 256)
 
 
 def test_a_part_of_the_suite_and_a_version_nobody_knows_prove_nothing() -> None:
@@ -161,31 +144,14 @@ def test_a_part_of_the_suite_and_a_version_nobody_knows_prove_nothing() -> None:
     assert proven_by([record], known=lambda digest: digest == "told").keys() == {("triton", "sm90")}
 
 
-# ---- what the suite says that it shows -------------------------------------------------------------------
-
-
-def planned(run: Any, path: Path) -> dict[str, Any]:
-    words = [
-        "-p",
-        "benchmarks.record_tests",
-        "--record",
-        path,
-        "--gpu-device=cpu",
-        "--collect-only",
-        "-q",
-        "tests/gpu",
-    ]
-    done = run("-m", "pytest", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    line = path.read_text(encoding="utf-8").splitlines()[0]
-    found: dict[str, Any] = json.loads(line)["planned"]
-    return found
-
-
 @pytest.mark.slow
 def test_the_suite_can_show_every_feature_that_a_candidate_takes(run: Any, tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    tests = planned(run, tmp_path / "tests.jsonl")
+    path = tmp_path / "tests.jsonl"
+    plugin = ["-p", "benchmarks.record_tests", "--record", path, "--gpu-device=cpu"]
+    done = run("-m", "pytest", *plugin, "--collect-only", "-q", "tests/gpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["planned"]
     asked = {feature.word for feature in FEATURES} | set(DTYPES)
     lacking = {}
     for name in ("triton", "cudnn"):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import runpy
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -32,18 +30,6 @@ def test_rule_and_table_on_the_page_are_those_of_the_tree():
             p = AttentionParams(is_training=True, head_dim_qk=int(value))
             codes = by_rules(p, Environment.describe(arch, **versions)).codes
             assert codes[:1] == ({"✔": (), "? no rule": ("CUDNN235",)}.get(cell) or tuple(cell.split()[1:]))
-
-
-def test_a_rule_is_written_with_the_bound_that_fits_what_was_seen():
-    example = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
-    assert example.requirement([64, 128, 136, 192], [136, 192]) == "AtMost(128)"
-    assert example.requirement([1, 64, 128], [1]) == "AtLeast(64)"
-    assert example.requirement(["bf16", "fp16", "fp32"], ["fp32"]) == "OneOf('bf16', 'fp16')"
-    assert example.requirement([1], [1]) == 'FreeText("…")'
-    text = example.skeleton("head_dim_qk", [64, 128, 136], {80: {136: "no engine"}}, "9.28.0")
-    compile(text, "rule", "exec")
-    assert "arch=(80,)," in text
-    assert 'requires={"head_dim_qk": AtMost(128)},' in text
 
 
 @pytest.mark.slow

@@ -75,25 +75,3 @@ def test_the_python_of_a_page_runs_and_says_what_it_says(page):
     assert not wrong, "\n".join(wrong)
     if missing:
         pytest.skip(f"the rest of it needs {missing}")
-
-
-def test_a_line_that_cannot_be_pasted_is_named():
-    for line, told in {
-        "attnsel explain --gpu H1000": "exit code 2",
-        "attnsel doctor --no-such-flag": "no-such-flag",
-        "attnsel no-such-command": "no-such-command",
-        "python examples/no_such_file.py": "there is no examples/no_such_file.py",
-        "ATTNSEL_DEBUG=1 python -m attnsel rule CUDNN000X": "exit code 2",
-        "wget something": "say why on the fence",
-    }.items():
-        (complaint,) = pages.complaints(Block("page.md", 3, "sh", "", f"attnsel rules --family CP\n{line}\n"))
-        assert complaint.startswith("page.md:3: ")
-        assert told in complaint
-
-
-def test_the_tool_writes_what_is_printed_now():
-    page = "- two\n\n```console\n$ attnsel rules --candidate tiled --family TILED --json\nold\n```\n"
-    new = update_docs.with_commands("page.md", page)
-    assert "old" not in new
-    assert '"code": "TILED001"' in new
-    assert update_docs.with_commands("page.md", new) == new

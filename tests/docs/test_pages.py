@@ -1,12 +1,9 @@
-"""Lists on the pages are complete: settings, evidence, exit codes, JSON keys, candidates, commands."""
+"""Lists on the pages are complete: settings, evidence, exit codes, candidates, commands."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
-
-import pytest
 
 from attnsel import cli, plugins, settings
 from attnsel.backends.registry import CANDIDATES
@@ -14,20 +11,8 @@ from attnsel.cli import output
 from attnsel.policy import Policy
 from attnsel.selection.adaptations.search import ADAPTERS
 from attnsel.verdicts.verdict import EVIDENCE
-from pages import blocks, run_command
+from pages import blocks
 from paths import ROOT
-
-CALL = "--gpu A100 --cudnn 8.9.7 --max-seqlen-q 16534"
-DESCRIBED = {
-    "explain": f"explain {CALL}",
-    "matrix": f"matrix {CALL} --rows head_dim_qk=64 --cols dtype=bf16",
-    "can-i-use": "can-i-use softcap --gpu H100 --kernel triton",
-    "rules": "rules --family BUG",
-    "rules --ranges": "rules --ranges",
-    "rule": "rule CUDNN204",
-}
-
-INNER = {"explain": ("candidates", "unlocks"), "can-i-use": ("cells",)}
 
 
 def page(name: str) -> str:
@@ -63,22 +48,6 @@ def test_every_exit_code_and_command_is_listed():
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} == codes
     commands = {word.split()[1] for word in in_backticks(text) if word.startswith("attnsel ")}
     assert set(cli.COMMANDS) <= commands
-
-
-@pytest.mark.parametrize("command", DESCRIBED)
-def test_every_key_of_the_json_is_listed(command):
-    said = json.loads(run_command(f"attnsel {DESCRIBED[command]} --json")[1])
-    text = page("reference/output.md")
-    first = said[0] if isinstance(said, list) else said
-    listed = in_backticks(row(text, f"`{command}` |", f"`{command}`, in each", *inherited(command)))
-    assert set(first) - listed == {"schema"}  # of all: the table above lists its values
-    for inner in INNER.get(command, ()):
-        assert set(first[inner][0]) - in_backticks(row(text, f"`{command}`, in `{inner}`")) == set()
-
-
-def inherited(command: str) -> tuple[str, ...]:
-    """A rule's page has the keys of a row of ``rules``, and more."""
-    return ("`rules`, in each",) if command == "rule" else ()
 
 
 def test_every_candidate_and_adaptation_is_listed():

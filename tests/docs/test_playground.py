@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from html.parser import HTMLParser
 from urllib.parse import quote
 
 import pytest
 
 pytest.importorskip("tomllib", reason="the site is built with Python 3.11 or newer")
 
-import playground_questions
 from attnsel.cli import main
 from attnsel.cli.flags import FLAGS
 from sitegen import playground
@@ -32,37 +29,26 @@ def test_an_answer_is_what_the_command_prints(capsys):
     assert json.loads(grid["out"])["rows"] == {"field": "head_dim_qk", "values": ["64", "128"]}
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("head-dim=64", "--gpu is missing: a page has no GPU of its own, so name one, such as H100"),
-        ("gpu=H100&help", "--help is about the command: ask it on the command line"),
-        ("gpu=H100&ask-library", "--ask-library asks a libcudnn: ask it on the command line"),
-        ("gpu=H100&cudnn", "--cudnn needs a value behind it"),
-        ("gpu=H100&head_dims=3", "there is no flag --head_dims. Did you mean --head-dim?"),
-        ("gpu=" + "x" * 5000, "the question has 5004 characters; at most 4000 are read"),
-        ("gpu=H100&" + "&".join(["a"] * 200), "Max number of fields exceeded"),
-    ],
-)
-def test_a_question_that_is_none_is_told_in_a_sentence(query, message):
-    for form_ in ANSWER.FORMS:
-        said = json.loads(ANSWER.ask(query, form_))
-        assert (said["code"], said["out"], said["err"]) == (2, "", f"attnsel: {message}\n")
+MISTAKES = {
+    "head-dim=64": "--gpu is missing: a page has no GPU of its own, so name one, such as H100",
+    "gpu=H100&help": "--help is about the command: ask it on the command line",
+    "gpu=H100&ask-library": "--ask-library asks a libcudnn: ask it on the command line",
+    "gpu=H100&cudnn": "--cudnn needs a value behind it",
+    "gpu=H100&head_dims=3": "there is no flag --head_dims. Did you mean --head-dim?",
+    "gpu=" + "x" * 5000: "the question has 5004 characters; at most 4000 are read",
+    "gpu=H100&" + "&".join(["a"] * 200): "Max number of fields exceeded",
+}
 
 
-def test_no_file_is_read_whatever_stands_in_the_address():
+def test_a_question_that_is_none_is_told_in_a_sentence_and_no_file_is_read():
+    for query, message in MISTAKES.items():
+        for form_ in ANSWER.FORMS:
+            said = json.loads(ANSWER.ask(query, form_))
+            assert (said["code"], said["out"], said["err"]) == (2, "", f"attnsel: {message}\n")
     for name in ("params", "env", "from-log", "cudnn-lib", "--params", "-params", "PARAMS"):
         said = json.loads(ANSWER.ask(f"gpu=H100&{name}=/etc/passwd"))
         assert said["code"] == 2
         assert "root" not in said["err"]
-
-
-def test_every_answer_to_a_random_question_can_be_shown():
-    for query in itertools.islice(playground_questions.questions(7), 12):
-        for form_ in ANSWER.FORMS:
-            said = json.loads(ANSWER.ask(query, form_))
-            assert said["code"] in (0, 2, 3), query
-            assert "Traceback" not in said["err"]
 
 
 def test_the_form_has_every_flag_of_the_command_but_those_of_files_and_every_choice_is_accepted():
@@ -83,32 +69,18 @@ def test_the_form_has_every_flag_of_the_command_but_those_of_files_and_every_cho
         assert "--head-dim" in words, (pair, words)
 
 
-class Page(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-
 def test_the_page_is_closed_and_its_first_answer_is_the_engines():
     built = bundle.Bundle({"pyodide.mjs": b"x", "rest.zip.gzip": b"y"}, {"info": {}, "packages": {}})
     page = playground.page(built)
-    tags = Page(page).tags
-    policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
-    assert "default-src 'self'" in policy
-    assert "unsafe-inline" not in policy
-    assert not any("style" in a or any(name.startswith("on") for name in a) for _, a in tags)
+    assert re.search(r'Content-Security-Policy"\s+content="[^"]*default-src \'self\'', page)
+    assert "unsafe-inline" not in page
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", page)
     for name in playground._SCRIPTS:
         text = (playground.PAGES / name).read_text(encoding="utf-8")
         forbidden = r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\("
         assert not re.search(forbidden, text), name
     start = json.loads(re.search(r'<script type="application/json" id="start">(.*?)</script>', page, re.S)[1])
     assert start["answers"]["json"] == json.loads(ANSWER.ask(playground.FIRST))
-    labelled = {a.get("for") for tag, a in tags if tag == "label"}
-    assert {a["id"] for tag, a in tags if tag in ("input", "select")} == labelled
 
 
 def test_what_the_browser_gets_is_pinned_and_the_wheel_without_its_tests():

@@ -91,16 +91,3 @@ def test_every_page_is_in_the_index():
     index = (docs / "README.md").read_text(encoding="utf-8")
     pages = (path.relative_to(docs).as_posix() for path in docs.glob("**/*.md") if path.name != "README.md")
     assert not [page for page in pages if f"({page})" not in index]
-
-
-def test_what_is_dangling_is_found():
-    found = {
-        "see attnsel/no_such.py.": ["attnsel/no_such.py"],
-        "`attnsel/backends/contract.py` and attnsel/backends/no.py": ["attnsel/backends/no.py"],
-        "backends/<name>/candidate.py, benchmarks/results/gpu-tests-*.json, rules/cudnn/": [],
-        "benchmarks/no/gpu-*.json, docs/no_such.md": ["benchmarks/no/gpu-*.json", "docs/no_such.md"],
-        "``guards.py``, ``no_such.py``, attnsel.runtime, attnsel.no_such": ["no_such.py", "attnsel.no_such"],
-        "attnsel.cli.run, attnsel.backends.contract.Spec, attnsel.rules.no_such": ["attnsel.rules.no_such"],
-        "github.com/acme/tests/no_such.py, ../tests/no_such.py, docs/theirs/Attention.md": [],
-    }
-    assert {text: dangling(text) for text in found} == found

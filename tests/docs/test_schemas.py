@@ -83,19 +83,17 @@ def test_what_is_printed_has_the_shape_of_its_version() -> None:
             holds.validate(answer)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda answer: answer.update(new=1),
-        lambda answer: answer["params"].update(new=1),
-        lambda answer: answer["candidates"][0].pop("placed_by"),
-        lambda answer: answer["candidates"][0].update(unproven="no"),
-        lambda answer: answer.update(schema="attnsel.selection/0"),
-    ],
-)
-def test_a_field_more_or_less_is_another_shape(change: Any) -> None:
+def test_a_field_more_or_less_is_another_shape() -> None:
     answer = json.loads(select(AttentionParams(), Environment.describe("H100")).to_json())
     holds = validator("selection")
     assert holds.is_valid(answer)
-    change(answer)
-    assert not holds.is_valid(answer)
+    first, *others = answer["candidates"]
+    less = {name: value for name, value in first.items() if name != "placed_by"}
+    for changed in (
+        {"new": 1},
+        {"params": {**answer["params"], "new": 1}},
+        {"candidates": [less, *others]},
+        {"candidates": [{**first, "unproven": "no"}, *others]},
+        {"schema": "attnsel.selection/0"},
+    ):
+        assert not holds.is_valid({**answer, **changed})

@@ -8,6 +8,7 @@ expression that matches all of it, with the condition of a machine under which i
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -46,19 +47,13 @@ def without_programs(*names: str) -> Callable[[], bool]:
 
 
 def without_gloo() -> bool:
-    if not found("torch"):
-        return True
-    import torch.distributed as dist
-
-    return not (dist.is_available() and dist.is_gloo_available())
+    torch = importlib.import_module("torch") if found("torch") else None
+    return torch is None or not torch.distributed.is_available() or not torch.distributed.is_gloo_available()
 
 
 def without_cuda() -> bool:
-    if not found("torch"):
-        return True
-    import torch
-
-    return not torch.cuda.is_available()
+    torch = importlib.import_module("torch") if found("torch") else None
+    return torch is None or not torch.cuda.is_available()
 
 
 def release(package: str) -> str:

@@ -54,22 +54,18 @@ def texts(found):
     return [finding.text for finding in find_cuda(found, H100)]
 
 
-def test_a_whole_tree_is_in_order(tree):
+def test_a_piece_that_is_absent_or_broken_is_named_with_the_line_that_brings_it(tree):
     assert seen(tree) == CudaLibraries()
     assert texts(seen(tree)) == []
-
-
-def test_a_piece_that_is_absent_is_named_with_the_line_that_brings_it(tree):
-    (tree / "nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9").unlink()
+    engines = tree / "nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9"
+    engines.rename(tree / "kept")
     found = seen(tree)
     assert found.missing == ("libcudnn",)
     (finding,) = find_cuda(found, H100)
     assert finding.level == "error"
     assert finding.text.startswith("libcudnn_engines_precompiled.so.9 is not there")
     assert finding.fix == "pip install --force-reinstall --no-deps 'nvidia-cudnn-cu12==9.10.2.*'"
-
-
-def test_a_piece_that_does_not_load_has_the_loaders_words(tree):
+    (tree / "kept").rename(engines)
     (tree / "nvidia/cudnn/lib/libcudnn_graph.so.9").write_text("no library")
     found = seen(tree)
     assert found.missing == ("libcudnn",)
@@ -78,19 +74,16 @@ def test_a_piece_that_does_not_load_has_the_loaders_words(tree):
     assert "file too short" in text or "invalid ELF header" in text
 
 
-def test_nvrtc_that_is_nowhere_is_missing(tree):
+def test_nvrtc_that_is_nowhere_or_half_there_is_missing(tree):
+    (tree / "nvidia/cuda_nvrtc/lib/libnvrtc-builtins.so.12.8").unlink()
+    assert seen(tree).missing == ("libnvrtc",)
+    assert texts(seen(tree))[0].startswith("libnvrtc-builtins.so is not there")
     shutil.rmtree(tree / "nvidia/cuda_nvrtc")
     found = seen(tree)
     assert found.missing == ("libnvrtc",)
     (finding,) = find_cuda(found, H100)
     assert finding.text == f"{NVRTC} is not there: cuDNN compiles its attention with it"
     assert finding.fix == "pip install --force-reinstall nvidia-cuda-nvrtc-cu12"
-
-
-def test_nvrtc_without_its_builtins_is_half_of_it(tree):
-    (tree / "nvidia/cuda_nvrtc/lib/libnvrtc-builtins.so.12.8").unlink()
-    assert seen(tree).missing == ("libnvrtc",)
-    assert texts(seen(tree))[0].startswith("libnvrtc-builtins.so is not there")
 
 
 class Package:
@@ -107,27 +100,22 @@ class Package:
         return self.file
 
 
-def test_a_piece_of_another_size_was_overwritten(tree, monkeypatch):
+def test_a_piece_that_was_overwritten_and_two_packages_in_one_folder_are_told(tree, monkeypatch):
     file = tree / "nvidia/cudnn/lib/libcudnn_graph.so.9"
-    package = Package("nvidia-cudnn-cu12", file, file.stat().st_size + 1)
-    monkeypatch.setattr(cuda_libraries, "distribution", {"nvidia-cudnn-cu12": package}.get)
+    packages = {
+        f"nvidia-cudnn-cu{n}": Package(f"nvidia-cudnn-cu{n}", file, file.stat().st_size) for n in (12, 13)
+    }
+    monkeypatch.setattr(cuda_libraries, "distribution", packages.get)
+    (finding,) = find_cuda(seen(tree), H100)
+    assert finding.text.startswith("nvidia-cudnn-cu12 and nvidia-cudnn-cu13 write into one folder")
+    assert finding.fix.startswith("pip uninstall -y nvidia-cudnn-cu12 nvidia-cudnn-cu13; pip install")
+    del packages["nvidia-cudnn-cu13"]
+    assert seen(tree) == CudaLibraries()
+    packages["nvidia-cudnn-cu12"].size += 1
     found = seen(tree)
     assert found.missing == ("libcudnn",)
     (text,) = texts(found)
     assert text.startswith("libcudnn_graph.so.9 of nvidia-cudnn-cu12 9.10.2.21 was overwritten")
-    package.size -= 1
-    assert seen(tree) == CudaLibraries()
-
-
-def test_two_packages_in_one_folder_are_told(tree, monkeypatch):
-    file = tree / "nvidia/cudnn/lib/libcudnn_graph.so.9"
-    both = {
-        f"nvidia-cudnn-cu{n}": Package(f"nvidia-cudnn-cu{n}", file, file.stat().st_size) for n in (12, 13)
-    }
-    monkeypatch.setattr(cuda_libraries, "distribution", both.get)
-    (finding,) = find_cuda(seen(tree), H100)
-    assert finding.text.startswith("nvidia-cudnn-cu12 and nvidia-cudnn-cu13 write into one folder")
-    assert finding.fix.startswith("pip uninstall -y nvidia-cudnn-cu12 nvidia-cudnn-cu13; pip install")
 
 
 def test_another_cudnn_on_the_library_path_goes_first(tree, tmp_path, monkeypatch, library):

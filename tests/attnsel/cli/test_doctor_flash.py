@@ -10,7 +10,6 @@ from types import ModuleType
 import pytest
 
 from attnsel import Environment, settings
-from attnsel.cli import doctor as doctor_module
 from attnsel.cli import flash_probe, main, probe
 from attnsel.cli.flash_errors import explain
 from attnsel.cli.flash_findings import find_flash
@@ -62,82 +61,62 @@ def _x86(monkeypatch):
 # ---- why it does not load ------------------------------------------------------------------------------
 
 FALSE_WHEEL = FlashFacts(built_for={"cuda": "12", "torch": "2.6", "abi": "FALSE"})
+FOR_2_8 = FlashFacts(built_for={"torch": "2.8"})
+UNMET = FlashFacts(unmet=("nvidia-cutlass-dsl>=4.6.2 (here 4.4.0)",))
+OLD_TORCH = torch("2.6.0", "12.4", new_abi=False)
+FA4_BROKEN = {"component": "flash_attn_4", "version": "4.0.0b36"}
+CUDART = "libcudart.so.12: cannot open shared object file: No such file or directory"
+NO_CUDA = "libc10_cuda.so: cannot open shared object file"
+GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by …)"
+NAMESPACE = "cannot import name 'flash_attn_func' from 'flash_attn' (unknown location)"
+COMPILED = "flash-attn was compiled"
 
 
 @each(
     "fake, why",
     [
+        (broken(undefined(OLD_ABI)), f"{COMPILED} with the old C++ ABI, and torch 2.8.0 with the new one"),
         (
-            broken(undefined(OLD_ABI)),
-            "flash-attn was compiled with the old C++ ABI, and torch 2.8.0 with the new one",
+            broken(undefined(NEW_ABI), here=OLD_TORCH),
+            f"{COMPILED} with the new C++ ABI, and torch 2.6.0 with the old one",
         ),
         (
-            broken(undefined(NEW_ABI), here=torch("2.6.0", "12.4", new_abi=False)),
-            "flash-attn was compiled with the new C++ ABI, and torch 2.6.0 with the old one",
-        ),
-        (
-            broken(undefined(NEW_ABI), here=torch("2.6.0", "12.4", new_abi=False), flash=FALSE_WHEEL),
-            "flash-attn was compiled with the new C++ ABI (as are all wheels of 2.8 for torch 2.6, whatever "
+            broken(undefined(NEW_ABI), here=OLD_TORCH, flash=FALSE_WHEEL),
+            f"{COMPILED} with the new C++ ABI (as are all wheels of 2.8 for torch 2.6, whatever "
             "their names say: flash-attention#1783), and torch 2.6.0 with the old one",
         ),
-        (broken(undefined(NEW_ABI)), "flash-attn was compiled for another torch: here is 2.8.0"),
+        (broken(undefined(NEW_ABI)), f"{COMPILED} for another torch: here is 2.8.0"),
         (
-            broken(
-                undefined(OTHER_TORCH),
-                here=torch("2.10.0"),
-                flash=FALSE_WHEEL._replace(built_for={"torch": "2.8"}),
-            ),
-            "flash-attn was compiled for another torch, 2.8: here is 2.10.0",
+            broken(undefined(OTHER_TORCH), here=torch("2.10.0"), flash=FOR_2_8),
+            f"{COMPILED} for another torch, 2.8: here is 2.10.0",
         ),
+        (broken(undefined("aoti_torch_new"), component="flash_attn_3"), "flash-attn-3 was compiled for"),
         (
-            broken(undefined("aoti_torch_new_thing"), component="flash_attn_3"),
-            "flash-attn-3 was compiled for",
-        ),
-        (
-            broken(
-                "libcudart.so.12: cannot open shared object file: No such file or directory",
-                here=torch("2.13.0", "13.0"),
-            ),
+            broken(CUDART, here=torch("2.13.0", "13.0")),
             "it was compiled for CUDA 12, and torch 2.13.0 is a build for CUDA 13.0",
         ),
         (
-            broken("libcudart.so.12: cannot open shared object file", here=torch("2.13.0+cpu", None)),
+            broken(CUDART, here=torch("2.13.0+cpu", None)),
             "it was compiled for CUDA 12, and torch 2.13.0+cpu is not a CUDA build",
         ),
+        (broken(CUDART), "the libraries of CUDA 12 are not where the linker looks: import torch first"),
         (
-            broken("libcudart.so.12: cannot open shared object file"),
-            "the libraries of CUDA 12 are not where the linker looks: import torch first",
-        ),
-        (
-            broken("libc10_cuda.so: cannot open shared object file", here=torch("2.8.0+cpu", None)),
+            broken(NO_CUDA, here=torch("2.8.0+cpu", None)),
             "it needs a CUDA build of torch, and torch 2.8.0+cpu is none",
         ),
-        (
-            broken("/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by …)"),
-            "its wheel was made on a newer Linux than this: it needs glibc 2.32",
-        ),
+        (broken(GLIBC), "its wheel was made on a newer Linux than this: it needs glibc 2.32"),
         (
             broken("No module named 'flash_attn_2_cuda'"),
             "its compiled part is missing: it was built without CUDA, or only a part of it is left",
         ),
         (broken("No module named 'flash_attn'"), "pip lists it, and its module flash_attn is not there"),
         (
-            broken("cannot import name 'flash_attn_func' from 'flash_attn' (unknown location)"),
+            broken(NAMESPACE),
             "the folder flash_attn is no package: a part of flash-attn, or flash-attn-4 without it, is there",
         ),
         (broken("No module named 'einops'"), "it needs the package einops"),
-        (
-            broken("No module named 'cutlass'", component="flash_attn_4", version="4.0.0b36"),
-            "it needs the package nvidia-cutlass-dsl",
-        ),
-        (
-            broken(
-                "cute has no such thing",
-                component="flash_attn_4",
-                flash=FlashFacts(unmet=("nvidia-cutlass-dsl>=4.6.2 (here 4.4.0)",)),
-            ),
-            "it needs nvidia-cutlass-dsl>=4.6.2 (here 4.4.0)",
-        ),
+        (broken("No module named 'cutlass'", **FA4_BROKEN), "it needs the package nvidia-cutlass-dsl"),
+        (broken("no such thing", flash=UNMET, **FA4_BROKEN), f"it needs {UNMET.unmet[0]}"),
     ],
 )
 def test_an_import_error_is_explained(fake, why):
@@ -150,11 +129,10 @@ def test_an_import_error_is_explained(fake, why):
 
 
 def test_an_error_that_says_nothing_is_kept_as_it_is():
-    fake = broken("something new")
-    assert explain("flash_attn", fake).why == ""
-    for trouble in (undefined("_ZN7somebodyElseEv"), "libsomebody.so.3: cannot open shared object file"):
+    unread = (undefined("_ZN7somebodyElseEv"), "libsomebody.so.3: cannot open shared object file")
+    for trouble in (*unread, "something new"):
         assert explain("flash_attn", broken(trouble)).why == ""
-    [found] = find_flash(fake)
+    [found] = find_flash(broken("something new"))
     assert found.text == "flash-attn 2.8.3 is installed and does not load: ImportError: something new"
 
 
@@ -234,39 +212,39 @@ def te(gpu="H100", takes=TE_220, version="2.20.2", **probes) -> dict[str, tuple[
     return {use.name: (use.gets, use.why) for use in uses(fake)}
 
 
-def test_transformer_engine_takes_releases_within_its_limits():
-    two = "FlashAttention-2"
-    assert te(flash_attn=FA2)[two] == ("flash-attn 2.8.3", "on sm90 after cuDNN's fused attention")
-    assert te("A100", flash_attn=FA2)[two] == (
-        "flash-attn 2.8.3",
-        "on sm80 before cuDNN's fused attention",
-    )
-    for gpu, takes, version, why in (
+TWO, THREE, FOUR = (f"FlashAttention-{n}" for n in (2, 3, 4))
+FA3 = Probe("3.0.0", True, LOADS)
+
+
+@each(
+    "gpu, takes, version, gets",
+    [
+        ("H100", TE_220, "2.8.3", "on sm90 after cuDNN's fused attention"),
+        ("A100", TE_220, "2.8.3", "on sm80 before cuDNN's fused attention"),
+        ("T4", TE_220, "2.8.3", "it wants sm80 or newer, and this is sm75"),
         ("H100", TE_220, "2.8.4", "it takes >=2.1.1,<2.8.4, and 2.8.4 is installed"),
         ("H100", TE_218, "2.8.3.post1", "it takes >=2.1.1,<=2.8.3, and 2.8.3.post1 is installed"),
         ("B200", TE_220, "2.6.3", "it takes >=2.7.3,<2.8.4, and 2.6.3 is installed"),
         ("H100", TE_23, "2.8.0.post2", "it takes >=2.1.1,<=2.7.4.post1, and 2.8.0.post2 is installed"),
-    ):
-        assert te(gpu, takes, flash_attn=FA2._replace(installed=version))[two] == (None, why)
-    # 2.18 compares without the local version, 2.20 below the first that is too new.
-    local = FA2._replace(installed="2.8.3+cu12torch2.8cxx11abiTRUE")
-    assert te(takes=TE_218, flash_attn=local)[two][0]
-    assert te(takes=TE_220, flash_attn=local)[two][0]
-    assert te(takes=TE_220, flash_attn=FA2._replace(installed="2.8.3.post2"))[two][0]
+        # 2.18 compares without the local version, 2.20 below the first that is too new.
+        ("H100", TE_218, "2.8.3+cu12torch2.8cxx11abiTRUE", "on sm90 after cuDNN's fused attention"),
+        ("H100", TE_220, "2.8.3+cu12torch2.8cxx11abiTRUE", "on sm90 after cuDNN's fused attention"),
+        ("H100", TE_220, "2.8.3.post2", "on sm90 after cuDNN's fused attention"),
+    ],
+)
+def test_transformer_engine_takes_releases_within_its_limits(gpu, takes, version, gets):
+    taken = f"flash-attn {version}" if gets.startswith("on sm") else None
+    assert te(gpu, takes, flash_attn=FA2._replace(installed=version))[TWO] == (taken, gets)
 
 
 def test_transformer_engine_and_the_gpu():
-    three = Probe("3.0.0", True, LOADS)
-    on_h100 = te(flash_attn_3=three, flash_attn_4=FA4)
-    assert on_h100["FlashAttention-3"][0] == "flash-attn-3 3.0.0"
-    assert on_h100["FlashAttention-4"] == (None, "FlashAttention-3 goes first, and this is sm90")
-    assert te(flash_attn_4=FA4)["FlashAttention-4"][0] == "flash-attn-4 4.0.0b36"
-    on_b200 = te("B200", flash_attn_3=three, flash_attn_4=FA4)
-    assert on_b200["FlashAttention-3"] == (None, "it is for sm90 alone, and this is sm100")
-    assert on_b200["FlashAttention-4"][0] == "flash-attn-4 4.0.0b36"
-    assert te("A100", flash_attn_4=FA4)["FlashAttention-4"][0] is None
-    assert te("T4", flash_attn=FA2)["FlashAttention-2"] == (None, "it wants sm80 or newer, and this is sm75")
-    assert te(takes=TE_23, flash_attn_4=FA4)["FlashAttention-4"] == (None, "this release does not know it")
+    both = {"flash_attn_3": FA3, "flash_attn_4": FA4}
+    assert te(**both)[THREE][0] == "flash-attn-3 3.0.0"
+    assert te(**both)[FOUR] == (None, "FlashAttention-3 goes first, and this is sm90")
+    assert te(flash_attn_4=FA4)[FOUR][0] == te("B200", **both)[FOUR][0] == "flash-attn-4 4.0.0b36"
+    assert te("B200", **both)[THREE] == (None, "it is for sm90 alone, and this is sm100")
+    assert te("A100", flash_attn_4=FA4)[FOUR][0] is None
+    assert te(takes=TE_23, flash_attn_4=FA4)[FOUR] == (None, "this release does not know it")
 
 
 @each(
@@ -322,94 +300,78 @@ def test_what_lies_in_the_cache_of_the_hub(site, tmp_path, monkeypatch):
 UTILS = "transformer_engine/pytorch/attention/dot_product_attention/utils.py"
 
 
+UTILS_220 = """
+class FlashAttentionUtils:
+    version = PkgVersion("0")
+    version_required = PkgVersion("2.1.1")
+    version_required_blackwell = PkgVersion("2.7.3")
+    max_version = PkgVersion("2.8.4")
+    v3_is_installed = False
+    v4_is_installed = False
+    @staticmethod
+    def is_version_supported(version, minimum_version): ...
+"""
+UTILS_23 = """
+    version_required = PkgVersion("2.1.1")
+    version_required_blackwell = PkgVersion("2.7.3")
+    max_version = PkgVersion("2.7.4.post1")
+    v3_is_installed = False
+"""
+
+
 @pytest.mark.parametrize(
     ("path", "source", "limits"),
-    [
-        (  # the lines as they stand in 2.20.2
-            UTILS,
-            'class FlashAttentionUtils:\n    version = PkgVersion("0")\n'
-            '    version_required = PkgVersion("2.1.1")\n'
-            '    version_required_blackwell = PkgVersion("2.7.3")\n    max_version = PkgVersion("2.8.4")\n'
-            "    v3_is_installed = False\n    v4_is_installed = False\n"
-            "    @staticmethod\n    def is_version_supported(version, minimum_version): ...\n",
-            TE_220,
-        ),
-        (  # 2.3.0
-            UTILS,
-            '    version_required = PkgVersion("2.1.1")\n'
-            '    version_required_blackwell = PkgVersion("2.7.3")\n'
-            '    max_version = PkgVersion("2.7.4.post1")\n    v3_is_installed = False\n',
-            TE_23,
-        ),
+    [  # the lines as they stand in 2.20.2 and in 2.3.0
+        (UTILS, UTILS_220, TE_220),
+        (UTILS, UTILS_23, TE_23),
         ("transformer_engine/pytorch/attention.py", "nothing of the kind", {}),
     ],
 )
 def test_what_transformer_engine_takes_is_read_from_its_source(site, path, source, limits):
-    put(
-        site,
-        "transformer-engine",
-        "2.0",
-        {"transformer_engine/__init__.py": "raise ImportError", path: source},
-    )
+    files = {"transformer_engine/__init__.py": "raise ImportError", path: source}
+    put(site, "transformer-engine", "2.0", files)
     assert flash_probe.te_takes() == limits
 
 
-def test_nothing_of_it_is_one_line(site, monkeypatch, capsys):
-    """transformers is installed here; it is not even asked."""
+def test_nothing_of_it_is_not_even_asked(site, monkeypatch):
+    """transformers is installed here. The one line that the doctor prints: tests/net, doctor_healthy_text."""
     monkeypatch.setattr(probe, "run_script", lambda script: pytest.fail("a child for nothing"))
-    assert flash_probe.look() == FlashFacts(packages=flash_probe.look().packages)
-    assert uses(machine(flash=flash_probe.look())) == ()
-    monkeypatch.setattr(doctor_module, "examine", lambda: machine(flash=flash_probe.look()))
-    main(["doctor"])
-    out = capsys.readouterr().out
-    beside_the_table = out.partition("Device 0")[0] + out.partition("Findings")[2]
-    lines = [line for line in beside_the_table.splitlines() if "flash-attn" in line.lower()]
-    assert lines == ["  flash-attn      not installed, nor flash-attn-3 or flash-attn-4"]
+    found = flash_probe.look()
+    assert found == FlashFacts(packages=found.packages)
+    assert uses(machine(flash=found)) == ()
 
 
-def test_a_module_without_its_package(site):
+def test_a_module_without_its_package(site, monkeypatch):
     put(site, "flash-attn-npu", "1.0", flash_attn())
     put(site, "old-thing", "1.0", flash_attn_3())
     found = flash_probe.look()
     assert found.strangers == {"flash_attn": "flash-attn-npu", "flash_attn_interface": "old-thing"}
     texts = [finding.text for finding in find_flash(machine(flash=found._replace(transformers=ABSENT)))]
-    assert any(
-        "a module flash_attn without the package flash-attn: it is of flash-attn-npu" in t for t in texts
-    )
-
-
-def test_attnsels_own_module_is_named(site, monkeypatch):
+    stranger = "a module flash_attn without the package flash-attn: it is of flash-attn-npu"
+    assert any(stranger in text for text in texts)
     ours = ModuleType("flash_attn")
     ours.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None, origin="attnsel")
     monkeypatch.setitem(sys.modules, "flash_attn", ours)
-    [finding] = find_flash(machine(flash=FlashFacts(strangers=flash_probe._strangers({}))))
-    assert finding == ("note", "the module flash_attn is attnsel's own in this process", "")
+    findings = find_flash(machine(flash=FlashFacts(strangers=flash_probe._strangers({}))))
+    assert ("note", "the module flash_attn is attnsel's own in this process", "") in findings
 
 
 # ---- in child processes ----------------------------------------------------------------------------------
 
 
-def doctor(capsys) -> dict:
-    importlib.invalidate_caches()
-    main(["doctor", "--json"])
-    return json.loads(capsys.readouterr().out)
-
-
 def test_broken_packages_as_they_are_found(site, capsys):
     """Children import what lies in the folder; torch there is one that is empty."""
     put(site, "torch", "2.8.0", {"torch/__init__.py": ""})
-    put(
-        site,
-        "flash-attn",
-        "2.8.3+cu12torch2.6cxx11abiTRUE",
-        flash_attn(error=undefined(OTHER_TORCH), cute=True),
-    )
+    version = "2.8.3+cu12torch2.6cxx11abiTRUE"
+    put(site, "flash-attn", version, flash_attn(error=undefined(OTHER_TORCH), cute=True))
     put(site, "flash-attn-3", "3.0.0", flash_attn_3(error="libcudart.so.12: cannot open shared object file"))
     put(site, "flash-attn-4", "4.0.0b36", flash_attn_4(), requires=["no-such-package-anywhere>=2"])
     put(site, "transformers", "4.0", {"transformers/__init__.py": "raise RuntimeError('broken')\n"})
-    told = doctor(capsys)
+    importlib.invalidate_caches()
+    main(["doctor", "--json"])
+    told = json.loads(capsys.readouterr().out)
     assert told["components"]["flash_attn"] == {
-        "installed": "2.8.3+cu12torch2.6cxx11abiTRUE",
+        "installed": version,
         "loads": False,
         "version": None,
         "trouble": f"ImportError: {undefined(OTHER_TORCH)}",

@@ -1,4 +1,7 @@
-"""--stride and --misaligned: what they say reaches the question, and the answer names what it avoids."""
+"""--stride and --misaligned: what they say reaches the question, and the answer names what it avoids.
+
+What they refuse: test_mistakes.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import json
 
 import pytest
 
-from attnsel.cli import main
 from attnsel.cli.layout_flags import read_lying
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
@@ -15,11 +17,6 @@ from tables import each
 
 def lying(stride=(), misaligned=None, **fields):
     return read_lying(list(stride), misaligned).of(AttentionParams(**fields)).tensors
-
-
-def asked(capsys, command):
-    code = main(["explain", "--gpu", "H100", "--torch", "2.13", "--inference", *command.split(), "--json"])
-    return code, json.loads(capsys.readouterr().out)
 
 
 @each(
@@ -54,17 +51,12 @@ def test_a_mask_of_fewer_dimensions_broadcasts():
     assert (mask.shape, mask.stride, mask.dtype) == ((8, 157), (160, 1), "bool")
 
 
-def test_pages_have_the_shape_of_pages():
-    fields = {
-        "qkv_layout": "paged_kv_bshd_bshd_bshd",
-        "kv_cache": "paged",
-        "page_size": 64,
-        "attn_mask_type": "padding",
-        "is_training": False,
-        "max_seqlen_q": 1,
-        "max_seqlen_kv": 100,
-    }
-    assert lying(misaligned="k", **fields).k.shape == (4, 64, 16, 128)
+PAGED = "--layout paged_kv_bshd_bshd_bshd --kv-cache paged --page-size 64 --mask padding --inference"
+
+
+def test_pages_have_the_shape_of_pages(asked):
+    tensors = asked(f"explain --gpu H100 {PAGED} --seqlen-q 1 --seqlen-kv 100 --misaligned k").params.tensors
+    assert tensors.k.shape == (4, 64, 16, 128)
 
 
 def test_alignment_may_be_stated_in_bytes():
@@ -72,37 +64,12 @@ def test_alignment_may_be_stated_in_bytes():
     assert (tensors.q.alignment, tensors.k.alignment) == (8, 4)
 
 
-def test_a_misaligned_tensor_is_copied_for_a_reason(capsys):
-    code, told = asked(capsys, "--misaligned q")
+def test_a_misaligned_tensor_is_copied_for_a_reason(run):
+    code, out, _ = run("explain --gpu H100 --torch 2.13 --inference --misaligned q --json")
     assert code == 0
-    flash = next(c for c in told["candidates"] if c["name"] == "sdpa.flash")
-    assert [a["name"] for a in flash["adaptations"]] == ["contiguous"]
-    assert flash["adaptations"][0]["avoids"] == ["SDPA021"]
-
-
-@each(
-    "flags, words",
-    [
-        ("--stride q", "must be q=S0,S1,S2,S3"),
-        ("--stride z=1,1,1,1", "must be q=S0,S1,S2,S3"),
-        ("--stride q=1,-1,1,1", "must be q=S0,S1,S2,S3"),
-        ("--stride q=1,a,1,1", "must be q=S0,S1,S2,S3"),
-        ("--stride q=1,1,1", "must have 4 numbers, for bshd"),
-        ("--stride q=1,1,1,1 --stride q=1,1,1,1", "q was stated before"),
-        ("--stride q=1,1,1,99999999999999999999", "is larger than any tensor"),
-        ("--stride mask=1,1,1,1", "without --attn-mask-type arbitrary"),
-        ("--stride mask=1,1,1,1,1 --attn-mask-type arbitrary", "must have 4 numbers, for bhss"),
-        ("--misaligned z", "must be q, k, v or mask"),
-        ("--misaligned q=16", "16 are aligned"),
-        ("--misaligned q=x", "must be q, k, v or mask"),
-        ("--misaligned ,", "must name q, k, v or mask"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_line(flags, words, capsys):
-    assert main(["explain", "--gpu", "H100", *flags.split()]) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert len(told.strip().splitlines()) == 1
+    flash = next(c for c in json.loads(out)["candidates"] if c["name"] == "sdpa.flash")
+    [copied] = flash["adaptations"]
+    assert (copied["name"], copied["avoids"]) == ("contiguous", ["SDPA021"])
 
 
 def test_nothing_said_changes_nothing():

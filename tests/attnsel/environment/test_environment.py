@@ -15,17 +15,43 @@ from attnsel.environment.versions import Version
 from tables import each
 
 
-@each("name, value", [("cudnn", "nine"), ("cudnnn", "9.1.0"), ("torch", "2.x")])
-def test_bad_versions_name_the_component(name, value):
+@each(
+    "field, given",
+    [
+        ("cudnn", {"cudnn": "nine"}),
+        ("cudnnn", {"cudnnn": "9.1.0"}),
+        ("torch", {"torch": "2.x"}),
+        ("gpu", {"gpu": 90}),
+        ("cudnn", {"cudnn": 9.1}),
+        ("triton", {"triton": [3, "2"]}),
+        # a torch before 2.2, stated or implied
+        ("torch", {"torch": "2.1.2", "cuda": "11.7"}),
+        ("cuda", {"cuda": "11.7"}),  # of torch 2.0
+        ("triton", {"triton": "2.1"}),  # of torch 2.1
+    ],
+)
+def test_what_cannot_be_described_names_the_component(field, given):
     with pytest.raises(InvalidInput) as caught:
-        Environment.describe("H100", **{name: value})
-    assert caught.value.field == name
+        Environment.describe(**{"gpu": "A100", **given})
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+    before_2_2 = {"2.1.2", "11.7", "2.1"} & set(map(str, given.values()))
+    assert not before_2_2 or "2.2" in str(caught.value)
+
+
+def test_no_other_way_leads_to_a_torch_before_2_2():
+    with pytest.raises(InvalidInput, match="torch"):
+        Environment(device=Device(), torch="2.1.2")
+    with pytest.raises(InvalidInput, match="torch"):
+        Environment.describe("A100").replace(torch="2.1.2")
+    # What came with an older torch may stand beside a torch that is stated.
+    Environment.describe("A100", torch="2.2", cuda="11.7")
+    Environment.describe("A100", torch=None, triton="2.1")
 
 
 def test_none_means_not_installed():
     env = Environment.describe("H100", triton=None, cudnn="none")
-    assert env.triton is None
-    assert env.cudnn is None
+    assert (env.triton, env.cudnn) == (None, None)
     assert "triton" not in env.assumed
 
 
@@ -53,39 +79,10 @@ def test_companions_are_those_of_the_wheel_that_fits(gpu, given, companions):
     assert {name for name in companions if companions[name] != "None"} - set(given) <= set(env.assumed)
 
 
-@pytest.mark.parametrize(
-    ("field", "given"),
-    [
-        ("torch", {"torch": "2.1.2"}),
-        ("torch", {"torch": "1.13"}),
-        ("torch", {"torch": "2.1.2", "cuda": "11.7"}),
-        ("cuda", {"cuda": "11.7"}),  # of torch 2.0
-        ("triton", {"triton": "2.1"}),  # of torch 2.1
-    ],
-)
-def test_a_torch_before_2_2_stated_or_implied_cannot_be_described(field, given):
-    with pytest.raises(InvalidInput, match=r"2\.2") as caught:
-        Environment.describe("A100", **given)
-    assert caught.value.field == field
-    assert "\n" not in str(caught.value)
-
-
-def test_no_other_way_leads_to_a_torch_before_2_2():
-    with pytest.raises(InvalidInput, match="torch"):
-        Environment(device=Device(), torch="2.1.2")
-    with pytest.raises(InvalidInput, match="torch"):
-        Environment.describe("A100").replace(torch="2.1.2")
-
-
-@pytest.mark.parametrize("cudnn", ["7.6", "8.5", "8.6.0", "8.8.1", "8.9.7", "9.0.0"])
-@pytest.mark.parametrize("gpu", ["V100", "T4", "A100", "RTX 3090", "RTX 4090", "H100"])
-def test_old_cudnn_is_assumed_with_torch_2_3(gpu, cudnn):
-    assert str(Environment.describe(gpu, cudnn=cudnn).torch) == "2.3.1"
-
-
-@pytest.mark.parametrize("given", [{"torch": "2.2", "cuda": "11.7"}, {"torch": None, "triton": "2.1"}])
-def test_what_came_with_an_older_torch_may_stand_beside_a_torch_that_is_stated(given):
-    Environment.describe("A100", **given)
+def test_old_cudnn_is_assumed_with_torch_2_3():
+    for cudnn in ("7.6", "8.9.7", "9.0.0"):
+        for gpu in ("V100", "RTX 4090", "H100"):
+            assert str(Environment.describe(gpu, cudnn=cudnn).torch) == "2.3.1"
 
 
 @each("gpu", [gpu.name for gpu in CATALOGUE.values()])
@@ -108,17 +105,15 @@ def test_a_toolkit_that_only_has_code_for_the_family_is_told_as_that(gpu, family
     assert Environment.describe(gpu, torch="2.8", cuda="12.9").warnings == ()
 
 
+NO_WHEEL = "no wheel of torch 2.6 has CUDA 13.0: built from source or stated wrongly"
+OTHER_PYTHON = "no wheel of torch 2.2 is for Python 3.13, only for 3.8 to 3.12"
+
+
 @each(
     "given, warning",
     [
-        (
-            {"torch": "2.6", "cuda": "13.0"},
-            "no wheel of torch 2.6 has CUDA 13.0: built from source or stated wrongly",
-        ),
-        (
-            {"torch": "2.2.2", "python": "3.13"},
-            "no wheel of torch 2.2 is for Python 3.13, only for 3.8 to 3.12",
-        ),
+        ({"torch": "2.6", "cuda": "13.0"}, NO_WHEEL),
+        ({"torch": "2.2.2", "python": "3.13"}, OTHER_PYTHON),
     ],
 )
 def test_what_came_in_no_wheel_is_said_and_kept(given, warning):
@@ -128,13 +123,10 @@ def test_what_came_in_no_wheel_is_said_and_kept(given, warning):
     assert env.replace(detected=True).warnings == ()  # it is there, however it came
 
 
-def test_a_release_that_is_not_known_yet_is_not_doubted():
+def test_what_is_not_known_is_not_doubted_and_what_is_assumed_takes_no_blame():
     env = Environment.describe("V100", torch="2.99", cuda="14.0")
     assert env.warnings == ()
     assert without_code(env) is None
-
-
-def test_what_is_assumed_takes_no_blame():
     env = Environment.describe("V100", torch="2.14").replace(cuda=Version(13, 0))
     assert without_code(env) is None
     assert without_code(env.replace(assumed=())) is not None
@@ -176,30 +168,15 @@ def test_what_needs_torch_says_so_where_there_is_none():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@each("given", [{"gpu": 90}, {"cudnn": 9.1}, {"torch": object()}, {"triton": [3, "2"]}])
-def test_a_machine_described_in_other_types_is_named(given):
-    with pytest.raises(InvalidInput) as caught:
-        Environment.describe(**given)
-    assert caught.value.field == next(iter(given))
-
-
-# What is missing, and TransformerEngine.
-
-
-@each(
-    "text, expected",
-    [
+def test_missing_libraries_are_named_once_and_others_are_not_known():
+    env = Environment.describe("H100")
+    for text, expected in (
         ("libnvrtc", ("libnvrtc",)),
         ("libnvrtc.so, libcudnn", ("libcudnn", "libnvrtc")),
         (["libcudnn", "libcudnn"], ("libcudnn",)),
         ((), ()),
-    ],
-)
-def test_missing_libraries_are_named_once(text, expected):
-    assert Environment.describe("H100").replace(missing=text).missing == expected
-
-
-@each("value", ["libcuda", 3, [3], None])
-def test_other_libraries_are_not_known(value):
-    with pytest.raises(InvalidInput, match="missing"):
-        Environment.describe("H100").replace(missing=value)
+    ):
+        assert env.replace(missing=text).missing == expected
+    for value in ("libcuda", 3, [3], None):
+        with pytest.raises(InvalidInput, match="missing"):
+            env.replace(missing=value)

@@ -42,16 +42,12 @@ def test_all_three(site):
     assert versions()["flash_attn"] == "2.7.4"
 
 
-def test_a_distribution_without_its_module_does_not_count(site):
-    for name, version in (("flash-attn", "2.8.3"), ("flash-attn-3", "3.0.0"), ("flash-attn-4", "4.0.0b36")):
-        put(site, name, version)
-    assert versions() == {}
-
-
-def test_flash_attn_without_its_compiled_part_does_not_count(site):
+def test_a_distribution_without_its_module_or_its_compiled_part_does_not_count(site):
     files = flash_attn()
     del files["flash_attn_2_cuda.py"]
     put(site, "flash-attn", "2.8.3", files)
+    put(site, "flash-attn-3", "3.0.0")
+    put(site, "flash-attn-4", "4.0.0b36")
     assert versions() == {}
 
 
@@ -59,12 +55,6 @@ def test_flash_attn_4_alone_is_no_flash_attn_2(site):
     put(site, "flash-attn-4", "4.0.0b36", flash_attn_4())
     put(site, "flash-attn", "2.8.3", {"flash_attn_2_cuda.py": ""})  # what an uninstallation left behind
     assert set(versions()) == {"flash_attn_4"}
-
-
-def test_a_package_that_does_not_load_is_not_imported_to_find_out(site):
-    put(site, "flash-attn", "2.8.3", flash_attn(error="no"))
-    assert set(versions()) == {"flash_attn"}
-    assert not {"flash_attn", "flash_attn_2_cuda"} & set(sys.modules)
 
 
 @pytest.mark.parametrize("last", ["flash-attn", "flash-attn-4"])
@@ -110,17 +100,9 @@ def test_what_a_wheel_was_built_for(site, version, url, wheel):
 
 def test_what_a_package_needs_and_does_not_find(site):
     put(site, "nvidia-cutlass-dsl", "4.4.0")
-    put(
-        site,
-        "flash-attn-4",
-        "4.0.0b36",
-        requires=(
-            "nvidia-cutlass-dsl>=4.6.2",
-            "no-such-package-anywhere>=1",
-            'nvidia-cutlass-dsl[cu13]>=9; extra == "cu13"',
-            "packaging",
-        ),
-    )
+    needs = ("nvidia-cutlass-dsl>=4.6.2", "no-such-package-anywhere>=1", "packaging")
+    extra = 'nvidia-cutlass-dsl[cu13]>=9; extra == "cu13"'
+    put(site, "flash-attn-4", "4.0.0b36", requires=(*needs, extra))
     assert unmet_requirements("flash-attn-4") == [
         "nvidia-cutlass-dsl>=4.6.2 (here 4.4.0)",
         "no-such-package-anywhere>=1 (not installed)",
@@ -135,7 +117,7 @@ def test_a_version_that_is_none_is_passed_over(site):
     assert installed_version("first") is None
 
 
-def test_this_machine_is_described_by_them(site):
+def test_this_machine_is_described_by_them_and_nothing_is_imported_to_find_out(site):
     put(site, "flash-attn", "2.8.3", flash_attn(error="no"))
     put(site, "flash-attn-3", "3.0.0")
     machine._detect.cache_clear()
@@ -144,6 +126,7 @@ def test_this_machine_is_described_by_them(site):
         assert (env.flash_attn, env.flash_attn_3) == (Version(2, 8, 3), None)
     finally:
         machine._detect.cache_clear()
+    assert not {"flash_attn", "flash_attn_2_cuda"} & set(sys.modules)
 
 
 @pytest.mark.parametrize(

@@ -39,15 +39,12 @@ ON_PYPI = """
 """
 
 
-def test_every_release_is_there_once_with_each_cuda():
-    names = [build.name for build in BUILDS]
+def test_every_release_is_there_once_with_each_cuda_and_has_one_wheel_on_pypi():
     assert list(BUILDS) == sorted(BUILDS, key=lambda build: (build.torch, build.cuda))
-    assert len(set(names)) == len(names)
-    assert [str(torch) for torch in dict.fromkeys(build.torch for build in BUILDS)] == ON_PYPI.split()
-
-
-def test_each_release_has_one_wheel_on_pypi():
-    for torch in {build.torch for build in BUILDS}:
+    assert len({build.name for build in BUILDS}) == len(BUILDS)
+    releases = dict.fromkeys(build.torch for build in BUILDS)
+    assert list(map(str, releases)) == ON_PYPI.split()
+    for torch in releases:
         assert [build.index for build in builds_of(torch)].count("") == 1
 
 
@@ -79,11 +76,8 @@ def test_a_cuda_compiles_for_what_it_knows():
     [
         # Requires-Dist and version.py of PyPI's wheels
         ("2.2.2", "12.1 8.9.2.26 2.19.3 2.2.0"),
-        ("2.3.0", "12.1 8.9.2.26 2.20.5 2.3.0"),
         ("2.4.1", "12.1 9.1.0.70 2.20.5 3.0.0"),
-        ("2.6.0", "12.4 9.1.0.70 2.21.5 3.2.0"),
         ("2.7.1", "12.6 9.5.1.17 2.26.2 3.3.1"),
-        ("2.10.0", "12.8 9.10.2.21 2.27.5 3.6.0"),
         ("2.13.0", "13.0 9.20.0.48 2.29.7 3.7.1"),
         ("2.15.0", "13.2 9.26.0.51 2.30.7 3.9.0"),
     ],
@@ -116,11 +110,8 @@ def test_installed_torch_is_as_the_table_says():
     "build, runs, runs_not",
     [
         ("2.2.2+cu118", (70, 75, 80, 86, 89, 90), (100, 120)),  # sm86 code runs on sm89
-        ("2.6.0+cu124", (70, 89, 90), (100, 120)),
         ("2.7.1+cu128", (75, 90, 100, 103, 120, 121), (70,)),
         ("2.10.0+cu128", (70, 75, 89, 100, 103, 121), (60,)),
-        ("2.11.0+cu128", (75, 121), (70,)),
-        ("2.14.1+cu126", (70, 90), (100, 120)),
         ("2.14.1+cu130", (75, 90, 103, 121), (70, 110)),
         ("2.13.0+cu130", (80,), (72, 87)),  # boards run no code of other GPUs of their generation
     ],
@@ -128,19 +119,17 @@ def test_installed_torch_is_as_the_table_says():
 def test_code_runs_on_its_own_generation_from_its_minor_upwards(build, runs, runs_not):
     row = next(b for b in BUILDS if b.name == build)
     assert [arch for arch in (*runs, *runs_not) if runs_on(row, arch)] == list(runs)
-
-
-def test_ptx_runs_on_every_newer_generation():
-    row = next(b for b in BUILDS if b.name == "2.8.0+cu129")
-    assert row.ptx == 120
-    assert runs_on(row, 130)
-    assert not runs_on(row._replace(ptx=None), 130)
+    ptx = next(b for b in BUILDS if b.name == "2.8.0+cu129")
+    assert ptx.ptx == 120
+    assert runs_on(ptx, 130), "on every newer generation"
+    assert not runs_on(ptx._replace(ptx=None), 130)
 
 
 @each(
     "arch, given, expected",
     [
-        (90, {}, "2.14.1+cu130"),
+        (90, {}, default_build(ASSUMED).name),
+        (90, {"triton": "3.9.0"}, "2.15.0+cu132"),  # what nobody read is not assumed; stated, it is meant
         (70, {}, "2.10.0+cu128"),  # the last wheel of PyPI's with sm70
         (70, {"torch": "2.14"}, "2.14.0+cu126"),
         (70, {"torch": "2.11", "cudnn": "9.19.0"}, "2.11.0+cu126"),  # cuDNN is an override there
@@ -149,18 +138,13 @@ def test_ptx_runs_on_every_newer_generation():
         (90, {"torch": "2.13.7"}, "2.13.0+cu130"),
         (90, {"torch": "2.99"}, "2.15.0+cu132"),
         (90, {"cudnn": "9.1.0"}, "2.6.0+cu124"),
-        (90, {"cudnn": "9.1.0", "torch": "2.4"}, "2.4.0+cu121"),
         (90, {"cudnn": "9.1.0", "triton": "3.0.0"}, "2.4.1+cu121"),
         (90, {"cudnn": "9.1.0", "cuda": "11.8"}, "2.7.1+cu118"),
-        (100, {"cudnn": "9.1.0"}, "2.7.1+cu128"),
-        (90, {"cudnn": "9.8.0"}, "2.7.1+cu126"),
-        (90, {"cudnn": "9.13.0"}, "2.9.1+cu130"),
         (90, {"cudnn": "9.28.0"}, "2.14.1+cu130"),
         (90, {"torch": "2.8", "cudnn": "9.28.0"}, "2.8.0+cu128"),
         (80, {"cudnn": "8.8"}, "2.3.1+cu118"),  # the newest pin below it
         (90, {"cudnn": "7.6"}, "2.3.1+cu118"),  # older than any: the oldest pin
         (90, {"python": "3.8"}, "2.4.1+cu121"),
-        (90, {"torch": "2.9", "python": "3.8"}, "2.9.0+cu128"),
         (90, {"cuda": "12.2"}, "2.4.1+cu121"),
         (90, {"torch": "2.6", "cuda": "13.0"}, "2.6.0+cu126"),
         (None, {"torch": "2.5.1"}, "2.5.1+cu124"),
@@ -168,11 +152,6 @@ def test_ptx_runs_on_every_newer_generation():
 )
 def test_the_likeliest_build_fits_all_that_was_stated(arch, given, expected):
     assert fitting(arch, **given) == expected
-
-
-def test_what_nobody_read_is_not_assumed():
-    assert fitting(90) == default_build(ASSUMED).name
-    assert fitting(90, triton="3.9.0") == "2.15.0+cu132"  # stated, so it is meant
 
 
 @each(
@@ -192,19 +171,14 @@ def test_a_build_without_code_names_the_nearest_that_has(arch, torch, cuda, fiel
     assert all(runs_on(build, arch) for build in found.nearest)
 
 
-@each(
-    "arch, torch, cuda",
-    [
-        (70, None, None),
-        (70, "2.14.0", None),  # its cu126 has code
-        (70, "2.16.0", "13.2"),  # not known yet
-        (120, "2.6.0", "13.0"),  # no such wheel: built from source
-        (110, "2.6.0", None),  # Jetson Thor: wheels of its own
-        (30, "2.6.0", None),  # nothing to propose
-    ],
-)
-def test_where_nobody_knows_nothing_is_refused(arch, torch, cuda):
-    assert no_code(arch, torch and V(torch), cuda and V(cuda)) is None
+def test_where_nobody_knows_nothing_is_refused():
+    # Where nobody knows, nothing is refused: its cu126 has code, not known yet, no such wheel (built from
+    # source), Jetson Thor (wheels of its own), nothing to propose.
+    for arch, torch, cuda in (
+        (70, None, None), (70, "2.14.0", None), (70, "2.16.0", "13.2"), (120, "2.6.0", "13.0"),
+        (110, "2.6.0", None), (30, "2.6.0", None),
+    ):  # fmt: skip
+        assert no_code(arch, torch and V(torch), cuda and V(cuda)) is None
 
 
 def test_the_frontends_are_those_of_the_extra() -> None:
@@ -220,13 +194,8 @@ def test_the_frontends_are_those_of_the_extra() -> None:
     "release, frontend",
     [
         ("1.0", "0.9.2"),
-        ("1.7", "1.3.0"),
-        ("1.13", "1.8.0"),
-        ("2.1", "1.10.0"),
         ("2.2.1", "1.11.0"),
-        ("2.4", "1.12.0"),
         ("2.14.1", "1.21.0"),
-        ("2.16.1", "1.22.0"),
         ("2.17.1", "1.25.0"),
         ("2.18", None),
         ("3.0", None),

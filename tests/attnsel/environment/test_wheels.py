@@ -6,7 +6,6 @@ import sys
 from types import SimpleNamespace
 
 from attnsel import AttentionParams, Environment, Policy, select
-from attnsel.environment import describe_device
 from attnsel.environment.flash_attn_wheels import BUILT
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import (
@@ -31,32 +30,21 @@ DOWNLOADS = "https://github.com/Dao-AILab/flash-attention/releases/download/"
 
 
 @each(
-    "versions, file",
+    "torch, cuda, python, release, built",
     [
-        ({}, "v2.8.3.post1/flash_attn-2.8.3.post1%2Bcu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl"),
-        (
-            {"torch": "2.6.0", "cuda": "12.6"},
-            "v2.8.3.post1/flash_attn-2.8.3.post1%2Bcu12torch2.6cxx11abiTRUE-cp312-cp312-linux_x86_64.whl",
-        ),
+        ("2.8.0", "12.8", "3.12", "2.8.3.post1", "cu12torch2.8cxx11abiTRUE"),
+        ("2.6.0", "12.6", "3.12", "2.8.3.post1", "cu12torch2.6cxx11abiTRUE"),
         # flash-attention#1783: the FALSE wheel of 2.8.2 does not load there, that of 2.7.4.post1 does.
-        (
-            {"torch": "2.6.0", "cuda": "12.4", "python": "3.11"},
-            "v2.7.4.post1/flash_attn-2.7.4.post1%2Bcu12torch2.6cxx11abiFALSE-cp311-cp311-linux_x86_64.whl",
-        ),
-        (
-            {"torch": "2.5.1", "cuda": "11.8"},
-            "v2.7.3/flash_attn-2.7.3%2Bcu11torch2.5cxx11abiFALSE-cp312-cp312-linux_x86_64.whl",
-        ),
-        (
-            {"torch": "2.2.2", "cuda": "11.8", "python": "3.8"},
-            "v2.7.0.post2/flash_attn-2.7.0.post2%2Bcu11torch2.2cxx11abiFALSE-cp38-cp38-linux_x86_64.whl",
-        ),
+        ("2.6.0", "12.4", "3.11", "2.7.4.post1", "cu12torch2.6cxx11abiFALSE"),
+        ("2.5.1", "11.8", "3.12", "2.7.3", "cu11torch2.5cxx11abiFALSE"),
+        ("2.2.2", "11.8", "3.8", "2.7.0.post2", "cu11torch2.2cxx11abiFALSE"),
     ],
 )
-def test_the_newest_wheel_that_fits(versions, file):
-    found = fitting(**versions)
+def test_the_newest_wheel_that_fits(torch, cuda, python, release, built):
+    found = fitting(torch=torch, cuda=cuda, python=python)
     assert isinstance(found, Wheel), found
-    assert found.url == DOWNLOADS + file
+    tag = f"cp{python.replace('.', '')}"
+    assert found.url == f"{DOWNLOADS}v{release}/flash_attn-{release}%2B{built}-{tag}-{tag}-linux_x86_64.whl"
 
 
 # Files that people name in reports of what they installed: flash-attention#853, #975, #1234, #1783, #1717.
@@ -64,10 +52,8 @@ def test_the_newest_wheel_that_fits(versions, file):
     "release, cuda, torch, python, abi",
     [
         ("2.5.5", "cu118", "2.2", 8, False),
-        ("2.6.0.post1", "cu122", "2.3", 10, False),
         ("2.6.3", "cu123", "2.4", 11, True),
         ("2.7.4.post1", "cu12", "2.6", 11, False),
-        ("2.8.0.post2", "cu12", "2.6", 10, True),
     ],
 )
 def test_wheels_that_people_have_are_in_the_table(release, cuda, torch, python, abi):
@@ -81,14 +67,14 @@ def test_wheels_that_people_have_are_in_the_table(release, cuda, torch, python, 
     assert found == Wheel(release, cuda, tuple(map(int, torch.split("."))), (3, python), abi)
 
 
+TORCH_213 = {"torch": "2.13.0", "cuda": "13.0"}
+NOTHING_FITS = "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12"
+
+
 @each(
     "versions, why, nearest",
     [
-        (
-            {"torch": "2.13.0", "cuda": "13.0"},
-            "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12",
-            "torch 2.8, CUDA 12, Python 3.12",
-        ),
+        (TORCH_213, NOTHING_FITS, "torch 2.8, CUDA 12, Python 3.12"),
         ({"python": "3.14"}, "Python 3.14", "torch 2.8, CUDA 12, Python 3.13"),
         ({"torch": "2.9.1"}, "torch 2.9, CUDA 12", "torch 2.8, CUDA 12, Python 3.12"),
         ({"torch": "2.2.0", "cuda": "11.8", "python": "3.13"}, "Python 3.13", "Python 3.12"),
@@ -146,24 +132,19 @@ def test_the_table_can_be_read_in_full():
     assert Version(2, 8, 3) in releases
 
 
-@each(
-    "versions, line",
-    [
-        (
-            {"torch": "2.13.0", "cuda": "13.0"},
-            "--index-url https://download.pytorch.org/whl/cu130",
-        ),
-        ({"torch": "2.9.1"}, "--index-url https://download.pytorch.org/whl/cu128"),
-        ({"torch": "2.9.1", "cuda": "12.6"}, "https://download.pytorch.org/whl/cu126"),
-        ({"torch": "2.8.0"}, "cd flash-attention/hopper && python setup.py install"),
-        ({"torch": "2.9.1", "cuda": None}, "cd flash-attention/hopper && python setup.py install"),
-    ],
-)
-def test_how_flash_attn_3_is_installed(versions, line):
-    assert install_flash_attn_3(machine(**versions)).endswith(line)
-
-
-def test_how_flash_attn_4_is_installed():
+def test_how_flash_attn_3_and_4_are_installed():
+    index, source = (
+        "--index-url https://download.pytorch.org/whl/",
+        "cd flash-attention/hopper && python setup.py",
+    )
+    for versions, line in (
+        (TORCH_213, f"{index}cu130"),
+        ({"torch": "2.9.1"}, f"{index}cu128"),
+        ({"torch": "2.9.1", "cuda": "12.6"}, f"{index}cu126"),
+        ({"torch": "2.8.0"}, f"{source} install"),
+        ({"torch": "2.9.1", "cuda": None}, f"{source} install"),
+    ):
+        assert install_flash_attn_3(machine(**versions)).endswith(line)
     assert install_flash_attn_4(machine()) == "pip install --pre flash-attn-4"
     assert install_flash_attn_4(machine(cuda="13.0"), ">=4") == "pip install --pre 'flash-attn-4[cu13]>=4'"
 
@@ -171,28 +152,24 @@ def test_how_flash_attn_4_is_installed():
 # ---- as a way out --------------------------------------------------------------------------------------
 
 
-def ways(name, gpu="A100", **versions):
-    env = machine(**versions).replace(device=describe_device(gpu))
-    return [
-        u for u in select(AttentionParams(), env, policy=Policy(backend=name)).unlocks if u.candidate == name
-    ]
+def way_out(**versions):
+    found = select(AttentionParams(), machine(**versions), policy=Policy(backend="flash_attn.2")).unlocks
+    [unlock] = [unlock for unlock in found if unlock.candidate == "flash_attn.2"]
+    return unlock
 
 
 def test_a_way_out_says_that_it_builds():
-    (unlock,) = ways("flash_attn.2", torch="2.13.0", cuda="13.0")
+    unlock = way_out(**TORCH_213)
     assert unlock.change.endswith(" (no wheel fits: built here)")
     assert unlock.install.built_here
     assert unlock.paste == "pip install 'flash-attn==2.8.3.post2' --no-build-isolation"
-    assert unlock.install.why == (
-        "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12; the nearest is for "
-        "torch 2.8, CUDA 12, Python 3.12: it is compiled here, with nvcc and for hours",
-    )
+    nearest = "the nearest is for torch 2.8, CUDA 12, Python 3.12"
+    assert unlock.install.why == (f"{NOTHING_FITS}; {nearest}: it is compiled here, with nvcc and for hours",)
 
 
 def test_what_is_proposed_has_a_wheel_where_an_older_release_has_one():
     """torch 2.6 for CUDA 12.4 has the old ABI, for which 2.7.4 is the last with a wheel."""
     for versions, version in (({"torch": "2.6.0", "cuda": "12.4"}, "2.7.4"), ({}, "2.8.3")):
-        found = select(AttentionParams(), machine(**versions), policy=Policy(backend="flash_attn.2")).unlocks
-        [unlock] = [unlock for unlock in found if unlock.candidate == "flash_attn.2"]
+        unlock = way_out(**versions)
         assert unlock.change.startswith(f"install flash-attn ≥ {version}")
         assert f"/v{version}.post1/" in unlock.paste

@@ -13,7 +13,6 @@ RULES = {
     "raises": ("raise KeyError('shape')", "broken (KeyError: 'shape')"),
     "ends the process": ("raise SystemExit(3)", "broken (SystemExit: 3)"),
     "returns text": ("return 'no'", "broken (it returned 'no'; allowed: a Violation, an Unknown or None)"),
-    "returns a bare truth": ("return True", "broken (it returned True; allowed:"),
     "blames nothing": ("return Violation(None, 1, FreeText('x'))", "broken (it returned field None and note"),
     "needs text": ("return Violation('head_dim_qk', 1, 'less')", "broken (it returned required = 'less'"),
     "shows what cannot be shown": (
@@ -115,10 +114,7 @@ def test_a_broken_rule_with_a_requirement_refuses_what_does_not_satisfy_it(selec
     assert "needs at most 8" in message
     assert reasons[f"acme{number + 1}"] == []
     assert any(f"rule {family(number)}001 of acme{number} 1.0 is broken: KeyError" in text for text in said)
-
-
-def test_a_broken_memory_model_is_named(selected) -> None:
-    (told,) = [text for text in selected[2] if "memory model" in text]
+    (told,) = [text for text in said if "memory model" in text]
     assert told == (
         "memory model of acmem of acmem 1.0 is broken: it returned ('scores', -1); allowed: words and bytes"
     )
@@ -141,21 +137,10 @@ RIGHT_BACKWARD = "return tiled.backward(spec, inputs, result, dout)"
 # Bodies of forward and backward, and what is said of them.
 KERNELS = {
     "nothing": ("return None", RIGHT_BACKWARD, "returned None; allowed: a Result"),
-    "a tuple": ("return tuple(good(spec, inputs))", RIGHT_BACKWARD, "returned a tuple; allowed: a Result"),
     "another type": (
         "r = good(spec, inputs); return r._replace(out=r.out.double())",
         RIGHT_BACKWARD,
         "returned out = [2, 4, 5, 8] of float64 on cpu; allowed: [2, 4, 5, 8] of float32 on cpu",
-    ),
-    "another shape": (
-        "r = good(spec, inputs); return r._replace(out=r.out.transpose(1, 2))",
-        RIGHT_BACKWARD,
-        "returned out = [2, 5, 4, 8] of float32",
-    ),
-    "another device": (
-        "r = good(spec, inputs); return r._replace(out=r.out.to('meta'))",
-        RIGHT_BACKWARD,
-        "returned out = [2, 4, 5, 8] of float32 on meta",
     ),
     "text": ("return Result('out', None)", RIGHT_BACKWARD, "returned out = a str"),
     "an lse of another shape": (
@@ -168,7 +153,6 @@ KERNELS = {
         RIGHT_BACKWARD,
         "returned saved = [2, 4, 5, 8] of float32 on cpu; allowed: a tuple",
     ),
-    "no gradients": ("return good(spec, inputs)", "return None", "returned None; allowed: Grads"),
     "one gradient": (
         "return good(spec, inputs)",
         "return Grads(dout, None, None)",
@@ -210,12 +194,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             kernel = KERNEL.replace("FORWARD", forward).replace("BACKWARD", backward)
             by_hand(site, name, f"PLUGIN = {plugin}", kernel)
             names.append(name)
-    by_hand(
-        site,
-        "gone",
-        f"PLUGIN = plugin(name='gone', family='GONE', kernel='gone_kernel', takes={TAKES})",
-        "raise SystemExit(3)",
-    )
+    gone = f"PLUGIN = plugin(name='gone', family='GONE', kernel='gone_kernel', takes={TAKES})"
+    by_hand(site, "gone", gone, "raise SystemExit(3)")
     done = python(RUNS.replace("NAMES", repr([*names, "gone"])), site)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -223,16 +203,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_a_result_outside_the_contract_is_a_refusal(ran: dict[str, str]) -> None:
     for number, (what, (*_, words)) in enumerate(KERNELS.items()):
-        assert words in ran[f"acme{number}"], what
-        assert not ran[f"acme{number}"].startswith("later"), "its first call is compared"
-
-
-def test_where_nothing_is_compared_it_is_an_error(ran: dict[str, str]) -> None:
-    for number, (what, (*_, words)) in enumerate(KERNELS.items()):
-        said = ran[f"sure{number}"]
-        assert words in said, what
-        assert said.startswith("later") == (what in ("no gradients", "one gradient"))
-
-
-def test_a_kernel_module_that_ends_the_process_does_not(ran: dict[str, str]) -> None:
+        first, later = ran[f"acme{number}"], ran[f"sure{number}"]
+        assert words in first, what
+        assert not first.startswith("later"), "its first call is compared"
+        assert words in later, what
+        assert later.startswith("later") == (what == "one gradient"), "where nothing is compared: an error"
     assert "gone_kernel of gone 1.0: SystemExit: 3" in ran["gone"]

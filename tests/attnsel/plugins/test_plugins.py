@@ -37,7 +37,6 @@ BROKEN = {
     "has no such place": ("PLUGIN = plugin(place='before tiled')", "'before' or 'after'"),
     "adapts by itself": ("PLUGIN = plugin(adaptations=('fold_mask',))", "allowed: drop_mask"),
     "is proven by mouth": ("PLUGIN = plugin(proven={'H100 !'})", "'sm90'"),
-    "is proven everywhere": ("PLUGIN = plugin(proven='cpu')", "set or a list"),
     "is proven for odd words": (
         "from attnsel.plugins import Proven\n"
         "PLUGIN = plugin(proven=(Proven('sm90', frozenset({'bf16', 'speed'}), 128),))",
@@ -103,14 +102,11 @@ def candidates(answer: Answer) -> dict[str, Any]:
     return {c["name"]: c for c in answer.json()["candidates"]}
 
 
-def test_explain_ranks_it_where_its_maker_says(told: dict[str, Answer]) -> None:
+def test_explain_ranks_it_where_its_maker_says_and_else_below_what_is_proven(told: dict[str, Answer]) -> None:
     ranked = candidates(told[CPU])
     assert list(ranked)[:2] == ["sample.plain", "sdpa.flash"]
     assert told[CPU].json()["backend"] == "sample.plain"
     assert ranked["sdpa.flash"]["placed_by"] == "PREF005"
-
-
-def test_where_its_maker_shows_nothing_it_stands_below_what_is_proven(told: dict[str, Answer]) -> None:
     ranked = candidates(told[f"{H100} --json"])
     assert ranked["sample.plain"]["unproven"]
     order = list(ranked)
@@ -147,11 +143,10 @@ def test_what_it_says_it_holds_is_what_a_call_may_take(told: dict[str, Answer]) 
 
 
 def test_policies_name_it(installed: Path) -> None:
-    told = answers([CPU], installed, ATTNSEL_BACKENDS="tiled,sample.plain")
-    assert told[CPU].json()["backend"] == "tiled"
-    told = answers([CPU], installed, ATTNSEL_DISABLE="sample.plan")
-    assert told[CPU].code == 2
-    assert "sample.plain" in told[CPU].stderr, "a name that nobody has is an error with all names"
+    assert answers([CPU], installed, ATTNSEL_BACKENDS="tiled,sample.plain")[CPU].json()["backend"] == "tiled"
+    told = answers([CPU], installed, ATTNSEL_DISABLE="sample.plan")[CPU]
+    assert told.code == 2
+    assert "sample.plain" in told.stderr, "a name that nobody has is an error with all names"
 
 
 RUNS = """
@@ -190,39 +185,13 @@ else:
 """
 
 
-def test_it_runs_forward_and_backward(installed: Path) -> None:
+def test_it_runs_and_its_own_tests_pass_where_it_is_installed(installed: Path) -> None:
     done = python(RUNS, installed)
     assert done.returncode == 0, done.stderr
-
-
-def test_its_own_tests_pass_where_it_is_installed(installed: Path) -> None:
     run = "import pytest, sys; sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests']))"
     done = python(f"import os; os.chdir({str(SAMPLE)!r}); {run}", installed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
-
-
-FALLS_BACK = """
-import warnings, torch, attnsel
-from attnsel.debug import FallbackWarning
-tensors = [torch.randn(2, 5, 4, 8) for _ in "qkv"]
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    out = attnsel.attention(*tensors)
-assert [w.category for w in caught] == [FallbackWarning], caught
-assert "WORDS" in str(caught[0].message), caught[0].message
-torch.testing.assert_close(out, attnsel.attention(*tensors, backend="tiled"))
-"""
-
-
-def test_a_kernel_that_is_none_gives_way_to_the_next(tmp_path: Path) -> None:
-    """What else a kernel may do: test_misbehaving_plugins.py."""
-    kernel, words = "def backward(*a): pass", "no attribute 'forward'"
-    site = by_hand(
-        tmp_path, "acme", "PLUGIN = plugin(proven={'cpu'}, place='before sdpa.flash')", kernel=kernel
-    )
-    done = python(FALLS_BACK.replace("WORDS", words.replace('"', "'")), site)
-    assert done.returncode == 0, done.stderr
 
 
 FORWARD_ALONE = """
@@ -232,59 +201,61 @@ def forward(spec, inputs):
     q, k, v = inputs[:3]
     return Result((spec.softmax_scale * (q @ k.mT)).softmax(-1) @ v)
 """
-
-
-def test_a_kernel_that_takes_no_training_needs_no_backward(tmp_path: Path) -> None:
-    site = by_hand(tmp_path, "acme", "PLUGIN = plugin()", kernel=FORWARD_ALONE)
-    code = """
-import warnings; warnings.simplefilter("error")
-import torch, attnsel
+TWO_KERNELS = """
+import warnings, torch, attnsel
+from attnsel.debug import FallbackWarning
 q, k, v = torch.randn(3, 2, 40, 4, 16)
-with torch.no_grad():
-    out = attnsel.attention(q, k, v, attn_mask_type="no_mask", backend="acme")  # compared with tiled
+warnings.simplefilter("error")
+with torch.no_grad():  # without a backward: its first call is compared with tiled
+    out = attnsel.attention(q, k, v, attn_mask_type="no_mask", backend="other")
 torch.testing.assert_close(out, attnsel.attention(q, k, v, attn_mask_type="no_mask", backend="tiled"))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    out = attnsel.attention(q, k, v)
+assert [w.category for w in caught] == [FallbackWarning], caught
+assert "no attribute 'forward'" in str(caught[0].message), caught[0].message
+torch.testing.assert_close(out, attnsel.attention(q, k, v, backend="tiled"))
 """
-    done = python(code, site)
+
+
+def test_a_kernel_that_is_none_gives_way_and_one_without_training_needs_no_backward(tmp_path: Path) -> None:
+    """What else a kernel may do: test_misbehaving_plugins.py."""
+    none = "PLUGIN = plugin(proven={'cpu'}, place='before sdpa.flash')"
+    by_hand(tmp_path, "acme", none, kernel="def backward(*a): pass")
+    other = "PLUGIN = plugin(name='other', family='OTHER', kernel='other_kernel')"
+    done = python(TWO_KERNELS, by_hand(tmp_path, "other", other, kernel=FORWARD_ALONE))
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture(scope="module")
-def beside_broken_ones(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> str:
-    """What a process says that selects twice where every broken plug-in and the sample are installed."""
-    site = tmp_path_factory.mktemp("broken")
+BESIDE_BROKEN_ONES = """
+import attnsel
+from attnsel.backends.registry import CANDIDATES
+from attnsel.rules import REGISTRY
+env = attnsel.Environment.describe("cpu")
+for length in (64, 65):
+    p = attnsel.AttentionParams(dtype="fp32", max_seqlen_q=length)
+    assert attnsel.select(p, env).backend == "sample.plain"
+assert len(CANDIDATES) == 12 and not [code for code in REGISTRY.pages if code.startswith("ACME")]
+assert REGISTRY.pages["SDPA003"].module == "attnsel.rules.sdpa.common"
+"""
+
+
+def test_a_broken_one_is_named_once_and_left_out(tmp_path: Path, installed: Path) -> None:
     for number, (planning, _) in enumerate(BROKEN.values()):
-        by_hand(site, f"acme{number}", planning)
-    code = (
-        "import attnsel; from attnsel.rules import REGISTRY\n"
-        "from attnsel.backends.registry import CANDIDATES\n"
-        "env = attnsel.Environment.describe('cpu')\n"
-        "for s in (64, 65):\n"
-        "    p = attnsel.AttentionParams(dtype='fp32', max_seqlen_q=s)\n"
-        "    assert attnsel.select(p, env).backend == 'sample.plain'\n"
-        "assert len(CANDIDATES) == 12 and not [c for c in REGISTRY.pages if c.startswith('ACME')]\n"
-        "assert REGISTRY.pages['SDPA003'].module == 'attnsel.rules.sdpa.common'\n"
-    )
-    done = python(code, site, installed)
+        by_hand(tmp_path, f"acme{number}", planning)
+    done = python(BESIDE_BROKEN_ONES, tmp_path, installed)
     assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
-def test_a_broken_one_is_named_once_and_left_out(beside_broken_ones: str) -> None:
     for number, (what, (_, words)) in enumerate(BROKEN.items()):
         lead = f"'acme{number} = acme{number}_planning:PLUGIN' of acme{number} 1.0 is left out"
-        said = [line for line in beside_broken_ones.splitlines() if lead in line]
+        said = [line for line in done.stderr.splitlines() if lead in line]
         assert len(said) == 1, what
         assert words in said[0]
 
 
 def test_the_doctor_names_a_broken_one(tmp_path: Path) -> None:
     by_hand(tmp_path, "acme", "raise OSError('the wheel is for another machine')")
-    by_hand(
-        tmp_path,
-        "other",
-        "PLUGIN = plugin(name='other', family='OTHER', kernel='other_kernel')",
-        kernel="import gone",
-    )
+    other = "PLUGIN = plugin(name='other', family='OTHER', kernel='other_kernel')"
+    by_hand(tmp_path, "other", other, kernel="import gone")
     told = answers(["doctor --json"], tmp_path)["doctor --json"]
     assert told.code == 4
     assert "PluginWarning" not in told.stderr
@@ -341,11 +312,7 @@ def test_every_field_of_a_call_is_taken_by_a_word() -> None:
     """A new argument must get a word here, or plug-ins older than it would drop it."""
     spoken = {feature.field.split(".")[0] for feature in FEATURES}
     assert set(AttentionParams.model_fields) - spoken - FREE == {"dtype", "cp_size"}
-
-
-def test_the_docstring_names_every_word() -> None:
-    text = CandidateRecord.__doc__ or ""
-    assert [word for word in WORDS if word not in text] == []
+    assert [word for word in WORDS if word not in (CandidateRecord.__doc__ or "")] == []
 
 
 def test_rules_of_a_registry_stay_there() -> None:

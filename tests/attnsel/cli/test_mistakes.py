@@ -1,0 +1,284 @@
+"""Mistakes and hostile words and files: exit code 2, one clear line, nothing obeyed.
+
+A row names what the line must say. Markup stands in it as it was given; what would steer a terminal, as an
+escape. tests/fuzz/command_lines.py draws others of the kind, for every flag and at any depth of a file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnsel import AttentionParams, Environment, InvalidInput
+from attnsel.cli import main
+from attnsel.environment.versions import Version
+from attnsel.errors import short
+from tables import each
+
+pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
+
+ESC = "\x1b[2J\x1b]0;owned\x07"
+RTL = "\u202e"
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+LOG = Path(__file__).parents[1] / "diagnose" / "logs" / "cases" / "NVIDIA-TransformerEngine-2285.txt"
+
+# ---- words: behind ``explain --gpu H100`` where the first is a flag ------------------------------------
+
+GRID = "matrix --gpu H100"
+LINES: list[tuple[str | list[str], str]] = [
+    # numbers
+    ("--num-heads NaN", "--num-heads NaN: must be a whole number"),
+    ("--num-heads -1", "--num-heads -1: must be greater than 0"),
+    (["--num-heads", "9" * 100_000], "is far too large a number"),
+    (["--num-heads", ""], "--num-heads '': must be a whole number"),
+    (["--num-heads", f"8{ESC}"], "--num-heads 8\\x1b[2J\\x1b]0;owned\\x07: must be a whole number"),
+    (["--num-heads", "\ud800"], "--num-heads \\ud800: must be a whole number"),
+    ("--softcap nan", "--softcap nan: must be"),
+    ("--attention-dropout 1", "--attention-dropout 1.0: must be less than 1"),
+    ("--window-size -5", "--window-size -5 -5: each bound must be -1 (none) or at least 0"),
+    ("--window-size x y", "--window-size x: must be a whole number"),
+    ("--window-size 1 2 3", "must be LEFT RIGHT, or one number for both sides"),
+    ("--window-size 1 --window-size 2", "--window-size 1 2: is given twice"),
+    ("--window-size", "--window-size: needs a number behind it"),
+    ("--alibi-slopes-shape [bold]", "--alibi-slopes-shape [bold]: must be a whole number"),
+    ("--head-dim 64,", "--head-dim '': must be a whole number"),
+    ("--head-dim 1,2,3", "--head-dim 1,2,3: must be one number, or two"),
+    ("--head-dim -5", "--head-dim -5: head_dim_qk must be greater than 0"),
+    ("--seqlen 8,192", "--seqlen 8,192: must be a whole number without commas: 8192"),
+    ("--seqlen 4096.", "--seqlen 4096.: must be a whole number: 4096"),
+    ("--sliding-window 0", "--sliding-window 0: must be at least 1"),
+    (["--cp-size", "9" * 20], "must be less than or equal to 8192"),
+    ("--link-gbs nan --cp-size 2", "--link-gbs nan: must be above 0"),
+    ("--gpus-per-node -8 --cp-size 2", "--gpus-per-node -8: must be above 0"),
+    # words
+    ("--dtype [red]bf16[/red]", "--dtype [red]bf16[/red]: must be 'bf16'"),
+    (["--dtype", "b" * 100_000], "… must be 'bf16'"),
+    ("--qkv-layout ../../etc/passwd", "--qkv-layout ../../etc/passwd:"),
+    ("--fp8-recipe [red]", "--fp8-recipe [red]: must be one of delayed"),
+    (["--gpu", "H100" * 1000], "unknown GPU"),
+    (["--gpu", f"[bold]H{RTL}[/bold]"], "--gpu [bold]H\\u202e[/bold]:"),
+    ("--cudnn [link=https://x.y]9[/link]", "--cudnn [link=https://x.y]9[/link]: not a version"),
+    (["--cudnn", "9.0.0.0.0.0.0.0.0.0.0.0.0.0.0" * 9], "not a version: it is too long"),
+    (["--torch-flash", "FA\x9b"], "--torch-flash FA\\x9b:"),
+    ("--backend [blink]cudnn[/blink]", "[blink]cudnn[/blink]"),
+    ("--allow ,,,", "--allow ,,,: must be names with commas between"),
+    ("--adapt yes", "--adapt yes: must be 'auto' or 'never'"),
+    ("--memory-limit 1e999GiB", "--memory-limit 1e999GiB: must be a size"),
+    ("--memory-limit -1", "--memory-limit -1: must be a size"),
+    # flags themselves
+    ("--heads 8 --num-heads 8", "--heads and --num-heads are one flag; leave out one of them"),
+    ("--num-heads 8 --heads 8", "--num-heads and --heads are one flag; leave out one of them"),
+    ("--num-heads 8 --num-heads=9", "--num-heads is given twice"),
+    ("--causal --no-causal", "--causal and --no-causal are one flag"),
+    ("--params=- --params=-", "--params is given twice"),
+    ("--params - --env -", "--env -: standard input is read by --params already"),
+    ("--head-dim 64 --head-dim-qk 128", "--head-dim 64: --head-dim-qk 128 states head_dim_qk too"),
+    ("--head-dim 64,64 --head-dim-v 128", "--head-dim 64,64: --head-dim-v 128 states head_dim_v too"),
+    ("--seqlen 4 --max-seqlen-q 8", "--seqlen 4: --max-seqlen-q 8 states max_seqlen_q too"),
+    ("--causal --mask padding", "--causal: --attn-mask-type padding states attn_mask_type too"),
+    ("--sliding-window 4 --window-size 3 0", "--sliding-window 4: --window-size 3 0 states window_size"),
+    ("--frob=1", "there is no flag --frob; attnsel explain --help"),
+    ([f"--x{ESC}"], "there is no flag --x\\x1b[2J"),
+    (["--" + "x" * 100_000], "there is no flag --xxx"),
+    ("--training=maybe", "--training"),
+    ("-", "there is no flag -;"),
+    ("-- x", "unexpected: x"),
+    ("explain @file", "unexpected: @file"),
+    ("explain --gpu", "--gpu needs a value behind it"),
+    ("--short --json", "--short: cannot go with --json"),
+    # how tensors lie
+    ("--stride q", "must be q=S0,S1,S2,S3"),
+    ("--stride z=1,1,1,1", "must be q=S0,S1,S2,S3"),
+    ("--stride q=1,-1,1,1", "must be q=S0,S1,S2,S3"),
+    ("--stride q=1,1,1", "must have 4 numbers, for bshd"),
+    ("--stride q=1,1,1,1 --stride q=1,1,1,1", "q was stated before"),
+    ("--stride q=1,1,1,99999999999999999999", "is larger than any tensor"),
+    ("--stride mask=1,1,1,1", "without --attn-mask-type arbitrary"),
+    ("--stride mask=1,1,1,1,1 --attn-mask-type arbitrary", "must have 4 numbers, for bhss"),
+    ("--misaligned z", "must be q, k, v or mask"),
+    ("--misaligned q=16", "16 are aligned"),
+    ("--misaligned q=x", "must be q, k, v or mask"),
+    ("--misaligned ,", "must name q, k, v or mask"),
+    # other commands
+    ("[red]explain[/red]", 'there is no command "[red]explain[/red]"'),
+    ([f"expl{ESC}"], 'there is no command "expl\\x1b[2J'),
+    ([""], 'there is no command ""'),
+    (f"{GRID} --rows [red]=1 --cols dtype=bf16", "--rows [red]=1: there is no field"),
+    (f"{GRID} --rows heads=8 --cols gpu=[b]", "[b]"),
+    (f"{GRID} --rows heads=8 --cols heads=9", "is the field of --rows already"),
+    (f"{GRID} --rows num_heads=16,10 --cols num_gqa_groups=3,7", "--num-gqa-groups 3: must divide"),
+    (f"{GRID} --rows head_dim_qk=1:200:+1 --cols max_seqlen_q=1:200:+1", "makes 40000 cells with --rows"),
+    (f"{GRID} --rows head_dim_qk=1:15000:+1,20000:40000:+1 --cols dtype=bf16", "more than 20000 values"),
+    (f"{GRID} --rows head_dim_qk={'9' * 5000}:1:+1 --cols dtype=bf16", "must be a value, FIRST:LAST"),
+    (["rule", "A\x1b[2J"], "no rule 'A\\x1b[2J'"),
+    ("completion [red]", "[red]"),
+    ("completion", "SHELL"),
+    ("can-i-use sofcap", "did you mean softcap?"),
+    ("can-i-use softcap --kernel fa3", "did you mean flash_attn.3?"),
+    ("can-i-use softcap --gpu H1000", "H100"),
+    ("can-i-use softcap --cudnn none", "--cudnn none: not a version"),
+    ("can-i-use softcap --json --markdown", "one form at a time"),
+    ("can-i-use softcap --page-size 64", "--page-size"),
+    ("run -m ../../x", "program = ../../x: must be the name of a module"),
+    ("run -m __main__", "program = __main__: must be the name of a module"),
+    ("run -m nowhere.at.all", "nowhere.at.all: there is no such module"),
+    (["run", "x" * 400], "there is no such file"),
+    (["run", "a\0b"], "program = a\\x00b: there is no such file"),
+    ("run .", "must be a file, or a folder with a __main__.py"),
+    ("run", "PROGRAM"),
+    ("watch --gpu H1000X p.py", "H1000X"),
+    ("watch --json --markdown p.py", "one form at a time"),
+    ("watch --output no/such/folder/x p.py", "must be a file in a folder"),
+    (f"watch --out {__file__} p.py", "must be a folder"),
+    # what does not go with a log
+    (f"explain --from-log {LOG} --ask-library", "--ask-library"),
+    (f"explain --from-log {LOG} --as torch", "--as"),
+    (f"explain --from-log {LOG} --json --markdown", "one form at a time"),
+    (f"explain --from-log {LOG} --head-dim -5", "head"),
+    (f"explain --from-log {LOG} --params -", "--params"),
+    (["explain", "--from-log", "a\0b"], "--from-log"),
+    (["explain", "--from-log", ""], "--from-log"),
+]
+
+
+@each("words, said", LINES)
+def test_words(refused, words, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = words.split() if isinstance(words, str) else words
+    if words[0].startswith("-"):
+        words = ["explain", *(() if "--gpu" in words else ("--gpu", "H100")), *words]
+    assert said in refused(words)
+
+
+# ---- files --------------------------------------------------------------------------------------------
+
+
+def _loop(folder: Path) -> Path:
+    (folder / "a").symlink_to(folder / "b")
+    (folder / "b").symlink_to(folder / "a")
+    return folder / "a"
+
+
+def _pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+ENV = Environment.describe("H100").model_dump(mode="json")
+HUGE = {**ENV["device"], "memory": 10**400}
+# A text is what the file holds.
+PARAMS_FILES: list[tuple[Any, str]] = [
+    (lambda folder: folder, "Is a directory"),
+    (_loop, "symbolic link"),
+    (_pipe, "nobody writes into this pipe"),
+    (lambda folder: folder / f"x{ESC}", "x\\x1b[2J\\x1b]0;owned\\x07: No such file"),
+    (lambda folder: "x\0y", "x\\x00y: cannot be read: embedded null"),
+    (lambda folder: folder / ("x" * 5000), "File name too long"),
+    (lambda folder: "/dev/zero", "is longer than 16 Mi characters"),  # not read to its end
+    ("", "is no JSON: line 1, column 1"),
+    (bytes(range(256)) * 100, "is no UTF-8 text"),
+    ('{"num_heads": 4}'.encode("utf-16"), "is no UTF-8 text"),
+    (b'{"a": "' + b"x" * (20 << 20) + b'"}', "longer than 16 Mi characters"),
+    (DEEP, "is nested too deeply"),
+    (f'{{"tensors": {"[" * 900}{"]" * 900}}}', "tensors = "),
+    ("[1]", "must hold a JSON object"),
+    ('{"num_heads": 4,\n}', "is no JSON: line 2, column 1"),
+    ('{"num_head": 4}', "num_head = 4: there is no such field"),
+    ('{"num_heads": 6, "num_gqa_groups": 4}', "num_gqa_groups = 4: must divide num_heads"),
+    ('{"num_heads": NaN}', "num_heads = nan: must be"),
+    ('{"num_heads": ' + "9" * 5000 + "}", "cannot be read: Exceeds"),
+    ('{"batch_size": 2.5}', "batch_size = 2.5: must be a valid integer"),
+    ('{"is_training": "perhaps"}', "is_training = perhaps: must be"),
+    ('{"dtype": {"a": 1}}', "dtype = {'a': 1}: must be"),
+    ('{"dtype": "[red]x[/red]"}', "dtype = [red]x[/red]: must be 'bf16'"),
+    (json.dumps({"dtype": f"{ESC}{RTL}"}), "dtype = \\x1b[2J\\x1b]0;owned\\x07\\u202e: must"),
+    ('{"dtype": "\\ud800"}', "dtype = \\ud800: must be 'bf16'"),
+    (json.dumps({ESC: 1}), "\\x1b[2J\\x1b]0;owned\\x07 = 1: there"),
+    ("__import__('os').system('true')", "is no JSON: line 1, column 1"),
+    ("{'qkv_dtype': torch.half, 'x': [", "is no JSON: line 1"),
+    ("{'qkv_dtype': torch.half, 'batch_size': exit(0)}", "batch_size = exit(0): must be a valid integer"),
+]
+ENV_FILES: list[tuple[Any, str]] = [
+    (lambda folder: "/dev/zero", "is longer than 16 Mi characters"),
+    (b"[" * (20 << 20), "longer than 16 Mi characters"),
+    ("{", "is no JSON: line 1, column 2"),
+    ("{}", "device"),
+    ('{"device": "H100"}', "device = H100"),
+    ('{"device": {"type": "[red]"}}', "device.type = [red]:"),
+    (json.dumps({**ENV, "torch": "**2**"}), "torch = **2**: not a version"),
+    (json.dumps({**ENV, "torch": [[1]]}), "torch = [1]: not a version"),
+    (json.dumps({**ENV, "device": HUGE}), "device.memory = 1000"),
+    (json.dumps({**ENV, "[u]x[/u]": 1}), "[u]x[/u] = 1: there is no"),
+    ('{"devices": []}', "devices = []: must hold an environment"),
+    ('{"devices": [1e999]}', "devices = inf: must hold"),
+    ('{"environment": "x"}', "device = None: must be given"),
+]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="there is no /dev/zero")
+@each("flag, made, said", [("--params", *r) for r in PARAMS_FILES] + [("--env", *r) for r in ENV_FILES])
+def test_files(refused, written, tmp_path, monkeypatch, flag, made, said):
+    monkeypatch.setattr("attnsel.cli.files._PATIENCE", 0.05)
+    path = made(tmp_path) if callable(made) else written(made)
+    told = refused(["explain", *(["--gpu", "H100"] if flag == "--params" else []), flag, str(path)])
+    assert said in told
+    assert callable(made) or f"{path}: " in told
+
+
+def test_standard_input_is_a_file_too(refused):
+    assert "is nested too deeply" in refused(["explain", "--gpu", "H100", "--params", "-"], DEEP)
+
+
+# ---- what strangers wrote is shown and not obeyed -----------------------------------------------------
+
+
+def test_a_value_that_cannot_be_written_is_named_all_the_same():
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert short(Broken()) == "<Broken that cannot be shown>"
+    assert short(nested) == "<list that cannot be shown>"
+    with pytest.raises(InvalidInput, match="must be less than"):
+        AttentionParams(batch_size=10**5000)
+    with pytest.raises(ValueError, match="not a version"):
+        Version.parse((10**5000,))
+
+
+def test_what_a_library_or_a_variable_says_forges_no_line(capsys):
+    from attnsel.cli.findings import variables
+    from attnsel.cli.output import print_text
+
+    print_text("✔ one\n" + "no\x1b[2A\x9bengine\r\u202e")
+    assert capsys.readouterr().out == "✔ one\nno\\x1b[2A\\x9bengine\\r\\u202e\n"
+    assert variables({"ATTNSEL_X\n": "a\nFindings: nothing is wrong\x1b[2J"}) == {
+        "ATTNSEL_X\\n": "a\\nFindings: nothing is wrong\\x1b[2J"
+    }
+
+
+@each("form", ["--short", "--markdown", ""])
+def test_the_name_of_a_device_is_shown_and_not_obeyed(capsys, monkeypatch, form):
+    name = f"[red]H100[/red] **x** `y` ```\n# z | @someone {ESC}{RTL}"
+    env = {**ENV, "device": {**ENV["device"], "name": name}}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(env)))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["explain", "--env", "-", *filter(None, [form])]) == 0
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)  # attnsel's own colours
+    assert all(map(str.isprintable, out.splitlines()))
+    shown = "[red]H100[/red] **x** `y` ```\\n# z | @someone \\x1b[2J\\x1b]0;owned\\x07\\u202e"
+    assert (shown in " ".join(out.split())) is (form != "--short")
+    if form == "--markdown":  # within a block of code that only a longer fence could end
+        assert out.count("\n````\n") == 1
+        assert "\n````text\n" in out
