@@ -6,12 +6,9 @@ import flash_calls
 from attention_numbers import Choices, cases
 from harness import Case, target_of
 
-<<<<<<< HEAD
 import flash_reference
-from flash_reference import CACHE, DENSE, VARLEN
-=======
 import rounding
->>>>>>> run
+from flash_reference import CACHE, DENSE, VARLEN
 
 LENGTHS = (3, 1, 0, 2, 5, 8, 9, 16, 17, 24)
 

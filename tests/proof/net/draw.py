@@ -29,8 +29,8 @@ from attnsel.rules.hint import every_hint
 
 sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("net", "support")]
 
-from questions import random_question
-from verdicts import (
+from questions import random_question  # noqa: E402
+from verdicts import (  # noqa: E402
     FOLDER,
     WAYS_OUT,
     Question,
