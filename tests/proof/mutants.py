@@ -200,7 +200,7 @@ class Reach:
     """Which of the tests in ``copy`` run a line, as coverage saw it while the unchanged product passed."""
 
     def __init__(self, record: Path, copy: Path) -> None:
-        listed = asked(copy, "--collect-only", "-q").stdout.splitlines()
+        listed = asked(copy, "--collect-only").stdout.splitlines()
         self._there = {line for line in listed if "::" in line}
         self._data = CoverageData(str(record))
         self._data.read()
