@@ -150,7 +150,7 @@ def test_one_command_leaves_one_file_of_tests_and_benchmark(run: Any, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
     recorded = json.loads(out.read_text(encoding="utf-8"))
     assert (recorded["benchmark"], recorded["state"]) == ("gpu", "complete")
-    assert recorded["tests"]["summary"]["passed"] >= 8
+    assert recorded["tests"]["summary"]["passed"] >= 4
     assert recorded["kernels"]["measurement"] is False
     assert recorded["kernels"]["rows"]
     assert {"attnsel", "commit", "modified", "sources", "device", "date", "versions"} <= recorded.keys()
