@@ -137,3 +137,17 @@ for name in {names!r}:
 """
     told = child(tree, code)
     assert told.returncode == 0, told.stderr
+
+
+def test_a_call_that_compiles_nothing_loads_no_compiler(tree):
+    """Dynamo and sympy take longer to load than all of ours: what is compiled brings them (runtime/tracing.py)."""
+    pytest.importorskip("torch")
+    code = """
+import sys, torch, attnsel, attnsel.f_sdpa
+q = torch.ones(1, 2, 1, 8)
+attnsel.DotProductAttention(1, 8)(q, q, q)
+loaded = {"torch._dynamo", "sympy", "torch.fx.experimental.symbolic_shapes"} & sys.modules.keys()
+sys.exit(str(loaded) if loaded else 0)
+"""
+    told = child(tree, code)
+    assert told.returncode == 0, told.stderr
