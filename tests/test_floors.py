@@ -140,7 +140,7 @@ for name in {names!r}:
 
 
 def test_a_call_that_compiles_nothing_loads_no_compiler(tree):
-    """Dynamo and sympy take longer to load than all of ours: what is compiled brings them (runtime/tracing.py)."""
+    """Dynamo and sympy take longer to load than all of ours: they come with what is compiled."""
     pytest.importorskip("torch")
     code = """
 import sys, torch, attnsel, attnsel.f_sdpa
