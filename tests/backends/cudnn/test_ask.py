@@ -12,12 +12,10 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 
 import pytest
 
-import attnsel
 import emulated_cudnn
 from attnsel import AttentionParams
 from attnsel.backends.cudnn.ask import client, libraries
@@ -218,38 +216,6 @@ def test_a_cache_that_cannot_be_written_or_holds_garbage_is_put_aside_and_asked_
         known = one.versions()
         assert (known["cudnn"], known["cudnn_frontend"]) == ("9.13.0", "1.23.0")
         assert not one.ask(graph(), H100).remembered
-
-
-TWO_PROCESSES = """
-import sys; from pathlib import Path
-from attnsel import AttentionParams
-from attnsel.backends.cudnn.ask.client import Library
-from attnsel.backends.cudnn.ask.device import device_json
-from attnsel.backends.cudnn.call import planned
-from attnsel.backends.cudnn.graph import forward
-site, cache = sys.argv[1:]
-with Library(site, frontend=site + "/frontend", cache=Path(cache)) as one:
-    for d in range(8, 80, 8):
-        p = AttentionParams(head_dim_qk=d, is_training=False)
-        assert one.ask(forward(planned(p)), device_json(90)).supported
-    assert not one.notes, one.notes
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_at_once(installed, tmp_path, monkeypatch):
-    monkeypatch.setenv("ATTNSEL_CUDNN_VERSION", "91300")
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(os.path.dirname(attnsel.__file__)))
-    cache = tmp_path / "cache"
-    command = [sys.executable, "-c", TWO_PROCESSES, str(installed), str(cache)]
-    for process in [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-    assert not [path for path in cache.rglob("tmp*") if path.is_dir()]
-    with sqlite3.connect(cache / "cudnn-answers.sqlite3") as kept:
-        assert kept.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert kept.execute("SELECT count(*) FROM answers").fetchone() == (10,)  # versions are one
-    kept.close()
 
 
 def test_every_architecture_of_the_catalogue_can_be_described():

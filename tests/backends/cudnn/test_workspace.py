@@ -16,7 +16,6 @@ from attnsel.backends.cudnn.graph import Graph, backward, forward
 from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, adds_in_order, workspace
 from paths import ROOT
 from tables import each
-from workspaces import ALLOWED, ALLOWED_SHARE
 
 RECORD = json.loads((ROOT / "benchmarks/results/cudnn-workspaces.json").read_text())
 GIB = 1 << 30
@@ -49,7 +48,7 @@ def test_plans_of_random_questions_take_what_is_estimated() -> None:
         env = on(row["gpu"], cudnn=row["cudnn"], cudnn_frontend=frontend)
         estimate = workspace(AttentionParams(**row["params"]), env)[1]
         wrong = abs(estimate - row["planned"])
-        assert wrong <= max(ALLOWED, ALLOWED_SHARE * row["planned"]), row
+        assert wrong <= max(1 << 20, 0.01 * row["planned"]), row
         off.append(wrong)
     assert sum(wrong > 4096 for wrong in off) <= len(off) // 50
 
@@ -57,10 +56,7 @@ def test_plans_of_random_questions_take_what_is_estimated() -> None:
 @each(
     "length, deterministic, bytes_",
     [
-        (1024, False, 101_187_840),
-        (4096, False, 404_750_592),
         (32768, False, 3_238_002_944),
-        (1024, True, 268_960_000),
         (4096, True, 4_297_064_704),
         (32768, True, 274_894_684_416),
     ],

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -165,36 +162,6 @@ def test_every_two_features_together_are_attention(row: dict[str, Any]) -> None:
         check(kernel, *make(case, row["dtype"]))
 
 
-def in_a_larger_one(t: Tensor) -> Tensor:
-    big = torch.full([n + 3 for n in t.shape], math.nan, dtype=t.dtype)
-    view = big[1 : 1 + t.shape[0], 2 : 2 + t.shape[1], 1 : 1 + t.shape[2], 3 : 3 + t.shape[3]]
-    return view.copy_(t)
-
-
-def stepped(t: Tensor) -> Tensor:
-    big = torch.full([n * 2 for n in t.shape[:3]] + [t.shape[3]], math.nan, dtype=t.dtype)
-    return big[1::2, ::2, 1::2].copy_(t)
-
-
-# Ways to lay [b, h, s, d] in memory with stride(-1) == 1.
-VIEWS: list[Callable[[Tensor], Tensor]] = [
-    torch.clone,
-    lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
-    lambda t: t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
-    in_a_larger_one,
-    stepped,
-    lambda t: t[:, :1].contiguous().expand(-1, t.shape[1], -1, -1),
-]
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(ON_CPU), st.tuples(*[st.sampled_from(VIEWS)] * 4), st.integers(0, 99))
-def test_any_strides(kernel: str, layouts: tuple[Callable[[Tensor], Tensor], ...], seed: int) -> None:
-    spec, inputs = make(Case("", CAUSAL, {"bias": "b h s_q s_kv"}), seed=seed)
-    q, k, v, bias = (view(t.detach()) for view, t in zip(layouts, (*inputs[:3], inputs.bias), strict=True))
-    check(kernel, spec, Inputs(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), bias=bias))
-
-
 def test_partial_results_merge_and_differentiate() -> None:
     """Context parallelism's use: halves of k and v, merged by lse, then one backward per half."""
     spec, inputs = make(Case("", CAUSAL, sizes={"s_q": 28, "s_kv": 28}), torch.float64)
@@ -324,7 +291,8 @@ def test_unknown_kernels_devices_and_ops_are_refused() -> None:
         ops.checked_op("_scaled_dot_product_attention_math", ["query", "value"], {"scale"})
 
 
-# CUDA without a GPU: test_cuda_matrix.py proves the calls, stand-ins prove what surrounds them.
+# CUDA without a GPU: stand-ins prove what surrounds the calls, tests/proof/test_cuda_matrix.py, nightly, the
+# calls themselves.
 
 
 @each("kernel", ["sdpa.flash", "sdpa.efficient", "sdpa.cudnn"])

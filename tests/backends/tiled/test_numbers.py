@@ -9,21 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from attention_cases import (
     CASES,
     CAUSAL,
     DROPOUT,
-    STRIDES,
     Case,
     Observed,
     assert_errs_little_more,
     assert_matches,
     build,
-    calls,
     carried_out,
     error,
     expected,
@@ -124,22 +120,6 @@ def test_autocast_changes_nothing() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual, _, _ = run(spec, inputs, SMALL_BLOCKS)
     assert_matches(actual, wanted, tolerance=0.0)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    case=calls(),
-    layouts=st.tuples(*[st.sampled_from(sorted(STRIDES))] * 3),
-    blocks=st.builds(Blocks, st.integers(1, 20), st.integers(1, 20), st.sampled_from([1, 4096, 1 << 20])),
-)
-def test_any_call_equals_the_definition(case: Case, layouts: tuple[str, ...], blocks: Blocks) -> None:
-    spec, inputs = build(case)
-    strided = {
-        name: STRIDES[layout](getattr(inputs, name)) for name, layout in zip("qkv", layouts, strict=True)
-    }
-    inputs = inputs._replace(**strided)
-    actual, dout, dlse = run(spec, inputs, blocks)
-    assert_matches(actual, expected(spec, inputs, dout, dlse))
 
 
 @each(

@@ -43,7 +43,6 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(not descriptors.tried(), reason="the kernel is not for this Triton")
 
 SMALL = Tiles(*[Block(16, 16)] * 4)
-UNEVEN = Tiles(*[Block(32, 16)] * 4)
 
 
 def forced(spec: Spec, inputs: Inputs, tiles: Tiles | None = SMALL) -> Result:
@@ -78,12 +77,6 @@ def test_every_feature_it_has(pair: Pair) -> None:
     check(*pair, (SMALL, None)[TAKEN.index(pair) % 2])
 
 
-def test_features_at_once() -> None:
-    spec = {**BOTTOM_RIGHT, "window_left": 9, "softcap": 1.5, "softmax_type": "learnable"}
-    tensors = {"seqlens_q": "b", "seqlens_kv": "b", "alibi_slopes": "b h", "softmax_offset": "h"}
-    check(Case("", spec, tensors), torch.float16, UNEVEN)
-
-
 @each("d, e", [(80, 80), (192, 128), (8, 16)])
 def test_head_dims(d: int, e: int) -> None:
     sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
@@ -103,11 +96,6 @@ def test_head_dims(d: int, e: int) -> None:
 )
 def test_sequences_shorter_and_longer_than_tiles(s_q: int, s_kv: int, spec: dict[str, Any]) -> None:
     check(Case("", spec, {}, {"b": 1, "h": 2, "g": 1, "s_q": s_q, "s_kv": s_kv}), torch.float16)
-
-
-def test_nothing_in_nothing_out() -> None:
-    spec, inputs = build(Case("", {}, {}, {"b": 0}), torch.float16)
-    assert forced(spec, inputs).out.shape == (0, 4, 21, 8)
 
 
 @each(
@@ -198,12 +186,8 @@ def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = N
     "arch, call, chosen",
     [
         (90, long_call(), True),
-        (90, long_call(64, 64, window_right=0), True),
-        (90, long_call(192, 128), True),
         (90, long_call(256, 256), True),
-        (90, long_call(softcap=30.0), True),
         (100, long_call(), True),
-        (103, long_call(64, 64), True),
         (100, long_call(256, 256), False),
         (100, long_call(softcap=30.0), False),
         (100, long_call(window_left=2048, window_right=0), False),
@@ -213,7 +197,6 @@ def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = N
         (90, long_call(tiles=SMALL), False),
         (90, long_call(576, 512), False),
         (80, long_call(), False),
-        (120, long_call(), False),
         (None, long_call(), False),
     ],
 )

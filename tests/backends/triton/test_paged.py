@@ -67,13 +67,6 @@ def test_packed_queries(page_size: int, splits: int) -> None:
     check(packed("", {**BOTTOM_RIGHT, **DROPOUT}, {"cu_seqlens_padded": ""}), page_size, splits, WIDE)
 
 
-@each("splits", [0, 2])
-def test_latent_attention(splits: int) -> None:
-    sizes = {"d": 576, "e": 512, "b": 1, "h": 4, "g": 1, "s_q": 2, "s_kv": 70}
-    case = Case("", {**BOTTOM_RIGHT, "need_grad": False}, {}, sizes)
-    check(case, 16, splits, WIDE, torch.bfloat16)
-
-
 def test_pools_may_have_any_strides() -> None:
     """[pages, page_size, g, d], the order in which caches are usually kept, and keys beside values."""
     spec, inputs = build(Case("", CAUSAL, {}, {"h": 2, "g": 1}), torch.float16)

@@ -17,7 +17,7 @@ from cuda_calls import FAMILIES, FEATURES, FORMS, Call, Family
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.kernel.name)
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["one form", "every form"])
+@pytest.fixture(params=[False, True], ids=["one form", "every form"])
 def every(request: pytest.FixtureRequest) -> bool:
     """Whether each feature is asked in all its forms, or in one, by turns."""
     return bool(request.param)
