@@ -52,7 +52,7 @@ for comm in SIZES:
         f"{comm}: no keys": case(comm, kind="input", input="no keys", step=2),
     }
 # What fails before anything is exchanged is one path, seen in p2p alone.
-for name in ("an unknown argument", "an unknown mask", "fewer heads"):
+for name in ("an unknown argument", "an unknown mask"):
     STEP_FAILS[name] = case("p2p", kind="input", input=name, step=0)
 
 LEAVES = {

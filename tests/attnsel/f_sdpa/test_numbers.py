@@ -3,17 +3,96 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import CausalBias
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
 from attnsel import scaled_dot_product_attention
-from f_sdpa_calls import RandomCall, a_call
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MASKS = ("none", "is_causal", "bool", "float", "causal", "bottom_right", "open", "keys", "bias")
+
+
+class RandomCall(NamedTuple):
+    """``tensors``: query, key, value and attn_mask. ``options``: the other arguments."""
+
+    tensors: dict[str, Any]
+    options: dict[str, Any]
+
+    def run(self, function: Any) -> Tensor:
+        return function(**self.tensors, **self.options)
+
+
+def a_call(pick: random.Random) -> RandomCall:
+    values = torch.Generator().manual_seed(pick.getrandbits(32))
+    dtype, rank = pick.choice(DTYPES), pick.choice((2, 3, 3, 4, 4, 4, 4, 4, 5))
+    rows = pick.choice((1, 2, 5, 8, 17))
+    keys = rows if pick.random() < 0.4 else pick.choice((1, 3, 5, 8, 19))
+    d = pick.choice((1, 5, 8, 16, 24))
+    e = pick.choice((d, d, d, d, 8, 3))
+    groups, repeat = pick.choice((1, 2)), pick.choice((1, 1, 1, 2, 3)) if rank > 2 else 1
+    batch = tuple(pick.choice((1, 2, 3)) for _ in range(max(rank - 3, 0)))
+    kv_batch = tuple(1 if pick.random() < 0.1 else n for n in batch)
+
+    def tensor(*shape: int) -> Tensor:
+        made = torch.randn(*shape, dtype=torch.float64, generator=values).to(dtype)
+        way = pick.random() if len(shape) > 2 else 1.0
+        if way < 0.3:  # [..., s, h, d] in memory, as projections leave it
+            made = made.transpose(-3, -2).contiguous().transpose(-3, -2)
+        elif way < 0.4:  # head_dim is not the last in memory
+            made = made.mT.contiguous().mT
+        elif way < 0.45:
+            made = made.repeat_interleave(2, -1)[..., ::2]
+        return made.requires_grad_(pick.random() < 0.5)
+
+    lead, head = (groups * repeat,) * (rank > 2), (groups,) * (rank > 2)
+    q = tensor(*batch, *lead, rows, d)
+    k, v = tensor(*kv_batch, *head, keys, d), tensor(*kv_batch, *head, keys, e)
+    options: dict[str, Any] = {"enable_gqa": True} if repeat > 1 else {}
+    if pick.random() < 0.3:
+        options["scale"] = pick.choice((0.3, 1.0, -0.5, 2))
+    kind = pick.choice(MASKS)
+    if kind == "is_causal":
+        options["is_causal"] = True
+    mask = _mask(kind, (*batch, *lead), rows, keys, dtype, pick, values)
+    return RandomCall({"query": q, "key": k, "value": v, "attn_mask": mask}, options)
+
+
+def _mask(
+    kind: str,
+    lead: Sequence[int],
+    rows: int,
+    keys: int,
+    dtype: torch.dtype,
+    pick: random.Random,
+    g: torch.Generator,
+) -> Tensor | None:
+    if kind in ("none", "is_causal") or (kind == "bias" and rows > keys):
+        return None
+    if kind == "bias":
+        return pick.choice([causal_upper_left, causal_lower_right])(rows, keys)
+    shape = (*(pick.choice((1, n)) for n in lead[pick.randrange(len(lead) + 1) :]), rows, keys)
+    if kind == "keys":
+        return torch.rand(*shape[:-2], 1, keys, generator=g) > 0.4
+    if kind == "float":
+        made = torch.randn(*shape, generator=g).to(pick.choice((dtype, torch.float32)))
+        made[torch.rand(*shape, generator=g) > 0.9] = -torch.inf
+        return made.requires_grad_(pick.random() < 0.5)
+    seen = torch.rand(*shape, generator=g) > 0.3
+    if kind != "bool":
+        full = torch.ones(rows, keys, dtype=torch.bool)
+        seen = {"causal": full.tril(), "bottom_right": full.tril(keys - rows), "open": full}[kind]
+        seen = seen.expand(shape)
+    if pick.random() < 0.3:
+        return torch.zeros(shape, dtype=dtype).masked_fill(~seen, -torch.inf)
+    return seen
+
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
