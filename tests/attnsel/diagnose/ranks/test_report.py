@@ -214,26 +214,6 @@ def test_gz_files_patterns_and_files_twice(tmp_path: Path) -> None:
     assert [skipped.why for skipped in found.skipped] == ["a gz file that breaks off or is damaged"]
 
 
-def test_odd_files_are_a_line_each_and_no_traceback(tmp_path: Path, told: Any) -> None:
-    write_ranks(tmp_path, ranks=2, dissenter=None)
-    (tmp_path / "model.bin").write_bytes(b"\0\1\2" * 100)
-    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / f"x{ESC}.log").write_bytes(b"\0")
-    code, out, err = told(tmp_path)
-    assert (code, err) == (0, "")
-    assert out.replace("\n", "").isprintable()
-    assert not lacks_each(
-        out,
-        "gone: a link that leads nowhere",
-        "loop: a link to a folder, which is not followed",
-        "model.bin: no text",
-        "pipe: no plain file",
-    )
-
-
 def test_broken_lines_and_unknown_versions_are_counted_with_their_places(
     tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +240,11 @@ HOSTILE: list[Any] = [None, [], {}, "x", -1, 10**30, 1.5, True, ESC, "\ud800", "
 
 
 def test_no_value_of_a_line_breaks_the_report_or_reaches_the_terminal(tmp_path: Path, told: Any) -> None:
+    (tmp_path / "model.bin").write_bytes(b"\0\1\2" * 100)
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / f"x{ESC}.log").write_bytes(b"\0")
     whole = json.loads(debug_line(answer(), 0, world_size=1))
     one = json.loads(watch_lines(0, [site("a")]).splitlines()[1])
     lines = []
@@ -273,6 +258,10 @@ def test_no_value_of_a_line_breaks_the_report_or_reaches_the_terminal(tmp_path: 
         assert code in (0, 1)
         assert out.replace("\n", "").isprintable()
         assert err == ""
+    odd = {one.why for one in read([str(tmp_path)]).skipped}
+    assert odd == {
+        "a link that leads nowhere", "a link to a folder, which is not followed", "no text", "no plain file",
+    }  # fmt: skip
 
 
 def test_no_more_questions_are_kept_than_a_table_holds(

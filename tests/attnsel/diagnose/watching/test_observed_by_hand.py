@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from attnsel.diagnose.watching import by_hand  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 from tables import each  # noqa: E402
 
@@ -66,18 +65,6 @@ def test_every_call_is_counted_and_nothing_changes(model):
     ]
     assert {one.bytes for one in site.materialised} == {2 * 4 * 16 * 16 * 4}
     assert "Block.forward" in site.where
-
-
-def test_reading_ends_and_begins_again_at_new_code(model, monkeypatch):
-    monkeypatch.setattr(by_hand, "MOST_PRODUCTS", 20)
-    late = Block(32, 2)
-    with watch() as w:
-        trained(model, 4)
-        assert w.recorder.state["by_hand"].mode is None
-        for _ in range(3):
-            late(torch.randn(2, 8, 32))
-    assert [site.params.num_heads for site in w.sites] == [4, 2]
-    assert w.sites[1].calls == 2  # the first one was over before it was read
 
 
 # ---- torch's modules --------------------------------------------------------------------------------

@@ -150,17 +150,6 @@ def test_a_cache_that_grows_takes_bounded_memory_and_one_line():
     assert "s_kv from" in seen.report()
 
 
-def test_the_same_program_on_another_gpu():
-    q, k, v = (t.half() for t in qkv(s=128))
-    with attnsel.watch() as seen:
-        F.scaled_dot_product_attention(q, k, v)
-    told = seen.as_dict(gpu="H100")
-    assert (told["asked"]["device"]["arch"], bool(told["sites"][0]["best"])) == (90, True)
-    assert "asked about" in seen.report(gpu="H100")
-    with pytest.raises(attnsel.InvalidInput, match="gpu"):
-        seen.report(gpu="H1000X")
-
-
 def by_hand(a):
     """At a place that is not known yet."""
     scores = torch.softmax(torch.bmm(a, a), -1)
