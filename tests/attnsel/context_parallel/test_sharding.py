@@ -125,10 +125,6 @@ def work(rank: int, size: int) -> None:
     alone = [dist.new_group([member]) for member in range(WORLD)]
     with pytest.raises(InvalidInput, match="no member"):
         shard_sequence(whole, alone[1 - rank], 2)
-    wide = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("dp", "cp"))
-    assert torch.equal(shard_sequence(whole, wide["cp"], 2), theirs)
-    with pytest.raises(InvalidInput, match="one dimension"):
-        shard_sequence(whole, wide, 2)
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no Gloo")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from attnsel.diagnose.logs import reader
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.found import LoggedCall
 from attnsel.diagnose.logs.reader import Entry, entries, lines_of, opened
@@ -81,33 +78,6 @@ def test_what_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
     for path in ("nowhere.log", ".", "a\0b", cut_off):
         with pytest.raises(InvalidInput, match="--from-log"), opened(Path(path), "--from-log") as (file, _):
             gather(lines_of(file, lambda done: None))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes")
-def test_a_pipe_is_waited_for_until_somebody_writes_and_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock that moves with every look at the pipe; before a writer comes a pipe seems ready or not."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    looks = []
-    writes_at = 3
-
-    def look(*_: Any) -> tuple[list[int], list[int], list[int]]:
-        looks.append(1)
-        assert len(looks) < 50, "it never ends"
-        return ([1] if len(looks) == writes_at else []), [], []
-
-    monkeypatch.setattr("select.select", look)
-    monkeypatch.setattr(reader.time, "monotonic", lambda: float(len(looks)))
-    monkeypatch.setattr(reader, "_PATIENCE", 5.0)
-    with opened(pipe, "--from-log") as (_, size):
-        assert (len(looks), size) == (3, 0)
-    writes_at = 0
-    looks.clear()
-    with pytest.raises(InvalidInput, match="nobody writes into this pipe"), opened(pipe, "--from-log"):
-        pass
-    assert len(looks) == 6, "the first look, and one for each second of patience that is left"
 
 
 def test_ranks_without_prefixes_that_say_the_same_are_counted() -> None:

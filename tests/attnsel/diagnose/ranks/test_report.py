@@ -63,19 +63,6 @@ def test_one_dissenter_among_64_ranks_is_named_with_what_differs(tmp_path: Path,
     )
 
 
-def test_strides_of_one_rank_are_what_differs(tmp_path: Path) -> None:
-    lines = [json.loads(debug_line(answer(), rank, world_size=3)) for rank in range(3)]
-    lines[2]["backend"] = "tiled"
-    strides = {"shape": [2, 2048, 16, 128], "stride": [1, 2, 3, 4], "dtype": "bf16", "alignment": 2}
-    lines[2]["params"]["tensors"]["q"] = strides
-    (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    (one,) = read([str(tmp_path)]).disagreements
-    (dissent,) = one.dissents
-    assert dissent.group.ranks == "2"
-    assert [differs.name for differs in dissent.differs] == ["tensors"]
-    assert "same strides" in dissent.fix
-
-
 def test_questions_that_part_ranks_alike_are_told_once(tmp_path: Path) -> None:
     envs = [environment(), environment(), environment(cudnn=None), environment()]
     questions = [AttentionParams(max_seqlen_q=rows) for rows in (256, 512, 1024)]
