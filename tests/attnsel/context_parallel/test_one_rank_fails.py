@@ -6,7 +6,6 @@ The cases are those of tests/fuzz/rank_faults.py, which draws others, and judges
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +51,7 @@ for comm in SIZES:
         f"{comm}: no keys": case(comm, kind="input", input="no keys", step=2),
     }
 # What fails before anything is exchanged is one path, seen in p2p alone.
-for name in ("an unknown argument", "an unknown mask", "fewer heads"):
+for name in ("an unknown argument", "an unknown mask"):
     STEP_FAILS[name] = case("p2p", kind="input", input=name, step=0)
 
 LEAVES = {
@@ -149,10 +148,3 @@ def test_different_calls_never_meet(found: list[dict[str, list[Step]]]) -> None:
             assert len(told) > 1, name  # nor do they meet in later calls
             for text in told:
                 assert f"call {zero} on rank 0, call {other} on rank 1." in text, name
-
-
-def test_a_death_reaches_ranks_that_did_not_talk_to_the_dead(tmp_path: Path) -> None:
-    dies = kernel("a2a+p2p", "causal", "die", event=1)
-    found = ranks.run(rank_faults.work, 4, tmp_path, dies)
-    assert rank_faults.judge(dies, found) == "kernel die: told, then refused"
-    assert [part[0].kind for part in found] == [CPE, "", CPE, CPE]

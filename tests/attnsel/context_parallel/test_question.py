@@ -58,9 +58,7 @@ PLAIN: list[dict[str, Any]] = [{}, {"attn_mask_type": "no_mask"}, {"return_lse":
 FOR_TILED: list[dict[str, Any]] = [  # sinks are added in the merge; a window around a ring needs offsets
     {"softmax_type": "learnable"},
     {"softmax_type": "off-by-one", "attn_mask_type": "no_mask"},
-    {"softmax_type": "off-by-one", "return_lse": True},
     {"window_size": (40, 0)},
-    {"window_size": (40, 8), "attn_mask_type": "no_mask"},
 ]
 ASKED = [
     (backend, arguments, comm)

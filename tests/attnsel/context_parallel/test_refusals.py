@@ -59,24 +59,19 @@ def no_memory() -> BaseException:
 
 OTHERS_RUN = {  # the next candidate runs on all ranks, and the evidence says (code, words)
     "prepare on one rank": Trouble("prepare", (1,)),
-    "prepare, all_gather": Trouble("prepare", (1,), comm="all_gather"),
     "backward in the self-check": Trouble("backward", (1,), selfcheck="all"),
     # A kernel that cannot say no in advance is tried before anything is exchanged.
     "forward": Trouble("forward", (1,), prepares=False),
-    "forward, a2a, on both": Trouble("forward", BOTH, comm="a2a", prepares=False, runs="sdpa.math"),
     "backward, a2a": Trouble("backward", (1,), comm="a2a", prepares=False, runs="sdpa.math"),
     "wrong forward on one rank": Trouble("forward", (0,), None, selfcheck="all"),
     "wrong backward on both": Trouble("backward", BOTH, None, selfcheck="all"),
 }
 ERRORS = {
     "forced, on one rank": Trouble("prepare", (1,), backend="sdpa.flash"),
-    "forced, on both ranks": Trouble("prepare", BOTH, backend="sdpa.flash"),
     "lost device, prepare": Trouble("prepare", (1,), lost),
     "lost device, self-check": Trouble("forward", (1,), lost, selfcheck="all"),
     "interrupt, prepare": Trouble("prepare", BOTH, KeyboardInterrupt),
-    "lost device, step of one rank": Trouble("forward", (1,), lost, comm="a2a"),
     "memory, step": Trouble("forward", BOTH, no_memory, comm="all_gather"),
-    "memory, backward of one rank": Trouble("backward", (1,), no_memory, comm="all_gather"),
 }
 
 
@@ -153,21 +148,9 @@ def attempts(rank: int, trouble: Trouble) -> list[Found]:
     return found
 
 
-def one_after_the_other(rank: int) -> tuple[str | None, set[tuple[str, str, str]], Any]:
-    """Each rank's first choice is refused by another kernel's words: all end at the third."""
-    attnsel.clear_cache()
-    first, second = Trouble("prepare", (0,)), Trouble("prepare", (1,), kernel="sdpa.math")
-    with attnsel.override(selfcheck="0"), troubled(first, rank), troubled(second, rank):
-        module = CAUSAL.make_module(cp_group=ranks.groups_of("a2a", rank, 2, {}), cp_comm_type="a2a")
-        numbers = cases.compute(CAUSAL, module, cases.make(CAUSAL), rank, 2)
-        learnt = {(refusal.candidate, refusal.code, refusal.message) for refusal in evidence().refusals}
-        return module.last_selection.backend, learnt, numbers
-
-
 def job(rank: int, size: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    found: dict[str, Any] = {"one after the other": one_after_the_other(rank)}
-    return found | {name: attempts(rank, trouble) for name, trouble in (OTHERS_RUN | ERRORS).items()}
+    return {name: attempts(rank, trouble) for name, trouble in (OTHERS_RUN | ERRORS).items()}
 
 
 @pytest.fixture(scope="module")
@@ -200,14 +183,6 @@ def test_all_ranks_take_the_next_candidate_and_show_the_reason(
         assert again.warned == []
     assert sum(len(one.warned) for one in first) == 1, "one rank speaks"
     assert [one.ran for one in mended] == ["sdpa.flash"] * 2
-
-
-def test_two_ranks_that_refuse_different_kernels_meet_at_the_third(found: list[dict[str, Any]]) -> None:
-    every = [part["one after the other"] for part in found]
-    for ran, learnt, _ in every:
-        assert ran == "tiled"
-        assert learnt == {(name, "RUNTIME001", WORDS) for name in ("sdpa.flash", "sdpa.math")}
-    agree(numbers for *_, numbers in every)
 
 
 @each(("name", "trouble"), ERRORS.items())

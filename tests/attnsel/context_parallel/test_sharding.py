@@ -52,20 +52,6 @@ def test_packed_sequences_are_split_each_on_its_own(size: int, chunks: list[int]
     assert torch.equal(unshard_packed(shards, cu_seqlens), x)
 
 
-@each("size", [1, 2, 3, 8])
-def test_the_order_is_that_of_pytorchs_load_balancers(size: int) -> None:
-    balancers = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._load_balancer")
-    lengths = [2 * size, 6 * size, 4 * size]
-    theirs = balancers._PerDocumentHeadTailLoadBalancer([lengths], size, "cpu")._generate_indices()[0]
-    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
-    rows = torch.arange(sum(lengths))
-    # PyTorch keeps each sequence's rows of all ranks together; a rank's rows of a sequence are the same.
-    ours = torch.stack([shard_packed(rows, cu_seqlens, (size, rank)) for rank in range(size)])
-    for start, span in zip((cu_seqlens // size).tolist(), [n // size for n in lengths], strict=False):
-        block = theirs[start * size : (start + span) * size]
-        assert torch.equal(ours[:, start : start + span].flatten(), block)
-
-
 def test_gradients_go_back_to_the_rows() -> None:
     x = torch.randn(2, 12, 3, dtype=torch.float64, requires_grad=True)
     cu_seqlens = torch.tensor([0, 4, 12])
@@ -88,17 +74,12 @@ def packed(rows: int, cu_seqlens: list[float]) -> Tensor:
         (lambda: shard_sequence(X, (2, 0)), r"x.shape\[1\] = 10: must be a multiple of 4.* pad to 12"),
         (lambda: shard_sequence(X, (2, 0), 3), "dim = 3: x has 3 dimensions"),
         (lambda: shard_sequence(X, (2, 2)), r"group = \(2, 2\): must be \(size, rank\) with"),
-        (lambda: shard_sequence(X, (2,)), r"group = \(2,\): must be a process group"),
-        (lambda: shard_sequence(X, None), "group = None: torch.distributed is not initialised"),
-        (lambda: sequence_positions(9, (1, 0)), "length = 9: must be a multiple of 2"),
         (lambda: unshard_sequence(X, (2, 0)), "cannot fetch other ranks' parts"),
         (lambda: unshard_sequence([X[:, :5], X[:, :5]]), r"x.shape\[1\] = 5: must be even"),
         (lambda: unshard_sequence([X, X[:, :4]]), r"x\[1\].shape = \(1, 4, 2\): must be \(1, 10, 2\)"),
-        (lambda: unshard_sequence([]), r"x = \[\]: must hold one tensor per rank"),
         (lambda: packed(8, [0, 2, 8]), "length of sequence 0 = 2: must be a multiple of 4.*pad to 4"),
         (lambda: packed(8, [0, 4]), r"cu_seqlens = \[0, 4\]: must rise .* 8"),
         (lambda: packed(8, [0.0, 8.0]), "must be int32 or int64"),
-        (lambda: packed(10, [0, 10]), "rows of x = 10: must be a multiple of 4"),
     ],
 )
 def test_what_does_not_fit_is_named(call: Any, told: str) -> None:
@@ -144,10 +125,6 @@ def work(rank: int, size: int) -> None:
     alone = [dist.new_group([member]) for member in range(WORLD)]
     with pytest.raises(InvalidInput, match="no member"):
         shard_sequence(whole, alone[1 - rank], 2)
-    wide = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("dp", "cp"))
-    assert torch.equal(shard_sequence(whole, wide["cp"], 2), theirs)
-    with pytest.raises(InvalidInput, match="one dimension"):
-        shard_sequence(whole, wide, 2)
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no Gloo")

@@ -13,7 +13,6 @@ from torch.nn.attention.bias import causal_upper_left
 
 from attnsel import scaled_dot_product_attention
 from attnsel.f_sdpa import function, shim
-from attnsel.flash_attn import shim as flash_attn_shim
 
 ORIGINAL = F.scaled_dot_product_attention
 
@@ -49,19 +48,6 @@ def test_it_undoes_itself(monkeypatch):
     assert F.scaled_dot_product_attention is len
     monkeypatch.undo()
     F.scaled_dot_product_attention = ORIGINAL
-
-
-def test_two_shims_share_the_spawned_process():
-    assert flash_attn_shim.install(force=True)
-    shim.install()
-    code = multiprocessing.spawn.get_preparation_data("child")["attnsel"].__reduce__()[1][0]
-    assert "attnsel.flash_attn.shim" in code
-    assert "attnsel.f_sdpa.shim" in code
-    flash_attn_shim.uninstall()
-    code = multiprocessing.spawn.get_preparation_data("child")["attnsel"].__reduce__()[1][0]
-    assert "flash_attn" not in code
-    shim.uninstall()
-    assert "attnsel" not in multiprocessing.spawn.get_preparation_data("child")
 
 
 @pytest.mark.usefixtures("_installed")

@@ -16,14 +16,11 @@ SECRETS = (
     "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345",  # hugging face
     "ghp_16C7e42F292c6912E7710c838347Ae178B4a",  # github
     "github_pat_11ABCDEFG0abcdefghijkl_0123456789abcdefghij",  # github, fine
-    "glpat-AbC_dEf123456789xyzQ",  # gitlab
     "xoxb-123456789012-abcdefghijkl",  # slack
     "AKIAIOSFODNN7EXAMPLE",  # aws
-    "ASIAY34FZKBOKMUTVV7A",  # aws, session
     "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",  # aws, secret
     "AIzaSyA1234567890abcdefghijklmnopqrstuv",  # google
     "sk-proj-abcdefghijklmnop1234567890",  # openai
-    "nvapi-AbCdEf0123456789GhIjKl",  # nvidia
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",  # web token
     "0123456789abcdef0123456789abcdef01234567",  # wandb
 )
@@ -41,38 +38,25 @@ IN = (
 NAMES = [
     ("password=hunter2!", "hunter2"),
     ("'api_key': 'short'", "short"),
-    ("MYSQL_PASSWORD: s3cr3t", "s3cr3t"),
-    ('"client_secret" : "tiny"', "tiny"),
     ("--wandb-key=abc123", "abc123"),
     ("Cookie: session=abcdef", "abcdef"),
     ("postgres://admin:pa55@db.example.org:5432/x", "pa55"),
     ("https://hooks.example.com/T000/B000?sig=AAAA", "sig"),
     ("git+ssh://git@gitlab.example.org/group/private-repo.git", "private-repo"),
-    ("s3://company-bucket/models/llama", "company-bucket"),
     ("jane.doe+test@mail.example.co.uk", "jane"),
     ("/home/jane/project/train.py", "jane"),
-    ("/Users/jane/Library/x", "jane"),
     ("/root/secret-project/main.py", "secret-project"),
-    ("~/secret-project/main.py", "secret-project"),
     ("$HOME/secret-project/x", "secret-project"),
-    ("file:///data/users/jane/x.py", "jane"),
     ('File "/mnt/lustre/jane/run/train.py", line 3', "jane"),
-    ("(/scratch/jane/x)", "jane"),
     ("path=/scratch/jane/x", "jane"),
     ("C:\\Users\\jane\\ComfyUI\\main.py", "jane"),
-    ("D:/models/jane/x.safetensors", "jane"),
     ("\\\\fileserver\\share\\jane", "jane"),
     ("10.12.0.7", "10.12"),
-    ("10.12.0.7:29500", "10.12"),
     ("ip=33.17.207.174)", "33.17"),
     ("fe80::1ff:fe23:4567:890a", "fe80"),
-    ("2001:0db8:85a3:0000:0000:8a2e:0370:7334", "85a3"),
     ("node017.cluster.internal", "node017"),
-    ("ip-172-31-5-12.ec2.internal", "172-31"),
-    ("ec2-54-1-2-3.compute-1.amazonaws.com", "ec2-54"),
     ("gpu-box.corp", "gpu-box"),
     ("jane@gpu-box: ", "jane"),
-    ("hostname=gpu-box-17", "gpu-box-17"),
     ("MASTER_ADDR=gpu-box-17", "gpu-box-17"),
     ("SLURM_NODELIST: dgx[01-04]", "dgx"),
     ("user='jane'", "jane"),
@@ -86,8 +70,6 @@ KEPT = [
     "qkv_format = thd, i.e. [a, a, PAD, b, b, b, PAD, c, PAD]",
     "https://github.com/Dao-AILab/flash-attention",
     "dBias not support s_q/s_kv which aren't multiple of 64; bshd/sbhd, pre/post_scale_bias",
-    "NVTE_FUSED_ATTN=0 and TORCH_CUDNN_SDPA_ENABLED=1",
-    "cudnn_frontend::graph and sdpa_kernel([SDPBackend.FLASH_ATTENTION])",
 ]
 
 

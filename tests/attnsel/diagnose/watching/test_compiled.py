@@ -71,22 +71,3 @@ def test_a_file_of_inductor_s_cache_is_no_place(tmp_path, monkeypatch):
         exec(compile("def step():\n\n    return call()", str(tmp_path / "train.py"), "exec"), names)
         assert names["step"]().where == "train.py:3 step"
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("function", [by_sdpa, by_hand])
-def test_inductor(function):
-    """What Inductor left to aten, and what it fused by pattern, with numbers as without a session."""
-    plain = run(function, "inductor")
-    torch._dynamo.reset()
-    dynamo.counters.clear()
-    with watch() as w:
-        watched = run(function, "inductor")
-    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
-    assert dynamo.counters["frames"]["ok"] == 1
-    (site,) = w.sites
-    assert (site.compiled, site.forward) == (True, "aten::_scaled_dot_product_flash_attention_for_cpu")
-    assert "test_compiled.py" in site.where
-    assert "torchinductor" not in site.where
-    fused = any("1 attention pattern written by hand" in line for line in w.recorder.unseen)
-    assert fused is (function is by_hand)

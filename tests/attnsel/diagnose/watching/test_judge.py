@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -16,104 +11,13 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.nn.attention.bias import causal_lower_right  # noqa: E402
-from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
 
 import attnsel  # noqa: E402
 from attnsel.diagnose.watching import judge as judging  # noqa: E402
-from attnsel.environment.versions import Version  # noqa: E402
-from f_sdpa_calls import RandomCall, a_call  # noqa: E402
-from tables import each  # noqa: E402
 
-FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
-ZEROS = "aten::zeros"
 KERNELS = (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION)
-OTHERWISE = "ran otherwise than read"
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*")  # PyTorch tells why no kernel is left
-WITHIN = pytest.mark.skipif(
-    not (2, 13) <= Version.parse(torch.__version__) < (2, 14), reason="compared with torch 2.13"
-)
-
-
-class Drawn(NamedTuple):
-    """A call, and what a program switches around it."""
-
-    call: RandomCall
-    around: list[Callable[[], Any]]
-
-    def __call__(self) -> torch.Tensor:
-        with ExitStack() as stack:
-            for enter in self.around:
-                stack.enter_context(enter())
-            return self.call.run()
-
-
-def calls(count: int, seed: int) -> list[Drawn]:
-    """Calls that compute: those that raise are left out."""
-    draw, found = random.Random(seed), []
-    while len(found) < count:
-        call = a_call(draw, empty=True)
-        if draw.random() < 0.1:
-            call.options["dropout_p"] = 0.25
-        around: list[Callable[[], Any]] = []
-        if draw.random() < 0.15:
-            around.append(partial(sdpa_kernel, draw.sample(KERNELS, draw.randint(1, 2))))
-        if draw.random() < 0.1:
-            around.append(draw.choice([torch.no_grad, torch.inference_mode]))
-        if draw.random() < 0.1:
-            around.append(partial(torch.autocast, "cpu", dtype=torch.bfloat16))
-        try:
-            Drawn(call, around)()
-        except (RuntimeError, IndexError):
-            continue
-        found.append(Drawn(call, around))
-    return found
-
-
-def profiled(several: list[Drawn]) -> list[str]:
-    """The operators that ran, as PyTorch's profiler has them: without any mode of attnsel's."""
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        for number, call in enumerate(several):
-            with record_function(f"call {number}"):
-                call()
-    found = [ZEROS] * len(several)
-    number = -1
-    for event in sorted(seen.events(), key=lambda event: event.time_range.start):
-        if event.name.startswith("call "):
-            number = int(event.name.removeprefix("call "))
-        elif event.name in (FLASH, MATH):
-            found[number] = event.name
-    return found
-
-
-def differences(count: int, seed: int) -> tuple[list[str], Counter[str]]:
-    """What the report of a call says wrongly, and how many calls ran what."""
-    found: list[str] = []
-    ran: Counter[str] = Counter()
-    several = calls(count, seed)
-    for call, kernel in zip(several, profiled(several), strict=True):
-        ran[kernel] += 1
-        with attnsel.watch() as seen:
-            call()
-        (site,) = seen.watched().sites
-        if site.forward != kernel:
-            found.append(f"says {site.forward}, ran {kernel}: {call}")
-        elif site.params is None:
-            found.append(f"was not read, {site.unread}: {call}")
-        elif kernel == MATH and not site.why and site.best not in ("", "sdpa.math"):
-            found.append(f"gives no reason: {call}")
-        elif any(OTHERWISE in note for note in site.notes):
-            found.append(f"{site.notes}: {call}")
-    return found, ran
-
-
-@WITHIN
-@pytest.mark.parametrize("count", [120, pytest.param(3000, marks=pytest.mark.slow)])
-def test_what_ran_and_why_is_said_as_the_profiler_saw_it(count: int) -> None:
-    found, ran = differences(count, seed=count)
-    assert not found
-    assert min(ran[FLASH], ran[MATH], ran[ZEROS]) >= 7
 
 
 def one(*arguments: Any, **named: Any) -> Any:
@@ -184,20 +88,6 @@ def test_where_another_kernel_ran_than_is_read_that_is_said_and_no_reason(monkey
     site, told = one(*qkv(1, 2, 8, 8))
     assert "ran otherwise than read: sdpa.flash ran, and attnsel reads sdpa.math" in told
     assert (site.why, site.fix) == ((), "")
-
-
-@each(("shape", "mask"), [((1, 2, 8, 8), (3, 2, 8, 8)), ((8, 8), (1, 8, 8)), ((2, 8, 8), (4, 1, 8, 8))])
-def test_a_mask_that_plain_torch_raises_for_is_raised_for_under_a_watch(shape, mask):
-    """Under a dispatch mode, math adds a mask in another way, which would take it."""
-    q, k, v = torch.zeros(3, *shape)
-    with pytest.raises(RuntimeError) as plain:
-        F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(mask))
-    with attnsel.watch() as seen:
-        torch.ones(2).sum()  # from here on operators are read
-        with pytest.raises(RuntimeError) as watched:
-            F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(mask))
-    assert str(watched.value) == str(plain.value)
-    assert seen.sites == ()
 
 
 def test_a_tensor_subclass_can_be_made_while_operators_are_read():

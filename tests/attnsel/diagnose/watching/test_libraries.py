@@ -83,29 +83,6 @@ def test_flash_attn_imported_before_and_after(packages, early):
     assert (second.forward, second.params.num_heads) == ("flash_attn_qkvpacked_func", 4)
 
 
-def test_a_backward_is_counted_where_ctx_has_a_name_of_its_own():
-    q = torch.randn(1, 8, 2, 16, requires_grad=True)
-    with watch() as seen:
-        attnsel.attention(q, q, q, backend="tiled").sum().backward()
-    assert [(site.candidate, site.calls, site.backward_calls) for site in seen.sites] == [("tiled", 1, 1)]
-    assert "Not seen" not in seen.report()
-
-
-def test_attnsel_in_the_place_of_flash_attn():
-    attnsel.flash_attn.install()
-    try:
-        import flash_attn
-
-        q, k, v = qkv(1, 16, 2, 16, dtype=torch.bfloat16)
-        with watch() as w:
-            flash_attn.flash_attn_func(q, k, v, causal=True)
-        (site,) = w.sites
-        assert site.forward.startswith("attnsel's flash_attn_func")
-        assert site.params.num_heads == 2
-    finally:
-        attnsel.flash_attn.shim.uninstall()  # type: ignore[attr-defined]
-
-
 def test_transformer_engine_says_what_it_chose(packages):
     with watch() as w:
         name = "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"

@@ -10,9 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode  # noqa: E402
 
-from attnsel.diagnose.watching import by_hand  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 from tables import each  # noqa: E402
 
@@ -67,56 +65,6 @@ def test_every_call_is_counted_and_nothing_changes(model):
     ]
     assert {one.bytes for one in site.materialised} == {2 * 4 * 16 * 16 * 4}
     assert "Block.forward" in site.where
-
-
-def test_reading_ends_and_begins_again_at_new_code(model, monkeypatch):
-    monkeypatch.setattr(by_hand, "MOST_PRODUCTS", 20)
-    late = Block(32, 2)
-    with watch() as w:
-        trained(model, 4)
-        assert w.recorder.state["by_hand"].mode is None
-        for _ in range(3):
-            late(torch.randn(2, 8, 32))
-    assert [site.params.num_heads for site in w.sites] == [4, 2]
-    assert w.sites[1].calls == 2  # the first one was over before it was read
-
-
-class Counting(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_mode_of_the_program_stays_its_own(model, monkeypatch):
-    monkeypatch.setattr(by_hand, "MOST_PRODUCTS", 5)
-    with Counting() as alone:
-        trained(model, 2)
-    with watch() as w:
-        trained(model, 1)
-        with Counting() as inside:
-            trained(model, 2)
-            assert _get_current_dispatch_mode() is inside
-        trained(model, 1)
-    assert inside.count == alone.count
-    assert _get_current_dispatch_mode() is None
-    assert not w.recorder.unseen
-
-
-@each("mode", [torch.no_grad, torch.inference_mode])
-def test_evaluation(model, mode):
-    x = torch.randn(2, 16, 32)
-    model.eval()
-    with mode():
-        plain = model(x)
-        with watch() as w:
-            watched = [model(x) for _ in range(3)]
-            F.scaled_dot_product_attention(x, x, x)
-    assert all(torch.equal(plain, one) for one in watched)
-    hand, sdpa = w.sites
-    assert (hand.api, hand.calls, hand.params.is_training) == ("by hand", 9, False)
-    assert sdpa.forward == "aten::_scaled_dot_product_attention_math"
 
 
 # ---- torch's modules --------------------------------------------------------------------------------

@@ -10,10 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
-from torch.overrides import BaseTorchFunctionMode  # noqa: E402
 
 import attnsel  # noqa: E402
-from attnsel.diagnose.watching import by_hand as by_hand_module  # noqa: E402
 from attnsel.diagnose.watching.by_hand import MOST_PRODUCTS  # noqa: E402
 from attnsel.diagnose.watching.observe import Call, Recorder  # noqa: E402
 from attnsel.diagnose.watching.places import Places  # noqa: E402
@@ -141,33 +139,6 @@ def test_threads_of_the_program_are_watched_and_outlive_it_unwatched():
     assert [site.calls for site in seen.sites] == [1]
 
 
-def test_what_a_checkpoint_runs_again_in_the_backward_is_counted():
-    q, k, v = qkv()
-    with attnsel.watch() as seen:
-        torch.utils.checkpoint.checkpoint(
-            lambda *t: F.scaled_dot_product_attention(*t), q, k, v, use_reentrant=False
-        ).sum().backward()
-    assert sum(site.calls for site in seen.sites) == 2
-
-
-def test_a_mode_that_the_program_leaves_open_stays_and_ours_goes():
-    theirs = BaseTorchFunctionMode()
-    with attnsel.watch():
-        theirs.__enter__()
-    assert torch.overrides._get_current_function_mode() is theirs
-    theirs.__exit__(None, None, None)
-
-
-def test_watches_nest_and_each_sees_what_is_inside_it():
-    q, k, v = qkv()
-    with attnsel.watch() as outer:
-        with attnsel.watch() as inner:
-            F.scaled_dot_product_attention(q, k, v)
-        F.scaled_dot_product_attention(q, k, v)
-    assert sum(site.calls for site in inner.sites) == 1
-    assert sum(site.calls for site in outer.sites) == 2
-
-
 def test_a_cache_that_grows_takes_bounded_memory_and_one_line():
     q = torch.randn(1, 2, 1, 8)
     with attnsel.watch() as seen, torch.no_grad():
@@ -177,17 +148,6 @@ def test_a_cache_that_grows_takes_bounded_memory_and_one_line():
     assert len(seen.sites) <= 12
     assert sum(site.calls for site in seen.sites) == 59
     assert "s_kv from" in seen.report()
-
-
-def test_the_same_program_on_another_gpu():
-    q, k, v = (t.half() for t in qkv(s=128))
-    with attnsel.watch() as seen:
-        F.scaled_dot_product_attention(q, k, v)
-    told = seen.as_dict(gpu="H100")
-    assert (told["asked"]["device"]["arch"], bool(told["sites"][0]["best"])) == (90, True)
-    assert "asked about" in seen.report(gpu="H100")
-    with pytest.raises(attnsel.InvalidInput, match="gpu"):
-        seen.report(gpu="H1000X")
 
 
 def by_hand(a):
@@ -212,20 +172,6 @@ def test_reading_ends_where_everything_runs_in_inference_mode():
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_reading_ends_where_there_are_operators_and_no_products(monkeypatch):
-    monkeypatch.setattr(by_hand_module, "MOST_OPERATORS", 50)
-    x = torch.randn(1, 8, 8)
-    with attnsel.watch() as w:
-        watcher = w.recorder.state["by_hand"]
-        for number in range(60):
-            x = x + 1
-            assert not 0 < number < 40 or watcher.mode is not None
-        assert watcher.mode is None
-        for _ in range(3):
-            by_hand(x)
-    assert [site.api for site in w.sites] == ["by hand"]
-
-
 def test_an_optimizers_step_is_not_watched_and_its_closure_is():
     parameter = torch.nn.Parameter(torch.randn(1, 2, 8, 16))
 
@@ -237,10 +183,6 @@ def test_an_optimizers_step_is_not_watched_and_its_closure_is():
         attend().backward()
         optimizer.step(*closure)
 
-    class Broken(torch.optim.SGD):  # type: ignore[name-defined]
-        def step(self, closure=None):
-            raise ValueError("broken")
-
     depth = torch._C._len_torch_function_stack
     with attnsel.watch() as w:
         seen = []
@@ -249,17 +191,13 @@ def test_an_optimizers_step_is_not_watched_and_its_closure_is():
         step(plain)
         step(plain)
         step(torch.optim.LBFGS([parameter], max_iter=1), attend)
-        with pytest.raises(ValueError, match="broken"):
-            step(Broken([parameter], lr=0.1))
-        step(plain)
         with w._hooks.paused():  # a step inside does not end it
             plain.step()
             assert depth() == 0
             attend()
         assert depth() == 1
-    # What runs between a step that raised and the next backward is not seen.
-    assert sum(site.calls for site in w.sites) == 5
-    assert sum(site.backward_calls for site in w.sites) == 4
+    assert sum(site.calls for site in w.sites) == 4
+    assert sum(site.backward_calls for site in w.sites) == 3
     assert 0 in seen
     module = sys.modules["torch.optim.optimizer"]
     assert not module._global_optimizer_pre_hooks
