@@ -88,13 +88,6 @@ def test_every_python_and_system_that_is_claimed_is_tested():
         assert pythons == [claimed[0], claimed[-1]]
 
 
-def test_no_folder_on_pytests_path_hides_the_package(pytestconfig):
-    folders = [ROOT / folder for folder in pytestconfig.getini("pythonpath")]
-    shared = (ROOT / "tests" / name for name in ("support", "proof", "fuzz", "net"))
-    assert folders == [*shared, ROOT / "docs", ROOT / "docs/tools"]
-    assert not [folder for folder in folders if (folder / "attnsel").exists()]
-
-
 def test_tests_mirror_the_tree():
     wrong = [
         path

@@ -130,48 +130,6 @@ def test_a_program_gets_its_arguments_its_folder_and_its_traceback(tmp_path):
     assert last == "helper.Wrong: mine"
 
 
-SDPA = """
-import multiprocessing, sys
-import torch
-import torch.nn.functional as F
-from torch.nn.functional import scaled_dot_product_attention as by_name
-
-def work():
-    print("child", F.scaled_dot_product_attention.__module__)
-
-if __name__ == "__main__":
-    q = torch.zeros(1, 2, 4, 16)
-    print(F.scaled_dot_product_attention(q, q, q).shape, by_name.__module__)
-    child = multiprocessing.get_context("spawn").Process(target=work)
-    child.start()
-    child.join()
-    sys.exit(3)
-"""
-# After the program, in the same process: what F has then.
-AROUND = """
-import attnsel.cli
-code = 0
-try:
-    code = attnsel.cli.main()
-except SystemExit as ended:
-    code = ended.code
-import torch
-print("after", torch.nn.functional.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention)
-sys.exit(code)
-"""
-
-
-@pytest.mark.slow
-def test_sdpa_in_the_program_and_its_children_and_not_afterwards(tmp_path):
-    (tmp_path / "train.py").write_text(SDPA)
-    done = python("-c", START + AROUND, "run", "--sdpa", "train.py", cwd=tmp_path)
-    mine = "attnsel.f_sdpa.function"
-    told = [f"torch.Size([1, 2, 4, 16]) {mine}", f"child {mine}", "after True"]
-    assert (done.returncode, done.stdout.splitlines()) == (3, told), done.stderr
-    assert "F.scaled_dot_product_attention is attnsel's" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 @each(
     "words, command, parsed",
     [
