@@ -1,11 +1,11 @@
-"""The flags themselves: each changes an answer, each has one meaning under every name, numbers as people
-type them, and what is said of one that there is not."""
+"""The flags themselves: what each says reaches the question, each has one meaning under every name, numbers
+as people type them, and what is said of one that there is not."""
 
 from __future__ import annotations
 
 import pytest
 
-from attnsel import AttentionParams, Policy
+from attnsel import AttentionParams, Environment, Policy
 from attnsel.cli.flags import ALIASES, FLAG_OF, FLAGS, SHORTHANDS
 from attnsel.cli.numbers import read_count, read_window
 from attnsel.cli.suggest import meant_flag
@@ -27,7 +27,7 @@ def test_every_field_of_a_call_a_machine_and_a_policy_has_a_flag_or_a_reason_not
     assert set(Policy.model_fields) - flags["policy"] == {"deterministic"}, "a field of the call"
 
 
-# ---- no flag that changes nothing ---------------------------------------------------------------------
+# ---- what they say ------------------------------------------------------------------------------------
 
 PAGED = "--inference --qkv-layout paged_kv_bshd_bshd_bshd --kv-cache paged"
 
@@ -49,6 +49,44 @@ def test_a_flag_that_says_nothing_of_the_call_is_told(run):
 # ---- other names, and short ways to say several fields ------------------------------------------------
 
 VALUES = {"qkv_layout": "sbhd", "attn_mask_type": "no_mask", "attention_dropout": "0.1"}
+
+
+CALL = {  # a value of its own for each field that the rows below leave alone; with no value: yes
+    "dtype": "fp32", "batch_size": 3, "num_heads": 12, "num_gqa_groups": 4, "max_seqlen_q": 128,
+    "max_seqlen_kv": 4096, "head_dim_v": 96, "core_attention_bias_type": "post_scale_bias",
+    "core_attention_bias_shape": "bhss", "core_attention_bias_requires_grad": "", "softmax_type": "learnable",
+    "softcap": 30.0, "attention_dropout": 0.1, "return_lse": "", "return_max_logit": "", "cp_size": 2,
+    "cp_comm_type": "all_gather", "cuda_graph": "", "bottom_right_diagonal": "",
+    "attn_mask_type": "arbitrary",
+}  # fmt: skip
+MACHINE = {
+    "torch": "2.8.0", "triton": "3.2.0", "cudnn": "9.1.0", "cudnn_frontend": "1.9.0", "cuda": "12.8.0",
+    "python": "3.11.0", "flash_attn": "2.8.3", "flash_attn_3": "3.0.0", "flash_attn_4": "4.0.0b36",
+    "transformer_engine": "2.3.0", "platform": "windows", "torch_flash": "FA3",
+}  # fmt: skip
+
+
+def test_what_flags_say_reaches_the_question(asked):
+    call, machine = (
+        " ".join(f"{FLAG_OF[field].name} {value}" for field, value in said.items())
+        for said in (CALL, MACHINE)
+    )
+    switches = (
+        "--allow tiled,sdpa.math --deny cudnn --adapt never --allow-known-bugs bug001 --memory-limit 1MiB"
+    )
+    found = asked(f"explain --gpu A100 --missing libnvrtc {call} {machine} {switches}")
+    said = {field: True if value == "" else value for field, value in CALL.items()}
+    assert found.params == AttentionParams(**said)
+    assert {field: str(getattr(found.env, field)) for field in MACHINE} == MACHINE
+    assert (found.env.arch, found.env.missing) == (80, ("libnvrtc",))
+    assert found.policy == Policy(
+        allow=("tiled", "sdpa.math"), deny=("cudnn",), adapt="never", allow_known_bugs=("BUG001",),
+        memory_limit=1 << 20,
+    )  # fmt: skip
+    assert asked("explain --gpu H100 --backend triton --triton none")[1:3] == (
+        Environment.describe("H100", triton=None),
+        Policy(backend="triton"),
+    )
 
 
 @each("field, alias", [(field, name) for field, names in ALIASES.items() for name in names])

@@ -50,14 +50,6 @@ def test_a_closed_output_is_one_line_and_a_closed_error_output_leaves_the_other_
     assert capsys.readouterr().out == ""
 
 
-@each("columns", ["0", "1", "2", "19", "-1", "²", "9" * 5000])
-def test_help_comes_to_an_end_in_any_width(run, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    for line in ("--help", "explain --help"):
-        assert run(line)[0] == 0
-    assert 20 <= int(os.environ["COLUMNS"]) <= 1000
-
-
 # ---- how it begins ------------------------------------------------------------------------------------
 
 

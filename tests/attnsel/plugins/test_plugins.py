@@ -36,11 +36,6 @@ BROKEN = {
     "has no such place": ("PLUGIN = plugin(place='before tiled')", "'before' or 'after'"),
     "adapts by itself": ("PLUGIN = plugin(adaptations=('fold_mask',))", "allowed: drop_mask"),
     "is proven by mouth": ("PLUGIN = plugin(proven={'H100 !'})", "'sm90'"),
-    "is proven for odd words": (
-        "from attnsel.plugins import Proven\n"
-        "PLUGIN = plugin(proven=(Proven('sm90', frozenset({'bf16', 'speed'}), 128),))",
-        "proven = 'speed': allowed: ",
-    ),
     "is executed by mouth": (
         "from attnsel.verdicts.record import Executed\n"
         "PLUGIN = plugin(executed=Executed({'sm90'}, {'bf16'}, 256))",
@@ -52,13 +47,6 @@ BROKEN = {
         "def f(p, env):\n    '''A title that says something\\n\\nSource: x\\n'''\n"
         "PLUGIN = plugin(rules=rules)",
         "ACME001 is about tiled; allowed: acme",
-    ),
-    "has a foreign code": (
-        "rules = Registry('acme')\n"
-        "@rule('SDPA999', 'acme', registry=rules, evidence='documented')\n"
-        "def f(p, env):\n    '''A title that says something\\n\\nSource: x\\n'''\n"
-        "PLUGIN = plugin(rules=rules)",
-        "must begin with ACME",
     ),
 }
 
