@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import attnsel
-from attnsel.cli import COMMANDS
 from paths import ROOT
 
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -20,9 +19,3 @@ def test_releases_are_newest_first_below_what_is_not_released():
     assert released == sorted(set(released), reverse=True)
     assert all(date for _, date in SECTIONS[2:]), "only the newest may wait for its date"
     assert set(re.findall(r"^### (.*)$", CHANGELOG, re.M)) <= KINDS_OF_CHANGE
-
-
-def test_commands_that_the_changelog_names_exist():
-    named = set(re.findall(r"`attnsel ([a-z][\w-]*)", CHANGELOG))
-    assert len(named) > 8
-    assert named <= COMMANDS.keys()

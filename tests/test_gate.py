@@ -86,22 +86,3 @@ def test_every_python_and_system_that_is_claimed_is_tested():
         assert re.search(rf'"Operating System :: .*{word}"', PROJECT)
         pythons = re.findall(rf'os: {system}-latest, python: "([\d.]+)"', matrix)
         assert pythons == [claimed[0], claimed[-1]]
-
-
-def test_no_folder_on_pytests_path_hides_the_package(pytestconfig):
-    folders = [ROOT / folder for folder in pytestconfig.getini("pythonpath")]
-    shared = (ROOT / "tests" / name for name in ("support", "proof", "fuzz", "net"))
-    assert folders == [*shared, ROOT / "docs", ROOT / "docs/tools"]
-    assert not [folder for folder in folders if (folder / "attnsel").exists()]
-
-
-def test_tests_mirror_the_tree():
-    wrong = [
-        path
-        for folder in ("attnsel", "backends", "rules")
-        for path in (ROOT / "tests" / folder).rglob("*")
-        if path.is_dir()
-        and any(path.glob("*.py"))  # not the data of tests
-        and not (ROOT / path.relative_to(ROOT / "tests")).is_dir()
-    ]
-    assert not wrong

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 import sources
 from proven import proven_by
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.rules.features import DTYPES, FEATURES
 from attnsel.verdicts.record import Executed, Proven
 from paths import ROOT
 
@@ -142,29 +139,3 @@ def test_a_part_of_the_suite_and_a_version_nobody_knows_prove_nothing() -> None:
     assert [shown(run_of(**changed)) for changed in changes] == [None] * len(changes)
     record = run_of(commit=None, modified=None, sources="told")
     assert proven_by([record], known=lambda digest: digest == "told").keys() == {("triton", "sm90")}
-
-
-@pytest.mark.slow
-def test_the_suite_can_show_every_feature_that_a_candidate_takes(run: Any, tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    path = tmp_path / "tests.jsonl"
-    plugin = ["-p", "benchmarks.record_tests", "--record", path, "--gpu-device=cpu"]
-    done = run("-m", "pytest", *plugin, "--collect-only", "-q", "tests/gpu")
-    assert done.returncode == 0, done.stdout + done.stderr
-    tests = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["planned"]
-    asked = {feature.word for feature in FEATURES} | set(DTYPES)
-    lacking = {}
-    for name in ("triton", "cudnn"):
-        mine = [shows for shows in tests.values() if shows and shows["candidate"] == name]
-        every = {word for shows in mine for word in (*shows["features"], *shows["also"])}
-        odd = {word for word in every if not word.startswith("head_dim ")} - set(CANDIDATES[name].takes)
-        assert not odd, f"{name} does not take {odd}"
-        lacking[name] = (asked & set(CANDIDATES[name].takes)) - every
-    # cuDNN: FP8 is planned and not run, other types are refused, two head dimensions have no test.
-    assert lacking == {"triton": set(), "cudnn": {"fp8", "fp32", "head_dim_v"}}
-    named = tests["tests/gpu/test_triton_features.py::test_every_feature[alibi-torch.float16]"]
-    assert named == {
-        "candidate": "triton",
-        "features": ["alibi", "causal", "fp16", "top_left"],
-        "also": ["gqa", "lse", "max_logit", "training"],
-    }

@@ -93,10 +93,3 @@ def test_what_the_browser_gets_is_pinned_and_the_wheel_without_its_tests():
     assert len(names) == len(set(names))
     assert {"attnsel/params/__init__.py", "attnsel/rules/cudnn/fp8.py", "answer.py"} <= set(names)
     assert not any("_suite" in name for name in names)
-
-
-def test_without_npm_it_says_so(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(bundle.NotFetched, match="needs npm, which is not installed"):
-        bundle.fetch()

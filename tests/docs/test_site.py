@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import types
-from html import unescape
-from urllib.parse import parse_qsl
 
 import pytest
 
@@ -24,11 +21,10 @@ pytest.importorskip("tomllib", reason="the site is built with Python 3.11 or new
 
 import attnsel
 from attnsel import settings
-from attnsel.cli import COMMANDS, main
+from attnsel.cli import COMMANDS
 from attnsel.cli.flags import FLAGS
 from attnsel.pages.can_i_use.features import FEATURES
-from attnsel.pages.commands import example_commands
-from attnsel.rules import REGISTRY, find_rule, load_all
+from attnsel.rules import REGISTRY, load_all
 from json_schemas import path_of
 from sitegen import can_i_use, reference_cli, reference_environment, reference_python, rules, sources
 from sitegen.build import SiteError, build
@@ -95,19 +91,6 @@ def test_every_code_is_in_the_list_of_its_family_once():
     pages = "".join(map(rules.family_page, rules.families()))
     listed = re.findall(r"^\| \[([A-Z]+\d{3})\]\(\1\.md\)", pages, re.M)
     assert sorted(listed) == sorted([*REGISTRY.pages, *REGISTRY.removed])
-
-
-def test_the_playground_is_asked_what_the_command_asks(capsys):
-    for code in ("CUDNN411", "POLICY002"):
-        command = example_commands(find_rule(code))["fires_on"]
-        query = unescape(rules.playground_address(command)).partition("?")[2]
-        pairs = parse_qsl(query, keep_blank_values=True)
-        words = ["explain", *(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)]
-        answers = []
-        for asked in (shlex.split(command)[1:], words):
-            main([*asked, "--json"])
-            answers.append(json.loads(capsys.readouterr().out))
-        assert answers[0] == answers[1]
 
 
 # ---- building and checking ----------------------------------------------------------------------------

@@ -36,19 +36,9 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Any:
     clear_cache()
 
 
-def two_percent(whole: Any, *args: Any) -> Any:
-    result = whole(*args)
-    return result._replace(out=result.out * 1.02)
-
-
 def one_key_wider(whole: Any, spec: Any, *args: Any) -> Any:
     right = spec.window_right
     return whole(replace(spec, window_right=right + 1 if right >= 0 else right), *args)
-
-
-def a_gradient_of_two_percent(whole: Any, *args: Any) -> Any:
-    grads = whole(*args)
-    return grads._replace(k=grads.k * 1.02)
 
 
 def rows_that_leak(whole: Any, spec: Any, inputs: Any) -> Any:
@@ -69,9 +59,7 @@ def lengths_of_an_earlier_call(whole: Any, spec: Any, inputs: Any) -> Any:
 @pytest.mark.parametrize(
     ("target", "part", "change"),
     [
-        ("numbers", "forward", two_percent),
         ("numbers", "forward", one_key_wider),
-        ("numbers", "backward", a_gradient_of_two_percent),
         ("repeats", "forward", lengths_of_an_earlier_call),
         ("padding", "forward", rows_that_leak),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import attnsel
 from attnsel import (
     AttentionParams,
     DotProductAttention,
@@ -61,9 +60,7 @@ def described(**wrong: Any) -> Any:
 
 MEANINGS: list[tuple[Callable[..., Any], str, str]] = [
     *((call, "is_causal", CAUSAL) for call in (built, run, explained, called, selected, AttentionParams)),
-    *((call, "causal", CAUSAL) for call in (built, run, called, AttentionParams)),
     *((call, "attn_mask", INVERTED) for call in (run, explained, called)),
-    (built, "attn_mask", 'did you mean attn_mask_type="arbitrary"?'),
     (AttentionParams, "attn_mask", 'did you mean attn_mask_type="arbitrary"?'),
     *((call, "dropout_p", "did you mean attention_dropout?") for call in (built, called, AttentionParams)),
     *((call, "dropout_p", OF_MODULE) for call in (run, explained)),
@@ -72,18 +69,14 @@ MEANINGS: list[tuple[Callable[..., Any], str, str]] = [
     *((call, "enable_gqa", GROUPS) for call in (built, AttentionParams)),
     *((call, "enable_gqa", LEFT_OUT) for call in (run, explained, called)),
     *((call, "window", WINDOW) for call in (built, run, called, AttentionParams)),
-    *((call, "sliding_window", WINDOW) for call in (built, explained, called, AttentionParams)),
     (run, "softcap", "it is an argument of DotProductAttention(...)"),
-    (built, "heads", "did you mean num_attention_heads?"),
     (built, "head_dim", "did you mean kv_channels?"),
     (AttentionParams, "kv_heads", "did you mean num_gqa_groups?"),
     (called, "sofmax_scale", "did you mean softmax_scale?"),
     (selected, "env", "did you mean environment?"),
     (selected, "num_heads", "it is an argument of AttentionParams(...)"),
     (Policy, "disable", "did you mean deny?"),
-    (Policy, "backends", "did you mean allow?"),
     (described, "cuda_version", "did you mean cuda? Allowed: torch, triton"),
-    (described, "flashattn", "did you mean flash_attn? Allowed: torch, triton"),
     (Environment.describe, "device", "did you mean gpu? Allowed: torch, triton"),
     (configure, "determinstic", "did you mean deterministic? Allowed: adapt"),
 ]
@@ -130,9 +123,3 @@ def test_every_meaning_is_of_something_that_exists() -> None:
     # A name is never explained by another that is right as well.
     for name, words in _CANDIDATES_MEANT.items():
         assert not set(words.split()) & set(CANDIDATES), name
-
-
-def test_attention_is_looked_up_once() -> None:
-    vars(attnsel).pop("attention", None)
-    first = attnsel.attention
-    assert vars(attnsel)["attention"] is first is attention

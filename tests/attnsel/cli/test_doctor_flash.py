@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from types import ModuleType
 
 import pytest
 
 from attnsel import Environment, settings
-from attnsel.cli import flash_probe, main, probe
+from attnsel.cli import flash_probe, probe
 from attnsel.cli.flash_errors import explain
 from attnsel.cli.flash_findings import find_flash
 from attnsel.cli.flash_users import uses
@@ -22,7 +21,6 @@ from fake_packages import (
     OTHER_TORCH,
     flash_attn,
     flash_attn_3,
-    flash_attn_4,
     put,
     undefined,
 )
@@ -126,14 +124,6 @@ def test_an_import_error_is_explained(fake, why):
     assert fake.probes[component].trouble in found.text
     assert explain(component, fake).why[1:] in found.text
     assert found.fix
-
-
-def test_an_error_that_says_nothing_is_kept_as_it_is():
-    unread = (undefined("_ZN7somebodyElseEv"), "libsomebody.so.3: cannot open shared object file")
-    for trouble in (*unread, "something new"):
-        assert explain("flash_attn", broken(trouble)).why == ""
-    [found] = find_flash(broken("something new"))
-    assert found.text == "flash-attn 2.8.3 is installed and does not load: ImportError: something new"
 
 
 def test_cute_of_the_other_package():
@@ -357,33 +347,6 @@ def test_a_module_without_its_package(site, monkeypatch):
 
 
 # ---- in child processes ----------------------------------------------------------------------------------
-
-
-def test_broken_packages_as_they_are_found(site, capsys):
-    """Children import what lies in the folder; torch there is one that is empty."""
-    put(site, "torch", "2.8.0", {"torch/__init__.py": ""})
-    version = "2.8.3+cu12torch2.6cxx11abiTRUE"
-    put(site, "flash-attn", version, flash_attn(error=undefined(OTHER_TORCH), cute=True))
-    put(site, "flash-attn-3", "3.0.0", flash_attn_3(error="libcudart.so.12: cannot open shared object file"))
-    put(site, "flash-attn-4", "4.0.0b36", flash_attn_4(), requires=["no-such-package-anywhere>=2"])
-    put(site, "transformers", "4.0", {"transformers/__init__.py": "raise RuntimeError('broken')\n"})
-    importlib.invalidate_caches()
-    main(["doctor", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["components"]["flash_attn"] == {
-        "installed": version,
-        "loads": False,
-        "version": None,
-        "trouble": f"ImportError: {undefined(OTHER_TORCH)}",
-    }
-    texts = {finding["text"]: finding for finding in told["findings"]}
-    assert any("compiled for another torch, 2.6: here is 2.8.0" in text for text in texts)
-    assert any("compiled for CUDA 12, and torch 2.8.0 is not a CUDA build" in text for text in texts)
-    assert any(text.startswith("transformers 4.0 is installed and does not load") for text in texts)
-    assert any("to import flash_attn.cute is to import flash_attn" in text.lower() for text in texts)
-    assert told["flash_attention"]["cute_owner"] == "flash-attn-4"
-    assert told["flash_attention"]["packages"]["flash-attn-3"] == "3.0.0"
-    assert told["flash_attention"]["uses"] == []  # transformers cannot be asked
 
 
 def test_the_installed_transformers_is_asked(site):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from attnsel import AttentionParams, Environment, Policy, settings
-from attnsel.cli import files, question
+from attnsel.cli import question
 from tables import each
 
 pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
@@ -149,25 +147,3 @@ def test_a_pipe_is_read_to_its_end(asked, tmp_path):
     writer.start()
     assert asked(f"explain --gpu H100 --params {pipe}").params.num_heads == 4
     writer.join()
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="no /dev/fd here")
-def test_a_shell_may_substitute_a_command(asked):
-    slow = 'import time; time.sleep(0.3); print("{\\"num_heads\\": 4}")'
-    with subprocess.Popen([sys.executable, "-c", slow], stdout=subprocess.PIPE) as writer:
-        path = f"/dev/fd/{writer.stdout.fileno()}"
-        assert asked(f"explain --gpu H100 --params {path}").params.num_heads == 4
-
-
-def test_on_windows_a_pipe_is_read_as_it_was_opened(monkeypatch):
-    """There the system has no os.set_blocking, and a read waits."""
-    monkeypatch.setattr("sys.platform", "win32")
-    monkeypatch.delattr(os, "set_blocking")
-    monkeypatch.delattr(os, "get_blocking")
-    theirs, ours = os.pipe()
-    os.write(ours, b"{}")
-    os.close(ours)
-    try:
-        assert files._from_pipe(theirs) == b"{}"
-    finally:
-        os.close(theirs)

@@ -1,9 +1,7 @@
-"""The flags themselves: each changes an answer, each has one meaning under every name, numbers as people
-type them, and what is said of one that there is not."""
+"""The flags themselves: what each says reaches the question, each has one meaning under every name, numbers
+as people type them, and what is said of one that there is not."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
@@ -29,90 +27,9 @@ def test_every_field_of_a_call_a_machine_and_a_policy_has_a_flag_or_a_reason_not
     assert set(Policy.model_fields) - flags["policy"] == {"deterministic"}, "a field of the call"
 
 
-# ---- no flag that changes nothing ---------------------------------------------------------------------
+# ---- what they say ------------------------------------------------------------------------------------
 
-BIAS = "--core-attention-bias-type post_scale_bias"
-GRAD = "--core-attention-bias-requires-grad"
-WINDOW = "--attn-mask-type no_mask --max-seqlen-q 128 --max-seqlen-kv 4096 --window-size 16 0"
 PAGED = "--inference --qkv-layout paged_kv_bshd_bshd_bshd --kv-cache paged"
-THD = "--qkv-layout thd --attn-mask-type padding_causal"
-# By field: a question, and what is added to it. The question is of an H100 where it names no GPU.
-CHANGES: dict[str, tuple[str, str]] = {
-    "dtype": ("", "--dtype fp32"),
-    "qkv_layout": ("--attn-mask-type padding_causal", "--qkv-layout thd"),
-    "batch_size": ("", "--batch-size 64"),
-    "num_heads": ("", "--num-heads 64"),
-    "num_gqa_groups": ("", "--num-gqa-groups 4"),
-    "max_seqlen_q": ("--max-seqlen-kv 4096", "--max-seqlen-q 128"),
-    "max_seqlen_kv": ("", "--max-seqlen-kv 8192"),
-    "head_dim_qk": ("", "--head-dim-qk 512"),
-    "head_dim_v": ("", "--head-dim-v 64"),
-    "attn_mask_type": ("", "--attn-mask-type arbitrary"),
-    "window_size": ("", "--window-size 128"),
-    "bottom_right_diagonal": (f"--gpu A100 {WINDOW}", "--no-bottom-right-diagonal"),
-    "core_attention_bias_type": ("", BIAS),
-    "core_attention_bias_shape": (f"{BIAS} {GRAD}", "--core-attention-bias-shape bhss"),
-    "core_attention_bias_requires_grad": (BIAS, GRAD),
-    "alibi_slopes_shape": ("--core-attention-bias-type alibi", "--alibi-slopes-shape 2 16"),
-    "softmax_type": ("", "--softmax-type learnable"),
-    "softcap": ("", "--softcap 30"),
-    "attention_dropout": ("", "--attention-dropout 0.1"),
-    "is_training": ("--cudnn 9.1.0 --head-dim 192,128", "--inference"),
-    "deterministic": ("", "--deterministic"),
-    "return_lse": ("", "--return-lse"),
-    "return_max_logit": ("", "--return-max-logit"),
-    "kv_cache": ("--inference", "--kv-cache contiguous"),
-    "page_size": (f"{PAGED} --page-size 64", "--page-size 256"),
-    "pad_between_seqs": (f"--cudnn 9.7.1 {THD}", "--pad-between-seqs"),
-    "cp_size": ("", "--cp-size 2"),
-    "cp_comm_type": ("--cp-size 2", "--cp-comm-type all_gather"),
-    "cuda_graph": ("--cudnn 9.1.0 --max-seqlen-q 1000", "--cuda-graph"),
-    "fp8": ("--params {recipe}", "--fp8"),
-    "fp8_recipe": ("", "--fp8-recipe delayed"),
-    "gpu": ("--gpu H100", "--gpu A100"),
-    "torch": ("", "--torch 2.7"),
-    "triton": ("", "--triton none"),
-    "cudnn": ("--head-dim-qk 192", "--cudnn 9.1.0"),
-    "cudnn_frontend": ("", "--cudnn-frontend none"),
-    "cuda": ("--torch 2.8", "--cuda 11.8"),
-    "python": ("--torch 2.8 --cuda 12.8", "--python 3.13"),
-    "flash_attn": ("", "--flash-attn 2.8.3"),
-    "flash_attn_3": ("", "--flash-attn-3 3.0.0"),
-    "flash_attn_4": ("", "--flash-attn-4 4.0.0b36"),
-    "platform": ("", "--platform windows"),
-    "torch_flash": ("--gpu A100", "--torch-flash FA3"),
-    "missing": ("", "--missing libnvrtc"),
-    "transformer_engine": (f"--cudnn 9.8.0 --head-dim 192,128 {THD}", "--transformer-engine 2.3"),
-    "mask_dtype": ("--gpu A100 --attn-mask-type arbitrary", "--mask-dtype fp32"),
-    "tensor_rank": ("--gpu A100", "--tensor-rank 3"),
-    "backend": ("", "--backend triton"),
-    "allow": ("", "--allow triton,tiled"),
-    "deny": ("", "--deny cudnn"),
-    "adapt": ("--head-dim-qk 100", "--adapt never"),
-    "allow_known_bugs": ("--cudnn 9.15.0 --max-seqlen-q 4097", "--allow-known-bugs all"),
-    "memory_limit": ("--attn-mask-type arbitrary", "--memory-limit 1MiB"),
-}
-NOTHING_YET = {"preview": "a rule of this release that is tried out"}
-
-
-def test_every_flag_changes_an_answer(run, written):
-    recipe = written('{"fp8_meta": {"recipe": {"kind": "delayed", "fp8_dpa": true}}}')
-
-    def answer(*words: str) -> dict[str, object]:
-        """Without the question in it."""
-        line = " ".join(words).replace("{recipe}", str(recipe))
-        code, out, err = run(f"explain --json {line} {'' if '--gpu' in line else '--gpu H100'}")
-        assert code in (0, 3), err
-        told = json.loads(out)
-        return {name: told[name] for name in told if name not in ("params", "environment", "policy")}
-
-    assert set(CHANGES) | set(NOTHING_YET) >= set(FLAG_OF)
-    for field, (question, flag) in CHANGES.items():
-        name, value = flag.split()[0], f"{flag} ".partition(" ")[2].strip()
-        assert name in (FLAG_OF[field].name, FLAG_OF[field].negative)
-        more = flag if name not in question else ""
-        changed = f"{question} {more}" if more else question.rpartition(name)[0] + f"{name} {value}"
-        assert answer(question) != answer(changed), field
 
 
 def test_a_flag_that_says_nothing_of_the_call_is_told(run):
@@ -132,6 +49,44 @@ def test_a_flag_that_says_nothing_of_the_call_is_told(run):
 # ---- other names, and short ways to say several fields ------------------------------------------------
 
 VALUES = {"qkv_layout": "sbhd", "attn_mask_type": "no_mask", "attention_dropout": "0.1"}
+
+
+CALL = {  # a value of its own for each field that the rows below leave alone; with no value: yes
+    "dtype": "fp32", "batch_size": 3, "num_heads": 12, "num_gqa_groups": 4, "max_seqlen_q": 128,
+    "max_seqlen_kv": 4096, "head_dim_v": 96, "core_attention_bias_type": "post_scale_bias",
+    "core_attention_bias_shape": "bhss", "core_attention_bias_requires_grad": "", "softmax_type": "learnable",
+    "softcap": 30.0, "attention_dropout": 0.1, "return_lse": "", "return_max_logit": "", "cp_size": 2,
+    "cp_comm_type": "all_gather", "cuda_graph": "", "bottom_right_diagonal": "",
+    "attn_mask_type": "arbitrary",
+}  # fmt: skip
+MACHINE = {
+    "torch": "2.8.0", "triton": "3.2.0", "cudnn": "9.1.0", "cudnn_frontend": "1.9.0", "cuda": "12.8.0",
+    "python": "3.11.0", "flash_attn": "2.8.3", "flash_attn_3": "3.0.0", "flash_attn_4": "4.0.0b36",
+    "transformer_engine": "2.3.0", "platform": "windows", "torch_flash": "FA3",
+}  # fmt: skip
+
+
+def test_what_flags_say_reaches_the_question(asked):
+    call, machine = (
+        " ".join(f"{FLAG_OF[field].name} {value}" for field, value in said.items())
+        for said in (CALL, MACHINE)
+    )
+    switches = (
+        "--allow tiled,sdpa.math --deny cudnn --adapt never --allow-known-bugs bug001 --memory-limit 1MiB"
+    )
+    found = asked(f"explain --gpu A100 --missing libnvrtc {call} {machine} {switches}")
+    said = {field: True if value == "" else value for field, value in CALL.items()}
+    assert found.params == AttentionParams(**said)
+    assert {field: str(getattr(found.env, field)) for field in MACHINE} == MACHINE
+    assert (found.env.arch, found.env.missing) == (80, ("libnvrtc",))
+    assert found.policy == Policy(
+        allow=("tiled", "sdpa.math"), deny=("cudnn",), adapt="never", allow_known_bugs=("BUG001",),
+        memory_limit=1 << 20,
+    )  # fmt: skip
+    assert asked("explain --gpu H100 --backend triton --triton none")[1:3] == (
+        Environment.describe("H100", triton=None),
+        Policy(backend="triton"),
+    )
 
 
 @each("field, alias", [(field, name) for field, names in ALIASES.items() for name in names])
@@ -187,33 +142,6 @@ MXFP8 = {"fp8": True, "fp8_meta": {"recipe": {"kind": "mxfp8", "fp8_dpa": True}}
 )
 def test_flags_say_what_the_model_says(asked, words, expected):
     assert asked(f"explain --gpu H100 {words}").params == AttentionParams(**expected)
-
-
-@each(
-    "words, expected",
-    [
-        ("--gpu H100 --cudnn 9.1.0", Environment.describe("H100", cudnn="9.1.0")),
-        ("--gpu sm80 --triton none", Environment.describe("sm80", triton=None)),
-        ("--gpu A100 --cudnn-frontend 1.9", Environment.describe("A100", cudnn_frontend="1.9")),
-        ("--gpu A100 --platform windows", Environment.describe("A100").replace(platform="windows")),
-    ],
-)
-def test_a_machine_that_is_elsewhere(asked, words, expected):
-    assert asked(f"explain {words}").env == expected
-
-
-@each(
-    "words, expected",
-    [
-        ("", Policy()),
-        ("--backend triton", Policy(backend="triton")),
-        ("--allow tiled,sdpa.math", Policy(allow=("tiled", "sdpa.math"))),
-        ("--deny cudnn --adapt never", Policy(deny=("cudnn",), adapt="never")),
-        ("--allow-known-bugs bug001,BUG002", Policy(allow_known_bugs=("BUG001", "BUG002"))),
-    ],
-)
-def test_switches(asked, words, expected):
-    assert asked(f"explain --gpu H100 {words}").policy == expected
 
 
 # ---- numbers ------------------------------------------------------------------------------------------

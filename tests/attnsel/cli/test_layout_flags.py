@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from attnsel.cli.layout_flags import read_lying
-from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from tables import each
 
@@ -70,10 +67,3 @@ def test_a_misaligned_tensor_is_copied_for_a_reason(run):
     flash = next(c for c in json.loads(out)["candidates"] if c["name"] == "sdpa.flash")
     [copied] = flash["adaptations"]
     assert (copied["name"], copied["avoids"]) == ("contiguous", ["SDPA021"])
-
-
-def test_nothing_said_changes_nothing():
-    p = AttentionParams()
-    assert read_lying(None, None).of(p) is p
-    with pytest.raises(InvalidInput):
-        read_lying(None, "")

@@ -18,25 +18,18 @@ from tables import each
     "text, values",
     [
         ("head_dim_qk=64,128", (64, 128)),
-        ("head-dim-qk=64", (64,)),
-        ("num_heads=64:256:+64", (64, 128, 192, 256)),
         ("num_heads=60:250:+64", (60, 124, 188)),
         ("max_seqlen_q=1024:16384:*2", (1024, 2048, 4096, 8192, 16384)),
-        ("max_seqlen_q=1k:4Ki:*2", (1024, 2048, 4096)),
         ("seqlen=1k,128_000", (1024, 128_000)),
         ("kv-heads=1,2", (1, 2)),
         ("num_heads=1,8:10:+1,32", (1, 8, 9, 10, 32)),
-        ("num_heads=8,8", (8,)),
         ("window_size=128x0,-1x-1", ((128, 0), (-1, -1))),
         ("alibi_slopes_shape=none,16,2x16", (None, (16,), (2, 16))),
         ("is_training=true,false", (True, False)),
-        ("attention_dropout=0,0.1", (0.0, 0.1)),
         ("dtype=bfloat16,fp32", ("bf16", "fp32")),
         ("attn_mask_type=none,padding,causal", ("no_mask", "padding", "causal")),
-        ("num_gqa_groups=0,4", (0, 4)),
         ("fp8_recipe=delayed,mxfp8", ("delayed", "mxfp8")),
         ("gpu=A100,sm90", ("A100", "sm90")),
-        ("cudnn=9.1.0,none", ("9.1.0", "none")),
     ],
 )
 def test_an_axis(text, values):
@@ -49,19 +42,14 @@ def test_an_axis(text, values):
     "text, told",
     [
         ("head_dim_qk", "must be FIELD=VALUE"),
-        ("head_dim_qk=", "must be FIELD=VALUE"),
         ("hidden=64", "there is no field 'hidden'; allowed: dtype"),
-        ("tensors=1", "there is no field 'tensors'"),
         ("head_dim_qk=64,,", "must be a value"),
-        ("head_dim_qk=0", "must be greater than 0"),
         ("head_dim_qk=wide", "must be a whole number such as 4096, 128_000 or 8k"),
         ("head_dim_qk=64:128", "FIRST:LAST:+STEP"),
         ("head_dim_qk=128:64:+8", "must rise"),
-        ("head_dim_qk=0:64:*2", "must rise"),
         ("head_dim_qk=1:64:*1", "must rise"),
         ("head_dim_qk=1:9999999:+1", "more than 20000"),
         ("window_size=128", "two numbers such as 128x0"),
-        ("dtype=bf17", "must be 'bf16'"),
         ("fp8_recipe=magic", "delayed, current, mxfp8, block"),
     ],
 )
@@ -98,10 +86,3 @@ def test_other_flags_and_files_hold_for_every_cell(run, written):
     cells = json.loads(run(line)[1])["cells"]
     assert [cell["backend"] for cell in cells[0]] == ["tiled", "tiled"]
     assert "must divide num_heads = 12" in cells[1][0]["invalid"]
-
-
-def test_contradictions_are_cells_not_crashes(run):
-    code, out, _ = run("matrix --rows num_heads=16,10 --cols num_gqa_groups=4,5 --gpu H100")
-    assert code == 0
-    assert out.count("│ invalid") == 2
-    assert "invalid  contradicts itself, such as: num_gqa_groups = 5: must divide" in out

@@ -14,7 +14,7 @@ import pytest
 
 from attnsel import AttentionParams, Environment, select
 from attnsel.cli import main
-from attnsel.cli.output import BAD_INPUT, CANNOT_WRITE, FOUND, INTERRUPTED, NO_BACKEND
+from attnsel.cli.output import BAD_INPUT, CANNOT_WRITE, FOUND, NO_BACKEND
 from paths import IMPORTED_FROM
 from tables import each
 
@@ -48,14 +48,6 @@ def test_a_closed_output_is_one_line_and_a_closed_error_output_leaves_the_other_
     monkeypatch.setattr(sys, "stderr", None)
     assert main(["explain", "--nope"]) == BAD_INPUT
     assert capsys.readouterr().out == ""
-
-
-@each("columns", ["0", "1", "2", "19", "-1", "²", "9" * 5000])
-def test_help_comes_to_an_end_in_any_width(run, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    for line in ("--help", "explain --help"):
-        assert run(line)[0] == 0
-    assert 20 <= int(os.environ["COLUMNS"]) <= 1000
 
 
 # ---- how it begins ------------------------------------------------------------------------------------
@@ -132,18 +124,6 @@ def test_a_signal_leaves_no_folder_behind(tmp_path, number):
         _, err = asking.communicate(timeout=60)
     assert (asking.returncode, err) == (128 + number, b"")
     assert list(tmp_path.glob("attnsel-*")) == []
-
-
-def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch, capsys):
-    class Interrupted:
-        def find_spec(self, name: str, *rest: Any) -> None:
-            if name == "attnsel.cli.rules":
-                raise KeyboardInterrupt
-
-    monkeypatch.delitem(sys.modules, "attnsel.cli.rules", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    assert main(["rules"]) == INTERRUPTED
-    assert capsys.readouterr() == ("", "")
 
 
 # ---- how much it takes -------------------------------------------------------------------------------

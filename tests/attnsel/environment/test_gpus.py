@@ -11,47 +11,31 @@ from tables import each
 
 # The driver's: torch.cuda.get_device_name(), nvidia-smi -L, and NVIDIA's names of virtual GPUs.
 DRIVERS = """
-Tesla V100-SXM2-16GB -> V100 16GB, sm70, 16
 Tesla V100S-PCIE-32GB -> V100S, sm70, 32
-Tesla V100-DGXS-32GB -> V100, sm70, 32
 Tesla V100-FHHL-16GB -> V100 PCIe 16GB, sm70, 16
-Tesla T4 -> T4, sm75, 16
 Quadro RTX 5000 with Max-Q Design -> Quadro RTX 5000, sm75, 16
-Quadro RTX 8000 -> Quadro RTX 8000, sm75, 48
 NVIDIA GeForce GTX 1650 Ti -> GTX 1650 Ti Laptop, sm75, 4
 NVIDIA GeForce RTX 2070 with Max-Q Design -> RTX 2070, sm75, 8
 NVIDIA A100-SXM4-40GB -> A100 40GB, sm80, 40
 NVIDIA A100-SXM-64GB -> A100 64GB, sm80, 64
-NVIDIA A100 80GB PCIe -> A100 PCIe, sm80, 80
-NVIDIA A800 80GB PCIe -> A800 PCIe, sm80, 80
 NVIDIA A800 40GB Active -> A800 PCIe 40GB, sm80, 40
 NVIDIA A100-PG509-200 -> A100 40GB, sm80, 40
-NVIDIA PG509-210 -> A100, sm80, 80
 NVIDIA GeForce MX570 A -> MX570 A, sm86, 2
-NVIDIA RTX A1000 6GB Laptop GPU -> RTX A1000 Laptop 6GB, sm86, 6
 NVIDIA GeForce RTX 3050 6GB Laptop GPU -> RTX 3050 Laptop 6GB, sm86, 6
-NVIDIA GeForce RTX 3050 Ti Laptop GPU -> RTX 3050 Ti Laptop, sm86, 4
 Orin (nvgpu) -> Orin, sm87, -
-NVIDIA L4 -> L4, sm89, 24
 NVIDIA RTX 5000 Ada Generation Laptop GPU -> RTX 5000 Ada Laptop, sm89, 16
 NVIDIA H100 80GB HBM3 -> H100, sm90, 80
-NVIDIA H100 PCIe -> H100 PCIe, sm90, 80
 NVIDIA H20-3e -> H20 141GB, sm90, 141
 NVIDIA GH200 480GB -> GH200, sm90, 96
 NVIDIA GH200 144G HBM3e -> GH200 144GB, sm90, 144
-NVIDIA B300 SXM6 AC -> B300, sm103, 288
 NVIDIA GeForce RTX 5090 D v2 -> RTX 5090 D V2, sm120, 24
-NVIDIA RTX PRO 4000 Blackwell SFF Edition -> RTX PRO 4000 SFF, sm120, 24
 NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition -> RTX PRO 6000 Max-Q, sm120, 96
-NVIDIA RTX PRO 6000 Blackwell Server Edition -> RTX PRO 6000 Server, sm120, 96
 NVIDIA A100-SXM4-80GB MIG 3g.40gb -> A100 MIG 3g.40gb, sm80, 40
 NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb -> A100 40GB MIG 3g.20gb, sm80, 20
 NVIDIA H100 80GB HBM3 MIG 1g.10gb+me -> H100 MIG 1g.10gb, sm90, 10
 GRID A100-10C -> A100 PCIe 40GB vGPU 10GB, sm80, 10
 GRID A100-1-5C -> A100 PCIe 40GB vGPU 5GB, sm80, 5
 GRID A100DX-80C -> A100 vGPU 80GB, sm80, 80
-GRID V100D-32Q -> V100 PCIe vGPU 32GB, sm70, 32
-NVIDIA A40-48Q -> A40 vGPU 48GB, sm86, 48
 NVIDIA H100L-94C -> H100 NVL vGPU 94GB, sm90, 94
 """
 
@@ -60,52 +44,37 @@ PEOPLE = """
 H100 SXM5 -> H100, sm90, 80
 H100 94GB -> H100 NVL, sm90, 94
 DGX A100 -> A100, sm80, 80
-A100 40G -> A100 40GB, sm80, 40
 a100 sxm 40 gb -> A100 40GB, sm80, 40
-v100-16g -> V100 16GB, sm70, 16
-B200 192GB -> B200, sm100, 180
 GB200 NVL72 -> GB200, sm100, 186
 Grace Hopper -> GH200, sm90, 96
-DGX Spark -> GB10, sm121, 128
 Jetson AGX Orin 32GB -> AGX Orin 32GB, sm87, 32
 Jetson Orin Nano Super -> Orin Nano, sm87, 8
-Jetson AGX Xavier -> AGX Xavier, sm72, 32
-4090 -> RTX 4090, sm89, 24
 4090 mobile -> RTX 4090 Laptop, sm89, 16
 4090D -> RTX 4090 D, sm89, 24
 RTX 4070TiSuper -> RTX 4070 Ti SUPER, sm89, 16
 rtx4060ti16gb -> RTX 4060 Ti 16GB, sm89, 16
-3080 12G -> RTX 3080 12GB, sm86, 12
-2080ti -> RTX 2080 Ti, sm75, 11
 A6000 -> RTX A6000, sm86, 48
 RTX Ada 6000 -> RTX 6000 Ada, sm89, 48
 RTX 6000 Ada Lovelace -> RTX 6000 Ada, sm89, 48
-RTX 8000 -> Quadro RTX 8000, sm75, 48
 pro 6000 max-q -> RTX PRO 6000 Max-Q, sm120, 96
 RTX 6000 Blackwell -> RTX PRO 6000, sm120, 96
 sm_90a -> sm90, sm90, -
 sm_101a -> sm110, sm110, -
 8xH100 -> H100, sm90, 80
 T4 x2 -> T4, sm75, 16
-GB200 NVL4 -> GB200, sm100, 186
 DRIVE Thor -> Thor, sm110, -
 12.1 -> sm121, sm121, -
 """
 
 NEAREST = {
     "H150": "did you mean H200 or H100?",
-    "A101": "did you mean A100",
-    "B150": "did you mean B200 or B100?",
     "RTX 9090": "did you mean RTX 5090 or RTX 5080?",
-    "RTX 4095": "did you mean RTX 4090 or RTX 4080?",
     "RTX 4060 SUPER": "did you mean RTX 4070 SUPER",
     "RTX 3090 Laptop": "did you mean RTX 3080 Laptop",
     "RTX 6000": "one of Quadro RTX 6000, RTX A6000, RTX 6000 Ada or RTX PRO 6000",
     "A100 48GB": "there is A100 (80 GB), A100 40GB (40 GB)",
-    "A100 NVL": "there is A100 (80 GB)",
     "NVIDIA H20 NVL16": "there is H20 (96 GB) or H20 141GB (141 GB)",
     "RTX 4090 MIG 1g.5gb": "RTX 4090 has no MIG 1g.5gb",
-    "A100 MIG 9g.40gb": "A100 has no MIG 9g.40gb",
     "nonsense": "attnsel gpus lists all",
     "sm95": "sm90",
     "H100" * 30: "no name is longer than 100 characters",
@@ -118,13 +87,9 @@ OLDER = (
 
 OTHERS = {
     "MI300X": "gfx942",
-    "AMD Instinct MI250X": "gfx90a",
-    "MI355X": "gfx950",
     "RX 7900 XTX": "rocm",
     "M3 Max": "mps",
-    "M1": "mps",
     "Arc A770": "xpu",
-    "Intel Data Center GPU Max 1550": "xpu",
     "TPU v5e": "not a GPU",
     "Rubin": "10.7",
     "sm107": "10.7",

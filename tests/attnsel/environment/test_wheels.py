@@ -6,8 +6,6 @@ import sys
 from types import SimpleNamespace
 
 from attnsel import AttentionParams, Environment, Policy, select
-from attnsel.environment.flash_attn_wheels import BUILT
-from attnsel.environment.versions import Version
 from attnsel.environment.wheels import (
     NoWheel,
     Wheel,
@@ -45,26 +43,6 @@ def test_the_newest_wheel_that_fits(torch, cuda, python, release, built):
     assert isinstance(found, Wheel), found
     tag = f"cp{python.replace('.', '')}"
     assert found.url == f"{DOWNLOADS}v{release}/flash_attn-{release}%2B{built}-{tag}-{tag}-linux_x86_64.whl"
-
-
-# Files that people name in reports of what they installed: flash-attention#853, #975, #1234, #1783, #1717.
-@each(
-    "release, cuda, torch, python, abi",
-    [
-        ("2.5.5", "cu118", "2.2", 8, False),
-        ("2.6.3", "cu123", "2.4", 11, True),
-        ("2.7.4.post1", "cu12", "2.6", 11, False),
-    ],
-)
-def test_wheels_that_people_have_are_in_the_table(release, cuda, torch, python, abi):
-    found = fitting(
-        lambda version: version == Version.parse(release),
-        abi,
-        torch=torch,
-        cuda={"cu1": f"{cuda[2:4]}.8"}[cuda[:3]],
-        python=f"3.{python}",
-    )
-    assert found == Wheel(release, cuda, tuple(map(int, torch.split("."))), (3, python), abi)
 
 
 TORCH_213 = {"torch": "2.13.0", "cuda": "13.0"}
@@ -120,16 +98,6 @@ def test_machines_without_any_wheel(env, why):
     assert isinstance(found, NoWheel)
     assert why in found.why
     assert found.nearest is None
-
-
-def test_the_table_can_be_read_in_full():
-    """Every release from 2.3.6 on, once for each CUDA it was built for."""
-    rows = [line.split()[:2] for line in BUILT]
-    assert len({tuple(row) for row in rows}) == len(rows)
-    releases = [Version.parse(release) for release, _ in rows]
-    assert releases == sorted(releases, reverse=True)
-    assert releases[-1] == Version(2, 3, 6)
-    assert Version(2, 8, 3) in releases
 
 
 def test_how_flash_attn_3_and_4_are_installed():

@@ -19,7 +19,6 @@ RULES = {
         "return Violation('head_dim_qk', Odd(), FreeText('x'))",
         "broken (LookupError: lost)",
     ),
-    "has an error without words": ("raise Mute", "broken (Mute: <Mute that cannot be shown>)"),
     "forges a line": (
         "raise ValueError('\\x1b[2J\\nall is well')",
         "broken (ValueError: \\x1b[2J\\nall is well)",
@@ -30,9 +29,6 @@ from attnsel.plugins import AtMost, FreeText, Unknown, Violation
 
 class Odd:
     def __str__(self): raise LookupError('lost')
-
-class Mute(Exception):
-    def __str__(self): return 1 // 0
 
 rules = Registry(NAME)
 @rule(FAMILY + "001", NAME, registry=rules, evidence="documented", REQUIRES)
@@ -143,11 +139,6 @@ KERNELS = {
         "returned out = [2, 4, 5, 8] of float64 on cpu; allowed: [2, 4, 5, 8] of float32 on cpu",
     ),
     "text": ("return Result('out', None)", RIGHT_BACKWARD, "returned out = a str"),
-    "an lse of another shape": (
-        "r = good(spec, inputs); return r._replace(lse=r.out)",
-        RIGHT_BACKWARD,
-        "returned lse = [2, 4, 5, 8] of float32",
-    ),
     "saved as one": (
         "return good(spec, inputs)._replace(saved=inputs.q)",
         RIGHT_BACKWARD,

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from attnsel.params import AttentionParams
-from attnsel.plugins import CandidateRecord, Registry, rule
+from attnsel.plugins import CandidateRecord
 from attnsel.rules.features import FEATURES, WORDS
-from attnsel.verdicts.verdict import Violation
 from paths import ROOT
 from plugin_packages import Answer, answers, by_hand, python
 
@@ -37,11 +36,6 @@ BROKEN = {
     "has no such place": ("PLUGIN = plugin(place='before tiled')", "'before' or 'after'"),
     "adapts by itself": ("PLUGIN = plugin(adaptations=('fold_mask',))", "allowed: drop_mask"),
     "is proven by mouth": ("PLUGIN = plugin(proven={'H100 !'})", "'sm90'"),
-    "is proven for odd words": (
-        "from attnsel.plugins import Proven\n"
-        "PLUGIN = plugin(proven=(Proven('sm90', frozenset({'bf16', 'speed'}), 128),))",
-        "proven = 'speed': allowed: ",
-    ),
     "is executed by mouth": (
         "from attnsel.verdicts.record import Executed\n"
         "PLUGIN = plugin(executed=Executed({'sm90'}, {'bf16'}, 256))",
@@ -53,13 +47,6 @@ BROKEN = {
         "def f(p, env):\n    '''A title that says something\\n\\nSource: x\\n'''\n"
         "PLUGIN = plugin(rules=rules)",
         "ACME001 is about tiled; allowed: acme",
-    ),
-    "has a foreign code": (
-        "rules = Registry('acme')\n"
-        "@rule('SDPA999', 'acme', registry=rules, evidence='documented')\n"
-        "def f(p, env):\n    '''A title that says something\\n\\nSource: x\\n'''\n"
-        "PLUGIN = plugin(rules=rules)",
-        "must begin with ACME",
     ),
 }
 
@@ -268,29 +255,6 @@ def test_the_doctor_names_a_broken_one(tmp_path: Path) -> None:
     assert "gone" in answer["plugins"][1]["trouble"]
 
 
-INTERRUPTED = """
-import warnings
-import attnsel
-from attnsel import AttentionParams, Environment
-from attnsel.plugins import PluginWarning, load_plugins
-warnings.simplefilter("error", PluginWarning)
-try:
-    load_plugins()
-except KeyboardInterrupt:
-    print("interrupted")
-print([(f.entry.split()[0], f.plugin.name, f.trouble) for f in load_plugins()])
-"""
-
-
-def test_an_interrupt_between_two_leaves_the_first_where_it_is(tmp_path: Path) -> None:
-    by_hand(tmp_path, "acme", "PLUGIN = plugin()")
-    once = "import sys\nif not hasattr(sys, 'once'):\n    sys.once = 1\n    raise KeyboardInterrupt\n"
-    by_hand(tmp_path, "other", once + "PLUGIN = plugin(name='other', family='OTHER')")
-    done = python(INTERRUPTED, tmp_path)
-    assert done.stdout.splitlines() == ["interrupted", "[('acme', 'acme', ''), ('other', 'other', '')]"]
-    assert done.returncode == 0, done.stderr
-
-
 def test_two_of_one_name_leave_the_first(tmp_path: Path) -> None:
     by_hand(tmp_path, "acme", "PLUGIN = plugin()")
     by_hand(tmp_path, "acme2", "PLUGIN = plugin(family='OTHER')")
@@ -313,19 +277,3 @@ def test_every_field_of_a_call_is_taken_by_a_word() -> None:
     spoken = {feature.field.split(".")[0] for feature in FEATURES}
     assert set(AttentionParams.model_fields) - spoken - FREE == {"dtype", "cp_size"}
     assert [word for word in WORDS if word not in (CandidateRecord.__doc__ or "")] == []
-
-
-def test_rules_of_a_registry_stay_there() -> None:
-    own = Registry("acme")
-
-    @rule("ACME001", "acme", registry=own, evidence="documented")
-    def something(p: object, env: object) -> Violation | None:
-        """Something that is said
-
-        Source: nowhere
-        """
-        return None
-
-    assert list(own.pages) == ["ACME001"]
-    with pytest.raises(ValueError, match="allowed: acme"):
-        rule("ACME002", "tiled", registry=own, evidence="documented")
