@@ -16,25 +16,6 @@ MOST = 16
 STEPS = range(1, 501)
 
 
-def decoded(keys: int) -> AttentionParams:
-    return AttentionParams(
-        batch_size=1, num_heads=16, num_gqa_groups=4, head_dim_qk=64, head_dim_v=64, max_seqlen_q=1,
-        max_seqlen_kv=keys, attn_mask_type="causal_bottom_right", is_training=False,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("gpu", "frontend"), [("H200", "1.28.0"), ("B200", None)])
-def test_decoding_makes_few_plans(gpu: str, frontend: str | None) -> None:
-    """Before PREF011 cudnn, or sdpa.cudnn, was first on H200 and B200: a plan for each of the lengths."""
-    env = Environment.describe(gpu, cudnn_frontend=frontend)
-    plans = set()
-    for keys in STEPS[::4]:
-        name = select(decoded(keys), env).backend
-        assert name is not None
-        plans.add((name, keys if CANDIDATES[name].plan_per_length else 0))
-    assert len(plans) <= MOST
-
-
 @pytest.mark.skipif(None in map(importlib.util.find_spec, ("torch", "triton")), reason="they compile")
 @pytest.mark.parametrize(("arch", "processors"), [(75, 40), pytest.param(90, 132, marks=pytest.mark.slow)])
 def test_triton_compiles_few_kernels_while_a_cache_grows(arch: int, processors: int) -> None:

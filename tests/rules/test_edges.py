@@ -17,14 +17,9 @@ from tables import each
 
 load_all()
 INFERENCE = {"is_training": False}
-MLA = {"head_dim_qk": 192, "head_dim_v": 128}
 PACKED = {"qkv_layout": "thd", "attn_mask_type": "padding_causal"}
-GROUPED = {"num_heads": 32, "num_gqa_groups": 8}
-BIAS = {"core_attention_bias_type": "post_scale_bias"}
 NO_MASK = {"attn_mask_type": "no_mask"}
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right"}
-PAGED = {**INFERENCE, "qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 64}
-PAGED |= {"attn_mask_type": "padding"}
 WINDOW = {"window_size": (128, 0)}
 
 
@@ -42,41 +37,6 @@ def fired(module: str, env: Environment, **fields: Any) -> set[str]:
 
 
 # ---- cuDNN below 9.8 ------------------------------------------------------------------------------------
-
-BEFORE_9_8: list[Any] = [
-    # devices
-    ("RTX 3090", "8.9.2", {}, {"CUDNN102"}),
-    ("H100", "8.9.2", {}, {"CUDNN103"}),
-    # element types, heads, lengths
-    ("H100", "8.9.7", GROUPED, set()),
-    # head dimensions
-    ("H100", "8.9.6", {"head_dim_qk": 96}, set()),
-    ("H100", "9.5.0", MLA, set()),
-    # bias
-    ("A100", "8.9.7", BIAS, {"CUDNN120"}),
-    # masks
-    ("H100", "9.7.0", {"attn_mask_type": "arbitrary"}, {"CUDNN401"}),
-    ("A100", "8.9.6", {"attn_mask_type": "no_mask"}, set()),
-    ("H100", "9.3.0", {**BOTTOM_RIGHT, "max_seqlen_q": 1000}, {"CUDNN405", "CUDNN406"}),
-    ("H100", "9.7.0", {"attn_mask_type": "padding_causal_bottom_right", "max_seqlen_kv": 1024}, set()),
-    # windows
-    ("H100", "9.2.0", {"window_size": (128, 0), **BIAS}, {"CUDNN417"}),
-    ("H100", "9.6.0", {"window_size": (128, -1), "attn_mask_type": "no_mask"}, {"CUDNN415"}),
-    # a right bound of 0 is a bound, and anchored like any other
-    ("H100", "9.3.0", {"window_size": (128, 0), "attn_mask_type": "no_mask"}, {"CUDNN413"}),
-    # packed sequences
-    ("H100", "9.1.0", PACKED, set()),
-    ("H100", "9.1.1", {**PACKED, **GROUPED}, {"CUDNN214"}),
-    ("H100", "9.1.1", {**PACKED, **GROUPED, **INFERENCE}, {"CUDNN432"}),
-    # backward
-    ("B200", "9.7.0", {"deterministic": True, **INFERENCE}, set()),
-    ("B200", "9.7.0", {**BIAS, "attention_dropout": 0.1}, {"CUDNN211"}),
-]
-
-
-@each("gpu, cudnn, fields, expected", BEFORE_9_8)
-def test_cudnn_before_9_8(gpu: str, cudnn: str, fields: dict[str, Any], expected: set[str]) -> None:
-    assert fired("cudnn.before_9_8", Environment.describe(gpu, cudnn=cudnn), **fields) == expected
 
 
 def test_its_rules_end_at_9_8_and_leave_fp8_alone() -> None:
@@ -111,27 +71,6 @@ def test_ragged_offsets_of_32_bits(cudnn: str, fields: dict[str, Any], unknown: 
 
 
 # ---- cuDNN from 9.8 on ------------------------------------------------------------------------------------
-
-FEW = {"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.1}
-
-
-@each(
-    "gpu, fields, refused",
-    [
-        ("H100", {}, True),
-        ("H100", {"softmax_type": "learnable"}, False),
-        ("H100", {"max_seqlen_q": 2}, False),
-        ("B200", {"max_seqlen_q": 7}, True),
-        ("B200", {"max_seqlen_q": 8}, False),
-        ("B200", {"max_seqlen_q": 64, "head_dim_qk": 192, "head_dim_v": 128}, True),
-        ("B200", {"max_seqlen_q": 65, "head_dim_qk": 192, "head_dim_v": 128}, False),
-    ],
-)
-def test_9_13_1_has_no_dropout_over_few_queries_but_beside_alibi_or_a_sink(
-    gpu: str, fields: dict[str, Any], refused: bool
-) -> None:
-    env = Environment.describe(gpu, cudnn="9.13.1")
-    assert ("CUDNN143" in fired("cudnn", env, **{**FEW, **fields})) is refused
 
 
 # ---- FP8 in cuDNN -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 import types
@@ -14,7 +13,6 @@ from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
 from attnsel.cli import main
 from attnsel.decision import _beside
 from attnsel.dispatchers import Dispatch, Offer, Refusal, Switch, switches_of
-from attnsel.report.markdown import render_markdown
 from tables import each
 
 H100 = Environment.describe("H100", torch="2.9.0")
@@ -104,33 +102,6 @@ def test_the_difference_is_one_sentence(chooser, dispatch, words):
     nothing = select(AttentionParams(softcap=3.0), H100, policy=flash, dispatcher="torch").difference
     none = "has none either." if dispatch.chosen is None else "has no kernel for this call."
     assert nothing.endswith(f"; attnsel {none}")
-
-
-def test_the_report_has_all_of_it_in_80_columns_and_nothing_raw(chooser):
-    notes = ("a note " * 20,)
-    chooser(answer(REFUSED, MATH, chosen=MATH, error="It raises\x07", inferred="2.9.1 not read", notes=notes))
-    selection = select(P, H100, dispatcher="torch")
-    text, markdown = selection.report(), render_markdown(selection, sources=True)
-    assert max(map(len, text.splitlines())) <= 80
-    parts = ("F.sdpa(q, k, v)", "MODE=on", "head_dim is 136", "taken", "attnsel's own answer", "not read")
-    assert [part for part in parts if part not in text] == []
-    assert not {"\x1b", "\x07"} & {*text, *markdown}
-    assert "context.h" not in text
-    assert "context.h" in selection.report(sources=True)
-    assert "1. ✖ `cudnn`" in markdown
-    assert "Source: sdp\\_utils.cpp" in markdown
-
-
-def test_the_json_of_the_command(chooser, capsys):
-    chooser(answer(REFUSED, MATH, chosen=MATH))
-    line = ["explain", "--gpu", "H100", "--torch", "2.9.0", "--as", "torch"]
-    assert main([*line, "--switch", "MODE=off", "--switch", "FREE=a=b", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)["dispatched"]
-    assert said["chosen"] == "math"
-    assert said["candidate"] == "sdpa.math"
-    assert said["switches"] == {"MODE": "off", "FREE": "a=b"}
-    assert said["difference"]
-    assert [refusal["text"] for refusal in said["offers"][0]["refusals"]] == ["head_dim is 136, at most 128"]
 
 
 @each(

@@ -10,9 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnsel import AttentionParams, Environment, InvalidInput
 from attnsel.dispatchers import Dispatch, dispatched_by
-from attnsel.dispatchers.torch import checks, held
+from attnsel.dispatchers.torch import held
 from attnsel.params import Tensors, TensorSpec
-from attnsel.rules import REGISTRY
 from tables import each
 
 H100 = Environment.describe("H100", torch="2.13.0")
@@ -196,9 +195,3 @@ def test_what_this_process_has_set_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     monkeypatch.setenv("TORCH_CUDNN_SDPA_PREFERRED", "maybe")  # PyTorch ignores it, with a warning
     assert held(here) == {**before, "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
-
-
-def test_every_rule_that_a_check_names_is_there() -> None:
-    tables = (checks.FLASH_ON_GPUS, checks.EFFICIENT_ON_GPUS, checks.CUDNN_CHECKS, checks.FLASH_ON_CPUS)
-    named = {code for table in tables for check in table for code in check.codes}
-    assert named <= set(REGISTRY.pages)

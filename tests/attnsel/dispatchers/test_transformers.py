@@ -10,11 +10,10 @@ import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput
 from attnsel.dispatchers import Dispatch, dispatched_by, switches_of
-from attnsel.dispatchers.transformers.releases import NEWEST, READ, read_for
+from attnsel.dispatchers.transformers.releases import NEWEST, read_for
 from attnsel.dispatchers.transformers.sdpa import sdpa_call
 from attnsel.dispatchers.transformers.switches import read_switches
 from attnsel.environment.versions import Version
-from questions import questions
 from tables import each
 
 H100 = Environment.describe("H100", torch="2.9.0", flash_attn="2.8.3")
@@ -116,17 +115,6 @@ def test_masks_were_added_before_4_53(release, mask, bias):
     asked = read_switches({"transformers": release})
     call = sdpa_call(AttentionParams(attn_mask_type="padding_causal"), H100, asked).params
     assert (call.attn_mask_type, call.core_attention_bias_type) == (mask, bias)
-
-
-def test_any_question_has_an_answer():
-    pick = random.Random(0)
-    names = [None, "sdpa", "eager", "flash_attention_2", "flex_attention", "kernels-community/flash-attn2"]
-    for p, env, _ in questions(0, 300):
-        name = pick.choice(names)
-        switches = {"transformers": str(pick.choice(READ))} | ({"attn_implementation": name} if name else {})
-        if env.torch is not None and env.torch >= (2, 2, 2):
-            answer = dispatched_by("transformers", p, env, switches)
-            assert (answer.chosen is None) is bool(answer.error)
 
 
 def test_the_kernel_is_the_one_that_f_sdpa_takes():

@@ -83,26 +83,6 @@ def test_forward_and_backward() -> None:
         assert wrong_in(p, halves(p)) == "", case
 
 
-def test_ring_attention() -> None:
-    """Each part of the keys by itself, from the output and log-sum-exp of all: the last one is causal."""
-    p = make(SIZES | {"lens_q": [5, 5], "causal": True})
-    q, k, v = (p.leaves[name].detach() for name in "qkv")
-    parts = [(slice(0, 4), tail()), (slice(4, 9), tail()), (slice(9, 14), tail(causal=True))]
-    made = [_flash_attn_forward(q, k[:, at], v[:, at], *how, False) for at, how in parts]
-    lses = torch.stack([lse for _, lse, _, _ in made])
-    lse = lses.logsumexp(0)
-    weights = (lses - lse).exp().mT[..., None]
-    out = (weights * torch.stack([one for one, *_ in made])).sum(0).half()
-    grads = []
-    for at, how in parts:
-        given = q, k[:, at], v[:, at]
-        grads.append([torch.full_like(t, torch.nan) for t in given])
-        _flash_attn_backward(p.dout, *given, out, lse, *grads[-1], *how, False)
-    dq, dk, dv = zip(*grads, strict=True)
-    actual = {"out": out, "lse": lse, "dq": torch.stack(dq).float().sum(0).half()}
-    assert wrong_in(p, actual | {"dk": torch.cat(dk, 1), "dv": torch.cat(dv, 1)}) == ""
-
-
 def test_rows_without_keys_and_gradients_that_are_none() -> None:
     """A row without keys has an lse of +inf, and the backward takes it; what has no memory is not written."""
     q, k = torch.randn(1, 4, 2, 16).half(), torch.randn(1, 2, 2, 16).half()

@@ -50,22 +50,6 @@ def test_second_derivatives_are_right(backend: str, name: str) -> None:
     )
 
 
-def test_triton_has_right_ones() -> None:
-    name = "grouped window"
-    pytest.importorskip("triton")
-    arguments, sizes = CASES[name]
-    arguments = {"attn_mask_type": "causal", **arguments}
-    b, s_q, s_kv, h, g, _, _ = sizes
-
-    def second(backend: str) -> Any:
-        q, k, v = (t.detach().float().requires_grad_() for t in make((b, s_q, s_kv, h, g, 16, 16)))
-        out = attention(q, k, v, backend=backend, **arguments)
-        grads = torch.autograd.grad(out.pow(2).sum(), (q, k, v), create_graph=True)
-        return torch.autograd.grad(sum(grad.pow(2).sum() for grad in grads), (q, k, v))
-
-    torch.testing.assert_close(second("triton"), second("tiled"), rtol=1e-3, atol=1e-3)
-
-
 def test_second_derivatives_of_a_bias_and_of_sinks_under_dropout() -> None:
     """Which drops the same entries again."""
     module = DotProductAttention(
