@@ -282,9 +282,8 @@ class Rank:
         post = comm.Ring.post
         names = ("all_gather", "all_to_all_single", "all_reduce", "all_gather_object", "batch_isend_irecv")
         stack = contextlib.ExitStack()
-        stack.enter_context(
-            mock.patch.multiple(dist, **{name: around(getattr(dist, name)) for name in names})
-        )
+        for name in names:
+            stack.enter_context(mock.patch.object(dist, name, around(getattr(dist, name))))
         stack.enter_context(
             mock.patch.object(comm.Ring, "post", lambda *given, **more: around(post(*given, **more)))
         )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from attnsel import AttentionParams, Environment, Policy, select
+from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
+from attnsel.decision import _ask_about
 from attnsel.environment.versions import Version
 from attnsel.params import TensorSpec
-from attnsel.selection.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, cost_of
+from attnsel.rules import Rule
+from attnsel.selection.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, changed, cost_of
 from attnsel.selection.unlock.change import grouped
+from attnsel.selection.unlock.install import needs_software, resolve
+from attnsel.selection.unlock.proposals import SWITCHES, edges, switched_off, values_against
 from attnsel.verdicts.evidence import Evidence, Refusal
 from questions import questions
 from tables import each
@@ -69,6 +73,71 @@ def test_every_way_out_of_random_questions_keeps_its_promise(seed, count):
 
 
 # ---- nothing cheaper is missed ----------------------------------------------------------------------
+
+
+def all_proposals(question, name, reasons):
+    """What the rules behind ``reasons`` propose, with nothing pruned: every newer version, every value."""
+    for reason in reasons:
+        if not isinstance(reason.rule, Rule):
+            continue
+        yield from values_against(question.p, reason)
+        for component in {gate.component for gate in reason.rule.when}:
+            current = question.value(component)
+            yield from ({component: v} for v in edges(name, component) if current and v > current)
+        if reason.code.startswith("BUG"):
+            yield {"policy.allow_known_bugs": (reason.code,)}
+    for field, off in SWITCHES:
+        if getattr(question.p, field) != off:
+            yield switched_off(question, field, off)
+
+
+def brute_force(base, name, reasons):
+    """All sets of one or two proposals after which the candidate is eligible, and which can be installed."""
+
+    def asked(question, name):
+        return _ask_about(name, *question)
+
+    eligible, first = set(), []
+    for move in all_proposals(base, name, reasons):
+        try:
+            after = changed(base, move)
+        except InvalidInput:
+            continue
+        answer = asked(after, name)
+        if answer.eligible:
+            eligible.add(tuple(sorted(move.items())))
+        else:
+            first.append((move, after, answer.reasons))
+    for move, after, left in first:
+        for other in all_proposals(after, name, left):
+            both = {**move, **other}
+            try:
+                if asked(changed(base, both), name).eligible:
+                    eligible.add(tuple(sorted(both.items())))
+            except InvalidInput:
+                continue
+    for changes in eligible:
+        software = needs_software(base, dict(changes))
+        if not software or resolve(base, name, dict(changes), lambda name, question: asked(question, name)):
+            yield changes
+
+
+@pytest.mark.parametrize(("seed", "count"), [(1, 12), pytest.param(2, 50, marks=pytest.mark.slow)])
+def test_no_cheaper_set_is_missed(seed, count):
+    compared = 0
+    for selection in failing_questions(seed, count):
+        base = Scenario(selection.params, selection.environment, selection.policy)
+        for candidate in selection:
+            if candidate.verdict != "refused":
+                continue
+            shown = sorted(ways(selection, candidate.name), key=lambda unlock: unlock.cost)
+            for changes in brute_force(base, candidate.name, candidate.reasons):
+                cost, fields = cost_of(base, dict(changes)), {field for field, _ in changes}
+                within = [u for u in shown if fields.issuperset(field for field, _ in u.changes)]
+                full = len(shown) >= MOST_WAYS and shown[-1].cost <= cost
+                assert full or any(u.cost <= cost for u in within), (candidate.name, changes, shown, base)
+                compared += 1
+    assert compared > count
 
 
 # ---- the order of cost ------------------------------------------------------------------------------
