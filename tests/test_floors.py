@@ -5,6 +5,7 @@ In a checkout import-linter sees the package's own folder alone; rules/ and back
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -22,6 +23,18 @@ import tomllib
 
 CONFIG = ROOT / "pyproject.toml"
 HEAVY = ("torch", "triton", "cudnn", "transformers")
+# These modules import some of ours late, with the reason beside it: doors that are seldom used, need torch or
+# take long to load.
+LATE = {
+    "attnsel.backends.triton.run",
+    "attnsel.cli",
+    "attnsel.cli.explain",
+    "attnsel.cli.replay",
+    "attnsel.cli.rules",
+    "attnsel.cli.run",
+    "attnsel.cli.watch",
+    "attnsel.integrations.program",
+}
 
 
 def installed(target: Path) -> Path:
@@ -64,6 +77,49 @@ def test_the_contracts_are_kept(tree):
 def test_the_contracts_see_every_module_of_the_three_folders(tree):
     told = child(tree, "import grimp; print(*sorted(grimp.build_graph('attnsel', cache_dir=None).modules))")
     assert set(told.stdout.split()) == modules(tree), told.stderr
+
+
+PLANTED = [  # a file, the line that is added, and what it leads to
+    ("params/attention.py", "from attnsel.rules import REGISTRY", "attnsel.rules"),
+    ("report/words.py", "import attnsel.dispatchers", "attnsel.dispatchers"),  # to a neighbour
+    ("rules/cudnn/__init__.py", "import attnsel.selection.rank", "attnsel.selection"),
+    ("backends/sdpa/candidate.py", "import attnsel.runtime.call", "attnsel.runtime"),
+    ("rules/common.py", "def late():\n    import attnsel.decision", "attnsel.decision"),
+    ("rules/common.py", "import torch", "torch"),
+    ("report/words.py", "import rich", "rich"),
+]
+CIRCLE = ("rules/api.py", "import attnsel.rules.bugs", "")
+FOR_A_TYPE = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from attnsel.decision import Selection"
+
+
+def test_an_import_that_goes_up_is_named(tmp_path):
+    tree = installed(tmp_path)
+    for file, line, _ in (*PLANTED, ("backends/registry.py", FOR_A_TYPE, ""), CIRCLE):
+        path = tree / "attnsel" / file
+        path.write_text(path.read_text() + f"\n{line}\n")
+    kept, told = lint(tree)
+    assert not kept
+    assert told.count("BROKEN") == 4
+    for file, _, target in (*PLANTED, ("backends/registry.py", FOR_A_TYPE, "attnsel.decision")):
+        importer = "attnsel." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        assert re.search(rf"{re.escape(importer)}\b.* -> {re.escape(target)}", told), (file, told)
+
+
+def test_own_modules_are_imported_at_the_top(tree):
+    """A late import of ours hides a dependency, or spares a start: the few that do stand in LATE."""
+    late = set()
+    for path in (tree / "attnsel").rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                for node in ast.walk(function):
+                    names = (
+                        ["attnsel" if node.level else node.module] if isinstance(node, ast.ImportFrom) else []
+                    )
+                    names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                    if any(name.split(".")[0] == "attnsel" for name in names):
+                        module = ".".join(path.relative_to(tree).with_suffix("").parts)
+                        late.add(module.removesuffix(".__init__"))
+    assert late == LATE
 
 
 def test_what_plans_loads_where_torch_is_not_installed(tree):
