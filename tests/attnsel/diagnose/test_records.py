@@ -30,17 +30,15 @@ from attnsel.diagnose.replay.build import build  # noqa: E402
 from attnsel.diagnose.replay.script import program  # noqa: E402
 from attnsel.diagnose.watching.record import Api, Process, Site  # noqa: E402
 from attnsel.diagnose.watching.report import Watched  # noqa: E402
-from attnsel.runtime.replay_file import Happened, ReplayFile  # noqa: E402
+from attnsel.dispatchers import Refusal  # noqa: E402
+from attnsel.rules import REGISTRY, load_all  # noqa: E402
+from attnsel.runtime.replay_file import ReplayFile  # noqa: E402
 from attnsel.settings import Settings  # noqa: E402
 
 FOLDER = Path(__file__).parent / "records"
 GIVEN = FOLDER / "given"
-ODD = AttentionParams(
-    dtype="fp32", batch_size=3, num_heads=12, num_gqa_groups=4, max_seqlen_q=96, max_seqlen_kv=160,
-    head_dim_qk=60, head_dim_v=36, window_size=(17, 0), attn_mask_type="causal", attention_dropout=0.125,
-    core_attention_bias_type="post_scale_bias", core_attention_bias_shape="b1ss",
-    tensors={"rank": 3, "mask": {"shape": (3, 1, 160), "stride": (160, 160, 1), "dtype": "bool"}},
-)  # fmt: skip
+FIGURES = json.loads((GIVEN / "figures.json").read_text())
+ODD = AttentionParams(**FIGURES["everywhere"])
 H100 = Environment.describe("H100", torch="2.9.1", cudnn="9.10.2")
 
 
@@ -55,22 +53,17 @@ def ways() -> Iterator[str]:
     """What a user of each library does about each topic, and how the figures of a call stand in it."""
     for topic, api in product(sorted(TOPICS), get_args(Api)):
         yield from (f"{topic} / {api}: {fix}" for fix in ways_out(api, ODD, [topic]))
-    mask = {"shape": (12, 1, 160), "stride": (160, 160, 1), "dtype": "fp32"}
-    for topic, p in (
-        ("rank", of(tensors={"rank": 2})),
-        ("rank", of(tensors={"rank": 5})),
-        ("mask rank", of(tensors={"mask": {**mask, "shape": (160,), "stride": (1,)}})),
-        ("width", of(head_dim_qk=61, head_dim_v=72)),
-        ("unequal widths", of(head_dim_qk=32, head_dim_v=64)),
-        *(("bias", of(core_attention_bias_type="post_scale_bias", core_attention_bias_shape=s))
-          for s in ("bhss", "1hss", "b1ss", "11ss", "111s")),
-        ("bias", of(core_attention_bias_type="post_scale_bias", tensors={"mask": mask})),
-    ):  # fmt: skip
-        yield from map(str, ways_out("F.scaled_dot_product_attention", p, [topic]))
+    for topic, fields in FIGURES["of one topic"]:
+        yield from map(str, ways_out("F.scaled_dot_product_attention", of(**fields), [topic]))
 
 
 def replacements() -> Iterator[str]:
     """What takes the place of lines by hand, and what candidates' reasons are about."""
+    load_all()
+    cases = {"odd": ODD, "plain": of(), "61": of(head_dim_qk=61, head_dim_v=61)}
+    for code in sorted(code for code in REGISTRY.rules if code.startswith("SDPA")):
+        about = {name: topics(p, Refusal("", "", code=code)) for name, p in cases.items()}
+        yield f"{code}: {about}"
     for name, fields in json.loads((GIVEN / "questions.json").read_text()).items():
         p = of(**fields)
         for scale, folded, cast in ((0.125, False, False), (0.5, True, True), (None, False, True)):
@@ -134,23 +127,22 @@ def ranks() -> Iterator[str]:
 
 
 def kept() -> dict[str, ReplayFile]:
-    """By name; what is the same of all stands here."""
-    files = {}
-    for name, given in json.loads((GIVEN / "calls.json").read_text()).items():
-        files[name] = ReplayFile(
-            attnsel="1.2.3",
-            happened=Happened(kind=given["kind"], candidate="sdpa.flash", message="no plan"),
-            config=json.dumps({"qkv_format": given["form"], "softmax_scale": given["scale"]}),
-            params=given["params"],
-            settings=Settings(),
-            environment=H100,
-            tensors=given["tensors"],
-            data=given["data"],
-        )
-    return files
+    same = {"attnsel": "1.2.3", "settings": Settings(), "environment": H100}
+    calls = json.loads((GIVEN / "calls.json").read_text())
+    return {name: ReplayFile(**same, **call) for name, call in calls.items()}
 
 
-KERNELS = ("sdpa.flash", "sdpa.math", "cudnn", "sdpa.varlen", "flash_attn.2", "flash_attn.3", "tiled", "none")
+KERNELS = (
+    "sdpa.flash",
+    "sdpa.math",
+    "cudnn",
+    "sdpa.varlen",
+    "flash_attn.2",
+    "flash_attn.3",
+    "flash_attn.4",
+    "tiled",
+    "none",
+)
 
 
 def programs() -> Iterator[str]:
@@ -190,12 +182,17 @@ def test_a_program_makes_the_tensors_that_replay_makes() -> None:
         if file.params.softmax_type != "vanilla" or file.params.attn_mask_type == "padding" or file.data:
             continue  # no program, or numbers that lie beside it
         names: dict[str, Any] = {"torch": torch}
-        text = program(file, "sdpa.math" if name != "capped" and name != "packed" else "flash_attn.2", 5)
+        text = program(
+            file, "sdpa.math" if name != "capped" and file.params.qkv_format != "thd" else "flash_attn.2", 5
+        )
         exec(text[text.index("# ---- the same tensors") : text.index("bias = slopes = hidden")], names)
         built = build(file, torch.device("cpu"), 5, {})
         to = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3), "thd": (0, 1, 2)}[file.static["qkv_format"]]
         for mine, letter in zip(built[:3], "qkv", strict=True):
             assert torch.equal(names[letter], mine.permute(to)), (name, letter)
+        assert len({id(t) for t in built[:3]}) == 3, "q, k and v have gradients of their own"
+        shared = file.named("cu_seqlens_q") and len({t.storage for t in file.tensors}) == 2
+        assert not shared or built.extras.cu_seqlens_q is built.extras.cu_seqlens_kv
         for record in file.tensors[3:]:
             assert torch.equal(names[record.name], getattr(built.extras, record.name)), (name, record.name)
 
