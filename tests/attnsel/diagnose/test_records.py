@@ -28,6 +28,7 @@ from attnsel.diagnose.ranks.answer import read  # noqa: E402
 from attnsel.diagnose.ranks.words import nothing_found, render, render_markdown  # noqa: E402
 from attnsel.diagnose.replay.build import build  # noqa: E402
 from attnsel.diagnose.replay.script import program  # noqa: E402
+from attnsel.diagnose.watching.operators import OPERATORS  # noqa: E402
 from attnsel.diagnose.watching.record import Api, Process, Site  # noqa: E402
 from attnsel.diagnose.watching.report import Watched  # noqa: E402
 from attnsel.dispatchers import Refusal  # noqa: E402
@@ -78,6 +79,7 @@ def replacements() -> Iterator[str]:
 
 
 def watched() -> Iterator[str]:
+    yield from (f"{one.name}: {one.candidate}, {one.gradient}" for one in OPERATORS.values())
     sites = [Site(**json.loads(line)) for line in (GIVEN / "sites.jsonl").read_text().splitlines()]
     here = Environment.describe("A100", torch="2.9.1")
     for process, asked, seen in (

@@ -27,6 +27,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import attnsel  # noqa: E402
 from attnsel import Environment  # noqa: E402
+from attnsel.diagnose.watching import sites  # noqa: E402
 from attnsel.diagnose.watching.judge import judge  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 
@@ -82,8 +83,7 @@ def told_of(code: str) -> list[str]:
     with packages(), watch() as w:
         exec(compile(code, "<program>", "exec"), names)
     lines = [f"asked: {fields(p)}" for p in names.get("asked", ())]
-    sites = judge(w.sites, Environment.detect(), H100)
-    for site in sites:
+    for site in judge(w.sites, Environment.detect(), H100):
         told = site.model_dump(exclude_defaults=True, exclude={"params", "materialised"})
         where = re.sub(r"(attnsel/\S+):\d+", r"\1", told.pop("where"))
         lines.append(f"{where}: {told.pop('api')}")
@@ -114,6 +114,15 @@ def retold(text: str) -> str:
 def test_what_is_seen_of_programs(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert retold(text).splitlines() == text.splitlines()
+
+
+def test_places_beyond_the_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "MOST_PLACES", 2)
+    book = sites.Book()
+    for where in "abcad":
+        book.tally(where, sites.Seen("aten", "k")).calls += 1
+    assert [(one.where, one.calls) for one in book.sites()] == [("a", 2), ("b", 1), ("elsewhere", 2)]
+    assert book.dropped == 2
 
 
 if __name__ == "__main__":
