@@ -87,7 +87,8 @@ def told_of(code: str) -> list[str]:
         told = site.model_dump(exclude_defaults=True, exclude={"params", "materialised"})
         where = re.sub(r"(attnsel/\S+):\d+", r"\1", told.pop("where"))
         lines.append(f"{where}: {told.pop('api')}")
-        lines += [f"  asks: {fields(site.params)}"] * (site.params is not None)
+        if site.params is not None:
+            lines.append(f"  asks: {fields(site.params)}")
         made = [f"{one.what} {one.bytes}" for one in site.materialised]
         lines += [f"  makes: {', '.join(made)}"] * bool(made)
         for name, value in told.items():
