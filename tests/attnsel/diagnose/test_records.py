@@ -1,0 +1,204 @@
+"""What is told of watched programs, of many ranks and of kept calls, as it was when it was read last.
+
+Each function below gives a text of ``records/``, from what lies in ``records/given/``. A text that is meant
+to change is written down, and its diff read, with::
+
+    python tests/attnsel/diagnose/test_records.py
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attnsel import AttentionParams, Environment, InvalidInput, select  # noqa: E402
+from attnsel.diagnose.framework_fixes import TOPICS, replacement, topics, ways_out  # noqa: E402
+from attnsel.diagnose.ranks.answer import read  # noqa: E402
+from attnsel.diagnose.ranks.words import nothing_found, render, render_markdown  # noqa: E402
+from attnsel.diagnose.replay.build import build  # noqa: E402
+from attnsel.diagnose.replay.script import program  # noqa: E402
+from attnsel.diagnose.watching.operators import OPERATORS  # noqa: E402
+from attnsel.diagnose.watching.record import Api, Process, Site  # noqa: E402
+from attnsel.diagnose.watching.report import Watched  # noqa: E402
+from attnsel.dispatchers import Refusal  # noqa: E402
+from attnsel.rules import REGISTRY, load_all  # noqa: E402
+from attnsel.runtime.replay_file import ReplayFile  # noqa: E402
+from attnsel.settings import Settings  # noqa: E402
+
+FOLDER = Path(__file__).parent / "records"
+GIVEN = FOLDER / "given"
+FIGURES = json.loads((GIVEN / "figures.json").read_text())
+ODD = AttentionParams(**FIGURES["everywhere"])
+H100 = Environment.describe("H100", torch="2.9.1", cudnn="9.10.2")
+
+
+def of(**fields: Any) -> AttentionParams:
+    return AttentionParams(**{"num_heads": 8, "max_seqlen_q": 32, "head_dim_qk": 64, **fields})
+
+
+# ---- fixes -------------------------------------------------------------------------------------------
+
+
+def ways() -> Iterator[str]:
+    """What a user of each library does about each topic, and how the figures of a call stand in it."""
+    for topic, api in product(sorted(TOPICS), get_args(Api)):
+        yield from (f"{topic} / {api}: {fix}" for fix in ways_out(api, ODD, [topic]))
+    for topic, fields in FIGURES["of one topic"]:
+        yield from map(str, ways_out("F.scaled_dot_product_attention", of(**fields), [topic]))
+
+
+def replacements() -> Iterator[str]:
+    """What takes the place of lines by hand, and what candidates' reasons are about."""
+    load_all()
+    cases = {"odd": ODD, "plain": of(), "61": of(head_dim_qk=61, head_dim_v=61)}
+    for code in sorted(code for code in REGISTRY.rules if code.startswith("SDPA")):
+        about = {name: topics(p, Refusal("", "", code=code)) for name, p in cases.items()}
+        yield f"{code}: {about}"
+    for name, fields in json.loads((GIVEN / "questions.json").read_text()).items():
+        p = of(**fields)
+        for scale, folded, cast in ((0.125, False, False), (0.5, True, True), (None, False, True)):
+            yield f"{name}, {scale}: {replacement(p, scale=scale, folded=folded, cast=cast)}"
+        for one in select(p, H100):
+            about = [topic for reason in (*one.reasons, *one.adaptations) for topic in topics(p, reason)]
+            if one.name in ("sdpa.flash", "sdpa.efficient", "sdpa.cudnn", "cudnn", "flash_attn.2"):
+                yield f"  {one.name}: {', '.join(dict.fromkeys(about))}"
+
+
+# ---- a watched program -------------------------------------------------------------------------------
+
+
+def watched() -> Iterator[str]:
+    yield from (f"{one.name}: {one.candidate}, {one.gradient}" for one in OPERATORS.values())
+    sites = [Site(**json.loads(line)) for line in (GIVEN / "sites.jsonl").read_text().splitlines()]
+    here = Environment.describe("A100", torch="2.9.1")
+    for process, asked, seen in (
+        (Process(attnsel="1.2.3", program="train.py", environment=here), None, ()),
+        (Process(attnsel="1.2.3", program="p|.py", rank=2, world_size=3, environment=here, exit_code=4,
+                 unseen=("a GPU", "two")), H100, tuple(sites)),
+        (Process(attnsel="1.2.3", program="p", rank=1, environment=here), None, tuple(sites[:6])),
+    ):  # fmt: skip
+        told = Watched(process, seen, asked)
+        yield from (told.report(), told.report(60), told.markdown())
+
+
+# ---- many ranks --------------------------------------------------------------------------------------
+
+
+def put_damaged_files(folder: Path) -> None:
+    line = (GIVEN / "ranks" / "rank0.jsonl").read_bytes().splitlines()[0].replace(b'"rank": 0', b'"rank": 10')
+    packed = gzip.compress(line + b"\n", compresslevel=0, mtime=0)
+    (folder / "rank10.jsonl.gz").write_bytes(packed)
+    (folder / "rank11.jsonl.gz").write_bytes(packed.replace(b'"rank": 10', b'"rank": 11')[:-9])
+    (folder / "rank12.jsonl").write_bytes(line.replace(b'"rank": 10', b'"rank": 12') + b"\n" + line[:50])
+    (folder / "rank13.bin").write_bytes(b"a\0b\n")
+    (folder / "link").symlink_to(folder / "nowhere")
+    (folder / "loop").symlink_to(folder / "sub")
+
+
+def ranks() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(GIVEN / "ranks", folder, dirs_exist_ok=True)
+        put_damaged_files(folder)
+        bytes_read: list[tuple[int, int]] = []
+        answer = read([name], lambda done, total: bytes_read.append((done, total)))
+        in_order = bytes_read == sorted(bytes_read)
+        yield f"read {bytes_read[-1][0]} of {bytes_read[-1][1]} bytes, in order: {in_order}"
+        yield json.dumps(answer.as_dict(), indent=1)
+        yield from (render(answer), render(answer, 50), render_markdown(answer), nothing_found(answer))
+        same = read([str(folder / "rank0.jsonl"), str(folder / "rank*.jsonl"), str(folder / "rank0.jsonl")])
+        yield render(same)
+        for nothing in ("none.txt", "none*.txt"):
+            with pytest.raises(InvalidInput) as error:
+                read([str(folder / nothing)])
+            yield error.value.allowed
+
+
+# ---- calls that were kept ----------------------------------------------------------------------------
+
+
+def kept() -> dict[str, ReplayFile]:
+    same = {"attnsel": "1.2.3", "settings": Settings(), "environment": H100}
+    calls = json.loads((GIVEN / "calls.json").read_text())
+    return {name: ReplayFile(**same, **call) for name, call in calls.items()}
+
+
+KERNELS = (
+    "sdpa.flash",
+    "sdpa.math",
+    "cudnn",
+    "sdpa.varlen",
+    "flash_attn.2",
+    "flash_attn.3",
+    "flash_attn.4",
+    "tiled",
+    "none",
+)
+
+
+def programs() -> Iterator[str]:
+    """The call of each file by each kernel, and once the tensors and what the definition is given."""
+    for name, file in kept().items():
+        for kernel in KERNELS:
+            try:
+                text = program(file, kernel, 5)
+            except InvalidInput as error:
+                yield f"{name}, {kernel}: {error.allowed}"
+                continue
+            head, _, rest = text.partition("def exact_attention")
+            tensors, _, call = rest.partition("# ---- the same tensors")[2].partition("# ---- the call ----")
+            if kernel == "sdpa.math":
+                yield f"{name}:{tensors}"
+                yield call[call.index("UNIT") : call.index('print("torch"')]
+                yield call[call.index("    settings = dict") : call.index("    given =")]
+            yield f"{name}, {kernel}:\n{head}{call.partition('# ---- beside')[0].rstrip()}"
+
+
+RECORDS: dict[str, Callable[[], Iterator[str]]] = {
+    "ways": ways, "replacements": replacements, "watched": watched, "ranks": ranks, "programs": programs,
+}  # fmt: skip
+
+
+def text_of(name: str) -> str:
+    return "\n".join(line.rstrip() for part in RECORDS[name]() for line in part.splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_what_is_told(name: str) -> None:
+    assert text_of(name).splitlines() == (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_a_program_makes_the_tensors_that_replay_makes() -> None:
+    for name, file in kept().items():
+        if file.params.softmax_type != "vanilla" or file.params.attn_mask_type == "padding" or file.data:
+            continue  # no program, or numbers that lie beside it
+        names: dict[str, Any] = {"torch": torch}
+        text = program(
+            file, "sdpa.math" if name != "capped" and file.params.qkv_format != "thd" else "flash_attn.2", 5
+        )
+        exec(text[text.index("# ---- the same tensors") : text.index("bias = slopes = hidden")], names)
+        built = build(file, torch.device("cpu"), 5, {})
+        to = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3), "thd": (0, 1, 2)}[file.static["qkv_format"]]
+        for mine, letter in zip(built[:3], "qkv", strict=True):
+            assert torch.equal(names[letter], mine.permute(to)), (name, letter)
+        assert len({id(t) for t in built[:3]}) == 3, "q, k and v have gradients of their own"
+        shared = file.named("cu_seqlens_q") and len({t.storage for t in file.tensors}) == 2
+        assert not shared or built.extras.cu_seqlens_q is built.extras.cu_seqlens_kv
+        for record in file.tensors[3:]:
+            assert torch.equal(names[record.name], getattr(built.extras, record.name)), (name, record.name)
+
+
+if __name__ == "__main__":
+    for one in sys.argv[1:] or RECORDS:
+        (FOLDER / f"{one}.txt").write_text(text_of(one), encoding="utf-8")
