@@ -1,4 +1,4 @@
-"""What comes of small calls is what recorded_calls/*.txt say; recorded_calls.py has how to accept another."""
+"""What comes of small calls is what recorded_calls/*.txt say (tests/support/recorded_calls.py)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,17 @@
-"""Small calls and what comes of each, a line for each in recorded_calls/*.txt; test_recorded_calls.py compares.
+"""Small calls and what comes of each, a line for each in tests/attnsel/recorded_calls/*.txt.
 
-    python tests/attnsel/recorded_calls.py --accept      # write down what comes of the lines now
+    python tests/support/recorded_calls.py --accept      # write down what comes of the lines now
 
-``> f({1|2}, {3|4})`` is asked for each choice of the alternatives; below it stands, indented, what came of it:
-a plain value; of tensors shape, type and numbers rounded to two digits; of an error its kind, the argument it
-names, what that is, and the numbers of what is allowed. A name before the dot is that of a module in MODULES.
+``> f({1|2}, {3|4})`` is asked for each choice of the alternatives; below it stands, indented, what comes of
+it: a plain value; of tensors shape, type and numbers rounded to two digits; of an error its kind, the
+argument it names, what that is, and the numbers in what is allowed; of a sentence its first word and its
+numbers. ``definitions.txt`` has the constants of modules, and what may be left out of their functions. A name
+before the dot is that of a module in MODULES.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -16,21 +19,27 @@ import itertools
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+import varlen_cases
 from attnsel import DotProductAttention, attention, scaled_dot_product_attention
+from attnsel.backends import flash_attention
 from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.flash_attention import packages
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, TensorSpec
 from attnsel.runtime.call import Extras, config
+from emulated_flash_attn import installed
+from flash_attention_cases import EVERY
 
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).parents[1] / "attnsel" / "recorded_calls"
 MODULES = {
     name.rpartition(".")[2] if "." in name else name: importlib.import_module(f"attnsel.{name}")
     for name in ("functional", "module")
@@ -38,7 +47,8 @@ MODULES = {
 for _package, _names in {
     "runtime": "bind call compiled contents fused_qkv inputs kernels lengths mask_polarity plugin_kernels "
     "recompute reference refusals replay_file leave_replay selfcheck sizes trivial_mask",
-    "flash_attn": "arguments bert_padding cache forward functions interface options private_api probabilities",
+    "flash_attn": "arguments bert_padding cache forward functions interface options private_api "
+    "probabilities",
     "f_sdpa": "function masks shapes theirs",
 }.items():
     MODULES |= {name: importlib.import_module(f"attnsel.{_package}.{name}") for name in _names.split()}
@@ -73,11 +83,57 @@ def bools(*values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
+def asked(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a function asks of the runtime: the settings that are no default, and the tensors."""
+    seen: list[Any] = []
+
+    def attend(cfg: Any, q: Tensor, k: Tensor, v: Tensor, extras: Any, *rest: Any) -> Any:
+        fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if f.name != "text"}
+        changed = {name: value for name, value in fields.items() if value != getattr(config(), name)}
+        seen.append((changed, [[*t.shape] for t in (q, k, v)], extras))
+        return (q, torch.zeros(*q.shape[:-1])) if cfg.return_lse else q
+
+    with contextlib.ExitStack() as stack:
+        for module in ("functional", "module", "f_sdpa.function", "flash_attn.forward"):
+            stack.enter_context(patch(f"attnsel.{module}.attend", attend))
+        function(*given, **named)
+    return seen[0] if seen else "handed over"
+
+
+def given_to(generation: int, version: str, case: str, **spec: Any) -> Any:
+    """What a release of FlashAttention is given, by the name of each function."""
+    module = {2: flash_attention.two, 3: flash_attention.three, 4: flash_attention.four}[generation]
+    settings, inputs = varlen_cases.made(next(one for one in EVERY if one.name == case), torch.float16)
+    settings, seen, run = dataclasses.replace(settings, **spec), [], packages.Function._run
+    with (
+        installed(generation, version),
+        patch.object(
+            packages.Function,
+            "_run",
+            lambda self, given: seen.append((self.where, given)) or run(self, given),
+        ),
+    ):
+        kernel = module.KERNEL
+        result = kernel.forward(settings, inputs)
+        kernel.backward(settings, inputs, result, result.out, result.lse if settings.need_lse else None)
+        bound = kernel.bind(settings, inputs)
+        if bound is not None:
+            bound(*inputs[:3])
+    return [
+        (where.rpartition(".")[2], {name: plain(given[name]) for name in sorted(given)})
+        for where, given in seen
+    ]
+
+
+def plain(value: Any) -> Any:
+    return [*value.shape] if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 NAMES: dict[str, Any] = {
     **MODULES,
-    **{one.__name__: one for one in (AttentionParams, DotProductAttention, Environment, Extras, Inputs, Result)},
-    **{one.__name__: one for one in (Spec, TensorSpec, attention, scaled_dot_product_attention)},
-    **{one.__name__: one for one in (bools, config, half, ints, tensor)},
+    **{one.__name__: one for one in (AttentionParams, DotProductAttention, Environment, Extras, Inputs)},
+    **{one.__name__: one for one in (Result, Spec, TensorSpec, attention, scaled_dot_product_attention)},
+    **{one.__name__: one for one in (asked, bools, config, given_to, half, ints, tensor)},
     "torch": torch, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
 
@@ -87,7 +143,10 @@ def said(value: Any) -> str:
         about = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         if value.device.type != "cpu" or value.numel() > 24:
             return about
-        numbers = [f"{n:.2f}".replace("-0.00", "0.00") if isinstance(n, float) else str(n) for n in value.flatten().tolist()]
+        numbers = [
+            f"{n:.2f}".replace("-0.00", "0.00") if isinstance(n, float) else str(n)
+            for n in value.flatten().tolist()
+        ]
         return " ".join([about, *numbers])
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -107,13 +166,17 @@ def said(value: Any) -> str:
 
 def outcome(call: str) -> str:
     try:
-        return said(eval(call, dict(NAMES)))
+        value = eval(call, dict(NAMES))
+        if isinstance(value, str) and value.count(" ") > 2:  # a sentence: what it is about, and its numbers
+            return " ".join([value.split()[0], "...", *re.findall(r"-?[\d.]*\d", value)])
+        return said(value)
     except InvalidInput as error:
         of = " ".join(re.findall(r"-?\d+", error.allowed))
-        return f"{type(error).__name__} {error.field} = {error.value}".splitlines()[0] + f" | {of}".rstrip(" |")
+        return f"{type(error).__name__} {error.field} = {error.value}".splitlines()[0] + f" | {of}".rstrip(
+            " |"
+        )
     except Exception as error:
-        about, of = re.split(r"[:;(]", str(error))[0][:40], " ".join(re.findall(r"-?\d+", str(error)))
-        return f"{type(error).__name__} {about} | {of}".rstrip(" |")
+        return " ".join([type(error).__name__, *re.findall(r"(?<!\w)-?\d+\b", str(error))])
 
 
 def answered(line: str) -> Iterator[str]:
@@ -139,8 +202,13 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
             for record in value:
                 yield from (f"{record.name}: {field} = {said(one)}" for field, one in vars(record).items())
         elif getattr(value, "__module__", "") == module.__name__:
-            parts = [value, *(filter(inspect.isfunction, vars(value).values()) if inspect.isclass(value) else ())]
-            for part in parts if callable(value) and BaseException not in getattr(value, "__mro__", ()) else ():
+            parts = [
+                value,
+                *(filter(inspect.isfunction, vars(value).values()) if inspect.isclass(value) else ()),
+            ]
+            for part in (
+                parts if callable(value) and BaseException not in getattr(value, "__mro__", ()) else ()
+            ):
                 parameters = inspect.signature(part).parameters.values()
                 given = [f"{p.name}={said(p.default)}" for p in parameters if p.default is not p.empty]
                 if given and part.__name__ != "__init__":
@@ -153,9 +221,10 @@ def now(name: str) -> str:
         lines = [f"{module}: {line}" for module, held in MODULES.items() for line in definitions(held)]
         return "\n".join(lines) + "\n"
     kept = [line for line in (FOLDER / f"{name}.txt").read_text().splitlines() if not line.startswith("    ")]
-    return "\n".join(
-        one for line in kept for one in (answered(line) if line.startswith("> ") else [line])
-    ) + "\n"
+    return (
+        "\n".join(one for line in kept for one in (answered(line) if line.startswith("> ") else [line]))
+        + "\n"
+    )
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--accept"]:
