@@ -193,7 +193,11 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
     """What a module names: plain constants, and what may be left out of its calls."""
     source = inspect.getsource(module)
     for name, value in vars(module).items():
-        if name.isupper() and isinstance(value, (int, float, str, tuple, frozenset, dict)):
+        if (
+            name.isupper()
+            and name != "KERNELS"
+            and isinstance(value, (int, float, str, tuple, frozenset, dict))
+        ):
             if not re.search(rf"^[A-Z_0-9, ]*\b{name}\b[^(]* = ", source, re.MULTILINE):
                 continue  # another module's
             if name != "CANDIDATES":
