@@ -35,6 +35,7 @@ from attnsel.backends.flash_attention import packages
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams, TensorSpec
+from attnsel.policy import Policy
 from attnsel.runtime.call import Extras, config
 from emulated_flash_attn import installed
 from flash_attention_cases import EVERY
@@ -45,10 +46,12 @@ MODULES = {
     for name in ("functional", "module")
 }
 for _package, _names in {
-    "runtime": "bind call compiled contents fused_qkv inputs kernels lengths mask_polarity plugin_kernels "
-    "recompute reference refusals replay_file leave_replay selfcheck sizes trivial_mask",
+    "runtime": "adaptations adapted_rows bind call compiled dispatch contents fused_qkv inputs kernels "
+    "lengths mask_polarity plugin_kernels recompute reference refusals replay_file leave_replay selfcheck "
+    "sizes trivial_mask",
     "flash_attn": "arguments bert_padding cache forward functions interface options private_api "
     "probabilities",
+    "flash_attn.layers": "rotary",
     "f_sdpa": "function masks shapes theirs",
 }.items():
     MODULES |= {name: importlib.import_module(f"attnsel.{_package}.{name}") for name in _names.split()}
@@ -133,7 +136,7 @@ NAMES: dict[str, Any] = {
     **MODULES,
     **{one.__name__: one for one in (AttentionParams, DotProductAttention, Environment, Extras, Inputs)},
     **{one.__name__: one for one in (Result, Spec, TensorSpec, attention, scaled_dot_product_attention)},
-    **{one.__name__: one for one in (asked, bools, config, given_to, half, ints, tensor)},
+    **{one.__name__: one for one in (Policy, asked, bools, config, given_to, half, ints, tensor)},
     "torch": torch, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_rows_lie_where_a_mask_begins_and_ends(bottom_right: bool) -> None:
 def test_how_far_off_a_row_may_be() -> None:
     """Twice what a unit in the inputs moves it, a unit of its own size, and 1/32 of the largest row's."""
     gen = torch.Generator().manual_seed(1)
-    wide = {"generator": gen, "dtype": torch.float64}
+    wide: dict[str, Any] = {"generator": gen, "dtype": torch.float64}
     exact = torch.randn(6, 5, **wide) * torch.tensor([1, 3, 9, 1, 2, 4.0])[:, None]
     changed = [exact + 0.01 * torch.randn(6, 5, **wide) for _ in range(3)]
     every, unit = torch.ones(6, dtype=torch.bool), 2.0**-8
