@@ -1,0 +1,242 @@
+"""Small calls and what comes of each, a line for each in tests/attnsel/recorded_calls/*.txt.
+
+    python tests/support/recorded_calls.py --accept      # write down what comes of the lines now
+
+``> f({1|2}, {3|4})`` is asked for each choice of the alternatives; below it stands, indented, what comes of
+it: a plain value; of tensors shape, type and numbers rounded to two digits; of an error its kind, the
+argument it names, what that is, and the numbers in what is allowed; of a sentence its first word and its
+numbers. ``definitions.txt`` has the constants of modules, and what may be left out of their functions. A name
+before the dot is that of a module in MODULES.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import itertools
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import varlen_cases
+from attnsel import DotProductAttention, attention, scaled_dot_product_attention
+from attnsel.backends import flash_attention
+from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.flash_attention import packages
+from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
+from attnsel.params import AttentionParams, TensorSpec
+from attnsel.policy import Policy
+from attnsel.runtime.call import Extras, config
+from emulated_flash_attn import installed
+from flash_attention_cases import EVERY
+
+FOLDER = Path(__file__).parents[1] / "attnsel" / "recorded_calls"
+MODULES = {
+    name.rpartition(".")[2] if "." in name else name: importlib.import_module(f"attnsel.{name}")
+    for name in ("functional", "module")
+}
+for _package, _names in {
+    "runtime": "adaptations adapted_rows bind call compiled dispatch contents fused_qkv inputs kernels "
+    "lengths mask_polarity plugin_kernels recompute reference refusals replay_file leave_replay selfcheck "
+    "sizes trivial_mask",
+    "flash_attn": "arguments bert_padding cache forward functions interface options private_api "
+    "probabilities",
+    "flash_attn.layers": "rotary",
+    "f_sdpa": "function masks shapes theirs",
+}.items():
+    MODULES |= {name: importlib.import_module(f"attnsel.{_package}.{name}") for name in _names.split()}
+for _package, _names in {
+    "sdpa": "candidate conditions masks ops plan shapes varlen",
+    "flash_attention": "candidate four kernel packages three two",
+    "tiled": "backward candidate differentiable forward philox sequences tiles",
+}.items():
+    MODULES |= {
+        f"{_package}_{name}": importlib.import_module(f"attnsel.backends.{_package}.{name}")
+        for name in _names.split()
+    }
+
+
+def tensor(*shape: int, dtype: str = "float32", step: float = 0.37, device: str = "cpu") -> Tensor:
+    """Numbers between -1 and 1 that differ from each other, the same everywhere; of a large tensor one."""
+    count = torch.Size(shape).numel()
+    numbers = torch.sin(step * torch.arange(1, count + 1 if count < 1 << 16 else 2, dtype=torch.float64))
+    numbers = numbers.to(device, getattr(torch, dtype))
+    return numbers.expand(shape) if count >= 1 << 16 else numbers.reshape(shape)
+
+
+def half(*shape: int, **more: Any) -> Tensor:
+    return tensor(*shape, **{"dtype": "float16", **more})
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def bools(*values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool)
+
+
+def asked(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a function asks of the runtime: the settings that are no default, and the tensors."""
+    seen: list[Any] = []
+
+    def attend(cfg: Any, q: Tensor, k: Tensor, v: Tensor, extras: Any, *rest: Any) -> Any:
+        fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if f.name != "text"}
+        changed = {name: value for name, value in fields.items() if value != getattr(config(), name)}
+        seen.append((changed, [[*t.shape] for t in (q, k, v)], extras))
+        return (q, torch.zeros(*q.shape[:-1])) if cfg.return_lse else q
+
+    with contextlib.ExitStack() as stack:
+        for module in ("functional", "module", "f_sdpa.function", "flash_attn.forward"):
+            stack.enter_context(patch(f"attnsel.{module}.attend", attend))
+        function(*given, **named)
+    return seen[0] if seen else "handed over"
+
+
+def given_to(generation: int, version: str, case: str, **spec: Any) -> Any:
+    """What a release of FlashAttention is given, by the name of each function."""
+    module = {2: flash_attention.two, 3: flash_attention.three, 4: flash_attention.four}[generation]
+    settings, inputs = varlen_cases.made(next(one for one in EVERY if one.name == case), torch.float16)
+    settings, seen, run = dataclasses.replace(settings, **spec), [], packages.Function._run
+    with (
+        installed(generation, version),
+        patch.object(
+            packages.Function,
+            "_run",
+            lambda self, given: seen.append((self.where, given)) or run(self, given),
+        ),
+    ):
+        kernel = module.KERNEL
+        result = kernel.forward(settings, inputs)
+        kernel.backward(settings, inputs, result, result.out, result.lse if settings.need_lse else None)
+        bound = kernel.bind(settings, inputs)
+        if bound is not None:
+            bound(*inputs[:3])
+    return [
+        (where.rpartition(".")[2], {name: plain(given[name]) for name in sorted(given)})
+        for where, given in seen
+    ]
+
+
+def plain(value: Any) -> Any:
+    return [*value.shape] if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+NAMES: dict[str, Any] = {
+    **MODULES,
+    **{one.__name__: one for one in (AttentionParams, DotProductAttention, Environment, Extras, Inputs)},
+    **{one.__name__: one for one in (Result, Spec, TensorSpec, attention, scaled_dot_product_attention)},
+    **{one.__name__: one for one in (Policy, asked, bools, config, given_to, half, ints, tensor)},
+    "torch": torch, "inf": float("inf"), "nan": float("nan"),
+}  # fmt: skip
+
+
+def said(value: Any) -> str:
+    if isinstance(value, Tensor):
+        about = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if value.device.type != "cpu" or value.numel() > 24:
+            return about
+        numbers = [
+            f"{n:.2f}".replace("-0.00", "0.00") if isinstance(n, float) else str(n)
+            for n in value.flatten().tolist()
+        ]
+        return " ".join([about, *numbers])
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return said({name: one for name, one in fields.items() if one is not None and name != "text"})
+    if hasattr(value, "_asdict"):
+        return said({name: one for name, one in value._asdict().items() if one is not None})
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{said(key)}: {said(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(said, value))) + "}"
+    if isinstance(value, (tuple, list, types.GeneratorType)):
+        return "(" + ", ".join(map(said, value)) + ")"
+    return getattr(value, "__qualname__", None) or str(value)
+
+
+def outcome(call: str) -> str:
+    try:
+        value = eval(call, dict(NAMES))
+        if isinstance(value, str) and value.count(" ") > 2:  # a sentence: what it is about, and its numbers
+            return " ".join([value.split()[0], "...", *re.findall(r"-?[\d.]*\d", value)])
+        return said(value)
+    except InvalidInput as error:
+        of = " ".join(re.findall(r"-?\d+", error.allowed))
+        return f"{type(error).__name__} {error.field} = {error.value}".splitlines()[0] + f" | {of}".rstrip(
+            " |"
+        )
+    except Exception as error:
+        return " ".join([type(error).__name__, *re.findall(r"(?<!\w)-?\d+\b", str(error))])
+
+
+def answered(line: str) -> Iterator[str]:
+    """The line and what comes of it."""
+    yield line
+    parts = re.split(r"\{([^{}]*\|[^{}]*)\}", line.removeprefix("> "))
+    choices = [part.split("|") for part in parts[1::2]]
+    for chosen in itertools.product(*choices):
+        call = "".join(a + b for a, b in itertools.zip_longest(parts[::2], chosen, fillvalue=""))
+        yield f"    {' ; '.join(chosen)}{' : ' if chosen else ''}{outcome(call)}".rstrip()
+
+
+def definitions(module: types.ModuleType) -> Iterator[str]:
+    """What a module names: plain constants, and what may be left out of its calls."""
+    source = inspect.getsource(module)
+    for name, value in vars(module).items():
+        if (
+            name.isupper()
+            and name != "KERNELS"
+            and isinstance(value, (int, float, str, tuple, frozenset, dict))
+        ):
+            if not re.search(rf"^[A-Z_0-9, ]*\b{name}\b[^(]* = ", source, re.MULTILINE):
+                continue  # another module's
+            if name != "CANDIDATES":
+                yield f"{name} = {said(value)}"
+                continue
+            for record in value:
+                yield from (f"{record.name}: {field} = {said(one)}" for field, one in vars(record).items())
+        elif getattr(value, "__module__", "") == module.__name__:
+            parts = [
+                value,
+                *(filter(inspect.isfunction, vars(value).values()) if inspect.isclass(value) else ()),
+            ]
+            for part in (
+                parts if callable(value) and BaseException not in getattr(value, "__mro__", ()) else ()
+            ):
+                parameters = inspect.signature(part).parameters.values()
+                given = [f"{p.name}={said(p.default)}" for p in parameters if p.default is not p.empty]
+                if given and part.__name__ != "__init__":
+                    yield f"{part.__qualname__}({', '.join(given)})"
+
+
+def now(name: str) -> str:
+    """What the record of that name would be now."""
+    if name == "definitions":
+        lines = [f"{module}: {line}" for module, held in MODULES.items() for line in definitions(held)]
+        return "\n".join(lines) + "\n"
+    kept = [line for line in (FOLDER / f"{name}.txt").read_text().splitlines() if not line.startswith("    ")]
+    return (
+        "\n".join(one for line in kept for one in (answered(line) if line.startswith("> ") else [line]))
+        + "\n"
+    )
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--accept"]:
+    for path in sorted(FOLDER.glob("*.txt")):
+        text = now(path.stem)
+        changed = len(set(text.splitlines()) ^ set(path.read_text().splitlines()))
+        path.write_text(text)
+        print(f"{path.stem}: {changed} lines differ")
