@@ -1,8 +1,8 @@
 """What each text of a library says, against a record: every message that is known, and texts beside them.
 
-``messages.txt`` has what is declared of each library, and then lines of logs behind "> " and below them all that
-is found in them, without fields that nothing is said of. The lines are the libraries' own wording, typed again
-with sizes that are all different. After a change that is meant, write the answers anew and read the diff:
+``messages.txt`` has what is declared of each library, and then lines of logs behind "> " and below them all
+that is found in them, without fields that nothing is said of. The lines are the libraries' own wording, typed
+again with sizes that are all different. After a change that is meant, write it anew and read the diff:
 
     python tests/attnsel/diagnose/logs/test_messages.py
 """
@@ -66,8 +66,10 @@ def answered(log: list[str]) -> str:
 
 
 def declared(library: Library) -> str:
-    facts = (f"  {name}: {plain(value)}" for name, value in vars(library).items() if name != "messages")
-    return "\n".join([type(library).__name__, *facts])
+    facts = {name: value for name, value in vars(library).items() if name != "messages" and value}
+    return "\n".join(
+        [type(library).__name__, *(f"  {name}: {plain(value)}" for name, value in facts.items())]
+    )
 
 
 def record() -> str:
