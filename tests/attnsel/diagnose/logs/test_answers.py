@@ -1,7 +1,6 @@
-"""Whole answers to a few logs against a record; written anew by ``python tests/attnsel/diagnose/logs/test_answers.py``.
+"""Whole answers to a few logs against ``answers.txt``: as text or Markdown, and as JSON without question and machine.
 
-``answers.txt`` has a report of each log as text or as Markdown, and the JSON form without question and machine.
-"""
+After a change that is meant, ``python tests/attnsel/diagnose/logs/test_answers.py`` writes it anew."""
 
 # ruff: noqa: E501  what libraries print is not broken into lines
 
@@ -31,6 +30,7 @@ LOGS = {
     "chosen against the rules": CHOSEN.splitlines(),
     "twenty reasons": [*(f"Disabling FlashAttention 2 for reason {n}" for n in range(20)), "Selected backend = NoBackend"],
     "seven calls": [f"[rank{n}]: RuntimeError: FlashAttention forward only supports head dimension at most {n}" for n in (7, 1, 2, 3, 4, 5, 6, 7)],
+    "cuDNN inside PyTorch": ["cuDNN attention kernel not used because:", "[cudnn_frontend] Error: No execution plans support the graph"],
     "a question alone": CHOSEN.splitlines()[:1],
 }  # fmt: skip
 
