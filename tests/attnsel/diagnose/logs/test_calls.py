@@ -1,0 +1,198 @@
+"""Which findings are one call: what is counted, joined, ended and left out."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from attnsel.diagnose.logs.calls import Calls, Gathered
+from attnsel.diagnose.logs.found import Finding, Kind, LoggedCall
+from attnsel.diagnose.logs.question import Stated, rebuild
+from attnsel.diagnose.logs.reader import Entry
+from attnsel.diagnose.logs.settled import SEEN, Variant
+from attnsel.diagnose.logs.texts import text
+from tables import each
+
+KINDS = dict(zip("?-+!~@", get_args(Kind), strict=False))  # question, refusal, chosen, error, note, frame
+
+
+def gathered(*told: tuple[int, str] | tuple[int, str, str], **facts: Any) -> Gathered:
+    """Findings at lines: a mark for the kind, a letter for the text, the library behind it where it is not x;
+    "=" and a candidate; in a stream."""
+    calls = Calls()
+    for line, said, *stream in told:
+        what, _, candidate = said.partition("=")
+        finding = Finding(what[2:] or "x", KINDS[what[0]], what[1], candidates=tuple(candidate.split()))
+        calls.add(Entry(line, "".join(stream), ""), [finding._replace(**facts.get(what[1], {}))])
+    return calls.gathered()
+
+
+def seen(found: Gathered) -> list[str]:
+    return [
+        " ".join(["".join(f.text for f in call.findings), f"{call.times} {list(call.lines)}", *call.ranks])
+        for call in found.calls
+    ]
+
+
+@each(
+    ("told", "calls"),
+    [
+        ([(3, "-a=k"), (5, "!bother")], ["ab 1 [5]"]),  # a library above it says what became of the call
+        ([(3, "-a=k"), (5, "+bother")], ["a 1 []", "b 1 [5]"]),  # and not what it chose
+        ([(3, "!a=k"), (4, "!bother")], ["a 1 [3]", "b 1 [4]"]),
+        ([(3, "~a")], ["a 1 [3]"]),
+        ([(2, "-b=k"), (3, "~a"), (4, "!c")], ["bac 1 [4]"]),
+        ([(2, "-b=k"), (3, "-b=k"), (4, "-b=j"), (9, "!c")], ["bbc 1 [9]"]),
+        ([(2, "?a"), (3, "-b=k"), (4, "?c"), (7, "+d")], ["ab 1 [4]", "cd 1 [7]"]),
+        ([(2, "?a"), (3, "?a"), (4, "+b"), (6, "+b")], ["ab 2 [4, 6]"]),
+        ([(2, "?a"), (4, "+b=k"), (6, "+c=k")], ["ab 1 [4]"]),  # the same choice in other words
+        ([(2, "?a"), (4, "+b=k"), (6, "+c=j")], ["ab 1 [4]", "c 1 [6]"]),
+        ([(2, "?a"), (4, "+b=k"), (6, "+c=kother")], ["ab 1 [4]", "c 1 [6]"]),
+        ([(2, "?a"), (4, "+b=k"), (6, "!cother")], ["abc 1 [6]"]),  # what was chosen failed
+        ([(2, "-a=k"), (4, "!b=k"), (6, "!c")], ["abc 1 [6]"]),  # told once more, with nothing new
+        ([(2, "-a=k"), (4, "!b=k"), (6, "!c=j")], ["ab 1 [4]", "c 1 [6]"]),
+        ([(2, "-a=k"), (4, "!b=k"), (6, "!bother")], ["ab 1 [4]", "b 1 [6]"]),
+        ([(2, "!b"), (4, "-a=k"), (5, "!c=k")], ["ac 1 [5]"]),  # the traceback was pasted first
+        ([(2, "!b"), (4, "-a=k"), (5, "+c=k")], ["b 1 [2]", "ac 1 [5]"]),
+        ([(2, "!bother"), (4, "-a=k"), (5, "!c=k")], ["b 1 [2]", "ac 1 [5]"]),
+        ([(n, "!b=k") for n in range(11, 18)], ["b 7 [11, 12, 13, 14, 15]"]),
+        ([(n, "!b=k", f"r{n % 7}") for n in range(8)], ["b 8 [1, 2, 3, 4] r0 r1 r2 r3 r4"]),
+        ([(2, "!a=k"), (4, "!b=j"), (6, "!b=j")], ["b 2 [4, 6]", "a 1 [2]"]),
+        ([(4, "-a=k", "r1"), (5, "-b=k", "r2"), (6, "!c", "r1")], ["b 1 [] r2", "ac 1 [6] r1"]),
+    ],
+)
+def test_what_is_one_call(told: list[Any], calls: list[str]) -> None:
+    assert seen(gathered(*told)) == calls
+
+
+def test_a_refusal_without_kernels_is_about_those_before_it() -> None:
+    (call,) = gathered((1, "-a=k j"), (2, "-b"), (3, "-c=i"), (4, "-d"), (5, "!e")).calls
+    assert [f.candidates for f in call.findings] == [("k", "j"), ("k", "j"), ("i",), ("i",), ()]
+    told = [(name, "".join(f.text for f in found)) for name, found in call.refused.items()]
+    assert told == [("k", "ab"), ("j", "ab"), ("i", "cd")]
+    assert (call.chosen, call.outcome) == ((), call.findings[-1])
+
+
+def test_what_has_many_causes_counts_near_a_frame_alone() -> None:
+    near = {"b": {"near": True}}
+    for distance, calls in ((1, 1), (149, 1), (150, 0), (151, 0)):
+        assert len(gathered((7, "@a"), (7 + distance, "!b=k"), **near).calls) == calls, distance
+    assert len(gathered((7, "@a", "r0"), (8, "!b=k", "r1"), **near).calls) == 0
+
+
+def test_facts_tell_calls_apart_and_the_last_said_wins() -> None:
+    calls = Calls()
+    for n, facts in enumerate(({"head_dim_qk": 64}, {"head_dim_qk": 72}, {"head_dim_qk": 64})):
+        calls.add(Entry(n + 1, "", ""), [Finding("x", "error", "a", params=facts, candidates=("k",))])
+    assert [(call.times, call.params) for call in calls.gathered().calls] == [
+        (2, {"head_dim_qk": 64}),
+        (1, {"head_dim_qk": 72}),
+    ]
+    one = Finding(
+        "x", "refusal", "a", {"dtype": "fp16"}, {"torch": "2.5"}, {"cudnn": "9.12.0", "dtype": "fp32"}
+    )
+    two = Finding("x", "error", "b", {"dtype": "bf16"}, {"gpu": "A100"}, {"cudnn": "9.7.0", "torch": "2.4"})
+    for findings in ((one, two), (two, one)):
+        call = LoggedCall(findings, 1, ())
+        assert call.supposed == {"cudnn": "9.7.0"}
+        assert call.params == {"dtype": findings[1].params["dtype"]}
+        assert call.environment == {"torch": "2.5", "gpu": "A100"}
+
+
+def test_a_call_and_a_machine_hold_sixty_messages() -> None:
+    calls = Calls()
+    calls.add(Entry(1, "", ""), [Finding("x", "refusal", f"{n}") for n in range(70)])
+    calls.add(Entry(2, "", ""), [Finding("m", "machine", f"{n % 65}") for n in range(90)])
+    calls.add(Entry(3, "", ""), [Finding("x", "error", "e", candidates=("k",))])
+    found = calls.gathered()
+    assert [f.text for f in found.calls[0].findings] == [*map(str, range(60)), "e"]
+    assert [f.text for f in found.machine] == [*map(str, range(60))]
+
+
+OLD = Variant("old", "buy", ("A1",), archs=(0, 75))
+NEW = Variant("new", "build", ("A2",), archs=(100, 129))
+NAMED = Variant("named", "f", ("A3",), seen=("lib", "other"))
+ELSE = Variant("else", "g", ("A4", "A1"), unseen=("lib",))
+TORCH = Variant("torch", "t", torch="2.5.0")
+
+
+@each(
+    ("variants", "machine", "seen_names", "meant"),
+    [
+        ((OLD, NEW), {}, (), ("old; or new", "buy; or build", ("A1", "A2"))),
+        ((OLD, NEW), {"gpu": "sm75"}, (), ("old", "buy", ("A1",))),
+        ((OLD, NEW), {"gpu": "sm80"}, (), None),
+        ((OLD, NEW), {"gpu": "sm90"}, (), None),
+        ((OLD, NEW), {"gpu": "sm100"}, (), ("new", "build", ("A2",))),
+        ((OLD, NEW), {"gpu": "no such card"}, (), ("old; or new", "buy; or build", ("A1", "A2"))),
+        ((ELSE, NAMED), {}, ("lib",), ("named", "f", ("A3",))),
+        ((ELSE, NAMED), {}, ("other",), ("named", "f", ("A3",))),
+        ((ELSE, NAMED), {"missing": "lib"}, (), ("named", "f", ("A3",))),
+        ((ELSE, NAMED), {"missing": ("lib", "z")}, (), ("named", "f", ("A3",))),
+        ((OLD, ELSE), {}, (), ("old; or else", "buy; or g", ("A1", "A4"))),
+        ((OLD, ELSE), {"gpu": "T4"}, (), ("old", "buy", ("A1",))),
+        ((ELSE, TORCH), {"torch": "2.5.0"}, (), ("torch", "t", ())),
+        ((ELSE, TORCH), {"torch": "2.5.1"}, (), ("else", "g", ("A4", "A1"))),
+        ((ELSE, TORCH), {}, (), ("else", "g", ("A4", "A1"))),
+    ],
+)
+def test_the_rest_of_a_log_decides_what_is_meant(
+    variants: tuple[Variant, ...], machine: dict[str, Any], seen_names: tuple[str, ...], meant: Any
+) -> None:
+    calls = Calls()
+    calls.add(Entry(1, "", ""), [Finding("x", "error", "boom", variants=variants)])
+    calls.add(Entry(2, "", ""), [Finding("m", "machine", "m", environment=machine)])
+    calls.add(Entry(3, "", ""), [Finding(SEEN, "machine", name) for name in seen_names])
+    found = calls.gathered()
+    findings = [f for call in found.calls for f in call.findings]
+    assert [(f.known, f.fix, f.codes) for f in findings] == ([] if meant is None else [meant])
+    assert [f.text for f in found.machine] == ["m"], "what was seen is nothing of the machine"
+
+
+def test_words_of_a_message_stand_in_its_sentences() -> None:
+    (one,) = text(
+        "bad ",
+        r"bad (?P<what>\w+)(?P<none>\d)?",
+        cause="{what} of {size}{none} and {more}",
+        fix=("no {what}", "or {size}"),
+        variants=(Variant("v {what}", "w {size}"),),
+        read=lambda match: None if match["what"] == "luck" else {"size": 7, "params": {"dtype": "fp16"}},
+    )
+    found = one.find("x", "a bad thing")
+    assert found is not None
+    assert (found.known, found.fix, found.params) == (
+        "thing of 7 and {more}",
+        "no thing; or 7",
+        {"dtype": "fp16"},
+    )
+    assert found.variants == (Variant("v thing", "w 7"),)
+    assert one.find("x", "a bad luck") is None
+
+
+def test_a_question_is_rebuilt_from_what_is_said_and_supposed() -> None:
+    machine = [
+        Finding("m", "machine", "1", environment={"torch": "2.6.0", "gpu": "A100"}),
+        Finding("m", "machine", "2", environment={"torch": "2.5.1"}),
+    ]
+    said = Finding(
+        "PyTorch",
+        "error",
+        "b",
+        {"head_dim_qk": 72, "num_heads": -3},
+        {},
+        {"cudnn": "9.7.0", "deterministic": True},
+    )
+    call = LoggedCall((said._replace(unread=("z = 1", "z = 1")),), 1, ())
+    made = rebuild(call, machine, Stated({"max_seqlen_q": 77}, {"cudnn": "9.9.0"}))
+    assert (made.params.head_dim_qk, made.params.max_seqlen_q, made.params.deterministic) == (72, 77, True)
+    assert (str(made.environment.torch), str(made.environment.cudnn)) == ("2.6.0", "9.9.0")
+    assert (made.environment.device.arch, made.described) == (80, True)
+    assert made.stated == ("cudnn", "gpu", "head_dim_qk", "max_seqlen_q", "torch")
+    assert made.unread[:2] == ("z = 1", "torch = 2.5.1: the log says 2.6.0 before")
+    assert [one.split(":")[0] for one in made.unread[2:]] == ["num_heads = -3"]
+    assert "deterministic True, as its message needs" in made.assumed
+    assert {one.split()[0] for one in made.assumed} == {
+        *("deterministic", "dtype", "qkv_layout", "batch_size", "num_heads", "attn_mask_type", "is_training")
+    }
+    bare = rebuild(call._replace(findings=(said._replace(params={}),)), (), Stated())
+    assert (bare.described, bare.assumed[0].split()[0], bare.environment.device.arch) == (False, "GPU", 90)
+    assert "cudnn 9.7.0, as its message needs" in bare.assumed

@@ -1,0 +1,100 @@
+"""What each text of a library says, against a record: every message that is known, and texts beside them.
+
+``messages.txt`` has what is declared of each library, and then lines of logs behind "> " and below them all
+that is found in them, without fields that nothing is said of. The lines are the libraries' own wording, typed
+again with sizes that are all different. After a change that is meant, write it anew and read the diff:
+
+    python tests/attnsel/diagnose/logs/test_messages.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from attnsel.diagnose.logs.found import Finding
+from attnsel.diagnose.logs.message import Library, More, gate
+from attnsel.diagnose.logs.parsers import libraries
+from attnsel.diagnose.logs.reader import entries
+from attnsel.diagnose.logs.texts import FirstOf
+
+RECORD = Path(__file__).with_name("messages.txt")
+LEFT_OUT = ("", (), {}, False)
+SILENT = {  # a message above it takes all its texts, or the reader takes the mark that it begins with
+    "cuDNN": ["Num hidden_dim should be less than or equal to "],
+    "the machine": ["NVIDIA "],
+    "flash_attn": ["Head dim must be a multiple of 8", "DLL load failed while importing flash_attn_2_cuda"],
+}
+
+
+def texts() -> list[list[str]]:
+    lines = RECORD.read_text(encoding="utf-8").splitlines()
+    typed = groupby(lines, key=lambda line: line.startswith("> "))
+    return [[line[2:] for line in group] for is_text, group in typed if is_text]
+
+
+def more(line: str) -> More:
+    return next((how for library in libraries() if (how := library.more(line))), "")
+
+
+def plain(value: Any) -> Any:
+    """Values as they are written down: named tuples by their names, without what is left as it comes."""
+    if hasattr(value, "_asdict"):
+        return {name: plain(one) for name, one in value._asdict().items() if one not in LEFT_OUT and one}
+    if isinstance(value, tuple):
+        return [plain(one) for one in value]
+    return {name: plain(one) for name, one in value.items()} if hasattr(value, "items") else value
+
+
+def fields(finding: Finding) -> Iterator[str]:
+    for name, value in plain(finding).items():
+        if name == "variants":
+            yield from (f"    variant: {one}" for one in value)
+        elif name not in ("library", "kind", "text"):
+            yield f"    {name}: {value}"
+
+
+def answered(log: list[str]) -> str:
+    said = [*(f"> {line}" for line in log)]
+    for entry in entries(log, gate(libraries()), more):
+        for library in libraries():
+            for finding in library.findings(entry.text):
+                said += [f"  {library.name}, {finding.kind}: {finding.text}", *fields(finding)]
+    return "\n".join(said if len(said) > len(log) else [*said, "  nothing"])
+
+
+def declared(library: Library) -> str:
+    facts = {name: value for name, value in vars(library).items() if name != "messages" and value}
+    return "\n".join(
+        [type(library).__name__, *(f"  {name}: {plain(value)}" for name, value in facts.items())]
+    )
+
+
+def record() -> str:
+    return "\n\n".join([*map(declared, libraries()), *map(answered, texts())]) + "\n"
+
+
+def speaks(library: Library, log: list[str]) -> Iterator[int]:
+    """Places in the list of its messages that say something of a text."""
+    for entry in entries(log, gate(libraries()), more):
+        found = (n for n, one in enumerate(library.messages) if one.find(library.name, entry.text))
+        yield from [next(found, -1)] if isinstance(library, FirstOf) else found
+
+
+def test_texts_of_libraries_say_what_is_written_down() -> None:
+    now, then = record().split("\n\n"), RECORD.read_text(encoding="utf-8").split("\n\n")
+    for is_said, was_said in zip(now, then, strict=True):
+        assert is_said.strip() == was_said.strip()
+
+
+def test_every_message_speaks_in_a_text_of_the_record() -> None:
+    for library in libraries():
+        spoken = {n for log in texts() for n in speaks(library, log)}
+        silent = [one.quick for n, one in enumerate(library.messages) if n not in spoken]
+        assert silent == (SILENT.get(library.name, []) if silent else []), library.name
+
+
+if __name__ == "__main__":
+    RECORD.write_text(record(), encoding="utf-8")
