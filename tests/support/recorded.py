@@ -7,13 +7,22 @@ A record says *changed*, not *wrong*. To accept what changed, and then read the 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
+
+from attention_cases import CASES, Case, build, int32
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.slopes import default_slopes
+
+ASKED = json.loads(Path(__file__).with_name("recorded_calls.json").read_text(encoding="utf-8"))
 
 
 class Record:
@@ -65,3 +74,22 @@ def roomy(t: Tensor) -> Tensor:
         b, h, s, d = t.shape
         room = t.new_zeros(b, s + 2, h + 1, d + 16)[:, :s, :h, :d].transpose(1, 2)
     return room.copy_(t)
+
+
+def calls(dtype: torch.dtype) -> Iterator[tuple[str, Spec, Inputs]]:
+    """Calls of the contract by name. Every axis has a size of its own, and so has every stride."""
+    for row in [*ASKED["contract"], *[dataclasses.asdict(case) for case in CASES]]:
+        sizes = {**ASKED["sizes"], **row.get("sizes", {})}
+        spec, inputs = build(Case("", row.get("spec", {}), row.get("tensors", {}), sizes), dtype)
+        given = row.get("given", {})
+        if row.get("slopes"):
+            given["alibi_slopes"] = default_slopes(sizes["h"], torch.device("cpu"))
+        given |= {name: roomy(t) for name, t in zip("qkv", inputs[:3], strict=True)}
+        if row.get("paged"):
+            given |= {name: int32(values) for name, values in ASKED["pages"].items()}
+            widths = zip("kv", (sizes["d"], sizes["e"]), strict=True)
+            given |= {name: roomy(torch.zeros(5, sizes["g"], 16, d, dtype=dtype)) for name, d in widths}
+            given["cu_seqlens_kv"] = None
+        if inputs.bias is not None:
+            inputs.bias.requires_grad_()
+        yield row["name"], spec, inputs._replace(**given)

@@ -5,7 +5,6 @@ Accept what changed with ``pytest tests/backends/cudnn/test_recorded.py --snapsh
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 import emulated_cudnn
-from attention_cases import CASES, Case, build, int32, packed
+from attention_cases import int32
 from attnsel import AttentionParams, Environment
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.cudnn import tensors
@@ -23,45 +22,12 @@ from attnsel.backends.cudnn.build import declare
 from attnsel.backends.cudnn.call import planned
 from attnsel.backends.cudnn.graph import UIDS, Graph, backward, forward
 from attnsel.backends.cudnn.workspace import workspace, workspace_in_pytorch
-from attnsel.backends.slopes import default_slopes
 from attnsel.environment.gpus import CATALOGUE
 from attnsel.errors import InvalidInput, UnsupportedArgument
-from recorded import Differences, Record, roomy
+from recorded import ASKED, Differences, Record, calls
 from recorded import record as record
 
 torch.set_num_threads(1)
-
-# Every axis has a size of its own, and every stride follows from memory with room behind each row.
-SIZES = {"b": 3, "h": 12, "g": 2, "s_q": 37, "s_kv": 53, "d": 48, "e": 32}
-PAGES: dict[str, Any] = {
-    "block_table": int32([[2, 0, 1, 4], [1, 2, 0, 4], [0, 1, 2, 4]]),
-    "seqlens_kv": int32([20, 33, 7]),
-}
-TRAINED = {"return_max_logit": False}
-MORE: list[tuple[Case, dict[str, Any]]] = [
-    (Case("trained", TRAINED), {}),
-    (Case("deterministic", {**TRAINED, "deterministic": True}), {}),
-    (Case("inference", {**TRAINED, "need_grad": False, "need_lse": False}), {}),
-    (
-        Case("alibi", {**TRAINED, "window_right": 0}),
-        {"alibi_slopes": default_slopes(12, torch.device("cpu"))},
-    ),
-    (Case("pages", {"need_grad": False}), PAGES),
-    (Case("pages of packed", {"need_grad": False, "packed": True}, sizes={"b": 3}), PAGES),
-    (packed("longest given"), {"max_seqlen_q": 17, "max_seqlen_kv": 19}),
-    (packed("longest given, trained", TRAINED), {"max_seqlen_q": 200, "max_seqlen_kv": 300}),
-]
-
-
-def with_room(case: Case, more: dict[str, Any]) -> tuple[Spec, Inputs]:
-    spec, inputs = build(dataclasses.replace(case, sizes={**SIZES, **case.sizes}), torch.bfloat16)
-    inputs = inputs._replace(**{name: roomy(t) for name, t in zip("qkv", inputs[:3], strict=True)}, **more)
-    if "block_table" in more:
-        pools = (roomy(torch.zeros(5, 2, 16, width, dtype=torch.bfloat16)) for width in (48, 32))
-        inputs = inputs._replace(k=next(pools), v=next(pools), cu_seqlens_kv=None)
-    if inputs.bias is not None:
-        inputs.bias.requires_grad_()
-    return spec, inputs
 
 
 def shown(graph: Graph) -> dict[str, Any]:
@@ -81,40 +47,6 @@ def shown(graph: Graph) -> dict[str, Any]:
     return values
 
 
-DESCRIBED: dict[str, dict[str, Any]] = {
-    "planned": {},
-    "planned, sbhd": {"qkv_layout": "sbhd_sbhd_sbhd"},
-    "planned, thd": {"qkv_layout": "thd_thd_thd", "attn_mask_type": "padding_causal"},
-    "planned, bias b1ss": {
-        "core_attention_bias_type": "post_scale_bias",
-        "core_attention_bias_shape": "b1ss",
-    },
-    "planned, bias 111s": {
-        "core_attention_bias_type": "post_scale_bias",
-        "core_attention_bias_shape": "111s",
-    },
-    "planned, alibi": {"core_attention_bias_type": "alibi"},
-    "planned, sinks": {"softmax_type": "learnable"},
-    "planned, window": {"window_size": (7, 3), "attn_mask_type": "no_mask"},
-    "planned, dropout": {"attention_dropout": 0.25, "deterministic": True},
-    "planned, inference": {"is_training": False, "return_max_logit": True},
-    **{
-        f"planned, {kind} {style}{' mha' * mha}": {
-            "fp8": True,
-            "num_gqa_groups": 12,
-            "fp8_meta": {"recipe": {"kind": kind, "fp8_dpa": True, "fp8_format": style, "fp8_mha": mha}},
-        }
-        for kind in ("delayed", "current", "mxfp8")
-        for style in ("HYBRID", "E4M3")
-        for mha in (False, True)
-    },
-}
-SMALL: dict[str, Any] = {
-    **{"batch_size": 3, "num_heads": 12, "num_gqa_groups": 2, "max_seqlen_q": 37, "max_seqlen_kv": 530},
-    **{"head_dim_qk": 160, "head_dim_v": 96, "attn_mask_type": "causal"},
-}
-
-
 def test_graphs(record: Record) -> None:
     same = Differences()
     lines = [f"uids | {' '.join(f'{name}={uid}' for name, uid in UIDS.items())}"]
@@ -123,29 +55,28 @@ def test_graphs(record: Record) -> None:
         assert Graph.from_dict(graph.as_dict()) == graph
         lines.append(f"{name} | {graph.node} | {same.line(graph.node, shown(graph))}")
 
-    for case, more in [*MORE, *[(case, {}) for case in CASES]]:
-        spec, inputs = with_room(case, more)
+    for case, spec, inputs in calls(torch.bfloat16):
         try:
             tensors.check(spec, inputs)
         except ValueError as error:
-            lines.append(f"{case.name} | no: {str(error).split(':')[0]}")
+            lines.append(f"{case} | no: {str(error).split(':')[0]}")
             continue
         found = tensors.problem(spec, inputs)
-        add(case.name, found.forward)
+        add(case, found.forward)
         if found.backward is not None:
-            add(case.name, found.backward)
-        lines.append(f"{case.name} | for each row: {found.per_row}")
+            add(case, found.backward)
+        lines.append(f"{case} | for each row: {found.per_row}")
         for buffer, t in tensors.length_buffers(found.call, found.forward, inputs).items():
-            lines.append(f"{case.name} | {buffer} {t.dtype} {t.tolist()}")
-    for name, fields in DESCRIBED.items():
+            lines.append(f"{case} | {buffer} {t.dtype} {t.tolist()}")
+    for name, fields in ASKED["planned"].items():
         try:
-            call = planned(AttentionParams(**{**SMALL, **fields}))
+            call = planned(AttentionParams(**{**ASKED["planned sizes"], **fields}))
         except (InvalidInput, UnsupportedArgument) as error:
-            lines.append(f"{name} | no: {str(error).split(':')[0]}")
+            lines.append(f"planned, {name} | no: {str(error).split(':')[0]}")
             continue
-        add(name, forward(call))
+        add(f"planned, {name}", forward(call))
         if call.need_grad:
-            add(name, backward(call))
+            add(f"planned, {name}", backward(call))
     record.holds("graphs", lines)
 
 
@@ -154,14 +85,14 @@ def test_workspaces_and_described_gpus(record: Record) -> None:
     lines = []
     for gpu in ("RTX 3090", "A100", "H100", "B200", "RTX 5090"):
         env = Environment.describe(gpu, cudnn="9.28.0", cudnn_frontend="1.28.0")
-        for name, fields in DESCRIBED.items():
+        for name, fields in ASKED["planned"].items():
             taken = []
             for more in (
                 {"max_seqlen_kv": 128, "head_dim_qk": 128},
                 {"max_seqlen_kv": 129},
                 {"deterministic": True},
             ):
-                p = AttentionParams(**{**SMALL, **fields, **more})
+                p = AttentionParams(**{**ASKED["planned sizes"], **fields, **more})
                 taken.append(f"{workspace(p, env)[1]} {workspace_in_pytorch(p, env)[1]}")
             lines.append(f"{gpu}, {name}: {', '.join(taken)}")
     named = [(card.arch, card.name) for card in CATALOGUE.values()]

@@ -5,8 +5,8 @@ Accept what changed with ``pytest tests/backends/triton/test_recorded.py --snaps
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,13 +18,13 @@ from torch import Tensor
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from attention_cases import CASES, Case, build, int32, packed, upstream
+from attention_cases import upstream
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.triton import blocks
 from attnsel.backends.triton import run as triton_run
 from attnsel.backends.triton.launch import Launch, check, make_call
 from attnsel.backends.triton.launch_decode import choose_splits
-from recorded import Differences, Record, roomy
+from recorded import Differences, Record, calls
 from recorded import record as record
 
 torch.set_num_threads(1)
@@ -129,29 +129,6 @@ def test_splits(record: Record) -> None:
             choose_splits(call, 90, 4, wrong)
 
 
-# Every axis has a size of its own, and every stride follows from memory with room behind each row.
-SIZES = {"b": 3, "h": 12, "g": 2, "s_q": 37, "s_kv": 53, "d": 48, "e": 32}
-PAGES = {"block_table": int32([[2, 0, 1], [1, 2, 0], [0, 1, 2]]), "seqlens_kv": int32([20, 33, 7])}
-MORE: list[tuple[Case, dict[str, Any]]] = [
-    (Case("short queries", sizes={"s_q": 5}), {}),
-    (Case("short queries, no largest score", {"return_max_logit": False}, sizes={"s_q": 5}), {}),
-    (
-        Case("short queries of latent attention", {"need_grad": False}, sizes={"s_q": 5, "d": 576, "e": 512}),
-        {},
-    ),
-    (Case("one short query, one split", sizes={"s_q": 1, "s_kv": 7}), {}),
-    (Case("576/512", {"need_grad": False}, sizes={"d": 576, "e": 512}), {}),
-    (Case("272/256", {"need_grad": False}, sizes={"d": 272, "e": 256}), {}),
-    (Case("pages", {"need_grad": False}), PAGES),
-    (Case("pages, short queries", {"need_grad": False}, sizes={"s_q": 5}), PAGES),
-    (Case("pages, longest 30", {"need_grad": False, **packed("").spec}), {**PAGES, "max_seqlen_kv": 30}),
-    (packed("longest given"), {"max_seqlen_q": 17, "max_seqlen_kv": 19}),
-    (Case("wide bounds", {"window_left": 1 << 31, "window_right": 1 << 32}), {}),
-    (Case("all dropped", {"dropout_p": 1.0}), {"dropout_seed": torch.tensor(5)}),
-    (Case("slopes for one sequence", sizes={"b": 1}), {"alibi_slopes": torch.ones(1, 12)}),
-]
-
-
 def launches_of(
     monkeypatch: pytest.MonkeyPatch, arch: int, processors: int, spec: Spec, inputs: Inputs
 ) -> Iterator[tuple[Launch, dict[str, Tensor]]]:
@@ -175,75 +152,54 @@ def shown(value: Any, given: dict[str, Tensor]) -> str:
         return f"{value:.9g}" if isinstance(value, float) else str(value)
     known = [name for name, t in given.items() if t.data_ptr() == value.data_ptr() and t.numel()]
     name = known[0] if known else "new"
-    return (
-        f"{name} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}{list(value.stride())}".replace(
-            ", ", ","
-        )
-    )
+    lies = f"{list(value.shape)}{list(value.stride())}".replace(", ", ",")
+    return f"{name} {str(value.dtype).removeprefix('torch.')}{lies}"
 
 
 def test_launches(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     same = Differences()
     lines = []
-    for case, more in [*[(case, {}) for case in CASES], *MORE]:
-        sized = dataclasses.replace(case, sizes={**SIZES, **case.sizes})
-        spec, inputs = build(sized, torch.float16)
-        inputs = inputs._replace(
-            **{name: roomy(t) for name, t in zip("qkv", inputs[:3], strict=True)}, **more
-        )
-        if "block_table" in more:
-            pools = (roomy(torch.zeros(3, 2, 16, width, dtype=torch.float16)) for width in (48, 32))
-            inputs = inputs._replace(k=next(pools), v=next(pools), cu_seqlens_kv=None)
-        if inputs.bias is not None:
-            inputs.bias.requires_grad_()
+    for case, spec, inputs in calls(torch.float16):
         for arch, processors in ((75, 4), (90, 132)):
             for launch, given in launches_of(monkeypatch, arch, processors, spec, inputs):
                 values = {name: shown(value, given) for name, value in launch.args.items()}
                 values |= {"programs": launch.programs, "tile": said(launch.block)}
                 kind = f"sm{arch} {launch.name}"
-                lines.append(f"{case.name} | {kind} | {same.line(kind, values)}")
+                lines.append(f"{case} | {kind} | {same.line(kind, values)}")
     record.holds("launches", lines)
-
-
-def laid(shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    return torch.empty_strided(shape, stride, dtype=torch.float16, device=META)
 
 
 def test_limits_are_where_they_are_said_to_be() -> None:
     """The last that is taken and the first that is not."""
-    far = 1 << 24
 
-    def refused(spec: Spec, q: Tensor, k: Tensor, v: Tensor) -> str:
+    def taken(shape: list[int], row: int = 640, inner: int = 1, wide: str = "qkv", **fields: Any) -> str:
+        """The tensors that ``wide`` names have this shape and strides, the others are plain."""
+        spec = Spec(packed=len(shape) == 3, **fields)
         cu = torch.empty(2, dtype=torch.int32, device=META) if spec.packed else None
+        plain = [*shape[:-1], 8]
+        strides = (row, 1 << 30, inner) if spec.packed else (1 << 30, 1 << 30, row, inner)
+        three = (
+            torch.empty_strided(shape if name in wide else plain, strides, dtype=torch.float16, device=META)
+            if name in wide
+            else torch.empty(plain, dtype=torch.float16, device=META)
+            for name in "qkv"
+        )
         try:
-            check(spec, Inputs(q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=cu))
+            check(spec, Inputs(*three, cu_seqlens_q=cu, cu_seqlens_kv=cu))
         except ValueError as error:
             return str(error)
-        return ""
+        return "taken"
 
-    def widths(d: int, e: int, **fields: Any) -> str:
-        x, y = (torch.empty(1, 1, 2, n, dtype=torch.float16, device=META) for n in (d, e))
-        return refused(Spec(**fields), x, x, y)
-
-    assert [bool(widths(*w)) for w in ((576, 512), (577, 512), (576, 513))] == [False, True, True]
-    assert [bool(widths(*w, need_grad=True)) for w in ((256, 256), (257, 8), (8, 257))] == [False, True, True]
-    for name in ("q_offset", "kv_offset"):
-        for sign in (1, -1):
-            assert [bool(widths(8, 8, **{name: sign * n})) for n in ((1 << 30) - 1, 1 << 30)] == [False, True]
-    for rows in (2, 0):
-        shape = [1, 1, 1, 8] if rows else [1, 1, 8]
-        plain = laid((*shape[:rows], 3, *shape[rows + 1 :]), (*([8] * (len(shape) - 1)), 1))
-        for apart in (far - 1, far):
-            steps = list(plain.stride())
-            steps[rows] = apart
-            for side in range(3):
-                three = [plain] * 3
-                three[side] = laid(tuple(plain.shape), tuple(steps))
-                said_no = refused(Spec(packed=not rows), *three)
-                assert said_no.startswith(f"rows of {'qkv'[side]}") if apart == far else not said_no
-    for side in range(3):
-        three = [laid((1, 1, 3, 8), (48, 48, 16, 1))] * 3
-        three[side] = laid((1, 1, 3, 8), (48, 48, 16, 2))
-        assert refused(Spec(), *three).startswith(f"the innermost stride of {'qkv'[side]} is 2")
-        three[side] = laid((1, 1, 3, 8), (48, 48, 16, 1)).bfloat16()
-        assert "must share" in refused(Spec(), *three)
+    for wide, last, more in (("qk", 576, {}), ("v", 512, {}), ("qk", 256, {"need_grad": True})):
+        assert taken([1, 1, 3, last], wide=wide, **more) == "taken"
+        assert taken([1, 1, 3, last + 1], wide=wide, **more).startswith(
+            f"Triton kernels stop at head_dim {last}"
+        )
+    for name, sign in itertools.product(("q_offset", "kv_offset"), (1, -1)):
+        assert taken([1, 1, 3, 8], **{name: sign * ((1 << 30) - 1)}) == "taken"
+        assert taken([1, 1, 3, 8], **{name: sign << 30}).startswith("positions must stay below")
+    for name, shape in itertools.product("qkv", ([1, 1, 3, 8], [3, 1, 8])):
+        assert taken(shape, row=(1 << 24) - 1, wide=name) == "taken"
+        assert taken(shape, row=1 << 24, wide=name).startswith(f"rows of {name} lie 16777216")
+        assert taken(shape, inner=2, wide=name).startswith(f"the innermost stride of {name} is 2")
+    assert taken([1, 1, 1, 8], row=1 << 24) == taken([1, 1, 3, 1], inner=2) == "taken"
