@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 import known_skips
 from added_rule import added_rule as added_rule
+from records import record as record
 from switches import no_switches_from_outside as no_switches_from_outside
 
 # The gate draws the same cases each time; HYPOTHESIS_PROFILE=nightly draws others, and remembers what failed.

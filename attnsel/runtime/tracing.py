@@ -15,8 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def constant_when_traced(function: F) -> F:
     """Dynamo runs it once, on what it knows while tracing, and puts the result into the graph as it is.
 
-    What ``torch.compiler.assume_constant_result`` does: this one attribute (torch 2.2 to 2.15,
-    ``_dynamo/decorators.py``).
+    What ``torch.compiler.assume_constant_result`` does: this one attribute (``_dynamo/decorators.py`` of
+    torch 2.13.0, and of pytorch/pytorch at 00abea08).
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

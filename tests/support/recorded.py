@@ -1,20 +1,13 @@
-"""Outputs recorded as lines of text in ``recorded/`` beside their test, so that no change goes unnoticed.
-
-A record says *changed*, not *wrong*. To accept what changed, and then read the diff before it is committed:
-
-    pytest FILE --snapshot-update
-"""
+"""The calls whose launches and graphs tests/backends/*/test_recorded.py hold, and how they are told."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -23,31 +16,6 @@ from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.slopes import default_slopes
 
 ASKED = json.loads(Path(__file__).with_name("recorded_calls.json").read_text(encoding="utf-8"))
-
-
-class Record:
-    """The lines of one file, from a test file's ``record`` fixture."""
-
-    def __init__(self, request: pytest.FixtureRequest) -> None:
-        self.folder = Path(request.path).parent / "recorded"
-        self.update = bool(request.config.getoption("update_snapshots"))
-
-    def holds(self, name: str, lines: Iterable[str]) -> None:
-        """The file ``name`` has these lines."""
-        path, now = self.folder / f"{name}.txt", [line.rstrip() for line in lines]
-        if self.update:
-            self.folder.mkdir(exist_ok=True)
-            path.write_text("\n".join(now) + "\n", encoding="utf-8")
-        assert now
-        found = list(
-            difflib.unified_diff(path.read_text(encoding="utf-8").splitlines(), now, lineterm="", n=0)
-        )
-        assert not found, "\n".join([f"{path.name} changed; see recorded.py", *found[:40]])
-
-
-@pytest.fixture
-def record(request: pytest.FixtureRequest) -> Record:
-    return Record(request)
 
 
 class Differences:

@@ -1,12 +1,10 @@
 """Small calls and what comes of each, a line for each in tests/attnsel/recorded_calls/*.txt.
 
-    python tests/support/recorded_calls.py --accept      # write down what comes of the lines now
-
 ``> f({1|2}, {3|4})`` is asked for each choice of the alternatives; below it stands, indented, what comes of
 it: a plain value; of tensors shape, type and numbers rounded to two digits; of an error its kind, the
 argument it names, what that is, and the numbers in what is allowed; of a sentence its first word and its
 numbers. ``definitions.txt`` has the constants of modules, and what may be left out of their functions. A name
-before the dot is that of a module in MODULES.
+before the dot is that of a module in MODULES. What changed is accepted as tests/support/records.py says.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import importlib
 import inspect
 import itertools
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,21 +219,14 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
                     yield f"{part.__qualname__}({', '.join(given)})"
 
 
-def now(name: str) -> str:
-    """What the record of that name would be now."""
+def now(name: str) -> Iterator[str]:
+    """The lines that the record of that name would have now."""
     if name == "definitions":
-        lines = [f"{module}: {line}" for module, held in MODULES.items() for line in definitions(held)]
-        return "\n".join(lines) + "\n"
-    kept = [line for line in (FOLDER / f"{name}.txt").read_text().splitlines() if not line.startswith("    ")]
-    return (
-        "\n".join(one for line in kept for one in (answered(line) if line.startswith("> ") else [line]))
-        + "\n"
-    )
-
-
-if __name__ == "__main__" and sys.argv[1:] == ["--accept"]:
-    for path in sorted(FOLDER.glob("*.txt")):
-        text = now(path.stem)
-        changed = len(set(text.splitlines()) ^ set(path.read_text().splitlines()))
-        path.write_text(text)
-        print(f"{path.stem}: {changed} lines differ")
+        for module, held in MODULES.items():
+            yield from (f"{module}: {line}" for line in definitions(held))
+        return
+    for line in (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("> "):
+            yield from answered(line)
+        elif not line.startswith("    "):
+            yield line

@@ -1,9 +1,7 @@
 """What is told of watched programs, of many ranks and of kept calls, as it was when it was read last.
 
-Each function below gives a text of ``records/``, from what lies in ``records/given/``. A text that is meant
-to change is written down, and its diff read, with::
-
-    python tests/attnsel/diagnose/test_records.py
+Each function below gives a text of ``records/``, from what lies in ``records/given/``. What changed is
+accepted as tests/support/records.py says.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -35,6 +32,7 @@ from attnsel.dispatchers import Refusal  # noqa: E402
 from attnsel.rules import REGISTRY, load_all  # noqa: E402
 from attnsel.runtime.replay_file import ReplayFile  # noqa: E402
 from attnsel.settings import Settings  # noqa: E402
+from records import Record  # noqa: E402
 
 FOLDER = Path(__file__).parent / "records"
 GIVEN = FOLDER / "given"
@@ -170,13 +168,11 @@ RECORDS: dict[str, Callable[[], Iterator[str]]] = {
 }  # fmt: skip
 
 
-def text_of(name: str) -> str:
-    return "\n".join(line.rstrip() for part in RECORDS[name]() for line in part.splitlines()) + "\n"
-
-
 @pytest.mark.parametrize("name", RECORDS)
-def test_what_is_told(name: str) -> None:
-    assert text_of(name).splitlines() == (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+def test_what_is_told(name: str, record: Record) -> None:
+    record.holds(
+        FOLDER / f"{name}.txt", (line.rstrip() for part in RECORDS[name]() for line in part.splitlines())
+    )
 
 
 def test_a_program_makes_the_tensors_that_replay_makes() -> None:
@@ -197,8 +193,3 @@ def test_a_program_makes_the_tensors_that_replay_makes() -> None:
         assert not shared or built.extras.cu_seqlens_q is built.extras.cu_seqlens_kv
         for record in file.tensors[3:]:
             assert torch.equal(names[record.name], getattr(built.extras, record.name)), (name, record.name)
-
-
-if __name__ == "__main__":
-    for one in sys.argv[1:] or RECORDS:
-        (FOLDER / f"{one}.txt").write_text(text_of(one), encoding="utf-8")

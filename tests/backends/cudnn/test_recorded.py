@@ -6,6 +6,7 @@ Accept what changed with ``pytest tests/backends/cudnn/test_recorded.py --snapsh
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +25,12 @@ from attnsel.backends.cudnn.graph import UIDS, Graph, backward, forward
 from attnsel.backends.cudnn.workspace import workspace, workspace_in_pytorch
 from attnsel.environment.gpus import CATALOGUE
 from attnsel.errors import InvalidInput, UnsupportedArgument
-from recorded import ASKED, Differences, Record, calls
-from recorded import record as record
+from recorded import ASKED, Differences, calls
+from records import Record
 
 torch.set_num_threads(1)
+
+FOLDER = Path(__file__).parent / "recorded"
 
 
 def shown(graph: Graph) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def test_graphs(record: Record) -> None:
         add(f"planned, {name}", forward(call))
         if call.need_grad:
             add(f"planned, {name}", backward(call))
-    record.holds("graphs", lines)
+    record.holds(FOLDER / "graphs.txt", lines)
 
 
 def test_workspaces_and_described_gpus(record: Record) -> None:
@@ -102,7 +105,7 @@ def test_workspaces_and_described_gpus(record: Record) -> None:
         except ValueError:
             lines.append(f"sm{arch} {name}: nothing is known")
     lines.append(f"given: {same.line('', device_json(90, 'H100', memory=7, sm_count=5))}")
-    record.holds("devices", lines)
+    record.holds(FOLDER / "devices.txt", lines)
 
 
 def test_lengths_are_rounded_to_four_steps_of_a_doubling() -> None:

@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +25,12 @@ from attnsel.backends.triton import blocks
 from attnsel.backends.triton import run as triton_run
 from attnsel.backends.triton.launch import Launch, check, make_call
 from attnsel.backends.triton.launch_decode import choose_splits
-from recorded import Differences, Record, calls
-from recorded import record as record
+from recorded import Differences, calls
+from records import Record
 
 torch.set_num_threads(1)
+
+FOLDER = Path(__file__).parent / "recorded"
 
 ARCHS = (75, 80, 86, 89, 90, 100, 103, 120)
 META = torch.device("meta")
@@ -99,7 +102,7 @@ def test_tiles(record: Record) -> None:
                 lines.append(f"sm{arch} {name} {d}/{e}: {shown}")
         for d, e in ((64, 64), (65, 8), (8, 65), (128, 129), (257, 64)):
             lines.append(f"sm{arch} descriptor {d}/{e}: {said(blocks.choose_descriptor(arch, d, e, 2))}")
-    record.holds("tiles", lines)
+    record.holds(FOLDER / "tiles.txt", lines)
     assert blocks.choose_descriptor(90, 64, 64, 4) is None
     assert blocks.Block(1, 2, 3, 4).options == {"num_warps": 3, "num_stages": 4, "enable_fp_fusion": True}
 
@@ -122,7 +125,7 @@ def test_splits(record: Record) -> None:
         lines.append(
             f"{rows} rows: {choose_splits(call, 90, 132)}, asked for 3: {choose_splits(call, 90, 4, 3)}"
         )
-    record.holds("splits", lines)
+    record.holds(FOLDER / "splits.txt", lines)
     assert (choose_splits(call, 90, 4, 0), choose_splits(call, 90, 4, 128)) == (0, 128)
     for wrong in (-1, 129):
         with pytest.raises(ValueError, match="splits must be"):
@@ -166,7 +169,7 @@ def test_launches(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
                 values |= {"programs": launch.programs, "tile": said(launch.block)}
                 kind = f"sm{arch} {launch.name}"
                 lines.append(f"{case} | {kind} | {same.line(kind, values)}")
-    record.holds("launches", lines)
+    record.holds(FOLDER / "launches.txt", lines)
 
 
 def test_limits_are_where_they_are_said_to_be() -> None:

@@ -1,6 +1,6 @@
 """Whole answers to a few logs against ``answers.txt``: as text or Markdown, and as JSON without question and machine.
 
-After a change that is meant, ``python tests/attnsel/diagnose/logs/test_answers.py`` writes it anew."""
+What changed is accepted as tests/support/records.py says."""
 
 # ruff: noqa: E501  what libraries print is not broken into lines
 
@@ -14,6 +14,7 @@ from attnsel.diagnose.logs.answer import explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.question import Stated
 from attnsel.diagnose.logs.report import render_markdown, render_text
+from records import Record
 
 RECORD = Path(__file__).with_name("answers.txt")
 CASES = {
@@ -44,9 +45,5 @@ def reports() -> Iterator[str]:
             yield json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
 
-def test_whole_answers_are_as_they_are_written_down() -> None:
-    assert "\n".join(reports()) == RECORD.read_text(encoding="utf-8")
-
-
-if __name__ == "__main__":
-    RECORD.write_text("\n".join(reports()), encoding="utf-8")
+def test_whole_answers_are_as_they_are_written_down(record: Record) -> None:
+    record.holds(RECORD, "\n".join(reports()).splitlines())

@@ -2,9 +2,7 @@
 
 ``messages.txt`` has what is declared of each library, and then lines of logs behind "> " and below them all
 that is found in them, without fields that nothing is said of. The lines are the libraries' own wording, typed
-again with sizes that are all different. After a change that is meant, write it anew and read the diff:
-
-    python tests/attnsel/diagnose/logs/test_messages.py
+again with sizes that are all different. What changed is accepted as tests/support/records.py says.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from attnsel.diagnose.logs.message import Library, More, gate
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.texts import FirstOf
+from records import Record
 
 RECORD = Path(__file__).with_name("messages.txt")
 LEFT_OUT = ("", (), {}, False)
@@ -72,10 +71,6 @@ def declared(library: Library) -> str:
     )
 
 
-def record() -> str:
-    return "\n\n".join([*map(declared, libraries()), *map(answered, texts())]) + "\n"
-
-
 def speaks(library: Library, log: list[str]) -> Iterator[int]:
     """Places in the list of its messages that say something of a text."""
     for entry in entries(log, gate(libraries()), more):
@@ -83,10 +78,9 @@ def speaks(library: Library, log: list[str]) -> Iterator[int]:
         yield from [next(found, -1)] if isinstance(library, FirstOf) else found
 
 
-def test_texts_of_libraries_say_what_is_written_down() -> None:
-    now, then = record().split("\n\n"), RECORD.read_text(encoding="utf-8").split("\n\n")
-    for is_said, was_said in zip(now, then, strict=True):
-        assert is_said.strip() == was_said.strip()
+def test_texts_of_libraries_say_what_is_written_down(record: Record) -> None:
+    now = "\n\n".join([*map(declared, libraries()), *map(answered, texts())])
+    record.holds(RECORD, now.splitlines())
 
 
 def test_every_message_speaks_in_a_text_of_the_record() -> None:
@@ -94,7 +88,3 @@ def test_every_message_speaks_in_a_text_of_the_record() -> None:
         spoken = {n for log in texts() for n in speaks(library, log)}
         silent = [one.quick for n, one in enumerate(library.messages) if n not in spoken]
         assert silent == (SILENT.get(library.name, []) if silent else []), library.name
-
-
-if __name__ == "__main__":
-    RECORD.write_text(record(), encoding="utf-8")

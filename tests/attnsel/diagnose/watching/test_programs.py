@@ -3,9 +3,7 @@
 ``programs/*.txt`` holds them: a title, the lines of a program, and after ``|`` what is seen of it: the
 question with every field that is not the default, what ran, what was made, and for an H100 the best kernel
 with reason and fix. What stands behind ``|`` was read against the program, and says *changed* from then on.
-A change that is meant is written down, and its diff read, with::
-
-    python tests/attnsel/diagnose/watching/test_programs.py
+What changed is accepted as tests/support/records.py says.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from attnsel import Environment  # noqa: E402
 from attnsel.diagnose.watching import sites  # noqa: E402
 from attnsel.diagnose.watching.judge import judge  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
+from records import Record  # noqa: E402
 
 FOLDER = Path(__file__).parent / "programs"
 FILES = sorted(FOLDER.glob("*.txt"))
@@ -112,9 +111,8 @@ def retold(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_what_is_seen_of_programs(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert retold(text).splitlines() == text.splitlines()
+def test_what_is_seen_of_programs(path: Path, record: Record) -> None:
+    record.holds(path, retold(path.read_text(encoding="utf-8")).splitlines())
 
 
 def test_places_beyond_the_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +122,3 @@ def test_places_beyond_the_bound_are_counted_together(monkeypatch: pytest.Monkey
         book.tally(where, sites.Seen("aten", "k")).calls += 1
     assert [(one.where, one.calls) for one in book.sites()] == [("a", 2), ("b", 1), ("elsewhere", 2)]
     assert book.dropped == 2
-
-
-if __name__ == "__main__":
-    for file in FILES:
-        file.write_text(retold(file.read_text(encoding="utf-8")), encoding="utf-8")
