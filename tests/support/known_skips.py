@@ -127,7 +127,7 @@ KNOWN = (
     Known(r"no C compiler|stand-ins are compiled.*", lambda: not_linux() or without_programs("cc")(),
           ""),
     # what lies elsewhere
-    Known(r"no git checkout|.*none of git's", not_a_git_checkout, "an unpacked source distribution"),
+    Known(r"no git checkout|.*(none|needs a checkout) of git's", not_a_git_checkout, "an unpacked source distribution"),
     Known(r"CUDNN_FOR_TESTS names no libcudnn", unset("CUDNN_FOR_TESTS"), "the gate names one"),
     Known(r"ATTNSEL_FLASH_ATTENTION_SOURCE names no .*", unset("ATTNSEL_FLASH_ATTENTION_SOURCE"), "1 GB"),
     Known(r"ATTNSEL_FLASH_ATTN_4_SOURCE names no .*", unset("ATTNSEL_FLASH_ATTN_4_SOURCE"), "a wheel"),
