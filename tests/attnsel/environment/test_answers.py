@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attnsel import Environment
 from attnsel.environment import COMPONENTS, without_code
-from attnsel.environment.gpus import look_up_gpu
+from attnsel.environment.gpus import CATALOGUE, Gpu, look_up_gpu
 from attnsel.environment.hardware_specs import figures_of
 from attnsel.environment.releases import builds_of, default_build, fitting_build, no_code
 from attnsel.environment.te_releases import bundled_frontend
@@ -21,10 +21,18 @@ from records import Record, words_of
 RECORD = Path(__file__).with_name("answers.txt")
 
 
+def told(card: Gpu) -> str:
+    return f"{card.name}, sm{card.arch}, {card.memory_gib} GiB, {card.sm_count} SMs, {card.kind}"
+
+
 def gpu(*words: str) -> Iterator[str]:
-    found = look_up_gpu(" ".join(words))
-    yield f"{found.name}, sm{found.arch}, {found.memory_gib} GiB, {found.sm_count} SMs, {found.kind}"
+    yield told(look_up_gpu(" ".join(words)))
     yield str(figures_of(" ".join(words)))
+
+
+def cards() -> Iterator[str]:
+    for name, card in CATALOGUE.items():
+        yield f"{name}: {told(card)}"
 
 
 def machine(gpu: str, **given: str) -> Iterator[str]:
@@ -73,7 +81,7 @@ def versions(*specs: str) -> Iterator[str]:
     yield f"{span}: edges {', '.join(map(str, span.edges()))}; {span.sample()} is one"
 
 
-QUESTIONS = (gpu, machine, wheel, build, torch, frontend, version, versions)
+QUESTIONS = (gpu, cards, machine, wheel, build, torch, frontend, version, versions)
 
 
 def answered(question: str) -> Iterator[str]:
