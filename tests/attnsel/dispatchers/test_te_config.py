@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from attnsel import AttentionParams, Environment
 from attnsel.dispatchers.te.config import configs
@@ -54,8 +55,9 @@ def read(printed: str) -> Iterator[str]:
     (found,) = configs(PLAIN % printed.replace("\\n", "\n"))
     yield str(found.params)
     p = AttentionParams(**found.params)
-    if p.recipe is not None:
-        yield f"recipe {p.recipe.kind}, {p.recipe.fp8_format}; attention in FP8: {p.fp8_attention}"
+    recipe: Any = p.recipe
+    if recipe is not None:
+        yield f"recipe {recipe.kind}, {recipe.fp8_format}; attention in FP8: {p.fp8_attention}"
     yield f"on {found.gpu} with {found.versions}; not read: {found.unread}"
 
 
