@@ -142,6 +142,15 @@ def test_every_candidate_has_rules_and_codes_are_grouped_by_family():
     assert {page.family for page in PAGES} == shared | {record.family for record in CANDIDATES.values()}
 
 
+def test_rules_of_cudnn_below_9_8_end_there_and_leave_fp8_alone():
+    rules = [rule for rule in RULES if ".before_9_8" in rule.module]
+    assert len(rules) > 50
+    for gpu in ("T4", "A100", "L4", "H100", "B200", "RTX 5090"):
+        env = Environment.describe(gpu, cudnn="9.8.0")
+        assert not [rule.code for rule in rules if rule.applies(env)]
+    assert not [rule.code for rule in rules if rule.concerns(AttentionParams(dtype="fp8_e4m3"))]
+
+
 def test_without_docstrings_everything_decides_and_a_page_says_why_it_is_empty():
     code = (
         f"import sys; sys.path.append({str(IMPORTED_FROM)!r})\n"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 from attnsel import AttentionParams, Environment
 from attnsel.dispatchers.te.config import configs
+from records import Record
 from tables import each
 
 # One line as release 2.14 prints it (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2), folded as a terminal does.
@@ -46,65 +51,18 @@ def test_each_line_of_a_log_is_a_question_and_a_machine():
     assert found.unread == ()
 
 
-FP8_DPA = "fp8_dpa=True, fp8_mha=False"
-QUANTIZED = "fp8_quant_fwd_inp=Qparams(\npower_2_scale=False,\namax_epsilon=0.0)"
-HISTORY = f"margin=0, format=HYBRID, amax_history_len=1024, {FP8_DPA}"
-NOT_PRINTED = "the MXFP8BlockScaling recipe does not print fp8_dpa, which is taken as False"
+def read(printed: str) -> Iterator[str]:
+    (found,) = configs(PLAIN % printed.replace("\\n", "\n"))
+    yield str(found.params)
+    p = AttentionParams(**found.params)
+    recipe: Any = p.recipe
+    if recipe is not None:
+        yield f"recipe {recipe.kind}, {recipe.fp8_format}; attention in FP8: {p.fp8_attention}"
+    yield f"on {found.gpu} with {found.versions}; not read: {found.unread}"
 
 
-@each(
-    "printed, kind, attention, unread",
-    [
-        # 2.4 and newer
-        (f"recipe_type=DelayedScaling, {HISTORY}", "delayed", True, ()),
-        (f"recipe_type=Float8CurrentScaling, format=HYBRID, {QUANTIZED}, {FP8_DPA}", "current", True, ()),
-        ("recipe_type=Float8BlockScaling, format=E4M3, fp8_dpa=False, fp8_mha=False", "block", False, ()),
-        ("recipe_type=MXFP8BlockScaling, margin=0, format=E4M3", "mxfp8", False, (NOT_PRINTED,)),
-        ("recipe_type=NVFP4BlockScaling, format=E4M3", None, False, ("recipe_type = 'NVFP4BlockScaling'",)),
-        # before
-        (HISTORY, "delayed", True, ()),
-        (f"margin=0, format=E4M3, {FP8_DPA}", "mxfp8", True, ()),
-    ],
-)
-def test_a_recipe_is_read_as_it_prints_itself(printed, kind, attention, unread):
-    (found,) = configs(PLAIN % f"'fp8': True, 'fp8_meta': {{'fp8_group': None, 'recipe': {printed}}}")
-    assert found.unread == unread
-    if kind is None:
-        assert "fp8_meta" not in found.params
-    else:
-        p = AttentionParams(**found.params)
-        assert (p.recipe.kind, p.fp8_attention) == (kind, attention)
-        assert p.recipe.fp8_format == ("HYBRID" if "HYBRID" in printed else "E4M3")
-
-
-ALIBI = "'core_attention_bias_type': 'alibi'"
-WITHOUT_A_SIZE = "context_parallel = True without a cp_size, which is taken as 2"
-
-
-@each(
-    "more, params, unread",
-    [
-        ("'context_parallel': True, 'cp_size': 4", {"cp_size": 4}, ()),
-        ("'context_parallel': True", {"cp_size": 2}, (WITHOUT_A_SIZE,)),
-        ("'num_splits': 2, 'fp8_output': False", {}, ("num_splits = 2",)),
-        ("'a_new_field': <enum X>, 'other': [1, 2]", {}, ("a_new_field = '<enum X>'", "other = (1, 2)")),
-        (f"{ALIBI}, 'alibi_slopes_shape': torch.Size([4])", {"alibi_slopes_shape": (4,)}, ()),
-        ("'window_size': [128, 0]", {"window_size": (128, 0)}, ()),
-        ("'pad_between_seqs': True", {}, ()),
-        (
-            "'compute_capability': 90, 'cudnn_version': 'x'",
-            {},
-            ("cudnn_version = 'x'", "compute_capability = 90"),
-        ),
-        ("'is_training': False, 'inference_params': <X at 0x7f>", {"kv_cache": "contiguous"}, ()),
-    ],
-)
-def test_what_is_printed_and_what_of_it_is_read(more, params, unread):
-    (found,) = configs(PLAIN % more)
-    asked = AttentionParams(**found.params)
-    assert (asked.dtype, asked.num_heads) == ("fp16", 4)
-    assert found.unread == unread
-    assert {name: getattr(asked, name) for name in params} == params
+def test_what_is_printed_is_read_as_it_is_written_down(record: Record) -> None:
+    record.answers(Path(__file__).with_name("te_config.txt"), read)
 
 
 def test_nothing_is_evaluated(tmp_path):

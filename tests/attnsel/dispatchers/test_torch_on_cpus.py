@@ -152,11 +152,10 @@ def a_call(generator: random.Random) -> RandomCall:
 @pytest.mark.skipif(
     not (2, 13) <= Version.parse(torch.__version__) < (2, 14), reason="compared with torch 2.13"
 )
-@pytest.mark.parametrize(("count", "seed"), [(150, 1), pytest.param(3000, 2, marks=pytest.mark.slow)])
-def test_the_answer_is_what_torch_runs(count: int, seed: int) -> None:
-    generator = random.Random(seed)
+def test_the_answer_is_what_torch_runs() -> None:
+    generator = random.Random(1)
     differences = []
-    for number in range(count):
+    for number in range(150):
         call = a_call(generator)
         answer = dispatched_by("torch", call.question, HERE, call.switches)
         said = answer.chosen.name if answer.chosen is not None else ""

@@ -1,4 +1,4 @@
-"""What transformers would choose: against the transformers that is installed, and what other releases do."""
+"""What transformers would choose, against the transformers that is installed. Other releases: answers.txt."""
 
 from __future__ import annotations
 
@@ -8,150 +8,11 @@ from typing import Any
 
 import pytest
 
-from attnsel import AttentionParams, Environment, InvalidInput
-from attnsel.dispatchers import Dispatch, dispatched_by, switches_of
-from attnsel.dispatchers.transformers.releases import NEWEST, read_for
+from attnsel import AttentionParams, Environment
+from attnsel.dispatchers import dispatched_by
 from attnsel.dispatchers.transformers.sdpa import sdpa_call
 from attnsel.dispatchers.transformers.switches import read_switches
-from attnsel.environment.versions import Version
 from tables import each
-
-H100 = Environment.describe("H100", torch="2.9.0", flash_attn="2.8.3")
-GQA = {"num_heads": 16, "num_gqa_groups": 4}
-
-
-def ask(env: Environment = H100, p: dict[str, Any] | None = None, **switches: str) -> Dispatch:
-    switches = {"transformers": "5.23.0", "kernels": "false", **switches}
-    return dispatched_by("transformers", AttentionParams(**(p or {})), env, switches)
-
-
-def chosen(answer: Dispatch) -> str | None:
-    return None if answer.chosen is None else answer.chosen.name
-
-
-# ---- the order --------------------------------------------------------------------------------------
-
-
-@each("switches, wanted", [
-        ({}, "sdpa"),
-        ({"_supports_sdpa": "false"}, "eager"),
-        ({"attn_implementation": "flash_attention_2"}, "flash_attention_2"),
-        ({"attn_implementation": "flash_attention_3"}, None),
-        ({"attn_implementation": "flash_attention_3", "kernels": "true"},
-         "kernels-community/vllm-flash-attn3"),
-        ({"attn_implementation": "flash_attention_4", "transformers": "5.0.0"}, None),
-        ({"attn_implementation": "hub:kernels-community/flash-attn2"}, None),
-        ({"attn_implementation": "hub:kernels-community/flash-attn2", "kernels": "true"},
-         "kernels-community/flash-attn2"),
-        ({"attn_implementation": "somebody/flash", "kernels": "true"}, None),
-        ({"attn_implementation": "somebody/flash", "kernels": "true", "allow_all_kernels": "true"},
-         "somebody/flash"),
-    ])  # fmt: skip
-def test_what_is_taken(switches, wanted):
-    answer = ask(**switches)
-    assert chosen(answer) == wanted
-    assert (answer.error == "") is (wanted is not None)
-    for offer in answer.offers:
-        assert all(refusal.source for refusal in offer.refusals)
-    assert (answer.chosen is None) or answer.chosen.taken
-
-
-def test_a_missing_package_leads_to_the_hub_where_kernels_is_installed():
-    env = Environment.describe("H100", torch="2.9.0", flash_attn=None)
-    asked = {"attn_implementation": "flash_attention_2", "kernels": "true"}
-    assert chosen(ask(env, **asked)) == "kernels-community/flash-attn2"
-    assert chosen(ask(env, **asked, transformers="4.57.6")) == "kernels-community/flash-attn"
-    assert ask(env, **asked, transformers="4.48.3").error.startswith("ImportError")
-
-
-@each("name, release, gpu, p, wanted", [
-        ("sdpa", "5.23.0", "H100", {"softcap": 30.0}, "ValueError"),
-        ("sdpa", "5.20.2", "H100", {"softcap": 30.0}, "ignores softcap"),
-        ("sdpa", "5.23.0", "H100", {"softmax_type": "learnable"}, "ignores sinks"),
-        ("flash_attention_2", "5.23.0", "T4", {"dtype": "fp16"}, "Ampere"),
-        ("flash_attention_2", "5.23.0", "H100", {"dtype": "fp32"}, "fp16 and bf16"),
-        ("flash_attention_2", "5.23.0", "H100", {"head_dim_qk": 512}, "at most 256"),
-        ("flash_attention_2", "5.23.0", "cpu", {}, "no GPU"),
-    ])  # fmt: skip
-def test_what_an_implementation_ignores_or_refuses(name, release, gpu, p, wanted):
-    env = Environment.describe(gpu, torch="2.9.0", flash_attn="2.8.3")
-    answer = ask(env, p, attn_implementation=name, transformers=release)
-    assert wanted in (answer.error or " ".join(answer.notes))
-
-
-def test_what_nobody_asked_for_says_all_that_stands_against_it():
-    offers = {offer.name: offer for offer in ask(Environment.describe("T4", torch="2.9.0")).offers}
-    told = [refusal.text for refusal in offers["flash_attention_4"].refusals]
-    assert told[0] == "attn_implementation is not set"
-    assert "FlashAttention 4 is not installed" in told
-    assert any("compute capability 7.5" in text for text in told)
-
-
-# ---- what reaches F.sdpa ----------------------------------------------------------------------------
-
-
-@each(
-    "release, p, groups, text",
-    [
-        ("4.53.3", {}, 16, "repeated 4 times"),
-        ("4.57.6", {}, 4, ""),
-        ("4.57.6", {"attn_mask_type": "padding_causal"}, 16, "there is a mask"),
-        ("5.12.1", {"head_dim_qk": 320}, 4, ""),
-        ("5.13.1", {"head_dim_qk": 320}, 16, "320/320"),
-        ("5.22.2", {"max_seqlen_q": 1, "head_dim_qk": 320}, 16, "repeated"),
-        ("5.23.0", {"max_seqlen_q": 1, "max_seqlen_kv": 64, "head_dim_qk": 320}, 4, "rows of one kv head"),
-    ],
-)
-def test_kv_heads(release, p, groups, text):
-    """transformers#46960: head dimensions above 256 fell to math without a word before 5.13."""
-    asked = read_switches({"transformers": release})
-    call = sdpa_call(AttentionParams(**GQA, **p), H100, asked)
-    assert call.params.num_gqa_groups == groups
-    assert text in " ".join(call.notes)
-
-
-@each("release, mask, bias", [("4.48.3", "no_mask", "post_scale_bias"), ("4.53.3", "arbitrary", "no_bias")])
-def test_masks_were_added_before_4_53(release, mask, bias):
-    asked = read_switches({"transformers": release})
-    call = sdpa_call(AttentionParams(attn_mask_type="padding_causal"), H100, asked).params
-    assert (call.attn_mask_type, call.core_attention_bias_type) == (mask, bias)
-
-
-def test_the_kernel_is_the_one_that_f_sdpa_takes():
-    answer = ask(Environment.describe("A100", torch="2.9.0"), {**GQA, "attn_mask_type": "padding_causal"})
-    assert (chosen(answer), answer.chosen.candidate) == ("sdpa", "sdpa.efficient")
-    assert "F.sdpa takes mem_efficient" in answer.chosen.note
-    assert any(note.startswith("F.sdpa passes over flash: ") for note in answer.notes)
-    fa3 = Environment.describe("A100", torch="2.13.0").replace(torch_flash="FA3")
-    assert ask(fa3).error.startswith("RuntimeError: ")
-
-
-# ---- switches and releases --------------------------------------------------------------------------
-
-
-@each(
-    "switches, told",
-    [
-        ({"transformers": "4.40.0"}, "4.48 or newer"),
-        ({"transformers": "new"}, "must be a version"),
-        ({"attn_implementation": "paged|"}, "must name"),
-        ({"output_attentions": "maybe"}, "true, false"),
-        ({"atn_implementation": "sdpa"}, "attn_implementation"),
-    ],
-)
-def test_bad_switches(switches, told):
-    with pytest.raises(InvalidInput, match=told):
-        dispatched_by("transformers", AttentionParams(), H100, switches)
-
-
-def test_releases_that_were_not_read_say_so():
-    assert read_for(Version.parse("5.23.0")) == ("5.23.0", "")
-    assert read_for(Version.parse("5.5.0")) == ("5.4.0", "the nearest older release that was read")
-    assert read_for(Version.parse("9.0"))[0] == str(NEWEST)
-    assert {"attn_implementation", "transformers"} <= switches_of("transformers").keys()
-
-
-# ---- against what is installed ----------------------------------------------------------------------
 
 CPU = Environment.describe("cpu", torch="2.13.0")
 FLAGS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
@@ -218,11 +79,12 @@ def test_the_name_resolves_as_in_the_installed_release(name, supports, monkeypat
     for flag in FLAGS:
         monkeypatch.setattr(transformers.LlamaPreTrainedModel, flag, supports)
     flags = dict.fromkeys(FLAGS, str(supports).lower())
-    switches = {} if name is None else {"attn_implementation": name}
-    answer = ask(CPU, {"is_training": False}, **switches, **flags, transformers=transformers.__version__)
+    switches = {"kernels": "false", "transformers": transformers.__version__, **flags}
+    switches |= {} if name is None else {"attn_implementation": name}
+    answer = dispatched_by("transformers", AttentionParams(is_training=False), CPU, switches)
     try:
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=name)
         found = model.config._attn_implementation.removeprefix("paged|")
     except (ImportError, ValueError):
         found = None
-    assert chosen(answer) == found
+    assert (None if answer.chosen is None else answer.chosen.name) == found

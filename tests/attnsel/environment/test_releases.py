@@ -8,26 +8,16 @@ from itertools import pairwise
 from packaging.specifiers import SpecifierSet
 
 from attnsel.environment.releases import (
-    ASSUMED,
     BUILDS,
     FRONTENDS,
-    build_with,
     builds_of,
-    default_build,
-    fitting_build,
-    no_code,
     runs_on,
 )
-from attnsel.environment.te_releases import bundled_frontend
 from attnsel.environment.versions import Version
 from paths import ROOT
 from tables import each
 
 V = Version.parse
-
-
-def fitting(arch, **given):
-    return fitting_build(arch, {name: V(text) for name, text in given.items()}).name
 
 
 ON_PYPI = """
@@ -69,23 +59,6 @@ def test_a_cuda_compiles_for_what_it_knows():
 
 
 @each(
-    "torch, row",
-    [
-        # Requires-Dist and version.py of PyPI's wheels
-        ("2.2.2", "12.1 8.9.2.26 2.19.3 2.2.0"),
-        ("2.7.1", "12.6 9.5.1.17 2.26.2 3.3.1"),
-        ("2.15.0", "13.2 9.26.0.51 2.30.7 3.9.0"),
-    ],
-)
-def test_pypi_wheels_require_this(torch, row):
-    build = default_build(V(torch))
-    cuda, pin, nccl, triton = row.split()
-    assert build == build_with(V(torch), V(cuda))
-    assert (build.cuda, build.pin, build.nccl, build.triton) == (V(cuda), pin, V(nccl), V(triton))
-    assert V(build.pin) == build.cudnn
-
-
-@each(
     "build, runs, runs_not",
     [
         ("2.2.2+cu118", (70, 75, 80, 86, 89, 90), (100, 120)),  # sm86 code runs on sm89
@@ -104,54 +77,6 @@ def test_code_runs_on_its_own_generation_from_its_minor_upwards(build, runs, run
     assert not runs_on(ptx._replace(ptx=None), 130)
 
 
-@each(
-    "arch, given, expected",
-    [
-        (90, {}, default_build(ASSUMED).name),
-        (90, {"triton": "3.9.0"}, "2.15.0+cu132"),  # what nobody read is not assumed; stated, it is meant
-        (70, {}, "2.10.0+cu128"),  # the last wheel of PyPI's with sm70
-        (70, {"torch": "2.11", "cudnn": "9.19.0"}, "2.11.0+cu126"),  # cuDNN is an override there
-        (120, {"torch": "2.6"}, "2.6.0+cu124"),  # none has code
-        (90, {"torch": "2.99"}, "2.15.0+cu132"),
-        (90, {"cudnn": "9.1.0"}, "2.6.0+cu124"),
-        (90, {"cudnn": "9.1.0", "triton": "3.0.0"}, "2.4.1+cu121"),
-        (90, {"cudnn": "9.1.0", "cuda": "11.8"}, "2.7.1+cu118"),
-        (90, {"torch": "2.8", "cudnn": "9.28.0"}, "2.8.0+cu128"),
-        (90, {"cudnn": "7.6"}, "2.3.1+cu118"),  # older than any: the oldest pin
-        (90, {"python": "3.8"}, "2.4.1+cu121"),
-        (90, {"torch": "2.6", "cuda": "13.0"}, "2.6.0+cu126"),
-        (None, {"torch": "2.5.1"}, "2.5.1+cu124"),
-    ],
-)
-def test_the_likeliest_build_fits_all_that_was_stated(arch, given, expected):
-    assert fitting(arch, **given) == expected
-
-
-@each(
-    "arch, torch, cuda, field, nearest",
-    [
-        (70, "2.14.0", "13.0", "cuda", ["2.14.0+cu126", "2.10.0+cu128"]),
-        (70, "2.15.0", None, "torch", ["2.14.1+cu126", "2.10.0+cu128"]),
-        (70, None, "13.0", "cuda", ["2.10.0+cu128"]),
-        (120, "2.6.0", None, "torch", ["2.7.1+cu128", "2.8.0+cu128"]),
-    ],
-)
-def test_a_build_without_code_names_the_nearest_that_has(arch, torch, cuda, field, nearest):
-    found = no_code(arch, torch and V(torch), cuda and V(cuda))
-    assert (found.field, [build.name for build in found.nearest]) == (field, nearest)
-    assert all(runs_on(build, arch) for build in found.nearest)
-
-
-def test_where_nobody_knows_nothing_is_refused():
-    # Where nobody knows, nothing is refused: its cu126 has code, not known yet, no such wheel (built from
-    # source), Jetson Thor (wheels of its own), nothing to propose.
-    for arch, torch, cuda in (
-        (70, None, None), (70, "2.14.0", None), (70, "2.16.0", "13.2"), (120, "2.6.0", "13.0"),
-        (110, "2.6.0", None), (30, "2.6.0", None),
-    ):  # fmt: skip
-        assert no_code(arch, torch and V(torch), cuda and V(cuda)) is None
-
-
 def test_the_frontends_are_those_of_the_extra() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extra = re.search(r'"nvidia-cudnn-frontend([^;"]+)', project)
@@ -159,18 +84,3 @@ def test_the_frontends_are_those_of_the_extra() -> None:
     assert all(str(version) in taken for version in FRONTENDS)
     assert str(FRONTENDS[-1]._replace(minor=FRONTENDS[-1].minor + 1)) not in taken
     assert str(FRONTENDS[0]._replace(minor=FRONTENDS[0].minor - 1)) not in taken
-
-
-@each(
-    "release, frontend",
-    [
-        ("1.0", "0.9.2"),
-        ("2.14.1", "1.21.0"),
-        ("2.17.1", "1.25.0"),
-        ("3.0", None),
-        ("0.9", None),
-    ],
-)
-def test_a_release_has_the_frontend_of_its_tag(release, frontend):
-    expected = None if frontend is None else V(frontend)
-    assert bundled_frontend(V(release)) == expected

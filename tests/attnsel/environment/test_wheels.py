@@ -8,71 +8,16 @@ from types import SimpleNamespace
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.environment.wheels import (
     NoWheel,
-    Wheel,
     flash_attn_wheel,
-    install_flash_attn_3,
-    install_flash_attn_4,
 )
-from tables import each
 
 
 def machine(torch="2.8.0", cuda="12.8", python="3.12", **more) -> Environment:
     return Environment.describe("A100", torch=torch, cuda=cuda, python=python, **more)
 
 
-def fitting(wanted=None, new_abi=None, **versions) -> Wheel | NoWheel:
-    return flash_attn_wheel(machine(**versions), wanted, new_abi)
-
-
-DOWNLOADS = "https://github.com/Dao-AILab/flash-attention/releases/download/"
-
-
-@each(
-    "torch, cuda, python, release, built",
-    [
-        ("2.8.0", "12.8", "3.12", "2.8.3.post1", "cu12torch2.8cxx11abiTRUE"),
-        ("2.6.0", "12.6", "3.12", "2.8.3.post1", "cu12torch2.6cxx11abiTRUE"),
-        # flash-attention#1783: the FALSE wheel of 2.8.2 does not load there, that of 2.7.4.post1 does.
-        ("2.6.0", "12.4", "3.11", "2.7.4.post1", "cu12torch2.6cxx11abiFALSE"),
-        ("2.5.1", "11.8", "3.12", "2.7.3", "cu11torch2.5cxx11abiFALSE"),
-        ("2.2.2", "11.8", "3.8", "2.7.0.post2", "cu11torch2.2cxx11abiFALSE"),
-    ],
-)
-def test_the_newest_wheel_that_fits(torch, cuda, python, release, built):
-    found = fitting(torch=torch, cuda=cuda, python=python)
-    assert isinstance(found, Wheel), found
-    tag = f"cp{python.replace('.', '')}"
-    assert found.url == f"{DOWNLOADS}v{release}/flash_attn-{release}%2B{built}-{tag}-{tag}-linux_x86_64.whl"
-
-
 TORCH_213 = {"torch": "2.13.0", "cuda": "13.0"}
 NOTHING_FITS = "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12"
-
-
-@each(
-    "versions, why, nearest",
-    [
-        (TORCH_213, NOTHING_FITS, "torch 2.8, CUDA 12, Python 3.12"),
-        ({"python": "3.14"}, "Python 3.14", "torch 2.8, CUDA 12, Python 3.13"),
-        ({"torch": "2.9.1"}, "torch 2.9, CUDA 12", "torch 2.8, CUDA 12, Python 3.12"),
-        ({"torch": "2.2.0", "cuda": "11.8", "python": "3.13"}, "Python 3.13", "Python 3.12"),
-    ],
-)
-def test_no_wheel_names_the_nearest(versions, why, nearest):
-    found = fitting(**versions)
-    assert isinstance(found, NoWheel)
-    assert why in found.why
-    assert found.nearest is not None
-    assert found.nearest.where.endswith(nearest)
-    assert fitting(**versions, wanted=lambda version: version > (3,)) == NoWheel(found.why, None)
-
-
-def test_the_other_abi_is_another_wheel():
-    assert fitting(new_abi=True).new_abi
-    old = fitting(new_abi=False)
-    assert isinstance(old, NoWheel)
-    assert "old C++ ABI" in old.why
-    assert fitting(torch="2.5.1", cuda="12.4", new_abi=True).new_abi
 
 
 def test_a_torch_that_is_loaded_is_asked_for_its_abi(monkeypatch):
@@ -83,38 +28,6 @@ def test_a_torch_that_is_loaded_is_asked_for_its_abi(monkeypatch):
     assert flash_attn_wheel(env).new_abi
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert flash_attn_wheel(env) == NoWheel("flash-attn has no wheels for aarch64, only for x86_64", None)
-
-
-@each(
-    "env, why",
-    [
-        (machine().replace(platform="windows"), "windows"),
-        (machine(torch=None), "torch, which is not installed"),
-        (machine(cuda=None), "CUDA builds"),
-    ],
-)
-def test_machines_without_any_wheel(env, why):
-    found = flash_attn_wheel(env)
-    assert isinstance(found, NoWheel)
-    assert why in found.why
-    assert found.nearest is None
-
-
-def test_how_flash_attn_3_and_4_are_installed():
-    index, source = (
-        "--index-url https://download.pytorch.org/whl/",
-        "cd flash-attention/hopper && python setup.py",
-    )
-    for versions, line in (
-        (TORCH_213, f"{index}cu130"),
-        ({"torch": "2.9.1"}, f"{index}cu128"),
-        ({"torch": "2.9.1", "cuda": "12.6"}, f"{index}cu126"),
-        ({"torch": "2.8.0"}, f"{source} install"),
-        ({"torch": "2.9.1", "cuda": None}, f"{source} install"),
-    ):
-        assert install_flash_attn_3(machine(**versions)).endswith(line)
-    assert install_flash_attn_4(machine()) == "pip install --pre flash-attn-4"
-    assert install_flash_attn_4(machine(cuda="13.0"), ">=4") == "pip install --pre 'flash-attn-4[cu13]>=4'"
 
 
 # ---- as a way out --------------------------------------------------------------------------------------
