@@ -29,20 +29,22 @@ from attnsel import (
     DotProductAttention,
     Tensors,
     attention,
+    configure,
     detect_layout,
     scaled_dot_product_attention,
     select,
 )
 from attnsel.backends import flash_attention
-from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.flash_attention import packages
 from attnsel.base.model import FrozenModel
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import Caller, InvalidInput
 from attnsel.params import AttentionParams, TensorSpec
+from attnsel.params.layout import FORMATS
 from attnsel.policy import Policy
-from attnsel.runtime.call import Extras, config
+from attnsel.runtime.call import NO_EXTRAS, Call, Extras, config
 from attnsel.selection.adaptations.search import ADAPTERS
 from attnsel.verdicts.verdict import Adaptation, RankKey
 from emulated_flash_attn import installed
@@ -147,6 +149,10 @@ def plain(value: Any) -> Any:
     return [*value.shape] if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+class Page(str):
+    """A text that is recorded line by line."""
+
+
 def answer(gpu: str, policy: Any = (), /, **about: Any) -> Any:
     """The engine's answer: fields of the question and releases on the machine, by name."""
     fields = {name: about.pop(name) for name in list(about) if name in AttentionParams.model_fields}
@@ -175,13 +181,38 @@ def adapted(name: str, target: Any = (), /, **fields: Any) -> Any:
     return applied and (differing(p, applied[0]), *applied[1][1:4])
 
 
+def carried_through(name: str, target: Any = (), extras: Any = NO_EXTRAS, /, **fields: Any) -> Page:
+    """What a step makes of a call and of its results, and of what a backward is given and gives."""
+    sizes = {"batch_size": 2, "num_heads": 2, "max_seqlen_q": 3, "head_dim_qk": 1, "dtype": "fp32", **fields}
+    p = AttentionParams(**sizes)
+    after, made = ADAPTERS[name].apply(p, tuple(target))
+    step, form = MODULES["adaptations"].STEPS[name](made, p, after), FORMATS[p.qkv_format]
+    rows = [(p.max_seqlen_q, p.num_heads, p.head_dim_qk), (p.max_seqlen_kv, p.num_gqa_groups, p.head_dim_qk)]
+    rows.append((p.max_seqlen_kv, p.num_gqa_groups, p.head_dim_v))
+    q, k, v = (
+        tensor(5, *row[1:], step=step_of)
+        if form.packed
+        else tensor(p.batch_size, *row, step=step_of).permute(*_IN_FORMAT[form.name])
+        for row, step_of in zip(rows, (0.37, 0.5, 0.61), strict=True)
+    )
+    call = Call(config(qkv_format=form.name), q, k, v, extras, configure(), need_grad=True)
+    inner = step.into(call)
+    lse = tensor(p.num_heads, 5) if form.packed else tensor(p.batch_size, p.num_heads, p.max_seqlen_q)
+    inner_lse = step.inner_lse(lse, call)
+    out = inner.q[..., :1].expand(*inner.q.shape[:-1], after.head_dim_v)
+    grads = step.grads(Grads(inner.q, inner.k, inner.v, inner.extras.core_attention_bias), call)
+    dout = step.dout(q[..., :1].expand(*q.shape[:-1], p.head_dim_v), call)
+    found = {"q": inner.q, "k": inner.k, "v": inner.v, "extras": inner.extras, "out": step.out(out, call)}
+    found |= {"lse": step.lse(inner_lse, call), "inner lse": inner_lse, "dout": dout, "grads": grads}
+    return Page("\n".join(f"{what}: {said(one)}" for what, one in found.items()))
+
+
+_IN_FORMAT = {"bshd": (0, 1, 2, 3), "sbhd": (1, 0, 2, 3), "bhsd": (0, 2, 1, 3)}
+
+
 def packed(fmt: str, packing: str, groups: int) -> tuple[Tensor, ...]:
     """q, k and v cut from one buffer, without data."""
     return cut(fmt, packing, groups, [t.detach().to("meta") for t in buffers_of(fmt, packing, groups)])
-
-
-class Page(str):
-    """A text that is recorded line by line."""
 
 
 def ways(name: str, gpu: str, policy: Any = (), /, **about: Any) -> Page:
@@ -204,8 +235,9 @@ NAMES: dict[str, Any] = {
     **{one.__name__: one for one in (AttentionParams, DotProductAttention, Environment, Extras, Inputs)},
     **{one.__name__: one for one in (Result, Spec, TensorSpec, attention, scaled_dot_product_attention)},
     **{one.__name__: one for one in (Policy, asked, bools, config, given_to, half, ints, tensor)},
-    **{one.__name__: one for one in (Adaptation, Caller, Page, RankKey, Tensors, Version, adapted, answer)},
-    **{one.__name__: one for one in (detect_layout, differing, judged, lies, packed, select, ways)},
+    **{one.__name__: one for one in (Adaptation, Caller, InvalidInput, Page, RankKey, Tensors, Version)},
+    **{one.__name__: one for one in (adapted, answer, carried_through, detect_layout, differing, judged)},
+    **{one.__name__: one for one in (lies, packed, select, ways)},
     "dataclasses": dataclasses, "torch": torch, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
 
