@@ -3,8 +3,9 @@
 ``> f({1|2}, {3|4})`` is asked for each choice of the alternatives; below it stands, indented, what comes of
 it: a plain value; of tensors shape, type and numbers rounded to two digits; of an error its kind, the
 argument it names, what that is, and the numbers in what is allowed; of a sentence its first word and its
-numbers. ``definitions.txt`` has the constants of modules, and what may be left out of their functions. A name
-before the dot is that of a module in MODULES. What changed is accepted as tests/support/records.py says.
+numbers; of a ``Page`` each line; of a model the fields that differ from their defaults. ``definitions.txt``
+has the constants of modules, and what may be left out of their functions. A name before the dot is that of a
+module in MODULES. What changed is accepted as tests/support/records.py says.
 """
 
 from __future__ import annotations
