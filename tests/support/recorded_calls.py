@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
+import io
 import itertools
 import re
 import types
@@ -239,7 +240,7 @@ NAMES: dict[str, Any] = {
     **{one.__name__: one for one in (Adaptation, Caller, InvalidInput, Page, RankKey, Tensors, Version)},
     **{one.__name__: one for one in (adapted, answer, carried_through, detect_layout, differing, judged)},
     **{one.__name__: one for one in (lies, packed, select, ways)},
-    "dataclasses": dataclasses, "torch": torch, "inf": float("inf"), "nan": float("nan"),
+    "dataclasses": dataclasses, "io": io, "torch": torch, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
 
 
