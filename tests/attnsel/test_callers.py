@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from attnsel import DotProductAttention, attention, clear_cache, debug, flash_attn, override
-from attnsel.errors import Caller, caller
+from attnsel.errors import caller
 from attnsel.integrations.transformers import attention_forward
-from attnsel.params import AttentionParams
-from attnsel.report.copy_advice import advice
-from attnsel.verdicts.verdict import Adaptation
 from tables import each
 
 torch.set_num_threads(1)
@@ -88,43 +85,7 @@ def test_compiled_code_speaks_flash_attns_words_as_well() -> None:
     assert "can go to flash_attn_func as [batch, seqlen, ...]" in str(copy.message)
 
 
-CHANGES: dict[str, tuple[tuple[str, Any], ...]] = {
-    "contiguous": (("q", None), ("k", None)),
-    "pad_head_dim_qk": (("head_dim_qk", 80),),
-    "pad_head_dim_v": (("head_dim_v", 80),),
-    "pad_sequence": (("max_seqlen_q", 1024), ("max_seqlen_kv", 1024)),
-    "expand_gqa": (("num_gqa_groups", 8),),
-    "unpack": (),
-}
 MODEL = "attnsel.integrations.transformers"
-DECODING = {"max_seqlen_q": 1, "max_seqlen_kv": 1000}
-
-
-def advised(name: str, function: str, **fields: Any) -> str:
-    module = MODEL if function == "attention_forward" else "attnsel.flash_attn.functions"
-    module = "attnsel.module" if function == "forward" else module
-    sizes = {"num_heads": 8, "num_gqa_groups": 2, "max_seqlen_q": 1000, "head_dim_qk": 72}
-    adaptation = Adaptation(name, "copies", 0, changes=CHANGES[name])
-    return advice(adaptation, AttentionParams(**{**sizes, **fields}), Caller(1, module, function))
-
-
-@each("function, name, fields, words", [
-    ("flash_attn_func", "contiguous", {}, "emit [batch, seqlen, heads, head_dim] in dense memory"),
-    ("flash_attn_qkvpacked_func", "contiguous", {}, "dense in memory: flash_attn_func"),
-    ("flash_attn_func", "pad_head_dim_qk", {}, "q, k and v 80 wide per head"),
-    ("flash_attn_func", "pad_sequence", {}, "pad to 1024 rows at the end where batches are made"),
-    ("flash_attn_func", "pad_sequence", {"attn_mask_type": "no_mask"}, "cannot be told which rows"),
-    ("flash_attn_func", "expand_gqa", {}, "keep k.repeat_interleave(4, dim=2), and v alike"),
-    ("flash_attn_kvpacked_func", "expand_gqa", {}, "keep kv.repeat_interleave(4, dim=3)"),
-    ("attention_forward", "pad_head_dim_v", {}, "v_proj and o_proj 80 wide per head"),
-    ("attention_forward", "pad_sequence", {}, "pass pad_to_multiple_of=64 to the tokenizer"),
-    ("attention_forward", "pad_sequence", DECODING, "StaticCache"),
-    ("attention_forward", "expand_gqa", {}, "num_key_value_heads=8, k_proj and v_proj repeated"),
-    ("attention_forward", "unpack", {}, "not DataCollatorWithFlattening"),
-    ("forward", "unpack", {}, "qkv_format='bshd' with the same cu_seqlens"),
-])  # fmt: skip
-def test_each_api_has_its_own_way(function: str, name: str, fields: dict[str, Any], words: str) -> None:
-    assert words in advised(name, function, **fields)
 
 
 @each("modules, module", [

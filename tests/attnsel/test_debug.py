@@ -25,7 +25,6 @@ from attnsel import (
 )
 from attnsel.debug import SlowPathWarning
 from attnsel.decision import Selection, select
-from tables import each
 
 torch.set_num_threads(1)
 
@@ -121,18 +120,6 @@ SLOW = AttentionParams(dtype="bf16", softcap=30.0, head_dim_qk=512)
 
 def choice(p: AttentionParams, env: Environment = GPU, **policy: Any) -> Selection:
     return select(p, env, policy=Policy(deny=("triton", "cudnn"), **policy))
-
-
-@each("selection, slow", [
-    (choice(AttentionParams()), False),
-    (choice(SLOW), True),
-    (choice(AttentionParams(), backend="sdpa.math"), True),
-    (choice(AttentionParams(), backend="tiled"), True),
-    (choice(SLOW, Environment.describe("cpu")), False),
-    (choice(AttentionParams(), allow=("sdpa.cudnn",), backend="sdpa.flash"), False),  # nothing runs at all
-])  # fmt: skip
-def test_a_last_resort_on_a_gpu_is_a_slow_path(selection: Selection, slow: bool) -> None:
-    assert debug.is_slow_path(selection) is slow
 
 
 def test_a_slow_path_warns_once_and_of_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 ``> f({1|2}, {3|4})`` is asked for each choice of the alternatives; below it stands, indented, what comes of
 it: a plain value; of tensors shape, type and numbers rounded to two digits; of an error its kind, the
 argument it names, what that is, and the numbers in what is allowed; of a sentence its first word and its
-numbers. ``definitions.txt`` has the constants of modules, and what may be left out of their functions. A name
-before the dot is that of a module in MODULES. What changed is accepted as tests/support/records.py says.
+numbers; of a ``Page`` each line; of a model the fields that differ from their defaults. ``definitions.txt``
+has the constants of modules, and what may be left out of their functions. A name before the dot is that of a
+module in MODULES. What changed is accepted as tests/support/records.py says.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
+import io
 import itertools
 import re
 import types
@@ -25,22 +27,36 @@ import torch
 from torch import Tensor
 
 import varlen_cases
-from attnsel import DotProductAttention, attention, scaled_dot_product_attention
+from attnsel import (
+    DotProductAttention,
+    Tensors,
+    attention,
+    configure,
+    detect_layout,
+    scaled_dot_product_attention,
+    select,
+)
 from attnsel.backends import flash_attention
-from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.flash_attention import packages
+from attnsel.base.model import FrozenModel
 from attnsel.environment import Environment
-from attnsel.errors import InvalidInput
+from attnsel.environment.versions import Version
+from attnsel.errors import Caller, InvalidInput
 from attnsel.params import AttentionParams, TensorSpec
+from attnsel.params.layout import FORMATS
 from attnsel.policy import Policy
-from attnsel.runtime.call import Extras, config
+from attnsel.runtime.call import NO_EXTRAS, Call, Extras, config
+from attnsel.selection.adaptations.search import ADAPTERS
+from attnsel.verdicts.verdict import Adaptation, RankKey
 from emulated_flash_attn import installed
 from flash_attention_cases import EVERY
+from layout_cases import buffers_of, cut
 
 FOLDER = Path(__file__).parents[1] / "attnsel" / "recorded_calls"
 MODULES = {
     name.rpartition(".")[2] if "." in name else name: importlib.import_module(f"attnsel.{name}")
-    for name in ("functional", "module")
+    for name in ("functional", "module", "debug", "settings", "base.suggestions")
 }
 for _package, _names in {
     "runtime": "adaptations adapted_rows bind call compiled dispatch contents fused_qkv inputs kernels "
@@ -50,15 +66,21 @@ for _package, _names in {
     "probabilities",
     "flash_attn.layers": "rotary",
     "f_sdpa": "function masks shapes theirs",
+    "params.layout": "detect describe names overlap packing tensors",
+    "selection": "assumed evaluate f_sdpa inquiry memory proof rank rule_dependencies step_geometry steps",
+    "selection.adaptations": "search transforms",
 }.items():
     MODULES |= {name: importlib.import_module(f"attnsel.{_package}.{name}") for name in _names.split()}
 for _package, _names in {
-    "sdpa": "candidate conditions masks ops plan shapes varlen",
-    "flash_attention": "candidate four kernel packages three two",
-    "tiled": "backward candidate differentiable forward philox sequences tiles",
+    "backends.sdpa": "candidate conditions masks ops plan shapes varlen",
+    "backends.flash_attention": "candidate four kernel packages three two",
+    "backends.tiled": "backward candidate differentiable forward philox sequences tiles",
+    "params": "attention checks exchanges recipes",
+    "report": "assumed copy_advice dispatched lines markdown ranked reasons short verdict ways words",
+    "selection.unlock": "change install proposals search software words",
 }.items():
     MODULES |= {
-        f"{_package}_{name}": importlib.import_module(f"attnsel.backends.{_package}.{name}")
+        f"{_package.rpartition('.')[2]}_{name}": importlib.import_module(f"attnsel.{_package}.{name}")
         for name in _names.split()
     }
 
@@ -129,12 +151,96 @@ def plain(value: Any) -> Any:
     return [*value.shape] if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+class Page(str):
+    """A text that is recorded line by line."""
+
+
+def answer(gpu: str, policy: Any = (), /, **about: Any) -> Any:
+    """The engine's answer: fields of the question and releases on the machine, by name."""
+    fields = {name: about.pop(name) for name in list(about) if name in AttentionParams.model_fields}
+    machine = Environment.describe(gpu, **about)
+    return select(AttentionParams(**fields), machine, policy=Policy(**dict(policy)))
+
+
+def judged(name: str, gpu: str, policy: Any = (), /, **about: Any) -> Any:
+    """A candidate's place and verdict, the codes against it, and what it changes on every call."""
+    found = answer(gpu, policy, **about)
+    one, names = found[name], [candidate.name for candidate in found]
+    made = [(a.text, a.bytes, a.flops, [r.code for r in a.avoids]) for a in one.adaptations]
+    return names.index(name) + 1, one.verdict, [reason.code for reason in one.reasons], made
+
+
+def differing(p: AttentionParams, changed: AttentionParams) -> dict[str, Any]:
+    """The fields of the second question that the first has otherwise."""
+    now = {field: getattr(changed, field) for field in type(p).model_fields}
+    return {field: value for field, value in now.items() if value != getattr(p, field)}
+
+
+def adapted(name: str, target: Any = (), /, **fields: Any) -> Any:
+    """The fields that an adaptation changes, and its words and cost."""
+    p = AttentionParams(**fields)
+    applied = ADAPTERS[name].apply(p, tuple(target))
+    return applied and (differing(p, applied[0]), *applied[1][1:4])
+
+
+def carried_through(name: str, target: Any = (), extras: Any = NO_EXTRAS, /, **fields: Any) -> Page:
+    """What a step makes of a call and of its results, and of what a backward is given and gives."""
+    sizes = {"batch_size": 2, "num_heads": 2, "max_seqlen_q": 3, "head_dim_qk": 1, "dtype": "fp32", **fields}
+    p = AttentionParams(**sizes)
+    after, made = ADAPTERS[name].apply(p, tuple(target))
+    step, form = MODULES["adaptations"].STEPS[name](made, p, after), FORMATS[p.qkv_format]
+    rows = [(p.max_seqlen_q, p.num_heads, p.head_dim_qk), (p.max_seqlen_kv, p.num_gqa_groups, p.head_dim_qk)]
+    rows.append((p.max_seqlen_kv, p.num_gqa_groups, p.head_dim_v))
+    q, k, v = (
+        tensor(5, *row[1:], step=step_of)
+        if form.packed
+        else tensor(p.batch_size, *row, step=step_of).permute(*_IN_FORMAT[form.name])
+        for row, step_of in zip(rows, (0.37, 0.5, 0.61), strict=True)
+    )
+    call = Call(config(qkv_format=form.name), q, k, v, extras, configure(), need_grad=True)
+    inner = step.into(call)
+    lse = tensor(p.num_heads, 5) if form.packed else tensor(p.batch_size, p.num_heads, p.max_seqlen_q)
+    inner_lse = step.inner_lse(lse, call)
+    out = inner.q[..., :1].expand(*inner.q.shape[:-1], after.head_dim_v)
+    grads = step.grads(Grads(inner.q, inner.k, inner.v, inner.extras.core_attention_bias), call)
+    dout = step.dout(q[..., :1].expand(*q.shape[:-1], p.head_dim_v), call)
+    found = {"q": inner.q, "k": inner.k, "v": inner.v, "extras": inner.extras, "out": step.out(out, call)}
+    found |= {"lse": step.lse(inner_lse, call), "inner lse": inner_lse, "dout": dout, "grads": grads}
+    return Page("\n".join(f"{what}: {said(one)}" for what, one in found.items()))
+
+
+_IN_FORMAT = {"bshd": (0, 1, 2, 3), "sbhd": (1, 0, 2, 3), "bhsd": (0, 2, 1, 3)}
+
+
+def packed(fmt: str, packing: str, groups: int) -> tuple[Tensor, ...]:
+    """q, k and v cut from one buffer, without data."""
+    return cut(fmt, packing, groups, [t.detach().to("meta") for t in buffers_of(fmt, packing, groups)])
+
+
+def ways(name: str, gpu: str, policy: Any = (), /, **about: Any) -> Page:
+    """The ways out for a refused candidate."""
+    found = [one for one in answer(gpu, policy, **about).unlocks if one.candidate == name]
+    about_each = [(one.rank, one.cost, one.changes, *one[1:4], one.install) for one in found]
+    return Page("\n".join(map(said, about_each)))
+
+
+def lies(*given: Any, **about: Any) -> Page:
+    """How tensors lie, and the drawing of it."""
+    found = detect_layout(*given, **about)
+    of_each = [(t.memory, t.dense, t.overlaps_itself, t.alignment, t.row_alignment) for t in found.tensors]
+    of_all = found.known, found.plain, found.shared, found.overlaps, found.row, of_each
+    return Page(f"{found.describe(60)}\n{said(of_all)}")
+
+
 NAMES: dict[str, Any] = {
     **MODULES,
     **{one.__name__: one for one in (AttentionParams, DotProductAttention, Environment, Extras, Inputs)},
     **{one.__name__: one for one in (Result, Spec, TensorSpec, attention, scaled_dot_product_attention)},
     **{one.__name__: one for one in (Policy, asked, bools, config, given_to, half, ints, tensor)},
-    "torch": torch, "inf": float("inf"), "nan": float("nan"),
+    **{one.__name__: one for one in (Adaptation, Caller, InvalidInput, Page, RankKey, Tensors, Version)},
+    **{one.__name__: one for one in (adapted, answer, carried_through, detect_layout, differing, judged)},
+    **{one.__name__: one for one in (lies, packed, select, ways)},
+    "dataclasses": dataclasses, "io": io, "torch": torch, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
 
 
@@ -150,6 +256,13 @@ def said(value: Any) -> str:
         return " ".join([about, *numbers])
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, Version):
+        return str(value)
+    if isinstance(value, FrozenModel):
+        fields = type(value).model_fields
+        usual = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        kept = {n: one for n, usual in usual.items() if (one := getattr(value, n)) != usual}
+        return type(value).__name__ + said(kept)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return said({name: one for name, one in fields.items() if one is not None and name != "text"})
@@ -167,6 +280,8 @@ def said(value: Any) -> str:
 def outcome(call: str) -> str:
     try:
         value = eval(call, dict(NAMES))
+        if isinstance(value, Page):
+            return "".join(f"\n        {line}" for line in value.splitlines())
         if isinstance(value, str) and value.count(" ") > 2:  # a sentence: what it is about, and its numbers
             return " ".join([value.split()[0], "...", *re.findall(r"-?[\d.]*\d", value)])
         return said(value)
@@ -186,7 +301,8 @@ def answered(line: str) -> Iterator[str]:
     choices = [part.split("|") for part in parts[1::2]]
     for chosen in itertools.product(*choices):
         call = "".join(a + b for a, b in itertools.zip_longest(parts[::2], chosen, fillvalue=""))
-        yield f"    {' ; '.join(chosen)}{' : ' if chosen else ''}{outcome(call)}".rstrip()
+        came = f"    {' ; '.join(chosen)}{' : ' if chosen else ''}{outcome(call)}"
+        yield from (one.rstrip() for one in came.splitlines() if one.strip())
 
 
 def definitions(module: types.ModuleType) -> Iterator[str]:

@@ -99,18 +99,6 @@ def test_what_resembles_nothing_gets_no_guess() -> None:
         assert "mean" not in str(caught.value)
 
 
-def test_a_backend_goes_by_other_names() -> None:
-    for written, meant in {
-        "flash": "sdpa.flash", "FLASH_ATTENTION": "sdpa.flash", "mem_efficient": "sdpa.efficient",
-        "fused": "cudnn", "flash_attn": "flash_attn.2", "fa3": "flash_attn.3", "tritn": "triton",
-    }.items():  # fmt: skip
-        for call in (Policy, built, called):
-            with pytest.raises(InvalidInput) as caught:
-                call(backend=written)
-            told = f"{written!r} is no candidate: did you mean {meant}? Allowed: cudnn, "
-            assert told in str(caught.value)
-
-
 def test_every_meaning_is_of_something_that_exists() -> None:
     functions = (DotProductAttention.__init__, DotProductAttention.forward, attention, select)
     names = {name for function in functions for name in inspect.signature(function).parameters}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnsel import DotProductAttention, InvalidInput, attention, detect_layout
+from attnsel import DotProductAttention, attention, detect_layout
 from layout_cases import B, D, H, S, about_lengths, buffers_of, cut, watched
 
 torch.set_num_threads(1)
@@ -43,45 +43,3 @@ def test_packed_inputs_are_the_views_they_stand_for(packing: str, fmt: str) -> N
     assert layout is not None
     assert layout.name == detect_layout(*cut(fmt, packing, g, buffers), fmt).name
     assert layout.known
-
-
-QKV = torch.randn(B, S, 3, 4, 8)
-KV, Q = QKV[:, :, :2], QKV[:, :, 0]
-TABLE = torch.zeros(2, 1, dtype=torch.int32)
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"qkv_layer": QKV, "kv_layer": KV}, "kv_layer"),
-    ({"qkv_layer": QKV, "q": Q}, "query_layer"),
-    ({"qkv_layer": QKV, "v": Q}, "value_layer"),
-    ({"q": Q, "kv_layer": KV, "k": Q}, "key_layer"),
-    ({"kv_layer": KV}, "query_layer"),
-    ({"q": Q}, "key_layer"),
-    ({}, "query_layer"),
-    ({"q": Q, "k": Q, "v": Q, "qkv_interleave_dim": -2}, "qkv_interleave_dim"),
-    ({"qkv_layer": QKV, "qkv_interleave_dim": 2}, "qkv_interleave_dim"),
-    ({"qkv_layer": QKV, "qkv_interleave_dim": -2}, "qkv_layer.shape"),
-    ({"qkv_layer": KV}, "qkv_layer.shape"),
-    ({"q": Q, "kv_layer": QKV}, "kv_layer.shape"),
-    ({"qkv_layer": Q}, "qkv_layer.shape"),
-    ({"qkv_layer": QKV, "qkv_format": "thd"}, "qkv_layer.shape"),
-    ({"qkv_layer": QKV, "qkv_format": "bhsd"}, "qkv_format"),
-    ({"qkv_layer": QKV, "block_table": TABLE}, "block_table"),
-    ({"qkv_layer": [QKV]}, "qkv_layer"),
-    ({"qkv_layer": QKV.to_sparse()}, "qkv_layer.layout"),
-    ({"q": Q, "kv_layer": KV[:1]}, "key_layer.shape"),
-    ({"q": Q, "kv_layer": KV[..., :6]}, "key_layer.shape"),
-]
-
-
-def test_packed_inputs_that_cannot_be_right() -> None:
-    names = {"q": "query_layer", "k": "key_layer", "v": "value_layer"}
-    core = DotProductAttention(4, 8, qkv_format="bshd", attn_mask_type="no_mask")
-    for arguments, field in BAD:
-        with pytest.raises(InvalidInput) as caught:
-            attention(**arguments)
-        assert caught.value.field == field
-        if arguments.get("qkv_format") != "bhsd":
-            with pytest.raises(InvalidInput) as caught:
-                core(**{names.get(name, name): value for name, value in arguments.items()})
-            assert caught.value.field == field

@@ -9,8 +9,6 @@ import torch
 
 import attnsel
 from attnsel.debug import HintWarning
-from attnsel.runtime.mask_polarity import inverted
-from tables import each
 
 VISIBLE = torch.ones(8, 8, dtype=torch.bool).tril()  # as F.sdpa wants a causal mask
 
@@ -31,24 +29,6 @@ def _nothing_said_before(monkeypatch):
 
     attnsel.clear_cache()
     monkeypatch.setattr(debug, "_announced", set())
-
-
-@each("mask, words", [
-    (VISIBLE, "lower triangle"),
-    (VISIBLE.expand(3, 2, 8, 8), "lower triangle"),
-    (torch.ones(4, 8, dtype=torch.bool).tril(4), "lower triangle"),
-    (torch.tensor([[True, True], [True, False], [False, False]]), "from 1 of 3 rows"),
-    (~VISIBLE[None, None], None),
-    (torch.zeros(8, 8, dtype=torch.bool), None),
-    (torch.zeros(0, 8, dtype=torch.bool), None),
-    (torch.zeros(8, dtype=torch.bool), None),
-    (VISIBLE.float(), None),
-    (VISIBLE.to("meta"), None),
-    (None, None),
-])  # fmt: skip
-def test_masks_of_the_other_polarity_are_seen(mask, words):
-    found = inverted(mask, read_gpu=True)
-    assert found is None if words is None else words in found
 
 
 def test_it_is_said_once_with_the_way_out():

@@ -164,9 +164,6 @@ def test_checkpointing_changes_no_number(arguments: dict[str, Any], reentrant: b
         assert torch.equal(plain, recomputed)
 
 
-# Dropout
-
-
 # State
 
 

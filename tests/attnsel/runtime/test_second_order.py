@@ -50,6 +50,12 @@ def test_second_derivatives_are_right(backend: str, name: str) -> None:
     )
 
 
+def test_the_gradient_of_v_depends_on_that_of_the_output_alone() -> None:
+    q, k, v = make((1, 5, 5, 2, 2, 3, 3))
+    q, k = q.detach(), k.detach()
+    assert torch.autograd.gradgradcheck(lambda v: attention(q, k, v, backend="tiled"), v)
+
+
 def test_second_derivatives_of_a_bias_and_of_sinks_under_dropout() -> None:
     """Which drops the same entries again."""
     module = DotProductAttention(

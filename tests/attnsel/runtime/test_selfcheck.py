@@ -16,9 +16,8 @@ import attnsel
 from attnsel import NoBackendError, attention, clear_cache, override
 from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import FallbackWarning, SelfCheckWarning
-from attnsel.runtime import bind, kernels, reference, selfcheck
+from attnsel.runtime import kernels, reference, selfcheck
 from attnsel.runtime.refusals import evidence
-from tables import each
 
 torch.set_num_threads(1)
 
@@ -322,22 +321,6 @@ def test_memory_that_runs_out_in_the_check_is_no_refusal(kernel: Kernel) -> None
 
 
 # Rows
-
-
-@each("spec, len_q, len_kv, inside", [
-    ({}, 100, 100, {0, 7, 50, 99}),
-    ({"window_right": 0}, 100, 30, {0, 29, 30, 31, 99}),
-    ({"window_right": 0, "bottom_right": True}, 100, 30, {0, 69, 70, 71, 99}),
-    ({"window_right": 0, "window_left": 16}, 100, 30, {0, 15, 16, 17, 29, 30, 46, 47, 99}),
-    ({}, 3, 9, {0, 1, 2}),
-])  # fmt: skip
-def test_rows_lie_where_kernels_go_wrong(spec: Any, len_q: int, len_kv: int, inside: set[int]) -> None:
-    runs = reference._runs(bind.Spec(**spec), reference.SequenceSpan(0, 0, len_q, 0, len_kv))
-    rows = [row for each in runs for row in each]
-    assert inside <= set(rows)
-    assert rows == sorted(set(rows))
-    assert rows[-1] < len_q
-    assert len(rows) <= 10 * reference.RUN
 
 
 def test_more_changes_are_asked_before_a_kernel_is_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

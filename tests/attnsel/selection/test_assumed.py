@@ -5,40 +5,11 @@ from __future__ import annotations
 import random
 
 from attnsel import AttentionParams, Environment, select
-from attnsel.environment.versions import Version
-from attnsel.report.assumed import assumption_words, versions_in_words
 from attnsel.selection.assumed import alternatives
 from questions import questions
 
 THD = {"qkv_layout": "thd", "batch_size": 2, "num_heads": 1, "max_seqlen_q": 2208, "head_dim_qk": 192}
 THD |= {"head_dim_v": 128, "attn_mask_type": "padding_causal"}  # TransformerEngine#2354
-
-
-def test_a_refusal_by_an_assumed_frontend_moves_the_assumption() -> None:
-    env = Environment.describe("H100", cudnn="9.8.0")
-    selection = select(AttentionParams(**THD), env)
-    assert selection.backend == "cudnn"
-    assert selection.environment.cudnn_frontend not in (Version(1, 27), Version(1, 28))
-    assert "cudnn_frontend" in selection.environment.assumed
-    [said] = [a for a in selection.assumptions if a.candidate == "cudnn"]
-    assert said.runs
-    assert said.codes == ("CUDNN230", "CUDNN232")
-    assert said.runs_with == tuple(Version(1, minor) for minor in range(20, 24))
-    assert set(said.refused_with) == {Version(1, minor) for minor in range(24, 29)}
-
-
-def test_what_most_refuse_stays_refused_and_is_asked_about() -> None:
-    """SDPA311: on B200 head_dim 192 from torch 2.11 on."""
-    selection = select(
-        AttentionParams(head_dim_qk=192, head_dim_v=128), Environment.describe("B200", cudnn="9.11.0")
-    )
-    assert not selection["sdpa.cudnn"].eligible
-    [said] = [a for a in selection.assumptions if a.candidate == "sdpa.cudnn"]
-    assert not said.runs
-    assert said.component == "torch"
-    assert said.codes == ("SDPA311",)
-    assert min(said.runs_with) >= Version(2, 11)
-    assert "which do you have?" in assumption_words(said)
 
 
 def test_nothing_is_asked_where_all_was_stated() -> None:
@@ -82,11 +53,3 @@ def test_the_answer_settles() -> None:
         for gpu in ("H100", "B200", "T4"):
             first = select(p, Environment.describe(gpu, cudnn="9.8.0"))
             assert select(p, first.environment).environment == first.environment
-
-
-def test_neighbours_are_written_as_a_range() -> None:
-    every = tuple(Version(1, minor) for minor in range(20, 29))
-    assert versions_in_words(every[:7], every) == "1.20 to 1.26"
-    assert versions_in_words(every[7:], every) == "1.27 and 1.28"
-    assert versions_in_words((*every[:4], *every[7:]), every) == "1.20 to 1.23, 1.27 and 1.28"
-    assert versions_in_words(every[:1], every) == "1.20"

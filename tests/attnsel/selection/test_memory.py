@@ -7,60 +7,16 @@ import pytest
 from attnsel import (
     AttentionParams,
     Environment,
-    InvalidInput,
     NoBackendError,
-    Policy,
     attention,
     override,
     select,
 )
-from attnsel.selection.memory import memory_parts, tensor_bytes
+from attnsel.selection.memory import memory_parts
 from tables import each
 
 H100 = Environment.describe("H100", cudnn="9.13.0", torch="2.9.1")
 CPU = Environment.describe("cpu")
-GIB = 1 << 30
-
-
-@each(
-    "given, bytes_",
-    [
-        ("2GiB", 2 * GIB),
-        ("500MB", 500_000_000),
-        ("1.5 GiB", 3 * GIB // 2),
-        (4096, 4096),
-        ("0", 0),
-        (None, None),
-        ("none", None),
-    ],
-)
-def test_a_limit_is_a_size(given, bytes_):
-    assert Policy(memory_limit=given).memory_limit == bytes_
-
-    for wrong in ("2 gigs", "-1", -1, "", "1GiB per call"):
-        with pytest.raises(InvalidInput, match=r"memory_limit.*such as 2GiB"):
-            Policy(memory_limit=wrong)
-
-
-@each(
-    "name, p, part, need",
-    [
-        # b2 h16 s4096: 12 bytes a score in training
-        ("sdpa.math", AttentionParams(), "scores", 2 * 16 * 4096 * 4096 * 12),
-        ("sdpa.efficient", AttentionParams(window_size=(128, 0)), "mask", 4096 * 4096 * 2),
-        ("sdpa.efficient", AttentionParams(num_gqa_groups=4), "repeated heads", 16 * 2 * 4096 * 256 * 2),
-        # dQ in float32 and a row of statistics; Hopper's engine adds 256 bytes
-        ("cudnn", AttentionParams(), "workspace", 2 * 16 * 4096 * (128 + 1) * 4 + 256),
-    ],
-)
-def test_what_a_limit_is_compared_with(name, p, part, need):
-    assert memory_parts(name, p, H100, select(p, H100)[name].adaptations) == ((part, need),)
-    assert select(p, H100, policy=Policy(memory_limit=need))[name].eligible
-    limited = select(p, H100, policy=Policy(memory_limit=need - 1))
-    (reason,) = [reason for reason in limited[name].reasons if reason.code == "POLICY004"]
-    size = f"{need / GIB:.1f} GiB" if need >= GIB else f"{need / GIB * 1024:.1f} MiB"
-    assert f"needs at least {size} ({size} {part})" in reason.message
-    assert limited["triton"].eligible
 
 
 LONG = AttentionParams(batch_size=1, max_seqlen_q=65536)  # 16 heads: 768 GiB of scores beside 2 GiB
@@ -86,15 +42,6 @@ def test_what_does_not_fit_the_gpu_is_refused_with_both_figures():
 def test_where_it_is_no_measure_of_a_candidate_nothing_is_refused_for_it(p, env):
     codes = {found.code for candidate in select(p, env) for found in candidate.reasons}
     assert "MEMORY001" not in codes
-
-
-def test_tensors_count_with_gradients_in_training_and_a_bias_as_it_is():
-    p = AttentionParams(is_training=False)
-    plain = 4 * 2 * 16 * 4096 * 128 * 2
-    assert tensor_bytes(p) == plain
-    assert tensor_bytes(p.replace(is_training=True)) == 2 * plain
-    bias = p.replace(core_attention_bias_type="post_scale_bias", core_attention_bias_shape="1hss")
-    assert tensor_bytes(bias) == plain + 16 * 4096 * 4096 * 2
 
 
 def test_a_call_runs_within_its_limit_or_not_at_all():

@@ -50,34 +50,6 @@ def test_a_whole_target_is_proven_with_all_features_and_needs_no_look_at_the_que
     assert not unproven(record(trusted=True), nobody, "sm90")
 
 
-@each(
-    "asked, lacking",
-    [
-        ({}, []),
-        ({"is_training": False}, []),
-        ({"num_gqa_groups": 4}, []),
-        ({"softcap": 3.0}, ["softcap"]),
-        ({"dtype": "fp16"}, ["fp16"]),
-        ({"head_dim_qk": 192, "head_dim_v": 192}, ["head_dim 192"]),
-        ({"head_dim_v": 64}, ["a head_dim_v of its own"]),
-        ({"window_size": (9, 0)}, ["windows"]),
-        ({"qkv_layout": "thd_thd_thd", "attn_mask_type": "padding_causal"}, ["packed sequences", "padding"]),
-        (
-            {"core_attention_bias_type": "alibi", "softcap": 3.0, "dtype": "fp32"},
-            ["fp32", "ALiBi", "softcap"],
-        ),
-        ({"return_lse": True}, ["the log-sum-exp as a result"]),
-        ({"cp_size": 4}, ["offsets", "lse"]),
-    ],
-)
-def test_a_call_is_proven_where_each_feature_it_asks_for_is(
-    asked: dict[str, Any], lacking: list[str]
-) -> None:
-    p = AttentionParams(**asked)
-    assert unproven(record("cpu", PART), p, "sm90") == bool(lacking)
-    assert unproven_parts(record("cpu", PART), p, "sm90") == lacking
-
-
 QUESTIONS = (
     {},
     {"dtype": "fp16"},

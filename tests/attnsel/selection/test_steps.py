@@ -19,30 +19,6 @@ from attnsel.selection.step_geometry import (
 CAUSAL = Band(None, 0)
 
 
-def kinds(sizes: RingSizes, rank: int) -> list[list[tuple[str, int, int]]]:
-    return [
-        [(p.kind, len(p.q_rows), len(p.kv_rows)) for p in ring_parts(sizes, rank, owner)]
-        for owner in range(sizes.size)
-    ]
-
-
-def test_a_ring_is_one_call_a_step_of_the_same_work_for_every_rank() -> None:
-    """Own keys: a diagonal. An earlier rank's: its head, for all. A later one's: all, for the tail."""
-    sizes = RingSizes(48, 48, 3, CAUSAL, offsets=False)
-    assert kinds(sizes, 0) == [[("diagonal", 16, 16)], [("full", 8, 16)], [("full", 8, 16)]]
-    assert kinds(sizes, 1) == [[("full", 16, 8)], [("diagonal", 16, 16)], [("full", 8, 16)]]
-    without_mask = RingSizes(48, 24, 3, Band(None, None), offsets=False)
-    assert kinds(without_mask, 2) == [[("full", 16, 8)]] * 3
-
-
-def test_the_shapes_of_all_ranks() -> None:
-    shorter = ((32, 32, "diagonal"), (16, 32, "full"), (32, 16, "full"))
-    assert shapes(RingSizes(64, 64, 2, CAUSAL, offsets=False), "p2p") == shorter
-    assert shapes(RingSizes(64, 64, 1, CAUSAL, offsets=False), "a2a") == ((64, 64, "whole"),)
-    window = RingSizes(256, 256, 8, Band(-7, 0), offsets=True)
-    assert shifts(window) == (0, 1, 7)  # the neighbours' chunks, on both ways
-
-
 @st.composite
 def questions(draw: st.DrawFn) -> RingSizes:
     size = draw(st.integers(2, 4))

@@ -16,10 +16,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnsel import DotProductAttention, InvalidInput, Layout, detect_layout
-from attnsel.params.layout import LAYOUTS, LayoutName
+from attnsel import DotProductAttention, Layout, detect_layout
 from layout_cases import B, D, H, S, buffers_of, cut
-from tables import each
 
 torch.set_num_threads(1)
 
@@ -44,50 +42,6 @@ def packed(fmt: str, group: str, g: int = G) -> Any:
     return cut(fmt, group, g, [t.detach() for t in buffers_of(fmt, group, g)])
 
 
-# Names
-
-
-@each("name, about", LAYOUTS.items())
-def test_transformer_engines_names(name: str, about: LayoutName) -> None:
-    if about.paged:
-        pools = [torch.empty(9, 4, G, D) for _ in range(2)]  # our pools have their pages in front
-        found = detect(packed(about.q_format, "hd_hd_hd")[0], *pools, about.q_format, paged=True)
-        name = f"paged_kv_{about.q_format}_bshd_bshd"
-    elif about.q_format != about.kv_format:
-        q, kv = packed(about.q_format, "hd_hd_hd")[0], packed(about.kv_format, "hd_hd_hd")[1:]
-        found = detect(q, *kv, f"{about.q_format}_2{about.kv_format}")
-    else:
-        found = detect(*packed(about.q_format, about.group.replace("sd", "hd")), about.q_format)
-    assert (found.name, found.known) == (name, True)
-
-
-@each("fmt, group, g, name", [
-    ("sbhd", "(h+2hg)d", 1, "sb(h+2hg)d"),
-    ("bshd", "(h+2hg)d", 2, "bs(h+2hg)d"),
-    ("thd", "(h+2hg)d", 4, "t(h+2hg)d"),
-    ("bhsd", "(h+2hg)d", 2, "b(h+2hg)sd"),
-    ("sbhd", "(h+2hg)d", H, "sb3hd"),  # equal parts: this is TransformerEngine's
-    ("bhsd", "3hd", 2, "b3hsd"),
-    ("bhsd", "h3d", 2, "bh3sd"),
-    ("bhsd", "hd_2hd", 2, "bhsd_b2hsd"),
-    ("sbhd", "hg(h/hg+2)d", 2, "sbhd_sbhg(h/hg+2)d"),
-    ("bshd", "hg(h/hg+2)d", 4, "bshd_bshg(h/hg+2)d"),
-    ("thd", "hg(h/hg+2)d", 2, "thd_thg(h/hg+2)d"),
-])  # fmt: skip
-def test_what_transformer_engine_has_no_name_for(fmt: str, group: str, g: int, name: str) -> None:
-    found = detect(*packed(fmt, group, g), fmt)
-    assert found.name == name
-    for width in (60, 120):
-        assert max(map(len, found.describe(width).splitlines())) <= width
-
-
-def test_names_say_how_memory_is_ordered_not_how_it_is_indexed() -> None:
-    q, k, v = (t.transpose(0, 1) for t in packed("sbhd", "(h+2hg)d"))
-    assert detect(q, k, v, "bshd").name == "sb(h+2hg)d"
-    q, k, v = (t.transpose(1, 2) for t in packed("bhsd", "hd_hd_hd"))
-    assert detect(q, k, v, "bshd").name == "bhsd_bhsd_bhsd"
-
-
 def test_dimensions_of_size_one_have_no_say() -> None:
     for fmt, shape in itertools.product(("bshd", "sbhd", "bhsd"), itertools.product((1, 3), repeat=4)):
         q = torch.empty(shape)
@@ -96,37 +50,7 @@ def test_dimensions_of_size_one_have_no_say() -> None:
     assert detect(one, one.clone(), one.clone(), "bshd").name == "bshd_bshd_bshd"
 
 
-@each("change, token", [
-    (lambda t: t[:, ::2], "view(bshd)"),
-    (lambda t: t[..., :9], "view(bshd)"),
-    (lambda t: t[..., ::2], "view(bshd)"),
-    (lambda t: t[:, :, :1].expand(-1, -1, 4, -1), "view(bs1d)"),
-    (lambda t: t[:1, :1, :1].expand(2, 3, 4, -1), "111d"),
-    (lambda t: t.as_strided((2, 3, 4, 16), (64, 64, 16, 1)), "overlap(bshd)"),
-])  # fmt: skip
-def test_views(change: Any, token: str) -> None:
-    q, k, v = (torch.empty(B, S, H, D) for _ in range(3))
-    assert detect(q, change(k), change(v), "bshd").name == f"bshd_{token}_{token}"
-
-
-def test_a_packed_buffer_inside_a_wider_row_is_a_view_of_it() -> None:
-    row = torch.empty(B, S, 3 * H * D + 40)
-    q, k, v = row[..., 8 : 8 + 3 * H * D].unflatten(-1, (3, H, D)).unbind(2)
-    found = detect(q, k, v, "bshd")
-    assert (found.name, found.q.offset) == ("view(bs3hd)", 8)
-    assert "and 40 elements that are none of theirs" in found.describe()
-
-
 # Storages, overlap, alignment
-
-
-def test_shared_storages_and_overlap() -> None:
-    for group, shared in (("3hd", ("qkv",)), ("hd_2hd", ("kv",)), ("hd_hd_hd", ())):
-        assert detect(*packed("bshd", group), "bshd").shared == shared
-    x = torch.empty(B, S, H, D)
-    found = detect(x, x, x, "bshd")
-    assert (found.name, found.plain) == ("bshd_bshd_bshd", True)
-    assert found.overlaps == (("q", "k", True), ("q", "v", True), ("k", "v", True))
 
 
 def test_memory_that_lies_in_two_storages_is_seen() -> None:
@@ -274,20 +198,6 @@ def test_any_strided_tensors_are_what_their_layout_says(case: tuple[Triple, str]
 def addresses_of(t: Any) -> set[tuple[int, int]]:
     indices = itertools.product(*map(range, t.shape))
     return {(t.storage, t.start + 4 * sum(map(operator.mul, index, t.stride))) for index in indices}
-
-
-# Bad input
-
-
-def test_bad_input_is_named() -> None:
-    x = torch.empty(B, S, H, D)
-    with pytest.raises(InvalidInput, match=r"qkv_format = 'hbsd': must be one of bshd, .*thd_2bshd"):
-        detect_layout(x, x, x, "hbsd")
-    with pytest.raises(InvalidInput, match=r"key_layer\.shape = \(2, 6, 16\): must have 4 dimensions, bshd"):
-        detect_layout(x, x[..., 0], x, "bshd")
-
-
-# The drawing
 
 
 # Where it is told

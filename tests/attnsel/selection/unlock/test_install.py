@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from attnsel import AttentionParams, Environment, Policy, select
+from attnsel import select
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment.releases import BUILDS, FRONTENDS, ON_ARM, runs_on
 from attnsel.environment.versions import Version
@@ -82,61 +82,3 @@ def test_every_install_of_random_refused_questions_resolves(seed, count):
                 resolved(selection, unlock)
                 seen += 1
     assert seen > count
-
-
-# ---- what real questions get ------------------------------------------------------------------------
-
-
-def installs(name, gpu, fields=None, **versions):
-    selection = select(AttentionParams(**fields or {}), Environment.describe(gpu, **versions))
-    return [u for u in selection.unlocks if u.candidate == name and u.install is not None]
-
-
-def test_a_torch_that_nobody_stated_is_one_whose_pins_fit_together():
-    """Trials, wrong answer 7: cuDNN for CUDA 12 stood beside a torch for CUDA 13."""
-    for name in ("cudnn", "sdpa.cudnn"):
-        (unlock,) = installs(name, "B200", {"head_dim_qk": 192, "head_dim_v": 128}, cudnn="9.10.1")
-        assert unlock.install.commands == ("pip install 'torch==2.11.0'",)
-        assert dict(unlock.install.pins)["cudnn"] == "9.19.0.56"
-        assert "is the first whose wheels bring cuDNN 9.19.0 (CUDA 13.0)" in unlock.install.why[1]
-
-
-def test_under_a_torch_that_was_stated_its_pin_is_overridden_and_said():
-    """cosmos-framework#153: torch 2.13 pins cuDNN 9.20.0.48."""
-    mxfp8 = {"fp8": True, "fp8_meta": {"recipe": {"kind": "mxfp8", "fp8_dpa": True}}}
-    (unlock,) = installs("cudnn", "B200", mxfp8, torch="2.13.0")
-    assert unlock.paste.splitlines() == [
-        "pip install 'torch==2.13.0'",
-        "pip install --no-deps 'nvidia-cudnn-cu13==9.21.0.82'",
-    ]
-    assert unlock.install.why == (
-        "cuDNN ≥ 9.21.0 is needed by CUDNN316",
-        "torch 2.13.0 pins nvidia-cudnn-cu13==9.20.0.48: pip reports a conflict and goes on; "
-        "uv needs override-dependencies",
-    )
-
-
-def test_what_torch_would_not_load_or_attnsel_not_run_on_is_never_offered():
-    """Trials, wrong answer 7: Triton 3.2 was put beside torch 2.5, which pins 3.1. And torch raises for a
-    minor of cuDNN below the one it was compiled with, so that an older torch is what helps."""
-    (unlock,) = installs("triton", "A100", torch="2.5.1")
-    assert unlock.install.commands == ("pip install 'torch==2.6.0'",)
-    fields = {"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attn_mask_type": "no_mask"}
-    for unlock in installs("cudnn", "H100", fields, torch="2.15.0", cudnn="9.26.0"):
-        assert "nvidia-cudnn" not in unlock.paste
-        assert dict(unlock.install.changes)["torch"] < Version(2, 15)
-
-
-def test_another_recipe_and_16_bits_are_offered_before_another_gpu():
-    """Trials, wrong answer 4 and TensorRT-LLM#17849: the only way out was a B200."""
-    meta = {"recipe": {"kind": "current", "fp8_dpa": True}}
-    p = AttentionParams(fp8=True, fp8_meta=meta, is_training=False, attn_mask_type="no_mask")
-    env = Environment.describe("H100", cudnn="9.20.0")
-    found = [u for u in select(p, env).unlocks if u.candidate == "cudnn"]
-    assert [(u.change, u.effect) for u in found] == [
-        ("FP8 recipe current → delayed (other numbers)", "config"),
-        ("fp8_dpa=False (attention in 16 bits)", "config"),
-    ]
-    delayed, plain = (u.apply(p, env, Policy())[0] for u in found)
-    assert (delayed.recipe.kind, delayed.fp8_attention) == ("delayed", True)
-    assert (plain.recipe.kind, plain.fp8_attention) == ("current", False)

@@ -7,7 +7,6 @@ import pytest
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
 from attnsel.decision import _ask_about
 from attnsel.environment.versions import Version
-from attnsel.params import TensorSpec
 from attnsel.rules import Rule
 from attnsel.selection.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, changed, cost_of
 from attnsel.selection.unlock.change import grouped
@@ -34,11 +33,6 @@ def ways(selection, name):
 
 
 AS_IT_IS = Policy(adapt="never")  # padding is a way out where attnsel may not pad by itself
-
-
-def texts(name, fields=None, gpu="H100", policy=AS_IT_IS, **versions):
-    selection = select(AttentionParams(**fields or {}), Environment.describe(gpu, **versions), policy=policy)
-    return [unlock.change for unlock in ways(selection, name)]
 
 
 # ---- every way out that is shown --------------------------------------------------------------------
@@ -174,53 +168,6 @@ def test_padding_costs_less_than_a_setting_than_an_upgrade_than_a_gpu_than_a_bug
 # ---- texts and pastes -------------------------------------------------------------------------------
 
 
-MLA = {"head_dim_qk": 192, "head_dim_v": 128}
-PADDED = {"max_seqlen_q": 64, "max_seqlen_kv": 1000, "attn_mask_type": "padding"}
-PRE_SCALE = {"core_attention_bias_type": "pre_scale_bias", "is_training": False}
-POST_SCALE = "core_attention_bias_type pre_scale_bias → post_scale_bias (the bias times softmax_scale)"
-OLD = {"gpu": "A100", "cudnn": "8.9.7"}
-
-
-@each(
-    "name, fields, machine, text",
-    [
-        ("cudnn", MLA, {"cudnn": "9.1.0"}, "upgrade cuDNN to ≥ 9.5.0"),
-        ("sdpa.flash", MLA, {}, "pad head_dim_v 128 → 192 (+50 % V)"),
-        ("sdpa.efficient", {"head_dim_qk": 60}, {}, "pad head_dim 60 → 64 (+6.7 % Q, K, V)"),
-        ("cudnn", {"max_seqlen_q": 16534}, OLD, "round the sequence 16534 up to 16576 (+0.25 %)"),
-        ("cudnn", PADDED, OLD, "round max_seqlen_kv 1000 up to 1024 (+2.4 %)"),
-        ("triton", {}, {"triton": None}, "install Triton ≥ 3.2.0"),
-        ("sdpa.math", {"return_lse": True}, {}, "return_lse True → False"),
-        ("cudnn", PRE_SCALE, {"cudnn": "9.13.0"}, POST_SCALE),
-    ],
-)
-def test_a_change_is_told_in_words(name, fields, machine, text):
-    assert text in texts(name, fields, **machine)
-
-
-def test_a_mask_that_hides_nothing_may_be_dropped():
-    mask = TensorSpec(shape=(2, 1, 64, 64), stride=(4096, 4096, 64, 1), dtype="bool")
-    p = AttentionParams(
-        attn_mask_type="arbitrary", max_seqlen_q=64, tensors={"mask": mask, "mask_hides_nothing": True}
-    )
-    selection = select(p, Environment.describe("H100"), policy=AS_IT_IS)
-    unlock = ways(selection, "sdpa.flash")[0]
-    assert (unlock.change, unlock.effect) == ("drop attention_mask: it hides nothing", "exact")
-    after, env, policy = unlock.apply(p, selection.environment, selection.policy)
-    assert (after.attn_mask_type, after.tensors.mask) == ("no_mask", None)
-    unknown = select(p.replace(tensors={"mask": mask}), env, policy=policy)
-    assert not any("drop" in other.change for other in ways(unknown, "sdpa.flash"))
-
-
-def test_a_set_is_one_line_joined_by_and_and_one_torch_brings_all_of_it():
-    selection = select(AttentionParams(**MLA), Environment.describe("H100", cudnn="9.1.0"))
-    unlock = ways(selection, "sdpa.cudnn")[0]
-    assert unlock.change == "upgrade cuDNN to ≥ 9.5.1 and upgrade PyTorch to ≥ 2.8.0, below 2.9.0"
-    assert (unlock.paste, unlock.effect) == ("pip install 'torch==2.8.0'", "install")
-    assert dict(unlock.install.pins)["cudnn"] == "9.10.2.21"
-    assert dict(unlock.changes) == {"cudnn": Version(9, 5, 1), "torch": Version(2, 8)}
-
-
 @each("fmt, shape", [("bshd", (2, 1000, 16, 60)), ("sbhd", (1000, 2, 16, 60)), ("bhsd", (2, 16, 1000, 60))])
 def test_what_is_pasted_for_padding_runs(fmt, shape):
     torch = pytest.importorskip("torch")
@@ -233,43 +180,7 @@ def test_what_is_pasted_for_padding_runs(fmt, shape):
     assert list(space["x"].shape) == [{1000: 1024, 60: 64}.get(n, n) for n in shape]
 
 
-# ---- versions ---------------------------------------------------------------------------------------
-
-
-def test_a_version_that_meets_a_bug_is_not_offered():
-    """9.10.0 lifts the refusal of one query under a causal mask, and is withdrawn itself."""
-    fields = {"max_seqlen_q": 1, "max_seqlen_kv": 4096, "is_training": False}
-    fields["attn_mask_type"] = "causal_bottom_right"
-    offers = [
-        dict(u.changes)["cudnn"]
-        for u in ways(select(AttentionParams(**fields), Environment.describe("H100", cudnn="9.9.0")), "cudnn")
-        if u.effect == "install"
-    ]
-    assert offers == [Version(9, 10, 2)]
-
-
-# ---- hardware, casts, policy ------------------------------------------------------------------------
-
-
-def test_a_wish_for_determinism_is_lifted_with_the_parameter():
-    p, env = AttentionParams(head_dim_qk=256), Environment.describe("B200")
-    selection = select(p, env, policy=Policy(deterministic=True))
-    lifted = [u for u in selection.unlocks if "policy.deterministic" in dict(u.changes)]
-    assert lifted
-    for unlock in lifted:
-        assert not unlock.apply(p, env, Policy(deterministic=True))[2].deterministic
-        assert "ATTNSEL_DETERMINISTIC=0" in unlock.change
-
-
 def test_what_refused_when_it_ran_has_no_way_out_that_anyone_knows():
     p, env = AttentionParams(), Environment.describe("H100")
     evidence = Evidence().plus(Refusal("sdpa.cudnn", p, "no plan"))
     assert not ways(select(p, env, evidence=evidence), "sdpa.cudnn")
-
-
-def test_where_no_software_helps_the_nearest_gpu_is_named():
-    (unlock,) = ways(select(AttentionParams(), Environment.describe("T4")), "sdpa.flash")
-    assert (unlock.change, unlock.effect) == ("a GPU from sm80 on (e.g. A10)", "hardware")
-    assert dict(unlock.changes) == {"gpu": "A10"}
-    _, env, _ = unlock.apply(AttentionParams(), Environment.describe("T4"), Policy())
-    assert (env.arch, env.detected) == (86, False)
