@@ -84,7 +84,8 @@ def told_of(code: str) -> list[str]:
     with packages(), watch() as w:
         exec(compile(code, "<program>", "exec"), names)
     lines = [f"asked: {fields(p)}" for p in names.get("asked", ())]
-    for site, here in zip(judge(w.sites, CPU, H100), judge(w.sites, CPU), strict=True):
+    for seen, site in zip(w.sites, judge(w.sites, CPU, H100), strict=True):
+        (here,) = judge([seen], CPU) if seen.api == "F.scaled_dot_product_attention" else (site,)
         told = site.model_dump(exclude_defaults=True, exclude={"params", "materialised"})
         where = re.sub(r"(attnsel/\S+):\d+", r"\1", told.pop("where"))
         lines.append(f"{where}: {told.pop('api')}")
