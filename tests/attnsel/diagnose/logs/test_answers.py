@@ -1,8 +1,8 @@
-"""Whole answers to a few logs against ``answers.txt``: as text or Markdown, and as JSON without question and machine.
+"""Whole answers to logs against ``answers.txt``: of threads in ``cases/`` and of short ones in ``made/``.
 
-What changed is accepted as tests/support/records.py says."""
-
-# ruff: noqa: E501  what libraries print is not broken into lines
+An answer is told as text or as Markdown, with the question behind it; of those in ``made/`` and of one thread
+as JSON too. What changed is accepted as tests/support/records.py says.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +10,51 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnsel.diagnose.logs.answer import explained
+from attnsel import AttentionParams, Environment, Policy, select
+from attnsel.backends.registry import CANDIDATES
+from attnsel.diagnose.logs.answer import Answer, _ways, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.question import Stated
 from attnsel.diagnose.logs.report import render_markdown, render_text
 from records import Record
 
 RECORD = Path(__file__).with_name("answers.txt")
-CASES = {
-    name: (RECORD.with_name("cases") / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-    for name in (
-        "NVIDIA-TransformerEngine-2285",
-        "Dao-AILab-flash-attention-1321",
-        "facebookresearch-xformers-1263",
-    )
-}
-CHOSEN = "Running with config={'compute_capability': 'sm80', 'head_dim_qk': 512, 'head_dim_v': 512}\nSelected backend = FlashAttention (2.7.4)"
-LOGS = {
-    **CASES,
-    "chosen against the rules": CHOSEN.splitlines(),
-    "twenty reasons": [*(f"Disabling FlashAttention 2 for reason {n}" for n in range(20)), "Selected backend = NoBackend"],
-    "seven calls": [f"[rank{n}]: RuntimeError: FlashAttention forward only supports head dimension at most {n}" for n in (7, 1, 2, 3, 4, 5, 6, 7)],
-    "cuDNN inside PyTorch": ["cuDNN attention kernel not used because:", "[cudnn_frontend] Error: No execution plans support the graph"],
-    "a question alone": CHOSEN.splitlines()[:1],
-}  # fmt: skip
+LOGS = [*sorted(RECORD.parent.glob("made/*.txt")), *sorted(RECORD.parent.glob("cases/*.txt"))]
+IN_JSON = ("made", "NVIDIA-TransformerEngine-2285.txt")
+
+
+def question(answer: Answer) -> Iterator[str]:
+    p, env = answer.rebuilt.params, answer.rebuilt.environment
+    yield f"call: {p.model_dump(mode='json', exclude_defaults=True)}"
+    yield f"sm{env.arch}: {env.model_dump(mode='json', exclude_defaults=True, exclude={'device', 'assumed'})}"
+    yield f"said: {', '.join(answer.rebuilt.stated)}"
 
 
 def reports() -> Iterator[str]:
-    for place, (name, lines) in enumerate(LOGS.items()):
-        found = explained(gather(lines), Stated())
-        yield f"==== {name}\n\n{render_markdown(found) if place % 2 else render_text(found, 77)}\n"
-        for call in found.as_dict()["calls"]:
+    for place, path in enumerate(LOGS):
+        found = explained(gather(path.read_text(encoding="utf-8").splitlines()), Stated())
+        yield f"==== {path.parent.name}/{path.stem}\n\n"
+        yield render_markdown(found) if place % 2 else render_text(found, 77)
+        yield ""
+        for answer, call in zip(found.answers, found.as_dict()["calls"], strict=True):
+            yield from question(answer)
             facts = {key: value for key, value in call.items() if key not in ("params", "environment")}
-            yield json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+            if path.name in IN_JSON or path.parent.name in IN_JSON:
+                yield json.dumps(facts, indent=1, ensure_ascii=False)
+            yield ""
 
 
 def test_whole_answers_are_as_they_are_written_down(record: Record) -> None:
     record.holds(RECORD, "\n".join(reports()).splitlines())
+
+
+def test_four_ways_help_and_none_that_is_not_worth_showing() -> None:
+    """flash_attn.2 would be installed only to come behind others."""
+    p = AttentionParams(head_dim_qk=192, head_dim_v=128)
+    plain = select(p, Environment.describe("H100", cudnn="9.1.0", torch="2.9.1"))
+    assert "flash_attn.2" in [way.candidate for way in plain.unlocks]
+    shown = [way.candidate for way in _ways(plain, list(CANDIDATES))]
+    assert shown == ["cudnn", "flash_attn.3", "flash_attn.4", "sdpa.cudnn"]
+    assert [way.candidate for way in _ways(plain, ["flash_attn.2", "cudnn"])] == ["cudnn"]
+    denied = select(p, Environment.describe("H100", cudnn="9.1.0"), policy=Policy(deny=("flash_attn.3",)))
+    assert not list(_ways(denied, ["flash_attn.3"])), "what a user's policy rules out is no way"

@@ -17,6 +17,7 @@ from attnsel.diagnose.logs.message import Library, More, gate
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import entries
 from attnsel.diagnose.logs.texts import FirstOf
+from attnsel.rules import find_rule
 from records import Record
 
 RECORD = Path(__file__).with_name("messages.txt")
@@ -88,3 +89,13 @@ def test_every_message_speaks_in_a_text_of_the_record() -> None:
         spoken = {n for log in texts() for n in speaks(library, log)}
         silent = [one.quick for n, one in enumerate(library.messages) if n not in spoken]
         assert silent == (SILENT.get(library.name, []) if silent else []), library.name
+
+
+def test_every_message_can_be_reached_and_names_rules_that_exist() -> None:
+    words = gate(libraries())
+    for library in libraries():
+        for message in library.messages:
+            assert any(word in message.quick.lower() for word in words), message.quick
+            for code in message.codes:
+                find_rule(code)
+            assert message.source or message.kind == "machine", message.quick

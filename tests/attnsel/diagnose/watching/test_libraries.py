@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import attnsel.flash_attn  # noqa: E402
-from attnsel.diagnose.watching.libraries import _te_kernel, te_question, varlen_question  # noqa: E402
+from attnsel.diagnose.watching.libraries import _te_kernel, te_question  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 
 FLASH = """
@@ -104,29 +104,3 @@ def test_transformer_engine_says_what_it_chose(packages):
         assert _te_kernel(chosen) == told
     with pytest.raises(attnsel.InvalidInput, match="attention_params"):
         te_question(None)
-
-
-def test_varlen_is_thd_with_its_window():
-    q = torch.randn(24, 4, 16, dtype=torch.bfloat16)
-    given = {"query": q, "key": q, "value": q, "cu_seq_q": torch.tensor([0, 8, 24]), "max_q": 16, "max_k": 16}
-    p = varlen_question({**given, "window_size": (-1, 0)})
-    assert (p.qkv_layout, p.batch_size, p.max_seqlen_q) == ("thd_thd_thd", 2, 16)
-    assert p.attn_mask_type == "padding_causal_bottom_right"
-    assert varlen_question({**given, "window_size": (4, 2)}).window_size == (4, 2)
-
-
-def test_flex_attention_that_is_not_compiled():
-    from torch.nn.attention import flex_attention as module
-
-    q, k, v = qkv(1, 2, 128, 16)
-    before = module.flex_attention
-    mask = module.create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu")
-    plain = module.flex_attention(q, k, v, block_mask=mask)
-    with watch() as w:
-        watched = module.flex_attention(q, k, v, block_mask=mask)
-    assert torch.equal(plain, watched)
-    (site,) = w.sites
-    assert site.api == "flex_attention"
-    assert site.forward.startswith("flex_attention, not compiled")
-    assert site.params.attn_mask_type == "arbitrary"
-    assert module.flex_attention is before

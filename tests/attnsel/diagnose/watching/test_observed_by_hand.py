@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,7 +10,6 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from attnsel.diagnose.watching.session import watch  # noqa: E402
-from tables import each  # noqa: E402
 
 
 class Block(nn.Module):
@@ -98,58 +95,3 @@ def test_which_way_nn_multihead_attention_took():
     assert {s.api for s in w.sites} == {"nn.MultiheadAttention"}
     assert "need_weights=False" in w.sites[0].fix
     assert {s.params.num_heads for s in w.sites} == {4}
-
-
-@each("evaluated", [False, True])
-def test_the_masks_of_nn_multihead_attention_are_the_question(evaluated):
-    """Padding beats is_causal, and a mask padding; and they are read by place, as well."""
-    mha = nn.MultiheadAttention(32, 4, batch_first=True).train(not evaluated)
-    x = torch.randn(2, 8, 32)
-    padding = torch.zeros(2, 8, dtype=torch.bool)
-    padding[1, 5:] = True
-    causal = torch.ones(8, 8, dtype=torch.bool).triu(1)
-    for kind, *given in (
-        ("no_mask", None, False, None),
-        ("padding", padding, False, None),
-        ("arbitrary", None, False, causal),
-        ("causal", None, False, causal, True, True),
-        ("arbitrary", padding, False, causal),
-        ("arbitrary", padding, False, causal, True, True),
-    ):
-        names = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
-        named = dict(zip(names, given, strict=False))
-        for arguments, more in ((given, {}), ((), named)):
-            with watch() as w:
-                mha(x, x, x, *arguments, **more)
-            assert [site.params.attn_mask_type for site in w.sites] == [kind], named
-
-
-def test_the_sizes_of_nn_multihead_attention_are_the_question():
-    rows, more = torch.randn(2, 8, 32), torch.randn(2, 5, 32)
-    plain = nn.MultiheadAttention(32, 4, batch_first=True, dropout=0.25)
-    longer = nn.MultiheadAttention(32, 4, batch_first=True, add_bias_kv=True, add_zero_attn=True)
-    for mha, q, kv, asked in (
-        (plain, rows, more, (2, 8, 5, 4, 8, 0.25)),
-        (copy.deepcopy(plain).eval(), rows, more, (2, 8, 5, 4, 8, 0.0)),
-        (nn.MultiheadAttention(32, 2), rows, torch.randn(5, 8, 32), (8, 2, 5, 2, 16, 0.0)),
-        (nn.MultiheadAttention(32, 4), rows[0], more[0], (1, 8, 5, 4, 8, 0.0)),
-        (longer, rows, more, (2, 8, 7, 4, 8, 0.0)),
-    ):
-        with watch() as w:
-            mha(q, kv, kv, need_weights=False)
-        p = w.sites[0].params
-        sizes = p.batch_size, p.max_seqlen_q, p.max_seqlen_kv, p.num_heads, p.head_dim_qk
-        assert (*sizes, p.attention_dropout) == asked
-
-
-def test_the_masks_of_an_encoder_layer_are_the_question():
-    layer = nn.TransformerEncoderLayer(32, 4, batch_first=True).eval()
-    x, padding = torch.randn(2, 8, 32), torch.zeros(2, 8, dtype=torch.bool)
-    causal = torch.ones(8, 8, dtype=torch.bool).triu(1)
-    calls = {"no_mask": {}, "padding": {"src_key_padding_mask": padding}, "arbitrary": {"src_mask": causal}}
-    for kind, masks in calls.items():
-        with torch.no_grad(), watch() as w:
-            layer(x, **masks)
-        (site,) = w.sites
-        assert site.forward == "aten::_transformer_encoder_layer_fwd"
-        assert site.params.attn_mask_type == kind

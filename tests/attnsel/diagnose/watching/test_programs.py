@@ -2,7 +2,8 @@
 
 ``programs/*.txt`` holds them: a title, the lines of a program, and after ``|`` what is seen of it: the
 question with every field that is not the default, what ran, what was made, and for an H100 the best kernel
-with reason and fix. What stands behind ``|`` was read against the program, and says *changed* from then on.
+with reason and fix, and what of these is otherwise on the CPU that ran it. What stands behind ``|`` was read
+against the program, and says *changed* from then on. ``models.txt``: as libraries and papers write it.
 What changed is accepted as tests/support/records.py says.
 """
 
@@ -39,6 +40,7 @@ FLASH = {
 }
 THEIRS = ("flash_attn", "transformer_engine")
 H100 = Environment.describe("H100", torch="2.9.1", cudnn="9.10.2")
+CPU = Environment.describe("cpu", torch=torch.__version__)
 
 
 def flash_attn(name: str) -> ModuleType:
@@ -82,7 +84,8 @@ def told_of(code: str) -> list[str]:
     with packages(), watch() as w:
         exec(compile(code, "<program>", "exec"), names)
     lines = [f"asked: {fields(p)}" for p in names.get("asked", ())]
-    for site in judge(w.sites, Environment.detect(), H100):
+    for seen, site in zip(w.sites, judge(w.sites, CPU, H100), strict=True):
+        (here,) = judge([seen], CPU) if seen.api == "F.scaled_dot_product_attention" else (site,)
         told = site.model_dump(exclude_defaults=True, exclude={"params", "materialised"})
         where = re.sub(r"(attnsel/\S+):\d+", r"\1", told.pop("where"))
         lines.append(f"{where}: {told.pop('api')}")
@@ -93,6 +96,9 @@ def told_of(code: str) -> list[str]:
         for name, value in told.items():
             values = value if isinstance(value, tuple) else (value,)
             lines += [f"  {name}: {one}" for one in values]
+        for name in ("best", "why", "fix"):
+            if (value := getattr(here, name)) and value not in (getattr(site, name), site.candidate):
+                lines.append(f"  on the CPU, {name}: {value if isinstance(value, str) else '; '.join(value)}")
     unseen = [one for one in w.recorder.unseen if not one.startswith("torch.compile made")]
     return [*lines, *(f"not seen: {one}" for one in unseen)]
 

@@ -107,19 +107,6 @@ def test_an_observer_that_fails_before_during_or_after_a_call_costs_one_line(tmp
     assert len(recorder.unseen) == 50
 
 
-def test_arguments_of_f_sdpa_are_read_by_place_as_by_name():
-    q, k, v = qkv()
-    mask = torch.zeros(16, 16)
-    with attnsel.watch() as seen:
-        F.scaled_dot_product_attention(q, k, v, None, 0.0, True)
-        F.scaled_dot_product_attention(q, k, v, None, 0.5)
-        F.scaled_dot_product_attention(q, k, v, mask)
-    causal, dropped, masked = (site.params for site in seen.sites)
-    assert (causal.attn_mask_type, causal.attention_dropout) == ("causal", 0.0)
-    assert (dropped.attn_mask_type, dropped.attention_dropout) == ("no_mask", 0.5)
-    assert (masked.core_attention_bias_type, masked.attention_dropout) == ("post_scale_bias", 0.0)
-
-
 def test_threads_of_the_program_are_watched_and_outlive_it_unwatched():
     q, k, v = qkv()
     go, done = threading.Event(), threading.Event()
