@@ -72,14 +72,30 @@ Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Blackwell is sup
 {"engineId":3,"smVersion":900,"knobChoices":{}}
 Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Blackwell is supported at: !y
 """
+# Of another GPU, and of a choice that was not made: said where nothing else is known.
+OTHERS = """No valid engine configs for Matmul_
+{"engineId":8,"smVersion":800,"knobChoices":{}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN; Reason: KERNEL_CFG knob must be set at: kcfg_idx < 0
+Warning: CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN; Reason: process_knob_choices()
+{"engineId":9,"smVersion":800,"knobChoices":{}}
+Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Hopper is supported for this engine at: arch
+"""
+TELLING = '{"engineId":4,"smVersion":800}\nWarning: CUDNN_STATUS_NOT_SUPPORTED; Reason: d too large at: d\n'
 
 
 def test_each_engine_has_its_own_reason_and_a_refusal_is_told_in_a_line():
+    """Messages as libcudnn 9.28.0 writes them."""
     found = engine_refusals(REFUSAL)
     assert [(r.engine, r.arch) for r in found] == [(1, 90), (2, 90), (3, 90)]
     assert found[0].status == "NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT"
     assert found[0].reason == "too much shared memory"
-    assert in_short(REFUSAL) == (
-        "no engine takes it (engine 1: too much shared memory; engine 2, 3: only Blackwell is supported)"
-    )
+    for text, short in (
+        (REFUSAL, "(engine 1: too much shared memory; engine 2, 3: only Blackwell is supported)"),
+        (OTHERS + TELLING, "(engine 4: d too large; 2 more)"),
+        (
+            OTHERS,
+            "(engine 8: KERNEL_CFG knob must be set; engine 9: only Hopper is supported for this engine)",
+        ),
+    ):
+        assert in_short(text) == f"no engine takes it {short}"
     assert in_short("hidden_dim should be\tmultiple of 8\nmore") == "hidden_dim should be multiple of 8"
