@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.sdpa import ops
 from attnsel.backends.sdpa.bound import bind
 from attnsel.backends.sdpa.guards import check, check_call, violations
@@ -119,6 +120,7 @@ def test_a_guard_speaks_for_its_kernels_and_no_other(
 
 def test_what_is_no_danger_breaks_nothing() -> None:
     for traits in ALL:
+        assert resolve(CANDIDATES[traits.kernel].name, traits.device) is traits
         assert broken(traits, BASE) == set()
     with torch.no_grad():
         assert broken(ops.EFFICIENT, WITH_GRAD) == set()
