@@ -263,19 +263,6 @@ def test_packed_batches_of_a_run_are_a_handful_of_plans() -> None:
     assert len(emulated_cudnn.built) == 4  # 12 or 14 sequences, forward and backward
 
 
-def test_buckets_hold_every_length_and_waste_a_quarter_at_most() -> None:
-    for length in [*range(1, 300), *range(300, 300_000, 9910)]:
-        room = tensors.bucket(length)
-        assert room >= length
-        assert room == length if length <= 16 else room % 128 == 0
-        assert room <= max(128, length * 1.25 + 127)
-        assert tensors.bucket(room) == room
-    for count in range(1, 300):
-        room = tensors.sequences(count)
-        assert count <= room <= max(8, count * 1.25)
-    assert len({tensors.bucket(length) for length in range(1, 131_073, 7)}) < 60
-
-
 def test_large_packed_buffers_get_64_bit_offsets() -> None:
     spec = Spec(packed=True, need_grad=True)
     for rows, longest, offsets in ((3_000_000, 4096, "int64"), (4096, 64, "int32")):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attnsel.backends.cudnn import session
-from attnsel.backends.cudnn.words import in_short, refusal
+from attnsel.backends.cudnn.words import refusal
 
 CUDA0, CUDA1 = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -135,26 +135,6 @@ def test_what_the_library_logs_is_heard_while_one_listens_unless_the_user_sends_
     with session.listening() as heard:
         library.log(b"text")
     assert heard == []
-
-
-# Messages as libcudnn 9.28.0 writes them.
-ENGINES = """No valid engine configs for Matmul_
-{"engineId":8,"smVersion":800,"knobChoices":{}}
-Warning: CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN; Reason: KERNEL_CFG knob must be set at: kcfg_idx < 0
-Warning: CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN; Reason: process_knob_choices()
-{"engineId":9,"smVersion":800,"knobChoices":{}}
-Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Hopper is supported for this engine at: arch
-"""
-
-
-def test_reasons_of_engines_for_other_gpus_give_way_to_telling_ones() -> None:
-    telling = (
-        '{"engineId":4,"smVersion":800}\nWarning: CUDNN_STATUS_NOT_SUPPORTED; Reason: d too large at: d\n'
-    )
-    assert in_short(ENGINES + telling) == "no engine takes it (engine 4: d too large; 2 more)"
-    alone = in_short(ENGINES)
-    assert "engine 9: only Hopper" in alone
-    assert "engine 8: KERNEL_CFG" in alone
 
 
 def test_a_refusal_says_direction_stage_reason_and_log() -> None:

@@ -1,4 +1,5 @@
-"""Every guard refuses its danger, and what no guard refuses is attention."""
+"""Every guard refuses its danger, for its kernels alone. That what they let through is attention: the fuzz
+target ``numbers``."""
 
 from __future__ import annotations
 
@@ -8,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.sdpa import ops
 from attnsel.backends.sdpa.bound import bind
 from attnsel.backends.sdpa.guards import check, check_call, violations
@@ -58,16 +58,13 @@ REFUSED: list[tuple[str, tuple[ops.Traits, ...], Inputs, dict[str, Any]]] = [
     ("rank", ALL, Inputs(BASE.q[0], BASE.k[0], BASE.v[0]), {}),
     ("layout", ALL, BASE._replace(q=BASE.q.to_sparse()), {}),
     ("device", ALL, BASE._replace(k=BASE.k.to("meta")), {}),
-    ("device", ALL, BASE._replace(bias=BIAS.to("meta")), {}),
     ("dtype", ALL, BASE._replace(k=BASE.k.bfloat16(), v=BASE.v.bfloat16()), {}),
-    ("dtype", ALL, BASE._replace(v=BASE.v.float()), {}),
     ("dtype", ALL, qkv(dtype=torch.int32), {}),
     ("dtype", (ops.FLASH_CUDA, ops.CUDNN), qkv(dtype=torch.float32), {}),
     ("dtype", CUDA, qkv(dtype=torch.float64), {}),
     ("batch", ALL, qkv(q=(4, 4, 6, 8)), {}),
     ("kv_rows", ALL, qkv(v=(2, 4, 3, 8)), {}),
     ("heads", ALL, qkv(k=(2, 3, 8, 8)), {}),
-    ("heads", ALL, qkv(q=(2, 2, 6, 8)), {}),
     ("heads", ALL, qkv(k=(2, 2, 8, 8), v=(2, 1, 8, 8)), {}),
     ("equal_heads", (ops.EFFICIENT,), qkv(k=(2, 2, 8, 8)), {}),
     ("head_dim", ALL, qkv(k=(2, 4, 8, 16)), {}),
@@ -75,7 +72,6 @@ REFUSED: list[tuple[str, tuple[ops.Traits, ...], Inputs, dict[str, Any]]] = [
     ("empty", FUSED, qkv(q=(2, 4, 0, 8)), {}),
     ("empty", FUSED, qkv(k=(2, 4, 0, 8)), {}),
     ("empty", FUSED, qkv(q=(0, 4, 6, 8), k=(0, 4, 8, 8)), {}),
-    ("empty", FUSED, qkv(q=(2, 4, 6, 0), k=(2, 4, 8, 0)), {}),
     ("last_stride", FUSED, BASE._replace(q=LAST_STRIDE_2), {}),
     ("last_stride", FUSED, BASE._replace(k=normal(2, 4, 8, 1, dtype=torch.float16).expand(2, 4, 8, 8)), {}),
     ("last_stride", (ops.EFFICIENT,), qkv((2, 4, 6, 1), (2, 4, 8, 1))._replace(q=LAST_STRIDE_2[..., :1]), {}),
@@ -94,25 +90,20 @@ REFUSED: list[tuple[str, tuple[ops.Traits, ...], Inputs, dict[str, Any]]] = [
     ("mask_dtype", ALL, BASE._replace(bias=BIAS > 0), {}),
     ("mask_shape", ALL, BASE._replace(bias=BIAS[:, :, :5]), {}),
     ("mask_shape", ALL, BASE._replace(attn_mask=torch.zeros(0, 8, dtype=torch.bool)), {}),
-    ("mask_shape", ALL, BASE._replace(attn_mask=torch.zeros(2, 1, 1, 6, 8, dtype=torch.bool)), {}),
     ("lengths", ALL, BASE._replace(seqlens_kv=LENGTHS[:1]), {}),
     ("lengths", ALL, BASE._replace(seqlens_q=LENGTHS.float()), {}),
-    ("lengths", ALL, BASE._replace(alibi_slopes=torch.ones(3)), {}),
     ("mask_grad", (FUSED[0], *FUSED[2:]), BASE._replace(bias=BIAS.clone().requires_grad_()), GRAD),
     ("mask_grad", ALL, BASE._replace(alibi_slopes=torch.ones(4).requires_grad_()), GRAD),
     ("dropout", (ops.FLASH_CPU,), BASE, {"dropout_p": 0.1}),
     ("dropout_range", ALL, BASE, {"dropout_p": -0.1}),
     ("dropout_range", FUSED, BASE, {"dropout_p": 1.0}),
-    ("dropout_range", ALL, BASE, {"dropout_p": 1.5}),
     ("dropout_seed", ALL, BASE._replace(dropout_seed=torch.tensor(1)), {}),
     ("scale", ALL, BASE, {"softmax_scale": math.nan}),
-    ("scale", ALL, BASE, {"softmax_scale": math.inf}),
     ("need_grad", ALL, WITH_GRAD, {}),
     ("deterministic", CUDA, BASE, {"deterministic": True, "need_grad": True}),
     ("expressible", ALL, BASE, {"packed": True}),
     ("expressible", ALL, BASE._replace(cu_seqlens_q=LENGTHS), {}),
     ("expressible", ALL, BASE, {"softcap": 30.0}),
-    ("expressible", ALL, BASE, {"softmax_type": "off-by-one"}),
     ("expressible", ALL, BASE, {"return_max_logit": True}),
     ("expressible", (ops.MATH,), BASE, {"need_lse": True}),
 ]
@@ -129,6 +120,7 @@ def test_a_guard_speaks_for_its_kernels_and_no_other(
 
 def test_what_is_no_danger_breaks_nothing() -> None:
     for traits in ALL:
+        assert resolve(CANDIDATES[traits.kernel].name, traits.device) is traits
         assert broken(traits, BASE) == set()
     with torch.no_grad():
         assert broken(ops.EFFICIENT, WITH_GRAD) == set()
@@ -192,45 +184,3 @@ def test_math_takes_every_empty_shape(q: tuple[int, ...], k: tuple[int, ...]) ->
     for gradient, of in zip(torch.autograd.grad(out.sum(), inputs[:3]), inputs[:3], strict=True):
         assert gradient.shape == of.shape
         assert not gradient.any()
-
-
-sizes = st.integers(0, 3)
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.tuples(sizes, sizes, sizes, sizes, sizes, sizes, sizes),
-    st.sampled_from(["same", "same", "same", "batch", "rows", "heads"]),
-    st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)),
-    st.booleans(),
-)
-def test_what_is_not_refused_is_attention(
-    shape: tuple[int, ...], flaw: str, layouts: tuple[int, int, int], causal: bool
-) -> None:
-    """Any small shapes and layouts: the bound call raises ValueError or agrees with math on copies."""
-    b, h, group, s_q, s_kv, d, e = shape
-    e = d if layouts[0] else e
-
-    def laid(layout: int, *size: int) -> Tensor:
-        if layout == 0:
-            return normal(*size)
-        if layout == 1:
-            return normal(*size[:3], size[3] * 2)[..., ::2]
-        return normal(size[0], size[2], size[1], size[3]).transpose(1, 2)
-
-    q = laid(layouts[0], b, h * group, s_q, d)
-    k = laid(layouts[1], b + (flaw == "batch"), h, s_kv, d)
-    v = laid(layouts[2], b, h + (flaw == "heads"), s_kv + (flaw == "rows"), e)
-    spec = Spec(softmax_scale=0.5, window_right=0 if causal else -1)
-    for kernel in ("sdpa.flash", "sdpa.math"):
-        try:
-            call = bind(kernel, spec, Inputs(q, k, v))
-        except ValueError:
-            continue
-        assert flaw == "same"
-        copies = [t.double().repeat_interleave(q.shape[1] // max(1, t.shape[1]), 1) for t in (k, v)]
-        mask = torch.ones(s_q, s_kv, dtype=torch.bool).tril() if causal else None
-        scores = 0.5 * (q.double() @ copies[0].mT)
-        scores = scores if mask is None else scores.masked_fill(~mask, -math.inf)
-        expected = torch.softmax(scores, -1) @ copies[1] if s_kv else torch.zeros(b, q.shape[1], s_q, e)
-        torch.testing.assert_close(call(q, k, v).double(), expected.double(), atol=1e-5, rtol=1e-5)

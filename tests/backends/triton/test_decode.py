@@ -30,9 +30,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from attnsel.backends.triton import run as triton_run
-from attnsel.backends.triton.blocks import MAX_SPLITS, Block, Tiles, split_count
-from attnsel.backends.triton.launch import make_call
-from attnsel.backends.triton.launch_decode import SHORT, choose_splits
+from attnsel.backends.triton.blocks import MAX_SPLITS, Block, Tiles
 from attnsel.backends.triton.run import backward, forward
 
 torch.set_num_threads(1)
@@ -144,28 +142,8 @@ def test_memory_is_a_row_per_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (copying | {"_local_scalar_dense", "item", "nonzero", "equal"}) & observed.calls.keys()
 
 
-def asked(s_q: int, s_kv: int, processors: int = 132, **sizes: int) -> int:
-    shape = {"b": 1, "h": 32, "g": 8, "d": 128, "e": 128, "s_q": s_q, "s_kv": s_kv, **sizes}
-    q = torch.empty(shape["b"], shape["h"], s_q, shape["d"], device="meta")
-    k = torch.empty(shape["b"], shape["g"], s_kv, shape["d"], device="meta")
-    return choose_splits(make_call(Spec(), Inputs(q, k, k), Tiles(*[Block(16, 64)] * 5)), 90, processors)
-
-
-def test_short_queries_are_decoded_by_splits_that_fill_the_device() -> None:
-    assert asked(SHORT, 4096) > 0
-    assert asked(SHORT + 1, 4096) == 0
-    assert asked(1, 64) == 1
-    assert asked(1, 8192) * 8 in range(132, 2 * 132 + 1)  # 8 row blocks, one for each kv head
-    assert asked(1, 8192, b=64) == 1
-    assert 1 < asked(1, 1 << 20, g=1) <= MAX_SPLITS
-    assert asked(1, 8192, processors=0) == 1  # the interpreter
-
-
-def test_no_more_splits_than_tiles_or_than_merge_reads() -> None:
-    for programs in (1, 7, 132, 200, 5000):
-        for tiles in (0, 1, 5, 10**6):
-            assert 1 <= split_count(programs, 108, tiles) <= max(1, min(tiles, MAX_SPLITS))
-
+def test_other_counts_of_splits_than_there_are_are_refused() -> None:
+    """How many there are by default: test_recorded.py."""
     spec, inputs = build(Case("", {}, {}, LONG), torch.float32)
     for splits in (-1, MAX_SPLITS + 1):
         with pytest.raises(ValueError, match="splits must be 0"):

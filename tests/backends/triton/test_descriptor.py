@@ -77,25 +77,18 @@ def test_every_feature_it_has(pair: Pair) -> None:
     check(*pair, (SMALL, None)[TAKEN.index(pair) % 2])
 
 
+ONE = {"b": 1, "h": 2, "g": 1}
+
+
 @each("d, e", [(80, 80), (192, 128), (8, 16)])
 def test_head_dims(d: int, e: int) -> None:
-    sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
-    check(Case("", CAUSAL, {}, sizes), torch.bfloat16, Tiles(*[Block(32, 32)] * 4))
+    case = Case("", CAUSAL, {}, {"d": d, "e": e, "s_q": 19, "s_kv": 35, **ONE})
+    check(case, torch.bfloat16, Tiles(*[Block(32, 32)] * 4))
 
 
-@each(
-    "s_q, s_kv, spec",
-    [
-        (1, 1, {}),
-        (16, 16, CAUSAL),
-        (32, 48, BOTTOM_RIGHT),
-        (5, 33, CAUSAL),
-        (33, 5, BOTTOM_RIGHT),
-        (17, 0, {}),
-    ],
-)
+@each("s_q, s_kv, spec", [(1, 1, {}), (32, 48, BOTTOM_RIGHT), (33, 5, BOTTOM_RIGHT), (17, 0, {})])
 def test_sequences_shorter_and_longer_than_tiles(s_q: int, s_kv: int, spec: dict[str, Any]) -> None:
-    check(Case("", spec, {}, {"b": 1, "h": 2, "g": 1, "s_q": s_q, "s_kv": s_kv}), torch.float16)
+    check(Case("", spec, {}, {"s_q": s_q, "s_kv": s_kv, **ONE}), torch.float16)
 
 
 @each(
@@ -159,6 +152,7 @@ def test_what_descriptors_cannot_address_is_refused_and_runs_without(message: st
 
 
 def test_what_it_has_no_code_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not descriptors.DEFAULT  # until it was timed
     for message, changes, dtype, variant in (
         ("no torch.float32 tile", {}, torch.float32, "descriptor"),
         ("no largest logit", {"return_max_logit": True}, torch.float16, "descriptor"),
@@ -186,7 +180,6 @@ def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = N
     "arch, call, chosen",
     [
         (90, long_call(), True),
-        (90, long_call(256, 256), True),
         (100, long_call(), True),
         (100, long_call(256, 256), False),
         (100, long_call(softcap=30.0), False),
@@ -195,7 +188,6 @@ def long_call(d: int = 128, e: int = 128, s: int = 4096, tiles: Tiles | None = N
         (90, long_call(window_left=512, window_right=0), False),
         (90, long_call(s=512), False),
         (90, long_call(tiles=SMALL), False),
-        (90, long_call(576, 512), False),
         (80, long_call(), False),
         (None, long_call(), False),
     ],
@@ -208,10 +200,6 @@ def test_where_it_is_chosen_once_it_is_the_default(
     monkeypatch.setattr(descriptors, "DEFAULT", True)
     assert (descriptor_block(call, arch, None) is not None) == chosen
     assert descriptor_block(call, arch, "pointer") is None
-
-
-def test_until_then_it_is_not_the_default() -> None:
-    assert not descriptors.DEFAULT
 
 
 def test_memory_for_descriptors_leaves_the_callers_allocator_alone() -> None:

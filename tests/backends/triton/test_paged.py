@@ -30,7 +30,7 @@ from tables import each
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from attnsel.backends.triton.blocks import Block, Tiles, choose
+from attnsel.backends.triton.blocks import Block, Tiles
 from attnsel.backends.triton.run import backward, forward
 
 torch.set_num_threads(1)
@@ -146,12 +146,6 @@ def test_no_page_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         forward(spec, inputs)
     assert observed.largest == inputs.k.numel()  # a view of it
     assert not {"clone", "copy_", "_to_copy", "index", "index_select", "gather"} & observed.calls.keys()
-
-
-def test_columns_fit_pages_of_64_rows_and_more() -> None:
-    assert choose("forward", 90, 64, 64, 2).n == 128
-    assert choose("forward", 90, 64, 64, 2, page_size=64).n == 64
-    assert choose("forward", 90, 64, 64, 2, page_size=16).n == 128
 
 
 @each(

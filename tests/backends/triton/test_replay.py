@@ -51,20 +51,21 @@ def spec(**fields: Any) -> Spec:
     return Spec(softmax_scale=0.1, **fields)
 
 
+TRAINED = spec(need_grad=True)
+CAUSAL = spec(need_grad=True, window_right=0)
 CALLS: dict[str, Made] = {
-    "full": lambda: (spec(need_grad=True), dense()),
+    "full": lambda: (TRAINED, dense()),
     "causal, alibi, softcap": lambda: (
-        spec(need_grad=True, window_right=0, softcap=2.0),
-        dense(alibi_slopes=torch.zeros(HEADS)),
+        dataclasses.replace(CAUSAL, softcap=2.0), dense(alibi_slopes=torch.zeros(HEADS)),
     ),
     "lengths": lambda: (
-        spec(need_grad=True, window_right=0, bottom_right=True),
+        dataclasses.replace(CAUSAL, bottom_right=True),
         dense(seqlens_q=int32(9, 48), seqlens_kv=int32(40, 3)),
     ),
-    "packed": lambda: (spec(need_grad=True, packed=True, window_right=0), packed(alike=True)),
-    "packed, apart": lambda: (spec(need_grad=True, packed=True, window_right=0), packed(alike=False)),
+    "packed": lambda: (dataclasses.replace(CAUSAL, packed=True), packed(alike=True)),
+    "packed, apart": lambda: (dataclasses.replace(CAUSAL, packed=True), packed(alike=False)),
     "everything": lambda: (
-        spec(need_grad=True, softmax_type="learnable", dropout_p=0.5, return_max_logit=True),
+        dataclasses.replace(TRAINED, softmax_type="learnable", dropout_p=0.5, return_max_logit=True),
         dense(
             bias=torch.zeros(1, HEADS, ROWS, ROWS, dtype=torch.float16, requires_grad=True),
             attn_mask=torch.zeros(BATCH, 1, 1, ROWS, dtype=torch.bool),
@@ -77,13 +78,11 @@ CALLS: dict[str, Made] = {
     "decode, pages": lambda: (
         spec(bottom_right=True, window_right=0),
         Inputs(
-            heads_of(HEADS, 1),
-            *(torch.zeros(40, GROUPS, 16, WIDTH, dtype=torch.float16) for _ in range(2)),
-            seqlens_kv=int32(100, 300),
-            block_table=torch.zeros(BATCH, 20, dtype=torch.int32),
+            heads_of(HEADS, 1), *torch.zeros(2, 40, GROUPS, 16, WIDTH, dtype=torch.float16),
+            seqlens_kv=int32(100, 300), block_table=torch.zeros(BATCH, 20, dtype=torch.int32),
         ),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
