@@ -166,11 +166,13 @@ def test_no_library_one_that_is_too_old_and_another_system(library, tmp_path, mo
     what, text = refusal(library, cudnn_lib=str(tmp_path))
     assert what == "cudnn"
     assert str(tmp_path) in text
-    monkeypatch.setenv("ATTNSEL_CUDNN_VERSION", "90501")
+    monkeypatch.setenv("ATTNSEL_CUDNN_VERSION", "90799")
     what, text = refusal(library)
     assert what == "device"
-    assert "cuDNN 9.5.1" in text
-    assert "--cudnn 9.5.1" in text
+    assert "cuDNN 9.7.99" in text
+    assert "--cudnn 9.7.99" in text
+    monkeypatch.setenv("ATTNSEL_CUDNN_VERSION", "90800")
+    assert library(remember=False).versions()["cudnn"] == "9.8.0"
     monkeypatch.setattr(libraries.platform, "system", lambda: "Darwin")
     with pytest.raises(Missing, match="on Linux only, not on Darwin"):
         libraries.find_cudnn(None)

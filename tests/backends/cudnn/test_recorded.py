@@ -94,7 +94,7 @@ def test_graphs(record: Record) -> None:
 def test_workspaces_and_described_gpus(record: Record) -> None:
     same = Differences()
     lines = []
-    for gpu in ("RTX 3090", "A100", "H100", "B200", "RTX 5090"):
+    for gpu in ("RTX 3090", "A100", "RTX 4090", "H100", "B200", "B300", "Thor", "RTX 5090", "GB10"):
         env = Environment.describe(gpu, cudnn="9.28.0", cudnn_frontend="1.28.0")
         for name, fields in ASKED["planned"].items():
             taken = []
@@ -102,6 +102,8 @@ def test_workspaces_and_described_gpus(record: Record) -> None:
                 {"max_seqlen_kv": 128, "head_dim_qk": 128},
                 {"max_seqlen_kv": 129},
                 {"deterministic": True},
+                {"max_seqlen_kv": 128},
+                {"max_seqlen_kv": 129, "head_dim_qk": 128, "max_seqlen_q": 65, "num_gqa_groups": 12},
             ):
                 p = AttentionParams(**{**ASKED["planned sizes"], **fields, **more})
                 taken.append(f"{workspace(p, env)[1]} {workspace_in_pytorch(p, env)[1]}")
