@@ -12,7 +12,7 @@ import emulated_cudnn
 from attnsel.backends.cudnn.build import declare
 from attnsel.backends.cudnn.call import Strided, planned
 from attnsel.backends.cudnn.graph import backward, forward
-from attnsel.backends.cudnn.words import engine_refusals, in_short
+from attnsel.backends.cudnn.words import engine_refusals, in_short, log_in_short
 from attnsel.params import AttentionParams
 
 SMALL = {"batch_size": 2, "num_heads": 4, "max_seqlen_q": 8, "head_dim_qk": 16, "attn_mask_type": "no_mask"}
@@ -81,6 +81,10 @@ Warning: CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN; Reason: process_knob_choices(
 Warning: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only Hopper is supported for this engine at: arch
 """
 TELLING = '{"engineId":4,"smVersion":800}\nWarning: CUDNN_STATUS_NOT_SUPPORTED; Reason: d too large at: d\n'
+FOUR = "".join(
+    f'{{"engineId":{n},"smVersion":800}}\nCUDNN_STATUS_NOT_SUPPORTED; Reason: {n} odd at: n\n'
+    for n in range(1, 5)
+)
 
 
 def test_each_engine_has_its_own_reason_and_a_refusal_is_told_in_a_line():
@@ -92,6 +96,8 @@ def test_each_engine_has_its_own_reason_and_a_refusal_is_told_in_a_line():
     for text, short in (
         (REFUSAL, "(engine 1: too much shared memory; engine 2, 3: only Blackwell is supported)"),
         (OTHERS + TELLING, "(engine 4: d too large; 2 more)"),
+        (FOUR, "(engine 1: 1 odd; engine 2: 2 odd; engine 3: 3 odd; 1 more)"),
+        (FOUR.replace("4 odd", "3 odd"), "(engine 1: 1 odd; engine 2: 2 odd; engine 3, 4: 3 odd)"),
         (
             OTHERS,
             "(engine 8: KERNEL_CFG knob must be set; engine 9: only Hopper is supported for this engine)",
@@ -99,3 +105,6 @@ def test_each_engine_has_its_own_reason_and_a_refusal_is_told_in_a_line():
     ):
         assert in_short(text) == f"no engine takes it {short}"
     assert in_short("hidden_dim should be\tmultiple of 8\nmore") == "hidden_dim should be multiple of 8"
+    logged = ["E! function a()", *FOUR.splitlines(), "function b()", "E! function a()"]
+    assert log_in_short(logged) == "1 odd; 2 odd; 3 odd; in a, b"
+    assert log_in_short(logged[1:3]) == "1 odd"

@@ -16,7 +16,7 @@ if importlib.util.find_spec("triton") is None:
 
 import triton
 
-from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import replay
 from attnsel.backends.triton.run import backward, forward
 from mock_gpu import Launched, launching
@@ -130,6 +130,13 @@ def test_the_second_call_of_a_kind_launches_what_the_first_would(name: str, seen
     assert replay._place.cache_info().hits > hits
     replay.forget()
     assert_same(again, launches(second, seen), second[1])
+
+
+def test_tensors_are_looked_for_where_they_are() -> None:
+    """Under another name an argument would be found nowhere, and its calls launched the slow way."""
+    made = "part_out part_lse part_peak dout dlse lse2 delta dq parts_k dk parts_v dv dbias dsinks"
+    known = {*Inputs._fields, *Result._fields, *made.split()}
+    assert {name for names in replay._SOURCES.values() for name in names} <= known
 
 
 def test_what_a_pass_makes_begins_as_it_did(seen: list[Launched]) -> None:
