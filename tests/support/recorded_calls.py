@@ -333,10 +333,11 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
             ):
                 continue  # another module's, or a folder
             if name != "CANDIDATES":
-                yield f"{name} = {said(value)}"
+                yield f"{name} = {said(value)}".replace("\n", "\\n")
                 continue
             for record in value:
-                yield from (f"{record.name}: {field} = {said(one)}" for field, one in vars(record).items())
+                fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+                yield from (f"{record.name}: {field} = {said(one)}" for field, one in fields.items())
         elif getattr(value, "__module__", "") == module.__name__:
             parts = [
                 value,
