@@ -6,22 +6,23 @@ import contextlib
 import dataclasses
 import io
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import torch
 
 from attnsel import Environment
 from attnsel.cli import probe
-from attnsel.cli.watch import Teller
+from attnsel.cli.watch import Teller, _told_at_the_end
 from attnsel.diagnose.ranks import reading, sources
 from attnsel.diagnose.ranks.tables import Tables
-from attnsel.diagnose.watching import compiled, measure, places
+from attnsel.diagnose.watching import by_hand, compiled, measure, places
 from attnsel.diagnose.watching.record import Process, Site
 from attnsel.diagnose.watching.report import Watched
 from attnsel.diagnose.watching.sites import Seen, Tally
@@ -158,6 +159,39 @@ def told(form: str = "text", calls: int = 1, site: dict[str, Any] | None = None,
     return seen, lines, files
 
 
+def ended(error: BaseException | None = None) -> Any:
+    """What is told of a program that ends so, and whether signals are handled as before."""
+    said: list[int] = []
+    teller: Any = SimpleNamespace(exit_code=0, tell=lambda: said.append(teller.exit_code))
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.suppress(BaseException), _told_at_the_end(teller):
+        said.append(signal.getsignal(signal.SIGTERM) != before)
+        if error is not None:
+            raise error
+    return said, signal.getsignal(signal.SIGTERM) == before
+
+
+def watcher(what: str, *, here: bool = True, top: Any = None, inference: bool = False, **state: Any) -> Any:
+    """What a watcher of attention by hand does, and becomes: when it reads operators, and when it ends."""
+    one = by_hand.Watcher(MagicMock())
+    made = MagicMock()
+    for name, value in {"readings": 3, "products": 5, "operators": 7, **state}.items():
+        setattr(one, name, made if value == "mode" else value)
+    one.thread += not here
+    faked = {"_get_current_dispatch_mode": made if top == "mode" else top, "Reading": made}
+    with contextlib.ExitStack() as stack:
+        for name, value in faked.items():
+            stack.enter_context(patch.object(by_hand, name, lambda *_, value=value: value))
+        stack.enter_context(patch.object(torch, "is_inference_mode_enabled", lambda: inference))
+        stack.enter_context(patch.object(by_hand, "_dispatches_to_modes", lambda: not inference))
+        told = getattr(one, what)()
+        if callable(told):
+            told = told()
+    calls = [call[0].rpartition(".")[2] for mock in (made, one.recorder) for call in mock.mock_calls]
+    about = (one.readings, one.products, one.operators, one.in_inference)
+    return told, "reads" if one.mode else "", calls, about
+
+
 # ---- many ranks, and a machine that the doctor sees --------------------------------------------------------
 
 
@@ -220,5 +254,6 @@ def machine(gpu: str = "H100", flash: dict[str, Any] | None = None, here: Any = 
     return probe.ProbedMachine(known, (env,), ("GPU",), flash=probe.FlashFacts(**facts))
 
 
-NAMES = {one.__name__: one for one in (compilations, machine, measured, place, read, tables, told)}
+NAMES = {one.__name__: one for one in (compilations, ended, machine, measured, patch, place, read, watcher)}
+NAMES |= {one.__name__: one for one in (tables, told)}
 NAMES |= {one.__name__: one for one in (Site, Process, SimpleNamespace, Watched)}
