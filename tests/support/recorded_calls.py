@@ -17,6 +17,7 @@ import inspect
 import io
 import itertools
 import re
+import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+import recorded_diagnosis
 import varlen_cases
 from attnsel import (
     DotProductAttention,
@@ -54,6 +56,7 @@ from flash_attention_cases import EVERY
 from layout_cases import buffers_of, cut
 
 FOLDER = Path(__file__).parents[1] / "attnsel" / "recorded_calls"
+OF_A_MACHINE = ("_SITE", "_STANDARD", "_HERE", "_CHECKOUT_RULES", "_CHECKOUT_BACKENDS")
 MODULES = {
     name.rpartition(".")[2] if "." in name else name: importlib.import_module(f"attnsel.{name}")
     for name in ("functional", "module", "debug", "settings", "base.suggestions")
@@ -78,6 +81,15 @@ for _package, _names in {
     "params": "attention checks exchanges recipes",
     "report": "assumed copy_advice dispatched lines markdown ranked reasons short verdict ways words",
     "selection.unlock": "change install proposals search software words",
+    "diagnose.logs": "answer calls found message question reader report scrub settled texts",
+    "diagnose.ranks": "answer reading records sources tables words",
+    "diagnose.replay": "build plain run script",
+    "diagnose.watching": "asked_better by_hand by_hand_call by_hand_operators by_hand_reader compiled "
+    "expected files hooks judge libraries masks measure modules observe operators places question report "
+    "sdpa session sites",
+    "cli": "asking axes can_i_use completion cuda_libraries doctor explain files findings flags flash_errors "
+    "flash_findings flash_probe flash_users gpus layout_flags library logs matrix numbers output probe "
+    "program prove question replay report rules run shorthands suggest watch",
 }.items():
     MODULES |= {
         f"{_package.rpartition('.')[2]}_{name}": importlib.import_module(f"attnsel.{_package}.{name}")
@@ -234,6 +246,7 @@ def lies(*given: Any, **about: Any) -> Page:
 
 NAMES: dict[str, Any] = {
     **MODULES,
+    **recorded_diagnosis.NAMES,
     **{one.__name__: one for one in (AttentionParams, DotProductAttention, Environment, Extras, Inputs)},
     **{one.__name__: one for one in (Result, Spec, TensorSpec, attention, scaled_dot_product_attention)},
     **{one.__name__: one for one in (Policy, asked, bools, config, given_to, half, ints, tensor)},
@@ -311,27 +324,33 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
     for name, value in vars(module).items():
         if (
             name.isupper()
-            and name != "KERNELS"
+            and name not in ("KERNELS", "FLAGS", "FLAG_OF", "SHORTHANDS")
             and isinstance(value, (int, float, str, tuple, frozenset, dict))
         ):
-            if not re.search(rf"^[A-Z_0-9, ]*\b{name}\b[^(]* = ", source, re.MULTILINE):
-                continue  # another module's
+            if (
+                not re.search(rf"^[A-Z_0-9, ]*\b{name}\b[^(]* = ", source, re.MULTILINE)
+                or name in OF_A_MACHINE
+            ):
+                continue  # another module's, or a folder
             if name != "CANDIDATES":
-                yield f"{name} = {said(value)}"
+                yield f"{name} = {said(value)}".replace("\n", "\\n")
                 continue
             for record in value:
-                yield from (f"{record.name}: {field} = {said(one)}" for field, one in vars(record).items())
+                fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+                yield from (f"{record.name}: {field} = {said(one)}" for field, one in fields.items())
         elif getattr(value, "__module__", "") == module.__name__:
             parts = [
                 value,
                 *(filter(inspect.isfunction, vars(value).values()) if inspect.isclass(value) else ()),
             ]
             for part in (
-                parts if callable(value) and BaseException not in getattr(value, "__mro__", ()) else ()
+                parts
+                if callable(value) and not {BaseException, threading.local} & {*getattr(value, "__mro__", ())}
+                else ()
             ):
                 parameters = inspect.signature(part).parameters.values()
                 given = [f"{p.name}={said(p.default)}" for p in parameters if p.default is not p.empty]
-                if given and part.__name__ != "__init__":
+                if given and part.__name__ not in ("__init__", "OperatorMode"):
                     yield f"{part.__qualname__}({', '.join(given)})"
 
 

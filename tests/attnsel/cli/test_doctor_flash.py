@@ -158,11 +158,6 @@ def asked(available="", kernels=False, unknown="") -> Probe:
 
 
 FA2 = Probe("2.8.3", True, LOADS)
-FA4 = Probe("4.0.0b36", True, LOADS)
-
-
-def transformers(fake: ProbedMachine) -> dict[str, tuple[str | None, str]]:
-    return {use.name: (use.gets, use.why) for use in uses(fake) if use.library.startswith("transformers")}
 
 
 def test_transformers_fails_for_a_package_that_does_not_load():
@@ -172,17 +167,6 @@ def test_transformers_fails_for_a_package_that_does_not_load():
     assert use.gets is None
     assert use.why == "it asks only whether flash-attn 2.8.3 is listed, and that does not load"
     assert {finding.level for finding in find_flash(fake) if "flash_attention_2" in finding.text} == {"error"}
-
-
-def test_transformers_falls_back_to_hub_kernels():
-    hub = ("kernels-community/flash-attn2",)
-    facts = FlashFacts(packages={"kernels": "0.18.2"}, hub=hub, transformers=asked(kernels=True))
-    found = transformers(machine(flash=facts))
-    assert found["flash_attention_2"] == (
-        hub[0],
-        "flash-attn is not installed, and the Hub kernel is in the cache",
-    )
-    assert found["flash_attention_3"][1].endswith("and the Hub kernel is downloaded at first use")
 
 
 TE_220 = {
@@ -200,10 +184,6 @@ def te(gpu="H100", takes=TE_220, version="2.20.2", **probes) -> dict[str, tuple[
     facts = FlashFacts(packages={"transformer-engine": version}, te_takes=takes)
     fake = machine(env=Environment.describe(gpu, torch="2.8.0"), flash=facts, **probes)
     return {use.name: (use.gets, use.why) for use in uses(fake)}
-
-
-TWO, THREE, FOUR = (f"FlashAttention-{n}" for n in (2, 3, 4))
-FA3 = Probe("3.0.0", True, LOADS)
 
 
 @each(
@@ -224,33 +204,7 @@ FA3 = Probe("3.0.0", True, LOADS)
 )
 def test_transformer_engine_takes_releases_within_its_limits(gpu, takes, version, gets):
     taken = f"flash-attn {version}" if gets.startswith("on sm") else None
-    assert te(gpu, takes, flash_attn=FA2._replace(installed=version))[TWO] == (taken, gets)
-
-
-def test_transformer_engine_and_the_gpu():
-    both = {"flash_attn_3": FA3, "flash_attn_4": FA4}
-    assert te(**both)[THREE][0] == "flash-attn-3 3.0.0"
-    assert te(**both)[FOUR] == (None, "FlashAttention-3 goes first, and this is sm90")
-    assert te(flash_attn_4=FA4)[FOUR][0] == te("B200", **both)[FOUR][0] == "flash-attn-4 4.0.0b36"
-    assert te("B200", **both)[THREE] == (None, "it is for sm90 alone, and this is sm100")
-    assert te("A100", flash_attn_4=FA4)[FOUR][0] is None
-    assert te(takes=TE_23, flash_attn_4=FA4)[FOUR] == (None, "this release does not know it")
-
-
-@each(
-    "component, name, version, breaks",
-    [
-        ("flash_attn", "FlashAttention-2", "2.20.2", True),
-        ("flash_attn_4", "FlashAttention-4", "2.18.0", True),
-        ("flash_attn_4", "FlashAttention-4", "2.20.2", False),
-    ],
-)
-def test_transformer_engine_imports_what_it_takes(component, name, version, breaks):
-    bad = Probe("2.8.3" if component == "flash_attn" else "4.0.0b36", False, {}, "ImportError: no")
-    facts = FlashFacts(packages={"transformer-engine": version}, te_takes=TE_220)
-    [use] = [use for use in uses(machine(flash=facts, **{component: bad})) if use.name == name]
-    assert use.breaks is breaks
-    assert use.why.endswith("its import is not caught" if breaks else "does not load")
+    assert te(gpu, takes, flash_attn=FA2._replace(installed=version))["FlashAttention-2"] == (taken, gets)
 
 
 # ---- what is looked at -----------------------------------------------------------------------------------

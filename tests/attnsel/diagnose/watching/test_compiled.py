@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 import torch._dynamo.utils as dynamo  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from attnsel.diagnose.watching.places import Places  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 
 
@@ -61,13 +60,3 @@ def test_training_says_that_its_backward_is_not_counted():
     (site,) = w.sites
     assert (site.calls, site.backward_calls, site.params.is_training) == (2, 0, True)
     assert any("backward of a compiled region" in note for note in site.notes)
-
-
-def test_a_file_of_inductor_s_cache_is_no_place(tmp_path, monkeypatch):
-    """The line that called it is, as for the program's own code made at run time."""
-    for folder in ("torchinductor_me", "cache"):  # it is known by its name, or set
-        names = {"here": Places(str(tmp_path)).here}
-        exec(compile("def call():\n    return here()", str(tmp_path / folder / "ab/cab12.py"), "exec"), names)
-        exec(compile("def step():\n\n    return call()", str(tmp_path / "train.py"), "exec"), names)
-        assert names["step"]().where == "train.py:3 step"
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

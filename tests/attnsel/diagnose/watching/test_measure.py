@@ -1,4 +1,5 @@
-"""Time and memory, where they are asked for, with an expectation beside them."""
+"""Time and memory, where they are asked for, with an expectation beside them; recorded_calls/watching.txt has
+what is kept of them, also on a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 
 from attnsel.diagnose.watching import by_hand_call, measure  # noqa: E402
-from attnsel.diagnose.watching.expected import with_expectation  # noqa: E402
-from attnsel.diagnose.watching.record import Site  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
-from attnsel.diagnose.watching.sites import Seen, Tally  # noqa: E402
-from attnsel.environment import Environment  # noqa: E402
-from attnsel.params import AttentionParams  # noqa: E402
 
 
 def steps(count=6):
@@ -48,24 +44,3 @@ def test_time_and_memory_of_each_site(monkeypatch):
     assert expected[0].expected_bytes is not None
     assert expected[1].expected_bytes == 2 * 4 * 64 * 16 * 4
     assert expected[0].expected_seconds is None  # a CPU has no figures
-
-
-def test_of_many_samples_the_median_after_the_warm_up_is_told():
-    tally = Tally("a.py:1", Seen("aten", "x"))
-    for seconds in (90.0, 80.0, 1.0, 5.0, 2.0, *[2.0] * 200):
-        measure.sample(tally, measure.FORWARD, seconds)
-    for size in (9, 9, 3, 4):
-        measure.sample(tally, measure.PEAK, size)
-    assert len(tally.extra[measure.FORWARD]) == measure.MOST_SAMPLES + measure.WARM_UP
-    measure.settle([tally])
-    assert (tally.extra["seconds"], tally.extra["peak_bytes"]) == (2.0, 3)
-
-
-def test_a_gpu_with_figures_has_an_expected_time_of_what_was_measured():
-    p = AttentionParams(max_seqlen_q=4096, num_heads=16, head_dim_qk=128, is_training=False)
-    site = {"where": "a.py:1 f", "api": "aten", "params": p, "forward": "x", "candidate": "sdpa.flash"}
-    h100 = Environment.describe("H100")
-    assert with_expectation(Site(**site), h100) == Site(**site)
-    told = with_expectation(Site(**site, seconds=1e-3), h100)
-    assert told.expected_seconds == pytest.approx(p.flops / 989.4e12)
-    assert told.expected_bytes is None
