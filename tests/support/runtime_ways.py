@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,12 +20,22 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from attnsel import override
+from attnsel import NoBackendError, override
 from attnsel.backends.contract import Grads, Result, Spec
+from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import CopyWarning
 from attnsel.environment import Environment
 from attnsel.params.layout import FORMATS
-from attnsel.runtime import dispatch, explicit_backward, kernels, leave_replay, lengths, recompute, refusals
+from attnsel.runtime import (
+    dispatch,
+    explicit_backward,
+    kernels,
+    leave_replay,
+    lengths,
+    recompute,
+    refusals,
+    selfcheck,
+)
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, config
 from attnsel.runtime.replay_file import read_file
@@ -40,10 +51,13 @@ def numbers(shape: Any, step: float, dtype: torch.dtype = torch.float32) -> Tens
 
 
 class StandIn:
-    """A kernel that notes what it is given; ``fails``: the part that raises, and what."""
+    """A kernel that notes what it is given; ``times``: tiled's numbers, the output so many times as large;
+    ``fails``: the part that raises, and what."""
 
-    def __init__(self, seen: list[Event], parts: str, name: str = "", **fails: BaseException) -> None:
-        self.seen, self.name, self.fails = seen, name, fails
+    def __init__(
+        self, seen: list[Event], parts: str, name: str = "", times: Any = None, **fails: BaseException
+    ) -> None:
+        self.seen, self.name, self.fails, self.times = seen, name, fails, times
         own = [getattr(self, part) if part in parts else None for part in ("prepare", "bind")]
         self.kernel = kernels.Kernel(self.forward, self.backward, *own)
 
@@ -57,6 +71,9 @@ class StandIn:
 
     def forward(self, spec: Any, inputs: Any) -> Result:
         self.note("forward", _unusual(spec), inputs)
+        if self.times is not None:
+            result = tiled.forward(spec, inputs)
+            return result._replace(out=result.out * self.times)
         q = inputs.q
         rows = (q.shape[1], q.shape[0]) if spec.packed else q.shape[:3]
         lse, most = numbers(rows, 0.5), numbers((q.shape[1],), 0.7)
@@ -65,6 +82,8 @@ class StandIn:
 
     def backward(self, spec: Any, inputs: Any, result: Result, dout: Tensor, dlse: Any = None) -> Grads:
         self.note("backward", result, dout)
+        if self.times is not None:
+            return tiled.backward(spec, inputs, result, dout, dlse)
         bias, sinks = inputs.bias, inputs.softmax_offset
         made = [
             numbers(t.shape, step, t.dtype) for t, step in zip(inputs[:3], (0.11, 0.13, 0.17), strict=True)
@@ -107,6 +126,8 @@ def alone(**settings: Any) -> Iterator[None]:
             stack.enter_context(patch.object(module, name, empty))
         stack.enter_context(patch.object(leave_replay, "_left", set()))
         stack.enter_context(patch.object(refusals, "_evidence", NO_EVIDENCE))
+        stack.enter_context(patch.object(selfcheck, "REFERENCE", "nobody"))
+        stack.enter_context(patch.object(selfcheck, "_passed", BoundedCache(limit=9)))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(7)
         stack.enter_context(warnings.catch_warnings())
@@ -126,9 +147,11 @@ def ran(
     parts: str = "",
     grad: str = "",
     backend: str = "tiled",
+    times: Any = None,
     **dims: int,
 ) -> Any:
-    """What a call gives, twice, and what the kernel is given: ``grad`` names what learns."""
+    """What a call gives, twice, and what the kernel is given. ``grad`` names what learns; with ``times`` the
+    kernel is compared first."""
     seen: list[Event] = []
     q, k, v = (t.requires_grad_(n in grad) for t, n in zip(tensors_of(static, **dims), "qkv", strict=True))
     sinks, bias = extras.softmax_offset, extras.core_attention_bias
@@ -139,8 +162,11 @@ def ran(
     dout = out_of.flatten(-2) if static.flatten_heads else out_of
     rows = q.permute(FORMATS[static.qkv_format].to_contract or tuple(range(q.dim()))).shape[:-1]
     lse = numbers(rows if q.dim() == 4 else rows[::-1], 0.9)
-    stand_in = {backend: StandIn(seen, parts).kernel}
-    with alone(selfcheck="0", backend=backend), patch.dict(kernels.KERNELS, stand_in):
+    stand_in = {backend: StandIn(seen, parts, times=times).kernel}
+    with (
+        alone(selfcheck="0" if times is None else "all", backend=backend),
+        patch.dict(kernels.KERNELS, stand_in),
+    ):
         ways: dict[str, Callable[[], Any]] = {
             "attend": lambda: dispatch.attend(static, q, k, v, extras),
             "carrying": lambda: dispatch.attend_with_lse(static, q, k, v, extras),
@@ -155,7 +181,14 @@ def ran(
         }
         saved: list[Any] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append([*t.shape]) or t, lambda t: t):
-            seen.append(("gives", result := ways[way]()))
+            try:
+                seen.append(("gives", result := ways[way]()))
+            except NoBackendError as error:
+                why = [
+                    (r.code, re.findall(r"(\w+) is off", r.observed))
+                    for r in error.selection[backend].reasons
+                ]
+                return [*seen, ("refused", why)]
             held, before = len(saved), len(seen)
             again = ways[way]()
         seen[before:] = [(f"{part} again", ()) for part, _ in seen[before:]]
