@@ -237,9 +237,8 @@ def lies(*given: Any, **about: Any) -> Page:
 
 def events(function: str, *given: Any, **named: Any) -> Page:
     """What happens on a way of a call (tests/support/runtime_ways.py), a line for each event."""
-    return Page(
-        "\n".join(f"{what}: {said(one)}" for what, one in getattr(runtime_ways, function)(*given, **named))
-    )
+    happened = getattr(runtime_ways, function)(*given, **named)
+    return Page("\n".join(f"{what}: {said(one)}" for what, one in happened))
 
 
 NAMES: dict[str, Any] = {
@@ -250,7 +249,8 @@ NAMES: dict[str, Any] = {
     **{one.__name__: one for one in (Adaptation, Caller, InvalidInput, Page, RankKey, Tensors, Version)},
     **{one.__name__: one for one in (adapted, answer, carried_through, detect_layout, differing, judged)},
     **{one.__name__: one for one in (events, lies, packed, select, ways)},
-    "carries": runtime_ways.carries, "planned": functools.partial(runtime_ways.planned, answer=answer),
+    "carries": runtime_ways.carries, "raised_in": runtime_ways.raised_in,
+    "planned": functools.partial(runtime_ways.planned, answer=answer),
     "dataclasses": dataclasses, "io": io, "torch": torch, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
 

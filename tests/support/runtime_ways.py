@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,22 +21,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from attnsel import NoBackendError, override
+from attnsel import NoBackendError, debug, override
 from attnsel.backends.contract import Grads, Result, Spec
 from attnsel.backends.tiled import kernel as tiled
-from attnsel.debug import CopyWarning
 from attnsel.environment import Environment
-from attnsel.params.layout import FORMATS
-from attnsel.runtime import (
-    dispatch,
-    explicit_backward,
-    kernels,
-    leave_replay,
-    lengths,
-    recompute,
-    refusals,
-    selfcheck,
-)
+from attnsel.runtime import bind, dispatch, explicit_backward, kernels, leave_replay, lengths, refusals
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, config
 from attnsel.runtime.replay_file import read_file
@@ -46,8 +36,8 @@ Event = tuple[str, Any]
 
 
 def numbers(shape: Any, step: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    count = torch.Size(shape).numel()
-    return torch.sin(step * torch.arange(1, count + 1, dtype=torch.float64)).to(dtype).reshape(shape)
+    counted = torch.arange(1, torch.Size(shape).numel() + 1, dtype=torch.float64)
+    return torch.sin(step * counted).to(dtype).reshape(shape)
 
 
 class StandIn:
@@ -84,11 +74,10 @@ class StandIn:
         self.note("backward", result, dout)
         if self.times is not None:
             return tiled.backward(spec, inputs, result, dout, dlse)
-        bias, sinks = inputs.bias, inputs.softmax_offset
-        made = [
-            numbers(t.shape, step, t.dtype) for t, step in zip(inputs[:3], (0.11, 0.13, 0.17), strict=True)
-        ]
-        return Grads(*made, *(None if t is None else numbers(t.shape, 0.19, t.dtype) for t in (bias, sinks)))
+        given = zip(
+            (*inputs[:3], inputs.bias, inputs.softmax_offset), (0.11, 0.13, 0.17, 0.19, 0.19), strict=True
+        )
+        return Grads(*(None if t is None else numbers(t.shape, step, t.dtype) for t, step in given))
 
     def bind(self, spec: Any, inputs: Any) -> Callable[..., Tensor]:
         self.note("bind", _unusual(spec), inputs)
@@ -106,38 +95,38 @@ def _unusual(spec: Spec) -> dict[str, Any]:
 
 def tensors_of(static: Config, d: int = 1, e: int = 1, groups: int = 2) -> list[Tensor]:
     """q [2, 2 rows, 2 heads, d], k and v of 3 rows, as the format has them; packed 4 and 5 rows."""
-    form, made = FORMATS[static.qkv_format], []
+    made = []
     for step, rows, heads, dim in ((0.37, 2, 2, d), (0.5, 3, groups, d), (0.61, 3, groups, e)):
-        shape = (rows + 2, heads, dim) if form.packed else (2, rows, heads, dim)
-        t = numbers(shape, step)
-        made.append(t if form.packed or static.qkv_format == "bshd" else t.permute(*_FROM_BSHD[form.name]))
+        packed = numbers((rows + 2, heads, dim), step)
+        dense = numbers((2, rows, heads, dim), step).transpose(1, 2)
+        made.append(packed if static.form.packed else bind.to_caller(static, dense))
     return made
-
-
-_FROM_BSHD = {"sbhd": (1, 0, 2, 3), "bhsd": (0, 2, 1, 3)}
 
 
 @contextmanager
 def alone(**settings: Any) -> Iterator[None]:
     """With nothing remembered, and nothing left behind."""
-    forgotten = [(dispatch, name, BoundedCache(limit=9)) for name in ("_bound", "_carrying", "_gradients")]
+    caches = [
+        (dispatch, "_bound"),
+        (dispatch, "_carrying"),
+        (dispatch, "_gradients"),
+        (dispatch.selfcheck, "_passed"),
+    ]
+    others = [
+        (leave_replay, "_left", set()),
+        (debug, "_announced", set()),
+        (refusals, "_evidence", NO_EVIDENCE),
+    ]
+    empty = [(*cache, BoundedCache(limit=9)) for cache in (*caches, (explicit_backward, "_bound"))]
     with ExitStack() as stack:
-        for module, name, empty in (*forgotten, (explicit_backward, "_bound", BoundedCache(limit=9))):
-            stack.enter_context(patch.object(module, name, empty))
-        stack.enter_context(patch.object(leave_replay, "_left", set()))
-        stack.enter_context(patch.object(refusals, "_evidence", NO_EVIDENCE))
-        stack.enter_context(patch.object(selfcheck, "REFERENCE", "nobody"))
-        stack.enter_context(patch.object(selfcheck, "_passed", BoundedCache(limit=9)))
+        for held in (*empty, *others, (dispatch.selfcheck, "REFERENCE", "nobody")):
+            stack.enter_context(patch.object(*held))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(7)
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore", CopyWarning)
+        warnings.simplefilter("ignore", debug.CopyWarning)
         stack.enter_context(override(**settings))
         yield
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else [t for t in result if t is not None]
 
 
 def ran(
@@ -153,15 +142,14 @@ def ran(
     """What a call gives, twice, and what the kernel is given. ``grad`` names what learns; with ``times`` the
     kernel is compared first."""
     seen: list[Event] = []
-    q, k, v = (t.requires_grad_(n in grad) for t, n in zip(tensors_of(static, **dims), "qkv", strict=True))
-    sinks, bias = extras.softmax_offset, extras.core_attention_bias
-    learns = [t for t, name in ((q, "q"), (k, "k"), (v, "v"), (bias, "b"), (sinks, "s")) if name in grad]
-    for t in learns:
-        t.requires_grad_()
-    out_of = q.detach()[..., :1].expand(*q.shape[:-1], v.shape[-1])
-    dout = out_of.flatten(-2) if static.flatten_heads else out_of
-    rows = q.permute(FORMATS[static.qkv_format].to_contract or tuple(range(q.dim()))).shape[:-1]
-    lse = numbers(rows if q.dim() == 4 else rows[::-1], 0.9)
+    q, k, v = tensors_of(static, **dims)
+    named = {"q": q, "k": k, "v": v, "b": extras.core_attention_bias, "s": extras.softmax_offset}
+    learns = [t.requires_grad_() for name, t in named.items() if name in grad]
+    dout = q.detach()[..., :1].expand(*q.shape[:-1], v.shape[-1])
+    dout = dout.flatten(-2) if static.flatten_heads else dout
+    rows = bind.to_contract(static, q).shape[:-1]
+    lse = numbers(rows[::-1] if static.form.packed else rows, 0.9)
+    merged = explicit_backward.MergedResult(dout + 1, lse, dout)
     stand_in = {backend: StandIn(seen, parts, times=times).kernel}
     with (
         alone(selfcheck="0" if times is None else "all", backend=backend),
@@ -172,9 +160,7 @@ def ran(
             "carrying": lambda: dispatch.attend_with_lse(static, q, k, v, extras),
             "gradients": lambda: dispatch.gradients(static, q, k, v, extras, dout),
             "from known": lambda: dispatch.gradients(static, q, k, v, extras, dout, (dout + 1, lse)),
-            "explicit": lambda: explicit_backward.backward(
-                static, q, k, v, extras, explicit_backward.MergedResult(dout + 1, lse, dout)
-            ),
+            "explicit": lambda: explicit_backward.backward(static, q, k, v, extras, merged),
             "operator": lambda: dispatch.compiled.opaque(
                 dispatch.make_call(static, q, k, v, extras, current())
             ),
@@ -184,16 +170,12 @@ def ran(
             try:
                 seen.append(("gives", result := ways[way]()))
             except NoBackendError as error:
-                why = [
-                    (r.code, re.findall(r"(\w+) is off", r.observed))
-                    for r in error.selection[backend].reasons
-                ]
-                return [*seen, ("refused", why)]
+                (why,) = error.selection[backend].reasons
+                return [*seen, ("refused", (why.code, re.findall(r"(\w+) is off", why.observed)))]
             held, before = len(saved), len(seen)
             again = ways[way]()
         seen[before:] = [(f"{part} again", ()) for part, _ in seen[before:]]
-        same = all(map(torch.equal, _tensors(again), _tensors(result)))
-        seen.append(("again", "the same" if same else again))
+        seen.append(("again", "the same" if repr(again) == repr(result) else again))
         first = result[0] if isinstance(result, tuple) else result
         if learns and not isinstance(result, Grads):
             grads = torch.autograd.grad(first, learns, dout, allow_unused=True)
@@ -202,7 +184,7 @@ def ran(
 
 
 def settled(
-    fails: dict[str, tuple[str, BaseException]], static: Config | None = None, **settings: Any
+    fails: Any, static: Config | None = None, extras: Any = NO_EXTRAS, leave: bool = True, **settings: Any
 ) -> Any:
     """Which kernels are tried where some refuse, what is said and learnt, and the files that are left."""
     seen: list[Event] = []
@@ -214,23 +196,20 @@ def settled(
     }
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        where = {"replay_dir": folder} if settings.pop("leave", True) else {}
-        with alone(selfcheck="0", allow=tuple(stand_ins), **where, **settings):
+        with alone(selfcheck="0", allow=tuple(stand_ins), replay_dir=folder if leave else None, **settings):
+            call = dispatch.make_call(static, *tensors_of(static), extras, current())
             with patch.dict(kernels.KERNELS, stand_ins):
                 for _ in "12":
                     try:
-                        bound = dispatch._first_call(
-                            dispatch.make_call(static, *tensors_of(static), NO_EXTRAS, current())
-                        )[0]
-                        seen.append(("ran", bound.selection.backend))
+                        seen.append(("ran", dispatch._first_call(call)[0].selection.backend))
                     except Exception as error:
                         seen.append(("raised", (type(error), type(error.__cause__))))
-            kept = [
-                (one.selection.backend, one.settings.policy.allow) for one in dispatch._bound.items.values()
+            learnt = [(r.candidate, r.code) for r in refusals.evidence().refusals]
+            seen += [
+                ("kept", [b.selection.backend for b in dispatch._bound.items.values()]),
+                ("learnt", learnt),
             ]
-            seen += [("kept", kept)]
-            seen += [("learnt", [(r.candidate, r.message, r.code) for r in refusals.evidence().refusals])]
-        seen += [("said", [(w.category, str(w.message).split()[0]) for w in said])]
+        seen += [("said", [(w.category, *itemgetter(0, -1)(str(w.message).split())) for w in said])]
         for path in sorted(Path(folder).glob("*.json")):
             happened = read_file(path).happened
             parts = [part for part in happened.message.split("; ") if "POLICY" not in part]
@@ -248,9 +227,8 @@ def left(
     **settings: Any,
 ) -> Any:
     """The files of a call that nothing ran, and what the numbers beside them are."""
-    own = tensors_of(static)
-    own = own if q is None else [q, *own[1:]]
     seen: list[Event] = []
+    own = tensors_of(static) if q is None else [q, *tensors_of(static)[1:]]
     cannot = patch.object(leave_replay.os, "link", side_effect=OSError)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -271,13 +249,9 @@ def left(
                 seen.append((name, [(key, t, t.stride()) for key, t in held.items()]))
                 continue
             file = read_file(path)
-            about = {
-                "settings": file.settings,
-                "data": file.data.replace(path.stem, ""),
-                "seed": file.generator,
-            }
+            about = {"settings": file.settings, "data": file.data.replace(path.stem, "")}
+            about |= {"seed": (file.generator.initial_seed, len(file.generator.state))}
             about |= {"left out": file.data_left_out, "longest": (file.max_seqlen_q, file.max_seqlen_kv)}
-            about["seed"] = file.generator.initial_seed, len(file.generator.state)
             seen += [(name, about), *((one.name, one) for one in file.tensors)]
     return seen
 
@@ -297,15 +271,19 @@ def planned(gpu: str, name: str, made: Any, asked: Any, answer: Callable[..., An
 
 def carries(static: Config, dtype: str, env: Environment, **records: Any) -> bool:
     """Whether a backward may start from any forward's log-sum-exp, where these are all candidates."""
-    held = {
-        name: SimpleNamespace(
-            takes=set(takes.split()),
-            gives_lse="lse" in takes,
-            dropout=dropout,
-            explicit_backward=explicit,
-            needs=needs,
-        )
-        for name, (takes, dropout, explicit, needs) in records.items()
-    }
-    with patch.object(recompute, "CANDIDATES", held):
-        return recompute.carries_lse.__wrapped__(static, dtype, env)
+    held = {}
+    for name, (takes, dropout, explicit, needs) in records.items():
+        about = {"takes": set(takes.split()), "gives_lse": "lse" in takes, "dropout": dropout}
+        held[name] = SimpleNamespace(**about, explicit_backward=explicit, needs=needs)
+    with patch.object(dispatch.replay, "CANDIDATES", held):
+        return dispatch.replay.carries_lse.__wrapped__(static, dtype, env)
+
+
+def raised_in(module: str, function: str) -> Any:
+    """An error out of a function of that name, in that module."""
+    names: dict[str, Any] = {"__name__": module}
+    exec(f"def {function}(): raise ValueError", names)
+    try:
+        names[function]()
+    except ValueError as error:
+        return error
