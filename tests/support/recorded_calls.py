@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
 import io
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 import recorded_diagnosis
+import runtime_ways
 import varlen_cases
 from attnsel import (
     DotProductAttention,
@@ -62,7 +64,8 @@ MODULES = {
     for name in ("functional", "module", "debug", "settings", "base.suggestions")
 }
 for _package, _names in {
-    "runtime": "adaptations adapted_rows bind call compiled dispatch contents fused_qkv inputs kernels "
+    "runtime": "adaptations adapted_rows autograd bind call compiled dispatch explicit_backward contents "
+    "fused_qkv inputs kernels "
     "lengths mask_polarity plugin_kernels recompute reference refusals replay_file leave_replay selfcheck "
     "sizes trivial_mask",
     "flash_attn": "arguments bert_padding cache forward functions interface options private_api "
@@ -244,6 +247,12 @@ def lies(*given: Any, **about: Any) -> Page:
     return Page(f"{found.describe(60)}\n{said(of_all)}")
 
 
+def events(function: str, *given: Any, **named: Any) -> Page:
+    """What happens on a way of a call (tests/support/runtime_ways.py), a line for each event."""
+    happened = getattr(runtime_ways, function)(*given, **named)
+    return Page("\n".join(f"{what}: {said(one)}" for what, one in happened))
+
+
 NAMES: dict[str, Any] = {
     **MODULES,
     **recorded_diagnosis.NAMES,
@@ -252,7 +261,9 @@ NAMES: dict[str, Any] = {
     **{one.__name__: one for one in (Policy, asked, bools, config, given_to, half, ints, tensor)},
     **{one.__name__: one for one in (Adaptation, Caller, InvalidInput, Page, RankKey, Tensors, Version)},
     **{one.__name__: one for one in (adapted, answer, carried_through, detect_layout, differing, judged)},
-    **{one.__name__: one for one in (lies, packed, select, ways)},
+    **{one.__name__: one for one in (events, lies, packed, select, ways)},
+    "carries": runtime_ways.carries, "raised_in": runtime_ways.raised_in,
+    "planned": functools.partial(runtime_ways.planned, answer=answer),
     "dataclasses": dataclasses, "io": io, "torch": torch, "inf": float("inf"), "nan": float("nan"),
 }  # fmt: skip
 
@@ -336,8 +347,8 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
                 yield f"{name} = {said(value)}".replace("\n", "\\n")
                 continue
             for record in value:
-                fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-                yield from (f"{record.name}: {field} = {said(one)}" for field, one in fields.items())
+                for field in dataclasses.fields(record):
+                    yield f"{record.name}: {field.name} = {said(getattr(record, field.name))}"
         elif getattr(value, "__module__", "") == module.__name__:
             parts = [
                 value,

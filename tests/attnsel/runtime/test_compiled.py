@@ -21,9 +21,8 @@ from attnsel import DotProductAttention, InvalidInput, NoBackendError, attention
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.tiled import kernel as tiled
-from attnsel.environment import Environment
 from attnsel.runtime import compiled as operators
-from attnsel.runtime import dispatch, kernels, recompute, selfcheck
+from attnsel.runtime import dispatch, kernels, selfcheck
 from attnsel.runtime.call import config
 from tables import each
 
@@ -355,24 +354,6 @@ def test_carrying_asks_the_question_that_was_asked(monkeypatch: pytest.MonkeyPat
     stepped(through_the_compiler(softcapped), qkv())
     assert asked
     assert not any(p.return_lse for p in asked)
-
-
-H100 = Environment.describe("H100", cudnn="9.10.0", cudnn_frontend="1.20.0")
-DROPOUT = {"attention_dropout": 0.1}
-
-
-@each("env, asks, carries", [
-    (H100, {}, True),
-    (H100, DROPOUT, False),  # cudnn's generator is its own
-    (H100, DROPOUT | {"backend": "cudnn"}, True),
-    (H100, DROPOUT | {"backend": "triton"}, True),
-    (H100.replace(cudnn_frontend=None), DROPOUT, True),
-    (Environment.describe("cpu"), DROPOUT, True),
-])  # fmt: skip
-def test_dropout_is_carried_where_all_drop_the_same_entries(
-    env: Environment, asks: dict[str, Any], carries: bool
-) -> None:
-    assert recompute.carries_lse(config(**asks, is_training=True, replayable=True), "bf16", env) is carries
 
 
 def test_the_self_check_starts_from_a_log_sum_exp_as_the_call_does(

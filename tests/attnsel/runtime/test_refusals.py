@@ -269,34 +269,6 @@ def test_what_is_learnt_stays_bounded(stand_in: StandIn, monkeypatch: pytest.Mon
     assert [refusal.params.max_seqlen_q for refusal in evidence().refusals] == [6, 7, 8]
 
 
-def test_two_refusals_leave_the_third_and_three_teach_nothing(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusing(*given: Any) -> Any:
-        raise RuntimeError("out of resources")
-
-    def refuse(*names: str) -> None:
-        for name in names:
-            loaded = kernels.kernel_of(name)
-            bind = None if loaded.bind is None else refusing
-            monkeypatch.setitem(kernels.KERNELS, name, loaded._replace(bind=bind, forward=refusing))
-
-    monkeypatch.setattr(dispatch, "environment_of", lambda q: Environment.describe("cpu"))
-    with override(allow=("sdpa.flash", "sdpa.math", "tiled")):
-        refuse("sdpa.flash", "sdpa.math")
-        with pytest.warns(FallbackWarning) as caught:
-            found = eager()
-        assert [str(w.message).split()[0] for w in caught] == ["sdpa.flash", "sdpa.math"]
-        agrees(found, eager)
-        clear_cache()
-        refuse("tiled")
-        error = error_of(eager)
-        assert isinstance(error, NoBackendError)
-        for name in ("sdpa.flash", "sdpa.math", "tiled"):
-            assert "RUNTIME001" in [reason.code for reason in error.selection[name].reasons]
-    assert evidence().refusals == ()
-
-
 # What refuses: three exceptions of every kernel's, and those that a record names.
 KINDS = [ValueError, RuntimeError, NotImplementedError, decimal.Inexact]
 

@@ -96,34 +96,6 @@ def left_by_a_refusal_of(name: str, broken: Any, folder: Path, *tensors: Tensor,
 # ---- what is left ------------------------------------------------------------------------------------
 
 
-def test_a_refusal_leaves_the_call_and_what_took_over(tmp_path: Path, broken: Any, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    broken()
-    attention(*qkv())
-    assert not list(tmp_path.iterdir()), "nothing without a folder"
-    clear_cache()
-    path = left(tmp_path / "new", *qkv(), attn_mask_type="causal")
-    assert "\x1b" not in path.read_text()
-    file = read_file(path)
-    happened = file.happened
-    assert (happened.kind, happened.candidate, happened.then) == ("refused", "sdpa.flash", "sdpa.math")
-    assert happened.message == r"no plan \x1b[2J for this"
-    assert file.params.attn_mask_type == "causal"
-    assert [t.shape for t in file.tensors] == [(2, 12, 2, 8)] * 3
-    assert file.generator.initial_seed == torch.initial_seed()
-    assert file.settings.replay_dir is None, "folders of the user's are not in it"
-    assert not list(path.parent.glob("*.pt"))
-
-
-def test_a_call_that_nothing_runs_leaves_the_codes(tmp_path: Path) -> None:
-    with pytest.raises(NoBackendError), override(replay_dir=str(tmp_path)):
-        attention(*qkv(), softcap=2.0, backend="sdpa.flash")
-    (path,) = tmp_path.glob("*.json")
-    file = read_file(path)
-    assert (file.happened.kind, file.happened.candidate) == ("nothing runs", "sdpa.flash")
-    assert "sdpa.flash: SDPA004" in file.happened.message
-
-
 def test_one_file_for_a_question_and_kernel_none_written_over_and_a_bound_for_all(
     tmp_path: Path, broken: Any, monkeypatch: Any
 ) -> None:
