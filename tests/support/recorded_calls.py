@@ -5,7 +5,7 @@ it: a plain value; of tensors shape, type and numbers rounded to two digits; of 
 argument it names, what that is, and the numbers in what is allowed; of a sentence its first word and its
 numbers; of a ``Page`` each line; of a model the fields that differ from their defaults. ``definitions.txt``
 has the constants of modules, and what may be left out of their functions. A name before the dot is that of a
-module in MODULES. What changed is accepted as tests/support/records.py says.
+module: attnsel.runtime.bind.make_spec. What changed is accepted as tests/support/records.py says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import importlib
 import inspect
 import io
 import itertools
+import pkgutil
 import re
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -50,6 +52,7 @@ from attnsel.errors import Caller, InvalidInput
 from attnsel.params import AttentionParams, TensorSpec
 from attnsel.params.layout import FORMATS
 from attnsel.policy import Policy
+from attnsel.runtime import adaptations as runtime_adaptations
 from attnsel.runtime.call import NO_EXTRAS, Call, Extras, config
 from attnsel.selection.adaptations.search import ADAPTERS
 from attnsel.verdicts.verdict import Adaptation, RankKey
@@ -59,45 +62,36 @@ from layout_cases import buffers_of, cut
 
 FOLDER = Path(__file__).parents[1] / "attnsel" / "recorded_calls"
 OF_A_MACHINE = ("_SITE", "_STANDARD", "_HERE", "_CHECKOUT_RULES", "_CHECKOUT_BACKENDS")
-MODULES = {
-    name.rpartition(".")[2] if "." in name else name: importlib.import_module(f"attnsel.{name}")
-    for name in ("functional", "module", "debug", "settings", "base.suggestions")
-}
-for _package, _names in {
-    "runtime": "adaptations adapted_rows autograd bind call compiled dispatch explicit_backward contents "
-    "fused_qkv inputs kernels "
-    "lengths mask_polarity plugin_kernels recompute reference refusals replay_file leave_replay selfcheck "
-    "sizes trivial_mask",
-    "flash_attn": "arguments bert_padding cache forward functions interface options private_api "
-    "probabilities",
-    "flash_attn.layers": "rotary",
-    "f_sdpa": "function masks shapes theirs",
-    "params.layout": "detect describe names overlap packing tensors",
-    "selection": "assumed evaluate f_sdpa inquiry memory proof rank rule_dependencies step_geometry steps",
-    "selection.adaptations": "search transforms",
-}.items():
-    MODULES |= {name: importlib.import_module(f"attnsel.{_package}.{name}") for name in _names.split()}
-for _package, _names in {
-    "backends.sdpa": "candidate conditions masks ops plan shapes varlen",
-    "backends.flash_attention": "candidate four kernel packages three two",
-    "backends.tiled": "backward candidate differentiable forward philox sequences tiles",
-    "params": "attention checks exchanges recipes",
-    "report": "assumed copy_advice dispatched lines markdown ranked reasons short verdict ways words",
-    "selection.unlock": "change install proposals search software words",
-    "diagnose.logs": "answer calls found message question reader report scrub settled texts",
-    "diagnose.ranks": "answer reading records sources tables words",
-    "diagnose.replay": "build plain run script",
-    "diagnose.watching": "asked_better by_hand by_hand_call by_hand_operators by_hand_reader compiled "
-    "expected files hooks judge libraries masks measure modules observe operators places question report "
-    "sdpa session sites",
-    "cli": "asking axes can_i_use completion cuda_libraries doctor explain files findings flags flash_errors "
-    "flash_findings flash_probe flash_users gpus layout_flags library logs matrix numbers output probe "
-    "program prove question replay report rules run shorthands suggest watch",
-}.items():
-    MODULES |= {
-        f"{_package.rpartition('.')[2]}_{name}": importlib.import_module(f"attnsel.{_package}.{name}")
-        for name in _names.split()
-    }
+ROOMS = (
+    "backends.flash_attention", "backends.sdpa", "backends.tiled", "cli", "diagnose.logs", "diagnose.ranks",
+    "diagnose.replay", "diagnose.watching", "f_sdpa", "flash_attn", "params", "report", "runtime",
+    "selection",
+)  # fmt: skip
+
+
+def _modules() -> Iterator[types.ModuleType]:
+    """Those whose definitions are recorded. Lines name what is inside of them whole: attnsel.runtime.bind."""
+    names = [f"attnsel.{name}" for name in ("base.suggestions", "debug", "functional", "module", "settings")]
+    for room in ROOMS:
+        package = importlib.import_module(f"attnsel.{room}")
+        found = pkgutil.walk_packages(package.__path__, f"attnsel.{room}.")
+        names += [module.name for module in found if not module.ispkg]
+    left_out = re.compile(r"shim$|[.]parsers[.]")  # what takes a place, and messages, which logs.txt has
+    return (importlib.import_module(name) for name in sorted(names) if not left_out.search(name))
+
+
+MODULES = list(_modules())
+
+
+class Named:
+    """A module by its whole name, also where a function of the same name stands in its package."""
+
+    def __init__(self, name: str) -> None:
+        self.__name = name
+
+    def __getattr__(self, inner: str) -> Any:
+        inside = f"{self.__name}.{inner}"
+        return Named(inside) if inside in sys.modules else getattr(sys.modules[self.__name], inner)
 
 
 def tensor(*shape: int, dtype: str = "float32", step: float = 0.37, device: str = "cpu") -> Tensor:
@@ -203,7 +197,7 @@ def carried_through(name: str, target: Any = (), extras: Any = NO_EXTRAS, /, **f
     sizes = {"batch_size": 2, "num_heads": 2, "max_seqlen_q": 3, "head_dim_qk": 1, "dtype": "fp32", **fields}
     p = AttentionParams(**sizes)
     after, made = ADAPTERS[name].apply(p, tuple(target))
-    step, form = MODULES["adaptations"].STEPS[name](made, p, after), FORMATS[p.qkv_format]
+    step, form = runtime_adaptations.STEPS[name](made, p, after), FORMATS[p.qkv_format]
     rows = [(p.max_seqlen_q, p.num_heads, p.head_dim_qk), (p.max_seqlen_kv, p.num_gqa_groups, p.head_dim_qk)]
     rows.append((p.max_seqlen_kv, p.num_gqa_groups, p.head_dim_v))
     q, k, v = (
@@ -254,7 +248,7 @@ def events(function: str, *given: Any, **named: Any) -> Page:
 
 
 NAMES: dict[str, Any] = {
-    **MODULES,
+    "attnsel": Named("attnsel"),
     **recorded_diagnosis.NAMES,
     **{one.__name__: one for one in (AttentionParams, DotProductAttention, Environment, Extras, Inputs)},
     **{one.__name__: one for one in (Result, Spec, TensorSpec, attention, scaled_dot_product_attention)},
@@ -343,7 +337,7 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
                 or name in OF_A_MACHINE
             ):
                 continue  # another module's, or a folder
-            if name != "CANDIDATES":
+            if not (name == "CANDIDATES" and dataclasses.is_dataclass(value[0])):
                 yield f"{name} = {said(value)}".replace("\n", "\\n")
                 continue
             for record in value:
@@ -368,8 +362,8 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
 def now(name: str) -> Iterator[str]:
     """The lines that the record of that name would have now."""
     if name == "definitions":
-        for module, held in MODULES.items():
-            yield from (f"{module}: {line}" for line in definitions(held))
+        for module in MODULES:
+            yield from (f"{module.__name__}: {line}" for line in definitions(module))
         return
     for line in (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("> "):
