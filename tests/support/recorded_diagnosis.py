@@ -145,7 +145,7 @@ def told(form: str = "text", calls: int = 1, site: dict[str, Any] | None = None,
     error = io.StringIO()
     with tempfile.TemporaryDirectory() as name, _inside(name), contextlib.redirect_stderr(error):
         Path("file").write_text("")
-        teller = Teller(SimpleNamespace(watched=watched), form, given["gpu"], given["out"], given["output"])  # type: ignore[arg-type]
+        teller = Teller(SimpleNamespace(watched=watched), form, given["gpu"], given["out"], given["output"])
         teller.exit_code = 3
         teller.tell()
         teller.tell()

@@ -197,7 +197,8 @@ def settled(
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with alone(selfcheck="0", allow=tuple(stand_ins), replay_dir=folder if leave else None, **settings):
-            call = dispatch.make_call(static, *tensors_of(static), extras, current())
+            q, k, v = tensors_of(static)
+            call = dispatch.make_call(static, q, k, v, extras, current())
             with patch.dict(kernels.KERNELS, stand_ins):
                 for _ in "12":
                     try:
@@ -228,14 +229,15 @@ def left(
 ) -> Any:
     """The files of a call that nothing ran, and what the numbers beside them are."""
     seen: list[Event] = []
-    own = tensors_of(static) if q is None else [q, *tensors_of(static)[1:]]
+    q_of_its_own, k, v = tensors_of(static)
+    q = q_of_its_own if q is None else q
     cannot = patch.object(leave_replay.os, "link", side_effect=OSError)
     with (
         tempfile.TemporaryDirectory() as folder,
         alone(replay_dir=f"{folder}/new", **settings),
         nullcontext() if links else cannot,
     ):
-        call = Call(static, *own, extras, current(), False)
+        call = Call(static, q, k, v, extras, current(), False)
         asked = dispatch.params_of(call)
         for number in range(times):
             happened = leave_replay.Happened(kind="nothing runs", candidate="tiled" if number == 2 else "")
