@@ -19,18 +19,17 @@ from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.params.layout import Layout, detect_layout
 from attnsel.policy import Policy
 from attnsel.settings import Settings, configure, override
-from attnsel.verdicts.evidence import Evidence
-from attnsel.verdicts.verdict import Candidate
+from attnsel.verdicts.reasons import Candidate, Evidence
 
 if _TYPE_CHECKING:
     from attnsel.diagnose.watching.session import watch as watch
     from attnsel.f_sdpa.function import scaled_dot_product_attention as scaled_dot_product_attention
     from attnsel.functional import attention as attention
     from attnsel.module import DotProductAttention as DotProductAttention
+    from attnsel.runtime.call import assume_all_visible as assume_all_visible
+    from attnsel.runtime.call import trivial_mask as trivial_mask
     from attnsel.runtime.dispatch import cache_info as cache_info
     from attnsel.runtime.dispatch import clear_cache as clear_cache
-    from attnsel.runtime.trivial_mask import assume_all_visible as assume_all_visible
-    from attnsel.runtime.trivial_mask import trivial_mask as trivial_mask
 
 # What needs torch is imported when it is asked for: planning works where torch is not installed.
 _NEEDS_TORCH = {
@@ -39,8 +38,8 @@ _NEEDS_TORCH = {
     "cache_info": "attnsel.runtime.dispatch",
     "clear_cache": "attnsel.runtime.dispatch",
     "scaled_dot_product_attention": "attnsel.f_sdpa.function",
-    "trivial_mask": "attnsel.runtime.trivial_mask",
-    "assume_all_visible": "attnsel.runtime.trivial_mask",
+    "trivial_mask": "attnsel.runtime.call",
+    "assume_all_visible": "attnsel.runtime.call",
     "watch": "attnsel.diagnose.watching.session",
 }
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnsel._version import __version__
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.lock import ForkSafeLock
+from attnsel.base.processes import ForkSafeLock
 from attnsel.base.schemas import stamped
 from attnsel.errors import Caller, caller, printable, short
 from attnsel.report import one_line

@@ -25,11 +25,9 @@ from attnsel.policy import Policy
 from attnsel.report import difference, render
 from attnsel.selection.assumed import Assumption, assumptions, settled
 from attnsel.selection.evaluate import warn_of_retired
-from attnsel.selection.hints import Remark, remarks_on
-from attnsel.selection.inquiry import Inquiry, can_run, waivers_of
+from attnsel.selection.inquiry import Inquiry, Remark, can_run, remarks_on, waivers_of
 from attnsel.selection.unlock import Unlock, find_unlocks
-from attnsel.verdicts.evidence import NO_EVIDENCE, Evidence
-from attnsel.verdicts.verdict import Candidate
+from attnsel.verdicts.reasons import NO_EVIDENCE, Candidate, Evidence
 
 DEFAULT_POLICY = Policy()
 _TAKEN = ("params", "environment", "policy", "evidence", "dispatcher", "switches")

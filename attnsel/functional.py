@@ -7,9 +7,8 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from attnsel.base.suggestions import arguments_of, unknown_argument
-from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, window_pair
+from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, missing, unpack, window_pair
 from attnsel.runtime.dispatch import attend
-from attnsel.runtime.fused_qkv import missing, unpack
 
 
 def attention(

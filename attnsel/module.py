@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from attnsel import context_parallel
-from attnsel.base.scalars import flag, number, text
+from attnsel.base.model import flag, number, text
 from attnsel.base.suggestions import arguments_of, unknown_argument
 from attnsel.decision import Selection
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, UnsupportedArgument, short
 from attnsel.params import AttentionParams
-from attnsel.params.checks import MOST
-from attnsel.params.exchanges import exchange_named
+from attnsel.params.attention import MOST
+from attnsel.params.options import exchange_named
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, window_pair
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, missing, unpack, window_pair
 from attnsel.runtime.dispatch import attend, explain
-from attnsel.runtime.fused_qkv import missing, unpack
-from attnsel.runtime.sizes import packed_starts
+from attnsel.runtime.inputs import packed_starts
 
 if TYPE_CHECKING:
     from attnsel.context_parallel.group import ContextParallel

@@ -11,7 +11,7 @@ from attnsel.backends.registry import CANDIDATES, complete
 from attnsel.base.model import FrozenModel
 from attnsel.base.suggestions import candidate_suggestion
 from attnsel.errors import short
-from attnsel.params.checks import LARGEST
+from attnsel.params.attention import LARGEST
 
 
 def _read_names(value: Any) -> Any:

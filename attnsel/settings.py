@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from attnsel.base.lock import ForkSafeLock
 from attnsel.base.model import FrozenModel
+from attnsel.base.processes import ForkSafeLock
 from attnsel.base.suggestions import MEANT, near, suggestion
 from attnsel.errors import InvalidInput, caller, printable
 from attnsel.policy import Policy

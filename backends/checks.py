@@ -8,6 +8,8 @@ would read, or write, other memory.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,3 +146,136 @@ def _longest(given: int | None, cu_seqlens: Tensor | None) -> int:
     if cu_seqlens is None or cu_seqlens.device.type != "cpu" or cu_seqlens.numel() < 2:
         return 0
     return max(0, int((cu_seqlens[1:] - cu_seqlens[:-1]).max()))
+
+
+# ---- The slopes ALiBi uses when none are given ---------------------------------------------------------
+
+
+def default_slopes(num_heads: int, device: torch.device) -> Tensor:
+    """float32 [h]: a geometric sequence that ends at 2^-8 for a power of two of heads.
+
+    Other head counts take the slopes of the next lower power of two, then every other slope of the next
+    higher one. Source: "Train Short, Test Long" (Press et al., 2022), section 3 and its reference code;
+    TransformerEngine computes the same.
+
+    Remembered, but for what is made while a CUDA graph is captured: its memory is the graph's, and holds the
+    slopes only once the graph has run.
+    """
+    place = _place(num_heads, device)
+    if place:
+        return place[0]
+    with torch.inference_mode(False):  # autograd could not save an inference tensor later
+        slopes = _computed(num_heads, device)
+    if type(slopes) is Tensor and not capturing(device):  # nor one without memory
+        place.append(slopes)
+    return slopes
+
+
+def is_default(slopes: Tensor) -> bool:
+    """Whether a tensor came from ``default_slopes``, which kernels may then compute themselves."""
+    return getattr(slopes, _MARK, False)
+
+
+def capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+_MARK = "_attnsel_default_slopes"
+
+
+@lru_cache(maxsize=64)
+def _place(num_heads: int, device: torch.device) -> list[Tensor]:
+    return []
+
+
+def _computed(num_heads: int, device: torch.device) -> Tensor:
+    """On the device: nothing is copied to it, which a capture does not allow."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    first = torch.arange(1, power + 1, dtype=torch.float64, device=device) * (-8.0 / power)
+    rest = torch.arange(num_heads - power, dtype=torch.float64, device=device)
+    slopes = torch.cat((first, (2.0 * rest + 1.0) * (-4.0 / power))).exp2_().float()
+    setattr(slopes, _MARK, True)
+    return slopes
+
+
+# ---- A gradient of lse, for kernels whose backward takes none ------------------------------------------
+
+
+class Five(NamedTuple):
+    """What one plain backward differentiates."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    dout: Tensor
+
+
+def with_lse_gradient(
+    five: Five, dlse: Tensor, *, multiple: int, room: int | None, equal_head_dims: bool
+) -> list[Five]:
+    """Inputs whose plain backwards, one or two, add up to that of (dout, dlse); dv is the first one's alone.
+
+    The kernels compute dS = P * (dout.v - dout.out). Extra columns, 0 in v, -dlse in out and 1 in dout, leave
+    dout.v alone and add +dlse; 16-bit types carry dlse in three columns, whose sum has 24 bits or more. Where
+    the kernel's head_dim has no room for them, they are a backward of their own, of v = 0.
+
+    ``multiple``: of a head_dim. ``room``: a head_dim that every release and GPU has a kernel for; None: any.
+    ``equal_head_dims``: q and k are widened with v.
+    """
+    q, k, v, out, dout = five
+    columns, rest = [], -dlse.to(torch.promote_types(out.dtype, torch.float32))
+    for _ in range(3 if out.element_size() == 2 else 1):
+        columns.append(rest.to(out.dtype))
+        rest = rest - columns[-1]
+    width = -(-(v.shape[-1] + len(columns)) // multiple) * multiple - v.shape[-1]
+    pad = torch.nn.functional.pad
+    extra = torch.stack(columns, -1)
+    if room is not None and v.shape[-1] + width > room:
+        rest_of_row = (0, v.shape[-1] - len(columns))
+        minus_dlse, ones = pad(extra, rest_of_row), pad(torch.ones_like(extra), rest_of_row)
+        return [five, Five(q, k, torch.zeros_like(v), minus_dlse, ones)]
+    if equal_head_dims:
+        q, k = pad(q, (0, width)), pad(k, (0, width))
+    out = pad(torch.cat((out, extra), -1), (0, width - len(columns)))
+    dout = pad(torch.cat((dout, torch.ones_like(extra)), -1), (0, width - len(columns)))
+    return [Five(q, k, pad(v, (0, width)), out, dout)]
+
+
+def added(parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What the backwards of ``with_lse_gradient`` give together: dq and dk of all, the rest of the first."""
+    dq, dk, *others = parts[0]
+    for more_dq, more_dk, *_ in parts[1:]:
+        dq, dk = dq + more_dq, dk + more_dk
+    return (dq, dk, *others)
+
+
+# ---- Where rows begin in memory: what 128-bit loads want, and what a copy mends ------------------------
+
+
+ALIGNMENT = 16  # bytes; 128-bit loads of FlashAttention, CUTLASS and cuDNN
+
+
+def misalignment(t: Tensor) -> str | None:
+    """What keeps a kernel from reading the rows of ``t`` [..., d] 16 bytes at once, behind its name."""
+    size = t.element_size()
+    if _address(t) % ALIGNMENT:
+        return f" must start at a multiple of {ALIGNMENT} bytes; off by {_address(t) % ALIGNMENT}"
+    for dim in range(t.dim() - 1):
+        if t.shape[dim] > 1 and t.stride(dim) * size % ALIGNMENT:
+            return f".stride({dim}) must be a multiple of {ALIGNMENT // size}; got {t.stride(dim)}"
+    return None
+
+
+def _address(t: Tensor) -> int:
+    """Where the first element lies, in bytes; for fake tensors as if storage began at 0."""
+    if type(t) in (Tensor, torch.nn.Parameter):
+        return t.data_ptr()
+    return int(t.storage_offset()) * t.element_size()
+
+
+def readable(t: Tensor) -> Tensor:
+    """``t`` [..., d], an out or its gradient, or a copy where rows cannot be read 16 bytes at once."""
+    if t.stride(-1) == 1 and misalignment(t) is None:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)

@@ -30,7 +30,7 @@ def complete() -> None:
 
 
 def completed_by(load: Callable[[], object]) -> None:
-    """``load`` brings candidates from elsewhere (attnsel/plugins registers itself here)."""
+    """``load`` brings candidates from elsewhere (attnsel/plugins.py registers itself here)."""
     _complete.append(load)
 
 

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 8 benchmarks/context_parallel.py --measure     # overlap and scaling, on GPUs
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --measure --device cpu   # a rehearsal on Gloo
 
-The model is that of ``attnsel explain --cp-size`` (attnsel/context_parallel/estimate.py: what it assumes);
+The model is that of ``attnsel explain --cp-size`` (attnsel/context_parallel/plan.py: what it assumes);
 its record says ``"simulated": true``, and no figure in it was measured. Efficiency is the time of one rank
 for the whole sequence, over ranks times their time.
 
@@ -25,9 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from attnsel import AttentionParams, Environment
-from attnsel.context_parallel import estimate as cost
-from attnsel.context_parallel.estimate import Machine
-from attnsel.context_parallel.plan import plan
+from attnsel.context_parallel import plan as cost
+from attnsel.context_parallel.plan import Machine, plan
 from attnsel.context_parallel.schedule import StepCall
 from attnsel.selection.steps import RankLayout
 

@@ -21,7 +21,9 @@ import torch
 from measure import ROOT, Row, pairs, per_call, quiet, record, row, show, write
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.cudnn import plans, session, tensors
+from attnsel.backends.cudnn import plans
+from attnsel.backends.cudnn import plans as session
+from attnsel.backends.cudnn import run as tensors
 from attnsel.backends.cudnn.plans import PLANS
 from attnsel.backends.cudnn.run import backward, forward, prepare
 from attnsel.backends.sdpa import kernels as sdpa

@@ -24,7 +24,7 @@ from measure import ROOT, Row, pairs, quiet, record, row, show, steps, write
 
 from attnsel import AttentionParams, Environment
 from attnsel.decision import NO_EVIDENCE, _select, select
-from attnsel.params.recipes import DelayedScaling
+from attnsel.params.options import DelayedScaling
 from attnsel.policy import Policy
 from attnsel.selection.evaluate import fold
 

@@ -22,7 +22,8 @@ from measure import ROOT, Row, pairs, record, row, show, write
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 import mock_gpu
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.triton import replay, run
+from attnsel.backends.triton import run
+from attnsel.backends.triton import run as replay
 
 
 def call(rows_q: int, rows_kv: int) -> tuple[Spec, Inputs]:

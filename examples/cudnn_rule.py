@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 try:
     from attnsel import AttentionParams, Environment, InvalidInput
     from attnsel.backends.cudnn.ask.client import Library
-    from attnsel.backends.cudnn.ask.device import device_json
-    from attnsel.backends.cudnn.ask.libraries import Missing
-    from attnsel.cli.library import by_library, by_rules, outcome
+    from attnsel.backends.cudnn.ask.libraries import Missing, device_json
+    from attnsel.cli.explain_more import by_library, by_rules, outcome
     from attnsel.rules import REGISTRY
 except ModuleNotFoundError as missing:
     raise SystemExit(f"this example needs {missing.name}: pip install -e '.[examples]'") from None
@@ -34,7 +33,7 @@ WIDTH = 14  # columns of a cell
 
 
 class Cell(NamedTuple):
-    """One question. ``kind``: what to call the two answers together (attnsel/cli/library.py)."""
+    """One question. ``kind``: what to call the two answers together (attnsel/cli/explain_more.py)."""
 
     kind: str
     codes: tuple[str, ...]

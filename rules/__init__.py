@@ -30,6 +30,7 @@ import importlib
 from attnsel.backends.registry import CANDIDATES, complete
 from attnsel.rules.api import (
     REGISTRY,
+    Hint,
     PolicyRule,
     Preference,
     Registry,
@@ -40,9 +41,8 @@ from attnsel.rules.api import (
     preference,
     rule,
 )
-from attnsel.rules.capabilities import add_limits
-from attnsel.rules.hint import Hint
-from attnsel.verdicts.verdict import Page
+from attnsel.rules.takes import add_limits
+from attnsel.verdicts.reasons import Page
 
 __all__ = [
     "REGISTRY",
@@ -63,13 +63,13 @@ __all__ = [
     "rule",
 ]
 
-_FIRST = ("attnsel.rules.removed", "attnsel.rules.common", "attnsel.rules.policies")
+_FIRST = ("attnsel.rules.codes", "attnsel.rules.common", "attnsel.rules.policies")
 _LAST = (
     "attnsel.rules.context_parallel",
     "attnsel.rules.bugs",
     "attnsel.rules.preferences",
     "attnsel.rules.hints",
-    "attnsel.rules.transformer_engine",
+    "attnsel.rules.hints",
 )
 
 _limited: set[str] = set()

@@ -12,8 +12,8 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import cudnn, cudnn_frontend, flash_attn_4, torch
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.rules.api import limit, rule
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, FreeText, Multiple, OneOf
-from attnsel.verdicts.verdict import Violation
 
 CUDNN_KERNELS = running("cudnn")
 HOPPER = frozenset({90})

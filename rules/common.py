@@ -8,8 +8,8 @@ from attnsel.environment.releases import OLDEST
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AnyBuild, AtLeast, FreeText, Installed, OneOf
-from attnsel.verdicts.verdict import Violation
 
 
 @rule(
@@ -167,7 +167,7 @@ def code_for_the_gpu(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: the wheel of the same torch for another CUDA, from PyTorch's index; else a torch that has it. A torch
     that was built from source, as in NVIDIA's containers, has what TORCH_CUDA_ARCH_LIST said: state its CUDA
     with it; where no wheel has both, nothing is refused.
-    Source: the wheels themselves, 2.2 to 2.15 (attnsel/environment/torch_builds.py); CUDA C++ Programming
+    Source: the wheels themselves, 2.2 to 2.15 (attnsel/environment/releases.py); CUDA C++ Programming
     Guide, "Binary Compatibility"; pytorch#172352.
     """
     lacking = without_code(env)

@@ -16,10 +16,10 @@ from attnsel.backends.registry import every, where
 from attnsel.environment import Environment
 from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
-from attnsel.params.exchanges import exchanges
+from attnsel.params.options import exchanges
 from attnsel.rules.api import limit, rules_about
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import EqualTo, FreeText, Multiple, OneOf
-from attnsel.verdicts.verdict import Violation
 
 WITHOUT_OFFSETS = where(lambda record: not record.offsets)  # take no offset of a chunk
 WITHOUT_LSE = where(lambda record: not record.gives_lse)
@@ -187,7 +187,7 @@ def dropout_by_counter(p: AttentionParams, env: Environment) -> bool:
     Why: the same pair must be dropped whichever rank computes it, forward and backward; these kernels draw
     from the generator of their own device.
     Fix: triton and tiled number every pair; or leave dropout out.
-    Source: attnsel/backends/tiled/philox.py; attnsel/backends/sdpa/ops.py (random numbers per call).
+    Source: attnsel/backends/tiled/tiles.py; attnsel/backends/sdpa/ops.py (random numbers per call).
     """
     return p.dropout
 

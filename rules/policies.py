@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attnsel.policy import Policy
 from attnsel.rules.api import policy_rule
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.record import Memory
 from attnsel.verdicts.requirements import AtLeastBytes, FreeText, OneOf, size
-from attnsel.verdicts.verdict import Violation
 
 
 @policy_rule("POLICY001", fires_on=("triton", {"backend": "cudnn"}))
@@ -74,14 +74,14 @@ def over_the_memory_there_is(
     and would fail as "out of memory". Calls whose tensors alone do not fit are not refused here: no other
     kernel would help.
     What each figure rests on. cuDNN's workspace: a formula, compared with plans that libcudnn 9.19 and 9.28
-    build for described GPUs (attnsel/backends/cudnn/workspace.py says how well it agrees); attnsel explain
+    build for described GPUs (attnsel/backends/cudnn/candidate.py says how well it agrees); attnsel explain
     --ask-library gives the library's own figure. For other releases the same formula is used. Scores and
     tiles: peaks of PyTorch's allocator. Masks, copies, repeated heads: their sizes.
     A deterministic backward on Hopper holds 2 bytes for each score: 256 GiB for 128 heads of 32768 tokens.
     From cuDNN 9.25 with cudnn-frontend 1.27 attnsel asks for the one that grows with the length alone where
     that would be more than 4 GiB.
     Fix: those releases; without determinism; a kernel that stores nothing; or a GPU with more memory.
-    Source: attnsel/selection/memory.py; NVIDIA/cudnn-frontend#398.
+    Source: attnsel/selection/evaluate.py; NVIDIA/cudnn-frontend#398.
     """
     need = sum(amount for _, amount in parts) + tensors
     if there is None or need <= there:
@@ -103,7 +103,7 @@ def refused_when_it_ran(name: str, policy: Policy) -> Violation | None:
     Fix: read the kernel's own words beside the code; attnsel.clear_cache() forgets what was remembered.
     Source: this process.
     """
-    return None  # recorded refusals come from the evidence, see attnsel.verdicts.evidence
+    return None  # recorded refusals come from the evidence, see attnsel.verdicts.reasons
 
 
 @policy_rule("RUNTIME002", evidence="runtime", fires_on=("triton", {}))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from attnsel.backends.registry import CANDIDATES
 from attnsel.policy import Policy
 from attnsel.rules.api import preference
+from attnsel.verdicts.reasons import RankKey
 from attnsel.verdicts.record import CandidateRecord
-from attnsel.verdicts.verdict import RankKey
 
 
 @preference("PREF001", short="after it in your order", evidence="policy")
@@ -67,7 +67,7 @@ def costly_changes_last(c: RankKey, arch: int | None, policy: Policy) -> int:
     Why: the fastest family is up to 1.7 times as fast as the next; copies and padding that add half of the
     attention's own work leave little of that, and take memory besides. Among last resorts PREF006 decides.
     Source: FlashAttention-3 paper, figures for H100 (see PREF005);
-    attnsel/selection/adaptations/search.py, "overhead".
+    attnsel/selection/adaptations.py, "overhead".
     """
     return int(c.overhead > _HALF and not CANDIDATES[c.name].last_resort)
 
@@ -99,7 +99,7 @@ def no_plan_per_length(c: RankKey, arch: int | None, policy: Policy) -> int:
     size, one plan serves all of them. Prompts are planned for at their first eight lengths; from then on a
     new length goes to a kernel without a plan. Training is not concerned: its lengths come back each epoch.
     Source: flashinfer#5245 (55 to 70 ms per new shape); pytorch#155958 (TORCH_CUDNN_SDPA_AVOID_RECOMPILE);
-    attnsel/backends/cudnn/tensors.py, where dense lengths are exact; attnsel/runtime/lengths.py.
+    attnsel/backends/cudnn/run.py, where dense lengths are exact; attnsel/runtime/cache.py.
     """
     return int(c.growing and CANDIDATES[c.name].plan_per_length)
 
@@ -112,7 +112,7 @@ def lengths_before_copies(c: RankKey, arch: int | None, policy: Policy) -> int:
     without lengths then computes the padded rows as well, half of the work of a batch that is half padding
     being for nothing. Where a batch is nearly full the faster family may win: measure, and give your order.
     Among last resorts PREF006 decides.
-    Source: attnsel/selection/adaptations/transforms.py, "zero_padding", "unpack" and "fold_mask", for
+    Source: attnsel/selection/adaptations.py, "zero_padding", "unpack" and "fold_mask", for
     what is copied.
     """
     return int(c.copies_padding and not CANDIDATES[c.name].last_resort)
@@ -181,7 +181,7 @@ def lighter_changes_first(c: RankKey, arch: int | None, policy: Policy) -> int:
     """Of two that are as fast, the one that adapts with less work goes first
 
     Why: a copy costs memory and time on every call: none is made for a kernel that is no better.
-    Source: attnsel/selection/adaptations/search.py, "overhead": bytes moved and operations added, against the
+    Source: attnsel/selection/adaptations.py, "overhead": bytes moved and operations added, against the
     attention's own.
     """
     return c.overhead

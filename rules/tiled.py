@@ -5,8 +5,8 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import FreeText, OneOf
-from attnsel.verdicts.verdict import Violation
 
 
 @rule("TILED001", "tiled", evidence="measured", fires_on={"dtype": "fp8_e4m3"})
@@ -15,7 +15,7 @@ def no_fp8(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: plain PyTorch operations have no scaled FP8 matrix product for attention's shapes.
     Fix: cast q, k, v to bf16, or use a recipe without fp8_dpa.
-    Source: attnsel/backends/tiled/forward.py: accumulation in float32 or float64 from 16-bit inputs and up.
+    Source: attnsel/backends/tiled/kernel.py: accumulation in float32 or float64 from 16-bit inputs and up.
     """
     if p.dtype.startswith("fp8"):
         return Violation("dtype", p.dtype, OneOf("bf16", "fp16", "fp32"))

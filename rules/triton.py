@@ -10,8 +10,8 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import Version, triton
 from attnsel.params import AttentionParams
 from attnsel.rules.api import INTERPRETED, rules_about
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, AtMost, FreeText, OneOf
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("triton")
 

@@ -32,19 +32,19 @@ COMMANDS = {
         "attnsel.cli.can_i_use:can_i_use",
         "which kernels have a feature, on which GPUs, from which release on",
     ),
-    "rules": ("attnsel.cli.rules:rules", "everything that is known, one entry per rule"),
-    "rule": ("attnsel.cli.rules:rule", "the page of one rule: why, since when, how sure, examples"),
-    "gpus": ("attnsel.cli.gpus:gpus", "the GPUs that --gpu knows"),
+    "rules": ("attnsel.cli.known:rules", "everything that is known, one entry per rule"),
+    "rule": ("attnsel.cli.known:rule", "the page of one rule: why, since when, how sure, examples"),
+    "gpus": ("attnsel.cli.known:gpus", "the GPUs that --gpu knows"),
     "prove": (
         "attnsel.cli.prove:prove",
         "the GPU tests and the kernel benchmark on this card, into one file",
     ),
-    "run": ("attnsel.cli.run:run", "a program that imports flash_attn, where there is no flash_attn"),
+    "run": ("attnsel.cli.program:run", "a program that imports flash_attn, where there is no flash_attn"),
     "report": ("attnsel.cli.report:report", "the files of many ranks in one answer: who differs, and why"),
     "replay": ("attnsel.cli.replay:replay", "a call that fell back, was refused or came out wrong, again"),
-    "watch": ("attnsel.cli.watch:watch", "an unmodified program, and what attention it runs"),
+    "watch": ("attnsel.cli.program:watch", "an unmodified program, and what attention it runs"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
-    "completion": ("attnsel.cli.completion:completion", "a script that completes commands in a shell"),
+    "completion": ("attnsel.cli.suggest:completion", "a script that completes commands in a shell"),
 }
 
 

@@ -16,26 +16,28 @@ from attnsel.cli.output import FOUND, NO_BACKEND, bar, print_json, print_text, t
 from attnsel.environment import describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
-from attnsel.pages.can_i_use.cells import ANSWERS, Cell, Span, cells
-from attnsel.pages.can_i_use.data import as_dict
-from attnsel.pages.can_i_use.feature import Feature
+from attnsel.pages.can_i_use import ANSWERS, GPUS, Cell, Feature, Span, Stated, cells
 from attnsel.pages.can_i_use.features import FEATURES, find
-from attnsel.pages.can_i_use.markdown import markdown_lines
-from attnsel.pages.can_i_use.releases import GPUS, Stated
-from attnsel.pages.can_i_use.tables import by_gpu, components_line, legend, overview_lines, table_lines
-from attnsel.pages.can_i_use.words import (
+from attnsel.pages.can_i_use_tables import (
     LOOKS,
     Part,
+    as_dict,
     avoided,
+    by_gpu,
     codes_of,
     command,
+    components_line,
     cost_words,
     evidence_words,
     label,
+    legend,
+    markdown_lines,
+    overview_lines,
     parts,
     range_words,
     sentence,
     span_mark,
+    table_lines,
 )
 from attnsel.pages.commands import folded_command
 from attnsel.plugins import load_plugins

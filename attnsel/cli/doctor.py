@@ -10,12 +10,9 @@ from typing import Any
 from attnsel._version import __version__
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.schemas import stamped
-from attnsel.cli.cuda_findings import find_cuda
-from attnsel.cli.findings import Finding, PlainCall, find, settings_in_force, variables
+from attnsel.cli.findings import Finding, PlainCall, find, find_cuda, settings_in_force, variables
 from attnsel.cli.flags import Json
-from attnsel.cli.flash_findings import find_flash
-from attnsel.cli.flash_probe import examine
-from attnsel.cli.flash_users import uses
+from attnsel.cli.flash import examine, find_flash, uses
 from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, print_json, print_text, wrap
 from attnsel.cli.probe import Probe, ProbedMachine, redact
 from attnsel.decision import select
@@ -25,8 +22,8 @@ from attnsel.policy import Policy
 from attnsel.report import environment_words
 from attnsel.rules import REGISTRY
 from attnsel.settings import VariableWarning
+from attnsel.verdicts.reasons import Candidate
 from attnsel.verdicts.requirements import size
-from attnsel.verdicts.verdict import Candidate
 
 _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")

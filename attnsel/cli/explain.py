@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 from cyclopts import Parameter
 
-from attnsel.cli.as_dispatcher import As, SwitchFlag, asked_of
 from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib, Json, Markdown, one_form
 from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_json, print_text, text_width
-from attnsel.cli.question import Question, asks
+from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
 from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
-from attnsel.report.dispatched import render_dispatched_short
 from attnsel.report.markdown import fenced, render_markdown
-from attnsel.report.short import render_short
+from attnsel.report.short import render_dispatched_short, render_short
 from attnsel.rules import REGISTRY
 
 if TYPE_CHECKING:
@@ -125,7 +123,7 @@ def explain(
         for name, value in zip(_NOT_OF_A_LOG, given, strict=True):
             if value:
                 raise InvalidInput(f"--{name}", None, "says nothing with --from-log")
-        from attnsel.cli.logs import explain_log  # whose patterns take longest of all to load
+        from attnsel.cli.explain_more import explain_log  # whose patterns take longest of all to load
 
         return explain_log(from_log, question, markdown=markdown, json=json)
     for name in ("sources",) if sources and (short or json) else ():
@@ -137,7 +135,7 @@ def explain(
         complain(f"{flag} changes nothing {why}")
     library = None
     if ask_library or cudnn_lib is not None:
-        from attnsel.cli.asking import ask  # for this flag alone
+        from attnsel.cli.explain_more import ask  # for this flag alone
 
         library = ask(selection.params, selection.environment, cudnn_lib)
     shared = _plan(selection, gpus_per_node, link_gbs, network_gbs)

@@ -3,23 +3,102 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from cyclopts import Group, Parameter
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
-from attnsel.cli.numbers import IN_HELP, count_converter, counts_converter, window_converter
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.environment.gpus import CATALOGUE, FAMILIAR
 from attnsel.errors import InvalidInput, short
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS, WITHOUT_FLAG, flag_name, negative_name
-from attnsel.params import AttentionParams
-from attnsel.params.recipes import KINDS
+from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec, read_mask_type
+from attnsel.params.layout import LAYOUTS, read_layout
+from attnsel.params.options import KINDS
 from attnsel.policy import Policy
+
+if TYPE_CHECKING:
+    from cyclopts import Token
+
+
+# ---- Numbers as people type them: ``8k`` for 8192, ``128_000``, a window of one number -----------------
+
+
+IN_HELP = "Numbers: `8k`, `8K` and `8Ki` are 8192, `1M` and `1Mi` 1048576; `128_000` is 128000."
+
+_COUNT = re.compile(r"(-?)([0-9]+(?:_[0-9]+)*)(k|K|Ki|M|Mi)?")
+_GROUPED = re.compile(r"[0-9]{1,3}(,[0-9]{3})+")
+_WITH_POINT = re.compile(r"([0-9]+)\.0*")
+_MOST_DIGITS = 400  # far above every bound, far below what int() refuses
+_SIZES = {"": 1, "k": 1 << 10, "M": 1 << 20}
+
+
+def read_count(name: str, text: str) -> int:
+    """A whole number. Raises InvalidInput naming ``name``, with the right spelling where one is meant."""
+    found = _COUNT.fullmatch(text)
+    if found is not None and len(text) <= _MOST_DIGITS:
+        unit = (found[3] or "").removesuffix("i").replace("K", "k")
+        return int(found[1] + found[2]) * _SIZES[unit]
+    raise InvalidInput(name, text, _hint(text))
+
+
+def _hint(text: str) -> str:
+    if len(text) > _MOST_DIGITS:
+        return "is far too large a number"
+    if _GROUPED.fullmatch(text):
+        return f"must be a whole number without commas: {text.replace(',', '')}"
+    point = _WITH_POINT.fullmatch(text)
+    if point is not None:
+        return f"must be a whole number: {point[1]}"
+    return "must be a whole number such as 4096, 128_000 or 8k (8192)"
+
+
+def read_window(name: str, words: Sequence[str]) -> tuple[int, int]:
+    """(left, right) from two numbers, also with a comma between, or one for both sides."""
+    parts = [part.strip() for word in words for part in word.split(",")]
+    if len(parts) not in (1, 2):
+        said = " ".join(words) or None
+        raise InvalidInput(name, said, "must be LEFT RIGHT, or one number for both sides")
+    numbers = [read_count(name, part) for part in parts]
+    return numbers[0], numbers[-1]
+
+
+# ---- as cyclopts calls them ---------------------------------------------------------------------------
+
+
+def count_converter(kind: Any, tokens: Sequence[Token]) -> int:
+    """One word."""
+    return read_count(_name(tokens), tokens[0].value)
+
+
+def window_converter(kind: Any, tokens: Sequence[Token]) -> tuple[int, int]:
+    """Every word behind ``--window-size``."""
+    return read_window(_name(tokens), once(tokens))
+
+
+def counts_converter(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Every word behind a flag that takes several."""
+    name = _name(tokens)
+    return tuple(read_count(name, part) for word in once(tokens) for part in word.split(","))
+
+
+def once(tokens: Sequence[Token]) -> list[str]:
+    """The words of a flag that takes several. Raises InvalidInput where it was given twice: cyclopts would
+    put the words of both behind each other."""
+    words = [token.value for token in tokens]
+    if sum(token.index == 0 for token in tokens) > 1:
+        raise InvalidInput(_name(tokens), " ".join(words), "is given twice")
+    return words
+
+
+def _name(tokens: Sequence[Token]) -> str:
+    return (tokens[0].keyword if tokens else None) or "a number"
+
 
 THE_CALL = Group("The call", help=IN_HELP, sort_key=1)
 THE_MACHINE = Group("The machine", sort_key=2)
@@ -243,7 +322,7 @@ SHORTHANDS: tuple[Flag, ...] = (
         converter=count_converter,
     ),
 )
-"""Flags that state other fields: attnsel/cli/shorthands.py says which."""
+"""Flags that state other fields: attnsel/cli/flags.py says which."""
 
 
 def blame(error: InvalidInput) -> str:
@@ -273,3 +352,238 @@ def _shown(value: Any) -> str:
 
 def _spaced(values: Iterable[Any]) -> str:
     return " ".join(map(str, values))
+
+
+# --------------------------------------------------------------------------------------------------------
+# Short ways to say several fields of a call: ``--head-dim 192,128``, ``--seqlen 8k``, ``--causal``.
+
+
+Fields = dict[str, Any]
+
+
+class Expanded(NamedTuple):
+    """The fields that shorthands state, and which of them stated each."""
+
+    fields: Fields
+    said_by: dict[str, str]
+
+
+def expand(shorthands: Mapping[str, Any], stated: Mapping[str, Any], base: Mapping[str, Any]) -> Expanded:
+    """Shorthands written out, beside what other flags state and above what a file states.
+
+    Raises InvalidInput where a shorthand and a flag state the same.
+    """
+    found = Expanded({}, {})
+    for name, value in shorthands.items():  # the mask comes before the window, which depends on it
+        flag = next(flag for flag in SHORTHANDS if flag.field == name)
+        written = flag.negative if value is False else flag.name
+        fields = _READ[name](written, value, {**base, **stated, **found.fields})
+        for place, (field, meant) in enumerate(fields.items()):
+            if field in stated and (place == 0 or fields.keys() != _FOLLOWED.get(name) or _pair(value)):
+                raise _both(written, value, field, stated[field])
+            if field not in stated:
+                found.fields[field] = meant
+                found.said_by[field] = written
+    return found
+
+
+_FOLLOWED = {"head_dim": {"head_dim_qk", "head_dim_v"}, "seqlen": {"max_seqlen_q", "max_seqlen_kv"}}
+"""Of one number the first field is meant, and the second unless its own flag says something else."""
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, str) and "," in value
+
+
+def _both(written: str, value: Any, field: str, other: Any) -> InvalidInput:
+    flag = FLAG_OF[field]
+    meant = " ".join(map(str, other)) if isinstance(other, tuple) else short(other, str)
+    shown = None if isinstance(value, bool) else value
+    return InvalidInput(written, shown, f"{flag.name} {meant} states {field} too; leave out one of them")
+
+
+# ---- what each says -----------------------------------------------------------------------------------
+
+
+def _head_dim(name: str, value: str, _: Mapping[str, Any]) -> Fields:
+    parts = [part.strip() for part in value.split(",")]
+    if len(parts) > 2:
+        raise InvalidInput(name, value, "must be one number, or two: of queries and keys, of values")
+    numbers = [read_count(name, part) for part in parts]
+    return {"head_dim_qk": numbers[0], "head_dim_v": numbers[-1]}
+
+
+def _seqlen(name: str, value: int, _: Mapping[str, Any]) -> Fields:
+    return {"max_seqlen_q": value, "max_seqlen_kv": value}
+
+
+def _mask(name: str, causal: bool, known: Mapping[str, Any]) -> Fields:
+    before = read_mask_type(known.get("attn_mask_type"))
+    before = before if isinstance(before, str) else ""
+    if before and causal == ("causal" in before):
+        return {"attn_mask_type": before}  # of a file
+    padding = "padding" in before or _packed(known.get("qkv_layout"))
+    if causal:
+        return {"attn_mask_type": "padding_causal" if padding else "causal"}
+    return {"attn_mask_type": "padding" if padding else "no_mask"}
+
+
+def _packed(layout: Any) -> bool:
+    try:
+        return LAYOUTS[read_layout(layout)].q_format == "thd"
+    except Exception:  # no layout: its own field says so
+        return False
+
+
+def _window(name: str, keys: int, known: Mapping[str, Any]) -> Fields:
+    # transformers, masking_utils.py: a causal query at i sees j > i - N; another one |i - j| <= N.
+    if keys < 1:
+        raise InvalidInput(name, keys, "must be at least 1: the query's own key counts")
+    mask = read_mask_type(known.get("attn_mask_type", AttentionParams.model_fields["attn_mask_type"].default))
+    causal = isinstance(mask, str) and "causal" in mask
+    return {"window_size": (keys - 1, 0) if causal else (keys, keys)}
+
+
+_READ: dict[str, Callable[[str, Any, Mapping[str, Any]], Fields]] = {
+    "head_dim": _head_dim,
+    "seqlen": _seqlen,
+    "causal": _mask,
+    "sliding_window": _window,
+}
+
+
+# --------------------------------------------------------------------------------------------------------
+# Where tensors lie, said on the command line: ``--stride q=S0,S1,S2,S3`` and ``--misaligned q``.
+#
+# They fill ``AttentionParams.tensors``, which a call in Python fills from its tensors.
+
+
+_NAMES = ("q", "k", "v", "mask")
+_ALIGNED = 16  # bytes; what TensorSpec.alignment counts up to
+
+_STRIDE = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--stride",
+        group=THE_CALL,
+        negative="",
+        help="q=S0,S1,S2,S3: steps in elements, in the layout's order, 0 for expanded; also k, v, mask",
+    ),
+]
+_MISALIGNED = Annotated[
+    str | None,
+    Parameter(
+        name="--misaligned",
+        group=THE_CALL,
+        help="q,k,v,mask: tensors that begin one element off a 16-byte boundary; q=4: at 4 bytes",
+    ),
+]
+
+
+def layout_flags() -> list[inspect.Parameter]:
+    """The flags, as parameters of a command."""
+    only = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter("stride", only, default=None, annotation=_STRIDE),
+        inspect.Parameter("misaligned", only, default=None, annotation=_MISALIGNED),
+    ]
+
+
+class Lying(NamedTuple):
+    """What was said of tensors: strides, and bytes that addresses are multiples of (0: of one element)."""
+
+    strides: Mapping[str, tuple[int, ...]]
+    alignments: Mapping[str, int]
+
+    def of(self, p: AttentionParams) -> AttentionParams:
+        """The question about tensors that lie so. Raises InvalidInput."""
+        named = [name for name in _NAMES if name in self.strides or name in self.alignments]
+        if not named:
+            return p
+        if "mask" in named and p.attn_mask_type != "arbitrary":
+            flag = "--stride" if "mask" in self.strides else "--misaligned"
+            raise InvalidInput(flag, "mask", "says nothing without --attn-mask-type arbitrary")
+        specs = {name: self._spec(name, p) for name in named}
+        return p.replace(tensors=Tensors(**{**dict(p.tensors), **specs}))
+
+    def _spec(self, name: str, p: AttentionParams) -> TensorSpec:
+        shape = _shape(name, p)
+        stride = self.strides.get(name)
+        known: TensorSpec | None = getattr(p.tensors, name)
+        if stride is None:
+            stride = known.stride if known is not None else _dense(shape)
+        if name == "mask" and len(stride) < len(shape):
+            shape = shape[-len(stride) :]  # it broadcasts
+        if len(stride) != len(shape):
+            order = "bhss" if name == "mask" else _order(name, p)
+            raise InvalidInput(
+                "--stride", f"{name}={_joined(stride)}", f"must have {len(shape)} numbers, for {order}"
+            )
+        dtype = "bool" if name == "mask" else p.dtype
+        size = 1 if name == "mask" else ITEMSIZE[p.dtype]
+        alignment = self.alignments.get(name, known.alignment if known is not None else _ALIGNED)
+        return TensorSpec(shape=shape, stride=stride, dtype=dtype, alignment=alignment or size)
+
+
+def read_lying(strides: list[str] | None, misaligned: str | None) -> Lying:
+    """What the flags say. Raises InvalidInput naming the flag and what is wrong with it."""
+    said: dict[str, tuple[int, ...]] = {}
+    for text in strides or ():
+        name, equals, numbers = text.replace(" ", "").partition("=")
+        steps = numbers.split(",")
+        if name not in _NAMES or not equals or not all(step.isascii() and step.isdecimal() for step in steps):
+            raise InvalidInput("--stride", text, "must be q=S0,S1,S2,S3 (or k=, v=, mask=), none below 0")
+        if name in said:
+            raise InvalidInput("--stride", text, f"{name} was stated before")
+        said[name] = tuple(_number("--stride", text, step) for step in steps)
+    alignments: dict[str, int] = {}
+    for text in filter(None, (misaligned or "").replace(" ", "").split(",")):
+        name, equals, number = text.partition("=")
+        if name not in _NAMES or (equals and not (number.isascii() and number.isdecimal())):
+            raise InvalidInput("--misaligned", text, "must be q, k, v or mask, or q=2 with a number of bytes")
+        alignments[name] = _number("--misaligned", text, number) if equals else 0
+        if equals and alignments[name] not in (1, 2, 4, 8):
+            raise InvalidInput("--misaligned", text, "must be 1, 2, 4 or 8 bytes; 16 are aligned")
+    if misaligned is not None and not alignments:
+        raise InvalidInput("--misaligned", misaligned, "must name q, k, v or mask")
+    return Lying(said, alignments)
+
+
+def _number(flag: str, text: str, digits: str) -> int:
+    if len(digits) > 19:
+        raise InvalidInput(flag, text, "is larger than any tensor")
+    return int(digits)
+
+
+def _order(name: str, p: AttentionParams) -> str:
+    return p.qkv_format if name == "q" else p.layout.kv_format
+
+
+def _shape(name: str, p: AttentionParams) -> tuple[int, ...]:
+    """The tensor's shape in its layout's order; packed sequences are taken to be full."""
+    rows = p.max_seqlen_q if name == "q" else p.max_seqlen_kv
+    if name == "mask":
+        return p.batch_size, p.num_heads, p.max_seqlen_q, p.max_seqlen_kv
+    sizes: dict[str, Any] = {
+        "b": p.batch_size,
+        "h": p.num_heads if name == "q" else p.num_gqa_groups,
+        "s": rows,
+        "t": p.batch_size * rows,
+        "d": p.head_dim_v if name == "v" else p.head_dim_qk,
+    }
+    if p.page_size is not None and name != "q":  # [pages, page_size, h, d]
+        sizes |= {"b": p.batch_size * -(-rows // p.page_size), "s": p.page_size}
+        return tuple(sizes[letter] for letter in "bshd")
+    return tuple(sizes[letter] for letter in _order(name, p))
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= size
+    return tuple(reversed(steps))
+
+
+def _joined(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))

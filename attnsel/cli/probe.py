@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from attnsel.base.child import python
+from attnsel.base.processes import python
 from attnsel.environment import Environment, Missing
 from attnsel.environment.installed import FLASH_ATTN, distribution, flash_attn_versions
 from attnsel.environment.versions import Version

@@ -7,25 +7,193 @@ command receives what was stated as one :class:`Question`.
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import stat
+import sys
+import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from attnsel import settings
-from attnsel.cli.files import called, once_only, read_environment, read_params
-from attnsel.cli.flags import FLAGS, SHORTHANDS, THE_CALL, THE_MACHINE, Flag, Part
-from attnsel.cli.layout_flags import Lying, layout_flags, read_lying
-from attnsel.cli.shorthands import expand
+from attnsel.cli.flags import (
+    FLAGS,
+    OTHER,
+    SHORTHANDS,
+    THE_CALL,
+    THE_MACHINE,
+    Flag,
+    Lying,
+    Part,
+    expand,
+    layout_flags,
+    read_lying,
+)
+from attnsel.cli.output import complain
+from attnsel.decision import Selection, select
+from attnsel.dispatchers import DISPATCHERS, held_by, switches_of
+from attnsel.dispatchers.te.config import TeConfig, configs
 from attnsel.environment import Environment, describe_device
 from attnsel.errors import InvalidInput
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS
 from attnsel.params import AttentionParams, TensorSpec
-from attnsel.params.recipes import KINDS
+from attnsel.params.options import KINDS
 from attnsel.policy import Policy
+
+# --------------------------------------------------------------------------------------------------------
+# What ``--params`` and ``--env`` read: JSON, of attnsel's own or of ``doctor``, and what TransformerEngine
+# prints.
+
+
+_PATIENCE = 2  # seconds for the writer of a named pipe to come
+_MOST_CHARACTERS = 16 << 20  # of a file; a selection with every reason and way out has some 100,000
+
+
+def read_params(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The fields of a call, and of the machine what TransformerEngine's line says of it: ``gpu`` and versions
+    for Environment.describe. Raises InvalidInput."""
+    text = _text(path, "--params")
+    found = _printed(path, text)
+    if found is None:
+        return _object(path, text, "params", "--params"), {}
+    machine = dict(found.versions) if found.gpu is None else {"gpu": found.gpu, **found.versions}
+    return found.params, machine
+
+
+def read_environment(path: Path) -> Environment:
+    """An environment. Raises InvalidInput naming the file."""
+    described = dict(_object(path, _text(path, "--env"), "environment", "--env"))
+    devices = described.get("devices")
+    if "device" not in described and isinstance(devices, list):  # of doctor --json
+        described = dict(_first_device(path, devices))
+    described.pop("warnings", None)  # written by an earlier --json, and worked out again
+    try:
+        return Environment(**described)
+    except InvalidInput as error:
+        raise InvalidInput(f"{called(path)}: {error.field}", error.value, error.allowed) from None
+
+
+def called(path: Path | None) -> str:
+    """A file's name in a message."""
+    return "standard input" if str(path) == "-" else str(path)
+
+
+def once_only(params: Path | None, env: Path | None) -> None:
+    """Raises InvalidInput where both files are standard input, which can be read once."""
+    if str(params) == str(env) == "-":
+        raise InvalidInput("--env", "-", "standard input is read by --params already; put one into a file")
+
+
+def _first_device(path: Path, devices: list[Any]) -> Mapping[str, Any]:
+    """The machine of a doctor's answer: its first device, as for a call that names none."""
+    if not devices or not isinstance(devices[0], dict):
+        raise InvalidInput(f"{called(path)}: devices", devices, "must hold an environment")
+    if len(devices) > 1:
+        complain(f"{called(path)}: holds {len(devices)} devices; the first is asked about")
+    first: Mapping[str, Any] = devices[0]
+    return first
+
+
+def _printed(path: Path, text: str) -> TeConfig | None:
+    """The first configuration of TransformerEngine's in a text that is no JSON of ours; None without one."""
+    found = list(_distinct(text))
+    if not found:
+        return None
+    first, name = found[0], called(path)
+    if len(found) > 1:
+        complain(
+            f"{name}: holds {len(found)} different configurations of TransformerEngine; the first is read"
+        )
+    if first.unread:
+        complain(f"{name}: not read of TransformerEngine's configuration: {', '.join(first.unread)}")
+    return first
+
+
+def _distinct(text: str) -> list[TeConfig]:
+    found: list[TeConfig] = []
+    for one in configs(text):
+        if one not in found and len(found) < 100:
+            found.append(one)
+    return found
+
+
+def _object(path: Path, text: str, part: str, flag: str) -> dict[str, Any]:
+    """An object; ``part`` of it where the file holds a whole answer. Raises InvalidInput."""
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise InvalidInput(flag, str(path), "is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidInput(flag, str(path), f"is no JSON: {where}: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise InvalidInput(flag, str(path), f"cannot be read: {str(error).partition(';')[0]}") from None
+    if isinstance(data, dict) and isinstance(data.get(part), dict):
+        data = data[part]
+    if not isinstance(data, dict):
+        raise InvalidInput(flag, str(path), "must hold a JSON object")
+    return data
+
+
+def _text(path: Path, flag: str) -> str:
+    """A file's text. Raises InvalidInput."""
+    try:
+        text = _read(path)
+    except OSError as error:
+        raise InvalidInput(flag, str(path), error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise InvalidInput(flag, str(path), "is no UTF-8 text; needs JSON") from None
+    except ValueError as error:  # a name with a NUL in it
+        raise InvalidInput(flag, str(path), f"cannot be read: {error}") from None
+    if len(text) > _MOST_CHARACTERS:
+        raise InvalidInput(flag, str(path), f"is longer than {_MOST_CHARACTERS >> 20} Mi characters")
+    return text
+
+
+def _read(path: Path) -> str:
+    """What stands there, as far as it is looked at: /dev/zero has no end."""
+    if str(path) == "-":
+        if sys.stdin is None:
+            raise OSError("standard input is closed")
+        return sys.stdin.read(_MOST_CHARACTERS + 1).removeprefix("\ufeff")
+    with open(path, encoding="utf-8-sig", opener=_open) as file:
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            return _from_pipe(file.fileno()).decode("utf-8-sig")
+        return file.read(_MOST_CHARACTERS + 1)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _from_pipe(pipe: int) -> bytes:
+    """All of a named pipe, or of ``<(command)``. Raises OSError where nobody begins to write."""
+    if sys.platform == "win32":  # it was opened as it is: reading waits
+        with open(pipe, "rb", closefd=False) as file:
+            return file.read(_MOST_CHARACTERS + 1)
+    data = bytearray()
+    until = time.monotonic() + _PATIENCE
+    while len(data) <= _MOST_CHARACTERS:
+        try:
+            chunk = os.read(pipe, 1 << 16)
+        except BlockingIOError:  # there is a writer, who may take as long as it takes
+            os.set_blocking(pipe, True)
+            continue
+        if chunk:
+            data += chunk
+        elif data or os.get_blocking(pipe):
+            break
+        elif time.monotonic() > until:
+            raise OSError("nobody writes into this pipe")
+        else:
+            time.sleep(0.02)
+    return bytes(data)
+
 
 _PARAMS_FILE = Annotated[
     Path | None,
@@ -190,3 +358,67 @@ def with_tensors(fields: Mapping[str, Any]) -> dict[str, Any]:
     if rank is not None:
         fields["tensors"] = {**fields.get("tensors", {}), "rank": rank}
     return fields
+
+
+# ---- ``--as`` and ``--switch``: another library's chooser asked beside attnsel -------------------------
+
+
+As = Annotated[
+    str | None,
+    Parameter(
+        name="--as",
+        group=OTHER,
+        help=f"what this library would choose by itself, and why: {', '.join(DISPATCHERS)}",
+    ),
+]
+
+SwitchFlag = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--switch",
+        group=OTHER,
+        negative="",
+        help="with --as: something of the library's that is set, as NAME=VALUE, such as NVTE_FUSED_ATTN=0; "
+        "it wins over what is set in this process. Any number of times",
+    ),
+]
+
+
+class Asked(NamedTuple):
+    """The chooser that a command line asks beside attnsel, if any."""
+
+    dispatcher: str | None
+    switches: tuple[tuple[str, str], ...] = ()
+
+    def select(self, p: AttentionParams, env: Environment, policy: Policy) -> Selection:
+        """attnsel's answer, beside the other's. Raises InvalidInput."""
+        if self.dispatcher is None:
+            return select(p, env, policy=policy)
+        switches = {**held_by(self.dispatcher, env), **dict(self.switches)}
+        try:
+            return select(p, env, policy=policy, dispatcher=self.dispatcher, switches=switches)
+        except InvalidInput as error:
+            if error.field in switches:
+                given = f"{error.field}={error.value}"
+                raise InvalidInput("--switch", given, error.allowed) from None
+            raise
+
+
+def asked_of(dispatcher: str | None, switches: Sequence[str] | None) -> Asked:
+    """Raises InvalidInput for a library or a switch that there is not."""
+    if dispatcher is None:
+        if switches:
+            raise InvalidInput("--switch", switches[0], "says nothing without --as")
+        return Asked(None)
+    if dispatcher not in DISPATCHERS:
+        raise InvalidInput("--as", dispatcher, f"allowed: {', '.join(DISPATCHERS)}")
+    pairs: dict[str, str] = {}
+    for text in switches or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            has = ", ".join(switches_of(dispatcher))
+            raise InvalidInput("--switch", text, f"must be NAME=VALUE; {dispatcher} has: {has}")
+        if name in pairs:
+            raise InvalidInput("--switch", text, f"{name} is given twice")
+        pairs[name] = value
+    return Asked(dispatcher, tuple(pairs.items()))

@@ -17,7 +17,7 @@ from attnsel.cli.flags import Json
 from attnsel.cli.output import BAD_INPUT, FOUND, NO_BACKEND, complain, print_json, print_text, text_width
 from attnsel.errors import InvalidInput, short
 from attnsel.report import params_words
-from attnsel.report.lines import fold
+from attnsel.report.document import fold
 from attnsel.runtime.replay_file import ReplayFile, read_file
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def replay(
     if not find_spec("torch"):
         complain("torch is not installed here, and a call runs on it")
         return BAD_INPUT
-    from attnsel.diagnose.replay.build import load_data  # needs torch
+    from attnsel.diagnose.replay.run import load_data  # needs torch
     from attnsel.diagnose.replay.run import replay as run_again  # needs torch
 
     place = _device(device, held)

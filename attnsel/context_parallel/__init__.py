@@ -6,7 +6,7 @@
 ``passes``     forward and backward around the exchanges; ``parts``, ``merge``, ``comm`` and ``group`` serve
 it
 
-Which ways of exchanging there are: ``attnsel/params/exchanges.py``. Which parts of a sequence meet which, and
+Which ways of exchanging there are: ``attnsel/params/options.py``. Which parts of a sequence meet which, and
 what a step asks of a kernel: ``step_geometry`` and ``steps`` of ``attnsel/selection``.
 
 What needs torch is imported when it is asked for.

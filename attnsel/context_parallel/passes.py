@@ -14,29 +14,33 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Result
-from attnsel.context_parallel.comm import (
-    gather_rows,
-    heads_to_rows,
-    rows_to_heads,
-    sum_rows,
-)
-from attnsel.context_parallel.consensus import (
+from attnsel.context_parallel.group import (
     BACKWARD,
     CALL,
     FORWARD,
     MODULE,
     RUNS,
     Attempt,
+    ContextParallel,
     Fields,
     exchanging,
+    gather_rows,
+    heads_to_rows,
     reach_consensus,
+    rows_to_heads,
+    sum_rows,
 )
-from attnsel.context_parallel.group import ContextParallel
-from attnsel.context_parallel.merge import RunningMerge, accumulation_dtype, sink_gradient
-from attnsel.context_parallel.parts import Batch, Slot, pairs_of, whole_part
-from attnsel.runtime.autograd import NotTwice
-from attnsel.runtime.kernels import Kernel
-from attnsel.selection.step_geometry import Part, gathered_parts, ring_parts, shifts
+from attnsel.context_parallel.parts import (
+    Batch,
+    RunningMerge,
+    Slot,
+    accumulation_dtype,
+    pairs_of,
+    sink_gradient,
+    whole_part,
+)
+from attnsel.runtime.kernels import Kernel, NotTwice
+from attnsel.selection.steps import Part, gathered_parts, ring_parts, shifts
 
 
 @dataclass(frozen=True)

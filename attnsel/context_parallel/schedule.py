@@ -7,18 +7,18 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from attnsel.params import ITEMSIZE, AttentionParams
-from attnsel.params.exchanges import EXCHANGES
-from attnsel.selection.step_geometry import (
+from attnsel.params.options import EXCHANGES
+from attnsel.selection.steps import (
     Band,
     Kind,
     Part,
+    RankLayout,
     RingSizes,
     gathered_parts,
     ring_parts,
     sampled_ranks,
     shifts,
 )
-from attnsel.selection.steps import RankLayout
 
 _FLOAT32 = 4
 EVERY_STEP = 1024

@@ -31,7 +31,7 @@ from attnsel.environment.releases import (
 )
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, printable, short
-from attnsel.params.checks import LARGEST
+from attnsel.params.attention import LARGEST
 
 
 def _read_version(value: Any) -> Any:

@@ -2,21 +2,279 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias
+from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function
 
+from attnsel import debug
 from attnsel.errors import InvalidInput, NoBackendError
-from attnsel.f_sdpa.masks import CAUSAL, NO_MASK, Mask, read_causal_bias, read_mask
-from attnsel.f_sdpa.shapes import Heads, heads, mask_beside
-from attnsel.f_sdpa.theirs import hand_over, surroundings, unfit, unfit_mask, unfit_numbers
 from attnsel.policy import Policy
-from attnsel.runtime.call import config
+from attnsel.runtime.call import NO_EXTRAS, Extras, config
 from attnsel.runtime.dispatch import any_autocast, attend, autocast
+from attnsel.runtime.refusals import is_transformed
+from attnsel.runtime.tracing import constant_when_traced
 from attnsel.settings import current
+
+# --------------------------------------------------------------------------------------------------------
+# What an ``attn_mask`` of F.sdpa becomes: bool with True = takes part, or floating and added to the scores.
+#
+# attnsel means the opposite by True. Masks on the CPU are read, at every call, as their contents may
+# change: a causal one is said as such, and one that changes nothing is left out. A mask on a GPU is never
+# read, since that would wait; one of ``torch.nn.attention.bias`` says what it is without.
+
+
+UNMASKED = ("no_mask", "no_bias", NO_EXTRAS)
+
+
+class Mask(NamedTuple):
+    """A mask as attnsel's arguments say it."""
+
+    attn_mask_type: str = "no_mask"
+    bias_type: str = "no_bias"
+    extras: Extras = NO_EXTRAS
+
+
+NO_MASK, CAUSAL = Mask(), Mask("causal")
+
+
+def read_mask(mask: Tensor, rows: int, keys: int) -> Mask:
+    """``mask`` broadcasts to [b, h, rows, keys], and is bool or of a floating-point type."""
+    once = _once(mask)
+    readable = mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.requires_grad
+    if mask.dtype == torch.bool:
+        hidden = ~once
+        kind = _kind(hidden, rows, keys) if readable else None
+        return kind or Mask("arbitrary", extras=Extras(attention_mask=hidden))
+    if readable:
+        kind = _kind_of_scores(once.detach(), rows, keys)
+        if kind is not None:
+            return kind
+    return Mask(bias_type="post_scale_bias", extras=Extras(core_attention_bias=mask))
+
+
+def read_causal_bias(mask: CausalBias, rows: int, keys: int) -> Mask | None:
+    """What a mask of torch.nn.attention.bias says; None where PyTorch has words or NaN of its own for it."""
+    if (mask.seq_len_q, mask.seq_len_kv) != (rows, keys) or rows > keys:
+        return None
+    return CAUSAL if mask.variant == CausalVariant.UPPER_LEFT else _from_the_bottom_right(rows, keys)
+
+
+def _once(mask: Tensor) -> Tensor:
+    """What an expanded mask is made of."""
+    if torch.compiler.is_compiling() or 0 not in mask.stride():
+        return mask
+    return mask[tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())]
+
+
+def _kind(hidden: Tensor, rows: int, keys: int) -> Mask | None:
+    """Causal, or nothing at all; None for any other pattern. Most are told by their first row."""
+    if hidden.dim() < 2 or hidden.shape[-2:] != (rows, keys):
+        return None if hidden.any() else NO_MASK
+    if rows == 1 or keys == 1:
+        return None if hidden.any() else NO_MASK
+    seen = keys - int(hidden[(0,) * (hidden.dim() - 2)][0].sum())
+    if seen == keys:
+        return None if hidden.any() else NO_MASK
+    shift = seen - 1
+    if shift not in (0, keys - rows):
+        return None
+    pattern = torch.ones(rows, keys, dtype=torch.bool).triu_(shift + 1)
+    if not (hidden == pattern).all():
+        return None
+    return CAUSAL if shift == 0 else _from_the_bottom_right(rows, keys)
+
+
+def _kind_of_scores(bias: Tensor, rows: int, keys: int) -> Mask | None:
+    """``_kind`` of a mask that is added, where all that it adds is 0 or minus infinity."""
+    corner = bias[(0,) * (bias.dim() - 1)][-1].item() if bias.dim() else bias.item()
+    if corner == 0.0:
+        return None if bias.any() else NO_MASK
+    if corner != -torch.inf:
+        return None
+    hidden = bias == -torch.inf
+    if not ((bias == 0) | hidden).all():
+        return None
+    return _kind(hidden, rows, keys)
+
+
+def _from_the_bottom_right(rows: int, keys: int) -> Mask:
+    return CAUSAL if rows == keys else Mask("causal_bottom_right")
+
+
+# ---- [..., s, d] as [b, h, s, d]: what stands before the last two dimensions, as F.sdpa reads it -------
+# The third dimension from the end counts heads, what stands before it counts sequences, and both broadcast.
+
+
+class Heads(NamedTuple):
+    """q, k, v as [b, h, s, d] and [b, g, s, d], g dividing h; ``lead``: what [b, h] of the output becomes."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lead: tuple[int, ...] | None  # None: [b, h] as it is
+
+
+def heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> Heads | str:
+    """The three in four dimensions, or why they do not fit together."""
+    rank = q.dim()
+    if not rank == k.dim() == v.dim():
+        return f"query, key and value of {rank}, {k.dim()} and {v.dim()} dimensions"
+    if rank < (3 if enable_gqa else 2):
+        return f"{rank} dimensions"
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        return "sizes that do not fit together"
+    if rank == 4 and q.shape[0] == k.shape[0] == v.shape[0] and _share_heads(q, k, v, enable_gqa):
+        return Heads(q, k, v, None)
+    if rank == 2:
+        return Heads(*_each(lambda t: t[None, None], q, k, v), ())
+    batch = _common(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    if batch is None:
+        return "leading dimensions that do not broadcast"
+    if not _share_heads(q, k, v, enable_gqa):
+        shared = None if enable_gqa else _common(*(t.shape[-3:-2] for t in (q, k, v)))
+        if shared is None:
+            return "numbers of heads that do not fit together"
+        q, k, v = _each(lambda t: t.expand(*t.shape[:-3], *shared, *t.shape[-2:]), q, k, v)
+    lead = (*batch, q.shape[-3])
+    q, k, v = _each(lambda t: t.expand(*batch, *t.shape[-3:]), q, k, v)
+    return Heads(*_each(_flat, q, k, v), lead)
+
+
+def mask_beside(mask: Tensor, lead: tuple[int, ...] | None) -> Tensor:
+    """A mask of any number of dimensions, as one that broadcasts to [b, h, s_q, s_kv]."""
+    if lead is None or mask.dim() <= 3:
+        return mask
+    return mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
+
+
+def _share_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
+    h, g = q.shape[-3], k.shape[-3]
+    return g == v.shape[-3] and (g == h or g == 1 or (enable_gqa and h % g == 0))
+
+
+def _flat(t: Tensor) -> Tensor:
+    return t.flatten(0, -4) if t.dim() > 3 else t[None]
+
+
+def _each(change: Any, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (change(t) for t in tensors)
+    return q, k, v
+
+
+def _common(*shapes: Any) -> tuple[int, ...] | None:
+    """What they broadcast to; None where they do not."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        return None
+
+
+# --------------------------------------------------------------------------------------------------------
+# Calls that go to PyTorch's own function: what attnsel cannot express, and what is not its to decide.
+
+
+ORIGINAL: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DEVICES = ("cpu", "cuda")
+
+# The context managers and flags by which a program chooses among PyTorch's kernels.
+_FLAGS: tuple[Callable[[], bool], ...] = (
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.cuda.cudnn_sdp_enabled,
+)
+_order: Callable[[], list[int]] = getattr(torch._C, "_get_sdp_priority_order", list)
+_USUAL_ORDER = _order()
+_BY_THE_PROGRAM = (
+    "the program chooses among PyTorch's kernels (sdpa_kernel, torch.backends.cuda.enable_*_sdp)"
+)
+
+
+def surroundings() -> str:
+    """Why this is not a call for attnsel, whatever its tensors are; "" where nothing speaks against it."""
+    if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
+            return "torch.export is tracing"
+        return _BY_THE_PROGRAM if _chosen_while_tracing() else ""
+    if is_transformed():
+        return "a transform of torch.func or forward-mode differentiation is active"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace is tracing"
+    return _BY_THE_PROGRAM if _chosen_by_the_program() else ""
+
+
+def _chosen_by_the_program() -> bool:
+    return not all(enabled() for enabled in _FLAGS) or _order() != _USUAL_ORDER
+
+
+@constant_when_traced
+def _chosen_while_tracing() -> bool:
+    return _chosen_by_the_program()
+
+
+def unfit(q: Any, k: Any, v: Any) -> str:
+    """Why q, k and v are none for attnsel; "" where they are."""
+    for t in (q, k, v):
+        if type(t) not in _PLAIN:
+            return f"a {type(t).__name__}"
+        if t.is_nested or t.layout is not torch.strided:
+            return "a nested or sparse tensor"
+    if q.device.type not in _DEVICES:
+        return f"a tensor on {q.device.type}"
+    if not q.device == k.device == v.device:
+        return "tensors on several devices"
+    if q.dtype not in _DTYPES or not q.dtype == k.dtype == v.dtype:
+        return f"tensors of {', '.join(dict.fromkeys(str(t.dtype) for t in (q, k, v)))}"
+    if not (q.numel() and k.numel() and v.numel()):
+        return "an empty tensor"
+    if not torch.compiler.is_compiling() and (q.is_neg() or k.is_neg() or v.is_neg()):
+        return "a view that is negated when it is read"
+    return ""
+
+
+def unfit_mask(mask: Any, q: Tensor) -> str:
+    """Why a mask is none for attnsel; "" where it is."""
+    if type(mask) not in _PLAIN:
+        return f"an attn_mask that is a {type(mask).__name__}"
+    if mask.is_nested or mask.layout is not torch.strided or mask.device != q.device or not mask.numel():
+        return "an attn_mask that is not dense, is empty or on another device"
+    if mask.dtype not in (torch.bool, q.dtype, torch.float32):
+        return f"an attn_mask of {mask.dtype}"
+    return ""
+
+
+def unfit_numbers(dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> str:
+    """Why the other arguments are none for attnsel; "" where they are."""
+    if not isinstance(is_causal, bool) or not isinstance(enable_gqa, bool):
+        return "a flag that is no bool"
+    if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p < 1.0:
+        return "a dropout_p that is no number below 1"
+    if scale is not None and (not isinstance(scale, (int, float)) or not -torch.inf < scale < torch.inf):
+        return "a scale that is no finite number"
+    return ""
+
+
+def hand_over(reason: str, *args: Any, **kwargs: Any) -> Tensor:
+    """PyTorch's answer, and its errors. The reason is said once, under ATTNSEL_DEBUG."""
+    if torch.compiler.is_compiling():
+        return ORIGINAL(*args, **kwargs)
+    settings = current()
+    if settings.debug:
+        debug.announce_handed_over("scaled_dot_product_attention", reason, settings)
+    if type(args[3]) is CausalBias:
+        # It compares the function that is called with the one that F has now.
+        theirs = torch.nn.functional.scaled_dot_product_attention
+        answer: Tensor = handle_torch_function(theirs, (args[3],), *args, **kwargs)
+        return answer
+    return ORIGINAL(*args, **kwargs)
+
 
 _ANYTHING = Policy()
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.jit import _builtins
 
-from attnsel.base.spawned import first_in_children, no_longer_in_children
+from attnsel.base.processes import first_in_children, no_longer_in_children
 from attnsel.f_sdpa.function import scaled_dot_product_attention
 
 logger = logging.getLogger("attnsel")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from attnsel.flash_attn.arguments import FlashAttentionError
 from attnsel.flash_attn.interface import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -19,6 +18,7 @@ from attnsel.flash_attn.interface import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from attnsel.flash_attn.options import FlashAttentionError
 
 __version__ = "2.8.4"
 """The release of FlashAttention-2 whose signatures and semantics these are; programs check it."""

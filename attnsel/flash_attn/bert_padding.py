@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnsel.flash_attn.arguments import refuse
+from attnsel.flash_attn.options import refuse
 
 
 class _Take(torch.autograd.Function):

@@ -20,19 +20,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.flash_attn.arguments import (
+from attnsel.flash_attn.functions import call, empty_rows_are_plus_inf
+from attnsel.flash_attn.layers.rotary import rotated
+from attnsel.flash_attn.options import (
+    Options,
+    Window,
     check_dense,
     check_lengths,
     check_pages,
     check_qkv,
+    config_of,
     flag,
     refuse,
     rows_contiguous,
     whole,
 )
-from attnsel.flash_attn.forward import call, empty_rows_are_plus_inf
-from attnsel.flash_attn.layers.rotary import rotated
-from attnsel.flash_attn.options import Options, Window, config_of
 from attnsel.runtime.call import NO_EXTRAS, Extras
 
 _STEP = 256

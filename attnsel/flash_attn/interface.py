@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from attnsel.flash_attn.arguments import FlashAttentionError
-from attnsel.flash_attn.arguments import rows_contiguous as maybe_contiguous
 from attnsel.flash_attn.cache import flash_attn_with_kvcache
 from attnsel.flash_attn.functions import (
+    _get_block_size_n,
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
@@ -13,13 +12,14 @@ from attnsel.flash_attn.functions import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from attnsel.flash_attn.options import FlashAttentionError
+from attnsel.flash_attn.options import rows_contiguous as maybe_contiguous
 from attnsel.flash_attn.private_api import (
     _flash_attn_backward,
     _flash_attn_forward,
     _flash_attn_varlen_backward,
     _flash_attn_varlen_forward,
 )
-from attnsel.flash_attn.probabilities import _get_block_size_n
 
 USE_TRITON_ROCM = False  # stands for the package's own kernels for AMD
 

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 from attnsel.errors import InvalidInput
-from attnsel.flash_attn.arguments import check_qkv, refuse, renamed, rows_contiguous
-from attnsel.flash_attn.forward import forward
-from attnsel.flash_attn.options import Lengths, Options, config_and_extras
+from attnsel.flash_attn.functions import forward
+from attnsel.flash_attn.options import (
+    Lengths,
+    Options,
+    check_qkv,
+    config_and_extras,
+    refuse,
+    renamed,
+    rows_contiguous,
+)
 from attnsel.runtime.bind import draw_seed
 from attnsel.runtime.explicit_backward import MergedResult, backward, seeded_dropout
 

@@ -17,8 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NamedTuple
 
-from attnsel.base.child import python
-from attnsel.base.spawned import first_in_children, no_longer_in_children
+from attnsel.base.processes import first_in_children, no_longer_in_children, python
 
 logger = logging.getLogger("attnsel")
 

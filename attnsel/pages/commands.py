@@ -12,7 +12,7 @@ from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import Hint, Page, PolicyRule, Rule
-from attnsel.rules.examples import question
+from attnsel.rules.codes import question
 
 Example = Mapping[str, Any]
 

@@ -6,13 +6,17 @@ what helps. The headings stay as they are, since addresses end in them: #why, #f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.decision import Selection, select
+from attnsel.environment import Environment, component_name
+from attnsel.environment.versions import Version, Versions
+from attnsel.errors import InvalidInput, printable
 from attnsel.pages.commands import example_commands, folded_command
-from attnsel.pages.rule_answer import Answer, answer_to, beyond
-from attnsel.pages.rule_facts import (
+from attnsel.pages.rule import (
     call_words,
     candidates_of,
     cards_of,
@@ -28,11 +32,251 @@ from attnsel.pages.rule_facts import (
     version_gates,
     version_words,
 )
-from attnsel.pages.rule_prose import link, plain, prose, sentence, words
+from attnsel.params import AttentionParams
+from attnsel.policy import Policy
+from attnsel.report.answer import hint_lines, ranked_lines, reason_lines, unlock_lines, verdict
+from attnsel.report.document import fold
 from attnsel.report.markdown import code, fenced, table
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
-from attnsel.rules.ranges import range_of, split
-from attnsel.verdicts.verdict import EVIDENCE
+from attnsel.rules.codes import question, range_of, split
+from attnsel.verdicts.reasons import EVIDENCE
+
+# --------------------------------------------------------------------------------------------------------
+# Sentences of rules as Markdown: names of code as code, codes of rules and numbers of issues as links.
+#
+# What it writes reads the same on GitHub and in Python-Markdown: a character with a meaning becomes an
+# entity.
+
+
+REPOSITORIES = {
+    "ComfyUI": "Comfy-Org/ComfyUI",
+    "TransformerEngine": "NVIDIA/TransformerEngine",
+    "cudnn-frontend": "NVIDIA/cudnn-frontend",
+    "flash-attention": "Dao-AILab/flash-attention",
+    "flashinfer": "flashinfer-ai/flashinfer",
+    "pytorch": "pytorch/pytorch",
+    "sam2": "facebookresearch/sam2",
+    "sd-scripts": "kohya-ss/sd-scripts",
+    "sglang": "sgl-project/sglang",
+    "torch-xpu-ops": "intel/torch-xpu-ops",
+    "transformers": "huggingface/transformers",
+    "triton": "triton-lang/triton",
+    "trl": "huggingface/trl",
+    "unsloth": "unslothai/unsloth",
+}
+"""Where the issues of a repository are that a source names by its last name alone."""
+
+_TOKEN = re.compile(
+    r"""
+      (?P<quoted>``?[^`\n]+``?)
+    | (?P<url>https?://[^\s,;)"]+)
+    | (?P<pip>\bpip\ install(?:\ -\S+)*\ (?:'[^']+'|[\w.-]*\w))
+    | (?P<issue>(?P<repository>(?:[A-Za-z][\w.-]*/)?[A-Za-z][\w.-]*)?(?P<pr>(?:\bPR\ )?\#)(?P<number>\d+)\b)
+    | (?P<rule>\b[A-Z]+\d{3}\b)
+    | (?P<flag>(?<![\w-])--[a-z][\w-]*)
+    | (?P<name>
+          (?<![\w.])(?:[\w.-]+/)*(?:\w+\.)*\w*[A-Za-z0-9]_[\w.]*\w(?:\(\))?(?:=\w+)?   # head_dim_qk, a/b_c.py
+        | (?<![\w./])(?:sdpa|flash_attn)\.\w+
+        | (?<![\w./])F\.sdpa\b
+        | (?<![\w./])(?:[\w-]+/)+[\w-]+\.\w+ | (?<![\w./])[\w-]+\.(?:py|h|cpp|cu|so|toml|md)\b
+      )
+    """,
+    re.VERBOSE,
+)
+_KNOWN_REPOSITORY = re.compile(rf"\b(?:{'|'.join(map(re.escape, REPOSITORIES))})\b")
+_MARKUP = re.compile(r"[&<>*`\[\]|\\~^{}$]|(?<!\w)_|_(?!\w)|(?<=\w)@(?=\w)|^(?:\d+(?=[.)] )|[#+=-](?=\s))")
+
+
+def _no_link(code: str) -> str:
+    return ""
+
+
+def prose(text: str, rule_at: Callable[[str], str] = _no_link) -> str:
+    """``text`` as one line of Markdown. ``rule_at``: the address of a rule's page, or nothing."""
+    text = printable(" ".join(text.split()))
+    repository = ""
+    done, end = [], 0
+    for found in _TOKEN.finditer(text):
+        between = text[end : found.start()]
+        named = _KNOWN_REPOSITORY.findall(between)
+        repository = REPOSITORIES[named[-1]] if named else repository
+        done.append(plain(between))
+        end = found.end()
+        whole = found[0]
+        if found["issue"]:
+            name = found["repository"] or ""
+            repository = (name if "/" in name else REPOSITORIES.get(name, "")) if name else repository
+            address = f"https://github.com/{repository}/issues/{found['number']}" if repository else ""
+            done.append(link(plain(whole), address))
+        elif found["rule"]:
+            done.append(link(whole, rule_at(whole)))
+        elif found["url"]:
+            done.append(link(plain(whole), whole))
+        else:
+            done.append(code(whole.strip("`")))
+    done.append(plain(text[end:]))
+    return "".join(done)
+
+
+def plain(text: str) -> str:
+    """``text`` as it stands: nothing in it is markup."""
+    return _MARKUP.sub(lambda found: "".join(f"&#{ord(sign)};" for sign in found[0]), text)
+
+
+def link(text: str, address: str) -> str:
+    """``text``, already Markdown, as a link where there is an address."""
+    return f"[{text}]({address})" if address else text
+
+
+def words(items: list[str], last: str = "and") -> str:
+    """``a, b and c``."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {last} {items[-1]}" if items else ""
+
+
+def sentence(text: str) -> str:
+    """``text`` with a capital at its beginning, unless it begins with a name that is written small."""
+    first = re.match(r"[a-z]+(?=[ ,;:])", text)
+    if first is None or first[0] in _SMALL:
+        return text
+    return text[0].upper() + text[1:]
+
+
+_SMALL = frozenset({"attnsel", "cudnn", "libcudnn", "libtorch", "pip", "tiled", "torch", "triton"})
+
+
+# --------------------------------------------------------------------------------------------------------
+# What ``attnsel explain`` answers to a rule's examples, as far as the rule goes: asked, never typed.
+
+
+WIDTH = 80
+_GROUP = re.compile(r"  (?:[–\d]|To get |On another GPU|or: )")
+_REASON = re.compile(r" {6}[A-Z]+\d{3}  ")
+
+
+class Answer(NamedTuple):
+    """The example that a rule refuses, or a hint is about.
+
+    command: what to paste; "" where no command line says it. lines: of its report those about this rule, and
+    the first way out. adapted: what attnsel changes so that a candidate of the rule runs all the same; "" for
+    nothing.
+    """
+
+    command: str
+    lines: list[str]
+    adapted: str = ""
+
+
+def answer_to(page: Page) -> Answer | None:
+    """The report on a page's example, asked of the engine now; None for a page without one."""
+    command = example_commands(page).get("fires_on", "")
+    if isinstance(page, PolicyRule):
+        if not command:
+            return None
+        policy = Policy(**page.fires_on[1])
+        return Answer(
+            command, _lines(page, select(AttentionParams(), Environment.describe("H100"), policy=policy))
+        )
+    if not isinstance(page, (Rule, Hint)) or (isinstance(page, Hint) and page.of_tensors):
+        return None
+    policy = Policy(preview=page.status == "preview")
+    command += " --preview" if command and policy.preview else ""
+    p, env = question(page, page.fires_on)
+    selection = select(p, env, policy=policy)
+    lines = _lines(page, selection)
+    if isinstance(page, Rule) and not any(page.code in line for line in lines):
+        # Of what is not installed, or needs a GPU, a report gives the reasons where it is asked for alone.
+        name = page.candidates[0]
+        command += f" --backend {name}" if command else ""
+        selection = select(p, env, policy=policy.model_copy(update={"backend": name}))
+        lines = _lines(page, selection)
+    return Answer(command, lines, _adapted(page, selection))
+
+
+def _lines(page: Page, selection: Selection) -> list[str]:
+    """The sentence, what is said of this rule, and the first way to one of its candidates."""
+    parts = [fold(verdict(selection), WIDTH)]
+    told = hint_lines(selection, WIDTH)
+    parts.append(told if any(page.code in line for line in told) else [])
+    for lines in (ranked_lines(selection, WIDTH), reason_lines(selection, WIDTH, False)):
+        groups = [group for group in _groups(lines) if any(page.code in line for line in group)]
+        parts += [_only(page.code, group) for group in groups]
+    if isinstance(page, Rule):
+        ways = _groups(unlock_lines(selection, WIDTH))
+        leads = tuple(f"  To get {name}:" for name in page.candidates)
+        parts.append(next((way for way in ways if way[0].startswith(leads)), []))
+    shown: list[str] = []
+    for part in filter(None, parts):
+        shown += ["", *part] if shown else part
+    return [printable(line.rstrip()) for line in shown]
+
+
+def _groups(lines: list[str]) -> list[list[str]]:
+    """Lines of a report by the candidate, or the way, that they are about."""
+    groups: list[list[str]] = []
+    for line in filter(None, lines):
+        if _GROUP.match(line):
+            groups.append([])
+        if groups:
+            groups[-1].append(line)
+    return groups
+
+
+def _only(code: str, group: list[str]) -> list[str]:
+    """A group with the reason ``code`` alone, of those that stand against its candidates."""
+    kept: list[str] = []
+    keeping = True
+    for line in group:
+        if _REASON.match(line):
+            keeping = line.split()[0] == code
+        if keeping:
+            kept.append(line)
+    return kept
+
+
+def _adapted(page: Page, selection: Selection) -> str:
+    for candidate in selection.ranked:
+        for made in candidate.adaptations:
+            if any(reason.code == page.code for reason in made.avoids):
+                return f"{candidate.name} runs, and {made.text}"
+    return ""
+
+
+class Edge(NamedTuple):
+    """What the rule's example comes to with a version beyond one end of its gates: ``where``, such as
+    ``cuDNN 9.5.0``; ``codes`` are those that refuse it there; none, and ``runs``, where it runs."""
+
+    where: str
+    codes: tuple[str, ...]
+    runs: bool
+
+
+def beyond(page: Page) -> list[Edge]:
+    """The example of a rule at the versions next to its gates, put to the engine."""
+    edges: list[Edge] = []
+    for component, gate in version_gates(page):
+        low, high = gate.intervals[0][0], gate.intervals[-1][1]
+        before = None if low is None else Versions(component, ((None, low),)).sample()
+        for version in (before, high):
+            found = None if version is None else _asked_with(page, component, version)
+            if version is not None and found is not None:
+                edges.append(Edge(f"{component_name(component)} {version}", *found))
+    return edges
+
+
+def _asked_with(page: Page, component: str, version: Version) -> tuple[tuple[str, ...], bool] | None:
+    """Who refuses the example with another version, and whether a candidate of the rule runs it."""
+    if not isinstance(page, Rule):
+        return None
+    try:
+        p, env = question(page, {**page.fires_on, component: str(version)})
+    except (InvalidInput, ValueError):
+        return None
+    selection = select(p, env, policy=Policy(adapt="never"))
+    candidates = [selection[name] for name in page.candidates]
+    if any(candidate.verdict == "eligible" for candidate in candidates):
+        return (), True
+    return tuple(dict.fromkeys(reason.code for reason in candidates[0].reasons)), False
+
 
 _NEAR = 6  # other rules of the same range that are named
 _NONE_RECORDED = "No reason is recorded; the source below says what holds."

@@ -23,14 +23,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnsel.errors import printable
-from attnsel.report.assumed import assumption_words
-from attnsel.report.dispatched import difference, render_dispatched
-from attnsel.report.hints import hint_lines
-from attnsel.report.lines import fold, join_items
-from attnsel.report.ranked import ranked_lines
-from attnsel.report.reasons import closing_lines, reason_lines
-from attnsel.report.verdict import one_line, planned_only, verdict
-from attnsel.report.ways import unlock_lines
+from attnsel.report.answer import (
+    assumption_words,
+    closing_lines,
+    hint_lines,
+    one_line,
+    planned_only,
+    ranked_lines,
+    reason_lines,
+    unlock_lines,
+    verdict,
+)
+from attnsel.report.document import fold, join_items
+from attnsel.report.short import difference, render_dispatched
 from attnsel.report.words import environment_words, params_words, policy_words, tensor_words
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from math import gcd
 from attnsel.errors import Caller
 from attnsel.params import AttentionParams
 from attnsel.params.layout import FORMATS
-from attnsel.verdicts.verdict import Adaptation
+from attnsel.verdicts.reasons import Adaptation
 
 Advice = Callable[[Adaptation, AttentionParams, str], str]
 

@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.errors import printable
-from attnsel.report.assumed import assumption_words
-from attnsel.report.dispatched import offer_text, refusal_text
-from attnsel.report.hints import hint_lines
-from attnsel.report.lines import MARK
-from attnsel.report.ranked import adaptation_texts, runs_text
-from attnsel.report.reasons import absent_packages, closing_lines, grouped, needing_gpu
-from attnsel.report.verdict import planned_only, verdict
-from attnsel.report.ways import worth_showing
+from attnsel.report.answer import (
+    absent_packages,
+    adaptation_texts,
+    assumption_words,
+    closing_lines,
+    grouped,
+    hint_lines,
+    needing_gpu,
+    planned_only,
+    runs_text,
+    verdict,
+    worth_showing,
+)
+from attnsel.report.document import MARK
+from attnsel.report.short import offer_text, refusal_text
 from attnsel.report.words import environment_words, params_words, policy_words
 
 if TYPE_CHECKING:

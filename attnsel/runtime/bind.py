@@ -10,17 +10,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import default_slopes
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.registry import CANDIDATES
-from attnsel.backends.slopes import default_slopes
 from attnsel.decision import Selection
 from attnsel.params import AttentionParams
 from attnsel.runtime.adaptations import Adapted, Known, RunGradients, adapted
-from attnsel.runtime.autograd import Attend, KernelCall
 from attnsel.runtime.call import Call, Config, Extras
-from attnsel.runtime.contents import check_contents
-from attnsel.runtime.inputs import check_tensors, lengths_if_given, mask_pair, real_lengths
-from attnsel.runtime.kernels import CannotPrepare, Kernel, kernel_of, prepare_kernel, raise_if_no_refusal
+from attnsel.runtime.inputs import check_contents, check_tensors, lengths_if_given, mask_pair, real_lengths
+from attnsel.runtime.kernels import (
+    Attend,
+    CannotPrepare,
+    Kernel,
+    KernelCall,
+    kernel_of,
+    prepare_kernel,
+    raise_if_no_refusal,
+)
 from attnsel.settings import Settings
 
 Run = Callable[..., Any]

@@ -13,17 +13,71 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from attnsel.base.scalars import flag, number, text
+from attnsel.base.model import flag, number, text
 from attnsel.errors import InvalidInput
 from attnsel.params import read_mask_type
 from attnsel.params.layout import FORMATS, Format
 from attnsel.runtime.tracing import concrete, constant_when_traced
-from attnsel.runtime.trivial_mask import known_to_be_trivial
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnsel.settings import Settings
+
+
+# ---- Masks that are known to hide nothing, without reading a GPU ---------------------------------------
+# Three ways to know: the mask lies on the CPU, where it is read (of an expanded one, what it is made of); it
+# was made by ``trivial_mask``; or the caller said so with ``assume_all_visible``. The last two are a note on
+# the tensor that holds until PyTorch changes it in place. Reading a CPU mask is part of looking a call up:
+# contents may change between two calls, and memory shared with NumPy changes without a trace.
+
+
+_NOTE = "_attnsel_hides_nothing"
+
+
+def assume_all_visible(mask: Tensor) -> Tensor:
+    """Say that an ``attention_mask`` (True = masked out) is False everywhere; returns it.
+
+    For masks on a GPU: attnsel does not read them, as that would wait, so that kernels without a mask
+    argument stay out of reach. The note is on this tensor object, not on views or copies of it, and ends with
+    the next in-place change by PyTorch. Not checked, unless ``configure(check=True)`` asks for it.
+    """
+    setattr(mask, _NOTE, _version(mask))
+    return mask
+
+
+def trivial_mask(*shape: int, device: Any = None) -> Tensor:
+    """A bool mask that hides nothing, known as such: one element, expanded, so that it takes no memory."""
+    return assume_all_visible(torch.zeros(1, dtype=torch.bool, device=device).expand(*shape))
+
+
+def known_to_be_trivial(mask: Any) -> bool:
+    """Whether a mask, or each of a pair, is known to hide nothing. Never waits for a device."""
+    if isinstance(mask, (tuple, list)):
+        return bool(mask) and all(known_to_be_trivial(one) for one in mask)
+    if not isinstance(mask, Tensor):
+        return False
+    noted = getattr(mask, _NOTE, None)
+    if noted is not None and noted == _version(mask):
+        return True
+    if mask.device.type != "cpu" or type(mask) is not Tensor or mask.dtype != torch.bool:
+        return False
+    return not _any(mask)
+
+
+def is_noted(mask: Any) -> bool:
+    """Whether somebody said so, rather than the mask's contents."""
+    return isinstance(mask, Tensor) and getattr(mask, _NOTE, None) == _version(mask)
+
+
+def _any(mask: Tensor) -> bool:
+    """Whether a CPU mask masks something out. Its last column alone often tells: causal masks hide it."""
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())
+    mask = mask[once]
+    return (mask.dim() > 1 and bool(mask[..., :1, -1:].any())) or bool(mask.any())
+
+
+def _version(mask: Tensor) -> int:
+    """Counts in-place changes. Those of an inference tensor are not counted: a note holds for its life."""
+    return -1 if mask.is_inference() else mask._version
 
 
 class _Referable:
@@ -235,3 +289,59 @@ def misaligned(t: Tensor) -> int:
         except RuntimeError:  # one that a transform wraps
             pass
     return int(t.storage_offset()) * t.element_size() & 15
+
+
+# --------------------------------------------------------------------------------------------------------
+# q, k and v out of one packed buffer, as TransformerEngine's ``qkv_layer`` and ``kv_layer`` say.
+
+
+_FORMATS = ("bshd", "sbhd", "thd")
+
+
+def unpack(
+    q: Any, k: Any, v: Any, qkv_layer: Any, kv_layer: Any, interleave_dim: int, qkv_format: str, paged: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as views of ``qkv_layer`` [.., 3, h, d], or k and v of ``kv_layer`` [.., 2, g, d].
+
+    ``interleave_dim`` -2 stands for [.., h, 3, d] and [.., g, 2, d]. No copy; one stack in the backward gives
+    the packed gradient. Raises InvalidInput for any other shape, for tensors given twice or not at all, and
+    with pages.
+    """
+    if not isinstance(interleave_dim, int):
+        raise InvalidInput("qkv_interleave_dim", interleave_dim, "must be -3 (bs3hd) or -2 (bsh3d)")
+    if qkv_layer is None and kv_layer is None:
+        raise InvalidInput("qkv_interleave_dim", interleave_dim, "must be -3 without qkv_layer or kv_layer")
+    if qkv_layer is not None and kv_layer is not None:
+        raise InvalidInput("kv_layer", "a tensor", "must be left out beside qkv_layer, which holds k and v")
+    name, packed, count = ("qkv_layer", qkv_layer, 3) if kv_layer is None else ("kv_layer", kv_layer, 2)
+    given = {"query_layer": q, "key_layer": k, "value_layer": v}
+    for other in list(given)[3 - count :]:
+        if given[other] is not None:
+            raise InvalidInput(other, "a tensor", f"must be left out beside {name}, which holds it")
+    if count == 2 and q is None:
+        raise InvalidInput("query_layer", None, "must be given with kv_layer, which holds k and v only")
+    if paged:
+        raise InvalidInput("block_table", "a tensor", f"must be left out with {name}: pages are not packed")
+    if interleave_dim not in (-3, -2):
+        raise InvalidInput("qkv_interleave_dim", interleave_dim, "must be -3 (bs3hd) or -2 (bsh3d)")
+    if qkv_format not in _FORMATS:
+        raise InvalidInput("qkv_format", qkv_format, f"must be one of {', '.join(_FORMATS)} with {name}")
+    if not isinstance(packed, torch.Tensor):
+        raise InvalidInput(name, type(packed).__name__, "must be a torch.Tensor")
+    if packed.is_nested or packed.layout != torch.strided:
+        raise InvalidInput(f"{name}.layout", str(packed.layout), "must be dense and strided")
+    rank = FORMATS[qkv_format].rank + 1
+    if packed.dim() != rank:
+        allowed = f"must have {rank} dimensions with qkv_format {qkv_format!r}"
+        raise InvalidInput(f"{name}.shape", tuple(packed.shape), allowed)
+    if packed.shape[interleave_dim] != count:
+        allowed = f"must have size {count} in dimension {interleave_dim} (qkv_interleave_dim)"
+        raise InvalidInput(f"{name}.shape", tuple(packed.shape), allowed)
+    views = packed.unbind(interleave_dim)
+    return (views[0], views[1], views[2]) if count == 3 else (q, views[0], views[1])
+
+
+def missing(q: Any, k: Any, v: Any) -> InvalidInput:
+    """What to raise where one of the three is None and nothing packed stands for it."""
+    name = "query_layer" if q is None else "key_layer" if k is None else "value_layer"
+    return InvalidInput(name, None, "must be given, or qkv_layer or kv_layer that holds it")

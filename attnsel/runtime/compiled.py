@@ -8,7 +8,7 @@ Its backward, ``attnsel::attend2_backward``, starts from the output and the log-
 gives where a gradient is needed: what a kernel saves differs in number and shape, and an operator's outputs
 may not, but these two every fused kernel's backward starts from. They may come from another candidate than
 the one that then runs, as settings and refusals may change in between. Where they would not do
-(``runtime/recompute.py``), the forward is run again. Dropout comes only from candidates that replay a seed.
+(``runtime/dispatch.py``), the forward is run again. Dropout comes only from candidates that replay a seed.
 """
 
 from __future__ import annotations

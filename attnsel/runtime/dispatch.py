@@ -10,6 +10,7 @@ In front of it stands a cache from call signatures to closures, behind it one fr
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -26,19 +27,93 @@ from attnsel.params import read_dtype
 from attnsel.params.layout import detect_layout
 from attnsel.policy import Policy
 from attnsel.runtime import compiled, selfcheck
-from attnsel.runtime import recompute as replay
 from attnsel.runtime.adaptations import Known
 from attnsel.runtime.bind import Bound, bind, bind_gradients
-from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all
+from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all, record_length, with_lengths
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, signature
-from attnsel.runtime.inputs import params_of
+from attnsel.runtime.inputs import lengths_read, params_of
 from attnsel.runtime.leave_replay import leave_nothing_runs, leave_refusals
-from attnsel.runtime.lengths import record_length, with_lengths
-from attnsel.runtime.mask_polarity import warn_of_polarity
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
-from attnsel.runtime.sizes import lengths_read
 from attnsel.settings import Settings, current
-from attnsel.verdicts.evidence import Evidence, Refusal
+from attnsel.verdicts.reasons import Evidence, Refusal
+from attnsel.verdicts.record import CandidateRecord
+
+# --------------------------------------------------------------------------------------------------------
+# Whether a bool mask looks inverted: True means masked out here, and visible in F.sdpa (HINT009).
+#
+# Looked up for the first call of a signature and under ATTNSEL_DEBUG alone. A mask on a GPU is read, which
+# waits for it, with ATTNSEL_DEBUG=2.
+
+
+_MOST = 1 << 26  # elements that are read
+_INVERTED = "True means masked out here, as in TransformerEngine, and visible in F.sdpa: attention_mask=~mask"
+
+
+def warn_of_polarity(call: Call) -> None:
+    """A HintWarning where the call's mask looks inverted."""
+    given: Any = call.extras.attention_mask
+    for mask in given if isinstance(given, (tuple, list)) else (given,):
+        looks = None if mask is None else inverted(mask, read_gpu=call.settings.debug > 1)
+        if looks is not None:
+            debug.warn_hint("HINT009", f"{looks}. {_INVERTED}", call.settings, call.config.label)
+            return
+
+
+def inverted(mask: Any, *, read_gpu: bool) -> str | None:
+    """What about a mask [..., s_q, s_kv] looks as if True meant visible; None where nothing does."""
+    if type(mask) is not Tensor or mask.dtype != torch.bool or mask.dim() < 2 or not mask.numel():
+        return None
+    if mask.device.type != "cpu" and not (read_gpu and mask.device.type == "cuda"):
+        return None
+    mask = mask.detach()[tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())]
+    rows, keys = mask.shape[-2:]
+    if mask.numel() > _MOST:
+        return None
+    if rows > 1 and keys > 1:
+        full = torch.ones(rows, keys, dtype=torch.bool, device=mask.device)
+        if any(bool((mask == full.tril(shift)).all()) for shift in dict.fromkeys((0, keys - rows))):
+            return "the mask hides the lower triangle and shows the keys after each query"
+    hidden = int(mask.all(-1).sum())
+    if hidden:
+        return f"the mask hides every key from {hidden} of {mask.numel() // keys} rows"
+    return None
+
+
+# ---- What the records of candidates say about calls whose backward autograd does not record ------------
+# Such are traced calls (``compiled.py``): forward and backward are operators, with plain tensors between
+# them.
+
+
+def can(config: Config, record: CandidateRecord) -> bool:
+    """Whether it replays dropout from a seed, and gives gradients without autograd."""
+    if config.attention_dropout and record.dropout == "generator":
+        return False
+    return record.explicit_backward or not config.is_training
+
+
+@lru_cache(maxsize=1024)
+def carries_lse_between(config: Config, dtype: str, env: Environment) -> bool:
+    """Whether the output and log-sum-exp of any forward are all that any backward of such a call needs.
+
+    Both are chosen when they run, and settings or refusals may change in between. So every candidate that
+    may be chosen at all has to give a log-sum-exp, and where there is dropout all of them have to drop the
+    same entries. Nothing that may change enters, so that forward and backward agree.
+    """
+    asked = {dtype, env.device.type, "training"}
+    if config.attention_dropout:
+        asked.add("dropout")
+    able = [
+        record
+        for name, record in CANDIDATES.items()
+        if config.backend in (None, name)
+        and asked.issubset(record.takes)
+        and all(getattr(env, component) is not None for component in record.needs)
+        and can(config, record)
+    ]
+    if config.attention_dropout and len(able) > 1 and any(record.dropout != "contract" for record in able):
+        return False
+    return all(record.gives_lse for record in able)
+
 
 _bound: BoundedCache[Bound] = BoundedCache(limit=4096)
 _carrying: BoundedCache[Bound] = BoundedCache(limit=4096)
@@ -326,7 +401,7 @@ def gradients(
 
 def carries_lse(config: Config, q: Tensor) -> bool:
     """Whether ``gradients`` of such a call may start from what ``attend_with_lse`` gave."""
-    return replay.carries_lse(config, read_dtype(q.dtype), environment_of(q))
+    return carries_lse_between(config, read_dtype(q.dtype), environment_of(q))
 
 
 def explain(
@@ -394,7 +469,7 @@ def policy_of(call: Call) -> Policy:
         name: getattr(config, name) for name in ("backend", "adapt") if getattr(config, name)
     }
     if config.replayable:
-        barred = tuple(name for name, record in CANDIDATES.items() if not replay.can(config, record))
+        barred = tuple(name for name, record in CANDIDATES.items() if not can(config, record))
         changes["deny"] = tuple(dict.fromkeys((*policy.deny, *barred)))
     return policy.replace(**changes) if changes else policy
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnsel.backends.contract import Grads
 from attnsel.backends.registry import CANDIDATES
-from attnsel.backends.tiled.philox import keep_mask, make_key
+from attnsel.backends.tiled.tiles import keep_mask, make_key
 from attnsel.decision import Selection
 from attnsel.runtime import selfcheck
 from attnsel.runtime.adaptations import Known
@@ -24,7 +24,7 @@ from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.dispatch import kept, select_for
 from attnsel.settings import current, override
-from attnsel.verdicts.evidence import Evidence
+from attnsel.verdicts.reasons import Evidence
 
 _bound: BoundedCache[Bound] = BoundedCache(limit=4096)
 

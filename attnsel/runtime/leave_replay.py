@@ -22,14 +22,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from attnsel import debug
 from attnsel._version import __version__
-from attnsel.base.lock import ForkSafeLock
+from attnsel.base.processes import ForkSafeLock
 from attnsel.decision import Selection
 from attnsel.environment import Environment
 from attnsel.errors import caller, in_words, printable, short
 from attnsel.params import AttentionParams
 from attnsel.runtime.call import Call
 from attnsel.runtime.replay_file import MOST_VALUES, Generator, Happened, ReplayFile, TensorRecord
-from attnsel.verdicts.evidence import WRONG_NUMBERS, Refusal
+from attnsel.verdicts.reasons import WRONG_NUMBERS, Refusal
 
 MOST_FILES = 16
 MOST_DATA = 1 << 30  # bytes of numbers that are kept of one call

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from attnsel import debug
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.lock import ForkSafeLock
+from attnsel.base.processes import ForkSafeLock
 from attnsel.decision import Selection, select
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -25,7 +25,7 @@ from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
 from attnsel.runtime.kernels import CannotPrepare, says_no
 from attnsel.settings import Settings
-from attnsel.verdicts.evidence import NO_EVIDENCE, WRONG_NUMBERS, Evidence, Refusal
+from attnsel.verdicts.reasons import NO_EVIDENCE, WRONG_NUMBERS, Evidence, Refusal
 
 _MOST_REFUSALS = 256
 _MOST_LIKELY = 3

@@ -19,7 +19,7 @@ from attnsel.base.schemas import VERSIONS, stamped
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.params import AttentionParams
-from attnsel.params.checks import MOST
+from attnsel.params.attention import MOST
 from attnsel.params.layout import FORMATS
 from attnsel.settings import Settings
 

@@ -18,7 +18,7 @@ from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
 from attnsel.selection.evaluate import Waivers, findings
-from attnsel.verdicts.verdict import Candidate, Reason
+from attnsel.verdicts.reasons import Candidate, Reason
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
 """What one wheel of PyTorch decides together."""

@@ -7,22 +7,151 @@ asked by itself, and its body run, only where that fails.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from math import prod
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.model import lazy
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, caller
-from attnsel.params import AttentionParams
+from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
-from attnsel.rules import REGISTRY, Page, Rule, load_families
-from attnsel.rules.api import INTERPRETED
-from attnsel.selection.memory import memory_parts, room, tensor_bytes
-from attnsel.selection.rule_dependencies import fields_of
+from attnsel.rules import REGISTRY, load_families
+from attnsel.rules.api import INTERPRETED, Rule, limit
+from attnsel.selection.adaptations import bias_shape
+from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
-from attnsel.verdicts.verdict import Adaptation, Reason, Violation
+
+if TYPE_CHECKING:
+    from attnsel.verdicts.record import Memory
+
+
+# ---- Which fields of a question a rule can read, from the names in its code ----------------------------
+# A question that differs from another in fields that a rule does not read gets the same answer from it, so
+# the rule need not be asked again. Every name counts, also of functions that a body calls; whatever cannot be
+# followed counts as reading everything. tests/attnsel/selection/test_adaptations.py holds it against asking
+# every rule.
+
+
+ALL = frozenset(AttentionParams.model_fields)
+_OPAQUE = frozenset({"getattr", "vars", "dir", "eval", "model_dump", "__dict__", "_key"})
+
+
+@functools.lru_cache(maxsize=1024)
+def fields_of(rule: Page) -> frozenset[str]:
+    """The fields that a rule's finding may depend on: what it requires, and what its body reads."""
+    if not isinstance(rule, Rule):
+        return ALL
+    required = {name for limit in rule.limits for name in limit.fields}
+    required |= {limit.requirement.field for limit in rule.limits if hasattr(limit.requirement, "field")}
+    return fields_read(rule.body) | (required & ALL)
+
+
+def fields_read(body: Any) -> frozenset[str]:
+    """The fields of AttentionParams whose values a rule's finding may depend on."""
+    found: set[str] = set()
+    return frozenset(found) if _collect(body, found, set()) else ALL
+
+
+def _collect(function: Any, found: set[str], seen: set[Any]) -> bool:
+    """Add what a function may read; False where that cannot be known."""
+    function = inspect.unwrap(function)
+    if not isinstance(function, FunctionType):
+        return False
+    if function in seen or function is limit:  # which reads the field it is named: a constant of the caller's
+        return True
+    seen.add(function)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    for name in _names(function.__code__):
+        if name in _OPAQUE:
+            return False
+        if name in AttentionParams.model_fields:
+            found.add(name)
+        attribute = inspect.getattr_static(AttentionParams, name, None)
+        if isinstance(attribute, (lazy, property)):
+            compute = attribute.compute if isinstance(attribute, lazy) else attribute.fget
+            if not _collect(compute, found, seen):
+                return False
+        elif isinstance(attribute, FunctionType):
+            return False  # a method of the question: it may read anything
+        cells.append(function.__globals__.get(name))
+    return all(_collect(value, found, seen) for value in cells if _may_read(value))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:  # a field may be named by a text, alone or among others
+        texts = constant if isinstance(constant, tuple) else (constant,)
+        yield from (text for text in texts if isinstance(text, str))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _may_read(value: Any) -> bool:
+    """Something that could be handed a question: a function, or an object that can be called."""
+    if isinstance(value, (FunctionType, functools.partial)) or hasattr(value, "__wrapped__"):
+        return True
+    return callable(value) and not isinstance(value, type) and not inspect.isbuiltin(value)
+
+
+# --------------------------------------------------------------------------------------------------------
+# What a candidate allocates while it runs, beyond the call's own tensors, their results and gradients.
+#
+# Counted: what its record says it holds (stored scores, tiles, cuDNN's workspace), and what adaptations
+# make (masks, copies, repeated heads). Not counted: rows of statistics such as the log-sum-exp, which grow
+# with s and not with s * s. cuDNN's workspace is an estimate (attnsel/backends/cudnn/candidate.py);
+# ``attnsel explain --ask-library`` has libcudnn build the plans, and prints theirs.
+
+
+_MADE: dict[str, str] = {
+    "fold_mask": "mask",
+    "contiguous": "copies",
+    "expand_gqa": "repeated heads",
+}
+
+
+def memory_parts(
+    name: str, p: AttentionParams, env: Environment, adaptations: tuple[Adaptation, ...] = ()
+) -> tuple[Memory, ...]:
+    """What candidate ``name`` allocates for ``p``, the candidate's own first; empty when nothing counts."""
+    own = CANDIDATES[name].memory
+    parts = [] if own is None else [own(p, env)]
+    parts += [(_MADE.get(made.name, made.name), made.bytes) for made in adaptations]
+    return tuple(part for part in parts if part[1])
+
+
+def tensor_bytes(p: AttentionParams) -> int:
+    """The call's own tensors: q, k, v and what comes out; in training each has a gradient beside it. A bias
+    counts as it is."""
+    b, d, e = p.batch_size, p.head_dim_qk, p.head_dim_v
+    elements = b * p.num_heads * p.max_seqlen_q * (d + e) + b * p.num_gqa_groups * p.max_seqlen_kv * (d + e)
+    if p.is_training:
+        elements *= 2
+    if p.has_bias:
+        copies = 2 if p.is_training and p.core_attention_bias_requires_grad else 1
+        elements += copies * prod(bias_shape(p))
+    return elements * ITEMSIZE[p.dtype]
+
+
+def room(p: AttentionParams, env: Environment) -> int | None:
+    """Bytes that the GPU has beside the call's own tensors.
+
+    None where that is no measure of a candidate: nobody knows how much memory there is, the tensors alone do
+    not fit and no candidate could help, or each of several GPUs holds a part of the call.
+    """
+    total = env.device.memory
+    if not total or p.context_parallel:
+        return None
+    left = total - tensor_bytes(p)
+    return left if left > 0 else None
+
 
 load_families()
 

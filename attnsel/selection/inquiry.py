@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
 from attnsel.environment import Environment
+from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
-from attnsel.rules.api import INTERPRETED, REGISTRY
-from attnsel.selection.adaptations.search import adapt_to, within_reach
+from attnsel.rules.api import INTERPRETED, REGISTRY, Advice, Hint, every_hint
+from attnsel.rules.takes import unproven
+from attnsel.selection.adaptations import adapt_to, overhead, within_reach
 from attnsel.selection.evaluate import (
     Waivers,
     always_refuses,
@@ -23,13 +26,128 @@ from attnsel.selection.evaluate import (
     reevaluate,
 )
 from attnsel.selection.f_sdpa import BY_F_SDPA, OLDEST, f_sdpa_order
-from attnsel.selection.proof import unproven
-from attnsel.selection.rank import asked, at_best, key_of, order, rank_key
 from attnsel.selection.steps import steps_against
-from attnsel.verdicts.evidence import REFUSED, WRONG_NUMBERS, Evidence
+from attnsel.verdicts.reasons import (
+    REFUSED,
+    WRONG_NUMBERS,
+    Adaptation,
+    Candidate,
+    Evidence,
+    RankKey,
+    Reason,
+    Verdict,
+    Violation,
+)
 from attnsel.verdicts.record import CandidateRecord
 from attnsel.verdicts.requirements import FreeText
-from attnsel.verdicts.verdict import Adaptation, Candidate, Reason, Verdict, Violation
+
+# --------------------------------------------------------------------------------------------------------
+# The order of candidates, by preferences, and the preference that decided between two neighbours.
+
+
+Key = tuple[int, ...]
+"""Values of the preferences, the first that differs decides; last the place in the list of candidates."""
+
+_LARGE = 1 << 30
+_FEW = 16  # queries: tokens that are decoded, and drafts of some
+
+
+class Asked(NamedTuple):
+    """What preferences may read of a question: see ``RankKey``."""
+
+    large_scores: bool
+    growing: bool
+    f_sdpa: tuple[str, ...] = ()
+
+    def place(self, name: str) -> int:
+        """Where F.sdpa tries a kernel; 0 where that is nothing to go by."""
+        return self.f_sdpa.index(name) if name in self.f_sdpa else len(self.f_sdpa)
+
+
+def asked(p: AttentionParams, many_lengths: bool = False, f_sdpa: tuple[str, ...] = ()) -> Asked:
+    """Keys grow where their number is the tensor's own: not where lengths or pages say it, or a mask.
+
+    ``many_lengths``: it is known that each call has another length. ``f_sdpa``: kernels as F.sdpa tries them,
+    where it is what runs.
+    """
+    if p.is_training or p.kv_cache == "paged" or p.qkv_format == "thd":
+        return Asked(p.score_bytes > _LARGE, False, f_sdpa)
+    own = p.attn_mask_type in ("no_mask", "causal", "causal_bottom_right")
+    return Asked(p.score_bytes > _LARGE, many_lengths or (own and p.max_seqlen_q <= _FEW), f_sdpa)
+
+
+def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
+    """What preferences may read of a candidate."""
+    return RankKey(
+        candidate.name,
+        candidate.verdict,
+        overhead(candidate.adaptations, p) if candidate.adaptations else 0,
+        candidate.unproven and CANDIDATES[candidate.name].unproven_last,
+        of.large_scores,
+        candidate.executed_off_gpu,
+        of.growing,
+        bool(candidate.adaptations) and _copies_padding(candidate, p),
+        of.place(candidate.name),
+    )
+
+
+_PADDING = frozenset({"unpack", "zero_padding", "fold_mask"})
+
+
+def _copies_padding(candidate: Candidate, p: AttentionParams) -> bool:
+    lengths = p.padding or p.qkv_format == "thd"
+    return lengths and any(made.name in _PADDING for made in candidate.adaptations)
+
+
+@lru_cache(maxsize=4096)
+def key_of(key: RankKey, arch: int | None, policy: Policy) -> Key:
+    """The smaller goes first."""
+    place = list(CANDIDATES).index(key.name)
+    return (*(page.value(key, arch, policy) for page in REGISTRY.preferences.values()), place)
+
+
+@lru_cache(maxsize=1024)
+def at_best(env: Environment, policy: Policy, of: Asked) -> tuple[tuple[Key, str], ...]:
+    """Every candidate with the key it has if it runs as it is, best first: none can have a better one.
+
+    One that is proven, or was executed off-GPU, for some calls there counts as that for this one.
+    """
+    return tuple(
+        sorted(
+            (
+                key_of(
+                    RankKey(
+                        name,
+                        "eligible",
+                        0,
+                        record.unproven_on(env.target) and record.unproven_last,
+                        of.large_scores,
+                        record.executed is not None and env.target in record.executed.targets,
+                        of.growing,
+                        False,
+                        of.place(name),
+                    ),
+                    env.arch,
+                    policy,
+                ),
+                name,
+            )
+            for name, record in CANDIDATES.items()
+        )
+    )
+
+
+@lru_cache(maxsize=4096)
+def order(keys: tuple[RankKey, ...], arch: int | None, policy: Policy) -> tuple[tuple[int, str | None], ...]:
+    """Indices best first, each with the code of the first preference in which it loses to the one above."""
+    values = [key_of(key, arch, policy) for key in keys]
+    ranked = sorted(range(len(keys)), key=values.__getitem__)
+    codes: list[str | None] = [None]
+    for above, below in pairwise(ranked):
+        pairs = zip(REGISTRY.preferences, values[above], values[below], strict=False)
+        codes.append(next((code for code, a, b in pairs if a != b), None))
+    return tuple(zip(ranked, codes, strict=False))
+
 
 _MASKED = AttentionParams(attn_mask_type="arbitrary")
 
@@ -250,3 +368,66 @@ def _plan_only(record: CandidateRecord, p: AttentionParams, env: Environment) ->
     if p.kv_cache == "contiguous":
         return "contiguous KV caches are planned, not run"
     return None
+
+
+# --------------------------------------------------------------------------------------------------------
+# What is remarked on a question: the hints that it meets, and what the engine says of what may be meant.
+
+
+class Remark(NamedTuple):
+    """One hint about one question. ``first``: the candidate that would be chosen with ``instead``."""
+
+    hint: Hint
+    advice: Advice
+    first: str | None
+
+    @property
+    def code(self) -> str:
+        return self.hint.code
+
+    @property
+    def message(self) -> str:
+        """The text, with who would be first instead."""
+        return f"{self.advice.text} ({self.first} first)" if self.first else self.advice.text
+
+    @property
+    def instead(self) -> Mapping[str, Any]:
+        return self.advice.instead
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "code": self.code,
+            "title": self.hint.title,
+            "message": self.message,
+            "instead": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in self.instead.items()
+            },
+            "first": self.first,
+            "source": self.hint.source,
+        }
+
+
+def remarks_on(
+    p: AttentionParams, env: Environment, policy: Policy, chooses: Callable[[AttentionParams], str | None]
+) -> tuple[Remark, ...]:
+    """Every hint that has something to say, each with what ``chooses`` answers to its other question."""
+    found = []
+    for page in every_hint():
+        advice = page.advice(p, env)
+        if advice is not None:
+            first = _first(p, advice, chooses) if policy.backend is None else None
+            found.append(Remark(page, advice, first))
+    return tuple(found)
+
+
+def _first(
+    p: AttentionParams, advice: Advice, chooses: Callable[[AttentionParams], str | None]
+) -> str | None:
+    if not advice.instead:
+        return None
+    try:
+        return chooses(p.replace(**advice.instead))
+    except InvalidInput:
+        return None  # another field contradicts it

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from attnsel.params.layout import Layout
     from attnsel.policy import Policy
     from attnsel.selection.assumed import Assumption
-    from attnsel.selection.hints import Remark
+    from attnsel.selection.inquiry import Remark
     from attnsel.selection.unlock import Unlock
     from attnsel.verdicts.dispatch import Dispatch
-    from attnsel.verdicts.evidence import Evidence
-    from attnsel.verdicts.verdict import Candidate
+    from attnsel.verdicts.reasons import Candidate, Evidence
 
 
 class SelectionView(Protocol):

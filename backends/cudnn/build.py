@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from attnsel.backends.cudnn.candidate import DP_LIMIT, DP_LIMIT_VARIABLE, can_add_in_order, dp_bytes
 from attnsel.backends.cudnn.graph import Graph, Tensor
-from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, can_add_in_order, dp_bytes
-from attnsel.base.lock import ForkSafeLock
+from attnsel.base.processes import ForkSafeLock
 from attnsel.environment.versions import Version
 from attnsel.errors import UnsupportedArgument
 

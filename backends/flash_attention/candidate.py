@@ -92,7 +92,7 @@ CANDIDATES = (
         rules=(
             "attnsel.rules.flash_attention.common",
             "attnsel.rules.flash_attention.four",
-            "attnsel.rules.flash_attention.four_heads",
+            "attnsel.rules.flash_attention.four",
         ),
         needs=("torch", "flash_attn_4"),
         library="flash_attn_4",

@@ -24,8 +24,8 @@ from typing import Any
 
 from torch import Tensor
 
+from attnsel.backends.checks import Five, added, with_lse_gradient
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.lse_gradient import Five, added, with_lse_gradient
 
 from . import packages
 from .kernel import FlashCall, Forward, Kernel, check_heads

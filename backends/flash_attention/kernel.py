@@ -1,7 +1,7 @@
 """The contract for FlashAttention's packages: what they share, from the contract's tensors and back.
 
 Each package says how its functions are called (``Package``); everything else is the same: bottom-right
-windows, padding and gaps as sequences of their own (backends/sequences.py), zeros where no sequence is, and
+windows, padding and gaps as sequences of their own (backends/rows.py), zeros where no sequence is, and
 lse as the contract has it.
 """
 
@@ -13,10 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from attnsel.backends.alignment import misalignment, readable
-from attnsel.backends.checks import check_gradients, check_tensors
+from attnsel.backends.checks import Five, added, check_gradients, check_tensors, misalignment, readable
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.backends.lse_gradient import Five, added
 from attnsel.backends.rows import (
     Form,
     above_zero,

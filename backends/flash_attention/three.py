@@ -27,8 +27,8 @@ from typing import Any
 
 from torch import Tensor
 
+from attnsel.backends.checks import Five, with_lse_gradient
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.lse_gradient import Five, with_lse_gradient
 
 from . import packages
 from .kernel import FlashCall, Forward, Kernel, check_heads, gradients

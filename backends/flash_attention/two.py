@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import Five, with_lse_gradient
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.lse_gradient import Five, with_lse_gradient
 from attnsel.backends.rows import check_open_right, longest_rows, same_lengths
 
 from . import packages

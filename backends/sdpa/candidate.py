@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attnsel.backends.cudnn.candidate import CUDNN_EFFICIENCY, EXACT_CHANGES
-from attnsel.backends.cudnn.workspace import workspace_in_pytorch
+from attnsel.backends.cudnn.candidate import CUDNN_EFFICIENCY, EXACT_CHANGES, workspace_in_pytorch
 from attnsel.params import ITEMSIZE
 from attnsel.verdicts.record import CandidateRecord, Efficiency, Memory
 

@@ -76,15 +76,286 @@ or a causal mask hides reaches the output, as in F.sdpa; padded rows are zeroed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor
 
+from attnsel.backends.checks import ALIGNMENT, misalignment
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.sdpa.ops import CUDNN, EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, VARLEN, resolve
+from attnsel.backends.sdpa.plan import Traits, shape4
 
-from .conditions import FIRST, GUARDS
-from .ops import resolve
-from .plan import Traits
+# --------------------------------------------------------------------------------------------------------
+# The guards that ``guards.py`` lists, one function each: None, or one line naming the argument.
+
+
+_HALF = (torch.float16, torch.bfloat16)
+_DTYPES = {
+    FLASH_CUDA: _HALF,
+    VARLEN: _HALF,
+    FLASH_CPU: (*_HALF, torch.float32, torch.float64),
+    EFFICIENT: (*_HALF, torch.float32),
+    CUDNN: _HALF,
+    MATH: (*_HALF, torch.float32, torch.float64),
+}
+
+Guard = Callable[[Traits, Spec, Inputs], "str | None"]
+
+
+def expressible(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if spec.packed or inputs.cu_seqlens_q is not None or inputs.cu_seqlens_kv is not None:
+        return "packed (thd) sequences are not expressible"
+    if spec.softcap:
+        return f"softcap={spec.softcap} is not expressible"
+    if spec.softmax_type != "vanilla" or inputs.softmax_offset is not None:
+        return f"softmax_type={spec.softmax_type!r} is not expressible"
+    if spec.return_max_logit:
+        return "return_max_logit: no kernel gives the largest score"
+    if spec.need_lse and not traits.returns_lse:
+        return "need_lse: this kernel gives no log-sum-exp"
+    return None
+
+
+def rank(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    ranks = [t.dim() for t in inputs[:3]]
+    return None if ranks == [4, 4, 4] else f"q, k and v must be [b, h, s, d]; got {ranks} dimensions"
+
+
+def layout(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    for name, t in _tensors(inputs):
+        if t.is_nested or t.layout != torch.strided:
+            return f"{name} must be a dense strided tensor; got {'nested' if t.is_nested else t.layout}"
+    return None
+
+
+def device(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    for name, t in _tensors(inputs):
+        if t.device != inputs.q.device:
+            return f"{name} is on {t.device}, q on {inputs.q.device}"
+    return None
+
+
+def dtype(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    q, k, v = inputs[:3]
+    if q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES[traits]:
+        return None
+    allowed = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES[traits])
+    return f"q, k and v must share one of {allowed}; got {q.dtype}, {k.dtype}, {v.dtype}"
+
+
+def batch(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    sizes = [t.shape[0] for t in inputs[:3]]
+    return None if len(set(sizes)) == 1 else f"q, k and v must have one batch size; got {sizes}"
+
+
+def kv_rows(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    k, v = inputs.k.shape[2], inputs.v.shape[2]
+    return None if k == v else f"k and v must have the same s_kv; got {k} and {v}"
+
+
+def heads(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    h, g, gv = (t.shape[1] for t in inputs[:3])
+    if g == gv and (h == g or (g > 0 and h % g == 0)):
+        return None
+    return f"k and v must have one head count that divides q's {h}; got {g} and {gv}"
+
+
+def equal_heads(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    h, g = inputs.q.shape[1], inputs.k.shape[1]
+    return None if traits.native_gqa or h == g else f"k and v must have as many heads as q, {h}; got {g}"
+
+
+def head_dim(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    d, dk, e = (t.shape[3] for t in inputs[:3])
+    if d != dk:
+        return f"q and k must have one head_dim; got {d} and {dk}"
+    if d == 0 or e == 0:
+        return f"head dims must be above 0; got {d} and {e}"
+    return f"head_dim_v {e} must equal head_dim_qk {d}" if traits.equal_head_dims and e != d else None
+
+
+def empty(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if traits is MATH:
+        return None
+    for name, t in zip("qkv", inputs[:3], strict=True):
+        if 0 in t.shape:
+            return f"{name} has a size of 0: {list(t.shape)}"
+    return None
+
+
+def last_stride(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if traits is MATH or (traits is not EFFICIENT and inputs.q.shape[3] == inputs.v.shape[3] == 1):
+        return None
+    for name, t in zip("qkv", inputs[:3], strict=True):
+        if t.stride(3) != 1:
+            return f"{name}.stride(-1) must be 1; got {t.stride(3)}"
+    return None
+
+
+def result_rows(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    q = inputs.q
+    if traits not in (FLASH_CPU, FLASH_CUDA, VARLEN) or q.shape[3] == 1 or 1 not in q.stride()[:3]:
+        return None
+    laid_out = q if traits is FLASH_CPU else q.transpose(1, 2)  # as the op sees it
+    if torch.empty_like(laid_out, device="meta").stride(3) == 1:
+        return None
+    return f"q of strides {q.stride()} makes a result whose rows do not lie side by side"
+
+
+def alignment(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if traits.device != "cuda":
+        return None
+    for name, t in zip("qkv", inputs[:3], strict=True):
+        text = misalignment(t)
+        if text is not None:
+            return name + text
+    return None
+
+
+def head_dim_multiple(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if traits.device != "cuda":
+        return None
+    multiple = ALIGNMENT // inputs.q.element_size()
+    d, e = inputs.q.shape[3], inputs.v.shape[3]
+    return (
+        f"head dims must be multiples of {multiple}; got {d}, {e}" if d % multiple or e % multiple else None
+    )
+
+
+def head_dim_max(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    d = inputs.q.shape[3]
+    return f"head_dim must be at most 256; got {d}" if traits in (FLASH_CUDA, VARLEN) and d > 256 else None
+
+
+def kv_single(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if traits is not CUDNN:
+        return None
+    if inputs.k.shape[2] == 1:
+        return "s_kv must be above 1"
+    return "s_q must be above 1 with dropout" if inputs.q.shape[2] == 1 and spec.dropout_p else None
+
+
+def grid(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    b, h = inputs.q.shape[:2]
+    return f"b and h must be at most 65535; got {b}, {h}" if traits is CUDNN and max(b, h) > 65535 else None
+
+
+def mask_dtype(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if inputs.attn_mask is not None and inputs.attn_mask.dtype != torch.bool:
+        return (
+            f"attn_mask must be bool (True = masked out), give scores as bias; got {inputs.attn_mask.dtype}"
+        )
+    if inputs.bias is not None and not inputs.bias.dtype.is_floating_point:
+        return f"bias must be floating point; got {inputs.bias.dtype}"
+    return None
+
+
+def mask_shape(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    full = (*inputs.q.shape[:3], inputs.k.shape[2])
+    for name, t in (("attn_mask", inputs.attn_mask), ("bias", inputs.bias)):
+        if t is None:
+            continue
+        if t.dim() > 4 or any(n not in (1, m) for n, m in zip(shape4(tuple(t.shape)), full, strict=True)):
+            return f"{name} must broadcast to {list(full)}; got {list(t.shape)}"
+    return None
+
+
+def lengths(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    b, h = inputs.q.shape[:2]
+    for name, t in (("seqlens_q", inputs.seqlens_q), ("seqlens_kv", inputs.seqlens_kv)):
+        if t is not None and (tuple(t.shape) != (b,) or t.dtype not in (torch.int32, torch.int64)):
+            return f"{name} must be int32 [{b}]; got {t.dtype} {list(t.shape)}"
+    slopes = inputs.alibi_slopes
+    if slopes is not None and tuple(slopes.shape) not in ((h,), (b, h)):
+        return f"alibi_slopes must be [{h}] or [{b}, {h}]; got {list(slopes.shape)}"
+    return None
+
+
+def mask_grad(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if not spec.need_grad:
+        return None
+    if inputs.bias is not None and inputs.bias.requires_grad and not traits.mask_grad:
+        return "bias requires a gradient, which this kernel does not give"
+    slopes = inputs.alibi_slopes
+    return "alibi_slopes requires a gradient" if slopes is not None and slopes.requires_grad else None
+
+
+def dropout(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    return f"dropout_p must be 0; got {spec.dropout_p}" if spec.dropout_p and not traits.dropout else None
+
+
+def dropout_range(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if 0.0 <= spec.dropout_p < 1.0 or (traits is MATH and spec.dropout_p == 1.0):
+        return None
+    return (
+        f"dropout_p must be at least 0 and {'at most' if traits is MATH else 'below'} 1; got {spec.dropout_p}"
+    )
+
+
+def dropout_seed(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    given = inputs.dropout_seed is not None or inputs.dropout_offset is not None
+    return "dropout_seed and dropout_offset cannot be given: the op draws its own" if given else None
+
+
+def scale(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if not math.isfinite(spec.softmax_scale):
+        return f"softmax_scale must be finite; got {spec.softmax_scale}"
+    return None
+
+
+def need_grad(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if spec.need_grad or not torch.is_grad_enabled():
+        return None
+    wanting = [name for name, t in _tensors(inputs) if t.requires_grad]
+    return f"{', '.join(wanting)} requires a gradient but need_grad is False" if wanting else None
+
+
+def deterministic(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    if not (spec.deterministic and spec.need_grad and traits.device == "cuda"):
+        return None
+    if traits is CUDNN:
+        return "the backward is not deterministic"
+    if (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        return None
+    return "the backward is deterministic only under torch.use_deterministic_algorithms(True)"
+
+
+FIRST: tuple[Guard, ...] = (expressible, rank, layout, device)
+GUARDS: tuple[Guard, ...] = (
+    dtype,
+    batch,
+    kv_rows,
+    heads,
+    equal_heads,
+    head_dim,
+    empty,
+    last_stride,
+    result_rows,
+    alignment,
+    head_dim_multiple,
+    head_dim_max,
+    kv_single,
+    grid,
+    mask_dtype,
+    mask_shape,
+    lengths,
+    mask_grad,
+    dropout,
+    dropout_range,
+    dropout_seed,
+    scale,
+    need_grad,
+    deterministic,
+)
+
+
+def _tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+    return ((n, t) for n, t in zip(inputs._fields, inputs, strict=True) if isinstance(t, Tensor))
 
 
 def check(

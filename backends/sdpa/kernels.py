@@ -9,9 +9,9 @@ from functools import partial
 from torch import Tensor
 
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
+from attnsel.backends.sdpa.run import bind as _bind
 
 from . import run as _run
-from .bound import bind as _bind
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import capturing, is_default
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.slopes import capturing, is_default
 
 from .plan import MASK_ALIGNMENT, MaskPlan, Traits, mask_itemsize, shape4
 

@@ -10,7 +10,7 @@ these. Dense q, k and v are [b, s, h, d] there, packed ones [t, h, d].
     window                 window_size_left and _right, -1 for no bound, from the bottom-right diagonal of
                            each sequence; ``is_causal`` stands for a right bound of 0 and overrides it
     lengths                ``cum_seq_q``, ``cum_seq_k``; padding and gaps are sequences too
-                           (backends/sequences.py)
+                           (backends/rows.py)
     pages (2.12)           ``block_table`` and ``seqused_k``, forward only
     lse                    float32 [b, h, s]; packed [h, t], before 2.8 [n, h, longest]; +inf, not -inf, for
                            rows without a key
@@ -34,9 +34,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import check_gradients, check_tensors
+from attnsel.backends.checks import Five, added, check_gradients, check_tensors
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.backends.lse_gradient import Five, added
 from attnsel.backends.rows import (
     Form,
     bottom_right_window,
@@ -46,11 +45,11 @@ from attnsel.backends.rows import (
     longest_rows,
     lse_of_forward,
 )
+from attnsel.backends.sdpa.ops import with_lse_gradient
 
 from .guards import violations
 from .ops import VARLEN, above_zero, checked_op
 from .run import readable
-from .shapes import with_lse_gradient
 
 _FORWARD = (
     "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",

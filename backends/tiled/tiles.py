@@ -13,10 +13,79 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.contract import Spec
+from attnsel.backends.checks import check_tensors
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.rows import check_pages, longest_paged
 from attnsel.backends.tiled.candidate import tile_elements
 
-from .philox import Key, keep_mask, keep_scale
+# --------------------------------------------------------------------------------------------------------
+# Counter-based dropout: whether an entry is kept depends only on its position, head and sequence.
+#
+# Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), word for word what
+# ``tl.philox(seed, c0, c1, c2, c3)`` of Triton gives, so that both backends drop the same entries. The 32-bit
+# words live in int64 tensors: PyTorch has little unsigned arithmetic.
+
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIER_A, _MULTIPLIER_B = 0xD2511F53, 0xCD9E8D57
+_WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
+
+
+class Key(NamedTuple):
+    """The 64-bit key as two 32-bit words, each a scalar int64 tensor."""
+
+    low: Tensor
+    high: Tensor
+
+
+def make_key(seed: Tensor, offset: Tensor | None) -> Key:
+    """``seed XOR rotate_left64(offset, 32)``, without reading either on the host."""
+    low, high = seed & _WORD, (seed >> 32) & _WORD
+    if offset is None:
+        return Key(low, high)
+    # Rotating by 32 swaps the halves.
+    return Key(low ^ ((offset >> 32) & _WORD), high ^ (offset & _WORD))
+
+
+def philox4x32(
+    key: Key, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten rounds over counters that broadcast with each other; four int64 tensors of 32-bit words."""
+    k0, k1 = key
+    for _ in range(10):
+        # A product may wrap past 2**63; its 64 bits stay right, and the mask removes the sign's copies.
+        a, b = c0 * _MULTIPLIER_A, c2 * _MULTIPLIER_B
+        c0, c1 = ((b >> 32) & _WORD) ^ c1 ^ k0, b & _WORD
+        c2, c3 = ((a >> 32) & _WORD) ^ c3 ^ k1, a & _WORD
+        k0, k1 = (k0 + _WEYL_A) & _WORD, (k1 + _WEYL_B) & _WORD
+    return c0, c1, c2, c3
+
+
+def keep_mask(key: Key, dropout_p: float, sequences: range, heads: range, rows: range, cols: range) -> Tensor:
+    """Which entries dropout keeps: bool ``[sequences, heads, rows, cols]``.
+
+    All four ranges are absolute: indices into the whole batch, query heads, and positions within a
+    sequence (offsets included). Four neighbouring keys share one counter and take one output word each.
+    """
+    device = key.low.device
+    words = range(cols.start // 4, (cols.stop + 3) // 4)
+
+    def counter(r: range, dim: int) -> Tensor:
+        shape = [1, 1, 1, 1]
+        shape[dim] = len(r)
+        return torch.arange(r.start, r.stop, device=device).bitwise_and_(_WORD).view(shape)
+
+    out = philox4x32(key, counter(words, 3), counter(rows, 2), counter(heads, 1), counter(sequences, 0))
+    threshold = round(dropout_p * 2**32)
+    kept = torch.stack([word >= threshold for word in out], dim=-1).flatten(-2)
+    first = cols.start - 4 * words.start
+    return kept[..., first : first + len(cols)]
+
+
+def keep_scale(dropout_p: float) -> float:
+    """What a kept entry is multiplied by; 0 where nothing is kept."""
+    return 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
+
 
 NEG_INF = float("-inf")
 
@@ -273,3 +342,171 @@ def dropout_factor(dense: Dense, chunk: Chunk, rows: range, cols: range) -> Tens
         range(cols.start + spec.kv_offset, cols.stop + spec.kv_offset),
     )
     return torch.unflatten(kept.to(dense.a) * keep_scale(spec.dropout_p), 1, (len(chunk.g), chunk.r))
+
+
+# ---- A call as one or more dense problems: itself, or one per sequence of a packed batch ---------------
+
+
+SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
+
+
+class Sequence(NamedTuple):
+    """Where a sequence lies in the packed tensors, and its place in the batch."""
+
+    number: int
+    q: range
+    kv: range
+
+    def of_q(self, t: Tensor) -> Tensor:
+        """``[t_q, h, ...]`` to a ``[1, h, s_q, ...]`` view."""
+        return t[self.q.start : self.q.stop].transpose(0, 1).unsqueeze(0)
+
+    def of_kv(self, t: Tensor) -> Tensor:
+        """``[t_kv, g, ...]`` to a ``[1, g, s_kv, ...]`` view."""
+        return t[self.kv.start : self.kv.stop].transpose(0, 1).unsqueeze(0)
+
+    def of_lse(self, t: Tensor) -> Tensor:
+        """``[h, t_q]`` to a ``[1, h, s_q]`` view."""
+        return t[None, :, self.q.start : self.q.stop]
+
+    def of_pairs(self, t: Tensor) -> Tensor:
+        """A 4-dimensional bias or mask to this sequence's part of it; dimensions of size 1 broadcast."""
+        if t.shape[0] != 1:
+            t = t[self.number : self.number + 1]
+        if t.shape[2] != 1:
+            t = t[:, :, : len(self.q)]
+        return t[..., : len(self.kv)] if t.shape[3] != 1 else t
+
+
+def accumulation_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def four_dims(t: Tensor) -> Tensor:
+    """A view with ones in front, so that the dimensions are b, h, s_q, s_kv."""
+    return t[(None,) * (4 - t.dim())]
+
+
+def check(spec: Spec, inputs: Inputs) -> None:
+    """ValueError for tensors that do not fit each other, or that the spec calls for and are missing."""
+    if spec.softmax_type not in SOFTMAX_TYPES:
+        raise ValueError(f"softmax_type is {spec.softmax_type!r}; allowed: {', '.join(SOFTMAX_TYPES)}")
+    if spec.softmax_type == "learnable" and inputs.softmax_offset is None:
+        raise ValueError("softmax_type 'learnable' needs inputs.softmax_offset, a tensor [h]")
+    if spec.dropout_p and inputs.dropout_seed is None:
+        raise ValueError("dropout_p > 0 needs inputs.dropout_seed, an int64 scalar tensor")
+    if inputs.block_table is not None:
+        check_pages(spec, inputs)
+    elif spec.packed and inputs.cu_seqlens_kv is None:
+        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q and inputs.cu_seqlens_kv")
+    if spec.packed and inputs.cu_seqlens_q is None:
+        raise ValueError("a packed (thd) call needs inputs.cu_seqlens_q")
+    check_tensors(spec, inputs)
+
+
+def _longest_kv(inputs: Inputs) -> int:
+    return inputs.k.shape[-2] if inputs.block_table is None else longest_paged(inputs)
+
+
+def dense_problem(spec: Spec, inputs: Inputs) -> Dense:
+    """The dense call itself. Of a packed call: what its sequences share, q, k and v still packed."""
+    a, h = accumulation_dtype(inputs.q), inputs.q.shape[1]
+    sinks = None
+    if spec.softmax_type == "off-by-one":
+        sinks = torch.zeros(h, dtype=a, device=inputs.q.device)
+    elif spec.softmax_type == "learnable" and inputs.softmax_offset is not None:
+        sinks = inputs.softmax_offset.to(a)
+    key = None
+    if spec.dropout_p and inputs.dropout_seed is not None:
+        device = inputs.q.device
+        offset = inputs.dropout_offset
+        key = make_key(inputs.dropout_seed.to(device), None if offset is None else offset.to(device))
+    slopes = inputs.alibi_slopes
+    return Dense(
+        spec=spec,
+        q=inputs.q,
+        k=inputs.k,
+        v=inputs.v,
+        s_kv=_longest_kv(inputs),
+        a=a,
+        bias=None if inputs.bias is None else four_dims(inputs.bias),
+        mask=None if inputs.attn_mask is None else four_dims(inputs.attn_mask),
+        alibi_slopes=slopes[None] if slopes is not None and slopes.dim() == 1 else slopes,
+        sinks=sinks,
+        seqlens_q=None if spec.packed else inputs.seqlens_q,
+        seqlens_kv=None if spec.packed and inputs.block_table is None else inputs.seqlens_kv,
+        dropout_key=key,
+        block_table=inputs.block_table,
+    )
+
+
+def packed_problems(spec: Spec, inputs: Inputs) -> Iterator[tuple[Sequence, Dense]]:
+    """One dense problem of batch size 1 per sequence. Reads the cu_seqlens on the host, once.
+
+    Raises ValueError when a sequence does not lie inside the packed tensors.
+    """
+    whole = dense_problem(spec, inputs)
+    for sequence in _sequences(inputs):
+        i = sequence.number
+        slopes, table, lengths = whole.alibi_slopes, whole.block_table, whole.seqlens_kv
+        yield (
+            sequence,
+            Dense(
+                spec=spec,
+                q=sequence.of_q(whole.q),
+                k=sequence.of_kv(whole.k) if table is None else whole.k,
+                v=sequence.of_kv(whole.v) if table is None else whole.v,
+                s_kv=len(sequence.kv),
+                a=whole.a,
+                bias=None if whole.bias is None else sequence.of_pairs(whole.bias),
+                mask=None if whole.mask is None else sequence.of_pairs(whole.mask),
+                alibi_slopes=slopes[i : i + 1] if slopes is not None and slopes.shape[0] != 1 else slopes,
+                sinks=whole.sinks,
+                seqlens_q=None,
+                seqlens_kv=None if lengths is None else lengths[i : i + 1],
+                dropout_key=whole.dropout_key,
+                block_table=None if table is None else table[i : i + 1],
+                first_sequence=i,
+            ),
+        )
+
+
+def _sequences(inputs: Inputs) -> list[Sequence]:
+    cu_q, cu_kv = inputs.cu_seqlens_q, inputs.cu_seqlens_kv
+    assert cu_q is not None
+    start_q = cu_q if inputs.cu_seqlens_q_padded is None else inputs.cu_seqlens_q_padded
+    if inputs.block_table is not None:
+        lengths, begins = torch.stack([cu_q, start_q]).tolist()
+        columns = range(_longest_kv(inputs))
+        return [
+            Sequence(i, _rows(i, lengths, begins, inputs.q.shape[0]), columns)
+            for i in range(cu_q.numel() - 1)
+        ]
+    assert cu_kv is not None
+    start_kv = cu_kv if inputs.cu_seqlens_kv_padded is None else inputs.cu_seqlens_kv_padded
+    # One device-to-host copy for all four.
+    lists: list[list[int]] = torch.stack([cu_q, cu_kv, start_q, start_kv]).tolist()
+    t_q, t_kv = inputs.q.shape[0], inputs.k.shape[0]
+    return [
+        Sequence(i, _rows(i, lists[0], lists[2], t_q), _rows(i, lists[1], lists[3], t_kv))
+        for i in range(cu_q.numel() - 1)
+    ]
+
+
+def _rows(i: int, cu_seqlens: list[int], starts: list[int], t: int) -> range:
+    length = cu_seqlens[i + 1] - cu_seqlens[i]
+    if not 0 <= starts[i] <= starts[i] + length <= t:
+        raise ValueError(f"sequence {i} has {length} rows from row {starts[i]} on, outside {t} packed rows")
+    return range(starts[i], starts[i] + length)
+
+
+def empty_like_rows(t: Tensor, width: int) -> Tensor:
+    """Uninitialised ``[..., width]`` in t's dtype, its dimensions laid out in memory in t's order.
+
+    So a [b, h, s, d] view of bshd memory gets a result that is contiguous once viewed as bshd again.
+    """
+    outer = sorted(range(t.dim() - 1), key=lambda dim: t.stride(dim), reverse=True)
+    order = [*outer, t.dim() - 1]
+    shape = [*t.shape[:-1], width]
+    empty = torch.empty([shape[dim] for dim in order], dtype=t.dtype, device=t.device)
+    return empty.permute([order.index(dim) for dim in range(t.dim())])

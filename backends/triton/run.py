@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,15 +13,164 @@ from triton.errors import TritonError
 
 from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.backends.tiled.sequences import empty_like_rows, four_dims
+from attnsel.backends.tiled.tiles import empty_like_rows, four_dims
+from attnsel.backends.triton import launch as _launch
+from attnsel.backends.triton import launch as descriptors
+from attnsel.backends.triton.blocks import Tiles
+from attnsel.backends.triton.launch import (
+    Launch,
+    LaunchCall,
+    choose_splits,
+    decode_launches,
+    make_call,
+    make_parts,
+    same_tensor,
+    tile_count,
+    triton_is_among,
+)
+from attnsel.backends.triton.launch_backward import ROWS_BLOCK, Buffers, backward_launches, head_shares
 
-from . import descriptors, replay
-from . import launch as _launch
-from .blocks import Tiles
-from .launch import Launch, LaunchCall, make_call, tile_count
-from .launch_backward import ROWS_BLOCK, Buffers, backward_launches, head_shares
-from .launch_decode import choose_splits, decode_launches, make_parts
-from .replay import Made
+# ---- Launches remembered by the signature of a call: the second of its kind only swaps tensors ---------
+# Between a call and its launch lie some hundred arguments, and Triton looks at each of them at every launch
+# to find the compiled kernel. They follow from the ``Spec``, from shapes, strides, dtypes and alignments of
+# the tensors, and from which of those are one: with the same of all that, the same compiled kernels get the
+# same numbers and other tensors.
+
+
+# Releases whose source was read: there a compiled kernel's own launch takes what Triton's gives it, constants
+# included. In 3.2 it takes no constants.
+_RELEASES = ((3, 3), (3, 9))
+# Arguments of kernels -> the tensors that each may be, the first that there is: fields of ``Inputs`` and of
+# ``Result``, and what a pass allocates.
+_SOURCES = {
+    "Q": ("q",), "K": ("k",), "V": ("v",), "Bias": ("bias",), "Mask": ("attn_mask",),
+    "Slopes": ("alibi_slopes",), "Sinks": ("softmax_offset",), "LenQ": ("seqlens_q",),
+    "LenKV": ("seqlens_kv",), "CuQ": ("cu_seqlens_q",), "CuKV": ("cu_seqlens_kv",),
+    "StartQ": ("cu_seqlens_q_padded",), "StartKV": ("cu_seqlens_kv_padded",), "Seed": ("dropout_seed",),
+    "Offset": ("dropout_offset",), "Table": ("block_table",),
+    "Out": ("out",), "Lse": ("lse",), "MaxLogit": ("max_logit",),
+    "PartOut": ("part_out",), "PartLse": ("part_lse",), "PartPeak": ("part_peak",),
+    "DOut": ("dout",), "DLse": ("dlse",), "Lse2": ("lse2",), "Delta": ("delta",),
+    "DQ": ("dq",), "DK": ("parts_k", "dk"), "DV": ("parts_v", "dv"), "DBias": ("dbias",),
+    "DSinks": ("dsinks",),
+}  # fmt: skip
+
+
+class Made(NamedTuple):
+    """A tensor that a pass allocates. ``fill``: what its elements begin with; None: anything."""
+
+    tensor: Tensor
+    fill: float | None = None
+
+
+class _Memory(NamedTuple):
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    fill: float | None
+
+
+class _Recorded(NamedTuple):
+    """One launch without its tensors."""
+
+    kernel: Any  # compiled
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+    slots: tuple[tuple[int, int], ...]  # places among the arguments, and which tensor goes there
+
+
+class Pass(NamedTuple):
+    """All that a forward, or a backward, does: what it allocates, by name, and what it launches."""
+
+    memory: dict[str, _Memory]
+    launches: tuple[_Recorded, ...]
+
+
+def place_for(name: str, spec: Spec, inputs: Inputs, more: tuple[Tensor | None, ...] = ()) -> list[Pass]:
+    """Where the pass of such a call is kept: an empty list until ``record`` has put it there.
+
+    ``name``: forward or backward; ``more``: tensors beside the inputs.
+    """
+    i = inputs
+    alike = same_tensor(i.seqlens_q, i.seqlens_kv), same_tensor(i.cu_seqlens_q, i.cu_seqlens_kv)
+    wants = i.bias is not None and i.bias.requires_grad
+    try:
+        return _place((name, spec, alike, wants, *_signature(inputs), *_signature(more)))
+    except RuntimeError:  # a tensor without strides or memory: whoever checks the call says so
+        return []
+
+
+def _signature(values: Iterable[Any]) -> Iterator[Any]:
+    """Of tensors what launches follow from, of anything else itself."""
+    for v in values:
+        if isinstance(v, Tensor):
+            yield v.shape, v.stride(), v.dtype, v.data_ptr() & 15, v.get_device()
+        else:
+            yield v
+
+
+@lru_cache(maxsize=4096)
+def _place(key: tuple[Any, ...]) -> list[Pass]:
+    return []
+
+
+def record(
+    place: list[Pass],
+    launched: list[tuple[Launch, Any]],
+    given: Mapping[str, Tensor | None],
+    made: Mapping[str, Made],
+) -> None:
+    """Keep a pass: its launches, each with the kernel that Triton compiled and launched for it.
+
+    ``given``: the call's tensors by name, in the order in which ``again`` will get them. A pass with a tensor
+    that is neither given nor made, such as a copy of one, is not kept: the next call would need another.
+    """
+    if place or not remembers():
+        return
+    tensors = [*given.items(), *((name, one.tensor) for name, one in made.items())]
+    where = {name: number for number, (name, t) in enumerate(tensors) if t is not None}
+    recorded = []
+    for launch, kernel in launched:
+        slots = []
+        for number, (name, value) in enumerate(launch.args.items()):
+            if isinstance(value, Tensor):
+                source = next((where[s] for s in _SOURCES.get(name, ()) if s in where), None)
+                held = None if source is None else tensors[source][1]
+                if source is None or held is None or held.data_ptr() != value.data_ptr():
+                    return
+                slots.append((number, source))
+        if kernel is None:
+            return
+        arguments = tuple(None if isinstance(value, Tensor) else value for value in launch.args.values())
+        recorded.append(_Recorded(kernel, (launch.programs, 1, 1), arguments, tuple(slots)))
+    memory = {name: _Memory(tuple(t.shape), t.stride(), t.dtype, fill) for name, (t, fill) in made.items()}
+    place.append(Pass(memory, tuple(recorded)))
+
+
+def again(kept: Pass, given: tuple[Any, ...], device: torch.device) -> dict[str, Tensor]:
+    """Allocate and launch, on the current device and stream; what was allocated, by name."""
+    made = {}
+    for name, (shape, stride, dtype, fill) in kept.memory.items():
+        made[name] = t = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        if fill is not None:
+            t.fill_(fill)
+    tensors = (*given, *made.values())
+    for kernel, grid, arguments, slots in kept.launches:
+        filled = list(arguments)
+        for number, source in slots:
+            filled[number] = tensors[source]
+        kernel[grid](*filled)
+    return made
+
+
+def forget() -> None:
+    _place.cache_clear()
+
+
+def remembers() -> bool:
+    """Whether launches are remembered with the installed Triton."""
+    return triton_is_among(_RELEASES)
+
 
 NEG_INF = float("-inf")
 
@@ -38,7 +188,7 @@ def forward(
     Short queries are decoded: their keys are split over programs. ``splits`` overrides over how many, up to
     ``blocks.MAX_SPLITS``, for queries of any length; 0 means a kernel for long queries. ``variant`` names
     that kernel, for benchmarks: "pointer" takes every call, "descriptor" (Hopper, Blackwell, interpreter)
-    what ``descriptors.obstacle`` lets through; None: ``descriptors.py`` chooses.
+    what ``launch.obstacle`` lets through; None: ``launch`` chooses.
 
     ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``); ``lse`` always.
     Rows that see no key give 0 and -inf (with sinks the sink's logit); padded rows, and packed rows of no
@@ -50,10 +200,10 @@ def forward(
     arch, device = _arch(inputs.q), inputs.q.device
     place = None
     if arch is not None and tiles is None and splits is None and variant is None:
-        place = replay.place_for("forward", spec, inputs)
+        place = place_for("forward", spec, inputs)
         if place:
             with torch.cuda.device(device):
-                done = replay.again(place[0], inputs, device)
+                done = again(place[0], inputs, device)
             largest = done.get("max_logit")
             return Result(done["out"], done["lse"], None if largest is None else _largest(largest))
     _launch.check(spec, inputs)
@@ -62,7 +212,7 @@ def forward(
     launches = _forward_launches(call, arch, _processors(device), made, splits, variant)
     launched = [(launch, _run(launch, device, arch)) for launch in launches]
     if place is not None:
-        replay.record(place, launched, inputs._asdict(), made)
+        record(place, launched, inputs._asdict(), made)
     largest = made["max_logit"].tensor if "max_logit" in made else None
     return Result(made["out"].tensor, made["lse"].tensor, None if largest is None else _largest(largest))
 
@@ -176,10 +326,10 @@ def backward(
     place = None
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         if arch is not None and tiles is None:
-            place = replay.place_for("backward", spec, inputs, (result.out, result.lse, dout, dlse))
+            place = place_for("backward", spec, inputs, (result.out, result.lse, dout, dlse))
             if place:
                 with torch.cuda.device(device):
-                    return _gradients(inputs, replay.again(place[0], tuple(given.values()), device))
+                    return _gradients(inputs, again(place[0], tuple(given.values()), device))
         _check_backward(spec, inputs, result, dout, dlse)
         call = make_call(spec, inputs, tiles)
         buffers = _buffers(call, dout, arch, _processors(device))
@@ -187,7 +337,7 @@ def backward(
         launched = [(launch, _run(launch, device, arch)) for launch in launches]
         made = _made(buffers, spec.packed)
         if place is not None:
-            replay.record(place, launched, given, made)
+            record(place, launched, given, made)
         return _gradients(inputs, {name: one.tensor for name, one in made.items()})
 
 
@@ -288,7 +438,9 @@ def _run(launch: Launch, device: torch.device, arch: int | None) -> Any:
     if launch.programs == 0:
         return None
     if arch is None:
-        from . import interpret  # patches the interpreter, for CPU tensors alone
+        from attnsel.backends.triton import (
+            compiler as interpret,  # patches the interpreter, for CPU tensors alone
+        )
 
         interpret.launch(launch.kernel, (launch.programs,), launch.args)
         return None
@@ -309,7 +461,9 @@ def _around(launch: Launch, device: torch.device, arch: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.cuda.device(device))
         if arch == 75:
-            from .turing import tensor_cores  # private parts of Triton, for this card alone
+            from attnsel.backends.triton.compiler import (
+                tensor_cores,  # private parts of Triton, for this card alone
+            )
 
             stack.enter_context(tensor_cores())
         elif launch.name == descriptors.KERNEL:

@@ -12,20 +12,18 @@ from itertools import groupby
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import component_name
-from attnsel.pages.can_i_use.cells import Cell, Span, cells
-from attnsel.pages.can_i_use.data import as_dict
-from attnsel.pages.can_i_use.feature import Feature, Mode
+from attnsel.pages.can_i_use import GPUS, Cell, Feature, Mode, Span, cells
 from attnsel.pages.can_i_use.features import FEATURES
-from attnsel.pages.can_i_use.markdown import markdown_lines
-from attnsel.pages.can_i_use.releases import GPUS
-from attnsel.pages.can_i_use.words import (
+from attnsel.pages.can_i_use_tables import (
     LOOKS,
     Row,
+    as_dict,
     avoided,
     command,
     cost_words,
     evidence_words,
     label,
+    markdown_lines,
     range_words,
     rows,
     sentence,

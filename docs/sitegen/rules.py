@@ -12,13 +12,12 @@ from html import escape
 from urllib.parse import urlencode
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.pages.rule_facts import candidates_of, names_of
-from attnsel.pages.rule_markdown import Links, page_markdown
-from attnsel.pages.rule_prose import plain, words
+from attnsel.pages.rule import candidates_of, names_of
+from attnsel.pages.rule_markdown import Links, page_markdown, plain, words
 from attnsel.report.markdown import code, table
 from attnsel.rules import REGISTRY, Page, Removed, load_all
-from attnsel.rules.ranges import Range, range_of, split
-from attnsel.verdicts.verdict import EVIDENCE
+from attnsel.rules.codes import Range, range_of, split
+from attnsel.verdicts.reasons import EVIDENCE
 from sitegen.model import File
 
 EVIDENCE_PAGE = "../explanation/evidence.md"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from attnsel.rules import load_all
-from attnsel.rules.ranges import RANGES
+from attnsel.rules.codes import RANGES
 
 _COMMENT = re.compile(r"<!-- free code: (\w+) in (\S+) -->")
 

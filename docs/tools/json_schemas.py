@@ -33,13 +33,12 @@ from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, 
 from attnsel.base.schemas import VERSIONS, stamped
 from attnsel.cli import doctor as doctor_module
 from attnsel.cli import main
-from attnsel.cli.asking import Comparison, NotAsked
-from attnsel.cli.library import Asked, by_rules
+from attnsel.cli.explain_more import Asked, Comparison, NotAsked, by_rules
 from attnsel.cli.probe import DISTRIBUTIONS, FlashFacts, Probe, ProbedMachine
 from attnsel.debug import process_record
 from attnsel.diagnose.ranks import tables
+from attnsel.diagnose.watching.judge import Watched
 from attnsel.diagnose.watching.record import Materialised, Process, Site
-from attnsel.diagnose.watching.report import Watched
 from attnsel.environment import COMPONENTS
 from attnsel.rules import REGISTRY
 from attnsel.rules.api import Removed
@@ -152,7 +151,7 @@ def samples() -> dict[str, list[Any]]:
         for answer in found["selection"]
         if "context_parallel" not in answer and "library" not in answer
     ]
-    from attnsel.pages.rule_facts import removed_as_dict
+    from attnsel.pages.rule import removed_as_dict
 
     for gone in (Removed("BUG901", "0.1.0", "Why.", "BUG006"), Removed("BUG902", "0.1.0", "Why.", "")):
         found["removed-rule"].append(stamped("removed-rule", removed_as_dict(gone)))

@@ -10,9 +10,9 @@ from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.cudnn.before_9_8_layouts import packed
-from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, ANY_BLACKWELL, HOPPER, PACKED
+from attnsel.rules.cudnn.words import AMPERE_ADA, ANY_BLACKWELL, HOPPER, PACKED
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

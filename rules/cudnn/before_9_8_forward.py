@@ -12,9 +12,9 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import Version, cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
-from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, ANY_BLACKWELL, HOPPER, steps_are_shorter
+from attnsel.rules.cudnn.words import AMPERE_ADA, ANY_BLACKWELL, HOPPER, steps_are_shorter
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, Multiple, OneOf
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

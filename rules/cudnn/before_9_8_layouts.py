@@ -9,9 +9,9 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
-from attnsel.rules.cudnn.vocabulary import AMPERE_ADA, PACKED, PAGED
+from attnsel.rules.cudnn.words import AMPERE_ADA, PACKED, PAGED
+from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import AtMost, EqualTo, FreeText, OneOf
-from attnsel.verdicts.verdict import Unknown, Violation
 
 rule = rules_about("cudnn", fp8=False)
 

@@ -16,9 +16,9 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import Version, cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
-from attnsel.rules.cudnn.vocabulary import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, HOPPER
+from attnsel.rules.cudnn.words import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, HOPPER
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, FreeText, OneOf
-from attnsel.verdicts.verdict import Violation
 
 
 def recipe(kind: str, **fields: Any) -> dict[str, Any]:

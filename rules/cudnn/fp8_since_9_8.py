@@ -12,17 +12,10 @@ from attnsel.environment.versions import cudnn, cudnn_frontend
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.fp8 import CUDA, DELAYED, MXFP8, bottom_right, kind_of
-from attnsel.rules.cudnn.fp8_shapes import INFERENCE
-from attnsel.rules.cudnn.vocabulary import (
-    BLACKWELL,
-    BLACKWELL_THOR,
-    CONSUMER_BLACKWELL,
-    HOPPER,
-    PACKED,
-    PAGED,
-)
+from attnsel.rules.cudnn.fp8_calls import INFERENCE
+from attnsel.rules.cudnn.words import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, HOPPER, PACKED, PAGED
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import FreeText, OneOf
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=True)
 

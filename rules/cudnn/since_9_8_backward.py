@@ -11,16 +11,9 @@ from attnsel.environment.versions import cudnn, cudnn_frontend
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
-from attnsel.rules.cudnn.vocabulary import (
-    AMPERE_ADA,
-    BLACKWELL,
-    CONSUMER_BLACKWELL,
-    HOPPER,
-    beyond_128,
-    widest,
-)
+from attnsel.rules.cudnn.words import AMPERE_ADA, BLACKWELL, CONSUMER_BLACKWELL, HOPPER, beyond_128, widest
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtMost, FreeText, Multiple, OneOf
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

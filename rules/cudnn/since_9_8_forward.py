@@ -11,16 +11,18 @@ from attnsel.environment.versions import cudnn, cudnn_frontend
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
-from attnsel.rules.cudnn.vocabulary import (
+from attnsel.rules.cudnn.words import (
     AMPERE_ADA,
     BLACKWELL,
     BLACKWELL_THOR,
     CONSUMER_BLACKWELL,
     HOPPER,
+    PACKED,
+    PAGED,
     beyond_128,
 )
-from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, Multiple, OneOf
-from attnsel.verdicts.verdict import Violation
+from attnsel.verdicts.reasons import Violation
+from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, FreeText, Multiple, OneOf
 
 rule = rules_about("cudnn", fp8=False)
 
@@ -300,3 +302,260 @@ def one_query_wide_dropout(p: AttentionParams, env: Environment) -> bool:
     Source: asked 9.10.2 to 9.12.0 (accepted), 9.13.0 to 9.28.0 (no engine). Thor (sm110) accepts.
     """
     return p.max_seqlen_q == 1 and p.dropout and beyond_128(p)
+
+
+# --------------------------------------------------------------------------------------------------------
+# FP16/BF16/FP32 attention in cuDNN 9.8 and newer: strides, packed (thd) layouts and paged caches.
+#
+# Sources as in ``since_9_8_masks``. What training with packed sequences needs beyond this is in
+# ``since_9_8_backward_modes``.
+
+
+rule_since_9_8 = rules_about("cudnn", fp8="both", when=SINCE_9_8)
+
+
+@rule_since_9_8(
+    "CUDNN007",
+    fires_on={"tensors": {"k": {"shape": (2, 4096, 16, 128), "stride": (8388608, 1, 524288, 4096)}}},
+    passes={"tensors": {"k": {"shape": (2, 4096, 16, 128), "stride": (8388608, 2048, 128, 1)}}},
+)
+def innermost_stride(p: AttentionParams, env: Environment) -> Violation | None:
+    """The head dimension must be the innermost one of q, k and v
+
+    Fix: .contiguous() on the tensor named, or lay it out with the head dimension last.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("The stride for the last dimension …
+    should be 1").
+    """
+    for name in ("q", "k", "v"):
+        spec = getattr(p.tensors, name)
+        if spec is not None and spec.last_stride != 1:
+            return Violation(f"tensors.{name}", spec.stride, FreeText("an innermost stride of 1"))
+    return None
+
+
+@rule_since_9_8(
+    "CUDNN170", fp8=False, when=cudnn(">=9.8.0,<9.18.1"), arch=AMPERE_ADA, evidence="library", fires_on=PACKED
+)
+def packed_ampere(p: AttentionParams, env: Environment) -> Violation | None:
+    """On Ampere and Ada packed sequences (thd) need cuDNN 9.18.1
+
+    Fix: cuDNN 9.18.1 or newer; or bshd with a padding mask.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("THD (ragged offset) is only supported in Hopper
+    and above"); asked 9.8.0 to 9.18.0 (refused), 9.18.1 (accepted).
+    """
+    if p.qkv_format == "thd":
+        return Violation("qkv_layout", p.qkv_layout, FreeText("bshd, sbhd or bhsd"))
+    return None
+
+
+@rule_since_9_8("CUDNN171", evidence="library", fires_on={**PAGED, "attn_mask_type": "causal"}, passes=PAGED)
+def paged_padding(p: AttentionParams, env: Environment) -> Violation | None:
+    """A paged cache needs a padding mask, for the length of each sequence
+
+    Fix: padding, padding_causal or padding_causal_bottom_right.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("Paged caches can only be used in combination with
+    padding mask"); asked 9.8.0 to 9.28.0, all refuse.
+    """
+    if p.layout.paged and not p.padding:
+        wanted = "padding" if p.attn_mask_type == "no_mask" else f"padding_{p.attn_mask_type}"
+        return Violation("attn_mask_type", p.attn_mask_type, OneOf(wanted))
+    return None
+
+
+@rule_since_9_8("CUDNN172", evidence="library", fires_on={**PAGED, "page_size": 48}, passes=PAGED)
+def page_size_power(p: AttentionParams, env: Environment) -> Violation | None:
+    """Pages hold a power of two of tokens
+
+    Fix: another page size; 1 to 256 were accepted.
+    Source: asked 9.8.0 to 9.28.0: cudnnBackendFinalize answers "block size needs to be non-zero and a power
+    of 2".
+    """
+    if p.page_size is not None and p.page_size & (p.page_size - 1):
+        return Violation("page_size", p.page_size, OneOf(1 << p.page_size.bit_length()))
+    return None
+
+
+@rule_since_9_8(
+    "CUDNN173",
+    fp8=False,
+    when=cudnn(">=9.8.0,<9.10.0"),
+    requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
+    evidence="library",
+    fires_on={**PAGED, "head_dim_qk": 192},
+    passes=PAGED,
+)
+def paged_head_dim(p: AttentionParams, env: Environment) -> bool:
+    """With a paged cache the head dimension is at most 128 up to cuDNN 9.9
+
+    Fix: cuDNN 9.10.2 or newer.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("Paged attention only supported with d_qk and d_v
+    <= 128"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    """
+    return p.layout.paged
+
+
+# --------------------------------------------------------------------------------------------------------
+# FP16/BF16/FP32 attention in cuDNN 9.8 and newer: bias, ALiBi, sinks, dropout, the largest score.
+#
+# Sources as in ``since_9_8_masks``.
+
+
+SINK = {"softmax_type": "learnable"}
+ALIBI = {"core_attention_bias_type": "alibi"}
+
+
+@rule(
+    "CUDNN020",
+    when=SINCE_9_8,
+    fires_on={"core_attention_bias_type": "pre_scale_bias"},
+    passes={"core_attention_bias_type": "post_scale_bias"},
+)
+def bias_before_scale(p: AttentionParams, env: Environment) -> Violation | None:
+    """A bias is added after the softmax scale, never before it
+
+    Fix: multiply the bias by the softmax scale and give it as post_scale_bias.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h: the bias follows attn_scale.
+    """
+    if p.core_attention_bias_type == "pre_scale_bias":
+        return Violation("core_attention_bias_type", "pre_scale_bias", OneOf("post_scale_bias"))
+    return None
+
+
+@rule(
+    "CUDNN021",
+    when=SINCE_9_8,
+    evidence="library",
+    fires_on={"attn_mask_type": "no_mask", **ALIBI},
+    passes=ALIBI,
+)
+def alibi_without_causal(p: AttentionParams, env: Environment) -> Violation | None:
+    """ALiBi needs a right bound of 0
+
+    Why: slopes are applied to the distance to keys in the past.
+    Fix: a causal mask type, or the ALiBi values as post_scale_bias.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("diagonal_band_right_bound needs to be set to 0");
+    asked 9.8.0 to 9.28.0, all refuse.
+    """
+    if p.core_attention_bias_type == "alibi" and p.window_size[1] != 0:
+        return Violation("attn_mask_type", p.attn_mask_type, FreeText("a causal mask type"))
+    return None
+
+
+@rule(
+    "CUDNN022",
+    fp8="both",
+    when=SINCE_9_8,
+    requires={"alibi_slopes_shape": OneOf(None)},
+    note="the usual slopes are implied",
+    fires_on={**ALIBI, "alibi_slopes_shape": (16,)},
+    passes=ALIBI,
+)
+def alibi_slopes(p: AttentionParams, env: Environment) -> None:
+    """ALiBi slopes cannot be given: they are computed from the number of heads
+
+    Fix: leave the slopes out where they are the usual ones; else give a post_scale_bias.
+    Source: cudnn-frontend 1.23, pygraph.sdpa: use_alibi_mask is a flag, the slopes are made inside.
+    """
+
+
+@rule("CUDNN023", when=SINCE_9_8, requires={"softcap": OneOf(0.0)}, fires_on={"softcap": 30.0})
+def soft_cap(p: AttentionParams, env: Environment) -> None:
+    """Soft-capped scores are not built here
+
+    Why: the frontend could express them as a score function, but then refuses masks, padding and windows.
+    Fix: softcap=0.0, or another candidate.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("score mod enabled and hence other subgraphs are
+    disabled").
+    """
+
+
+@rule(
+    "CUDNN024",
+    when=cudnn(">=9.8.0,<9.13.0"),
+    requires={"softmax_type": OneOf("vanilla")},
+    evidence="library",
+    fires_on=SINK,
+)
+def sink_from_9_13(p: AttentionParams, env: Environment) -> None:
+    """Attention sinks need cuDNN 9.13.0
+
+    Why: sink_token became an input of the graph with that release.
+    Fix: cuDNN 9.13.0 or newer.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("sink_token is not supported before
+    9.13"); asked 9.8.0 to 9.12.0 (refused), 9.13.0 (accepted). TransformerEngine waits for 9.13.1.
+    """
+
+
+@rule(
+    "CUDNN140",
+    when=cudnn(">=9.13.0"),
+    requires={"softmax_type": OneOf("vanilla")},
+    evidence="library",
+    fires_on={**SINK, "max_seqlen_q": 1, "max_seqlen_kv": 4096},
+    passes=SINK,
+)
+def one_query_sink(p: AttentionParams, env: Environment) -> bool:
+    """A single query takes no attention sink
+
+    Fix: decode with two query rows of which one is ignored, or another candidate.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("s_q == 1, not supported with sink_token"); asked
+    9.13.0 to 9.28.0, all refuse.
+    """
+    return p.max_seqlen_q == 1
+
+
+@rule(
+    "CUDNN141",
+    when=cudnn(">=9.8.0,<9.13.0"),
+    requires={"return_max_logit": OneOf(False)},
+    evidence="library",
+    fires_on={"return_max_logit": True},
+)
+def max_logit_from_9_13(p: AttentionParams, env: Environment) -> None:
+    """The largest score is returned from cuDNN 9.13.0 on
+
+    Why: older engines do not return the maximum and the sum of exponents.
+    Fix: cuDNN 9.13.0 or newer.
+    Source: asked 9.8.0 to 9.12.0 (no engine), 9.13.0 (accepted). TransformerEngine waits for 9.21.0.
+    """
+
+
+@rule(
+    "CUDNN142",
+    when=cudnn(">=9.13.0,<9.21.0"),
+    requires={"return_max_logit": OneOf(False)},
+    evidence="library",
+    fires_on={**SINK, "return_max_logit": True},
+    passes={"return_max_logit": True},
+)
+def max_logit_beside_sink(p: AttentionParams, env: Environment) -> bool:
+    """With an attention sink the largest score is returned from cuDNN 9.21.0 on
+
+    Fix: cuDNN 9.21.0 or newer.
+    Source: asked 9.13.0 to 9.20.0 (no engine), 9.21.0 (accepted).
+    """
+    return p.softmax_type != "vanilla"
+
+
+@rule(
+    "CUDNN143",
+    when=cudnn("==9.13.1"),
+    requires={"attention_dropout": OneOf(0.0)},
+    evidence="library",
+    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.1},
+    passes={"attention_dropout": 0.1},
+)
+def few_queries_dropout(p: AttentionParams, env: Environment) -> bool:
+    """In cuDNN 9.13.1 dropout needs more than a few queries
+
+    Why: not known; this release alone does so, and not beside ALiBi or a sink.
+    Fix: another release of cuDNN, or attention_dropout=0.0.
+    Source: asked 9.13.1: no engine for 1 query; on sm100 and sm103 for up to 7, and up to 64 above head
+    dimension 128. 9.13.0 and 9.14.0 accept (but see CUDNN165).
+    """
+    if not p.dropout or p.core_attention_bias_type == "alibi" or p.softmax_type != "vanilla":
+        return False
+    fewest = 2
+    if env.arch in BLACKWELL:
+        fewest = 65 if beyond_128(p) else 8
+    return p.max_seqlen_q < fewest

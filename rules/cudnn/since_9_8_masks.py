@@ -13,9 +13,9 @@ from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
 from attnsel.rules.cudnn.before_9_8_masks import anchored_bottom_right, wants_top_left
-from attnsel.rules.cudnn.vocabulary import WINDOW
+from attnsel.rules.cudnn.words import WINDOW
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtMost, FreeText, OneOf, Requirement
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("cudnn", fp8=False)
 

@@ -6,6 +6,6 @@ or wheel that is named.
 """
 
 # In the order in which reports give reasons.
-from attnsel.rules.flash_attention import common, two, three, four, four_heads  # noqa: I001
+from attnsel.rules.flash_attention import common, two, three, four  # noqa: I001
 
-__all__ = ["common", "four", "four_heads", "three", "two"]
+__all__ = ["common", "four", "three", "two"]

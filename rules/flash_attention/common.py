@@ -10,9 +10,9 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.sdpa.common import last_dimension_contiguous, sixteen_byte_rows
-from attnsel.rules.sdpa.varlen import varlen_diagonal, varlen_rows
+from attnsel.rules.sdpa.flash import varlen_diagonal, varlen_rows
+from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import OneOf
-from attnsel.verdicts.verdict import Unknown, Violation
 
 EVERY = where(lambda record: record.family == "FLASH")
 rule = rules_about(EVERY)
@@ -116,6 +116,6 @@ def rows_behind_each_other(p: AttentionParams, env: Environment) -> Finding:
     Why: a call with lengths takes rows [t, h, d] and the first row of each sequence; a padded batch is that
     as it lies if it is bshd. In sbhd and bhsd the rows of a sequence are apart.
     Fix: use bshd; attnsel packs other formats (adaptation "pack") or copies a tensor that steps otherwise.
-    Source: flash_attn_varlen_func of all three; backends/sequences.py.
+    Source: flash_attn_varlen_func of all three; backends/rows.py.
     """
     return varlen_rows(p, env)

@@ -9,8 +9,8 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import flash_attn_3
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("flash_attn.3")
 

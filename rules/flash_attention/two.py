@@ -9,8 +9,8 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import Version, cuda, flash_attn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import limit, rules_about
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("flash_attn.2")
 
@@ -298,7 +298,7 @@ def two_grid_of_padded(p: AttentionParams, env: Environment) -> bool:
     Why: what lies between two sequences is a sequence to the kernel, and their number is a dimension of its
     launch grid, of which CUDA allows 65535.
     Fix: split the batch.
-    Source: src/flash_fwd_launch_template.h v2.8.3; backends/sequences.py.
+    Source: src/flash_fwd_launch_template.h v2.8.3; backends/rows.py.
     """
     return (p.padding and p.qkv_format != "thd") or p.pad_between_seqs
 

@@ -10,8 +10,7 @@ F.sdpa checks before it takes a kernel, and these rules do not, is in attnsel/di
 """
 
 # In the order in which reports give reasons.
-from attnsel.rules.sdpa import common, cpu, flash, varlen, cudnn, cudnn_heads, efficient, math  # noqa: I001
-from attnsel.rules.sdpa import old, platforms
+from attnsel.rules.sdpa import common, flash, cudnn, others, old, platforms  # noqa: I001
 
 SOURCES = (
     "A to D: sdp_utils.cpp of PyTorch as stored about 2.6 (A, commit 21c3369e), about 2.9 (B), after 2.13 "
@@ -19,16 +18,4 @@ SOURCES = (
 )
 """Abbreviations in the sources of this folder's rules."""
 
-__all__ = [
-    "SOURCES",
-    "common",
-    "cpu",
-    "cudnn",
-    "cudnn_heads",
-    "efficient",
-    "flash",
-    "math",
-    "old",
-    "platforms",
-    "varlen",
-]
+__all__ = ["SOURCES", "common", "cudnn", "flash", "old", "others", "platforms"]

@@ -9,8 +9,8 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import torch
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec
 from attnsel.rules.api import Fields, rules_about
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtMost, FreeText, OneOf, Requirement
-from attnsel.verdicts.verdict import Violation
 
 EVERY_SDPA = where(lambda record: record.family == "SDPA")
 rule = rules_about(EVERY_SDPA)

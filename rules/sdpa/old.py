@@ -12,8 +12,8 @@ from attnsel.environment.versions import Version, torch
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
 from attnsel.rules.sdpa.common import CUDA
+from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, FreeText, OneOf
-from attnsel.verdicts.verdict import Violation
 
 rule = rules_about("sdpa.flash", device=CUDA)
 

@@ -14,8 +14,8 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import Version, torch
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.rules.api import limit, rules_about
+from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, FreeText, OneOf
-from attnsel.verdicts.verdict import Unknown, Violation
 
 ROCM = {"rocm"}
 AOTRITON = ("sdpa.flash", "sdpa.efficient")

@@ -11,7 +11,7 @@ from torch import Tensor
 import attnsel
 from attnsel import DotProductAttention, InvalidInput, attention
 from attnsel.runtime import refusals
-from attnsel.verdicts.evidence import Evidence, Refusal
+from attnsel.verdicts.reasons import Evidence, Refusal
 
 torch.set_num_threads(1)
 

@@ -82,8 +82,8 @@ def test_prompts_of_100_lengths_make_few_plans(padded: bool, monkeypatch: pytest
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="it counts what runs")
 def test_lengths_are_counted_for_each_call_apart_and_training_is_not() -> None:
-    from attnsel.runtime.lengths import FEW, _planned, record_length, with_lengths
-    from attnsel.verdicts.evidence import NO_EVIDENCE
+    from attnsel.runtime.cache import FEW, _planned, record_length, with_lengths
+    from attnsel.verdicts.reasons import NO_EVIDENCE
 
     env = Environment.describe("H200")
     prompt = AttentionParams(max_seqlen_q=1000, max_seqlen_kv=1000, is_training=False)

@@ -11,9 +11,18 @@ from torch import Tensor
 
 from attention_cases import int32
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.pages import longest_paged, wrong_page
-from attnsel.backends.rows import above_zero, bottom_right_window, check_open_right, longest_rows
-from attnsel.backends.sequences import Side, lse_by_row, lse_by_sequence, sequences_of
+from attnsel.backends.rows import (
+    Side,
+    above_zero,
+    bottom_right_window,
+    check_open_right,
+    longest_paged,
+    longest_rows,
+    lse_by_row,
+    lse_by_sequence,
+    sequences_of,
+    wrong_page,
+)
 
 torch.set_num_threads(1)
 

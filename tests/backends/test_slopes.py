@@ -12,8 +12,8 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
-from attnsel.backends import slopes
-from attnsel.backends.slopes import default_slopes, is_default
+from attnsel.backends import checks as slopes
+from attnsel.backends.checks import default_slopes, is_default
 from tables import each
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import re
 
 import pages
 from attnsel import AttentionParams, Environment
-from attnsel.cli.library import by_rules
+from attnsel.cli.explain_more import by_rules
 from paths import ROOT
 
 BLOCKS = pages.blocks("docs/how-to/add-a-cudnn-rule.md")

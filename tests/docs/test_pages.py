@@ -9,8 +9,8 @@ from attnsel import cli, plugins, settings
 from attnsel.backends.registry import CANDIDATES
 from attnsel.cli import output
 from attnsel.policy import Policy
-from attnsel.selection.adaptations.search import ADAPTERS
-from attnsel.verdicts.verdict import EVIDENCE
+from attnsel.selection.adaptations import ADAPTERS
+from attnsel.verdicts.reasons import EVIDENCE
 from pages import blocks
 from paths import ROOT
 

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 
 import context_parallel_cases as cases
 import ranks
-from attnsel.context_parallel import comm, run
+from attnsel.context_parallel import group as comm
+from attnsel.context_parallel import run
 from attnsel.errors import InvalidInput
 from attnsel.runtime import kernels
 

@@ -25,7 +25,8 @@ import attnsel
 from attnsel import flash_attn, settings
 from attnsel.environment import COMPONENTS, Device
 from attnsel.flash_attn import FlashAttentionError
-from attnsel.params import Tensors, TensorSpec, recipes
+from attnsel.params import Tensors, TensorSpec
+from attnsel.params import options as recipes
 from attnsel.runtime.dispatch import clear_cache
 
 

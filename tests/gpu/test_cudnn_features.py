@@ -28,9 +28,10 @@ from attention_cases import (
 )
 from attnsel import AttentionParams, DotProductAttention, Environment, attention, select
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.cudnn import build, session
+from attnsel.backends.cudnn import build
 from attnsel.backends.cudnn import graph as graphs
-from attnsel.backends.cudnn.call import planned
+from attnsel.backends.cudnn import plans as session
+from attnsel.backends.cudnn.graph import planned
 from attnsel.backends.cudnn.plans import PLANS, PlanRefused
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from cudnn_cases import FEATURES, HEAD_DIM_SPECS, HEAD_DIMS, as_carried_out, head_dim_case, made

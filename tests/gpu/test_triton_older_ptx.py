@@ -26,7 +26,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 import ptx
-from attnsel.backends.triton import interpret
+from attnsel.backends.triton import compiler as interpret
 from attnsel.backends.triton import run as triton_run
 from attnsel.backends.triton.launch import Launch
 

@@ -33,7 +33,7 @@ import attnsel
 from attnsel import AttentionParams, Environment, InvalidInput, NoBackendError, Policy, select
 from attnsel.cli import main
 from attnsel.rules import REGISTRY, load_all
-from attnsel.rules.examples import question
+from attnsel.rules.codes import question
 from transcripts import retold
 
 HERE = Path(__file__).parent

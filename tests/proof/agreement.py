@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnsel.cli.library import Heard, Outcome, Verdict, by_library, by_rules, outcome
+from attnsel.cli.explain_more import Heard, Outcome, Verdict, by_library, by_rules, outcome
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
@@ -152,7 +152,7 @@ def compare(
 
     Raises Missing when the library cannot be asked.
     """
-    from attnsel.backends.cudnn.ask.device import device_json
+    from attnsel.backends.cudnn.ask.libraries import device_json
 
     versions = library.versions()
     places = []

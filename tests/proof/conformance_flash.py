@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agreement import Place, Tally, counts, starting_points
 from attnsel.base.schemas import stamped
-from attnsel.cli.library import by_rules, outcome
+from attnsel.cli.explain_more import by_rules, outcome
 from attnsel.cli.output import (
     BAD_INPUT,
     CHECK_FAILED,

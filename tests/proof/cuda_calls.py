@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.sdpa import bound, ops, varlen
+from attnsel.backends.sdpa import ops, varlen
+from attnsel.backends.sdpa import run as bound
 from attnsel.backends.sdpa.kernels import KERNELS, SdpaKernel
 
 HALF = (torch.float16, torch.bfloat16)

@@ -17,12 +17,11 @@ from torch import Tensor
 
 import pool
 from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.backends.triton import descriptors
 from attnsel.backends.triton import launch as _launch
+from attnsel.backends.triton import launch as descriptors
 from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, Block, choose_descriptor
-from attnsel.backends.triton.launch import Launch, make_call, tile_count
+from attnsel.backends.triton.launch import Launch, decode_launches, make_call, make_parts, tile_count
 from attnsel.backends.triton.launch_backward import ROWS_BLOCK, Buffers, backward_launches
-from attnsel.backends.triton.launch_decode import decode_launches, make_parts
 from attnsel.environment.gpus import ARCHITECTURES
 from sass import LoopMix
 

@@ -41,7 +41,7 @@ from rich.progress import Progress
 ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("attnsel", "rules", "backends")
 HALF = ("attnsel/runtime/", "backends/", "attnsel/diagnose/watching/", "attnsel/diagnose/logs/")
-KERNELS = ("forward.py", "forward_descriptor.py", "backward.py", "decode.py", "tile.py")
+KERNELS = ("forward.py", "backward.py", "tile.py")
 COMPARED: dict[type, str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",

@@ -1,4 +1,4 @@
-"""Writes attnsel/environment/published.py: which builds of a recipe's packages PyPI has for Linux x86_64.
+"""Writes attnsel/environment/wheels.py: which builds of a recipe's packages PyPI has for Linux x86_64.
 
     python tests/proof/package_index.py
 

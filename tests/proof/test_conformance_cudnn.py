@@ -18,10 +18,8 @@ from agreement import GPUS, compare, starting_points, upper_bound
 from attnsel import AttentionParams, Environment
 from attnsel.backends.cudnn.ask import libraries
 from attnsel.backends.cudnn.ask.client import Library
-from attnsel.backends.cudnn.ask.device import device_json
-from attnsel.backends.cudnn.ask.libraries import Missing
-from attnsel.backends.cudnn.call import planned
-from attnsel.backends.cudnn.graph import backward, forward
+from attnsel.backends.cudnn.ask.libraries import Missing, device_json
+from attnsel.backends.cudnn.graph import backward, forward, planned
 from attnsel.selection.evaluate import fold
 from sampling import samples
 

@@ -15,10 +15,9 @@ if importlib.util.find_spec("triton") is None:
 
 from attention_cases import BOTTOM_RIGHT
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.triton import descriptors
+from attnsel.backends.triton import launch as descriptors
 from attnsel.backends.triton.blocks import choose_descriptor
-from attnsel.backends.triton.descriptors import descriptor_launch
-from attnsel.backends.triton.launch import make_call
+from attnsel.backends.triton.launch import descriptor_launch, make_call
 from gate import Configuration, configurations, report_on
 from machine_code import Compiled, compile_launch
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import tiny_flash_attention
-from attnsel.base.child import python
+from attnsel.base.processes import python
 from flash_attention_ask import native
 from flash_attention_ask.native import NoLibrary, build, find_source, kernel_bodies
 from flash_attention_ask.package_cpp import _custom_op

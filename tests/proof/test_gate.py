@@ -21,11 +21,17 @@ import triton
 import pool
 from aot import build
 from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.backends.triton import turing
+from attnsel.backends.triton import compiler as turing
 from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, Block, Tiles, choose
-from attnsel.backends.triton.launch import Launch, check, forward_launch, make_call
+from attnsel.backends.triton.launch import (
+    Launch,
+    check,
+    decode_launches,
+    forward_launch,
+    make_call,
+    make_parts,
+)
 from attnsel.backends.triton.launch_backward import Buffers, backward_launches
-from attnsel.backends.triton.launch_decode import decode_launches, make_parts
 from attnsel.backends.triton.tile import EDGES
 from attnsel.environment.gpus import ARCHITECTURES
 from gate import (

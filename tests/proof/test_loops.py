@@ -152,7 +152,7 @@ def poisoned(where: str) -> tuple[Spec, Inputs]:
 
 
 def tiled_says(spec: Spec, inputs: Inputs) -> dict[str, Tensor]:
-    from attnsel.backends.tiled.forward import forward
+    from attnsel.backends.tiled.kernel import forward
 
     result = forward(spec, inputs._replace(q=inputs.q.float(), k=inputs.k.float(), v=inputs.v.float()))
     assert result.lse is not None

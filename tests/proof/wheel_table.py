@@ -1,4 +1,4 @@
-"""Writes attnsel/environment/flash_attn_wheels.py: which wheels of flash-attn its own release workflow built.
+"""Writes attnsel/environment/wheels.py: which wheels of flash-attn its own release workflow built.
 
     python tests/proof/wheel_table.py CHECKOUT    # of github.com/Dao-AILab/flash-attention, with its tags
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.cli.library import Asked
+from attnsel.cli.explain_more import Asked
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 

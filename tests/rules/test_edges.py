@@ -15,7 +15,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, load_all
-from attnsel.verdicts.verdict import Reason
+from attnsel.verdicts.reasons import Reason
 from records import Record, literals, words_of
 
 load_all()

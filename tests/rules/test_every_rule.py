@@ -14,14 +14,13 @@ import pytest
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import select
 from attnsel.environment import COMPONENTS, Environment
-from attnsel.pages.rule_facts import parts_of
+from attnsel.pages.rule import parts_of
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Rule, load_all
-from attnsel.rules.examples import question
-from attnsel.verdicts.evidence import Evidence, Refusal
+from attnsel.rules.codes import question
+from attnsel.verdicts.reasons import EVIDENCE, Evidence, Reason, Refusal, Unknown, Violation
 from attnsel.verdicts.requirements import AtLeast, AtMost, Multiple
-from attnsel.verdicts.verdict import EVIDENCE, Reason, Unknown, Violation
 from paths import IMPORTED_FROM
 from tables import each
 

@@ -9,8 +9,8 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.policy import Policy
 from attnsel.rules import load_all
-from attnsel.rules.examples import question
-from attnsel.rules.hint import every_hint, hint
+from attnsel.rules.api import every_hint, hint
+from attnsel.rules.codes import question
 from tables import each
 
 load_all()

@@ -18,7 +18,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Registry, find_rule, load_all, rule
 from attnsel.rules.api import removed
-from attnsel.rules.ranges import RANGES, free_codes, range_of, ranges_of, split
+from attnsel.rules.codes import RANGES, free_codes, range_of, ranges_of, split
 from attnsel.verdicts.requirements import AtMost
 from tables import each
 
@@ -35,7 +35,7 @@ ENV = Environment.describe("H100", torch="2.13.0")
 
 def test_every_rule_lies_in_a_range_of_its_own_file():
     for page in PAGES:
-        of_a_record = page.module == "attnsel.rules.capabilities"  # what its ``takes`` says
+        of_a_record = page.module == "attnsel.rules.takes"  # what its ``takes`` says
         assert of_a_record or range_of(page) is not None, "attnsel rules --ranges says where"
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from attnsel import AttentionParams, Environment, Policy, Tensors, TensorSpec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Device
-from attnsel.rules.features import DEVICES, DTYPES, FEATURES, OFFSETS, WORDS, not_taken
+from attnsel.rules.takes import DEVICES, DTYPES, FEATURES, OFFSETS, WORDS, not_taken
 from attnsel.selection.inquiry import Inquiry
-from attnsel.verdicts.evidence import NO_EVIDENCE
+from attnsel.verdicts.reasons import NO_EVIDENCE
 from attnsel.verdicts.record import CandidateRecord
 from tables import each
 

@@ -22,7 +22,7 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rule
 from attnsel.verdicts.requirements import OneOf
-from attnsel.verdicts.verdict import Violation
+from attnsel.verdicts.reasons import Violation
 from attnsel.environment.versions import cudnn
 
 

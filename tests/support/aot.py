@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnsel.backends.triton import turing
+from attnsel.backends.triton import compiler as turing
 from attnsel.backends.triton.launch import Launch
 
 _POINTERS = {

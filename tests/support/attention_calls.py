@@ -19,8 +19,8 @@ from torch import Tensor
 
 from attnsel import InvalidInput, NoBackendError, attention, clear_cache, override
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.tiled import backward as tiled_backward
-from attnsel.backends.tiled import forward as tiled_forward
+from attnsel.backends.tiled import kernel as tiled_backward
+from attnsel.backends.tiled import kernel as tiled_forward
 from attnsel.debug import FallbackWarning
 from reference import attention_reference
 from rounding import UNITS, unexplained

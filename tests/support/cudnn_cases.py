@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from attention_cases import BOTTOM_RIGHT, CASES, CAUSAL, Case, build, onto, packed
+from attnsel.backends.checks import default_slopes
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.slopes import default_slopes
 
 ALIBI = Case("alibi, cuDNN's own slopes", CAUSAL)
 FEATURES = [

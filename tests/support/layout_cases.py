@@ -68,7 +68,7 @@ def watched() -> Iterator[Copies]:
         with mode:
             yield mode
         return
-    from attnsel.backends.triton import interpret
+    from attnsel.backends.triton import compiler as interpret
 
     launch = interpret.launch
 

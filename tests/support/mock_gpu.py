@@ -18,7 +18,9 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from attnsel.backends.triton import backward, decode, forward, replay, run
+from attnsel.backends.triton import backward, forward, run
+from attnsel.backends.triton import forward as decode
+from attnsel.backends.triton import run as replay
 from attnsel.environment.gpus import ARCHITECTURES
 
 _POINTEES = {

@@ -9,7 +9,7 @@ from typing import Any
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.base.schemas import stamped
 from attnsel.decision import Selection
-from attnsel.verdicts.evidence import NO_EVIDENCE, Refusal
+from attnsel.verdicts.reasons import NO_EVIDENCE, Refusal
 
 QUESTION = AttentionParams(num_heads=16, max_seqlen_q=2048)
 

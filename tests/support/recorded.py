@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from attention_cases import CASES, Case, build, int32
+from attnsel.backends.checks import default_slopes
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.slopes import default_slopes
 
 ASKED = json.loads(Path(__file__).with_name("recorded_calls.json").read_text(encoding="utf-8"))
 

@@ -54,8 +54,8 @@ from attnsel.params.layout import FORMATS
 from attnsel.policy import Policy
 from attnsel.runtime import adaptations as runtime_adaptations
 from attnsel.runtime.call import NO_EXTRAS, Call, Extras, config
-from attnsel.selection.adaptations.search import ADAPTERS
-from attnsel.verdicts.verdict import Adaptation, RankKey
+from attnsel.selection.adaptations import ADAPTERS
+from attnsel.verdicts.reasons import Adaptation, RankKey
 from emulated_flash_attn import installed
 from flash_attention_cases import EVERY
 from layout_cases import buffers_of, cut
@@ -125,7 +125,7 @@ def asked(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         return (q, torch.zeros(*q.shape[:-1])) if cfg.return_lse else q
 
     with contextlib.ExitStack() as stack:
-        for module in ("functional", "module", "f_sdpa.function", "flash_attn.forward"):
+        for module in ("functional", "module", "f_sdpa.function", "flash_attn.functions"):
             stack.enter_context(patch(f"attnsel.{module}.attend", attend))
         function(*given, **named)
     return seen[0] if seen else "handed over"

@@ -19,13 +19,16 @@ import torch
 
 from attnsel import Environment
 from attnsel.cli import probe
-from attnsel.cli.watch import Teller, _told_at_the_end
-from attnsel.diagnose.ranks import reading, sources
+from attnsel.cli.program import Teller, _told_at_the_end
+from attnsel.diagnose.ranks import sources
+from attnsel.diagnose.ranks import sources as reading
 from attnsel.diagnose.ranks.tables import Tables
-from attnsel.diagnose.watching import by_hand, compiled, measure, places
+from attnsel.diagnose.watching import by_hand, compiled
+from attnsel.diagnose.watching import observe as measure
+from attnsel.diagnose.watching import observe as places
+from attnsel.diagnose.watching.judge import Watched
+from attnsel.diagnose.watching.observe import Seen, Tally
 from attnsel.diagnose.watching.record import Process, Site
-from attnsel.diagnose.watching.report import Watched
-from attnsel.diagnose.watching.sites import Seen, Tally
 from attnsel.environment.installed import FLASH_ATTN
 
 # ---- a watched program ---------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ def read(content: bytes, *, longest: int = 1 << 22, piece: int = 1 << 16) -> Any
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "lines"
         path.write_bytes(content)
-        module = "attnsel.diagnose.ranks.reading."
+        module = "attnsel.diagnose.ranks.sources."
         with patch(module + "LONGEST", longest), patch(module + "_PIECE", piece):
             try:
                 found += map(tuple, reading.lines_of(str(path), moved.append))

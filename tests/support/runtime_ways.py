@@ -25,12 +25,22 @@ from attnsel import NoBackendError, debug, override
 from attnsel.backends.contract import Grads, Result, Spec
 from attnsel.backends.tiled import kernel as tiled
 from attnsel.environment import Environment
-from attnsel.runtime import bind, dispatch, explicit_backward, kernels, leave_replay, lengths, refusals
+from attnsel.runtime import (
+    bind,
+    dispatch,
+    explicit_backward,
+    kernels,
+    leave_replay,
+    refusals,
+)
+from attnsel.runtime import (
+    cache as lengths,
+)
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, config
 from attnsel.runtime.replay_file import read_file
 from attnsel.settings import current
-from attnsel.verdicts.evidence import NO_EVIDENCE
+from attnsel.verdicts.reasons import NO_EVIDENCE
 
 Event = tuple[str, Any]
 
@@ -277,8 +287,8 @@ def carries(static: Config, dtype: str, env: Environment, **records: Any) -> boo
     for name, (takes, dropout, explicit, needs) in records.items():
         about = {"takes": set(takes.split()), "gives_lse": "lse" in takes, "dropout": dropout}
         held[name] = SimpleNamespace(**about, explicit_backward=explicit, needs=needs)
-    with patch.object(dispatch.replay, "CANDIDATES", held):
-        return dispatch.replay.carries_lse.__wrapped__(static, dtype, env)
+    with patch.object(dispatch, "CANDIDATES", held):
+        return dispatch.carries_lse_between.__wrapped__(static, dtype, env)
 
 
 def raised_in(module: str, function: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a test of tests/gpu shows if it passes: features by the words of rules/features.py.
+"""What a test of tests/gpu shows if it passes: features by the words of rules/takes.py.
 
 A test says whose kernel it runs by a marker, ``shows("triton")``, with the words that its name stands for and
 in ``also`` what its call has besides; the rest is read from its parameters: ``case``, ``spec``, ``dtype``,

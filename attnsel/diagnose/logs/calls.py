@@ -11,11 +11,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.found import Finding, LoggedCall
-from attnsel.diagnose.logs.message import Library, More, gate
+from attnsel.diagnose.logs.message import Finding, Library, LoggedCall, More, gate, settled
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import Entry, entries
-from attnsel.diagnose.logs.settled import settled
 
 _MOST = 2000  # different calls; what is beyond is counted
 _MOST_IN_CALL = 60

@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from attnsel.diagnose.logs.message import More
-from attnsel.diagnose.logs.scrub import scrub
+from attnsel.diagnose.logs.message import More, scrub
 from attnsel.errors import InvalidInput
 
 

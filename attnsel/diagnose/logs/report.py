@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.answer import Answer, Cause, Explained
-from attnsel.diagnose.logs.found import Finding
+from attnsel.diagnose.logs.answer import Answer, Cause, Explained, library_of
+from attnsel.diagnose.logs.message import Finding
 from attnsel.diagnose.logs.parsers import libraries
-from attnsel.diagnose.logs.question import library_of
-from attnsel.report.lines import fold, join_items
+from attnsel.report.answer import shell_lines
+from attnsel.report.document import fold, join_items
 from attnsel.report.markdown import escape, fenced
-from attnsel.report.ways import shell_lines
 from attnsel.report.words import environment_words, params_words
 from attnsel.selection.unlock import Unlock
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.ranks.reading import Damaged, Unreadable, lines_of
 from attnsel.diagnose.ranks.records import NOTHING
-from attnsel.diagnose.ranks.sources import Found, Skipped, find_sources
+from attnsel.diagnose.ranks.sources import Damaged, Found, Skipped, Unreadable, find_sources, lines_of
 from attnsel.diagnose.ranks.tables import KernelRow, QuestionRow, RankRow, SetbackRow, Tables
-from attnsel.verdicts.evidence import WRONG_NUMBERS
+from attnsel.verdicts.reasons import WRONG_NUMBERS
 
 _MOST_MISSING = 10_000
 

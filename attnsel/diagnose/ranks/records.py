@@ -15,7 +15,7 @@ from attnsel.base.schemas import VERSIONS
 from attnsel.environment import COMPONENTS
 from attnsel.errors import short
 from attnsel.settings import VARIABLES
-from attnsel.verdicts.evidence import REFUSED, WRONG_NUMBERS
+from attnsel.verdicts.reasons import REFUSED, WRONG_NUMBERS
 
 NOTHING = "nothing"  # in the place of a kernel: nothing could run the call
 _LONGEST_NAME = 60

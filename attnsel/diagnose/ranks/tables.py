@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from attnsel.diagnose.ranks.reading import Line
 from attnsel.diagnose.ranks.records import (
     NOTHING,
     Broken,
@@ -26,7 +25,7 @@ from attnsel.diagnose.ranks.records import (
     in_words,
     read_line,
 )
-from attnsel.diagnose.ranks.sources import Source
+from attnsel.diagnose.ranks.sources import Line, Source
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.params import AttentionParams
 from attnsel.report import params_words

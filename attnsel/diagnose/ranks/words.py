@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attnsel.diagnose.ranks.answer import Answer, Disagreement, Dissent, Fell, Ran
 from attnsel.diagnose.ranks.records import NOTHING
 from attnsel.errors import printable, short
-from attnsel.report.lines import fold
+from attnsel.report.document import fold
 from attnsel.report.markdown import code, escape, fenced, table
 from attnsel.verdicts.requirements import size
 

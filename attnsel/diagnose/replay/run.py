@@ -6,26 +6,269 @@ import base64
 import contextlib
 import json
 import math
+import os
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnsel.diagnose.replay.build import Built, build
-from attnsel.diagnose.replay.plain import exact_attention, moved, worst_row
 from attnsel.errors import InvalidInput, NoBackendError, in_words, short
 from attnsel.runtime.bind import contract_call, to_contract
-from attnsel.runtime.call import Call, Config, read_config
+from attnsel.runtime.call import Call, Config, Extras, read_config
 from attnsel.runtime.dispatch import attend, clear_cache, make_call
 from attnsel.runtime.inputs import params_of
 from attnsel.runtime.reference import RowBlock, SequenceSpan, keys_of, of_kv, sequences_of, unit_of
-from attnsel.runtime.replay_file import Generator, ReplayFile
+from attnsel.runtime.replay_file import Generator, ReplayFile, TensorRecord
 from attnsel.settings import current, override
-from attnsel.verdicts.evidence import REFUSED
+from attnsel.verdicts.reasons import REFUSED
 
 if TYPE_CHECKING:
     from attnsel.backends.contract import Inputs, Spec
+
+
+# --------------------------------------------------------------------------------------------------------
+# The tensors of a call again: shapes, strides, offsets and shared memory of the file; numbers from a seed.
+#
+# The same seed gives the same numbers on every device, and in the program of ``script.py``.
+
+
+_MASK = ("attention_mask", "attention_mask.q", "attention_mask.kv")
+
+
+class Built(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    extras: Extras
+
+
+def load_data(path: Path, file: ReplayFile) -> dict[str, Tensor]:
+    """The numbers that were kept; none where there are none. Raises InvalidInput."""
+    if not file.data:
+        return {}
+    beside = path.parent / file.data
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of files that torch did not write: they are refused
+            held = torch.load(beside, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes the reader raise
+        raise InvalidInput("data", str(beside), f"cannot be read: {in_words(error)}") from None
+    if not isinstance(held, dict) or not all(isinstance(t, Tensor) for t in held.values()):
+        raise InvalidInput("data", str(beside), "must hold tensors by name")
+    return {str(name): t for name, t in held.items()}
+
+
+def build(file: ReplayFile, device: torch.device, seed: int, data: dict[str, Tensor]) -> Built:
+    """Raises InvalidInput where the file lacks what the call needs, or asks for more memory than there is."""
+    _check_size(file)
+    made: dict[str, Tensor] = {}
+    for number in dict.fromkeys(record.storage for record in file.tensors):
+        views = [record for record in file.tensors if record.storage == number]
+        memory = _memory(views, number, seed)
+        for record in views:
+            made[record.name] = _view(record, memory, data.get(record.name))
+    placed = _placed(made, file, device)
+    mask: Any = placed.pop("attention_mask", None)
+    if "attention_mask.q" in placed:
+        mask = (placed.pop("attention_mask.q"), placed.pop("attention_mask.kv", None))
+    extras = Extras(attention_mask=mask)
+    others: dict[str, Any] = {name: t for name, t in placed.items() if name not in "qkv"}
+    others |= {"max_seqlen_q": file.max_seqlen_q, "max_seqlen_kv": file.max_seqlen_kv}
+    return Built(placed["q"], placed["k"], placed["v"], extras._replace(**others))
+
+
+def _check_size(file: ReplayFile) -> None:
+    spans: dict[int, int] = {}
+    for record in file.tensors:
+        itemsize: int = getattr(torch, record.dtype).itemsize
+        spans[record.storage] = max(spans.get(record.storage, 0), record.span * itemsize)
+    total = sum(spans.values())
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else total
+    if total > pages:
+        raise InvalidInput("tensors", f"{total} bytes", "are more than this machine has memory")
+
+
+def _memory(views: list[TensorRecord], number: int, seed: int) -> Tensor:
+    """The memory that these tensors are views of, on the CPU."""
+    dtype: torch.dtype = getattr(torch, views[0].dtype)
+    if any(getattr(torch, view.dtype) != dtype for view in views):
+        raise InvalidInput("tensors", [view.name for view in views], "share memory and differ in dtype")
+    count = max(view.span for view in views)
+    if not dtype.is_floating_point:
+        return torch.zeros(count, dtype=dtype)
+    generator = torch.Generator().manual_seed(seed * 100 + number)
+    return torch.randn(count, generator=generator).to(dtype)
+
+
+def _view(record: TensorRecord, memory: Tensor, data: Tensor | None) -> Tensor:
+    view = memory.as_strided(record.shape, record.stride, record.storage_offset)
+    if data is not None:
+        _fill(record, view, data)
+    elif record.values is not None:
+        _fill(record, view, torch.tensor(record.values).reshape(record.shape))
+    elif record.name in _MASK:
+        _fill(record, view, _mask(record))
+    elif not view.is_floating_point() and view.numel():
+        raise InvalidInput(
+            f"{record.name}.values", None, "were not kept, and the call is another without them"
+        )
+    if record.name == "alibi_slopes" and data is None:
+        view.abs_()
+    return view
+
+
+def _fill(record: TensorRecord, view: Tensor, values: Tensor) -> None:
+    for dim, stride in enumerate(record.stride):
+        if stride == 0 and record.shape[dim] > 1:  # its entries are the same memory
+            view, values = view.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    if tuple(values.shape) != tuple(view.shape):
+        said = f"must have the shape {tuple(view.shape)}"
+        raise InvalidInput(f"data of {record.name}", short(tuple(values.shape)), said)
+    view.copy_(values)
+
+
+def _mask(record: TensorRecord) -> Tensor:
+    """Padding at the end as it was; of other masks as many entries, at random, and never a whole row."""
+    if record.lengths is not None and len(record.shape) == 4 and len(record.lengths) == record.shape[0]:
+        hidden = torch.arange(record.shape[-1]) >= torch.tensor(record.lengths)[:, None]
+        return hidden[:, None, None].expand(record.shape)
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.rand(record.shape, generator=generator) < (record.hidden or 0.0)
+    if record.shape and record.shape[-1]:
+        hidden[..., 0] = False
+    return hidden
+
+
+def _placed(made: dict[str, Tensor], file: ReplayFile, device: torch.device) -> dict[str, Tensor]:
+    """On the device, with the memory that they share there too; leaves where gradients are wanted.
+
+    What was one tensor under two names (lengths of queries and of keys) is one again: kernels take that for
+    equal lengths.
+    """
+    memories: dict[int, Tensor] = {}
+    views: dict[Any, Tensor] = {}
+    placed: dict[str, Tensor] = {}
+    for record in file.tensors:
+        memory = made[record.name]._base
+        assert memory is not None
+        if record.storage not in memories:
+            memories[record.storage] = memory.to(device)
+        where = (record.storage, record.shape, record.stride, record.storage_offset)
+        key = (record.name, *where) if record.name in "qkv" else where
+        if key not in views:
+            view = memories[record.storage].as_strided(*where[1:])
+            views[key] = view.requires_grad_(record.requires_grad and view.is_floating_point())
+        placed[record.name] = views[key]
+    return placed
+
+
+# ---- Attention by its definition in float64, one sequence at a time, in torch alone --------------------
+# The program that ``script.py`` writes holds the source of these functions: they use nothing but ``torch``.
+
+
+def exact_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    scale: float,
+    left: int = -1,
+    right: int = -1,
+    bottom_right: bool = False,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    slopes: Tensor | None = None,
+    hidden: Tensor | None = None,
+    sinks: Tensor | None = None,
+    slip: float = 0.0,
+) -> dict[str, Tensor]:
+    """out [h, m, e] and lse [h, m]; with dout [h, m, e] also dq, dk and dv.
+
+    q [h, m, d], k [g, n, d], v [g, n, e]; bias and hidden broadcast to [h, m, n]; slopes and sinks [h]. A key
+    j is seen by a query i if -left <= j - i - shift <= right, a bound of -1 being none, shift n - m where
+    bottom_right, else 0. A row that sees nothing gives 0. ``slip``: how far dout.v and dout.out may be
+    rounded apart; where one key has all the weight, the gradient is their difference.
+    """
+    q, k, v = (t.detach().double() for t in (q, k, v))
+    (h, m, _), (g, n, _) = q.shape, k.shape
+    out, lse = q.new_zeros(h, m, v.shape[-1]), q.new_zeros(h, m)
+    grads = [torch.zeros_like(t) for t in (q, k, v)] if dout is not None else []
+    columns = torch.arange(n, device=q.device)
+    for head in range(h):
+        for first in range(0, m, 512):  # so that the scores stay small
+            rows = slice(first, min(first + 512, m))
+            kv = head // (h // g)
+            with torch.enable_grad():
+                mine = [t.clone().requires_grad_(dout is not None) for t in (q[head, rows], k[kv], v[kv])]
+                x = mine[0] @ mine[1].T * scale
+                if softcap:
+                    x = softcap * torch.tanh(x / softcap)
+                shift = n - m if bottom_right else 0
+                away = columns - torch.arange(m, device=q.device)[rows, None] - shift
+                if bias is not None:
+                    x = x + bias.detach().double().expand(h, m, n)[head, rows]
+                if slopes is not None:
+                    x = x - slopes[head].double() * away.abs()
+                unseen = torch.zeros_like(away, dtype=torch.bool)
+                if left >= 0:
+                    unseen = unseen | (away < -left)
+                if right >= 0:
+                    unseen = unseen | (away > right)
+                if hidden is not None:
+                    unseen = unseen | hidden.expand(h, m, n)[head, rows]
+                x = x.masked_fill(unseen, -torch.inf)
+                if sinks is not None:
+                    x = torch.cat([x, sinks[head].detach().double().expand(len(x), 1)], 1)
+                top = x.detach().amax(1, keepdim=True).clamp(min=-1e300)
+                weights = torch.exp(x - top)
+                total = weights.sum(1, keepdim=True)
+                p = weights / torch.where(total > 0, total, 1.0)
+                made = p[:, :n] @ mine[2]
+                sums = torch.where(total > 0, torch.log(torch.where(total > 0, total, 1.0)) + top, -torch.inf)
+            out[head, rows] = made.detach()
+            lse[head, rows] = sums.detach()[:, 0]
+            if dout is not None:
+                flow = dout[head, rows].double()
+                apart = slip * (flow * made.detach()).abs().sum(1, keepdim=True)
+                dq, dk, dv = torch.autograd.grad([made, sums], mine, [flow, apart])
+                grads[0][head, rows] += dq
+                grads[1][kv] += dk
+                grads[2][kv] += dv
+    return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=False))}
+
+
+def moved(t: Tensor, unit: float, seed: int) -> Tensor:
+    """The same numbers in float64, each off by up to one ``unit`` of itself, at random."""
+    noise = torch.rand(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return t.detach().double() * (1.0 + unit * (2.0 * noise.to(t.device) - 1.0))
+
+
+def worst_row(
+    actual: Tensor, exact: Tensor, changed: list[Tensor], seen: Tensor | None, unit: float
+) -> tuple[float, float]:
+    """(error, what rounding explains) of the worst row, both against the row's size.
+
+    ``changed``: the exact result for inputs that are off by up to one ``unit`` of rounding. A right kernel is
+    about as far off as these (backward stability); twice that is allowed, and a unit of the row itself.
+    ``seen``: rows that see a key, which alone are judged.
+    """
+    error = torch.nan_to_num(actual.double() - exact, nan=torch.inf).norm(dim=-1)
+    size = exact.norm(dim=-1)
+    moved = torch.stack([(other - exact).norm(dim=-1) for other in changed]).amax(0)
+    largest = size.max() if size.numel() else size.sum()
+    allowed = 2.0 * moved + unit * (size + largest / 32) + 1e-30
+    ratio = error / allowed
+    if seen is not None:
+        ratio = torch.where(seen, ratio, 0.0)
+    if not ratio.numel():
+        return 0.0, 0.0
+    at = int(ratio.argmax())
+    scale = max(float(size.flatten()[at]), float(largest) / 32, 1e-30)
+    return float(error.flatten()[at]) / scale, float(allowed.flatten()[at]) / scale
+
 
 What = Literal["agrees", "wrong numbers", "refused", "error", "not tried"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.diagnose.replay import plain
+from attnsel.diagnose.replay import run as plain
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.params.layout import FORMATS

@@ -21,16 +21,12 @@ from torch.utils._python_dispatch import (
     _pop_mode_temporarily,
 )
 
-from attnsel.diagnose.framework_fixes import replacement
-from attnsel.diagnose.framework_fixes.ways import unwritten
+from attnsel.diagnose.framework_fixes import replacement, unwritten
 from attnsel.diagnose.watching.by_hand_call import Call, Found
-from attnsel.diagnose.watching.by_hand_reader import ByHand
-from attnsel.diagnose.watching.measure import FORWARD, PEAK, sample
-from attnsel.diagnose.watching.observe import Observer, Recorder
-from attnsel.diagnose.watching.operators import OperatorMode, operator_name
-from attnsel.diagnose.watching.places import Place
+from attnsel.diagnose.watching.by_hand_operators import ByHand
+from attnsel.diagnose.watching.hooks import OperatorMode, operator_name
+from attnsel.diagnose.watching.observe import FORWARD, PEAK, Observer, Place, Recorder, Seen, sample
 from attnsel.diagnose.watching.sdpa import api_of, watch_sdpa
-from attnsel.diagnose.watching.sites import Seen
 from attnsel.errors import in_words
 
 MOST_PRODUCTS = 400

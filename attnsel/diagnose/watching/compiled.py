@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
+from attnsel.diagnose.watching.hooks import GRADIENTS, OPERATORS, operator_name
 from attnsel.diagnose.watching.libraries import part
-from attnsel.diagnose.watching.observe import Call, Observer, Recorder
-from attnsel.diagnose.watching.operators import GRADIENTS, OPERATORS, operator_name
-from attnsel.diagnose.watching.question import question
-from attnsel.diagnose.watching.sdpa import api_of, switches
-from attnsel.diagnose.watching.sites import Seen
+from attnsel.diagnose.watching.observe import Call, Observer, Recorder, Seen
+from attnsel.diagnose.watching.sdpa import api_of, question, switches
 from attnsel.errors import InvalidInput, in_words
 
 _STATE = "compiled"

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from attnsel.decision import Selection
+from attnsel.diagnose.watching.hooks import GRADIENTS, OPERATORS
 from attnsel.diagnose.watching.modules import Inside, without_mode
-from attnsel.diagnose.watching.observe import Call, Observer, Patch, Recorder
-from attnsel.diagnose.watching.operators import GRADIENTS, OPERATORS
-from attnsel.diagnose.watching.places import Place
+from attnsel.diagnose.watching.observe import Call, Observer, Patch, Place, Recorder, Seen
 from attnsel.diagnose.watching.record import Api
 from attnsel.diagnose.watching.sdpa import api_of
-from attnsel.diagnose.watching.sites import Seen
 from attnsel.errors import InvalidInput, in_words
 from attnsel.params import AttentionParams, read_dtype, read_mask_type
 from attnsel.runtime.dispatch import explain

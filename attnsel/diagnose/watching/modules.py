@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnsel.diagnose.framework_fixes.ways import unwritten
+from attnsel.diagnose.framework_fixes import unwritten
 from attnsel.diagnose.watching.by_hand_call import Found
-from attnsel.diagnose.watching.by_hand_reader import ByHand
-from attnsel.diagnose.watching.hooks import FunctionMode
-from attnsel.diagnose.watching.observe import Call, Observer, Patch, Recorder
-from attnsel.diagnose.watching.operators import MATH, OPERATORS, OperatorMode, operator_name
-from attnsel.diagnose.watching.sites import Seen, Tally
+from attnsel.diagnose.watching.by_hand_operators import ByHand
+from attnsel.diagnose.watching.hooks import MATH, OPERATORS, FunctionMode, OperatorMode, operator_name
+from attnsel.diagnose.watching.observe import Call, Observer, Patch, Recorder, Seen, Tally
 from attnsel.dispatchers.torch.switches import as_words, set_here
 from attnsel.errors import InvalidInput, in_words
 from attnsel.params import AttentionParams, read_dtype, read_mask_type

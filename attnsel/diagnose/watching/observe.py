@@ -10,15 +10,382 @@ never reaches the program.
 from __future__ import annotations
 
 import importlib
+import os
+import site
+import sys
+import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from statistics import median
+from threading import Lock
+from time import perf_counter
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.watching.measure import Meter, time_backward
-from attnsel.diagnose.watching.places import Place, Places
-from attnsel.diagnose.watching.sites import Book, Seen, Tally
-from attnsel.errors import in_words
+import torch
+from torch import Tensor
+
+from attnsel.diagnose.watching.record import Api, Materialised, Site
+from attnsel.errors import in_words, printable
+from attnsel.params import AttentionParams
+
+# --------------------------------------------------------------------------------------------------------
+# Where in the program a call stands: its file, line and function, outside of torch and of this package.
+
+
+class Place(NamedTuple):
+    """``where``: the innermost line outside torch, and for a library's line also the program's own that led
+    there ("transformers/…/modeling_llama.py:251 forward < train.py:31 step"). ``library``: the package that
+    the innermost frame outside torch belongs to, "" for the program itself. ``torch_file``: the file of torch
+    that the call came through last, relative to it, "" for none ("nn/modules/activation.py").
+    """
+
+    where: str
+    library: str
+    torch_file: str
+
+
+_TORCH, _LIBRARY, _OWN, _SKIPPED = range(4)
+
+# Files of libraries that pass attention on for all of a library's models: the line of the model says more.
+_PASS_ON = ("transformers/integrations/", "diffusers/models/attention_dispatch.py", "accelerate/hooks.py")
+
+_MOST = 20_000  # code objects and places that are remembered; programs that make code at run time end here
+
+
+class _Kind(NamedTuple):
+    code: CodeType  # held, so that its id stays its own
+    kind: int
+    file: str  # relative to the folder that decides
+    package: str
+
+
+class Places:
+    """Finds the place of the call that is being made. ``program``: the folder that paths are relative to."""
+
+    def __init__(self, program: str | None = None) -> None:
+        self.program = os.path.realpath(program or os.getcwd())
+        self._kinds: dict[int, _Kind] = {}
+        self._places: dict[tuple[int, ...], Place] = {}
+
+    def here(self, depth: int = 1) -> Place:
+        """The place of the caller ``depth`` frames up."""
+        frame: FrameType | None = sys._getframe(depth)
+        kinds = self._kinds
+        torch_file = library = None
+        key: tuple[int, ...] = ()
+        found: list[tuple[_Kind, int]] = []
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code)) or self._kind(code)
+            if kind.kind == _TORCH:
+                if library is None and torch_file is None:
+                    torch_file = kind
+            elif kind.kind != _SKIPPED:
+                if library is None:
+                    library = kind
+                if not kind.file.startswith(_PASS_ON) and (kind.kind == _OWN or not found):
+                    line = frame.f_lineno
+                    found.append((kind, line))
+                    key = (*key, id(code), line)
+                    if kind.kind == _OWN:
+                        break
+            frame = frame.f_back
+        key = (*key, id(library and library.code), id(torch_file and torch_file.code))
+        place = self._places.get(key)
+        if place is None:
+            if len(self._places) >= _MOST:
+                self._places.clear()
+            place = self._places[key] = Place(
+                " < ".join(f"{kind.file}:{line} {_function(kind.code)}" for kind, line in found) or "?",
+                library.package if library else "",
+                torch_file.file if torch_file else "",
+            )
+        return place
+
+    def _kind(self, code: CodeType) -> _Kind:
+        if len(self._kinds) >= _MOST:
+            self._kinds.clear()
+            self._places.clear()  # they are known by ids of code that may now go
+        made = self._kinds[id(code)] = _Kind(code, *self._sorted(code.co_filename))
+        return made
+
+    def _sorted(self, name: str) -> tuple[int, str, str]:
+        if name.startswith("<"):
+            kind = _SKIPPED if name.startswith(("<frozen", "<eval_with_key>")) else _OWN
+            return kind, printable(name), ""
+        path = os.path.realpath(name)
+        if _by_inductor(path):
+            return _SKIPPED, "", ""  # what called it says more: a line of the program
+        inside = _inside(path, _SITE)
+        if inside.startswith("torch/"):
+            return _TORCH, inside.removeprefix("torch/"), "torch"
+        if _inside(path, (_HERE,)).startswith(("diagnose/watching/", "cli/", "__main__.py")):
+            return _SKIPPED, "", "attnsel"
+        if _inside(path, (_HERE, _CHECKOUT_RULES, _CHECKOUT_BACKENDS)):
+            return _LIBRARY, f"attnsel/{_inside(path, (_HERE,)) or os.path.basename(path)}", "attnsel"
+        if inside:
+            return _LIBRARY, printable(inside), inside.split("/")[0].removesuffix(".py")
+        own = _inside(path, (self.program,))
+        if not own and _inside(path, _STANDARD):
+            return _SKIPPED, "", ""
+        return _OWN, printable(own or os.path.basename(path)), ""
+
+
+def _by_inductor(path: str) -> bool:
+    """Whether torch.compile wrote the file: one of its cache (_inductor/runtime/cache_dir_utils.py)."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder and path.startswith(os.path.realpath(folder) + os.sep):
+        return True
+    return any(part.startswith("torchinductor_") for part in path.split(os.sep)[:-1])
+
+
+def _function(code: CodeType) -> str:
+    name = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "")
+    return printable("top level" if name == "<module>" else name)
+
+
+def _inside(path: str, folders: tuple[str, ...]) -> str:
+    """``path`` relative to the first of the folders that holds it, with ``/``; "" where none does."""
+    for folder in folders:
+        if path.startswith(folder + os.sep):
+            return path[len(folder) + 1 :].replace(os.sep, "/")
+    return ""
+
+
+def _site_folders() -> tuple[str, ...]:
+    names = ("purelib", "platlib")
+    folders = [sysconfig.get_paths()[name] for name in names]
+    folders += getattr(site, "getsitepackages", list)()
+    folders.append(site.getusersitepackages())
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__:
+        folders.append(os.path.dirname(os.path.dirname(torch.__file__)))
+    return tuple(dict.fromkeys(os.path.realpath(folder) for folder in folders))
+
+
+_SITE = _site_folders()
+_STANDARD = tuple(os.path.realpath(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib"))
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # attnsel/
+_CHECKOUT_RULES = os.path.join(os.path.dirname(_HERE), "rules")
+_CHECKOUT_BACKENDS = os.path.join(os.path.dirname(_HERE), "backends")
+
+
+# ---- Calls counted by place, kernel and question, in bounded memory ------------------------------------
+
+
+MOST_SHAPES = 12
+"""Questions kept apart for one place and kernel: generation asks a new one with every token."""
+MOST_PLACES = 2_000
+
+
+class Seen(NamedTuple):
+    """What an observer says of a call: the fields of :class:`Site` that are not counted."""
+
+    api: Api
+    forward: str
+    params: AttentionParams | None = None
+    switches: tuple[str, ...] = ()
+    unread: str = ""
+    candidate: str = ""
+    compiled: bool = False
+    materialised: tuple[Materialised, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """The counts of one site. ``extra``: what an observer of time or memory keeps with it, by its name."""
+
+    where: str
+    seen: Seen
+    calls: int = 0
+    backward: str = ""
+    backward_calls: int = 0
+    notes: dict[str, None] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)  # shortest and longest s_kv, of shapes put together here
+    others: int = 0  # calls of other shapes among ``calls``
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def count_backward(self, *_: Any) -> None:
+        """A hook for an autograd node: that it ran. Changes no gradient."""
+        self.backward_calls += 1
+
+    def site(self) -> Site:
+        seen, notes = self.seen, [*self.seen.notes, *self.notes]
+        if self.others:
+            low, high = self.lengths
+            notes.append(f"{self.others} of these calls have other shapes, with s_kv from {low} to {high}")
+        return Site(
+            where=self.where,
+            calls=self.calls,
+            backward=self.backward,
+            backward_calls=self.backward_calls,
+            **{**seen._asdict(), "notes": tuple(dict.fromkeys(notes))},
+            **{name: value for name, value in self.extra.items() if name in Site.model_fields},
+        )
+
+
+class Book:
+    """All tallies of a session."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[Any, ...], dict[Any, Tally]] = {}
+        self._lock = Lock()
+        self.dropped = 0  # calls at places beyond MOST_PLACES
+
+    def tally(self, where: str, seen: Seen) -> Tally:
+        """The tally where calls like this are counted: its own, or the last one of a place with many shapes.
+
+        The caller adds to ``calls``; calls of a shape that has no tally of its own are counted as ``others``.
+        """
+        with self._lock:
+            name = (where, seen.api, seen.forward, seen.compiled)
+            if name not in self._groups and len(self._groups) >= MOST_PLACES:
+                self.dropped += 1
+                name = ("elsewhere", seen.api, seen.forward, seen.compiled)
+            group = self._groups.setdefault(name, {})
+            asked = seen.params, seen.switches
+            tally = group.get(asked)
+            if tally is None and len(group) < MOST_SHAPES:
+                tally = group[asked] = Tally(name[0], seen)
+            if tally is not None:
+                return tally
+            last = next(reversed(group.values()))
+            last.others += 1
+            _widen(last, seen.params)
+            return last
+
+    def tallies(self) -> Iterator[Tally]:
+        for group in list(self._groups.values()):
+            yield from list(group.values())
+
+    def sites(self) -> tuple[Site, ...]:
+        """As records, in the order in which they were first seen."""
+        return tuple(tally.site() for tally in self.tallies() if tally.calls)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._groups.clear()
+
+
+def _widen(tally: Tally, params: AttentionParams | None) -> None:
+    lengths = [p.max_seqlen_kv for p in (tally.seen.params, params) if p is not None]
+    lengths += tally.lengths
+    tally.lengths[:] = [min(lengths, default=0), max(lengths, default=0)]
+
+
+# ---- Time and memory of calls, where they are asked for: medians of what each site's calls took --------
+# Time: CUDA events on a GPU, which wait for nothing; the clock on a CPU. Memory: the allocator's peak on a
+# GPU, which is reset for each call, so that the program's own reading of it changes; on a CPU what the call
+# is known to have written: its result and what was materialised. The first calls of a site are left out:
+# kernels are loaded then, and the operators inside are read.
+
+
+WARM_UP = 2
+MOST_SAMPLES = 100
+
+FORWARD, BACKWARD, PEAK = "_forward", "_backward", "_peak"
+"""Where a tally keeps its samples."""
+
+
+class Meter:
+    """Measures what runs while it is entered."""
+
+    def __init__(self, *, time: bool, memory: bool) -> None:
+        self._gpu = torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+        self._time, self._memory = time, memory
+        self._begun: Any = None
+        self._before = 0
+        self.took: Any = None  # seconds, or two events
+        self.peak: int | None = None
+
+    def __enter__(self) -> Meter:
+        if self._memory and self._gpu:
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        if self._time:
+            self._begun = _now(self._gpu)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._time:
+            self.took = _between(self._begun, _now(self._gpu))
+        if self._memory and self._gpu:
+            self.peak = torch.cuda.max_memory_allocated() - self._before
+
+    def file(self, tally: Tally, out: Any) -> None:
+        """Keep it with the tally where the call was counted."""
+        if self.took is not None:
+            sample(tally, FORWARD, self.took)
+        if self._memory:
+            written = out[0] if isinstance(out, (tuple, list)) and out else out
+            peak = self.peak
+            if peak is None and isinstance(written, Tensor):
+                peak = written.numel() * written.element_size()
+                peak += sum(one.bytes for one in tally.seen.materialised)
+                tally.notes["memory is what the call is known to have written: there is no GPU"] = None
+            if peak is not None:
+                sample(tally, PEAK, peak)
+
+
+def _now(gpu: bool) -> Any:
+    if not gpu:
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(begun: Any, ended: Any) -> Any:
+    return ended - begun if isinstance(begun, float) else (begun, ended)
+
+
+def sample(tally: Tally, name: str, value: Any) -> None:
+    kept = tally.extra.get(name)
+    if kept is None:
+        kept = tally.extra[name] = deque(maxlen=MOST_SAMPLES + WARM_UP)
+    if len(kept) < MOST_SAMPLES + WARM_UP:  # the first ones: they cost no more than a list
+        kept.append(value)
+
+
+def time_backward(tally: Tally, node: Any) -> None:
+    """From the moment when an autograd node is run until it is done."""
+    begun: list[Any] = []
+
+    def before(_: Any) -> None:
+        begun.append(_now(torch.cuda.is_initialized()))
+
+    def after(*_: Any) -> None:
+        if begun:
+            sample(tally, BACKWARD, _between(begun.pop(), _now(torch.cuda.is_initialized())))
+
+    node.register_prehook(before)
+    node.register_hook(after)
+
+
+def settle(tallies: Iterable[Tally]) -> None:
+    """Medians of what was sampled, as the fields of a Site."""
+    for tally in tallies:
+        for name, reported in (
+            (FORWARD, "seconds"), (BACKWARD, "backward_seconds"), (PEAK, "peak_bytes")
+        ):  # fmt: skip
+            values = list(tally.extra.get(name, ()))
+            if values:
+                values = [_number(value) for value in (values[WARM_UP:] or values)]
+                tally.extra[reported] = int(median(values)) if reported == "peak_bytes" else median(values)
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    begun, ended = value
+    ended.synchronize()
+    return begun.elapsed_time(ended) / 1e3
+
 
 OBSERVERS: tuple[str, ...] = ("sdpa", "by_hand", "modules", "libraries", "compiled")
 """Modules of this folder. A later one may take over a function from an earlier one."""

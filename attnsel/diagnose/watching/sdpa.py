@@ -2,22 +2,151 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.bias import CausalBias
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from attnsel.diagnose.watching.hooks import Ran
-from attnsel.diagnose.watching.observe import Call, Observer, Recorder
-from attnsel.diagnose.watching.operators import GRADIENTS, MATH, OPERATORS, ZEROS, Operator, operator_name
-from attnsel.diagnose.watching.places import Place
-from attnsel.diagnose.watching.question import fits, question
+from attnsel.diagnose.watching.hooks import GRADIENTS, MATH, OPERATORS, ZEROS, Operator, Ran, operator_name
+from attnsel.diagnose.watching.observe import Call, Observer, Place, Recorder, Seen
 from attnsel.diagnose.watching.record import Api
-from attnsel.diagnose.watching.sites import Seen
 from attnsel.dispatchers.torch.switches import Set, as_words, set_here
 from attnsel.errors import InvalidInput, in_words
+from attnsel.params import AttentionParams, Tensors, TensorSpec, read_dtype
+
+# ---- A call of F.scaled_dot_product_attention in attnsel's words ---------------------------------------
+
+
+def question(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool
+) -> AttentionParams:
+    """q, k, v [.., h, s, d]: the third dimension from the end are heads, of which there is one where there
+    is none; all before it are the batch. ``mask`` is kept as it was given, as F.sdpa chooses by its rank.
+
+    Raises InvalidInput for what F.sdpa computes and a question has no words for.
+    """
+    rank = max(t.dim() for t in (q, k, v))
+    if min(t.dim() for t in (q, k, v)) < 2:
+        raise InvalidInput("query.shape", tuple(q.shape), "must have at least 2 dimensions")
+    heads, groups, of_v = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k, v))
+    if groups != of_v:
+        raise InvalidInput("value.shape", tuple(v.shape), f"must have key's number of heads, {groups}")
+    lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))
+    dtype = _computed_in(q)
+    return AttentionParams(
+        dtype=read_dtype(dtype),
+        qkv_layout="bhsd",
+        batch_size=math.prod(lead),
+        num_heads=heads,
+        num_gqa_groups=groups,
+        max_seqlen_q=q.shape[-2],
+        max_seqlen_kv=k.shape[-2],
+        head_dim_qk=q.shape[-1],
+        head_dim_v=v.shape[-1],
+        attention_dropout=dropout,
+        # F.sdpa drops out whenever it is told to, and chooses by it.
+        is_training=dropout > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        tensors=Tensors(
+            q=_spec(q, lead),
+            k=_spec(k, lead),
+            v=_spec(v, lead),
+            mask=_mask_spec(mask, lead),
+            rank=min(8, rank),
+        ),
+        **_mask_fields(mask, causal, q.shape[-2]),
+    )
+
+
+def fits(mask: Tensor, q: Tensor, k: Tensor, enable_gqa: bool) -> bool:
+    """Whether a mask can be added to the scores in place, as math does it, and leaves their type."""
+    if isinstance(mask, CausalBias):
+        return True
+    if mask.dim() > max(q.dim(), k.dim()) or min(q.dim(), k.dim()) < 2:
+        return False
+    reduced = getattr(torch.backends.cuda, "fp16_bf16_reduction_math_sdp_allowed", bool)()
+    if reduced and mask.dtype not in (torch.bool, q.dtype):
+        return False
+    heads_of_k = q.shape[-3:-2] if enable_gqa else k.shape[-3:-2]
+    try:
+        lead = torch.broadcast_shapes(q.shape[:-2], (*k.shape[:-3], *heads_of_k))
+        scores = (*lead, q.shape[-2], k.shape[-2])
+        return torch.broadcast_shapes(scores, mask.shape) == scores
+    except RuntimeError:
+        return False
+
+
+def _mask_fields(mask: Tensor | None, causal: bool, s_q: int) -> dict[str, Any]:
+    if isinstance(mask, CausalBias):
+        lower = mask.variant == CausalVariant.LOWER_RIGHT and mask.seq_len_q != mask.seq_len_kv
+        return {"attn_mask_type": "causal_bottom_right" if lower else "causal"}
+    if mask is None:
+        return {"attn_mask_type": "causal" if causal else "no_mask"}
+    if mask.dtype == torch.bool:
+        return {"attn_mask_type": "arbitrary"}
+    return {
+        "attn_mask_type": "no_mask",
+        "core_attention_bias_type": "post_scale_bias",
+        "core_attention_bias_shape": _bias_shape(mask, s_q),
+        "core_attention_bias_requires_grad": mask.requires_grad and torch.is_grad_enabled(),
+    }
+
+
+def _bias_shape(mask: Tensor, s_q: int) -> str:
+    """Which of a bias's dimensions are not 1, [b, h, s_q, s_kv] from the end: a mask may have fewer."""
+    sizes = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    batch, heads = (size != 1 for size in sizes[-4:-2])
+    if not batch and not heads and sizes[-2] == 1 and s_q != 1:
+        return "111s"
+    return ("b" if batch else "1") + ("h" if heads else "1") + "ss"
+
+
+def _computed_in(t: Tensor) -> torch.dtype:
+    """The type that F.sdpa is given: autocast casts tensors before."""
+    kind = t.device.type
+    if t.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return t.dtype
+    return torch.get_autocast_dtype(kind)
+
+
+def _spec(t: Tensor, lead: tuple[int, ...]) -> TensorSpec | None:
+    """How a tensor lies in memory, if it is [b, h, s, d]; None where that is dense and aligned."""
+    if t.dim() != 4:
+        return None
+    dtype, stride = _computed_in(t), t.stride()
+    alignment = math.gcd(t.data_ptr(), 16) or 16
+    if dtype != t.dtype:
+        stride, alignment = torch.empty_like(t, dtype=dtype, device="meta").stride(), 16
+    # Of a dimension of one element any stride is dense, and F.sdpa looks at the last one all the same.
+    dense = t.is_contiguous() and stride[-1] == 1
+    if dense and alignment == 16 and t.shape[:1] == lead:
+        return None
+    return TensorSpec(
+        shape=tuple(t.shape),
+        stride=tuple(stride),
+        dtype=read_dtype(dtype),
+        alignment=alignment,
+        requires_grad=t.requires_grad,
+    )
+
+
+def _mask_spec(mask: Tensor | None, lead: tuple[int, ...]) -> TensorSpec | None:
+    """As it was given: F.sdpa chooses by its rank, its layout and whether it requires a gradient."""
+    if mask is None or isinstance(mask, CausalBias) or mask.dim() > 4:
+        return None
+    shape = tuple(mask.shape)
+    if len(lead) > 1 and mask.dim() == 4 and shape[0] != 1:
+        shape = (math.prod(lead), *shape[1:])  # one for each of the last of several dimensions of a batch
+    return TensorSpec(
+        shape=shape,
+        stride=tuple(mask.stride()),
+        dtype="bool" if mask.dtype == torch.bool else read_dtype(_computed_in(mask)),
+        requires_grad=mask.requires_grad,
+    )
+
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LIBRARIES: dict[str, Api] = {"transformers": "transformers", "diffusers": "diffusers", "attnsel": "attnsel"}

@@ -18,11 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnsel.dispatchers.te import filters_masks  # noqa: F401  (registers the second half)
-from attnsel.dispatchers.te.asked import EVERY, FLASH, FLASH_2, FLASH_3, FLASH_4, FUSED, UNFUSED, Asked
+from attnsel.dispatchers.te import filters as filters_masks  # noqa: F401  (registers the second half)
+from attnsel.dispatchers.te.asked import (
+    EVERY,
+    FLASH,
+    FLASH_2,
+    FLASH_3,
+    FLASH_4,
+    FUSED,
+    SWITCHES,
+    UNFUSED,
+    Asked,
+    held,
+)
 from attnsel.dispatchers.te.filters import FILTERS
 from attnsel.dispatchers.te.query import clauses, sub_backend
-from attnsel.dispatchers.te.switches import SWITCHES, held
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams

@@ -15,7 +15,7 @@ from attnsel.dispatchers.torch.switches import Held
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams, TensorSpec
-from attnsel.verdicts.verdict import Reason
+from attnsel.verdicts.reasons import Reason
 
 HEADER = "sdp_utils_cpp.h"
 CUDA = "cuda/sdp_utils.cpp"

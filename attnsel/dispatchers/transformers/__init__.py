@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attnsel.dispatchers.transformers.implementations import NAMES, Attempt, attempt
-from attnsel.dispatchers.transformers.releases import read_for, source
-from attnsel.dispatchers.transformers.switches import SWITCHES, Asked, held, read_switches
+from attnsel.dispatchers.transformers.switches import SWITCHES, Asked, held, read_for, read_switches, source
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
 from attnsel.verdicts.dispatch import Dispatch, Offer, Refusal

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnsel.flash_attn.arguments import refuse
+from attnsel.flash_attn.options import refuse
 
 
 def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from attnsel.errors import InvalidInput
-from attnsel.pages.can_i_use.feature import BOTH, INFERENCE, TRAINING, Feature
+from attnsel.pages.can_i_use import BOTH, INFERENCE, TRAINING, Feature
 
 
 def _heads(size: int, about: str) -> Feature:

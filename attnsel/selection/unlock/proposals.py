@@ -19,12 +19,11 @@ from attnsel.environment.wheels import Wheel, flash_attn_wheel
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY, Rule
-from attnsel.selection.adaptations.search import ADAPTERS
-from attnsel.selection.adaptations.transforms import type_without_mask
-from attnsel.selection.memory import memory_parts
+from attnsel.selection.adaptations import ADAPTERS, type_without_mask
+from attnsel.selection.evaluate import memory_parts
 from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
+from attnsel.verdicts.reasons import Reason
 from attnsel.verdicts.requirements import AnyBuild, AtLeast, AtLeastBytes, Installed
-from attnsel.verdicts.verdict import Reason
 
 Move = Mapping[str, Any]
 """Fields and the values they take, on top of what was changed before."""

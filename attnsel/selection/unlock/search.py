@@ -23,24 +23,26 @@ from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.selection.unlock.change import (
     EFFECTS,
+    Applicability,
     Changes,
     Cost,
     Scenario,
+    VersionRange,
     changed,
     cost_of,
     effect_of,
     grouped,
+    render_change,
 )
-from attnsel.selection.unlock.install import Install, needs_software, resolve
 from attnsel.selection.unlock.proposals import edges, how_far, moves_against, nearest_gpus
-from attnsel.selection.unlock.words import Applicability, VersionRange, render_change
+from attnsel.selection.unlock.software import Install, needs_software, resolve
 
 if TYPE_CHECKING:
     from attnsel.environment import Environment
     from attnsel.params import AttentionParams
     from attnsel.policy import Policy
     from attnsel.selection.view import SelectionView
-    from attnsel.verdicts.verdict import Candidate
+    from attnsel.verdicts.reasons import Candidate
 
     Ask = Callable[[AttentionParams, Environment, Policy], SelectionView]
     AskAbout = Callable[[str, AttentionParams, Environment, Policy], Candidate]

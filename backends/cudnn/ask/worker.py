@@ -19,7 +19,7 @@ from attnsel.backends.cudnn.ask import libraries
 from attnsel.backends.cudnn.ask.libraries import Missing
 from attnsel.backends.cudnn.build import check, declare, engines, workspace_bounded
 from attnsel.backends.cudnn.graph import Graph
-from attnsel.base.child import answering
+from attnsel.base.processes import answering
 from attnsel.environment.versions import Version
 
 _LOG_LIMIT = 8000  # characters of the library's log that go into an answer

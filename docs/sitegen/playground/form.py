@@ -17,11 +17,10 @@ from attnsel.cli.explain import explain
 from attnsel.cli.flags import FLAGS, SHORTHANDS
 from attnsel.cli.matrix import matrix
 from attnsel.dispatchers import DISPATCHERS
-from attnsel.environment.flash_attn_wheels import NEWEST_SDIST
 from attnsel.environment.gpus import CATALOGUE
-from attnsel.environment.published import PUBLISHED
 from attnsel.environment.releases import BUILDS
 from attnsel.environment.versions import Version
+from attnsel.environment.wheels import NEWEST_SDIST, PUBLISHED
 
 _FIRST = (
     "gpu",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnsel.base import child as _child
+from attnsel.base import processes as _child
 
 PLANTED = (
     "json.py",

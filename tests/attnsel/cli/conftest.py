@@ -49,7 +49,7 @@ def asked(monkeypatch, run):
         got = []
         with monkeypatch.context() as only:
             only.setattr(
-                "attnsel.cli.as_dispatcher.select",
+                "attnsel.cli.question.select",
                 lambda p, e, policy: got.append((p, e, policy)) or select(p, e),
             )
             code, _, err = run(line)

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from attnsel import Environment
-from attnsel.cli import cuda_libraries
-from attnsel.cli.cuda_findings import find_cuda
-from attnsel.cli.cuda_libraries import PIECES, look
+from attnsel.cli import findings as cuda_libraries
+from attnsel.cli.findings import PIECES, find_cuda, look
 from attnsel.cli.probe import CudaLibraries
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for .so files")

@@ -9,10 +9,9 @@ from types import ModuleType
 import pytest
 
 from attnsel import Environment, settings
-from attnsel.cli import flash_probe, probe
-from attnsel.cli.flash_errors import explain
-from attnsel.cli.flash_findings import find_flash
-from attnsel.cli.flash_users import uses
+from attnsel.cli import flash as flash_probe
+from attnsel.cli import probe
+from attnsel.cli.flash import explain, find_flash, uses
 from attnsel.cli.probe import FlashFacts, Probe, ProbedMachine
 from attnsel.environment.installed import FLASH_ATTN
 from fake_packages import (

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from attnsel import AttentionParams, Environment, Policy
-from attnsel.cli.flags import ALIASES, FLAG_OF, FLAGS, SHORTHANDS
-from attnsel.cli.numbers import read_count, read_window
+from attnsel.cli.flags import ALIASES, FLAG_OF, FLAGS, SHORTHANDS, read_count, read_window
 from attnsel.cli.suggest import meant_flag
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from attnsel import AttentionParams, Environment, select
-from attnsel.cli.axes import read_axis
+from attnsel.cli.matrix import read_axis
 from attnsel.errors import InvalidInput
 from tables import each
 

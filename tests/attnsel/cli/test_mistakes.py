@@ -173,7 +173,7 @@ ENV_FILES: list[tuple[Any, str]] = [
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="there is no /dev/zero")
 @each("flag, made, said", [("--params", *r) for r in PARAMS_FILES] + [("--env", *r) for r in ENV_FILES])
 def test_files(refused, written, tmp_path, monkeypatch, flag, made, said):
-    monkeypatch.setattr("attnsel.cli.files._PATIENCE", 0.05)
+    monkeypatch.setattr("attnsel.cli.question._PATIENCE", 0.05)
     path = made(tmp_path) if callable(made) else written(made)
     told = refused(["explain", *(["--gpu", "H100"] if flag == "--params" else []), flag, str(path)])
     assert said in told

@@ -11,7 +11,7 @@ import pytest
 from attnsel.cli import main
 from attnsel.pages.commands import example_commands
 from attnsel.rules import REGISTRY, Rule, load_all
-from attnsel.rules.examples import question
+from attnsel.rules.codes import question
 from tables import each
 
 load_all()
@@ -62,7 +62,7 @@ def test_the_command_of_an_example_asks_the_example(pages, monkeypatch):
         asked.append((p, env))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnsel.cli.as_dispatcher.select", catch)
+    monkeypatch.setattr("attnsel.cli.question.select", catch)
     for page in pages:
         commands = example_commands(page)
         for name, command in commands.items():

@@ -18,7 +18,7 @@ if not (dist.is_available() and dist.is_gloo_available()):
 import context_parallel_cases as cases
 import ranks
 from attnsel import Environment
-from attnsel.context_parallel import question
+from attnsel.context_parallel import run as question
 from attnsel.runtime import dispatch
 from emulated_flash_attn import installed
 

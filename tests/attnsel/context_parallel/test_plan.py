@@ -10,16 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy
-from attnsel.context_parallel import estimate as cost
+from attnsel.context_parallel import plan as cost
 from attnsel.context_parallel import schedule
 from attnsel.context_parallel.plan import plan
 from attnsel.context_parallel.schedule import StepCall, steps_of
 from attnsel.environment.gpus import CATALOGUE, FAMILIAR
 from attnsel.environment.hardware_specs import FIGURES, figures_of
-from attnsel.params.checks import MOST_RANKS
-from attnsel.selection import step_geometry as geometry
-from attnsel.selection.step_geometry import Band, RingSizes
-from attnsel.selection.steps import RankLayout, layouts, sizes_of
+from attnsel.params.attention import MOST_RANKS
+from attnsel.selection import steps as geometry
+from attnsel.selection.steps import Band, RankLayout, RingSizes, layouts, sizes_of
 from tables import each
 
 H100 = Environment.describe(gpu="H100")

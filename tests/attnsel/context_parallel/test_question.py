@@ -14,16 +14,14 @@ if not dist.is_available():
 
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.registry import CANDIDATES
-from attnsel.context_parallel.comm import Member
-from attnsel.context_parallel.group import ContextParallel
-from attnsel.context_parallel.question import select_for_ranks
-from attnsel.context_parallel.run import OnRanks
+from attnsel.context_parallel.group import ContextParallel, Member
+from attnsel.context_parallel.run import OnRanks, select_for_ranks
 from attnsel.runtime import kernels
 from attnsel.runtime.call import NO_EXTRAS, Call, Extras, config
 from attnsel.runtime.dispatch import make_call
 from attnsel.selection.steps import step_question, step_shapes
 from attnsel.settings import current
-from attnsel.verdicts.evidence import NO_EVIDENCE
+from attnsel.verdicts.reasons import NO_EVIDENCE
 from tables import each
 
 torch.set_num_threads(1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from attnsel import select
 from attnsel.diagnose import framework_fixes
-from attnsel.diagnose.framework_fixes import TOPICS, fixes, replacement, topics
-from attnsel.diagnose.framework_fixes.ways import WAYS
+from attnsel.diagnose.framework_fixes import TOPICS, WAYS, fixes, replacement, topics
 from attnsel.dispatchers import Refusal
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams

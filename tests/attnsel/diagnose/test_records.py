@@ -23,11 +23,11 @@ from attnsel import AttentionParams, Environment, InvalidInput, select  # noqa: 
 from attnsel.diagnose.framework_fixes import TOPICS, replacement, topics, ways_out  # noqa: E402
 from attnsel.diagnose.ranks.answer import read  # noqa: E402
 from attnsel.diagnose.ranks.words import nothing_found, render, render_markdown  # noqa: E402
-from attnsel.diagnose.replay.build import build  # noqa: E402
+from attnsel.diagnose.replay.run import build  # noqa: E402
 from attnsel.diagnose.replay.script import program  # noqa: E402
-from attnsel.diagnose.watching.operators import OPERATORS  # noqa: E402
+from attnsel.diagnose.watching.hooks import OPERATORS  # noqa: E402
+from attnsel.diagnose.watching.judge import Watched  # noqa: E402
 from attnsel.diagnose.watching.record import Api, Process, Site  # noqa: E402
-from attnsel.diagnose.watching.report import Watched  # noqa: E402
 from attnsel.dispatchers import Refusal  # noqa: E402
 from attnsel.rules import REGISTRY, load_all  # noqa: E402
 from attnsel.runtime.replay_file import ReplayFile  # noqa: E402

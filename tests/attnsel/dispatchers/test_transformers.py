@@ -10,7 +10,7 @@ import pytest
 
 from attnsel import AttentionParams, Environment
 from attnsel.dispatchers import dispatched_by
-from attnsel.dispatchers.transformers.sdpa import sdpa_call
+from attnsel.dispatchers.transformers.implementations import sdpa_call
 from attnsel.dispatchers.transformers.switches import read_switches
 from tables import each
 

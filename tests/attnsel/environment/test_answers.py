@@ -12,8 +12,7 @@ from attnsel import Environment
 from attnsel.environment import COMPONENTS, without_code
 from attnsel.environment.gpus import CATALOGUE, Gpu, look_up_gpu
 from attnsel.environment.hardware_specs import figures_of
-from attnsel.environment.releases import builds_of, default_build, fitting_build, no_code
-from attnsel.environment.te_releases import bundled_frontend
+from attnsel.environment.releases import builds_of, bundled_frontend, default_build, fitting_build, no_code
 from attnsel.environment.versions import Version, Versions, cudnn
 from attnsel.environment.wheels import flash_attn_wheel, install_flash_attn_3, install_flash_attn_4
 from records import Record, words_of

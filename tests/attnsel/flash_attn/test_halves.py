@@ -14,7 +14,7 @@ import attnsel
 from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import FallbackWarning, SelfCheckWarning
 from attnsel.environment import Environment
-from attnsel.flash_attn import forward
+from attnsel.flash_attn import functions as forward
 from attnsel.flash_attn.interface import (
     _flash_attn_backward,
     _flash_attn_forward,

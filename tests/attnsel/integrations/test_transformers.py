@@ -160,7 +160,7 @@ def test_restarting_positions_and_lengths_of_a_collator_are_packed_sequences(pai
 def test_what_a_layer_gets_as_its_mask(hf, monkeypatch):
     from transformers.modeling_utils import AttentionInterface
 
-    from attnsel.integrations.visibility import Visible
+    from attnsel.integrations.transformers import Visible
 
     seen = []
 
@@ -227,8 +227,7 @@ def test_a_floating_mask_is_added_and_a_two_dimensional_one_is_padding():
 
 
 def test_what_is_not_known_or_contradicts_is_named():
-    from attnsel.integrations.transformers import register
-    from attnsel.integrations.visibility import Visible
+    from attnsel.integrations.transformers import Visible, register
 
     packed = torch.tensor([0, 8])
     for mask, arguments, field in (
@@ -279,7 +278,7 @@ def _resolved(hf) -> Iterator[None]:
     """``flash_attention_2`` is attnsel's functions, and afterwards transformers' checks are its own."""
     from transformers.utils import import_utils
 
-    from attnsel.integrations import transformers_flash
+    from attnsel.integrations import program as transformers_flash
 
     assert flash_attn_shim.install(force=True)
     assert [transformers_flash.resolve() for _ in range(2)] == ["flash_attention_2"] * 2

@@ -25,8 +25,7 @@ def cases(m):
 @pytest.mark.filterwarnings("ignore::attnsel.debug.CopyWarning")
 def test_every_mask_function_beside_every_padding():
     theirs = pytest.importorskip("transformers.masking_utils", reason="transformers is not installed")
-    from attnsel.integrations.transformers import attention_forward
-    from attnsel.integrations.visibility import Visible, visible
+    from attnsel.integrations.transformers import Visible, attention_forward, visible
 
     made, kinds = torch.Generator().manual_seed(0), set()
     for function, padding, (rows, keys) in cases(theirs):

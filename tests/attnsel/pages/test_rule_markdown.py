@@ -5,14 +5,8 @@ from __future__ import annotations
 import shlex
 
 from attnsel.cli import main
-from attnsel.pages.rule_answer import answer_to, beyond
-from attnsel.pages.rule_facts import (
-    cards_of,
-    generations,
-    gpu_words,
-)
-from attnsel.pages.rule_markdown import Links, page_markdown
-from attnsel.pages.rule_prose import prose
+from attnsel.pages.rule import cards_of, generations, gpu_words
+from attnsel.pages.rule_markdown import Links, answer_to, beyond, page_markdown, prose
 from attnsel.rules import find_rule, load_all
 from attnsel.rules.api import removed
 from tables import each

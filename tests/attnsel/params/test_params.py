@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnsel import AttentionParams, InvalidInput
-from attnsel.params.recipes import DelayedScaling, Float8CurrentScaling
+from attnsel.params.options import DelayedScaling, Float8CurrentScaling
 
 
 class Unwritable:

@@ -12,7 +12,7 @@ import pytest
 
 from attnsel.params import AttentionParams
 from attnsel.plugins import CandidateRecord
-from attnsel.rules.features import FEATURES, WORDS
+from attnsel.rules.takes import FEATURES, WORDS
 from paths import ROOT
 from plugin_packages import Answer, answers, by_hand, python
 

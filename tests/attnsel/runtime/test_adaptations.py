@@ -20,14 +20,13 @@ from attention_calls import Problem, complaint, make
 from attnsel import DotProductAttention, InvalidInput, attention, configure, functional, override
 from attnsel.decision import select
 from attnsel.runtime import dispatch as run
-from attnsel.runtime.adaptations import Adapted, adapted
-from attnsel.runtime.adapted_rows import lengthened
+from attnsel.runtime.adaptations import Adapted, adapted, lengthened
 from attnsel.runtime.call import Call as Operands
+from attnsel.runtime.call import assume_all_visible, known_to_be_trivial, trivial_mask
 from attnsel.runtime.inputs import params_of
-from attnsel.runtime.trivial_mask import assume_all_visible, known_to_be_trivial, trivial_mask
-from attnsel.selection.adaptations.search import ADAPTERS
+from attnsel.selection.adaptations import ADAPTERS
 from attnsel.settings import current
-from attnsel.verdicts.verdict import Adaptation
+from attnsel.verdicts.reasons import Adaptation
 from call_cases import PLAIN_AXES, Row, made, rows
 from tables import each
 

@@ -47,13 +47,13 @@ for name in json.loads(sys.argv[1]):
 from attnsel import AttentionParams, DotProductAttention, Environment, Policy, attention, select
 from attnsel.context_parallel.plan import plan
 from attnsel.flash_attn import flash_attn_func
-from attnsel.runtime import cache, compiled, dispatch, explicit_backward, lengths, refusals
+from attnsel.runtime import cache, compiled, dispatch, explicit_backward, refusals
 from attnsel.runtime.call import NO_EXTRAS, config
 h100 = Environment.describe("H100", cudnn="9.1.0")
 for fields in ({"head_dim_qk": 192, "head_dim_v": 128}, {"max_seqlen_q": 1000}):
     select(AttentionParams(**fields), h100, policy=Policy(allow_known_bugs=("BUG006",))).report()
 plan(AttentionParams(num_heads=8, cp_size=4), h100).report()
-lengths.record_length(select(AttentionParams(is_training=False), h100))
+cache.record_length(select(AttentionParams(is_training=False), h100))
 with attnsel.override(selfcheck="all"):
     q, k, v = (torch.randn(2, 8, 2, 16).requires_grad_() for _ in range(3))
     attention(q, k, v, core_attention_bias_type="alibi", attn_mask_type="causal").sum().backward()
@@ -102,7 +102,7 @@ def seen() -> dict[str, Any]:
 BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.backends.sdpa.ops.forward_op": "an entry for each kernel of PyTorch's",
     "attnsel.backends.sdpa.ops.backward_op": "an entry for each kernel of PyTorch's",
-    "attnsel.backends.sdpa.shapes.cudnn_lse_dims": "it takes no argument",
+    "attnsel.backends.sdpa.ops.cudnn_lse_dims": "it takes no argument",
     "attnsel.backends.sdpa.varlen.forward_op": "it takes no argument",
     "attnsel.backends.sdpa.varlen.backward_op": "it takes no argument",
     "attnsel.backends.sdpa.varlen._one_random_state": "it takes no argument",
@@ -137,7 +137,7 @@ def test_clear_cache_empties_what_remembers(seen: dict[str, Any]) -> None:
 
 # Containers of modules that begin empty, and what bounds them.
 FILLED_LATER = {
-    "attnsel.base.lock._every": "holds locks weakly, which modules and caches hold",
+    "attnsel.base.processes._every": "holds locks weakly, which modules and caches hold",
     "attnsel.context_parallel.group._CALLS": "holds process groups weakly, which others hold",
     "attnsel.backends.registry._complete": "a function that loads plug-ins registers itself once",
     "attnsel.debug._announced": "emptied at _MOST_REMEMBERED",
@@ -149,16 +149,16 @@ FILLED_LATER = {
     "attnsel.runtime.compiled._traced": "the oldest go at _MOST_TRACED",
     "attnsel.cli.program._replaced": "the command runs one program",
     "attnsel.runtime.kernels.KERNELS": "an entry for each candidate",
-    "attnsel.backends.cudnn.session._free": "as many handles as threads lived at one time",
+    "attnsel.backends.cudnn.plans._free": "as many handles as threads lived at one time",
     "attnsel.backends.sdpa.masks._held": "holds masks weakly, which autograd holds",
     "attnsel.backends.sdpa.masks._last": "an entry for each device",
-    "attnsel.backends.triton.interpret._twins": "an entry for each kernel of ours",
-    "attnsel.backends.triton.interpret._library": "an entry for each function of triton.language",
-    "attnsel.base.spawned._first": "an entry for each shim",
+    "attnsel.backends.triton.compiler._twins": "an entry for each kernel of ours",
+    "attnsel.backends.triton.compiler._library": "an entry for each function of triton.language",
+    "attnsel.base.processes._first": "an entry for each shim",
     "attnsel.dispatchers.te.filters.FILTERS": "an entry for each filter, declared on import",
     "attnsel.dispatchers.te.query.CLAUSES": "an entry for each clause, declared on import",
     "attnsel.dispatchers.te.query.FP8_CLAUSES": "an entry for each clause, declared on import",
-    "attnsel.plugins.guards._told": "an entry for each rule and memory model of plug-ins",
+    "attnsel.plugins._told": "an entry for each rule and memory model of plug-ins",
     "attnsel.plugins._looked_at": "an entry for each plug-in",
     "attnsel.rules._limited": "an entry for each candidate",
 }

@@ -6,9 +6,8 @@ from attnsel import AttentionParams, select
 from attnsel.base.model import lazy
 from attnsel.params.attention import _SIZES
 from attnsel.rules import REGISTRY
-from attnsel.selection.adaptations.search import stages
-from attnsel.selection.evaluate import NONE_WAIVED, findings, reevaluate
-from attnsel.selection.rule_dependencies import ALL, fields_of, fields_read
+from attnsel.selection.adaptations import stages
+from attnsel.selection.evaluate import ALL, NONE_WAIVED, fields_of, fields_read, findings, reevaluate
 from questions import questions
 
 

@@ -9,9 +9,8 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import select
 from attnsel.plugins import load_plugins
 from attnsel.rules import REGISTRY
-from attnsel.selection.inquiry import Inquiry
-from attnsel.selection.rank import asked, at_best, key_of, rank_key
-from attnsel.verdicts.evidence import NO_EVIDENCE, Evidence, Refusal
+from attnsel.selection.inquiry import Inquiry, asked, at_best, key_of, rank_key
+from attnsel.verdicts.reasons import NO_EVIDENCE, Evidence, Refusal
 from questions import questions
 
 load_plugins()

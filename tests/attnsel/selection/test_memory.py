@@ -12,7 +12,7 @@ from attnsel import (
     override,
     select,
 )
-from attnsel.selection.memory import memory_parts
+from attnsel.selection.evaluate import memory_parts
 from tables import each
 
 H100 = Environment.describe("H100", cudnn="9.13.0", torch="2.9.1")

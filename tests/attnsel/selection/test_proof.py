@@ -11,8 +11,8 @@ import pytest
 from attnsel import AttentionParams, Environment, select
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import _select
-from attnsel.selection import rank
-from attnsel.selection.proof import unproven, unproven_parts
+from attnsel.rules.takes import unproven, unproven_parts
+from attnsel.selection import inquiry as rank
 from attnsel.verdicts.record import CandidateRecord, Proven
 from tables import each
 

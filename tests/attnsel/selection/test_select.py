@@ -9,8 +9,8 @@ import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, NoBackendError, Policy, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.params.recipes import DelayedScaling
-from attnsel.verdicts.evidence import Evidence, Refusal
+from attnsel.params.options import DelayedScaling
+from attnsel.verdicts.reasons import Evidence, Refusal
 from questions import questions
 from tables import each
 

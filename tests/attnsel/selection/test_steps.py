@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnsel.selection.step_geometry import (
-    Band,
-    Part,
-    RingSizes,
-    gathered_parts,
-    ring_parts,
-    shapes,
-    shifts,
-)
+from attnsel.selection.steps import Band, Part, RingSizes, gathered_parts, ring_parts, shapes, shifts
 
 CAUSAL = Band(None, 0)
 

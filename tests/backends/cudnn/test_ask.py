@@ -20,10 +20,8 @@ import emulated_cudnn
 from attnsel import AttentionParams
 from attnsel.backends.cudnn.ask import client, libraries
 from attnsel.backends.cudnn.ask.client import Library
-from attnsel.backends.cudnn.ask.device import device_json
-from attnsel.backends.cudnn.ask.libraries import Missing
-from attnsel.backends.cudnn.call import planned
-from attnsel.backends.cudnn.graph import forward
+from attnsel.backends.cudnn.ask.libraries import Missing, device_json
+from attnsel.backends.cudnn.graph import forward, planned
 from attnsel.cli import main
 
 H100 = device_json(90, "H100")

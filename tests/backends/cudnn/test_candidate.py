@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import emulated_cudnn
 from attnsel import AttentionParams, DotProductAttention, Environment, attention, clear_cache, override
-from attnsel.backends.cudnn import session
+from attnsel.backends.cudnn import plans as session
 from attnsel.backends.cudnn.plans import PLANS
 from attnsel.debug import FallbackWarning, SlowPathWarning
 from attnsel.decision import select

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attnsel.backends.cudnn.ask import libraries
-from attnsel.backends.cudnn.ask.folder import Untrusted, cache_folder, private
+from attnsel.backends.cudnn.ask.libraries import Untrusted, cache_folder, private
 
 if not hasattr(os, "geteuid"):
     pytest.skip("no users as on Unix", allow_module_level=True)

@@ -18,9 +18,9 @@ import torch
 
 from attnsel import Environment
 from attnsel.backends.cudnn.ask.client import Library
-from attnsel.backends.cudnn.ask.device import device_json
-from attnsel.backends.cudnn.tensors import problem
-from attnsel.cli.library import by_rules
+from attnsel.backends.cudnn.ask.libraries import device_json
+from attnsel.backends.cudnn.run import problem
+from attnsel.cli.explain_more import by_rules
 from cudnn_calls import calls, params_of
 from cudnn_cases import FEATURES
 

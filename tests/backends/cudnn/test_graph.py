@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import emulated_cudnn
 from attnsel.backends.cudnn.build import declare
-from attnsel.backends.cudnn.call import Strided, planned
-from attnsel.backends.cudnn.graph import backward, forward
-from attnsel.backends.cudnn.words import engine_refusals, in_short, log_in_short
+from attnsel.backends.cudnn.candidate import engine_refusals, in_short, log_in_short
+from attnsel.backends.cudnn.graph import Strided, backward, forward, planned
 from attnsel.params import AttentionParams
 
 SMALL = {"batch_size": 2, "num_heads": 4, "max_seqlen_q": 8, "head_dim_qk": 16, "attn_mask_type": "no_mask"}

@@ -17,12 +17,11 @@ import emulated_cudnn
 from attention_cases import int32
 from attnsel import AttentionParams, Environment
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.cudnn import tensors
-from attnsel.backends.cudnn.ask.device import device_json
+from attnsel.backends.cudnn import run as tensors
+from attnsel.backends.cudnn.ask.libraries import device_json
 from attnsel.backends.cudnn.build import declare
-from attnsel.backends.cudnn.call import planned
-from attnsel.backends.cudnn.graph import UIDS, Graph, backward, forward
-from attnsel.backends.cudnn.workspace import workspace, workspace_in_pytorch
+from attnsel.backends.cudnn.candidate import workspace, workspace_in_pytorch
+from attnsel.backends.cudnn.graph import UIDS, Graph, backward, forward, planned
 from attnsel.environment.gpus import CATALOGUE
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from recorded import ASKED, Differences, calls

@@ -32,12 +32,14 @@ from attention_cases import (
     upstream,
 )
 from attnsel import AttentionParams
+from attnsel.backends.checks import default_slopes
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.cudnn import plans, session, tensors
-from attnsel.backends.cudnn.call import GraphCall, Strided, planned
+from attnsel.backends.cudnn import plans
+from attnsel.backends.cudnn import plans as session
+from attnsel.backends.cudnn import run as tensors
+from attnsel.backends.cudnn.graph import GraphCall, Strided, planned
 from attnsel.backends.cudnn.plans import PLANS, PlanCache, PlanRefused
 from attnsel.backends.cudnn.run import backward, forward, prepare
-from attnsel.backends.slopes import default_slopes
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.runtime.bind import make_spec
 from attnsel.runtime.call import config

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnsel.backends.cudnn import session
-from attnsel.backends.cudnn.words import refusal
+from attnsel.backends.cudnn import plans as session
+from attnsel.backends.cudnn.candidate import refusal
 
 CUDA0, CUDA1 = torch.device("cuda", 0), torch.device("cuda", 1)
 

@@ -11,9 +11,8 @@ import pytest
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.cudnn.build import workspace_bounded
-from attnsel.backends.cudnn.call import planned
-from attnsel.backends.cudnn.graph import Graph, backward, forward
-from attnsel.backends.cudnn.workspace import DP_LIMIT, DP_LIMIT_VARIABLE, adds_in_order, workspace
+from attnsel.backends.cudnn.candidate import DP_LIMIT, DP_LIMIT_VARIABLE, adds_in_order, workspace
+from attnsel.backends.cudnn.graph import Graph, backward, forward, planned
 from paths import ROOT
 from tables import each
 

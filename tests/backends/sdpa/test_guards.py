@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.sdpa import ops
-from attnsel.backends.sdpa.bound import bind
 from attnsel.backends.sdpa.guards import check, check_call, violations
 from attnsel.backends.sdpa.ops import resolve
+from attnsel.backends.sdpa.run import bind
 from tables import each
 
 torch.set_num_threads(1)

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attnsel.backends.checks import default_slopes
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.sdpa import masks, ops
-from attnsel.backends.sdpa.bound import bind
 from attnsel.backends.sdpa.masks import fold, hidden_score
 from attnsel.backends.sdpa.plan import MASK_ALIGNMENT, mask_itemsize, plan_mask
-from attnsel.backends.slopes import default_slopes
+from attnsel.backends.sdpa.run import bind
 from tables import each
 
 torch.set_num_threads(1)

@@ -25,7 +25,8 @@ from attention_cases import (
     with_garbage,
 )
 from attnsel.backends.contract import Spec
-from attnsel.backends.sdpa import conditions, ops, varlen
+from attnsel.backends.sdpa import guards as conditions
+from attnsel.backends.sdpa import ops, varlen
 from flash_op import FlashOp
 from forward_checks import pages_of
 from reference import attention_reference

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.tiled.philox import keep_mask, keep_scale, make_key, philox4x32
+from attnsel.backends.tiled.tiles import keep_mask, keep_scale, make_key, philox4x32
 from reference import keep_mask_reference, philox4x32_10
 from tables import each
 

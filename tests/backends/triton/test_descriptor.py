@@ -33,10 +33,9 @@ if importlib.util.find_spec("triton") is None:
 
 import triton
 
-from attnsel.backends.triton import descriptors
+from attnsel.backends.triton import launch as descriptors
 from attnsel.backends.triton.blocks import Block, Tiles
-from attnsel.backends.triton.descriptors import descriptor_block, scratch_memory
-from attnsel.backends.triton.launch import make_call
+from attnsel.backends.triton.launch import descriptor_block, make_call, scratch_memory
 from attnsel.backends.triton.run import forward
 
 torch.set_num_threads(1)

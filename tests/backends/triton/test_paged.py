@@ -106,7 +106,7 @@ def test_pages_are_clamped_into_the_pool_where_nothing_checked_them(
     page_size: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where the table is not read back: no crash, and nothing but the pool's own numbers."""
-    monkeypatch.setattr("attnsel.backends.pages.wrong_page", lambda *args, **sizes: None)
+    monkeypatch.setattr("attnsel.backends.rows.wrong_page", lambda *args, **sizes: None)
     spec, inputs = two_sequences(page_size)
     wild = inputs._replace(
         block_table=int32([[2**31 - 1, -(2**31), 99, -5]] * 2), seqlens_kv=int32([3 * page_size, 2**31 - 1])

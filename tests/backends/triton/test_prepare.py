@@ -41,10 +41,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return compile_only
 
     # By name: the package's functions hide the modules of the same name.
-    modules = [
-        importlib.import_module(f"attnsel.backends.triton.{name}")
-        for name in ("backward", "decode", "forward")
-    ]
+    modules = [importlib.import_module(f"attnsel.backends.triton.{name}") for name in ("backward", "forward")]
     for module in modules:
         for kernel in vars(module).values():
             if hasattr(kernel, "warmup") and kernel.fn.__name__.endswith("_kernel"):

@@ -23,8 +23,7 @@ from attention_cases import upstream
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.triton import blocks
 from attnsel.backends.triton import run as triton_run
-from attnsel.backends.triton.launch import Launch, check, make_call
-from attnsel.backends.triton.launch_decode import choose_splits
+from attnsel.backends.triton.launch import Launch, check, choose_splits, make_call
 from recorded import Differences, calls
 from records import Record
 

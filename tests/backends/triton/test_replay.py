@@ -17,7 +17,7 @@ if importlib.util.find_spec("triton") is None:
 import triton
 
 from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.backends.triton import replay
+from attnsel.backends.triton import run as replay
 from attnsel.backends.triton.run import backward, forward
 from mock_gpu import Launched, launching
 from tables import each

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import default_slopes
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.slopes import default_slopes
 from attnsel.backends.strides import Strided, layouts
 from attnsel.errors import UnsupportedArgument
 from attnsel.params import AttentionParams

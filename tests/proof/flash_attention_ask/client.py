@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from attnsel.base.child import Child, Unready, python
+from attnsel.base.processes import Child, Unready, python
 from attnsel.params import AttentionParams
 from flash_attention_ask.source import Missing, Source
 

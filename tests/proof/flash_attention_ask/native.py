@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from attnsel.backends.cudnn.ask.folder import Untrusted, cache_folder, private
+from attnsel.backends.cudnn.ask.libraries import Untrusted, cache_folder, private
 
 _STUBS = Path(__file__).with_name("stubs")
 _STABLE_SINCE = (2, 9)  # hopper/setup.py, "target_version", flash-attention 0251105a

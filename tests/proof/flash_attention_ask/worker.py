@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnsel.base.child import answering
+from attnsel.base.processes import answering
 from attnsel.params import AttentionParams
 from flash_attention_ask import package_cute
 from flash_attention_ask.blame import Verdict, judged

@@ -24,8 +24,8 @@ from attnsel.environment import COMPONENTS
 from attnsel.environment.gpus import ARCHITECTURES
 from attnsel.environment.versions import Version
 from attnsel.rules import REGISTRY, Rule, load_all
-from attnsel.rules.examples import question
-from attnsel.rules.hint import every_hint
+from attnsel.rules.api import every_hint
+from attnsel.rules.codes import question
 
 sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("net", "support")]
 

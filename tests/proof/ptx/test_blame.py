@@ -12,7 +12,8 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from attnsel.backends.triton import descriptors, run
+from attnsel.backends.triton import launch as descriptors
+from attnsel.backends.triton import run
 from attnsel.backends.triton.launch import Launch, make_call
 from paths import ROOT
 from ptx_interpreter import cases

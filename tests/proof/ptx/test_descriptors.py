@@ -11,7 +11,7 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from attnsel.backends.triton import descriptors
+from attnsel.backends.triton import launch as descriptors
 from ptx_interpreter import cases
 from ptx_interpreter.cases import Case, CaseReport, report_on
 

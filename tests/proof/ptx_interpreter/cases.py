@@ -19,8 +19,8 @@ from torch import Tensor
 
 import pool
 from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.backends.tiled.backward import backward as exact_backward
-from attnsel.backends.tiled.forward import forward as exact_forward
+from attnsel.backends.tiled.kernel import backward as exact_backward
+from attnsel.backends.tiled.kernel import forward as exact_forward
 from attnsel.backends.triton import run
 from ptx_interpreter.faults import Fault, Unsupported
 from ptx_interpreter.grid import (

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.tiled.philox import keep_mask, keep_scale, make_key
-from attnsel.backends.tiled.sequences import four_dims
+from attnsel.backends.tiled.tiles import four_dims, keep_mask, keep_scale, make_key
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "softmax_offset")
 

@@ -6,9 +6,8 @@ _check_capability.
 
 from __future__ import annotations
 
+from attnsel.diagnose.logs.message import FirstOf, Variant, text
 from attnsel.diagnose.logs.parsers.flash_attn import BLACKWELL_BUILD, OTHER_KERNEL
-from attnsel.diagnose.logs.settled import Variant
-from attnsel.diagnose.logs.texts import FirstOf, text
 
 _MESSAGES = (
     *text(

@@ -11,9 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from attnsel.diagnose.logs.message import Message
-from attnsel.diagnose.logs.settled import Variant
-from attnsel.diagnose.logs.texts import FirstOf, text
+from attnsel.diagnose.logs.message import FirstOf, Message, Variant, text
 
 _PLANS = "cudnn-frontend 1.23.0, include/cudnn_frontend/plans.h"
 _SURFACE = "cudnn-frontend 1.23.0, include/cudnn_frontend/node/sdpa_support_surface.h"

@@ -5,8 +5,8 @@ Read: diffusers 0.42.1 (models/attention_dispatch.py, models/modeling_utils.py).
 
 from __future__ import annotations
 
+from attnsel.diagnose.logs.message import FirstOf, text
 from attnsel.diagnose.logs.parsers.flash_attn import REBUILD
-from attnsel.diagnose.logs.texts import FirstOf, text
 
 _DISPATCH = "diffusers 0.42.1, models/attention_dispatch.py"
 

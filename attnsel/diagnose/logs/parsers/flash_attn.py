@@ -6,8 +6,7 @@ flash_attn/cute/interface.py; what older releases said instead, from the issues 
 
 from __future__ import annotations
 
-from attnsel.diagnose.logs.settled import Variant
-from attnsel.diagnose.logs.texts import FirstOf, text
+from attnsel.diagnose.logs.message import FirstOf, Variant, text
 
 _API2 = "flash-attention 2.8.4, csrc/flash_attn/flash_api.cpp"
 _API3 = "flash-attention 2.8.4, hopper/flash_api.cpp"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from attnsel.diagnose.logs.texts import FirstOf, text
+from attnsel.diagnose.logs.message import FirstOf, text
 
 _FLEX = "torch 2.13, nn/attention/flex_attention.py"
 SMALLER = (

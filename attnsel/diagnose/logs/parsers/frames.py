@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from attnsel.diagnose.logs.message import Library, Message
-from attnsel.diagnose.logs.settled import SEEN
+from attnsel.diagnose.logs.message import SEEN, Library, Message
 
 _SEP = r"[/\\]"
 

@@ -5,7 +5,7 @@ Read: NVIDIA/Megatron-LM 00c2c0ad, megatron/core/models/common/language_module/l
 
 from __future__ import annotations
 
-from attnsel.diagnose.logs.texts import FirstOf, text
+from attnsel.diagnose.logs.message import FirstOf, text
 
 _MESSAGES = (
     *text(

@@ -6,7 +6,7 @@ the rest from the issues named.
 
 from __future__ import annotations
 
-from attnsel.diagnose.logs.texts import FirstOf, text
+from attnsel.diagnose.logs.message import FirstOf, text
 
 _MESSAGES = (
     *text(

@@ -12,7 +12,7 @@ import re
 
 from attnsel.diagnose.logs.message import Facts, Library, Message
 from attnsel.dispatchers.te.config import configs
-from attnsel.environment.te_releases import bundled_frontend
+from attnsel.environment.releases import bundled_frontend
 from attnsel.environment.versions import Version
 
 _FLASH = ("flash_attn.2", "flash_attn.3", "flash_attn.4")

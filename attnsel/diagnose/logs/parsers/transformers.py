@@ -6,8 +6,8 @@ flex_attention.py, hub_kernels.py); older wordings from the issues named.
 
 from __future__ import annotations
 
+from attnsel.diagnose.logs.message import FirstOf, text
 from attnsel.diagnose.logs.parsers.flash_attn import CAST, REBUILD
-from attnsel.diagnose.logs.texts import FirstOf, text
 
 _MODELING = "transformers 5.23.0, modeling_utils.py"
 

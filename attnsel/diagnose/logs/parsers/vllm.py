@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from attnsel.diagnose.logs.message import Facts
-from attnsel.diagnose.logs.texts import FirstOf, text
+from attnsel.diagnose.logs.message import Facts, FirstOf, text
 
 _SELECTOR = "vllm/platforms/cuda.py, get_attn_backend_cls"
 _OLD_SELECTOR = "vllm/attention/selector.py (0.4 to 0.8)"

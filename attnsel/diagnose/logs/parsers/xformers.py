@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from attnsel.diagnose.logs.message import Facts, Library, Message
+from attnsel.diagnose.logs.message import Facts, Library, Message, clean
 from attnsel.diagnose.logs.parsers.flash_attn import CAST
-from attnsel.diagnose.logs.texts import clean
 
 _SOURCE = "xformers 0.0.16 to 0.0.33, ops/fmha/common.py: not_supported_reasons"
 _TENSOR = re.compile(r"\b(query|key|value)\s*: shape=\(([\d, ]{1,80})\) \((torch\.\w{1,20})\)")

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
-from attnsel.diagnose.logs.answer import Answer, _ways, explained
+from attnsel.diagnose.logs.answer import Answer, Stated, _ways, explained
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.question import Stated
 from attnsel.diagnose.logs.report import render_markdown, render_text
 from records import Record
 

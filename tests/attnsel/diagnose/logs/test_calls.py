@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from attnsel.diagnose.logs.answer import Stated, rebuild
 from attnsel.diagnose.logs.calls import Calls, Gathered
-from attnsel.diagnose.logs.found import Finding, Kind, LoggedCall
-from attnsel.diagnose.logs.question import Stated, rebuild
+from attnsel.diagnose.logs.message import SEEN, Finding, Kind, LoggedCall, Variant, text
 from attnsel.diagnose.logs.reader import Entry
-from attnsel.diagnose.logs.settled import SEEN, Variant
-from attnsel.diagnose.logs.texts import text
 from tables import each
 
 KINDS = dict(zip("?-+!~@", get_args(Kind), strict=False))  # question, refusal, chosen, error, note, frame

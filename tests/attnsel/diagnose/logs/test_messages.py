@@ -12,11 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from attnsel.diagnose.logs.found import Finding
-from attnsel.diagnose.logs.message import Library, More, gate
+from attnsel.diagnose.logs.message import Finding, FirstOf, Library, More, gate
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import entries
-from attnsel.diagnose.logs.texts import FirstOf
 from attnsel.rules import find_rule
 from records import Record
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.found import LoggedCall
+from attnsel.diagnose.logs.message import LoggedCall
 from attnsel.diagnose.logs.reader import Entry, entries, lines_of, opened
 from attnsel.errors import InvalidInput
 from tables import each

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 
-from attnsel.diagnose.logs.answer import explained
+from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.question import Stated
+from attnsel.diagnose.logs.message import scrub
 from attnsel.diagnose.logs.report import render_markdown, render_text
-from attnsel.diagnose.logs.scrub import scrub
 
 SECRETS = (
     "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345",  # hugging face

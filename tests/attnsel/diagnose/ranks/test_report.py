@@ -216,7 +216,7 @@ def test_broken_lines_and_unknown_versions_are_counted_with_their_places(
         "rank0.jsonl:4 (nested too deeply)",
         "attnsel.debug/99: 1 line of a version that this attnsel does not read",
     )
-    monkeypatch.setattr("attnsel.diagnose.ranks.reading.LONGEST", 1 << 15)  # a line without end is not held
+    monkeypatch.setattr("attnsel.diagnose.ranks.sources.LONGEST", 1 << 15)  # a line without end is not held
     file.write_text("{" * 200_000 + "\n" + good + "\n")
     found = read([str(tmp_path)])
     assert (found.known, found.broken) == (1, 1)

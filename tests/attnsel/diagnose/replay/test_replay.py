@@ -21,7 +21,7 @@ from attnsel import NoBackendError, attention, clear_cache, override
 from attnsel.backends.tiled import kernel as tiled
 from attnsel.cli import main
 from attnsel.debug import FallbackWarning
-from attnsel.diagnose.replay.build import build, load_data
+from attnsel.diagnose.replay.run import build, load_data
 from attnsel.runtime import kernels
 from attnsel.runtime import leave_replay as leave
 from attnsel.runtime.replay_file import read_file

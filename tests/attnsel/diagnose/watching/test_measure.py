@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
 
-from attnsel.diagnose.watching import by_hand_call, measure  # noqa: E402
+from attnsel.diagnose.watching import by_hand_call  # noqa: E402
+from attnsel.diagnose.watching import observe as measure  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 
 

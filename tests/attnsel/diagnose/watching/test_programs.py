@@ -26,7 +26,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import attnsel  # noqa: E402
 from attnsel import Environment  # noqa: E402
-from attnsel.diagnose.watching import sites  # noqa: E402
+from attnsel.diagnose.watching import observe as sites  # noqa: E402
 from attnsel.diagnose.watching.judge import judge  # noqa: E402
 from attnsel.diagnose.watching.session import watch  # noqa: E402
 from records import Record  # noqa: E402

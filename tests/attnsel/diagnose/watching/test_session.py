@@ -13,8 +13,11 @@ from torch.nn import functional as F  # noqa: E402
 
 import attnsel  # noqa: E402
 from attnsel.diagnose.watching.by_hand import MOST_PRODUCTS  # noqa: E402
-from attnsel.diagnose.watching.observe import Call, Recorder  # noqa: E402
-from attnsel.diagnose.watching.places import Places  # noqa: E402
+from attnsel.diagnose.watching.observe import (  # noqa: E402
+    Call,
+    Places,
+    Recorder,
+)
 from tables import each  # noqa: E402
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -13,11 +13,9 @@ from attnsel import select
 from attnsel.backends.registry import CANDIDATES
 from attnsel.cli import main
 from attnsel.environment.versions import Version
-from attnsel.pages.can_i_use.cells import Cell, cells, outcome_of, releases_asked
-from attnsel.pages.can_i_use.feature import Mode
+from attnsel.pages.can_i_use import GPUS, Cell, Mode, cells, environment, outcome_of, releases_asked
 from attnsel.pages.can_i_use.features import FEATURES, find
-from attnsel.pages.can_i_use.releases import GPUS, environment
-from attnsel.pages.can_i_use.words import command, label, rows, sentence
+from attnsel.pages.can_i_use_tables import command, label, rows, sentence
 from tables import each
 
 OWN = [name for name, record in CANDIDATES.items() if not record.plugin]
@@ -54,7 +52,7 @@ def pasted(monkeypatch):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr("attnsel.cli.as_dispatcher.select", catch)
+            patched.setattr("attnsel.cli.question.select", catch)
             program, *words = shlex.split(line)
             assert program == "attnsel"
             assert main(words) == 130, line

@@ -8,8 +8,8 @@ import pytest
 
 from attnsel import AttentionParams, InvalidInput
 from attnsel.pages.can_i_use.features import FEATURES, NOT_FEATURES, find
-from attnsel.params.recipes import KINDS
-from attnsel.rules.features import FEATURES as CAPABILITIES
+from attnsel.params.options import KINDS
+from attnsel.rules.takes import FEATURES as CAPABILITIES
 from tables import each
 
 ASKED = {field for feature in FEATURES.values() for field in feature.changes} | {"is_training"}

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnsel.params.layout.overlap import meet, meets_itself
+from attnsel.params.layout_drawing import meet, meets_itself
 
 SMALL = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), min_size=1, max_size=4)
 

@@ -10,9 +10,9 @@ from attnsel.environment.versions import Version
 from attnsel.rules import Rule
 from attnsel.selection.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, changed, cost_of
 from attnsel.selection.unlock.change import grouped
-from attnsel.selection.unlock.install import needs_software, resolve
 from attnsel.selection.unlock.proposals import SWITCHES, edges, switched_off, values_against
-from attnsel.verdicts.evidence import Evidence, Refusal
+from attnsel.selection.unlock.software import needs_software, resolve
+from attnsel.verdicts.reasons import Evidence, Refusal
 from questions import questions
 from tables import each
 
