@@ -17,7 +17,7 @@ import pytest
 from paths import ROOT
 
 FOLDERS = {"attnsel": "attnsel", "rules": "attnsel/rules", "backends": "attnsel/backends"}
-INSTALLED = (".py", ".typed", ".c")
+INSTALLED = (".py", ".typed", ".c", ".csv")
 # Imports what attnsel prove starts; the folder that holds the package is its first word.
 SUITE_STANDS_ALONE = """
 import sys, pathlib, importlib

@@ -14,7 +14,6 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from attnsel.environment import COMPONENTS, Environment
-from attnsel.environment.gpus import CATALOGUE, FAMILIAR
 from attnsel.errors import InvalidInput, short
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS, WITHOUT_FLAG, flag_name, negative_name
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec, read_mask_type
@@ -240,13 +239,12 @@ def _all_flags() -> tuple[Flag, ...]:
     calls.append(
         _flag("params", "fp8_recipe", "--fp8-recipe", "", str, recipe, THE_CALL)._replace(choices=KINDS)
     )
-    cards = ", ".join(card.name for card in FAMILIAR[-6:])
     gpu = (
-        f"{cards} and more (attnsel gpus lists them), as drivers and shops write them; an architecture such "
-        "as sm90 or gfx942; cpu, rocm, mps or xpu; this machine's if left out"
+        "H100, H200, B200, B300, RTX 5090, GB10 and more (attnsel gpus lists them), as drivers and shops "
+        "write them; an architecture such as sm90 or gfx942; cpu, rocm, mps or xpu; this machine's if left "
+        "out"
     )
-    known = (*(card.name.replace(" ", "") for card in CATALOGUE.values()), "cpu", "rocm", "mps", "xpu")
-    machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)._replace(choices=known)]
+    machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)]
     for component in COMPONENTS:
         text = f"version of {component.replace('_', '-')}, or none where it is not installed"
         machine.append(_flag("machine", component, flag_name(component), "", str, text, THE_MACHINE))

@@ -11,7 +11,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.schemas import stamped
 from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
-from attnsel.environment.gpus import CATALOGUE, Gpu, look_up_gpu
+from attnsel.environment.gpus import Gpu, catalogue, look_up_gpu
 from attnsel.errors import InvalidInput, short
 from attnsel.pages.commands import example_commands, folded_command
 from attnsel.pages.rule import (
@@ -231,7 +231,7 @@ def gpus(
     --json prints a list of objects: name, arch (90 is sm90), memory_gib and sm_count (null: not known), kind.
     """
     one_form(markdown=markdown, json=json)
-    shown = [gpu for gpu in CATALOGUE.values() if all(_has(gpu, word) for word in words)]
+    shown = [gpu for gpu in catalogue().values() if all(_has(gpu, word) for word in words)]
     if words and not shown:
         try:
             shown = [look_up_gpu(" ".join(words))]

@@ -22,6 +22,7 @@ from attnsel.base.suggestions import MEANT
 from attnsel.cli import COMMANDS, build_app
 from attnsel.cli.flags import FLAGS, SHORTHANDS, Flag, blame
 from attnsel.cli.output import FOUND
+from attnsel.environment.gpus import catalogue
 from attnsel.errors import InvalidInput, short
 
 
@@ -207,10 +208,16 @@ def _with_choices(command: Callable[..., int]) -> Callable[..., int]:
     return told
 
 
+def _devices() -> tuple[str, ...]:
+    cards = (card.name.replace(" ", "") for card in catalogue().values())
+    return (*cards, "cpu", "rocm", "mps", "xpu")
+
+
 def _chosen_from(parameter: inspect.Parameter, flag: Flag) -> inspect.Parameter:
     (about,) = parameter.annotation.__metadata__
-    if flag.choices:
-        return parameter.replace(annotation=Annotated[Literal[flag.choices] | None, about])
+    choices = _devices() if flag.field == "gpu" else flag.choices
+    if choices:
+        return parameter.replace(annotation=Annotated[Literal[choices] | None, about])
     if flag.negative:
         return parameter.replace(annotation=Annotated[bool, about], default=False)
     return parameter

@@ -17,7 +17,7 @@ from attnsel.base.schemas import stamped
 from attnsel.context_parallel.schedule import Message, Phase, RankStep, StepCall, messages, sampled_steps
 from attnsel.decision import DEFAULT_POLICY, Selection, select
 from attnsel.environment import Environment
-from attnsel.environment.hardware_specs import Figures, figures_of
+from attnsel.environment.gpus import Figures, figures_of
 from attnsel.errors import InvalidInput
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors
 from attnsel.params.options import EXCHANGES

@@ -1,8 +1,9 @@
-"""The GPU catalogue: what is known about a card that is not in the machine, by any of its names.
+"""Any spelling of a GPU, and what is known of a card that is not in the machine.
 
-The rows and their sources are in ``attnsel/environment/gpu_catalogue.py``. Shared memory per block is a
-property of the architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
-First toolkits are from CUDA's release notes, first cuDNN releases from cuDNN's support matrices.
+The cards are rows of ``data/gpus.csv``, what they deliver on paper rows of ``data/gpu_figures.csv``. Shared
+memory per block is a property of the architecture (CUDA C++ Programming Guide, "Technical Specifications per
+Compute Capability"). First toolkits are from CUDA's release notes, first cuDNN releases from cuDNN's support
+matrices.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import cache
 from math import log2
 from typing import NamedTuple
 
-from attnsel.environment.gpu_catalogue import ALIASES, BLOCKS, SEVERAL, VGPU
-from attnsel.environment.gpu_catalogue import FAMILIAR as NAMES
-from attnsel.environment.gpu_names import LONGEST, Slice, Spelling, outside, take_apart
+from attnsel.base.rows import read_rows
 from attnsel.environment.versions import Version
 
 
@@ -55,37 +55,100 @@ ARCHITECTURES: dict[int, Architecture] = {
 }
 
 
-def _read_catalogue() -> dict[str, Gpu]:
-    cards = {}
-    for kind, arch, rows in BLOCKS:
-        for row in rows.split(";"):
-            name, memory, sms = row.strip().rsplit(None, 2)
-            gib, count = (None if text == "-" else int(text) for text in (memory, sms))
-            cards[name.casefold().replace(" ", "")] = Gpu(name, arch, gib, count, kind)
-    return cards
+class Figures(NamedTuple):
+    """What a card delivers on paper, for estimates. ``tflops``: 1e12 operations per second, dense, for 16-bit
+    inputs with float32 accumulation. Bandwidths in GB/s, 1e9 bytes; those between GPUs per direction."""
+
+    tflops: float
+    memory: float
+    link: float
+    link_name: str
+    network: float | None = None
+    per_node: int = 8
+    bf16: bool = True  # tensor cores take bf16, not fp16 alone
 
 
-CATALOGUE: dict[str, Gpu] = _read_catalogue()
-"""Every card, by its name without blanks."""
+class _Cards(NamedTuple):
+    """By name without blanks, in small letters: every card, the same by their other names, and by the models
+    in names of virtual GPUs. ``familiar``: those that are proposed and named as examples."""
 
-FAMILIAR: tuple[Gpu, ...] = tuple(CATALOGUE[name.casefold().replace(" ", "")] for name in NAMES)
-"""The cards that are proposed and named as examples."""
+    named: dict[str, Gpu]
+    also: dict[str, Gpu]
+    virtual: dict[str, Gpu]
+    familiar: tuple[Gpu, ...]
 
+
+@cache
+def _cards() -> _Cards:
+    found = _Cards({}, {}, {}, ())
+    familiar = []
+    for row in read_rows("attnsel.environment", "gpus"):
+        memory, sms = (int(text) if text else None for text in (row["memory_gb"], row["sms"]))
+        gpu = Gpu(row["name"], int(row["arch"]), memory, sms, row["kind"])
+        found.named[gpu.name.casefold().replace(" ", "")] = gpu
+        found.also.update(dict.fromkeys(row["also"].split(), gpu))
+        if row["vgpu"]:
+            found.virtual[row["vgpu"]] = gpu
+        if row["familiar"]:
+            familiar.append(gpu)
+    return found._replace(familiar=tuple(sorted(familiar, key=lambda gpu: gpu.arch)))
+
+
+def catalogue() -> dict[str, Gpu]:
+    """Every card, by its name without blanks in small letters."""
+    return _cards().named
+
+
+def familiar() -> tuple[Gpu, ...]:
+    """The cards that are proposed and named as examples, the oldest architecture first."""
+    return _cards().familiar
+
+
+@cache
+def _figures() -> dict[str, Figures]:
+    def number(text: str) -> float:
+        return int(text) if text.isdigit() else float(text)
+
+    return {
+        row["gpu"]: Figures(
+            tflops=number(row["tflops"]),
+            memory=number(row["memory"]),
+            link=number(row["link"]),
+            link_name=row["link_name"],
+            network=number(row["network"]) if row["network"] else None,
+            bf16=look_up_gpu(row["gpu"]).arch >= 80,
+        )
+        for row in read_rows("attnsel.environment", "gpu_figures")
+    }
+
+
+def figures_of(name: str | None) -> Figures | None:
+    """By any name of a GPU, the catalogue's or the driver's ("NVIDIA A100-SXM4-80GB"); None if unknown."""
+    try:
+        return _figures().get(look_up_gpu(name).name) if name else None
+    except ValueError:
+        return None
+
+
+# ---- which card a name means --------------------------------------------------------------------------
+
+# Names of several cards, which of them has to be said.
+_SEVERAL = {
+    f"rtx{n}": (f"Quadro RTX {n}", f"RTX A{n}", f"RTX {n} Ada", f"RTX PRO {n}") for n in (4000, 5000, 6000)
+}
 _RENUMBERED = {101: 110}  # Thor, up to CUDA 12.9 (CUDA Features Archive, 13.0)
 _NO_NAME_TELLS = {"gh200": {120: 96, 480: 96, 624: 144}}  # what is printed there is the memory of its CPU
 _AS_SOLD = ("b100", "b200", "gb200", "b300", "gb300")  # data sheets and systems give other memory: 180 or 192
 _SMS_OF_A_SLICE = {"A100": 14, "A800": 14, "A30": 14}  # NVIDIA MIG User Guide: of each of seven, or of four
 
 
+@cache
 def _models() -> dict[tuple[str, bool], list[tuple[Spelling, Gpu]]]:
     found: dict[tuple[str, bool], list[tuple[Spelling, Gpu]]] = {}
-    for gpu in CATALOGUE.values():
-        said = take_apart(gpu.name)
+    for gpu in catalogue().values():
+        said = _parse(gpu.name)
         found.setdefault((said.model, said.laptop), []).append((said, gpu))
     return found
-
-
-_MODELS = _models()
 
 
 def look_up_gpu(name: str) -> Gpu:
@@ -95,7 +158,7 @@ def look_up_gpu(name: str) -> Gpu:
     Raises ValueError: the nearest names where there is no such card, the reason where there is.
     """
     text = name.strip()
-    if exact := CATALOGUE.get(text.casefold().replace(" ", "")):
+    if exact := catalogue().get(text.casefold().replace(" ", "")):
         return exact
     bare = re.fullmatch(r"(?:(?:sm|compute)_?(\d{2,3})[af]?|(\d{1,2})\.(\d))", text.casefold())
     if bare:
@@ -103,14 +166,16 @@ def look_up_gpu(name: str) -> Gpu:
         arch = _RENUMBERED.get(arch, arch)
         if arch in ARCHITECTURES:
             return Gpu(f"sm{arch}", arch, None, None)
-    if len(text) > LONGEST:
-        raise ValueError(f"unknown GPU: no name is longer than {LONGEST} characters; attnsel gpus lists them")
-    said = _under_its_name(take_apart(text))
+    if len(text) > _LONGEST:
+        raise ValueError(
+            f"unknown GPU: no name is longer than {_LONGEST} characters; attnsel gpus lists them"
+        )
+    said = _under_its_name(_parse(text))
     variants = _variants(said)
-    if not variants and (several := SEVERAL.get(said.model, SEVERAL.get(f"rtx{said.model}"))):
+    if not variants and (several := _SEVERAL.get(said.model, _SEVERAL.get(f"rtx{said.model}"))):
         raise ValueError(f"unknown GPU: one of {_either(several)}; which?")
     if not variants:
-        raise ValueError(outside(text) or f"unknown GPU{_hint(said)}; {_THE_REST}")
+        raise ValueError(_outside(text) or f"unknown GPU{_hint(said)}; {_THE_REST}")
     gpu = _fitting(said, variants)
     if gpu is None:
         known = _either(f"{own.name} ({own.memory_gib} GB)" for _, own in variants)
@@ -124,14 +189,14 @@ _THE_REST = "attnsel gpus lists all; or an architecture: " + ", ".join(f"sm{arch
 def _variants(said: Spelling) -> list[tuple[Spelling, Gpu]]:
     """The cards of one model, first the one that is meant where nothing else is said; [] of none."""
     model = said.model
-    if said.part and said.part.virtual and model in VGPU:
-        return [(said, CATALOGUE[VGPU[model].casefold().replace(" ", "")])]
+    if said.part and said.part.virtual and model in _cards().virtual:
+        return [(said, _cards().virtual[model])]
     names = [model, f"rtx{model}", f"gtx{model}", model.removeprefix("quadro")]
     names.append(f"rtx{model.removeprefix('quadro')}")
     # Turing laptops have their desktop cards' figures, where no row says otherwise.
     for laptop in (True, False) if said.laptop else (False, True):
         for key in names:
-            found = _MODELS.get((key, laptop))
+            found = _models().get((key, laptop))
             if found and (not said.laptop or laptop or found[0][1].arch == 75):
                 return found
     return []
@@ -139,10 +204,11 @@ def _variants(said: Spelling) -> list[tuple[Spelling, Gpu]]:
 
 def _under_its_name(said: Spelling) -> Spelling:
     """A spelling with another name's model; what the other name implies holds where nothing else was said."""
-    name = ALIASES.get(said.model, ALIASES.get(f"rtx{said.model}"))
-    if name is None:
+    also = _cards().also
+    card = also.get(said.model, also.get(f"rtx{said.model}"))
+    if card is None:
         return said
-    own = take_apart(name)
+    own = _parse(card.name)
     return said._replace(model=own.model, gib=said.gib or own.gib, form=said.form or own.form)
 
 
@@ -185,7 +251,7 @@ def _hint(said: Spelling) -> str:
     written = f"rtx{said.model}" if said.model[0].isdigit() else said.model
     ranks = {
         variants[0][1].name: rank
-        for (model, laptop), variants in _MODELS.items()
+        for (model, laptop), variants in _models().items()
         if laptop == said.laptop and (rank := _likeness(model, written))
     }
     near = sorted(ranks, key=lambda name: ranks[name])[:2]
@@ -215,3 +281,130 @@ def _apart(one: str, other: str) -> float | None:
 def _either(names: Iterable[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
+
+
+# ---- names taken apart ---------------------------------------------------------------------------------
+
+_LONGEST = 100
+"""Characters of the longest name that is read; the driver's buffer has 96 (nvml.h, DEVICE_NAME_V2)."""
+
+_MAKERS = re.compile(r"nvidia|geforce|tesla|\((?:nvgpu|r|tm|c)\)|[®™]")
+_WORDS = re.compile(r"[\s_\-/(),]+")
+_MEMORY = re.compile(r"(\d{1,4})(?:gi?b|g)")
+_JOINED_MEMORY = re.compile(r"(.*\d[a-z]+)(\d{1,3})gi?b")  # "rtx4060ti16gb"; of "rtx306012gb" nobody knows
+_FORMS = re.compile(r"(sxm|pcie|pci|nvl|hbm)\d*e?|oam|active|fhhl|dgxs|cnx")
+_FORM_OF = {"sxm": "sxm", "pcie": "pcie", "pci": "pcie", "nvl": "nvl", "fhhl": "pcie", "active": "pcie"}
+_NOISE = {
+    *("gpu", "gpus", "graphics", "card", "generation", "gen", "edition", "design", "with", "workstation"),
+    *("tensor", "core", "accelerator", "corporation", "lovelace", "jetson", "hgx", "dgx", "grid", "module"),
+    *("developer", "kit", "devkit", "superchip", "ac", "lc"),
+}
+_COUNT = re.compile(r"^\d{1,3}\s*[x×](?:\s+(?=\w)|(?=[a-z]))|[\s(]+[x×]\s?\d{1,3}\)?$")  # "8x H100", "T4 x2"
+_RACK = re.compile(r"nvl(?:[48]|36|72|144)")  # "GB300 NVL72" is a rack of them; "H100 NVL" is a card
+_MIG = re.compile(r"\s*\bmig[\s_-]+(?:\dc\.)?(\d)g\.(\d{1,3})gb(?:\+[a-z.+]+)?\s*$")
+_VGPU = re.compile(r"-(?:(\d)-)?(\d{1,3})[abcq]$")
+
+
+class Slice(NamedTuple):
+    """A part of a card. ``gpcs``: of a MIG instance; None of a virtual GPU that takes turns with others."""
+
+    gib: int
+    gpcs: int | None
+    virtual: bool = False
+
+    def __str__(self) -> str:
+        return f"vGPU {self.gib}GB" if self.virtual else f"MIG {self.gpcs}g.{self.gib}gb"
+
+
+class Spelling(NamedTuple):
+    """A name taken apart: "NVIDIA A100-SXM4-40GB" is model "a100", 40 GiB, form "sxm"."""
+
+    model: str
+    gib: int | None = None
+    form: str = ""
+    laptop: bool = False
+    part: Slice | None = None
+
+
+def _parse(name: str) -> Spelling:
+    """The model, and what is said of its variant. Nothing is looked up."""
+    text = _COUNT.sub("", _MAKERS.sub(" ", name.casefold()).strip())
+    part, mig, virtual = None, _MIG.search(text), _VGPU.search(text)
+    if mig:
+        part = Slice(int(mig[2]), int(mig[1]))
+        text = text[: mig.start()]
+    elif virtual:
+        part = Slice(int(virtual[2]), int(virtual[1]) if virtual[1] else None, virtual=True)
+        text = text[: virtual.start()]
+    gib, form, laptop = None, "", False
+    model: list[str] = []
+    text = re.sub(r"(laptop|mobile)", r" \1 ", text)
+    text = re.sub(r"max[\s-]?q", "max-q", re.sub(r"(\d)\s+(gi?b)\b", r"\1\2", text))
+    max_q = "max-q" in text
+    for word in _WORDS.split(text.replace("max-q", " ")):
+        memory, shape = _MEMORY.fullmatch(word), _FORMS.fullmatch(word)
+        if memory and model:
+            gib = int(memory[1])
+        elif _RACK.fullmatch(word):
+            continue
+        elif shape:
+            form = form or _FORM_OF.get(shape[1] or word, "")
+        elif word in ("laptop", "mobile", "notebook"):
+            laptop = True
+        elif word not in _NOISE:
+            model.append(word)
+    joined = _JOINED_MEMORY.fullmatch(model[-1]) if model else None
+    if joined:
+        model[-1], gib = joined[1], int(joined[2])
+    if "pro" in "".join(model) and "blackwell" in model:
+        model.remove("blackwell")
+    if "ada" in model:  # "RTX Ada 6000"
+        model.sort(key=lambda word: word == "ada")
+    if max_q and any("pro" in word for word in model):
+        form = "max-q"
+    if "server" in model:
+        model.remove("server")
+        form = "server"
+    return Spelling("".join(model), gib, form, laptop or (max_q and form != "max-q"), part)
+
+
+# ---- what is not in the catalogue ---------------------------------------------------------------------
+
+_OLD = re.compile(
+    r"p4|p6|p40|p100|k10|k20x?|k40[cmst]?|k80|m6|m10|m40|m60|gp100|quadro[pkm]\d{3,4}m?|[pkm]\d{4}m?"
+    r"|(?:gtx|gt|gts)?(?:[4-9][1-9][05]|10[1-8]0)(?:ti|m|max)*|gtxtitan(?:x|z|black)?|titan(?:x|xp|z|black)"
+    r"|mx[123]\d0|tx[12]|tegrax[12]|nano"
+)
+_AMD = re.compile(r"\b(?:amd|radeon|instinct|firepro|ryzen|mi\d{2,3}[axp]?|rx[\s-]?\d{3,4}\w*|w[67]\d00x?)\b")
+_INTEL = re.compile(r"\b(?:intel|arc|iris|xe|ponte vecchio|pvc|flex \d+|max 1[15]\d0|b580|a770|a750)\b")
+_APPLE = re.compile(r"\bapple\b|\bm[1-9][\s-]?(?:pro|max|ultra)?$")
+_OTHERS = re.compile(r"\b(?:tpu|trainium|inferentia|gaudi|ascend|cerebras|groq)\b")
+_RUBIN_CPX = re.compile(r"\brubin[\s-]?cpx\b")
+_RUBIN = re.compile(r"\b(?:vera[\s-]?)?rubin\b|\bv?r[123]00\b|\bnvl144\b|^(?:sm_?107[af]?|10\.7)$")
+
+# LLVM's AMDGPU user guide, "Processors".
+_GFX = {"mi100": "gfx908", "mi2[15]0x?": "gfx90a", "mi3[02][05][ax]?": "gfx942", "mi35[05]x?": "gfx950"}
+
+
+def _outside(name: str) -> str | None:
+    """In one sentence, why a GPU that exists is not one to plan for under this name; None of any other."""
+    text = " ".join(name.casefold().split())
+    if _AMD.search(text):
+        gfx = next((gfx for model, gfx in _GFX.items() if re.search(rf"\b{model}\b", text)), None)
+        return f"a GPU of AMD's: ask for {gfx or 'rocm, or its architecture such as gfx1100'} instead"
+    if _INTEL.search(text):
+        return "a GPU of Intel's: ask for xpu instead"
+    if _APPLE.search(text):
+        return "a GPU of Apple's: ask for mps instead"
+    if _OTHERS.search(text):
+        return "not a GPU: attnsel knows no kernels for it"
+    if _RUBIN_CPX.search(text):
+        return "Rubin CPX: its compute capability is not known yet"
+    if _RUBIN.search(text):
+        return "Rubin (compute capability 10.7, since CUDA 13.4): no rule knows it yet; the nearest is B300"
+    if re.fullmatch(r"(?:sm|compute)_?88|8\.8", text):
+        return "an architecture of which NVIDIA lists no GPU; compilers take it since CUDA 13.0"
+    bare = re.fullmatch(r"(?:sm_?|compute_?)?([1-6])\.?(\d)", text)
+    if bare or _OLD.fullmatch(re.sub(r"[\s_-]+|jetson|pcie|sxm2?|\d+gb", "", _MAKERS.sub(" ", text))):
+        return "older than Volta (sm70), the oldest architecture that attnsel plans for"
+    return None

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import COMPONENTS, Device, component_name
-from attnsel.environment.gpus import ARCHITECTURES, FAMILIAR
+from attnsel.environment.gpus import ARCHITECTURES, familiar
 from attnsel.environment.versions import Version, Versions
 from attnsel.pages.commands import example_commands, jsonable
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
@@ -180,7 +180,7 @@ def gpu_words(page: Page) -> str:
 def cards_of(page: Page) -> list[str]:
     """Cards that people know, of the architectures that a page is about."""
     architectures = architectures_of(page) or ()
-    return [gpu.name for gpu in FAMILIAR if gpu.arch in architectures]
+    return [gpu.name for gpu in familiar() if gpu.arch in architectures]
 
 
 def call_words(page: Page) -> list[str]:

@@ -18,7 +18,7 @@ from attnsel.cli.output import (
     unwound,
 )
 from attnsel.environment import Environment
-from attnsel.environment.gpus import FAMILIAR
+from attnsel.environment.gpus import familiar
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from disagreements import gpus_of, tell_disagreements, tell_outcomes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flash_attention_ask.client import Answer, Package
 
 GPUS = tuple(f"sm{arch}" for arch in (75, 80, 86, 89, 90, 100, 103, 120))
-_SM_COUNTS = {gpu.arch: gpu.sm_count for gpu in FAMILIAR if gpu.sm_count is not None}
+_SM_COUNTS = {gpu.arch: gpu.sm_count for gpu in familiar() if gpu.sm_count is not None}
 _SM_COUNT = 132  # of an architecture of which no card is known
 
 

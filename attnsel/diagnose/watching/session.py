@@ -14,7 +14,7 @@ from attnsel.diagnose.watching.judge import Watched, judge
 from attnsel.diagnose.watching.observe import Observer, Places, Recorder, load, settle
 from attnsel.diagnose.watching.record import Process, Site
 from attnsel.environment import Environment
-from attnsel.environment.hardware_specs import figures_of
+from attnsel.environment.gpus import figures_of
 from attnsel.errors import InvalidInput
 from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.selection.evaluate import memory_parts, tensor_bytes

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from attnsel.environment import COMPONENT_NAMES, COMPONENTS, Device, Environment, describe_device
-from attnsel.environment.gpus import ARCHITECTURES, FAMILIAR
+from attnsel.environment.gpus import ARCHITECTURES, familiar
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams, Fp8Meta
 from attnsel.params.layout import FORMATS
@@ -460,7 +460,7 @@ def _version(question: Scenario, component: str, version: Version, reach: Versio
 
 def gpu_text(name: str, archs: frozenset[int]) -> str:
     """``a GPU from sm80 on (e.g. A10)``, where ``archs`` are all architectures that would do."""
-    every = sorted({gpu.arch for gpu in FAMILIAR})
+    every = sorted({gpu.arch for gpu in familiar()})
     fit = [arch for arch in every if arch in archs]
     if len(fit) == 1:
         which = f"of sm{fit[0]}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import COMPONENTS, Environment
-from attnsel.environment.gpus import ARCHITECTURES, FAMILIAR, Gpu
+from attnsel.environment.gpus import ARCHITECTURES, Gpu, familiar
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import Wheel, flash_attn_wheel
 from attnsel.errors import InvalidInput
@@ -331,7 +331,7 @@ def nearest_gpus(env: Environment) -> tuple[Gpu, ...]:
     if env.device.type != "cuda":
         return ()
     found: dict[int, Gpu] = {}
-    for gpu in sorted(FAMILIAR, key=lambda gpu: how_far(env, gpu)):
+    for gpu in sorted(familiar(), key=lambda gpu: how_far(env, gpu)):
         if gpu.arch != env.arch:
             found.setdefault(gpu.arch, gpu)
     return tuple(found.values())

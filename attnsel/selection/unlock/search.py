@@ -18,7 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.environment import COMPONENTS
-from attnsel.environment.gpus import FAMILIAR
+from attnsel.environment.gpus import familiar
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
 from attnsel.selection.unlock.change import (
@@ -255,7 +255,7 @@ def _best_card(
         if engine.eligible(name, changed(base, {**made, "gpu": gpu.name}))
     )
     newer = frozenset(arch for arch in archs if arch > (base.env.arch or 0)) or archs
-    cards = [gpu for gpu in FAMILIAR if gpu.arch in newer]
+    cards = [gpu for gpu in familiar() if gpu.arch in newer]
     card = min(cards, key=lambda gpu: how_far(base.env, gpu))
     return {**made, "gpu": card.name}, newer
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE, Gpu
+from attnsel.environment.gpus import ARCHITECTURES, Gpu, catalogue
 
 # ---- A GPU as cuDNN describes one: the JSON that its device-property descriptor reads ------------------
 # The format is undocumented; what 9.8 to 9.28 ask for was read from their error messages. Unknown keys are
@@ -87,8 +87,8 @@ def device_json(
     if arch not in _ARCHS:
         raise ValueError(f"nothing is known about sm{arch}; allowed: {', '.join(f'sm{a}' for a in _ARCHS)}")
     limits = _ARCHS[arch]
-    like = _JETSON.get(limits.like) or CATALOGUE[_key(limits.like)]
-    card = CATALOGUE.get(_key(name))
+    like = _JETSON.get(limits.like) or catalogue()[_key(limits.like)]
+    card = catalogue().get(_key(name))
     if card is None or card.arch != arch:
         card = like
     board = _BOARDS.get(card.name, _BOARDS[limits.like])

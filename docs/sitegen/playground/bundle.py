@@ -180,10 +180,10 @@ def _packages(wheels: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def ours() -> Iterator[tuple[str, bytes]]:
-    """The modules of attnsel that planning needs, as the wheel has them (setup.py)."""
+    """The modules and rows of attnsel that planning needs, as the wheel has them (setup.py)."""
     for inside in ("attnsel", "attnsel/rules", "attnsel/backends"):
         folder = ROOT / (inside if inside == "attnsel" else inside.removeprefix("attnsel/"))
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".csv")):
             name = f"{inside}/{path.relative_to(folder).as_posix()}"
             if not name.startswith(_NOT_PLANNED):
                 yield name, path.read_bytes()

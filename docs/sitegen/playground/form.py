@@ -17,7 +17,7 @@ from attnsel.cli.explain import explain
 from attnsel.cli.flags import FLAGS, SHORTHANDS
 from attnsel.cli.matrix import matrix
 from attnsel.dispatchers import DISPATCHERS
-from attnsel.environment.gpus import CATALOGUE
+from attnsel.environment.gpus import catalogue
 from attnsel.environment.releases import BUILDS
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import NEWEST_SDIST, PUBLISHED
@@ -91,7 +91,7 @@ def _field(parameter: inspect.Parameter, choices: tuple[str, ...]) -> Field:
         choices = tuple(CANDIDATES)
     suggestions = known(name)
     if name == "gpu":
-        choices, suggestions = (), tuple(card.name for card in CATALOGUE.values())
+        choices, suggestions = (), tuple(card.name for card in catalogue().values())
     group = about.group[0].name if about.group else ""
     help_ = (about.help or "").removesuffix("; this machine's if left out")  # a page has no machine
     kinds = {kind, *get_args(kind)}

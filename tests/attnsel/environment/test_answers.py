@@ -10,8 +10,7 @@ from pathlib import Path
 
 from attnsel import Environment
 from attnsel.environment import COMPONENTS, without_code
-from attnsel.environment.gpus import CATALOGUE, Gpu, look_up_gpu
-from attnsel.environment.hardware_specs import figures_of
+from attnsel.environment.gpus import Gpu, catalogue, figures_of, look_up_gpu
 from attnsel.environment.releases import builds_of, bundled_frontend, default_build, fitting_build, no_code
 from attnsel.environment.versions import Version, Versions, cudnn
 from attnsel.environment.wheels import flash_attn_wheel, install_flash_attn_3, install_flash_attn_4
@@ -30,7 +29,7 @@ def gpu(*words: str) -> Iterator[str]:
 
 
 def cards() -> Iterator[str]:
-    for name, card in CATALOGUE.items():
+    for name, card in catalogue().items():
         yield f"{name}: {told(card)}"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from attnsel import Device, Environment, InvalidInput
 from attnsel.environment import without_code
-from attnsel.environment.gpus import ARCHITECTURES, CATALOGUE
+from attnsel.environment.gpus import ARCHITECTURES, catalogue
 from attnsel.environment.releases import ON_ARM, build_with, runs_on
 from attnsel.environment.versions import Version
 from tables import each
@@ -37,7 +37,7 @@ def test_no_other_way_leads_to_a_torch_before_2_2():
         Environment.describe("A100").replace(torch="2.1.2")
 
 
-@each("gpu", [gpu.name for gpu in CATALOGUE.values()])
+@each("gpu", [gpu.name for gpu in catalogue().values()])
 def test_what_is_assumed_runs_on_the_card(gpu):
     """With nothing stated, no card gets a torch without code for it."""
     env = Environment.describe(gpu)

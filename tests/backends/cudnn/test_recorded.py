@@ -22,7 +22,7 @@ from attnsel.backends.cudnn.ask.libraries import device_json
 from attnsel.backends.cudnn.build import declare
 from attnsel.backends.cudnn.candidate import workspace, workspace_in_pytorch
 from attnsel.backends.cudnn.graph import UIDS, Graph, backward, forward, planned
-from attnsel.environment.gpus import CATALOGUE
+from attnsel.environment.gpus import catalogue
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from recorded import ASKED, Differences, calls
 from records import Record
@@ -107,7 +107,7 @@ def test_workspaces_and_described_gpus(record: Record) -> None:
                 p = AttentionParams(**{**ASKED["planned sizes"], **fields, **more})
                 taken.append(f"{workspace(p, env)[1]} {workspace_in_pytorch(p, env)[1]}")
             lines.append(f"{gpu}, {name}: {', '.join(taken)}")
-    named = [(card.arch, card.name) for card in CATALOGUE.values()]
+    named = [(card.arch, card.name) for card in catalogue().values()]
     for arch, name in sorted({*((arch, "") for arch, _ in named), *named, (90, "A100"), (80, "A card")}):
         try:
             lines.append(f"sm{arch} {name}: {same.line('', device_json(arch, name))}")

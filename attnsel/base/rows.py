@@ -1,0 +1,17 @@
+"""Facts as rows: the CSV files that lie in ``data/`` beside the code that reads them.
+
+A line that begins with "#" is a comment. Every file has the columns ``source`` and ``read``: where a row is
+from, and the day somebody read it there (2026-11-23).
+"""
+
+from __future__ import annotations
+
+import csv
+import pkgutil
+
+
+def read_rows(package: str, name: str) -> list[dict[str, str]]:
+    """The rows of ``data/NAME.csv`` in a package, by column; a cell with nothing in it is ""."""
+    content = pkgutil.get_data(package, f"data/{name}.csv")
+    assert content is not None, f"{package} is not read from files"
+    return list(csv.DictReader(line for line in content.decode().splitlines() if line[:1] not in ("", "#")))

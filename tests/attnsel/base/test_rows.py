@@ -1,0 +1,53 @@
+"""Facts as rows: every file has its columns, and every row of it a source and a day."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from attnsel.base.rows import read_rows
+from paths import ROOT
+from tables import each
+
+NUMBER, VERSION = r"\d+(\.\d+)?", r"\d+(\.\w+)*"
+SCHEMAS = {
+    "attnsel.environment gpus": {
+        "name": r"[A-Z]\S*( \S+)*",
+        "kind": "data center|workstation|GeForce|Jetson|mining",
+        "arch": r"\d{2,3}",
+        "memory_gb": r"(\d+)?",
+        "sms": r"(\d+)?",
+        "familiar": "(yes)?",
+        "also": r"([a-z0-9]+( [a-z0-9]+)*)?",
+        "vgpu": r"([a-z0-9]+)?",
+    },
+    "attnsel.environment gpu_figures": {
+        "gpu": r"\S+( \S+)*",
+        "tflops": NUMBER,
+        "memory": NUMBER,
+        "link": NUMBER,
+        "link_name": r"NVLink \d|PCIe \d\.0 x16",
+        "network": rf"({NUMBER})?",
+    },
+}
+KEYS = {"gpus": ("name",), "gpu_figures": ("gpu",)}
+
+
+def test_every_file_has_a_schema():
+    files = [path for folder in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{folder}/**/*.csv")]
+    named = {f"{'.'.join(path.parent.parent.relative_to(ROOT).parts)} {path.stem}" for path in files}
+    assert named == set(SCHEMAS)
+
+
+@each("file", list(SCHEMAS))
+def test_rows_have_the_columns_of_their_schema_a_source_and_a_day(file):
+    package, name = file.split()
+    rows = read_rows(package, name)
+    for row in rows:
+        assert list(row) == [*SCHEMAS[file], "source", "read"], row
+        unlike = [column for column, form in SCHEMAS[file].items() if not re.fullmatch(form, row[column])]
+        assert not unlike, row
+        assert row["source"]
+        assert datetime.date.fromisoformat(row["read"]).year >= 2026, row
+    keys = [tuple(row[column] for column in KEYS[name]) for row in rows]
+    assert len(set(keys)) == len(keys)
