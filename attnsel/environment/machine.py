@@ -20,7 +20,6 @@ from attnsel.base.suggestions import suggestion
 from attnsel.environment.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.environment.installed import flash_attn_versions, installed_version
 from attnsel.environment.releases import (
-    BUILDS,
     FRONTENDS,
     OLDEST,
     NoCode,
@@ -28,6 +27,7 @@ from attnsel.environment.releases import (
     builds_of,
     fitting_build,
     no_code,
+    torch_builds,
 )
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, printable, short
@@ -216,7 +216,7 @@ def _require_known_companions(given: dict[str, Version | None]) -> None:
     """Raises InvalidInput for what only a PyTorch older than any that is known came with."""
     for name in ("cuda", "triton"):
         version = given.get(name)
-        oldest = min(getattr(build, name) for build in BUILDS)
+        oldest = min(getattr(build, name) for build in torch_builds())
         if version is not None and version < oldest:
             older = f"an older one came with PyTorch before {OLDEST.major}.{OLDEST.minor}, which is not known"
             allowed = f"must be {oldest.major}.{oldest.minor} or newer where no torch is stated: {older}"

@@ -3,6 +3,8 @@
 ``flash-attn`` lies on PyPI as source. Its wheels lie beside the releases on GitHub, one for each torch, CUDA,
 Python and C++ ABI, and its setup.py takes the one that fits where there is one. ``flash-attn-3`` is on no
 registry. ``flash-attn-4`` is a pure Python wheel, so far of betas.
+
+The wheels are rows of ``data/flash_attn_wheels.csv``, what PyPI has rows of ``data/pypi.csv``.
 """
 
 from __future__ import annotations
@@ -10,79 +12,12 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
+from attnsel.base.rows import read_rows
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
-
-# ---- The wheels that flash-attn's release workflow built, newest release first. Made: do not edit ------
-# python tests/proof/wheel_table.py CHECKOUT
-#
-# Source: .github/workflows/publish.yml of Dao-AILab/flash-attention at each tag; releases as on PyPI. A
-# line: release, CUDA as the file name has it, then torch:first-last minor of Python 3; all for Linux x86_64
-# and both C++ ABIs. "!" marks those whose wheel for the old ABI was built with a torch of the new one, and
-# does not load with the other (flash-attention#1717, #1783).
-
-
-BUILT = (
-    "2.8.3.post1 cu12 2.4:9-12 2.5:9-13 2.6:9-13! 2.7:9-13! 2.8:9-13!",
-    "2.8.3 cu12 2.4:9-12 2.5:9-13 2.6:9-13! 2.7:9-13! 2.8:9-13!",
-    "2.8.2 cu12 2.4:9-12 2.5:9-13 2.6:9-13! 2.7:9-13!",
-    "2.8.1 cu12 2.4:9-12 2.5:9-13 2.6:9-13! 2.7:9-13!",
-    "2.8.0.post2 cu12 2.4:9-12 2.5:9-13 2.6:9-13! 2.7:9-13!",
-    "2.7.4.post1 cu12 2.2:9-12 2.3:9-12 2.4:9-12 2.5:9-13 2.6:9-13",
-    "2.7.3 cu11 2.1:9-11 2.2:9-12 2.3:9-12 2.4:9-12 2.5:9-13",
-    "2.7.3 cu12 2.1:9-11 2.2:9-12 2.3:9-12 2.4:9-12 2.5:9-13",
-    "2.7.2.post1 cu11 2.1:9-11 2.2:9-12 2.3:9-12 2.4:9-12 2.5:9-13",
-    "2.7.2.post1 cu12 2.1:9-11 2.2:9-12 2.3:9-12 2.4:9-12 2.5:9-13",
-    "2.7.1.post4 cu11 2.1:9-11 2.2:9-12 2.3:9-12 2.4:9-12 2.5:9-13",
-    "2.7.1.post4 cu12 2.1:9-11 2.2:9-12 2.3:9-12 2.4:9-12 2.5:9-13",
-    "2.7.0.post2 cu11 2.1:8-11 2.2:8-12 2.3:8-12 2.4:8-12 2.5:9-12",
-    "2.7.0.post2 cu12 2.1:8-11 2.2:8-12 2.3:8-12 2.4:8-12 2.5:9-12",
-    "2.6.3 cu118 2.0:8-11 2.1:8-11 2.2:8-12 2.3:8-12 2.4:8-12",
-    "2.6.3 cu123 2.1:8-11 2.2:8-12 2.3:8-12 2.4:8-12",
-    "2.6.2 cu118 2.0:8-11 2.1:8-11 2.2:8-12 2.3:8-12",
-    "2.6.2 cu123 2.1:8-11 2.2:8-12 2.3:8-12",
-    "2.6.1 cu118 2.0:8-11 2.1:8-11 2.2:8-12 2.3:8-12",
-    "2.6.1 cu123 2.1:8-11 2.2:8-12 2.3:8-12",
-    "2.6.0.post1 cu118 2.0:8-11 2.1:8-11 2.2:8-12 2.3:8-12",
-    "2.6.0.post1 cu122 2.1:8-11 2.2:8-12 2.3:8-12",
-    "2.5.9.post1 cu118 2.0:8-11 2.1:8-11 2.2:8-12 2.3:8-12",
-    "2.5.9.post1 cu122 2.1:8-11 2.2:8-12 2.3:8-12",
-    "2.5.8 cu118 2.0:8-11 2.1:8-11 2.2:8-11 2.3:8-11",
-    "2.5.8 cu122 2.1:8-11 2.2:8-11 2.3:8-11",
-    "2.5.7 cu118 2.0:8-11 2.1:8-11 2.2:8-11",
-    "2.5.7 cu122 2.1:8-11 2.2:8-11",
-    "2.5.6 cu118 2.0:8-11 2.1:8-11 2.2:8-11",
-    "2.5.6 cu122 2.1:8-11 2.2:8-11",
-    "2.5.5 cu118 2.0:8-11 2.1:8-11 2.2:8-11",
-    "2.5.5 cu122 2.1:8-11 2.2:8-11",
-    "2.5.4 cu118 2.0:8-11 2.1:8-11 2.2:8-11",
-    "2.5.4 cu122 2.1:8-11 2.2:8-11",
-    "2.5.3 cu118 2.0:8-11 2.1:8-11 2.2:8-11",
-    "2.5.3 cu122 2.1:8-11 2.2:8-11",
-    "2.5.2 cu118 2.0:8-11 2.1:8-11 2.2:8-11",
-    "2.5.2 cu122 2.1:8-11 2.2:8-11",
-    "2.5.1.post1 cu118 2.0:8-11 2.1:8-11",
-    "2.5.1.post1 cu122 2.1:8-11",
-    "2.5.0 cu118 2.0:8-11 2.1:8-11",
-    "2.5.0 cu122 2.1:8-11",
-    "2.4.3.post1 cu118 2.0:8-11 2.1:8-11",
-    "2.4.3.post1 cu122 2.1:8-11",
-    "2.4.2 cu118 2.0:8-11 2.1:8-11",
-    "2.4.2 cu122 2.1:8-11",
-    "2.4.1 cu118 2.0:8-11 2.1:8-11",
-    "2.4.1 cu122 2.1:8-11",
-    "2.4.0.post1 cu118 2.0:8-11 2.1:8-11",
-    "2.4.0.post1 cu122 2.1:8-11",
-    "2.3.6 cu118 2.0:8-11 2.1:8-11",
-    "2.3.6 cu122 2.1:8-11",
-)
-
-NEWEST_SDIST = "2.8.3.post2"
-"""The newest release on PyPI, as source, when this was made."""
-
 
 # setup.py of flash-attn 2.8.3, BASE_WHEEL_URL and get_wheel_url (lines 58 and 440 to 468).
 _URL = "https://github.com/Dao-AILab/flash-attention/releases/download/v{release}/{file}"
@@ -165,15 +100,12 @@ def _wheels(python: tuple[int, ...]) -> tuple[tuple[Version, Wheel, bool], ...]:
     """Newest release first, for each release, CUDA and torch the wheel of the nearest Python, and whether
     there is one for the old C++ ABI too."""
     found = []
-    for line in BUILT:
-        release, cuda, *cells = line.split()
-        for cell in cells:
-            torch, _, pythons = cell.rstrip("!").partition(":")
-            major, minor = torch.split(".")
-            first, last = map(int, pythons.split("-"))
-            there = min(max(python[1], first), last)
-            wheel = Wheel(release, cuda, (int(major), int(minor)), (3, there), True)
-            found.append((Version.parse(release), wheel, not cell.endswith("!")))
+    for row in read_rows("attnsel.environment", "flash_attn_wheels"):
+        major, minor = map(int, row["torch"].split("."))
+        first, last = (int(text.removeprefix("3.")) for text in row["pythons"].split("-"))
+        there = min(max(python[1], first), last)
+        wheel = Wheel(row["release"], row["cuda"], (major, minor), (3, there), True)
+        found.append((Version.parse(row["release"]), wheel, row["old_abi"] == "yes"))
     return tuple(found)
 
 
@@ -249,52 +181,13 @@ def _quoted(package: str, bounds: str) -> str:
     return f"'{package}{bounds}'" if bounds or "[" in package else package
 
 
-# ---- Which builds of a package PyPI has for Linux x86_64, oldest first. Made: do not edit --------------
-# python tests/proof/package_index.py
-#
-# Source: `pip index versions --pre PACKAGE` on 2026-11-23; development builds are left out.
+# ---- what PyPI has -------------------------------------------------------------------------------------
 
 
-PUBLISHED: dict[str, str] = {
-    "nvidia-cudnn-cu11": (
-        "8.5.0.96 8.6.0.163 8.7.0.84 8.8.0.121 8.8.1.3 8.9.0.131 8.9.1.23 8.9.2.26 8.9.4.25 8.9.5.30 "
-        "8.9.6.50 9.0.0.312 9.1.0.70 9.1.1.17 9.2.0.82 9.2.1.18 9.3.0.75 9.4.0.58 9.5.0.50 9.5.1.17 "
-        "9.6.0.74 9.7.0.66 9.7.1.26 9.8.0.87 9.9.0.52 9.10.0.56 9.10.1.4 9.10.2.21"
-    ),
-    "nvidia-cudnn-cu12": (
-        "8.8.0.121 8.8.1.3 8.9.0.131 8.9.1.23 8.9.2.26 8.9.4.25 8.9.5.30 8.9.6.50 8.9.7.29 9.0.0.312 "
-        "9.1.0.70 9.1.1.17 9.2.0.82 9.2.1.18 9.3.0.75 9.4.0.58 9.5.0.50 9.5.1.17 9.6.0.74 9.7.0.66 "
-        "9.7.1.26 9.8.0.87 9.9.0.52 9.10.0.56 9.10.1.4 9.10.2.21 9.11.0.98 9.11.1.4 9.12.0.46 9.13.0.50 "
-        "9.13.1.26 9.14.0.64 9.15.0.57 9.15.1.9 9.16.0.29 9.17.0.29 9.17.1.4 9.18.0.77 9.18.1.3 9.19.0.56 "
-        "9.20.0.48 9.21.0.82 9.21.1.3 9.22.0.52 9.23.0.39 9.23.1.3 9.23.2.1 9.24.0.43 9.24.1.1 9.25.1.1 "
-        "9.26.0.51 9.26.1.1 9.27.0.42 9.28.0.42"
-    ),
-    "nvidia-cudnn-cu13": (
-        "9.12.0.46 9.13.0.50 9.13.1.26 9.14.0.64 9.15.0.57 9.15.1.9 9.16.0.29 9.17.0.29 9.17.1.4 "
-        "9.18.0.77 9.18.1.3 9.19.0.56 9.19.1.2 9.20.0.48 9.21.0.82 9.21.1.3 9.22.0.52 9.23.0.39 9.23.1.3 "
-        "9.23.2.1 9.24.0.43 9.24.1.1 9.25.1.1 9.26.0.51 9.26.1.1 9.27.0.42 9.28.0.42 9.28.1.4"
-    ),
-    "nvidia-cudnn-frontend": (
-        "1.3.0 1.4.0 1.5.0 1.5.1 1.5.2 1.6.0 1.6.1 1.7.0 1.8.0 1.9.0 1.10.0 1.11.0 1.12.0 1.13.0 1.14.0 "
-        "1.14.1 1.15.0 1.16.0 1.17.0 1.18.0 1.19.0 1.19.1 1.20.0 1.21.0 1.22.0 1.22.1 1.23.0 1.24.0 "
-        "1.24.1 1.25.0 1.26.0 1.27.0 1.28.0 1.29.0 1.29.1 1.30.0 1.31.0 1.32.0"
-    ),
-    "triton": (
-        "2.0.0 2.1.0 2.2.0 2.3.0 2.3.1 3.0.0 3.1.0 3.2.0 3.3.0 3.3.1 3.4.0 3.5.0 3.5.1 3.6.0 3.7.0 3.7.1 "
-        "3.8.0 3.9.0"
-    ),
-    "flash-attn": (
-        "1.0.0 1.0.1 1.0.2 1.0.3.post0 1.0.4 1.0.5 1.0.6 1.0.7 1.0.8 1.0.9 2.0.0.post1 2.0.1 2.0.2 2.0.3 "
-        "2.0.4 2.0.5 2.0.6 2.0.6.post2 2.0.7 2.0.8 2.0.9 2.1.0 2.1.1 2.1.2.post3 2.2.0 2.2.1 2.2.2 "
-        "2.2.3.post2 2.2.4 2.2.4.post1 2.2.5 2.3.0 2.3.1.post1 2.3.2 2.3.3 2.3.4 2.3.5 2.3.6 2.4.0.post1 "
-        "2.4.1 2.4.2 2.4.3.post1 2.5.0 2.5.1.post1 2.5.2 2.5.3 2.5.4 2.5.5 2.5.6 2.5.7 2.5.8 2.5.9.post1 "
-        "2.6.0.post1 2.6.1 2.6.2 2.6.3 2.7.0.post2 2.7.1.post4 2.7.2.post1 2.7.3 2.7.4.post1 2.8.0.post2 "
-        "2.8.1 2.8.2 2.8.3 2.8.3.post1 2.8.3.post2"
-    ),
-    "flash-attn-4": (
-        "4.0.0b3 4.0.0b4 4.0.0b5 4.0.0b7 4.0.0b8 4.0.0b9 4.0.0b10 4.0.0b11 4.0.0b12 4.0.0b13 4.0.0b14 "
-        "4.0.0b15 4.0.0b16 4.0.0b17 4.0.0b18 4.0.0b19 4.0.0b20 4.0.0b21 4.0.0b22 4.0.0b23 4.0.0b24 "
-        "4.0.0b25 4.0.0b26 4.0.0b27 4.0.0b28 4.0.0b29 4.0.0b30 4.0.0b31 4.0.0b32 4.0.0b33 4.0.0b34 "
-        "4.0.0b35 4.0.0b36"
-    ),
-}
+@cache
+def on_pypi() -> dict[str, tuple[str, ...]]:
+    """By package which builds of it PyPI has for Linux x86_64, oldest first."""
+    found: dict[str, list[str]] = {}
+    for row in read_rows("attnsel.environment", "pypi"):
+        found.setdefault(row["package"], []).append(row["version"])
+    return {package: tuple(versions) for package, versions in found.items()}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import Environment
-from attnsel.environment.releases import BUILDS, FRONTENDS, Build, default_build, fitting_build
+from attnsel.environment.releases import FRONTENDS, Build, default_build, fitting_build, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
@@ -91,7 +91,7 @@ def _with(env: Environment, **versions: Version) -> Environment:
 def _neighbours(torch: Version | None) -> tuple[Version, ...]:
     """The releases of PyTorch before and after this one, or the two before the newest; none that attnsel does
     not run on."""
-    minors = sorted({build.torch[:2] for build in BUILDS if build.torch >= OLDEST_TORCH})
+    minors = sorted({build.torch[:2] for build in torch_builds() if build.torch >= OLDEST_TORCH})
     if torch is None or torch[:2] not in minors:
         return ()
     place = min(minors.index(torch[:2]), len(minors) - 2)

@@ -1,4 +1,4 @@
-"""Writes attnsel/environment/wheels.py: which builds of a recipe's packages PyPI has for Linux x86_64.
+"""Writes attnsel/environment/data/pypi.csv: which builds of a recipe's packages PyPI has for Linux x86_64.
 
     python tests/proof/package_index.py
 
@@ -8,10 +8,12 @@ where it is asked to.
 
 from __future__ import annotations
 
+import csv
 import datetime
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from packaging.version import Version
@@ -26,19 +28,19 @@ PACKAGES = (
     "flash-attn",
     "flash-attn-4",
 )
-HEAD = '''"""Which builds of a package PyPI has for Linux x86_64, oldest first. Made: do not edit.
 
-    python tests/proof/package_index.py
 
-Source: `pip index versions --pre PACKAGE` on {date}; development builds are left out.
-"""
-
-from __future__ import annotations
-
-PUBLISHED: dict[str, str] = {{
-{rows}
-}}
-'''
+def write_rows(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], source: str) -> Path:
+    """A file of facts anew, under its old comments: these rows, with their source and the day."""
+    path = ROOT / "attnsel" / "environment" / "data" / f"{name}.csv"
+    comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    read = str(datetime.datetime.now(datetime.timezone.utc).date())
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(f"{line}\n" for line in comments)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, "source", "read"])
+        writer.writerows([*row, source, read] for row in rows)
+    return path
 
 
 def builds_of(package: str) -> list[str]:
@@ -52,21 +54,6 @@ def builds_of(package: str) -> list[str]:
     return sorted((text for text in versions if not Version(text).is_devrelease), key=Version)
 
 
-def row(package: str) -> str:
-    """A line of the table, folded where it does not fit."""
-    lines = [""]
-    for text in builds_of(package):
-        if len(lines[-1]) + len(text) > 95:
-            lines[-1] += " "
-            lines.append("")
-        lines[-1] += f" {text}" if lines[-1] else text
-    body = "\n".join(f'        "{line}"' for line in lines)
-    return f'    "{package}": (\n{body}\n    ),'
-
-
 if __name__ == "__main__":
-    date = datetime.datetime.now(datetime.timezone.utc).date()
-    text = HEAD.format(date=date, rows="\n".join(row(package) for package in PACKAGES))
-    target = ROOT / "attnsel" / "environment" / "published.py"
-    target.write_text(text)
-    print(target)
+    found = [(package, version) for package in PACKAGES for version in builds_of(package)]
+    print(write_rows("pypi", ("package", "version"), found, "pip index versions"))

@@ -1,4 +1,4 @@
-"""Writes attnsel/environment/wheels.py: which wheels of flash-attn its own release workflow built.
+"""Writes attnsel/environment/data/flash_attn_wheels.csv: which wheels flash-attn's release workflow built.
 
     python tests/proof/wheel_table.py CHECKOUT    # of github.com/Dao-AILab/flash-attention, with its tags
 
@@ -15,26 +15,13 @@ import subprocess
 import sys
 from collections import defaultdict
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
-ROOT = Path(__file__).resolve().parents[2]
+from package_index import write_rows
+
 OLDEST = Version("2.3.6")
-HEAD = '''"""The wheels that flash-attn's release workflow built, newest release first. Made: do not edit.
-
-    python tests/proof/wheel_table.py CHECKOUT
-
-Source: .github/workflows/publish.yml of Dao-AILab/flash-attention at each tag; releases as on PyPI.
-A line: release, CUDA as the file name has it, then torch:first-last minor of Python 3; all for Linux x86_64
-and both C++ ABIs. "!" marks those whose wheel for the old ABI was built with a torch of the new one, and does
-not load with the other (flash-attention#1717, #1783).
-"""
-
-from __future__ import annotations
-
-'''
 
 
 def _git(checkout: str, *arguments: str) -> str:
@@ -55,15 +42,15 @@ def _has_old_abi(torch: str, torch_cuda: int) -> bool:
     return minor < (2, 6) or (minor == (2, 6) and torch_cuda < 126)
 
 
-def _rows(release: str, text: str) -> list[str]:
-    """The lines of a release, one for each CUDA."""
+def _rows(release: str, text: str) -> list[tuple[str, ...]]:
+    """The rows of a release, one for each CUDA and torch."""
     import yaml
 
     matrix: dict[str, Any] = yaml.safe_load(text)["jobs"]["build_wheels"]["strategy"]["matrix"]
     newest_cuda: dict[str, int] = ast.literal_eval(re.findall(r"maxv = (\{.*?\})", text)[0])
     whole = "cu${WHEEL_CUDA_VERSION}" not in text
     built: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    marks: dict[str, str] = {}
+    new_abi_alone: set[str] = set()
     axes = ("python-version", "torch-version", "cuda-version", "cxx11_abi")
     for values in product(*(matrix[axis] for axis in axes)):
         point = dict(zip(axes, values, strict=True))
@@ -76,37 +63,31 @@ def _rows(release: str, text: str) -> list[str]:
         name = f"cu{digits[0]}{digits[1]}" if whole else f"cu{digits[0]}"
         minor = f"{torch.major}.{torch.minor}"
         if int(digits[0]) >= 12 and not _has_old_abi(minor, newest_cuda[minor]):
-            marks[minor] = "!"
+            new_abi_alone.add(minor)
         if python.minor not in built[name][minor]:
             built[name][minor].append(python.minor)
-    lines = []
+    rows = []
     for name, by_torch in built.items():
-        words = []
-        for minor, pythons in by_torch.items():
+        for minor, pythons in sorted(by_torch.items(), key=lambda item: Version(item[0])):
             first, last = min(pythons), max(pythons)
             assert sorted(pythons) == list(range(first, last + 1)), (release, name, minor)
-            words.append(f"{minor}:{first}-{last}{marks.get(minor, '')}")
-        words.sort(key=lambda word: Version(word.partition(":")[0]))
-        lines.append(" ".join((release, name, *words)))
-    return lines
+            rows.append(
+                (release, name, minor, f"3.{first}-3.{last}", "" if minor in new_abi_alone else "yes")
+            )
+    return rows
 
 
-def table(checkout: str) -> str:
+def table(checkout: str) -> list[tuple[str, ...]]:
     published = _published()
     tags = [tag.removeprefix("v") for tag in _git(checkout, "tag", "--list", "v*").split()]
     releases = sorted((tag for tag in tags if tag in published and Version(tag) >= OLDEST), key=Version)
-    lines = [
-        line
+    return [
+        row
         for release in reversed(releases)
-        for line in _rows(release, _git(checkout, "show", f"v{release}:.github/workflows/publish.yml"))
+        for row in _rows(release, _git(checkout, "show", f"v{release}:.github/workflows/publish.yml"))
     ]
-    later = max(published, key=Version)
-    body = "BUILT = (\n" + "".join(f'    "{line}",\n' for line in lines) + ")\n"
-    note = f'\nNEWEST_SDIST = "{later}"\n"""The newest release on PyPI, as source, when this was made."""\n'
-    return HEAD + body + note
 
 
 if __name__ == "__main__":
-    target = ROOT / "attnsel" / "environment" / "flash_attn_wheels.py"
-    target.write_text(table(sys.argv[1]), encoding="utf-8")
-    print(f"{target}: {target.read_text().count('cu')} rows")
+    columns = ("release", "cuda", "torch", "pythons", "old_abi")
+    print(write_rows("flash_attn_wheels", columns, table(sys.argv[1]), "publish.yml"))

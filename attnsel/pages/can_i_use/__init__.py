@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import Environment, describe_device
-from attnsel.environment.releases import ASSUMED, BUILDS, ON_ARM, runs_on
+from attnsel.environment.releases import ASSUMED, ON_ARM, runs_on, torch_builds
 from attnsel.environment.versions import Version
-from attnsel.environment.wheels import PUBLISHED
+from attnsel.environment.wheels import on_pypi
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY
@@ -123,9 +123,9 @@ def published(component: str) -> tuple[Version, ...]:
     """The releases of a component that are known, oldest first: those in a package registry, those of
     PyTorch whose attention somebody has read; of what is in none, those that rules name."""
     if component == "torch":
-        return tuple(sorted({build.torch for build in BUILDS if build.torch <= ASSUMED}))
+        return tuple(sorted({build.torch for build in torch_builds() if build.torch <= ASSUMED}))
     if component in _PACKAGES:
-        texts = (text for package in _PACKAGES[component] for text in PUBLISHED[package].split())
+        texts = (text for package in _PACKAGES[component] for text in on_pypi()[package])
         return tuple(sorted({Version.parse(text) for text in texts}))
     return tuple(sorted({edge for rule in REGISTRY.rules.values() for edge in rule.edges(component)}))
 
@@ -150,7 +150,9 @@ def newest(component: str, gpu: str) -> Version | None:
     """The newest known release; of PyTorch the newest that has a wheel with code for that GPU."""
     if component == "torch":
         arch = describe_device(gpu).arch
-        able = [build.torch for build in BUILDS if arch is None or arch in ON_ARM or runs_on(build, arch)]
+        able = [
+            build.torch for build in torch_builds() if arch is None or arch in ON_ARM or runs_on(build, arch)
+        ]
         return max((torch for torch in able if torch <= ASSUMED), default=ASSUMED)
     usual: Version | None = getattr(Environment.describe(gpu), component)
     known = published(component)

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import COMPONENTS, Environment, component_name
-from attnsel.environment.releases import ASSUMED, BUILDS, FRONTENDS, ON_ARM, Build, build_with, runs_on
+from attnsel.environment.releases import ASSUMED, FRONTENDS, ON_ARM, Build, build_with, runs_on, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import (
-    PUBLISHED,
     Wheel,
     flash_attn_3_index,
     flash_attn_wheel,
     install_flash_attn,
     install_flash_attn_3,
     install_flash_attn_4,
+    on_pypi,
 )
 from attnsel.rules import Rule
 from attnsel.selection.unlock.change import Scenario, another, changed, version_number
@@ -104,7 +104,7 @@ def _others(env: Environment, wanted: Wanted, here: Build | None) -> list[Build]
 
     fit = [
         build
-        for build in BUILDS
+        for build in torch_builds()
         if build != here
         and OLDEST_TORCH <= build.torch <= max(ASSUMED, at)  # what attnsel runs on, and the rules have read
         and (env.arch is None or runs_on(build, env.arch))
@@ -259,7 +259,7 @@ def releases(name: str, cuda: Version | None) -> list[Version]:
 @lru_cache(maxsize=16)
 def _builds(package: str) -> dict[Version, str]:
     """The newest build of each release."""
-    return {Version.parse(text): text for text in PUBLISHED.get(package, "").split()}
+    return {Version.parse(text): text for text in on_pypi().get(package, ())}
 
 
 def _pins(build: Build) -> dict[str, Version]:
@@ -454,7 +454,7 @@ def _why_torch(before: Environment, wanted: Wanted, build: Build) -> str:
         return f"the nearest torch that {package} has a wheel for is {build.torch} ({toolkit})"
     brings = [name for name in PINNED if name in wanted]
     pins = ", ".join(f"{component_name(name)} {getattr(build, name)}" for name in brings or PINNED)
-    earlier = (b for b in BUILDS if b.index == build.index and b.torch < build.torch)
+    earlier = (b for b in torch_builds() if b.index == build.index and b.torch < build.torch)
     sooner = any(all(reaches(before, wanted, name, getattr(b, name)) for name in brings) for b in earlier)
     verb = "brings" if sooner or not brings else "is the first whose wheels bring"
     where = f" on {build.index}" if build.index and brings and not sooner else ""

@@ -18,9 +18,9 @@ from attnsel.cli.flags import FLAGS, SHORTHANDS
 from attnsel.cli.matrix import matrix
 from attnsel.dispatchers import DISPATCHERS
 from attnsel.environment.gpus import catalogue
-from attnsel.environment.releases import BUILDS
+from attnsel.environment.releases import torch_builds
 from attnsel.environment.versions import Version
-from attnsel.environment.wheels import NEWEST_SDIST, PUBLISHED
+from attnsel.environment.wheels import on_pypi
 
 _FIRST = (
     "gpu",
@@ -107,25 +107,18 @@ def _texts(names: Any) -> tuple[str, ...]:
 
 def known(component: str) -> tuple[str, ...]:
     """Releases of a component, newest first; nothing for a field that is none."""
-    package = {"flash-attn-3": "flash-attn-3", "flash-attn-4": "flash-attn-4"}.get(component, "")
-    found: set[str] = set()
+    package = {"cudnn-frontend": "nvidia-cudnn-frontend"}.get(component, component)
     if component == "torch":
-        found = {str(build.torch) for build in BUILDS}
+        found = {str(build.torch) for build in torch_builds()}
     elif component == "cuda":
-        found = {f"{build.cuda.major}.{build.cuda.minor}" for build in BUILDS if build.cuda is not None}
+        found = {f"{build.cuda.major}.{build.cuda.minor}" for build in torch_builds()}
     elif component == "cudnn":
-        names = [name for name in PUBLISHED if re.fullmatch(r"nvidia-cudnn-cu\d+", name)]
-        found = {".".join(text.split(".")[:3]) for name in names for text in PUBLISHED[name].split()}
-    elif component == "cudnn-frontend":
-        found = set(PUBLISHED["nvidia-cudnn-frontend"].split())
-    elif component == "triton":
-        found = set(PUBLISHED["triton"].split())
-    elif component == "flash-attn":
-        found = {text for text in PUBLISHED["flash-attn"].split() if not text.startswith("1.")} | {
-            NEWEST_SDIST
-        }
-    elif component in PUBLISHED or package in PUBLISHED:
-        found = set(PUBLISHED[component if component in PUBLISHED else package].split())
+        names = [name for name in on_pypi() if re.fullmatch(r"nvidia-cudnn-cu\d+", name)]
+        found = {".".join(text.split(".")[:3]) for name in names for text in on_pypi()[name]}
+    else:
+        found = set(on_pypi().get(package, ()))
+    if component == "flash-attn":
+        found = {text for text in found if not text.startswith("1.")}
     return tuple(sorted(found, key=Version.parse, reverse=True))
 
 

@@ -29,8 +29,34 @@ SCHEMAS = {
         "link_name": r"NVLink \d|PCIe \d\.0 x16",
         "network": rf"({NUMBER})?",
     },
+    "attnsel.environment torch_builds": {
+        "torch": VERSION,
+        "cuda": VERSION,
+        "pypi": "(yes)?",
+        "cudnn": VERSION,
+        "nccl": VERSION,
+        "triton": VERSION,
+        "code": r"\d+( \d+)*\+?",
+        "pythons": r"3\.\d+-3\.\d+",
+    },
+    "attnsel.environment te_frontends": {"transformer_engine": VERSION, "frontend": VERSION},
+    "attnsel.environment flash_attn_wheels": {
+        "release": VERSION,
+        "cuda": r"cu\d+",
+        "torch": r"\d\.\d+",
+        "pythons": r"3\.\d+-3\.\d+",
+        "old_abi": "(yes)?",
+    },
+    "attnsel.environment pypi": {"package": r"[a-z0-9-]+", "version": VERSION},
 }
-KEYS = {"gpus": ("name",), "gpu_figures": ("gpu",)}
+KEYS = {
+    "gpus": ("name",),
+    "gpu_figures": ("gpu",),
+    "torch_builds": ("torch", "cuda"),
+    "te_frontends": ("transformer_engine",),
+    "flash_attn_wheels": ("release", "cuda", "torch"),
+    "pypi": ("package", "version"),
+}
 
 
 def test_every_file_has_a_schema():

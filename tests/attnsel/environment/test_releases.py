@@ -8,10 +8,11 @@ from itertools import pairwise
 from packaging.specifiers import SpecifierSet
 
 from attnsel.environment.releases import (
-    BUILDS,
     FRONTENDS,
+    OLDEST,
     builds_of,
     runs_on,
+    torch_builds,
 )
 from attnsel.environment.versions import Version
 from paths import ROOT
@@ -27,18 +28,19 @@ ON_PYPI = """
 
 
 def test_every_release_is_there_once_with_each_cuda_and_has_one_wheel_on_pypi():
-    assert list(BUILDS) == sorted(BUILDS, key=lambda build: (build.torch, build.cuda))
-    assert len({build.name for build in BUILDS}) == len(BUILDS)
-    releases = dict.fromkeys(build.torch for build in BUILDS)
+    assert list(torch_builds()) == sorted(torch_builds(), key=lambda build: (build.torch, build.cuda))
+    assert len({build.name for build in torch_builds()}) == len(torch_builds())
+    releases = dict.fromkeys(build.torch for build in torch_builds())
     assert list(map(str, releases)) == ON_PYPI.split()
+    assert next(iter(releases)) == OLDEST
     for torch in releases:
         assert [build.index for build in builds_of(torch)].count("") == 1
 
 
 def test_what_a_release_brings_never_goes_back():
     """Within PyPI's wheels, and for one CUDA, a newer torch has no older cuDNN, NCCL or Triton."""
-    for cuda in {None, *(build.cuda for build in BUILDS)}:
-        rows = [b for b in BUILDS if (not b.index if cuda is None else b.cuda == cuda)]
+    for cuda in {None, *(build.cuda for build in torch_builds())}:
+        rows = [b for b in torch_builds() if (not b.index if cuda is None else b.cuda == cuda)]
         for older, newer in pairwise(rows):
             assert older.cudnn <= newer.cudnn
             assert older.triton <= newer.triton
@@ -48,7 +50,7 @@ def test_what_a_release_brings_never_goes_back():
 
 def test_a_cuda_compiles_for_what_it_knows():
     """First and last toolkits of architectures, from CUDA's release notes."""
-    for build in BUILDS:
+    for build in torch_builds():
         if build.cuda < V("12.8"):
             assert max(build.sass) <= 90
         if build.cuda >= V("13.0"):
@@ -69,9 +71,9 @@ def test_a_cuda_compiles_for_what_it_knows():
     ],
 )
 def test_code_runs_on_its_own_generation_from_its_minor_upwards(build, runs, runs_not):
-    row = next(b for b in BUILDS if b.name == build)
+    row = next(b for b in torch_builds() if b.name == build)
     assert [arch for arch in (*runs, *runs_not) if runs_on(row, arch)] == list(runs)
-    ptx = next(b for b in BUILDS if b.name == "2.8.0+cu129")
+    ptx = next(b for b in torch_builds() if b.name == "2.8.0+cu129")
     assert ptx.ptx == 120
     assert runs_on(ptx, 130), "on every newer generation"
     assert not runs_on(ptx._replace(ptx=None), 130)

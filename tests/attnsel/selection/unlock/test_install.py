@@ -8,7 +8,7 @@ import pytest
 
 from attnsel import select
 from attnsel.backends.registry import OLDEST_TORCH
-from attnsel.environment.releases import BUILDS, FRONTENDS, ON_ARM, runs_on
+from attnsel.environment.releases import FRONTENDS, ON_ARM, runs_on, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import Wheel, flash_attn_wheel
 from attnsel.selection.unlock.software import exact, package_of
@@ -32,7 +32,7 @@ def resolved(selection, unlock):
     for line in install.commands:
         torch, package = TORCH.fullmatch(line), PACKAGE.fullmatch(line)
         if torch:
-            (build,) = (b for b in BUILDS if (str(b.torch), b.index) == (torch[1], torch[2] or ""))
+            (build,) = (b for b in torch_builds() if (str(b.torch), b.index) == (torch[1], torch[2] or ""))
             there |= {"torch": build.torch, "cuda": build.cuda, "cudnn": build.cudnn, "triton": build.triton}
         elif package:
             name = _component(package[2], there["cuda"])
