@@ -1,7 +1,7 @@
 """Facts as rows: the CSV files that lie in ``data/`` beside the code that reads them.
 
-A line that begins with "#" is a comment. Every file has the columns ``source`` and ``read``: where a row is
-from, and the day somebody read it there (2026-11-23).
+A line that begins with "#" is a comment. A file of facts has the columns ``source`` and ``read``: where a row
+is from, and the day somebody read it there (2026-11-23).
 """
 
 from __future__ import annotations

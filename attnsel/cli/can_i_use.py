@@ -16,8 +16,7 @@ from attnsel.cli.output import FOUND, NO_BACKEND, bar, print_json, print_text, t
 from attnsel.environment import describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
-from attnsel.pages.can_i_use import ANSWERS, GPUS, Cell, Feature, Span, Stated, cells
-from attnsel.pages.can_i_use.features import FEATURES, find
+from attnsel.pages.can_i_use import ANSWERS, GPUS, Cell, Feature, Span, Stated, all_features, cells, find
 from attnsel.pages.can_i_use_tables import (
     LOOKS,
     Part,
@@ -111,7 +110,7 @@ def can_i_use(
     """
     one_form(markdown=markdown, json=json)
     load_plugins()
-    asked = find(feature) if feature else tuple(FEATURES.values())
+    asked = find(feature) if feature else tuple(all_features().values())
     gpus = GPUS if feature and gpu is None else (gpu or _DEFAULT_GPU,)
     for name in gpus:
         describe_device(name)

@@ -12,8 +12,7 @@ from itertools import groupby
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import component_name
-from attnsel.pages.can_i_use import GPUS, Cell, Feature, Mode, Span, cells
-from attnsel.pages.can_i_use.features import FEATURES
+from attnsel.pages.can_i_use import GPUS, Cell, Feature, Mode, Span, all_features, cells
 from attnsel.pages.can_i_use_tables import (
     LOOKS,
     Row,
@@ -55,7 +54,7 @@ def files(playground: bool = True) -> Iterator[File]:
     for gpu in GPUS:
         if gpu != INDEX_GPU:
             yield File(f"{FOLDER}/{gpu}.md", _gpu_page(gpu, found))
-    for feature in FEATURES.values():
+    for feature in all_features().values():
         about = [cell for cell in found if cell.feature is feature]
         yield File(f"{FOLDER}/{feature.name}.md", _feature_page(feature, about, playground))
     text = json.dumps(as_dict(found), ensure_ascii=False, separators=(",", ":"))
@@ -68,7 +67,7 @@ def matrix() -> tuple[Cell, ...]:
     """Every cell: all features, all of attnsel's own kernels, the architectures of the matrix."""
     load_all()
     own = (name for name, record in CANDIDATES.items() if not record.plugin)
-    return tuple(cells(FEATURES.values(), tuple(own), GPUS))
+    return tuple(cells(all_features().values(), tuple(own), GPUS))
 
 
 def _markdown(found: Sequence[Cell]) -> Iterator[str]:
@@ -89,7 +88,7 @@ def _gpu_page(gpu: str, found: Sequence[Cell]) -> str:
         lines += [
             "# Can I use it?",
             "",
-            _INTRODUCTION.format(features=len(FEATURES), kernels=len(kernels)),
+            _INTRODUCTION.format(features=len(all_features()), kernels=len(kernels)),
             "",
         ]
         lines += [f"## On {gpu}: {_WELL_KNOWN[gpu]}", ""]
@@ -97,7 +96,7 @@ def _gpu_page(gpu: str, found: Sequence[Cell]) -> str:
         lines += [f"# Can I use it on {gpu}?", "", f"{gpu} is {_WELL_KNOWN[gpu]}. {_EACH}", ""]
     lines += [_gpu_links(gpu), "", _SIGNS, ""]
     head = ("feature", *map(_broken, kernels))
-    for group, members in groupby(FEATURES.values(), key=lambda feature: feature.group):
+    for group, members in groupby(all_features().values(), key=lambda feature: feature.group):
         made = [
             (
                 f"[{escape(each.title)}]({each.name}.md)",

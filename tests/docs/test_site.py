@@ -23,7 +23,7 @@ import attnsel
 from attnsel import settings
 from attnsel.cli import COMMANDS
 from attnsel.cli.flags import FLAGS
-from attnsel.pages.can_i_use.features import FEATURES
+from attnsel.pages.can_i_use import all_features
 from attnsel.rules import REGISTRY, load_all
 from json_schemas import path_of
 from sitegen import can_i_use, reference_cli, reference_environment, reference_python, rules, sources
@@ -58,8 +58,8 @@ def test_every_command_flag_name_and_variable_has_its_part():
 
 
 def test_a_rule_that_is_added_is_in_its_lists_its_cell_and_the_json(added_rule, monkeypatch):
-    names = ("sliding-window", "softcap", "mla")
-    monkeypatch.setattr(can_i_use, "FEATURES", {name: FEATURES[name] for name in names})
+    few = {name: all_features()[name] for name in ("sliding-window", "softcap", "mla")}
+    monkeypatch.setattr(can_i_use, "all_features", lambda: few)
     monkeypatch.setattr(can_i_use, "GPUS", ("sm75", "sm90"))
 
     def made() -> dict[str, str]:

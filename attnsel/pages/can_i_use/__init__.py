@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.rows import read_rows
 from attnsel.environment import Environment, describe_device
 from attnsel.environment.releases import ASSUMED, ON_ARM, runs_on, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.environment.wheels import on_pypi
+from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY
@@ -25,9 +29,6 @@ from attnsel.verdicts.reasons import NO_EVIDENCE, Candidate
 
 Half = Literal["bf16", "fp16"]
 Mode = Literal["training", "inference"]
-BOTH: tuple[Mode, ...] = ("training", "inference")
-TRAINING: tuple[Mode, ...] = ("training",)
-INFERENCE: tuple[Mode, ...] = ("inference",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Feature:
     about: str
     changes: Mapping[str, Any]
     also: str = ""
-    modes: tuple[Mode, ...] = BOTH
+    modes: tuple[Mode, ...] = ("training", "inference")
     policy: Mapping[str, Any] = field(default_factory=dict)
     group: str = ""
     _params: dict[tuple[Mode, Half], AttentionParams] = field(default_factory=dict, repr=False)
@@ -75,6 +76,63 @@ class Feature:
     def words(self) -> tuple[str, ...]:
         """What it may be called: its name first."""
         return (self.name, *self.also.split())
+
+
+@cache
+def all_features() -> dict[str, Feature]:
+    """All of them by name, in the order in which they are listed: the rows of ``data/features.csv``."""
+    found = {}
+    for row in read_rows("attnsel.pages.can_i_use", "features"):
+        pairs = (piece.split("=", 1) for piece in row["changes"].split("; ") if piece)
+        found[row["name"]] = Feature(
+            name=row["name"],
+            title=row["title"],
+            about=row["about"],
+            changes={field: _value(text) for field, text in pairs},
+            also=row["also"],
+            modes=(cast(Mode, row["mode"]),) if row["mode"] else ("training", "inference"),
+            policy={"memory_limit": row["memory_limit"]} if row["memory_limit"] else {},
+            group=row["group"],
+        )
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):  # a word, such as padding_causal
+        return text
+
+
+def find(words: Iterable[str]) -> tuple[Feature, ...]:
+    """The features that these words name, each once: a name, another word for it, or the beginning of several
+    names (``fp8``, ``head-dim``, ``paged``). Raises InvalidInput, which names near ones."""
+    found: dict[str, Feature] = {}
+    for word in words:
+        named = _named(word)
+        if not named:
+            raise InvalidInput(
+                "feature", word, f"there is none such: {_near(word)}attnsel can-i-use lists them"
+            )
+        found |= {feature.name: feature for feature in named}
+    return tuple(found.values())
+
+
+def _named(word: str) -> list[Feature]:
+    text = word.strip().casefold().replace("_", "-").replace(" ", "-")
+    if text in all_features():
+        return [all_features()[text]]
+    called = [feature for feature in all_features().values() if text in feature.words]
+    if called:
+        return called
+    return [feature for feature in all_features().values() if feature.name.startswith(f"{text}-")]
+
+
+def _near(word: str) -> str:
+    called = {name: feature.name for feature in all_features().values() for name in feature.words}
+    close = difflib.get_close_matches(word.casefold().replace("_", "-"), called, n=3, cutoff=0.6)
+    names = dict.fromkeys(called[name] for name in close)
+    return f"did you mean {' or '.join(names)}? " if names else ""
 
 
 def ask(feature: Feature, mode: Mode, kernel: str, env: Environment) -> Candidate:

@@ -13,8 +13,17 @@ from attnsel import select
 from attnsel.backends.registry import CANDIDATES
 from attnsel.cli import main
 from attnsel.environment.versions import Version
-from attnsel.pages.can_i_use import GPUS, Cell, Mode, cells, environment, outcome_of, releases_asked
-from attnsel.pages.can_i_use.features import FEATURES, find
+from attnsel.pages.can_i_use import (
+    GPUS,
+    Cell,
+    Mode,
+    all_features,
+    cells,
+    environment,
+    find,
+    outcome_of,
+    releases_asked,
+)
 from attnsel.pages.can_i_use_tables import command, label, rows, sentence
 from tables import each
 
@@ -31,7 +40,7 @@ def samples(count: int, columns: int) -> Iterator[tuple[Cell, Mode, Version]]:
     """Cells, modes and releases at random, from so many columns of the matrix, each made at once."""
     chosen = random.Random(19)
     for kernel, gpu in chosen.sample([(kernel, gpu) for kernel in OWN for gpu in GPUS], columns):
-        features = chosen.sample(list(FEATURES.values()), count // columns)
+        features = chosen.sample(list(all_features().values()), count // columns)
         for made in cells(features, [kernel], [gpu]):
             mode = chosen.choice(list(made.spans))
             yield made, mode, chosen.choice(releases_asked(kernel, made.at))
