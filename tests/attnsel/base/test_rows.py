@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import re
+from typing import get_args
 
 from attnsel.base.rows import read_rows
+from attnsel.diagnose.watching.record import Api
 from paths import ROOT
 from tables import each
 
@@ -47,6 +49,12 @@ SCHEMAS = {
         "pythons": r"3\.\d+-3\.\d+",
         "old_abi": "(yes)?",
     },
+    "attnsel.diagnose framework_fixes": {
+        "topic": r"[a-z_]+( [a-z_]+)*",
+        "api": "|".join(get_args(Api)),
+        "text": SENTENCE,
+        "code": r"(\S.*)?",
+    },
     "attnsel.pages.can_i_use features": {
         "group": SENTENCE,
         "name": r"[a-z0-9]+(-[a-z0-9]+)*",
@@ -68,6 +76,7 @@ KEYS = {
     "flash_attn_wheels": ("release", "cuda", "torch"),
     "pypi": ("package", "version"),
     "features": ("name",),
+    "framework_fixes": ("topic", "api"),
 }
 
 

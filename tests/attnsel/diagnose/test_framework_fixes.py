@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnsel import select
 from attnsel.diagnose import framework_fixes
-from attnsel.diagnose.framework_fixes import TOPICS, WAYS, fixes, replacement, topics
+from attnsel.diagnose.framework_fixes import fixes, known_fixes, replacement, topics
 from attnsel.dispatchers import Refusal
 from attnsel.environment import Environment
 from attnsel.params import AttentionParams
@@ -20,11 +20,10 @@ H100 = Environment.describe("H100", torch="2.13.0", cudnn="9.13.0")
 
 def test_every_way_can_be_written_for_every_call():
     for p in (of(), of(num_gqa_groups=2, head_dim_v=32), of(head_dim_qk=59), of(window_size=(16, 0))):
-        for topic in TOPICS:
-            for api in WAYS[topic]:
-                fix = framework_fixes._fix(api, topic, p)
-                assert fix.text
-                assert "{" not in str(fix)
+        for topic, api in known_fixes():
+            fix = framework_fixes._fix(api, topic, p)
+            assert fix.text
+            assert "{" not in str(fix)
 
 
 @each(

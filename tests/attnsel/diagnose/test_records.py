@@ -20,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attnsel import AttentionParams, Environment, InvalidInput, select  # noqa: E402
-from attnsel.diagnose.framework_fixes import TOPICS, replacement, topics, ways_out  # noqa: E402
+from attnsel.diagnose.framework_fixes import known_fixes, replacement, topics, ways_out  # noqa: E402
 from attnsel.diagnose.ranks.answer import read  # noqa: E402
 from attnsel.diagnose.ranks.words import nothing_found, render, render_markdown  # noqa: E402
 from attnsel.diagnose.replay.run import build  # noqa: E402
@@ -50,7 +50,8 @@ def of(**fields: Any) -> AttentionParams:
 
 def ways() -> Iterator[str]:
     """What a user of each library does about each topic, and how the figures of a call stand in it."""
-    for topic, api in product(sorted(TOPICS), get_args(Api)):
+    every = sorted({topic for topic, _ in known_fixes()} - {"written out"})
+    for topic, api in product(every, get_args(Api)):
         yield from (f"{topic} / {api}: {fix}" for fix in ways_out(api, ODD, [topic]))
     for topic, fields in FIGURES["of one topic"]:
         yield from map(str, ways_out("F.scaled_dot_product_attention", of(**fields), [topic]))
