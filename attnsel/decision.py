@@ -22,7 +22,7 @@ from attnsel.params import AttentionParams
 from attnsel.params.layout import Layout
 from attnsel.plugins import load_plugins
 from attnsel.policy import Policy
-from attnsel.report import difference, render
+from attnsel.report import difference, report_document, to_text
 from attnsel.selection.assumed import Assumption, assumptions, settled
 from attnsel.selection.evaluate import warn_of_retired
 from attnsel.selection.inquiry import Inquiry, Remark, can_run, remarks_on, waivers_of
@@ -140,7 +140,7 @@ class Selection:
 
         ``sources``: below each reason where it is written: file, line and release, or an issue.
         """
-        return render(self, width, sources)
+        return to_text(report_document(self, sources), width)
 
     def located(self, layout: Layout) -> Selection:
         """The same answer, to be shown together with where the tensors lie."""

@@ -13,8 +13,9 @@ from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_json, print_te
 from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
 from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
-from attnsel.report.markdown import fenced, render_markdown
-from attnsel.report.short import render_dispatched_short, render_short
+from attnsel.report import report_document, short_document, to_text
+from attnsel.report.document import Document, Drawing
+from attnsel.report.markdown import to_markdown
 from attnsel.rules import REGISTRY
 
 if TYPE_CHECKING:
@@ -170,18 +171,13 @@ def idle(p: AttentionParams, stated: Set[str]) -> Iterator[tuple[str, str]]:
 def _print(
     selection: Selection, more: Sequence[Reported], sources: bool, short: bool, markdown: bool
 ) -> None:
-    width = text_width()
+    whole = short_document(selection) if short else report_document(selection, sources)
+    drawn = (Drawing(lambda width, part=part: part.report(width).strip("\n")) for part in more)  # type: ignore[misc]
+    document = Document((*whole.blocks, *drawn))
     if markdown:
-        blocks = [fenced(part.report(width).strip("\n"), "text") for part in more]
-        print_text("\n\n".join([render_markdown(selection, sources), *blocks]))
-        return
-    if short:
-        brief = render_short if selection.dispatched is None else render_dispatched_short
-        print_text(brief(selection, width))
+        print_text(to_markdown(document))
     else:
-        print_text(selection.report(width, sources))
-    for part in more:
-        print_text(part.report(width))
+        print_text(to_text(document, text_width()))
 
 
 def _plan(

@@ -23,7 +23,7 @@ from attnsel.cli.question import As, Asked, Question, SwitchFlag, asked_of, asks
 from attnsel.decision import Selection
 from attnsel.dispatchers import Dispatch
 from attnsel.environment import COMPONENTS, Environment
-from attnsel.errors import InvalidInput, printable
+from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
 from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
@@ -403,7 +403,7 @@ def _print_table(grid: Grid, table: list[list[Cell]], markdown: bool) -> None:
     legend = _legend(grid, [cell for row in table for cell in row])
     if markdown:
         told = markdown_table([*map(escape, head)], [[*map(escape, row)] for row in rows])
-        blocks = [fenced("\n".join(map(printable, lines)), "text") for lines in (about, legend) if lines]
+        blocks = [fenced(lines, "text") for lines in (about, legend) if lines]
         print_text("\n\n".join([blocks[0], told, *blocks[1:]]))
         return
     print_text("\n".join(about))

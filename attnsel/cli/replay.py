@@ -17,7 +17,7 @@ from attnsel.cli.flags import Json
 from attnsel.cli.output import BAD_INPUT, FOUND, NO_BACKEND, complain, print_json, print_text, text_width
 from attnsel.errors import InvalidInput, short
 from attnsel.report import params_words
-from attnsel.report.document import fold
+from attnsel.report.text import fold
 from attnsel.runtime.replay_file import ReplayFile, read_file
 
 if TYPE_CHECKING:

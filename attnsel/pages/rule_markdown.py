@@ -34,9 +34,10 @@ from attnsel.pages.rule import (
 )
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
-from attnsel.report.answer import hint_lines, ranked_lines, reason_lines, unlock_lines, verdict
-from attnsel.report.document import fold
+from attnsel.report.answer import hints, refusals, runs, verdict, ways
+from attnsel.report.document import Block, Code, Document, Facts, Item, Items, Paragraph, Ref, codes
 from attnsel.report.markdown import code, fenced, table
+from attnsel.report.text import to_text
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
 from attnsel.rules.codes import question, range_of, split
 from attnsel.verdicts.reasons import EVIDENCE
@@ -149,8 +150,6 @@ _SMALL = frozenset({"attnsel", "cudnn", "libcudnn", "libtorch", "pip", "tiled", 
 
 
 WIDTH = 80
-_GROUP = re.compile(r"  (?:[–\d]|To get |On another GPU|or: )")
-_REASON = re.compile(r" {6}[A-Z]+\d{3}  ")
 
 
 class Answer(NamedTuple):
@@ -194,43 +193,21 @@ def answer_to(page: Page) -> Answer | None:
 
 def _lines(page: Page, selection: Selection) -> list[str]:
     """The sentence, what is said of this rule, and the first way to one of its candidates."""
-    parts = [fold(verdict(selection), WIDTH)]
-    told = hint_lines(selection, WIDTH)
-    parts.append(told if any(page.code in line for line in told) else [])
-    for lines in (ranked_lines(selection, WIDTH), reason_lines(selection, WIDTH, False)):
-        groups = [group for group in _groups(lines) if any(page.code in line for line in group)]
-        parts += [_only(page.code, group) for group in groups]
+    blocks: list[Block] = [Paragraph(verdict(selection), strong=True)]
+    remarks = hints(selection)
+    blocks += [Facts(remarks)] if page.code in codes(remarks) else []
+    for item in (*runs(selection), *refusals(selection)):
+        if page.code in codes(item):
+            below = tuple(
+                one
+                for one in item.below
+                if not (isinstance(one, Item) and isinstance(one.label, Ref)) or one.label.code == page.code
+            )
+            blocks.append(Items((item._replace(below=below),)))
     if isinstance(page, Rule):
-        ways = _groups(unlock_lines(selection, WIDTH))
-        leads = tuple(f"  To get {name}:" for name in page.candidates)
-        parts.append(next((way for way in ways if way[0].startswith(leads)), []))
-    shown: list[str] = []
-    for part in filter(None, parts):
-        shown += ["", *part] if shown else part
-    return [printable(line.rstrip()) for line in shown]
-
-
-def _groups(lines: list[str]) -> list[list[str]]:
-    """Lines of a report by the candidate, or the way, that they are about."""
-    groups: list[list[str]] = []
-    for line in filter(None, lines):
-        if _GROUP.match(line):
-            groups.append([])
-        if groups:
-            groups[-1].append(line)
-    return groups
-
-
-def _only(code: str, group: list[str]) -> list[str]:
-    """A group with the reason ``code`` alone, of those that stand against its candidates."""
-    kept: list[str] = []
-    keeping = True
-    for line in group:
-        if _REASON.match(line):
-            keeping = line.split()[0] == code
-        if keeping:
-            kept.append(line)
-    return kept
+        leads = [("To get ", Code(name)) for name in page.candidates]
+        blocks += [Items((way,)) for way in [way for way in ways(selection) if way.label in leads][:1]]
+    return to_text(Document(tuple(blocks)), WIDTH).split("\n")
 
 
 def _adapted(page: Page, selection: Selection) -> str:
@@ -432,7 +409,7 @@ def _examples(page: Page, answer: Answer | None, links: Links) -> list[str]:
         said += _command(lead, answer.command, links)
         if not answer.command:
             said.append("No command line describes the device of the example.")
-        said += ["The answer, as far as it is about this rule:", fenced("\n".join(answer.lines), "text")]
+        said += ["The answer, as far as it is about this rule:", fenced(answer.lines, "text")]
     return said + _command("A call that passes", passes, links)
 
 
@@ -441,7 +418,7 @@ def _command(lead: str, command: str, links: Links) -> list[str]:
         return []
     address = links.playground(command)
     there = f' (<a href="{address}">open it in the playground</a>)' if address else ""
-    return [f"{lead}{there}:", fenced("\n".join(folded_command(command, 80)), "sh")]
+    return [f"{lead}{there}:", fenced(folded_command(command, 80), "sh")]
 
 
 # ---- others -----------------------------------------------------------------------------------------------

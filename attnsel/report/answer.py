@@ -1,16 +1,30 @@
-"""The answer in a sentence, and in a line for a log."""
+"""The answer in a sentence, in a line for a log, and as a document."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import COMPONENT_NAMES
 from attnsel.errors import printable
-from attnsel.report.document import MARK, fold
-from attnsel.report.words import on_gpu, params_words
+from attnsel.report.document import (
+    MARK,
+    Block,
+    Code,
+    Document,
+    Drawing,
+    Facts,
+    Inline,
+    Item,
+    Items,
+    Paragraph,
+    Paste,
+    Ref,
+    joined,
+)
+from attnsel.report.words import environment_words, on_gpu, params_words, policy_words, tensor_words
 from attnsel.rules import REGISTRY, Preference
 from attnsel.rules.takes import unproven_parts
 from attnsel.selection.evaluate import memory_parts
@@ -18,6 +32,7 @@ from attnsel.selection.f_sdpa import BY_F_SDPA, f_sdpa_order
 from attnsel.verdicts.requirements import size
 
 if TYPE_CHECKING:
+    from attnsel.environment import Environment
     from attnsel.environment.versions import Version
     from attnsel.params import AttentionParams
     from attnsel.selection.assumed import Assumption
@@ -108,36 +123,69 @@ def one_line(selection: SelectionView) -> str:
     return printable(f"{'; '.join(parts)} [{question}]")
 
 
-# ---- What is remarked on the question, before anything is said about candidates ------------------------
+# ---- The whole answer -----------------------------------------------------------------------------------
 
 
-def hint_lines(selection: SelectionView, width: int) -> list[str]:
-    """Each hint with its code, whose page says more."""
-    lines: list[str] = []
-    for remark in selection.hints:
-        lines += fold(f"Note: {remark.message}  [{remark.code}]", width, "", "  ")
-    return lines
+def answer_document(selection: SelectionView, sources: bool = False) -> Document:
+    """What runs, where and what was asked, the candidates in their order, each reason against the others
+    once, and the ways out. ``sources``: below each reason where it is written."""
+    blocks: list[Block] = [Paragraph(verdict(selection), strong=True), facts(selection)]
+    if selection.layout is not None:
+        blocks.append(Drawing(selection.layout.describe))
+    blocks.append(Items((*runs(selection), *refusals(selection, sources), *assumed(selection)), _OTHERS))
+    if found := tuple(ways(selection)):
+        blocks.append(Items(found))
+    return Document((*blocks, Items((Item(_closing(selection)),))))
 
 
-# --------------------------------------------------------------------------------------------------------
-# The candidates that run, best first: what each does on every call, what it costs and what that avoids.
+_OTHERS = "Why not the others"
+
+
+def facts(selection: SelectionView) -> Facts:
+    """Where and what was asked, and what is remarked on it before anything is said about candidates."""
+    env, p = selection.environment, selection.params
+    where = tensor_words(p) if selection.layout is None else []
+    policy = policy_words(selection)
+    return Facts(
+        (
+            tuple(environment_words(env)),
+            (*params_words(p), *where),
+            *warnings(env),
+            *(Item(f"planned only: {why}", "!") for why in planned_only(selection)),
+            *([("policy", *policy)] if policy else []),
+            *hints(selection),
+        )
+    )
+
+
+def warnings(env: Environment) -> tuple[Item, ...]:
+    return tuple(Item(warning, "!") for warning in env.warnings)
+
+
+def hints(selection: SelectionView) -> tuple[Item, ...]:
+    """Each remark on the question with its code, whose page says more."""
+    return tuple(Item(f"Note: {remark.message}", tag=Ref(remark.code)) for remark in selection.hints)
+
+
+def names(candidates: Iterable[str]) -> Inline:
+    return joined(map(Code, candidates))
+
+
+def source(text: str) -> Item:
+    return Item(f"Source: {text}")
+
+
+# ---- The candidates that run, best first: what each does on every call, what it costs, what that avoids ----
 
 
 _ISSUE = re.compile(r"[\w.-]+#\d+")  # as sources name one: pytorch#193893
-_NAME = 15  # columns for a candidate's name
 _BESIDE_PROOF = ("PREF011", "PREF012", "PREF013")  # said of what is unproven too
 
 
-def ranked_lines(selection: SelectionView, width: int) -> list[str]:
-    lines: list[str] = []
-    for place, candidate in enumerate(selection.ranked, 1):
-        head = f"{place:>3} {MARK[candidate.verdict]} {candidate.name:<{_NAME}} "
-        deeper = " " * len(head)
-        texts = [runs_text(candidate, selection), *adaptation_texts(candidate, selection.params)]
-        for number, text in enumerate(texts):
-            lead, indent = (head, deeper) if not number else (deeper + "  ", deeper + "    ")
-            lines += fold(text, width, lead, indent)
-    return lines
+def runs(selection: SelectionView) -> Iterator[Item]:
+    for place, c in enumerate(selection.ranked, 1):
+        changes = tuple(_adaptation(made, selection.params) for made in c.adaptations)
+        yield Item(runs_text(c, selection), MARK[c.verdict], place, Code(c.name), more=changes)
 
 
 def runs_text(candidate: Candidate, selection: SelectionView) -> str:
@@ -169,11 +217,6 @@ def unproven_words(candidate: Candidate) -> str:
     return "executed off-GPU" if candidate.executed_off_gpu else record.unproven_note
 
 
-def adaptation_texts(candidate: Candidate, p: AttentionParams) -> list[str]:
-    """A line for each change, with what it costs and what it avoids."""
-    return [f"{adaptation_words(made, p)}{_avoided(made)}" for made in candidate.adaptations]
-
-
 def adaptation_words(made: Adaptation, p: AttentionParams) -> str:
     """A change and what it costs: memory it makes, and work beyond the call's own."""
     words = [made.text]
@@ -185,14 +228,16 @@ def adaptation_words(made: Adaptation, p: AttentionParams) -> str:
     return ", ".join(words)
 
 
-def _avoided(made: Adaptation) -> str:
+def _adaptation(made: Adaptation, p: AttentionParams) -> Inline:
+    """A change, what it costs and what it avoids."""
+    words = adaptation_words(made, p)
     if not made.avoids:
-        return ""
+        return words
     first, *others = made.avoids
     issue = _ISSUE.search(first.source) if first.code.startswith("BUG") else None
-    more = f" and {', '.join(reason.code for reason in others)}" if others else ""
+    more = (" and ", joined(Ref(reason.code) for reason in others)) if others else ""
     known = f" [{issue[0]}]" if issue else ""
-    return f" · avoids {first.code}{more}: {first.rule.title}{known}"
+    return (words, " · avoids ", Ref(first.code), more, f": {first.rule.title}{known}")
 
 
 # ---- Every reason once, below the names of all candidates that it refuses ------------------------------
@@ -203,33 +248,27 @@ _OTHER_GPUS = ("mps", "xpu")
 _TOO_OLD = "INSTALL011"  # torch: what else attnsel's own kernels lack there is beside the point
 
 
-def reason_lines(selection: SelectionView, width: int, sources: bool) -> list[str]:
+def refusals(selection: SelectionView, sources: bool = False) -> Iterator[Item]:
     """Every reason once, below the names of all candidates that it refuses."""
     without_gpu, absent = needing_gpu(selection), absent_packages(selection)
-    lines: list[str] = []
     told = [c for c in selection.candidates if c.name not in without_gpu]
-    for names, reasons in grouped(told, absent).items():
-        refused = selection[names[0]].verdict == "refused"
-        lines += fold(", ".join(names), width, f"  – {MARK['refused' if refused else 'unknown']} ", "      ")
-        for message, reason in reasons:
-            text = f"{reason.code}  {message}  [{reason.evidence}]"
-            lines += fold(text, width, "      ", "        ")
-            if sources:
-                lines += fold(f"Source: {reason.source}", width, "        ", "          ")
+    for among, reasons in grouped(told, absent).items():
+        mark = MARK["refused" if selection[among[0]].verdict == "refused" else "unknown"]
+        below = tuple(
+            Item(message, label=Ref(r.code), tag=r.evidence, below=(source(r.source),) if sources else ())
+            for message, r in reasons
+        )
+        yield Item(names(among), mark, "–", below=below)
     if absent:
-        codes = ", ".join(absent.values())
-        lines += fold(f"{', '.join(absent)}: not installed ({codes})", width, "  – ✖ ", "      ")
+        text = (names(absent), ": not installed (", joined(map(Ref, absent.values())), ")")
+        yield Item(text, MARK["refused"], "–")
     if without_gpu:
         here = selection.environment.device.type
         other = here in _OTHER_GPUS
-        text = f"{', '.join(without_gpu)}: need a{' CUDA' if other else ''} GPU, and this is {here}"
-        lines += fold(text, width, "  – ✖ ", "      ")
-        if other:
-            text = (
-                f"F.sdpa has kernels of its own on {here}, which attnsel does not call: attnsel rule SDPA100"
-            )
-            lines += fold(text, width, "      ", "      ")
-    return lines
+        own = f"F.sdpa has kernels of its own on {here}, which attnsel does not call: attnsel rule "
+        need = f": need a{' CUDA' if other else ''} GPU, and this is {here}"
+        more = (Paragraph((own, Ref("SDPA100"))),) if other else ()
+        yield Item((names(without_gpu), need), MARK["refused"], "–", below=more)
 
 
 def needing_gpu(selection: SelectionView) -> list[str]:
@@ -293,58 +332,76 @@ def _of_any(name: str, reason: Reason) -> str:
     return re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", "one of these", reason.message)
 
 
-def closing_lines(selection: SelectionView, width: int) -> list[str]:
+def _closing(selection: SelectionView) -> Inline:
+    """Known bugs, and where more is said of a rule."""
     unshown = needing_gpu(selection)
-    codes = [r.code for c in selection.candidates if c.name not in unshown for r in c.reasons]
+    against = [r.code for c in selection.candidates if c.name not in unshown for r in c.reasons]
     avoided = [r.code for c in selection.candidates for a in c.adaptations for r in a.avoids]
-    bugs = [code for code in dict.fromkeys(codes) if code.startswith("BUG")]
+    bugs: list[Inline] = [Ref(code) for code in dict.fromkeys(against) if code.startswith("BUG")]
     bugs += [
-        f"{code} (avoided)" for code in dict.fromkeys(avoided) if code.startswith("BUG") and code not in codes
+        (Ref(code), " (avoided)")
+        for code in dict.fromkeys(avoided)
+        if code.startswith("BUG") and code not in against
     ]
-    text = f"Known bugs that touch this: {', '.join(bugs) or 'none'}."
-    why = next(iter((*codes, *avoided)), None)
-    if why is not None:
-        text += f"  Why a rule: attnsel rule {why}"
-    return ["", *fold(text, width, "  ", "  ")]
+    text: list[Inline] = ["Known bugs that touch this: ", joined(bugs) if bugs else "none", "."]
+    why = next(iter((*against, *avoided)), None)
+    return tuple(text) if why is None else (*text, "  Why a rule: ", Code(f"attnsel rule {why}"))
 
 
 # ---- The cheapest ways to each refused kernel, with what to paste; last, in one entry, other GPUs ------
 
 
 _MOST_WAYS = 3  # shown of the ways to one candidate
+_OF_A_SHELL = {"pip", "git", "cd", "export", "unset", "conda", "apt-get"}
 
 
-def unlock_lines(selection: SelectionView, width: int) -> list[str]:
+def ways(selection: SelectionView) -> Iterator[Item]:
     """The cheapest ways to each refused fused kernel; another GPU once for all of them."""
     here: dict[str, list[Unlock]] = {}
-    elsewhere: list[Unlock] = []
-    for name, unlocks in _by_candidate(selection).items():
-        ways = [unlock for unlock in unlocks if unlock.effect != "hardware"][:_MOST_WAYS]
-        if ways:
-            here[name] = ways
-        elsewhere += [unlock for unlock in unlocks if unlock.effect == "hardware"]
+    elsewhere: dict[str, list[str]] = {}
+    for way in selection.unlocks:
+        if CANDIDATES[way.candidate].last_resort or not worth_showing(way, selection):
+            continue
+        if way.effect == "hardware":
+            which = way.change.removeprefix("a GPU ")
+            which = f"on {which.removeprefix('of ')}" if which.startswith("of ") else which
+            elsewhere.setdefault(which, []).append(way.candidate)
+        elif len(here.setdefault(way.candidate, [])) < _MOST_WAYS:
+            here[way.candidate].append(way)
     alike: dict[tuple[str, str], list[Unlock]] = {}
-    for unlock in (unlock for ways in here.values() for unlock in ways):
-        alike.setdefault((unlock.change, unlock.paste), []).append(unlock)
-    lines: list[str] = []
-    for name, ways in here.items():
-        lead = f"  To get {name}: "
-        for unlock in ways:
-            first, *others = alike[unlock.change, unlock.paste]
-            if unlock is first:  # a change that opens several kernels is told once
-                lines += _way_lines(unlock, selection, width, lead)
-                lines += _also_lines(others, width)
-                lead = "  or: "
-    lines += _gpu_lines(elsewhere, width)
-    return ["", *lines] if lines else []
+    for way in (way for found in here.values() for way in found):
+        alike.setdefault((way.change, way.paste), []).append(way)
+    for name, found in here.items():
+        label: Inline = ("To get ", Code(name))
+        for way in found:
+            first, *others = alike[way.change, way.paste]
+            if way is first:  # a change that opens several kernels is told once
+                yield _way(way, others, label, selection)
+                label = "or"
+    if elsewhere:
+        text = joined(((names(found), f" {which}") for which, found in elsewhere.items()), "; ")
+        yield Item(text, label="On another GPU")
 
 
-def _by_candidate(selection: SelectionView) -> dict[str, list[Unlock]]:
-    shown: dict[str, list[Unlock]] = {}
-    for unlock in selection.unlocks:
-        if not CANDIDATES[unlock.candidate].last_resort and worth_showing(unlock, selection):
-            shown.setdefault(unlock.candidate, []).append(unlock)
-    return shown
+def _way(way: Unlock, others: Sequence[Unlock], label: Inline, selection: SelectionView) -> Item:
+    """A change, what to paste for it, why it is this software, and what else it opens."""
+    install = way.install
+    place = "would be first" if way.rank == 1 else f"would be number {way.rank}"
+    tag = f"{way.effect}; re-checked: {place}"
+    if install is not None and install.built_here and way.candidate != selection.policy.backend:
+        shows = Code(f"--backend {way.candidate}")
+        return Item((f"{way.change}  [{tag}]; ", shows, " shows how"), label=label)
+    below: list[Block] = []
+    lines = tuple(line for line in way.paste.splitlines() if line not in way.change)
+    why = () if install is None else tuple(install.why)
+    if lines or why:
+        shell = _OF_A_SHELL.intersection(line.split(maxsplit=1)[0] for line in lines if line.strip())
+        below.append(Paste(lines, "sh" if shell else "python", why))
+    if others:
+        also = [(Code(other.candidate), f" (number {other.rank})") for other in others]
+        last: Inline = also[0] if len(also) == 1 else (joined(also[:-1]), " and ", also[-1])
+        below.append(Paragraph(("The same opens ", last, ".")))
+    return Item(way.change, label=label, tag=tag, below=tuple(below))
 
 
 def worth_showing(unlock: Unlock, selection: SelectionView) -> bool:
@@ -353,54 +410,6 @@ def worth_showing(unlock: Unlock, selection: SelectionView) -> bool:
     if candidate.name == selection.policy.backend or own_package(candidate) is None:
         return True
     return unlock.rank == 1 and unlock.effect != "hardware"
-
-
-def _way_lines(unlock: Unlock, selection: SelectionView, width: int, lead: str) -> list[str]:
-    """A change, what to paste for it, and why it is this software."""
-    name, install = unlock.candidate, unlock.install
-    place = "would be first" if unlock.rank == 1 else f"would be number {unlock.rank}"
-    text = f"{unlock.change}  [{unlock.effect}; re-checked: {place}]"
-    if install is not None and install.built_here and name != selection.policy.backend:
-        return fold(f"{text}; --backend {name} shows how", width, lead, "      ")
-    lines = fold(text, width, lead, "      ")
-    for paste in unlock.paste.splitlines():
-        if paste not in unlock.change:
-            lines += [f"      {line}" for line in shell_lines(paste, width - 6)]
-    for sentence in () if install is None else install.why:
-        lines += fold(sentence, width, "      # ", "      # ")
-    return lines
-
-
-def _also_lines(others: Iterable[Unlock], width: int) -> list[str]:
-    """``The same opens sdpa.flash (number 2) and triton (number 6)``."""
-    names = [f"{unlock.candidate} (number {unlock.rank})" for unlock in others]
-    if not names:
-        return []
-    text = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    return fold(f"The same opens {text}.", width, "      ", "      ")
-
-
-def _gpu_lines(unlocks: Iterable[Unlock], width: int) -> list[str]:
-    """``On another GPU: cudnn, sdpa.flash from sm80 on (e.g. A10); triton from sm75 on (e.g. T4)``."""
-    names: dict[str, list[str]] = {}
-    for unlock in unlocks:
-        which = unlock.change.removeprefix("a GPU ")
-        which = f"on {which.removeprefix('of ')}" if which.startswith("of ") else which
-        names.setdefault(which, []).append(unlock.candidate)
-    text = "; ".join(f"{', '.join(found)} {which}" for which, found in names.items())
-    return fold(f"On another GPU: {text}", width, "  ", "      ") if text else []
-
-
-def shell_lines(paste: str, width: int) -> list[str]:
-    """A line to paste; one for pip is continued where it does not fit."""
-    command, index = "pip install ", " --index-url "
-    if len(paste) <= width or not paste.startswith(command):
-        return [paste]
-    what = f"  {paste.removeprefix(command)}"
-    if len(what) <= width or index not in what:
-        return [f"{command}\\", what]
-    package, url = what.split(index)
-    return [f"{command}\\", f"{package} \\", f"  {index.strip()} {url}"]
 
 
 # --------------------------------------------------------------------------------------------------------
@@ -435,3 +444,8 @@ def assumption_words(assumption: Assumption) -> str:
         first, second = f"is refused with {product} {refused}{codes}", f"runs with {runs}"
     shown = f"{assumption.assumed.major}.{assumption.assumed.minor}"
     return f"{assumption.candidate} {first}, {second}: which do you have? {shown} is assumed"
+
+
+def assumed(selection: SelectionView) -> Iterator[Item]:
+    for assumption in selection.assumptions:
+        yield Item(assumption_words(assumption), "?")

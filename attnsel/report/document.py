@@ -1,22 +1,146 @@
-"""Lines of text that keep to a width."""
+"""What an answer is made of: blocks, and what stands within a line of them.
+
+A builder makes a ``Document`` from a record; ``report/text.py`` and ``report/markdown.py`` write it. Builders
+know no width and escape nothing; writers know shapes and no answer. A plain ``str`` is shown as it stands,
+whatever is in it: it may come from a log or a plug-in. What is to be code, or the code of a rule, says so.
+
+Named tuples, since a class of ``dataclasses`` takes three times as long to load.
+"""
 
 from __future__ import annotations
 
-import textwrap
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from attnsel.errors import printable
 
 MARK = {"eligible": "✔", "unknown": "?", "refused": "✖"}
 
 
-def fold(text: str, width: int, lead: str = "", indent: str = "") -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False)
+# ---- within a line ------------------------------------------------------------------------------------
 
 
-def join_items(items: list[str], width: int) -> list[str]:
-    """Items joined by a dot, never broken inside one."""
-    lines: list[str] = []
-    for item in items:
-        if lines and len(lines[-1]) + 3 + len(item) <= width:
-            lines[-1] += f" · {item}"
-        else:
-            lines.append(item)
-    return lines
+class Code(NamedTuple):
+    """A name of code, or a command within a sentence."""
+
+    text: str
+
+
+class Ref(NamedTuple):
+    """The code of a rule: a link, where the page has addresses."""
+
+    code: str
+
+
+Inline: TypeAlias = "str | Code | Ref | tuple[Inline, ...]"
+
+
+def joined(parts: Iterable[Inline], between: str = ", ") -> Inline:
+    """Parts of a line with something between them."""
+    out: list[Inline] = []
+    for part in parts:
+        out += [between, part] if out else [part]
+    return tuple(out)
+
+
+_SPACES = re.compile(r"[\t\n\v\f\r]+")
+
+
+def shown(text: str) -> str:
+    """A text in one line that nothing in it can leave: what every writer shows."""
+    return text if text.isprintable() else printable(_SPACES.sub(" ", text))
+
+
+def codes(part: Any) -> Iterator[str]:
+    """The rules that a block, or a part of one, refers to."""
+    if isinstance(part, Ref):
+        yield part.code
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from codes(one)
+
+
+# ---- blocks -------------------------------------------------------------------------------------------
+
+
+class Paragraph(NamedTuple):
+    """A text. ``strong``: it is the answer in a sentence. ``most``: lines of text at most; 0 for all."""
+
+    text: Inline
+    strong: bool = False
+    most: int = 0
+
+
+class Item(NamedTuple):
+    """An entry of a list, or a remark that stands alone.
+
+    number: its place; "–" or " " for one that has none below others that have. mark: one sign before it.
+    label: whom it is about. text, more: what is said, each of ``more`` on lines of its own. tag: what kind of
+    statement it is. below: blocks that belong to it. most: as of a paragraph.
+    """
+
+    text: Inline = ""
+    mark: str = ""
+    number: int | str = ""
+    label: Inline = ""
+    tag: Inline = ""
+    more: tuple[Inline, ...] = ()
+    below: tuple[Block, ...] = ()
+    most: int = 0
+
+
+class Items(NamedTuple):
+    """A list. ``title``: what its entries without a place are, where a list without columns needs it said."""
+
+    items: tuple[Item, ...]
+    title: str = ""
+
+
+class Facts(NamedTuple):
+    """What was asked: lines of short parts, none broken inside, and remarks between them."""
+
+    lines: tuple[tuple[str, ...] | Item, ...]
+
+
+class Fields(NamedTuple):
+    """Names, each with what it holds."""
+
+    rows: tuple[tuple[str, Inline], ...]
+
+
+class Paste(NamedTuple):
+    """Lines to paste as they stand. ``why``: sentences about them."""
+
+    lines: tuple[str, ...]
+    language: str = "sh"
+    why: tuple[str, ...] = ()
+
+
+class Drawing(NamedTuple):
+    """What draws itself as text of a given number of columns."""
+
+    draw: Callable[[int], str]
+
+
+class Section(NamedTuple):
+    """A part with a heading. ``number``: its place among others."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    number: int = 0
+
+
+class Screen(NamedTuple):
+    """Blocks without empty lines between them, to be seen at once."""
+
+    blocks: tuple[Block, ...]
+
+
+Block: TypeAlias = "Paragraph | Item | Items | Facts | Fields | Paste | Drawing | Section | Screen"
+
+
+class Document(NamedTuple):
+    """A whole answer."""
+
+    blocks: tuple[Block, ...]

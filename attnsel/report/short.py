@@ -1,21 +1,38 @@
-"""The answer on one screen: the sentence, a line for each candidate, the first way out."""
+"""The answer on one screen, and what another library's chooser would take with that answer below it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.errors import printable
 from attnsel.report.answer import (
     absent_packages,
     assumption_words,
-    hint_lines,
+    hints,
+    names,
     needing_gpu,
     runs_text,
+    source,
     verdict,
+    warnings,
     worth_showing,
 )
-from attnsel.report.document import MARK, fold, join_items
+from attnsel.report.document import (
+    MARK,
+    Block,
+    Code,
+    Document,
+    Facts,
+    Fields,
+    Inline,
+    Item,
+    Items,
+    Paragraph,
+    Ref,
+    Screen,
+    joined,
+)
 from attnsel.report.words import environment_words, params_words
 
 if TYPE_CHECKING:
@@ -24,75 +41,65 @@ if TYPE_CHECKING:
     from attnsel.verdicts.reasons import Candidate
 
 
-_SENTENCE, _CANDIDATES, _WAY = 2, 8, 2  # lines of each part, at most
-_WIDE = 10_000
-_ASSUMPTION = 2  # of the candidates' lines
+_SENTENCE, _CANDIDATES, _ASSUMPTION, _WAY = 2, 8, 2, 2  # lines; an assumption's are of the candidates'
 
 
-def render_short(selection: SelectionView, width: int = 80) -> str:
-    """At most twelve lines. What does not fit is cut with an ellipsis: the whole report has it."""
-    lines = _at_most(_SENTENCE, fold(printable(verdict(selection)), width), width)
-    assumed: list[str] = []
-    for assumption in selection.assumptions[:1]:
-        words = fold(printable(assumption_words(assumption)), width, "   ? ", "     ")
-        assumed = _at_most(_ASSUMPTION, words, width)
-    assumed += [cut(printable(line), width) for line in hint_lines(selection, _WIDE)[:1]]
-    shown = _candidate_lines(selection, _CANDIDATES - len(assumed))
-    lines += [*(cut(printable(line), width) for line in shown), *assumed]
-    lines += _at_most(_WAY, _way_lines(selection, width), width)
-    return "\n".join(lines)
+def short_document(selection: SelectionView) -> Document:
+    """At most twelve lines of text. What does not fit is cut with an ellipsis: the whole report has it."""
+    if selection.dispatched is not None:
+        own = short_document(selection.alone()).blocks
+        return Document((Screen((*_dispatched_blocks(selection), Paragraph("attnsel:"), *own)),))
+    assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in selection.assumptions[:1]]
+    notes = [note._replace(most=1) for note in hints(selection)[:1]]
+    room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes)
+    listed = Items((*_candidates(selection, room), *assumed))
+    sentence = Paragraph(verdict(selection), strong=True, most=_SENTENCE)
+    return Document((Screen((sentence, listed, *notes, *_first_way(selection))),))
 
 
-def _candidate_lines(selection: SelectionView, most: int) -> list[str]:
+def _candidates(selection: SelectionView, room: int) -> Iterator[Item]:
     """A line for each candidate, for all that are not installed, and for all that need a GPU."""
     shown = {
-        c.name: f"{place:>2} {MARK[c.verdict]} {c.name:<14}  {runs_text(c, selection)}"
+        c.name: Item(runs_text(c, selection), MARK[c.verdict], place, Code(c.name), most=1)
         for place, c in enumerate(selection.ranked, 1)
     }
     apart = {
         "not installed": list(absent_packages(selection)),
         "need a GPU": needing_gpu(selection),
     }
-    gone = [name for names in apart.values() for name in names]
-    shown |= {c.name: _refused_line(c) for c in selection if c.verdict == "refused" and c.name not in gone}
-    last = [f"   {MARK['refused']} {', '.join(names)}: {why}" for why, names in apart.items() if names]
-    room = most - len(last)
+    gone = [name for among in apart.values() for name in among]
+    shown |= {c.name: _refused(c) for c in selection if c.verdict == "refused" and c.name not in gone}
+    last = [
+        Item((names(among), f": {why}"), MARK["refused"], " ", most=1)
+        for why, among in apart.items()
+        if among
+    ]
+    room -= len(last)
     if len(shown) > room:
         # The slow ones that run nearly everything go first, then the last.
         by_worth = sorted(shown, key=lambda name: CANDIDATES[name].last_resort and name != selection.backend)
         kept = by_worth[: room - 1]
-        others = ", ".join(name for name in shown if name not in kept)
-        last = [f"     also {others}", *last]
-        shown = {name: line for name, line in shown.items() if name in kept}
-    return [*shown.values(), *last]
+        also = names(name for name in shown if name not in kept)
+        last = [Item(("also ", also), " ", " ", most=1), *last]
+        shown = {name: item for name, item in shown.items() if name in kept}
+    yield from (*shown.values(), *last)
 
 
-def _refused_line(candidate: Candidate) -> str:
+def _refused(candidate: Candidate) -> Item:
     first, *others = candidate.reasons
     more = f" (and {len(others)} more)" if others else ""
-    return f"   {MARK['refused']} {candidate.name:<14}  {first.code}{more}  {first.message}"
+    text = (Ref(first.code), f"{more}  {first.message}")
+    return Item(text, MARK["refused"], " ", Code(candidate.name), most=1)
 
 
-def _way_lines(selection: SelectionView, width: int) -> list[str]:
+def _first_way(selection: SelectionView) -> Iterator[Item]:
     way = next((way for way in selection.unlocks if worth_showing(way, selection)), None)
-    if way is None:
-        return []
-    what = way.change if way.install is None else " && ".join(way.install.commands)
-    return fold(printable(f"To get {way.candidate}: {what}"), width, "", "  ")
+    if way is not None:
+        what = way.change if way.install is None else Code(" && ".join(way.install.commands))
+        yield Item(("To get ", Code(way.candidate), ": ", what), most=_WAY)
 
 
-def _at_most(most: int, lines: list[str], width: int) -> list[str]:
-    if len(lines) <= most:
-        return lines
-    return [*lines[: most - 1], cut(f"{lines[most - 1]} …", width)]
-
-
-def cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 1].rstrip() + "…"
-
-
-# --------------------------------------------------------------------------------------------------------
-# What another library's chooser would take: its kernels in its order, each with every reason against it.
+# ---- What another library's chooser would take: its kernels in its order, each with every reason against it
 
 
 TITLES = {
@@ -145,80 +152,76 @@ def _why(dispatch: Dispatch, ours: str) -> str:
     return f"which {name} refuses: {first.text.rstrip('.')}{more}"
 
 
-def render_dispatched(selection: SelectionView, width: int = 80, sources: bool = False) -> str:
+def dispatched_document(selection: SelectionView, sources: bool = False) -> Document:
     """The whole answer of the other chooser, and attnsel's in short below it."""
     dispatch = selection.dispatched
     assert dispatch is not None
-    lines = [*fold(difference(selection), width), ""]
-    lines += join_items(environment_words(selection.environment), width)
-    lines += join_items(params_words(selection.params), width)
-    lines += [f"! {warning}" for warning in selection.environment.warnings]
-    lines += ["", *fold(dispatch.call, width, "call      ", " " * 10)]
-    names = ", ".join(offer.name for offer in dispatch.offers)
-    lines += fold(f"{names}  [{dispatch.order_source}]" if sources else names, width, "tries     ", " " * 10)
+    offered = joined(Code(offer.name) for offer in dispatch.offers)
     held = ", ".join(f"{name}={value}" for name, value in dispatch.switches)
-    lines += fold(held or "none set", width, "switches  ", " " * 10)
+    fields: list[tuple[str, Inline]] = [
+        ("call", dispatch.call),
+        ("tries", (offered, f"  [{dispatch.order_source}]") if sources else offered),
+        ("switches", held or "none set"),
+    ]
     if dispatch.inferred:
-        lines += fold(f"read in {dispatch.read}: {dispatch.inferred}", width, "source    ", " " * 10)
-    lines += ["", *offer_lines(dispatch, width, sources)]
+        fields.append(("source", f"read in {dispatch.read}: {dispatch.inferred}"))
+    where, asked = environment_words(selection.environment), params_words(selection.params)
+    blocks: list[Block] = [
+        Paragraph(difference(selection), strong=True),
+        Facts((tuple(where), tuple(asked), *warnings(selection.environment))),
+        Fields(tuple(fields)),
+        Items(
+            tuple(
+                item._replace(below=tuple(_against(refusal, sources) for refusal in offer.refusals))
+                for item, offer in zip(_offers(dispatch), dispatch.offers, strict=True)
+            )
+        ),
+    ]
     if dispatch.error:
-        lines += ["", *fold(dispatch.error, width, "It says: ", "  ")]
-    lines += _told(dispatch, width)
-    for note in dispatch.notes:
-        lines += fold(note, width, "  · ", "    ")
-    lines += ["", "attnsel's own answer:", "", render_short(selection, width)]
-    return "\n".join(printable(line.rstrip()) for text in lines for line in text.splitlines() or [""])
+        blocks.append(Item(f"It says: {dispatch.error}"))
+    told = dict.fromkeys(r.told for offer in dispatch.offers for r in offer.refusals if r.told)
+    if told:
+        blocks.append(Paragraph(f"What {_NAMES[dispatch.dispatcher]} tells of it: {'; '.join(told)}."))
+    if dispatch.notes:
+        blocks.append(Items(tuple(Item(note, "·") for note in dispatch.notes)))
+    own = short_document(selection.alone()).blocks
+    return Document((*blocks, Paragraph("attnsel's own answer:"), *own))
 
 
-def render_dispatched_short(selection: SelectionView, width: int = 80) -> str:
-    """The sentence, a line for each of its kernels, and attnsel's own lines."""
+def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
+    """The sentence, and a line for each of its kernels."""
     dispatch = selection.dispatched
     assert dispatch is not None
-    lines, wide = fold(difference(selection), width), _name_width(dispatch)
-    for place, offer in enumerate(dispatch.offers, 1):
-        mark = MARK["eligible" if offer.taken else "refused"]
-        text = offer_text(offer, dispatch.chosen)
+    yield Paragraph(difference(selection), strong=True)
+    items = []
+    for item, offer in zip(_offers(dispatch), dispatch.offers, strict=True):
         if offer.refusals:
             first, *others = offer.refusals
-            text = f"{refusal_text(first)}{f' (and {len(others)} more)' if others else ''}"
-        lines.append(cut(f"{place:>3} {mark} {offer.name:<{wide}} {text}".rstrip(), width))
-    lines += ["attnsel:", *render_short(selection, width).splitlines()]
-    return "\n".join(map(printable, lines))
+            more = f" (and {len(others)} more)" if others else ""
+            lead: Inline = (Ref(first.code), "  ") if first.code else ""
+            item = item._replace(text=(lead, _refusal_text(first), more))
+        items.append(item._replace(most=1))
+    yield Items(tuple(items))
 
 
-def _name_width(dispatch: Dispatch) -> int:
-    """Columns for a kernel's name."""
-    return max((len(offer.name) for offer in dispatch.offers), default=0)
-
-
-def offer_lines(dispatch: Dispatch, width: int, sources: bool = False) -> list[str]:
-    """A kernel to a line, in the dispatcher's order, and below it every reason against it."""
-    lines: list[str] = []
-    wide = _name_width(dispatch)
+def _offers(dispatch: Dispatch) -> Iterator[Item]:
+    """A kernel to a line, in the dispatcher's order."""
     for place, offer in enumerate(dispatch.offers, 1):
-        lead = f"{place:>3} {MARK['eligible' if offer.taken else 'refused']} {offer.name:<{wide}} "
-        lines += fold(offer_text(offer, dispatch.chosen), width, lead, " " * len(lead)) or [lead.rstrip()]
-        for refusal in offer.refusals:
-            lines += fold(refusal_text(refusal), width, "      ", "        ")
-            if sources:
-                lines += fold(f"Source: {refusal.source}", width, "        ", "          ")
-    return lines
+        mark = MARK["eligible" if offer.taken else "refused"]
+        yield Item(offer_text(offer, dispatch.chosen), mark, place, Code(offer.name))
+
+
+def _against(refusal: Refusal, sources: bool) -> Item:
+    below = (source(refusal.source),) if sources else ()
+    return Item(_refusal_text(refusal), label=Ref(refusal.code) if refusal.code else "", below=below)
+
+
+def _refusal_text(refusal: Refusal) -> str:
+    more = f" ({refusal.switch})" if refusal.switch and refusal.switch not in refusal.text else ""
+    return f"{refusal.text}{more}"
 
 
 def offer_text(offer: Offer, chosen: Offer | None) -> str:
     same = offer.candidate if offer.candidate and offer.candidate != offer.name else ""
     parts = ["taken" if offer == chosen else "would do" if offer.taken else "", same, offer.note]
     return " · ".join(part for part in parts if part)
-
-
-def refusal_text(refusal: Refusal) -> str:
-    text = f"{refusal.code}  {refusal.text}" if refusal.code else refusal.text
-    return f"{text} ({refusal.switch})" if refusal.switch and refusal.switch not in text else text
-
-
-def _told(dispatch: Dispatch, width: int) -> list[str]:
-    """What the dispatcher itself tells of these reasons."""
-    told = dict.fromkeys(r.told for offer in dispatch.offers for r in offer.refusals if r.told)
-    if not told:
-        return []
-    return ["", *fold(f"What {_NAMES[dispatch.dispatcher]} tells of it: {'; '.join(told)}.", width)]

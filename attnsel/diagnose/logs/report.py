@@ -9,9 +9,8 @@ from typing import NamedTuple
 from attnsel.diagnose.logs.answer import Answer, Cause, Explained, library_of
 from attnsel.diagnose.logs.message import Finding
 from attnsel.diagnose.logs.parsers import libraries
-from attnsel.report.answer import shell_lines
-from attnsel.report.document import fold, join_items
 from attnsel.report.markdown import escape, fenced
+from attnsel.report.text import fold, fold_command, join_items
 from attnsel.report.words import environment_words, params_words
 from attnsel.selection.unlock import Unlock
 
@@ -43,7 +42,7 @@ def render_text(explained: Explained, width: int) -> str:
             lines += ["", f"   {part.title}"]
             for lead, text, paste in part.points:
                 lines += fold(text, width, f"   {lead} ", "       ")
-                lines += [f"       {line}" for one in paste for line in shell_lines(one, width - 7)]
+                lines += [f"       {line}" for one in paste for line in fold_command(one, width - 7)]
     rest = _rest(explained)
     return "\n".join([*lines, "", *fold(rest, width)] if rest else lines)
 
@@ -53,12 +52,12 @@ def render_markdown(explained: Explained) -> str:
     parts = [f"**{escape(_headline(explained))}**"]
     for number, answer in enumerate(explained.answers[:MOST_CALLS], 1):
         parts.append(f"### {number}. {escape(_title(answer))}")
-        parts.append(fenced("\n".join(" · ".join(facts) for facts in _facts(answer)), "text"))
+        parts.append(fenced((" · ".join(facts) for facts in _facts(answer)), "text"))
         for part in _parts(answer):
             points = [f"{escape(part.title)}:", ""]
             for lead, text, paste in part.points:
                 points.append(f"- {escape(f'{lead} {text}')}")
-                points += ["", fenced("\n".join(paste), "text"), ""] if paste else []
+                points += ["", fenced(paste, "text"), ""] if paste else []
             parts.append("\n".join(points).rstrip())
     rest = _rest(explained)
     return "\n\n".join([*parts, escape(rest)] if rest else parts)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from attnsel.diagnose.ranks.answer import Answer, Disagreement, Dissent, Fell, Ran
 from attnsel.diagnose.ranks.records import NOTHING
 from attnsel.errors import printable, short
-from attnsel.report.document import fold
 from attnsel.report.markdown import code, escape, fenced, table
+from attnsel.report.text import fold
 from attnsel.verdicts.requirements import size
 
 _MOST = 12  # entries of a section
@@ -205,7 +205,7 @@ def _count(number: int, what: str) -> str:
 
 def render_markdown(answer: Answer) -> str:
     """For an issue: hosts and file names are left out."""
-    parts = [f"**{escape(verdict(answer))}**", fenced(printable(_facts(answer)), "text")]
+    parts = [f"**{escape(verdict(answer))}**", fenced([_facts(answer)], "text")]
     parts += [_disagreement_markdown(one) for one in answer.disagreements[:_MOST]]
     rows = [
         (

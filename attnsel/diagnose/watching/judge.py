@@ -20,8 +20,8 @@ from attnsel.environment import Environment
 from attnsel.errors import printable
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.report.answer import better_way
-from attnsel.report.document import fold, join_items
 from attnsel.report.markdown import code, escape, table
+from attnsel.report.text import fold, join_items
 from attnsel.report.words import environment_words, params_words, tensor_words
 from attnsel.selection.unlock.search import Unlock
 from attnsel.verdicts.requirements import size

@@ -11,7 +11,6 @@ import subprocess
 import pytest
 
 from attnsel.cli.flags import FLAGS
-from attnsel.report.markdown import code, escape, table
 from tables import each
 
 pytestmark = pytest.mark.usefixtures("no_switches_from_outside")
@@ -53,30 +52,6 @@ def test_a_short_answer_is_one_screen(run, question):
 
 
 # ---- Markdown -----------------------------------------------------------------------------------------
-
-
-HOSTILE = [
-    "[x](http://a.b)", "<script>", "*x*", "_x_", "`x`", "a|b", "# x", "@someone", "#12", "~~x~~", "$x$",
-    "&lt;", "![i](u)", "\\*x*", "\x1b[2J", "a\nb", "\u202e", "www.a.b", "https://a.b", "|", "``x``",
-]  # fmt: skip
-
-
-@each("text", HOSTILE)
-def test_nothing_in_a_text_is_markup_or_ends_a_code_too_early(text):
-    shown = escape(text)
-    assert shown.isprintable()
-    unescaped = re.sub(r"\\.", "", shown.replace("<!-- -->", "\0"))
-    assert not set("`*_[]<>#|~$!&") & set(unescaped)
-    assert not re.search(r"@\w|://|www\.", unescaped)
-    quoted = code(text)
-    ticks = re.match("`+", quoted)[0]
-    inner = quoted[len(ticks) : -len(ticks)]
-    assert quoted.isprintable()
-    assert ticks not in inner
-    assert (inner[:1] == "`") is (inner[-1:] == "`") is False
-    rows = table(("a", "b"), [(quoted, "x")])
-    assert rows.count("\n") == 2
-    assert len(re.findall(r"(?<!\\)\|", rows.splitlines()[-1])) == 3
 
 
 def test_markdown_makes_no_markup_of_what_a_log_says(run, written):

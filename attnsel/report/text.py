@@ -1,0 +1,173 @@
+"""A document as text of some width: for a terminal, a log and an error message alike."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from attnsel.report.document import (
+    Block,
+    Code,
+    Document,
+    Drawing,
+    Facts,
+    Fields,
+    Inline,
+    Item,
+    Items,
+    Paragraph,
+    Paste,
+    Ref,
+    Screen,
+    shown,
+)
+
+_LABEL = 15  # columns of a label behind a number, at least: one column for the names of all candidates
+_LIST, _LIST_ON_A_SCREEN = 2, 1  # the column of a list, at least
+_FLAG = re.compile(r""" (?=--)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")  # before a flag, outside quotes
+
+
+def to_text(document: Document, width: int = 80) -> str:
+    """The whole document. No line is wider but for one word that is, which is never broken: it may be an
+    address, or part of a command."""
+    return "\n".join(line.rstrip() for line in _blocks(document.blocks, width))
+
+
+# ---- what other renderers fold with ---------------------------------------------------------------------
+
+
+def fold(text: str, width: int, lead: str = "", indent: str = "") -> list[str]:
+    """``text`` in lines of ``width`` columns: ``lead`` before the first, ``indent`` before the others."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=lead,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def fold_command(command: str, width: int) -> list[str]:
+    """A command continued before its flags where it is too wide, to be pasted as it stands."""
+    first, *flags = _FLAG.split(command) if len(command) > width else [command]
+    lines = [first]
+    for flag in flags:
+        if len(lines[-1]) + len(flag) + 3 > width:
+            lines[-1] += " \\"
+            lines.append(f"   {flag}")
+        else:
+            lines[-1] += f" {flag}"
+    return lines
+
+
+def join_items(items: Sequence[str], width: int) -> list[str]:
+    """Items with a dot between them, none broken inside."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + 3 + len(item) <= width:
+            lines[-1] += f" · {item}"
+        else:
+            lines.append(item)
+    return lines
+
+
+def paste_lines(block: Paste, width: int) -> list[str]:
+    """What is to be pasted; commands of a shell are continued."""
+    lines = [shown(line).rstrip() for line in block.lines]
+    return [one for line in lines for one in fold_command(line, width)] if block.language == "sh" else lines
+
+
+# ---- blocks ---------------------------------------------------------------------------------------------
+
+
+def _said(text: Inline) -> str:
+    """The words alone, of one line."""
+    if isinstance(text, str):
+        return shown(text)
+    if isinstance(text, (Code, Ref)):
+        return shown(text[0])
+    return "".join(map(_said, text))
+
+
+def _blocks(blocks: Iterable[Block], width: int, at: int = 0, screen: bool = False) -> list[str]:
+    """Blocks from column ``at`` on, with an empty line between them unless they are on one ``screen``."""
+    out: list[str] = []
+    for block in blocks:
+        out += [""] if out and not screen else []
+        out += _block(block, width, at, screen)
+    return out
+
+
+def _block(block: Block, width: int, at: int, screen: bool) -> list[str]:
+    pad = " " * at
+    if isinstance(block, Paragraph):
+        return _fold(_said(block.text), width, pad, pad, block.most)
+    if isinstance(block, Item):
+        return _item(block, width, at)
+    if isinstance(block, Items):
+        column = max(at, _LIST_ON_A_SCREEN if screen else _LIST)
+        wide = max([_LABEL, *(len(_said(item.label)) for item in block.items if item.number)])
+        return [line for item in block.items for line in _item(item, width, column, wide)]
+    if isinstance(block, Facts):
+        out: list[str] = []
+        for line in block.lines:
+            if isinstance(line, Item):
+                out += _item(line, width, at)
+            else:
+                out += [pad + one for one in join_items(list(map(shown, line)), width - at)]
+        return out
+    if isinstance(block, Fields):
+        wide = max((len(shown(name)) for name, _ in block.rows), default=0) + 2
+        rows = ((f"{pad}{shown(name):<{wide}}", _said(text)) for name, text in block.rows)
+        return [line for lead, text in rows for line in fold(text, width, lead, " " * len(lead))]
+    if isinstance(block, Paste):
+        lines = [f"{pad}{line}" for line in paste_lines(block, width - at)]
+        reasons = (fold(shown(why), width, f"{pad}# ", f"{pad}# ") for why in block.why)
+        return [*lines, *(line for reason in reasons for line in reason)]
+    if isinstance(block, Drawing):
+        return [f"{pad}{shown(line)}" for line in block.draw(width - at).split("\n")]
+    if isinstance(block, Screen):
+        return _blocks(block.blocks, width, at, True)
+    number = f"{block.number}. " if block.number else ""
+    heading = fold(shown(block.title), width, pad + number, " " * (at + len(number)))
+    return [*heading, *_blocks(block.blocks, width, at + len(number), screen)]
+
+
+def _item(item: Item, width: int, at: int, wide: int = _LABEL) -> list[str]:
+    """One entry. What belongs to it stands below its text, or two columns right of where it begins."""
+    mark = f"{shown(item.mark)} " if item.mark else ""
+    label, text = _said(item.label), _said(item.text)
+    if item.tag:
+        text += f"  [{_said(item.tag)}]"
+    if item.number:
+        lead = f"{shown(str(item.number)):>{at + 1}} {mark}"
+        below = len(lead)
+        lead += f"{label:<{wide}} " if label else ""
+        hang = len(lead)
+    else:
+        lead = " " * at + mark
+        named = label and not isinstance(item.label, Ref)  # the code of a rule needs no colon
+        below = hang = len(lead) + (4 if named and not mark else 2)
+        lead += f"{label}: " if named else f"{label}  " if label else ""
+    out = _fold(text, width, lead, " " * hang, item.most)
+    for one in item.more:
+        out += fold(_said(one), width, " " * (hang + 2), " " * (hang + 4))
+    for block in item.below:
+        out += _block(block, width, below, False)
+    return out
+
+
+def _fold(text: str, width: int, lead: str, indent: str, most: int) -> list[str]:
+    """``text`` in lines; what is beyond ``most`` of them, or wider, is cut with an ellipsis."""
+    if most == 1:
+        return [_cut(f"{lead}{text}".rstrip(), width)]
+    lines = fold(text, width, lead, indent) or [lead.rstrip()] * bool(lead.strip())
+    if most and len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1]} …"]
+    return [_cut(line, width) for line in lines] if most else lines
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
