@@ -16,11 +16,13 @@ from attnsel.cli.question import Question
 from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.reader import lines_of, opened
-from attnsel.diagnose.logs.report import nothing_known, render_markdown, render_text
+from attnsel.diagnose.logs.report import log_document, nothing_known
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.params import AttentionParams
+from attnsel.report import to_text
+from attnsel.report.markdown import to_markdown
 from attnsel.selection.evaluate import findings
 from attnsel.verdicts.reasons import Reason
 from attnsel.verdicts.requirements import size
@@ -278,5 +280,6 @@ def explain_log(path: Path, question: Question, *, markdown: bool, json: bool) -
     if json:
         print_json(answered.as_dict())
     else:
-        print_text(render_markdown(answered) if markdown else render_text(answered, text_width()))
+        document = log_document(answered)
+        print_text(to_markdown(document) if markdown else to_text(document, text_width()))
     return FOUND

@@ -392,16 +392,26 @@ def _way(way: Unlock, others: Sequence[Unlock], label: Inline, selection: Select
         shows = Code(f"--backend {way.candidate}")
         return Item((f"{way.change}  [{tag}]; ", shows, " shows how"), label=label)
     below: list[Block] = []
-    lines = tuple(line for line in way.paste.splitlines() if line not in way.change)
+    lines = paste_of(way)
     why = () if install is None else tuple(install.why)
     if lines or why:
-        shell = _OF_A_SHELL.intersection(line.split(maxsplit=1)[0] for line in lines if line.strip())
-        below.append(Paste(lines, "sh" if shell else "python", why))
+        below.append(to_paste(lines, why))
     if others:
         also = [(Code(other.candidate), f" (number {other.rank})") for other in others]
         last: Inline = also[0] if len(also) == 1 else (joined(also[:-1]), " and ", also[-1])
         below.append(Paragraph(("The same opens ", last, ".")))
     return Item(way.change, label=label, tag=tag, below=tuple(below))
+
+
+def paste_of(way: Unlock) -> list[str]:
+    """What is to be pasted for a change, but for what the change says itself."""
+    return [line for line in way.paste.splitlines() if line not in way.change]
+
+
+def to_paste(lines: Sequence[str], why: tuple[str, ...] = ()) -> Paste:
+    """Lines of a shell or of Python. ``why``: sentences about them."""
+    shell = _OF_A_SHELL.intersection(line.split(maxsplit=1)[0] for line in lines if line.strip())
+    return Paste(tuple(lines), "sh" if shell else "python", why)
 
 
 def worth_showing(unlock: Unlock, selection: SelectionView) -> bool:

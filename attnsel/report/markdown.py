@@ -131,9 +131,7 @@ def _items(block: Items, level: int) -> list[str]:
     """A list, in two where entries without a place follow on others; one with lines to paste, which no list
     shows well everywhere, as paragraphs."""
     title = [f"{escape(block.title)}:"] if block.title else []
-    if (len(block.items) == 1 and not title) or any(
-        isinstance(one, Paste) for item in block.items for one in item.below
-    ):
+    if any(isinstance(one, Paste) for item in block.items for one in item.below):
         return [*title, *(part for item in block.items for part in _entry(item, level))]
     placed = [item for item in block.items if isinstance(item.number, int)]
     others = [item for item in block.items if not isinstance(item.number, int)]

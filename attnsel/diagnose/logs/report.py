@@ -1,16 +1,25 @@
-"""The answer to a log as text and as Markdown: for each call what the log says, why, and what helps."""
+"""The answer to a log as a document: for each call what the log says, why, and what helps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, zip_longest
-from typing import NamedTuple
 
 from attnsel.diagnose.logs.answer import Answer, Cause, Explained, library_of
 from attnsel.diagnose.logs.message import Finding
 from attnsel.diagnose.logs.parsers import libraries
-from attnsel.report.markdown import escape, fenced
-from attnsel.report.text import fold, fold_command, join_items
+from attnsel.report.answer import paste_of, to_paste, warnings
+from attnsel.report.document import (
+    Block,
+    Document,
+    Facts,
+    Inline,
+    Item,
+    Items,
+    Paragraph,
+    Ref,
+    Section,
+)
 from attnsel.report.words import environment_words, params_words
 from attnsel.selection.unlock import Unlock
 
@@ -20,47 +29,13 @@ _MOST_SAID = 14  # messages of one call
 _MOST_PASTE = 6
 
 
-Point = tuple[str, str, list[str]]
-"""A mark, a text, and lines to paste that stand below it as they are."""
-
-
-class Part(NamedTuple):
-    """A heading and its points."""
-
-    title: str
-    points: list[Point]
-
-
-def render_text(explained: Explained, width: int) -> str:
-    """The whole answer in lines of ``width`` columns."""
-    lines: list[str] = [_headline(explained)]
+def log_document(explained: Explained) -> Document:
+    """The whole answer."""
+    blocks: list[Block] = [Paragraph(_headline(explained), strong=True)]
     for number, answer in enumerate(explained.answers[:MOST_CALLS], 1):
-        lines += ["", *fold(f"{number}. {_title(answer)}", width, "", "   ")]
-        for facts in _facts(answer):
-            lines += [f"   {line}" for line in join_items(facts, width - 3)]
-        for part in _parts(answer):
-            lines += ["", f"   {part.title}"]
-            for lead, text, paste in part.points:
-                lines += fold(text, width, f"   {lead} ", "       ")
-                lines += [f"       {line}" for one in paste for line in fold_command(one, width - 7)]
+        blocks.append(Section(_title(answer), (_facts(answer), *_parts(answer)), number))
     rest = _rest(explained)
-    return "\n".join([*lines, "", *fold(rest, width)] if rest else lines)
-
-
-def render_markdown(explained: Explained) -> str:
-    """The whole answer for an issue; nothing of the log becomes markup."""
-    parts = [f"**{escape(_headline(explained))}**"]
-    for number, answer in enumerate(explained.answers[:MOST_CALLS], 1):
-        parts.append(f"### {number}. {escape(_title(answer))}")
-        parts.append(fenced((" · ".join(facts) for facts in _facts(answer)), "text"))
-        for part in _parts(answer):
-            points = [f"{escape(part.title)}:", ""]
-            for lead, text, paste in part.points:
-                points.append(f"- {escape(f'{lead} {text}')}")
-                points += ["", fenced(paste, "text"), ""] if paste else []
-            parts.append("\n".join(points).rstrip())
-    rest = _rest(explained)
-    return "\n\n".join([*parts, escape(rest)] if rest else parts)
+    return Document((*blocks, *([Paragraph(rest)] if rest else [])))
 
 
 def nothing_known() -> list[str]:
@@ -92,39 +67,39 @@ def _title(answer: Answer) -> str:
     return " · ".join(words)
 
 
-def _facts(answer: Answer) -> Iterator[list[str]]:
+def _facts(answer: Answer) -> Facts:
     rebuilt = answer.rebuilt
-    yield environment_words(rebuilt.environment)
+    lines: list[tuple[str, ...] | Item] = [tuple(environment_words(rebuilt.environment))]
     if rebuilt.described:
-        yield params_words(rebuilt.params)
-        for warning in rebuilt.environment.warnings:
-            yield [f"! {warning}"]
+        lines += [tuple(params_words(rebuilt.params)), *warnings(rebuilt.environment)]
         if rebuilt.assumed:
-            yield ["not in the log, assumed: " + rebuilt.assumed[0], *rebuilt.assumed[1:]]
+            lines.append((f"not in the log, assumed: {rebuilt.assumed[0]}", *rebuilt.assumed[1:]))
     else:
-        yield ["the call itself is not in the log"]
+        lines.append(("the call itself is not in the log",))
     # Without a call only a PyTorch that is not known matters: another one is assumed in its place.
     unread = [one for one in rebuilt.unread if rebuilt.described or one.startswith("torch = ")]
     if unread:
-        yield ["not used: " + unread[0], *unread[1:]]
+        lines.append((f"not used: {unread[0]}", *unread[1:]))
+    return Facts(tuple(lines))
 
 
-def _parts(answer: Answer) -> Iterator[Part]:
-    yield Part("What the log says", list(_said(answer.call.findings)))
+def _parts(answer: Answer) -> Iterator[Section]:
+    yield _part("What the log says", _said(answer.call.findings))
     if answer.causes:
-        yield Part("Why", [(_lead(cause), _cause(cause), []) for cause in answer.causes])
-    helps: list[Point] = [("→", fix, []) for fix in answer.fixes]
-    helps += [_way(way) for way in answer.ways]
+        yield _part("Why", map(_cause, answer.causes))
+    helps = [*(Item(fix, "→") for fix in answer.fixes), *map(_way, answer.ways)]
     if not answer.rebuilt.described:
-        helps += [("→", text, []) for text in _to_know_more(answer)]
+        helps += [Item(text, "→") for text in _to_know_more(answer)]
     if helps:
-        yield Part("What helps", helps)
-    if not answer.rebuilt.described:
-        return
-    with_it: list[Point] = [("!", text, []) for text in answer.against]
-    backend = answer.attnsel.backend
-    runs = "nothing runs such a call" if backend is None else f"{backend} runs such a call"
-    yield Part("With attnsel", [*with_it, ("·", runs, [])])
+        yield _part("What helps", helps)
+    if answer.rebuilt.described:
+        backend = answer.attnsel.backend
+        runs = Item("nothing runs such a call" if backend is None else f"{backend} runs such a call", "·")
+        yield _part("With attnsel", [*(Item(text, "!") for text in answer.against), runs])
+
+
+def _part(title: str, items: Iterable[Item]) -> Section:
+    return Section(title, (Items(tuple(items)),))
 
 
 def _to_know_more(answer: Answer) -> Iterator[str]:
@@ -134,7 +109,7 @@ def _to_know_more(answer: Answer) -> Iterator[str]:
     yield "or state the call with flags: --gpu H100 --head-dim 128 --seqlen 4096 --attn-mask-type causal …"
 
 
-def _said(findings: Iterable[Finding]) -> Iterator[Point]:
+def _said(findings: Iterable[Finding]) -> Iterator[Item]:
     told = tuple(findings)
     heads = [_heads(one, after) for one, after in pairwise(told)]
     shown = [f for f, head in zip_longest(told, heads) if not head and f.kind != "question"]
@@ -142,11 +117,11 @@ def _said(findings: Iterable[Finding]) -> Iterator[Point]:
     if left > 0:
         shown = [*shown[: _MOST_SAID - 1], shown[-1]]
     for finding in shown:
-        yield _MARKS.get(finding.kind, "·"), finding.text, []
+        yield Item(finding.text, _MARKS.get(finding.kind, "·"))
     if left > 0:
-        yield "·", f"and {left + 1} more", []
+        yield Item(f"and {left + 1} more", "·")
     if not shown:
-        yield "·", "the call's configuration, and not what became of it", []
+        yield Item("the call's configuration, and not what became of it", "·")
 
 
 def _heads(one: Finding, after: Finding) -> bool:
@@ -154,24 +129,23 @@ def _heads(one: Finding, after: Finding) -> bool:
     return one.text.endswith("because:") and one.candidates == after.candidates
 
 
-def _lead(cause: Cause) -> str:
-    return {"computed": "✖", "said": "?", "known": "·"}[cause.how]
+_LEADS = {"computed": "✖", "said": "?", "known": "·"}
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: Cause) -> Item:
     names = f"{', '.join(cause.candidates)}: " if cause.candidates else ""
     said = (
         " (so the message says; the call as it is known here does not show it)" if cause.how == "said" else ""
     )
-    coded = f" [{cause.code}]" if cause.code else ""
+    coded: Inline = (" [", Ref(cause.code), "]") if cause.code else ""
     link = f" ({cause.link})" if cause.link else ""
-    return f"{names}{cause.text}{said}{coded}{link}"
+    return Item((f"{names}{cause.text}{said}", coded, link), _LEADS[cause.how])
 
 
-def _way(way: Unlock) -> Point:
-    lines = way.paste.splitlines()
-    paste = [line for line in lines if line not in way.change and not line.startswith("params = ")]
-    return "→", f"to get {way.candidate}: {way.change}", paste[:_MOST_PASTE]
+def _way(way: Unlock) -> Item:
+    lines = [line for line in paste_of(way) if not line.startswith("params = ")][:_MOST_PASTE]
+    below = (to_paste(lines),) if lines else ()
+    return Item(f"to get {way.candidate}: {way.change}", "→", below=below)
 
 
 def _rest(explained: Explained) -> str:

@@ -51,18 +51,6 @@ def test_a_short_answer_is_one_screen(run, question):
     assert sum(re.search(rf"\b{re.escape(name)}", out) is not None for name in names) >= 8
 
 
-# ---- Markdown -----------------------------------------------------------------------------------------
-
-
-def test_markdown_makes_no_markup_of_what_a_log_says(run, written):
-    text = "Disabling FusedAttention as <img src=x> @someone [x](http://y) `z` \x1b]0;title\x07 | so\n"
-    code_, out, _ = run(f"explain --markdown --from-log {written(text)}")
-    assert code_ == 0
-    assert "<img" not in out.replace("\\<", "")
-    assert "\x1b" not in out
-    assert "](http" not in out
-
-
 # ---- completion ---------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,9 @@ from attnsel import AttentionParams, Environment, Policy, select
 from attnsel.backends.registry import CANDIDATES
 from attnsel.diagnose.logs.answer import Answer, Stated, _ways, explained
 from attnsel.diagnose.logs.calls import gather
-from attnsel.diagnose.logs.report import render_markdown, render_text
+from attnsel.diagnose.logs.report import log_document
+from attnsel.report.markdown import to_markdown
+from attnsel.report.text import to_text
 from records import Record
 
 RECORD = Path(__file__).with_name("answers.txt")
@@ -33,7 +35,8 @@ def reports() -> Iterator[str]:
     for place, path in enumerate(LOGS):
         found = explained(gather(path.read_text(encoding="utf-8").splitlines()), Stated())
         yield f"==== {path.parent.name}/{path.stem}\n\n"
-        yield render_markdown(found) if place % 2 else render_text(found, 77)
+        document = log_document(found)
+        yield to_markdown(document) if place % 2 else to_text(document, 77)
         yield ""
         for answer, call in zip(found.answers, found.as_dict()["calls"], strict=True):
             yield from question(answer)

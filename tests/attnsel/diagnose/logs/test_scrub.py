@@ -9,7 +9,9 @@ import json
 from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
 from attnsel.diagnose.logs.message import scrub
-from attnsel.diagnose.logs.report import render_markdown, render_text
+from attnsel.diagnose.logs.report import log_document
+from attnsel.report.markdown import to_markdown
+from attnsel.report.text import to_text
 
 SECRETS = (
     "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345",  # hugging face
@@ -101,7 +103,8 @@ def test_nothing_private_of_a_message_reaches_report_or_json() -> None:
         )
         answered = explained(gather(log.splitlines(keepends=True)), Stated())
         assert answered.answers
-        told = [render_text(answered, 80), render_markdown(answered), json.dumps(answered.as_dict())]
+        document = log_document(answered)
+        told = [to_text(document), to_markdown(document), json.dumps(answered.as_dict())]
         assert [text for text in told if private in text.replace("\n", "").replace("\\", "")] == []
 
 
