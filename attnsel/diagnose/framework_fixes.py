@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, default_softmax_scale
 from attnsel.rules import find_rule
 from attnsel.selection.unlock.search import Unlock
 from attnsel.verdicts.dispatch import Refusal
@@ -65,7 +65,7 @@ def replacement(p: AttentionParams, *, scale: float | None, folded: bool = False
     if scale is None:
         names[0] = "q * temperature"
         extra.append("scale=1.0")
-    elif not math.isclose(scale, p.head_dim_qk**-0.5, rel_tol=1e-4):
+    elif not math.isclose(scale, default_softmax_scale(p.head_dim_qk), rel_tol=1e-4):
         extra.append(f"scale={scale:.6g}")
     extra = [*_mask_arguments(p, notes), *extra]
     if p.attention_dropout:
@@ -253,7 +253,7 @@ class _Words(dict[str, Any]):
             more_qk=wide - p.head_dim_qk,
             narrow="v" if p.head_dim_v < p.head_dim_qk else "q, k",
             missing=wide - min(p.head_dim_qk, p.head_dim_v),
-            scale=f"{1 / math.sqrt(p.head_dim_qk):.6g}",
+            scale=f"{default_softmax_scale(p.head_dim_qk):.6g}",
             left=p.window_size[0],
             dtype=_NAMES.get(p.dtype, p.dtype),
             p=p.attention_dropout,

@@ -34,6 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.tiled.kernel import score_matrix
 from attnsel.errors import InvalidInput
 from attnsel.flash_attn.options import (
     Lengths,
@@ -47,10 +49,11 @@ from attnsel.flash_attn.options import (
     rows_contiguous,
     unpacked,
 )
+from attnsel.params import default_softmax_scale
 from attnsel.runtime.bind import draw_seed
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras
 from attnsel.runtime.dispatch import attend
-from attnsel.runtime.explicit_backward import kept_entries, seeded_dropout
+from attnsel.runtime.explicit_backward import seeded_dropout
 
 # ---- S_dmask: the probabilities of a call with dropout, for tests and inspection -----------------------
 # FlashAttention's contract: [b, h, ceil128(s_q), ceil128(s_k)] in q's dtype; negative where dropout dropped
@@ -82,57 +85,46 @@ def signed_probabilities(cfg: Config, q: Tensor, k: Tensor, extras: Extras) -> T
     q [b, s_q, h, d] and k [b, s_k, g, d], or packed with their lengths in ``extras``.
     """
     assert extras.dropout_seed is not None
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    with torch.no_grad():
         q, rows = _dense(q, extras.cu_seqlens_q, extras.cu_seqlens_q_padded, extras.max_seqlen_q)
         k, keys = _dense(k, extras.cu_seqlens_kv, extras.cu_seqlens_kv_padded, extras.max_seqlen_kv)
-        x, visible = _scores(cfg, q, k, extras.alibi_slopes, rows, keys)
-        batch, heads, s_q, s_k = x.shape
+        left, right = cfg.window_size or (-1, -1)
+        scale = cfg.softmax_scale
+        spec = Spec(
+            softmax_scale=default_softmax_scale(q.shape[-1]) if scale is None else scale,
+            window_left=left,
+            window_right=right,
+            bottom_right=True,
+            softcap=cfg.softcap,
+            dropout_p=cfg.attention_dropout,
+        )
+        inputs = Inputs(
+            q, k, k, alibi_slopes=extras.alibi_slopes, seqlens_q=rows, seqlens_kv=keys,
+            dropout_seed=extras.dropout_seed,
+        )  # fmt: skip
+        x, kept = score_matrix(spec, inputs)
+        assert kept is not None
         block = _get_block_size_n(q.device, q.shape[-1], True, "causal" in cfg.attn_mask_type)
-        p = (x - _running_peak(x, block)).exp().masked_fill(~visible, 0.0)
-        drop = ~kept_entries(extras.dropout_seed, cfg.attention_dropout, batch, heads, s_q, s_k)
+        p = (x - _running_peak(x, block)).exp()
+        batch, heads, s_q, s_k = x.shape
         result = q.new_zeros(batch, heads, -(-s_q // 128) * 128, -(-s_k // 128) * 128)
-        result[:, :, :s_q, :s_k] = torch.where(drop, -p, p).to(q.dtype)
+        result[:, :, :s_q, :s_k] = torch.where(kept, p, -p).to(q.dtype)
         return result
 
 
 def _dense(
     t: Tensor, cu_seqlens: Tensor | None, starts: Tensor | None, longest: int | None
 ) -> tuple[Tensor, Tensor]:
-    """[b, s, heads, d] and the rows of each sequence, int64 [b].
+    """[b, heads, s, d] and the rows of each sequence, int64 [b].
 
     starts: int32 [b + 1], where packed sequences start in memory, if not at ``cu_seqlens``.
     """
     if cu_seqlens is None:
-        return t, torch.full((t.shape[0],), t.shape[1], device=t.device)
+        return t.transpose(1, 2), torch.full((t.shape[0],), t.shape[1], device=t.device)
     first = cu_seqlens if starts is None else starts
     index = first[:-1, None].long() + torch.arange(longest or 0, device=t.device)
     dense = t.index_select(0, index.clamp(max=t.shape[0] - 1).flatten()).unflatten(0, index.shape)
-    return dense, cu_seqlens.diff().long()
-
-
-def _scores(
-    cfg: Config, q: Tensor, k: Tensor, alibi_slopes: Tensor | None, rows: Tensor, keys: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Scores [b, h, s_q, s_k] in float32, -inf where not visible, and what is visible [b, 1, s_q, s_k]."""
-    heads, groups = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if cfg.softmax_scale is None else cfg.softmax_scale
-    q, k = q.transpose(1, 2).float(), k.transpose(1, 2).float().repeat_interleave(heads // groups, dim=1)
-    x = scale * (q @ k.transpose(-1, -2))
-    if cfg.softcap:
-        x = cfg.softcap * torch.tanh(x / cfg.softcap)
-    i = torch.arange(x.shape[2], device=x.device)[:, None]
-    j = torch.arange(x.shape[3], device=x.device)
-    rows, keys = rows.view(-1, 1, 1, 1), keys.view(-1, 1, 1, 1)
-    distance = j - i - (keys - rows)
-    if alibi_slopes is not None:
-        x = x - alibi_slopes.reshape(-1, heads, 1, 1) * distance.abs()
-    visible = (i < rows) & (j < keys)
-    left, right = cfg.window_size or (-1, -1)
-    if left >= 0:
-        visible = visible & (distance >= -left)
-    if right >= 0:
-        visible = visible & (distance <= right)
-    return x.masked_fill(~visible, -torch.inf), visible
+    return dense.transpose(1, 2), cu_seqlens.diff().long()
 
 
 def _running_peak(x: Tensor, block: int) -> Tensor:

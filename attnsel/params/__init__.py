@@ -8,6 +8,7 @@ from attnsel.params.attention import (
     MaskType,
     Tensors,
     TensorSpec,
+    default_softmax_scale,
     read_dtype,
     read_mask_type,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "MaskType",
     "TensorSpec",
     "Tensors",
+    "default_softmax_scale",
     "read_dtype",
     "read_mask_type",
 ]

@@ -5,6 +5,7 @@ Names follow TransformerEngine's ``AttentionParams``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -175,6 +176,11 @@ _MASK_NAMES: dict[str, str] = {
     "bottom_right": "causal_bottom_right",
     "causal_padding_bottom_right": "padding_causal_bottom_right",
 }
+
+
+def default_softmax_scale(head_dim_qk: int) -> float:
+    """What scores are multiplied by where a call names no scale: 1 / sqrt(head_dim_qk)."""
+    return 1.0 / math.sqrt(head_dim_qk)
 
 
 def read_dtype(value: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnsel.backends.contract import Grads
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, default_softmax_scale
 from attnsel.params.layout import FORMATS
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.inputs import mask_pair, real_lengths
@@ -513,11 +513,12 @@ def adapted(config: Config, p: AttentionParams, adaptations: tuple[Adaptation, .
             inner = after
     if not steps:
         return None
+    given = config.softmax_scale
     changed = config.replace(
         qkv_format=inner.qkv_format,
         attn_mask_type=inner.attn_mask_type,
         # A scale that follows from the head dimension follows from the real one.
-        softmax_scale=p.head_dim_qk**-0.5 if config.softmax_scale is None else config.softmax_scale,
+        softmax_scale=default_softmax_scale(p.head_dim_qk) if given is None else given,
         flatten_heads=False,
         # What a module was built for was held against the caller's tensors.
         num_attention_heads=None,

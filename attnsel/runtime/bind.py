@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from attnsel.backends.checks import default_slopes
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import Selection
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, default_softmax_scale
 from attnsel.runtime.adaptations import Adapted, Known, RunGradients, adapted
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.inputs import check_contents, check_tensors, lengths_if_given, mask_pair, real_lengths
@@ -79,7 +78,7 @@ def make_spec(config: Config, p: AttentionParams, need_grad: bool) -> Spec:
     scale = config.softmax_scale
     return Spec(
         packed=p.qkv_format == "thd",
-        softmax_scale=1.0 / math.sqrt(p.head_dim_qk) if scale is None else float(scale),
+        softmax_scale=default_softmax_scale(p.head_dim_qk) if scale is None else float(scale),
         window_left=left,
         window_right=right,
         bottom_right=bool(p.bottom_right_diagonal),

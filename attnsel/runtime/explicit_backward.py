@@ -15,7 +15,6 @@ from torch import Tensor
 
 from attnsel.backends.contract import Grads
 from attnsel.backends.registry import CANDIDATES
-from attnsel.backends.tiled.tiles import keep_mask, make_key
 from attnsel.decision import Selection
 from attnsel.runtime import selfcheck
 from attnsel.runtime.adaptations import Known
@@ -38,12 +37,6 @@ def seeded_dropout() -> Iterator[None]:
     others = [name for name, record in CANDIDATES.items() if record.dropout != "contract"]
     with override(deny=tuple(dict.fromkeys((*current().policy.deny, *others)))):
         yield
-
-
-def kept_entries(seed: Tensor, dropout_p: float, batch: int, heads: int, rows: int, columns: int) -> Tensor:
-    """Which entries dropout kept under a seed: bool [batch, heads, rows, columns]."""
-    ranges = (range(batch), range(heads), range(rows), range(columns))
-    return keep_mask(make_key(seed, None), dropout_p, *ranges)
 
 
 class MergedResult(NamedTuple):

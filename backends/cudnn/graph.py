@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attnsel.backends.strides import Four, Strided, dense, layouts
 from attnsel.errors import UnsupportedArgument
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, default_softmax_scale
 
 # --------------------------------------------------------------------------------------------------------
 # What a cuDNN attention graph is made of, without data: both the planner and the runtime can write it down.
@@ -118,7 +117,7 @@ def planned(p: AttentionParams) -> GraphCall:
         k=k,
         v=v,
         out=own_memory(q, packed_q, p.head_dim_v),
-        softmax_scale=1.0 / math.sqrt(p.head_dim_qk),
+        softmax_scale=default_softmax_scale(p.head_dim_qk),
         packed_q=packed_q,
         packed_kv=packed_kv,
         offset_dtype="int64" if max(map(_elements, (q, k, v))) > _INT32 else "int32",

@@ -7,25 +7,35 @@ read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": 
     =================  ===========  ====================================  ====================================
     guard              kernels      refused                               without it
     =================  ===========  ====================================  ====================================
-    rank               all          q, k, v not 4-D                       flash raises; math runs another
+    tensors            all          what ``checks.check_tensors`` does:
+                                    q, k, v not 4-D                       flash raises; math runs another
                                                                           problem (3-D, 5-D)
-    layout             all          nested or sparse tensors              raises, late and unclear
-    device             all          tensors on different devices          flash CPU reads foreign memory:
+                                    nested or sparse tensors              raises, late and unclear
+                                    tensors on different devices          flash CPU reads foreign memory:
                                                                           garbage (F.sdpa too, for masks)
-    dtype              all          dtypes differ, or not the kernel's:   flash CPU raises; math takes q fp32
-                                    flash CPU and math fp16 bf16 fp32     beside k, v bf16 silently
-                                    fp64; efficient fp16 bf16 fp32;
-                                    flash CUDA and cuDNN fp16 bf16
-    batch              all          batch sizes differ                    flash CPU reads out of bounds:
+                                    dtypes differ                         flash CPU raises; math takes q fp32
+                                                                          beside k, v bf16 silently
+                                    batch sizes differ                    flash CPU reads out of bounds:
                                                                           garbage
-    kv_rows            all          k and v have different s_kv           flash CPU reads out of bounds:
+                                    k and v have different s_kv           flash CPU reads out of bounds:
                                                                           garbage (F.sdpa on CPU too)
-    heads              all          k and v head counts differ or do not  flash CPU: h 4 over 3 or k 2, v 1:
+                                    k and v head counts differ or do not  flash CPU: h 4 over 3 or k 2, v 1:
                                     divide h                              garbage; h 2 under 4 kills the
                                                                           process (SIGFPE)
+                                    d of q and k differ; d or e of 0      raises; math takes 0
+                                    attn_mask not bool; bias not          math adds a bool mask as 0 and 1:
+                                    floating                              wrong numbers; flash CPU raises
+                                    attn_mask or bias not broadcastable   flash CPU ignores an empty mask;
+                                    to [b, h, s_q, s_kv]                  otherwise raises
+                                    seqlens_* not int [b]; alibi_slopes   wrong entries masked
+                                    not [h] or [b, h]
+                                    softmax_scale not finite              flash CPU turns NaN into numbers
+    dtype              all          not the kernel's: flash CPU and math  raises
+                                    fp16 bf16 fp32 fp64; efficient fp16
+                                    bf16 fp32; flash CUDA and cuDNN fp16
+                                    bf16
     equal_heads        efficient    k and v have fewer heads than q       raises before torch 2.14
-    head_dim           all          d of q and k differ; d or e of 0;     raises; math takes 0
-                                    flash: e != d
+    head_dim           flash        e != d                                raises
     empty              fused        a size of 0 anywhere                  flash CPU: s_q, s_kv or h of 0 kills
                                                                           the process (SIGFPE)
     last_stride        fused        stride(-1) != 1; d = e = 1 waived on  flash CPU: garbage, no error; CUDA:
@@ -39,12 +49,6 @@ read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": 
     head_dim_max       flash CUDA   d > 256                               raises
     kv_single          cuDNN        s_kv = 1; s_q = 1 with dropout        the plan does not build
     grid               cuDNN        b or h above 65535                    the launch fails
-    mask_dtype         all          attn_mask not bool; bias not          math adds a bool mask as 0 and 1:
-                                    floating                              wrong numbers; flash CPU raises
-    mask_shape         all          attn_mask or bias not broadcastable   flash CPU ignores an empty mask;
-                                    to [b, h, s_q, s_kv]                  otherwise raises
-    lengths            all          seqlens_* not int [b]; alibi_slopes   wrong entries masked
-                                    not [h] or [b, h]
     mask_grad          all          under need_grad: bias requires a      flash CPU raises in the call, cuDNN
                                     gradient on flash or cuDNN;           gives none
                                     alibi_slopes requires one
@@ -52,7 +56,6 @@ read in PyTorch's source, not run. "fused": flash, efficient and cuDNN; "CUDA": 
     dropout_range      all          dropout_p below 0 or above 1; fused:  flash CUDA and efficient divide by 0
                                     1
     dropout_seed       all          dropout_seed or dropout_offset given  ignored: the op draws its own
-    scale              all          softmax_scale not finite              flash CPU turns NaN into numbers
     need_grad          all          a tensor requires a gradient in grad  efficient and cuDNN compute no lse:
                                     mode while need_grad is False         garbage gradients
     deterministic      CUDA         deterministic and need_grad: cuDNN    atomics reorder sums
@@ -76,16 +79,15 @@ or a causal mask hides reaches the output, as in F.sdpa; padded rows are zeroed 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import ALIGNMENT, misalignment
+from attnsel.backends.checks import ALIGNMENT, check_tensors, misalignment
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.sdpa.ops import CUDNN, EFFICIENT, FLASH_CPU, FLASH_CUDA, MATH, VARLEN, resolve
-from attnsel.backends.sdpa.plan import Traits, shape4
+from attnsel.backends.sdpa.plan import Traits
 
 # --------------------------------------------------------------------------------------------------------
 # The guards that ``guards.py`` lists, one function each: None, or one line naming the argument.
@@ -118,48 +120,19 @@ def expressible(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     return None
 
 
-def rank(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    ranks = [t.dim() for t in inputs[:3]]
-    return None if ranks == [4, 4, 4] else f"q, k and v must be [b, h, s, d]; got {ranks} dimensions"
-
-
-def layout(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    for name, t in _tensors(inputs):
-        if t.is_nested or t.layout != torch.strided:
-            return f"{name} must be a dense strided tensor; got {'nested' if t.is_nested else t.layout}"
-    return None
-
-
-def device(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    for name, t in _tensors(inputs):
-        if t.device != inputs.q.device:
-            return f"{name} is on {t.device}, q on {inputs.q.device}"
+def tensors(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
+    try:
+        check_tensors(spec, inputs)
+    except ValueError as error:
+        return str(error)
     return None
 
 
 def dtype(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    q, k, v = inputs[:3]
-    if q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES[traits]:
+    if inputs.q.dtype in _DTYPES[traits]:
         return None
     allowed = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES[traits])
-    return f"q, k and v must share one of {allowed}; got {q.dtype}, {k.dtype}, {v.dtype}"
-
-
-def batch(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    sizes = [t.shape[0] for t in inputs[:3]]
-    return None if len(set(sizes)) == 1 else f"q, k and v must have one batch size; got {sizes}"
-
-
-def kv_rows(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    k, v = inputs.k.shape[2], inputs.v.shape[2]
-    return None if k == v else f"k and v must have the same s_kv; got {k} and {v}"
-
-
-def heads(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    h, g, gv = (t.shape[1] for t in inputs[:3])
-    if g == gv and (h == g or (g > 0 and h % g == 0)):
-        return None
-    return f"k and v must have one head count that divides q's {h}; got {g} and {gv}"
+    return f"q, k and v must share one of {allowed}; got {inputs.q.dtype}"
 
 
 def equal_heads(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
@@ -168,11 +141,7 @@ def equal_heads(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
 
 
 def head_dim(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    d, dk, e = (t.shape[3] for t in inputs[:3])
-    if d != dk:
-        return f"q and k must have one head_dim; got {d} and {dk}"
-    if d == 0 or e == 0:
-        return f"head dims must be above 0; got {d} and {e}"
+    d, e = inputs.q.shape[3], inputs.v.shape[3]
     return f"head_dim_v {e} must equal head_dim_qk {d}" if traits.equal_head_dims and e != d else None
 
 
@@ -242,37 +211,6 @@ def grid(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     return f"b and h must be at most 65535; got {b}, {h}" if traits is CUDNN and max(b, h) > 65535 else None
 
 
-def mask_dtype(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    if inputs.attn_mask is not None and inputs.attn_mask.dtype != torch.bool:
-        return (
-            f"attn_mask must be bool (True = masked out), give scores as bias; got {inputs.attn_mask.dtype}"
-        )
-    if inputs.bias is not None and not inputs.bias.dtype.is_floating_point:
-        return f"bias must be floating point; got {inputs.bias.dtype}"
-    return None
-
-
-def mask_shape(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    full = (*inputs.q.shape[:3], inputs.k.shape[2])
-    for name, t in (("attn_mask", inputs.attn_mask), ("bias", inputs.bias)):
-        if t is None:
-            continue
-        if t.dim() > 4 or any(n not in (1, m) for n, m in zip(shape4(tuple(t.shape)), full, strict=True)):
-            return f"{name} must broadcast to {list(full)}; got {list(t.shape)}"
-    return None
-
-
-def lengths(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    b, h = inputs.q.shape[:2]
-    for name, t in (("seqlens_q", inputs.seqlens_q), ("seqlens_kv", inputs.seqlens_kv)):
-        if t is not None and (tuple(t.shape) != (b,) or t.dtype not in (torch.int32, torch.int64)):
-            return f"{name} must be int32 [{b}]; got {t.dtype} {list(t.shape)}"
-    slopes = inputs.alibi_slopes
-    if slopes is not None and tuple(slopes.shape) not in ((h,), (b, h)):
-        return f"alibi_slopes must be [{h}] or [{b}, {h}]; got {list(slopes.shape)}"
-    return None
-
-
 def mask_grad(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     if not spec.need_grad:
         return None
@@ -299,12 +237,6 @@ def dropout_seed(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     return "dropout_seed and dropout_offset cannot be given: the op draws its own" if given else None
 
 
-def scale(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
-    if not math.isfinite(spec.softmax_scale):
-        return f"softmax_scale must be finite; got {spec.softmax_scale}"
-    return None
-
-
 def need_grad(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     if spec.need_grad or not torch.is_grad_enabled():
         return None
@@ -325,12 +257,8 @@ def deterministic(traits: Traits, spec: Spec, inputs: Inputs) -> str | None:
     return "the backward is deterministic only under torch.use_deterministic_algorithms(True)"
 
 
-FIRST: tuple[Guard, ...] = (expressible, rank, layout, device)
 GUARDS: tuple[Guard, ...] = (
     dtype,
-    batch,
-    kv_rows,
-    heads,
     equal_heads,
     head_dim,
     empty,
@@ -341,14 +269,10 @@ GUARDS: tuple[Guard, ...] = (
     head_dim_max,
     kv_single,
     grid,
-    mask_dtype,
-    mask_shape,
-    lengths,
     mask_grad,
     dropout,
     dropout_range,
     dropout_seed,
-    scale,
     need_grad,
     deterministic,
 )
@@ -384,8 +308,8 @@ def check_call(traits: Traits, spec: Spec, inputs: Inputs) -> None:
 
 
 def violations(traits: Traits, spec: Spec, inputs: Inputs) -> Iterator[str]:
-    """One ``guard: message`` per broken guard. All but the first four need 4-D tensors on one device."""
-    for guards in (FIRST, GUARDS):
+    """One ``guard: message`` per broken guard. All but the first two need tensors that fit each other."""
+    for guards in ((expressible,), (tensors,), GUARDS):
         broken = False
         for guard in guards:
             text = guard(traits, spec, inputs)

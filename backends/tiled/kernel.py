@@ -278,9 +278,6 @@ def _add_dbias(dbias: Tensor, ds: Tensor, chunk: Chunk, rows: range, cols: range
     dbias[tuple(at)] += ds
 
 
-__all__ = ["backward", "forward"]
-
-
 # --------------------------------------------------------------------------------------------------------
 # The same attention over whole score matrices, in operations that autograd can follow any number of times.
 #
@@ -307,6 +304,24 @@ def attend(spec: Spec, inputs: Inputs) -> Tensor:
         return out
 
 
+def score_matrix(spec: Spec, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """Scores ``[b, h, s_q, s_kv]`` of a dense call, -inf where a pair is not visible, and which of them
+    dropout keeps (bool; None without dropout).
+
+    In float32, float64 for float64 inputs. Raises ValueError as ``forward`` does, and for packed calls.
+    """
+    check(spec, inputs)
+    if spec.packed:
+        raise ValueError("a packed call has a score matrix per sequence")
+    with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
+        dense = dense_problem(spec, inputs)
+        (b, h, s_q, _), g = dense.q.shape, dense.k.shape[1]
+        chunk, rows, cols = Chunk(range(b), range(g), h // g), range(s_q), range(dense.s_kv)
+        factor = dropout_factor(dense, chunk, rows, cols)
+        kept = None if factor is None else factor.flatten(1, 2) > 0.0
+        return _all_scores(dense, chunk, rows, cols).flatten(1, 2), kept
+
+
 def bytes_held(spec: Spec, inputs: Inputs) -> int:
     """What ``attend`` and two derivatives of it hold at their peak, about."""
     dense = (
@@ -316,13 +331,18 @@ def bytes_held(spec: Spec, inputs: Inputs) -> int:
     return _MATRICES * scores * accumulation_dtype(inputs.q).itemsize
 
 
+def _all_scores(dense: Dense, chunk: Chunk, rows: range, cols: range) -> Tensor:
+    """``[b, g, r, s_q, s_kv]``"""
+    q = load_rows(dense.q, dense, chunk, rows, row_padding(dense, chunk, rows)) * dense.spec.softmax_scale
+    return scores(dense, chunk, rows, cols, q, load_kv(dense.k, dense, chunk, cols))[0]
+
+
 def _attend(dense: Dense) -> Tensor:
     """[b, h, s_q, e]"""
     (b, h, s_q, _), g = dense.q.shape, dense.k.shape[1]
     chunk, rows, cols = Chunk(range(b), range(g), h // g), range(s_q), range(dense.s_kv)
     padded = row_padding(dense, chunk, rows)
-    q = load_rows(dense.q, dense, chunk, rows, padded) * dense.spec.softmax_scale
-    x, _ = scores(dense, chunk, rows, cols, q, load_kv(dense.k, dense, chunk, cols))
+    x = _all_scores(dense, chunk, rows, cols)
     hidden = x == NEG_INF
     # A constant shift changes no derivative; 0 where a row sees nothing, as -inf - -inf is NaN.
     peak = x.detach().amax(-1, keepdim=True) if dense.s_kv else x.new_full((*x.shape[:-1], 1), NEG_INF)

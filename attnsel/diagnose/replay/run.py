@@ -20,7 +20,17 @@ from attnsel.runtime.bind import contract_call, to_contract
 from attnsel.runtime.call import Call, Config, Extras, read_config
 from attnsel.runtime.dispatch import attend, clear_cache, make_call
 from attnsel.runtime.inputs import params_of
-from attnsel.runtime.reference import RowBlock, SequenceSpan, keys_of, of_kv, sequences_of, unit_of
+from attnsel.runtime.reference import (
+    Difference,
+    Numbers,
+    RowBlock,
+    SequenceSpan,
+    compute,
+    differences,
+    of_kv,
+    sequences_of,
+    unit_of,
+)
 from attnsel.runtime.replay_file import Generator, ReplayFile, TensorRecord
 from attnsel.settings import current, override
 from attnsel.verdicts.reasons import REFUSED
@@ -163,111 +173,6 @@ def _placed(made: dict[str, Tensor], file: ReplayFile, device: torch.device) -> 
             views[key] = view.requires_grad_(record.requires_grad and view.is_floating_point())
         placed[record.name] = views[key]
     return placed
-
-
-# ---- Attention by its definition in float64, one sequence at a time, in torch alone --------------------
-# The program that ``script.py`` writes holds the source of these functions: they use nothing but ``torch``.
-
-
-def exact_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor | None,
-    scale: float,
-    left: int = -1,
-    right: int = -1,
-    bottom_right: bool = False,
-    softcap: float = 0.0,
-    bias: Tensor | None = None,
-    slopes: Tensor | None = None,
-    hidden: Tensor | None = None,
-    sinks: Tensor | None = None,
-    slip: float = 0.0,
-) -> dict[str, Tensor]:
-    """out [h, m, e] and lse [h, m]; with dout [h, m, e] also dq, dk and dv.
-
-    q [h, m, d], k [g, n, d], v [g, n, e]; bias and hidden broadcast to [h, m, n]; slopes and sinks [h]. A key
-    j is seen by a query i if -left <= j - i - shift <= right, a bound of -1 being none, shift n - m where
-    bottom_right, else 0. A row that sees nothing gives 0. ``slip``: how far dout.v and dout.out may be
-    rounded apart; where one key has all the weight, the gradient is their difference.
-    """
-    q, k, v = (t.detach().double() for t in (q, k, v))
-    (h, m, _), (g, n, _) = q.shape, k.shape
-    out, lse = q.new_zeros(h, m, v.shape[-1]), q.new_zeros(h, m)
-    grads = [torch.zeros_like(t) for t in (q, k, v)] if dout is not None else []
-    columns = torch.arange(n, device=q.device)
-    for head in range(h):
-        for first in range(0, m, 512):  # so that the scores stay small
-            rows = slice(first, min(first + 512, m))
-            kv = head // (h // g)
-            with torch.enable_grad():
-                mine = [t.clone().requires_grad_(dout is not None) for t in (q[head, rows], k[kv], v[kv])]
-                x = mine[0] @ mine[1].T * scale
-                if softcap:
-                    x = softcap * torch.tanh(x / softcap)
-                shift = n - m if bottom_right else 0
-                away = columns - torch.arange(m, device=q.device)[rows, None] - shift
-                if bias is not None:
-                    x = x + bias.detach().double().expand(h, m, n)[head, rows]
-                if slopes is not None:
-                    x = x - slopes[head].double() * away.abs()
-                unseen = torch.zeros_like(away, dtype=torch.bool)
-                if left >= 0:
-                    unseen = unseen | (away < -left)
-                if right >= 0:
-                    unseen = unseen | (away > right)
-                if hidden is not None:
-                    unseen = unseen | hidden.expand(h, m, n)[head, rows]
-                x = x.masked_fill(unseen, -torch.inf)
-                if sinks is not None:
-                    x = torch.cat([x, sinks[head].detach().double().expand(len(x), 1)], 1)
-                top = x.detach().amax(1, keepdim=True).clamp(min=-1e300)
-                weights = torch.exp(x - top)
-                total = weights.sum(1, keepdim=True)
-                p = weights / torch.where(total > 0, total, 1.0)
-                made = p[:, :n] @ mine[2]
-                sums = torch.where(total > 0, torch.log(torch.where(total > 0, total, 1.0)) + top, -torch.inf)
-            out[head, rows] = made.detach()
-            lse[head, rows] = sums.detach()[:, 0]
-            if dout is not None:
-                flow = dout[head, rows].double()
-                apart = slip * (flow * made.detach()).abs().sum(1, keepdim=True)
-                dq, dk, dv = torch.autograd.grad([made, sums], mine, [flow, apart])
-                grads[0][head, rows] += dq
-                grads[1][kv] += dk
-                grads[2][kv] += dv
-    return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=False))}
-
-
-def moved(t: Tensor, unit: float, seed: int) -> Tensor:
-    """The same numbers in float64, each off by up to one ``unit`` of itself, at random."""
-    noise = torch.rand(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return t.detach().double() * (1.0 + unit * (2.0 * noise.to(t.device) - 1.0))
-
-
-def worst_row(
-    actual: Tensor, exact: Tensor, changed: list[Tensor], seen: Tensor | None, unit: float
-) -> tuple[float, float]:
-    """(error, what rounding explains) of the worst row, both against the row's size.
-
-    ``changed``: the exact result for inputs that are off by up to one ``unit`` of rounding. A right kernel is
-    about as far off as these (backward stability); twice that is allowed, and a unit of the row itself.
-    ``seen``: rows that see a key, which alone are judged.
-    """
-    error = torch.nan_to_num(actual.double() - exact, nan=torch.inf).norm(dim=-1)
-    size = exact.norm(dim=-1)
-    moved = torch.stack([(other - exact).norm(dim=-1) for other in changed]).amax(0)
-    largest = size.max() if size.numel() else size.sum()
-    allowed = 2.0 * moved + unit * (size + largest / 32) + 1e-30
-    ratio = error / allowed
-    if seen is not None:
-        ratio = torch.where(seen, ratio, 0.0)
-    if not ratio.numel():
-        return 0.0, 0.0
-    at = int(ratio.argmax())
-    scale = max(float(size.flatten()[at]), float(largest) / 32, 1e-30)
-    return float(error.flatten()[at]) / scale, float(allowed.flatten()[at]) / scale
 
 
 What = Literal["agrees", "wrong numbers", "refused", "error", "not tried"]
@@ -446,8 +351,7 @@ def _compare(ran: _Ran) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
     """The worst row of every result, over as many sequences as float64 takes in reasonable time."""
     p = params_of(ran.call)
     spec, inputs = contract_call(ran.call, p, dropout=False)
-    unit = unit_of(inputs.q)
-    worst: dict[str, Figure] = {}
+    worst: dict[str, Difference] = {}
     spans = [s for s in sequences_of(spec, inputs) if s.len_q > 0 and s.len_kv > 0]
     pairs, compared = 0, 0
     for s in spans:
@@ -455,49 +359,26 @@ def _compare(ran: _Ran) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
         if compared and pairs > _MOST_PAIRS:
             break
         compared += 1
-        for figure in _of_sequence(ran, spec, inputs, s, unit):
-            before = worst.get(figure.result)
-            if before is None or figure.error * before.allowed > before.error * figure.allowed:
-                worst[figure.result] = figure
+        for found in _of_sequence(ran, spec, inputs, s):
+            if found.name not in worst or found.ratio > worst[found.name].ratio:
+                worst[found.name] = found
+    figures = (worst[name] for name in ran.results if name in worst)
     notes = () if compared == len(spans) else (f"{compared} of {len(spans)} sequences were compared",)
-    return tuple(worst.values()), notes
+    return tuple(Figure(d.name, d.error, d.allowed) for d in figures), notes
 
 
-def _of_sequence(ran: _Ran, spec: Spec, inputs: Inputs, s: SequenceSpan, unit: float) -> Iterator[Figure]:
-    block = RowBlock(s, range(s.len_q))
-
-    def rows(t: Tensor) -> Tensor:
-        return block.of_q(t, spec.packed)[0]
-
-    def pairs(t: Tensor | None) -> Tensor | None:
-        return None if t is None else block.of_pairs(t[(None,) * (4 - t.dim())])[0]
-
-    q, k, v = rows(inputs.q), *(keys_of(t, spec, inputs, s)[0] for t in (inputs.k, inputs.v))
-    dout = None if ran.dout is None else rows(ran.dout)
-    slopes, sinks = inputs.alibi_slopes, inputs.softmax_offset
-    if slopes is not None and slopes.dim() == 2:
-        slopes = slopes[s.number]
-    if spec.softmax_type == "off-by-one":
-        sinks = torch.zeros(q.shape[0], device=q.device)
-    settings: dict[str, Any] = {
-        "scale": spec.softmax_scale,
-        "left": spec.window_left,
-        "right": spec.window_right,
-        "bottom_right": spec.bottom_right,
-        "softcap": spec.softcap,
-        "bias": pairs(inputs.bias),
-        "slopes": slopes,
-        "hidden": pairs(inputs.attn_mask),
-        "sinks": sinks,
+def _of_sequence(ran: _Ran, spec: Spec, inputs: Inputs, s: SequenceSpan) -> list[Difference]:
+    """All rows of a sequence, as self-check compares a few: by ``tiled``, here in float64."""
+    block, unit = RowBlock(s, range(s.len_q)), unit_of(inputs.q)
+    actual: Numbers = {
+        name: [block.of_q(t, spec.packed) if name in ("out", "dq") else of_kv(t, spec.packed, s)]
+        for name, t in ran.results.items()
     }
-    exact = exact_attention(q, k, v, dout, **settings)
-    changed = []
-    for n in range(_CHANGES):
-        near = [moved(t, unit, 10 * n + i) for i, t in enumerate((q, k, v))]
-        changed.append(exact_attention(near[0], near[1], near[2], dout, slip=unit, **settings))
-    seen = exact["lse"] > -torch.inf
-    for name, actual in ran.results.items():
-        mine = rows(actual) if name in ("out", "dq") else of_kv(actual, spec.packed, s)[0]
-        judged = seen if name in ("out", "dq") else None
-        others = [one[name] for one in changed]
-        yield Figure(name, *worst_row(mine, exact[name], others, judged, unit))
+    douts = None if ran.dout is None else [block.of_q(ran.dout, spec.packed)]
+
+    def numbers(unit: float, seed: int) -> Numbers:
+        return compute(spec, inputs, [block], douts, unit, seed=seed, least=torch.float64)
+
+    changed = [numbers(unit, seed) for seed in range(1, _CHANGES + 1)]
+    # Rows that see no key are not judged: kernels differ in them.
+    return differences(actual, numbers(0.0, 0), changed, unit, [block], biased=True)

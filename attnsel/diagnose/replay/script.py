@@ -1,7 +1,7 @@
 """A call of a file as a program of its own, for an upstream issue: torch, and the library in question.
 
 It builds the same tensors from the same seed, makes the call that the library documents, compares with
-attention by its definition (the source of ``plain.py`` stands in it), and prints the versions.
+attention by its definition (the source of functions of this module), and prints the versions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from attnsel.backends.registry import CANDIDATES
-from attnsel.diagnose.replay import run as plain
 from attnsel.errors import InvalidInput
-from attnsel.params import AttentionParams
+from attnsel.params import AttentionParams, default_softmax_scale
 from attnsel.params.layout import FORMATS
 from attnsel.runtime.reference import UNITS
 from attnsel.runtime.replay_file import ReplayFile, TensorRecord
@@ -44,7 +46,7 @@ def program(file: ReplayFile, backend: str | None, seed: int) -> str:
     p = file.params
     part = _part(name, p, file)
     unit = next(unit for dtype, unit in UNITS.items() if str(dtype) == f"torch.{_DTYPES.get(p.dtype)}")
-    functions = (plain.exact_attention, plain.moved, plain.worst_row)
+    functions = (exact_attention, moved, worst_row)
     sections = [
         _HEAD.format(title=_comment(_title(file, name, part.note)), imports=part.imports),
         *(inspect.getsource(function).rstrip() for function in functions),
@@ -115,7 +117,7 @@ for number, (rows, keys) in enumerate(SEQUENCES):
     settings = dict(
         scale={scale}, left={left}, right={right}, bottom_right={bottom_right}, softcap={softcap},
         bias=pairs(bias), slopes=slopes if slopes is None or slopes.dim() == 1 else slopes[number],
-        hidden=pairs(hidden), sinks=None,
+        hidden=pairs(hidden),
     )
     given = mine(q, rows), mine(k, keys), mine(v, keys)
     flows = mine(dout, rows)
@@ -139,6 +141,108 @@ for number, (rows, keys) in enumerate(SEQUENCES):
             wrong.append(name)
 print("WRONG: " + ", ".join(dict.fromkeys(wrong)) if wrong else "all agree")
 raise SystemExit(1 if wrong else 0)"""
+
+
+# ---- Attention by its definition, for who has torch alone ----------------------------------------------
+# The program holds the source of these functions. attnsel itself compares with backends/tiled.
+
+
+def exact_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    scale: float,
+    left: int = -1,
+    right: int = -1,
+    bottom_right: bool = False,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    slopes: Tensor | None = None,
+    hidden: Tensor | None = None,
+    slip: float = 0.0,
+) -> dict[str, Tensor]:
+    """out [h, m, e] and lse [h, m]; with dout [h, m, e] also dq, dk and dv.
+
+    q [h, m, d], k [g, n, d], v [g, n, e]; bias and hidden broadcast to [h, m, n]; slopes [h]. A key
+    j is seen by a query i if -left <= j - i - shift <= right, a bound of -1 being none, shift n - m where
+    bottom_right, else 0. A row that sees nothing gives 0. ``slip``: how far dout.v and dout.out may be
+    rounded apart; where one key has all the weight, the gradient is their difference.
+    """
+    q, k, v = (t.detach().double() for t in (q, k, v))
+    (h, m, _), (g, n, _) = q.shape, k.shape
+    out, lse = q.new_zeros(h, m, v.shape[-1]), q.new_zeros(h, m)
+    grads = [torch.zeros_like(t) for t in (q, k, v)] if dout is not None else []
+    columns = torch.arange(n, device=q.device)
+    for head in range(h):
+        for first in range(0, m, 512):  # so that the scores stay small
+            rows = slice(first, min(first + 512, m))
+            kv = head // (h // g)
+            with torch.enable_grad():
+                mine = [t.clone().requires_grad_(dout is not None) for t in (q[head, rows], k[kv], v[kv])]
+                x = mine[0] @ mine[1].T * scale
+                if softcap:
+                    x = softcap * torch.tanh(x / softcap)
+                shift = n - m if bottom_right else 0
+                away = columns - torch.arange(m, device=q.device)[rows, None] - shift
+                if bias is not None:
+                    x = x + bias.detach().double().expand(h, m, n)[head, rows]
+                if slopes is not None:
+                    x = x - slopes[head].double() * away.abs()
+                unseen = torch.zeros_like(away, dtype=torch.bool)
+                if left >= 0:
+                    unseen = unseen | (away < -left)
+                if right >= 0:
+                    unseen = unseen | (away > right)
+                if hidden is not None:
+                    unseen = unseen | hidden.expand(h, m, n)[head, rows]
+                x = x.masked_fill(unseen, -torch.inf)
+                top = x.detach().amax(1, keepdim=True).clamp(min=-1e300)
+                weights = torch.exp(x - top)
+                total = weights.sum(1, keepdim=True)
+                p = weights / torch.where(total > 0, total, 1.0)
+                made = p @ mine[2]
+                sums = torch.where(total > 0, torch.log(torch.where(total > 0, total, 1.0)) + top, -torch.inf)
+            out[head, rows] = made.detach()
+            lse[head, rows] = sums.detach()[:, 0]
+            if dout is not None:
+                flow = dout[head, rows].double()
+                apart = slip * (flow * made.detach()).abs().sum(1, keepdim=True)
+                dq, dk, dv = torch.autograd.grad([made, sums], mine, [flow, apart])
+                grads[0][head, rows] += dq
+                grads[1][kv] += dk
+                grads[2][kv] += dv
+    return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=False))}
+
+
+def moved(t: Tensor, unit: float, seed: int) -> Tensor:
+    """The same numbers in float64, each off by up to one ``unit`` of itself, at random."""
+    noise = torch.rand(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return t.detach().double() * (1.0 + unit * (2.0 * noise.to(t.device) - 1.0))
+
+
+def worst_row(
+    actual: Tensor, exact: Tensor, changed: list[Tensor], seen: Tensor | None, unit: float
+) -> tuple[float, float]:
+    """(error, what rounding explains) of the worst row, both against the row's size.
+
+    ``changed``: the exact result for inputs that are off by up to one ``unit`` of rounding. A right kernel is
+    about as far off as these (backward stability); twice that is allowed, and a unit of the row itself.
+    ``seen``: rows that see a key, which alone are judged.
+    """
+    error = torch.nan_to_num(actual.double() - exact, nan=torch.inf).norm(dim=-1)
+    size = exact.norm(dim=-1)
+    moved = torch.stack([(other - exact).norm(dim=-1) for other in changed]).amax(0)
+    largest = size.max() if size.numel() else size.sum()
+    allowed = 2.0 * moved + unit * (size + largest / 32) + 1e-30
+    ratio = error / allowed
+    if seen is not None:
+        ratio = torch.where(seen, ratio, 0.0)
+    if not ratio.numel():
+        return 0.0, 0.0
+    at = int(ratio.argmax())
+    scale = max(float(size.flatten()[at]), float(largest) / 32, 1e-30)
+    return float(error.flatten()[at]) / scale, float(allowed.flatten()[at]) / scale
 
 
 # ---- tensors ------------------------------------------------------------------------------------------
@@ -243,7 +347,7 @@ def _default_slopes(heads: int) -> str:
 
 def _scale(file: ReplayFile) -> float:
     given = file.static.get("softmax_scale")
-    return float(given) if isinstance(given, (int, float)) else file.params.head_dim_qk**-0.5
+    return float(given) if isinstance(given, (int, float)) else default_softmax_scale(file.params.head_dim_qk)
 
 
 def _definition(file: ReplayFile) -> dict[str, str]:
