@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attnsel import Environment
 from attnsel.environment import COMPONENTS, without_code
-from attnsel.environment.gpus import Gpu, catalogue, figures_of, look_up_gpu
+from attnsel.environment.gpus import figures_of, look_up_gpu
 from attnsel.environment.releases import builds_of, bundled_frontend, default_build, fitting_build, no_code
 from attnsel.environment.versions import Version, Versions, cudnn
 from attnsel.environment.wheels import flash_attn_wheel, install_flash_attn_3, install_flash_attn_4
@@ -19,18 +19,10 @@ from records import Record, words_of
 RECORD = Path(__file__).with_name("answers.txt")
 
 
-def told(card: Gpu) -> str:
-    return f"{card.name}, sm{card.arch}, {card.memory_gib} GiB, {card.sm_count} SMs, {card.kind}"
-
-
 def gpu(*words: str) -> Iterator[str]:
-    yield told(look_up_gpu(" ".join(words)))
+    card = look_up_gpu(" ".join(words))
+    yield f"{card.name}, sm{card.arch}, {card.memory_gib} GiB, {card.sm_count} SMs, {card.kind}"
     yield str(figures_of(" ".join(words)))
-
-
-def cards() -> Iterator[str]:
-    for name, card in catalogue().items():
-        yield f"{name}: {told(card)}"
 
 
 def machine(gpu: str, **given: str) -> Iterator[str]:
@@ -79,7 +71,7 @@ def versions(*specs: str) -> Iterator[str]:
     yield f"{span}: edges {', '.join(map(str, span.edges()))}; {span.sample()} is one"
 
 
-QUESTIONS = (gpu, cards, machine, wheel, build, torch, frontend, version, versions)
+QUESTIONS = (gpu, machine, wheel, build, torch, frontend, version, versions)
 
 
 def answered(question: str) -> Iterator[str]:

@@ -7,13 +7,7 @@ from itertools import pairwise
 
 from packaging.specifiers import SpecifierSet
 
-from attnsel.environment.releases import (
-    FRONTENDS,
-    OLDEST,
-    builds_of,
-    runs_on,
-    torch_builds,
-)
+from attnsel.environment.releases import FRONTENDS, OLDEST, builds_of, runs_on, torch_builds
 from attnsel.environment.versions import Version
 from paths import ROOT
 from tables import each
@@ -21,19 +15,10 @@ from tables import each
 V = Version.parse
 
 
-ON_PYPI = """
-2.2.0 2.2.1 2.2.2 2.3.0 2.3.1 2.4.0 2.4.1 2.5.0 2.5.1 2.6.0 2.7.0 2.7.1 2.8.0
-2.9.0 2.9.1 2.10.0 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0
-"""
-
-
-def test_every_release_is_there_once_with_each_cuda_and_has_one_wheel_on_pypi():
+def test_every_release_has_one_wheel_on_pypi():
     assert list(torch_builds()) == sorted(torch_builds(), key=lambda build: (build.torch, build.cuda))
-    assert len({build.name for build in torch_builds()}) == len(torch_builds())
-    releases = dict.fromkeys(build.torch for build in torch_builds())
-    assert list(map(str, releases)) == ON_PYPI.split()
-    assert next(iter(releases)) == OLDEST
-    for torch in releases:
+    assert torch_builds()[0].torch == OLDEST
+    for torch in {build.torch for build in torch_builds()}:
         assert [build.index for build in builds_of(torch)].count("") == 1
 
 

@@ -6,17 +6,13 @@ import sys
 from types import SimpleNamespace
 
 from attnsel import AttentionParams, Environment, Policy, select
-from attnsel.environment.wheels import (
-    NoWheel,
-    flash_attn_wheel,
-)
+from attnsel.environment.wheels import NoWheel, flash_attn_wheel
 
 
 def machine(torch="2.8.0", cuda="12.8", python="3.12", **more) -> Environment:
     return Environment.describe("A100", torch=torch, cuda=cuda, python=python, **more)
 
 
-TORCH_213 = {"torch": "2.13.0", "cuda": "13.0"}
 NOTHING_FITS = "no release of flash-attn has a wheel for torch 2.13, CUDA 13, Python 3.12"
 
 
@@ -40,7 +36,7 @@ def way_out(**versions):
 
 
 def test_a_way_out_says_that_it_builds():
-    unlock = way_out(**TORCH_213)
+    unlock = way_out(torch="2.13.0", cuda="13.0")
     assert unlock.change.endswith(" (no wheel fits: built here)")
     assert unlock.install.built_here
     assert unlock.paste == "pip install 'flash-attn==2.8.3.post2' --no-build-isolation"

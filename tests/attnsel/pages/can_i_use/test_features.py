@@ -66,7 +66,6 @@ def test_a_name_is_an_address_and_no_word_means_two_features():
 )
 def test_a_feature_is_found_by_what_people_call_it(word, names):
     assert [feature.name for feature in find([word])] == names
-
     assert [feature.name for feature in find(["sinks", "alibi", "sink"])] == ["sinks", "alibi"]
 
 
