@@ -119,7 +119,7 @@ def known(component: str) -> tuple[str, ...]:
         found = set(on_pypi().get(package, ()))
     if component == "flash-attn":
         found = {text for text in found if not text.startswith("1.")}
-    return tuple(sorted(found, key=Version.parse, reverse=True))
+    return tuple(sorted(found, key=lambda text: (Version.parse(text), text), reverse=True))
 
 
 def html(fields: list[Field]) -> str:
