@@ -1,4 +1,4 @@
-"""The page of a rule as Markdown: ``attnsel rule CODE --markdown``, and a page of the site.
+"""The page of a rule as a document: ``attnsel rule CODE --markdown``, and a page of the site.
 
 Who arrives from a link in somebody's issue reads the first lines: who refuses what, since and until when, and
 what helps. The headings stay as they are, since addresses end in them: #why, #fix, #examples, #source.
@@ -7,15 +7,16 @@ what helps. The headings stay as they are, since addresses end in them: #why, #f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.decision import Selection, select
 from attnsel.environment import Environment, component_name
 from attnsel.environment.versions import Version, Versions
-from attnsel.errors import InvalidInput, printable
-from attnsel.pages.commands import example_commands, folded_command
+from attnsel.errors import InvalidInput
+from attnsel.pages.commands import example_commands
 from attnsel.pages.rule import (
     call_words,
     candidates_of,
@@ -35,103 +36,31 @@ from attnsel.pages.rule import (
 from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.report.answer import hints, refusals, runs, verdict, ways
-from attnsel.report.document import Block, Code, Document, Facts, Item, Items, Paragraph, Ref, codes
-from attnsel.report.markdown import code, fenced, table
+from attnsel.report.document import (
+    Block,
+    Code,
+    Document,
+    Drawing,
+    Facts,
+    Fields,
+    Inline,
+    Item,
+    Items,
+    Link,
+    Paragraph,
+    Paste,
+    Prose,
+    Ref,
+    Section,
+    Strong,
+    codes,
+    joined,
+)
+from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
 from attnsel.rules.codes import question, range_of, split
 from attnsel.verdicts.reasons import EVIDENCE
-
-# --------------------------------------------------------------------------------------------------------
-# Sentences of rules as Markdown: names of code as code, codes of rules and numbers of issues as links.
-#
-# What it writes reads the same on GitHub and in Python-Markdown: a character with a meaning becomes an
-# entity.
-
-
-REPOSITORIES = {
-    "ComfyUI": "Comfy-Org/ComfyUI",
-    "TransformerEngine": "NVIDIA/TransformerEngine",
-    "cudnn-frontend": "NVIDIA/cudnn-frontend",
-    "flash-attention": "Dao-AILab/flash-attention",
-    "flashinfer": "flashinfer-ai/flashinfer",
-    "pytorch": "pytorch/pytorch",
-    "sam2": "facebookresearch/sam2",
-    "sd-scripts": "kohya-ss/sd-scripts",
-    "sglang": "sgl-project/sglang",
-    "torch-xpu-ops": "intel/torch-xpu-ops",
-    "transformers": "huggingface/transformers",
-    "triton": "triton-lang/triton",
-    "trl": "huggingface/trl",
-    "unsloth": "unslothai/unsloth",
-}
-"""Where the issues of a repository are that a source names by its last name alone."""
-
-_TOKEN = re.compile(
-    r"""
-      (?P<quoted>``?[^`\n]+``?)
-    | (?P<url>https?://[^\s,;)"]+)
-    | (?P<pip>\bpip\ install(?:\ -\S+)*\ (?:'[^']+'|[\w.-]*\w))
-    | (?P<issue>(?P<repository>(?:[A-Za-z][\w.-]*/)?[A-Za-z][\w.-]*)?(?P<pr>(?:\bPR\ )?\#)(?P<number>\d+)\b)
-    | (?P<rule>\b[A-Z]+\d{3}\b)
-    | (?P<flag>(?<![\w-])--[a-z][\w-]*)
-    | (?P<name>
-          (?<![\w.])(?:[\w.-]+/)*(?:\w+\.)*\w*[A-Za-z0-9]_[\w.]*\w(?:\(\))?(?:=\w+)?   # head_dim_qk, a/b_c.py
-        | (?<![\w./])(?:sdpa|flash_attn)\.\w+
-        | (?<![\w./])F\.sdpa\b
-        | (?<![\w./])(?:[\w-]+/)+[\w-]+\.\w+ | (?<![\w./])[\w-]+\.(?:py|h|cpp|cu|so|toml|md)\b
-      )
-    """,
-    re.VERBOSE,
-)
-_KNOWN_REPOSITORY = re.compile(rf"\b(?:{'|'.join(map(re.escape, REPOSITORIES))})\b")
-_MARKUP = re.compile(r"[&<>*`\[\]|\\~^{}$]|(?<!\w)_|_(?!\w)|(?<=\w)@(?=\w)|^(?:\d+(?=[.)] )|[#+=-](?=\s))")
-
-
-def _no_link(code: str) -> str:
-    return ""
-
-
-def prose(text: str, rule_at: Callable[[str], str] = _no_link) -> str:
-    """``text`` as one line of Markdown. ``rule_at``: the address of a rule's page, or nothing."""
-    text = printable(" ".join(text.split()))
-    repository = ""
-    done, end = [], 0
-    for found in _TOKEN.finditer(text):
-        between = text[end : found.start()]
-        named = _KNOWN_REPOSITORY.findall(between)
-        repository = REPOSITORIES[named[-1]] if named else repository
-        done.append(plain(between))
-        end = found.end()
-        whole = found[0]
-        if found["issue"]:
-            name = found["repository"] or ""
-            repository = (name if "/" in name else REPOSITORIES.get(name, "")) if name else repository
-            address = f"https://github.com/{repository}/issues/{found['number']}" if repository else ""
-            done.append(link(plain(whole), address))
-        elif found["rule"]:
-            done.append(link(whole, rule_at(whole)))
-        elif found["url"]:
-            done.append(link(plain(whole), whole))
-        else:
-            done.append(code(whole.strip("`")))
-    done.append(plain(text[end:]))
-    return "".join(done)
-
-
-def plain(text: str) -> str:
-    """``text`` as it stands: nothing in it is markup."""
-    return _MARKUP.sub(lambda found: "".join(f"&#{ord(sign)};" for sign in found[0]), text)
-
-
-def link(text: str, address: str) -> str:
-    """``text``, already Markdown, as a link where there is an address."""
-    return f"[{text}]({address})" if address else text
-
-
-def words(items: list[str], last: str = "and") -> str:
-    """``a, b and c``."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {last} {items[-1]}" if items else ""
 
 
 def sentence(text: str) -> str:
@@ -149,19 +78,16 @@ _SMALL = frozenset({"attnsel", "cudnn", "libcudnn", "libtorch", "pip", "tiled", 
 # What ``attnsel explain`` answers to a rule's examples, as far as the rule goes: asked, never typed.
 
 
-WIDTH = 80
-
-
 class Answer(NamedTuple):
     """The example that a rule refuses, or a hint is about.
 
-    command: what to paste; "" where no command line says it. lines: of its report those about this rule, and
+    command: what to paste; "" where no command line says it. blocks: of its report those about this rule, and
     the first way out. adapted: what attnsel changes so that a candidate of the rule runs all the same; "" for
     nothing.
     """
 
     command: str
-    lines: list[str]
+    blocks: tuple[Block, ...]
     adapted: str = ""
 
 
@@ -173,7 +99,7 @@ def answer_to(page: Page) -> Answer | None:
             return None
         policy = Policy(**page.fires_on[1])
         return Answer(
-            command, _lines(page, select(AttentionParams(), Environment.describe("H100"), policy=policy))
+            command, _about(page, select(AttentionParams(), Environment.describe("H100"), policy=policy))
         )
     if not isinstance(page, (Rule, Hint)) or (isinstance(page, Hint) and page.of_tensors):
         return None
@@ -181,19 +107,19 @@ def answer_to(page: Page) -> Answer | None:
     command += " --preview" if command and policy.preview else ""
     p, env = question(page, page.fires_on)
     selection = select(p, env, policy=policy)
-    lines = _lines(page, selection)
-    if isinstance(page, Rule) and not any(page.code in line for line in lines):
+    blocks = _about(page, selection)
+    if isinstance(page, Rule) and page.code not in codes(blocks):
         # Of what is not installed, or needs a GPU, a report gives the reasons where it is asked for alone.
         name = page.candidates[0]
         command += f" --backend {name}" if command else ""
         selection = select(p, env, policy=policy.model_copy(update={"backend": name}))
-        lines = _lines(page, selection)
-    return Answer(command, lines, _adapted(page, selection))
+        blocks = _about(page, selection)
+    return Answer(command, blocks, _adapted(page, selection))
 
 
-def _lines(page: Page, selection: Selection) -> list[str]:
+def _about(page: Page, selection: Selection) -> tuple[Block, ...]:
     """The sentence, what is said of this rule, and the first way to one of its candidates."""
-    blocks: list[Block] = [Paragraph(verdict(selection), strong=True)]
+    blocks: list[Block] = [Paragraph(Strong(verdict(selection)))]
     remarks = hints(selection)
     blocks += [Facts(remarks)] if page.code in codes(remarks) else []
     for item in (*runs(selection), *refusals(selection)):
@@ -207,7 +133,7 @@ def _lines(page: Page, selection: Selection) -> list[str]:
     if isinstance(page, Rule):
         leads = [("To get ", Code(name)) for name in page.candidates]
         blocks += [Items((way,)) for way in [way for way in ways(selection) if way.label in leads][:1]]
-    return to_text(Document(tuple(blocks)), WIDTH).split("\n")
+    return tuple(blocks)
 
 
 def _adapted(page: Page, selection: Selection) -> str:
@@ -277,24 +203,34 @@ class Links(NamedTuple):
 
 
 def page_markdown(page: Page | Removed, links: Links = Links()) -> str:  # noqa: B008 (it is a constant)
-    """The whole page, ending in a newline."""
+    """The whole page as Markdown, ending in a newline."""
+    return to_markdown(page_document(page, links), links.rule) + "\n"
+
+
+def page_document(page: Page | Removed, links: Links = Links()) -> Document:  # noqa: B008
+    """The whole page."""
     if isinstance(page, Removed):
         return _removed(page, links)
     text = parts_of(page)
     answer = answer_to(page)
-    said = [f"# {page.code}: {plain(page.title)}", *_first_lines(page, answer, links)]
+    parts: list[Block] = list(map(Paragraph, _first_lines(page, answer)))
     if "Fix" in text:
-        said += ["## Fix", prose(sentence(text["Fix"]), links.rule)]
-    said += ["## Why", prose(sentence(text.get("Why", _NONE_RECORDED)), links.rule)]
-    said += [prose(f"{label}: {more}", links.rule) for label, more in text.items() if label not in _LABELS]
-    head, *rows = _where(page, links)
-    said += ["## Where it holds", table(head, rows)]
-    said += _examples(page, answer, links)
-    said += ["## Source", prose(sentence(text.get("Source", page.source)), links.rule)]
-    said += [prose(legend_of(page))] if legend_of(page) else []
-    said.append(f"Written in {code(_file(page))}, {code(page.name)}.")
-    said += _see_also(page, links)
-    return "\n\n".join(said) + "\n"
+        parts.append(_section("Fix", Prose(sentence(text["Fix"]))))
+    others = [Prose(f"{label}: {more}") for label, more in text.items() if label not in _LABELS]
+    parts.append(_section("Why", Prose(sentence(text.get("Why", _NONE_RECORDED))), *others))
+    parts.append(Section("Where it holds", (Fields(tuple(_where(page, links))),)))
+    if shown := tuple(_examples(page, answer, links)):
+        parts.append(Section("Examples", shown))
+    legend = [Prose(legend_of(page))] if legend_of(page) else []
+    written = ("Written in ", Code(_file(page)), ", ", Code(page.name), ".")
+    parts.append(_section("Source", Prose(sentence(text.get("Source", page.source))), *legend, written))
+    if also := tuple(_see_also(page, links)):
+        parts.append(Section("See also", (Items(also),)))
+    return Document(tuple(parts), f"{page.code}: {page.title}")
+
+
+def _section(title: str, *texts: Inline) -> Section:
+    return Section(title, tuple(map(Paragraph, texts)))
 
 
 _LABELS = ("Why", "Fix", "Source")
@@ -303,40 +239,40 @@ _LABELS = ("Why", "Fix", "Source")
 # ---- first lines ------------------------------------------------------------------------------------------
 
 
-def _first_lines(page: Page, answer: Answer | None, links: Links) -> list[str]:
-    lines = [_who(page)]
+def _first_lines(page: Page, answer: Answer | None) -> Iterator[Inline]:
+    yield _who(page)
     if page.status == "preview":
-        lines.append("**A preview:** it is shown, and refuses only with `ATTNSEL_PREVIEW=1` (`--preview`).")
+        how = Prose(" it is shown, and refuses only with `ATTNSEL_PREVIEW=1` (`--preview`).")
+        yield (Strong("A preview:"), " ", how)
     if page.status == "deprecated":
-        lines.append(f"**Deprecated:** {prose(page.replaced_by, links.rule)} took over.")
+        yield (Strong("Deprecated:"), " ", Ref(page.replaced_by), " took over.")
     if answer is not None and answer.adapted:
-        lines.append(f"**attnsel changes such a call where it can:** in the example {prose(answer.adapted)}.")
-    return lines
+        how = Prose(f"in the example {answer.adapted}.")
+        yield (Strong("attnsel changes such a call where it can:"), " ", how)
 
 
-def _who(page: Page) -> str:
+def _who(page: Page) -> Inline:
     """Who refuses, since and until when, in a line."""
     at = _at(page)
     if isinstance(page, Preference):
-        short = (
-            f" Of one that stands lower for it a report says: *{plain(page.short)}*." if page.short else ""
-        )
-        return f"**Orders kernels that can run, and refuses none.**{short}"
+        short = f" Of one that stands lower for it a report says: “{page.short}”." if page.short else ""
+        return (Strong("Orders kernels that can run, and refuses none."), short)
     if isinstance(page, Hint):
-        return f"**A remark on the question{at}.** It refuses nothing, and orders nothing."
+        return (Strong(("A remark on the question", at, ".")), " It refuses nothing, and orders nothing.")
     if isinstance(page, PolicyRule):
-        return f"**{_POLICY.get(page.family, 'Refused')}**, whichever the kernel."
-    who = words([_kernel_word(name) for name in names_of(candidates_of(page))])
+        return (Strong(_POLICY.get(page.family, "Refused")), ", whichever the kernel.")
+    who = _kernels(candidates_of(page))
     if page.family == "INSTALL":
-        return f"**Without it {who} cannot run**{at}."
+        return (Strong(("Without it ", who, " cannot run")), at, ".")
     at = at or ", in every version"
     if page.family == "BUG":
-        lets = f"`--allow-known-bugs {page.code}` lets it through"
-        return f"**A known bug of {who}**{at}. attnsel refuses such a call; {lets}."
+        lets = Code(f"--allow-known-bugs {page.code}")
+        refused = ". attnsel refuses such a call; "
+        return (Strong(("A known bug of ", who)), at, refused, lets, " lets it through.")
     if isinstance(page, Rule) and page.unknown:
-        why = "nobody has looked, or the sources differ. What is known to run goes first."
-        return f"**Not known for {who}**{at}: {why}"
-    return f"**Refused by {who}**{at}."
+        why = ": nobody has looked, or the sources differ. What is known to run goes first."
+        return (Strong(("Not known for ", who)), at, why)
+    return (Strong(("Refused by ", who)), at, ".")
 
 
 _POLICY = {
@@ -346,19 +282,19 @@ _POLICY = {
 }
 
 
-def _at(page: Page) -> str:
+def _at(page: Page) -> Inline:
     """`` with cuDNN below 9.5.0, on Hopper (sm90)``; nothing where there is no gate."""
-    versions = [plain(version_words(*gate)) for gate in version_gates(page)]
-    places = [f"with {words(versions)}"] if versions else []
+    versions = [version_words(*gate) for gate in version_gates(page)]
+    places: list[Inline] = [("with ", joined(versions, last=" and "))] if versions else []
     if gpu_words(page):
         places.append(f"on {gpu_words(page)}")
     if devices_of(page):
-        places.append(f"on {words(devices_of(page), 'or')}")
-    return f" {', '.join(places)}" if places else ""
+        places.append(("on ", joined(devices_of(page), last=" or ")))
+    return (" ", joined(places)) if places else ""
 
 
-def _kernel_word(name: str) -> str:
-    return _SEVERAL.get(name) or code(name)
+def _kernels(candidates: Iterable[str]) -> Inline:
+    return joined((_SEVERAL.get(name) or Code(name) for name in names_of(candidates)), last=" and ")
 
 
 _SEVERAL = {"all": "every kernel", "all but plug-ins": "every kernel but those of plug-ins"}
@@ -367,58 +303,50 @@ _SEVERAL = {"all": "every kernel", "all but plug-ins": "every kernel but those o
 # ---- where it holds ---------------------------------------------------------------------------------------
 
 
-def _where(page: Page, links: Links) -> list[tuple[str, str]]:
+def _where(page: Page, links: Links) -> Iterator[tuple[str, tuple[Inline, ...]]]:
     """The gates of a rule, one row each, and what becomes of its example beyond them."""
     names = candidates_of(page)
-    if isinstance(page, Rule) and len(names) <= 4:
-        kernels = "<br>".join(f"{code(name)}: {plain(CANDIDATES[name].title)}" for name in names)
-    else:
-        kernels = words([_kernel_word(name) for name in names_of(names)])
-    rows = [("Kernels", kernels)]
-    gates = [plain(version_words(*gate)) for gate in version_gates(page)]
-    rows.append(("Versions", "<br>".join(gates) or "every one"))
+    few = isinstance(page, Rule) and len(names) <= 4
+    titled = tuple((Code(name), f": {CANDIDATES[name].title}") for name in names)
+    yield "Kernels", titled if few else (_kernels(names),)
+    yield "Versions", tuple(version_words(*gate) for gate in version_gates(page)) or ("every one",)
     gpus, cards = gpu_words(page), cards_of(page)
-    if gpus and cards:
-        gpus += f"<br>such as {', '.join(cards)}"
-    rows.append(("GPUs", gpus or words([code(kind) for kind in device_types(page)]) or "every one"))
+    such = (f"such as {', '.join(cards)}",) if gpus and cards else ()
+    kinds = joined(map(Code, device_types(page)), last=" and ")
+    yield "GPUs", (gpus or kinds or "every one", *such)
     if call_words(page):
-        rows.append(("Calls", "; ".join(call_words(page))))
+        yield "Calls", ("; ".join(call_words(page)),)
     for fields, needed in needed_of(page):
-        rows.append(("It wants", f"{words([code(name) for name in fields])}: {plain(needed)}"))
+        yield "It wants", ((joined(map(Code, fields), last=" and "), f": {needed}"),)
     for edge in beyond(page):
-        codes = words([prose(one, links.rule) for one in edge.codes])
-        found = "the example runs" if edge.runs else f"the example is refused by {codes}"
-        rows.append((f"With {plain(edge.where)}", found))
-    word = link(code(page.evidence), links.evidence(page.evidence))
-    rows.append(("Rests on", f"{word}: {EVIDENCE[page.evidence]}"))
-    rows.append(("Status", prose(status_of(page), links.rule)))
-    return rows
+        refused = ("the example is refused by ", joined(map(Ref, edge.codes), last=" and "))
+        yield f"With {edge.where}", ("the example runs" if edge.runs else refused,)
+    word = Link(Code(page.evidence), links.evidence(page.evidence))
+    yield "Rests on", ((word, f": {EVIDENCE[page.evidence]}"),)
+    yield "Status", (Prose(status_of(page)),)
 
 
 # ---- examples ---------------------------------------------------------------------------------------------
 
 
-def _examples(page: Page, answer: Answer | None, links: Links) -> list[str]:
+def _examples(page: Page, answer: Answer | None, links: Links) -> Iterator[Block]:
     """Commands to paste, with what the engine answers to the first; nothing for a page without one."""
-    passes = example_commands(page).get("passes", "")
-    if answer is None and not passes:
-        return []
-    said = ["## Examples"]
     if answer is not None:
         lead = "A call that it is said of" if isinstance(page, Hint) else "A call that trips it"
-        said += _command(lead, answer.command, links)
+        yield from _command(lead, answer.command, links)
         if not answer.command:
-            said.append("No command line describes the device of the example.")
-        said += ["The answer, as far as it is about this rule:", fenced(answer.lines, "text")]
-    return said + _command("A call that passes", passes, links)
+            yield Paragraph("No command line describes the device of the example.")
+        yield Paragraph("The answer, as far as it is about this rule:")
+        yield Drawing(partial(to_text, Document(answer.blocks)))
+    yield from _command("A call that passes", example_commands(page).get("passes", ""), links)
 
 
-def _command(lead: str, command: str, links: Links) -> list[str]:
-    if not command:
-        return []
-    address = links.playground(command)
-    there = f' (<a href="{address}">open it in the playground</a>)' if address else ""
-    return [f"{lead}{there}:", fenced(folded_command(command, 80), "sh")]
+def _command(lead: str, command: str, links: Links) -> Iterator[Block]:
+    if command:
+        address = links.playground(command)
+        there = (" (", Link("open it in the playground", address), ")") if address else ""
+        yield Paragraph((lead, there, ":"))
+        yield Paste((command,))
 
 
 # ---- others -----------------------------------------------------------------------------------------------
@@ -428,14 +356,19 @@ def _file(page: Page) -> str:
     return f"{page.module.removeprefix('attnsel.').replace('.', '/')}.py"
 
 
-def _see_also(page: Page, links: Links) -> list[str]:
+def _see_also(page: Page, links: Links) -> Iterator[Item]:
     """What it replaces, what its text names, its neighbours in the same range, and its family."""
-    rows = [f"- {_named(code, links)}, which it replaces" for code in replaced_by_it(page.code)]
-    rows += [f"- {_named(code, links)}" for code in near(page)]
-    family = links.family(page.family)
-    if family:
-        rows.append(f"- [all rules of the family {page.family}]({family})")
-    return ["## See also", "\n".join(rows)] if rows else []
+    for code in replaced_by_it(page.code):
+        yield Item((*_named(code), ", which it replaces"))
+    for code in near(page):
+        yield Item(_named(code))
+    yield from _family(page.family, links)
+
+
+def _family(family: str, links: Links) -> Iterator[Item]:
+    address = links.family(family)
+    if address:
+        yield Item(Link(f"all rules of the family {family}", address))
 
 
 def near(page: Page) -> list[str]:
@@ -453,19 +386,18 @@ def near(page: Page) -> list[str]:
     return [code for code in among[start : start + _NEAR + 1] if code != page.code]
 
 
-def _named(code: str, links: Links) -> str:
-    title = REGISTRY.pages[code].title if code in REGISTRY.pages else "removed"
-    return f"{link(code, links.rule(code))}: {plain(title)}"
+def _named(code: str) -> tuple[Inline, ...]:
+    return (Ref(code), f": {REGISTRY.pages[code].title if code in REGISTRY.pages else 'removed'}")
 
 
-def _removed(gone: Removed, links: Links) -> str:
+def _removed(gone: Removed, links: Links) -> Document:
     """The page of a code that no rule has any more."""
-    said = [f"# {gone.code}: removed in {gone.release}"]
-    lines = ["**No rule has this code any more**, and none will be given it again."]
+    parts: list[Block] = [
+        Paragraph((Strong("No rule has this code any more"), ", and none will be given it again."))
+    ]
     if gone.replaced_by:
-        lines.append(f"**Read instead:** {_named(gone.replaced_by, links)}.")
-    said += ["\\\n".join(lines), "## Why", prose(gone.why, links.rule)]
-    family = links.family(split(gone.code)[0])
-    if family:
-        said += ["## See also", f"- [all rules of the family {gone.code.rstrip('0123456789')}]({family})"]
-    return "\n\n".join(said) + "\n"
+        parts.append(Paragraph((Strong("Read instead:"), " ", *_named(gone.replaced_by), ".")))
+    parts.append(_section("Why", Prose(gone.why)))
+    if also := tuple(_family(split(gone.code)[0], links)):
+        parts.append(Section("See also", (Items(also),)))
+    return Document(tuple(parts), f"{gone.code}: removed in {gone.release}")

@@ -22,6 +22,7 @@ from attnsel.report.document import (
     Paragraph,
     Paste,
     Ref,
+    Strong,
     joined,
 )
 from attnsel.report.words import environment_words, on_gpu, params_words, policy_words, tensor_words
@@ -129,7 +130,7 @@ def one_line(selection: SelectionView) -> str:
 def answer_document(selection: SelectionView, sources: bool = False) -> Document:
     """What runs, where and what was asked, the candidates in their order, each reason against the others
     once, and the ways out. ``sources``: below each reason where it is written."""
-    blocks: list[Block] = [Paragraph(verdict(selection), strong=True), facts(selection)]
+    blocks: list[Block] = [Paragraph(Strong(verdict(selection))), facts(selection)]
     if selection.layout is not None:
         blocks.append(Drawing(selection.layout.describe))
     blocks.append(Items((*runs(selection), *refusals(selection, sources), *assumed(selection)), _OTHERS))
@@ -397,9 +398,8 @@ def _way(way: Unlock, others: Sequence[Unlock], label: Inline, selection: Select
     if lines or why:
         below.append(to_paste(lines, why))
     if others:
-        also = [(Code(other.candidate), f" (number {other.rank})") for other in others]
-        last: Inline = also[0] if len(also) == 1 else (joined(also[:-1]), " and ", also[-1])
-        below.append(Paragraph(("The same opens ", last, ".")))
+        also = joined(((Code(other.candidate), f" (number {other.rank})") for other in others), last=" and ")
+        below.append(Paragraph(("The same opens ", also, ".")))
     return Item(way.change, label=label, tag=tag, below=tuple(below))
 
 

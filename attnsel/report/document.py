@@ -33,14 +33,34 @@ class Ref(NamedTuple):
     code: str
 
 
-Inline: TypeAlias = "str | Code | Ref | tuple[Inline, ...]"
+class Link(NamedTuple):
+    """A text with its address; the text alone where there is none."""
+
+    text: Inline
+    to: str
 
 
-def joined(parts: Iterable[Inline], between: str = ", ") -> Inline:
-    """Parts of a line with something between them."""
+class Strong(NamedTuple):
+    """What is to be read first."""
+
+    text: Inline
+
+
+class Prose(NamedTuple):
+    """A sentence of our own, in which names of code, rules, addresses and issues are recognised."""
+
+    text: str
+
+
+Inline: TypeAlias = "str | Code | Ref | Link | Strong | Prose | tuple[Inline, ...]"
+
+
+def joined(parts: Iterable[Inline], between: str = ", ", last: str = "") -> Inline:
+    """Parts of a line with something between them. ``last``: what stands before the last of several."""
+    among = list(parts)
     out: list[Inline] = []
-    for part in parts:
-        out += [between, part] if out else [part]
+    for place, part in enumerate(among, 1):
+        out += [last if last and place == len(among) else between, part] if out else [part]
     return tuple(out)
 
 
@@ -65,10 +85,9 @@ def codes(part: Any) -> Iterator[str]:
 
 
 class Paragraph(NamedTuple):
-    """A text. ``strong``: it is the answer in a sentence. ``most``: lines of text at most; 0 for all."""
+    """A text. ``most``: lines on a terminal at most; 0 for all."""
 
     text: Inline
-    strong: bool = False
     most: int = 0
 
 
@@ -104,9 +123,9 @@ class Facts(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Names, each with what it holds."""
+    """Names, each with what it holds, in a line or several."""
 
-    rows: tuple[tuple[str, Inline], ...]
+    rows: tuple[tuple[str, tuple[Inline, ...]], ...]
 
 
 class Paste(NamedTuple):
@@ -141,6 +160,7 @@ Block: TypeAlias = "Paragraph | Item | Items | Facts | Fields | Paste | Drawing 
 
 
 class Document(NamedTuple):
-    """A whole answer."""
+    """A whole answer. ``title``: of one that is a page."""
 
     blocks: tuple[Block, ...]
+    title: str = ""

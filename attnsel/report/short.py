@@ -31,6 +31,7 @@ from attnsel.report.document import (
     Paragraph,
     Ref,
     Screen,
+    Strong,
     joined,
 )
 from attnsel.report.words import environment_words, params_words
@@ -53,7 +54,7 @@ def short_document(selection: SelectionView) -> Document:
     notes = [note._replace(most=1) for note in hints(selection)[:1]]
     room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes)
     listed = Items((*_candidates(selection, room), *assumed))
-    sentence = Paragraph(verdict(selection), strong=True, most=_SENTENCE)
+    sentence = Paragraph(Strong(verdict(selection)), most=_SENTENCE)
     return Document((Screen((sentence, listed, *notes, *_first_way(selection))),))
 
 
@@ -158,16 +159,16 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
     assert dispatch is not None
     offered = joined(Code(offer.name) for offer in dispatch.offers)
     held = ", ".join(f"{name}={value}" for name, value in dispatch.switches)
-    fields: list[tuple[str, Inline]] = [
-        ("call", dispatch.call),
-        ("tries", (offered, f"  [{dispatch.order_source}]") if sources else offered),
-        ("switches", held or "none set"),
+    fields: list[tuple[str, tuple[Inline, ...]]] = [
+        ("call", (dispatch.call,)),
+        ("tries", ((offered, f"  [{dispatch.order_source}]" if sources else ""),)),
+        ("switches", (held or "none set",)),
     ]
     if dispatch.inferred:
-        fields.append(("source", f"read in {dispatch.read}: {dispatch.inferred}"))
+        fields.append(("source", (f"read in {dispatch.read}: {dispatch.inferred}",)))
     where, asked = environment_words(selection.environment), params_words(selection.params)
     blocks: list[Block] = [
-        Paragraph(difference(selection), strong=True),
+        Paragraph(Strong(difference(selection))),
         Facts((tuple(where), tuple(asked), *warnings(selection.environment))),
         Fields(tuple(fields)),
         Items(
@@ -192,7 +193,7 @@ def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
     """The sentence, and a line for each of its kernels."""
     dispatch = selection.dispatched
     assert dispatch is not None
-    yield Paragraph(difference(selection), strong=True)
+    yield Paragraph(Strong(difference(selection)))
     items = []
     for item, offer in zip(_offers(dispatch), dispatch.offers, strict=True):
         if offer.refusals:

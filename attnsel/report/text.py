@@ -16,10 +16,13 @@ from attnsel.report.document import (
     Inline,
     Item,
     Items,
+    Link,
     Paragraph,
     Paste,
+    Prose,
     Ref,
     Screen,
+    Strong,
     shown,
 )
 
@@ -31,7 +34,8 @@ _FLAG = re.compile(r""" (?=--)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")  # before a fl
 def to_text(document: Document, width: int = 80) -> str:
     """The whole document. No line is wider but for one word that is, which is never broken: it may be an
     address, or part of a command."""
-    return "\n".join(line.rstrip() for line in _blocks(document.blocks, width))
+    title = [*fold(shown(document.title), width, "", "  "), ""] if document.title else []
+    return "\n".join(line.rstrip() for line in (*title, *_blocks(document.blocks, width)))
 
 
 # ---- what other renderers fold with ---------------------------------------------------------------------
@@ -88,6 +92,10 @@ def _said(text: Inline) -> str:
         return shown(text)
     if isinstance(text, (Code, Ref)):
         return shown(text[0])
+    if isinstance(text, (Link, Strong)):
+        return _said(text.text)
+    if isinstance(text, Prose):
+        return shown(text.text.replace("`", ""))
     return "".join(map(_said, text))
 
 
@@ -120,8 +128,12 @@ def _block(block: Block, width: int, at: int, screen: bool) -> list[str]:
         return out
     if isinstance(block, Fields):
         wide = max((len(shown(name)) for name, _ in block.rows), default=0) + 2
-        rows = ((f"{pad}{shown(name):<{wide}}", _said(text)) for name, text in block.rows)
-        return [line for lead, text in rows for line in fold(text, width, lead, " " * len(lead))]
+        held: list[str] = []
+        for name, texts in block.rows:
+            leads = [f"{pad}{shown(name):<{wide}}", *[" " * (at + wide)] * len(texts)]
+            for lead, text in zip(leads, texts, strict=False):
+                held += fold(_said(text), width, lead, leads[-1])
+        return held
     if isinstance(block, Paste):
         lines = [f"{pad}{line}" for line in paste_lines(block, width - at)]
         reasons = (fold(shown(why), width, f"{pad}# ", f"{pad}# ") for why in block.why)

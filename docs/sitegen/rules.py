@@ -6,15 +6,16 @@ Everything comes from the rules themselves, by way of ``attnsel rule CODE --mark
 
 from __future__ import annotations
 
+import html
 import shlex
 from collections.abc import Iterable, Iterator
-from html import escape
 from urllib.parse import urlencode
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.pages.rule import candidates_of, names_of
-from attnsel.pages.rule_markdown import Links, page_markdown, plain, words
-from attnsel.report.markdown import code, table
+from attnsel.pages.rule_markdown import Links, page_markdown
+from attnsel.report.document import Code, joined
+from attnsel.report.markdown import code, escape, inline, table
 from attnsel.rules import REGISTRY, Page, Removed, load_all
 from attnsel.rules.codes import Range, range_of, split
 from attnsel.verdicts.reasons import EVIDENCE
@@ -93,7 +94,7 @@ def playground_address(command: str) -> str:
     query = "&".join(
         urlencode({flag: ",".join(values)}, safe=",") if values else flag for flag, values in pairs
     )
-    return f"../{PLAYGROUND}?{escape(query)}"
+    return f"../{PLAYGROUND}?{html.escape(query)}"
 
 
 # ---- lists ------------------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def index_page() -> str:
     rests = [
         (
             f"[{code(word)}]({EVIDENCE_PAGE}#{word})",
-            plain(text),
+            escape(text),
             str(sum(p.evidence == word for p in _pages())),
         )
         for word, text in EVIDENCE.items()
@@ -152,8 +153,8 @@ def about(family: str) -> str:
         return _ABOUT[family]
     records = [record for record in CANDIDATES.values() if record.family == family]
     if len(records) == 1:
-        return plain(records[0].title)
-    return words([code(record.name) for record in records]) or "a kernel of a plug-in"
+        return escape(records[0].title)
+    return inline(joined((Code(record.name) for record in records), last=" and ")) or "a kernel of a plug-in"
 
 
 def family_page(family: str) -> str:
@@ -167,7 +168,7 @@ def family_page(family: str) -> str:
         said += [f"## {heading}", table(("code", "rule", "kernels", "holds"), map(_row, pages))]
     gone = [REGISTRY.removed[code_] for code_ in codes if code_ in REGISTRY.removed]
     if gone:
-        rows = [(f"[{one.code}]({one.code}.md)", one.release, plain(one.why)) for one in gone]
+        rows = [(f"[{one.code}]({one.code}.md)", one.release, escape(one.why)) for one in gone]
         said += ["## Removed", table(("code", "removed in", "why"), rows)]
     return "\n\n".join(said) + "\n"
 
@@ -185,8 +186,8 @@ def _heading(codes: Range | None, page: Page) -> str:
         return "What a kernel takes" if page.module.endswith(".capabilities") else "Others"
     about_ = codes.about[:1].upper() + codes.about[1:]
     if split(page.code)[0] != "CUDNN" or "FP8" in codes.about:
-        return plain(about_)
-    return plain(f"{about_} ({'below cuDNN 9.8' if 'before_9_8' in codes.file else 'cuDNN 9.8 and newer'})")
+        return escape(about_)
+    return escape(f"{about_} ({'below cuDNN 9.8' if 'before_9_8' in codes.file else 'cuDNN 9.8 and newer'})")
 
 
 def _row(page: Page) -> tuple[str, str, str, str]:
@@ -194,8 +195,8 @@ def _row(page: Page) -> tuple[str, str, str, str]:
         name if name.startswith("all") else code(name) for name in names_of(candidates_of(page))
     )
     status = "" if page.status == "active" else f" *({page.status})*"
-    title = f"{plain(page.title)}{status}"
-    return f"[{page.code}]({page.code}.md)", title, kernels, plain(page.when_text) or "everywhere"
+    title = f"{escape(page.title)}{status}"
+    return f"[{page.code}]({page.code}.md)", title, kernels, escape(page.when_text) or "everywhere"
 
 
 def _pages() -> list[Page]:

@@ -19,6 +19,7 @@ from attnsel.report.document import (
     Paragraph,
     Ref,
     Section,
+    Strong,
 )
 from attnsel.report.words import environment_words, params_words
 from attnsel.selection.unlock import Unlock
@@ -31,7 +32,7 @@ _MOST_PASTE = 6
 
 def log_document(explained: Explained) -> Document:
     """The whole answer."""
-    blocks: list[Block] = [Paragraph(_headline(explained), strong=True)]
+    blocks: list[Block] = [Paragraph(Strong(_headline(explained)))]
     for number, answer in enumerate(explained.answers[:MOST_CALLS], 1):
         blocks.append(Section(_title(answer), (_facts(answer), *_parts(answer)), number))
     rest = _rest(explained)

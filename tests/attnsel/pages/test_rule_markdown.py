@@ -6,7 +6,10 @@ import shlex
 
 from attnsel.cli import main
 from attnsel.pages.rule import cards_of, generations, gpu_words
-from attnsel.pages.rule_markdown import Links, answer_to, beyond, page_markdown, prose
+from attnsel.pages.rule_markdown import Links, answer_to, beyond, page_markdown
+from attnsel.report.document import Document, Paragraph, Prose
+from attnsel.report.markdown import to_markdown
+from attnsel.report.text import to_text
 from attnsel.rules import find_rule, load_all
 from attnsel.rules.api import removed
 from tables import each
@@ -57,11 +60,12 @@ def test_the_headings_are_the_same_on_every_page_and_in_one_order(code):
 @each("code", SAMPLE)
 def test_the_answer_names_the_rule_and_is_what_the_command_prints(code, capsys):
     answer = answer_to(find_rule(code))
-    assert any(code in line for line in answer.lines)
-    assert max(map(len, answer.lines)) <= 80
+    lines = to_text(Document(answer.blocks)).split("\n")
+    assert any(code in line for line in lines)
+    assert max(map(len, lines)) <= 80
     assert main(shlex.split(answer.command)[1:]) in (0, 3)
     printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in answer.lines if " ".join(line.split()) not in printed] == []
+    assert [line for line in lines if " ".join(line.split()) not in printed] == []
 
 
 def test_beyond_its_gates_the_example_is_asked_again():
@@ -110,7 +114,7 @@ def test_an_added_rule_is_escaped_and_linked(added_rule):
         ("TransformerEngine#1610, #1115", "TransformerEngine/issues/1115"),
         ("NVIDIA/cudnn-frontend#398", "https://github.com/NVIDIA/cudnn-frontend/issues/398"),
         ("TransformerEngine v2.18, PR #2477", "[PR #2477](https://github.com/NVIDIA/TransformerEngine"),
-        ("nobody#12", "nobody#12"),
+        ("nobody#12", "nobody#<!-- -->12"),
         ("say --pad-between-seqs here", "say `--pad-between-seqs` here"),
         ("attnsel/backends/cudnn/ask/libraries.py", "`attnsel/backends/cudnn/ask/libraries.py`"),
         ("pip install --pre 'flash-attn-4>=4.0.0b36'.", "`pip install --pre 'flash-attn-4>=4.0.0b36'`."),
@@ -120,7 +124,8 @@ def test_an_added_rule_is_escaped_and_linked(added_rule):
     ],
 )
 def test_prose(text, markdown):
-    assert markdown in prose(text, lambda code: f"at/{code}")
+    document = Document((Paragraph(Prose(text)),))
+    assert markdown in to_markdown(document, lambda code: f"at/{code}")
 
 
 def test_a_removed_code_says_what_took_over():

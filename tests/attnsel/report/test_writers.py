@@ -14,11 +14,13 @@ from attnsel.report.document import (
     Fields,
     Item,
     Items,
+    Link,
     Paragraph,
     Paste,
     Ref,
     Screen,
     Section,
+    Strong,
     codes,
 )
 from attnsel.report.markdown import to_markdown
@@ -35,7 +37,7 @@ HOSTILE = [
 
 def filled(bad: str) -> Document:
     """A document with ``bad`` in every field of every node that is text."""
-    part = (bad, Code(bad), Ref(bad))
+    part = (bad, Code(bad), Ref(bad), Link(bad, "https://a.b"), Link(bad, ""), " ", Strong(bad))
     item = Item(
         part, bad, bad, part, part, more=(part,), below=(Paragraph(part), Item(part, below=(Item(bad),)))
     )
@@ -43,9 +45,9 @@ def filled(bad: str) -> Document:
     screen = Screen((Paragraph(part, most=2), Items((entry, item._replace(number=" ", most=1)))))
     return Document(
         (
-            Paragraph(part, strong=True),
+            Paragraph(Strong(part)),
             Facts(((bad, bad), Item(bad, "!"))),
-            Fields(((bad, part),)),
+            Fields(((bad, (part, bad)), (bad, (bad,)))),
             item._replace(number=""),
             Items((entry, item, Item(bad, label=part)), title=bad),
             Items((Item(bad, bad, label=bad, below=(Paste((bad, bad), why=(bad,)),)),)),
@@ -53,7 +55,8 @@ def filled(bad: str) -> Document:
             Drawing(lambda width: f"{bad}\n{bad}"),
             Section(bad, (Paragraph(bad), Items((Item(bad),))), 1),
             screen,
-        )
+        ),
+        bad,
     )
 
 
@@ -72,7 +75,9 @@ def test_in_markdown_nothing_becomes_markup_a_link_or_a_mention(bad):
     written = to_markdown(filled(bad))
     assert all(line.isprintable() for line in written.split("\n"))
     assert shape(written) == shape(to_markdown(filled("x")))
-    outside = re.sub(r"(?ms)^ *(`{3,}).*?^ *\1$|(?<!`)(`+)(?!`).*?(?<!`)\2(?!`)", "", written)
+    outside = re.sub(
+        r"(?ms)^ *(`{3,}).*?^ *\1$|(?<!`)(`+)(?!`).*?(?<!`)\2(?!`)|\[[^]]*\]\(.*?\)", "", written
+    )
     assert not re.search(r"@\w|(?<!&)#\d|://|www\.", outside)
 
 
@@ -86,7 +91,9 @@ def test_in_text_a_line_stays_a_line(bad):
 def test_no_line_of_words_is_wider_than_asked_for(width):
     words = " ".join(["word"] * 60)
     item = Item(words, "✔", 1, Code("name"), words, more=(words,), below=(Paragraph(words), Item(words)))
-    remark = Item(words, "!", label="Who", below=(Paste((), why=(words,)), Fields((("name", words),))))
+    remark = Item(
+        words, "!", label="Who", below=(Paste((), why=(words,)), Fields((("name", (words, words)),)))
+    )
     blocks = (
         Paragraph(words),
         Facts((("word",) * 60, remark)),
