@@ -21,7 +21,9 @@ from attnsel.cli.output import (
     text_width,
 )
 from attnsel.diagnose.ranks.answer import read
-from attnsel.diagnose.ranks.words import nothing_found, render, render_markdown
+from attnsel.diagnose.ranks.words import nothing_found, ranks_document
+from attnsel.report import to_text
+from attnsel.report.markdown import to_markdown
 
 DIFFER = 1
 _LARGE = 8 << 20  # bytes, from which on a person waits
@@ -59,7 +61,8 @@ def report(
     if json:
         print_json(stamped("report", answer.as_dict()))
     elif answer.known:
-        print_text(render_markdown(answer) if markdown else render(answer, text_width()))
+        document = ranks_document(answer, for_issue=markdown)
+        print_text(to_markdown(document) if markdown else to_text(document, text_width()))
     if not answer.known:
         complain(nothing_found(answer))
         return NO_BACKEND

@@ -1,4 +1,4 @@
-"""The answer as text for a terminal, and as Markdown for an issue."""
+"""The answer in words, and as a document: for a terminal, or for an issue."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from collections.abc import Sequence
 
 from attnsel.diagnose.ranks.answer import Answer, Disagreement, Dissent, Fell, Ran
 from attnsel.diagnose.ranks.records import NOTHING
-from attnsel.errors import printable, short
-from attnsel.report.markdown import code, escape, fenced, table
-from attnsel.report.text import fold
+from attnsel.errors import short
+from attnsel.report.document import (
+    Block,
+    Code,
+    Document,
+    Item,
+    Items,
+    Paragraph,
+    Ref,
+    Section,
+    Strong,
+)
 from attnsel.verdicts.requirements import size
 
 _MOST = 12  # entries of a section
@@ -52,29 +61,32 @@ def _who_differs(disagreements: Sequence[Disagreement]) -> str:
     return f"rank {_cut(who)} {verb} from the others in {_count(questions, 'question')}"
 
 
-# ---- text ---------------------------------------------------------------------------------------------
+# ---- the whole answer -------------------------------------------------------------------------------------
 
 
-def render(answer: Answer, width: int = 80) -> str:
-    lines = [*fold(verdict(answer), width), "", *fold(_facts(answer), width)]
-    for title, parts in (
-        ("Ranks that differ", [_disagreement(one, width) for one in answer.disagreements]),
-        ("What ran", [_ran(group, width) for group in _by_question(answer.ran)]),
-        ("First fall-backs", [_fell(one, width) for one in answer.fell_back]),
-        ("Failed self-checks", [_fell(one, width) for one in answer.failed_checks]),
-        ("Slow paths", [_slow(one, width) for one in answer.ran if one.slow]),
-        (
-            "Ranks whose files say less than they should",
-            [fold(f"rank {_cut(one.rank)}: {one.what}", width, "  ", "    ") for one in answer.troubles],
-        ),
-        ("Not read", [fold(text, width, "  ", "    ") for text in _unread(answer)]),
+def ranks_document(answer: Answer, for_issue: bool = False) -> Document:
+    """The whole answer. ``for_issue``: without what names files and hosts."""
+    unread = [Item(text) for text in _unread(answer)]
+    troubles = [Item(f"rank {_cut(one.rank)}: {one.what}") for one in answer.troubles]
+    if for_issue:
+        unread = [Item(_count(answer.broken, "broken line"))] if answer.broken else []
+    if for_issue and troubles:
+        troubles = [Item(f"{_count(len(troubles), 'entry')} on missing or cut-off ranks")]
+    blocks: list[Block] = [Paragraph(Strong(verdict(answer))), Paragraph(_facts(answer))]
+    for title, items in (
+        ("Ranks that differ", [_disagreement(one) for one in answer.disagreements]),
+        ("What ran", [_ran(group) for group in _by_question(answer.ran)]),
+        ("First fall-backs", [_fell(one) for one in answer.fell_back]),
+        ("Failed self-checks", [_fell(one) for one in answer.failed_checks]),
+        ("Slow paths", [_slow(one) for one in answer.ran if one.slow]),
+        ("Ranks whose files say less than they should", troubles),
+        ("Not read", unread),
     ):
-        if parts:
-            lines += ["", title]
-            lines += [line for part in parts[:_MOST] for line in part]
-        if len(parts) > _MOST:
-            lines.append(f"  and {len(parts) - _MOST} more: --json has them all")
-    return "\n".join(printable(line.rstrip()) for line in lines)
+        more = len(items) - _MOST
+        if more > 0:
+            items = [*items[:_MOST], Item(f"and {more} more: --json has them all")]
+        blocks += [Section(title, (Items(tuple(items)),))] if items else []
+    return Document(tuple(blocks))
 
 
 def _facts(answer: Answer) -> str:
@@ -89,22 +101,13 @@ def _facts(answer: Answer) -> str:
     return " · ".join(said)
 
 
-def _disagreement(one: Disagreement, width: int) -> list[str]:
+def _disagreement(one: Disagreement) -> Item:
     alike = f" (and {_count(one.alike, 'question')} alike)" if one.alike else ""
-    lines = fold(f"{one.question}{alike}", width, "  ", "    ")
-    lines += fold(
-        f"{_group(one.most.rank_count, one.most.ranks)}: {_kernels(one.most.kernels)}",
-        width,
-        "    ",
-        "      ",
-    )
+    groups = [Item(f"{_group(one.most.rank_count, one.most.ranks)}: {_kernels(one.most.kernels)}")]
     for dissent in one.dissents:
-        group = dissent.group
-        text = f"{_group(group.rank_count, group.ranks)}: {_kernels(group.kernels)}"
-        lines += fold(text, width, "    " if one.even else "  > ", "      ")
-        for words in _why(dissent):
-            lines += fold(words, width, "      ", "        ")
-    return lines
+        text = f"{_group(dissent.group.rank_count, dissent.group.ranks)}: {_kernels(dissent.group.kernels)}"
+        groups.append(Item(text, "" if one.even else ">", below=tuple(map(Item, _why(dissent)))))
+    return Item(f"{one.question}{alike}", below=tuple(groups))
 
 
 def _why(dissent: Dissent) -> list[str]:
@@ -127,33 +130,26 @@ def _by_question(ran: Sequence[Ran]) -> list[list[Ran]]:
     return list(groups.values())
 
 
-def _ran(kernels: Sequence[Ran], width: int) -> list[str]:
-    lines = fold(kernels[0].question, width, "  ", "    ")
+def _ran(kernels: Sequence[Ran]) -> Item:
+    below = []
     for one in kernels:
         often = _count(one.calls, "call") if one.calls else f"said {_count(one.lines, 'time')}"
-        text = f"{one.kernel}: {often}, {_group(one.rank_count, one.ranks)}"
-        lines += fold(text, width, "    ", "      ")
-    return lines
+        below.append(Item((Code(one.kernel), f": {often}, {_group(one.rank_count, one.ranks)}")))
+    return Item(kernels[0].question, below=tuple(below))
 
 
-def _fell(one: Fell, width: int) -> list[str]:
+def _fell(one: Fell) -> Item:
     when = f"{one.time}, first" if one.time else "first"
-    more = f", then {one.then}" if one.then else ""
-    lines = fold(
-        f"{one.candidate}{more}: {when} on rank {one.rank}, in all {_group(one.rank_count, one.ranks)}",
-        width,
-        "  ",
-        "    ",
-    )
-    if one.question:
-        lines += fold(one.question, width, "    ", "    ")
-    return lines + fold(f"{one.message} [{one.code}]", width, "    ", "    ")
+    then = (", then ", Code(one.then)) if one.then else ""
+    where = f": {when} on rank {one.rank}, in all {_group(one.rank_count, one.ranks)}"
+    question = [Paragraph(one.question)] if one.question else []
+    said = Paragraph((f"{one.message} [", Ref(one.code), "]"))
+    return Item((Code(one.candidate), then, where), below=(*question, said))
 
 
-def _slow(one: Ran, width: int) -> list[str]:
-    lines = fold(f"{one.kernel} for {one.question}", width, "  ", "    ")
-    lines += fold(f"why: {one.why}", width, "    ", "      ") if one.why else []
-    return lines + (fold(f"fix: {one.fix}", width, "    ", "      ") if one.fix else [])
+def _slow(one: Ran) -> Item:
+    below = [Item(f"{name}: {text}") for name, text in (("why", one.why), ("fix", one.fix)) if text]
+    return Item((Code(one.kernel), f" for {one.question}"), below=tuple(below))
 
 
 def _unread(answer: Answer) -> list[str]:
@@ -198,51 +194,3 @@ def _cut(ranks: str) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-# ---- Markdown -----------------------------------------------------------------------------------------
-
-
-def render_markdown(answer: Answer) -> str:
-    """For an issue: hosts and file names are left out."""
-    parts = [f"**{escape(verdict(answer))}**", fenced([_facts(answer)], "text")]
-    parts += [_disagreement_markdown(one) for one in answer.disagreements[:_MOST]]
-    rows = [
-        (
-            escape(ran.question),
-            code(ran.kernel),
-            f"{ran.calls:,}" if ran.calls else "-",
-            escape(_cut(ran.ranks)),
-        )
-        for ran in answer.ran[: 2 * _MOST]
-    ]
-    parts += [table(("question", "kernel", "calls", "ranks"), rows)] if rows else []
-    for title, found in (("Fell back", answer.fell_back), ("Failed self-checks", answer.failed_checks)):
-        if found:
-            parts.append("\n".join([f"{title}:", "", *(_fell_markdown(one) for one in found[:_MOST])]))
-    slow = [
-        f"- {code(ran.kernel)} for {escape(ran.question)}" + (f": {escape(ran.fix)}" if ran.fix else "")
-        for ran in answer.ran
-        if ran.slow
-    ]
-    parts += ["\n".join(["Slow paths:", "", *slow[:_MOST]])] if slow else []
-    counts = [f"{answer.broken:,} broken lines"] if answer.broken else []
-    counts += (
-        [f"{_count(len(answer.troubles), 'entry')} on missing or cut-off ranks"] if answer.troubles else []
-    )
-    return "\n\n".join([*parts, *map(escape, counts)])
-
-
-def _disagreement_markdown(one: Disagreement) -> str:
-    rows = [(escape(_group(one.most.rank_count, one.most.ranks)), escape(_kernels(one.most.kernels)), "")]
-    for dissent in one.dissents:
-        group = dissent.group
-        why = escape("; ".join(_why(dissent)))
-        rows.append((escape(_group(group.rank_count, group.ranks)), escape(_kernels(group.kernels)), why))
-    return f"{escape(one.question)}:\n\n{table(('ranks', 'ran', 'what differs'), rows)}"
-
-
-def _fell_markdown(one: Fell) -> str:
-    then = f", then {code(one.then)}" if one.then else ""
-    where = escape(f"first on rank {one.rank}, in all {one.rank_count}")
-    return f"- {code(one.candidate)}{then}, {where}: {escape(one.message)} ({one.code})"

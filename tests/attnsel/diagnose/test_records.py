@@ -22,13 +22,15 @@ torch = pytest.importorskip("torch")
 from attnsel import AttentionParams, Environment, InvalidInput, select  # noqa: E402
 from attnsel.diagnose.framework_fixes import known_fixes, replacement, topics, ways_out  # noqa: E402
 from attnsel.diagnose.ranks.answer import read  # noqa: E402
-from attnsel.diagnose.ranks.words import nothing_found, render, render_markdown  # noqa: E402
+from attnsel.diagnose.ranks.words import nothing_found, ranks_document  # noqa: E402
 from attnsel.diagnose.replay.run import build  # noqa: E402
 from attnsel.diagnose.replay.script import program  # noqa: E402
 from attnsel.diagnose.watching.hooks import OPERATORS  # noqa: E402
 from attnsel.diagnose.watching.judge import Watched  # noqa: E402
 from attnsel.diagnose.watching.record import Api, Process, Site  # noqa: E402
 from attnsel.dispatchers import Refusal  # noqa: E402
+from attnsel.report.markdown import to_markdown  # noqa: E402
+from attnsel.report.text import to_text  # noqa: E402
 from attnsel.rules import REGISTRY, load_all  # noqa: E402
 from attnsel.runtime.replay_file import ReplayFile  # noqa: E402
 from attnsel.settings import Settings  # noqa: E402
@@ -115,9 +117,15 @@ def ranks() -> Iterator[str]:
         in_order = bytes_read == sorted(bytes_read)
         yield f"read {bytes_read[-1][0]} of {bytes_read[-1][1]} bytes, in order: {in_order}"
         yield json.dumps(answer.as_dict(), indent=1)
-        yield from (render(answer), render(answer, 50), render_markdown(answer), nothing_found(answer))
+        document = ranks_document(answer)
+        yield from (
+            to_text(document),
+            to_text(document, 50),
+            to_markdown(ranks_document(answer, for_issue=True)),
+        )
+        yield nothing_found(answer)
         same = read([str(folder / "rank0.jsonl"), str(folder / "rank*.jsonl"), str(folder / "rank0.jsonl")])
-        yield render(same)
+        yield to_text(ranks_document(same))
         for nothing in ("none.txt", "none*.txt"):
             with pytest.raises(InvalidInput) as error:
                 read([str(folder / nothing)])
