@@ -143,7 +143,7 @@ def _block(block: Block, width: int, at: int, screen: bool) -> list[str]:
     if isinstance(block, Screen):
         return _blocks(block.blocks, width, at, True)
     number = f"{block.number}. " if block.number else ""
-    heading = fold(shown(block.title), width, pad + number, " " * (at + len(number)))
+    heading = fold(shown(block.title), width, pad + number, pad + " " * (len(number) or 2))
     return [*heading, *_blocks(block.blocks, width, at + len(number), screen)]
 
 

@@ -17,11 +17,11 @@ from attnsel.diagnose.framework_fixes import Hindrance, fixes, topics, ways_out
 from attnsel.diagnose.watching.record import Process, Site
 from attnsel.dispatchers import Dispatch, Offer, dispatched_by
 from attnsel.environment import Environment
-from attnsel.errors import printable
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.report.answer import better_way
-from attnsel.report.markdown import code, escape, table
-from attnsel.report.text import fold, join_items
+from attnsel.report.document import Block, Code, Document, Facts, Item, Items, Paragraph, Section
+from attnsel.report.markdown import to_markdown
+from attnsel.report.text import to_text
 from attnsel.report.words import environment_words, params_words, tensor_words
 from attnsel.selection.unlock.search import Unlock
 from attnsel.verdicts.requirements import size
@@ -284,49 +284,32 @@ class Watched(NamedTuple):
             },
         )
 
-    def report(self, width: int = 80) -> str:
-        """As text."""
-        lines = join_items([headline(self), *environment_words(self.process.environment)], width)
+    def _document(self) -> Document:
+        """What was seen, place by place."""
+        where: list[tuple[str, ...]] = [(headline(self), *environment_words(self.process.environment))]
         if self.asked is not None:
-            lines += join_items(["asked about", *environment_words(self.asked)], width)
-        for (where, api), sites in _places(merged(self.sites)):
-            lines += ["", *fold(f"{where}  ({api})", width, "", "  ")]
-            for site in sites[:MOST_SHOWN]:
-                lines += _site_lines(site, width, self.asked)
+            where.append(("asked about", *environment_words(self.asked)))
+        blocks: list[Block] = [Facts(tuple(where))]
+        for (place, api), sites in _places(merged(self.sites)):
+            items = [_site_item(site, self.asked) for site in sites[:MOST_SHOWN]]
             if len(sites) > MOST_SHOWN:
                 calls = sum(site.site.calls for site in sites[MOST_SHOWN:])
-                lines += [f"  and {len(sites) - MOST_SHOWN} other shapes, {_times(calls, 'call')}"]
+                items.append(Item(f"and {len(sites) - MOST_SHOWN} other shapes, {_times(calls, 'call')}"))
+            blocks.append(Section(f"{place}  ({api})", (Items(tuple(items)),)))
         if not self.sites:
-            lines += ["", *fold(NOTHING, width)]
+            blocks.append(Paragraph(NOTHING))
         if self.process.unseen:
-            lines += ["", "Not seen:"]
-            for one in self.process.unseen:
-                lines += fold(printable(one), width, "  – ", "    ")
-        return "\n".join(lines)
+            unseen = tuple(Item(one, "–") for one in self.process.unseen)
+            blocks.append(Section("Not seen", (Items(unseen),)))
+        return Document(tuple(blocks))
+
+    def report(self, width: int = 80) -> str:
+        """As text."""
+        return to_text(self._document(), width)
 
     def markdown(self) -> str:
-        """As Markdown."""
-        where = environment_words(self.process.environment if self.asked is None else self.asked)
-        parts = [f"**attnsel watch**: {escape(headline(self))}", escape(" · ".join(where))]
-        head = ["where", "calls", "backward", "ran", "shape", *(["there"] if self.asked else []), "best"]
-        rows = []
-        shown = merged(self.sites)
-        for site, lengths in shown:
-            row = [code(site.where), str(site.calls), str(site.backward_calls), code(_ran(site))]
-            row.append(escape(_question(site, lengths)))
-            if self.asked is not None:
-                row.append(escape(site.planned or "?"))
-            rows.append([*row, escape(site.best or "?")])
-        parts.append(table(head, rows) if rows else escape(NOTHING))
-        told = {
-            f"- {code(site.where)}: {'; '.join(map(escape, _told(site)))}": None
-            for site, _ in shown
-            if _told(site)
-        }
-        parts.append("\n".join(told))
-        if self.process.unseen:
-            parts.append("Not seen:\n\n" + "\n".join(f"- {escape(one)}" for one in self.process.unseen))
-        return "\n\n".join(part for part in parts if part)
+        """As Markdown, for an issue."""
+        return to_markdown(self._document())
 
 
 NOTHING = (
@@ -343,7 +326,7 @@ def headline(watched: Watched) -> str:
     calls, backward = sum(s.calls for s in sites), sum(s.backward_calls for s in sites)
     seen = f"{_times(calls, 'call')} of attention" + (f", {backward} backward" if backward else "")
     ended = f", exit code {process.exit_code}" if process.exit_code else ""
-    return f"{printable(process.program)}{rank}: {seen}{ended}"
+    return f"{process.program}{rank}: {seen}{ended}"
 
 
 class Shown(NamedTuple):
@@ -389,35 +372,29 @@ def _places(shown: Iterable[Shown]) -> list[tuple[tuple[str, str], list[Shown]]]
     return [(key, sorted(group, key=lambda one: -one.site.calls)) for key, group in groups]
 
 
-def _site_lines(shown: Shown, width: int, asked: Environment | None) -> list[str]:
+def _site_item(shown: Shown, asked: Environment | None) -> Item:
     site = shown.site
-    counts = _times(site.calls, "call")
-    if site.backward_calls:
-        counts += f", {site.backward_calls} backward"
-    lines = join_items([f"  {counts}", _ran(site)], width)
-    lines = [lines[0], *(f"    {line}" for line in lines[1:])]
-    lines += fold(_question(site, shown.lengths), width, "    ", "    ")
+    backward = f", {site.backward_calls} backward" if site.backward_calls else ""
+    below: list[Block] = [Paragraph(_question(site, shown.lengths))]
     if site.materialised:
-        made = "; ".join(f"{printable(one.what)} {size(one.bytes)}" for one in site.materialised)
-        lines += fold(f"made on every call: {made}", width, "    ! ", "      ")
-    for text in _measured(site):
-        lines += fold(text, width, "    ", "      ")
+        made = "; ".join(f"{one.what} {size(one.bytes)}" for one in site.materialised)
+        below.append(Item(f"made on every call: {made}", "!"))
+    below += map(Item, _measured(site))
     if asked is not None and site.planned:
-        lines += fold(f"there: {printable(site.planned)}", width, "    ", "      ")
-    for text in _told(site):
-        lines += fold(text, width, "    ", "      ")
-    return lines
+        below.append(Item(f"there: {site.planned}"))
+    below += map(Item, _told(site))
+    return Item((f"{_times(site.calls, 'call')}{backward} · ", Code(_ran(site))), below=tuple(below))
 
 
 def _ran(site: Site) -> str:
     compiled = " (compiled)" if site.compiled else ""
     kernel = f"{site.candidate}: " if site.candidate and site.candidate != site.forward else ""
-    return printable(f"{kernel}{site.forward}{compiled}")
+    return f"{kernel}{site.forward}{compiled}"
 
 
 def _question(site: Site, lengths: tuple[int, ...]) -> str:
     if site.params is None:
-        return printable(f"the call could not be read: {site.unread}" if site.unread else "shape not read")
+        return f"the call could not be read: {site.unread}" if site.unread else "shape not read"
     p = site.params
     words = [*params_words(p), *tensor_words(p)]
     words[1] = p.qkv_format
@@ -453,10 +430,10 @@ def _told(site: Site) -> list[str]:
     told = []
     if site.why:
         better = "not a better kernel" if site.best == site.candidate else f"not {site.best}"
-        told.append(f"why {better}: {printable('; '.join(site.why))}")
+        told.append(f"why {better}: {'; '.join(site.why)}")
     if site.fix:
-        told.append(f"fix: {printable(site.fix)}")
-    return told + [printable(note) for note in site.notes]
+        told.append(f"fix: {site.fix}")
+    return [*told, *site.notes]
 
 
 def _times(count: int, what: str) -> str:
