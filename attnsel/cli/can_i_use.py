@@ -38,8 +38,8 @@ from attnsel.pages.can_i_use_tables import (
     span_mark,
     table_lines,
 )
-from attnsel.pages.commands import folded_command
 from attnsel.plugins import load_plugins
+from attnsel.report.text import fold_command
 from attnsel.rules import REGISTRY
 
 _DEFAULT_GPU = "sm90"
@@ -212,7 +212,7 @@ def _print_reasons(feature: Feature, found: Sequence[Cell], stated: Stated) -> N
         lines += wrap(f"{page.title}  [{page.evidence}]", f"  {code}  ", " " * 12)
     first = order[0]
     lines += ["", f"Asked{f', of {first.kernel}' if len(order) > 1 else ''}:"]
-    asked = (line for mode in first.spans for line in folded_command(command(first, mode), text_width() - 4))
+    asked = (line for mode in first.spans for line in fold_command(command(first, mode), text_width() - 4))
     lines += [f"    {line}" for line in asked]
     print_text("\n".join(lines))
 

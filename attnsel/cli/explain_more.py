@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.params import AttentionParams
 from attnsel.report import to_text
 from attnsel.report.markdown import to_markdown
+from attnsel.report.text import fold
 from attnsel.selection.evaluate import findings
 from attnsel.verdicts.reasons import Reason
 from attnsel.verdicts.requirements import size
@@ -149,7 +149,7 @@ class NotAsked:
         return {"missing": self.missing, "message": self.message}
 
     def report(self, width: int) -> str:
-        return "\n" + _fold(f"libcudnn was not asked: {self.message}", width, "! ", "  ")
+        return "\n".join(fold(f"libcudnn was not asked: {self.message}", width, "! ", "  "))
 
 
 @dataclass(frozen=True)
@@ -187,16 +187,13 @@ class Comparison:
                 f"cudnn-frontend {frontend}, as if cuDNN {cudnn} were there, for the {self.gpu}: its own "
                 "checks only, a library this old cannot be asked without its GPU"
             )
-        lines = ["", _fold(f"Asked {who}:", width, "  ", "  ")]
-        lines += [_fold(note, width, "! ", "  ") for note in self.notes]
+        lines = fold(f"Asked {who}:", width, "  ", "  ")
+        for note in self.notes:
+            lines += fold(note, width, "! ", "  ")
         if self.wanted is not None:
-            lines.append(
-                _fold(f"not cuDNN {self.wanted}, which was stated: it is not here", width, "! ", "  ")
-            )
+            lines += fold(f"not cuDNN {self.wanted}, which was stated: it is not here", width, "! ", "  ")
         if self.asked.inexpressible is not None:
-            lines.append(
-                _fold(f"there is no graph for it: {self.asked.inexpressible}", width, "    ✖ ", "      ")
-            )
+            lines += fold(f"there is no graph for it: {self.asked.inexpressible}", width, "    ✖ ", "      ")
         for name, answer in self.asked.answers.items():
             mark = {True: "✔", False: "✖", None: "?"}[answer.supported]
             text = f"{mark} {name:<9}"
@@ -210,9 +207,8 @@ class Comparison:
                 text += f"{answer.words}  [{answer.stage}]"
             if answer.remembered:
                 text += " · remembered"
-            lines.append(_fold(text, width, "    ", "               "))
-        lines.append(_fold(self._agreement(), width, "  ", "  "))
-        return "\n".join(lines)
+            lines += fold(text, width, "    ", " " * 15)
+        return "\n".join([*lines, *fold(self._agreement(), width, "  ", "  ")])
 
     def _agreement(self) -> str:
         kind = outcome(self.verdict, self.asked)
@@ -253,10 +249,6 @@ def ask(p: AttentionParams, env: Environment, cudnn_lib: str | None) -> Comparis
         device.name or f"sm{device.arch}",
         notes,
     )
-
-
-def _fold(text: str, width: int, lead: str, indent: str) -> str:
-    return textwrap.fill(text, width, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False)
 
 
 # ---- ``attnsel explain --from-log``: a pasted log or error, and what is behind it ----------------------

@@ -13,7 +13,7 @@ from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
 from attnsel.environment.gpus import Gpu, catalogue, look_up_gpu
 from attnsel.errors import InvalidInput, short
-from attnsel.pages.commands import example_commands, folded_command
+from attnsel.pages.commands import example_commands
 from attnsel.pages.rule import (
     as_dict,
     candidates_of,
@@ -27,6 +27,7 @@ from attnsel.pages.rule import (
     whole_page,
 )
 from attnsel.report.markdown import escape, table
+from attnsel.report.text import fold_command
 from attnsel.rules import REGISTRY, Hint, Page, Removed, find_rule, load_all
 from attnsel.rules.codes import RANGES, Range
 from attnsel.verdicts.reasons import EVIDENCE
@@ -206,7 +207,7 @@ def _page_lines(page: Page) -> list[str]:
             lines += [
                 "",
                 f"  {title}:",
-                *(f"    {line}" for line in folded_command(commands[name], text_width() - 4)),
+                *(f"    {line}" for line in fold_command(commands[name], text_width() - 4)),
             ]
     return lines
 

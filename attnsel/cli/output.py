@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from attnsel.errors import printable, short
+from attnsel.report.text import fold
 
 FOUND = 0
 BAD_INPUT = 2
@@ -169,14 +169,7 @@ def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def wrap(text: str, lead: str = "", indent: str | None = None) -> list[str]:
     """``text`` folded to the width; ``lead`` before the first line, ``indent`` before the others."""
-    return textwrap.wrap(
-        text,
-        text_width(),
-        initial_indent=lead,
-        subsequent_indent=" " * len(lead) if indent is None else indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    return fold(text, text_width(), lead, " " * len(lead) if indent is None else indent)
 
 
 def in_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], title: str = "") -> None:

@@ -128,16 +128,3 @@ def _of_policy(fields: Example) -> str | None:
     for field, value in fields.items():
         words += [flag_name(field), ",".join(value) if isinstance(value, (tuple, list)) else str(value)]
     return shlex.join(words)
-
-
-def folded_command(command: str, width: int) -> list[str]:
-    """A command folded between its flags to at most so many columns, to be pasted as it stands."""
-    first, *flags = command.split(" --")
-    lines = [first]
-    for flag in flags:
-        if len(lines[-1]) + len(flag) + 5 > width:
-            lines[-1] += " \\"
-            lines.append(f"   --{flag}")
-        else:
-            lines[-1] += f" --{flag}"
-    return lines

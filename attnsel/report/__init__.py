@@ -6,6 +6,7 @@ file               about
 ``document``       what a document is made of
 ``text``           the writer of text, for a terminal, a log and an error message alike
 ``markdown``       the writer of Markdown
+``prose``          our own sentences taken apart, for a writer that shows names and links
 ``words``          the machine, the call and the policy in words
 ``answer``         the whole answer: its sentences, and the document made of them
 ``short``          the answer on one screen; another library's chooser beside it

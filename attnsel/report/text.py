@@ -55,7 +55,7 @@ def fold(text: str, width: int, lead: str = "", indent: str = "") -> list[str]:
 
 def fold_command(command: str, width: int) -> list[str]:
     """A command continued before its flags where it is too wide, to be pasted as it stands."""
-    first, *flags = _FLAG.split(command) if len(command) > width else [command]
+    first, *flags = _FLAG.split(command)
     lines = [first]
     for flag in flags:
         if len(lines[-1]) + len(flag) + 3 > width:

@@ -29,9 +29,9 @@ from attnsel.pages.can_i_use_tables import (
     span_mark,
     title_of,
 )
-from attnsel.pages.commands import folded_command
 from attnsel.report.markdown import code, escape
 from attnsel.report.markdown import table as markdown_table
+from attnsel.report.text import fold_command
 from attnsel.rules import load_all
 from sitegen.model import File
 from sitegen.rules import playground_address
@@ -222,7 +222,7 @@ def _answer(sharing: Sequence[Cell], playground: bool) -> list[str]:
         lines += [_releases_table(cell, made), ""]
     points = _points(cell)
     lines += [*points, ""] if points else []
-    asked = [line for mode in cell.spans for line in folded_command(command(cell, mode), _COLUMNS)]
+    asked = [line for mode in cell.spans for line in fold_command(command(cell, mode), _COLUMNS)]
     block = ["```sh", *asked, "```"]
     if playground:
         addresses = {mode: playground_address(command(cell, mode)) for mode in cell.spans}

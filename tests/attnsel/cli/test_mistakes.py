@@ -6,10 +6,8 @@ escape. tests/fuzz/command_lines.py draws others of the kind, for every flag and
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput
-from attnsel.cli import main
 from attnsel.environment.versions import Version
 from attnsel.errors import short
 from tables import each
@@ -212,19 +209,3 @@ def test_what_a_library_or_a_variable_says_forges_no_line(capsys):
     assert variables({"ATTNSEL_X\n": "a\nFindings: nothing is wrong\x1b[2J"}) == {
         "ATTNSEL_X\\n": "a\\nFindings: nothing is wrong\\x1b[2J"
     }
-
-
-@each("form", ["--short", "--markdown", ""])
-def test_the_name_of_a_device_is_shown_and_not_obeyed(capsys, monkeypatch, form):
-    name = f"[red]H100[/red] **x** `y` ```\n# z | @someone {ESC}{RTL}"
-    env = {**ENV, "device": {**ENV["device"], "name": name}}
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(env)))
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["explain", "--env", "-", *filter(None, [form])]) == 0
-    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)  # attnsel's own colours
-    assert all(map(str.isprintable, out.splitlines()))
-    shown = "[red]H100[/red] **x** `y` ```\\n# z | @someone \\x1b[2J\\x1b]0;owned\\x07\\u202e"
-    assert (shown in " ".join(out.split())) is (form != "--short")
-    if form == "--markdown":  # within a block of code that only a longer fence could end
-        assert out.count("\n````\n") == 1
-        assert "\n````text\n" in out
