@@ -4,8 +4,8 @@
 
     rule = rules_about("cudnn", fp8=False)  # what the rules of this file share
 
-    @rule("CUDNN204", when=cudnn("<9.5.0"), arch={90}, requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-          fires_on={"head_dim_qk": 192, "head_dim_v": 128})
+    @rule("CUDNN204", training=True, when=cudnn("<9.5.0"), arch={90},
+          requires={("head_dim_qk", "head_dim_v"): AtMost(128)}, fires_on={"head_dim_qk": 192})
     def backward_head_dim(p, env):
         '''Backward above head_dim 128 needs cuDNN 9.5.0 (Hopper)
 
@@ -13,16 +13,16 @@
         Fix: upgrade cuDNN.
         Source: TransformerEngine#1591
         '''
-        return p.is_training
 
 The bound is written once, in ``requires``: it is the condition, the text and the way out. The body says
 which calls it is about; a rule without a body is about all of them. Where no bound can be named the body
 decides alone and returns a ``Violation`` (or ``Unknown``, or None); ``limit`` is ``requires`` for a bound
 that depends on the call.
 
-Gates (``when``, ``arch``, ``device``, ``fp8``, ``over_ranks``) are folded away once per environment; only
-requirements and bodies run per question. A body reads its two arguments alone and never raises. ``fires_on``
-and ``passes`` are examples: the page shows them, the tests run them.
+Gates (``when``, ``arch``, ``device``, ``fp8``, ``over_ranks``, ``training``) are folded away once per
+environment and kind of question; only requirements and bodies run per question. A body reads its two
+arguments alone and never raises. ``fires_on`` and ``passes`` are examples: the page shows them, the tests run
+them.
 
 A code lives as long as the project: ``preview`` (shown, and refusing only where the policy says so), active,
 deprecated (``replaced_by`` names what took over), removed (``removed``). None is ever used again.
@@ -88,6 +88,7 @@ class Rule(Page):
     device: Container[str] | None
     fp8: bool | None
     over_ranks: bool
+    training: bool
     limits: tuple[Limit, ...]
     unknown: bool
     note: str
@@ -96,8 +97,12 @@ class Rule(Page):
     passes: Example
 
     def concerns(self, p: AttentionParams) -> bool:
-        """Whether it is about this kind of question: FP8 attention or other, over ranks or not."""
-        return self.fp8 in (None, p.fp8_attention) and p.context_parallel >= self.over_ranks
+        """Whether it is about this kind of question: FP8 attention or other, over ranks, with a backward."""
+        return (
+            self.fp8 in (None, p.fp8_attention)
+            and p.context_parallel >= self.over_ranks
+            and p.is_training >= self.training
+        )
 
     def applies(self, env: Environment) -> bool:
         """Whether it can say anything in this environment: its gates are open, and what it requires of the
@@ -116,7 +121,7 @@ class Rule(Page):
         return True
 
     def find(self, p: AttentionParams, env: Environment) -> Finding | None:
-        """What it has to say about a question in an environment where it applies."""
+        """What it has to say about a question that it concerns, in an environment where it applies."""
         if not self.limits:
             return self.body(p, env)  # type: ignore[return-value]
         found = self.violation(p, env)
@@ -239,6 +244,7 @@ def rule(
     device: Container[str] | None = None,
     fp8: bool | Literal["both"] | None = None,
     over_ranks: bool = False,
+    training: bool = False,
     evidence: str = "source",
     note: str = "",
     unknown: bool = False,
@@ -259,11 +265,11 @@ def rule(
     ``when``: version sets that must all hold. ``arch``: architectures, e.g. ``{90}`` or ``range(80, 90)``.
     ``device``: device types, e.g. ``{"cuda"}``; a rule with ``arch`` is about CUDA already. ``fp8``: only
     questions that run attention in FP8 (True), only others (False), or "both", which rules of a candidate
-    that plans FP8 have to say. ``over_ranks``: only calls over several ranks. ``evidence``: what it rests on,
-    a key of EVIDENCE. ``status``: "preview" for one that is tried out. ``replaced_by``: the code that took
-    over; the rule is then deprecated. ``fires_on`` and ``passes``: fields of AttentionParams, or ``gpu`` and
-    component versions, that differ from the defaults inside the gates. ``registry``: a plug-in's own; None is
-    attnsel's.
+    that plans FP8 have to say. ``over_ranks``: only calls over several ranks. ``training``: only calls that
+    need a backward. ``evidence``: what it rests on, a key of EVIDENCE. ``status``: "preview" for one that is
+    tried out. ``replaced_by``: the code that took over; the rule is then deprecated. ``fires_on`` and
+    ``passes``: fields of AttentionParams, or ``gpu`` and component versions, that differ from the defaults
+    inside the gates. ``registry``: a plug-in's own; None is attnsel's.
 
     Raises ValueError at import for a rule that could not be explained: no docstring, no ``Source:``.
     """
@@ -296,6 +302,7 @@ def rule(
             device=device,
             fp8=None if fp8 == "both" else fp8,
             over_ranks=over_ranks,
+            training=training,
             limits=limits,
             unknown=unknown,
             note=note,

@@ -65,6 +65,7 @@ def windows_on_9_14_0(p: AttentionParams, env: Environment) -> bool:
 @rule(
     "BUG003",
     "cudnn",
+    training=True,
     when=cudnn("<=9.15.0"),
     requires={"max_seqlen_kv": Multiple(128)},
     fires_on={"cuda_graph": True, "max_seqlen_q": 1000},
@@ -78,12 +79,13 @@ def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> bool:
     Fix: pad the keys, give a padding mask yourself, or cuDNN 9.15.1.
     Source: TransformerEngine#2344 and v2.18, fused_attn.cpp, lines 510-522.
     """
-    return p.cuda_graph and p.is_training and not p.padding and p.qkv_format in ("bshd", "sbhd")
+    return p.cuda_graph and not p.padding and p.qkv_format in ("bshd", "sbhd")
 
 
 @rule(
     "BUG004",
     "sdpa.cudnn",
+    training=True,
     when=cudnn(">=9.10.0,<=9.15.0"),
     arch=HOPPER | frozenset(BLACKWELL),
     requires={"max_seqlen_q": Multiple(128)},
@@ -91,14 +93,13 @@ def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> bool:
     fires_on={"cudnn": "9.10.2", "max_seqlen_q": 261},
     passes={"cudnn": "9.10.2"},
 )
-def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> bool:
+def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> None:
     """cuDNN 9.10 to 9.15.0 in PyTorch: wrong gradients unless s_q % 128 == 0
 
     Why: the backward reads and writes out of bounds when the number of queries is no multiple of 128.
     Fix: pad the queries, or cuDNN 9.15.1 and newer.
     Source: pytorch#169849, pytorch#167101 (cuDNN <= 9.15.0), pytorch#171627.
     """
-    return p.is_training
 
 
 @rule(
@@ -125,6 +126,7 @@ def few_kv_heads_decoding(p: AttentionParams, env: Environment) -> bool:
 @rule(
     "BUG006",
     CUDNN_KERNELS,
+    training=True,
     when=cudnn(">=9.19.0,<9.26.0"),
     arch=HOPPER,
     requires={"max_seqlen_kv": Multiple(128)},
@@ -140,12 +142,13 @@ def half_filled_key_tile(p: AttentionParams, env: Environment) -> bool:
     Fix: pad the keys to a multiple of 128 (masked), use a causal flag instead of a mask, or cuDNN 9.26.
     Source: pytorch#196678 (torch 2.11 to 2.13, cuDNN 9.19 and 9.20), pytorch#196861 (up to 9.25.1), trl#7181.
     """
-    return p.is_training and score_tensor(p) and p.max_seqlen_kv % 128 == 64
+    return score_tensor(p) and p.max_seqlen_kv % 128 == 64
 
 
 @rule(
     "BUG007",
     "cudnn",
+    training=True,
     when=(cudnn(">=9.12.0,<=9.15.0"), cudnn_frontend("<1.15.0")),
     arch=HOPPER,
     requires={"max_seqlen_kv": Multiple(128)},
@@ -160,7 +163,7 @@ def odd_key_lengths(p: AttentionParams, env: Environment) -> bool:
     Fix: nvidia-cudnn-frontend 1.15 or newer, or a padding mask.
     Source: NVIDIA/cudnn-frontend#160.
     """
-    return p.is_training and p.qkv_format != "thd" and not p.padding
+    return p.qkv_format != "thd" and not p.padding
 
 
 ONE_QUERY = {"max_seqlen_q": 1, "max_seqlen_kv": 128, "attn_mask_type": "no_mask"}
@@ -169,6 +172,7 @@ ONE_QUERY = {"max_seqlen_q": 1, "max_seqlen_kv": 128, "attn_mask_type": "no_mask
 @rule(
     "BUG008",
     CUDNN_KERNELS,
+    training=True,
     when=cudnn(">=9.25.0"),
     arch=HOPPER,
     evidence="reported",
@@ -183,7 +187,7 @@ def one_query_backward(p: AttentionParams, env: Environment) -> Violation | None
     Fix: a padding mask with the full lengths. No fixed cuDNN is known.
     Source: NVIDIA/cudnn-frontend#1072 (9.25.1 and 9.26.0 on H200).
     """
-    if p.is_training and p.max_seqlen_q == 1 and p.max_seqlen_kv % 128 == 0 and not p.padding:
+    if p.max_seqlen_q == 1 and p.max_seqlen_kv % 128 == 0 and not p.padding:
         return Violation("max_seqlen_q", 1, FreeText("more than one query, or a padding mask"))
     return None
 
@@ -191,6 +195,7 @@ def one_query_backward(p: AttentionParams, env: Environment) -> Violation | None
 @rule(
     "BUG009",
     CUDNN_KERNELS,
+    training=True,
     when=cudnn(">=9.26.0"),
     evidence="reported",
     fires_on={**ONE_QUERY, "batch_size": 1, "num_heads": 1},
@@ -203,7 +208,7 @@ def planner_crash(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: any other shape (two queries, say), or an older cuDNN. No fixed cuDNN is known.
     Source: NVIDIA/cudnn-frontend#1071; reproduced without a GPU on 9.26.0 and 9.28.0, not on 9.18.1.
     """
-    if p.is_training and p.batch_size == p.num_heads == p.max_seqlen_q == 1:
+    if p.batch_size == p.num_heads == p.max_seqlen_q == 1:
         return Violation("max_seqlen_q", 1, FreeText("more than one query, head or sequence"))
     return None
 
@@ -233,6 +238,7 @@ def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Violat
 @rule(
     "BUG011",
     "cudnn",
+    training=True,
     when=cudnn("<9.18.0"),
     arch=HOPPER,
     requires={"pad_between_seqs": OneOf(False)},
@@ -240,19 +246,19 @@ def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Violat
     fires_on={**PACKED, "pad_between_seqs": True},
     passes={**PACKED},
 )
-def gaps_between_sequences(p: AttentionParams, env: Environment) -> bool:
+def gaps_between_sequences(p: AttentionParams, env: Environment) -> None:
     """On Hopper gaps between packed sequences give NaN gradients below cuDNN 9.18
 
     Why: the backward's workspace is not initialised where no token lies. Blackwell is not affected.
     Fix: cuDNN 9.18, or sequences packed without gaps.
     Source: NVIDIA/TransformerEngine#2186 (seen with 9.7.1).
     """
-    return p.is_training
 
 
 @rule(
     "BUG012",
     "cudnn",
+    training=True,
     when=cudnn("<9.26.0"),
     requires={"head_dim_v": OneOf(64, 128, 256)},
     evidence="reported",
@@ -267,7 +273,7 @@ def sink_gradient_of_packed(p: AttentionParams, env: Environment) -> bool:
     Fix: cuDNN 9.26, or pad head_dim_v to one of those.
     Source: NVIDIA/TransformerEngine#3249, NVIDIA/TransformerEngine#3470.
     """
-    return p.is_training and p.qkv_format == "thd" and p.softmax_type == "learnable"
+    return p.qkv_format == "thd" and p.softmax_type == "learnable"
 
 
 @rule(
@@ -364,6 +370,7 @@ def heads_taken_for_rows(p: AttentionParams, env: Environment) -> Violation | No
 @rule(
     "BUG032",
     "sdpa.efficient",
+    training=True,
     device={"cuda"},
     evidence="reported",
     fires_on={"attn_mask_type": "arbitrary", "batch_size": 1, "max_seqlen_q": 53936},
@@ -376,7 +383,7 @@ def long_masks_backward(p: AttentionParams, env: Environment) -> Violation | Non
     Fix: no mask (causal is free), or triton or tiled.
     Source: pytorch#147585 (s = 53936 fails, 46344 runs). No fixed release is known.
     """
-    if p.is_training and p.attn_mask_type == "arbitrary" and p.max_seqlen_q * p.max_seqlen_kv > 46344**2:
+    if p.attn_mask_type == "arbitrary" and p.max_seqlen_q * p.max_seqlen_kv > 46344**2:
         return Violation("attn_mask_type", "arbitrary", FreeText("no mask tensor above 46344 x 46344"))
     return None
 
@@ -387,6 +394,7 @@ def long_masks_backward(p: AttentionParams, env: Environment) -> Violation | Non
 @rule(
     "BUG060",
     "flash_attn.4",
+    training=True,
     when=flash_attn_4("<4.0.0b20"),
     arch=BLACKWELL,
     evidence="reported",
@@ -401,6 +409,6 @@ def wide_heads_of_a_batch(p: AttentionParams, env: Environment) -> Violation | N
     Fix: pip install --pre 'flash-attn-4>=4.0.0b36'.
     Source: TransformerEngine#3216 (4.0.0b11 on a B200).
     """
-    if p.is_training and p.batch_size > 1 and max(p.head_dim_qk, p.head_dim_v) == 256:
+    if p.batch_size > 1 and max(p.head_dim_qk, p.head_dim_v) == 256:
         return Violation("flash_attn_4", env.flash_attn_4, FreeText("4.0.0b36 or newer"))
     return None

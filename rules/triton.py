@@ -260,6 +260,7 @@ def thor(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "TRITON015",
+    training=True,
     when=triton(">=3.4.0,<3.5.0"),
     arch={100},
     evidence="compiler",
@@ -273,7 +274,7 @@ def backward_lost_on_sm100(p: AttentionParams, env: Environment) -> Violation | 
     Fix: Triton 3.3, or 3.5 and newer.
     Source: dK/dV compiled for sm100 at head_dim 64 and 128 with Triton 3.3.1 to 3.9.0.
     """
-    return Violation("triton", env.triton, FreeText("3.3, or 3.5 and newer")) if p.is_training else None
+    return Violation("triton", env.triton, FreeText("3.3, or 3.5 and newer"))
 
 
 # What fits.
@@ -301,13 +302,14 @@ def head_dim_limit(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "TRITON021",
+    training=True,
     arch=TURING,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     evidence="compiler",
     fires_on={"dtype": "fp16", "head_dim_qk": 256},
     passes={"dtype": "fp16", "head_dim_qk": 256, "is_training": False},
 )
-def turing_wide_backward(p: AttentionParams, env: Environment) -> bool:
+def turing_wide_backward(p: AttentionParams, env: Environment) -> None:
     """On Turing the Triton backward stops at head_dim 128
 
     Why: no dK/dV tile for 256 fits Turing's 64 KiB without spilling registers; head dimensions between are
@@ -315,4 +317,3 @@ def turing_wide_backward(p: AttentionParams, env: Environment) -> bool:
     Fix: sdpa.efficient trains with wider heads on Turing.
     Source: table of kernels compiled for sm75 with Triton 3.7.1 (least spill 16x32, 4 warps, stack 32).
     """
-    return p.is_training

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 ALL = frozenset(AttentionParams.model_fields)
+_TRAINING = frozenset({"is_training"})
 _OPAQUE = frozenset({"getattr", "vars", "dir", "eval", "model_dump", "__dict__", "_key"})
 
 
@@ -50,7 +51,8 @@ def fields_of(rule: Page) -> frozenset[str]:
         return ALL
     required = {name for limit in rule.limits for name in limit.fields}
     required |= {limit.requirement.field for limit in rule.limits if hasattr(limit.requirement, "field")}
-    return fields_read(rule.body) | (required & ALL)
+    gated = _TRAINING if rule.training else frozenset()
+    return fields_read(rule.body) | (required & ALL) | gated
 
 
 def fields_read(body: Any) -> frozenset[str]:
@@ -233,7 +235,7 @@ def _folded(rules: tuple[Rule, ...], env: Environment) -> FoldedRules:
                 for field in limit.fields:
                     other = getattr(limit.requirement, "field", None)
                     by_read.setdefault((field, other), []).append((limit.requirement, field, place))
-        elif not fields_of(rule):
+        elif fields_of(rule) <= (_TRAINING if rule.training else frozenset()):
             finding = rule.find(_ANY, env)
             if finding is not None:
                 said.append((place, finding))
@@ -256,18 +258,19 @@ def fold(
     env: Environment,
     fp8: bool,
     over_ranks: bool,
+    training: bool,
     waivers: Waivers = NONE_WAIVED,
     among: tuple[str, ...] = (),
     changed: frozenset[str] = frozenset(),
 ) -> FoldedRules:
-    """The rules whose gates are open in ``env`` for FP8 attention or other, over ranks or not, less what a
-    policy waives.
+    """The rules whose gates are open in ``env`` for FP8 attention or other, over ranks or not, in training
+    or not, less what a policy waives.
 
     ``among``: only those that speak about one of these candidates; of them, those that read a field which
     ``changed``.
     """
     if changed:
-        rules = fold(env, fp8, over_ranks, waivers, among).rules
+        rules = fold(env, fp8, over_ranks, training, waivers, among).rules
         return _folded(tuple([rule for rule in rules if not changed.isdisjoint(fields_of(rule))]), env)
     waived = _waived_codes(waivers)
     kept = [
@@ -275,6 +278,7 @@ def fold(
         for rule in _rules(among)
         if rule.fp8 in (None, fp8)
         and over_ranks >= rule.over_ranks
+        and training >= rule.training
         and rule.code not in waived
         and rule.applies(env)
     ]
@@ -335,9 +339,8 @@ def findings(
 ) -> dict[str, list[Reason]]:
     """Every reason against every candidate, as the question stands; or against some of them."""
     found: dict[str, list[Reason]] = {name: [] for name in among or CANDIDATES}
-    for rule, finding in (
-        fold(env, p.fp8_attention, p.context_parallel, waivers, among).findings(p, env) or ()
-    ):
+    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, among)
+    for rule, finding in rules.findings(p, env) or ():
         reason = Reason(rule, finding)
         for name in rule.candidates:
             if name in found:
@@ -349,7 +352,8 @@ def reasons_within(
     name: str, p: AttentionParams, env: Environment, waivers: Waivers, reach: frozenset[str]
 ) -> list[Reason] | None:
     """The reasons against one candidate; None as soon as one is about something that cannot be changed."""
-    found = fold(env, p.fp8_attention, p.context_parallel, waivers, (name,)).findings(p, env, reach)
+    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, (name,))
+    found = rules.findings(p, env, reach)
     return None if found is None else [Reason(rule, finding) for rule, finding in found]
 
 
@@ -369,7 +373,7 @@ def reevaluate(
     for name in among:
         reasons = found[name]
         again[name] = [r for r in reasons if changed.isdisjoint(fields_of(r.rule))] if reasons else []
-    rules = fold(env, p.fp8_attention, p.context_parallel, waivers, among, changed)
+    rules = fold(env, p.fp8_attention, p.context_parallel, p.is_training, waivers, among, changed)
     for rule, finding in rules.findings(p, env) or ():
         reason = Reason(rule, finding)
         for name in rule.candidates:

@@ -342,7 +342,7 @@ def _reach(name: str, env: Environment, fp8: bool, over_ranks: bool, waivers: Wa
     """Fields of a call without a mask to drop that adaptations can do something about, for one candidate: a
     mask is not worth folding where no mask is taken."""
     names = [made for made in CANDIDATES[name].adaptations if made != "drop_mask"]
-    rules = fold(env, fp8, over_ranks, waivers, (name,))
+    rules = fold(env, fp8, over_ranks, False, waivers, (name,))  # a gate on training is no mask's alone
     if "fold_mask" in names and always_refuses("attn_mask_type", _MASKED, rules, env):
         names.remove("fold_mask")
     return within_reach(tuple(names))

@@ -14,17 +14,13 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, ANY_BLACKWELL, HOPPER, PACKED
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtMost, EqualTo, FreeText, Multiple, OneOf
 
-rule = rules_about("cudnn", fp8=False)
+rule = rules_about("cudnn", fp8=False, training=True)
 
 BIAS_GRADIENT = {
     "core_attention_bias_type": "post_scale_bias",
     "core_attention_bias_requires_grad": True,
     "attn_mask_type": "no_mask",
 }
-
-
-def needs_bias_gradient(p: AttentionParams) -> bool:
-    return p.is_training and p.core_attention_bias_requires_grad
 
 
 @rule(
@@ -34,7 +30,7 @@ def needs_bias_gradient(p: AttentionParams) -> bool:
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     fires_on={"head_dim_qk": 192, "head_dim_v": 128},
 )
-def backward_head_dim(p: AttentionParams, env: Environment) -> bool:
+def backward_head_dim(p: AttentionParams, env: Environment) -> None:
     """Backward above head_dim 128 needs cuDNN 9.5.0 (Hopper)
 
     Why: the forward pass takes 256 since 9.1.0; the backward kernels for it came later. Newer frontends do
@@ -43,7 +39,6 @@ def backward_head_dim(p: AttentionParams, env: Environment) -> bool:
     Source: TransformerEngine#1591; TransformerEngine v2.18, fused_attn.cpp ("9.5: <= 256 + Hopper + bprop");
     cudnn-frontend v1.8.0 release notes ("d upto 256 for Hopper. Requires cudnn 9.5.0").
     """
-    return p.is_training
 
 
 # Determinism.
@@ -56,13 +51,12 @@ def backward_head_dim(p: AttentionParams, env: Environment) -> bool:
     requires={"deterministic": OneOf(False)},
     fires_on={"deterministic": True},
 )
-def deterministic_from_8_9_5(p: AttentionParams, env: Environment) -> bool:
+def deterministic_from_8_9_5(p: AttentionParams, env: Environment) -> None:
     """A deterministic backward needs cuDNN 8.9.5
 
     Fix: cuDNN 8.9.5 or newer.
     Source: TransformerEngine d0067d0, utils.py lines 1556 to 1567.
     """
-    return p.is_training
 
 
 @rule(
@@ -79,7 +73,7 @@ def deterministic_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     Fix: no gradient for the bias, or another candidate.
     Source: TransformerEngine d0067d0, utils.py lines 1556 to 1567 (the why is inferred).
     """
-    return p.deterministic and p.is_training
+    return p.deterministic
 
 
 @rule(
@@ -89,14 +83,13 @@ def deterministic_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     requires={"deterministic": OneOf(False)},
     fires_on={"deterministic": True},
 )
-def deterministic_ampere_before_9(p: AttentionParams, env: Environment) -> bool:
+def deterministic_ampere_before_9(p: AttentionParams, env: Environment) -> None:
     """On Ampere and Ada a deterministic backward does not exist below cuDNN 9.0.0
 
     Fix: see CUDNN205 for newer releases.
     Source: cudnn-frontend v1.5.2, test_mhas.py ("Ampere deterministic implementation is not supported below
     9.0.0"); TransformerEngine d0067d0, utils.py lines 1556 to 1567.
     """
-    return p.is_training
 
 
 @rule(
@@ -107,7 +100,7 @@ def deterministic_ampere_before_9(p: AttentionParams, env: Environment) -> bool:
     unknown=True,
     fires_on={"deterministic": True},
 )
-def deterministic_ampere(p: AttentionParams, env: Environment) -> bool:
+def deterministic_ampere(p: AttentionParams, env: Environment) -> None:
     """Is the backward on Ampere and Ada deterministic? The sources differ
 
     Why: TransformerEngine never trusts it before Hopper; the frontend's tests ask for it from 9.0.0, and its
@@ -116,7 +109,6 @@ def deterministic_ampere(p: AttentionParams, env: Environment) -> bool:
     Source: TransformerEngine d0067d0, utils.py lines 1556 to 1567; cudnn-frontend v1.5.2, test_mhas.py, and
     the support matrix of its Attention page for 9.18.1.
     """
-    return p.is_training
 
 
 @rule(
@@ -126,14 +118,13 @@ def deterministic_ampere(p: AttentionParams, env: Environment) -> bool:
     requires={"deterministic": OneOf(False)},
     fires_on={"deterministic": True},
 )
-def deterministic_blackwell(p: AttentionParams, env: Environment) -> bool:
+def deterministic_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell a deterministic backward needs cuDNN 9.18
 
     Fix: cuDNN 9.18.1 or newer.
     Source: cudnn-frontend 1.32, scaled_dot_product_flash_attention.h (below 9.18.0); TransformerEngine v2.18,
     fused_attn.cpp, "determinism on Blackwell" (9.18.1).
     """
-    return p.is_training
 
 
 # The gradient of a bias.
@@ -152,7 +143,7 @@ def bias_gradient_with_padding(p: AttentionParams, env: Environment) -> Violatio
     Source: cudnn-frontend v1.7.0 to v1.10.0 ("For cuDNN version below 9.5.0, dBias with variable sequence
     lengths is not supported"); TransformerEngine v2.18, fused_attn.cpp, refuses bias and padding altogether.
     """
-    if needs_bias_gradient(p) and p.padding:
+    if p.core_attention_bias_requires_grad and p.padding:
         return Violation("attn_mask_type", p.attn_mask_type, FreeText("no padding beside a bias"))
     return None
 
@@ -171,7 +162,7 @@ def bias_gradient_query_length(p: AttentionParams, env: Environment) -> bool:
     Source: cudnn-frontend v1.7.0 to 1.32 ("dBias not support s_q/s_kv which aren't multiple of 64");
     TransformerEngine has no such clause, the frontend refuses the graph.
     """
-    return needs_bias_gradient(p)
+    return p.core_attention_bias_requires_grad
 
 
 @rule(
@@ -187,7 +178,7 @@ def bias_gradient_key_length(p: AttentionParams, env: Environment) -> bool:
     Fix: pad keys, values and the bias (with -inf), or cuDNN 9.5.0 or newer.
     Source: as for queries (CUDNN208).
     """
-    return needs_bias_gradient(p)
+    return p.core_attention_bias_requires_grad
 
 
 @rule(
@@ -203,7 +194,7 @@ def bias_gradient_shape(p: AttentionParams, env: Environment) -> Violation | Non
     Source: TransformerEngine d0067d0, utils.py line 1445; cudnn-frontend v1.10.0,
     docs/operations/Attention.md, lists shapes that span queries and keys only.
     """
-    if needs_bias_gradient(p) and p.core_attention_bias_shape == "111s":
+    if p.core_attention_bias_requires_grad and p.core_attention_bias_shape == "111s":
         return Violation("core_attention_bias_shape", "111s", OneOf("11ss"))
     return None
 
@@ -246,7 +237,7 @@ def captured_odd_lengths(p: AttentionParams, env: Environment) -> bool:
     v2.18, fused_attn.cpp, last override but one. TransformerEngine limits it to bshd and sbhd; the frontend
     does not, so bhsd counts too.
     """
-    return p.cuda_graph and p.is_training and not p.padding
+    return p.cuda_graph and not p.padding
 
 
 @rule(
@@ -263,7 +254,7 @@ def backward_of_one_pair(p: AttentionParams, env: Environment) -> Violation | No
     Source: cudnn-frontend 1.32, scaled_dot_product_flash_attention.h line 1353; cuDNN release notes, known
     issues. TransformerEngine does not ask.
     """
-    if p.is_training and p.max_seqlen_q == 1 and p.max_seqlen_kv == 1:
+    if p.max_seqlen_q == 1 and p.max_seqlen_kv == 1:
         return Violation("max_seqlen_q", 1, FreeText("more than one query or key"))
     return None
 
@@ -282,7 +273,7 @@ def packed_grouped_heads_backward(p: AttentionParams, env: Environment) -> bool:
     Source: cudnn-frontend v1.8.0 to 1.32 ("For cuDNN version below 9.6.0, group-query attention with raggged
     offset is not supported"); TransformerEngine v2.18, fused_attn.cpp, "qkv format".
     """
-    return p.is_training and packed(p)
+    return packed(p)
 
 
 @rule(
@@ -298,6 +289,6 @@ def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> Viol
     Fix: padded sequences, or no gradient for the bias.
     Source: cudnn-frontend v1.10.0 to 1.32 ("Deterministic kernel or dbias with ragged is not supported").
     """
-    if needs_bias_gradient(p) and packed(p):
+    if p.core_attention_bias_requires_grad and packed(p):
         return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None

@@ -68,6 +68,7 @@ def head_dim_128_before_9_7(p: AttentionParams, env: Environment) -> Violation |
 
 @rule(
     "CUDNN323",
+    training=True,
     when=cudnn(">=9.7.0"),
     arch=HOPPER,
     evidence="library",
@@ -81,7 +82,7 @@ def training_head_dim_hopper(p: AttentionParams, env: Environment) -> Violation 
     Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8_bwd.h ("should be equal to 128"); TransformerEngine
     v2.18, fused_attn.cpp, FP8 branch.
     """
-    return only_128(p) if p.is_training else None
+    return only_128(p)
 
 
 def only_128(p: AttentionParams) -> Violation | None:
@@ -276,6 +277,7 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CUDNN336",
+    training=True,
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
     requires={"max_seqlen_q": Multiple(64)},
@@ -294,11 +296,12 @@ def bottom_right_query_length(p: AttentionParams, env: Environment) -> bool:
     Fix: pad the queries at the front.
     Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8_bwd.h (the forward lost the clause by 1.23).
     """
-    return p.is_training and bottom_right(p)
+    return bottom_right(p)
 
 
 @rule(
     "CUDNN337",
+    training=True,
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
     requires={"max_seqlen_kv": Multiple(64)},
@@ -317,7 +320,7 @@ def bottom_right_key_length(p: AttentionParams, env: Environment) -> bool:
     Fix: pad keys and values, masked out; or upgrade as for queries (CUDNN336).
     Source: as for queries (CUDNN336).
     """
-    return p.is_training and bottom_right(p)
+    return bottom_right(p)
 
 
 @rule(
@@ -358,6 +361,7 @@ def window_blackwell(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CUDNN340",
+    training=True,
     when=cudnn(">=9.8.0"),
     arch=range(90, 130),
     requires={"max_seqlen_q": AtMostField("max_seqlen_kv")},
@@ -372,7 +376,7 @@ def window_more_queries(p: AttentionParams, env: Environment) -> bool:
     Fix: cut off the queries that see no key.
     Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h; libcudnn 9.8 to 9.28 asked without a GPU.
     """
-    return p.is_training and p.window_size[0] >= 0 and not p.padding
+    return p.window_size[0] >= 0 and not p.padding
 
 
 # ---- FP8 attention in cuDNN: bias, softmax, dropout, determinism, packed layouts and caches ------------
@@ -499,6 +503,7 @@ def dropout_from_9_5(p: AttentionParams, env: Environment) -> bool:
 
 @rule_on_cuda(
     "CUDNN357",
+    training=True,
     when=cudnn("<9.19.0"),
     arch=HOPPER,
     requires={"deterministic": OneOf(False)},
@@ -506,7 +511,7 @@ def dropout_from_9_5(p: AttentionParams, env: Environment) -> bool:
     fires_on={**DELAYED, "deterministic": True},
     passes=DELAYED,
 )
-def deterministic_from_9_19(p: AttentionParams, env: Environment) -> bool:
+def deterministic_from_9_19(p: AttentionParams, env: Environment) -> None:
     """Below cuDNN 9.19.0 nobody vouches for deterministic FP8 training on Hopper
 
     Why: the library plans it, but the flag changes nothing in the graph that it is given; TransformerEngine
@@ -515,7 +520,6 @@ def deterministic_from_9_19(p: AttentionParams, env: Environment) -> bool:
     Source: TransformerEngine d0067d0, utils.py lines 1545 to 1555; cudnn-frontend 1.23, sdpa_fp8_bwd.h (the
     request is passed on for Blackwell only).
     """
-    return p.is_training
 
 
 @rule_on_cuda(
@@ -563,7 +567,9 @@ def bottom_right_dropout(p: AttentionParams, env: Environment) -> bool:
 # Layouts and caches.
 
 
-@rule_on_cuda("CUDNN361", arch=HOPPER, evidence="library", fires_on={**DELAYED, **PACKED}, passes=DELAYED)
+@rule_on_cuda(
+    "CUDNN361", training=True, arch=HOPPER, evidence="library", fires_on={**DELAYED, **PACKED}, passes=DELAYED
+)
 def packed_training_hopper(p: AttentionParams, env: Environment) -> Violation | None:
     """On Hopper FP8 training takes no packed sequences (thd)
 
@@ -571,7 +577,7 @@ def packed_training_hopper(p: AttentionParams, env: Environment) -> Violation | 
     Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("sdpa fp8 backward with THD is not supported on Hopper
     architecture"); libcudnn 9.8 to 9.28 asked without a GPU.
     """
-    if packed(p) and p.is_training:
+    if packed(p):
         return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 

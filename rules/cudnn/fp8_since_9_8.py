@@ -137,6 +137,7 @@ def sinks_from_frontend_1_21(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "CUDNN374",
+    training=True,
     when=cudnn(">=9.8.0,<9.26.0"),
     arch=HOPPER,
     evidence="library",
@@ -152,8 +153,6 @@ def three_masks(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: cuDNN 9.26.1 or newer, or fewer of them.
     Source: asked on sm90: 9.8.0 to 9.18.1 (segmentation fault), 9.26.1 (accepted); nothing in between.
     """
-    if not p.is_training:
-        return None
     count, learned = masks(p), p.softmax_type == "learnable"
     if count == 3 or (count == 2 and (p.dropout or learned)):
         return Violation(
@@ -166,6 +165,7 @@ def three_masks(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "CUDNN375",
+    training=True,
     when=cudnn(">=9.19.0"),
     device=CUDA,
     evidence="library",
@@ -186,7 +186,7 @@ def padding_and_more(p: AttentionParams, env: Environment) -> Violation | None:
     Source: asked on sm90 and sm100: 9.26.1 and 9.28.0 (segmentation fault); with one of them less accepted.
     """
     learned = p.softmax_type == "learnable"
-    if not (p.is_training and p.padding and (p.dropout or learned)):
+    if not (p.padding and (p.dropout or learned)):
         return None
     if p.dropout and learned:
         return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
@@ -295,6 +295,7 @@ def paged_blackwell(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "CUDNN381",
+    training=True,
     arch=BLACKWELL,
     requires={"dtype": OneOf("fp8_e4m3")},
     evidence="library",
@@ -307,4 +308,4 @@ def mxfp8_in_e5m2(p: AttentionParams, env: Environment) -> bool:
     Fix: E4M3.
     Source: asked on sm100: 9.26.1 and 9.28.0 have no engine for the backward in E5M2.
     """
-    return kind_of(p) == "mxfp8" and p.is_training and p.dtype.startswith("fp8")
+    return kind_of(p) == "mxfp8" and p.dtype.startswith("fp8")

@@ -15,7 +15,7 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, BLACKWELL, CONSUMER_BLACKWELL,
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtMost, FreeText, Multiple, OneOf
 
-rule = rules_about("cudnn", fp8=False)
+rule = rules_about("cudnn", fp8=False, training=True)
 
 DEEPSEEK = {"head_dim_qk": 192, "head_dim_v": 128}
 BIAS = {"core_attention_bias_type": "post_scale_bias"}
@@ -26,12 +26,8 @@ ROW_WISE = frozenset((*AMPERE_ADA, *CONSUMER_BLACKWELL))
 """Architectures that share the sm80 backward."""
 
 
-def bias_gradient(p: AttentionParams) -> bool:
-    return p.is_training and p.core_attention_bias_requires_grad
-
-
 def square_256(p: AttentionParams) -> bool:
-    return p.is_training and p.head_dim_qk == 256 and p.head_dim_v == 256
+    return p.head_dim_qk == p.head_dim_v == 256
 
 
 # The libraries and the element type.
@@ -46,7 +42,7 @@ def square_256(p: AttentionParams) -> bool:
     fires_on={},
     passes={"is_training": False},
 )
-def newer_frontend_older_library(p: AttentionParams, env: Environment) -> bool:
+def newer_frontend_older_library(p: AttentionParams, env: Environment) -> None:
     """cudnn-frontend 1.24 to 1.26 builds no backward for cuDNN below 9.22
 
     Why: it sets the mode of a reshape, an attribute that older libraries do not have.
@@ -55,7 +51,6 @@ def newer_frontend_older_library(p: AttentionParams, env: Environment) -> bool:
     CUDNN_ATTR_OPERATION_RESHAPE_MODE gives CUDNN_STATUS_BAD_PARAM; 1.23.0, 1.27.0 and 1.28.0 are accepted,
     and so is 9.22.0.
     """
-    return p.is_training
 
 
 @rule(
@@ -72,7 +67,7 @@ def fp32_backward(p: AttentionParams, env: Environment) -> bool:
     Fix: bf16 or fp16.
     Source: asked 9.8.0 to 9.28.0 on sm80 to sm121: no engine.
     """
-    return p.is_training and p.dtype == "fp32"
+    return p.dtype == "fp32"
 
 
 @rule(
@@ -91,8 +86,6 @@ def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Violat
     Source: asked 9.8.0 and 9.9.0 through frontends 1.27.0 and 1.28.0 (segmentation fault) and 1.23.0
     (accepted); 9.10.2 accepts through all of them.
     """
-    if not p.is_training:
-        return None
     if p.padding:
         return Violation("attn_mask_type", p.attn_mask_type, FreeText("a mask type without padding"))
     return limit(p, "max_seqlen_kv", Multiple(128))
@@ -110,14 +103,13 @@ def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Violat
     fires_on={"head_dim_qk": 512},
     passes={"head_dim_qk": 256},
 )
-def backward_head_dim_hopper(p: AttentionParams, env: Environment) -> bool:
+def backward_head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     """On Hopper the backward ends at head dimension 256
 
     Fix: another candidate for training; inference goes further.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("less than or equal to 256"); asked
     9.8.0 to 9.28.0, all refuse.
     """
-    return p.is_training
 
 
 @rule(
@@ -136,7 +128,7 @@ def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Viola
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("9.11 only supports 192 hidden dim");
     asked 9.10.2 (accepted), 9.11.0 and 9.12.0 (refused), 9.13.0 (accepted), with 160/96.
     """
-    if p.is_training and 128 < p.head_dim_qk < 192 and 64 < p.head_dim_v < 128:
+    if 128 < p.head_dim_qk < 192 and 64 < p.head_dim_v < 128:
         return Violation("head_dim_v", p.head_dim_v, OneOf(128))
     return None
 
@@ -150,14 +142,13 @@ def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Viola
     fires_on={"head_dim_qk": 192},
     passes={"head_dim_qk": 192, "is_training": False},
 )
-def backward_head_dim(p: AttentionParams, env: Environment) -> bool:
+def backward_head_dim(p: AttentionParams, env: Environment) -> None:
     """Elsewhere than on sm90 and sm10x the backward ends at head dimension 128
 
     Fix: another candidate for training; inference goes further.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h; asked 9.8.0 to 9.28.0 on sm80, sm86,
     sm87, sm89, sm110, sm120 and sm121, all refuse.
     """
-    return p.is_training
 
 
 @rule(
@@ -168,14 +159,13 @@ def backward_head_dim(p: AttentionParams, env: Environment) -> bool:
     evidence="library",
     fires_on=DEEPSEEK,
 )
-def backward_head_dim_blackwell(p: AttentionParams, env: Environment) -> bool:
+def backward_head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell below cuDNN 9.11 the backward ends at head dimension 128
 
     Fix: cuDNN 9.11.0 for 192/128, 9.23.0 for 256/256.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h; asked 9.8.0 to 9.10.2 (192/128
     refused), 9.11.0 (accepted).
     """
-    return p.is_training
 
 
 @rule(
@@ -193,7 +183,7 @@ def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Violation 
     Source: cudnn-frontend 1.23 and 1.28, scaled_dot_product_flash_attention.h; asked 9.11.0 to 9.28.0 on
     B200 and B300, all refuse.
     """
-    if not p.is_training or square_256(p):
+    if square_256(p):
         return None
     if p.head_dim_qk == 192:
         return limit(p, "head_dim_v", OneOf(128))
@@ -293,7 +283,7 @@ def bias_gradient_wide(p: AttentionParams, env: Environment) -> bool:
     Fix: a bias without gradient.
     Source: asked 9.11.0 to 9.28.0 with 192/128 (no engine), and 9.23.0 to 9.28.0 with 256/256 (refused).
     """
-    return p.is_training and beyond_128(p)
+    return beyond_128(p)
 
 
 @rule(
@@ -330,7 +320,7 @@ def bias_gradient_b1ss(p: AttentionParams, env: Environment) -> Violation | None
     """
     shape = p.core_attention_bias_shape
     one_head = shape == "b1ss" or (shape == "bhss" and p.num_heads == 1)
-    if bias_gradient(p) and one_head and p.batch_size > 1:
+    if p.core_attention_bias_requires_grad and one_head and p.batch_size > 1:
         several = FreeText("a bias shared by the batch, or one without gradient")
         return Violation("core_attention_bias_shape", shape, several if p.num_heads == 1 else OneOf("bhss"))
     return None

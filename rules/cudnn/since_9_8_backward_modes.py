@@ -9,23 +9,15 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import cudnn
 from attnsel.params import AttentionParams
 from attnsel.rules.api import rules_about
-from attnsel.rules.cudnn.since_9_8_backward import BIAS, BIAS_GRADIENT, ROW_WISE, bias_gradient
+from attnsel.rules.cudnn.since_9_8_backward import BIAS, BIAS_GRADIENT, ROW_WISE
 from attnsel.rules.cudnn.since_9_8_masks import SINCE_9_8
 from attnsel.rules.cudnn.words import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKWELL, PACKED
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, EqualTo, FreeText, OneOf
 
-rule = rules_about("cudnn", fp8=False)
+rule = rules_about("cudnn", fp8=False, training=True)
 
 DETERMINISTIC = {"deterministic": True}
-
-
-def deterministic_training(p: AttentionParams) -> bool:
-    return p.is_training and p.deterministic
-
-
-def packed_training(p: AttentionParams) -> bool:
-    return p.is_training and p.qkv_format == "thd"
 
 
 # Deterministic.
@@ -39,14 +31,13 @@ def packed_training(p: AttentionParams) -> bool:
     evidence="library",
     fires_on=DETERMINISTIC,
 )
-def deterministic_blackwell(p: AttentionParams, env: Environment) -> bool:
+def deterministic_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell a deterministic backward needs cuDNN 9.18.0
 
     Fix: cuDNN 9.18.0 or newer.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("with cudnn version below 9.18.0");
     asked 9.8.0 to 9.17.1 (refused), 9.18.0 (accepted). Thor (sm110) accepts from 9.8.0.
     """
-    return p.is_training
 
 
 @rule(
@@ -65,7 +56,7 @@ def deterministic_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("when dbias, rng/dropout, alibi is
     enabled"); asked 9.18.0 to 9.28.0, all refuse.
     """
-    return deterministic_training(p)
+    return p.deterministic
 
 
 @rule(
@@ -103,7 +94,7 @@ def deterministic_alibi(p: AttentionParams, env: Environment) -> bool:
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("when dbias, rng/dropout, alibi is
     enabled"); asked 9.18.0 to 9.28.0, all refuse.
     """
-    return deterministic_training(p) and p.core_attention_bias_type == "alibi"
+    return p.deterministic and p.core_attention_bias_type == "alibi"
 
 
 @rule(
@@ -122,7 +113,7 @@ def deterministic_packed(p: AttentionParams, env: Environment) -> bool:
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("not supported for bprop thd on SM8X
     and SM12X GPUs"); asked 9.18.1 to 9.28.0, all refuse.
     """
-    return packed_training(p)
+    return p.qkv_format == "thd"
 
 
 @rule(
@@ -140,7 +131,7 @@ def deterministic_packed_thor(p: AttentionParams, env: Environment) -> bool:
     Fix: bshd with a padding mask, or deterministic=False.
     Source: asked 9.8.0, 9.9.0, 9.10.2, 9.14.0, 9.18.1 and 9.28.0: no engine.
     """
-    return packed_training(p)
+    return p.qkv_format == "thd"
 
 
 ONE_KEY = {**DETERMINISTIC, **BIAS, "max_seqlen_kv": 1}
@@ -149,7 +140,7 @@ ONE_KEY = {**DETERMINISTIC, **BIAS, "max_seqlen_kv": 1}
 def deterministic_bias(p: AttentionParams) -> bool:
     """Deterministic training with a bias of a row per query. Without any key nothing runs (DEVICE002)."""
     biased = p.has_bias and p.core_attention_bias_shape != "111s"
-    return deterministic_training(p) and biased and p.max_seqlen_kv > 0
+    return p.deterministic and biased and p.max_seqlen_kv > 0
 
 
 @rule(
@@ -206,7 +197,7 @@ def packed_backward_consumer_blackwell(p: AttentionParams, env: Environment) -> 
     Fix: cuDNN 9.18.1 or newer; or bshd with a padding mask. Inference runs.
     Source: asked 9.8.0 to 9.18.0 (no engine, though the frontend agrees), 9.18.1 (accepted).
     """
-    if packed_training(p):
+    if p.qkv_format == "thd":
         return Violation("qkv_layout", p.qkv_layout, FreeText("bshd, sbhd or bhsd"))
     return None
 
@@ -226,7 +217,7 @@ def packed_backward_orin_spark(p: AttentionParams, env: Environment) -> Violatio
     Fix: bshd with a padding mask. Inference runs.
     Source: asked 9.18.1 and 9.28.0 with the described devices Orin and GB10: no engine.
     """
-    if packed_training(p):
+    if p.qkv_format == "thd":
         return Violation("qkv_layout", p.qkv_layout, FreeText("bshd, sbhd or bhsd"))
     return None
 
@@ -246,7 +237,7 @@ def packed_backward_unequal(p: AttentionParams, env: Environment) -> bool:
     Fix: pad the smaller one with zeros; or bshd with a padding mask.
     Source: asked 9.18.1 with every pair of multiples of 8 up to 128, and 9.19.0 to 9.28.0: no engine.
     """
-    return packed_training(p)
+    return p.qkv_format == "thd"
 
 
 @rule(
@@ -264,7 +255,7 @@ def packed_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     Fix: a bias without gradient; or bshd with a padding mask.
     Source: asked 9.18.1 to 9.28.0: no engine.
     """
-    return packed_training(p)
+    return p.qkv_format == "thd"
 
 
 @rule(
@@ -283,7 +274,7 @@ def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> bool
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("dbias with ragged is not supported
     for SM Major version 10"); asked 9.8.0 to 9.28.0, all refuse, Thor (sm110) too.
     """
-    return packed_training(p)
+    return p.qkv_format == "thd"
 
 
 @rule(
@@ -301,7 +292,7 @@ def packed_backward_interleaved(p: AttentionParams, env: Environment) -> Violati
     Source: asked 9.18.1 to 9.28.0: no engine for t3hd and th3d, accepted for thd_t2hd and thd_th2d.
     TransformerEngine v2.18, fused_attn.cpp, refuses the same two.
     """
-    if packed_training(p) and p.layout.group in ("3hd", "h3d"):
+    if p.qkv_format == "thd" and p.layout.group in ("3hd", "h3d"):
         return Violation("qkv_layout", p.qkv_layout, OneOf("thd_thd_thd"))
     return None
 
@@ -328,7 +319,7 @@ def one_query_one_key(p: AttentionParams, env: Environment) -> Violation | None:
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("s_q = s_kv = 1 is not supported");
     asked 9.8.0 to 9.28.0, all refuse.
     """
-    if p.is_training and p.max_seqlen_q == 1 and p.max_seqlen_kv == 1:
+    if p.max_seqlen_q == 1 and p.max_seqlen_kv == 1:
         return Violation("max_seqlen_kv", 1, FreeText("at least 2"))
     return None
 
@@ -349,7 +340,7 @@ def one_key_bias(p: AttentionParams, env: Environment) -> bool:
     Source: asked 9.8.0 and 9.9.0 (accepted), 9.10.2 to 9.28.0 (no engine); a bias of shape 111s is
     accepted.
     """
-    return p.is_training and p.max_seqlen_kv == 1 and p.has_bias and p.core_attention_bias_shape != "111s"
+    return p.max_seqlen_kv == 1 and p.has_bias and p.core_attention_bias_shape != "111s"
 
 
 @rule(
@@ -368,7 +359,7 @@ def one_key_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     Source: asked 9.8.0 and 9.9.0 (accepted), 9.10.2 to 9.28.0 (no engine); a bias of shape 111s is
     accepted.
     """
-    return p.is_training and p.max_seqlen_kv == 1 and p.core_attention_bias_shape != "111s"
+    return p.max_seqlen_kv == 1 and p.core_attention_bias_shape != "111s"
 
 
 @rule(
@@ -387,7 +378,7 @@ def one_key_crash(p: AttentionParams, env: Environment) -> Violation | None:
     Source: asked 9.8.0 and 9.9.0 (segmentation fault), 9.10.2 (accepted). With a bias gradient it is
     accepted.
     """
-    if p.is_training and p.max_seqlen_kv == 1 and not bias_gradient(p):
+    if p.max_seqlen_kv == 1 and not p.core_attention_bias_requires_grad:
         return Violation("max_seqlen_kv", 1, FreeText("at least 2"))
     return None
 
@@ -408,7 +399,7 @@ def one_query_crash(p: AttentionParams, env: Environment) -> Violation | None:
     Source: asked 9.8.0 to 9.13.0 (segmentation fault), 9.13.1 (accepted). With a bias gradient it is
     accepted.
     """
-    if p.is_training and p.max_seqlen_q == 1 and 1 in (p.batch_size, p.num_heads) and not bias_gradient(p):
+    if p.max_seqlen_q == 1 and 1 in (p.batch_size, p.num_heads) and not p.core_attention_bias_requires_grad:
         return Violation("max_seqlen_q", 1, FreeText("at least 2"))
     return None
 
@@ -434,6 +425,6 @@ def one_row_crash(p: AttentionParams, env: Environment) -> Violation | None:
     Source: cudnn-frontend#1071 (9.26.0); asked 9.25.1 (accepted), 9.26.1 and 9.28.0 (segmentation fault with
     any mask, layout and number of keys; some calls with dropout on Blackwell or head dimension 256 pass).
     """
-    if p.is_training and p.max_seqlen_q == 1 and p.batch_size == 1 and p.num_heads == 1:
+    if p.max_seqlen_q == 1 and p.batch_size == 1 and p.num_heads == 1:
         return Violation("max_seqlen_q", 1, FreeText("at least 2"))
     return None

@@ -183,22 +183,23 @@ def four_pages_want_even_heads(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "FLASH424",
+    training=True,
     arch=SM12,
     requires={"deterministic": OneOf(False)},
     fires_on={"gpu": "RTX 5090", "deterministic": True, **NEW},
     passes={"gpu": "RTX 5090", "deterministic": True, "is_training": False, **NEW},
 )
-def four_deterministic_on_sm12(p: AttentionParams, env: Environment) -> bool:
+def four_deterministic_on_sm12(p: AttentionParams, env: Environment) -> None:
     """On sm12x FlashAttention 4's backward is not deterministic
 
     Fix: flash_attn.2 is; or deterministic=False.
     Source: flash_attn/cute/interface.py 4.0.0b36, assert on deterministic, line 2352 (4.0.0b20: 1373).
     """
-    return p.is_training
 
 
 @rule(
     "FLASH425",
+    training=True,
     when=BEFORE_B36,
     device=CUDA,
     requires={"softcap": OneOf(0.0)},
@@ -212,7 +213,7 @@ def four_softcap_with_lengths(p: AttentionParams, env: Environment) -> bool:
     Source: flash_attn/cute/interface.py 4.0.0b36, assert "varlen + score_mod not supported in bwd yet",
     line 1510 of 4.0.0b20.
     """
-    return p.is_training and (p.padding or p.qkv_format == "thd")
+    return p.padding or p.qkv_format == "thd"
 
 
 # ---- FLASH410 to 419 and 430 to 439: which head dimensions FlashAttention 4 has kernels for ------------
@@ -310,6 +311,7 @@ def four_forward_fits(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "FLASH414",
+    training=True,
     arch=(*HOPPER, *DATACENTRE),
     fires_on={"head_dim_qk": 192, "head_dim_v": 128, "num_gqa_groups": 4, **NEW},
     passes={"head_dim_qk": 192, "head_dim_v": 128, **NEW},
@@ -322,7 +324,7 @@ def four_grouped_heads_apart(p: AttentionParams, env: Environment) -> Violation 
     4.0.0b20, line 759, built for (128, 64).
     """
     d, e = p.head_dim_qk, p.head_dim_v
-    if not p.is_training or not p.gqa or d == e or (env.arch != 90 and (d, e) == (192, 128)):
+    if not p.gqa or d == e or (env.arch != 90 and (d, e) == (192, 128)):
         return None
     return limit(
         p, *(("head_dim_v", EqualTo("head_dim_qk")) if e < d else ("head_dim_qk", EqualTo("head_dim_v")))
@@ -331,6 +333,7 @@ def four_grouped_heads_apart(p: AttentionParams, env: Environment) -> Violation 
 
 @rule(
     "FLASH415",
+    training=True,
     arch=HOPPER,
     evidence="compiler",
     fires_on={"head_dim_qk": 64, "head_dim_v": 128, **NEW},
@@ -344,13 +347,14 @@ def four_wide_values_on_hopper(p: AttentionParams, env: Environment) -> Violatio
     Source: flash_bwd_sm90.py 4.0.0b36, line 688, and 4.0.0b20; built for sm90 with nvidia-cutlass-dsl 4.8.1
     and 4.6.0.dev0.
     """
-    if p.is_training and p.head_dim_v > p.head_dim_qk:
+    if p.head_dim_v > p.head_dim_qk:
         return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
     return None
 
 
 @rule(
     "FLASH416",
+    training=True,
     arch=HOPPER,
     evidence="compiler",
     fires_on={"head_dim_qk": 104, **NEW},
@@ -363,15 +367,16 @@ def four_one_width_on_hopper(p: AttentionParams, env: Environment) -> Violation 
     Source: flash_bwd_sm90.py 4.0.0b36, line 1210 ("failed to partition input (112,80)"); 4.0.0b20 builds
     fewer widths still (FLASH418).
     """
-    if p.is_training and p.head_dim_qk == 104:
+    if p.head_dim_qk == 104:
         return Violation("head_dim_qk", 104, OneOf(112))
-    if p.is_training and p.head_dim_v == 104:
+    if p.head_dim_v == 104:
         return Violation("head_dim_v", 104, OneOf(112))
     return None
 
 
 @rule(
     "FLASH417",
+    training=True,
     arch=SM12,
     evidence="compiler",
     fires_on={"gpu": "RTX 5090", "head_dim_qk": 192, **NEW},
@@ -386,7 +391,7 @@ def four_backward_fits(p: AttentionParams, env: Environment) -> Violation | None
     Source: flash_bwd_sm120.py 4.0.0b36, built for sm120 with nvidia-cutlass-dsl 4.8.1: 82944 bytes at 128,
     99328 at 160 and at (192, 128), 115712 at 192.
     """
-    if not p.is_training or _rounded(p.head_dim_qk, 32) + _rounded(p.head_dim_v, 32) <= 320:
+    if _rounded(p.head_dim_qk, 32) + _rounded(p.head_dim_v, 32) <= 320:
         return None
     field = "head_dim_qk" if p.head_dim_qk >= p.head_dim_v else "head_dim_v"
     return Violation(
@@ -406,6 +411,7 @@ _BUILT_BY_B20: dict[bool, tuple[tuple[int, ...], frozenset[tuple[int, int]]]] = 
 
 @rule(
     "FLASH418",
+    training=True,
     when=BEFORE_B36,
     arch=(*HOPPER, *DATACENTRE),
     evidence="compiler",
@@ -422,7 +428,7 @@ def four_widths_of_b20(p: AttentionParams, env: Environment) -> Violation | None
     """
     d, e = p.head_dim_qk, p.head_dim_v
     alike, pairs = _BUILT_BY_B20[env.arch == 90]
-    if not p.is_training or (d, e) in pairs or max(d, e) > alike[-1]:
+    if (d, e) in pairs or max(d, e) > alike[-1]:
         return None
     if e < d:
         return limit(p, "head_dim_v", EqualTo("head_dim_qk"))

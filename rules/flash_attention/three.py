@@ -128,23 +128,24 @@ def three_head_dims_apart(p: AttentionParams, env: Environment) -> Violation | N
 
 @rule(
     "FLASH313",
+    training=True,
     requires={"head_dim_v": AtMost(256)},
     fires_on={"head_dim_qk": 64, "head_dim_v": 512, **_3},
     passes={"head_dim_qk": 64, "head_dim_v": 512, "is_training": False, **_3},
     device=CUDA,
 )
-def three_wide_values(p: AttentionParams, env: Environment) -> bool:
+def three_wide_values(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 3's backward has head dimensions up to 256
 
     Fix: triton and tiled; or is_training=False.
     Source: hopper/flash_api.cpp at 0251105a, TORCH_CHECK on std::max(head_size, head_size_v) in mha_bwd,
     line 1352.
     """
-    return p.is_training
 
 
 @rule(
     "FLASH320",
+    training=True,
     when=flash_attn_3("<3.0.0"),
     device=CUDA,
     requires={"flash_attn_3": NEWER},
@@ -159,11 +160,12 @@ def three_deterministic_since_3_0_0(p: AttentionParams, env: Environment) -> boo
     Fix: FlashAttention 3.0.0, or flash_attn.2.
     Source: "false /*Deterministic*/" in hopper/flash_bwd_launch_template.h at v2.8.3.
     """
-    return p.is_training and p.deterministic
+    return p.deterministic
 
 
 @rule(
     "FLASH321",
+    training=True,
     device=CUDA,
     fires_on={"deterministic": True, "head_dim_qk": 256, **_3},
     passes={"deterministic": True, **_3},
@@ -175,6 +177,6 @@ def three_deterministic(p: AttentionParams, env: Environment) -> Violation | Non
     Source: TORCH_CHECK "Deterministic backward not supported for hdim 256", hopper/flash_api.cpp at
     0251105a, line 1370.
     """
-    if p.is_training and p.deterministic and max(p.head_dim_qk, p.head_dim_v) > 192:
+    if p.deterministic and max(p.head_dim_qk, p.head_dim_v) > 192:
         return Violation("deterministic", True, OneOf(False))
     return None

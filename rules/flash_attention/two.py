@@ -166,6 +166,7 @@ def two_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | Non
 
 @rule(
     "FLASH213",
+    training=True,
     when=flash_attn("<2.7.3"),
     device=CUDA,
     fires_on={"gpu": "RTX 4090", "head_dim_qk": 256, "attention_dropout": 0.1, **OLD},
@@ -181,7 +182,7 @@ def two_wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
     line 873; the same in v2.7.0 to v2.7.2.
     """
     width = max(p.head_dim_qk, p.head_dim_v)
-    if not p.is_training or width <= 192 or env.arch in (80, 90):
+    if width <= 192 or env.arch in (80, 90):
         return None
     if p.dropout:
         return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
@@ -193,6 +194,7 @@ def two_wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "FLASH214",
+    training=True,
     when=flash_attn(">=2.7.3"),
     arch=SMALL_SHARED_MEMORY,
     fires_on={"gpu": "RTX 4090", "head_dim_qk": 256, "attention_dropout": 0.1, **_2},
@@ -208,7 +210,7 @@ def two_wide_backward_since_2_7_3(p: AttentionParams, env: Environment) -> Viola
     Source: run_mha_bwd_hdim256 in csrc/flash_attn/src/flash_bwd_launch_template.h v2.8.3, "max smem is 99 KB.
     Only works without dropout".
     """
-    if p.is_training and p.dropout and max(p.head_dim_qk, p.head_dim_v) > 192:
+    if p.dropout and max(p.head_dim_qk, p.head_dim_v) > 192:
         return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
     return None
 

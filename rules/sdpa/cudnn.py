@@ -430,6 +430,7 @@ def wide_heads_in_torch_2_14(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "SDPA315",
+    training=True,
     arch=SERVER,
     when=torch(">=2.14.0"),
     fires_on={"head_dim_qk": 192, "cudnn": "9.24.0"},
@@ -441,7 +442,7 @@ def wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: pad both head dimensions to 256, or use sdpa.flash.
     Source: check_cudnn_tensor_shapes in C (requires_grad).
     """
-    if not p.is_training or max(head_dims(p)) <= 128 or head_dims(p) in (DEEPSEEK, (256, 256)):
+    if max(head_dims(p)) <= 128 or head_dims(p) in (DEEPSEEK, (256, 256)):
         return None
     field = "head_dim_v" if p.head_dim_v < p.head_dim_qk else "head_dim_qk"
     note = "both head dimensions; or 192/128 (head_dim_qk/head_dim_v), or at most 128"
@@ -450,6 +451,7 @@ def wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "SDPA316",
+    training=True,
     when=cudnn(">=9.11.0"),
     arch=HOPPER,
     fires_on={"head_dim_qk": 256, "head_dim_v": 128},
@@ -461,7 +463,7 @@ def unequal_wide_backward(p: AttentionParams, env: Environment) -> Violation | N
     Fix: pad head_dim_v to head_dim_qk.
     Source: TransformerEngine v2.18, fused_attn.cpp, lines 349-353 (cuDNN >= 9.11).
     """
-    if not p.is_training or min(head_dims(p)) < 128 or head_dims(p) == DEEPSEEK:
+    if min(head_dims(p)) < 128 or head_dims(p) == DEEPSEEK:
         return None
     if p.head_dim_v < p.head_dim_qk:
         return limit(p, "head_dim_v", EqualTo("head_dim_qk"), "or 192/128")

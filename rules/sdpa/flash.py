@@ -192,6 +192,7 @@ def flash_causal_corner(p: AttentionParams, env: Environment) -> Violation | Non
 
 @rule(
     "SDPA107",
+    training=True,
     arch=SMALL_SHARED_MEMORY,
     fires_on={"gpu": "RTX 4090", "head_dim_qk": 224},
     passes={"gpu": "RTX 4090", "head_dim_qk": 256},
@@ -206,7 +207,7 @@ def flash_wide_backward(p: AttentionParams, env: Environment) -> Violation | Non
     sm89 only.
     """
     width = max(p.head_dim_qk, p.head_dim_v)
-    if not p.is_training or width <= 192:
+    if width <= 192:
         return None
     if width <= 224:
         field = "head_dim_qk" if p.head_dim_qk == width else "head_dim_v"
@@ -219,6 +220,7 @@ def flash_wide_backward(p: AttentionParams, env: Environment) -> Violation | Non
     "sdpa.flash",
     "sdpa.varlen",
     "sdpa.efficient",
+    training=True,
     evidence="documented",
     fires_on={"deterministic": True},
     passes={"deterministic": True, "is_training": False},
@@ -232,7 +234,7 @@ def backward_follows_torch(p: AttentionParams, env: Environment) -> Unknown | No
     Source: pytorch#182551 (table of SDPA determinism); attention_backward.cu, num_splits_key;
     attnsel/backends/sdpa/guards.py, "deterministic".
     """
-    if p.deterministic and p.is_training:
+    if p.deterministic:
         return Unknown(
             "deterministic", True, FreeText("torch.use_deterministic_algorithms(True) when it runs")
         )

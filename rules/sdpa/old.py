@@ -49,20 +49,20 @@ def bottom_right_since_2_3(p: AttentionParams, env: Environment) -> Violation | 
 
 @rule(
     "SDPA708",
+    training=True,
     when=torch(">=2.2.0,<2.3.0"),
     arch=range(86, 90),
     requires={("head_dim_qk", "head_dim_v"): AtMost(192)},
     fires_on={"gpu": "RTX 4090", "head_dim_qk": 256},
     passes={"gpu": "RTX 4090", "head_dim_qk": 192},
 )
-def flash_backward_in_2_2(p: AttentionParams, env: Environment) -> bool:
+def flash_backward_in_2_2(p: AttentionParams, env: Environment) -> None:
     """In PyTorch 2.2 the flash backward stops at head_dim 192 on sm86 to sm89
 
     Fix: PyTorch 2.3 has 256 without dropout; sdpa.efficient has no limit.
     Source: "training with head_dim greater than 192 on gpu architectures in the range[sm86, sm89]",
     libtorch_cuda.so, wheel 2.2.2.
     """
-    return p.is_training
 
 
 @rule(
