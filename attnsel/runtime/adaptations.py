@@ -1,9 +1,10 @@
 """Adaptations on tensors: into the changed call, and back with the output and the gradients.
 
-A selected candidate lists its adaptations (``selection/adaptations.py`` proves each exact); here
-each is a :class:`Step`. ``adapted`` puts the steps around the kernel of the changed question, whichever
-kernel that is: autograd flows through ``into`` and ``out``, which are plain PyTorch operations; where
-autograd does not record (inside an operator), ``dout`` and ``grads`` are their transposes, written out.
+A selected candidate lists its adaptations. ``selection/adaptations.py`` has what each makes of the question,
+and why that is exact; here each, under the same name and in the same order, is a :class:`TensorStep`.
+``adapted`` puts the steps around the kernel of the changed question, whichever kernel that is: autograd flows
+through ``into`` and ``out``, which are plain PyTorch operations; where autograd does not record (inside an
+operator), ``dout`` and ``grads`` are their transposes, written out.
 
 A mask is folded by the kernel that takes one, so ``fold_mask`` has no step. Nothing here reads a tensor on
 the host.
@@ -32,7 +33,7 @@ from attnsel.verdicts.reasons import Adaptation
 
 
 class Places:
-    """Which rows of packed sequences and of a padded batch are each other's; see ``apply.Unpack``."""
+    """Which rows of packed sequences and of a padded batch are each other's; see ``Unpack``."""
 
     def __init__(self, cu: Any, cu_padded: Any, rows: int, fmt: str) -> None:
         self.cu, self.starts = cu.long(), (cu if cu_padded is None else cu_padded).long()
@@ -115,6 +116,9 @@ def outside(extras: Any, rows: int) -> Tensor:
     return beyond
 
 
+STEPS: dict[str, type[TensorStep]] = {}
+
+
 class TensorStep:
     """One adaptation. ``before`` and ``after`` are the questions on its two sides.
 
@@ -126,6 +130,9 @@ class TensorStep:
     ``out`` enters a backward only as rowsum(dout * out), so zeros may stand where the step cut it off, as
     dout is zero there. ``inner_lse`` has what makes probabilities finite in rows that were cut off.
     """
+
+    def __init_subclass__(cls, name: str) -> None:
+        STEPS[name] = cls
 
     def __init__(self, adaptation: Adaptation, before: AttentionParams, after: AttentionParams) -> None:
         self.changes = dict(adaptation.changes)
@@ -151,67 +158,52 @@ class TensorStep:
         return grads
 
 
-class DropMask(TensorStep):
+class DropMask(TensorStep, name="drop_mask"):
     def into(self, call: Call) -> Call:
         return call._replace(extras=call.extras._replace(attention_mask=None))
 
 
-class Contiguous(TensorStep):
-    def into(self, call: Call) -> Call:
-        dense = {
-            name: getattr(call, name).clone(memory_format=torch.contiguous_format)
-            for name in ("q", "k", "v")
-            if name in self.changes and getattr(self.before.tensors, name) is not None
-        }
-        return call._replace(**dense)
+class Unpack(TensorStep, name="unpack"):
+    """thd to bshd and back."""
 
-
-class ExpandGqa(TensorStep):
     def into(self, call: Call) -> Call:
-        copies, axis = self.after.num_gqa_groups // self.before.num_gqa_groups, self._axis
+        extras = call.extras
+        to_q, to_kv = self._places(extras, 0), self._places(extras, 1)
+        kept = extras._replace(
+            cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None, max_seqlen_q=None, max_seqlen_kv=None
+        )
         return call._replace(
-            k=call.k.repeat_interleave(copies, dim=axis), v=call.v.repeat_interleave(copies, dim=axis)
+            q=to_q.unpacked(call.q), k=to_kv.unpacked(call.k), v=to_kv.unpacked(call.v), extras=kept
         )
 
-    def grads(self, grads: Grads, call: Call) -> Grads:
-        return grads._replace(k=self._sum(grads.k), v=self._sum(grads.v))
-
-    @property
-    def _axis(self) -> int:
-        return self.form.heads
-
-    def _sum(self, grad: Tensor) -> Tensor:
-        """The gradient of repeated kv heads, summed over the copies of each in float32 or better."""
-        copies = torch.unflatten(grad, self._axis, (self.before.num_gqa_groups, -1))
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        return copies.sum(self._axis + 1, dtype=wide).to(grad.dtype)
-
-
-class PadHeadDimQK(TensorStep):
-    def into(self, call: Call) -> Call:
-        to = self.after.head_dim_qk
-        return call._replace(q=lengthened(call.q, -1, to), k=lengthened(call.k, -1, to))
-
-    def grads(self, grads: Grads, call: Call) -> Grads:
-        d = self.before.head_dim_qk
-        return grads._replace(q=grads.q.narrow(-1, 0, d), k=grads.k.narrow(-1, 0, d))
-
-
-class PadHeadDimV(TensorStep):
-    def into(self, call: Call) -> Call:
-        return call._replace(v=lengthened(call.v, -1, self.after.head_dim_v))
-
     def out(self, out: Tensor, call: Call) -> Tensor:
-        return out.narrow(-1, 0, self.before.head_dim_v)
+        return self._places(call.extras, 0).packed(out, call.q.shape[0])
+
+    def lse(self, lse: Tensor, call: Call) -> Tensor:
+        rows = self._places(call.extras, 0).packed(lse.transpose(1, 2), call.q.shape[0], -torch.inf)
+        return rows.transpose(0, 1)
+
+    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
+        return self._places(call.extras, 0).unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
 
     def dout(self, dout: Tensor, call: Call) -> Tensor:
-        return lengthened(dout, -1, self.after.head_dim_v)
+        return self._places(call.extras, 0).unpacked(dout)
 
     def grads(self, grads: Grads, call: Call) -> Grads:
-        return grads._replace(v=grads.v.narrow(-1, 0, self.before.head_dim_v))
+        kv = self._places(call.extras, 1)
+        return grads._replace(
+            q=self._places(call.extras, 0).packed(grads.q, call.q.shape[0]),
+            k=kv.packed(grads.k, call.k.shape[0]),
+            v=kv.packed(grads.v, call.k.shape[0]),
+        )
+
+    def _places(self, extras: Extras, side: int) -> Places:
+        if side == 0:
+            return Places(extras.cu_seqlens_q, extras.cu_seqlens_q_padded, self.before.max_seqlen_q, "bshd")
+        return Places(extras.cu_seqlens_kv, extras.cu_seqlens_kv_padded, self.before.max_seqlen_kv, "bshd")
 
 
-class ZeroPadding(TensorStep):
+class ZeroPadding(TensorStep, name="zero_padding"):
     """Padded rows of q, k and v as zeros, and of what comes back as what the contract says of them."""
 
     def into(self, call: Call) -> Call:
@@ -249,7 +241,7 @@ class ZeroPadding(TensorStep):
         return beyond[:, None, :, None] if self.form.name == "bhsd" else beyond[:, :, None, None]
 
 
-class PadSequence(TensorStep):
+class PadSequence(TensorStep, name="pad_sequence"):
     def __init__(self, adaptation: Adaptation, before: AttentionParams, after: AttentionParams) -> None:
         super().__init__(adaptation, before, after)
         self.axis = self.form.rows
@@ -323,47 +315,62 @@ class PadSequence(TensorStep):
         )
 
 
-class Unpack(TensorStep):
-    """thd to bshd and back."""
-
+class PadHeadDimQK(TensorStep, name="pad_head_dim_qk"):
     def into(self, call: Call) -> Call:
-        extras = call.extras
-        to_q, to_kv = self._places(extras, 0), self._places(extras, 1)
-        kept = extras._replace(
-            cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None, max_seqlen_q=None, max_seqlen_kv=None
-        )
-        return call._replace(
-            q=to_q.unpacked(call.q), k=to_kv.unpacked(call.k), v=to_kv.unpacked(call.v), extras=kept
-        )
-
-    def out(self, out: Tensor, call: Call) -> Tensor:
-        return self._places(call.extras, 0).packed(out, call.q.shape[0])
-
-    def lse(self, lse: Tensor, call: Call) -> Tensor:
-        rows = self._places(call.extras, 0).packed(lse.transpose(1, 2), call.q.shape[0], -torch.inf)
-        return rows.transpose(0, 1)
-
-    def inner_lse(self, lse: Tensor, call: Call) -> Tensor:
-        return self._places(call.extras, 0).unpacked(lse.transpose(0, 1), -torch.inf).transpose(1, 2)
-
-    def dout(self, dout: Tensor, call: Call) -> Tensor:
-        return self._places(call.extras, 0).unpacked(dout)
+        to = self.after.head_dim_qk
+        return call._replace(q=lengthened(call.q, -1, to), k=lengthened(call.k, -1, to))
 
     def grads(self, grads: Grads, call: Call) -> Grads:
-        kv = self._places(call.extras, 1)
-        return grads._replace(
-            q=self._places(call.extras, 0).packed(grads.q, call.q.shape[0]),
-            k=kv.packed(grads.k, call.k.shape[0]),
-            v=kv.packed(grads.v, call.k.shape[0]),
+        d = self.before.head_dim_qk
+        return grads._replace(q=grads.q.narrow(-1, 0, d), k=grads.k.narrow(-1, 0, d))
+
+
+class PadHeadDimV(TensorStep, name="pad_head_dim_v"):
+    def into(self, call: Call) -> Call:
+        return call._replace(v=lengthened(call.v, -1, self.after.head_dim_v))
+
+    def out(self, out: Tensor, call: Call) -> Tensor:
+        return out.narrow(-1, 0, self.before.head_dim_v)
+
+    def dout(self, dout: Tensor, call: Call) -> Tensor:
+        return lengthened(dout, -1, self.after.head_dim_v)
+
+    def grads(self, grads: Grads, call: Call) -> Grads:
+        return grads._replace(v=grads.v.narrow(-1, 0, self.before.head_dim_v))
+
+
+class ExpandGqa(TensorStep, name="expand_gqa"):
+    def into(self, call: Call) -> Call:
+        copies, axis = self.after.num_gqa_groups // self.before.num_gqa_groups, self._axis
+        return call._replace(
+            k=call.k.repeat_interleave(copies, dim=axis), v=call.v.repeat_interleave(copies, dim=axis)
         )
 
-    def _places(self, extras: Extras, side: int) -> Places:
-        if side == 0:
-            return Places(extras.cu_seqlens_q, extras.cu_seqlens_q_padded, self.before.max_seqlen_q, "bshd")
-        return Places(extras.cu_seqlens_kv, extras.cu_seqlens_kv_padded, self.before.max_seqlen_kv, "bshd")
+    def grads(self, grads: Grads, call: Call) -> Grads:
+        return grads._replace(k=self._sum(grads.k), v=self._sum(grads.v))
+
+    @property
+    def _axis(self) -> int:
+        return self.form.heads
+
+    def _sum(self, grad: Tensor) -> Tensor:
+        """The gradient of repeated kv heads, summed over the copies of each in float32 or better."""
+        copies = torch.unflatten(grad, self._axis, (self.before.num_gqa_groups, -1))
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        return copies.sum(self._axis + 1, dtype=wide).to(grad.dtype)
 
 
-class Pack(TensorStep):
+class Contiguous(TensorStep, name="contiguous"):
+    def into(self, call: Call) -> Call:
+        dense = {
+            name: getattr(call, name).clone(memory_format=torch.contiguous_format)
+            for name in ("q", "k", "v")
+            if name in self.changes and getattr(self.before.tensors, name) is not None
+        }
+        return call._replace(**dense)
+
+
+class Pack(TensorStep, name="pack"):
     """A padded batch to thd, in room for all its rows, and back."""
 
     def into(self, call: Call) -> Call:
@@ -418,19 +425,6 @@ class Pack(TensorStep):
     def _places_of_lse(self, call: Call) -> Places:
         """The same for [b, s, h], whatever the call's format."""
         return Places(cu_seqlens_of(call.extras)[0], None, self.before.max_seqlen_q, "bshd")
-
-
-STEPS: dict[str, type[TensorStep]] = {
-    "drop_mask": DropMask,
-    "unpack": Unpack,
-    "zero_padding": ZeroPadding,
-    "pad_sequence": PadSequence,
-    "pad_head_dim_qk": PadHeadDimQK,
-    "pad_head_dim_v": PadHeadDimV,
-    "expand_gqa": ExpandGqa,
-    "contiguous": Contiguous,
-    "pack": Pack,
-}
 
 
 # ---- around a kernel --------------------------------------------------------------------------------

@@ -1,4 +1,16 @@
-""""""
+"""Exact changes of a call: when each applies, what it makes of the question, what it costs; how to find them.
+
+An adaptation has two halves of one name, because planning loads no torch: here a function, which is pure
+(parameters and a target in, the changed parameters and the cost out; None where the change would not be
+exact, or would change nothing), and in ``attnsel/runtime/adaptations.py`` a class, which does the same to
+tensors. Costs count the memory that a change makes while the forward runs (copies, and what a wider output
+takes beyond the one that is asked for) and the operations that the kernel then does more.
+
+The engine asks the rules again about the changed question, so an adaptation never vouches for a candidate:
+the rules do.
+
+Letters as in ``backends/contract.py``: b, h, g heads, s_q, s_kv, d head_dim_qk, e head_dim_v.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +24,10 @@ from attnsel.params.layout import LAYOUTS
 from attnsel.verdicts.reasons import Adaptation, Reason
 from attnsel.verdicts.requirements import Multiple
 
-# --------------------------------------------------------------------------------------------------------
-# Exact changes of a call, one function each: what it turns the question into, and what it costs.
-#
-# Each is pure: parameters and a target in, the changed parameters and the cost out; None where the change
-# would not be exact, or would change nothing. ``runtime/adaptations.py`` carries the same changes out on
-# tensors, under the same names. Costs count the memory that a change makes while the forward runs (copies,
-# and what a wider output takes beyond the one that is asked for) and the operations that the kernel then
-# does more.
-#
-# Letters as in ``backends/contract.py``: b, h, g heads, s_q, s_kv, d head_dim_qk, e head_dim_v.
-
-
 Target = tuple[tuple[str, Any], ...]  # fields and the values they are brought to
 Applied = tuple[AttentionParams, Adaptation] | None
+Aim = Callable[[AttentionParams, list[Reason]], Target | None]
+Apply = Callable[[AttentionParams, Target], Applied]
 
 _MASK = TensorSpec(shape=(1, 1, 1, 1), stride=(1, 1, 1, 1))
 
@@ -92,6 +94,34 @@ def more_groups(p: AttentionParams, reasons: list[Reason]) -> Target | None:
 # ---- the changes ------------------------------------------------------------------------------------
 
 
+class Adapter(NamedTuple):
+    """One change. ``fields``: objections to these can be met. ``aim(p, reasons)``: what the objections ask
+    for, None where nothing does. ``apply(p, target)``: the question after the change, or None. ``makes``:
+    what the memory that it takes holds."""
+
+    name: str
+    fields: frozenset[str]
+    aim: Aim
+    apply: Apply
+    makes: str
+
+
+ADAPTERS: dict[str, Adapter] = {}
+"""In the order in which they are carried out: what is padded or repeated is dense already, and a mask is
+folded over the lengths and heads that the kernel sees."""
+
+
+def adapter(*fields: str, aim: Aim = nothing_to_choose, makes: str = "") -> Callable[[Apply], Apply]:
+    """Add a function of this file under its own name, behind those above it."""
+
+    def register(apply: Apply) -> Apply:
+        name = apply.__name__
+        ADAPTERS[name] = Adapter(name, frozenset(fields), aim, apply, makes or name)
+        return apply
+
+    return register
+
+
 def type_without_mask(p: AttentionParams) -> str | None:
     """The mask type once a mask that is known to hide nothing is left out; None where there is none."""
     if not p.tensors.mask_hides_nothing or p.qkv_format == "thd":
@@ -102,6 +132,7 @@ def type_without_mask(p: AttentionParams) -> str | None:
     return None if kind == p.attn_mask_type else kind
 
 
+@adapter("attn_mask_type")
 def drop_mask(p: AttentionParams, target: Target) -> Applied:
     """Leave out a mask that hides nothing.
 
@@ -118,6 +149,7 @@ def drop_mask(p: AttentionParams, target: Target) -> Applied:
     )
 
 
+@adapter("qkv_layout")
 def unpack(p: AttentionParams, target: Target) -> Applied:
     """Packed sequences (thd) as rows of a padded batch, and the result packed again.
 
@@ -131,34 +163,16 @@ def unpack(p: AttentionParams, target: Target) -> Applied:
         return None
     if p.kv_cache != "none" or p.context_parallel:
         return None
-    rows_out = p.batch_size * p.max_seqlen_q * p.num_heads * p.head_dim_v * ITEMSIZE[p.dtype]
     changed = p.rewritten(
         qkv_layout="bshd_bshd_bshd",
         pad_between_seqs=False,
         tensors=p.tensors.derive(q=None, k=None, v=None),
     )
     text = f"unpacks {p.batch_size} sequences into a padded batch"
-    return changed, Adaptation("unpack", text, _bytes(p, "q", "k", "v") + rows_out)
+    return changed, Adaptation("unpack", text, _bytes(p, "q", "k", "v", "out"))
 
 
-def pack(p: AttentionParams, target: Target) -> Applied:
-    """A padded batch as packed sequences (thd), and the result padded again with zeros.
-
-    Exact: the inverse of ``unpack``. The packed tensors keep room for b * s rows, so that their size follows
-    from shapes and no length is read back; the rows after the last sequence belong to none.
-    """
-    if not p.padding or p.qkv_format == "thd" or p.kv_cache != "none" or p.context_parallel:
-        return None
-    rows_out = p.batch_size * p.max_seqlen_q * p.num_heads * p.head_dim_v * ITEMSIZE[p.dtype]
-    changed = p.derive(
-        qkv_layout="thd_thd_thd",
-        pad_between_seqs=True,  # rows that belong to no sequence, if only at the end
-        tensors=p.tensors.derive(q=None, k=None, v=None),
-    )
-    text = f"packs {p.batch_size} padded sequences"
-    return changed, Adaptation("pack", text, _bytes(p, "q", "k", "v") + rows_out)
-
-
+@adapter("attn_mask_type")
 def zero_padding(p: AttentionParams, target: Target) -> Applied:
     """Zeros in padded rows, and no lengths, where no row sees a key after its own.
 
@@ -172,12 +186,12 @@ def zero_padding(p: AttentionParams, target: Target) -> Applied:
     if not p.same_lengths or p.window_size[1] != 0 or p.return_max_logit:
         return None
     kind: Any = p.attn_mask_type.removeprefix("padding_").replace("padding", "no_mask")
-    rows_out = p.batch_size * p.max_seqlen_q * p.num_heads * p.head_dim_v * ITEMSIZE[p.dtype]
     changed = p.derive(attn_mask_type=kind, **_dense(p, "q", "k", "v"))
     text = f"zeroes padded rows: {p.attn_mask_type} is {kind}"
-    return changed, Adaptation("zero_padding", text, _bytes(p, "q", "k", "v") + rows_out)
+    return changed, Adaptation("zero_padding", text, _bytes(p, "q", "k", "v", "out"))
 
 
+@adapter("max_seqlen_q", "max_seqlen_kv", aim=longer)
 def pad_sequence(p: AttentionParams, target: Target) -> Applied:
     """Zeros after the last query, the last key, or both; the output without the rows that were added.
 
@@ -257,6 +271,7 @@ def bias_shape(p: AttentionParams) -> tuple[int, ...]:
     return tuple(1 if letter == "1" else n for letter, n in zip(letters, full, strict=True))
 
 
+@adapter("head_dim_qk", aim=wider_qk)
 def pad_head_dim_qk(p: AttentionParams, target: Target) -> Applied:
     """Zeros behind the head dimension of q and k.
 
@@ -272,6 +287,7 @@ def pad_head_dim_qk(p: AttentionParams, target: Target) -> Applied:
     return changed, Adaptation("pad_head_dim_qk", text, size, flops=changed.flops - p.flops, changes=target)
 
 
+@adapter("head_dim_v", aim=wider_v)
 def pad_head_dim_v(p: AttentionParams, target: Target) -> Applied:
     """Zeros behind the head dimension of v; the output without the columns that were added.
 
@@ -288,6 +304,7 @@ def pad_head_dim_v(p: AttentionParams, target: Target) -> Applied:
     return changed, Adaptation("pad_head_dim_v", text, size, flops=changed.flops - p.flops, changes=target)
 
 
+@adapter("num_gqa_groups", aim=more_groups, makes="repeated heads")
 def expand_gqa(p: AttentionParams, target: Target) -> Applied:
     """Repeat each key/value head for the query heads of its group, or for parts of the group.
 
@@ -302,6 +319,7 @@ def expand_gqa(p: AttentionParams, target: Target) -> Applied:
     return changed, Adaptation("expand_gqa", text, _bytes(changed, "k", "v"), changes=target)
 
 
+@adapter("tensors.q", "tensors.k", "tensors.v", aim=blamed_tensors, makes="copies")
 def contiguous(p: AttentionParams, target: Target) -> Applied:
     """Copy those of q, k and v that a kernel cannot read into dense memory.
 
@@ -315,6 +333,25 @@ def contiguous(p: AttentionParams, target: Target) -> Applied:
     return changed, Adaptation("contiguous", text, _bytes(p, *names), changes=target)
 
 
+@adapter("qkv_layout")
+def pack(p: AttentionParams, target: Target) -> Applied:
+    """A padded batch as packed sequences (thd), and the result padded again with zeros.
+
+    Exact: the inverse of ``unpack``. The packed tensors keep room for b * s rows, so that their size follows
+    from shapes and no length is read back; the rows after the last sequence belong to none.
+    """
+    if not p.padding or p.qkv_format == "thd" or p.kv_cache != "none" or p.context_parallel:
+        return None
+    changed = p.derive(
+        qkv_layout="thd_thd_thd",
+        pad_between_seqs=True,  # rows that belong to no sequence, if only at the end
+        tensors=p.tensors.derive(q=None, k=None, v=None),
+    )
+    text = f"packs {p.batch_size} padded sequences"
+    return changed, Adaptation("pack", text, _bytes(p, "q", "k", "v", "out"))
+
+
+@adapter("attn_mask_type", "window_size", "core_attention_bias_type", "bottom_right_diagonal", makes="mask")
 def fold_mask(p: AttentionParams, target: Target) -> Applied:
     """Write windows, diagonals, padding, ALiBi and bias into one additive mask.
 
@@ -388,10 +425,15 @@ def _what_is_folded(p: AttentionParams) -> list[str]:
 
 
 def _bytes(p: AttentionParams, *names: str) -> int:
-    """Dense copies of some of q, k and v; packed ones as if every sequence were the longest."""
+    """Dense copies of some of q, k, v and out; packed ones as if every sequence were the longest."""
     rows_q = p.batch_size * p.max_seqlen_q * p.num_heads
     rows_kv = p.batch_size * p.max_seqlen_kv * p.num_gqa_groups
-    size = {"q": rows_q * p.head_dim_qk, "k": rows_kv * p.head_dim_qk, "v": rows_kv * p.head_dim_v}
+    size = {
+        "q": rows_q * p.head_dim_qk,
+        "k": rows_kv * p.head_dim_qk,
+        "v": rows_kv * p.head_dim_v,
+        "out": rows_q * p.head_dim_v,
+    }
     return sum(size[name] for name in names) * ITEMSIZE[p.dtype]
 
 
@@ -416,47 +458,8 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(stride)
 
 
-# --------------------------------------------------------------------------------------------------------
-# Which exact changes of a call let a candidate run it, and what they weigh against the attention itself.
-#
-# The engine asks the rules again about the changed question, so an adaptation never vouches for a candidate:
-# the rules do. ``transforms.py`` holds each change with its proof; ``attnsel/runtime/adaptations.py`` carries
-# them out.
+# ---- which of them let a candidate run a call --------------------------------------------------------
 
-
-class Adapter(NamedTuple):
-    """One change. ``fields``: objections to these can be met. ``aim(p, reasons)``: what the objections ask
-    for, None where nothing does. ``apply(p, target)``: the question after the change, or None."""
-
-    name: str
-    fields: frozenset[str]
-    aim: Callable[[AttentionParams, list[Reason]], Target | None]
-    apply: Callable[[AttentionParams, Target], Applied]
-
-
-_LENGTHS = frozenset({"max_seqlen_q", "max_seqlen_kv"})
-_MEMORY = frozenset({"tensors.q", "tensors.k", "tensors.v"})
-_VISIBILITY = frozenset(
-    {"attn_mask_type", "window_size", "core_attention_bias_type", "bottom_right_diagonal"}
-)
-
-# In the order in which they are carried out: what is padded or repeated is dense already, and a mask is
-# folded over the lengths and heads that the kernel sees.
-ADAPTERS: dict[str, Adapter] = {
-    adapter.name: adapter
-    for adapter in (
-        Adapter("drop_mask", frozenset({"attn_mask_type"}), nothing_to_choose, drop_mask),
-        Adapter("unpack", frozenset({"qkv_layout"}), nothing_to_choose, unpack),
-        Adapter("zero_padding", frozenset({"attn_mask_type"}), nothing_to_choose, zero_padding),
-        Adapter("pad_sequence", _LENGTHS, longer, pad_sequence),
-        Adapter("pad_head_dim_qk", frozenset({"head_dim_qk"}), wider_qk, pad_head_dim_qk),
-        Adapter("pad_head_dim_v", frozenset({"head_dim_v"}), wider_v, pad_head_dim_v),
-        Adapter("expand_gqa", frozenset({"num_gqa_groups"}), more_groups, expand_gqa),
-        Adapter("contiguous", _MEMORY, blamed_tensors, contiguous),
-        Adapter("pack", frozenset({"qkv_layout"}), nothing_to_choose, pack),
-        Adapter("fold_mask", _VISIBILITY, nothing_to_choose, fold_mask),
-    )
-}
 
 Memo = dict[tuple[str, AttentionParams, Target], Applied]
 Ask = Callable[[AttentionParams], list[Reason]]
@@ -501,7 +504,7 @@ def _search(
     for _ in range(_MOST_ROUNDS):
         if not refused:
             break
-        for name, fields, aim, _ in _adapters(names):
+        for name, fields, aim, *_ in _adapters(names):
             if fields.isdisjoint(refused):
                 continue
             target = aim(p, reasons)

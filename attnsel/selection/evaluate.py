@@ -24,7 +24,7 @@ from attnsel.params import ITEMSIZE, AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, load_families
 from attnsel.rules.api import INTERPRETED, Rule, limit
-from attnsel.selection.adaptations import bias_shape
+from attnsel.selection.adaptations import ADAPTERS, bias_shape
 from attnsel.verdicts.reasons import Adaptation, Page, Reason, Violation
 from attnsel.verdicts.requirements import Requirement, holds_together
 
@@ -112,20 +112,13 @@ def _may_read(value: Any) -> bool:
 # ``attnsel explain --ask-library`` has libcudnn build the plans, and prints theirs.
 
 
-_MADE: dict[str, str] = {
-    "fold_mask": "mask",
-    "contiguous": "copies",
-    "expand_gqa": "repeated heads",
-}
-
-
 def memory_parts(
     name: str, p: AttentionParams, env: Environment, adaptations: tuple[Adaptation, ...] = ()
 ) -> tuple[Memory, ...]:
     """What candidate ``name`` allocates for ``p``, the candidate's own first; empty when nothing counts."""
     own = CANDIDATES[name].memory
     parts = [] if own is None else [own(p, env)]
-    parts += [(_MADE.get(made.name, made.name), made.bytes) for made in adaptations]
+    parts += [(ADAPTERS[made.name].makes, made.bytes) for made in adaptations]
     return tuple(part for part in parts if part[1])
 
 
