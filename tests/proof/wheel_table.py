@@ -66,7 +66,7 @@ def _rows(release: str, text: str) -> list[tuple[str, ...]]:
             new_abi_alone.add(minor)
         if python.minor not in built[name][minor]:
             built[name][minor].append(python.minor)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, by_torch in built.items():
         for minor, pythons in sorted(by_torch.items(), key=lambda item: Version(item[0])):
             first, last = min(pythons), max(pythons)
