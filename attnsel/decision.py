@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import to_json
 from attnsel.base.schemas import stamped
 from attnsel.base.suggestions import unknown_argument
 from attnsel.dispatchers import Dispatch, dispatched_by
@@ -192,23 +193,21 @@ class Selection:
         out: dict[str, Any] = {
             "backend": self.backend,
             "params": self.params.model_dump(mode="json"),
-            "environment": {
-                **self.environment.model_dump(mode="json"),
-                "warnings": list(self.environment.warnings),
-            },
+            "environment": to_json(self.environment),
             "policy": self.policy.model_dump(mode="json"),
             "candidates": [
-                candidate.as_dict(CANDIDATES[candidate.name].title) for candidate in self.candidates
+                {"name": one.name, "title": CANDIDATES[one.name].title, **to_json(one)}
+                for one in self.candidates
             ],
-            "assumptions": [assumption.as_dict() for assumption in self.assumptions],
+            "assumptions": to_json(self.assumptions),
         }
-        out["hints"] = [remark.as_dict() for remark in self.hints]
+        out["hints"] = to_json(self.hints)
         if self.layout is not None:
-            out["layout"] = self.layout.as_dict()
+            out["layout"] = to_json(self.layout)
         if self.dispatched is not None:
-            out["dispatched"] = {**self.dispatched.as_dict(), "difference": self.difference}
+            out["dispatched"] = {**to_json(self.dispatched), "difference": self.difference}
         if unlocks:
-            out["unlocks"] = [unlock.as_dict() for unlock in self.unlocks]
+            out["unlocks"] = to_json(self.unlocks)
         return stamped("selection", out)
 
     def to_json(self, *, unlocks: bool = True, indent: int | None = None) -> str:

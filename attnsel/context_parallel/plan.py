@@ -13,6 +13,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import to_json
 from attnsel.base.schemas import stamped
 from attnsel.context_parallel.schedule import Message, Phase, RankStep, StepCall, messages, sampled_steps
 from attnsel.decision import DEFAULT_POLICY, Selection, select
@@ -356,10 +357,9 @@ class Exchange:
     def as_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"cp_comm_type": self.comm, "open": self.open, "backend": self.backend}
         out["candidates"] = list(self.candidates)
-        out["step_refusals"] = [refusal.as_dict() for refusal in self.refusals]
+        out["step_refusals"] = to_json(self.refusals)
         if not self.open:
-            why = [reason.as_dict() for reason in self.why_not]
-            return {**out, "why_not": why, "obstacle": self.obstacle}
+            return {**out, "why_not": to_json(self.why_not), "obstacle": self.obstacle}
         assert self.layout is not None
         return {
             **out,
@@ -368,7 +368,7 @@ class Exchange:
             "ranks": [
                 {"rank": rank, "steps": [step.as_dict() for step in steps]} for rank, steps in self.ranks
             ],
-            "messages": _dicts(self.sent),
+            "messages": to_json(self.sent),
             "bytes": {phase: self.sent_bytes(phase) for phase in ("forward", "backward")},
             "estimate": None if self.estimate is None else self.estimate.as_dict(),
         }
@@ -410,7 +410,7 @@ class Plan:
             "exchanges": [exchange.as_dict() for exchange in self.exchanges],
             "estimated_on": None if self.machine is None else self.machine.as_dict(),
             "no_estimate": self.no_estimate,
-            "ways": [way.as_dict() for way in self.ways],
+            "ways": to_json(self.ways),
         }
         return stamped("plan", said)
 
@@ -538,7 +538,3 @@ def _machine(
             f"{p.cp_size} ranks leave the node, and the network of {name} is not known: --network-gbs",
         )
     return Machine(name, figures, env.device.sm_count), None
-
-
-def _dicts(items: tuple[Any, ...]) -> list[dict[str, Any]]:
-    return [item._asdict() for item in items]

@@ -13,6 +13,7 @@ import math
 import sys
 from typing import Any, Literal, NamedTuple
 
+from attnsel.base.records import json_fields
 from attnsel.errors import InvalidInput
 from attnsel.params.layout_drawing import describe, meet, meets_itself
 
@@ -109,6 +110,10 @@ def read_layout(name: str) -> str:
 _MOST_ALIGNED = 256  # bytes; what allocators give, and more than any load is wide
 
 
+@json_fields(
+    "name", "dims", ("shape", lambda t: [_number(n) for n in t.shape]), "stride", "offset", "itemsize",
+    "storage", "memory", "dense", "contiguous", "alignment", "row_alignment", "overlaps_itself",
+)  # fmt: skip
 class TensorLayout(NamedTuple):
     """How one tensor lies. Strides and offset count elements, as torch does.
 
@@ -180,23 +185,6 @@ class TensorLayout(NamedTuple):
         stepped = [(n, step) for n, step in steps if step]
         meets = meets_itself(tuple(n for n, _ in stepped), tuple(step for _, step in stepped))
         return f"{'overlap' if meets else 'view'}({self.memory})"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "dims": self.dims,
-            "shape": [_number(n) for n in self.shape],
-            "stride": None if self.stride is None else list(self.stride),
-            "offset": self.offset,
-            "itemsize": self.itemsize,
-            "storage": self.storage,
-            "memory": self.memory,
-            "dense": self.dense,
-            "contiguous": self.contiguous,
-            "alignment": self.alignment,
-            "row_alignment": self.row_alignment,
-            "overlaps_itself": self.overlaps_itself,
-        }
 
 
 def traced(name: str, dims: str, t: Any) -> TensorLayout:
@@ -437,6 +425,10 @@ def _pattern(cells: str, members: str) -> str | None:
 _MIXED = {"sbhd_2bshd": "bshd", "bshd_2sbhd": "sbhd", "thd_2bshd": "bshd", "thd_2sbhd": "sbhd"}
 
 
+@json_fields(
+    "name", "qkv_format", "plain", ("known_to_transformer_engine", "known"), "shared", "overlaps", "row",
+    "tensors",
+)  # fmt: skip
 class Layout(NamedTuple):
     """Where q, k and v lie. ``name`` says how memory is ordered, ``qkv_format`` how it is indexed."""
 
@@ -483,19 +475,6 @@ class Layout(NamedTuple):
     def describe(self, width: int = 80) -> str:
         """A drawing for reports: what is shared, which strides, what overlaps, how it is aligned."""
         return "\n".join(describe(self, width))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "name": self.name,
-            "qkv_format": self.qkv_format,
-            "plain": self.plain,
-            "known_to_transformer_engine": self.known,
-            "shared": list(self.shared),
-            "overlaps": [list(pair) for pair in self.overlaps],
-            "row": None if self.row is None else self.row._asdict(),
-            "tensors": [t.as_dict() for t in self.tensors],
-        }
 
 
 def detect_layout(q: Any, k: Any, v: Any, qkv_format: str, *, paged: bool = False) -> Layout:

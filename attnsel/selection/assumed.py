@@ -43,17 +43,6 @@ class Assumption(NamedTuple):
         """The verdict with the value that was taken."""
         return self.assumed in self.runs_with
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "candidate": self.candidate,
-            "component": self.component,
-            "assumed": str(self.assumed),
-            "runs_with": [str(version) for version in self.runs_with],
-            "refused_with": [str(version) for version in self.refused_with],
-            "codes": list(self.codes),
-        }
-
 
 @lru_cache(maxsize=512)
 def alternatives(env: Environment, component: str) -> tuple[Environment, ...]:

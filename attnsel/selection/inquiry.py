@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
+from attnsel.base.records import json_fields
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
@@ -374,6 +375,7 @@ def _plan_only(record: CandidateRecord, p: AttentionParams, env: Environment) ->
 # What is remarked on a question: the hints that it meets, and what the engine says of what may be meant.
 
 
+@json_fields("code", ("title", "hint.title"), "message", "instead", "first", ("source", "hint.source"))
 class Remark(NamedTuple):
     """One hint about one question. ``first``: the candidate that would be chosen with ``instead``."""
 
@@ -393,20 +395,6 @@ class Remark(NamedTuple):
     @property
     def instead(self) -> Mapping[str, Any]:
         return self.advice.instead
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "code": self.code,
-            "title": self.hint.title,
-            "message": self.message,
-            "instead": {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in self.instead.items()
-            },
-            "first": self.first,
-            "source": self.hint.source,
-        }
 
 
 def remarks_on(

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
+from attnsel.base.records import json_fields
 from attnsel.params import AttentionParams
 from attnsel.params.options import EXCHANGES
 from attnsel.verdicts.reasons import Candidate, Reason
@@ -313,6 +314,11 @@ class StepShape(NamedTuple):
         return f"{self.kind} {self.seqlen_q}×{self.seqlen_kv}"
 
 
+@json_fields(
+    "candidate",
+    ("step", lambda r: {name: getattr(r.step, name) for name in ("kind", "seqlen_q", "seqlen_kv")}),
+    "reasons",
+)
 class StepRefusal(NamedTuple):
     """Why a step of this shape refuses a candidate that stands for the whole."""
 
@@ -324,11 +330,6 @@ class StepRefusal(NamedTuple):
     def noted_reasons(self) -> tuple[Reason, ...]:
         """The reasons, with the step beside each."""
         return tuple(reason.noted(f"in a step that is {self.step}") for reason in self.reasons)
-
-    def as_dict(self) -> dict[str, Any]:
-        step = {"kind": self.step.kind, "seqlen_q": self.step.seqlen_q, "seqlen_kv": self.step.seqlen_kv}
-        reasons = [reason.as_dict() for reason in self.reasons]
-        return {"candidate": self.candidate, "step": step, "reasons": reasons}
 
 
 Judge = Callable[[str, AttentionParams], "Candidate"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from attnsel.base.records import json_fields
 
 DispatcherName = Literal["torch", "te", "transformers"]
 
@@ -35,10 +37,8 @@ class Refusal(NamedTuple):
     switch: str = ""
     told: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return self._asdict()
 
-
+@json_fields("name", ("candidate", lambda o: o.candidate or None), "refusals", "note")
 class Offer(NamedTuple):
     """One kernel among those that the dispatcher has, in its own name for it.
 
@@ -56,15 +56,12 @@ class Offer(NamedTuple):
     def taken(self) -> bool:
         return not self.refusals
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "candidate": self.candidate or None,
-            "refusals": [refusal.as_dict() for refusal in self.refusals],
-            "note": self.note,
-        }
 
-
+@json_fields(
+    "dispatcher", "release", "read", "call", "offers", ("chosen", lambda d: d.chosen and d.chosen.name),
+    "order_source", "inferred", "error", ("switches", lambda d: dict(d.switches)), "notes",
+    ("candidate", lambda d: (d.chosen and d.chosen.candidate) or None),
+)  # fmt: skip
 class Dispatch(NamedTuple):
     """The whole answer of one dispatcher to one question.
 
@@ -87,17 +84,6 @@ class Dispatch(NamedTuple):
     error: str = ""
     switches: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            **self._asdict(),
-            "offers": [offer.as_dict() for offer in self.offers],
-            "chosen": None if self.chosen is None else self.chosen.name,
-            "candidate": None if self.chosen is None else self.chosen.candidate or None,
-            "switches": dict(self.switches),
-            "notes": list(self.notes),
-        }
 
 
 Switches = Mapping[str, str]

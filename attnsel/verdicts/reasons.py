@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from attnsel.base.records import json_fields
 from attnsel.environment import COMPONENTS
 from attnsel.params import AttentionParams
 from attnsel.verdicts.requirements import Requirement
@@ -63,6 +64,10 @@ class Unknown(NamedTuple):
     note: str = ""
 
 
+@json_fields(
+    "name", "text", "bytes", "flops", ("changes", lambda a: dict(a.changes)),
+    ("avoids", lambda a: [reason.code for reason in a.avoids]),
+)  # fmt: skip
 class Adaptation(NamedTuple):
     """An exact change of the call that lets a candidate run it, and what it costs every time.
 
@@ -77,11 +82,6 @@ class Adaptation(NamedTuple):
     flops: int = 0  # operations that the kernel does more, forward and, in training, backward
     changes: tuple[tuple[str, Any], ...] = ()
     avoids: tuple[Reason, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        avoids = [reason.code for reason in self.avoids]
-        return {**self._asdict(), "changes": dict(self.changes), "avoids": avoids}
 
 
 class RankKey(NamedTuple):
@@ -101,6 +101,11 @@ class RankKey(NamedTuple):
     f_sdpa: int = 0  # its place in the order in which F.sdpa tries kernels, where F.sdpa is what runs
 
 
+@json_fields(
+    "code", ("verdict", lambda r: "unknown" if r.unknown else "refused"), "field",
+    ("observed", lambda r: _plain(r.observed)), "required", "message", ("title", "rule.title"),
+    "evidence", "source",
+)  # fmt: skip
 class Reason(NamedTuple):
     """Why a candidate cannot run (or nobody knows). Texts are made when they are read."""
 
@@ -149,20 +154,6 @@ class Reason(NamedTuple):
         text = f"{self.rule.title} — {finding.field} is {observed}, needs {finding.required}"
         return f"{text} ({finding.note})" if finding.note else text
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "code": self.code,
-            "verdict": "unknown" if self.unknown else "refused",
-            "field": self.field,
-            "observed": _plain(self.observed),
-            "required": self.required,
-            "message": self.message,
-            "title": self.rule.title,
-            "evidence": self.evidence,
-            "source": self.source,
-        }
-
 
 def _plain(value: Any) -> Any:
     """A value JSON can hold; versions and odd things as text."""
@@ -171,6 +162,10 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
 
 
+@json_fields(
+    "name", "verdict", "eligible", "executable", "plan_only", "unproven", "executed_off_gpu", "placed_by",
+    "adaptations", "reasons",
+)  # fmt: skip
 class Candidate(NamedTuple):
     """One candidate's verdict on one question.
 
@@ -197,22 +192,6 @@ class Candidate(NamedTuple):
     @property
     def executable(self) -> bool:
         return self.plan_only is None
-
-    def as_dict(self, title: str) -> dict[str, Any]:
-        """The JSON form; ``title`` is the one of the candidate's record."""
-        return {
-            "name": self.name,
-            "title": title,
-            "verdict": self.verdict,
-            "eligible": self.eligible,
-            "executable": self.executable,
-            "plan_only": self.plan_only,
-            "unproven": self.unproven,
-            "executed_off_gpu": self.executed_off_gpu,
-            "placed_by": self.placed_by,
-            "adaptations": [adaptation.as_dict() for adaptation in self.adaptations],
-            "reasons": [reason.as_dict() for reason in self.reasons],
-        }
 
 
 # --------------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def ways_out(question: Question) -> list[str]:
     found = []
     for unlock in question.asked().unlocks:
         changes = " ".join(f"{field}={value}" for field, value in unlock.changes)
-        commands = [] if unlock.install is None else unlock.install.as_dict()["commands"]
+        commands = [] if unlock.install is None else list(unlock.install.commands)
         found.append(
             " | ".join([f"  {unlock.candidate} {unlock.rank} {unlock.effect}: {changes}", *commands])
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import to_json
 from attnsel.decision import select
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.pages.rule import parts_of
@@ -53,7 +54,7 @@ def fires_on_its_example_with_a_whole_reason(rule):
     finding = rule.find(p, env)
     assert isinstance(finding, (Violation, Unknown)), finding
     reason = Reason(rule, finding)
-    told = reason.as_dict()
+    told = to_json(reason)
     for part in ("code", "field", "required", "message", "evidence", "source"):
         assert told[part], part
     assert finding.field in reason.message

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
+from attnsel.base.records import json_fields, to_json
 from attnsel.base.schemas import stamped
 from attnsel.decision import DEFAULT_POLICY, Selection, select
 from attnsel.diagnose.logs.calls import Gathered
@@ -164,6 +165,7 @@ _MOST_IN_ALL = 4
 _OUR_OWN = frozenset({"INSTALL011"})  # what attnsel itself needs to run is no cause in another program
 
 
+@json_fields("candidates", "text", "how", ("code", lambda c: c.code or None), "link")
 class Cause(NamedTuple):
     """Why a kernel did not run.
 
@@ -178,9 +180,6 @@ class Cause(NamedTuple):
     how: str
     code: str = ""
     link: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**self._asdict(), "candidates": list(self.candidates), "code": self.code or None}
 
 
 class Answer(NamedTuple):
@@ -387,19 +386,16 @@ def _as_dict(answer: Answer) -> dict[str, Any]:
         "streams": list(call.ranks),
         "findings": [_finding(finding) for finding in call.findings],
         "params": rebuilt.params.model_dump(mode="json"),
-        "environment": {
-            **rebuilt.environment.model_dump(mode="json"),
-            "warnings": list(rebuilt.environment.warnings),
-        },
+        "environment": to_json(rebuilt.environment),
         "described": rebuilt.described,
         "stated": list(rebuilt.stated),
         "assumed": list(rebuilt.assumed),
         "unread": list(rebuilt.unread),
         "refused": list(_refused(call)),
         "chosen": list(call.chosen),
-        "causes": [cause.as_dict() for cause in answer.causes],
+        "causes": to_json(answer.causes),
         "fixes": list(answer.fixes),
-        "unlocks": [way.as_dict() for way in answer.ways],
+        "unlocks": to_json(answer.ways),
         "against": list(answer.against),
         "attnsel": answer.attnsel.backend,
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from attnsel.base.records import to_json
 from attnsel.diagnose.ranks.records import NOTHING
 from attnsel.diagnose.ranks.sources import Damaged, Found, Skipped, Unreadable, find_sources, lines_of
 from attnsel.diagnose.ranks.tables import KernelRow, QuestionRow, RankRow, SetbackRow, Tables
@@ -121,13 +122,7 @@ class Answer(NamedTuple):
         return bool(self.disagreements or self.failed_checks or self.troubles or nothing_ran)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"agreed": not self.bad, **_plain(self)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+        return {"agreed": not self.bad, **to_json(self)}
 
 
 def read(given: Sequence[str], moved: Callable[[int, int], None] = lambda done, total: None) -> Answer:

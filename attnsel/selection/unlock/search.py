@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnsel.base.records import json_fields
 from attnsel.environment import COMPONENTS
 from attnsel.environment.gpus import familiar
 from attnsel.environment.versions import Version
@@ -52,6 +53,10 @@ MOST_WAYS = 3  # per candidate: what a report shows
 MOST_ASKED = 48  # questions per candidate in the search; 0.1 ms each, and candidates share them
 
 
+@json_fields(
+    "candidate", "change", "effect", "paste", ("changes", lambda u: dict(u.changes)), "rank",
+    ("extra_work", lambda u: round(u.cost.work, 6)), "install",
+)  # fmt: skip
 class Unlock(NamedTuple):
     """A smallest set of changes after which ``candidate`` is eligible, checked by asking the engine again.
 
@@ -82,18 +87,6 @@ class Unlock(NamedTuple):
         """
         after = changed(Scenario(params, environment, policy), _whole(self.changes, self.install))
         return after.p, after.env.derive(settled=True), after.policy
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "candidate": self.candidate,
-            "change": self.change,
-            "effect": self.effect,
-            "paste": self.paste,
-            "changes": {name: _plain(value) for name, value in self.changes},
-            "rank": self.rank,
-            "extra_work": round(self.cost.work, 6),
-            "install": None if self.install is None else self.install.as_dict(),
-        }
 
 
 def find_unlocks(selection: SelectionView, ask: Ask, ask_about: AskAbout) -> tuple[Unlock, ...]:
@@ -289,7 +282,3 @@ def _releases(version: Version, low: Version, high: Version) -> list[str] | None
     minors = [f"{low.major}.{minor}" for minor in range(low.minor, high.minor)]
     first = low.patch if low.minor == high.minor else 0
     return minors + [f"{high.major}.{high.minor}.{patch}" for patch in range(first, high.patch)]
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Version) else value

@@ -14,6 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnsel.backends.registry import OLDEST_TORCH
+from attnsel.base.records import json_fields
 from attnsel.environment import COMPONENTS, Environment, component_name
 from attnsel.environment.releases import ASSUMED, FRONTENDS, ON_ARM, Build, build_with, runs_on, torch_builds
 from attnsel.environment.versions import Version
@@ -289,6 +290,7 @@ _INDEX = "https://download.pytorch.org/whl"
 _CUDA_13_DRIVER = "CUDA 13 needs a driver from 580 on"
 
 
+@json_fields("commands", "why", ("pins", lambda i: dict(i.pins)), "built_here")
 class Install(NamedTuple):
     """One set of software, in the order in which it is installed.
 
@@ -302,14 +304,6 @@ class Install(NamedTuple):
     commands: tuple[str, ...]
     why: tuple[str, ...]
     built_here: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "commands": list(self.commands),
-            "why": list(self.why),
-            "pins": dict(self.pins),
-            "built_here": self.built_here,
-        }
 
 
 def resolve(base: Scenario, name: str, changes: Mapping[str, Any], judge: Judge) -> Install | None:

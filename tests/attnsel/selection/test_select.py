@@ -9,6 +9,7 @@ import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, NoBackendError, Policy, select
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import to_json
 from attnsel.params.options import DelayedScaling
 from attnsel.verdicts.reasons import Evidence, Refusal
 from questions import questions
@@ -90,7 +91,7 @@ def test_any_question_gets_a_whole_answer():
         for candidate in selection:
             assert (candidate.verdict == "eligible") == (not candidate.reasons)
             for reason in candidate.reasons:
-                told = reason.as_dict()
+                told = to_json(reason)
                 parts = ("code", "field", "required", "evidence", "source", "message")
                 assert all(told[part] for part in parts)
         report = selection.report()

@@ -1,0 +1,54 @@
+"""Records as JSON: the one adapter.
+
+A record's fields are its JSON. Where they are not, ``json_fields`` above its class says what is, in order:
+the name of an attribute, or a name beside where its value is found (an attribute's path, or a function of the
+record).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+JsonField = str | tuple[str, str | Callable[[Any], Any]]
+_JSON = "_json_fields"
+
+
+def json_fields(*fields: JsonField) -> Callable[[type[R]], type[R]]:
+    """What the JSON of a class of records has, where that is not its fields."""
+
+    def mark(cls: type[R]) -> type[R]:
+        setattr(cls, _JSON, fields)
+        return cls
+
+    return mark
+
+
+def to_json(value: Any) -> Any:
+    """A record and all that is in it in JSON's own types; a version, and what is odd, as its text."""
+    kind = type(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    fields: tuple[JsonField, ...] | None = getattr(kind, _JSON, None)
+    if fields is None and hasattr(kind, "_fields") and "__str__" not in vars(kind):
+        fields = kind._fields
+    if fields is not None:
+        pairs = ((field, field) if isinstance(field, str) else field for field in fields)
+        return {name: to_json(_found(value, where)) for name, where in pairs}
+    if hasattr(kind, "model_dump"):
+        said = value.model_dump(mode="json")
+        return {**said, "warnings": list(value.warnings)} if hasattr(kind, "warnings") else said
+    if isinstance(value, Mapping):
+        return {str(name): to_json(item) for name, item in value.items()}
+    if kind in (tuple, list):
+        return [to_json(item) for item in value]
+    return str(value)
+
+
+def _found(record: Any, where: str | Callable[[Any], Any]) -> Any:
+    if callable(where):
+        return where(record)
+    for name in where.split("."):
+        record = getattr(record, name)
+    return record
