@@ -91,9 +91,8 @@ def test_any_question_gets_a_whole_answer():
         for candidate in selection:
             assert (candidate.verdict == "eligible") == (not candidate.reasons)
             for reason in candidate.reasons:
-                told = to_json(reason)
                 parts = ("code", "field", "required", "evidence", "source", "message")
-                assert all(told[part] for part in parts)
+                assert all(to_json(reason)[part] for part in parts)
         report = selection.report()
         wide = [line for line in report.splitlines() if len(line) > 80]
         assert [x for x in wide if "pad(" not in x and "https://" not in x and not x.startswith("! ")] == []

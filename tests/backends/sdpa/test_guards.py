@@ -72,8 +72,6 @@ def test_all_broken_guards_are_named_with_kernel_and_argument() -> None:
     inputs = BASE._replace(q=normal(2, 4, 6, 16, dtype=torch.float16)[..., ::2])
     with pytest.raises(ValueError, match=r"sdpa\.flash on cpu: last_stride: q\..*dropout: dropout_p"):
         check_call(resolve("sdpa.flash", "cpu"), Spec(dropout_p=0.1), inputs)
-    with pytest.raises(ValueError, match=r"sdpa\.flash on cpu: tensors: k and v must have the same rows"):
-        check_call(resolve("sdpa.flash", "cpu"), Spec(), BASE._replace(v=BASE.v[:, :, :3]))
     check("sdpa.math", *BASE[:3], torch.zeros(6, 8, dtype=torch.bool), 0.5, bias=BIAS, softmax_scale=0.1)
     with pytest.raises(ValueError, match="attn_mask must be bool"):
         check("sdpa.math", *BASE[:3], BIAS)
