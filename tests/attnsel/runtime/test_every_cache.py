@@ -109,6 +109,15 @@ BOUNDED_BY_WHAT_IS_ASKED = {
     "attnsel.backends.sdpa.varlen._lse_by_sequence": "it takes no argument",
     "attnsel.backends.sdpa.varlen._names_of": "an entry for each of two operators",
     "aot._binaries": "it takes no argument",
+    "attnsel.diagnose.framework_fixes.known_fixes": "it takes no argument",
+    "attnsel.environment.gpus._cards": "it takes no argument",
+    "attnsel.environment.gpus._figures": "it takes no argument",
+    "attnsel.environment.gpus._models": "it takes no argument",
+    "attnsel.environment.releases._bundled": "it takes no argument",
+    "attnsel.environment.releases.torch_builds": "it takes no argument",
+    "attnsel.environment.wheels.on_pypi": "it takes no argument",
+    "attnsel.report.prose._patterns": "it takes no argument",
+    "attnsel.pages.can_i_use.all_features": "it takes no argument",
 }
 
 
@@ -161,6 +170,8 @@ FILLED_LATER = {
     "attnsel.plugins._told": "an entry for each rule and memory model of plug-ins",
     "attnsel.plugins._looked_at": "an entry for each plug-in",
     "attnsel.rules._limited": "an entry for each candidate",
+    "attnsel.runtime.adaptations.STEPS": "an entry for each adaptation, declared on import",
+    "attnsel.selection.adaptations.ADAPTERS": "an entry for each adaptation, declared on import",
 }
 CONTAINERS = {
     "dict", "set", "list", "defaultdict", "OrderedDict", "Counter", "deque", "SimpleNamespace", "WeakSet",
