@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 JsonField = str | tuple[str, str | Callable[[Any], Any]]
 _JSON = "_json_fields"
+_BESIDE = "_json_beside"
 
 
 def json_fields(*fields: JsonField) -> Callable[[type[R]], type[R]]:
@@ -20,6 +21,16 @@ def json_fields(*fields: JsonField) -> Callable[[type[R]], type[R]]:
 
     def mark(cls: type[R]) -> type[R]:
         setattr(cls, _JSON, fields)
+        return cls
+
+    return mark
+
+
+def json_beside(*names: str) -> Callable[[type[R]], type[R]]:
+    """Properties of a model that stand in its JSON behind the fields."""
+
+    def mark(cls: type[R]) -> type[R]:
+        setattr(cls, _BESIDE, names)
         return cls
 
     return mark
@@ -37,8 +48,8 @@ def to_json(value: Any) -> Any:
         pairs = ((field, field) if isinstance(field, str) else field for field in fields)
         return {name: to_json(_found(value, where)) for name, where in pairs}
     if hasattr(kind, "model_dump"):
-        said = value.model_dump(mode="json")
-        return {**said, "warnings": list(value.warnings)} if hasattr(kind, "warnings") else said
+        beside: tuple[str, ...] = getattr(kind, _BESIDE, ())
+        return {**value.model_dump(mode="json"), **{name: to_json(getattr(value, name)) for name in beside}}
     if isinstance(value, Mapping):
         return {str(name): to_json(item) for name, item in value.items()}
     if kind in (tuple, list):

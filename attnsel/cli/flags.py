@@ -14,6 +14,7 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from attnsel.environment import COMPONENTS, Environment
+from attnsel.environment.gpus import catalogue
 from attnsel.errors import InvalidInput, short
 from attnsel.pages.commands import DESCRIBED_AFTERWARDS, WITHOUT_FLAG, flag_name, negative_name
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors, TensorSpec, read_mask_type
@@ -143,7 +144,7 @@ class Flag(NamedTuple):
     name: str
     negative: str  # what says no to a yes-or-no flag
     parameter: inspect.Parameter
-    choices: tuple[str, ...] = ()  # what a shell may complete
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()  # what a shell may complete
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -225,6 +226,11 @@ def _flag(
     )
 
 
+def _devices() -> tuple[str, ...]:
+    cards = (card.name.replace(" ", "") for card in catalogue().values())
+    return (*cards, "cpu", "rocm", "mps", "xpu")
+
+
 def _all_flags() -> tuple[Flag, ...]:
     calls = [
         _from_field("params", field, info, THE_CALL)
@@ -244,7 +250,7 @@ def _all_flags() -> tuple[Flag, ...]:
         "write them; an architecture such as sm90 or gfx942; cpu, rocm, mps or xpu; this machine's if left "
         "out"
     )
-    machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)]
+    machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)._replace(choices=_devices)]
     for component in COMPONENTS:
         text = f"version of {component.replace('_', '-')}, or none where it is not installed"
         machine.append(_flag("machine", component, flag_name(component), "", str, text, THE_MACHINE))

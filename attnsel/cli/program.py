@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 FAILED = 1  # what Python exits with after an exception
 
+Program = Annotated[str, Parameter(help="a script, a folder with a `__main__.py`, or with -m a module")]
+Argument = Annotated[str, Parameter(allow_leading_hyphen=True, help="the program's own")]
+IsModule = Annotated[
+    bool, Parameter(name=["-m", "--module"], negative="", show_default=False, help="a module, not a file")
+]
+
 WITH_VALUE: dict[str, frozenset[str]] = {
     "run": frozenset(),
     "watch": frozenset({"--gpu", "--out", "--output"}),
@@ -204,12 +210,10 @@ def _outside(tb: TracebackType | None, folder: str) -> TracebackType | None:
 
 
 def run(
-    program: Annotated[str, Parameter(help="a script, a folder with a `__main__.py`, or with -m a module")],
+    program: Program,
     /,
-    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="the program's own")],
-    module: Annotated[
-        bool, Parameter(name=["-m", "--module"], negative="", show_default=False, help="a module, not a file")
-    ] = False,
+    *arguments: Argument,
+    module: IsModule = False,
     force: Annotated[
         bool, Parameter(negative="", show_default=False, help="also over a flash_attn that works here")
     ] = False,
@@ -275,12 +279,10 @@ def run(
 
 
 def watch(
-    program: Annotated[str, Parameter(help="a script, a folder with a `__main__.py`, or with -m a module")],
+    program: Program,
     /,
-    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="the program's own")],
-    module: Annotated[
-        bool, Parameter(name=["-m", "--module"], negative="", show_default=False, help="a module, not a file")
-    ] = False,
+    *arguments: Argument,
+    module: IsModule = False,
     gpu: Annotated[
         str | None,
         Parameter(

@@ -22,7 +22,6 @@ from attnsel.base.suggestions import MEANT
 from attnsel.cli import COMMANDS, build_app
 from attnsel.cli.flags import FLAGS, SHORTHANDS, Flag, blame
 from attnsel.cli.output import FOUND
-from attnsel.environment.gpus import catalogue
 from attnsel.errors import InvalidInput, short
 
 
@@ -208,14 +207,9 @@ def _with_choices(command: Callable[..., int]) -> Callable[..., int]:
     return told
 
 
-def _devices() -> tuple[str, ...]:
-    cards = (card.name.replace(" ", "") for card in catalogue().values())
-    return (*cards, "cpu", "rocm", "mps", "xpu")
-
-
 def _chosen_from(parameter: inspect.Parameter, flag: Flag) -> inspect.Parameter:
     (about,) = parameter.annotation.__metadata__
-    choices = _devices() if flag.field == "gpu" else flag.choices
+    choices = flag.choices() if callable(flag.choices) else flag.choices
     if choices:
         return parameter.replace(annotation=Annotated[Literal[choices] | None, about])
     if flag.negative:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from attnsel.base.model import FrozenModel
+from attnsel.base.records import json_beside
 from attnsel.base.suggestions import suggestion
 from attnsel.environment.gpus import ARCHITECTURES, look_up_gpu
 from attnsel.environment.installed import flash_attn_versions, installed_version
@@ -102,6 +103,7 @@ class Device(FrozenModel):
     )
 
 
+@json_beside("warnings")
 class Environment(FrozenModel):
     """A device and versions. A version of None means: not installed there.
 

@@ -56,7 +56,7 @@ from attnsel.report.document import (
     codes,
     joined,
 )
-from attnsel.report.markdown import to_markdown
+from attnsel.report.markdown import nowhere, to_markdown
 from attnsel.report.text import to_text
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
 from attnsel.rules.codes import question, range_of, split
@@ -185,10 +185,6 @@ _NEAR = 6  # other rules of the same range that are named
 _NONE_RECORDED = "No reason is recorded; the source below says what holds."
 
 
-def _nowhere(_: str) -> str:
-    return ""
-
-
 class Links(NamedTuple):
     """Addresses that a page has among others; "" for what has none, as on a terminal.
 
@@ -196,10 +192,10 @@ class Links(NamedTuple):
     playground: of a command to try.
     """
 
-    rule: Callable[[str], str] = _nowhere
-    family: Callable[[str], str] = _nowhere
-    evidence: Callable[[str], str] = _nowhere
-    playground: Callable[[str], str] = _nowhere
+    rule: Callable[[str], str] = nowhere
+    family: Callable[[str], str] = nowhere
+    evidence: Callable[[str], str] = nowhere
+    playground: Callable[[str], str] = nowhere
 
 
 def page_markdown(page: Page | Removed, links: Links = Links()) -> str:  # noqa: B008 (it is a constant)

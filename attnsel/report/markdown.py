@@ -42,11 +42,12 @@ _WIDTH = 80  # columns of what is shown as a terminal shows it
 _PAGE, _IN_AN_ISSUE = 2, 3  # the level of headings: what has no title stands below those of others
 
 
-def _nowhere(code: str) -> str:
+def nowhere(_: str) -> str:
+    """The address of what has no page of its own."""
     return ""
 
 
-def to_markdown(document: Document, rule_at: Callable[[str], str] = _nowhere) -> str:
+def to_markdown(document: Document, rule_at: Callable[[str], str] = nowhere) -> str:
     """The whole document. ``rule_at``: the address of a rule's page; "" where it has none."""
     writer = _Writer(rule_at)
     if not document.title:
@@ -56,7 +57,7 @@ def to_markdown(document: Document, rule_at: Callable[[str], str] = _nowhere) ->
 
 def inline(text: Inline) -> str:
     """What stands within a line."""
-    return _Writer(_nowhere).said(text)
+    return _Writer(nowhere).said(text)
 
 
 # ---- pieces ---------------------------------------------------------------------------------------------

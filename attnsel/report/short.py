@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING
 
 from attnsel.backends.registry import CANDIDATES
@@ -86,10 +86,14 @@ def _candidates(selection: SelectionView, room: int) -> Iterator[Item]:
     yield from (*shown.values(), *last)
 
 
+def _and_more(reasons: Sized) -> str:
+    """What stands beside the first of several reasons."""
+    return f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+
+
 def _refused(candidate: Candidate) -> Item:
-    first, *others = candidate.reasons
-    more = f" (and {len(others)} more)" if others else ""
-    text = (Ref(first.code), f"{more}  {first.message}")
+    first = candidate.reasons[0]
+    text = (Ref(first.code), f"{_and_more(candidate.reasons)}  {first.message}")
     return Item(text, MARK["refused"], " ", Code(candidate.name), most=1)
 
 
@@ -148,9 +152,8 @@ def _why(dispatch: Dispatch, ours: str) -> str:
         return f"which {name} does not have"
     if offer.taken:
         return f"which {name} has too and tries later"
-    first, *others = offer.refusals
-    more = f" (and {len(others)} more)" if others else ""
-    return f"which {name} refuses: {first.text.rstrip('.')}{more}"
+    first = offer.refusals[0].text.rstrip(".")
+    return f"which {name} refuses: {first}{_and_more(offer.refusals)}"
 
 
 def dispatched_document(selection: SelectionView, sources: bool = False) -> Document:
@@ -197,10 +200,9 @@ def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
     items = []
     for item, offer in zip(_offers(dispatch), dispatch.offers, strict=True):
         if offer.refusals:
-            first, *others = offer.refusals
-            more = f" (and {len(others)} more)" if others else ""
+            first = offer.refusals[0]
             lead: Inline = (Ref(first.code), "  ") if first.code else ""
-            item = item._replace(text=(lead, _refusal_text(first), more))
+            item = item._replace(text=(lead, _refusal_text(first), _and_more(offer.refusals)))
         items.append(item._replace(most=1))
     yield Items(tuple(items))
 

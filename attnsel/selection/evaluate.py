@@ -51,8 +51,12 @@ def fields_of(rule: Page) -> frozenset[str]:
         return ALL
     required = {name for limit in rule.limits for name in limit.fields}
     required |= {limit.requirement.field for limit in rule.limits if hasattr(limit.requirement, "field")}
-    gated = _TRAINING if rule.training else frozenset()
-    return fields_read(rule.body) | (required & ALL) | gated
+    return fields_read(rule.body) | (required & ALL) | _gate_of(rule)
+
+
+def _gate_of(rule: Rule) -> frozenset[str]:
+    """The field that its gate reads."""
+    return _TRAINING if rule.training else frozenset()
 
 
 def fields_read(body: Any) -> frozenset[str]:
@@ -228,7 +232,7 @@ def _folded(rules: tuple[Rule, ...], env: Environment) -> FoldedRules:
                 for field in limit.fields:
                     other = getattr(limit.requirement, "field", None)
                     by_read.setdefault((field, other), []).append((limit.requirement, field, place))
-        elif fields_of(rule) <= (_TRAINING if rule.training else frozenset()):
+        elif fields_of(rule) <= _gate_of(rule):
             finding = rule.find(_ANY, env)
             if finding is not None:
                 said.append((place, finding))

@@ -181,7 +181,8 @@ def floors_picture() -> str:
 def _first_sentence(room: str) -> str:
     """Of a module's or package's docstring, without the full stop."""
     folder = ROOT / room if room in ("rules", "backends") else ROOT / "attnsel" / room
-    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    package = folder / "__init__.py"
+    path = package if package.is_file() else folder.with_suffix(".py")
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return re.split(r"[.;]\s|\.$", docstring.partition("\n\n")[0].replace("\n", " "))[0].replace("`", "")
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
+import importlib.util
 import inspect
 import io
 import itertools
 import pkgutil
 import re
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -69,7 +68,7 @@ ROOMS = (
 )  # fmt: skip
 
 
-def _modules() -> Iterator[types.ModuleType]:
+def modules() -> Iterator[types.ModuleType]:
     """Those whose definitions are recorded. Lines name what is inside of them whole: attnsel.runtime.bind."""
     names = [f"attnsel.{name}" for name in ("base.suggestions", "debug", "functional", "module", "settings")]
     for room in ROOMS:
@@ -80,9 +79,6 @@ def _modules() -> Iterator[types.ModuleType]:
     return (importlib.import_module(name) for name in sorted(names) if not left_out.search(name))
 
 
-MODULES = list(_modules())
-
-
 class Named:
     """A module by its whole name, also where a function of the same name stands in its package."""
 
@@ -91,7 +87,13 @@ class Named:
 
     def __getattr__(self, inner: str) -> Any:
         inside = f"{self.__name}.{inner}"
-        return Named(inside) if inside in sys.modules else getattr(sys.modules[self.__name], inner)
+        return Named(inside) if is_module(inside) else getattr(importlib.import_module(self.__name), inner)
+
+
+@functools.cache
+def is_module(name: str) -> bool:
+    within = importlib.import_module(name.rpartition(".")[0])
+    return hasattr(within, "__path__") and importlib.util.find_spec(name) is not None
 
 
 def tensor(*shape: int, dtype: str = "float32", step: float = 0.37, device: str = "cpu") -> Tensor:
@@ -362,7 +364,7 @@ def definitions(module: types.ModuleType) -> Iterator[str]:
 def now(name: str) -> Iterator[str]:
     """The lines that the record of that name would have now."""
     if name == "definitions":
-        for module in MODULES:
+        for module in modules():
             yield from (f"{module.__name__}: {line}" for line in definitions(module))
         return
     for line in (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines():
