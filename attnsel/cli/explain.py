@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib, Json, Markdown, one_form
-from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_json, print_text, text_width
+from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib
+from attnsel.cli.form import TEXT, Form
+from attnsel.cli.output import FOUND, NO_BACKEND, complain
 from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
 from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
-from attnsel.report import report_document, short_document, to_text
+from attnsel.report import report_document, short_document
 from attnsel.report.document import Document, Drawing
-from attnsel.report.markdown import to_markdown
 from attnsel.rules import REGISTRY
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Reported(Protocol):
 
     def report(self, width: int) -> str: ...
 
+    def as_dict(self) -> dict[str, Any]: ...
+
 
 @asks
 def explain(
@@ -84,8 +86,7 @@ def explain(
     short: Annotated[
         bool, Parameter(group=OUTPUT, negative="", show_default=False, help="twelve lines at most")
     ] = False,
-    markdown: Markdown = False,
-    json: Json = False,
+    form: Form = TEXT,
 ) -> int:
     """Which attention kernel runs this call, why each of the others cannot, and how to get it.
 
@@ -118,7 +119,7 @@ def explain(
 
     Exit code: 0 a backend was found, 2 bad input, 3 no backend, or a log with nothing known in it.
     """
-    one_form(short=short, markdown=markdown, json=json)
+    form.alone(short=short)
     if from_log is not None:
         given = (ask_library or cudnn_lib, sources, gpus_per_node, link_gbs, network_gbs, short, as_, switch)
         for name, value in zip(_NOT_OF_A_LOG, given, strict=True):
@@ -126,8 +127,8 @@ def explain(
                 raise InvalidInput(f"--{name}", None, "says nothing with --from-log")
         from attnsel.cli.explain_more import explain_log  # whose patterns take longest of all to load
 
-        return explain_log(from_log, question, markdown=markdown, json=json)
-    for name in ("sources",) if sources and (short or json) else ():
+        return explain_log(from_log, question, form)
+    for name in ("sources",) if sources and (short or form.json) else ():
         raise InvalidInput(f"--{name}", None, f"says nothing with --{'short' if short else 'json'}")
     asked = asked_of(as_, switch)
     params = question.ask()
@@ -140,16 +141,17 @@ def explain(
 
         library = ask(selection.params, selection.environment, cudnn_lib)
     shared = _plan(selection, gpus_per_node, link_gbs, network_gbs)
-    if json:
-        said = selection.as_dict()
-        if library is not None:
-            said["library"] = library.as_dict()
-        if shared is not None:
-            said["context_parallel"] = shared.as_dict()
-        print_json(said)
-    else:
-        more = [part for part in (shared, library) if part is not None]
-        _print(selection, more, sources, short, markdown)
+    more = {"context_parallel": shared, "library": library}
+    told = {name: part for name, part in more.items() if part is not None}
+
+    def document() -> Document:
+        answer = short_document(selection) if short else report_document(selection, sources)
+        return Document((*answer.blocks, *map(_drawn, told.values())))
+
+    def record() -> dict[str, Any]:
+        return selection.as_dict() | {name: part.as_dict() for name, part in reversed(told.items())}
+
+    form.print(document, record)
     return NO_BACKEND if selection.backend is None else FOUND
 
 
@@ -168,16 +170,8 @@ def idle(p: AttentionParams, stated: Set[str]) -> Iterator[tuple[str, str]]:
         yield "--preview", "in this release: none of its rules is tried out"
 
 
-def _print(
-    selection: Selection, more: Sequence[Reported], sources: bool, short: bool, markdown: bool
-) -> None:
-    whole = short_document(selection) if short else report_document(selection, sources)
-    drawn = (Drawing(lambda width, part=part: part.report(width).strip("\n")) for part in more)  # type: ignore[misc]
-    document = Document((*whole.blocks, *drawn))
-    if markdown:
-        print_text(to_markdown(document))
-    else:
-        print_text(to_text(document, text_width()))
+def _drawn(part: Reported) -> Drawing:
+    return Drawing(lambda width: part.report(width).strip("\n"))
 
 
 def _plan(

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from attnsel.backends.cudnn.ask.client import Answer, Library
 from attnsel.backends.cudnn.ask.libraries import Missing, device_json
 from attnsel.backends.cudnn.graph import backward, forward, planned
-from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, print_json, print_text, text_width, unwound
+from attnsel.cli.form import Form
+from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, unwound
 from attnsel.cli.question import Question
 from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
@@ -20,8 +21,6 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.params import AttentionParams
-from attnsel.report import to_text
-from attnsel.report.markdown import to_markdown
 from attnsel.report.text import fold
 from attnsel.selection.evaluate import findings
 from attnsel.verdicts.reasons import Reason
@@ -254,7 +253,7 @@ def ask(p: AttentionParams, env: Environment, cudnn_lib: str | None) -> Comparis
 # ---- ``attnsel explain --from-log``: a pasted log or error, and what is behind it ----------------------
 
 
-def explain_log(path: Path, question: Question, *, markdown: bool, json: bool) -> int:
+def explain_log(path: Path, question: Question, form: Form) -> int:
     """Explain every call in a log. Raises InvalidInput."""
     if question.from_file:
         raise InvalidInput("--params", None, "cannot go with --from-log: both say what the call is")
@@ -269,9 +268,5 @@ def explain_log(path: Path, question: Question, *, markdown: bool, json: bool) -
         question.params, question.machine, question.environment, question.policy, question.lying.of
     )
     answered = explained(found, stated)
-    if json:
-        print_json(answered.as_dict())
-    else:
-        document = log_document(answered)
-        print_text(to_markdown(document) if markdown else to_text(document, text_width()))
+    form.print(lambda: log_document(answered), answered.as_dict)
     return FOUND

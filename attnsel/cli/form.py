@@ -1,0 +1,53 @@
+"""What an answer is printed as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from attnsel.cli.flags import OUTPUT, one_form
+from attnsel.cli.output import print_text, text_width
+from attnsel.report.document import Document
+from attnsel.report.markdown import to_markdown
+from attnsel.report.text import to_text
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Form:
+    """Text, where no flag says otherwise.
+
+    A further form is a field here, which is its flag, a line in ``written`` and a writer in attnsel/report/.
+    """
+
+    markdown: Annotated[
+        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print Markdown, for an issue")
+    ] = False
+    json: Annotated[
+        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print JSON instead of text")
+    ] = False
+
+    def alone(self, **others: bool) -> None:
+        """Raises InvalidInput where two forms are asked for at once. ``others``: those of one command."""
+        one_form(**others, **asdict(self))
+
+    def written(self, document: Callable[[], Document], record: Callable[[], Any], width: int) -> str:
+        """An answer in this form. ``record``: what JSON is made of, in its types."""
+        if self.json:  # in ASCII: nothing in it can move a terminal's cursor
+            return json.dumps(record(), indent=2)
+        return to_markdown(document()) if self.markdown else to_text(document(), width)
+
+    def print(self, document: Callable[[], Document], record: Callable[[], Any]) -> None:
+        """The answer on standard output, with colours only for a person."""
+        text = self.written(document, record, text_width())
+        if self.json:
+            print(text)
+        else:
+            print_text(text)
+
+
+TEXT = Form()
