@@ -92,9 +92,13 @@ def name_of_the_limit(p: AttentionParams, env: Environment) -> bool:
     """A full statement of the limit
 
     Fix: what a user can do.
-    Source: asked {cudnn} on {", ".join(f"sm{arch}" for arch in missing)}.
+    Source: libcudnn, asked.
     """
-    return True  # or which calls it is about: p.is_training'''
+    return True  # or which calls it is about: p.is_training
+
+Its row in rules/cudnn/data/asked.csv:
+
+CUDNN…,{cudnn} (refused),{" and ".join(f"sm{arch}" for arch in missing)},'''
 
 
 def calls_of(options: argparse.Namespace) -> dict[Any, dict[str, Any]]:

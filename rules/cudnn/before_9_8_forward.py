@@ -107,7 +107,7 @@ def later_blackwell_on_9_7(p: AttentionParams, env: Environment) -> None:
     accepts it. Nobody could ask 9.7 without a GPU, and CUDA 12.8, its toolkit, predates sm103 and sm121.
     Fix: cuDNN 9.8 or newer, whose answers are checked.
     Source: TransformerEngine v2.18, fused_attn.cpp, "architecture" and the sm_arch_ == 120 override (PR
-    #2775); libcudnn 9.8 asked without a GPU accepts sm120.
+    #2775).
     """
 
 

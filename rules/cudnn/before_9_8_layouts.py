@@ -189,7 +189,7 @@ def paged_on_ada(p: AttentionParams, env: Environment) -> Unknown | None:
     Why: TransformerEngine gives no cache of any kind to cuDNN on sm89. The library accepts it there from 9.8,
     the first release that can be asked; for older ones nobody knows.
     Fix: cuDNN 9.8 or newer.
-    Source: TransformerEngine d0067d0, utils.py line 845; libcudnn 9.8 asked without a GPU.
+    Source: TransformerEngine d0067d0, utils.py line 845.
     """
     if p.layout.paged:
         return Unknown("kv_cache", p.kv_cache, FreeText("contiguous keys and values"))

@@ -127,9 +127,8 @@ def head_dim_blackwell(p: AttentionParams, env: Environment) -> Violation | Unkn
     Why: 256/256 for inference came with 9.26 and needs a frontend newer than attnsel uses, hence unknown.
     Fix: for 192/128 cuDNN 9.19.0 or newer.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h (192/128 from 9.19; 1.32 adds 256/256 from 9.26) and
-    sdpa_fp8_bwd.h; libcudnn 9.26 and 9.28 asked without a GPU take 192/128 on sm100 and refuse it on sm120.
-    TransformerEngine v2.18 waits for 9.21 and then takes every pair up to 192/128; the frontend, which names
-    9.19 and just this pair, is followed.
+    sdpa_fp8_bwd.h. TransformerEngine v2.18 waits for 9.21 and then takes every pair up to 192/128; the
+    frontend, which names 9.19 and just this pair, is followed.
     """
     found = limit(p, "head_dim_qk", AtMost(128)) or limit(p, "head_dim_v", AtMost(128))
     if found is None or env.cudnn is None:
@@ -223,8 +222,8 @@ def bottom_right_hopper(p: AttentionParams, env: Environment) -> Violation | Non
     Why: neither a mask's nor that of a window with a right bound, which is anchored there unless
     bottom_right_diagonal is False.
     Fix: with equal lengths and no padding the top-left diagonal is the same.
-    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h (Blackwell and 9.7 only); libcudnn 9.8 to 9.28 asked
-    without a GPU; TransformerEngine v2.18, fused_attn.cpp, FP8 branch.
+    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h (Blackwell and 9.7 only); TransformerEngine v2.18,
+    fused_attn.cpp, FP8 branch.
     """
     if not bottom_right(p):
         return None
@@ -247,8 +246,7 @@ def bottom_right_blackwell(p: AttentionParams, env: Environment) -> Unknown | No
     Why: the frontend takes it on Blackwell from 9.7.0 and has a sample; TransformerEngine waits for 9.21.0.
     Fix: cuDNN 9.8.0 or newer.
     Source: cudnn-frontend v1.10.0, sdpa_fp8.h and samples/cpp/sdpa/fp8_fwd_bottom_right_causal_mask.cpp;
-    TransformerEngine v2.18, fused_attn.cpp, FP8 branch ("9.21"); libcudnn asked without a GPU takes it from
-    9.8 on.
+    TransformerEngine v2.18, fused_attn.cpp, FP8 branch ("9.21").
     """
     if p.bottom_right:
         return Unknown("attn_mask_type", p.attn_mask_type, FreeText("a top-left mask"))
@@ -269,8 +267,7 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> bool:
 
     Why: without a padding mask, which knows the true lengths, the forward refuses; the backward always does.
     Fix: cut off the queries that see no key.
-    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h and sdpa_fp8_bwd.h; libcudnn 9.8 to 9.28 asked without
-    a GPU.
+    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h and sdpa_fp8_bwd.h.
     """
     return bottom_right(p) and (p.is_training or not p.padding)
 
@@ -335,8 +332,8 @@ def window_hopper(p: AttentionParams, env: Environment) -> bool:
     """On Hopper a sliding window with FP8 needs cuDNN 9.8.0
 
     Fix: cuDNN 9.8.0 or newer, or attention in bf16 for windowed layers.
-    Source: libcudnn 9.8 to 9.28 asked without a GPU take it, older ones cannot be asked. TransformerEngine
-    d0067d0, utils.py lines 1344 to 1366, refuses it on Hopper at every version, which is followed below 9.8.
+    Source: libcudnn, asked. TransformerEngine d0067d0, utils.py lines 1344 to 1366, refuses it on Hopper at
+    every version, which is followed below 9.8.
     """
     return p.windowed
 
@@ -353,8 +350,8 @@ def window_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a sliding window with FP8 needs cuDNN 9.8.0
 
     Fix: cuDNN 9.8.0 or newer.
-    Source: libcudnn 9.8 to 9.28 asked without a GPU take it, older ones cannot be asked. TransformerEngine
-    d0067d0, utils.py lines 1344 to 1366, waits for 9.21, which is followed below 9.8.
+    Source: libcudnn, asked. TransformerEngine d0067d0, utils.py lines 1344 to 1366, waits for 9.21, which is
+    followed below 9.8.
     """
     return p.windowed
 
@@ -374,7 +371,7 @@ def window_more_queries(p: AttentionParams, env: Environment) -> bool:
 
     Why: the frontend refuses the backward; a padding mask, which knows the true lengths, lifts it.
     Fix: cut off the queries that see no key.
-    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h; libcudnn 9.8 to 9.28 asked without a GPU.
+    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h.
     """
     return p.window_size[0] >= 0 and not p.padding
 
@@ -404,9 +401,8 @@ def no_bias(p: AttentionParams, env: Environment) -> bool:
 
     Why: neither the backward nor the block-scaled functions have an input for ALiBi.
     Fix: attention in bf16 (fp8_dpa off).
-    Source: cudnn-frontend 1.23 and 1.32 ("SDPA FP8 does not support bias"); libcudnn 9.8 to 9.28 asked
-    without a GPU take ALiBi in inference. TransformerEngine v2.18, fused_attn.cpp, FP8 branch, never asks for
-    it and is followed below 9.8.
+    Source: cudnn-frontend 1.23 and 1.32 ("SDPA FP8 does not support bias"). TransformerEngine v2.18,
+    fused_attn.cpp, FP8 branch, never asks for ALiBi and is followed below 9.8.
     """
     recent = env.cudnn is not None and env.cudnn >= (9, 8, 0)
     scaled_per_tensor = kind_of(p) in ("delayed", "current")
@@ -437,8 +433,8 @@ def no_max_logit(p: AttentionParams, env: Environment) -> None:
     """FP8 attention returns the largest score from cuDNN 9.13.0 on
 
     Fix: cuDNN 9.13.0 or newer, and a recipe of kind delayed or current.
-    Source: libcudnn asked without a GPU refuses 9.8 and 9.10.2 and accepts 9.13 to 9.28. TransformerEngine
-    v2.18, fused_attn.cpp, FP8 branch, and d0067d0, utils.py lines 757 to 765, never asks for it.
+    Source: libcudnn, asked. TransformerEngine v2.18, fused_attn.cpp, FP8 branch, and d0067d0, utils.py lines
+    757 to 765, never asks for it.
     """
 
 
@@ -455,8 +451,8 @@ def sinks_from_9_13(p: AttentionParams, env: Environment) -> None:
 
     Fix: cuDNN 9.13.0 or newer.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("sink_token is not supported before
-    9.13"); libcudnn asked without a GPU refuses 9.8 and 9.10.2 and accepts 9.13 to 9.28. TransformerEngine
-    d0067d0, utils.py lines 1125 to 1140, waits for 9.21 and Blackwell; the library is followed.
+    9.13"). TransformerEngine d0067d0, utils.py lines 1125 to 1140, waits for 9.21 and Blackwell; the library
+    is followed.
     """
 
 
@@ -476,8 +472,7 @@ def dropout_blackwell(p: AttentionParams, env: Environment) -> bool:
 
     Why: its backward always runs the deterministic kernels, which have none.
     Fix: no dropout.
-    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("not supported on Blackwell when dropout is enabled");
-    libcudnn 9.26 and 9.28 asked without a GPU.
+    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("not supported on Blackwell when dropout is enabled").
     """
     return p.dropout
 
@@ -575,7 +570,7 @@ def packed_training_hopper(p: AttentionParams, env: Environment) -> Violation | 
 
     Fix: padded sequences (bshd).
     Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("sdpa fp8 backward with THD is not supported on Hopper
-    architecture"); libcudnn 9.8 to 9.28 asked without a GPU.
+    architecture").
     """
     if packed(p):
         return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
@@ -595,8 +590,8 @@ def packed_mxfp8(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: they come with a padding mask, for which sdpa_mxfp8 has no input before (CUDNN367).
     Fix: cudnn-frontend 1.28, or sequences of one length.
-    Source: libcudnn 9.28 asked without a GPU takes them with frontend 1.28. TransformerEngine d0067d0,
-    utils.py lines 703 to 720, never asks for them; the library is followed.
+    Source: libcudnn, asked. TransformerEngine d0067d0, utils.py lines 703 to 720, never asks for them; the
+    library is followed.
     """
     if kind_of(p) == "mxfp8" and packed(p):
         return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
@@ -611,7 +606,7 @@ def packed_unused(p: AttentionParams, env: Environment) -> Unknown | None:
     the Hopper backward (CUDNN361).
     Fix: padded sequences (bshd), or cuDNN 9.8.0 or newer.
     Source: TransformerEngine v2.18, fused_attn.cpp, FP8 branch (bshd, sbhd and, from 9.21, bhsd);
-    cudnn-frontend 1.32; libcudnn 9.8 to 9.28 asked without a GPU take it.
+    cudnn-frontend 1.32.
     """
     if packed(p):
         return Unknown("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
@@ -631,8 +626,7 @@ def fp8_with_cache(p: AttentionParams, env: Environment) -> None:
 
     Why: TransformerEngine never gives one to cuDNN, at any version.
     Fix: bf16 attention for decoding, or cuDNN 9.8.0 or newer.
-    Source: TransformerEngine d0067d0, utils.py lines 857 to 869; libcudnn 9.8 to 9.28 asked without a GPU
-    take it.
+    Source: TransformerEngine d0067d0, utils.py lines 857 to 869.
     """
 
 

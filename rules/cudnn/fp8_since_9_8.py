@@ -1,8 +1,6 @@
 """FP8 attention in cuDNN 9.8 and newer: what the library alone says, asked without a GPU.
 
-The meaning of "FP8 question" as in ``fp8``. Asked were 9.8.0, 9.10.2, 9.13.0, 9.14.0, 9.18.1, 9.26.1 and
-9.28.0, through cudnn-frontend 1.23. Where a page says that the process is killed, that is what happened to a
-child process that asked.
+The meaning of "FP8 question" as in ``fp8``; the library's answers are in ``data/asked.csv``.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ def one_query(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: no engine does, except beside an attention sink or, with several heads, ALiBi (from 9.13 on).
     Fix: pad the queries to 2, or attention in bf16 for decoding.
-    Source: asked on sm90 and sm120: 9.8.0 takes it on sm90, 9.10.2 to 9.28.0 refuse it.
+    Source: libcudnn, asked.
     """
     if p.max_seqlen_q != 1 or p.softmax_type != "vanilla":
         return None
@@ -69,7 +67,7 @@ def one_query_wide(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell FP8 with head dimensions 192/128 takes no single query
 
     Fix: pad the queries to 2, or attention in bf16 for decoding.
-    Source: asked on sm100: 9.26.1 and 9.28.0 refuse it, with every recipe.
+    Source: libcudnn, asked.
     """
     if p.max_seqlen_q == 1 and p.head_dim_qk > 128:
         return Violation("max_seqlen_q", 1, TWO_QUERIES)
@@ -88,7 +86,7 @@ def one_packed_query(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell below cuDNN 9.13 packed FP8 sequences have more than one query
 
     Fix: cuDNN 9.13.0 or newer; or bshd with a padding mask.
-    Source: asked on sm100: 9.8.0 and 9.10.2 refuse it, 9.13.0 takes it.
+    Source: libcudnn, asked.
     """
     if p.max_seqlen_q == 1 and p.layout.q_format == "thd":
         return Violation("max_seqlen_q", 1, TWO_QUERIES)
@@ -108,7 +106,7 @@ def one_query_mxfp8(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: the library's planner crashes; nothing can be caught. Not beside an attention sink.
     Fix: cuDNN 9.28.0; or pad the queries to 2.
-    Source: asked on sm100: 9.26.1 (segmentation fault), 9.28.0 (accepted).
+    Source: libcudnn, asked.
     """
     if kind_of(p) == "mxfp8" and p.max_seqlen_q == 1 and p.softmax_type == "vanilla":
         return Violation("max_seqlen_q", 1, TWO_QUERIES)
@@ -151,7 +149,7 @@ def three_masks(p: AttentionParams, env: Environment) -> Violation | None:
     mask has one) and padding count one each; beside two of them so does dropout, and so do learned sinks.
     Dropout and learned sinks together crash beside padding or shared heads.
     Fix: cuDNN 9.26.1 or newer, or fewer of them.
-    Source: asked on sm90: 9.8.0 to 9.18.1 (segmentation fault), 9.26.1 (accepted); nothing in between.
+    Source: libcudnn, asked.
     """
     count, learned = masks(p), p.softmax_type == "learnable"
     if count == 3 or (count == 2 and (p.dropout or learned)):
@@ -183,7 +181,7 @@ def padding_and_more(p: AttentionParams, env: Environment) -> Violation | None:
     Why: the planner of the backward crashes; nothing can be caught. Too much is dropout together with learned
     sinks, and either of them together with shared heads and a diagonal (a causal mask or a window).
     Fix: no padding, or as many key heads as query heads (repeat them), or no dropout.
-    Source: asked on sm90 and sm100: 9.26.1 and 9.28.0 (segmentation fault); with one of them less accepted.
+    Source: libcudnn, asked.
     """
     learned = p.softmax_type == "learnable"
     if not (p.padding and (p.dropout or learned)):
@@ -208,8 +206,7 @@ def max_logit_beside_sink(p: AttentionParams, env: Environment) -> bool:
     """With an attention sink FP8 returns the largest score from cuDNN 9.21.0 on
 
     Fix: cuDNN 9.21.0 or newer.
-    Source: asked: 9.13.0 to 9.18.1 have no engine, 9.26.1 accepts; that it is 9.21.0 was seen in half
-    precision (CUDNN142).
+    Source: libcudnn, asked.
     """
     return p.softmax_type != "vanilla"
 
@@ -227,7 +224,7 @@ def alibi_bottom_right(p: AttentionParams, env: Environment) -> Violation | None
 
     Why: the frontend refuses them together.
     Fix: a causal mask type without bottom_right.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("is_alibi=False"); asked on sm100, 9.8.0 to 9.28.0.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("is_alibi=False").
     """
     if kind_of(p) not in ("delayed", "current"):
         return None
@@ -252,7 +249,7 @@ def packed_consumer(p: AttentionParams, env: Environment) -> Violation | None:
 
     Fix: cudnn-frontend 1.28, or bshd with a padding mask.
     Source: cudnn-frontend 1.20 to 1.27, sdpa_support_surface.h ("sdpa fp8 with THD not supported for sm120
-    yet"); asked 9.18.1 to 9.28.0 with frontend 1.23 (refused), 9.28.0 with 1.28 (accepted).
+    yet").
     """
     if "thd" in (p.layout.q_format, p.layout.kv_format):
         return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
@@ -272,7 +269,7 @@ def paged_hopper(p: AttentionParams, env: Environment) -> None:
     """On Hopper FP8 reads a paged cache from cuDNN 9.18.1 on
 
     Fix: cuDNN 9.18.1 or newer, or a contiguous cache.
-    Source: asked on sm90: 9.8.0 to 9.14.0 refuse it (but for some calls with a batch of 1), 9.18.1 takes it.
+    Source: libcudnn, asked.
     """
 
 
@@ -289,7 +286,7 @@ def paged_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell FP8 reads a paged cache from cuDNN 9.10.2 on
 
     Fix: cuDNN 9.10.2 or newer, or a contiguous cache.
-    Source: asked on sm100: 9.8.0 refuses it, 9.10.2 takes it.
+    Source: libcudnn, asked.
     """
 
 
@@ -306,6 +303,6 @@ def mxfp8_in_e5m2(p: AttentionParams, env: Environment) -> bool:
     """MXFP8 training has q, k and v in E4M3
 
     Fix: E4M3.
-    Source: asked on sm100: 9.26.1 and 9.28.0 have no engine for the backward in E5M2.
+    Source: libcudnn, asked.
     """
     return kind_of(p) == "mxfp8" and p.dtype.startswith("fp8")

@@ -47,9 +47,7 @@ def newer_frontend_older_library(p: AttentionParams, env: Environment) -> None:
 
     Why: it sets the mode of a reshape, an attribute that older libraries do not have.
     Fix: cudnn-frontend 1.27 or newer (or 1.23); or cuDNN 9.22.0.
-    Source: asked 9.8.0, 9.14.0, 9.15.1, 9.18.1 to 9.21.0 through 1.24.1, 1.25.0 and 1.26.0:
-    CUDNN_ATTR_OPERATION_RESHAPE_MODE gives CUDNN_STATUS_BAD_PARAM; 1.23.0, 1.27.0 and 1.28.0 are accepted,
-    and so is 9.22.0.
+    Source: libcudnn, asked.
     """
 
 
@@ -65,7 +63,7 @@ def fp32_backward(p: AttentionParams, env: Environment) -> bool:
     """There is no FP32 backward
 
     Fix: bf16 or fp16.
-    Source: asked 9.8.0 to 9.28.0 on sm80 to sm121: no engine.
+    Source: libcudnn, asked.
     """
     return p.dtype == "fp32"
 
@@ -83,8 +81,7 @@ def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Violat
     Why: not known. For releases below 9.10 the frontend adds a second padding mask, and where the number of
     keys is no multiple of 128 it pads by itself; such graphs crash, others do not.
     Fix: cuDNN 9.10.2 or newer; or cudnn-frontend 1.23; or no padding and a multiple of 128 keys.
-    Source: asked 9.8.0 and 9.9.0 through frontends 1.27.0 and 1.28.0 (segmentation fault) and 1.23.0
-    (accepted); 9.10.2 accepts through all of them.
+    Source: libcudnn, asked.
     """
     if p.padding:
         return Violation("attn_mask_type", p.attn_mask_type, FreeText("a mask type without padding"))
@@ -107,8 +104,7 @@ def backward_head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     """On Hopper the backward ends at head dimension 256
 
     Fix: another candidate for training; inference goes further.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("less than or equal to 256"); asked
-    9.8.0 to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("less than or equal to 256").
     """
 
 
@@ -125,8 +121,7 @@ def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Viola
 
     Why: the 192/128 kernel of these two releases does not serve smaller sizes.
     Fix: pad q and k to 192 or v to 128 with zeros; or cuDNN 9.13.0.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("9.11 only supports 192 hidden dim");
-    asked 9.10.2 (accepted), 9.11.0 and 9.12.0 (refused), 9.13.0 (accepted), with 160/96.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("9.11 only supports 192 hidden dim").
     """
     if 128 < p.head_dim_qk < 192 and 64 < p.head_dim_v < 128:
         return Violation("head_dim_v", p.head_dim_v, OneOf(128))
@@ -146,8 +141,7 @@ def backward_head_dim(p: AttentionParams, env: Environment) -> None:
     """Elsewhere than on sm90 and sm10x the backward ends at head dimension 128
 
     Fix: another candidate for training; inference goes further.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h; asked 9.8.0 to 9.28.0 on sm80, sm86,
-    sm87, sm89, sm110, sm120 and sm121, all refuse.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h.
     """
 
 
@@ -163,8 +157,7 @@ def backward_head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell below cuDNN 9.11 the backward ends at head dimension 128
 
     Fix: cuDNN 9.11.0 for 192/128, 9.23.0 for 256/256.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h; asked 9.8.0 to 9.10.2 (192/128
-    refused), 9.11.0 (accepted).
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h.
     """
 
 
@@ -180,8 +173,7 @@ def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Violation 
     """On Blackwell beyond 128 the backward takes 192/128 only, and later 256/256
 
     Fix: pad to one of these sizes with zeros, with the scale of the true one; or another candidate.
-    Source: cudnn-frontend 1.23 and 1.28, scaled_dot_product_flash_attention.h; asked 9.11.0 to 9.28.0 on
-    B200 and B300, all refuse.
+    Source: cudnn-frontend 1.23 and 1.28, scaled_dot_product_flash_attention.h.
     """
     if square_256(p):
         return None
@@ -203,7 +195,7 @@ def backward_256_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell the backward for head dimension 256 needs cuDNN 9.23.0
 
     Fix: cuDNN 9.23.0 and cudnn-frontend 1.24 or newer.
-    Source: asked 9.18.1, 9.21.0, 9.22.0 (refused), 9.23.0 (accepted) through frontends 1.24.1 to 1.28.0.
+    Source: libcudnn, asked.
     """
     return square_256(p)
 
@@ -221,8 +213,7 @@ def backward_256_frontend(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell the backward for head dimension 256 needs cudnn-frontend 1.24
 
     Fix: cudnn-frontend 1.24 or newer.
-    Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.23.0 (refused) and 1.24.1 to 1.28.0
-    (accepted).
+    Source: libcudnn, asked.
     """
     return square_256(p)
 
@@ -241,7 +232,7 @@ def backward_256_dropout(p: AttentionParams, env: Environment) -> bool:
 
     Why: it is served by the deterministic kernel.
     Fix: attention_dropout=0.0.
-    Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.28.0, all refuse.
+    Source: libcudnn, asked.
     """
     return square_256(p) and p.dropout
 
@@ -260,7 +251,7 @@ def backward_256_alibi(p: AttentionParams, env: Environment) -> bool:
 
     Why: it is served by the deterministic kernel.
     Fix: no_bias, or the ALiBi values as a post_scale_bias without gradient.
-    Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.28.0, all refuse.
+    Source: libcudnn, asked.
     """
     return square_256(p) and p.core_attention_bias_type == "alibi"
 
@@ -281,7 +272,7 @@ def bias_gradient_wide(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient beyond head dimension 128
 
     Fix: a bias without gradient.
-    Source: asked 9.11.0 to 9.28.0 with 192/128 (no engine), and 9.23.0 to 9.28.0 with 256/256 (refused).
+    Source: libcudnn, asked.
     """
     return beyond_128(p)
 
@@ -299,8 +290,8 @@ def bias_gradient_dropout(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient beside dropout
 
     Fix: a bias without gradient, or attention_dropout=0.0.
-    Source: asked 9.8.0 to 9.12.0 (accepted), 9.13.0 to 9.28.0 (no engine). TransformerEngine refuses any
-    bias beside dropout there; the library takes a bias without gradient.
+    Source: libcudnn, asked. TransformerEngine refuses any bias beside dropout there; the library takes a bias
+    without gradient.
     """
     return p.dropout
 
@@ -316,7 +307,7 @@ def bias_gradient_b1ss(p: AttentionParams, env: Environment) -> Violation | None
     """Up to cuDNN 9.9 a bias of shape b1ss (or bhss of one head) has no gradient
 
     Fix: cuDNN 9.10.2 or newer; or 1hss, bhss, 11ss.
-    Source: asked 9.8.0 and 9.9.0 (no engine unless the batch is 1), 9.10.2 (accepted).
+    Source: libcudnn, asked.
     """
     shape = p.core_attention_bias_shape
     one_head = shape == "b1ss" or (shape == "bhss" and p.num_heads == 1)

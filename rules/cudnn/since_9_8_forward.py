@@ -57,8 +57,7 @@ def needs_ampere(p: AttentionParams, env: Environment) -> None:
     """Fused attention needs an Ampere GPU (sm80) or newer
 
     Fix: another candidate; on these cards triton, sdpa.efficient and tiled are left.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("requires SM80"); asked 9.8.0, 9.10.2, 9.13.0,
-    9.18.1, 9.28.0 with a T4, all refuse.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("requires SM80").
     """
 
 
@@ -76,7 +75,7 @@ def double_precision(p: AttentionParams, env: Environment) -> bool:
     """There is no FP64 attention
 
     Fix: bf16 or fp16; sdpa.math and tiled take fp64.
-    Source: asked 9.8.0, 9.14.0, 9.18.1, 9.25.1 and 9.28.0 through frontend 1.28.0, all refuse.
+    Source: libcudnn, asked.
     """
     return p.dtype == "fp64"
 
@@ -92,7 +91,7 @@ def fp32_from_9_9(p: AttentionParams, env: Environment) -> bool:
     """FP32 inference needs cuDNN 9.9.0
 
     Fix: bf16 or fp16; or cuDNN 9.9.0.
-    Source: asked 9.8.0 (no engine), 9.9.0 (accepted).
+    Source: libcudnn, asked.
     """
     return p.dtype == "fp32"
 
@@ -109,7 +108,7 @@ def fp32_head_dim_9_9(p: AttentionParams, env: Environment) -> bool:
     """In cuDNN 9.9 FP32 inference ends at head dimension 128
 
     Fix: bf16 or fp16; or cuDNN 9.10.2.
-    Source: asked 9.9.0 (144 refused on H100 and B200), 9.10.2 (accepted).
+    Source: libcudnn, asked.
     """
     return p.dtype == "fp32"
 
@@ -126,8 +125,7 @@ def fp32_and_older_frontend(p: AttentionParams, env: Environment) -> bool:
 
     Why: older frontends send FP32 to the newer of two implementations, which takes it no longer.
     Fix: cudnn-frontend 1.27 or newer; or bf16, fp16.
-    Source: asked 9.26.1 and 9.28.0 through frontends 1.23, 1.25, 1.26 (no engine), 1.27, 1.28 (accepted);
-    9.25.1 accepts through all of them.
+    Source: libcudnn, asked.
     """
     return p.dtype == "fp32"
 
@@ -144,8 +142,8 @@ def fp32_head_dim(p: AttentionParams, env: Environment) -> Violation | None:
     Why: the limits follow the shared memory of a block: 128 columns of queries and keys on sm86, sm89 and
     sm12x, 256 on sm80 and sm87, 384 on sm90, sm10x and sm110.
     Fix: bf16 or fp16.
-    Source: asked 9.18.1 with every multiple of 8 up to 512, causal. Without mask, bias and window some
-    releases accept more through the other implementation; those few are refused here too.
+    Source: libcudnn, asked. Without mask, bias and window some releases accept more through the other
+    implementation; those few are refused here too.
     """
     if p.dtype != "fp32":
         return None
@@ -167,8 +165,7 @@ def head_dim_qk_multiple(p: AttentionParams, env: Environment) -> None:
 
     Why: rows are read 16 bytes at a time.
     Fix: pad the last dimension of q and k with zeros; the scale stays that of the true dimension.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("hidden_dim should be multiple of 8"); asked 9.8.0
-    to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("hidden_dim should be multiple of 8").
     """
 
 
@@ -184,8 +181,7 @@ def head_dim_v_multiple(p: AttentionParams, env: Environment) -> None:
 
     Why: rows are read 16 bytes at a time.
     Fix: pad the last dimension of v with zeros and drop the same columns of the output.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("hidden_dim should be multiple of 8"); asked 9.8.0
-    to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("hidden_dim should be multiple of 8").
     """
 
 
@@ -201,7 +197,7 @@ def head_dim_ampere(p: AttentionParams, env: Environment) -> None:
     """On Ampere and Ada the head dimension is at most 128 up to cuDNN 9.9
 
     Fix: cuDNN 9.10.2 or newer, for inference.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h; asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h.
     """
 
 
@@ -218,7 +214,7 @@ def head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     """On Hopper the head dimension is at most 256 up to cuDNN 9.9
 
     Fix: cuDNN 9.10.2 or newer, for inference.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h; asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h.
     """
 
 
@@ -234,8 +230,7 @@ def head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell the head dimension is at most 128 in cuDNN 9.8
 
     Fix: cuDNN 9.9.0 or newer, for inference.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h; asked 9.8.0 (refused), 9.9.0 (accepted), on B200,
-    B300 and Thor.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h.
     """
 
 
@@ -251,7 +246,7 @@ def head_dim_consumer_blackwell(p: AttentionParams, env: Environment) -> None:
     """On sm120 the head dimension is at most 128 up to cuDNN 9.9
 
     Fix: cuDNN 9.10.2 or newer, for inference.
-    Source: asked 9.8.0 and 9.9.0 (no engine for 136 or more), 9.10.2 (accepted).
+    Source: libcudnn, asked.
     """
 
 
@@ -275,7 +270,7 @@ def head_dim_one_query(p: AttentionParams, env: Environment) -> bool:
 
     Fix: cuDNN 9.10.2 or newer.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("decode only mode … for backend version 9.9 or
-    below"); asked 9.9.0 (refused), 9.10.2 (accepted).
+    below").
     """
     return p.max_seqlen_q == 1
 
@@ -299,7 +294,7 @@ def one_query_wide_dropout(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell one query above head dimension 128 takes no dropout
 
     Fix: attention_dropout=0.0.
-    Source: asked 9.10.2 to 9.12.0 (accepted), 9.13.0 to 9.28.0 (no engine). Thor (sm110) accepts.
+    Source: libcudnn, asked.
     """
     return p.max_seqlen_q == 1 and p.dropout and beyond_128(p)
 
@@ -340,8 +335,8 @@ def packed_ampere(p: AttentionParams, env: Environment) -> Violation | None:
     """On Ampere and Ada packed sequences (thd) need cuDNN 9.18.1
 
     Fix: cuDNN 9.18.1 or newer; or bshd with a padding mask.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("THD (ragged offset) is only supported in Hopper
-    and above"); asked 9.8.0 to 9.18.0 (refused), 9.18.1 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("THD (ragged offset) is only supported in Hopper and
+    above").
     """
     if p.qkv_format == "thd":
         return Violation("qkv_layout", p.qkv_layout, FreeText("bshd, sbhd or bhsd"))
@@ -354,7 +349,7 @@ def paged_padding(p: AttentionParams, env: Environment) -> Violation | None:
 
     Fix: padding, padding_causal or padding_causal_bottom_right.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("Paged caches can only be used in combination with
-    padding mask"); asked 9.8.0 to 9.28.0, all refuse.
+    padding mask").
     """
     if p.layout.paged and not p.padding:
         wanted = "padding" if p.attn_mask_type == "no_mask" else f"padding_{p.attn_mask_type}"
@@ -367,8 +362,7 @@ def page_size_power(p: AttentionParams, env: Environment) -> Violation | None:
     """Pages hold a power of two of tokens
 
     Fix: another page size; 1 to 256 were accepted.
-    Source: asked 9.8.0 to 9.28.0: cudnnBackendFinalize answers "block size needs to be non-zero and a power
-    of 2".
+    Source: cudnnBackendFinalize ("block size needs to be non-zero and a power of 2").
     """
     if p.page_size is not None and p.page_size & (p.page_size - 1):
         return Violation("page_size", p.page_size, OneOf(1 << p.page_size.bit_length()))
@@ -388,8 +382,8 @@ def paged_head_dim(p: AttentionParams, env: Environment) -> bool:
     """With a paged cache the head dimension is at most 128 up to cuDNN 9.9
 
     Fix: cuDNN 9.10.2 or newer.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("Paged attention only supported with d_qk and d_v
-    <= 128"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("Paged attention only supported with d_qk and d_v <=
+    128").
     """
     return p.layout.paged
 
@@ -433,8 +427,7 @@ def alibi_without_causal(p: AttentionParams, env: Environment) -> Violation | No
 
     Why: slopes are applied to the distance to keys in the past.
     Fix: a causal mask type, or the ALiBi values as post_scale_bias.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("diagonal_band_right_bound needs to be set to 0");
-    asked 9.8.0 to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("diagonal_band_right_bound needs to be set to 0").
     """
     if p.core_attention_bias_type == "alibi" and p.window_size[1] != 0:
         return Violation("attn_mask_type", p.attn_mask_type, FreeText("a causal mask type"))
@@ -482,7 +475,7 @@ def sink_from_9_13(p: AttentionParams, env: Environment) -> None:
     Why: sink_token became an input of the graph with that release.
     Fix: cuDNN 9.13.0 or newer.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("sink_token is not supported before
-    9.13"); asked 9.8.0 to 9.12.0 (refused), 9.13.0 (accepted). TransformerEngine waits for 9.13.1.
+    9.13"). TransformerEngine waits for 9.13.1.
     """
 
 
@@ -498,8 +491,7 @@ def one_query_sink(p: AttentionParams, env: Environment) -> bool:
     """A single query takes no attention sink
 
     Fix: decode with two query rows of which one is ignored, or another candidate.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("s_q == 1, not supported with sink_token"); asked
-    9.13.0 to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("s_q == 1, not supported with sink_token").
     """
     return p.max_seqlen_q == 1
 
@@ -516,7 +508,7 @@ def max_logit_from_9_13(p: AttentionParams, env: Environment) -> None:
 
     Why: older engines do not return the maximum and the sum of exponents.
     Fix: cuDNN 9.13.0 or newer.
-    Source: asked 9.8.0 to 9.12.0 (no engine), 9.13.0 (accepted). TransformerEngine waits for 9.21.0.
+    Source: libcudnn, asked. TransformerEngine waits for 9.21.0.
     """
 
 
@@ -532,7 +524,7 @@ def max_logit_beside_sink(p: AttentionParams, env: Environment) -> bool:
     """With an attention sink the largest score is returned from cuDNN 9.21.0 on
 
     Fix: cuDNN 9.21.0 or newer.
-    Source: asked 9.13.0 to 9.20.0 (no engine), 9.21.0 (accepted).
+    Source: libcudnn, asked.
     """
     return p.softmax_type != "vanilla"
 
@@ -550,8 +542,7 @@ def few_queries_dropout(p: AttentionParams, env: Environment) -> bool:
 
     Why: not known; this release alone does so, and not beside ALiBi or a sink.
     Fix: another release of cuDNN, or attention_dropout=0.0.
-    Source: asked 9.13.1: no engine for 1 query; on sm100 and sm103 for up to 7, and up to 64 above head
-    dimension 128. 9.13.0 and 9.14.0 accept (but see CUDNN165).
+    Source: libcudnn, asked.
     """
     if not p.dropout or p.core_attention_bias_type == "alibi" or p.softmax_type != "vanilla":
         return False

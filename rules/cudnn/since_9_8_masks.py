@@ -1,9 +1,6 @@
 """FP16/BF16/FP32 attention in cuDNN 9.8 and newer: masks, windows and what their diagonal decides.
 
-From 9.8 on cuDNN can be asked without a GPU, and was: sources that say "asked" name the releases whose
-libcudnn answered (each line between 9.8.0 and 9.28.0), through cudnn-frontend 1.23, on described A100,
-RTX 4090, H100, B200 and RTX 5090. The same graph is checked by the frontend first and the library then;
-a rule tells which of the two refuses.
+From 9.8 on cuDNN can be asked without a GPU, and was: what it answered stands in ``data/asked.csv``.
 """
 
 from __future__ import annotations
@@ -63,8 +60,7 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Violation
     Why: the first queries would see nothing at all. With padding the lengths are only known on the device,
     and the check does not apply.
     Fix: leave out the queries in front, whose result is empty.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("does not support max_s_q > max_s_kv"); asked 9.8.0
-    to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("does not support max_s_q > max_s_kv").
     """
     if p.padding or not anchored_bottom_right(p):
         return None
@@ -84,7 +80,7 @@ def bottom_right_bias(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: with equal lengths and no padding the top-left diagonal is the same one; or write the mask into the
     bias and ask for no_mask.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("only supported with is_bias=False, is_alibi=False,
-    is_dropout=False"); asked 9.8.0 to 9.28.0, all refuse.
+    is_dropout=False").
     """
     if p.core_attention_bias_type == "no_bias" or not anchored_bottom_right(p):
         return None
@@ -105,7 +101,7 @@ def bottom_right_dropout(p: AttentionParams, env: Environment) -> Violation | No
 
     Fix: with equal lengths and no padding the top-left diagonal is the same one.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("only supported with is_bias=False, is_alibi=False,
-    is_dropout=False"); asked 9.8.0 to 9.28.0, all refuse.
+    is_dropout=False").
     """
     if not p.dropout or not anchored_bottom_right(p):
         return None
@@ -125,8 +121,7 @@ def one_query_causal(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: one query anchored at the bottom right sees every key, so no_mask says the same.
     Fix: cuDNN 9.10.2 or newer; or no_mask (padding) where the diagonal is anchored at the bottom right.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("decode only mode … not supported with masking");
-    asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("decode only mode … not supported with masking").
     """
     if p.max_seqlen_q != 1 or not bounded_right(p):
         return None
@@ -151,7 +146,7 @@ def window_more_queries(p: AttentionParams, env: Environment) -> Violation | Non
     Why: queries past the last key would look into an empty window. With padding the check does not apply.
     Fix: leave those queries out; their result is empty.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("Sliding window attention is only supported with
-    max_s_q <= max_s_kv"); asked 9.8.0 to 9.28.0, all refuse.
+    max_s_q <= max_s_kv").
     """
     if p.padding or not bounded_left(p):
         return None
@@ -169,7 +164,7 @@ def window_without_right_bound(p: AttentionParams, env: Environment) -> Violatio
     """Below cuDNN 9.10.2 a window bounded on the left needs a right bound too
 
     Fix: cuDNN 9.10.2 or newer; or a right bound as large as the sequence, which hides nothing.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h; asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h.
     """
     if bounded_left(p) and not bounded_right(p):
         required: Requirement = OneOf((p.window_size[0], p.max_seqlen_kv))
@@ -190,7 +185,7 @@ def window_bias(p: AttentionParams, env: Environment) -> bool:
 
     Fix: cuDNN 9.10.2 or newer; or write the window into the bias.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("bounds are only supported with is_dropout=False,
-    is_bias=False"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted). ALiBi is accepted.
+    is_bias=False").
     """
     return bounded_left(p) and p.has_bias
 
@@ -208,7 +203,7 @@ def window_dropout(p: AttentionParams, env: Environment) -> bool:
 
     Fix: cuDNN 9.10.2 or newer.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("bounds are only supported with is_dropout=False,
-    is_bias=False"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    is_bias=False").
     """
     return bounded_left(p) and p.dropout
 
@@ -228,7 +223,7 @@ def window_bottom_right_square(p: AttentionParams, env: Environment) -> Violatio
     has no kernel for the second spelling.
     Fix: cuDNN 9.10.2 or newer; without padding, the top-left diagonal.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("this specific combination of s_q, s_kv, and
-    left_bound + right_bound + bottom right"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    left_bound + right_bound + bottom right").
     """
     if bounded_left(p) and anchored_bottom_right(p) and p.max_seqlen_q == p.max_seqlen_kv:
         return wants_top_left(p)
@@ -248,7 +243,7 @@ def window_in_9_14_0(p: AttentionParams, env: Environment) -> bool:
 
     Why: a bug of that release; the frontend blocks it.
     Fix: another release of cuDNN; or a right bound as large as the sequence, which hides nothing.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("cuDNN 9.14.0 has a known bug with non-causal +
-    s_kv > 1024 + sliding window"); asked 9.14.0 (refused), 9.13.1 and 9.15.1 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("cuDNN 9.14.0 has a known bug with non-causal + s_kv
+    > 1024 + sliding window").
     """
     return bounded_left(p) and not bounded_right(p)
