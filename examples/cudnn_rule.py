@@ -80,12 +80,11 @@ def skeleton(field: str, values: list[Any], missing: dict[int, dict[Any, str]], 
     refused = [value for value in values if any(value in cells for cells in missing.values())]
     runs = [value for value in values if value not in refused]
     example = f'\n    passes={{"{field}": {runs[-1]!r}}},' if runs else ""
-    return f'''@rule(
+    return f'''@asked(
     "CUDNN…",  # the next code of its file: attnsel rules --ranges --family CUDNN
     when=cudnn(">={cudnn}"),  # asked of this release alone: ask others
     arch={tuple(missing)!r},
     requires={{"{field}": {requirement(values, refused)}}},
-    evidence="library",
     fires_on={{"{field}": {refused[0]!r}}},{example}
 )
 def name_of_the_limit(p: AttentionParams, env: Environment) -> bool:

@@ -13,7 +13,7 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, PACKED, PAGED
 from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import AtMost, EqualTo, FreeText, OneOf
 
-rule = rules_about("cudnn", fp8=False)
+rule = rules_about("cudnn", fp8=False, when=cudnn("<9.8.0"))
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -49,7 +49,7 @@ def packed_from_9_1(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule("CUDNN431", when=cudnn("<9.8.0"), arch=AMPERE_ADA, fires_on=PACKED)
+@rule("CUDNN431", arch=AMPERE_ADA, fires_on=PACKED)
 def packed_on_ampere(p: AttentionParams, env: Environment) -> Violation | None:
     """Packed sequences (thd) need Hopper or newer
 

@@ -32,6 +32,7 @@ MXFP8 = recipe("mxfp8")
 
 CUDA = {"cuda"}
 rule = rules_about("cudnn", fp8=True, device=CUDA)
+asked = rules_about("cudnn", fp8=True, device=CUDA, evidence="library")
 
 
 def kind_of(p: AttentionParams) -> str | None:
@@ -102,13 +103,7 @@ def tensors_in_e4m3(p: AttentionParams, env: Environment) -> bool:
 # Devices and versions.
 
 
-@rule(
-    "CUDNN304",
-    requires={"arch": AtLeast(90)},
-    evidence="library",
-    fires_on={"gpu": "L4", **DELAYED},
-    device=None,
-)
+@asked("CUDNN304", requires={"arch": AtLeast(90)}, fires_on={"gpu": "L4", **DELAYED}, device=None)
 def fp8_needs_hopper(p: AttentionParams, env: Environment) -> None:
     """FP8 attention needs Hopper (sm90) or newer
 
@@ -173,12 +168,11 @@ def fp8_bug_9_10_0(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN309",
     when=cudnn(">=9.7.0,<9.19.0"),
     arch=BLACKWELL,
     requires={"is_training": OneOf(False)},
-    evidence="library",
     fires_on=DELAYED,
     passes={**DELAYED, "is_training": False},
 )
@@ -192,12 +186,11 @@ def fp8_training_blackwell(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN310",
     when=cudnn(">=9.7.0"),
     arch=CONSUMER_BLACKWELL,
     requires={"is_training": OneOf(False)},
-    evidence="library",
     fires_on=DELAYED,
     passes={**DELAYED, "is_training": False},
 )
@@ -210,12 +203,11 @@ def fp8_training_consumer(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN311",
     when=cudnn(">=9.7.0,<9.18.1"),
     arch=CONSUMER_BLACKWELL,
     requires={"cudnn": NEWER},
-    evidence="library",
     fires_on={**DELAYED, "is_training": False},
 )
 def fp8_inference_consumer(p: AttentionParams, env: Environment) -> None:
@@ -246,10 +238,9 @@ def fp8_sm110(p: AttentionParams, env: Environment) -> None:
 # Recipes.
 
 
-@rule(
+@asked(
     "CUDNN313",
     arch=(*HOPPER, *CONSUMER_BLACKWELL),
-    evidence="library",
     fires_on=CURRENT,
     passes={**DELAYED, "is_training": False},
 )
@@ -267,11 +258,10 @@ def current_scaling_needs_blackwell(p: AttentionParams, env: Environment) -> Vio
     return Violation("fp8_meta", "current", FreeText("kind delayed"))
 
 
-@rule(
+@asked(
     "CUDNN314",
     when=cudnn(">=9.7.0,<9.13.0"),
     arch=BLACKWELL_THOR,
-    evidence="library",
     fires_on=CURRENT,
     passes={**DELAYED, "is_training": False},
 )
@@ -288,7 +278,7 @@ def current_scaling_from_9_13(p: AttentionParams, env: Environment) -> Violation
     return Violation("fp8_meta", "current", FreeText("kind delayed"))
 
 
-@rule("CUDNN315", arch=(*HOPPER, *range(110, 130)), evidence="library", fires_on=MXFP8, passes=DELAYED)
+@asked("CUDNN315", arch=(*HOPPER, *range(110, 130)), fires_on=MXFP8, passes=DELAYED)
 def mxfp8_needs_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
     """MXFP8 attention needs datacenter Blackwell (sm100, sm103)
 

@@ -15,7 +15,8 @@ from attnsel.rules.cudnn.words import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKW
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import FreeText, OneOf
 
-rule = rules_about("cudnn", fp8=True)
+rule = rules_about("cudnn", fp8=True, device=CUDA)
+asked = rules_about("cudnn", fp8=True, device=CUDA, evidence="library")
 
 DECODE = {**INFERENCE, "max_seqlen_q": 1, "max_seqlen_kv": 4096}
 WIDE = {"head_dim_qk": 192, "head_dim_v": 128}
@@ -31,11 +32,10 @@ def masks(p: AttentionParams) -> int:
 # A single query.
 
 
-@rule(
+@asked(
     "CUDNN370",
     when=cudnn(">=9.10.0"),
     arch=(*HOPPER, *CONSUMER_BLACKWELL),
-    evidence="library",
     fires_on=DECODE,
     passes=INFERENCE,
 )
@@ -55,14 +55,7 @@ def one_query(p: AttentionParams, env: Environment) -> Violation | None:
     return Violation("max_seqlen_q", 1, TWO_QUERIES)
 
 
-@rule(
-    "CUDNN371",
-    when=cudnn(">=9.19.0"),
-    arch=BLACKWELL_THOR,
-    evidence="library",
-    fires_on={**DECODE, **WIDE},
-    passes=DECODE,
-)
+@asked("CUDNN371", when=cudnn(">=9.19.0"), arch=BLACKWELL_THOR, fires_on={**DECODE, **WIDE}, passes=DECODE)
 def one_query_wide(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell FP8 with head dimensions 192/128 takes no single query
 
@@ -74,11 +67,10 @@ def one_query_wide(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN372",
     when=cudnn(">=9.8.0,<9.13.0"),
     arch=BLACKWELL_THOR,
-    evidence="library",
     fires_on={**DECODE, **PACKED},
     passes=DECODE,
 )
@@ -93,11 +85,10 @@ def one_packed_query(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN373",
     when=cudnn("<9.28.0"),
     arch=BLACKWELL,
-    evidence="library",
     fires_on={**MXFP8, "max_seqlen_q": 1, "max_seqlen_kv": 4096},
     passes={**MXFP8, "max_seqlen_q": 1, "max_seqlen_kv": 4096, "softmax_type": "learnable"},
 )
@@ -119,7 +110,6 @@ def one_query_mxfp8(p: AttentionParams, env: Environment) -> Violation | None:
 @rule(
     "CUDNN382",
     when=(cudnn(">=9.13.0"), cudnn_frontend("<1.21.0")),
-    device=CUDA,
     requires={"softmax_type": OneOf("vanilla")},
     fires_on={**DELAYED, "softmax_type": "learnable"},
     passes=DELAYED,
@@ -133,12 +123,11 @@ def sinks_from_frontend_1_21(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN374",
     training=True,
     when=cudnn(">=9.8.0,<9.26.0"),
     arch=HOPPER,
-    evidence="library",
     fires_on={**DELAYED, "attn_mask_type": "padding_causal", "window_size": (128, 0)},
     passes={**DELAYED, "attn_mask_type": "padding_causal"},
 )
@@ -161,12 +150,10 @@ def three_masks(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN375",
     training=True,
     when=cudnn(">=9.19.0"),
-    device=CUDA,
-    evidence="library",
     fires_on={
         **DELAYED,
         "softmax_type": "learnable",
@@ -193,12 +180,10 @@ def padding_and_more(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN376",
     when=cudnn(">=9.13.0,<9.21.0"),
-    device=CUDA,
     requires={"return_max_logit": OneOf(False)},
-    evidence="library",
     fires_on={**INFERENCE, "softmax_type": "learnable", "return_max_logit": True},
     passes={**INFERENCE, "return_max_logit": True},
 )
@@ -211,11 +196,10 @@ def max_logit_beside_sink(p: AttentionParams, env: Environment) -> bool:
     return p.softmax_type != "vanilla"
 
 
-@rule(
+@asked(
     "CUDNN377",
     when=cudnn(">=9.8.0"),
     arch=range(90, 130),
-    evidence="library",
     fires_on={**INFERENCE, "core_attention_bias_type": "alibi", "attn_mask_type": "causal_bottom_right"},
     passes={**INFERENCE, "core_attention_bias_type": "alibi", "attn_mask_type": "causal"},
 )
@@ -236,11 +220,10 @@ def alibi_bottom_right(p: AttentionParams, env: Environment) -> Violation | None
 # Layouts, caches and formats.
 
 
-@rule(
+@asked(
     "CUDNN378",
     when=(cudnn(">=9.18.1"), cudnn_frontend("<1.28.0")),
     arch=CONSUMER_BLACKWELL,
-    evidence="library",
     fires_on={**INFERENCE, **PACKED},
     passes=INFERENCE,
 )
@@ -256,12 +239,11 @@ def packed_consumer(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN379",
     when=cudnn(">=9.8.0,<9.18.1"),
     arch=HOPPER,
     requires={"kv_cache": OneOf("none", "contiguous")},
-    evidence="library",
     fires_on={**DELAYED, **PAGED},
     passes=INFERENCE,
 )
@@ -273,12 +255,11 @@ def paged_hopper(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN380",
     when=cudnn(">=9.8.0,<9.10.2"),
     arch=BLACKWELL_THOR,
     requires={"kv_cache": OneOf("none", "contiguous")},
-    evidence="library",
     fires_on={**DELAYED, **PAGED},
     passes=INFERENCE,
 )
@@ -290,12 +271,11 @@ def paged_blackwell(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN381",
     training=True,
     arch=BLACKWELL,
     requires={"dtype": OneOf("fp8_e4m3")},
-    evidence="library",
     fires_on={"dtype": "fp8_e5m2", **MXFP8},
     passes={"dtype": "fp8_e4m3", **MXFP8},
 )

@@ -1,7 +1,7 @@
 """FP16/BF16 training in cuDNN 9.8 and newer: what the backward pass refuses beyond the forward pass.
 
-Sources as in ``since_9_8_masks``. Determinism and packed sequences are in ``since_9_8_backward_modes``,
-single queries and keys in ``since_9_8_backward_rows``.
+Sources as in ``since_9_8_masks``. Determinism, packed sequences, single queries and keys are in
+``since_9_8_backward_modes``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, BLACKWELL, CONSUMER_BLACKWELL,
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtMost, FreeText, Multiple, OneOf
 
-rule = rules_about("cudnn", fp8=False, training=True)
+rule = rules_about("cudnn", fp8=False, when=SINCE_9_8, training=True)
+asked = rules_about("cudnn", fp8=False, when=SINCE_9_8, training=True, evidence="library")
 
 DEEPSEEK = {"head_dim_qk": 192, "head_dim_v": 128}
 BIAS = {"core_attention_bias_type": "post_scale_bias"}
@@ -33,12 +34,11 @@ def square_256(p: AttentionParams) -> bool:
 # The libraries and the element type.
 
 
-@rule(
+@asked(
     "CUDNN230",
     when=(cudnn(">=9.8.0,<9.22.0"), cudnn_frontend(">=1.24.0,<1.27.0")),
     requires={"cudnn_frontend": NEWER},
     note="or 1.23",
-    evidence="library",
     fires_on={},
     passes={"is_training": False},
 )
@@ -51,11 +51,9 @@ def newer_frontend_older_library(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN231",
-    when=SINCE_9_8,
     requires={"dtype": OneOf("bf16", "fp16")},
-    evidence="library",
     fires_on={"dtype": "fp32"},
     passes={"dtype": "fp16"},
 )
@@ -68,10 +66,9 @@ def fp32_backward(p: AttentionParams, env: Environment) -> bool:
     return p.dtype == "fp32"
 
 
-@rule(
+@asked(
     "CUDNN232",
     when=(cudnn(">=9.8.0,<9.10.0"), cudnn_frontend(">=1.27.0")),
-    evidence="library",
     fires_on={"attn_mask_type": "padding_causal"},
     passes={"attn_mask_type": "padding_causal", "is_training": False},
 )
@@ -91,12 +88,10 @@ def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Violat
 # Head dimensions.
 
 
-@rule(
+@asked(
     "CUDNN233",
-    when=SINCE_9_8,
     arch=HOPPER,
     requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
-    evidence="library",
     fires_on={"head_dim_qk": 512},
     passes={"head_dim_qk": 256},
 )
@@ -108,11 +103,10 @@ def backward_head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN234",
     when=cudnn(">=9.11.0,<9.13.0"),
     arch=HOPPER,
-    evidence="library",
     fires_on={"head_dim_qk": 160, "head_dim_v": 96},
     passes=DEEPSEEK,
 )
@@ -128,12 +122,10 @@ def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Viola
     return None
 
 
-@rule(
+@asked(
     "CUDNN235",
-    when=SINCE_9_8,
     arch=NARROW_ONLY,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 192},
     passes={"head_dim_qk": 192, "is_training": False},
 )
@@ -145,12 +137,11 @@ def backward_head_dim(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN236",
     when=cudnn(">=9.8.0,<9.11.0"),
     arch=BLACKWELL,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on=DEEPSEEK,
 )
 def backward_head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
@@ -161,14 +152,7 @@ def backward_head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "CUDNN237",
-    when=cudnn(">=9.11.0"),
-    arch=BLACKWELL,
-    evidence="library",
-    fires_on={"head_dim_qk": 192},
-    passes=DEEPSEEK,
-)
+@asked("CUDNN237", when=cudnn(">=9.11.0"), arch=BLACKWELL, fires_on={"head_dim_qk": 192}, passes=DEEPSEEK)
 def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell beyond 128 the backward takes 192/128 only, and later 256/256
 
@@ -182,12 +166,11 @@ def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Violation 
     return limit(p, widest(p), AtMost(128))
 
 
-@rule(
+@asked(
     "CUDNN238",
     when=cudnn(">=9.11.0,<9.23.0"),
     arch=BLACKWELL,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 256},
     passes=DEEPSEEK,
 )
@@ -200,12 +183,11 @@ def backward_256_blackwell(p: AttentionParams, env: Environment) -> bool:
     return square_256(p)
 
 
-@rule(
+@asked(
     "CUDNN239",
     when=(cudnn(">=9.23.0"), cudnn_frontend("<1.24.0")),
     arch=BLACKWELL,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 256},
     passes=DEEPSEEK,
 )
@@ -218,12 +200,11 @@ def backward_256_frontend(p: AttentionParams, env: Environment) -> bool:
     return square_256(p)
 
 
-@rule(
+@asked(
     "CUDNN240",
     when=cudnn(">=9.23.0"),
     arch=BLACKWELL,
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={"head_dim_qk": 256, "attention_dropout": 0.1},
     passes={"head_dim_qk": 256},
 )
@@ -237,12 +218,11 @@ def backward_256_dropout(p: AttentionParams, env: Environment) -> bool:
     return square_256(p) and p.dropout
 
 
-@rule(
+@asked(
     "CUDNN241",
     when=cudnn(">=9.23.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_type": OneOf("no_bias")},
-    evidence="library",
     fires_on={"head_dim_qk": 256, "core_attention_bias_type": "alibi"},
     passes={"head_dim_qk": 256},
 )
@@ -259,12 +239,11 @@ def backward_256_alibi(p: AttentionParams, env: Environment) -> bool:
 # Gradients of a bias.
 
 
-@rule(
+@asked(
     "CUDNN242",
     when=cudnn(">=9.11.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**DEEPSEEK, **BIAS_GRADIENT},
     passes={**DEEPSEEK, **BIAS},
 )
@@ -277,12 +256,11 @@ def bias_gradient_wide(p: AttentionParams, env: Environment) -> bool:
     return beyond_128(p)
 
 
-@rule(
+@asked(
     "CUDNN243",
     when=cudnn(">=9.13.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**BIAS_GRADIENT, "attention_dropout": 0.1},
     passes=BIAS_GRADIENT,
 )
@@ -296,10 +274,9 @@ def bias_gradient_dropout(p: AttentionParams, env: Environment) -> bool:
     return p.dropout
 
 
-@rule(
+@asked(
     "CUDNN244",
     when=cudnn(">=9.8.0,<9.10.0"),
-    evidence="library",
     fires_on={**BIAS_GRADIENT, "core_attention_bias_shape": "b1ss"},
     passes=BIAS_GRADIENT,
 )

@@ -1,4 +1,4 @@
-"""FP16/BF16 training in cuDNN 9.8 and newer: deterministic and packed backward passes.
+"""FP16/BF16 training in cuDNN 9.8 and newer: deterministic and packed backward passes, a single query or key.
 
 Sources as in ``since_9_8_masks``.
 """
@@ -15,7 +15,7 @@ from attnsel.rules.cudnn.words import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKW
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, EqualTo, FreeText, OneOf
 
-rule = rules_about("cudnn", fp8=False, training=True)
+asked = rules_about("cudnn", fp8=False, when=SINCE_9_8, training=True, evidence="library")
 
 DETERMINISTIC = {"deterministic": True}
 
@@ -23,12 +23,11 @@ DETERMINISTIC = {"deterministic": True}
 # Deterministic.
 
 
-@rule(
+@asked(
     "CUDNN260",
     when=cudnn(">=9.8.0,<9.18.0"),
     arch=BLACKWELL,
     requires={"deterministic": OneOf(False)},
-    evidence="library",
     fires_on=DETERMINISTIC,
 )
 def deterministic_blackwell(p: AttentionParams, env: Environment) -> None:
@@ -39,12 +38,11 @@ def deterministic_blackwell(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN261",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**DETERMINISTIC, **BIAS_GRADIENT},
     passes={**DETERMINISTIC, **BIAS},
 )
@@ -58,12 +56,11 @@ def deterministic_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     return p.deterministic
 
 
-@rule(
+@asked(
     "CUDNN262",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={**DETERMINISTIC, "attention_dropout": 0.1},
     passes=DETERMINISTIC,
 )
@@ -77,12 +74,11 @@ def deterministic_dropout(p: AttentionParams, env: Environment) -> bool:
     return p.deterministic and p.dropout
 
 
-@rule(
+@asked(
     "CUDNN263",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_type": OneOf("no_bias")},
-    evidence="library",
     fires_on={**DETERMINISTIC, "core_attention_bias_type": "alibi"},
     passes=DETERMINISTIC,
 )
@@ -96,12 +92,11 @@ def deterministic_alibi(p: AttentionParams, env: Environment) -> bool:
     return p.deterministic and p.core_attention_bias_type == "alibi"
 
 
-@rule(
+@asked(
     "CUDNN264",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     requires={"deterministic": OneOf(False)},
-    evidence="library",
     fires_on={**PACKED, **DETERMINISTIC},
     passes=DETERMINISTIC,
 )
@@ -115,12 +110,10 @@ def deterministic_packed(p: AttentionParams, env: Environment) -> bool:
     return p.qkv_format == "thd"
 
 
-@rule(
+@asked(
     "CUDNN265",
-    when=SINCE_9_8,
     arch={110},
     requires={"deterministic": OneOf(False)},
-    evidence="library",
     fires_on={**PACKED, **DETERMINISTIC},
     passes=DETERMINISTIC,
 )
@@ -142,12 +135,11 @@ def deterministic_bias(p: AttentionParams) -> bool:
     return p.deterministic and biased and p.max_seqlen_kv > 0
 
 
-@rule(
+@asked(
     "CUDNN266",
     when=cudnn(">=9.18.0,<9.21.0"),
     arch=BLACKWELL,
     requires={"max_seqlen_kv": AtLeast(2)},
-    evidence="library",
     fires_on=ONE_KEY,
     passes={**ONE_KEY, "max_seqlen_kv": 2},
 )
@@ -160,12 +152,11 @@ def deterministic_bias_of_one_key(p: AttentionParams, env: Environment) -> bool:
     return deterministic_bias(p)
 
 
-@rule(
+@asked(
     "CUDNN267",
     when=cudnn(">=9.10.2"),
     arch={110},
     requires={"max_seqlen_kv": AtLeast(2)},
-    evidence="library",
     fires_on=ONE_KEY,
     passes={**ONE_KEY, "max_seqlen_kv": 2},
 )
@@ -181,11 +172,10 @@ def deterministic_bias_of_one_key_thor(p: AttentionParams, env: Environment) -> 
 # Packed sequences.
 
 
-@rule(
+@asked(
     "CUDNN270",
     when=cudnn(">=9.8.0,<9.18.1"),
     arch=CONSUMER_BLACKWELL,
-    evidence="library",
     fires_on=PACKED,
     passes={**PACKED, "is_training": False},
 )
@@ -200,11 +190,10 @@ def packed_backward_consumer_blackwell(p: AttentionParams, env: Environment) -> 
     return None
 
 
-@rule(
+@asked(
     "CUDNN271",
     when=cudnn(">=9.18.1"),
     arch={87, 121},
-    evidence="library",
     fires_on=PACKED,
     passes={**PACKED, "is_training": False},
 )
@@ -220,12 +209,11 @@ def packed_backward_orin_spark(p: AttentionParams, env: Environment) -> Violatio
     return None
 
 
-@rule(
+@asked(
     "CUDNN272",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     requires={"head_dim_v": EqualTo("head_dim_qk")},
-    evidence="library",
     fires_on={**PACKED, "head_dim_v": 64},
     passes=PACKED,
 )
@@ -238,12 +226,11 @@ def packed_backward_unequal(p: AttentionParams, env: Environment) -> bool:
     return p.qkv_format == "thd"
 
 
-@rule(
+@asked(
     "CUDNN273",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**PACKED, **BIAS_GRADIENT},
     passes={**PACKED, **BIAS},
 )
@@ -256,12 +243,10 @@ def packed_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     return p.qkv_format == "thd"
 
 
-@rule(
+@asked(
     "CUDNN274",
-    when=SINCE_9_8,
     arch=BLACKWELL_THOR,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**PACKED, **BIAS_GRADIENT},
     passes={**PACKED, **BIAS},
 )
@@ -275,11 +260,10 @@ def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> bool
     return p.qkv_format == "thd"
 
 
-@rule(
+@asked(
     "CUDNN275",
     when=cudnn(">=9.18.1"),
     arch=CONSUMER_BLACKWELL,
-    evidence="library",
     fires_on={**PACKED, "qkv_layout": "t3hd"},
     passes=PACKED,
 )
@@ -294,20 +278,13 @@ def packed_backward_interleaved(p: AttentionParams, env: Environment) -> Violati
     return None
 
 
-# ---- FP16/BF16 training in cuDNN 9.8 and newer: a single query or a single key -------------------------
-# Sources as in ``since_9_8_masks``.
+# A single query or a single key.
 
 
 ONE_KEY_BACKWARD = {"max_seqlen_kv": 1, "attn_mask_type": "no_mask"}
 
 
-@rule(
-    "CUDNN250",
-    when=SINCE_9_8,
-    evidence="library",
-    fires_on={"max_seqlen_q": 1},
-    passes={"max_seqlen_q": 1, "is_training": False},
-)
+@asked("CUDNN250", fires_on={"max_seqlen_q": 1}, passes={"max_seqlen_q": 1, "is_training": False})
 def one_query_one_key(p: AttentionParams, env: Environment) -> Violation | None:
     """There is no backward for one query and one key
 
@@ -319,12 +296,11 @@ def one_query_one_key(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN251",
     when=cudnn(">=9.10.0"),
     arch=ROW_WISE,
     requires={"core_attention_bias_type": OneOf("no_bias")},
-    evidence="library",
     fires_on={**ONE_KEY_BACKWARD, **BIAS},
     passes=ONE_KEY_BACKWARD,
 )
@@ -337,12 +313,11 @@ def one_key_bias(p: AttentionParams, env: Environment) -> bool:
     return p.max_seqlen_kv == 1 and p.has_bias and p.core_attention_bias_shape != "111s"
 
 
-@rule(
+@asked(
     "CUDNN252",
     when=cudnn(">=9.10.0"),
     arch=BLACKWELL_THOR,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**ONE_KEY_BACKWARD, **BIAS_GRADIENT},
     passes={**ONE_KEY_BACKWARD, **BIAS},
 )
@@ -355,11 +330,10 @@ def one_key_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     return p.max_seqlen_kv == 1 and p.core_attention_bias_shape != "111s"
 
 
-@rule(
+@asked(
     "CUDNN253",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=BLACKWELL_THOR,
-    evidence="library",
     fires_on=ONE_KEY_BACKWARD,
     passes={**ONE_KEY_BACKWARD, **BIAS_GRADIENT},
 )
@@ -375,11 +349,10 @@ def one_key_crash(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN254",
     when=cudnn(">=9.8.0,<9.13.1"),
     arch=BLACKWELL_THOR,
-    evidence="library",
     fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "batch_size": 1, "attn_mask_type": "no_mask"},
     passes={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attn_mask_type": "no_mask"},
 )
@@ -395,10 +368,9 @@ def one_query_crash(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN255",
     when=cudnn(">=9.26.0"),
-    evidence="library",
     fires_on={
         "max_seqlen_q": 1,
         "max_seqlen_kv": 4096,

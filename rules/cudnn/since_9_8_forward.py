@@ -1,7 +1,6 @@
-"""FP16/BF16/FP32 attention in cuDNN 9.8 and newer: devices, element types, head dimensions.
+"""FP16/BF16/FP32 attention in cuDNN 9.8 and newer: all but what training alone needs.
 
-Sources as in ``since_9_8_masks``. Layouts are in ``since_9_8_layouts``; what training needs beyond this is in
-``since_9_8_backward``.
+Sources as in ``since_9_8_masks``, which has masks and windows; for training see ``since_9_8_backward``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from attnsel.rules.cudnn.words import (
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, FreeText, Multiple, OneOf
 
-rule = rules_about("cudnn", fp8=False)
+rule = rules_about("cudnn", fp8=False, when=SINCE_9_8)
+asked = rules_about("cudnn", fp8=False, when=SINCE_9_8, evidence="library")
 
 
 FP32 = {"dtype": "fp32", "is_training": False}
@@ -45,14 +45,7 @@ def broken_releases(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "CUDNN002",
-    when=SINCE_9_8,
-    requires={"arch": AtLeast(80)},
-    evidence="library",
-    fires_on={"gpu": "T4"},
-    passes={"gpu": "A100"},
-)
+@asked("CUDNN002", requires={"arch": AtLeast(80)}, fires_on={"gpu": "T4"}, passes={"gpu": "A100"})
 def needs_ampere(p: AttentionParams, env: Environment) -> None:
     """Fused attention needs an Ampere GPU (sm80) or newer
 
@@ -64,13 +57,7 @@ def needs_ampere(p: AttentionParams, env: Environment) -> None:
 # Element types.
 
 
-@rule(
-    "CUDNN003",
-    when=SINCE_9_8,
-    requires={"dtype": OneOf("bf16", "fp16")},
-    evidence="library",
-    fires_on={"dtype": "fp64"},
-)
+@asked("CUDNN003", requires={"dtype": OneOf("bf16", "fp16")}, fires_on={"dtype": "fp64"})
 def double_precision(p: AttentionParams, env: Environment) -> bool:
     """There is no FP64 attention
 
@@ -80,13 +67,7 @@ def double_precision(p: AttentionParams, env: Environment) -> bool:
     return p.dtype == "fp64"
 
 
-@rule(
-    "CUDNN150",
-    when=cudnn(">=9.8.0,<9.9.0"),
-    requires={"dtype": OneOf("bf16", "fp16")},
-    evidence="library",
-    fires_on=FP32,
-)
+@asked("CUDNN150", when=cudnn(">=9.8.0,<9.9.0"), requires={"dtype": OneOf("bf16", "fp16")}, fires_on=FP32)
 def fp32_from_9_9(p: AttentionParams, env: Environment) -> bool:
     """FP32 inference needs cuDNN 9.9.0
 
@@ -96,11 +77,10 @@ def fp32_from_9_9(p: AttentionParams, env: Environment) -> bool:
     return p.dtype == "fp32"
 
 
-@rule(
+@asked(
     "CUDNN151",
     when=cudnn(">=9.9.0,<9.10.0"),
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={**FP32, "head_dim_qk": 160},
     passes=FP32,
 )
@@ -113,11 +93,10 @@ def fp32_head_dim_9_9(p: AttentionParams, env: Environment) -> bool:
     return p.dtype == "fp32"
 
 
-@rule(
+@asked(
     "CUDNN152",
     when=(cudnn(">=9.26.0"), cudnn_frontend("<1.27.0")),
     requires={"dtype": OneOf("bf16", "fp16")},
-    evidence="library",
     fires_on=FP32,
 )
 def fp32_and_older_frontend(p: AttentionParams, env: Environment) -> bool:
@@ -133,9 +112,7 @@ def fp32_and_older_frontend(p: AttentionParams, env: Environment) -> bool:
 _FP32_HEAD_DIM = {80: 256, 87: 256, 86: 128, 89: 128, 120: 128, 121: 128}
 
 
-@rule(
-    "CUDNN153", when=cudnn(">=9.10.2"), evidence="library", fires_on={**FP32, "head_dim_qk": 512}, passes=FP32
-)
+@asked("CUDNN153", when=cudnn(">=9.10.2"), fires_on={**FP32, "head_dim_qk": 512}, passes=FP32)
 def fp32_head_dim(p: AttentionParams, env: Environment) -> Violation | None:
     """FP32 inference ends at a head dimension that depends on the GPU
 
@@ -153,13 +130,7 @@ def fp32_head_dim(p: AttentionParams, env: Environment) -> Violation | None:
 # Head dimensions.
 
 
-@rule(
-    "CUDNN005",
-    when=SINCE_9_8,
-    requires={"head_dim_qk": Multiple(8)},
-    evidence="library",
-    fires_on={"head_dim_qk": 100, "head_dim_v": 128},
-)
+@asked("CUDNN005", requires={"head_dim_qk": Multiple(8)}, fires_on={"head_dim_qk": 100, "head_dim_v": 128})
 def head_dim_qk_multiple(p: AttentionParams, env: Environment) -> None:
     """The head dimension of queries and keys must be a multiple of 8
 
@@ -169,13 +140,7 @@ def head_dim_qk_multiple(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "CUDNN006",
-    when=SINCE_9_8,
-    requires={"head_dim_v": Multiple(8)},
-    evidence="library",
-    fires_on={"head_dim_v": 100},
-)
+@asked("CUDNN006", requires={"head_dim_v": Multiple(8)}, fires_on={"head_dim_v": 100})
 def head_dim_v_multiple(p: AttentionParams, env: Environment) -> None:
     """The head dimension of values must be a multiple of 8
 
@@ -185,12 +150,11 @@ def head_dim_v_multiple(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN160",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=AMPERE_ADA,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 192, "is_training": False},
 )
 def head_dim_ampere(p: AttentionParams, env: Environment) -> None:
@@ -201,12 +165,11 @@ def head_dim_ampere(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN161",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=HOPPER,
     requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
-    evidence="library",
     fires_on={"head_dim_qk": 512, "is_training": False},
     passes={"head_dim_qk": 256},
 )
@@ -218,12 +181,11 @@ def head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN162",
     when=cudnn(">=9.8.0,<9.9.0"),
     arch=BLACKWELL_THOR,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 192, "is_training": False},
 )
 def head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
@@ -234,12 +196,11 @@ def head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN163",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=CONSUMER_BLACKWELL,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 192, "is_training": False},
 )
 def head_dim_consumer_blackwell(p: AttentionParams, env: Environment) -> None:
@@ -250,12 +211,11 @@ def head_dim_consumer_blackwell(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN164",
     when=cudnn(">=9.9.0,<9.10.0"),
     arch=BLACKWELL_THOR,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={
         "head_dim_qk": 192,
         "is_training": False,
@@ -275,12 +235,11 @@ def head_dim_one_query(p: AttentionParams, env: Environment) -> bool:
     return p.max_seqlen_q == 1
 
 
-@rule(
+@asked(
     "CUDNN165",
     when=cudnn(">=9.13.0"),
     arch=BLACKWELL,
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={
         "head_dim_qk": 192,
         "head_dim_v": 128,
@@ -299,18 +258,13 @@ def one_query_wide_dropout(p: AttentionParams, env: Environment) -> bool:
     return p.max_seqlen_q == 1 and p.dropout and beyond_128(p)
 
 
-# --------------------------------------------------------------------------------------------------------
-# FP16/BF16/FP32 attention in cuDNN 9.8 and newer: strides, packed (thd) layouts and paged caches.
-#
-# Sources as in ``since_9_8_masks``. What training with packed sequences needs beyond this is in
+# Strides, packed (thd) layouts and paged caches. What training with packed sequences needs beyond this is in
 # ``since_9_8_backward_modes``.
 
 
-rule_since_9_8 = rules_about("cudnn", fp8="both", when=SINCE_9_8)
-
-
-@rule_since_9_8(
+@rule(
     "CUDNN007",
+    fp8="both",
     fires_on={"tensors": {"k": {"shape": (2, 4096, 16, 128), "stride": (8388608, 1, 524288, 4096)}}},
     passes={"tensors": {"k": {"shape": (2, 4096, 16, 128), "stride": (8388608, 2048, 128, 1)}}},
 )
@@ -328,9 +282,7 @@ def innermost_stride(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule_since_9_8(
-    "CUDNN170", fp8=False, when=cudnn(">=9.8.0,<9.18.1"), arch=AMPERE_ADA, evidence="library", fires_on=PACKED
-)
+@asked("CUDNN170", fp8=False, when=cudnn(">=9.8.0,<9.18.1"), arch=AMPERE_ADA, fires_on=PACKED)
 def packed_ampere(p: AttentionParams, env: Environment) -> Violation | None:
     """On Ampere and Ada packed sequences (thd) need cuDNN 9.18.1
 
@@ -343,7 +295,7 @@ def packed_ampere(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule_since_9_8("CUDNN171", evidence="library", fires_on={**PAGED, "attn_mask_type": "causal"}, passes=PAGED)
+@asked("CUDNN171", fp8="both", fires_on={**PAGED, "attn_mask_type": "causal"}, passes=PAGED)
 def paged_padding(p: AttentionParams, env: Environment) -> Violation | None:
     """A paged cache needs a padding mask, for the length of each sequence
 
@@ -357,7 +309,7 @@ def paged_padding(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule_since_9_8("CUDNN172", evidence="library", fires_on={**PAGED, "page_size": 48}, passes=PAGED)
+@asked("CUDNN172", fp8="both", fires_on={**PAGED, "page_size": 48}, passes=PAGED)
 def page_size_power(p: AttentionParams, env: Environment) -> Violation | None:
     """Pages hold a power of two of tokens
 
@@ -369,12 +321,11 @@ def page_size_power(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule_since_9_8(
+@asked(
     "CUDNN173",
     fp8=False,
     when=cudnn(">=9.8.0,<9.10.0"),
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={**PAGED, "head_dim_qk": 192},
     passes=PAGED,
 )
@@ -388,10 +339,7 @@ def paged_head_dim(p: AttentionParams, env: Environment) -> bool:
     return p.layout.paged
 
 
-# --------------------------------------------------------------------------------------------------------
-# FP16/BF16/FP32 attention in cuDNN 9.8 and newer: bias, ALiBi, sinks, dropout, the largest score.
-#
-# Sources as in ``since_9_8_masks``.
+# Bias, ALiBi, sinks, dropout, the largest score.
 
 
 SINK = {"softmax_type": "learnable"}
@@ -400,7 +348,6 @@ ALIBI = {"core_attention_bias_type": "alibi"}
 
 @rule(
     "CUDNN020",
-    when=SINCE_9_8,
     fires_on={"core_attention_bias_type": "pre_scale_bias"},
     passes={"core_attention_bias_type": "post_scale_bias"},
 )
@@ -415,13 +362,7 @@ def bias_before_scale(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
-    "CUDNN021",
-    when=SINCE_9_8,
-    evidence="library",
-    fires_on={"attn_mask_type": "no_mask", **ALIBI},
-    passes=ALIBI,
-)
+@asked("CUDNN021", fires_on={"attn_mask_type": "no_mask", **ALIBI}, passes=ALIBI)
 def alibi_without_causal(p: AttentionParams, env: Environment) -> Violation | None:
     """ALiBi needs a right bound of 0
 
@@ -437,7 +378,6 @@ def alibi_without_causal(p: AttentionParams, env: Environment) -> Violation | No
 @rule(
     "CUDNN022",
     fp8="both",
-    when=SINCE_9_8,
     requires={"alibi_slopes_shape": OneOf(None)},
     note="the usual slopes are implied",
     fires_on={**ALIBI, "alibi_slopes_shape": (16,)},
@@ -451,7 +391,7 @@ def alibi_slopes(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule("CUDNN023", when=SINCE_9_8, requires={"softcap": OneOf(0.0)}, fires_on={"softcap": 30.0})
+@rule("CUDNN023", requires={"softcap": OneOf(0.0)}, fires_on={"softcap": 30.0})
 def soft_cap(p: AttentionParams, env: Environment) -> None:
     """Soft-capped scores are not built here
 
@@ -462,13 +402,7 @@ def soft_cap(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "CUDNN024",
-    when=cudnn(">=9.8.0,<9.13.0"),
-    requires={"softmax_type": OneOf("vanilla")},
-    evidence="library",
-    fires_on=SINK,
-)
+@asked("CUDNN024", when=cudnn(">=9.8.0,<9.13.0"), requires={"softmax_type": OneOf("vanilla")}, fires_on=SINK)
 def sink_from_9_13(p: AttentionParams, env: Environment) -> None:
     """Attention sinks need cuDNN 9.13.0
 
@@ -479,11 +413,10 @@ def sink_from_9_13(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN140",
     when=cudnn(">=9.13.0"),
     requires={"softmax_type": OneOf("vanilla")},
-    evidence="library",
     fires_on={**SINK, "max_seqlen_q": 1, "max_seqlen_kv": 4096},
     passes=SINK,
 )
@@ -496,11 +429,10 @@ def one_query_sink(p: AttentionParams, env: Environment) -> bool:
     return p.max_seqlen_q == 1
 
 
-@rule(
+@asked(
     "CUDNN141",
     when=cudnn(">=9.8.0,<9.13.0"),
     requires={"return_max_logit": OneOf(False)},
-    evidence="library",
     fires_on={"return_max_logit": True},
 )
 def max_logit_from_9_13(p: AttentionParams, env: Environment) -> None:
@@ -512,11 +444,10 @@ def max_logit_from_9_13(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN142",
     when=cudnn(">=9.13.0,<9.21.0"),
     requires={"return_max_logit": OneOf(False)},
-    evidence="library",
     fires_on={**SINK, "return_max_logit": True},
     passes={"return_max_logit": True},
 )
@@ -529,11 +460,10 @@ def max_logit_beside_sink(p: AttentionParams, env: Environment) -> bool:
     return p.softmax_type != "vanilla"
 
 
-@rule(
+@asked(
     "CUDNN143",
     when=cudnn("==9.13.1"),
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.1},
     passes={"attention_dropout": 0.1},
 )

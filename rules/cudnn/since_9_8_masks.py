@@ -14,9 +14,10 @@ from attnsel.rules.cudnn.words import WINDOW
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtMost, FreeText, OneOf, Requirement
 
-rule = rules_about("cudnn", fp8=False)
-
 SINCE_9_8 = cudnn(">=9.8.0")
+rule = rules_about("cudnn", fp8=False, when=SINCE_9_8)
+asked = rules_about("cudnn", fp8=False, when=SINCE_9_8, evidence="library")
+
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096}
 
 
@@ -33,7 +34,7 @@ def bounded_right(p: AttentionParams) -> bool:
 # Masks.
 
 
-@rule("CUDNN004", when=SINCE_9_8, fires_on={"attn_mask_type": "arbitrary"})
+@rule("CUDNN004", fires_on={"attn_mask_type": "arbitrary"})
 def mask_tensor(p: AttentionParams, env: Environment) -> Violation | None:
     """An arbitrary mask is not an input of cuDNN attention
 
@@ -47,10 +48,8 @@ def mask_tensor(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN010",
-    when=SINCE_9_8,
-    evidence="library",
     fires_on={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 4096, "max_seqlen_kv": 1024},
     passes=BOTTOM_RIGHT,
 )
@@ -67,10 +66,8 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Violation
     return limit(p, "max_seqlen_q", AtMost(p.max_seqlen_kv), "max_seqlen_kv")
 
 
-@rule(
+@asked(
     "CUDNN011",
-    when=SINCE_9_8,
-    evidence="library",
     fires_on={**BOTTOM_RIGHT, "core_attention_bias_type": "post_scale_bias"},
     passes=BOTTOM_RIGHT,
 )
@@ -89,13 +86,7 @@ def bottom_right_bias(p: AttentionParams, env: Environment) -> Violation | None:
     return Violation("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
 
 
-@rule(
-    "CUDNN012",
-    when=SINCE_9_8,
-    evidence="library",
-    fires_on={**BOTTOM_RIGHT, "attention_dropout": 0.1},
-    passes=BOTTOM_RIGHT,
-)
+@asked("CUDNN012", fires_on={**BOTTOM_RIGHT, "attention_dropout": 0.1}, passes=BOTTOM_RIGHT)
 def bottom_right_dropout(p: AttentionParams, env: Environment) -> Violation | None:
     """A bottom-right diagonal takes no dropout
 
@@ -110,12 +101,7 @@ def bottom_right_dropout(p: AttentionParams, env: Environment) -> Violation | No
     return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
 
 
-@rule(
-    "CUDNN013",
-    when=cudnn(">=9.8.0,<9.10.0"),
-    evidence="library",
-    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096},
-)
+@asked("CUDNN013", when=cudnn(">=9.8.0,<9.10.0"), fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096})
 def one_query_causal(p: AttentionParams, env: Environment) -> Violation | None:
     """Up to cuDNN 9.9 a single query takes no causal mask
 
@@ -133,13 +119,7 @@ def one_query_causal(p: AttentionParams, env: Environment) -> Violation | None:
 # Windows.
 
 
-@rule(
-    "CUDNN014",
-    when=SINCE_9_8,
-    evidence="library",
-    fires_on={**WINDOW, "max_seqlen_q": 4096, "max_seqlen_kv": 1024},
-    passes=WINDOW,
-)
+@asked("CUDNN014", fires_on={**WINDOW, "max_seqlen_q": 4096, "max_seqlen_kv": 1024}, passes=WINDOW)
 def window_more_queries(p: AttentionParams, env: Environment) -> Violation | None:
     """A sliding window takes no more queries than keys
 
@@ -153,10 +133,9 @@ def window_more_queries(p: AttentionParams, env: Environment) -> Violation | Non
     return limit(p, "max_seqlen_q", AtMost(p.max_seqlen_kv), "max_seqlen_kv")
 
 
-@rule(
+@asked(
     "CUDNN015",
     when=cudnn(">=9.8.0,<9.10.2"),
-    evidence="library",
     fires_on={"attn_mask_type": "no_mask", "window_size": (128, -1)},
     passes=WINDOW,
 )
@@ -172,11 +151,10 @@ def window_without_right_bound(p: AttentionParams, env: Environment) -> Violatio
     return None
 
 
-@rule(
+@asked(
     "CUDNN016",
     when=cudnn(">=9.8.0,<9.10.2"),
     requires={"core_attention_bias_type": OneOf("no_bias")},
-    evidence="library",
     fires_on={**WINDOW, "core_attention_bias_type": "post_scale_bias"},
     passes=WINDOW,
 )
@@ -190,11 +168,10 @@ def window_bias(p: AttentionParams, env: Environment) -> bool:
     return bounded_left(p) and p.has_bias
 
 
-@rule(
+@asked(
     "CUDNN017",
     when=cudnn(">=9.8.0,<9.10.2"),
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={**WINDOW, "attention_dropout": 0.1},
     passes=WINDOW,
 )
@@ -208,11 +185,10 @@ def window_dropout(p: AttentionParams, env: Environment) -> bool:
     return bounded_left(p) and p.dropout
 
 
-@rule(
+@asked(
     "CUDNN018",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=range(90, 100),
-    evidence="library",
     fires_on={"attn_mask_type": "causal_bottom_right", **WINDOW},
     passes={**BOTTOM_RIGHT, **WINDOW},
 )
@@ -230,11 +206,10 @@ def window_bottom_right_square(p: AttentionParams, env: Environment) -> Violatio
     return None
 
 
-@rule(
+@asked(
     "CUDNN019",
     when=cudnn("==9.14.0"),
     requires={"max_seqlen_kv": AtMost(1024)},
-    evidence="library",
     fires_on={"attn_mask_type": "no_mask", "window_size": (128, -1)},
     passes=WINDOW,
 )

@@ -1,6 +1,6 @@
 """SDPA1xx: PyTorch's FlashAttention 2 kernels on CUDA, whichever op calls them.
 
-For CPUs see ``cpu``, for what only the op with lengths has ``varlen``.
+Those for CPUs come first, what only the op with lengths has comes last.
 """
 
 from __future__ import annotations
