@@ -6,11 +6,10 @@ one, and its query of cuDNN names none. Here all conditions are asked.
 ==================  ==========================================================
 file                holds
 ==================  ==========================================================
-``asked``           a question in TransformerEngine's terms; what a filter is
-``filters``         the filters in Python: variables, GPU, FP8, caches, head dimensions
-``filters_masks``   the filters in Python: layout, softmax, ranks, masks, windows, bias, determinism
+``asked``           a question in TransformerEngine's terms; what a filter is; the variables
+``filters``         the filters in Python
 ``query``           the query of cuDNN, in C++
-``switches``        the variables
+``config``          its configuration as it prints it
 ==================  ==========================================================
 """
 
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnsel.dispatchers.te import filters as filters_masks  # noqa: F401  (registers the second half)
 from attnsel.dispatchers.te.asked import (
     EVERY,
     FLASH,
@@ -88,7 +86,7 @@ def _order(asked: Asked) -> tuple[str, ...]:
 
 def _offer(asked: Asked, kernel: str) -> Offer:
     found = [
-        Refusal(str(text), _source(one.lines), switch=one.switch, told=one.told)
+        Refusal(text, _source(one.lines), switch=one.switch, told=one.told)
         for one in FILTERS
         if kernel in one.kernels and one.holds(asked.te) and (text := one.check(asked))
     ]
