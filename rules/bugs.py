@@ -15,7 +15,7 @@ from attnsel.rules.api import limit, rules_about
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, FreeText, Multiple, OneOf
 
-rule = rules_about(evidence="reported")
+rule = rules_about("cudnn", evidence="reported")
 
 CUDNN_KERNELS = running("cudnn")
 HOPPER = frozenset({90})
@@ -54,7 +54,6 @@ def withdrawn_releases(p: AttentionParams, env: Environment) -> Violation | None
 
 @rule(
     "BUG002",
-    "cudnn",
     when=cudnn("==9.14.0"),
     requires={"window_size": OneOf((-1, -1))},
     evidence="source",
@@ -73,7 +72,6 @@ def windows_on_9_14_0(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "BUG003",
-    "cudnn",
     training=True,
     when=cudnn("<=9.15.0"),
     evidence="source",
@@ -154,7 +152,6 @@ def half_filled_key_tile(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "BUG007",
-    "cudnn",
     training=True,
     when=(cudnn(">=9.12.0,<=9.15.0"), cudnn_frontend("<1.15.0")),
     arch=HOPPER,
@@ -219,7 +216,6 @@ def planner_crash(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "BUG010",
-    "cudnn",
     when=cudnn(">=9.26.0"),
     fires_on={**PACKED, "max_seqlen_q": 1, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
     passes={**PACKED, "max_seqlen_q": 2, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
@@ -240,7 +236,6 @@ def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Violat
 
 @rule(
     "BUG011",
-    "cudnn",
     training=True,
     when=cudnn("<9.18.0"),
     arch=HOPPER,
@@ -259,7 +254,6 @@ def gaps_between_sequences(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "BUG012",
-    "cudnn",
     training=True,
     when=cudnn("<9.26.0"),
     requires={"head_dim_v": OneOf(64, 128, 256)},
@@ -279,7 +273,6 @@ def sink_gradient_of_packed(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "BUG013",
-    "cudnn",
     arch=frozenset({89, 120}),
     evidence="source",
     requires={"kv_cache": OneOf("none")},
