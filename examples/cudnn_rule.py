@@ -80,21 +80,24 @@ def skeleton(field: str, values: list[Any], missing: dict[int, dict[Any, str]], 
     refused = [value for value in values if any(value in cells for cells in missing.values())]
     runs = [value for value in values if value not in refused]
     example = f'\n    passes={{"{field}": {runs[-1]!r}}},' if runs else ""
-    return f'''@rule(
+    return f'''@asked(
     "CUDNN…",  # the next code of its file: attnsel rules --ranges --family CUDNN
     when=cudnn(">={cudnn}"),  # asked of this release alone: ask others
     arch={tuple(missing)!r},
     requires={{"{field}": {requirement(values, refused)}}},
-    evidence="library",
     fires_on={{"{field}": {refused[0]!r}}},{example}
 )
 def name_of_the_limit(p: AttentionParams, env: Environment) -> bool:
     """A full statement of the limit
 
     Fix: what a user can do.
-    Source: asked {cudnn} on {", ".join(f"sm{arch}" for arch in missing)}.
+    Source: libcudnn, asked.
     """
-    return True  # or which calls it is about: p.is_training'''
+    return True  # or which calls it is about: p.is_training
+
+Its row in rules/cudnn/data/asked.csv:
+
+CUDNN…,{cudnn} (refused),{" and ".join(f"sm{arch}" for arch in missing)},'''
 
 
 def calls_of(options: argparse.Namespace) -> dict[Any, dict[str, Any]]:

@@ -14,10 +14,8 @@ file                  constrains
 ``preferences``       which of several candidates goes first, and why
 ``policies``          what the user allowed or forbade, and what does not fit
 ``hints``              questions that may not be what was meant
-``transformer_engine`` what is known of TransformerEngine's own attention
-``capabilities``      what a record does not list under ``takes``
-``removed``           codes that were in use once
-``ranges``            which codes lie in which file
+``takes``             what a record does not list under ``takes``
+``codes``             which codes lie in which file, and those that were in use once
 ``api``               how a rule is written down
 ====================  ==========================================================
 
@@ -68,7 +66,6 @@ _LAST = (
     "attnsel.rules.context_parallel",
     "attnsel.rules.bugs",
     "attnsel.rules.preferences",
-    "attnsel.rules.hints",
     "attnsel.rules.hints",
 )
 

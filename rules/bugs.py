@@ -11,9 +11,11 @@ from attnsel.backends.registry import running
 from attnsel.environment import Environment
 from attnsel.environment.versions import cudnn, cudnn_frontend, flash_attn_4, torch
 from attnsel.params import AttentionParams, Tensors, TensorSpec
-from attnsel.rules.api import limit, rule
+from attnsel.rules.api import limit, rules_about
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, FreeText, Multiple, OneOf
+
+rule = rules_about("cudnn", evidence="reported")
 
 CUDNN_KERNELS = running("cudnn")
 HOPPER = frozenset({90})
@@ -29,7 +31,13 @@ def score_tensor(p: AttentionParams) -> bool:
 # libcudnn.
 
 
-@rule("BUG001", CUDNN_KERNELS, when=cudnn("==9.10.0", "==9.10.1"), passes={"cudnn": "9.10.2"})
+@rule(
+    "BUG001",
+    CUDNN_KERNELS,
+    when=cudnn("==9.10.0", "==9.10.1"),
+    evidence="source",
+    passes={"cudnn": "9.10.2"},
+)
 def withdrawn_releases(p: AttentionParams, env: Environment) -> Violation | None:
     """cuDNN 9.10.0 and 9.10.1 have known attention bugs
 
@@ -46,9 +54,9 @@ def withdrawn_releases(p: AttentionParams, env: Environment) -> Violation | None
 
 @rule(
     "BUG002",
-    "cudnn",
     when=cudnn("==9.14.0"),
     requires={"window_size": OneOf((-1, -1))},
+    evidence="source",
     fires_on={"attn_mask_type": "no_mask", "window_size": (512, 512)},
     passes={"attn_mask_type": "causal", "window_size": (512, 0)},
 )
@@ -64,9 +72,9 @@ def windows_on_9_14_0(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "BUG003",
-    "cudnn",
     training=True,
     when=cudnn("<=9.15.0"),
+    evidence="source",
     requires={"max_seqlen_kv": Multiple(128)},
     fires_on={"cuda_graph": True, "max_seqlen_q": 1000},
     passes={"cuda_graph": True},
@@ -89,7 +97,6 @@ def graphs_with_odd_lengths(p: AttentionParams, env: Environment) -> bool:
     when=cudnn(">=9.10.0,<=9.15.0"),
     arch=HOPPER | frozenset(BLACKWELL),
     requires={"max_seqlen_q": Multiple(128)},
-    evidence="reported",
     fires_on={"cudnn": "9.10.2", "max_seqlen_q": 261},
     passes={"cudnn": "9.10.2"},
 )
@@ -108,7 +115,6 @@ def odd_lengths_in_pytorch(p: AttentionParams, env: Environment) -> None:
     when=cudnn(">=9.19.0"),
     arch=BLACKWELL,
     requires={"num_gqa_groups": AtLeast(8)},
-    evidence="reported",
     fires_on={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 2048, "num_gqa_groups": 4},
     passes={"is_training": False, "max_seqlen_q": 1, "max_seqlen_kv": 2048, "num_gqa_groups": 8},
 )
@@ -130,7 +136,6 @@ def few_kv_heads_decoding(p: AttentionParams, env: Environment) -> bool:
     when=cudnn(">=9.19.0,<9.26.0"),
     arch=HOPPER,
     requires={"max_seqlen_kv": Multiple(128)},
-    evidence="reported",
     fires_on={"attn_mask_type": "arbitrary", "max_seqlen_q": 704},
     passes={"attn_mask_type": "arbitrary", "max_seqlen_q": 640},
 )
@@ -147,12 +152,10 @@ def half_filled_key_tile(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "BUG007",
-    "cudnn",
     training=True,
     when=(cudnn(">=9.12.0,<=9.15.0"), cudnn_frontend("<1.15.0")),
     arch=HOPPER,
     requires={"max_seqlen_kv": Multiple(128)},
-    evidence="reported",
     fires_on={"max_seqlen_q": 1000},
 )
 def odd_key_lengths(p: AttentionParams, env: Environment) -> bool:
@@ -175,7 +178,6 @@ ONE_QUERY = {"max_seqlen_q": 1, "max_seqlen_kv": 128, "attn_mask_type": "no_mask
     training=True,
     when=cudnn(">=9.25.0"),
     arch=HOPPER,
-    evidence="reported",
     fires_on=ONE_QUERY,
     passes={**ONE_QUERY, "attn_mask_type": "padding"},
 )
@@ -197,7 +199,6 @@ def one_query_backward(p: AttentionParams, env: Environment) -> Violation | None
     CUDNN_KERNELS,
     training=True,
     when=cudnn(">=9.26.0"),
-    evidence="reported",
     fires_on={**ONE_QUERY, "batch_size": 1, "num_heads": 1},
     passes={**ONE_QUERY, "batch_size": 2, "num_heads": 1},
 )
@@ -215,9 +216,7 @@ def planner_crash(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "BUG010",
-    "cudnn",
     when=cudnn(">=9.26.0"),
-    evidence="reported",
     fires_on={**PACKED, "max_seqlen_q": 1, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
     passes={**PACKED, "max_seqlen_q": 2, "max_seqlen_kv": 300, "num_gqa_groups": 4, "return_lse": True},
 )
@@ -237,12 +236,10 @@ def lse_of_packed_single_queries(p: AttentionParams, env: Environment) -> Violat
 
 @rule(
     "BUG011",
-    "cudnn",
     training=True,
     when=cudnn("<9.18.0"),
     arch=HOPPER,
     requires={"pad_between_seqs": OneOf(False)},
-    evidence="reported",
     fires_on={**PACKED, "pad_between_seqs": True},
     passes={**PACKED},
 )
@@ -257,11 +254,9 @@ def gaps_between_sequences(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "BUG012",
-    "cudnn",
     training=True,
     when=cudnn("<9.26.0"),
     requires={"head_dim_v": OneOf(64, 128, 256)},
-    evidence="reported",
     fires_on={**PACKED, "softmax_type": "learnable", "head_dim_qk": 192},
     passes={**PACKED, "softmax_type": "learnable"},
 )
@@ -278,8 +273,8 @@ def sink_gradient_of_packed(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "BUG013",
-    "cudnn",
     arch=frozenset({89, 120}),
+    evidence="source",
     requires={"kv_cache": OneOf("none")},
     fires_on={"kv_cache": "contiguous", "is_training": False, "attn_mask_type": "padding_causal"},
 )
@@ -302,7 +297,6 @@ def caches_on_ada(p: AttentionParams, env: Environment) -> None:
     when=torch("==2.5.0"),
     arch=HOPPER,
     requires={"is_training": OneOf(False)},
-    evidence="reported",
     passes={"is_training": False},
 )
 def nan_in_torch_2_5_0(p: AttentionParams, env: Environment) -> None:
@@ -336,6 +330,7 @@ def _one_kv_head_in_memory(p: AttentionParams) -> bool:
     "sdpa.efficient",
     when=torch("<2.14.0"),
     device={"cuda"},
+    evidence="source",
     fires_on={
         "is_training": False,
         "batch_size": 1,
@@ -372,7 +367,6 @@ def heads_taken_for_rows(p: AttentionParams, env: Environment) -> Violation | No
     "sdpa.efficient",
     training=True,
     device={"cuda"},
-    evidence="reported",
     fires_on={"attn_mask_type": "arbitrary", "batch_size": 1, "max_seqlen_q": 53936},
     passes={"attn_mask_type": "arbitrary", "batch_size": 1, "max_seqlen_q": 46344},
 )
@@ -397,7 +391,6 @@ def long_masks_backward(p: AttentionParams, env: Environment) -> Violation | Non
     training=True,
     when=flash_attn_4("<4.0.0b20"),
     arch=BLACKWELL,
-    evidence="reported",
     fires_on={"gpu": "B200", "flash_attn_4": "4.0.0b11", "head_dim_qk": 256},
     passes={"gpu": "B200", "flash_attn_4": "4.0.0b11"},
 )

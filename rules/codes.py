@@ -141,11 +141,6 @@ def range_of(page: Page) -> Range | None:
     return next((codes for codes in RANGES if codes.has(page.code) and codes.module == page.module), None)
 
 
-def free_codes(where: str) -> tuple[str, ...]:
-    """The next free code of every range of a family or a file; full ranges have none."""
-    return tuple(code for codes in ranges_of(where) if (code := codes.next_free()) is not None)
-
-
 def split(code: str) -> tuple[str, int]:
     """``("CUDNN", 204)`` of a code."""
     prefix = code.rstrip("0123456789")

@@ -23,7 +23,7 @@ from attnsel.verdicts.requirements import EqualTo, FreeText, Multiple, OneOf
 
 WITHOUT_OFFSETS = where(lambda record: not record.offsets)  # take no offset of a chunk
 WITHOUT_LSE = where(lambda record: not record.gives_lse)
-rule = rules_about(over_ranks=True)
+rule = rules_about(every, over_ranks=True)
 
 # Names of exchanges, by what they do.
 SWAPS_HEADS = exchanges(lambda record: record.swaps_heads)
@@ -46,12 +46,7 @@ def _by_position(p: AttentionParams) -> bool:
     return p.causal or p.windowed or p.core_attention_bias_type != "no_bias" or p.dropout or p.padding
 
 
-@rule(
-    "CP001",
-    every,
-    fires_on={"cp_size": 2, "max_seqlen_q": 16534},
-    passes={"cp_size": 2, "max_seqlen_q": 16536},
-)
+@rule("CP001", fires_on={"cp_size": 2, "max_seqlen_q": 16534}, passes={"cp_size": 2, "max_seqlen_q": 16536})
 def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Violation | None:
     """Where positions matter, lengths must divide into 2 * cp_size chunks
 
@@ -66,7 +61,6 @@ def head_and_tail_chunks(p: AttentionParams, env: Environment) -> Violation | No
 
 @rule(
     "CP002",
-    every,
     fires_on={"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 1022},
     passes={"cp_size": 4, "attn_mask_type": "no_mask", "max_seqlen_q": 1028},
 )
@@ -84,7 +78,6 @@ def even_chunks(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "CP003",
-    every,
     fires_on={"cp_size": 2, "cp_comm_type": "all_gather", "attn_mask_type": "no_mask", "max_seqlen_q": 1026},
     passes={"cp_size": 2, "cp_comm_type": "all_gather", "attn_mask_type": "no_mask", "max_seqlen_q": 1028},
 )
@@ -102,7 +95,6 @@ def even_local_lengths(p: AttentionParams, env: Environment) -> Violation | None
 
 @rule(
     "CP004",
-    every,
     fires_on={"cp_size": 4, "cp_comm_type": "a2a", "num_heads": 18},
     passes={"cp_size": 4, "cp_comm_type": "a2a", "num_heads": 16, "num_gqa_groups": 4},
 )
@@ -194,7 +186,6 @@ def dropout_by_counter(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CP009",
-    every,
     requires={"kv_cache": OneOf("none")},
     fires_on={"cp_size": 2, "kv_cache": "contiguous", "is_training": False},
     passes={"cp_size": 1, "kv_cache": "contiguous", "is_training": False},
@@ -227,7 +218,6 @@ def causal_over_equal_lengths(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CP011",
-    every,
     evidence="policy",
     fires_on={"cp_size": 2, "attn_mask_type": "arbitrary"},
     passes={"cp_size": 2, "attn_mask_type": "padding_causal"},
@@ -247,7 +237,6 @@ def masks_over_ranks(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "CP013",
-    every,
     fires_on={"cp_size": 2, "core_attention_bias_type": "post_scale_bias", "cp_comm_type": "a2a"},
     passes={"cp_size": 2, "core_attention_bias_type": "post_scale_bias"},
 )
@@ -287,7 +276,6 @@ def dropout_counts_heads(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CP015",
-    every,
     requires={"bottom_right_diagonal": OneOf(False)},
     fires_on={
         "cp_size": 2,

@@ -13,7 +13,7 @@ from attnsel.rules.api import INTERPRETED, rules_about
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, AtMost, FreeText, OneOf
 
-rule = rules_about("triton")
+rule = rules_about("triton", evidence="compiler")
 
 CUDA = {"cuda"}
 TURING = frozenset({75})
@@ -21,7 +21,7 @@ ROWS_APART = AtMost((1 << 24) - 1)  # elements; backends/triton/launch.py refuse
 LATENT = (576, 512)  # head dimensions of latent attention in its absorbed form: forward only
 
 
-@rule("TRITON001", requires={"device": OneOf("cuda")}, evidence="compiler", fires_on={"device": "rocm"})
+@rule("TRITON001", requires={"device": OneOf("cuda")}, fires_on={"device": "rocm"})
 def needs_an_nvidia_gpu(p: AttentionParams, env: Environment) -> bool:
     """The Triton kernels run on NVIDIA GPUs
 
@@ -44,11 +44,7 @@ def interpreted_only_when_asked(p: AttentionParams, env: Environment) -> Violati
     return Violation("device", "cpu", FreeText("cuda, or backend='triton' to interpret it"))
 
 
-@rule(
-    "TRITON008",
-    evidence="compiler",
-    fires_on={"tensors": {"q": {"shape": (2, 8, 16, 128), "stride": (32768, 4096, 256, 2)}}},
-)
+@rule("TRITON008", fires_on={"tensors": {"q": {"shape": (2, 8, 16, 128), "stride": (32768, 4096, 256, 2)}}})
 def innermost_stride(p: AttentionParams, env: Environment) -> Violation | None:
     """The Triton kernels read head dimensions that lie side by side
 
@@ -94,7 +90,6 @@ def rows_far_apart(p: AttentionParams, env: Environment) -> Violation | None:
 @rule(
     "TRITON002",
     requires={"arch": AtLeast(75)},
-    evidence="compiler",
     fires_on={"gpu": "V100"},
     passes={"gpu": "T4", "dtype": "fp16"},
 )
@@ -111,7 +106,6 @@ def needs_turing(p: AttentionParams, env: Environment) -> None:
     "TRITON003",
     arch=TURING,
     requires={"dtype": OneOf("fp16")},
-    evidence="compiler",
     fires_on={"dtype": "bf16"},
     passes={"dtype": "fp16"},
 )
@@ -125,12 +119,7 @@ def turing_has_no_bf16(p: AttentionParams, env: Environment) -> bool:
     return p.dtype in ("bf16", "fp32")
 
 
-@rule(
-    "TRITON004",
-    requires={"dtype": OneOf("fp32", "bf16", "fp16")},
-    evidence="compiler",
-    fires_on={"dtype": "fp64"},
-)
+@rule("TRITON004", requires={"dtype": OneOf("fp32", "bf16", "fp16")}, fires_on={"dtype": "fp64"})
 def dtypes(p: AttentionParams, env: Environment) -> bool:
     """The Triton kernels take fp16, bf16 and fp32
 
@@ -140,7 +129,7 @@ def dtypes(p: AttentionParams, env: Environment) -> bool:
     return not p.dtype.startswith("fp8")  # TRITON005
 
 
-@rule("TRITON005", evidence="compiler", fires_on={"dtype": "fp8_e4m3"})
+@rule("TRITON005", fires_on={"dtype": "fp8_e4m3"})
 def no_fp8(p: AttentionParams, env: Environment) -> Violation | None:
     """The Triton kernels do not run attention in FP8
 
@@ -190,7 +179,6 @@ def oldest_triton(p: AttentionParams, env: Environment) -> None:
     "TRITON011",
     when=triton(">=3.3.0,<3.4.0"),
     arch=TURING,
-    evidence="compiler",
     fires_on={"dtype": "fp16"},
     passes={"triton": "3.4.0", "dtype": "fp16"},
 )
@@ -210,7 +198,6 @@ def turing_lost(p: AttentionParams, env: Environment) -> Violation:
     "TRITON012",
     arch=range(100, 130),
     requires={"triton": AtLeast(Version(3, 3))},
-    evidence="compiler",
     fires_on={"triton": "3.2.0"},
     passes={"triton": "3.3.1"},
 )
@@ -228,7 +215,6 @@ def blackwell_unknown_to_triton(p: AttentionParams, env: Environment) -> None:
     "TRITON013",
     arch={103, 121},
     requires={"triton": AtLeast(Version(3, 6))},
-    evidence="compiler",
     fires_on={"triton": "3.5.1"},
     passes={"triton": "3.6.0"},
 )
@@ -245,7 +231,6 @@ def newer_blackwell(p: AttentionParams, env: Environment) -> None:
     "TRITON014",
     arch={110},
     requires={"triton": AtLeast(Version(3, 7))},
-    evidence="compiler",
     fires_on={"gpu": "sm110", "triton": "3.6.0"},
     passes={"gpu": "sm110", "triton": "3.7.1"},
 )
@@ -263,7 +248,6 @@ def thor(p: AttentionParams, env: Environment) -> None:
     training=True,
     when=triton(">=3.4.0,<3.5.0"),
     arch={100},
-    evidence="compiler",
     fires_on={"is_training": True},
     passes={"is_training": False},
 )
@@ -284,7 +268,6 @@ def backward_lost_on_sm100(p: AttentionParams, env: Environment) -> Violation | 
     "TRITON020",
     device=CUDA,
     requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
-    evidence="compiler",
     fires_on={"head_dim_qk": 320},
     passes={"head_dim_qk": 576, "head_dim_v": 512, "is_training": False},
 )
@@ -305,7 +288,6 @@ def head_dim_limit(p: AttentionParams, env: Environment) -> bool:
     training=True,
     arch=TURING,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="compiler",
     fires_on={"dtype": "fp16", "head_dim_qk": 256},
     passes={"dtype": "fp16", "head_dim_qk": 256, "is_training": False},
 )

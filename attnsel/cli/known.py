@@ -24,6 +24,7 @@ from attnsel.pages.rule import (
     paragraphs,
     removed_as_dict,
     status_of,
+    text_of,
     whole_page,
 )
 from attnsel.report.markdown import escape, table
@@ -198,7 +199,7 @@ def _page_lines(page: Page) -> list[str]:
         del facts["About"]
     for name, text in facts.items():
         lines += wrap(text, f"  {name + ':':<12}")
-    for paragraph in (*paragraphs(page.text), *filter(None, [legend_of(page)])):
+    for paragraph in (*paragraphs(text_of(page)), *filter(None, [legend_of(page)])):
         lines += ["", *wrap(paragraph, "  ")]
     commands = example_commands(page)
     fires = "Said of" if isinstance(page, Hint) else "Refused so"

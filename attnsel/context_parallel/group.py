@@ -523,7 +523,9 @@ def resolve(
             raise InvalidInput("cp_group", group, "must hold this process")
     if cp_global_ranks is not None:
         own = [rank for member in members[::-1] for rank in member.global_ranks]
-        if not isinstance(cp_global_ranks, (list, tuple)) or not set(own) <= set(_flat(cp_global_ranks)):
+        listed = cp_global_ranks if isinstance(cp_global_ranks, (list, tuple)) else []
+        flat = [n for item in listed for n in (item if isinstance(item, (list, tuple)) else [item])]
+        if not set(own) <= set(flat):
             raise InvalidInput("cp_global_ranks", cp_global_ranks, f"must hold the group's ranks, {own}")
     one = Member()
     if record.nested:
@@ -545,7 +547,3 @@ def _groups(cp_group: Any, both: bool, comm_type: str) -> list[Any]:
     if len(groups) != 1 + both or not all(isinstance(group, dist.ProcessGroup) for group in groups):
         raise InvalidInput("cp_group", cp_group, f"{wanted}, or a DeviceMesh")
     return groups
-
-
-def _flat(ranks: Any) -> list[int]:
-    return [n for item in ranks for n in (item if isinstance(item, (list, tuple)) else [item])]

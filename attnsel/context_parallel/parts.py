@@ -287,16 +287,14 @@ class RunningMerge:
 
     def add_sink(self, sink: Tensor) -> None:
         """One more key per head, of this logit [h] and of value 0: once, whatever the number of parts."""
-        logit = self._heads(sink.to(self.lse.dtype))
+        logit = sink.to(self.lse.dtype)
+        logit = logit[:, None] if self.packed else logit[None, :, None]
         merged = torch.logaddexp(self.lse, logit)
         self.out.mul_(self._per_row((self.lse - merged).exp()))
         self.lse = merged
 
     def finished(self) -> tuple[Tensor, Tensor]:
         return self.out.to(self.dtype), self.lse
-
-    def _heads(self, sink: Tensor) -> Tensor:
-        return sink[:, None] if self.packed else sink[None, :, None]
 
     def _per_row(self, weight: Tensor) -> Tensor:
         return weight.t()[..., None] if self.packed else weight[..., None]

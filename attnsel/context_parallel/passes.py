@@ -240,7 +240,8 @@ class _Outputs:
 
     def add_step(self, shift: int, qkv: tuple[Tensor, Tensor, Tensor], bias: Tensor | None) -> None:
         batch, (q, keys, values) = self.call.batch, qkv
-        self._begin(q, values)
+        if self.merged is None and batch.merges:
+            self.merged = RunningMerge(q, values.shape[-1], batch.spec.packed)
         for slot, part in self.call.parts(shift, q, keys):
             inputs = batch.inputs(slot, part, qkv, bias, gathered=self.call.gathers)
             result = self.call.kernel.forward(batch.spec_of(slot, part), inputs)
@@ -266,11 +267,6 @@ class _Outputs:
             self.merged.add_sink(sink)
         out, lse = self.merged.finished()
         return out, lse, largest
-
-    def _begin(self, q: Tensor, values: Tensor) -> None:
-        batch = self.call.batch
-        if self.merged is None and batch.merges:
-            self.merged = RunningMerge(q, values.shape[-1], batch.spec.packed)
 
 
 def _no_logits(q: Tensor) -> Tensor:

@@ -78,14 +78,10 @@ def _checked(dispatcher: str, held: Mapping[str, str]) -> tuple[tuple[str, str],
     known = switches_of(dispatcher)
     for name, value in held.items():
         if name not in known:
-            raise InvalidInput(name, value, f"{dispatcher} has no such switch{_meant(name, known)}")
+            names = {name.casefold(): name for name in known}
+            meant = near(name.casefold(), names)
+            hint = f"; has: {', '.join(known)}" if meant is None else f": did you mean {names[meant]}?"
+            raise InvalidInput(name, value, f"{dispatcher} has no such switch{hint}")
         if known[name].values and value not in known[name].values:
             raise InvalidInput(name, value, f"allowed: {', '.join(known[name].values)}")
     return tuple(sorted(held.items()))
-
-
-def _meant(name: str, known: Mapping[str, Switch]) -> str:
-    """The switch that was meant, or all of them."""
-    names = {name.casefold(): name for name in known}
-    meant = near(name.casefold(), names)
-    return f"; has: {', '.join(known)}" if meant is None else f": did you mean {names[meant]}?"

@@ -14,6 +14,7 @@ from attnsel.environment.versions import Version, Versions
 from attnsel.pages.commands import example_commands, jsonable
 from attnsel.rules import REGISTRY, Hint, Page, PolicyRule, Preference, Removed, Rule
 from attnsel.rules.codes import split
+from attnsel.rules.cudnn.words import what_was_asked
 from attnsel.verdicts.requirements import AtLeast
 
 STATUS = {
@@ -76,10 +77,19 @@ def device_types(page: Page) -> list[str]:
     return [kind for kind in get_args(Device.model_fields["type"].annotation) if kind in page.device]
 
 
+def text_of(page: Page) -> str:
+    """What a page says, and what libcudnn answered when it was asked about it."""
+    asked = what_was_asked().get(page.code)
+    if asked is None:
+        return page.text
+    where = f", on {asked.on}" if asked.on else ""
+    return f"{page.text}\nAsked: cuDNN {asked.answers}{where}. {asked.remark}".rstrip()
+
+
 def parts_of(page: Page) -> dict[str, str]:
     """A page's text by its labels: Why, Fix, Source and others, each one paragraph without its label."""
     labelled: dict[str, str] = {}
-    for paragraph in paragraphs(page.text):
+    for paragraph in paragraphs(text_of(page)):
         label, colon, text = paragraph.partition(": ")
         named = bool(colon) and label.isalpha() and label[:1].isupper()
         key, text = (label, text) if named else ("", paragraph)
@@ -224,7 +234,7 @@ def whole_page(page: Page) -> dict[str, Any]:
         examples = {"fires_on": dict(page.fires_on), "passes": dict(page.passes)}
     if isinstance(page, PolicyRule):
         examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
-    text = {"name": page.name, "text": page.text, "module": page.module}
+    text = {"name": page.name, "text": text_of(page), "module": page.module}
     return {**as_dict(page), **text, **jsonable(examples), "commands": example_commands(page)}
 
 

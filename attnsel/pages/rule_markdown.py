@@ -219,7 +219,9 @@ def page_document(page: Page | Removed, links: Links = Links()) -> Document:  # 
         parts.append(Section("Examples", shown))
     legend = [Prose(legend_of(page))] if legend_of(page) else []
     written = ("Written in ", Code(_file(page)), ", ", Code(page.name), ".")
-    parts.append(_section("Source", Prose(sentence(text.get("Source", page.source))), *legend, written))
+    source = Prose(sentence(text.get("Source", page.source)))
+    asked = [Prose(f"Asked: {text['Asked']}")] if "Asked" in text else []
+    parts.append(_section("Source", source, *asked, *legend, written))
     if also := tuple(_see_also(page, links)):
         parts.append(Section("See also", (Items(also),)))
     return Document(tuple(parts), f"{page.code}: {page.title}")
@@ -229,7 +231,7 @@ def _section(title: str, *texts: Inline) -> Section:
     return Section(title, tuple(map(Paragraph, texts)))
 
 
-_LABELS = ("Why", "Fix", "Source")
+_LABELS = ("Why", "Fix", "Source", "Asked")
 
 
 # ---- first lines ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, ANY_BLACKWELL, HOPPER, PACKED
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtMost, EqualTo, FreeText, Multiple, OneOf
 
-rule = rules_about("cudnn", fp8=False, training=True)
+rule = rules_about("cudnn", fp8=False, when=cudnn("<9.8.0"), training=True)
 
 BIAS_GRADIENT = {
     "core_attention_bias_type": "post_scale_bias",
@@ -61,7 +61,6 @@ def deterministic_from_8_9_5(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "CUDNN202",
-    when=cudnn("<9.8.0"),
     requires={"core_attention_bias_requires_grad": OneOf(False)},
     fires_on={**BIAS_GRADIENT, "deterministic": True},
     passes=BIAS_GRADIENT,
@@ -113,7 +112,6 @@ def deterministic_ampere(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "CUDNN206",
-    when=cudnn("<9.8.0"),
     arch=ANY_BLACKWELL,
     requires={"deterministic": OneOf(False)},
     fires_on={"deterministic": True},
@@ -204,7 +202,6 @@ def bias_gradient_shape(p: AttentionParams, env: Environment) -> Violation | Non
 
 @rule(
     "CUDNN211",
-    when=cudnn("<9.8.0"),
     arch=ANY_BLACKWELL,
     requires={"attention_dropout": OneOf(0.0)},
     fires_on={"attention_dropout": 0.1, "core_attention_bias_type": "post_scale_bias"},
@@ -221,7 +218,6 @@ def dropout_and_bias_blackwell(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CUDNN212",
-    when=cudnn("<9.8.0"),
     requires={"max_seqlen_kv": Multiple(128)},
     evidence="documented",
     fires_on={"cuda_graph": True, "max_seqlen_q": 1000},
@@ -242,7 +238,6 @@ def captured_odd_lengths(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CUDNN213",
-    when=cudnn("<9.8.0"),
     evidence="documented",
     fires_on={"max_seqlen_q": 1, "attn_mask_type": "no_mask"},
     passes={"max_seqlen_q": 1, "max_seqlen_kv": 128, "attn_mask_type": "no_mask"},
@@ -278,7 +273,6 @@ def packed_grouped_heads_backward(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CUDNN215",
-    when=cudnn("<9.8.0"),
     arch=range(100, 110),
     fires_on={**PACKED, **BIAS_GRADIENT, "attn_mask_type": "padding"},
     passes={**PACKED},

@@ -16,7 +16,7 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, ANY_BLACKWELL, HOPPER, steps_a
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, Multiple, OneOf
 
-rule = rules_about("cudnn", fp8=False)
+rule = rules_about("cudnn", fp8=False, when=cudnn("<9.8.0"))
 
 
 # The library and the device.
@@ -24,6 +24,7 @@ rule = rules_about("cudnn", fp8=False)
 
 @rule(
     "CUDNN101",
+    when=(),
     requires={"cudnn": AtLeast(Version(8, 9))},
     fires_on={"cudnn": "8.8.1"},
     passes={"cudnn": "8.9.7"},
@@ -76,6 +77,7 @@ def frontend_starts_at_8_9_3(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "CUDNN104",
+    when=(),
     arch=ANY_BLACKWELL,
     requires={"cudnn": AtLeast(Version(9, 7))},
     fires_on={"cudnn": "9.6.0"},
@@ -107,17 +109,11 @@ def later_blackwell_on_9_7(p: AttentionParams, env: Environment) -> None:
     accepts it. Nobody could ask 9.7 without a GPU, and CUDA 12.8, its toolkit, predates sm103 and sm121.
     Fix: cuDNN 9.8 or newer, whose answers are checked.
     Source: TransformerEngine v2.18, fused_attn.cpp, "architecture" and the sm_arch_ == 120 override (PR
-    #2775); libcudnn 9.8 asked without a GPU accepts sm120.
+    #2775).
     """
 
 
-@rule(
-    "CUDNN106",
-    when=cudnn("<9.8.0"),
-    requires={"arch": AtLeast(80)},
-    fires_on={"gpu": "T4"},
-    passes={"gpu": "A100"},
-)
+@rule("CUDNN106", requires={"arch": AtLeast(80)}, fires_on={"gpu": "T4"}, passes={"gpu": "A100"})
 def ampere_or_newer(p: AttentionParams, env: Environment) -> None:
     """Fused attention needs an Ampere GPU (sm80) or newer
 
@@ -132,7 +128,6 @@ def ampere_or_newer(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "CUDNN107",
-    when=cudnn("<9.8.0"),
     requires={"dtype": OneOf("bf16", "fp16")},
     evidence="documented",
     fires_on={"dtype": "fp32"},
@@ -200,13 +195,7 @@ def key_length_of_64(p: AttentionParams, env: Environment) -> bool:
 # Head dimensions.
 
 
-@rule(
-    "CUDNN111",
-    when=cudnn("<9.8.0"),
-    requires={"head_dim_qk": Multiple(8)},
-    evidence="documented",
-    fires_on={"head_dim_qk": 100},
-)
+@rule("CUDNN111", requires={"head_dim_qk": Multiple(8)}, evidence="documented", fires_on={"head_dim_qk": 100})
 def head_dim_qk_of_8(p: AttentionParams, env: Environment) -> None:
     """The head dimension of queries and keys must be a multiple of 8
 
@@ -216,13 +205,7 @@ def head_dim_qk_of_8(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "CUDNN112",
-    when=cudnn("<9.8.0"),
-    requires={"head_dim_v": Multiple(8)},
-    evidence="documented",
-    fires_on={"head_dim_v": 100},
-)
+@rule("CUDNN112", requires={"head_dim_v": Multiple(8)}, evidence="documented", fires_on={"head_dim_v": 100})
 def head_dim_v_of_8(p: AttentionParams, env: Environment) -> None:
     """The head dimension of values must be a multiple of 8
 
@@ -258,7 +241,6 @@ def equal_head_dims(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule(
     "CUDNN115",
-    when=cudnn("<9.8.0"),
     arch=AMPERE_ADA,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     fires_on={"head_dim_qk": 256, "is_training": False},
@@ -308,7 +290,6 @@ def head_dim_hopper_256(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "CUDNN118",
-    when=cudnn("<9.8.0"),
     arch=ANY_BLACKWELL,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     fires_on={"head_dim_qk": 192, "head_dim_v": 128},

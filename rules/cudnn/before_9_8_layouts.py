@@ -13,7 +13,7 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, PACKED, PAGED
 from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import AtMost, EqualTo, FreeText, OneOf
 
-rule = rules_about("cudnn", fp8=False)
+rule = rules_about("cudnn", fp8=False, when=cudnn("<9.8.0"))
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -49,7 +49,7 @@ def packed_from_9_1(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule("CUDNN431", when=cudnn("<9.8.0"), arch=AMPERE_ADA, fires_on=PACKED)
+@rule("CUDNN431", arch=AMPERE_ADA, fires_on=PACKED)
 def packed_on_ampere(p: AttentionParams, env: Environment) -> Violation | None:
     """Packed sequences (thd) need Hopper or newer
 
@@ -189,7 +189,7 @@ def paged_on_ada(p: AttentionParams, env: Environment) -> Unknown | None:
     Why: TransformerEngine gives no cache of any kind to cuDNN on sm89. The library accepts it there from 9.8,
     the first release that can be asked; for older ones nobody knows.
     Fix: cuDNN 9.8 or newer.
-    Source: TransformerEngine d0067d0, utils.py line 845; libcudnn 9.8 asked without a GPU.
+    Source: TransformerEngine d0067d0, utils.py line 845.
     """
     if p.layout.paged:
         return Unknown("kv_cache", p.kv_cache, FreeText("contiguous keys and values"))

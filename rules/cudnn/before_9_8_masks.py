@@ -1,4 +1,4 @@
-"""FP16/BF16 attention in cuDNN below 9.8: masks and windows (layouts: ``before_9_8_layouts``).
+"""FP16/BF16 attention in cuDNN below 9.8: masks, windows, and what happens to the scores.
 
 Sources as in ``before_9_8_forward``.
 """
@@ -13,7 +13,7 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, ANY_BLACKWELL, HOPPER, WINDOW
 from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import AtMostField, EqualTo, FreeText, Multiple, OneOf, Requirement
 
-rule = rules_about("cudnn", fp8=False)
+rule = rules_about("cudnn", fp8=False, when=cudnn("<9.8.0"))
 
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024}
 
@@ -35,7 +35,7 @@ def wants_top_left(p: AttentionParams) -> Violation:
 # Masks.
 
 
-@rule("CUDNN401", when=cudnn("<9.8.0"), fires_on={"attn_mask_type": "arbitrary"})
+@rule("CUDNN401", fires_on={"attn_mask_type": "arbitrary"})
 def no_arbitrary_mask(p: AttentionParams, env: Environment) -> Violation | None:
     """An arbitrary mask is not an input of cuDNN attention
 
@@ -181,7 +181,6 @@ def bottom_right_dropout(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CUDNN410",
-    when=cudnn("<9.8.0"),
     fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "is_training": False},
     passes={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "is_training": False, "attn_mask_type": "no_mask"},
 )
@@ -377,18 +376,10 @@ def cross_window_blackwell(p: AttentionParams, env: Environment) -> bool:
     return p.windowed and anchored_bottom_right(p)
 
 
-# --------------------------------------------------------------------------------------------------------
-# FP16/BF16 attention in cuDNN below 9.8: what happens to the scores: bias, ALiBi, sinks, soft cap.
-#
-# Sources as in ``before_9_8_forward``.
-
-
-rule_before_9_8 = rules_about("cudnn", fp8=False, when=cudnn("<9.8.0"))
-
 # Bias.
 
 
-@rule_before_9_8(
+@rule(
     "CUDNN119",
     when=cudnn("<8.9.6"),
     requires={"core_attention_bias_type": OneOf("no_bias")},
@@ -403,7 +394,7 @@ def bias_from_8_9_6(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_before_9_8(
+@rule(
     "CUDNN120",
     when=cudnn(">=8.9.6,<9.0.0"),
     arch=AMPERE_ADA,
@@ -420,7 +411,7 @@ def bias_before_hopper(p: AttentionParams, env: Environment) -> bool:
     return p.has_bias
 
 
-@rule_before_9_8(
+@rule(
     "CUDNN121",
     fires_on={"core_attention_bias_type": "pre_scale_bias"},
     passes={"core_attention_bias_type": "post_scale_bias"},
@@ -436,7 +427,7 @@ def no_pre_scale_bias(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule_before_9_8(
+@rule(
     "CUDNN122",
     when=cudnn(">=8.9.6,<9.8.0"),
     fires_on={"core_attention_bias_type": "post_scale_bias", "attn_mask_type": "padding"},
@@ -456,7 +447,7 @@ def bias_with_padding(p: AttentionParams, env: Environment) -> Unknown | None:
     return None
 
 
-@rule_before_9_8(
+@rule(
     "CUDNN123",
     when=cudnn(">=8.9.6,<9.8.0"),
     arch=AMPERE_ADA,
@@ -475,7 +466,7 @@ def alibi_before_hopper(p: AttentionParams, env: Environment) -> bool:
     return p.core_attention_bias_type == "alibi"
 
 
-@rule_before_9_8(
+@rule(
     "CUDNN124",
     when=cudnn(">=8.9.6,<9.8.0"),
     fires_on={"core_attention_bias_type": "alibi", "attn_mask_type": "no_mask"},
@@ -496,7 +487,7 @@ def alibi_is_causal(p: AttentionParams, env: Environment) -> Violation | Unknown
     return finding("attn_mask_type", p.attn_mask_type, OneOf("causal"))
 
 
-@rule_before_9_8(
+@rule(
     "CUDNN125",
     requires={"alibi_slopes_shape": OneOf(None)},
     fires_on={"core_attention_bias_type": "alibi", "alibi_slopes_shape": (16,)},
@@ -514,9 +505,7 @@ def alibi_slopes(p: AttentionParams, env: Environment) -> None:
 # Softmax.
 
 
-@rule_before_9_8(
-    "CUDNN126", requires={"softmax_type": OneOf("vanilla")}, fires_on={"softmax_type": "learnable"}
-)
+@rule("CUDNN126", requires={"softmax_type": OneOf("vanilla")}, fires_on={"softmax_type": "learnable"})
 def attention_sinks(p: AttentionParams, env: Environment) -> None:
     """Attention sinks need cuDNN 9.13.0
 
@@ -526,7 +515,7 @@ def attention_sinks(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_before_9_8("CUDNN127", requires={"return_max_logit": OneOf(False)}, fires_on={"return_max_logit": True})
+@rule("CUDNN127", requires={"return_max_logit": OneOf(False)}, fires_on={"return_max_logit": True})
 def maximal_logit(p: AttentionParams, env: Environment) -> None:
     """The largest score is returned from cuDNN 9.13.0 on
 
@@ -535,7 +524,7 @@ def maximal_logit(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_before_9_8("CUDNN128", requires={"softcap": OneOf(0.0)}, fires_on={"softcap": 30.0})
+@rule("CUDNN128", requires={"softcap": OneOf(0.0)}, fires_on={"softcap": 30.0})
 def soft_capping(p: AttentionParams, env: Environment) -> None:
     """Soft-capped scores are not built here
 

@@ -32,6 +32,7 @@ MXFP8 = recipe("mxfp8")
 
 CUDA = {"cuda"}
 rule = rules_about("cudnn", fp8=True, device=CUDA)
+asked = rules_about("cudnn", fp8=True, device=CUDA, evidence="library")
 
 
 def kind_of(p: AttentionParams) -> str | None:
@@ -94,7 +95,7 @@ def tensors_in_e4m3(p: AttentionParams, env: Environment) -> bool:
     gradients.
     Fix: E4M3, or cuDNN 9.8.0 or newer.
     Source: cudnn-frontend v1.10.0, docs/operations/Attention.md, "Tensors"; TransformerEngine d0067d0,
-    utils.py line 628; libcudnn asked without a GPU takes them from 9.8 to 9.28.
+    utils.py line 628.
     """
     return p.dtype.startswith("fp8")
 
@@ -102,19 +103,13 @@ def tensors_in_e4m3(p: AttentionParams, env: Environment) -> bool:
 # Devices and versions.
 
 
-@rule(
-    "CUDNN304",
-    requires={"arch": AtLeast(90)},
-    evidence="library",
-    fires_on={"gpu": "L4", **DELAYED},
-    device=None,
-)
+@asked("CUDNN304", requires={"arch": AtLeast(90)}, fires_on={"gpu": "L4", **DELAYED}, device=None)
 def fp8_needs_hopper(p: AttentionParams, env: Environment) -> None:
     """FP8 attention needs Hopper (sm90) or newer
 
     Fix: attention in bf16 (fp8_dpa off); Ada multiplies in FP8 but has no such attention.
-    Source: cudnn-frontend v1.3.0 to 1.32 ("only supported on Hopper architecture and newer"); libcudnn 9.8 to
-    9.28 asked without a GPU refuse sm89; TransformerEngine v2.18, fused_attn.cpp, FP8 branch.
+    Source: cudnn-frontend v1.3.0 to 1.32 ("only supported on Hopper architecture and newer");
+    TransformerEngine v2.18, fused_attn.cpp, FP8 branch.
     """
 
 
@@ -173,12 +168,11 @@ def fp8_bug_9_10_0(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN309",
     when=cudnn(">=9.7.0,<9.19.0"),
     arch=BLACKWELL,
     requires={"is_training": OneOf(False)},
-    evidence="library",
     fires_on=DELAYED,
     passes={**DELAYED, "is_training": False},
 )
@@ -187,17 +181,16 @@ def fp8_training_blackwell(p: AttentionParams, env: Environment) -> None:
 
     Why: the frontend sends every FP8 backward there through the deterministic kernels, which came with 9.19.
     Fix: cuDNN 9.19.0 or newer.
-    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h (auto-routing); libcudnn asked without a GPU refuses 9.8 to
-    9.18.1 and accepts 9.28. TransformerEngine's table says 9.7, true for frontends of that time.
+    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h (auto-routing). TransformerEngine's table says 9.7, true for
+    frontends of that time.
     """
 
 
-@rule(
+@asked(
     "CUDNN310",
     when=cudnn(">=9.7.0"),
     arch=CONSUMER_BLACKWELL,
     requires={"is_training": OneOf(False)},
-    evidence="library",
     fires_on=DELAYED,
     passes={**DELAYED, "is_training": False},
 )
@@ -205,25 +198,23 @@ def fp8_training_consumer(p: AttentionParams, env: Environment) -> None:
     """On consumer Blackwell (sm120) there is no FP8 backward
 
     Fix: train in bf16.
-    Source: libcudnn asked without a GPU refuses it in every version tried from 9.8 on; TransformerEngine
-    d0067d0, utils.py lines 725 to 737, takes no FP8 attention there at all.
+    Source: libcudnn, asked. TransformerEngine d0067d0, utils.py lines 725 to 737, takes no FP8 attention
+    there at all.
     """
 
 
-@rule(
+@asked(
     "CUDNN311",
     when=cudnn(">=9.7.0,<9.18.1"),
     arch=CONSUMER_BLACKWELL,
     requires={"cudnn": NEWER},
-    evidence="library",
     fires_on={**DELAYED, "is_training": False},
 )
 def fp8_inference_consumer(p: AttentionParams, env: Environment) -> None:
     """On consumer Blackwell (sm120) FP8 inference needs cuDNN 9.18.1
 
     Fix: cuDNN 9.18.1 or newer.
-    Source: libcudnn asked without a GPU refuses it from 9.8 to 9.13 and accepts it at 9.18.1 (nothing in
-    between was tried). TransformerEngine d0067d0, utils.py line 725, refuses sm120 at every version; the
+    Source: libcudnn, asked. TransformerEngine d0067d0, utils.py line 725, refuses sm120 at every version; the
     library is followed.
     """
 
@@ -247,10 +238,9 @@ def fp8_sm110(p: AttentionParams, env: Environment) -> None:
 # Recipes.
 
 
-@rule(
+@asked(
     "CUDNN313",
     arch=(*HOPPER, *CONSUMER_BLACKWELL),
-    evidence="library",
     fires_on=CURRENT,
     passes={**DELAYED, "is_training": False},
 )
@@ -261,19 +251,17 @@ def current_scaling_needs_blackwell(p: AttentionParams, env: Environment) -> Vio
     (inferred), which only the FP8 kernels of datacentre Blackwell do.
     Fix: delayed scaling, or fp8_dpa off.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("HALF/BFLOAT16 output is only supported on
-    Blackwell"); libcudnn 9.8 to 9.28 asked without a GPU refuse it on sm90 and sm120; TransformerEngine
-    d0067d0, utils.py lines 686 to 702.
+    Blackwell"); TransformerEngine d0067d0, utils.py lines 686 to 702.
     """
     if kind_of(p) != "current":
         return None
     return Violation("fp8_meta", "current", FreeText("kind delayed"))
 
 
-@rule(
+@asked(
     "CUDNN314",
     when=cudnn(">=9.7.0,<9.13.0"),
     arch=BLACKWELL_THOR,
-    evidence="library",
     fires_on=CURRENT,
     passes={**DELAYED, "is_training": False},
 )
@@ -282,23 +270,21 @@ def current_scaling_from_9_13(p: AttentionParams, env: Environment) -> Violation
 
     Why: its output is in half precision.
     Fix: cuDNN 9.13.0 or newer, or delayed scaling.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h; libcudnn asked without a GPU refuses 9.8 and 9.10.2
-    and accepts 9.13. TransformerEngine d0067d0, utils.py lines 686 to 702, waits for 9.14 and gives no
-    reason; the library is followed.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h. TransformerEngine d0067d0, utils.py lines 686 to 702,
+    waits for 9.14 and gives no reason; the library is followed.
     """
     if kind_of(p) != "current":
         return None
     return Violation("fp8_meta", "current", FreeText("kind delayed"))
 
 
-@rule("CUDNN315", arch=(*HOPPER, *range(110, 130)), evidence="library", fires_on=MXFP8, passes=DELAYED)
+@asked("CUDNN315", arch=(*HOPPER, *range(110, 130)), fires_on=MXFP8, passes=DELAYED)
 def mxfp8_needs_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
     """MXFP8 attention needs datacenter Blackwell (sm100, sm103)
 
     Fix: delayed scaling where it is supported, or fp8_dpa off.
     Source: cudnn-frontend 1.32, scaled_dot_product_flash_attention.h lines 344 to 444 (major 10 only);
-    TransformerEngine d0067d0, utils.py lines 703 to 737; libcudnn 9.26 and 9.28 asked without a GPU refuse
-    sm90 and sm120.
+    TransformerEngine d0067d0, utils.py lines 703 to 737.
     """
     if kind_of(p) != "mxfp8":
         return None

@@ -14,7 +14,8 @@ from attnsel.rules.cudnn.words import BLACKWELL, CONSUMER_BLACKWELL, HOPPER, PAC
 from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import AtMost, AtMostField, FreeText, Multiple, OneOf
 
-rule = rules_about("cudnn", fp8=True)
+rule = rules_about("cudnn", fp8=True, device=CUDA, passes=DELAYED)
+asked = rules_about("cudnn", fp8=True, device=CUDA, passes=DELAYED, evidence="library")
 
 INFERENCE = {**DELAYED, "is_training": False}
 
@@ -22,13 +23,10 @@ INFERENCE = {**DELAYED, "is_training": False}
 # Head dimensions and lengths.
 
 
-@rule(
+@asked(
     "CUDNN320",
-    device=CUDA,
     requires={"head_dim_qk": Multiple(16)},
-    evidence="library",
     fires_on={**DELAYED, "head_dim_qk": 72, "head_dim_v": 128},
-    passes=DELAYED,
 )
 def head_dim_qk_of_16(p: AttentionParams, env: Environment) -> None:
     """For FP8 the head dimension of queries and keys must be a multiple of 16
@@ -38,14 +36,7 @@ def head_dim_qk_of_16(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "CUDNN321",
-    device=CUDA,
-    requires={"head_dim_v": Multiple(16)},
-    evidence="library",
-    fires_on={**DELAYED, "head_dim_v": 72},
-    passes=DELAYED,
-)
+@asked("CUDNN321", requires={"head_dim_v": Multiple(16)}, fires_on={**DELAYED, "head_dim_v": 72})
 def head_dim_v_of_16(p: AttentionParams, env: Environment) -> None:
     """For FP8 the head dimension of values must be a multiple of 16
 
@@ -54,9 +45,7 @@ def head_dim_v_of_16(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "CUDNN322", when=cudnn("<9.7.0"), arch=HOPPER, fires_on={**INFERENCE, "head_dim_qk": 64}, passes=DELAYED
-)
+@rule("CUDNN322", when=cudnn("<9.7.0"), arch=HOPPER, fires_on={**INFERENCE, "head_dim_qk": 64})
 def head_dim_128_before_9_7(p: AttentionParams, env: Environment) -> Violation | None:
     """Below cuDNN 9.7.0 FP8 attention has head dimension 128 only
 
@@ -66,12 +55,11 @@ def head_dim_128_before_9_7(p: AttentionParams, env: Environment) -> Violation |
     return only_128(p)
 
 
-@rule(
+@asked(
     "CUDNN323",
     training=True,
     when=cudnn(">=9.7.0"),
     arch=HOPPER,
-    evidence="library",
     fires_on={**DELAYED, "head_dim_qk": 64},
     passes={**INFERENCE, "head_dim_qk": 64},
 )
@@ -95,12 +83,11 @@ def only_128(p: AttentionParams) -> Violation | None:
     )
 
 
-@rule(
+@asked(
     "CUDNN324",
     when=cudnn(">=9.7.0"),
     arch=HOPPER,
     requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
-    evidence="library",
     fires_on={**INFERENCE, "head_dim_qk": 512},
     passes={**INFERENCE, "head_dim_qk": 256},
 )
@@ -113,11 +100,10 @@ def head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN325",
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
-    evidence="library",
     fires_on={**INFERENCE, "head_dim_qk": 256},
     passes=INFERENCE,
 )
@@ -127,9 +113,8 @@ def head_dim_blackwell(p: AttentionParams, env: Environment) -> Violation | Unkn
     Why: 256/256 for inference came with 9.26 and needs a frontend newer than attnsel uses, hence unknown.
     Fix: for 192/128 cuDNN 9.19.0 or newer.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h (192/128 from 9.19; 1.32 adds 256/256 from 9.26) and
-    sdpa_fp8_bwd.h; libcudnn 9.26 and 9.28 asked without a GPU take 192/128 on sm100 and refuse it on sm120.
-    TransformerEngine v2.18 waits for 9.21 and then takes every pair up to 192/128; the frontend, which names
-    9.19 and just this pair, is followed.
+    sdpa_fp8_bwd.h. TransformerEngine v2.18 waits for 9.21 and then takes every pair up to 192/128; the
+    frontend, which names 9.19 and just this pair, is followed.
     """
     found = limit(p, "head_dim_qk", AtMost(128)) or limit(p, "head_dim_v", AtMost(128))
     if found is None or env.cudnn is None:
@@ -147,7 +132,6 @@ def head_dim_blackwell(p: AttentionParams, env: Environment) -> Violation | Unkn
     arch=HOPPER,
     requires={"max_seqlen_q": Multiple(128)},
     fires_on={**DELAYED, "max_seqlen_q": 1000, "max_seqlen_kv": 1024},
-    passes=DELAYED,
 )
 def query_length_of_128(p: AttentionParams, env: Environment) -> None:
     """Below cuDNN 9.7.0 FP8 attention needs a query length multiple of 128
@@ -163,7 +147,6 @@ def query_length_of_128(p: AttentionParams, env: Environment) -> None:
     arch=HOPPER,
     requires={"max_seqlen_kv": Multiple(128)},
     fires_on={**DELAYED, "max_seqlen_q": 1024, "max_seqlen_kv": 1000},
-    passes=DELAYED,
 )
 def key_length_of_128(p: AttentionParams, env: Environment) -> None:
     """Below cuDNN 9.7.0 FP8 attention needs a key length multiple of 128
@@ -176,7 +159,7 @@ def key_length_of_128(p: AttentionParams, env: Environment) -> None:
 # Masks and windows.
 
 
-@rule("CUDNN330", device=CUDA, fires_on={**DELAYED, "attn_mask_type": "arbitrary"}, passes=DELAYED)
+@rule("CUDNN330", fires_on={**DELAYED, "attn_mask_type": "arbitrary"})
 def no_arbitrary_mask(p: AttentionParams, env: Environment) -> Violation | None:
     """FP8 attention takes no arbitrary mask, and no bias to write one into
 
@@ -189,13 +172,7 @@ def no_arbitrary_mask(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
-    "CUDNN331",
-    when=cudnn("<9.7.0"),
-    arch=HOPPER,
-    fires_on={**DELAYED, "attn_mask_type": "padding"},
-    passes=DELAYED,
-)
+@rule("CUDNN331", when=cudnn("<9.7.0"), arch=HOPPER, fires_on={**DELAYED, "attn_mask_type": "padding"})
 def padding_from_9_7(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
     """Padding masks with FP8 need cuDNN 9.7.0
 
@@ -210,21 +187,15 @@ def padding_from_9_7(p: AttentionParams, env: Environment) -> Violation | Unknow
     return finding("attn_mask_type", p.attn_mask_type, FreeText("no_mask or causal"))
 
 
-@rule(
-    "CUDNN332",
-    arch=HOPPER,
-    evidence="library",
-    fires_on={**DELAYED, "attn_mask_type": "causal_bottom_right"},
-    passes=DELAYED,
-)
+@asked("CUDNN332", arch=HOPPER, fires_on={**DELAYED, "attn_mask_type": "causal_bottom_right"})
 def bottom_right_hopper(p: AttentionParams, env: Environment) -> Violation | None:
     """On Hopper FP8 attention has no bottom-right diagonal
 
     Why: neither a mask's nor that of a window with a right bound, which is anchored there unless
     bottom_right_diagonal is False.
     Fix: with equal lengths and no padding the top-left diagonal is the same.
-    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h (Blackwell and 9.7 only); libcudnn 9.8 to 9.28 asked
-    without a GPU; TransformerEngine v2.18, fused_attn.cpp, FP8 branch.
+    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h (Blackwell and 9.7 only); TransformerEngine v2.18,
+    fused_attn.cpp, FP8 branch.
     """
     if not bottom_right(p):
         return None
@@ -247,20 +218,18 @@ def bottom_right_blackwell(p: AttentionParams, env: Environment) -> Unknown | No
     Why: the frontend takes it on Blackwell from 9.7.0 and has a sample; TransformerEngine waits for 9.21.0.
     Fix: cuDNN 9.8.0 or newer.
     Source: cudnn-frontend v1.10.0, sdpa_fp8.h and samples/cpp/sdpa/fp8_fwd_bottom_right_causal_mask.cpp;
-    TransformerEngine v2.18, fused_attn.cpp, FP8 branch ("9.21"); libcudnn asked without a GPU takes it from
-    9.8 on.
+    TransformerEngine v2.18, fused_attn.cpp, FP8 branch ("9.21").
     """
     if p.bottom_right:
         return Unknown("attn_mask_type", p.attn_mask_type, FreeText("a top-left mask"))
     return None
 
 
-@rule(
+@asked(
     "CUDNN335",
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
     requires={"max_seqlen_q": AtMostField("max_seqlen_kv")},
-    evidence="library",
     fires_on={**INFERENCE, "attn_mask_type": "causal_bottom_right", "max_seqlen_kv": 1024},
     passes=INFERENCE,
 )
@@ -269,19 +238,17 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> bool:
 
     Why: without a padding mask, which knows the true lengths, the forward refuses; the backward always does.
     Fix: cut off the queries that see no key.
-    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h and sdpa_fp8_bwd.h; libcudnn 9.8 to 9.28 asked without
-    a GPU.
+    Source: cudnn-frontend v1.10.0 to 1.32, sdpa_fp8.h and sdpa_fp8_bwd.h.
     """
     return bottom_right(p) and (p.is_training or not p.padding)
 
 
-@rule(
+@asked(
     "CUDNN336",
     training=True,
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
     requires={"max_seqlen_q": Multiple(64)},
-    evidence="library",
     fires_on={
         **DELAYED,
         "attn_mask_type": "causal_bottom_right",
@@ -299,13 +266,12 @@ def bottom_right_query_length(p: AttentionParams, env: Environment) -> bool:
     return bottom_right(p)
 
 
-@rule(
+@asked(
     "CUDNN337",
     training=True,
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
     requires={"max_seqlen_kv": Multiple(64)},
-    evidence="library",
     fires_on={
         **DELAYED,
         "attn_mask_type": "causal_bottom_right",
@@ -329,14 +295,13 @@ def bottom_right_key_length(p: AttentionParams, env: Environment) -> bool:
     arch=HOPPER,
     requires={"window_size": OneOf((-1, -1))},
     fires_on={**DELAYED, "window_size": (128, 0)},
-    passes=DELAYED,
 )
 def window_hopper(p: AttentionParams, env: Environment) -> bool:
     """On Hopper a sliding window with FP8 needs cuDNN 9.8.0
 
     Fix: cuDNN 9.8.0 or newer, or attention in bf16 for windowed layers.
-    Source: libcudnn 9.8 to 9.28 asked without a GPU take it, older ones cannot be asked. TransformerEngine
-    d0067d0, utils.py lines 1344 to 1366, refuses it on Hopper at every version, which is followed below 9.8.
+    Source: libcudnn, asked. TransformerEngine d0067d0, utils.py lines 1344 to 1366, refuses it on Hopper at
+    every version, which is followed below 9.8.
     """
     return p.windowed
 
@@ -353,19 +318,18 @@ def window_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a sliding window with FP8 needs cuDNN 9.8.0
 
     Fix: cuDNN 9.8.0 or newer.
-    Source: libcudnn 9.8 to 9.28 asked without a GPU take it, older ones cannot be asked. TransformerEngine
-    d0067d0, utils.py lines 1344 to 1366, waits for 9.21, which is followed below 9.8.
+    Source: libcudnn, asked. TransformerEngine d0067d0, utils.py lines 1344 to 1366, waits for 9.21, which is
+    followed below 9.8.
     """
     return p.windowed
 
 
-@rule(
+@asked(
     "CUDNN340",
     training=True,
     when=cudnn(">=9.8.0"),
     arch=range(90, 130),
     requires={"max_seqlen_q": AtMostField("max_seqlen_kv")},
-    evidence="library",
     fires_on={**DELAYED, "window_size": (128, 0), "max_seqlen_kv": 1024},
     passes={**DELAYED, "window_size": (128, 0)},
 )
@@ -374,16 +338,9 @@ def window_more_queries(p: AttentionParams, env: Environment) -> bool:
 
     Why: the frontend refuses the backward; a padding mask, which knows the true lengths, lifts it.
     Fix: cut off the queries that see no key.
-    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h; libcudnn 9.8 to 9.28 asked without a GPU.
+    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h.
     """
     return p.window_size[0] >= 0 and not p.padding
-
-
-# ---- FP8 attention in cuDNN: bias, softmax, dropout, determinism, packed layouts and caches ------------
-# Sources and the meaning of "FP8 question" as in ``fp8``.
-
-
-rule_on_cuda = rules_about("cudnn", fp8=True, device=CUDA)
 
 
 def packed(p: AttentionParams) -> bool:
@@ -393,20 +350,18 @@ def packed(p: AttentionParams) -> bool:
 # Scores and softmax.
 
 
-@rule_on_cuda(
+@rule(
     "CUDNN350",
     requires={"core_attention_bias_type": OneOf("no_bias")},
     fires_on={**DELAYED, "core_attention_bias_type": "post_scale_bias"},
-    passes=DELAYED,
 )
 def no_bias(p: AttentionParams, env: Environment) -> bool:
     """FP8 attention takes no bias, and ALiBi in per-tensor inference only
 
     Why: neither the backward nor the block-scaled functions have an input for ALiBi.
     Fix: attention in bf16 (fp8_dpa off).
-    Source: cudnn-frontend 1.23 and 1.32 ("SDPA FP8 does not support bias"); libcudnn 9.8 to 9.28 asked
-    without a GPU take ALiBi in inference. TransformerEngine v2.18, fused_attn.cpp, FP8 branch, never asks for
-    it and is followed below 9.8.
+    Source: cudnn-frontend 1.23 and 1.32 ("SDPA FP8 does not support bias"). TransformerEngine v2.18,
+    fused_attn.cpp, FP8 branch, never asks for ALiBi and is followed below 9.8.
     """
     recent = env.cudnn is not None and env.cudnn >= (9, 8, 0)
     scaled_per_tensor = kind_of(p) in ("delayed", "current")
@@ -414,9 +369,7 @@ def no_bias(p: AttentionParams, env: Environment) -> bool:
     return not (alibi and recent and scaled_per_tensor and not p.is_training)
 
 
-@rule_on_cuda(
-    "CUDNN351", requires={"softcap": OneOf(0.0)}, fires_on={**DELAYED, "softcap": 30.0}, passes=DELAYED
-)
+@rule("CUDNN351", requires={"softcap": OneOf(0.0)}, fires_on={**DELAYED, "softcap": 30.0})
 def no_soft_cap(p: AttentionParams, env: Environment) -> None:
     """FP8 attention has no soft cap
 
@@ -425,71 +378,63 @@ def no_soft_cap(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda(
+@asked(
     "CUDNN352",
     when=cudnn("<9.13.0"),
     requires={"return_max_logit": OneOf(False)},
-    evidence="library",
     fires_on={**DELAYED, "return_max_logit": True},
-    passes=DELAYED,
 )
 def no_max_logit(p: AttentionParams, env: Environment) -> None:
     """FP8 attention returns the largest score from cuDNN 9.13.0 on
 
     Fix: cuDNN 9.13.0 or newer, and a recipe of kind delayed or current.
-    Source: libcudnn asked without a GPU refuses 9.8 and 9.10.2 and accepts 9.13 to 9.28. TransformerEngine
-    v2.18, fused_attn.cpp, FP8 branch, and d0067d0, utils.py lines 757 to 765, never asks for it.
+    Source: libcudnn, asked. TransformerEngine v2.18, fused_attn.cpp, FP8 branch, and d0067d0, utils.py lines
+    757 to 765, never asks for it.
     """
 
 
-@rule_on_cuda(
+@asked(
     "CUDNN353",
     when=cudnn("<9.13.0"),
     requires={"softmax_type": OneOf("vanilla")},
-    evidence="library",
     fires_on={**DELAYED, "softmax_type": "learnable"},
-    passes=DELAYED,
 )
 def sinks_from_9_13(p: AttentionParams, env: Environment) -> None:
     """Attention sinks with FP8 need cuDNN 9.13.0
 
     Fix: cuDNN 9.13.0 or newer.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("sink_token is not supported before
-    9.13"); libcudnn asked without a GPU refuses 9.8 and 9.10.2 and accepts 9.13 to 9.28. TransformerEngine
-    d0067d0, utils.py lines 1125 to 1140, waits for 9.21 and Blackwell; the library is followed.
+    9.13"). TransformerEngine d0067d0, utils.py lines 1125 to 1140, waits for 9.21 and Blackwell; the library
+    is followed.
     """
 
 
 # Dropout and determinism.
 
 
-@rule_on_cuda(
+@asked(
     "CUDNN355",
     arch=BLACKWELL,
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={**DELAYED, "attention_dropout": 0.1},
-    passes=DELAYED,
 )
 def dropout_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell FP8 training takes no dropout
 
     Why: its backward always runs the deterministic kernels, which have none.
     Fix: no dropout.
-    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("not supported on Blackwell when dropout is enabled");
-    libcudnn 9.26 and 9.28 asked without a GPU.
+    Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("not supported on Blackwell when dropout is enabled").
     """
     return p.dropout
 
 
-@rule_on_cuda(
+@rule(
     "CUDNN356",
     when=cudnn("<9.5.0"),
     arch=HOPPER,
     requires={"attention_dropout": OneOf(0.0)},
     evidence="documented",
     fires_on={**DELAYED, "attention_dropout": 0.1},
-    passes=DELAYED,
 )
 def dropout_from_9_5(p: AttentionParams, env: Environment) -> bool:
     """Dropout with FP8 needs cuDNN 9.5.0
@@ -501,7 +446,7 @@ def dropout_from_9_5(p: AttentionParams, env: Environment) -> bool:
     return p.dropout
 
 
-@rule_on_cuda(
+@rule(
     "CUDNN357",
     training=True,
     when=cudnn("<9.19.0"),
@@ -509,7 +454,6 @@ def dropout_from_9_5(p: AttentionParams, env: Environment) -> bool:
     requires={"deterministic": OneOf(False)},
     unknown=True,
     fires_on={**DELAYED, "deterministic": True},
-    passes=DELAYED,
 )
 def deterministic_from_9_19(p: AttentionParams, env: Environment) -> None:
     """Below cuDNN 9.19.0 nobody vouches for deterministic FP8 training on Hopper
@@ -522,7 +466,7 @@ def deterministic_from_9_19(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda(
+@rule(
     "CUDNN358",
     when=cudnn(">=9.7.0,<9.8.0"),
     arch=range(100, 130),
@@ -542,7 +486,7 @@ def deterministic_blackwell(p: AttentionParams, env: Environment) -> bool:
     return kind_of(p) in ("delayed", "current") and not p.is_training
 
 
-@rule_on_cuda(
+@rule(
     "CUDNN360",
     when=cudnn(">=9.7.0"),
     arch=range(100, 130),
@@ -567,43 +511,34 @@ def bottom_right_dropout(p: AttentionParams, env: Environment) -> bool:
 # Layouts and caches.
 
 
-@rule_on_cuda(
-    "CUDNN361", training=True, arch=HOPPER, evidence="library", fires_on={**DELAYED, **PACKED}, passes=DELAYED
-)
+@asked("CUDNN361", training=True, arch=HOPPER, fires_on={**DELAYED, **PACKED})
 def packed_training_hopper(p: AttentionParams, env: Environment) -> Violation | None:
     """On Hopper FP8 training takes no packed sequences (thd)
 
     Fix: padded sequences (bshd).
     Source: cudnn-frontend 1.23, sdpa_fp8_bwd.h ("sdpa fp8 backward with THD is not supported on Hopper
-    architecture"); libcudnn 9.8 to 9.28 asked without a GPU.
+    architecture").
     """
     if packed(p):
         return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@rule_on_cuda(
-    "CUDNN362",
-    when=cudnn_frontend("<1.28.0"),
-    arch=BLACKWELL,
-    evidence="library",
-    fires_on={**MXFP8, **PACKED},
-    passes=MXFP8,
-)
+@asked("CUDNN362", when=cudnn_frontend("<1.28.0"), arch=BLACKWELL, fires_on={**MXFP8, **PACKED}, passes=MXFP8)
 def packed_mxfp8(p: AttentionParams, env: Environment) -> Violation | None:
     """MXFP8 takes packed sequences (thd) from cudnn-frontend 1.28 on
 
     Why: they come with a padding mask, for which sdpa_mxfp8 has no input before (CUDNN367).
     Fix: cudnn-frontend 1.28, or sequences of one length.
-    Source: libcudnn 9.28 asked without a GPU takes them with frontend 1.28. TransformerEngine d0067d0,
-    utils.py lines 703 to 720, never asks for them; the library is followed.
+    Source: libcudnn, asked. TransformerEngine d0067d0, utils.py lines 703 to 720, never asks for them; the
+    library is followed.
     """
     if kind_of(p) == "mxfp8" and packed(p):
         return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@rule_on_cuda("CUDNN363", when=cudnn("<9.8.0"), fires_on={**INFERENCE, **PACKED}, passes=DELAYED)
+@rule("CUDNN363", when=cudnn("<9.8.0"), fires_on={**INFERENCE, **PACKED})
 def packed_unused(p: AttentionParams, env: Environment) -> Unknown | None:
     """Below 9.8 nobody has seen FP8 with packed sequences (thd)
 
@@ -611,32 +546,30 @@ def packed_unused(p: AttentionParams, env: Environment) -> Unknown | None:
     the Hopper backward (CUDNN361).
     Fix: padded sequences (bshd), or cuDNN 9.8.0 or newer.
     Source: TransformerEngine v2.18, fused_attn.cpp, FP8 branch (bshd, sbhd and, from 9.21, bhsd);
-    cudnn-frontend 1.32; libcudnn 9.8 to 9.28 asked without a GPU take it.
+    cudnn-frontend 1.32.
     """
     if packed(p):
         return Unknown("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@rule_on_cuda(
+@rule(
     "CUDNN364",
     when=cudnn("<9.8.0"),
     requires={"kv_cache": OneOf("none")},
     unknown=True,
     fires_on={**DELAYED, **PAGED},
-    passes=DELAYED,
 )
 def fp8_with_cache(p: AttentionParams, env: Environment) -> None:
     """Below 9.8 nobody has seen FP8 attention over a cache
 
     Why: TransformerEngine never gives one to cuDNN, at any version.
     Fix: bf16 attention for decoding, or cuDNN 9.8.0 or newer.
-    Source: TransformerEngine d0067d0, utils.py lines 857 to 869; libcudnn 9.8 to 9.28 asked without a GPU
-    take it.
+    Source: TransformerEngine d0067d0, utils.py lines 857 to 869.
     """
 
 
-@rule_on_cuda(
+@rule(
     "CUDNN365",
     arch=BLACKWELL,
     requires={"kv_cache": OneOf("none", "contiguous")},
@@ -653,7 +586,7 @@ def paged_mxfp8(p: AttentionParams, env: Environment) -> bool:
     return kind_of(p) == "mxfp8"
 
 
-@rule_on_cuda(
+@rule(
     "CUDNN366",
     arch=BLACKWELL,
     requires={"return_max_logit": OneOf(False)},
@@ -669,11 +602,10 @@ def max_logit_mxfp8(p: AttentionParams, env: Environment) -> bool:
     return kind_of(p) == "mxfp8"
 
 
-@rule_on_cuda(
+@asked(
     "CUDNN367",
     when=cudnn_frontend("<1.28.0"),
     arch=BLACKWELL,
-    evidence="library",
     fires_on={**MXFP8, "attn_mask_type": "padding_causal"},
     passes=MXFP8,
 )

@@ -1,8 +1,6 @@
 """FP8 attention in cuDNN 9.8 and newer: what the library alone says, asked without a GPU.
 
-The meaning of "FP8 question" as in ``fp8``. Asked were 9.8.0, 9.10.2, 9.13.0, 9.14.0, 9.18.1, 9.26.1 and
-9.28.0, through cudnn-frontend 1.23. Where a page says that the process is killed, that is what happened to a
-child process that asked.
+The meaning of "FP8 question" as in ``fp8``; the library's answers are in ``data/asked.csv``.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ from attnsel.rules.cudnn.words import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKW
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import FreeText, OneOf
 
-rule = rules_about("cudnn", fp8=True)
+rule = rules_about("cudnn", fp8=True, device=CUDA)
+asked = rules_about("cudnn", fp8=True, device=CUDA, evidence="library")
 
 DECODE = {**INFERENCE, "max_seqlen_q": 1, "max_seqlen_kv": 4096}
 WIDE = {"head_dim_qk": 192, "head_dim_v": 128}
@@ -33,11 +32,10 @@ def masks(p: AttentionParams) -> int:
 # A single query.
 
 
-@rule(
+@asked(
     "CUDNN370",
     when=cudnn(">=9.10.0"),
     arch=(*HOPPER, *CONSUMER_BLACKWELL),
-    evidence="library",
     fires_on=DECODE,
     passes=INFERENCE,
 )
@@ -46,7 +44,7 @@ def one_query(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: no engine does, except beside an attention sink or, with several heads, ALiBi (from 9.13 on).
     Fix: pad the queries to 2, or attention in bf16 for decoding.
-    Source: asked on sm90 and sm120: 9.8.0 takes it on sm90, 9.10.2 to 9.28.0 refuse it.
+    Source: libcudnn, asked.
     """
     if p.max_seqlen_q != 1 or p.softmax_type != "vanilla":
         return None
@@ -57,30 +55,22 @@ def one_query(p: AttentionParams, env: Environment) -> Violation | None:
     return Violation("max_seqlen_q", 1, TWO_QUERIES)
 
 
-@rule(
-    "CUDNN371",
-    when=cudnn(">=9.19.0"),
-    arch=BLACKWELL_THOR,
-    evidence="library",
-    fires_on={**DECODE, **WIDE},
-    passes=DECODE,
-)
+@asked("CUDNN371", when=cudnn(">=9.19.0"), arch=BLACKWELL_THOR, fires_on={**DECODE, **WIDE}, passes=DECODE)
 def one_query_wide(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell FP8 with head dimensions 192/128 takes no single query
 
     Fix: pad the queries to 2, or attention in bf16 for decoding.
-    Source: asked on sm100: 9.26.1 and 9.28.0 refuse it, with every recipe.
+    Source: libcudnn, asked.
     """
     if p.max_seqlen_q == 1 and p.head_dim_qk > 128:
         return Violation("max_seqlen_q", 1, TWO_QUERIES)
     return None
 
 
-@rule(
+@asked(
     "CUDNN372",
     when=cudnn(">=9.8.0,<9.13.0"),
     arch=BLACKWELL_THOR,
-    evidence="library",
     fires_on={**DECODE, **PACKED},
     passes=DECODE,
 )
@@ -88,18 +78,17 @@ def one_packed_query(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell below cuDNN 9.13 packed FP8 sequences have more than one query
 
     Fix: cuDNN 9.13.0 or newer; or bshd with a padding mask.
-    Source: asked on sm100: 9.8.0 and 9.10.2 refuse it, 9.13.0 takes it.
+    Source: libcudnn, asked.
     """
     if p.max_seqlen_q == 1 and p.layout.q_format == "thd":
         return Violation("max_seqlen_q", 1, TWO_QUERIES)
     return None
 
 
-@rule(
+@asked(
     "CUDNN373",
     when=cudnn("<9.28.0"),
     arch=BLACKWELL,
-    evidence="library",
     fires_on={**MXFP8, "max_seqlen_q": 1, "max_seqlen_kv": 4096},
     passes={**MXFP8, "max_seqlen_q": 1, "max_seqlen_kv": 4096, "softmax_type": "learnable"},
 )
@@ -108,7 +97,7 @@ def one_query_mxfp8(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: the library's planner crashes; nothing can be caught. Not beside an attention sink.
     Fix: cuDNN 9.28.0; or pad the queries to 2.
-    Source: asked on sm100: 9.26.1 (segmentation fault), 9.28.0 (accepted).
+    Source: libcudnn, asked.
     """
     if kind_of(p) == "mxfp8" and p.max_seqlen_q == 1 and p.softmax_type == "vanilla":
         return Violation("max_seqlen_q", 1, TWO_QUERIES)
@@ -121,7 +110,6 @@ def one_query_mxfp8(p: AttentionParams, env: Environment) -> Violation | None:
 @rule(
     "CUDNN382",
     when=(cudnn(">=9.13.0"), cudnn_frontend("<1.21.0")),
-    device=CUDA,
     requires={"softmax_type": OneOf("vanilla")},
     fires_on={**DELAYED, "softmax_type": "learnable"},
     passes=DELAYED,
@@ -135,12 +123,11 @@ def sinks_from_frontend_1_21(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
+@asked(
     "CUDNN374",
     training=True,
     when=cudnn(">=9.8.0,<9.26.0"),
     arch=HOPPER,
-    evidence="library",
     fires_on={**DELAYED, "attn_mask_type": "padding_causal", "window_size": (128, 0)},
     passes={**DELAYED, "attn_mask_type": "padding_causal"},
 )
@@ -151,7 +138,7 @@ def three_masks(p: AttentionParams, env: Environment) -> Violation | None:
     mask has one) and padding count one each; beside two of them so does dropout, and so do learned sinks.
     Dropout and learned sinks together crash beside padding or shared heads.
     Fix: cuDNN 9.26.1 or newer, or fewer of them.
-    Source: asked on sm90: 9.8.0 to 9.18.1 (segmentation fault), 9.26.1 (accepted); nothing in between.
+    Source: libcudnn, asked.
     """
     count, learned = masks(p), p.softmax_type == "learnable"
     if count == 3 or (count == 2 and (p.dropout or learned)):
@@ -163,12 +150,10 @@ def three_masks(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN375",
     training=True,
     when=cudnn(">=9.19.0"),
-    device=CUDA,
-    evidence="library",
     fires_on={
         **DELAYED,
         "softmax_type": "learnable",
@@ -183,7 +168,7 @@ def padding_and_more(p: AttentionParams, env: Environment) -> Violation | None:
     Why: the planner of the backward crashes; nothing can be caught. Too much is dropout together with learned
     sinks, and either of them together with shared heads and a diagonal (a causal mask or a window).
     Fix: no padding, or as many key heads as query heads (repeat them), or no dropout.
-    Source: asked on sm90 and sm100: 9.26.1 and 9.28.0 (segmentation fault); with one of them less accepted.
+    Source: libcudnn, asked.
     """
     learned = p.softmax_type == "learnable"
     if not (p.padding and (p.dropout or learned)):
@@ -195,12 +180,10 @@ def padding_and_more(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN376",
     when=cudnn(">=9.13.0,<9.21.0"),
-    device=CUDA,
     requires={"return_max_logit": OneOf(False)},
-    evidence="library",
     fires_on={**INFERENCE, "softmax_type": "learnable", "return_max_logit": True},
     passes={**INFERENCE, "return_max_logit": True},
 )
@@ -208,17 +191,15 @@ def max_logit_beside_sink(p: AttentionParams, env: Environment) -> bool:
     """With an attention sink FP8 returns the largest score from cuDNN 9.21.0 on
 
     Fix: cuDNN 9.21.0 or newer.
-    Source: asked: 9.13.0 to 9.18.1 have no engine, 9.26.1 accepts; that it is 9.21.0 was seen in half
-    precision (CUDNN142).
+    Source: libcudnn, asked.
     """
     return p.softmax_type != "vanilla"
 
 
-@rule(
+@asked(
     "CUDNN377",
     when=cudnn(">=9.8.0"),
     arch=range(90, 130),
-    evidence="library",
     fires_on={**INFERENCE, "core_attention_bias_type": "alibi", "attn_mask_type": "causal_bottom_right"},
     passes={**INFERENCE, "core_attention_bias_type": "alibi", "attn_mask_type": "causal"},
 )
@@ -227,7 +208,7 @@ def alibi_bottom_right(p: AttentionParams, env: Environment) -> Violation | None
 
     Why: the frontend refuses them together.
     Fix: a causal mask type without bottom_right.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("is_alibi=False"); asked on sm100, 9.8.0 to 9.28.0.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("is_alibi=False").
     """
     if kind_of(p) not in ("delayed", "current"):
         return None
@@ -239,11 +220,10 @@ def alibi_bottom_right(p: AttentionParams, env: Environment) -> Violation | None
 # Layouts, caches and formats.
 
 
-@rule(
+@asked(
     "CUDNN378",
     when=(cudnn(">=9.18.1"), cudnn_frontend("<1.28.0")),
     arch=CONSUMER_BLACKWELL,
-    evidence="library",
     fires_on={**INFERENCE, **PACKED},
     passes=INFERENCE,
 )
@@ -252,19 +232,18 @@ def packed_consumer(p: AttentionParams, env: Environment) -> Violation | None:
 
     Fix: cudnn-frontend 1.28, or bshd with a padding mask.
     Source: cudnn-frontend 1.20 to 1.27, sdpa_support_surface.h ("sdpa fp8 with THD not supported for sm120
-    yet"); asked 9.18.1 to 9.28.0 with frontend 1.23 (refused), 9.28.0 with 1.28 (accepted).
+    yet").
     """
     if "thd" in (p.layout.q_format, p.layout.kv_format):
         return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
     return None
 
 
-@rule(
+@asked(
     "CUDNN379",
     when=cudnn(">=9.8.0,<9.18.1"),
     arch=HOPPER,
     requires={"kv_cache": OneOf("none", "contiguous")},
-    evidence="library",
     fires_on={**DELAYED, **PAGED},
     passes=INFERENCE,
 )
@@ -272,16 +251,15 @@ def paged_hopper(p: AttentionParams, env: Environment) -> None:
     """On Hopper FP8 reads a paged cache from cuDNN 9.18.1 on
 
     Fix: cuDNN 9.18.1 or newer, or a contiguous cache.
-    Source: asked on sm90: 9.8.0 to 9.14.0 refuse it (but for some calls with a batch of 1), 9.18.1 takes it.
+    Source: libcudnn, asked.
     """
 
 
-@rule(
+@asked(
     "CUDNN380",
     when=cudnn(">=9.8.0,<9.10.2"),
     arch=BLACKWELL_THOR,
     requires={"kv_cache": OneOf("none", "contiguous")},
-    evidence="library",
     fires_on={**DELAYED, **PAGED},
     passes=INFERENCE,
 )
@@ -289,16 +267,15 @@ def paged_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell FP8 reads a paged cache from cuDNN 9.10.2 on
 
     Fix: cuDNN 9.10.2 or newer, or a contiguous cache.
-    Source: asked on sm100: 9.8.0 refuses it, 9.10.2 takes it.
+    Source: libcudnn, asked.
     """
 
 
-@rule(
+@asked(
     "CUDNN381",
     training=True,
     arch=BLACKWELL,
     requires={"dtype": OneOf("fp8_e4m3")},
-    evidence="library",
     fires_on={"dtype": "fp8_e5m2", **MXFP8},
     passes={"dtype": "fp8_e4m3", **MXFP8},
 )
@@ -306,6 +283,6 @@ def mxfp8_in_e5m2(p: AttentionParams, env: Environment) -> bool:
     """MXFP8 training has q, k and v in E4M3
 
     Fix: E4M3.
-    Source: asked on sm100: 9.26.1 and 9.28.0 have no engine for the backward in E5M2.
+    Source: libcudnn, asked.
     """
     return kind_of(p) == "mxfp8" and p.dtype.startswith("fp8")

@@ -1,7 +1,7 @@
 """FP16/BF16 training in cuDNN 9.8 and newer: what the backward pass refuses beyond the forward pass.
 
-Sources as in ``since_9_8_masks``. Determinism and packed sequences are in ``since_9_8_backward_modes``,
-single queries and keys in ``since_9_8_backward_rows``.
+Sources as in ``since_9_8_masks``. Determinism, packed sequences, single queries and keys are in
+``since_9_8_backward_modes``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from attnsel.rules.cudnn.words import AMPERE_ADA, BLACKWELL, CONSUMER_BLACKWELL,
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtMost, FreeText, Multiple, OneOf
 
-rule = rules_about("cudnn", fp8=False, training=True)
+rule = rules_about("cudnn", fp8=False, when=SINCE_9_8, training=True)
+asked = rules_about("cudnn", fp8=False, when=SINCE_9_8, training=True, evidence="library")
 
 DEEPSEEK = {"head_dim_qk": 192, "head_dim_v": 128}
 BIAS = {"core_attention_bias_type": "post_scale_bias"}
@@ -33,12 +34,11 @@ def square_256(p: AttentionParams) -> bool:
 # The libraries and the element type.
 
 
-@rule(
+@asked(
     "CUDNN230",
     when=(cudnn(">=9.8.0,<9.22.0"), cudnn_frontend(">=1.24.0,<1.27.0")),
     requires={"cudnn_frontend": NEWER},
     note="or 1.23",
-    evidence="library",
     fires_on={},
     passes={"is_training": False},
 )
@@ -47,17 +47,13 @@ def newer_frontend_older_library(p: AttentionParams, env: Environment) -> None:
 
     Why: it sets the mode of a reshape, an attribute that older libraries do not have.
     Fix: cudnn-frontend 1.27 or newer (or 1.23); or cuDNN 9.22.0.
-    Source: asked 9.8.0, 9.14.0, 9.15.1, 9.18.1 to 9.21.0 through 1.24.1, 1.25.0 and 1.26.0:
-    CUDNN_ATTR_OPERATION_RESHAPE_MODE gives CUDNN_STATUS_BAD_PARAM; 1.23.0, 1.27.0 and 1.28.0 are accepted,
-    and so is 9.22.0.
+    Source: libcudnn, asked.
     """
 
 
-@rule(
+@asked(
     "CUDNN231",
-    when=SINCE_9_8,
     requires={"dtype": OneOf("bf16", "fp16")},
-    evidence="library",
     fires_on={"dtype": "fp32"},
     passes={"dtype": "fp16"},
 )
@@ -65,15 +61,14 @@ def fp32_backward(p: AttentionParams, env: Environment) -> bool:
     """There is no FP32 backward
 
     Fix: bf16 or fp16.
-    Source: asked 9.8.0 to 9.28.0 on sm80 to sm121: no engine.
+    Source: libcudnn, asked.
     """
     return p.dtype == "fp32"
 
 
-@rule(
+@asked(
     "CUDNN232",
     when=(cudnn(">=9.8.0,<9.10.0"), cudnn_frontend(">=1.27.0")),
-    evidence="library",
     fires_on={"attn_mask_type": "padding_causal"},
     passes={"attn_mask_type": "padding_causal", "is_training": False},
 )
@@ -83,8 +78,7 @@ def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Violat
     Why: not known. For releases below 9.10 the frontend adds a second padding mask, and where the number of
     keys is no multiple of 128 it pads by itself; such graphs crash, others do not.
     Fix: cuDNN 9.10.2 or newer; or cudnn-frontend 1.23; or no padding and a multiple of 128 keys.
-    Source: asked 9.8.0 and 9.9.0 through frontends 1.27.0 and 1.28.0 (segmentation fault) and 1.23.0
-    (accepted); 9.10.2 accepts through all of them.
+    Source: libcudnn, asked.
     """
     if p.padding:
         return Violation("attn_mask_type", p.attn_mask_type, FreeText("a mask type without padding"))
@@ -94,12 +88,10 @@ def newer_frontend_padding_crash(p: AttentionParams, env: Environment) -> Violat
 # Head dimensions.
 
 
-@rule(
+@asked(
     "CUDNN233",
-    when=SINCE_9_8,
     arch=HOPPER,
     requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
-    evidence="library",
     fires_on={"head_dim_qk": 512},
     passes={"head_dim_qk": 256},
 )
@@ -107,16 +99,14 @@ def backward_head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     """On Hopper the backward ends at head dimension 256
 
     Fix: another candidate for training; inference goes further.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("less than or equal to 256"); asked
-    9.8.0 to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("less than or equal to 256").
     """
 
 
-@rule(
+@asked(
     "CUDNN234",
     when=cudnn(">=9.11.0,<9.13.0"),
     arch=HOPPER,
-    evidence="library",
     fires_on={"head_dim_qk": 160, "head_dim_v": 96},
     passes=DEEPSEEK,
 )
@@ -125,20 +115,17 @@ def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Viola
 
     Why: the 192/128 kernel of these two releases does not serve smaller sizes.
     Fix: pad q and k to 192 or v to 128 with zeros; or cuDNN 9.13.0.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("9.11 only supports 192 hidden dim");
-    asked 9.10.2 (accepted), 9.11.0 and 9.12.0 (refused), 9.13.0 (accepted), with 160/96.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("9.11 only supports 192 hidden dim").
     """
     if 128 < p.head_dim_qk < 192 and 64 < p.head_dim_v < 128:
         return Violation("head_dim_v", p.head_dim_v, OneOf(128))
     return None
 
 
-@rule(
+@asked(
     "CUDNN235",
-    when=SINCE_9_8,
     arch=NARROW_ONLY,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 192},
     passes={"head_dim_qk": 192, "is_training": False},
 )
@@ -146,42 +133,31 @@ def backward_head_dim(p: AttentionParams, env: Environment) -> None:
     """Elsewhere than on sm90 and sm10x the backward ends at head dimension 128
 
     Fix: another candidate for training; inference goes further.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h; asked 9.8.0 to 9.28.0 on sm80, sm86,
-    sm87, sm89, sm110, sm120 and sm121, all refuse.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h.
     """
 
 
-@rule(
+@asked(
     "CUDNN236",
     when=cudnn(">=9.8.0,<9.11.0"),
     arch=BLACKWELL,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on=DEEPSEEK,
 )
 def backward_head_dim_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell below cuDNN 9.11 the backward ends at head dimension 128
 
     Fix: cuDNN 9.11.0 for 192/128, 9.23.0 for 256/256.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h; asked 9.8.0 to 9.10.2 (192/128
-    refused), 9.11.0 (accepted).
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h.
     """
 
 
-@rule(
-    "CUDNN237",
-    when=cudnn(">=9.11.0"),
-    arch=BLACKWELL,
-    evidence="library",
-    fires_on={"head_dim_qk": 192},
-    passes=DEEPSEEK,
-)
+@asked("CUDNN237", when=cudnn(">=9.11.0"), arch=BLACKWELL, fires_on={"head_dim_qk": 192}, passes=DEEPSEEK)
 def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
     """On Blackwell beyond 128 the backward takes 192/128 only, and later 256/256
 
     Fix: pad to one of these sizes with zeros, with the scale of the true one; or another candidate.
-    Source: cudnn-frontend 1.23 and 1.28, scaled_dot_product_flash_attention.h; asked 9.11.0 to 9.28.0 on
-    B200 and B300, all refuse.
+    Source: cudnn-frontend 1.23 and 1.28, scaled_dot_product_flash_attention.h.
     """
     if square_256(p):
         return None
@@ -190,12 +166,11 @@ def backward_sizes_blackwell(p: AttentionParams, env: Environment) -> Violation 
     return limit(p, widest(p), AtMost(128))
 
 
-@rule(
+@asked(
     "CUDNN238",
     when=cudnn(">=9.11.0,<9.23.0"),
     arch=BLACKWELL,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 256},
     passes=DEEPSEEK,
 )
@@ -203,17 +178,16 @@ def backward_256_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell the backward for head dimension 256 needs cuDNN 9.23.0
 
     Fix: cuDNN 9.23.0 and cudnn-frontend 1.24 or newer.
-    Source: asked 9.18.1, 9.21.0, 9.22.0 (refused), 9.23.0 (accepted) through frontends 1.24.1 to 1.28.0.
+    Source: libcudnn, asked.
     """
     return square_256(p)
 
 
-@rule(
+@asked(
     "CUDNN239",
     when=(cudnn(">=9.23.0"), cudnn_frontend("<1.24.0")),
     arch=BLACKWELL,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
-    evidence="library",
     fires_on={"head_dim_qk": 256},
     passes=DEEPSEEK,
 )
@@ -221,18 +195,16 @@ def backward_256_frontend(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell the backward for head dimension 256 needs cudnn-frontend 1.24
 
     Fix: cudnn-frontend 1.24 or newer.
-    Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.23.0 (refused) and 1.24.1 to 1.28.0
-    (accepted).
+    Source: libcudnn, asked.
     """
     return square_256(p)
 
 
-@rule(
+@asked(
     "CUDNN240",
     when=cudnn(">=9.23.0"),
     arch=BLACKWELL,
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={"head_dim_qk": 256, "attention_dropout": 0.1},
     passes={"head_dim_qk": 256},
 )
@@ -241,17 +213,16 @@ def backward_256_dropout(p: AttentionParams, env: Environment) -> bool:
 
     Why: it is served by the deterministic kernel.
     Fix: attention_dropout=0.0.
-    Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.28.0, all refuse.
+    Source: libcudnn, asked.
     """
     return square_256(p) and p.dropout
 
 
-@rule(
+@asked(
     "CUDNN241",
     when=cudnn(">=9.23.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_type": OneOf("no_bias")},
-    evidence="library",
     fires_on={"head_dim_qk": 256, "core_attention_bias_type": "alibi"},
     passes={"head_dim_qk": 256},
 )
@@ -260,7 +231,7 @@ def backward_256_alibi(p: AttentionParams, env: Environment) -> bool:
 
     Why: it is served by the deterministic kernel.
     Fix: no_bias, or the ALiBi values as a post_scale_bias without gradient.
-    Source: asked 9.23.0, 9.25.1 and 9.28.0 through frontend 1.28.0, all refuse.
+    Source: libcudnn, asked.
     """
     return square_256(p) and p.core_attention_bias_type == "alibi"
 
@@ -268,12 +239,11 @@ def backward_256_alibi(p: AttentionParams, env: Environment) -> bool:
 # Gradients of a bias.
 
 
-@rule(
+@asked(
     "CUDNN242",
     when=cudnn(">=9.11.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**DEEPSEEK, **BIAS_GRADIENT},
     passes={**DEEPSEEK, **BIAS},
 )
@@ -281,17 +251,16 @@ def bias_gradient_wide(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient beyond head dimension 128
 
     Fix: a bias without gradient.
-    Source: asked 9.11.0 to 9.28.0 with 192/128 (no engine), and 9.23.0 to 9.28.0 with 256/256 (refused).
+    Source: libcudnn, asked.
     """
     return beyond_128(p)
 
 
-@rule(
+@asked(
     "CUDNN243",
     when=cudnn(">=9.13.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**BIAS_GRADIENT, "attention_dropout": 0.1},
     passes=BIAS_GRADIENT,
 )
@@ -299,16 +268,15 @@ def bias_gradient_dropout(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient beside dropout
 
     Fix: a bias without gradient, or attention_dropout=0.0.
-    Source: asked 9.8.0 to 9.12.0 (accepted), 9.13.0 to 9.28.0 (no engine). TransformerEngine refuses any
-    bias beside dropout there; the library takes a bias without gradient.
+    Source: libcudnn, asked. TransformerEngine refuses any bias beside dropout there; the library takes a bias
+    without gradient.
     """
     return p.dropout
 
 
-@rule(
+@asked(
     "CUDNN244",
     when=cudnn(">=9.8.0,<9.10.0"),
-    evidence="library",
     fires_on={**BIAS_GRADIENT, "core_attention_bias_shape": "b1ss"},
     passes=BIAS_GRADIENT,
 )
@@ -316,7 +284,7 @@ def bias_gradient_b1ss(p: AttentionParams, env: Environment) -> Violation | None
     """Up to cuDNN 9.9 a bias of shape b1ss (or bhss of one head) has no gradient
 
     Fix: cuDNN 9.10.2 or newer; or 1hss, bhss, 11ss.
-    Source: asked 9.8.0 and 9.9.0 (no engine unless the batch is 1), 9.10.2 (accepted).
+    Source: libcudnn, asked.
     """
     shape = p.core_attention_bias_shape
     one_head = shape == "b1ss" or (shape == "bhss" and p.num_heads == 1)

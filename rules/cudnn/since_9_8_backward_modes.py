@@ -1,4 +1,4 @@
-"""FP16/BF16 training in cuDNN 9.8 and newer: deterministic and packed backward passes.
+"""FP16/BF16 training in cuDNN 9.8 and newer: deterministic and packed backward passes, a single query or key.
 
 Sources as in ``since_9_8_masks``.
 """
@@ -15,7 +15,7 @@ from attnsel.rules.cudnn.words import BLACKWELL, BLACKWELL_THOR, CONSUMER_BLACKW
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, EqualTo, FreeText, OneOf
 
-rule = rules_about("cudnn", fp8=False, training=True)
+asked = rules_about("cudnn", fp8=False, when=SINCE_9_8, training=True, evidence="library")
 
 DETERMINISTIC = {"deterministic": True}
 
@@ -23,29 +23,26 @@ DETERMINISTIC = {"deterministic": True}
 # Deterministic.
 
 
-@rule(
+@asked(
     "CUDNN260",
     when=cudnn(">=9.8.0,<9.18.0"),
     arch=BLACKWELL,
     requires={"deterministic": OneOf(False)},
-    evidence="library",
     fires_on=DETERMINISTIC,
 )
 def deterministic_blackwell(p: AttentionParams, env: Environment) -> None:
     """On Blackwell a deterministic backward needs cuDNN 9.18.0
 
     Fix: cuDNN 9.18.0 or newer.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("with cudnn version below 9.18.0");
-    asked 9.8.0 to 9.17.1 (refused), 9.18.0 (accepted). Thor (sm110) accepts from 9.8.0.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("with cudnn version below 9.18.0").
     """
 
 
-@rule(
+@asked(
     "CUDNN261",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**DETERMINISTIC, **BIAS_GRADIENT},
     passes={**DETERMINISTIC, **BIAS},
 )
@@ -54,17 +51,16 @@ def deterministic_bias_gradient(p: AttentionParams, env: Environment) -> bool:
 
     Fix: a bias without gradient, or deterministic=False.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("when dbias, rng/dropout, alibi is
-    enabled"); asked 9.18.0 to 9.28.0, all refuse.
+    enabled").
     """
     return p.deterministic
 
 
-@rule(
+@asked(
     "CUDNN262",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={**DETERMINISTIC, "attention_dropout": 0.1},
     passes=DETERMINISTIC,
 )
@@ -73,17 +69,16 @@ def deterministic_dropout(p: AttentionParams, env: Environment) -> bool:
 
     Fix: attention_dropout=0.0, or deterministic=False.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("when dbias, rng/dropout, alibi is
-    enabled"); asked 9.18.0 to 9.28.0, all refuse.
+    enabled").
     """
     return p.deterministic and p.dropout
 
 
-@rule(
+@asked(
     "CUDNN263",
     when=cudnn(">=9.18.0"),
     arch=BLACKWELL,
     requires={"core_attention_bias_type": OneOf("no_bias")},
-    evidence="library",
     fires_on={**DETERMINISTIC, "core_attention_bias_type": "alibi"},
     passes=DETERMINISTIC,
 )
@@ -92,17 +87,16 @@ def deterministic_alibi(p: AttentionParams, env: Environment) -> bool:
 
     Fix: the ALiBi values as a post_scale_bias without gradient, or deterministic=False.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("when dbias, rng/dropout, alibi is
-    enabled"); asked 9.18.0 to 9.28.0, all refuse.
+    enabled").
     """
     return p.deterministic and p.core_attention_bias_type == "alibi"
 
 
-@rule(
+@asked(
     "CUDNN264",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     requires={"deterministic": OneOf(False)},
-    evidence="library",
     fires_on={**PACKED, **DETERMINISTIC},
     passes=DETERMINISTIC,
 )
@@ -111,17 +105,15 @@ def deterministic_packed(p: AttentionParams, env: Environment) -> bool:
 
     Fix: bshd with a padding mask, or deterministic=False.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("not supported for bprop thd on SM8X
-    and SM12X GPUs"); asked 9.18.1 to 9.28.0, all refuse.
+    and SM12X GPUs").
     """
     return p.qkv_format == "thd"
 
 
-@rule(
+@asked(
     "CUDNN265",
-    when=SINCE_9_8,
     arch={110},
     requires={"deterministic": OneOf(False)},
-    evidence="library",
     fires_on={**PACKED, **DETERMINISTIC},
     passes=DETERMINISTIC,
 )
@@ -129,7 +121,7 @@ def deterministic_packed_thor(p: AttentionParams, env: Environment) -> bool:
     """On Thor (sm110) the packed (thd) backward is not deterministic
 
     Fix: bshd with a padding mask, or deterministic=False.
-    Source: asked 9.8.0, 9.9.0, 9.10.2, 9.14.0, 9.18.1 and 9.28.0: no engine.
+    Source: libcudnn, asked.
     """
     return p.qkv_format == "thd"
 
@@ -143,12 +135,11 @@ def deterministic_bias(p: AttentionParams) -> bool:
     return p.deterministic and biased and p.max_seqlen_kv > 0
 
 
-@rule(
+@asked(
     "CUDNN266",
     when=cudnn(">=9.18.0,<9.21.0"),
     arch=BLACKWELL,
     requires={"max_seqlen_kv": AtLeast(2)},
-    evidence="library",
     fires_on=ONE_KEY,
     passes={**ONE_KEY, "max_seqlen_kv": 2},
 )
@@ -156,18 +147,16 @@ def deterministic_bias_of_one_key(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias over one key is deterministic from cuDNN 9.21 on
 
     Fix: cuDNN 9.21.1 or newer, or deterministic=False; a bias of shape 111s is taken.
-    Source: asked 9.18.1 and 9.20.0 (no engine), 9.21.1, 9.22, 9.24, 9.26 and 9.28.0 (accepted); 9.18.0 and
-    9.21.0 were not asked.
+    Source: libcudnn, asked.
     """
     return deterministic_bias(p)
 
 
-@rule(
+@asked(
     "CUDNN267",
     when=cudnn(">=9.10.2"),
     arch={110},
     requires={"max_seqlen_kv": AtLeast(2)},
-    evidence="library",
     fires_on=ONE_KEY,
     passes={**ONE_KEY, "max_seqlen_kv": 2},
 )
@@ -175,7 +164,7 @@ def deterministic_bias_of_one_key_thor(p: AttentionParams, env: Environment) -> 
     """Thor (sm110) has no deterministic backward of a bias over one key
 
     Fix: deterministic=False; a bias of shape 111s is taken.
-    Source: asked from 9.10.2 to 9.28.0, all refuse.
+    Source: libcudnn, asked.
     """
     return deterministic_bias(p)
 
@@ -183,11 +172,10 @@ def deterministic_bias_of_one_key_thor(p: AttentionParams, env: Environment) -> 
 # Packed sequences.
 
 
-@rule(
+@asked(
     "CUDNN270",
     when=cudnn(">=9.8.0,<9.18.1"),
     arch=CONSUMER_BLACKWELL,
-    evidence="library",
     fires_on=PACKED,
     passes={**PACKED, "is_training": False},
 )
@@ -195,18 +183,17 @@ def packed_backward_consumer_blackwell(p: AttentionParams, env: Environment) -> 
     """On sm120 the packed (thd) backward needs cuDNN 9.18.1
 
     Fix: cuDNN 9.18.1 or newer; or bshd with a padding mask. Inference runs.
-    Source: asked 9.8.0 to 9.18.0 (no engine, though the frontend agrees), 9.18.1 (accepted).
+    Source: libcudnn, asked.
     """
     if p.qkv_format == "thd":
         return Violation("qkv_layout", p.qkv_layout, FreeText("bshd, sbhd or bhsd"))
     return None
 
 
-@rule(
+@asked(
     "CUDNN271",
     when=cudnn(">=9.18.1"),
     arch={87, 121},
-    evidence="library",
     fires_on=PACKED,
     passes={**PACKED, "is_training": False},
 )
@@ -215,19 +202,18 @@ def packed_backward_orin_spark(p: AttentionParams, env: Environment) -> Violatio
 
     Why: the kernels that came with 9.18.1 are for sm80, sm86, sm89 and sm120.
     Fix: bshd with a padding mask. Inference runs.
-    Source: asked 9.18.1 and 9.28.0 with the described devices Orin and GB10: no engine.
+    Source: libcudnn, asked.
     """
     if p.qkv_format == "thd":
         return Violation("qkv_layout", p.qkv_layout, FreeText("bshd, sbhd or bhsd"))
     return None
 
 
-@rule(
+@asked(
     "CUDNN272",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     requires={"head_dim_v": EqualTo("head_dim_qk")},
-    evidence="library",
     fires_on={**PACKED, "head_dim_v": 64},
     passes=PACKED,
 )
@@ -235,17 +221,16 @@ def packed_backward_unequal(p: AttentionParams, env: Environment) -> bool:
     """On sm8x and sm12x the packed (thd) backward needs equal head dimensions
 
     Fix: pad the smaller one with zeros; or bshd with a padding mask.
-    Source: asked 9.18.1 with every pair of multiples of 8 up to 128, and 9.19.0 to 9.28.0: no engine.
+    Source: libcudnn, asked.
     """
     return p.qkv_format == "thd"
 
 
-@rule(
+@asked(
     "CUDNN273",
     when=cudnn(">=9.18.1"),
     arch=ROW_WISE,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**PACKED, **BIAS_GRADIENT},
     passes={**PACKED, **BIAS},
 )
@@ -253,17 +238,15 @@ def packed_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     """On sm8x and sm12x a bias has no gradient with packed sequences (thd)
 
     Fix: a bias without gradient; or bshd with a padding mask.
-    Source: asked 9.18.1 to 9.28.0: no engine.
+    Source: libcudnn, asked.
     """
     return p.qkv_format == "thd"
 
 
-@rule(
+@asked(
     "CUDNN274",
-    when=SINCE_9_8,
     arch=BLACKWELL_THOR,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**PACKED, **BIAS_GRADIENT},
     passes={**PACKED, **BIAS},
 )
@@ -271,17 +254,16 @@ def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> bool
     """On Blackwell a bias has no gradient with packed sequences (thd)
 
     Fix: a bias without gradient; or bshd with a padding mask.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("dbias with ragged is not supported
-    for SM Major version 10"); asked 9.8.0 to 9.28.0, all refuse, Thor (sm110) too.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("dbias with ragged is not supported for
+    SM Major version 10").
     """
     return p.qkv_format == "thd"
 
 
-@rule(
+@asked(
     "CUDNN275",
     when=cudnn(">=9.18.1"),
     arch=CONSUMER_BLACKWELL,
-    evidence="library",
     fires_on={**PACKED, "qkv_layout": "t3hd"},
     passes=PACKED,
 )
@@ -289,47 +271,36 @@ def packed_backward_interleaved(p: AttentionParams, env: Environment) -> Violati
     """On sm120 the packed (thd) backward takes no q inside a shared buffer
 
     Fix: thd_thd_thd, or thd_t2hd; a copy of q is enough.
-    Source: asked 9.18.1 to 9.28.0: no engine for t3hd and th3d, accepted for thd_t2hd and thd_th2d.
-    TransformerEngine v2.18, fused_attn.cpp, refuses the same two.
+    Source: libcudnn, asked. TransformerEngine v2.18, fused_attn.cpp, refuses the same two.
     """
     if p.qkv_format == "thd" and p.layout.group in ("3hd", "h3d"):
         return Violation("qkv_layout", p.qkv_layout, OneOf("thd_thd_thd"))
     return None
 
 
-# ---- FP16/BF16 training in cuDNN 9.8 and newer: a single query or a single key -------------------------
-# Sources as in ``since_9_8_masks``. Where a page says that the process is killed, that is what happened to a
-# child process that asked.
+# A single query or a single key.
 
 
 ONE_KEY_BACKWARD = {"max_seqlen_kv": 1, "attn_mask_type": "no_mask"}
 
 
-@rule(
-    "CUDNN250",
-    when=SINCE_9_8,
-    evidence="library",
-    fires_on={"max_seqlen_q": 1},
-    passes={"max_seqlen_q": 1, "is_training": False},
-)
+@asked("CUDNN250", fires_on={"max_seqlen_q": 1}, passes={"max_seqlen_q": 1, "is_training": False})
 def one_query_one_key(p: AttentionParams, env: Environment) -> Violation | None:
     """There is no backward for one query and one key
 
     Fix: nothing needs computing: the output is v, and so are the gradients.
-    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("s_q = s_kv = 1 is not supported");
-    asked 9.8.0 to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("s_q = s_kv = 1 is not supported").
     """
     if p.max_seqlen_q == 1 and p.max_seqlen_kv == 1:
         return Violation("max_seqlen_kv", 1, FreeText("at least 2"))
     return None
 
 
-@rule(
+@asked(
     "CUDNN251",
     when=cudnn(">=9.10.0"),
     arch=ROW_WISE,
     requires={"core_attention_bias_type": OneOf("no_bias")},
-    evidence="library",
     fires_on={**ONE_KEY_BACKWARD, **BIAS},
     passes=ONE_KEY_BACKWARD,
 )
@@ -337,18 +308,16 @@ def one_key_bias(p: AttentionParams, env: Environment) -> bool:
     """On sm8x and sm12x the backward for a single key takes no bias
 
     Fix: pad the keys to 2, with padding or -inf in the bias.
-    Source: asked 9.8.0 and 9.9.0 (accepted), 9.10.2 to 9.28.0 (no engine); a bias of shape 111s is
-    accepted.
+    Source: libcudnn, asked.
     """
     return p.max_seqlen_kv == 1 and p.has_bias and p.core_attention_bias_shape != "111s"
 
 
-@rule(
+@asked(
     "CUDNN252",
     when=cudnn(">=9.10.0"),
     arch=BLACKWELL_THOR,
     requires={"core_attention_bias_requires_grad": OneOf(False)},
-    evidence="library",
     fires_on={**ONE_KEY_BACKWARD, **BIAS_GRADIENT},
     passes={**ONE_KEY_BACKWARD, **BIAS},
 )
@@ -356,17 +325,15 @@ def one_key_bias_gradient(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient when there is a single key
 
     Fix: a bias without gradient; with one key its gradient is zero.
-    Source: asked 9.8.0 and 9.9.0 (accepted), 9.10.2 to 9.28.0 (no engine); a bias of shape 111s is
-    accepted.
+    Source: libcudnn, asked.
     """
     return p.max_seqlen_kv == 1 and p.core_attention_bias_shape != "111s"
 
 
-@rule(
+@asked(
     "CUDNN253",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=BLACKWELL_THOR,
-    evidence="library",
     fires_on=ONE_KEY_BACKWARD,
     passes={**ONE_KEY_BACKWARD, **BIAS_GRADIENT},
 )
@@ -375,19 +342,17 @@ def one_key_crash(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: the library's planner crashes; nothing can be caught.
     Fix: cuDNN 9.10.2 or newer; or pad the keys to 2.
-    Source: asked 9.8.0 and 9.9.0 (segmentation fault), 9.10.2 (accepted). With a bias gradient it is
-    accepted.
+    Source: libcudnn, asked.
     """
     if p.max_seqlen_kv == 1 and not p.core_attention_bias_requires_grad:
         return Violation("max_seqlen_kv", 1, FreeText("at least 2"))
     return None
 
 
-@rule(
+@asked(
     "CUDNN254",
     when=cudnn(">=9.8.0,<9.13.1"),
     arch=BLACKWELL_THOR,
-    evidence="library",
     fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "batch_size": 1, "attn_mask_type": "no_mask"},
     passes={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attn_mask_type": "no_mask"},
 )
@@ -396,18 +361,16 @@ def one_query_crash(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: with one query and a batch or head count of 1 the library's planner crashes; nothing can be caught.
     Fix: cuDNN 9.13.1 or newer; or pad the queries to 2.
-    Source: asked 9.8.0 to 9.13.0 (segmentation fault), 9.13.1 (accepted). With a bias gradient it is
-    accepted.
+    Source: libcudnn, asked.
     """
     if p.max_seqlen_q == 1 and 1 in (p.batch_size, p.num_heads) and not p.core_attention_bias_requires_grad:
         return Violation("max_seqlen_q", 1, FreeText("at least 2"))
     return None
 
 
-@rule(
+@asked(
     "CUDNN255",
     when=cudnn(">=9.26.0"),
-    evidence="library",
     fires_on={
         "max_seqlen_q": 1,
         "max_seqlen_kv": 4096,
@@ -422,8 +385,7 @@ def one_row_crash(p: AttentionParams, env: Environment) -> Violation | None:
 
     Why: the library's planner crashes; nothing can be caught.
     Fix: cuDNN 9.25; or pad the queries to 2.
-    Source: cudnn-frontend#1071 (9.26.0); asked 9.25.1 (accepted), 9.26.1 and 9.28.0 (segmentation fault with
-    any mask, layout and number of keys; some calls with dropout on Blackwell or head dimension 256 pass).
+    Source: cudnn-frontend#1071 (9.26.0).
     """
     if p.max_seqlen_q == 1 and p.batch_size == 1 and p.num_heads == 1:
         return Violation("max_seqlen_q", 1, FreeText("at least 2"))

@@ -1,9 +1,6 @@
 """FP16/BF16/FP32 attention in cuDNN 9.8 and newer: masks, windows and what their diagonal decides.
 
-From 9.8 on cuDNN can be asked without a GPU, and was: sources that say "asked" name the releases whose
-libcudnn answered (each line between 9.8.0 and 9.28.0), through cudnn-frontend 1.23, on described A100,
-RTX 4090, H100, B200 and RTX 5090. The same graph is checked by the frontend first and the library then;
-a rule tells which of the two refuses.
+From 9.8 on cuDNN can be asked without a GPU, and was: what it answered stands in ``data/asked.csv``.
 """
 
 from __future__ import annotations
@@ -17,9 +14,10 @@ from attnsel.rules.cudnn.words import WINDOW
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtMost, FreeText, OneOf, Requirement
 
-rule = rules_about("cudnn", fp8=False)
-
 SINCE_9_8 = cudnn(">=9.8.0")
+rule = rules_about("cudnn", fp8=False, when=SINCE_9_8)
+asked = rules_about("cudnn", fp8=False, when=SINCE_9_8, evidence="library")
+
 BOTTOM_RIGHT = {"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096}
 
 
@@ -36,7 +34,7 @@ def bounded_right(p: AttentionParams) -> bool:
 # Masks.
 
 
-@rule("CUDNN004", when=SINCE_9_8, fires_on={"attn_mask_type": "arbitrary"})
+@rule("CUDNN004", fires_on={"attn_mask_type": "arbitrary"})
 def mask_tensor(p: AttentionParams, env: Environment) -> Violation | None:
     """An arbitrary mask is not an input of cuDNN attention
 
@@ -50,10 +48,8 @@ def mask_tensor(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule(
+@asked(
     "CUDNN010",
-    when=SINCE_9_8,
-    evidence="library",
     fires_on={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 4096, "max_seqlen_kv": 1024},
     passes=BOTTOM_RIGHT,
 )
@@ -63,18 +59,15 @@ def bottom_right_more_queries(p: AttentionParams, env: Environment) -> Violation
     Why: the first queries would see nothing at all. With padding the lengths are only known on the device,
     and the check does not apply.
     Fix: leave out the queries in front, whose result is empty.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("does not support max_s_q > max_s_kv"); asked 9.8.0
-    to 9.28.0, all refuse.
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("does not support max_s_q > max_s_kv").
     """
     if p.padding or not anchored_bottom_right(p):
         return None
     return limit(p, "max_seqlen_q", AtMost(p.max_seqlen_kv), "max_seqlen_kv")
 
 
-@rule(
+@asked(
     "CUDNN011",
-    when=SINCE_9_8,
-    evidence="library",
     fires_on={**BOTTOM_RIGHT, "core_attention_bias_type": "post_scale_bias"},
     passes=BOTTOM_RIGHT,
 )
@@ -84,7 +77,7 @@ def bottom_right_bias(p: AttentionParams, env: Environment) -> Violation | None:
     Fix: with equal lengths and no padding the top-left diagonal is the same one; or write the mask into the
     bias and ask for no_mask.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("only supported with is_bias=False, is_alibi=False,
-    is_dropout=False"); asked 9.8.0 to 9.28.0, all refuse.
+    is_dropout=False").
     """
     if p.core_attention_bias_type == "no_bias" or not anchored_bottom_right(p):
         return None
@@ -93,19 +86,13 @@ def bottom_right_bias(p: AttentionParams, env: Environment) -> Violation | None:
     return Violation("core_attention_bias_type", p.core_attention_bias_type, OneOf("no_bias"))
 
 
-@rule(
-    "CUDNN012",
-    when=SINCE_9_8,
-    evidence="library",
-    fires_on={**BOTTOM_RIGHT, "attention_dropout": 0.1},
-    passes=BOTTOM_RIGHT,
-)
+@asked("CUDNN012", fires_on={**BOTTOM_RIGHT, "attention_dropout": 0.1}, passes=BOTTOM_RIGHT)
 def bottom_right_dropout(p: AttentionParams, env: Environment) -> Violation | None:
     """A bottom-right diagonal takes no dropout
 
     Fix: with equal lengths and no padding the top-left diagonal is the same one.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("only supported with is_bias=False, is_alibi=False,
-    is_dropout=False"); asked 9.8.0 to 9.28.0, all refuse.
+    is_dropout=False").
     """
     if not p.dropout or not anchored_bottom_right(p):
         return None
@@ -114,19 +101,13 @@ def bottom_right_dropout(p: AttentionParams, env: Environment) -> Violation | No
     return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
 
 
-@rule(
-    "CUDNN013",
-    when=cudnn(">=9.8.0,<9.10.0"),
-    evidence="library",
-    fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096},
-)
+@asked("CUDNN013", when=cudnn(">=9.8.0,<9.10.0"), fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096})
 def one_query_causal(p: AttentionParams, env: Environment) -> Violation | None:
     """Up to cuDNN 9.9 a single query takes no causal mask
 
     Why: one query anchored at the bottom right sees every key, so no_mask says the same.
     Fix: cuDNN 9.10.2 or newer; or no_mask (padding) where the diagonal is anchored at the bottom right.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("decode only mode … not supported with masking");
-    asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("decode only mode … not supported with masking").
     """
     if p.max_seqlen_q != 1 or not bounded_right(p):
         return None
@@ -138,30 +119,23 @@ def one_query_causal(p: AttentionParams, env: Environment) -> Violation | None:
 # Windows.
 
 
-@rule(
-    "CUDNN014",
-    when=SINCE_9_8,
-    evidence="library",
-    fires_on={**WINDOW, "max_seqlen_q": 4096, "max_seqlen_kv": 1024},
-    passes=WINDOW,
-)
+@asked("CUDNN014", fires_on={**WINDOW, "max_seqlen_q": 4096, "max_seqlen_kv": 1024}, passes=WINDOW)
 def window_more_queries(p: AttentionParams, env: Environment) -> Violation | None:
     """A sliding window takes no more queries than keys
 
     Why: queries past the last key would look into an empty window. With padding the check does not apply.
     Fix: leave those queries out; their result is empty.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("Sliding window attention is only supported with
-    max_s_q <= max_s_kv"); asked 9.8.0 to 9.28.0, all refuse.
+    max_s_q <= max_s_kv").
     """
     if p.padding or not bounded_left(p):
         return None
     return limit(p, "max_seqlen_q", AtMost(p.max_seqlen_kv), "max_seqlen_kv")
 
 
-@rule(
+@asked(
     "CUDNN015",
     when=cudnn(">=9.8.0,<9.10.2"),
-    evidence="library",
     fires_on={"attn_mask_type": "no_mask", "window_size": (128, -1)},
     passes=WINDOW,
 )
@@ -169,7 +143,7 @@ def window_without_right_bound(p: AttentionParams, env: Environment) -> Violatio
     """Below cuDNN 9.10.2 a window bounded on the left needs a right bound too
 
     Fix: cuDNN 9.10.2 or newer; or a right bound as large as the sequence, which hides nothing.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h; asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h.
     """
     if bounded_left(p) and not bounded_right(p):
         required: Requirement = OneOf((p.window_size[0], p.max_seqlen_kv))
@@ -177,11 +151,10 @@ def window_without_right_bound(p: AttentionParams, env: Environment) -> Violatio
     return None
 
 
-@rule(
+@asked(
     "CUDNN016",
     when=cudnn(">=9.8.0,<9.10.2"),
     requires={"core_attention_bias_type": OneOf("no_bias")},
-    evidence="library",
     fires_on={**WINDOW, "core_attention_bias_type": "post_scale_bias"},
     passes=WINDOW,
 )
@@ -190,16 +163,15 @@ def window_bias(p: AttentionParams, env: Environment) -> bool:
 
     Fix: cuDNN 9.10.2 or newer; or write the window into the bias.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("bounds are only supported with is_dropout=False,
-    is_bias=False"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted). ALiBi is accepted.
+    is_bias=False").
     """
     return bounded_left(p) and p.has_bias
 
 
-@rule(
+@asked(
     "CUDNN017",
     when=cudnn(">=9.8.0,<9.10.2"),
     requires={"attention_dropout": OneOf(0.0)},
-    evidence="library",
     fires_on={**WINDOW, "attention_dropout": 0.1},
     passes=WINDOW,
 )
@@ -208,16 +180,15 @@ def window_dropout(p: AttentionParams, env: Environment) -> bool:
 
     Fix: cuDNN 9.10.2 or newer.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("bounds are only supported with is_dropout=False,
-    is_bias=False"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    is_bias=False").
     """
     return bounded_left(p) and p.dropout
 
 
-@rule(
+@asked(
     "CUDNN018",
     when=cudnn(">=9.8.0,<9.10.0"),
     arch=range(90, 100),
-    evidence="library",
     fires_on={"attn_mask_type": "causal_bottom_right", **WINDOW},
     passes={**BOTTOM_RIGHT, **WINDOW},
 )
@@ -228,18 +199,17 @@ def window_bottom_right_square(p: AttentionParams, env: Environment) -> Violatio
     has no kernel for the second spelling.
     Fix: cuDNN 9.10.2 or newer; without padding, the top-left diagonal.
     Source: cudnn-frontend 1.23, sdpa_support_surface.h ("this specific combination of s_q, s_kv, and
-    left_bound + right_bound + bottom right"); asked 9.8.0 and 9.9.0 (refused), 9.10.2 (accepted).
+    left_bound + right_bound + bottom right").
     """
     if bounded_left(p) and anchored_bottom_right(p) and p.max_seqlen_q == p.max_seqlen_kv:
         return wants_top_left(p)
     return None
 
 
-@rule(
+@asked(
     "CUDNN019",
     when=cudnn("==9.14.0"),
     requires={"max_seqlen_kv": AtMost(1024)},
-    evidence="library",
     fires_on={"attn_mask_type": "no_mask", "window_size": (128, -1)},
     passes=WINDOW,
 )
@@ -248,7 +218,7 @@ def window_in_9_14_0(p: AttentionParams, env: Environment) -> bool:
 
     Why: a bug of that release; the frontend blocks it.
     Fix: another release of cuDNN; or a right bound as large as the sequence, which hides nothing.
-    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("cuDNN 9.14.0 has a known bug with non-causal +
-    s_kv > 1024 + sliding window"); asked 9.14.0 (refused), 9.13.1 and 9.15.1 (accepted).
+    Source: cudnn-frontend 1.23, sdpa_support_surface.h ("cuDNN 9.14.0 has a known bug with non-causal + s_kv
+    > 1024 + sliding window").
     """
     return bounded_left(p) and not bounded_right(p)

@@ -8,7 +8,11 @@ closest.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
+from attnsel.base.rows import read_rows
 from attnsel.params import AttentionParams
 from attnsel.params.options import EXCHANGES
 
@@ -39,6 +43,21 @@ WORDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
 def rules_that_say(message: str) -> tuple[str, ...]:
     """Codes of the rules that stand for a sentence in ``message``; none where nobody has met it."""
     return next((codes for pattern, codes in WORDS if pattern.search(message)), ())
+
+
+class Asked(NamedTuple):
+    """What libcudnn answered about one rule: a row of ``data/asked.csv``, where its columns are explained."""
+
+    code: str
+    answers: str
+    on: str
+    remark: str
+
+
+@lru_cache(maxsize=1)
+def what_was_asked() -> Mapping[str, Asked]:
+    """By the code of the rule; read when a page wants it."""
+    return {row["code"]: Asked(**row) for row in read_rows("attnsel.rules.cudnn", "asked")}
 
 
 # ---- Words the cuDNN families share: architectures, examples, and what a rule is about -----------------

@@ -15,17 +15,17 @@ from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import OneOf
 
 EVERY = where(lambda record: record.family == "FLASH")
-rule = rules_about(EVERY)
-
 Finding = Violation | Unknown | bool | None
 
 CUDA = {"cuda"}
+rule = rules_about(EVERY, device=CUDA)
 _Q = {"shape": (2, 4096, 16, 128)}
 _TWO = {"flash_attn": "2.8.3"}  # without it a report says no more than that it is not installed
 
 
 @rule(
     "FLASH001",
+    device=None,
     requires={"platform": OneOf("linux")},
     unknown=True,
     evidence="documented",
@@ -44,7 +44,6 @@ def linux_only(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "FLASH002",
-    device=CUDA,
     fires_on={"tensors": {"q": {**_Q, "stride": (8388608, 1, 524288, 4096)}}, **_TWO},
     passes=_TWO,
 )
@@ -62,7 +61,6 @@ def contiguous_rows(p: AttentionParams, env: Environment) -> Finding:
 
 @rule(
     "FLASH003",
-    device=CUDA,
     fires_on={"tensors": {"q": {**_Q, "stride": (8388608, 2048, 128, 1), "alignment": 2}}, **_TWO},
     passes={"tensors": {"q": {**_Q, "stride": (8388608, 2048, 128, 1)}}, **_TWO},
 )
@@ -80,7 +78,6 @@ def whole_vectors(p: AttentionParams, env: Environment) -> Finding:
 
 @rule(
     "FLASH004",
-    device=CUDA,
     fires_on={"max_seqlen_q": 1024, "max_seqlen_kv": 4096, **_TWO},
     passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096, **_TWO},
 )
@@ -108,7 +105,6 @@ def bottom_right_diagonal(p: AttentionParams, env: Environment) -> Finding:
     "FLASH005",
     fires_on={"qkv_layout": "sbhd_sbhd_sbhd", "attn_mask_type": "padding", **_TWO},
     passes={"qkv_layout": "sbhd_sbhd_sbhd", **_TWO},
-    device=CUDA,
 )
 def rows_behind_each_other(p: AttentionParams, env: Environment) -> Finding:
     """With lengths, sequences must lie one behind the other

@@ -26,12 +26,7 @@ PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_siz
 # Releases and architectures.
 
 
-@rule(
-    "FLASH401",
-    when=flash_attn_4("<4.0.0b20"),
-    fires_on={"flash_attn_4": "4.0.0b9"},
-    passes=NEW,
-)
+@rule("FLASH401", when=flash_attn_4("<4.0.0b20"), fires_on={"flash_attn_4": "4.0.0b9"}, passes=NEW)
 def four_releases(p: AttentionParams, env: Environment) -> Unknown:
     """flash-attn-4 was read from 4.0.0b20 on
 
@@ -41,12 +36,7 @@ def four_releases(p: AttentionParams, env: Environment) -> Unknown:
     return Unknown("flash_attn_4", env.flash_attn_4, FreeText("4.0.0b20 or newer"))
 
 
-@rule(
-    "FLASH402",
-    requires={"arch": AtLeast(80)},
-    fires_on={"gpu": "T4", **NEW},
-    passes=NEW,
-)
+@rule("FLASH402", requires={"arch": AtLeast(80)}, fires_on={"gpu": "T4", **NEW}, passes=NEW)
 def four_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 4 needs Ampere or newer (sm80)
 

@@ -12,9 +12,8 @@ from attnsel.rules.api import limit, rules_about
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
 
-rule = rules_about("flash_attn.3")
-
 CUDA = {"cuda"}
+rule = rules_about("flash_attn.3", device=CUDA)
 AMPERE = range(80, 90)
 _3 = {"flash_attn_3": "3.0.0"}
 PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 64, "is_training": False}
@@ -22,6 +21,7 @@ PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_siz
 
 @rule(
     "FLASH301",
+    device=None,
     requires={"arch": AtLeast(80)},
     fires_on={"gpu": "T4", **_3},
     passes={"gpu": "A100", **_3},
@@ -35,12 +35,7 @@ def three_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "FLASH302",
-    requires={"arch": AtMost(90)},
-    fires_on={"gpu": "B200", **_3},
-    passes=_3,
-)
+@rule("FLASH302", device=None, requires={"arch": AtMost(90)}, fires_on={"gpu": "B200", **_3}, passes=_3)
 def three_ends_at_hopper(p: AttentionParams, env: Environment) -> bool:
     """FlashAttention 3 has no code for anything newer than Hopper
 
@@ -52,12 +47,7 @@ def three_ends_at_hopper(p: AttentionParams, env: Environment) -> bool:
     return env.arch is not None
 
 
-@rule(
-    "FLASH303",
-    when=flash_attn_3("<3.0.0b1"),
-    fires_on={"flash_attn_3": "3.0.0b0"},
-    passes=_3,
-)
+@rule("FLASH303", device=None, when=flash_attn_3("<3.0.0b1"), fires_on={"flash_attn_3": "3.0.0b0"}, passes=_3)
 def three_releases(p: AttentionParams, env: Environment) -> Violation:
     """attnsel calls FlashAttention 3 from 3.0.0b1 on
 
@@ -72,7 +62,6 @@ def three_releases(p: AttentionParams, env: Environment) -> Violation:
     requires={("head_dim_qk", "head_dim_v"): Multiple(8)},
     fires_on={"head_dim_qk": 100, **_3},
     passes={"head_dim_qk": 104, **_3},
-    device=CUDA,
 )
 def three_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 3 takes head dimensions in multiples of 8
@@ -83,13 +72,7 @@ def three_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "FLASH311",
-    requires={"head_dim_qk": AtMost(256)},
-    fires_on={"head_dim_qk": 320, **_3},
-    passes=_3,
-    device=CUDA,
-)
+@rule("FLASH311", requires={"head_dim_qk": AtMost(256)}, fires_on={"head_dim_qk": 320, **_3}, passes=_3)
 def three_head_dim_limit(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 3 has head dimensions of q and k up to 256
 
@@ -103,7 +86,6 @@ def three_head_dim_limit(p: AttentionParams, env: Environment) -> None:
     "FLASH312",
     fires_on={"head_dim_qk": 128, "head_dim_v": 64, **_3},
     passes={"head_dim_qk": 192, "head_dim_v": 128, **_3},
-    device=CUDA,
 )
 def three_head_dims_apart(p: AttentionParams, env: Environment) -> Violation | None:
     """FlashAttention 3 has two ranges of unequal head dimensions, on Hopper
@@ -132,7 +114,6 @@ def three_head_dims_apart(p: AttentionParams, env: Environment) -> Violation | N
     requires={"head_dim_v": AtMost(256)},
     fires_on={"head_dim_qk": 64, "head_dim_v": 512, **_3},
     passes={"head_dim_qk": 64, "head_dim_v": 512, "is_training": False, **_3},
-    device=CUDA,
 )
 def three_wide_values(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 3's backward has head dimensions up to 256
@@ -147,7 +128,6 @@ def three_wide_values(p: AttentionParams, env: Environment) -> None:
     "FLASH320",
     training=True,
     when=flash_attn_3("<3.0.0"),
-    device=CUDA,
     requires={"flash_attn_3": NEWER},
     fires_on={"deterministic": True, "flash_attn_3": "3.0.0b1"},
     passes={"deterministic": True, **_3},
@@ -166,7 +146,6 @@ def three_deterministic_since_3_0_0(p: AttentionParams, env: Environment) -> boo
 @rule(
     "FLASH321",
     training=True,
-    device=CUDA,
     fires_on={"deterministic": True, "head_dim_qk": 256, **_3},
     passes={"deterministic": True, **_3},
 )

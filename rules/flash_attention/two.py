@@ -12,9 +12,8 @@ from attnsel.rules.api import limit, rules_about
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
 
-rule = rules_about("flash_attn.2")
-
 CUDA = {"cuda"}
+rule = rules_about("flash_attn.2", device=CUDA)
 BLACKWELL = range(100, 130)
 SMALL_SHARED_MEMORY = frozenset({86, 88, 89, 120, 121})  # below 144 KiB in a block
 PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 256, "is_training": False}
@@ -28,6 +27,7 @@ _2 = {"flash_attn": NEWEST}
 
 @rule(
     "FLASH201",
+    device=None,
     when=flash_attn("<2.5.9", ">=3.0.0b1"),
     fires_on={"flash_attn": "2.3.6"},
     passes=_2,
@@ -46,6 +46,7 @@ def releases_that_are_called(p: AttentionParams, env: Environment) -> Violation:
 
 @rule(
     "FLASH202",
+    device=None,
     requires={"arch": AtLeast(80)},
     fires_on={"gpu": "T4", **_2},
     passes={"gpu": "A100", **_2},
@@ -122,7 +123,6 @@ def two_on_thor(p: AttentionParams, env: Environment) -> Violation:
     requires={("head_dim_qk", "head_dim_v"): AtMost(256)},
     fires_on={"head_dim_qk": 320, **_2},
     passes=_2,
-    device=CUDA,
 )
 def two_head_dim_limit(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 2 has head dimensions up to 256
@@ -138,7 +138,6 @@ def two_head_dim_limit(p: AttentionParams, env: Environment) -> None:
     requires={("head_dim_qk", "head_dim_v"): Multiple(8)},
     fires_on={"head_dim_qk": 100, **_2},
     passes={"head_dim_qk": 104, **_2},
-    device=CUDA,
 )
 def two_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     """FlashAttention 2 takes head dimensions in multiples of 8
@@ -151,7 +150,7 @@ def two_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule("FLASH212", fires_on={"head_dim_qk": 192, "head_dim_v": 128, **_2}, passes=_2, device=CUDA)
+@rule("FLASH212", fires_on={"head_dim_qk": 192, "head_dim_v": 128, **_2}, passes=_2)
 def two_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | None:
     """FlashAttention 2 wants head_dim_v equal to head_dim_qk
 
@@ -168,7 +167,6 @@ def two_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | Non
     "FLASH213",
     training=True,
     when=flash_attn("<2.7.3"),
-    device=CUDA,
     fires_on={"gpu": "RTX 4090", "head_dim_qk": 256, "attention_dropout": 0.1, **OLD},
     passes={"gpu": "RTX 4090", "head_dim_qk": 256, **OLD},
 )
@@ -221,7 +219,6 @@ def two_wide_backward_since_2_7_3(p: AttentionParams, env: Environment) -> Viola
 @rule(
     "FLASH220",
     when=flash_attn("<2.6.0"),
-    device=CUDA,
     requires={"softcap": OneOf(0.0)},
     fires_on={"softcap": 30.0, "flash_attn": "2.5.9"},
     passes={"flash_attn": "2.5.9"},
@@ -234,12 +231,7 @@ def two_softcap_since_2_6(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule(
-    "FLASH221",
-    device=CUDA,
-    fires_on={"softcap": 30.0, "attention_dropout": 0.1, **_2},
-    passes={"softcap": 30.0, **_2},
-)
+@rule("FLASH221", fires_on={"softcap": 30.0, "attention_dropout": 0.1, **_2}, passes={"softcap": 30.0, **_2})
 def two_softcap_without_dropout(p: AttentionParams, env: Environment) -> Violation | None:
     """FlashAttention 2 has softcap without dropout only
 
@@ -254,7 +246,6 @@ def two_softcap_without_dropout(p: AttentionParams, env: Environment) -> Violati
 
 @rule(
     "FLASH222",
-    device=CUDA,
     requires={"page_size": Multiple(256)},
     fires_on={**PAGED, "page_size": 64, **_2},
     passes={**PAGED, **_2},
@@ -272,7 +263,6 @@ def two_page_size(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "FLASH223",
-    device=CUDA,
     requires={("batch_size", "num_heads"): AtMost(65535)},
     fires_on={"batch_size": 65536, "max_seqlen_q": 16, **_2},
     passes={"batch_size": 65535, "max_seqlen_q": 16, **_2},
@@ -289,7 +279,6 @@ def two_grid(p: AttentionParams, env: Environment) -> None:
 
 @rule(
     "FLASH224",
-    device=CUDA,
     requires={"batch_size": AtMost(32767)},
     fires_on={"batch_size": 32768, "max_seqlen_q": 16, "attn_mask_type": "padding_causal", **_2},
     passes={"batch_size": 32767, "max_seqlen_q": 16, "attn_mask_type": "padding_causal", **_2},
@@ -309,7 +298,6 @@ def two_grid_of_padded(p: AttentionParams, env: Environment) -> bool:
     "FLASH225",
     "flash_attn.2",
     "sdpa.varlen",
-    device=CUDA,
     fires_on={
         "attn_mask_type": "no_mask",
         "window_size": (64, -1),

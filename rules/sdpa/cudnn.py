@@ -15,11 +15,11 @@ from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, Installed, Multiple, OneOf
 
 CUDNN = "sdpa.cudnn"
-rule_on_cuda = rules_about(CUDNN, device=CUDA)
+rule = rules_about(CUDNN, device=CUDA)
 BLACKWELL = range(100, 110)
 
 
-@rule_on_cuda(
+@rule(
     "SDPA300", requires={"device": OneOf("cuda")}, evidence="measured", fires_on={"gpu": "cpu"}, device=None
 )
 def cudnn_needs_cuda(p: AttentionParams, env: Environment) -> None:
@@ -30,7 +30,7 @@ def cudnn_needs_cuda(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda("SDPA301", requires={"cudnn": Installed(Version(9))}, fires_on={"cudnn": None})
+@rule("SDPA301", requires={"cudnn": Installed(Version(9))}, fires_on={"cudnn": None})
 def cudnn_must_be_there(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel needs libcudnn
 
@@ -39,7 +39,7 @@ def cudnn_must_be_there(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda(
+@rule(
     "SDPA302", requires={"cudnn": AtLeast(Version(9))}, fires_on={"cudnn": "8.9.0"}, passes={"cudnn": "9.0.0"}
 )
 def cudnn_nine(p: AttentionParams, env: Environment) -> None:
@@ -51,9 +51,7 @@ def cudnn_nine(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda(
-    "SDPA303", requires={"arch": AtLeast(80)}, fires_on={"gpu": "T4"}, passes={"gpu": "A100"}, device=None
-)
+@rule("SDPA303", requires={"arch": AtLeast(80)}, fires_on={"gpu": "T4"}, passes={"gpu": "A100"}, device=None)
 def cudnn_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel needs Ampere or newer (sm80)
 
@@ -62,7 +60,7 @@ def cudnn_needs_ampere(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda(
+@rule(
     "SDPA304",
     arch=range(100, 130),
     requires={"cudnn": AtLeast(Version(9, 7))},
@@ -77,7 +75,7 @@ def cudnn_blackwell(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda("SDPA305", requires={"dtype": OneOf("bf16", "fp16")}, fires_on={"dtype": "fp32"})
+@rule("SDPA305", requires={"dtype": OneOf("bf16", "fp16")}, fires_on={"dtype": "fp32"})
 def cudnn_half_precision(p: AttentionParams, env: Environment) -> bool:
     """SDPA's cuDNN kernel computes in fp16 or bf16
 
@@ -90,7 +88,7 @@ def cudnn_half_precision(p: AttentionParams, env: Environment) -> bool:
 # Lengths, dropout, determinism.
 
 
-@rule_on_cuda(
+@rule(
     "SDPA320",
     requires={"max_seqlen_kv": AtLeast(2)},
     fires_on={"max_seqlen_kv": 1},
@@ -105,7 +103,7 @@ def more_than_one_key(p: AttentionParams, env: Environment) -> bool:
     return p.max_seqlen_kv > 0  # DEVICE002
 
 
-@rule_on_cuda(
+@rule(
     "SDPA321",
     requires={"attention_dropout": OneOf(0.0)},
     fires_on={"max_seqlen_q": 1, "max_seqlen_kv": 4096, "attention_dropout": 0.125},
@@ -120,7 +118,7 @@ def one_query_without_dropout(p: AttentionParams, env: Environment) -> bool:
     return p.dropout and p.max_seqlen_q == 1
 
 
-@rule_on_cuda(
+@rule(
     "SDPA322",
     when=torch("<2.9.0"),
     requires={"max_seqlen_q": AtLeast(2)},
@@ -137,7 +135,7 @@ def one_query(p: AttentionParams, env: Environment) -> bool:
     return p.max_seqlen_q > 0  # DEVICE002
 
 
-@rule_on_cuda(
+@rule(
     "SDPA323",
     when=cudnn(">9.11.0,<9.14.0"),
     requires={"attention_dropout": OneOf(0.0)},
@@ -153,9 +151,7 @@ def dropout_heuristics(p: AttentionParams, env: Environment) -> bool:
     return p.dropout
 
 
-@rule_on_cuda(
-    "SDPA324", fires_on={"attention_dropout": 0.1}, passes={"attention_dropout": 0.125, "cudnn": "9.20.0"}
-)
+@rule("SDPA324", fires_on={"attention_dropout": 0.1}, passes={"attention_dropout": 0.125, "cudnn": "9.20.0"})
 def dropout_in_sixteenths(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA's cuDNN kernel has dropout probabilities in steps of 1/16
 
@@ -170,7 +166,7 @@ def dropout_in_sixteenths(p: AttentionParams, env: Environment) -> Violation | N
     return Violation("attention_dropout", p.attention_dropout, OneOf(lower, lower + 1 / 16), "steps of 1/16")
 
 
-@rule_on_cuda("SDPA325", requires={"deterministic": OneOf(False)}, fires_on={"deterministic": True})
+@rule("SDPA325", requires={"deterministic": OneOf(False)}, fires_on={"deterministic": True})
 def cudnn_is_not_deterministic(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel promises no determinism
 
@@ -181,7 +177,7 @@ def cudnn_is_not_deterministic(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda("SDPA326", **MASK_GRADIENT)
+@rule("SDPA326", **MASK_GRADIENT)
 def cudnn_mask_gradient(p: AttentionParams, env: Environment) -> Violation | None:
     """SDPA's cuDNN kernel gives no gradient to a bias
 
@@ -196,7 +192,7 @@ def cudnn_mask_gradient(p: AttentionParams, env: Environment) -> Violation | Non
     return mask_gradient(p)
 
 
-@rule_on_cuda(
+@rule(
     "SDPA327",
     requires=GRID,
     fires_on={"batch_size": 65536, "max_seqlen_q": 16},
@@ -210,7 +206,7 @@ def cudnn_grid(p: AttentionParams, env: Environment) -> None:
     """
 
 
-@rule_on_cuda(
+@rule(
     "SDPA328",
     arch=BLACKWELL,
     requires={"attention_dropout": OneOf(0.0)},
@@ -227,7 +223,7 @@ def blackwell_mask_and_dropout(p: AttentionParams, env: Environment) -> bool:
     return p.dropout and p.attn_mask_type == "arbitrary"
 
 
-@rule_on_cuda(
+@rule(
     "SDPA329",
     when=(torch(">=2.14.0"), cudnn(">=9.19.0,<9.24.1", ">=9.25.0,<9.25.1")),
     arch=range(100, 120),
@@ -251,8 +247,6 @@ def blackwell_decoding(p: AttentionParams, env: Environment) -> bool:
 # ---- SDPA306 to SDPA317: head dimensions of cuDNN's attention as PyTorch builds it ---------------------
 # The frontend inside each torch and the library decide together.
 
-
-rule = rules_about(CUDNN)
 HOPPER = frozenset({90})
 SERVER = HOPPER | frozenset(BLACKWELL)
 OTHERS = frozenset(range(80, 130)) - SERVER
@@ -263,12 +257,7 @@ def head_dims(p: AttentionParams) -> tuple[int, int]:
     return (p.head_dim_qk, p.head_dim_v)
 
 
-@rule(
-    "SDPA306",
-    device=CUDA,
-    requires={("head_dim_qk", "head_dim_v"): Multiple(8)},
-    fires_on={"head_dim_qk": 60},
-)
+@rule("SDPA306", requires={("head_dim_qk", "head_dim_v"): Multiple(8)}, fires_on={"head_dim_qk": 60})
 def cudnn_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
     """SDPA's cuDNN kernel wants head dimensions that are multiples of 8
 
@@ -280,7 +269,6 @@ def cudnn_head_dim_multiple(p: AttentionParams, env: Environment) -> None:
 @rule(
     "SDPA307",
     when=torch("<2.8.0"),
-    device=CUDA,
     requires={("head_dim_qk", "head_dim_v"): AtMost(128)},
     fires_on={"head_dim_qk": 192},
 )

@@ -1,6 +1,6 @@
 """SDPA1xx: PyTorch's FlashAttention 2 kernels on CUDA, whichever op calls them.
 
-For CPUs see ``cpu``, for what only the op with lengths has ``varlen``.
+Those for CPUs come first, what only the op with lengths has comes last.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, FreeText, Mu
 # ---- SDPA5xx: PyTorch's flash kernel for CPUs. Everything here was measured with torch 2.13 ------------
 
 
-rule_of_flash = rules_about("sdpa.flash")
-
-CPU = {"cpu"}
+rule_on_cpus = rules_about("sdpa.flash", device={"cpu"})
 
 
-@rule_of_flash(
+@rule_on_cpus(
     "SDPA501",
-    device=CPU,
     requires={"attention_dropout": OneOf(0.0)},
     evidence="measured",
     fires_on={"attention_dropout": 0.1},
@@ -38,7 +35,7 @@ def cpu_flash_no_dropout(p: AttentionParams, env: Environment) -> bool:
     return p.dropout
 
 
-@rule_of_flash("SDPA502", device=CPU, **MASK_GRADIENT)
+@rule_on_cpus("SDPA502", **MASK_GRADIENT)
 def cpu_flash_mask_gradient(p: AttentionParams, env: Environment) -> Violation | None:
     """The CPU flash kernel gives no gradient to a bias
 
@@ -49,9 +46,8 @@ def cpu_flash_mask_gradient(p: AttentionParams, env: Environment) -> Violation |
     return mask_gradient(p)
 
 
-@rule_of_flash(
+@rule_on_cpus(
     "SDPA503",
-    device=CPU,
     evidence="measured",
     fires_on={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
@@ -325,11 +321,7 @@ def replaced_flash_architectures(p: AttentionParams, env: Environment) -> Violat
     return None if taken else Violation("torch_flash", other, _RESTORED)
 
 
-@rule(
-    "SDPA121",
-    fires_on={"torch_flash": "FA4", "attention_dropout": 0.1},
-    passes={"torch_flash": "FA4"},
-)
+@rule("SDPA121", fires_on={"torch_flash": "FA4", "attention_dropout": 0.1}, passes={"torch_flash": "FA4"})
 def replaced_flash_dropout(p: AttentionParams, env: Environment) -> Violation | None:
     """FA3 and FA4 in the place of torch's flash kernel have no dropout
 
@@ -366,13 +358,13 @@ def replaced_flash_unknowns(p: AttentionParams, env: Environment) -> Unknown | N
 # What the kernels themselves want stands in ``flash``.
 
 
-rule_of_varlen = rules_about("sdpa.varlen")
+rule_of_varlen = rules_about("sdpa.varlen", device=CUDA)
 
 PAGED = {"qkv_layout": "paged_kv_bshd_bshd_bshd", "kv_cache": "paged", "page_size": 256, "is_training": False}
 _STEPS = "one sequence right behind the other"
 
 
-@rule_of_varlen("SDPA600", fires_on={"gpu": "cpu"})
+@rule_of_varlen("SDPA600", device=None, fires_on={"gpu": "cpu"})
 def varlen_devices(p: AttentionParams, env: Environment) -> Violation | Unknown | None:
     """The op with lengths exists on NVIDIA GPUs
 
@@ -387,7 +379,9 @@ def varlen_devices(p: AttentionParams, env: Environment) -> Violation | Unknown 
     return finding("device", env.device.type, OneOf("cuda"))
 
 
-@rule_of_varlen("SDPA601", when=torch("<2.6.0"), fires_on={"torch": "2.5.1"}, passes={"torch": "2.6.0"})
+@rule_of_varlen(
+    "SDPA601", device=None, when=torch("<2.6.0"), fires_on={"torch": "2.5.1"}, passes={"torch": "2.6.0"}
+)
 def varlen_since_2_6(p: AttentionParams, env: Environment) -> Violation:
     """The op takes windows beside lengths from PyTorch 2.6 on
 
@@ -400,7 +394,6 @@ def varlen_since_2_6(p: AttentionParams, env: Environment) -> Violation:
 
 @rule_of_varlen(
     "SDPA602",
-    device=CUDA,
     fires_on={"max_seqlen_q": 1024, "max_seqlen_kv": 4096},
     passes={"attn_mask_type": "causal_bottom_right", "max_seqlen_q": 1024, "max_seqlen_kv": 4096},
 )
@@ -435,7 +428,6 @@ def varlen_diagonal(p: AttentionParams, env: Environment) -> Violation | None:
     "SDPA603",
     fires_on={"qkv_layout": "sbhd_sbhd_sbhd", "attn_mask_type": "padding"},
     passes={"qkv_layout": "sbhd_sbhd_sbhd"},
-    device=CUDA,
 )
 def varlen_rows(p: AttentionParams, env: Environment) -> Violation | None:
     """With lengths, sequences must lie one behind the other
@@ -462,7 +454,6 @@ def varlen_rows(p: AttentionParams, env: Environment) -> Violation | None:
 
 @rule_of_varlen(
     "SDPA604",
-    device=CUDA,
     when=torch("<2.12.0"),
     fires_on={**PAGED, "torch": "2.11.0"},
     passes={**PAGED, "torch": "2.12.0"},
@@ -478,7 +469,6 @@ def varlen_pages_since_2_12(p: AttentionParams, env: Environment) -> Violation |
 
 @rule_of_varlen(
     "SDPA605",
-    device=CUDA,
     requires={"page_size": Multiple(256)},
     fires_on={**PAGED, "page_size": 64},
     passes=PAGED,
@@ -496,7 +486,6 @@ def varlen_page_size(p: AttentionParams, env: Environment) -> bool:
 
 @rule_of_varlen(
     "SDPA606",
-    device=CUDA,
     requires={"batch_size": AtMost(32767)},
     fires_on={"batch_size": 32768, "max_seqlen_q": 16, "attn_mask_type": "padding_causal"},
     passes={"batch_size": 32767, "max_seqlen_q": 16, "attn_mask_type": "padding_causal"},
@@ -514,7 +503,6 @@ def varlen_grid(p: AttentionParams, env: Environment) -> bool:
 
 @rule_of_varlen(
     "SDPA607",
-    device=CUDA,
     fires_on={**PAGED, "torch_flash": "FA4"},
     passes={**PAGED, "torch_flash": "FA4", "gpu": "B200"},
 )

@@ -20,6 +20,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Rule, load_all
 from attnsel.rules.codes import question
+from attnsel.rules.cudnn.words import what_was_asked
 from attnsel.verdicts.reasons import EVIDENCE, Evidence, Reason, Refusal, Unknown, Violation
 from attnsel.verdicts.requirements import AtLeast, AtMost, Multiple
 from paths import IMPORTED_FROM
@@ -134,6 +135,11 @@ def test_no_body_states_a_bound_beside_its_condition(path):
             if node.func.id in ("Violation", "Unknown") and names & BOUNDS and "limit" not in names:
                 wrong.append(f"line {node.lineno}: {ast.unparse(node)}")
     assert not wrong, "say it in requires={...} or limit(p, field, ...)"
+
+
+def test_what_was_asked_is_about_rules_and_each_that_rests_on_asking_alone_has_a_row():
+    assert set(what_was_asked()) <= set(REGISTRY.rules)
+    assert {rule.code for rule in RULES if "libcudnn, asked" in rule.source} <= set(what_was_asked())
 
 
 def test_every_candidate_has_rules_and_codes_are_grouped_by_family():

@@ -18,7 +18,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.rules import REGISTRY, Registry, find_rule, load_all, rule
 from attnsel.rules.api import removed
-from attnsel.rules.codes import RANGES, free_codes, range_of, ranges_of, split
+from attnsel.rules.codes import RANGES, range_of, ranges_of, split
 from attnsel.verdicts.requirements import AtMost
 from tables import each
 
@@ -54,21 +54,20 @@ def test_a_range_is_of_a_file_and_its_next_code_is_free(codes):
 
 def test_the_next_code_is_not_one_that_was_removed_and_a_range_can_be_full(monkeypatch):
     (codes,) = ranges_of("rules/tiled.py")
-    (before,) = free_codes("rules/tiled.py")
+    before = codes.next_free()
     monkeypatch.setitem(REGISTRY.removed, before, None)
-    (after,) = free_codes("rules/tiled.py")
+    after = codes.next_free()
     assert split(after)[1] == split(before)[1] + 1
     monkeypatch.setitem(REGISTRY.removed, f"{codes.prefix}{codes.last:03}", None)
     assert codes.next_free() is None
-    assert free_codes("rules/tiled.py") == ()
 
 
-def test_free_codes_are_asked_for_by_family_or_by_file():
-    assert free_codes("bug") == tuple(codes.next_free() for codes in RANGES if codes.prefix == "BUG")
+def test_ranges_are_asked_for_by_family_or_by_file():
+    assert ranges_of("bug") == tuple(codes for codes in RANGES if codes.prefix == "BUG")
     assert ranges_of("cudnn/fp8.py") == ranges_of("rules/cudnn/fp8.py")
     assert {codes.file for codes in ranges_of("fp8.py")} == {"rules/cudnn/fp8.py"}
     with pytest.raises(KeyError, match=r"no range for 'XYZ'.*CUDNN"):
-        free_codes("XYZ")
+        ranges_of("XYZ")
 
 
 # A rule's life. BUG9xx: nobody will take these.

@@ -6,11 +6,10 @@ one, and its query of cuDNN names none. Here all conditions are asked.
 ==================  ==========================================================
 file                holds
 ==================  ==========================================================
-``asked``           a question in TransformerEngine's terms; what a filter is
-``filters``         the filters in Python: variables, GPU, FP8, caches, head dimensions
-``filters_masks``   the filters in Python: layout, softmax, ranks, masks, windows, bias, determinism
+``asked``           a question in TransformerEngine's terms; what a filter is; the variables
+``filters``         the filters in Python
 ``query``           the query of cuDNN, in C++
-``switches``        the variables
+``config``          its configuration as it prints it
 ==================  ==========================================================
 """
 
@@ -18,9 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnsel.dispatchers.te import filters as filters_masks  # noqa: F401  (registers the second half)
 from attnsel.dispatchers.te.asked import (
-    EVERY,
     FLASH,
     FLASH_2,
     FLASH_3,
@@ -62,8 +59,10 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     asked = Asked(p, env, te, switches)
     if p.softcap or env.device.type != "cuda":
         return _impossible(asked)
-    offers = tuple(_offer(asked, kernel) for kernel in _order(asked))
-    offers = _without_4_beside_3(asked, offers)
+    # From Hopper on FusedAttention goes first, before it FlashAttention; of these 4, 3, 2.
+    flash = (FLASH_4, FLASH_3, FLASH_2) if te >= _FIRST_FLASH_4 else (FLASH_3, FLASH_2)
+    order = (FUSED, *flash, UNFUSED) if asked.arch >= 90 else (*flash, FUSED, UNFUSED)
+    offers = _without_4_beside_3(asked, tuple(_offer(asked, kernel) for kernel in order))
     chosen = next((offer for offer in offers if offer.taken), None)
     return Dispatch(
         "te",
@@ -80,15 +79,9 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     )
 
 
-def _order(asked: Asked) -> tuple[str, ...]:
-    """From Hopper on FusedAttention goes first, before it FlashAttention; of these 4, 3, 2."""
-    flash = (FLASH_4, FLASH_3, FLASH_2) if asked.te >= _FIRST_FLASH_4 else (FLASH_3, FLASH_2)
-    return (FUSED, *flash, UNFUSED) if asked.arch >= 90 else (*flash, FUSED, UNFUSED)
-
-
 def _offer(asked: Asked, kernel: str) -> Offer:
     found = [
-        Refusal(str(text), _source(one.lines), switch=one.switch, told=one.told)
+        Refusal(text, _source(one.lines), switch=one.switch, told=one.told)
         for one in FILTERS
         if kernel in one.kernels and one.holds(asked.te) and (text := one.check(asked))
     ]
@@ -147,7 +140,8 @@ def _inferred(te: Version, env: Environment) -> str:
 def _call(asked: Asked) -> str:
     """DotProductAttention's arguments, those that are not its defaults."""
     p = asked.p
-    said = [f"num_attention_heads={p.num_heads}", f"kv_channels={_channels(p)}"]
+    channels = p.head_dim_qk if p.head_dim_qk == p.head_dim_v else (p.head_dim_qk, p.head_dim_v)
+    said = [f"num_attention_heads={p.num_heads}", f"kv_channels={channels}"]
     if p.gqa:
         said.append(f"num_gqa_groups={p.num_gqa_groups}")
     said += [f"qkv_layout={p.qkv_layout!r}", f"attn_mask_type={p.attn_mask_type!r}"]
@@ -160,10 +154,6 @@ def _call(asked: Asked) -> str:
     if p.softmax_type != "vanilla":
         said.append(f"softmax_type={p.softmax_type!r}")
     return f"DotProductAttention({', '.join(said)})"
-
-
-def _channels(p: AttentionParams) -> str:
-    return str(p.head_dim_qk) if p.head_dim_qk == p.head_dim_v else f"({p.head_dim_qk}, {p.head_dim_v})"
 
 
 def _notes(asked: Asked, chosen: Offer | None) -> list[str]:
@@ -187,6 +177,3 @@ def _notes(asked: Asked, chosen: Offer | None) -> list[str]:
     if name == UNFUSED and p.windowed:
         notes.append("the window becomes a mask tensor")
     return notes
-
-
-assert set(_CANDIDATES) == set(EVERY)

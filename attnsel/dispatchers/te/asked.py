@@ -106,7 +106,7 @@ class Asked(NamedTuple):
         return self.on.get(name, "1") != "0"
 
 
-Check = Callable[[Asked], "str | bool"]
+Check = Callable[[Asked], str]
 
 
 class Filter(NamedTuple):
@@ -118,13 +118,40 @@ class Filter(NamedTuple):
     kernels: tuple[str, ...]
     check: Check
     lines: str
-    since: Version | None = None
-    until: Version | None = None
-    told: str = LEVEL_2
-    switch: str = ""
+    since: Version | None
+    until: Version | None
+    told: str
+    switch: str
 
     def holds(self, te: Version) -> bool:
         return (self.since is None or te >= self.since) and (self.until is None or te < self.until)
+
+
+def refuses(
+    kernels: str | tuple[str, ...],
+    lines: str,
+    says: str | Check,
+    when: Callable[[Asked], object] = bool,
+    *,
+    since: str = "",
+    until: str = "",
+    told: str = LEVEL_2,
+    switch: str = "",
+) -> Filter:
+    """The filter that takes these kernels away.
+
+    ``says``: the text where ``when`` holds, with what is read of ``a`` (Asked) and ``p`` (its question) in
+    braces; or a function that gives the text of a call, "" where it has nothing against it.
+    """
+
+    def check(a: Asked) -> str:
+        if callable(says):
+            return says(a)
+        return says.format(a=a, p=a.p) if when(a) else ""
+
+    start, end = (Version.parse(text) if text else None for text in (since, until))
+    found = (kernels,) if isinstance(kernels, str) else kernels
+    return Filter(found, check, lines, start, end, told, switch)
 
 
 # ---- TransformerEngine's variables that decide which attention runs ------------------------------------

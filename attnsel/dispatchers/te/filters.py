@@ -1,13 +1,12 @@
-"""TransformerEngine's filters in Python, each with every kernel that it takes away.
+"""TransformerEngine's filters in Python, each with every kernel that it takes away, in its order.
 
 Read: NVIDIA/TransformerEngine pytorch/attention/dot_product_attention/utils.py, get_attention_backend, at
 d0067d0da (2.20.0.dev0, 2026-08-22), where the line numbers are from; and at the tags v2.3 to v2.18, which say
-since when and until when a filter is there.
+since when and until when a filter is there. What takes several steps is a function above the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import gcd
 
 from attnsel.dispatchers.te.asked import (
@@ -21,168 +20,44 @@ from attnsel.dispatchers.te.asked import (
     LEVEL_1,
     UNFUSED,
     Asked,
-    Check,
     Filter,
+    refuses,
 )
 from attnsel.environment.versions import Version
-
-FILTERS: list[Filter] = []
 
 _BEFORE_MLA_PADS = Version(2, 17)
 _WIDE_HEADS = (80, 90, 100, 120)  # sm: where FlashAttention 2 goes beyond head_dim 192
 _PAGE = 256
+_BIASES = ("no_bias", "post_scale_bias")
+_ONE_TENSOR = ("t3hd", "th3d")
 
 
-def refuses(
-    *kernels: str, lines: str, since: str = "", until: str = "", told: str = "", switch: str = ""
-) -> Callable[[Check], Check]:
-    """The check below takes these kernels away."""
-
-    def add(check: Check) -> Check:
-        found = Filter(
-            kernels,
-            check,
-            lines,
-            Version.parse(since) if since else None,
-            Version.parse(until) if until else None,
-            switch=switch,
-        )
-        FILTERS.append(found._replace(told=told) if told else found)
-        return check
-
-    return add
+def _switched_off(name: str, *kernels: str, lines: str, since: str = "") -> Filter:
+    return refuses(
+        kernels, lines, f"{name} is 0", lambda a: not a.enabled(name), since=since, switch=f"{name}=0"
+    )
 
 
-# ---- variables ----------------------------------------------------------------------------------------
+# ---- what is installed, the type ----------------------------------------------------------------------
 
 
-def _switched_off(name: str, *kernels: str, lines: str, since: str = "") -> None:
-    def check(a: Asked) -> str:
-        return "" if a.enabled(name) else f"{name} is 0"
-
-    check.__name__ = name.lower()
-    refuses(*kernels, lines=lines, since=since, switch=f"{name}=0")(check)
-
-
-_switched_off("NVTE_FLASH_ATTN", *FLASH, lines="538-541")
-_switched_off("NVTE_FLASH_ATTN_V2", FLASH_2, lines="539", since="2.17")
-_switched_off("NVTE_FLASH_ATTN_V3", FLASH_3, lines="540", since="2.17")
-_switched_off("NVTE_FLASH_ATTN_V4", FLASH_4, lines="541", since="2.17")
-_switched_off("NVTE_FUSED_ATTN", FUSED, lines="543")
-_switched_off("NVTE_UNFUSED_ATTN", UNFUSED, lines="544")
-
-
-# ---- what is installed --------------------------------------------------------------------------------
-
-
-@refuses(FLASH_2, lines="1617-1623; backends.py, 101-143")
-def no_flash_attn_2(a: Asked) -> str:
+def _no_flash_attn_2(a: Asked) -> str:
+    """``max_version`` of FlashAttentionUtils, at the tags."""
     version = a.env.flash_attn
     if version is None:
         return "flash-attn is not installed"
     oldest = Version(2, 7, 3) if a.arch >= 100 else Version(2, 1, 1)
-    before = _newest_flash_attn(a.te).after
+    read = (((2, 10), Version(2, 8, 3)), ((2, 6), Version(2, 8, 1)), ((2, 0), Version(2, 7, 4)))
+    before = next((newest for since, newest in read if a.te >= since), Version(2, 6, 3)).after
     if oldest <= version < before:
         return ""
     return f"flash-attn is {version}, at least {oldest} and below {before} count as installed on sm{a.arch}"
 
 
-def _newest_flash_attn(te: Version) -> Version:
-    """``max_version`` of FlashAttentionUtils, at the tags."""
-    for since, newest in (((2, 10), (2, 8, 3)), ((2, 6), (2, 8, 1)), ((2, 0), (2, 7, 4))):
-        if te >= Version(*since):
-            return Version(*newest)
-    return Version(2, 6, 3)
-
-
-@refuses(FLASH_3, lines="1617-1623")
-def no_flash_attn_3(a: Asked) -> str:
-    return "flash-attn-3 is not installed" if a.env.flash_attn_3 is None else ""
-
-
-@refuses(FLASH_4, lines="1617-1623", since="2.15")
-def no_flash_attn_4(a: Asked) -> str:
-    return "flash-attn-4 is not installed" if a.env.flash_attn_4 is None else ""
-
-
-# ---- the GPU, the type --------------------------------------------------------------------------------
-
-
-@refuses(FLASH_2, FUSED, lines="569-575")
-def before_ampere(a: Asked) -> str:
-    return f"the GPU is sm{a.arch}, at least sm80" if a.arch < 80 else ""
-
-
-@refuses(FLASH_3, lines="576-579")
-def not_hopper(a: Asked) -> str:
-    return f"the GPU is sm{a.arch}, only sm90" if a.arch != 90 else ""
-
-
-@refuses(FLASH_4, lines="v2.18, 'Compute capability'", until="2.19")
-def before_ampere_of_flash_4(a: Asked) -> str:
-    return f"the GPU is sm{a.arch}, at least sm80" if a.arch < 80 else ""
-
-
-@refuses(FLASH_4, lines="581-584", since="2.19")
-def before_hopper(a: Asked) -> str:
-    return f"the GPU is sm{a.arch}, at least sm90" if a.arch < 90 else ""
-
-
-@refuses(FLASH_2, FLASH_4, lines="599-613")
-def no_half(a: Asked) -> str:
-    return f"the type is {a.p.dtype}, only fp16 and bf16" if a.p.dtype not in HALF else ""
-
-
-@refuses(FLASH_3, FUSED, lines="614-644")
-def no_half_or_fp8(a: Asked) -> str:
-    taken = (*HALF, "fp8_e4m3")
-    return f"the type is {a.p.dtype}, only {', '.join(taken)}" if a.p.dtype not in taken else ""
-
-
 # ---- attention in FP8 ---------------------------------------------------------------------------------
 
 
-@refuses(FLASH_2, FLASH_4, lines="651-656")
-def fp8(a: Asked) -> str:
-    return "attention in FP8" if a.fp8 else ""
-
-
-@refuses(FLASH_3, lines="657-660")
-def fp8_training(a: Asked) -> str:
-    return "attention in FP8 for training" if a.fp8 and a.p.is_training else ""
-
-
-@refuses(FLASH_3, lines="661-666", since="2.15")
-def fp8_recipe(a: Asked) -> str:
-    told = a.fp8 and a.recipe not in ("delayed", "current")
-    return f"the recipe is {a.recipe}, only delayed and current scaling" if told else ""
-
-
-@refuses(UNFUSED, lines="667-674")
-def fp8_is_not_emulated(a: Asked) -> str:
-    emulates = a.on.get("NVTE_UnfusedDPA_Emulate_FP8") == "1"
-    return (
-        "attention in FP8, which NVTE_UnfusedDPA_Emulate_FP8=1 would emulate"
-        if a.fp8 and not emulates
-        else ""
-    )
-
-
-@refuses(FUSED, lines="675-685", since="2.15")
-def delayed_and_deterministic(a: Asked) -> str:
-    hit = a.recipe == "delayed" and a.arch >= 100 and a.deterministic and a.cudnn < Version(9, 18)
-    return (
-        f"delayed scaling, deterministic, on sm{a.arch}: cuDNN is {a.cudnn}, at least 9.18.0" if hit else ""
-    )
-
-
-@refuses(FUSED, lines="686-689")
-def current_scaling_before_blackwell(a: Asked) -> str:
-    return f"current scaling on sm{a.arch}, at least sm100" if a.recipe == "current" and a.arch < 100 else ""
-
-
-@refuses(FUSED, lines="690-702", since="2.9")
-def current_scaling_of_old_cudnn(a: Asked) -> str:
+def _current_scaling_of_old_cudnn(a: Asked) -> str:
     if a.recipe != "current" or a.arch < 100:
         return ""
     if a.cudnn < Version(9, 14):
@@ -191,8 +66,7 @@ def current_scaling_of_old_cudnn(a: Asked) -> str:
     return f"current scaling, deterministic: cuDNN is {a.cudnn}, at least 9.18.0" if hit else ""
 
 
-@refuses(FUSED, lines="703-720", since="2.15")
-def mxfp8(a: Asked) -> str:
+def _mxfp8(a: Asked) -> str:
     if a.recipe != "mxfp8":
         return ""
     if a.arch < 100:
@@ -204,74 +78,10 @@ def mxfp8(a: Asked) -> str:
     return "MXFP8 with packed sequences (thd)" if a.packed else ""
 
 
-@refuses(FUSED, lines="721-723", since="2.15")
-def block_scaling(a: Asked) -> str:
-    return "block scaling has no attention in FP8" if a.recipe == "block" else ""
+# ---- caches, head dimensions --------------------------------------------------------------------------
 
 
-@refuses(*FLASH, FUSED, lines="725-737", since="2.9")
-def fp8_on_sm120(a: Asked) -> str:
-    return "attention in FP8 on sm120" if a.fp8 and a.arch == 120 else ""
-
-
-# ---- what is asked for --------------------------------------------------------------------------------
-
-
-@refuses(*FLASH, lines="757-760", since="2.9")
-def max_logit(a: Asked) -> str:
-    return "max_logit is asked for" if a.p.return_max_logit else ""
-
-
-@refuses(*EVERY, lines="761-765", since="2.9")
-def max_logit_in_fp8(a: Asked) -> str:
-    return "max_logit is asked for, with attention in FP8" if a.p.return_max_logit and a.fp8 else ""
-
-
-@refuses(FUSED, UNFUSED, lines="v2.10, 'Return max_logit'", since="2.9", until="2.11")
-def packed_max_logit(a: Asked) -> str:
-    return "max_logit is asked for, with packed sequences" if a.p.return_max_logit and a.packed else ""
-
-
-@refuses(FUSED, lines="845-847", since="2.4")
-def cache_on_sm89(a: Asked) -> str:
-    archs = (89, 120) if a.te >= Version(2, 14) else (89,)
-    return f"a KV cache on sm{a.arch}" if a.cached and a.arch in archs else ""
-
-
-@refuses(*FLASH, lines="849-851", since="2.14")
-def cache_on_sm120(a: Asked) -> str:
-    return "a KV cache on sm120" if a.cached and a.arch == 120 else ""
-
-
-@refuses(*FLASH, FUSED, UNFUSED, lines="852-856")
-def cache_over_ranks(a: Asked) -> str:
-    return "a KV cache under context parallelism" if a.cached and a.p.cp_size > 1 else ""
-
-
-@refuses(*FLASH, FUSED, UNFUSED, lines="858-862")
-def cache_with_fp8_mha(a: Asked) -> str:
-    return "a KV cache with fp8_mha" if a.cached and a.fp8 and getattr(a.p.recipe, "fp8_mha", False) else ""
-
-
-@refuses(FLASH_3, lines="863-866")
-def fp8_cache_unpacked(a: Asked) -> str:
-    hit = a.cached and a.fp8 and a.q_format != "thd"
-    return f"a KV cache in FP8: the queries are {a.q_format}, only thd" if hit else ""
-
-
-@refuses(FUSED, lines="867-869")
-def fp8_cache(a: Asked) -> str:
-    return "a KV cache in FP8" if a.cached and a.fp8 else ""
-
-
-@refuses(*FLASH, FUSED, UNFUSED, lines="870-875")
-def cache_with_gaps(a: Asked) -> str:
-    hit = a.cached and not a.fp8 and a.q_format == "thd" and a.p.pad_between_seqs
-    return "a KV cache, with gaps between packed sequences" if hit else ""
-
-
-@refuses(FLASH_2, lines="876-888")
-def pages(a: Asked) -> str:
+def _pages(a: Asked) -> str:
     size = a.p.page_size or 0
     if a.p.kv_cache != "paged":
         return ""
@@ -283,59 +93,15 @@ def pages(a: Asked) -> str:
     return f"pages: flash-attn is {a.env.flash_attn}, at least 2.5" if old else ""
 
 
-@refuses(FLASH_2, lines="889-898", since="2.16")
-def length_of_a_cache(a: Asked) -> str:
-    hit = a.p.kv_cache == "contiguous" and a.p.max_seqlen_kv % _PAGE
-    return f"a cache of {a.p.max_seqlen_kv} keys, a multiple of {_PAGE}" if hit else ""
-
-
-@refuses(FLASH_4, lines="899-901")
-def any_cache(a: Asked) -> str:
-    return "a KV cache" if a.cached else ""
-
-
-# ---- head dimensions ----------------------------------------------------------------------------------
-
-
-@refuses(FLASH_2, lines="v2.16, 'Head dimension'", since="2.8", until="2.17")
-def mla_of_flash_2(a: Asked) -> str:
-    return f"head_dim_v is {a.p.head_dim_v}, head_dim_qk {a.p.head_dim_qk}" if _unlike(a) else ""
-
-
 def _unlike(a: Asked) -> bool:
     return a.p.head_dim_qk != a.p.head_dim_v
 
 
-@refuses(FUSED, lines="904-911")
-def mla_in_one_tensor(a: Asked) -> str:
-    hit = _unlike(a) and a.layout_group != "hd_hd_hd"
-    return (
-        f"head_dim_v is not head_dim_qk, and the layout is {a.p.qkv_layout}: q, k and v must lie apart"
-        if hit
-        else ""
-    )
+def _wide_training(a: Asked) -> bool:
+    return a.arch == 120 and a.p.is_training and (a.p.head_dim_qk > 128 or a.p.head_dim_qk % 8 != 0)
 
 
-@refuses(FUSED, lines="v2.12, 'Head dimension'", since="2.9", until="2.14")
-def wide_training_on_sm120(a: Asked) -> str:
-    d = a.p.head_dim_qk
-    hit = a.arch == 120 and a.p.is_training and (d > 128 or d % 8)
-    return f"head_dim_qk is {d} for training on sm120: at most 128 and a multiple of 8" if hit else ""
-
-
-@refuses(FUSED, lines="912-924", since="2.14")
-def mla_on_sm120(a: Asked) -> str:
-    d = a.p.head_dim_qk
-    hit = _unlike(a) and a.arch == 120 and a.p.is_training and (d > 128 or d % 8)
-    return (
-        f"head_dim_v is not head_dim_qk ({d}), for training on sm120: at most 128 and a multiple of 8"
-        if hit
-        else ""
-    )
-
-
-@refuses(FLASH_2, lines="926-949")
-def heads_of_flash_2(a: Asked) -> str:
+def _heads_of_flash_2(a: Asked) -> str:
     widest = max(a.p.head_dim_qk, a.p.head_dim_v) if a.te >= _BEFORE_MLA_PADS else a.p.head_dim_qk
     if widest > 256:
         return f"the head dimension is {widest}, at most 256"
@@ -346,8 +112,7 @@ def heads_of_flash_2(a: Asked) -> str:
     return ""
 
 
-@refuses(FLASH_3, lines="951-984")
-def heads_of_flash_3(a: Asked) -> str:
+def _heads_of_flash_3(a: Asked) -> str:
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
     if d > 256:
         return f"head_dim_qk is {d}, at most 256"
@@ -359,8 +124,7 @@ def heads_of_flash_3(a: Asked) -> str:
     return f"head dimensions are {d} and {dv}: equal, or (128, 192] and (96, 128], or at most 64 and 512"
 
 
-@refuses(FLASH_4, lines="986-1069")
-def heads_of_flash_4(a: Asked) -> str:
+def _heads_of_flash_4(a: Asked) -> str:
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
     if a.arch == 90:
         fits = 8 <= d <= 256 and 8 <= dv <= 256 and not d % 8 and not dv % 8
@@ -368,129 +132,44 @@ def heads_of_flash_4(a: Asked) -> str:
     if not 100 <= a.arch < 120:
         return ""
     small = 8 <= d <= 128 and 8 <= dv <= 128
-    if (
-        d % 8
-        or dv % 8
-        or not (small or (d, dv) == (192, 128) or (dv == 512 and d in (64, 512)) or (d, dv) == (256, 256))
-    ):
+    known = small or (d, dv) in ((192, 128), (64, 512), (512, 512), (256, 256))
+    if d % 8 or dv % 8 or not known:
         return f"head dimensions are {d} and {dv}: 8 to 128, 192 and 128, 64 and 512, or 256 twice"
     if (d, dv) == (512, 512) and not Version(2, 16) <= a.te < Version(2, 19):
         return "head dimensions are 512 and 512"
     return "head_dim 256 with unequal lengths" if (d, dv) == (256, 256) and not a.square else ""
 
 
-def _whole(size: int) -> int:
-    """In full tiles of 16."""
-    return -(-size // 16) * 16
+def _untiled_backward(a: Asked) -> bool:
+    """Whether head dimensions in full tiles of 16 are no multiples of the tiles of FlashAttention 4."""
+    d, dv = (-(-size // 16) * 16 for size in (a.p.head_dim_qk, a.p.head_dim_v))
+    about = 100 <= a.arch < 120 and a.p.is_training and _unlike(a) and a.p.head_dim_qk >= 128
+    return about and (dv // 2) % gcd(32, d // 2) != 0
 
 
-@refuses(FLASH_4, lines="1043-1069")
-def backward_of_flash_4(a: Asked) -> str:
-    d, dv = a.p.head_dim_qk, a.p.head_dim_v
-    if not (100 <= a.arch < 120 and a.p.is_training and d != dv and d >= 128):
-        return ""
-    hit = (_whole(dv) // 2) % gcd(32, _whole(d) // 2)
-    return f"its backward cannot tile head dimensions {d} and {dv}" if hit else ""
-
-
-# --------------------------------------------------------------------------------------------------------
-# TransformerEngine's filters in Python, the second half: layout, dropout, softmax, ranks, masks, windows,
-# bias, determinism. Read where filters.py says.
-
-
-_BIASES = ("no_bias", "post_scale_bias")
-
-
-# ---- layout, dropout, softmax -------------------------------------------------------------------------
+# ---- layout, softmax ----------------------------------------------------------------------------------
 
 
 def _gaps(a: Asked) -> bool:
     return a.packed and a.p.pad_between_seqs
 
 
-@refuses(UNFUSED, lines="v2.10, 'QKV layout'", until="2.11")
-def packed_unfused(a: Asked) -> str:
-    return "packed sequences (thd)" if a.packed else ""
-
-
-@refuses(UNFUSED, lines="1072-1086", since="2.16")
-def gaps_unfused(a: Asked) -> str:
-    return "gaps between packed sequences" if _gaps(a) else ""
-
-
-@refuses(FLASH_2, FLASH_4, lines="1072-1086")
-def gaps(a: Asked) -> str:
-    return "gaps between packed sequences" if _gaps(a) else ""
-
-
-@refuses(FLASH_3, lines="v2.14, 'QKV layout'", until="2.15")
-def gaps_of_flash_3(a: Asked) -> str:
-    return "gaps between packed sequences" if _gaps(a) else ""
-
-
-@refuses(FUSED, lines="v2.12, 'QKV layout'", since="2.9", until="2.14")
-def any_packed_on_sm120(a: Asked) -> str:
-    return "packed sequences on sm120" if a.packed and a.arch == 120 else ""
-
-
-@refuses(FUSED, lines="1087-1102", since="2.14")
-def packed_on_sm120(a: Asked) -> str:
+def _packed_on_sm120(a: Asked) -> str:
     if not a.packed or a.arch != 120:
         return ""
     if a.cudnn < Version(9, 18, 1):
         return f"packed sequences on sm120: cuDNN is {a.cudnn}, at least 9.18.1"
-    hit = a.p.qkv_layout in ("t3hd", "th3d")
-    return f"packed sequences on sm120 in one tensor ({a.p.qkv_layout})" if hit else ""
-
-
-@refuses(FLASH_3, FLASH_4, lines="1105-1111")
-def dropout(a: Asked) -> str:
-    return f"dropout is {a.p.attention_dropout}, only 0" if a.p.attention_dropout else ""
+    one = a.p.qkv_layout in _ONE_TENSOR
+    return f"packed sequences on sm120 in one tensor ({a.p.qkv_layout})" if one else ""
 
 
 def _sinks(a: Asked) -> bool:
     return a.p.softmax_type != "vanilla"
 
 
-@refuses(*FLASH, lines="1122-1124", since="2.8")
-def sinks(a: Asked) -> str:
-    return f"softmax_type is {a.p.softmax_type}, only vanilla" if _sinks(a) else ""
-
-
-@refuses(UNFUSED, lines="1125-1140", since="2.8")
-def sinks_in_fp8_unfused(a: Asked) -> str:
-    return f"softmax_type {a.p.softmax_type} in FP8" if _sinks(a) and a.fp8 else ""
-
-
-@refuses(FUSED, lines="1125-1140", since="2.8")
-def sinks_in_fp8(a: Asked) -> str:
-    if not (_sinks(a) and a.fp8):
-        return ""
-    fits = a.te >= Version(2, 14) and a.arch >= 100 and a.cudnn >= Version(9, 21)
-    return "" if fits else f"softmax_type {a.p.softmax_type} in FP8: sm100 and cuDNN 9.21.0 at least"
-
-
-@refuses(FUSED, lines="1141-1147", since="2.8")
-def packed_sinks(a: Asked) -> str:
-    if not (_sinks(a) and a.packed):
-        return ""
-    fits = a.te >= Version(2, 12) and a.cudnn >= Version(9, 18)
-    return (
-        ""
-        if fits
-        else f"softmax_type {a.p.softmax_type} with packed sequences: cuDNN is {a.cudnn}, at least 9.18.0"
-    )
-
-
-@refuses(UNFUSED, lines="v2.8, 'Softmax type'", since="2.8", until="2.12")
-def packed_sinks_unfused(a: Asked) -> str:
-    return f"softmax_type {a.p.softmax_type} with packed sequences" if _sinks(a) and a.packed else ""
-
-
-@refuses(FUSED, lines="1148-1155", since="2.8")
-def sinks_over_ranks(a: Asked) -> str:
-    hit = _sinks(a) and a.p.cp_size > 1 and a.p.cp_comm_type != "a2a"
-    return f"softmax_type {a.p.softmax_type} over ranks with {a.p.cp_comm_type}, only a2a" if hit else ""
+def _fp8_since_2_14(a: Asked) -> bool:
+    """What 2.14 lets through in FP8 on new GPUs and cuDNN."""
+    return a.te >= Version(2, 14) and a.arch >= 100 and a.cudnn >= Version(9, 21)
 
 
 # ---- context parallelism ------------------------------------------------------------------------------
@@ -500,23 +179,15 @@ def _ranks(a: Asked) -> bool:
     return a.p.cp_size > 1
 
 
-@refuses(UNFUSED, FLASH_4, lines="1169-1176")
-def over_ranks(a: Asked) -> str:
-    return "context parallelism" if _ranks(a) else ""
-
-
-@refuses(*FLASH, lines="1177-1214")
-def flash_over_ranks(a: Asked) -> str:
+def _flash_over_ranks(a: Asked) -> str:
     p = a.p
     if not _ranks(a):
         return ""
     if a.fp8:
         return "context parallelism with attention in FP8"
-    return _mask_over_ranks(a) or (
-        f"context parallelism with {p.core_attention_bias_type}"
-        if p.core_attention_bias_type not in _BIASES or (a.packed and p.has_bias)
-        else ""
-    )
+    other = p.core_attention_bias_type not in _BIASES or (a.packed and p.has_bias)
+    biased = f"context parallelism with {p.core_attention_bias_type}" if other else ""
+    return _mask_over_ranks(a) or biased
 
 
 def _mask_over_ranks(a: Asked) -> str:
@@ -526,8 +197,7 @@ def _mask_over_ranks(a: Asked) -> str:
     return "context parallelism with a causal mask between unequal lengths" if hit else ""
 
 
-@refuses(FUSED, lines="1216-1280")
-def fused_over_ranks(a: Asked) -> str:
+def _fused_over_ranks(a: Asked) -> str:
     p = a.p
     if not _ranks(a):
         return ""
@@ -538,11 +208,8 @@ def fused_over_ranks(a: Asked) -> str:
     if kind not in _BIASES or (packed and kind != "no_bias"):
         return f"context parallelism with {kind}{' and packed sequences' if packed else ''}"
     if a.te < Version(2, 15):
-        return (
-            "context parallelism in FP8 with head_dim_v unlike head_dim_qk"
-            if a.fp8 and p.head_dim_qk != p.head_dim_v
-            else ""
-        )
+        hit = a.fp8 and _unlike(a)
+        return "context parallelism in FP8 with head_dim_v unlike head_dim_qk" if hit else ""
     if a.fp8 and (packed or kind != "no_bias"):
         return f"context parallelism in FP8 with {'packed sequences' if packed else kind}"
     if kind != "no_bias" and comm != "p2p":
@@ -555,39 +222,15 @@ def fused_over_ranks(a: Asked) -> str:
     return f"context parallelism by {comm} with an odd number of heads or groups" if odd else ""
 
 
-# ---- masks and windows --------------------------------------------------------------------------------
+# ---- windows, bias, determinism -----------------------------------------------------------------------
 
 
-@refuses(*FLASH, FUSED, lines="1300-1310")
-def arbitrary_mask(a: Asked) -> str:
-    return "a mask given as a tensor (arbitrary)" if a.p.attn_mask_type == "arbitrary" else ""
-
-
-@refuses(*FLASH, lines="1311-1321", told=LEVEL_1)
-def causal_from_the_top_left(a: Asked) -> str:
-    hit = a.p.attn_mask_type in ("causal", "padding_causal") and not a.square
-    return (
-        "a causal mask from the top left between unequal lengths: flash-attn's is from the bottom right"
-        if hit
-        else ""
-    )
-
-
-@refuses(FLASH_4, lines="1332-1343", since="2.18")
-def window_of_256(a: Asked) -> str:
-    hit = 100 <= a.arch < 120 and a.p.head_dim_qk == a.p.head_dim_v == 256 and a.windowed
-    return "a window with head_dim 256" if hit else ""
-
-
-@refuses(FUSED, lines="1344-1366")
-def window_of_cudnn(a: Asked) -> str:
+def _window_of_cudnn(a: Asked) -> str:
     p = a.p
     if not a.windowed:
         return ""
-    in_fp8 = p.fp8 and p.recipe is not None and (p.recipe.fp8_dpa or p.recipe.fp8_mha)
-    if in_fp8:
-        fits = a.te >= Version(2, 14) and a.arch >= 100 and a.cudnn >= Version(9, 21)
-        return "" if fits else "a window in FP8: sm100 and cuDNN 9.21.0 at least"
+    if p.fp8 and p.recipe is not None and (p.recipe.fp8_dpa or p.recipe.fp8_mha):
+        return "" if _fp8_since_2_14(a) else "a window in FP8: sm100 and cuDNN 9.21.0 at least"
     if p.attention_dropout:
         return "a window with dropout"
     if a.te < Version(2, 12) and a.window[1] != 0:
@@ -595,99 +238,28 @@ def window_of_cudnn(a: Asked) -> str:
     return "a window with more queries than keys" if p.max_seqlen_q > p.max_seqlen_kv else ""
 
 
-@refuses(FLASH_2, lines="1367-1373")
-def window_of_old_flash(a: Asked) -> str:
-    version = a.env.flash_attn
-    return (
-        f"a window: flash-attn is {version}, at least 2.3"
-        if a.windowed and version and version < Version(2, 3)
-        else ""
-    )
+def _flash_attn_before(a: Asked, *release: int) -> bool:
+    return a.env.flash_attn is not None and a.env.flash_attn < Version(*release)
 
 
-@refuses(*FLASH, lines="1374-1380", since="2.12")
-def window_from_the_top_left(a: Asked) -> str:
-    hit = a.windowed and not a.p.bottom_right_diagonal and not a.square
-    return "a window from the top left between unequal lengths" if hit else ""
+def _alibi(a: Asked) -> bool:
+    return a.p.core_attention_bias_type == "alibi"
 
 
-# ---- bias ---------------------------------------------------------------------------------------------
-
-
-@refuses(FLASH_3, FLASH_4, lines="1391-1397")
-def alibi(a: Asked) -> str:
-    return "ALiBi" if a.p.core_attention_bias_type == "alibi" else ""
-
-
-@refuses(FLASH_2, lines="1398-1411")
-def alibi_of_flash_2(a: Asked) -> str:
-    if a.p.core_attention_bias_type != "alibi":
+def _alibi_of_flash_2(a: Asked) -> str:
+    if not _alibi(a):
         return ""
-    version = a.env.flash_attn
-    if version is not None and version < Version(2, 4):
-        return f"ALiBi: flash-attn is {version}, at least 2.4"
+    if _flash_attn_before(a, 2, 4):
+        return f"ALiBi: flash-attn is {a.env.flash_attn}, at least 2.4"
     hit = a.te >= Version(2, 12) and not a.p.bottom_right_diagonal and not a.square
     return "ALiBi from the top left between unequal lengths" if hit else ""
 
 
-@refuses(*FLASH, lines="1413-1423")
-def added_bias(a: Asked) -> str:
-    kind = a.p.core_attention_bias_type
-    return f"the bias is {kind}, only alibi" if kind not in ("no_bias", "alibi") else ""
-
-
-@refuses(FUSED, lines="1445-1455", since="2.13", told=LEVEL_1)
-def gradient_of_one_row(a: Asked) -> str:
-    hit = a.bias == "post_scale_bias" and a.p.core_attention_bias_shape == "111s" and _bias_trains(a)
-    return "the gradient of a bias of shape [1, 1, 1, s]" if hit else ""
-
-
-@refuses(FUSED, lines="v2.12, 'Attention bias'", until="2.13")
-def gradient_of_a_bias(a: Asked) -> str:
-    hit = a.bias == "post_scale_bias" and a.p.core_attention_bias_shape != "1hss" and _bias_trains(a)
-    return f"the gradient of a bias of shape {a.p.core_attention_bias_shape}, only 1hss" if hit else ""
-
-
 def _bias_trains(a: Asked) -> bool:
-    return a.p.core_attention_bias_requires_grad and a.p.core_attention_bias_type != "alibi"
+    return a.p.core_attention_bias_requires_grad and not _alibi(a) and a.bias == "post_scale_bias"
 
 
-# ---- determinism --------------------------------------------------------------------------------------
-
-
-@refuses(FLASH_2, lines="1516-1525", told=LEVEL_1)
-def deterministic_flash_2(a: Asked) -> str:
-    version = a.env.flash_attn
-    hit = a.deterministic and version is not None and version < Version(2, 4, 1)
-    return f"deterministic: flash-attn is {version}, at least 2.4.1" if hit else ""
-
-
-@refuses(FLASH_3, lines="1526-1534", since="2.15")
-def deterministic_flash_3(a: Asked) -> str:
-    hit = a.deterministic and a.p.is_training and max(a.p.head_dim_qk, a.p.head_dim_v) >= 256
-    return "deterministic training with a head dimension of 256 or more" if hit else ""
-
-
-@refuses(FUSED, lines="1535-1544", since="2.12")
-def deterministic_sinks(a: Asked) -> str:
-    hit = a.deterministic and a.p.softmax_type != "vanilla"
-    return f"deterministic, with softmax_type {a.p.softmax_type}" if hit else ""
-
-
-@refuses(FUSED, lines="1545-1555")
-def deterministic_fp8(a: Asked) -> str:
-    if not (a.deterministic and a.fp8 and a.p.is_training):
-        return ""
-    fits = a.te >= Version(2, 12) and a.arch >= 90 and a.cudnn >= Version(9, 19)
-    return (
-        ""
-        if fits
-        else f"deterministic training in FP8: cuDNN is {a.cudnn}, at least 9.19.0 with TransformerEngine 2.12"
-    )
-
-
-@refuses(FUSED, lines="1556-1567")
-def deterministic_training(a: Asked) -> str:
+def _deterministic_training(a: Asked) -> str:
     if not (a.deterministic and a.p.is_training) or a.fp8:
         return ""
     if a.arch < 90:
@@ -697,8 +269,348 @@ def deterministic_training(a: Asked) -> str:
     return f"deterministic training: cuDNN is {a.cudnn}, at least 8.9.5" if a.cudnn < Version(8, 9, 5) else ""
 
 
-@refuses(FUSED, lines="v2.8, 'Determinism'", since="2.5", until="2.12")
-def deterministic_on_blackwell(a: Asked) -> str:
+def _deterministic_on_blackwell(a: Asked) -> bool:
     first = a.te >= Version(2, 9) and a.arch == 120
-    hit = a.deterministic and a.p.is_training and a.arch >= 100 and (first or a.cudnn <= Version(9, 14))
-    return f"deterministic training on sm{a.arch}: cuDNN is {a.cudnn}, above 9.14.0" if hit else ""
+    training = a.deterministic and a.p.is_training
+    return training and a.arch >= 100 and (first or a.cudnn <= Version(9, 14))
+
+
+# ---- the table ----------------------------------------------------------------------------------------
+
+
+FILTERS: tuple[Filter, ...] = (
+    _switched_off("NVTE_FLASH_ATTN", *FLASH, lines="538-541"),
+    _switched_off("NVTE_FLASH_ATTN_V2", FLASH_2, lines="539", since="2.17"),
+    _switched_off("NVTE_FLASH_ATTN_V3", FLASH_3, lines="540", since="2.17"),
+    _switched_off("NVTE_FLASH_ATTN_V4", FLASH_4, lines="541", since="2.17"),
+    _switched_off("NVTE_FUSED_ATTN", FUSED, lines="543"),
+    _switched_off("NVTE_UNFUSED_ATTN", UNFUSED, lines="544"),
+    # What is installed.
+    refuses(FLASH_2, "1617-1623; backends.py, 101-143", _no_flash_attn_2),
+    refuses(FLASH_3, "1617-1623", "flash-attn-3 is not installed", lambda a: a.env.flash_attn_3 is None),
+    refuses(
+        FLASH_4,
+        "1617-1623",
+        "flash-attn-4 is not installed",
+        lambda a: a.env.flash_attn_4 is None,
+        since="2.15",
+    ),
+    # The GPU, the type.
+    refuses((FLASH_2, FUSED), "569-575", "the GPU is sm{a.arch}, at least sm80", lambda a: a.arch < 80),
+    refuses(FLASH_3, "576-579", "the GPU is sm{a.arch}, only sm90", lambda a: a.arch != 90),
+    refuses(
+        FLASH_4,
+        "v2.18, 'Compute capability'",
+        "the GPU is sm{a.arch}, at least sm80",
+        lambda a: a.arch < 80,
+        until="2.19",
+    ),
+    refuses(FLASH_4, "581-584", "the GPU is sm{a.arch}, at least sm90", lambda a: a.arch < 90, since="2.19"),
+    refuses(
+        (FLASH_2, FLASH_4),
+        "599-613",
+        "the type is {p.dtype}, only fp16 and bf16",
+        lambda a: a.p.dtype not in HALF,
+    ),
+    refuses(
+        (FLASH_3, FUSED),
+        "614-644",
+        "the type is {p.dtype}, only bf16, fp16, fp8_e4m3",
+        lambda a: a.p.dtype not in (*HALF, "fp8_e4m3"),
+    ),
+    # Attention in FP8.
+    refuses((FLASH_2, FLASH_4), "651-656", "attention in FP8", lambda a: a.fp8),
+    refuses(FLASH_3, "657-660", "attention in FP8 for training", lambda a: a.fp8 and a.p.is_training),
+    refuses(
+        FLASH_3,
+        "661-666",
+        "the recipe is {a.recipe}, only delayed and current scaling",
+        lambda a: a.fp8 and a.recipe not in ("delayed", "current"),
+        since="2.15",
+    ),
+    refuses(
+        UNFUSED,
+        "667-674",
+        "attention in FP8, which NVTE_UnfusedDPA_Emulate_FP8=1 would emulate",
+        lambda a: a.fp8 and a.on.get("NVTE_UnfusedDPA_Emulate_FP8") != "1",
+    ),
+    refuses(
+        FUSED,
+        "675-685",
+        "delayed scaling, deterministic, on sm{a.arch}: cuDNN is {a.cudnn}, at least 9.18.0",
+        lambda a: a.recipe == "delayed" and a.arch >= 100 and a.deterministic and a.cudnn < Version(9, 18),
+        since="2.15",
+    ),
+    refuses(
+        FUSED,
+        "686-689",
+        "current scaling on sm{a.arch}, at least sm100",
+        lambda a: a.recipe == "current" and a.arch < 100,
+    ),
+    refuses(FUSED, "690-702", _current_scaling_of_old_cudnn, since="2.9"),
+    refuses(FUSED, "703-720", _mxfp8, since="2.15"),
+    refuses(
+        FUSED, "721-723", "block scaling has no attention in FP8", lambda a: a.recipe == "block", since="2.15"
+    ),
+    refuses(
+        (*FLASH, FUSED),
+        "725-737",
+        "attention in FP8 on sm120",
+        lambda a: a.fp8 and a.arch == 120,
+        since="2.9",
+    ),
+    # What is asked for.
+    refuses(FLASH, "757-760", "max_logit is asked for", lambda a: a.p.return_max_logit, since="2.9"),
+    refuses(
+        EVERY,
+        "761-765",
+        "max_logit is asked for, with attention in FP8",
+        lambda a: a.p.return_max_logit and a.fp8,
+        since="2.9",
+    ),
+    refuses(
+        (FUSED, UNFUSED),
+        "v2.10, 'Return max_logit'",
+        "max_logit is asked for, with packed sequences",
+        lambda a: a.p.return_max_logit and a.packed,
+        since="2.9",
+        until="2.11",
+    ),
+    refuses(
+        FUSED,
+        "845-847",
+        "a KV cache on sm{a.arch}",
+        lambda a: a.cached and a.arch in ((89, 120) if a.te >= Version(2, 14) else (89,)),
+        since="2.4",
+    ),
+    refuses(FLASH, "849-851", "a KV cache on sm120", lambda a: a.cached and a.arch == 120, since="2.14"),
+    refuses(EVERY, "852-856", "a KV cache under context parallelism", lambda a: a.cached and _ranks(a)),
+    refuses(
+        EVERY,
+        "858-862",
+        "a KV cache with fp8_mha",
+        lambda a: a.cached and a.fp8 and getattr(a.p.recipe, "fp8_mha", False),
+    ),
+    refuses(
+        FLASH_3,
+        "863-866",
+        "a KV cache in FP8: the queries are {a.q_format}, only thd",
+        lambda a: a.cached and a.fp8 and a.q_format != "thd",
+    ),
+    refuses(FUSED, "867-869", "a KV cache in FP8", lambda a: a.cached and a.fp8),
+    refuses(
+        EVERY,
+        "870-875",
+        "a KV cache, with gaps between packed sequences",
+        lambda a: a.cached and not a.fp8 and a.q_format == "thd" and a.p.pad_between_seqs,
+    ),
+    refuses(FLASH_2, "876-888", _pages),
+    refuses(
+        FLASH_2,
+        "889-898",
+        f"a cache of {{p.max_seqlen_kv}} keys, a multiple of {_PAGE}",
+        lambda a: a.p.kv_cache == "contiguous" and a.p.max_seqlen_kv % _PAGE,
+        since="2.16",
+    ),
+    refuses(FLASH_4, "899-901", "a KV cache", lambda a: a.cached),
+    # Head dimensions.
+    refuses(
+        FLASH_2,
+        "v2.16, 'Head dimension'",
+        "head_dim_v is {p.head_dim_v}, head_dim_qk {p.head_dim_qk}",
+        _unlike,
+        since="2.8",
+        until="2.17",
+    ),
+    refuses(
+        FUSED,
+        "904-911",
+        "head_dim_v is not head_dim_qk, and the layout is {p.qkv_layout}: q, k and v must lie apart",
+        lambda a: _unlike(a) and a.layout_group != "hd_hd_hd",
+    ),
+    refuses(
+        FUSED,
+        "v2.12, 'Head dimension'",
+        "head_dim_qk is {p.head_dim_qk} for training on sm120: at most 128 and a multiple of 8",
+        _wide_training,
+        since="2.9",
+        until="2.14",
+    ),
+    refuses(
+        FUSED,
+        "912-924",
+        "head_dim_v is not head_dim_qk ({p.head_dim_qk}), for training on sm120: at most 128 and a multiple "
+        "of 8",
+        lambda a: _unlike(a) and _wide_training(a),
+        since="2.14",
+    ),
+    refuses(FLASH_2, "926-949", _heads_of_flash_2),
+    refuses(FLASH_3, "951-984", _heads_of_flash_3),
+    refuses(FLASH_4, "986-1069", _heads_of_flash_4),
+    refuses(
+        FLASH_4,
+        "1043-1069",
+        "its backward cannot tile head dimensions {p.head_dim_qk} and {p.head_dim_v}",
+        _untiled_backward,
+    ),
+    # Layout, dropout, softmax.
+    refuses(UNFUSED, "v2.10, 'QKV layout'", "packed sequences (thd)", lambda a: a.packed, until="2.11"),
+    refuses(UNFUSED, "1072-1086", "gaps between packed sequences", _gaps, since="2.16"),
+    refuses((FLASH_2, FLASH_4), "1072-1086", "gaps between packed sequences", _gaps),
+    refuses(FLASH_3, "v2.14, 'QKV layout'", "gaps between packed sequences", _gaps, until="2.15"),
+    refuses(
+        FUSED,
+        "v2.12, 'QKV layout'",
+        "packed sequences on sm120",
+        lambda a: a.packed and a.arch == 120,
+        since="2.9",
+        until="2.14",
+    ),
+    refuses(FUSED, "1087-1102", _packed_on_sm120, since="2.14"),
+    refuses(
+        (FLASH_3, FLASH_4),
+        "1105-1111",
+        "dropout is {p.attention_dropout}, only 0",
+        lambda a: a.p.attention_dropout,
+    ),
+    refuses(FLASH, "1122-1124", "softmax_type is {p.softmax_type}, only vanilla", _sinks, since="2.8"),
+    refuses(
+        UNFUSED,
+        "1125-1140",
+        "softmax_type {p.softmax_type} in FP8",
+        lambda a: _sinks(a) and a.fp8,
+        since="2.8",
+    ),
+    refuses(
+        FUSED,
+        "1125-1140",
+        "softmax_type {p.softmax_type} in FP8: sm100 and cuDNN 9.21.0 at least",
+        lambda a: _sinks(a) and a.fp8 and not _fp8_since_2_14(a),
+        since="2.8",
+    ),
+    refuses(
+        FUSED,
+        "1141-1147",
+        "softmax_type {p.softmax_type} with packed sequences: cuDNN is {a.cudnn}, at least 9.18.0",
+        lambda a: _sinks(a) and a.packed and (a.te < Version(2, 12) or a.cudnn < Version(9, 18)),
+        since="2.8",
+    ),
+    refuses(
+        UNFUSED,
+        "v2.8, 'Softmax type'",
+        "softmax_type {p.softmax_type} with packed sequences",
+        lambda a: _sinks(a) and a.packed,
+        since="2.8",
+        until="2.12",
+    ),
+    refuses(
+        FUSED,
+        "1148-1155",
+        "softmax_type {p.softmax_type} over ranks with {p.cp_comm_type}, only a2a",
+        lambda a: _sinks(a) and _ranks(a) and a.p.cp_comm_type != "a2a",
+        since="2.8",
+    ),
+    # Context parallelism.
+    refuses((UNFUSED, FLASH_4), "1169-1176", "context parallelism", _ranks),
+    refuses(FLASH, "1177-1214", _flash_over_ranks),
+    refuses(FUSED, "1216-1280", _fused_over_ranks),
+    # Masks and windows.
+    refuses(
+        (*FLASH, FUSED),
+        "1300-1310",
+        "a mask given as a tensor (arbitrary)",
+        lambda a: a.p.attn_mask_type == "arbitrary",
+    ),
+    refuses(
+        FLASH,
+        "1311-1321",
+        "a causal mask from the top left between unequal lengths: flash-attn's is from the bottom right",
+        lambda a: a.p.attn_mask_type in ("causal", "padding_causal") and not a.square,
+        told=LEVEL_1,
+    ),
+    refuses(
+        FLASH_4,
+        "1332-1343",
+        "a window with head_dim 256",
+        lambda a: 100 <= a.arch < 120 and a.p.head_dim_qk == a.p.head_dim_v == 256 and a.windowed,
+        since="2.18",
+    ),
+    refuses(FUSED, "1344-1366", _window_of_cudnn),
+    refuses(
+        FLASH_2,
+        "1367-1373",
+        "a window: flash-attn is {a.env.flash_attn}, at least 2.3",
+        lambda a: a.windowed and _flash_attn_before(a, 2, 3),
+    ),
+    refuses(
+        FLASH,
+        "1374-1380",
+        "a window from the top left between unequal lengths",
+        lambda a: a.windowed and not a.p.bottom_right_diagonal and not a.square,
+        since="2.12",
+    ),
+    # Bias.
+    refuses((FLASH_3, FLASH_4), "1391-1397", "ALiBi", _alibi),
+    refuses(FLASH_2, "1398-1411", _alibi_of_flash_2),
+    refuses(
+        FLASH,
+        "1413-1423",
+        "the bias is {p.core_attention_bias_type}, only alibi",
+        lambda a: a.p.core_attention_bias_type not in ("no_bias", "alibi"),
+    ),
+    refuses(
+        FUSED,
+        "1445-1455",
+        "the gradient of a bias of shape [1, 1, 1, s]",
+        lambda a: _bias_trains(a) and a.p.core_attention_bias_shape == "111s",
+        since="2.13",
+        told=LEVEL_1,
+    ),
+    refuses(
+        FUSED,
+        "v2.12, 'Attention bias'",
+        "the gradient of a bias of shape {p.core_attention_bias_shape}, only 1hss",
+        lambda a: _bias_trains(a) and a.p.core_attention_bias_shape != "1hss",
+        until="2.13",
+    ),
+    # Determinism.
+    refuses(
+        FLASH_2,
+        "1516-1525",
+        "deterministic: flash-attn is {a.env.flash_attn}, at least 2.4.1",
+        lambda a: a.deterministic and _flash_attn_before(a, 2, 4, 1),
+        told=LEVEL_1,
+    ),
+    refuses(
+        FLASH_3,
+        "1526-1534",
+        "deterministic training with a head dimension of 256 or more",
+        lambda a: a.deterministic and a.p.is_training and max(a.p.head_dim_qk, a.p.head_dim_v) >= 256,
+        since="2.15",
+    ),
+    refuses(
+        FUSED,
+        "1535-1544",
+        "deterministic, with softmax_type {p.softmax_type}",
+        lambda a: a.deterministic and _sinks(a),
+        since="2.12",
+    ),
+    refuses(
+        FUSED,
+        "1545-1555",
+        "deterministic training in FP8: cuDNN is {a.cudnn}, at least 9.19.0 with TransformerEngine 2.12",
+        lambda a: (
+            (a.deterministic and a.fp8 and a.p.is_training)
+            and not (a.te >= Version(2, 12) and a.arch >= 90 and a.cudnn >= Version(9, 19))
+        ),
+    ),
+    refuses(FUSED, "1556-1567", _deterministic_training),
+    refuses(
+        FUSED,
+        "v2.8, 'Determinism'",
+        "deterministic training on sm{a.arch}: cuDNN is {a.cudnn}, above 9.14.0",
+        _deterministic_on_blackwell,
+        since="2.5",
+        until="2.12",
+    ),
+)

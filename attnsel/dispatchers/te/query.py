@@ -11,26 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from attnsel.dispatchers.te.asked import FUSED, HALF, NOTHING, Asked, Filter
+from attnsel.dispatchers.te.asked import FUSED, HALF, NOTHING, Asked, Check, Filter, refuses
 from attnsel.environment.versions import Version
 
-CLAUSES: list[Filter] = []
-FP8_CLAUSES: list[Filter] = []
-
-_NO_HOLE = Version(
-    2, 12
-)  # releases before take (-1, -1) and (-1, 0) from cuDNN 9.2 on (TransformerEngine#2477)
+_NO_HOLE = Version(2, 12)
+"""Releases before take (-1, -1) and (-1, 0) from cuDNN 9.2 on (TransformerEngine#2477)."""
 _LARGEST = 2**31 - 1
-
-
-def _clause(
-    lines: str, *, of: list[Filter] = CLAUSES, since: str = "", until: str = ""
-) -> Callable[..., None]:
-    def add(check: Callable[[Asked], str]) -> None:
-        start, end = (Version.parse(text) if text else None for text in (since, until))
-        of.append(Filter((FUSED,), check, f"fused_attn.cpp, {lines}", start, end, NOTHING))
-
-    return add
 
 
 def sub_backend(a: Asked) -> int:
@@ -46,7 +32,7 @@ def clauses(a: Asked) -> Iterator[tuple[Filter, str]]:
         if clause.holds(a.te):
             text = clause.check(a)
             if text:
-                yield clause, str(text)
+                yield clause, text
 
 
 _SHORT_LAYOUTS = ("sb3hd", "sbhd_sb2hd", "bs3hd", "bshd_bs2hd", "bshd_bshd_bshd")
@@ -94,8 +80,7 @@ def _paged(a: Asked) -> bool:
 # ---- fp16, bf16 ---------------------------------------------------------------------------------------
 
 
-@_clause("300-303")
-def architecture(a: Asked) -> str:
+def _architecture(a: Asked) -> str:
     if a.arch < 80:
         return f"the GPU is sm{a.arch}, at least sm80"
     if not _cudnn(a, 8, 9, 3) and a.arch not in (80, 90):
@@ -103,28 +88,7 @@ def architecture(a: Asked) -> str:
     return f"sm{a.arch} needs cuDNN 9.7.0, not {a.cudnn}" if a.arch >= 100 and not _cudnn(a, 9, 7) else ""
 
 
-@_clause("304-306")
-def sequence_length(a: Asked) -> str:
-    hit = not _cudnn(a, 9) and (a.p.max_seqlen_q % 64 or a.p.max_seqlen_kv % 64)
-    return (
-        f"lengths are {a.p.max_seqlen_q} and {a.p.max_seqlen_kv}, multiples of 64 below cuDNN 9.0.0"
-        if hit
-        else ""
-    )
-
-
-@_clause("307-309")
-def groups(a: Asked) -> str:
-    hit = a.p.gqa and not _cudnn(a, 8, 9, 7)
-    return (
-        f"{a.p.num_gqa_groups} groups for {a.p.num_heads} heads need cuDNN 8.9.7, not {a.cudnn}"
-        if hit
-        else ""
-    )
-
-
-@_clause("310-348")
-def head_dims(a: Asked) -> str:
+def _head_dims(a: Asked) -> str:
     p, d, dv = a.p, a.p.head_dim_qk, a.p.head_dim_v
     if d % 8 or dv % 8:
         return f"head dimensions are {d} and {dv}, multiples of 8"
@@ -158,19 +122,13 @@ def _takes_256(a: Asked) -> bool:
     return a.cudnn >= first and plain and window and not _paged(a)
 
 
-@_clause("349-353")
-def unlike_heads_on_hopper(a: Asked) -> str:
+def _unlike_heads_on_hopper(a: Asked) -> bool:
     d, dv = a.p.head_dim_qk, a.p.head_dim_v
-    hit = a.p.is_training and a.arch == 90 and _cudnn(a, 9, 11) and min(d, dv) >= 128 and d != dv
-    return (
-        f"head dimensions are {d} and {dv}: unlike ones from 128 on, for training on sm90 from cuDNN 9.11 on"
-        if hit and (d, dv) != (192, 128)
-        else ""
-    )
+    about = a.p.is_training and a.arch == 90 and _cudnn(a, 9, 11)
+    return about and min(d, dv) >= 128 and d != dv and (d, dv) != (192, 128)
 
 
-@_clause("354-366")
-def bias(a: Asked) -> str:
+def _bias(a: Asked) -> str:
     kind = a.bias
     if kind == "no_bias":
         return ""
@@ -188,15 +146,6 @@ def bias(a: Asked) -> str:
     ):
         return ""
     return f"{kind} with the mask {_mask(a)} on sm{a.arch} with cuDNN {a.cudnn}"
-
-
-@_clause("367-411")
-def mask(a: Asked) -> str:
-    return (
-        ""
-        if any(_masks(a))
-        else f"the mask {_mask(a)} in {a.p.qkv_layout} with cuDNN {a.cudnn}, this bias and dropout"
-    )
 
 
 def _masks(a: Asked) -> Iterator[bool]:
@@ -223,14 +172,7 @@ def _masks(a: Asked) -> Iterator[bool]:
         yield kind in ("causal_bottom_right", "padding_causal_bottom_right") and ordered
 
 
-@_clause("412-416")
-def bias_beside_padding(a: Asked) -> str:
-    hit = _cudnn(a, 8, 9, 6) and a.bias == "post_scale_bias" and _mask(a) in ("padding", "padding_causal")
-    return f"a bias with the mask {_mask(a)}" if hit else ""
-
-
-@_clause("417-429")
-def layout(a: Asked) -> str:
+def _layout(a: Asked) -> str:
     if a.mixed:
         return "" if _cudnn(a, 9, 7) else f"the layout {a.p.qkv_layout} needs cuDNN 9.7.0, not {a.cudnn}"
     if a.p.qkv_format != "thd":
@@ -240,17 +182,13 @@ def layout(a: Asked) -> str:
     return f"packed sequences on sm{a.arch} with cuDNN {a.cudnn}: sm90 and 9.1.0, 9.6.0 with groups"
 
 
-@_clause("430-465")
-def window(a: Asked) -> str:
-    return "" if any(_windows(a)) else _window_text(a)
-
-
-def _window_text(a: Asked) -> str:
+def _window(a: Asked) -> str:
+    if any(_windows(a)):
+        return ""
     text = f"the window {a.window} with the mask {_mask(a)} and cuDNN {a.cudnn}"
     hole = a.te >= _NO_HOLE and _cudnn(a, 9, 2) and not _cudnn(a, 9, 6)
-    return (
-        f"{text}: from 9.2.0 to 9.5 it takes few masks (taken up to 9.1 and from 9.6.0 on)" if hole else text
-    )
+    why = ": from 9.2.0 to 9.5 it takes few masks (taken up to 9.1 and from 9.6.0 on)" if hole else ""
+    return text + why
 
 
 def _windows(a: Asked) -> Iterator[bool]:
@@ -277,12 +215,6 @@ def _windows(a: Asked) -> Iterator[bool]:
         yield (kind in ("padding", "padding_causal") or unmasked or bottom) and plain
 
 
-@_clause("466-467")
-def offsets(a: Asked) -> str:
-    hit = a.packed and _largest_offset(a) > _LARGEST and not _cudnn(a, 9, 5)
-    return f"offsets of packed sequences beyond 2^31 need cuDNN 9.5.0, not {a.cudnn}" if hit else ""
-
-
 def _largest_offset(a: Asked) -> int:
     p, group = a.p, a.layout_group
     heads, groups = p.num_heads * p.head_dim_qk, p.num_gqa_groups * p.head_dim_qk
@@ -298,30 +230,7 @@ def _largest_offset(a: Asked) -> int:
     return max(q, k, v, heads * p.max_seqlen_q)
 
 
-@_clause("468-469")
-def withdrawn(a: Asked) -> str:
-    return (
-        f"cuDNN {a.cudnn} is known to be wrong" if a.cudnn in (Version(9, 10, 0), Version(9, 10, 1)) else ""
-    )
-
-
-@_clause("470-475", since="2.8")
-def sinks(a: Asked) -> str:
-    hit = a.p.softmax_type != "vanilla" and not _cudnn(a, 9, 13, 1)
-    return f"softmax_type {a.p.softmax_type} needs cuDNN 9.13.1, not {a.cudnn}" if hit else ""
-
-
-@_clause("476-479", since="2.17")
-def max_logit(a: Asked) -> str:
-    return (
-        f"max_logit needs cuDNN 9.21.0, not {a.cudnn}"
-        if a.p.return_max_logit and not _cudnn(a, 9, 21)
-        else ""
-    )
-
-
-@_clause("480-488", since="2.12")
-def training_on_blackwell(a: Asked) -> str:
+def _training_on_blackwell(a: Asked) -> str:
     if a.arch < 100 or not a.p.is_training:
         return ""
     dropout, biased = a.p.attention_dropout != 0, a.bias != "no_bias"
@@ -331,39 +240,17 @@ def training_on_blackwell(a: Asked) -> str:
     return f"training on sm{a.arch} with a bias and dropout" if dropout and biased else ""
 
 
-@_clause("494-500")
-def oldest(a: Asked) -> str:
-    return f"cuDNN is {a.cudnn}, at least 8.9.0" if not _cudnn(a, 8, 9) else ""
+def _wide_window_of_9_14(a: Asked) -> bool:
+    windowed = a.window[0] != -1 and _mask(a) not in ("causal", "causal_bottom_right")
+    return a.cudnn == Version(9, 14) and a.p.max_seqlen_kv > 1024 and windowed
 
 
-@_clause("501-509", since="2.8")
-def window_of_9_14(a: Asked) -> str:
-    hit = a.cudnn == Version(9, 14) and a.p.max_seqlen_kv > 1024 and a.window[0] != -1
-    return (
-        "cuDNN 9.14.0 has a window over more than 1024 keys wrong"
-        if hit and _mask(a) not in ("causal", "causal_bottom_right")
-        else ""
-    )
+def _graph_of_uneven_lengths(a: Asked) -> bool:
+    uneven = _dense(a) and a.p.max_seqlen_kv % 128 != 0 and not a.p.padding
+    return a.p.cuda_graph and a.p.is_training and a.cudnn <= Version(9, 15) and uneven
 
 
-@_clause("510-522", since="2.9")
-def graph_of_uneven_lengths(a: Asked) -> str:
-    hit = (
-        a.p.cuda_graph
-        and a.p.is_training
-        and _dense(a)
-        and a.p.max_seqlen_kv % 128
-        and a.cudnn <= Version(9, 15)
-    )
-    return (
-        "a CUDA graph of training with keys no multiple of 128 up to cuDNN 9.15.0"
-        if hit and not a.p.padding
-        else ""
-    )
-
-
-@_clause("523-543", since="2.14")
-def sm120(a: Asked) -> str:
+def _sm120(a: Asked) -> str:
     if a.arch != 120:
         return ""
     if not _cudnn(a, 9, 18, 1):
@@ -374,24 +261,6 @@ def sm120(a: Asked) -> str:
 
 
 # ---- FP8 ----------------------------------------------------------------------------------------------
-
-
-@_clause("258", of=FP8_CLAUSES)
-def fp8_architecture(a: Asked) -> str:
-    return f"the GPU is sm{a.arch}, at least sm90 for FP8" if a.arch < 90 else ""
-
-
-@_clause("258", of=FP8_CLAUSES)
-def fp8_bias(a: Asked) -> str:
-    return f"{a.bias} in FP8" if a.bias != "no_bias" else ""
-
-
-@_clause("259-283", of=FP8_CLAUSES)
-def fp8_shape(a: Asked) -> str:
-    if any(_fp8_shapes(a)):
-        return ""
-    heads = f"head dimensions {a.p.head_dim_qk} and {a.p.head_dim_v}"
-    return f"{heads}, the mask {_mask(a)} or these lengths in FP8 on sm{a.arch} with cuDNN {a.cudnn}"
 
 
 def _fp8_shapes(a: Asked) -> Iterator[bool]:
@@ -408,8 +277,7 @@ def _fp8_shapes(a: Asked) -> Iterator[bool]:
     yield new and kind in ("no_mask", "causal", "causal_bottom_right")
 
 
-@_clause("284-291", of=FP8_CLAUSES)
-def fp8_layout(a: Asked) -> str:
+def _fp8_layout(a: Asked) -> str:
     newer = a.te >= Version(2, 14) and _cudnn(a, 9, 21)
     if a.p.softmax_type != "vanilla" and not newer:
         return f"softmax_type {a.p.softmax_type} in FP8 with cuDNN {a.cudnn}"
@@ -417,8 +285,103 @@ def fp8_layout(a: Asked) -> str:
     return "" if fits else f"the layout {a.p.qkv_layout} in FP8"
 
 
-@_clause("292-294", of=FP8_CLAUSES)
-def fp8_withdrawn(a: Asked) -> str:
+def _fp8_withdrawn(a: Asked) -> str:
     if a.p.return_max_logit and a.te >= Version(2, 17):
         return "max_logit in FP8"
     return "cuDNN 9.10.0 is known to be wrong in FP8" if a.cudnn == Version(9, 10, 0) else ""
+
+
+# ---- the tables ---------------------------------------------------------------------------------------
+
+
+def _clause(
+    lines: str, says: str | Check, when: Callable[[Asked], object] = bool, *, since: str = ""
+) -> Filter:
+    return refuses(FUSED, f"fused_attn.cpp, {lines}", says, when, since=since, told=NOTHING)
+
+
+CLAUSES: tuple[Filter, ...] = (
+    _clause("300-303", _architecture),
+    _clause(
+        "304-306",
+        "lengths are {p.max_seqlen_q} and {p.max_seqlen_kv}, multiples of 64 below cuDNN 9.0.0",
+        lambda a: not _cudnn(a, 9) and (a.p.max_seqlen_q % 64 or a.p.max_seqlen_kv % 64),
+    ),
+    _clause(
+        "307-309",
+        "{p.num_gqa_groups} groups for {p.num_heads} heads need cuDNN 8.9.7, not {a.cudnn}",
+        lambda a: a.p.gqa and not _cudnn(a, 8, 9, 7),
+    ),
+    _clause("310-348", _head_dims),
+    _clause(
+        "349-353",
+        "head dimensions are {p.head_dim_qk} and {p.head_dim_v}: unlike ones from 128 on, for training on "
+        "sm90 from cuDNN 9.11 on",
+        _unlike_heads_on_hopper,
+    ),
+    _clause("354-366", _bias),
+    _clause(
+        "367-411",
+        "the mask {p.attn_mask_type} in {p.qkv_layout} with cuDNN {a.cudnn}, this bias and dropout",
+        lambda a: not any(_masks(a)),
+    ),
+    _clause(
+        "412-416",
+        "a bias with the mask {p.attn_mask_type}",
+        lambda a: (
+            _cudnn(a, 8, 9, 6) and a.bias == "post_scale_bias" and _mask(a) in ("padding", "padding_causal")
+        ),
+    ),
+    _clause("417-429", _layout),
+    _clause("430-465", _window),
+    _clause(
+        "466-467",
+        "offsets of packed sequences beyond 2^31 need cuDNN 9.5.0, not {a.cudnn}",
+        lambda a: a.packed and _largest_offset(a) > _LARGEST and not _cudnn(a, 9, 5),
+    ),
+    _clause(
+        "468-469",
+        "cuDNN {a.cudnn} is known to be wrong",
+        lambda a: a.cudnn in (Version(9, 10, 0), Version(9, 10, 1)),
+    ),
+    _clause(
+        "470-475",
+        "softmax_type {p.softmax_type} needs cuDNN 9.13.1, not {a.cudnn}",
+        lambda a: a.p.softmax_type != "vanilla" and not _cudnn(a, 9, 13, 1),
+        since="2.8",
+    ),
+    _clause(
+        "476-479",
+        "max_logit needs cuDNN 9.21.0, not {a.cudnn}",
+        lambda a: a.p.return_max_logit and not _cudnn(a, 9, 21),
+        since="2.17",
+    ),
+    _clause("480-488", _training_on_blackwell, since="2.12"),
+    _clause("494-500", "cuDNN is {a.cudnn}, at least 8.9.0", lambda a: not _cudnn(a, 8, 9)),
+    _clause(
+        "501-509",
+        "cuDNN 9.14.0 has a window over more than 1024 keys wrong",
+        _wide_window_of_9_14,
+        since="2.8",
+    ),
+    _clause(
+        "510-522",
+        "a CUDA graph of training with keys no multiple of 128 up to cuDNN 9.15.0",
+        _graph_of_uneven_lengths,
+        since="2.9",
+    ),
+    _clause("523-543", _sm120, since="2.14"),
+)
+
+FP8_CLAUSES: tuple[Filter, ...] = (
+    _clause("258", "the GPU is sm{a.arch}, at least sm90 for FP8", lambda a: a.arch < 90),
+    _clause("258", "{a.bias} in FP8", lambda a: a.bias != "no_bias"),
+    _clause(
+        "259-283",
+        "head dimensions {p.head_dim_qk} and {p.head_dim_v}, the mask {p.attn_mask_type} or these lengths in "
+        "FP8 on sm{a.arch} with cuDNN {a.cudnn}",
+        lambda a: not any(_fp8_shapes(a)),
+    ),
+    _clause("284-291", _fp8_layout),
+    _clause("292-294", _fp8_withdrawn),
+)

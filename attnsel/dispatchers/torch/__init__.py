@@ -1,14 +1,6 @@
 """What F.scaled_dot_product_attention would run for a question, and every reason against its other kernels.
 
-=============  ==============================================================
-module         is
-=============  ==============================================================
-``call``       the question as a call: arguments, and what a mask has to say
-``switches``   what a user may set
-``checks``     what the chooser checks, in its order, release by release
-``releases``   which releases were read, and where
-=============  ==============================================================
-
+``switches``: what a user may set. ``checks``: what the chooser checks, in its order, release by release.
 The order in which kernels are tried: ``attnsel/selection/f_sdpa.py``. On CPUs the answer is compared with
 what torch runs (tests/attnsel/dispatchers/); what is said of GPUs rests on the sources and libraries of each
 release alone, as no C++ check of theirs can run without one.
@@ -340,7 +332,9 @@ def _outcome(p: AttentionParams, kernels: list[_Kernel], asked: Asked) -> _Outco
         if not kernel.against:
             raised = _raised(kernel, asked)
             return _Outcome(kernel, raised, "" if raised is None else raised.text)
-    return _Outcome(error=_nothing_left(asked))
+    cpu = asked.env.device.type == "cpu"
+    every = {"flash", "math"} if cpu else {"flash", "mem_efficient", "math", "cudnn"}
+    return _Outcome(error=_ALL_OFF if every <= set(asked.held.off) else _NOTHING_LEFT)
 
 
 def _ordered(order: SdpaOrder, priority: tuple[str, ...]) -> SdpaOrder:
@@ -378,13 +372,6 @@ def _impossible(p: AttentionParams, kernels: list[_Kernel]) -> str:
         wanted = "Expected attn_mask dtype to be bool or float or to match query dtype"
         return f"{wanted}: {found['SDPA016'].message}"
     return ""
-
-
-def _nothing_left(asked: Asked) -> str:
-    """What F.sdpa says where every kernel is refused."""
-    cpu = asked.env.device.type == "cpu"
-    all_off = {"flash", "math"} if cpu else {"flash", "mem_efficient", "math", "cudnn"}
-    return _ALL_OFF if all_off <= set(asked.held.off) else _NOTHING_LEFT
 
 
 def _raised(chosen: _Kernel, asked: Asked) -> Refusal | None:

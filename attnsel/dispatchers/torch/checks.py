@@ -3,7 +3,7 @@
 Where one of attnsel's rules about the same kernel says the same, the check names it; what the chooser has
 beside, or otherwise, stands here. A rule that no check names is one that the chooser does not have.
 
-The releases were read as ``releases`` says; no GPU ran any of it here.
+The releases were read as ``_READ`` beside says; no GPU ran any of it here.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ CUDNN_CHECKS = (
     Check(
         "check_cudnn_tensor_shapes",
         CUDA,
-        tuple(f"SDPA3{number:02}" for number in (*range(6, 15),)),
+        tuple(f"SDPA3{number:02}" for number in range(6, 15)),
         since=(2, 5),
     ),
     Check("check_cudnn_tensor_shapes", CUDA, ("SDPA320",), since=(2, 6)),
@@ -356,8 +356,6 @@ FLASH_ON_CPUS = (
     Check("check_last_dim_stride_equals_1_dense", HEADER, own=_mask_stride, before=(2, 8)),
     Check("check_tensor_dtype", HEADER, ("SDPA003", "SDPA732")),
 )
-
-MATH_CHECKS: tuple[Check, ...] = ()
 
 _TURNED_OFF = {
     "flash": ("check_runtime_disabled_flash", HEADER),
@@ -389,4 +387,4 @@ def checked_codes(kernel: str, asked: Asked) -> frozenset[str]:
 def _of(kernel: str, asked: Asked) -> tuple[Check, ...]:
     if kernel == "flash":
         return FLASH_ON_GPUS if asked.gpu else FLASH_ON_CPUS
-    return {"mem_efficient": EFFICIENT_ON_GPUS, "cudnn": CUDNN_CHECKS}.get(kernel, MATH_CHECKS)
+    return {"mem_efficient": EFFICIENT_ON_GPUS, "cudnn": CUDNN_CHECKS}.get(kernel, ())

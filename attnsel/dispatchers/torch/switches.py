@@ -97,10 +97,9 @@ SWITCHES = (
 
 
 class Held(NamedTuple):
-    """What the switches say. ``enabled``: the kernels that may be taken; ``priority``: the order that a user
-    set, () for the default. ``enable_gqa``: the argument of the call."""
+    """What the switches say. ``priority``: the order that a user set, () for the default. ``enable_gqa``: the
+    argument of the call."""
 
-    enabled: frozenset[str]
     priority: tuple[str, ...] = ()
     enable_gqa: bool = True
     impl: str = "FA2"
@@ -176,7 +175,6 @@ def read(p: AttentionParams, env: Environment, release: Version, switches: Mappi
     stays = _PREFERRED if release < (2, 10) else _DEPRIORITIZED
     deterministic = switches.get("use_deterministic_algorithms")
     return Held(
-        enabled=frozenset(_KERNELS) - set(off),
         priority=tuple(name for name in ordered or () if name in _KERNELS and release >= (2, 6)),
         enable_gqa=switches.get("enable_gqa", "true") == "true",
         impl=switches.get(_IMPL, env.torch_flash),

@@ -1,9 +1,7 @@
 """What transformers would run for a question: ``attn_implementation``, its checks, and what reaches a kernel.
 
-``switches``        what may be set, and the value of each as typed
-``releases``        which releases were read, and the line a statement comes from
-``sdpa``            the call of F.scaled_dot_product_attention: mask, heads, is_causal
-``implementations`` each implementation: what refuses it when a model is made, and what when it runs
+``switches``        what may be set, its value as typed; which releases were read, and the lines of statements
+``implementations`` each implementation: its call, what refuses it when a model is made, and what when it runs
 
 The name that was asked for is tried first, then what transformers falls back to; the other implementations
 follow, for a reader who thinks of changing it.
@@ -27,7 +25,8 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     asked = read_switches(switches)
     order = _resolution(asked)
     tried = [attempt(name, p, env, asked) for name in order]
-    others = [attempt(name, p, env, asked) for name in _named(asked) if name not in order]
+    named = [name for name, since in NAMES.items() if asked.release >= since]
+    others = [attempt(name, p, env, asked) for name in named if name not in order]
     chosen, error = _settled(tried)
     offers = [one.offer() for one in tried] + [_not_asked(one, asked) for one in others]
     known, inferred = read_for(asked.release)
@@ -55,10 +54,6 @@ def _resolution(asked: Asked) -> tuple[str, ...]:
     if hub and asked.kernels:
         return (name, hub)
     return (name,)
-
-
-def _named(asked: Asked) -> tuple[str, ...]:
-    return tuple(name for name, since in NAMES.items() if asked.release >= since)
 
 
 def _settled(tried: list[Attempt]) -> tuple[Attempt | None, str]:

@@ -61,11 +61,9 @@ def _mask(p: AttentionParams, asked: Asked) -> tuple[bool, str]:
         return True, "packed sequences become one row with a block-diagonal mask of s * s elements"
     if p.padding:
         return True, "padding becomes a mask of s_q * s_kv elements"
-    if _window_binds(p):
-        return (
-            True,
-            f"the window ({p.window_size[0]}, {p.window_size[1]}) becomes a mask of s_q * s_kv elements",
-        )
+    left, right = p.window_size
+    if p.windowed and not 0 <= p.max_seqlen_kv <= left and (left, right) not in ((-1, -1), (-1, 0)):
+        return True, f"the window ({left}, {right}) becomes a mask of s_q * s_kv elements"
     if p.causal and p.max_seqlen_q not in (1, p.max_seqlen_kv) and p.bottom_right:
         return True, "rows that begin after the first key (a chunk with a cache) need a mask"
     if asked.compiled and asked.release >= (4, 53) and p.causal:
@@ -73,11 +71,6 @@ def _mask(p: AttentionParams, asked: Asked) -> tuple[bool, str]:
     if p.causal:
         return False, "no padding: the mask is skipped"
     return False, ""
-
-
-def _window_binds(p: AttentionParams) -> bool:
-    left = p.window_size[0]
-    return p.windowed and not 0 <= p.max_seqlen_kv <= left and p.window_size not in ((-1, -1), (-1, 0))
 
 
 def _heads(
@@ -154,15 +147,11 @@ def _derived(p: AttentionParams, changes: dict[str, Any]) -> AttentionParams:
             "core_attention_bias_requires_grad": p.core_attention_bias_requires_grad,
         }
         changes = {**changes, "attn_mask_type": "no_mask"}
-    return AttentionParams(**{**_stated(p), **dense, **changes})
-
-
-def _stated(p: AttentionParams) -> dict[str, Any]:
     names = (
         "dtype", "batch_size", "num_heads", "num_gqa_groups", "max_seqlen_q", "head_dim_qk", "head_dim_v",
         "attention_dropout", "is_training", "deterministic",
     )  # fmt: skip
-    return {name: getattr(p, name) for name in names}
+    return AttentionParams(**{**{name: getattr(p, name) for name in names}, **dense, **changes})
 
 
 NAMES = {
@@ -237,12 +226,7 @@ def _kernel_of_f_sdpa(
     p: AttentionParams, env: Environment
 ) -> tuple[str, str, tuple[Refusal, ...], tuple[str, ...]]:
     """(words, candidate, refusals, notes) of the kernel that F.sdpa then takes."""
-    try:
-        answer = dispatched_by("torch", p, env, {})
-    except ModuleNotFoundError as error:
-        if error.name != "attnsel.dispatchers.torch":
-            raise
-        return "", "", (), ("which kernel F.sdpa then takes is not known here",)
+    answer = dispatched_by("torch", p, env, {})
     if answer.chosen is None:
         told = f"RuntimeError: {answer.error}"
         return "", "", (Refusal("F.sdpa has no kernel for it", answer.order_source, told=told),), ()
@@ -253,11 +237,10 @@ def _kernel_of_f_sdpa(
 
 
 def _eager(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Attempt:
-    notes = ["eager holds the scores, [b, h, s_q, s_kv], and repeats kv heads"] if p.gqa else [
-        "eager holds the scores, [b, h, s_q, s_kv]"
-    ]  # fmt: skip
+    repeats = ", and repeats kv heads" if p.gqa else ""
     call = "softmax(q @ k.T * scale + mask) @ v, the model's own code"
-    return Attempt(name, call, note="matmul, softmax, matmul", notes=tuple(notes))
+    note = f"eager holds the scores, [b, h, s_q, s_kv]{repeats}"
+    return Attempt(name, call, note="matmul, softmax, matmul", notes=(note,))
 
 
 # ---- FlashAttention's packages ----------------------------------------------------------------------

@@ -109,7 +109,6 @@ SWITCHES = (
     ),
 )
 
-_FLASH_NAME = re.compile(r"flash_attention_([234])")
 _KERNEL = re.compile(r"[^/:]+/[^/:@]+(@[^/:]+)?(:[^/:]+)?")  # integrations/hub_kernels.py, line 815, 5.23.0
 _HUB = {
     "flash_attention_2": "kernels-community/flash-attn2",
@@ -124,7 +123,6 @@ class Asked(NamedTuple):
     """The switches, read."""
 
     implementation: str | None  # without paged| and hub:
-    paged: bool
     release: Version
     assumed_release: bool
     kernels: bool
@@ -144,11 +142,6 @@ class Asked(NamedTuple):
         if self.release >= (5,):
             return _HUB[name]
         return _HUB_4 if name == "flash_attention_2" else _HUB[name]
-
-    @property
-    def hub(self) -> bool:
-        """Whether a kernel of the Hub is asked for by its name."""
-        return is_hub(self.implementation or "")
 
 
 def is_hub(name: str) -> bool:
@@ -182,7 +175,6 @@ def read_switches(switches: Mapping[str, str]) -> Asked:
     models = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
     return Asked(
         implementation=name or None,
-        paged=paged,
         release=release,
         assumed_release="transformers" not in switches,
         kernels=flag("kernels", False),
