@@ -31,14 +31,15 @@ def replay(
 
     With ATTNSEL_REPLAY_DIR=FOLDER a kernel that refuses when it runs, or fails its self-check, and a call
     that nothing can run, leave a file there: parameters, shapes, strides, offsets, lengths, the generator's
-    state, settings and versions; no tensor's numbers. The program builds such tensors from a seed, makes the
-    call with the library itself, and prints how far its output and gradients are from attention by its
-    definition in float64. A call that the library's function cannot be given is made with attnsel.
+    state, settings and versions; no tensor's numbers. The program builds such tensors from a seed and makes
+    the call, and its backward if it had one, with the library itself; where the numbers were wrong, it prints
+    how far they are from those in float64. A call that the library's function has no argument for, and one by
+    attnsel's own kernels, is made with attnsel.
 
         attnsel replay FILE > issue.py
         attnsel replay FILE --backend sdpa.math
 
-    The question which kernels can run the call stands on standard error, as a command.
+    Which kernels can run the call is a question for attnsel explain: the command stands on standard error.
 
     Exit code: 0 the program is printed; 2 bad input.
     """

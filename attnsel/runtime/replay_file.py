@@ -122,7 +122,8 @@ def checked(name: str, data: dict[str, Any]) -> ReplayFile:
     given = dict(data)
     schema = given.pop("schema", "no schema")
     if schema != wanted:
-        said = short(f"holds {schema}, of attnsel {given.get('attnsel', 'unknown')}", str)
+        by = f" of attnsel {given['attnsel']}" if "attnsel" in given else ""
+        said = short(f"holds {schema}{by}", str)
         raise InvalidInput("FILE", name, f"{said}; needs {wanted}, a file of ATTNSEL_REPLAY_DIR")
     if isinstance(given.get("environment"), dict):  # warnings are worked out again
         given["environment"] = {k: v for k, v in given["environment"].items() if k != "warnings"}

@@ -280,7 +280,7 @@ def refused_in_one_line(told: tuple[int, str, str], said: str) -> None:
 @each(
     ("change", "said"),
     [
-        ({"schema": "attnsel.replay/99"}, "holds attnsel.replay/99, of attnsel"),
+        ({"schema": "attnsel.replay/99"}, "holds attnsel.replay/99 of attnsel "),
         ({"tensors": []}, "must begin with q, k and v"),
         ({"config": '{"qkv_format": "x"}'}, "is no call's"),
         ({"new": 1}, "there is no such field"),
