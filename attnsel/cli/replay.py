@@ -162,7 +162,7 @@ def _tensors(file: ReplayFile) -> list[str]:
         elif t.values is not None:
             values = f"torch.tensor({list(t.values)}, dtype={dtype}, device=device)"
             lines.append(f"{name} = {values}" + ("" if len(t.shape) == 1 else f".reshape({t.shape})"))
-        elif t.lengths is not None:
+        elif t.lengths is not None and t.shape:
             hidden = f"torch.arange({t.shape[-1]}) >= torch.tensor({list(t.lengths)})[:, None]"
             lines.append(f"{name} = ({hidden})[:, None, None].to(device)")
         elif t.dtype == "bool":
