@@ -36,7 +36,6 @@ VARIABLES: dict[str, str] = {
     "ATTNSEL_CHECK": "check",
     "ATTNSEL_SELFCHECK": "selfcheck",
     "ATTNSEL_REPLAY_DIR": "replay_dir",
-    "ATTNSEL_REPLAY_DATA": "replay_data",
 }
 _PREFIX = "ATTNSEL_"
 
@@ -76,7 +75,6 @@ class Settings(FrozenModel):
     replay_dir: str | None = Field(
         default=None, description="a kernel that refuses or is wrong leaves a file there: attnsel replay"
     )
-    replay_data: bool = Field(default=False, description="such a file comes with the tensors' numbers")
 
 
 _POLICY_FIELDS = frozenset(Policy.model_fields)

@@ -29,7 +29,6 @@ LATE = {
     "attnsel.backends.triton.run",
     "attnsel.cli",
     "attnsel.cli.explain",
-    "attnsel.cli.replay",
     "attnsel.cli.known",
     "attnsel.cli.program",
     "attnsel.integrations.program",

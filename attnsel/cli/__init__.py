@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "run": ("attnsel.cli.program:run", "a program that imports flash_attn, where there is no flash_attn"),
     "report": ("attnsel.cli.report:report", "the files of many ranks in one answer: who differs, and why"),
-    "replay": ("attnsel.cli.replay:replay", "a call that fell back, was refused or came out wrong, again"),
+    "replay": ("attnsel.cli.replay:replay", "a call that was refused or came out wrong, as a short program"),
     "watch": ("attnsel.cli.program:watch", "an unmodified program, and what attention it runs"),
     "doctor": ("attnsel.cli.doctor:doctor", "what is installed, what runs here, what is wrong"),
     "completion": ("attnsel.cli.suggest:completion", "a script that completes commands in a shell"),

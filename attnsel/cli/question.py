@@ -78,6 +78,11 @@ def read_environment(path: Path) -> Environment:
         raise InvalidInput(f"{called(path)}: {error.field}", error.value, error.allowed) from None
 
 
+def read_object(path: Path, flag: str) -> dict[str, Any]:
+    """A file's JSON object. Raises InvalidInput."""
+    return _object(path, _text(path, flag), "", flag)
+
+
 def called(path: Path | None) -> str:
     """A file's name in a message."""
     return "standard input" if str(path) == "-" else str(path)

@@ -1,1 +1,1 @@
-"""What ran, and why: of logs, of a watched program, of many ranks, of one call again."""
+"""What ran, and why: of logs, of a watched program, of many ranks."""

@@ -6,9 +6,7 @@ file cannot be written is one warning and never the call's error.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import json
 import os
 import tempfile
@@ -32,7 +30,6 @@ from attnsel.runtime.replay_file import MOST_VALUES, Generator, Happened, Replay
 from attnsel.verdicts.reasons import WRONG_NUMBERS, Refusal
 
 MOST_FILES = 16
-MOST_DATA = 1 << 30  # bytes of numbers that are kept of one call
 _LINE = 64  # bytes: what allocators align to
 _PRIVATE = {"debug_file", "replay_dir"}  # settings that name folders of the user's
 
@@ -93,7 +90,6 @@ def _write(call: Call, happened: Happened, params: AttentionParams, environment:
     assert folder is not None
     about = debug.process_record()
     readable = _readable(call.q)
-    tensors = dict(_tensors(call))
     file = ReplayFile(
         attnsel=__version__,
         time=about["time"],
@@ -104,25 +100,17 @@ def _write(call: Call, happened: Happened, params: AttentionParams, environment:
         settings=call.settings.replace(**dict.fromkeys(_PRIVATE)),
         environment=environment,
         generator=_generator(call.q.device, readable),
-        tensors=tuple(_records(tensors, readable)),
+        tensors=tuple(_records(dict(_tensors(call)), readable)),
         max_seqlen_q=call.extras.max_seqlen_q,
         max_seqlen_kv=call.extras.max_seqlen_kv,
     )
     os.makedirs(folder, exist_ok=True)
     what = happened.candidate or "nothing"
     stem = f"rank{about['rank']}-{os.getpid()}-{happened.kind.replace(' ', '-')}-{what}"
-    place = _free_place(folder, stem)
-    if call.settings.replay_data:
-        file = _with_data(file, tensors, place, readable)
-    _put(f"{place}.json", (json.dumps(file.as_dict(), indent=1) + "\n").encode())
-
-
-def _free_place(folder: str, stem: str) -> str:
-    """A name that no file has, without its ending."""
     number = 0
-    while os.path.lexists(f"{(place := os.path.join(folder, f'{stem}-{number}'))}.json"):
+    while os.path.lexists(path := os.path.join(folder, f"{stem}-{number}.json")):
         number += 1
-    return place
+    _put(path, (json.dumps(file.as_dict(), indent=1) + "\n").encode())
 
 
 def _put(path: str, data: bytes) -> None:
@@ -211,34 +199,7 @@ def _contents(t: Tensor) -> dict[str, Any]:
 def _generator(device: torch.device, readable: bool) -> Generator:
     if not readable:
         return Generator()
-    if device.type == "cuda":
-        return Generator(
-            initial_seed=torch.cuda.initial_seed(), state=_base64(torch.cuda.get_rng_state(device))
-        )
-    return Generator(initial_seed=torch.initial_seed(), state=_base64(torch.get_rng_state()))
-
-
-def _base64(state: Tensor) -> str:
-    return base64.b64encode(bytes(state.tolist())).decode()
-
-
-def _with_data(file: ReplayFile, tensors: dict[str, Tensor], place: str, readable: bool) -> ReplayFile:
-    """Numbers beside the file; of expanded dimensions once."""
-    kept = {name: _narrow(t.detach()) for name, t in tensors.items()}
-    total = sum(t.numel() * t.element_size() for t in kept.values())
-    if not readable:
-        return file.replace(data_left_out="they cannot be read while a graph is traced or captured")
-    if total > MOST_DATA:
-        return file.replace(data_left_out=f"{total} bytes, more than {MOST_DATA}")
-    held = io.BytesIO()
-    torch.save({name: t.cpu().contiguous().clone() for name, t in kept.items()}, held)
-    _put(f"{place}.pt", held.getvalue())
-    return file.replace(data=os.path.basename(f"{place}.pt"))
-
-
-def _narrow(t: Tensor) -> Tensor:
-    """The first of every dimension whose stride is 0: the others are the same memory."""
-    for dim, stride in enumerate(t.stride()):
-        if stride == 0 and t.shape[dim] > 1:
-            t = t.narrow(dim, 0, 1)
-    return t
+    if device.type != "cuda":
+        return Generator(initial_seed=torch.initial_seed())
+    state = torch.cuda.get_rng_state(device).tolist()
+    return Generator(initial_seed=torch.cuda.initial_seed(), state=tuple(state))

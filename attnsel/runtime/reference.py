@@ -1,5 +1,4 @@
-"""Rows of a call, computed again by ``tiled``: what a kernel's numbers are held against. A few of them in
-float32 for self-check, all of them in float64 for ``attnsel replay``.
+"""Rows of a call, computed again by ``tiled``: what self-check holds a kernel's numbers against.
 
 Rows are taken where kernels go wrong: at the start, in the middle, where the diagonal enters or leaves, and
 at the end, of the first, the last and the shortest sequence, for all heads and over all keys. The gradient
@@ -152,15 +151,14 @@ def compute(
     unit: float = 0.0,
     bias_scale: float = 1.0,
     seed: int = 1,
-    least: torch.dtype = torch.float32,
 ) -> Numbers:
-    """What these rows give in ``least`` (float64 for float64); ``douts`` None: no gradients.
+    """What these rows give in float32 (float64 for float64); ``douts`` None: no gradients.
 
     ``unit``: first change every input by up to so much of itself, at random by ``seed``. Nothing is drawn
     from PyTorch's own generators. ``bias_scale``: what the caller's bias was multiplied by on its way into
     ``inputs``.
     """
-    wide = torch.promote_types(inputs.q.dtype, least)
+    wide = torch.promote_types(inputs.q.dtype, torch.float32)
     generator = torch.Generator(inputs.q.device).manual_seed(seed)
 
     def widened(t: Tensor) -> Tensor:

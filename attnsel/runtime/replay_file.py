@@ -1,15 +1,12 @@
 """What a replay file holds: one call, where it ran, and what happened. JSON; no tensor's numbers.
 
-Lengths of sequences and tables of pages are kept, since the call would be another one without them. With
-``ATTNSEL_REPLAY_DATA=1`` the numbers lie beside it in a file of ``torch.save``, which is read with
-``weights_only=True``.
+Lengths of sequences and tables of pages are kept, since the call would be another one without them. A call
+leaves such a file (``attnsel/runtime/leave_replay.py``), and ``attnsel replay`` makes a program of it.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -23,7 +20,6 @@ from attnsel.params.attention import MOST
 from attnsel.params.layout import FORMATS
 from attnsel.settings import Settings
 
-MOST_BYTES = 16 << 20  # of a file; one has some 10,000
 MOST_VALUES = 1 << 16  # of lengths and pages that are kept
 
 Text = Annotated[str, AfterValidator(printable)]
@@ -79,7 +75,9 @@ class Generator(FrozenModel):
     """PyTorch's generator of the call's device before the call ran again: dropout draws from it."""
 
     initial_seed: int = 0
-    state: str = Field(default="", max_length=1 << 16, description="base64 of get_rng_state()")
+    state: tuple[int, ...] = Field(
+        default=(), max_length=64, description="bytes of torch.cuda.get_rng_state(); a CPU's is too long"
+    )
 
 
 class ReplayFile(FrozenModel):
@@ -99,8 +97,6 @@ class ReplayFile(FrozenModel):
     tensors: tuple[TensorRecord, ...] = Field(max_length=32)
     max_seqlen_q: int | None = Field(default=None, ge=0, le=MOST)
     max_seqlen_kv: int | None = Field(default=None, ge=0, le=MOST)
-    data: Text = Field(default="", description="the file beside this one that has the numbers")
-    data_left_out: Text = Field(default="", description="why there is none, where it was asked for")
 
     def as_dict(self) -> dict[str, Any]:
         return stamped("replay", self.model_dump(mode="json"))
@@ -120,73 +116,28 @@ class ReplayFile(FrozenModel):
         return next((tensor for tensor in self.tensors if tensor.name == name), None)
 
 
-_SCHEMA = re.compile(r"attnsel\.replay/(\d{1,6})")
-
-
-def read_file(path: Path) -> ReplayFile:
-    """Raises InvalidInput, in a line, for what is no replay file of a version that is read."""
-    name = str(path)
+def checked(name: str, data: dict[str, Any]) -> ReplayFile:
+    """What a file of that name holds. Raises InvalidInput, in a line, for what is no file of this version."""
+    wanted = f"attnsel.replay/{VERSIONS['replay']}"
+    given = dict(data)
+    schema = given.pop("schema", "no schema")
+    if schema != wanted:
+        by = f" of attnsel {given['attnsel']}" if "attnsel" in given else ""
+        said = short(f"holds {schema}{by}", str)
+        raise InvalidInput("FILE", name, f"{said}; needs {wanted}, a file of ATTNSEL_REPLAY_DIR")
+    if isinstance(given.get("environment"), dict):  # warnings are worked out again
+        given["environment"] = {k: v for k, v in given["environment"].items() if k != "warnings"}
     try:
-        if not path.is_file():
-            raise InvalidInput("FILE", name, "is no file" if path.exists() else "there is no such file")
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise InvalidInput("FILE", name, f"is larger than {MOST_BYTES >> 20} MiB; no replay file is")
-        data = json.loads(text)
-    except InvalidInput:
-        raise
-    except OSError as error:
-        raise InvalidInput("FILE", name, error.strerror or str(error)) from None
-    except RecursionError:
-        raise InvalidInput("FILE", name, "is nested too deeply") from None
-    except ValueError as error:
-        raise InvalidInput("FILE", name, f"is no JSON: {short(error, str)}") from None
-    return _checked(name, data)
-
-
-def _checked(name: str, data: Any) -> ReplayFile:
-    schema = data.get("schema") if isinstance(data, dict) else None
-    found = _SCHEMA.fullmatch(schema) if isinstance(schema, str) else None
-    if found is None:
-        what = f"holds {schema}" if isinstance(schema, str) else "has no schema"
-        raise InvalidInput("FILE", name, f"{short(what, str)}; needs a file of ATTNSEL_REPLAY_DIR")
-    if int(found[1]) != VERSIONS["replay"]:
-        age = "newer" if int(found[1]) > VERSIONS["replay"] else "older"
-        version = short(data.get("attnsel"), str, 20)
-        raise InvalidInput(
-            "FILE",
-            name,
-            f"comes from attnsel {version}, which is {age}: {found[0]}; this one reads {VERSIONS['replay']}",
-        )
-    data.pop("schema")
-    if isinstance(data.get("environment"), dict):
-        data["environment"].pop("warnings", None)
-    try:
-        file = ReplayFile(**data)
+        file = ReplayFile(**given)
     except InvalidInput as error:
         raise InvalidInput(f"{short(name, str)}: {error.field}", error.value, error.allowed) from None
     except (TypeError, RecursionError):
         raise InvalidInput("FILE", name, "is damaged") from None
-    _check_tensors(name, file)
-    return file
-
-
-def _check_tensors(name: str, file: ReplayFile) -> None:
     names = [tensor.name for tensor in file.tensors]
-    missing = [wanted for wanted in ("q", "k", "v") if wanted not in names]
-    if missing or len(set(names)) < len(names):
-        said = f"has no {missing[0]}" if missing else "has a tensor twice"
-        raise InvalidInput(f"{short(name, str)}: tensors", names, said)
+    if names[:3] != ["q", "k", "v"]:
+        raise InvalidInput(f"{short(name, str)}: tensors", names, "must begin with q, k and v")
     for tensor in file.tensors:
-        count = 1
-        for size in tensor.shape:
-            count *= size
         if len(tensor.shape) != len(tensor.stride):
             said = "must be as long as its shape"
             raise InvalidInput(f"{short(name, str)}: {tensor.name}.stride", tensor.stride, said)
-        if tensor.values is not None and len(tensor.values) != count:
-            said = f"must be {count} values"
-            raise InvalidInput(f"{short(name, str)}: {tensor.name}.values", len(tensor.values), said)
-    if Path(file.data).name != file.data:
-        raise InvalidInput(f"{short(name, str)}: data", file.data, "must be a file in the same folder")
+    return file

@@ -156,7 +156,7 @@ def complaints(block: Block) -> list[str]:
     """What is wrong with the lines of a ``sh`` block: one line of text each."""
     found = []
     for line in block.text.replace("\\\n", " ").splitlines():
-        for part in re.split(r" && | \| ", line):
+        for part in re.split(r" && | \| ", re.sub(r" > \S+$", "", line)):
             words = shlex.split(part, comments=True)
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 del words[0]

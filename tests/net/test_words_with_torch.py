@@ -27,9 +27,7 @@ HERE = Path(__file__).parent
 WORDS = {
     path.stem: path.read_text(encoding="utf-8") for path in sorted((HERE / "words_with_torch").iterdir())
 }
-assert len(WORDS) >= 30, "outputs are gone"
-GOES_ON = {"replay_script": "replay"}
-"""Transcripts that begin where another ends."""
+assert len(WORDS) >= 29, "outputs are gone"
 
 pytestmark = [
     # syrupy, where it writes a file that is not named after its test. The names here are what was asked.
@@ -98,6 +96,4 @@ def test_a_program_says(name, server, says, tmp_path):
     files = {"train.py": TRAIN, "flash.py": FLASH, "quiet.py": QUIET, "lines.txt": "\n".join(lines)}
     for file, text in files.items():
         (tmp_path / file).write_text(text.lstrip(), encoding="utf-8")
-    if name in GOES_ON:
-        retold(WORDS[GOES_ON[name]], run, tmp_path)
     says(name, retold(WORDS[name], run, tmp_path))

@@ -63,7 +63,7 @@ FOLDER = Path(__file__).parents[1] / "attnsel" / "recorded_calls"
 OF_A_MACHINE = ("_SITE", "_STANDARD", "_HERE", "_CHECKOUT_RULES", "_CHECKOUT_BACKENDS")
 ROOMS = (
     "backends.flash_attention", "backends.sdpa", "backends.tiled", "cli", "diagnose.logs", "diagnose.ranks",
-    "diagnose.replay", "diagnose.watching", "f_sdpa", "flash_attn", "params", "report", "runtime",
+    "diagnose.watching", "f_sdpa", "flash_attn", "params", "report", "runtime",
     "selection",
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ Each function gives what happened, a line for each event.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import tempfile
@@ -38,7 +39,7 @@ from attnsel.runtime import (
 )
 from attnsel.runtime.cache import BoundedCache
 from attnsel.runtime.call import NO_EXTRAS, Call, Config, config
-from attnsel.runtime.replay_file import read_file
+from attnsel.runtime.replay_file import checked
 from attnsel.settings import current
 from attnsel.verdicts.reasons import NO_EVIDENCE
 
@@ -222,7 +223,7 @@ def settled(
             ]
         seen += [("said", [(w.category, *itemgetter(0, -1)(str(w.message).split())) for w in said])]
         for path in sorted(Path(folder).glob("*.json")):
-            happened = read_file(path).happened
+            happened = checked("f", json.loads(path.read_text())).happened
             parts = [part for part in happened.message.split("; ") if "POLICY" not in part]
             about = (happened.replace(message=""), "; ".join(parts))
             seen.append((path.name.replace(f"-{os.getpid()}-", "-PID-"), about))
@@ -237,7 +238,7 @@ def left(
     links: bool = True,
     **settings: Any,
 ) -> Any:
-    """The files of a call that nothing ran, and what the numbers beside them are."""
+    """The files of a call that nothing ran."""
     seen: list[Event] = []
     q_of_its_own, k, v = tensors_of(static)
     q = q_of_its_own if q is None else q
@@ -256,14 +257,9 @@ def left(
             leave_replay._put(str(min(Path(folder).glob("new/*"))), b"over another")
         for path in sorted(Path(folder).glob("new/*")):
             name = path.name.replace(f"-{os.getpid()}-", "-PID-")
-            if path.suffix == ".pt":
-                held = torch.load(path, weights_only=True)
-                seen.append((name, [(key, t, t.stride()) for key, t in held.items()]))
-                continue
-            file = read_file(path)
-            about = {"settings": file.settings, "data": file.data.replace(path.stem, "")}
-            about |= {"seed": (file.generator.initial_seed, len(file.generator.state))}
-            about |= {"left out": file.data_left_out, "longest": (file.max_seqlen_q, file.max_seqlen_kv)}
+            file = checked("f", json.loads(path.read_text()))
+            about = {"settings": file.settings, "seed": file.generator.initial_seed}
+            about |= {"longest": (file.max_seqlen_q, file.max_seqlen_kv)}
             seen += [(name, about), *((one.name, one) for one in file.tensors)]
     return seen
 

@@ -333,7 +333,9 @@ def _fix(differs: Sequence[Differs], refused: Sequence[str], otherwise: str) -> 
             return f"install {one.name} {one.others} here too"
     if refused:
         names = ",".join(refused)
-        return f"ATTNSEL_DISABLE={names} on all ranks makes them equal; attnsel replay shows why it refused"
+        return (
+            f"ATTNSEL_DISABLE={names} on all ranks makes them equal; ATTNSEL_REPLAY_DIR keeps what it refused"
+        )
     return otherwise
 
 

@@ -1,4 +1,4 @@
-"""What is told of watched programs, of many ranks and of kept calls, as it was when it was read last.
+"""What is told of watched programs and of many ranks, as it was when it was read last.
 
 Each function below gives a text of ``records/``, from what lies in ``records/given/``. What changed is
 accepted as tests/support/records.py says.
@@ -23,8 +23,6 @@ from attnsel import AttentionParams, Environment, InvalidInput, select  # noqa: 
 from attnsel.diagnose.framework_fixes import known_fixes, replacement, topics, ways_out  # noqa: E402
 from attnsel.diagnose.ranks.answer import read  # noqa: E402
 from attnsel.diagnose.ranks.words import nothing_found, ranks_document  # noqa: E402
-from attnsel.diagnose.replay.run import build  # noqa: E402
-from attnsel.diagnose.replay.script import program  # noqa: E402
 from attnsel.diagnose.watching.hooks import OPERATORS  # noqa: E402
 from attnsel.diagnose.watching.judge import Watched  # noqa: E402
 from attnsel.diagnose.watching.record import Api, Process, Site  # noqa: E402
@@ -32,8 +30,6 @@ from attnsel.dispatchers import Refusal  # noqa: E402
 from attnsel.report.markdown import to_markdown  # noqa: E402
 from attnsel.report.text import to_text  # noqa: E402
 from attnsel.rules import REGISTRY, load_all  # noqa: E402
-from attnsel.runtime.replay_file import ReplayFile  # noqa: E402
-from attnsel.settings import Settings  # noqa: E402
 from records import Record  # noqa: E402
 
 FOLDER = Path(__file__).parent / "records"
@@ -132,48 +128,8 @@ def ranks() -> Iterator[str]:
             yield error.value.allowed
 
 
-# ---- calls that were kept ----------------------------------------------------------------------------
-
-
-def kept() -> dict[str, ReplayFile]:
-    same = {"attnsel": "1.2.3", "settings": Settings(), "environment": H100}
-    calls = json.loads((GIVEN / "calls.json").read_text())
-    return {name: ReplayFile(**same, **call) for name, call in calls.items()}
-
-
-KERNELS = (
-    "sdpa.flash",
-    "sdpa.math",
-    "cudnn",
-    "sdpa.varlen",
-    "flash_attn.2",
-    "flash_attn.3",
-    "flash_attn.4",
-    "tiled",
-    "none",
-)
-
-
-def programs() -> Iterator[str]:
-    """The call of each file by each kernel, and once the tensors and what the definition is given."""
-    for name, file in kept().items():
-        for kernel in KERNELS:
-            try:
-                text = program(file, kernel, 5)
-            except InvalidInput as error:
-                yield f"{name}, {kernel}: {error.allowed}"
-                continue
-            head, _, rest = text.partition("def exact_attention")
-            tensors, _, call = rest.partition("# ---- the same tensors")[2].partition("# ---- the call ----")
-            if kernel == "sdpa.math":
-                yield f"{name}:{tensors}"
-                yield call[call.index("UNIT") : call.index('print("torch"')]
-                yield call[call.index("    settings = dict") : call.index("    given =")]
-            yield f"{name}, {kernel}:\n{head}{call.partition('# ---- beside')[0].rstrip()}"
-
-
 RECORDS: dict[str, Callable[[], Iterator[str]]] = {
-    "ways": ways, "replacements": replacements, "watched": watched, "ranks": ranks, "programs": programs,
+    "ways": ways, "replacements": replacements, "watched": watched, "ranks": ranks,
 }  # fmt: skip
 
 
@@ -182,23 +138,3 @@ def test_what_is_told(name: str, record: Record) -> None:
     record.holds(
         FOLDER / f"{name}.txt", (line.rstrip() for part in RECORDS[name]() for line in part.splitlines())
     )
-
-
-def test_a_program_makes_the_tensors_that_replay_makes() -> None:
-    for name, file in kept().items():
-        if file.params.softmax_type != "vanilla" or file.params.attn_mask_type == "padding" or file.data:
-            continue  # no program, or numbers that lie beside it
-        names: dict[str, Any] = {"torch": torch}
-        text = program(
-            file, "sdpa.math" if name != "capped" and file.params.qkv_format != "thd" else "flash_attn.2", 5
-        )
-        exec(text[text.index("# ---- the same tensors") : text.index("bias = slopes = hidden")], names)
-        built = build(file, torch.device("cpu"), 5, {})
-        to = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3), "thd": (0, 1, 2)}[file.static["qkv_format"]]
-        for mine, letter in zip(built[:3], "qkv", strict=True):
-            assert torch.equal(names[letter], mine.permute(to)), (name, letter)
-        assert len({id(t) for t in built[:3]}) == 3, "q, k and v have gradients of their own"
-        shared = file.named("cu_seqlens_q") and len({t.storage for t in file.tensors}) == 2
-        assert not shared or built.extras.cu_seqlens_q is built.extras.cu_seqlens_kv
-        for record in file.tensors[3:]:
-            assert torch.equal(names[record.name], getattr(built.extras, record.name)), (name, record.name)
