@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -21,12 +19,11 @@ from attnsel.cli.output import (
     text_width,
 )
 from attnsel.diagnose.ranks.answer import read
-from attnsel.diagnose.ranks.words import nothing_found, ranks_document
+from attnsel.diagnose.ranks.document import nothing_found, ranks_document
 from attnsel.report import to_text
 from attnsel.report.markdown import to_markdown
 
 DIFFER = 1
-_LARGE = 8 << 20  # bytes, from which on a person waits
 
 
 def report(
@@ -34,11 +31,11 @@ def report(
     markdown: Markdown = False,
     json: Json = False,
 ) -> int:
-    """What many ranks ran, from the files they left: who differs and why, fall-backs, slow paths.
+    """What many ranks ran, from the files they left: who differs and why, and what fell back.
 
     Read are the lines of ATTNSEL_DEBUG_FILE (ATTNSEL_DEBUG_FORMAT=json says most; ATTNSEL_DEBUG_RANKS=all,
     so that every rank speaks), the files of `attnsel watch --out`, and attnsel's lines in plain logs. Files
-    may be larger than the memory: tables are bounded, and what does not fit is counted.
+    may be larger than the memory: they are read line by line.
 
         ATTNSEL_DEBUG=1 ATTNSEL_DEBUG_FORMAT=json ATTNSEL_DEBUG_RANKS=all \\
           ATTNSEL_DEBUG_FILE='logs/rank{rank}.jsonl' torchrun --nproc-per-node 8 train.py
@@ -49,15 +46,15 @@ def report(
     `attnsel explain --from-log`.
 
     Exit code: 0 the ranks agree; 1 they differ, or a self-check failed, a call could not run, or a rank is
-    missing, cut off or ended with an error; 2 bad input; 3 nothing of attnsel's was found. Fall-backs and
-    slow paths that are alike on all ranks are told and are no error.
+    missing, cut off or ended with an error; 2 bad input; 3 nothing of attnsel's was found. Fall-backs
+    that are alike on all ranks are told and are no error.
     """
     one_form(markdown=markdown, json=json)
     if not files:
         complain("report needs a folder, files or a pattern: attnsel report logs/")
         return BAD_INPUT
-    with _progress() as moved:
-        answer = read(files, moved)
+    with bar("reading", 100) as percent:
+        answer = read(files, lambda done, total: percent(100 * done // max(total, 1)))
     if json:
         print_json(stamped("report", answer.as_dict()))
     elif answer.known:
@@ -66,25 +63,4 @@ def report(
     if not answer.known:
         complain(nothing_found(answer))
         return NO_BACKEND
-    return DIFFER if answer.bad else FOUND
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar, once it is known how much there is, and only where that takes a while."""
-    shown: list[Callable[[int], None]] = []
-    opened = []
-
-    def moved(done: int, total: int) -> None:
-        if total < _LARGE:
-            return
-        if not shown:
-            opened.append(bar("reading", total))
-            shown.append(opened[0].__enter__())
-        shown[0](done)
-
-    try:
-        yield moved
-    finally:
-        for one in opened:
-            one.__exit__(None, None, None)
+    return FOUND if answer.agreed else DIFFER

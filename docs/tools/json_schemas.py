@@ -36,7 +36,6 @@ from attnsel.cli import main
 from attnsel.cli.explain_more import Asked, Comparison, NotAsked, by_rules
 from attnsel.cli.probe import DISTRIBUTIONS, FlashFacts, Probe, ProbedMachine
 from attnsel.debug import process_record
-from attnsel.diagnose.ranks import tables
 from attnsel.diagnose.watching.judge import Watched
 from attnsel.diagnose.watching.record import Materialised, Process, Site
 from attnsel.environment import COMPONENTS
@@ -61,8 +60,6 @@ MAPS = {
     "instead",
     "pins",
     "switches",
-    "unknown_schemas",
-    "dropped",
 }
 MAPS |= {"limits", "commands", "disagreements.params", "planned_for", "bytes", "architectures", "errors"}
 
@@ -214,13 +211,14 @@ def _reports() -> list[Any]:
             refusals=(("cudnn", "RUNTIME001", "no"), ("sdpa.cudnn", "RUNTIME002", "off"))
         )
         (ranks / "rank5.jsonl").write_text(rank_files.debug_line(refused, 5))
+        denied = rank_files.answer(deny=("cudnn",))
+        (ranks / "rank6.jsonl").write_text(rank_files.debug_line(denied, 6))
         (ranks / "rank9.jsonl").write_text('{"schema": "attnsel.debug/0"}\n{\nstep 1\n{"a')
         (ranks / "watch.jsonl").write_text(
             rank_files.watch_lines(1, [rank_files.site("aten::a", "sdpa.math")], ended=1)
         )
         (ranks / "weights").write_bytes(b"\0")
-        with mock.patch.object(tables, "MOST_MACHINES", 1):
-            found.append(printed(f"report {folder}"))
+        found.append(printed(f"report {folder}"))
     return found
 
 

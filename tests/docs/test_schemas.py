@@ -44,7 +44,7 @@ DIGESTS: dict[str, str] = {
     "removed-rule-1": "b98596fcbc7efd36",
     "replay-1": "2e58a9d3bed3612f",
     "replay-2": "c82175f44cd7959c",
-    "report-1": "622d9cb08ddfb27b",
+    "report-1": "d597227b1191d068",
     "rule-1": "5d1cd04a2a6b06d6",
     "rule-2": "9b48189ec423cd81",
     "rules-1": "2b688c6699a6dd42",

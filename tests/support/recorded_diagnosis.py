@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
 import signal
@@ -20,9 +19,7 @@ import torch
 from attnsel import Environment
 from attnsel.cli import probe
 from attnsel.cli.program import Teller, _told_at_the_end
-from attnsel.diagnose.ranks import sources
-from attnsel.diagnose.ranks import sources as reading
-from attnsel.diagnose.ranks.tables import Tables
+from attnsel.diagnose.ranks import lines
 from attnsel.diagnose.watching import by_hand, compiled
 from attnsel.diagnose.watching import observe as measure
 from attnsel.diagnose.watching import observe as places
@@ -30,6 +27,7 @@ from attnsel.diagnose.watching.judge import Watched
 from attnsel.diagnose.watching.observe import Seen, Tally
 from attnsel.diagnose.watching.record import Process, Site
 from attnsel.environment.installed import FLASH_ATTN
+from attnsel.errors import InvalidInput
 
 # ---- a watched program ---------------------------------------------------------------------------------
 
@@ -198,46 +196,17 @@ def watcher(what: str, *, here: bool = True, top: Any = None, inference: bool = 
 # ---- many ranks, and a machine that the doctor sees --------------------------------------------------------
 
 
-def read(content: bytes, *, longest: int = 1 << 22, piece: int = 1 << 16) -> Any:
-    """The lines of a file, how far it was read, and what was in the way."""
-    moved: list[int] = []
+def read(content: bytes, longest: int = 1 << 22) -> list[Any]:
+    """The lines of a file, and what was in the way."""
     found: list[Any] = []
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, patch.object(lines, "LONGEST", longest):
         path = Path(name) / "lines"
         path.write_bytes(content)
-        module = "attnsel.diagnose.ranks.sources."
-        with patch(module + "LONGEST", longest), patch(module + "_PIECE", piece):
-            try:
-                found += map(tuple, reading.lines_of(str(path), moved.append))
-            except Exception as error:
-                found.append(f"{type(error).__name__}: {error}")
-    return found, moved
-
-
-def tables(*given: Any, **bounds: int) -> dict[str, Any]:
-    """What tables hold, but what is empty, of files, ``(name, line, …)`` each; a ~ cuts a line off."""
-    made = Tables()
-    with contextlib.ExitStack() as stack:
-        for name, value in bounds.items():
-            stack.enter_context(patch(f"attnsel.diagnose.ranks.tables.{name}", value))
-        for source, *lines in given:
-            made.begin(sources.Source(source, source, 1, sources.rank_in(source)))
-            for number, line in enumerate(lines, 1):
-                whole = line is None or not line.endswith(b"~")
-                made.add(reading.Line(number, line and line.rstrip(b"~"), whole))
-            made.end()
-    return {name: _filled(value) for name, value in vars(made).items() if not name.startswith("_") and value}
-
-
-def _filled(value: Any) -> Any:
-    """Rows by what is not empty in them."""
-    if dataclasses.is_dataclass(value):
-        held = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {name: _filled(one) for name, one in held if one}
-    if isinstance(value, dict):
-        keys = (key if isinstance(key, (str, int)) else number for number, key in enumerate(value))
-        return dict(zip(keys, map(_filled, value.values()), strict=True))
-    return [_filled(one) for one in value] if isinstance(value, list) else value
+        try:
+            found += lines.lines_of(str(path), lambda done: None)
+        except InvalidInput as error:
+            found.append(error.allowed)
+    return found
 
 
 def machine(gpu: str = "H100", flash: dict[str, Any] | None = None, here: Any = (), **probes: Any) -> Any:
@@ -257,6 +226,5 @@ def machine(gpu: str = "H100", flash: dict[str, Any] | None = None, here: Any = 
     return probe.ProbedMachine(known, (env,), ("GPU",), flash=probe.FlashFacts(**facts))
 
 
-NAMES = {one.__name__: one for one in (compilations, ended, machine, measured, patch, place, read, watcher)}
-NAMES |= {one.__name__: one for one in (tables, told)}
-NAMES |= {one.__name__: one for one in (Site, Process, SimpleNamespace, Watched)}
+NAMES = {one.__name__: one for one in (compilations, ended, machine, measured, patch, place, read, told)}
+NAMES |= {one.__name__: one for one in (watcher, Site, Process, SimpleNamespace, Watched)}

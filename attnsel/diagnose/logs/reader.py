@@ -13,6 +13,7 @@ import re
 import stat
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
     open_: dict[str, _Growing] = {}
     for number, line in enumerate(lines, 1):
         if open_:
-            text, stream = _without_prefix(line.rstrip("\n"))
+            text, stream = without_prefix(line.rstrip("\n"))
             growing = open_.get(stream)
             if growing is not None:
                 if growing.takes(text):
@@ -71,7 +72,7 @@ def entries(lines: Iterable[str], words: tuple[str, ...], more: Callable[[str], 
                 break
         else:
             continue
-        text, stream = _without_prefix(line.rstrip("\n"))
+        text, stream = without_prefix(line.rstrip("\n"))
         if text.lstrip().startswith(_TOLD_IN_SOURCE):
             continue  # a traceback shows the source line that says it, and then what was said
         entry, how = Entry(number, stream, text), more(text)
@@ -120,7 +121,7 @@ def _depth(text: str) -> int:
     return opened - text.count("}") - text.count("]") - text.count(")")
 
 
-def _without_prefix(line: str) -> tuple[str, str]:
+def without_prefix(line: str) -> tuple[str, str]:
     """A line without colours and prefixes, and the stream that a prefix names."""
     if "\x1b" in line:
         line = _ANSI.sub("", line)
@@ -161,14 +162,14 @@ def opened(path: Path, flag: str) -> Iterator[tuple[IO[bytes], int]]:
             if stat.S_ISFIFO(mode.st_mode):
                 _await_writer(file.fileno())
             yield file, mode.st_size if stat.S_ISREG(mode.st_mode) else 0
-    except (OSError, EOFError) as error:  # EOFError: a compressed file that was cut off
+    except (OSError, EOFError, zlib.error) as error:  # a compressed file that was cut off, or is damaged
         why = getattr(error, "strerror", None) or str(error)
         raise InvalidInput(flag, str(path), why) from None
     except ValueError as error:  # a name with a NUL in it
         raise InvalidInput(flag, str(path), f"cannot be read: {error}") from None
 
 
-def lines_of(file: IO[bytes], progress: Callable[[int], None]) -> Iterator[str]:
+def lines_of(file: IO[bytes], progress: Callable[[int], None], longest: int = LONGEST_LINE) -> Iterator[str]:
     """Lines of whatever bytes: UTF-8, UTF-16 or UTF-32 with a mark (PowerShell's ``>``), gzip."""
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore
     start = buffered.peek(4)[:4]
@@ -179,7 +180,7 @@ def lines_of(file: IO[bytes], progress: Callable[[int], None]) -> Iterator[str]:
     text = io.TextIOWrapper(raw, encoding=_encoding(start), errors="replace", newline=None)
     try:
         done, told = 0, 0
-        while line := text.readline(LONGEST_LINE):
+        while line := text.readline(longest):
             done += len(line)
             if done - told > 4 << 20:
                 told = done

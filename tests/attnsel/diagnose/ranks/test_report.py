@@ -12,7 +12,6 @@ import pytest
 
 from attnsel import AttentionParams
 from attnsel.cli import main
-from attnsel.diagnose.ranks import tables
 from attnsel.diagnose.ranks.answer import read
 from rank_files import answer, debug_line, environment, site, watch_lines, write_ranks
 
@@ -68,7 +67,7 @@ def test_questions_that_part_ranks_alike_are_told_once(tmp_path: Path) -> None:
     questions = [AttentionParams(max_seqlen_q=rows) for rows in (256, 512, 1024)]
     lines = [debug_line(answer(p, env), rank) for p in questions for rank, env in enumerate(envs)]
     (tmp_path / "all.jsonl").write_text("\n".join(lines) + "\n")
-    (one,) = read([str(tmp_path)]).disagreements
+    (one,) = read([str(tmp_path)]).ran
     assert one.alike == 2
 
 
@@ -83,7 +82,7 @@ def test_ranks_are_told_apart_where_a_launcher_sets_none(tmp_path: Path) -> None
             (folder / f"{name}.jsonl").write_text(line + "\n")
         found = read([str(folder)])
         (one,) = found.disagreements
-        assert one.dissents[0].group.ranks == wanted
+        assert one.groups[1].ranks == wanted
         assert found.troubles == ()
 
 
@@ -102,8 +101,7 @@ def test_the_first_fall_back_and_the_failed_check_say_when_where_and_why(tmp_pat
     assert code == 1, "a self-check failed"
     assert not lacks_each(
         out,
-        "cudnn, then sdpa.cudnn: 2026-11-23T07:00:01+00:00, first on rank 1, in all",
-        "no plan [RUNTIME001]",
+        "cudnn, then sdpa.cudnn: first on rank 1 at 2026-11-23T07:00:01+00:00, 2 ranks in all: no plan [",
         f"{WORDS} [RUNTIME002]",
     )
     found = read([str(tmp_path)])
@@ -117,9 +115,9 @@ def test_a_fall_back_of_one_rank_explains_its_dissent(tmp_path: Path) -> None:
     with (tmp_path / "rank2.jsonl").open("a") as file:
         file.write(debug_line(refused, 2, world_size=4) + "\n")
     (one,) = read([str(tmp_path)]).disagreements
-    (dissent,) = one.dissents
-    assert (dissent.group.ranks, dissent.refused) == ("2", ("cudnn",))
-    assert "ATTNSEL_DISABLE=cudnn" in dissent.fix
+    group = one.groups[1]
+    assert (group.ranks, group.refused) == ("2", ("cudnn",))
+    assert "ATTNSEL_DISABLE=cudnn" in group.fix
 
 
 def test_missing_empty_and_cut_off_ranks_are_named(tmp_path: Path, told: Any) -> None:
@@ -133,7 +131,7 @@ def test_missing_empty_and_cut_off_ranks_are_named(tmp_path: Path, told: Any) ->
     assert code == 1
     assert not lacks_each(
         out,
-        "rank 2: cut off in the middle of a line (rank2.jsonl)",
+        "rank 2: cut off or damaged (rank2.jsonl)",
         "rank 3: its file holds no line of attnsel's",
         "rank 4-6, 11: no file or line, and the world size is 16",
     )
@@ -142,19 +140,17 @@ def test_missing_empty_and_cut_off_ranks_are_named(tmp_path: Path, told: Any) ->
 # ---- watch and logs ----------------------------------------------------------------------------------
 
 
-def test_calls_of_watched_programs_are_added_up(tmp_path: Path, told: Any) -> None:
+def test_watched_programs_are_compared(tmp_path: Path, told: Any) -> None:
     for rank, kernel in enumerate(("sdpa.flash", "sdpa.flash", "sdpa.math")):
-        sites = [site(f"aten::{kernel}", kernel, fix="attn_implementation='sdpa'", why=["SDPA001 no"])]
-        lines = watch_lines(rank, sites, world_size=3, ended=rank // 2)
+        lines = watch_lines(rank, [site(f"aten::{kernel}", kernel)], world_size=3, ended=rank // 2)
         (tmp_path / f"watch-{rank}.jsonl").write_text(lines)
     code, out, _ = told(tmp_path)
     assert code == 1
     assert not lacks_each(
         out,
-        "rank 2 differs",
-        "sdpa.flash: 20 calls, 2 ranks (0-1)",
-        "Slow paths\n  sdpa.math",
-        "fix: attn_implementation='sdpa'",
+        "2 ranks (0-1): sdpa.flash",
+        "> rank 2: sdpa.math",
+        "fix: look for a switch that is set on some ranks alone",
         "rank 2: the program ended with exit code 1",
     )
 
@@ -171,16 +167,16 @@ def test_attnsels_lines_in_plain_logs_are_read_and_the_others_left_to_explain(
     (tmp_path / "out.1.log").write_text("\n".join(log) + "\n")
     assert not lacks_each(
         told(tmp_path)[1],
-        "cudnn: said 1 time, rank 1",
-        "cudnn: first on rank 1",
-        "tiled for bf16 bshd b4 causal training",
-        "1 line of others (out.1.log): attnsel explain --from-log",
+        "rank 1: cudnn",
+        "cudnn: first on rank 1: no plan [RUNTIME001]",
+        "bf16 bshd b4 causal training rank 1: tiled",
+        "a line for attnsel explain --from-log: out.1.log:1",
     )
     (tmp_path / "out.1.log").write_text("step 1\n")
     code, _, err = told(tmp_path)
     assert (code, err.count("\n")) == (3, 1)
     assert "Looked for: lines of ATTNSEL_DEBUG_FILE" in err
-    assert "1 line of others (out.1.log): attnsel explain --from-log FILE reads those" in err
+    assert "a line for attnsel explain --from-log: out.1.log:1" in err
 
 
 # ---- files -------------------------------------------------------------------------------------------
@@ -198,29 +194,30 @@ def test_gz_files_patterns_and_files_twice(tmp_path: Path) -> None:
     packed.write_bytes(data[: len(data) // 2])
     found = read([str(tmp_path)])
     assert [trouble.rank for trouble in found.troubles] == ["3"]
-    assert [skipped.why for skipped in found.skipped] == ["a gz file that breaks off or is damaged"]
+    assert [one.first for one in found.unread] == ["rank3.jsonl.gz"]
+    packed.write_bytes(data[:40] + bytes(40) + data[80:])
+    assert [one.first for one in read([str(tmp_path)]).unread] == ["rank3.jsonl.gz"]
 
 
 def test_broken_lines_and_unknown_versions_are_counted_with_their_places(
     tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = debug_line(answer(), 0, world_size=1)
-    versions = ['{"schema": "attnsel.debug/99"}', '{"schema": "attnsel.debug/5"}']
+    broken = '{"schema": "attnsel.debug/'
+    newer, deep = broken + '99"}', broken + '5":' + "[" * 100_000
     file = tmp_path / "rank0.jsonl"
-    file.write_text("\n".join([good, "{", versions[0], '{"a":' * 100_000, versions[1], good]) + "\n")
+    file.write_text("\n".join([good, broken, newer, deep, good]) + "\n")
     code, out, _ = told(tmp_path)
     assert code == 0
     assert not lacks_each(
         out,
-        "3 broken lines: rank0.jsonl:2 (no JSON",
-        "rank0.jsonl:4 (nested too deeply)",
-        "attnsel.debug/99: 1 line of a version that this attnsel does not read",
+        "a broken line of JSON: rank0.jsonl:2 and 1 more",
+        "a line of attnsel.debug/99, which this version of attnsel does not read: rank0.jsonl:3",
     )
-    monkeypatch.setattr("attnsel.diagnose.ranks.sources.LONGEST", 1 << 15)  # a line without end is not held
-    file.write_text("{" * 200_000 + "\n" + good + "\n")
+    monkeypatch.setattr("attnsel.diagnose.ranks.lines.LONGEST", 1 << 15)  # a line without end is not held
+    file.write_text(broken + "{" * 200_000 + "\n" + good + "\n")
     found = read([str(tmp_path)])
-    assert (found.known, found.broken) == (1, 1)
-    assert "longer than is read" in found.broken_places[0]
+    assert (found.lines, found.known, found.troubles) == (2, 1, ())
 
 
 HOSTILE: list[Any] = [None, [], {}, "x", -1, 10**30, 1.5, True, ESC, "\ud800", "9" * 5000]
@@ -245,17 +242,18 @@ def test_no_value_of_a_line_breaks_the_report_or_reaches_the_terminal(tmp_path: 
         assert code in (0, 1)
         assert out.replace("\n", "").isprintable()
         assert err == ""
-    odd = {one.why for one in read([str(tmp_path)]).skipped}
-    assert odd == {
-        "a link that leads nowhere", "a link to a folder, which is not followed", "no text", "no plain file",
-    }  # fmt: skip
+    assert {one.what: one.first for one in read([str(tmp_path)]).unread if ":" not in one.first} == {
+        "No such file or directory": "gone",
+        "a link to a folder, which is not followed": "loop",
+        "no text": "model.bin",
+        "no plain file": "pipe",
+    }
 
 
-def test_no_more_questions_are_kept_than_a_table_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "MOST_QUESTIONS", 8)
+def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnsel.diagnose.ranks.answer.MOST_ENTRIES", 20)
     made = [debug_line(answer(AttentionParams(max_seqlen_kv=n)), n, world_size=12) for n in range(1, 12)]
     (tmp_path / "many.jsonl").write_text("\n".join(made) + "\n")
     found = read([str(tmp_path)])
-    assert (found.lines, found.dropped["lines of further questions"]) == (11, 3)
+    assert (found.lines, len(found.ran), found.ranks) == (11, 5, 5)
+    assert found.unread[0].what.startswith("no room for more than")
