@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 from cyclopts import Parameter
 
 from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib, Json, Markdown, one_form
-from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_json, print_text, text_width
+from attnsel.cli.output import FOUND, NO_BACKEND, complain, print_document, print_json
 from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
 from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
-from attnsel.report import report_document, short_document, to_text
+from attnsel.report import report_document, short_document
 from attnsel.report.document import Document, Drawing
-from attnsel.report.markdown import to_markdown
 from attnsel.rules import REGISTRY
 
 if TYPE_CHECKING:
@@ -173,11 +172,7 @@ def _print(
 ) -> None:
     whole = short_document(selection) if short else report_document(selection, sources)
     drawn = (Drawing(lambda width, part=part: part.report(width).strip("\n")) for part in more)  # type: ignore[misc]
-    document = Document((*whole.blocks, *drawn))
-    if markdown:
-        print_text(to_markdown(document))
-    else:
-        print_text(to_text(document, text_width()))
+    print_document(Document((*whole.blocks, *drawn)), markdown)
 
 
 def _plan(

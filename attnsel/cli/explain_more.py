@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from attnsel.backends.cudnn.ask.client import Answer, Library
 from attnsel.backends.cudnn.ask.libraries import Missing, device_json
 from attnsel.backends.cudnn.graph import backward, forward, planned
-from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, print_json, print_text, text_width, unwound
+from attnsel.cli.output import FOUND, NO_BACKEND, bar, complain, print_document, print_json, unwound
 from attnsel.cli.question import Question
 from attnsel.diagnose.logs.answer import Stated, explained
 from attnsel.diagnose.logs.calls import gather
@@ -20,8 +20,6 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.params import AttentionParams
-from attnsel.report import to_text
-from attnsel.report.markdown import to_markdown
 from attnsel.report.text import fold
 from attnsel.selection.evaluate import findings
 from attnsel.verdicts.reasons import Reason
@@ -273,5 +271,5 @@ def explain_log(path: Path, question: Question, *, markdown: bool, json: bool) -
         print_json(answered.as_dict())
     else:
         document = log_document(answered)
-        print_text(to_markdown(document) if markdown else to_text(document, text_width()))
+        print_document(document, markdown)
     return FOUND

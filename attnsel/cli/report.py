@@ -16,14 +16,11 @@ from attnsel.cli.output import (
     NO_BACKEND,
     bar,
     complain,
+    print_document,
     print_json,
-    print_text,
-    text_width,
 )
 from attnsel.diagnose.ranks.answer import read
 from attnsel.diagnose.ranks.words import nothing_found, ranks_document
-from attnsel.report import to_text
-from attnsel.report.markdown import to_markdown
 
 DIFFER = 1
 _LARGE = 8 << 20  # bytes, from which on a person waits
@@ -61,8 +58,7 @@ def report(
     if json:
         print_json(stamped("report", answer.as_dict()))
     elif answer.known:
-        document = ranks_document(answer, for_issue=markdown)
-        print_text(to_markdown(document) if markdown else to_text(document, text_width()))
+        print_document(ranks_document(answer, for_issue=markdown), markdown)
     if not answer.known:
         complain(nothing_found(answer))
         return NO_BACKEND
