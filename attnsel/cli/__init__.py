@@ -27,10 +27,9 @@ from attnsel.errors import InvalidInput
 
 COMMANDS = {
     "explain": ("attnsel.cli.explain:explain", "which kernel runs, why the others cannot, how to get them"),
-    "matrix": ("attnsel.cli.matrix:matrix", "the answer over a grid of any two fields"),
     "can-i-use": (
         "attnsel.cli.can_i_use:can_i_use",
-        "which kernels have a feature, on which GPUs, from which release on",
+        "which kernels have a feature, where and since when; what runs over a grid",
     ),
     "rules": ("attnsel.cli.known:rules", "everything that is known, one entry per rule"),
     "rule": ("attnsel.cli.known:rule", "the page of one rule: why, since when, how sure, examples"),

@@ -1,99 +1,108 @@
-"""``attnsel can-i-use``: which kernels have a feature, on which GPUs, from which release on."""
+"""``attnsel can-i-use``: features over kernels, GPUs and releases; or the choice over any two fields."""
 
 from __future__ import annotations
 
-import inspect
-import typing
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+import csv as csv_format
+import gc
+import re
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, get_origin
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
+from pydantic import TypeAdapter, ValidationError
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.model import invalid_input
+from attnsel.base.records import json_fields, to_json
+from attnsel.base.schemas import stamped
 from attnsel.base.suggestions import candidate_suggestion
-from attnsel.cli.flags import FLAG_OF, OUTPUT, THE_MACHINE, Json, Markdown, one_form
-from attnsel.cli.output import FOUND, NO_BACKEND, bar, print_json, print_text, text_width, wrap
-from attnsel.environment import describe_device
+from attnsel.cli.flags import (
+    ALIASES,
+    FLAGS,
+    OUTPUT,
+    SHORTHANDS,
+    Json,
+    Markdown,
+    one_form,
+    plain_type,
+    read_count,
+)
+from attnsel.cli.output import FOUND, NO_BACKEND, print_document, print_json, watched
+from attnsel.cli.question import As, Asked, Question, SwitchFlag, asked_of, asks, with_recipe
+from attnsel.decision import Selection
+from attnsel.environment import COMPONENTS, Environment, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
-from attnsel.pages.can_i_use import ANSWERS, GPUS, Cell, Feature, Span, Stated, all_features, cells, find
-from attnsel.pages.can_i_use_tables import (
-    LOOKS,
-    Part,
-    as_dict,
-    avoided,
-    by_gpu,
-    codes_of,
-    command,
-    components_line,
-    cost_words,
-    evidence_words,
-    label,
-    legend,
-    markdown_lines,
-    overview_lines,
-    parts,
-    range_words,
-    sentence,
-    span_mark,
-    table_lines,
-)
+from attnsel.pages.can_i_use import ANSWERS, GPUS, Stated, all_features, cells, find
+from attnsel.pages.can_i_use_tables import as_dict, on_every_gpu, on_one_gpu, overview
+from attnsel.pages.commands import WITHOUT_FLAG
+from attnsel.params import AttentionParams
+from attnsel.params.options import KINDS
 from attnsel.plugins import load_plugins
-from attnsel.report.text import fold_command
+from attnsel.report import environment_words, params_words
+from attnsel.report.document import Code, Document, Facts, Item, Items, Paragraph, Ref, Table
 from attnsel.rules import REGISTRY
 
+_GRID = Group("A grid of two fields", sort_key=0)
 _DEFAULT_GPU = "sm90"
-_STATED = ("torch", "triton", "cudnn", "cudnn_frontend", "cuda", "flash_attn", "flash_attn_3", "flash_attn_4")
+_RELEASES = (
+    "torch",
+    "triton",
+    "cudnn",
+    "cudnn_frontend",
+    "cuda",
+    "flash_attn",
+    "flash_attn_3",
+    "flash_attn_4",
+)
+_ONE_CALL = "is about one call: it goes with --rows and --cols"
+_NEEDED = (
+    "a grid has two fields, such as: attnsel can-i-use --gpu H100 --rows head_dim_qk=64,128,256 "
+    "--cols attn_mask_type=no_mask,causal"
+)
+MACHINE = ("gpu", *COMPONENTS)
+_NUMBER = "([0-9]{1,20}(?:k|K|Ki|M|Mi)?)"  # int() refuses texts of thousands of digits
+_RANGE = re.compile(f"{_NUMBER}:{_NUMBER}:([+*]){_NUMBER}")
+MOST_CELLS = 20_000
+"""Of a grid: some 10 s on one core, and 200 MiB."""
+
+_ALSO = {name.lstrip("-").replace("-", "_"): field for field, names in ALIASES.items() for name in names}
+_ALSO |= {"head_dim": "head_dim_qk", "seqlen": "max_seqlen_q", "seq_len": "max_seqlen_q"}
+"""Other names of fields. Of the last the other field follows unless it is stated."""
+
+_MARKS = {
+    "?": "nobody has checked",
+    "+": "after an exact change of the call, which its backend makes",
+    "°": "unproven on that architecture",
+}
 
 
-def with_releases(run: Callable[..., int]) -> Callable[..., int]:
-    """A flag for the release of each component, which ``run`` receives as ``stated``."""
-    hints = typing.get_type_hints(run, include_extras=True)
-    own = [
-        each.replace(annotation=hints[each.name])
-        for each in inspect.signature(run).parameters.values()
-        if each.name != "stated"
-    ]
-    flags = [FLAG_OF[component] for component in _STATED]
-
-    def command_of(*words: str, **given: Any) -> int:
-        stated = {flag.field: given.pop(flag.parameter.name, None) for flag in flags}
-        return run(*words, stated=_stated(stated), **given)
-
-    command_of.__name__, command_of.__doc__ = run.__name__, run.__doc__
-    signature = inspect.Signature([*own, *(flag.parameter for flag in flags)])
-    command_of.__signature__ = signature  # type: ignore[attr-defined]
-    return command_of
-
-
-def _stated(given: dict[str, str | None]) -> Stated:
-    """Raises InvalidInput for what is no release."""
-    found: dict[str, Version] = {}
-    for component, text in given.items():
-        if text is None:
-            continue
-        try:
-            found[component] = Version.parse(text)
-        except ValueError as error:
-            raise InvalidInput(component, text, str(error)) from None
-    return tuple(sorted(found.items()))
-
-
-@with_releases
+@asks
 def can_i_use(
+    question: Question,
     *feature: Annotated[
         str, Parameter(help="such as softcap, paged-kv, fp8 or head-dim-256; all if left out")
     ],
-    stated: Stated = (),
-    gpu: Annotated[
+    rows: Annotated[str | None, Parameter(group=_GRID, help="FIELD=VALUES down the side")] = None,
+    cols: Annotated[str | None, Parameter(group=_GRID, help="FIELD=VALUES along the top")] = None,
+    kernel: Annotated[
         str | None,
-        Parameter(group=THE_MACHINE, help="a GPU or an architecture: what runs there, why not, since when"),
+        Parameter(
+            group=OUTPUT,
+            help="only these kernels; commas between. Of a grid: one, instead of which one is chosen",
+        ),
     ] = None,
-    kernel: Annotated[str | None, Parameter(group=OUTPUT, help="only these kernels; commas between")] = None,
+    as_: As = None,
+    switch: SwitchFlag = None,
+    csv: Annotated[
+        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print a grid as CSV")
+    ] = False,
     markdown: Markdown = False,
     json: Json = False,
 ) -> int:
-    """Which kernels have a feature, on which GPUs, and from which release on.
+    """Which kernels have a feature, on which GPUs, and from which release on; or what runs over a grid.
 
     Without a feature: all of them, a line each, on one GPU (sm90 unless --gpu names another). With one: a
     table of kernels and architectures; with --gpu each kernel's releases in ranges, and the rules against
@@ -103,37 +112,59 @@ def can_i_use(
     Triton, flash-attn, or PyTorch with what its wheel brings. What else a kernel needs is the newest. A
     stated release (--cudnn 9.1) is the one at hand.
 
-    --json prints one object: states, features, kernels, gpus, cells (feature, kernel, gpu, at, state, since,
-    always, unlocked_at, ranges, modes with the command that asks it) and rules.
+    With --rows and --cols: the chosen backend, or the verdict of --kernel, over any two fields. A field is
+    one of the call's (head_dim_qk, max_seqlen_kv, dtype, …; also fp8_recipe), gpu, or a component (cudnn,
+    torch, …). Values stand between commas; 64:256:+64 counts up and 1k:16k:*2 multiplies, both ends
+    included; window_size=128x0 is a pair. Every other flag holds for all cells. Combinations that contradict
+    themselves are "invalid" cells. --as torch, te or transformers shows what that library would choose by
+    itself, and ≠ where attnsel runs another kernel.
 
-    Exit code: 0 some kernel runs some of it, 2 bad input, 3 none does.
+    --json prints one object: states, features, kernels, gpus, cells (feature, kernel, gpu, at, state, since,
+    always, unlocked_at, ranges, modes with the command that asks it) and rules. Of a grid: rows and cols
+    (field, values), kernel, dispatcher, cells: a list per row of {backend, verdict, codes, adaptations,
+    unproven} or {invalid: message}. backend is the chosen one, or null; the others speak of it, or of
+    --kernel. With --as also, in each cell, dispatched (the other's choice, or null) and same.
+
+    Exit code: 0 some kernel runs some of it, 2 bad input or no valid cell, 3 none does.
     """
-    one_form(markdown=markdown, json=json)
+    one_form(csv=csv, markdown=markdown, json=json)
     load_plugins()
-    asked = find(feature) if feature else tuple(all_features().values())
-    gpus = GPUS if feature and gpu is None else (gpu or _DEFAULT_GPU,)
-    for name in gpus:
-        describe_device(name)
-    found = _asked(asked, _kernels(kernel), gpus, stated)
+    kernels = _kernels(kernel)
+    if rows is None and cols is None:
+        for flag, given in (("--as", as_), ("--switch", switch), ("--csv", csv)):
+            if given:
+                raise InvalidInput(flag, None, _ONE_CALL)
+        return _features(question, feature, kernels, markdown, json)
+    if rows is None or cols is None:
+        raise InvalidInput("--cols" if cols is None else "--rows", None, _NEEDED)
+    if feature:
+        raise InvalidInput("feature", feature[0], "cannot go with --rows and --cols")
+    if kernel is not None and len(kernels) > 1:
+        raise InvalidInput("--kernel", kernel, "must be one kernel with --rows and --cols")
+    asked = asked_of(as_, switch)
+    if asked.dispatcher is not None and kernel is not None:
+        raise InvalidInput("--as", as_, "cannot go with --kernel: one question at a time")
+    down, along = read_axis("--rows", rows), read_axis("--cols", cols)
+    if down.field == along.field:
+        raise InvalidInput("--cols", cols, f"{along.field} is the field of --rows already")
+    size = len(down.values) * len(along.values)
+    if size > MOST_CELLS:
+        raise InvalidInput("--cols", cols, f"makes {size} cells with --rows; at most {MOST_CELLS}")
+    grid = _grid(question, down, along, None if kernel is None else kernels[0], asked)
     if json:
-        print_json(as_dict(found), indent=None)
-    elif markdown:
-        print_text("\n".join(markdown_lines(found)))
-    elif not feature:
-        _print_overview(found)
+        print_json(stamped("grid", to_json(grid)), indent=None)
+    elif csv:
+        writer = csv_format.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([f"{down.field} \\ {along.field}", *along.labels])
+        for label, row in zip(down.labels, grid.cells, strict=True):
+            writer.writerow([label, *(cell.text for cell in row)])
     else:
-        for number, each in enumerate(asked):
-            about = [cell for cell in found if cell.feature is each]
-            if number:
-                print()
-            (_print_table if gpu is None else _print_reasons)(each, about, stated)
-    return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND
+        print_document(_grid_document(grid), markdown)
+    return FOUND if any(cell.found for row in grid.cells for cell in row) else NO_BACKEND
 
 
 def _kernels(names: str | None) -> tuple[str, ...]:
-    if names is None:
-        return tuple(CANDIDATES)
-    wanted = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    wanted = tuple(dict.fromkeys(name.strip() for name in (names or "").split(",") if name.strip()))
     for name in wanted:
         if name not in CANDIDATES:
             meant = candidate_suggestion(name, CANDIDATES)
@@ -142,99 +173,277 @@ def _kernels(names: str | None) -> tuple[str, ...]:
     return wanted or tuple(CANDIDATES)
 
 
-def _asked(
-    features: Sequence[Feature], kernels: Sequence[str], gpus: Sequence[str], stated: Stated
-) -> list[Cell]:
-    """All cells, with a bar while a person waits."""
-    total = len(features) * len(kernels) * len(gpus)
-    found: list[Cell] = []
-    if total < 500:
-        return list(cells(features, kernels, gpus, stated))
-    with bar("asking", total) as done:
-        for cell in cells(features, kernels, gpus, stated):
-            found.append(cell)
-            done(len(found))
-    return found
+# ---- features ------------------------------------------------------------------------------------------
 
 
-# ---- text ---------------------------------------------------------------------------------------------
+def _features(
+    question: Question, words: Sequence[str], kernels: Sequence[str], markdown: bool, json: bool
+) -> int:
+    """Features over kernels and all GPUs, or on the one that is stated."""
+    gpu, stated = _stated(question)
+    asked = find(words) if words else tuple(all_features().values())
+    gpus = GPUS if words and gpu is None else (gpu or _DEFAULT_GPU,)
+    for name in gpus:
+        describe_device(name)
+    total = len(asked) * len(kernels) * len(gpus)
+    found = watched("asking", cells(asked, kernels, gpus, stated), total)
+    if json:
+        print_json(as_dict(found), indent=None)
+    elif not words:
+        hint = ("One of them, on every GPU: ", Code("attnsel can-i-use softcap"))
+        print_document(Document((overview(found), Paragraph(hint))), markdown)
+    else:
+        section = on_every_gpu if gpu is None else on_one_gpu
+        sections = (section(each, [cell for cell in found if cell.feature is each]) for each in asked)
+        print_document(Document(tuple(sections)), markdown)
+    return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND
 
 
-def _print_overview(found: Sequence[Cell]) -> None:
-    where = found[0].environment().device
-    heading = f"What runs on {where.name}{_arch(where.name, where.arch)} with the newest releases"
-    print_text("\n".join([heading, "", *overview_lines(found), "", *_legend(found)]))
-    print_text("\n".join(["", *wrap("One of them, on every GPU: attnsel can-i-use softcap", "  ", "  ")]))
+def _stated(question: Question) -> tuple[str | None, Stated]:
+    """The GPU and the releases that flags state. Raises InvalidInput for every other flag of a question."""
+    others = [
+        flag.name for flag in (*SHORTHANDS, *FLAGS) if flag.field in question.flags - {"gpu", *_RELEASES}
+    ]
+    others += ["--params"] if question.from_file else []
+    others += ["--env"] if question.environment is not None else []
+    others += (
+        ["--stride"] if question.lying.strides else ["--misaligned"] if question.lying.alignments else []
+    )
+    if others:
+        raise InvalidInput(others[0], None, _ONE_CALL)
+    gpu = question.machine.get("gpu")
+    texts = sorted((name, text) for name, text in question.machine.items() if name != "gpu")
+    return gpu, tuple((name, _release(name, text)) for name, text in texts)
 
 
-def _arch(name: str, arch: int | None) -> str:
-    return "" if arch is None or name == f"sm{arch}" else f" (sm{arch})"
+def _release(component: str, text: str) -> Version:
+    try:
+        return Version.parse(text)
+    except ValueError as error:
+        raise InvalidInput(component, text, str(error)) from None
 
 
-def _print_table(feature: Feature, found: Sequence[Cell], stated: Stated) -> None:
-    lines = [*_heading(feature), "", *table_lines(by_gpu(found), text_width()), "", *_legend(found)]
-    dated = [cell for cell in found if " " in label(cell)]
-    if dated:
-        plus = "2.6+  from that release on; 2.6* not with every later one; ≤2.6 with none after it"
-        lines += wrap(f"{plus}. Releases of {components_line(dated)}", "  ", " " * 8)
-    lines += ["", *wrap(f"Why, and all releases: attnsel can-i-use {feature.name} --gpu H100", "  ", "  ")]
-    print_text("\n".join(lines))
+# ---- one axis of a grid: ``head_dim_qk=64,128``, ``max_seqlen_q=1024:16384:*2``, ``gpu=A100,H100`` ------
 
 
-def _heading(feature: Feature) -> list[str]:
-    modes = " and ".join(feature.modes)
-    return [f"{feature.title}  ({feature.name}, asked for {modes})", *wrap(feature.about)]
+@json_fields("field", ("values", "labels"))
+class Axis(NamedTuple):
+    """A field and its values, each with the text a user would call it by."""
+
+    field: str
+    labels: tuple[str, ...]
+    values: tuple[Any, ...]
 
 
-def _legend(found: Sequence[Cell]) -> list[str]:
-    return [line for look in legend(found) for line in wrap(look.means, f"  {look.mark}  ")]
+def read_axis(flag: str, text: str) -> Axis:
+    """Raises InvalidInput naming ``flag`` for an unknown field or a value the field cannot take."""
+    if not text.isprintable():
+        raise InvalidInput(flag, text, "must hold no control characters")
+    name, _, values = text.partition("=")
+    field = name.strip().replace("-", "_")
+    field = _ALSO.get(field, field)
+    fields = [*AttentionParams.model_fields, "fp8_recipe", *MACHINE]
+    fields = [name for name in fields if name not in WITHOUT_FLAG]
+    if not values.strip():
+        raise InvalidInput(flag, text, "must be FIELD=VALUE,VALUE,… or FIELD=FIRST:LAST:+STEP (or :*FACTOR)")
+    if field not in fields:
+        raise InvalidInput(flag, text, f"there is no field {field!r}; allowed: {', '.join(fields)}")
+    found: dict[str, None] = {}
+    for part in values.split(","):
+        found |= dict.fromkeys(_spread(flag, part.strip()))
+        if len(found) > MOST_CELLS:
+            raise InvalidInput(flag, part, f"holds more than {MOST_CELLS} values")
+    labels = tuple(found)
+    return Axis(field, labels, tuple(_read_value(flag, field, label) for label in labels))
 
 
-def _print_reasons(feature: Feature, found: Sequence[Cell], stated: Stated) -> None:
-    device = found[0].environment().device
-    lines = _heading(feature)
-    lines[0] += f" on {device.name}{_arch(device.name, device.arch)}"
-    order = sorted(found, key=lambda cell: cell.state not in ANSWERS)
-    named: set[str] = set()
-    for cell in order:
-        lines += ["", *wrap(f"{LOOKS[cell.state].mark} {cell.kernel}  {sentence(cell)}", "", "    ")]
-        told: set[str] = set()
-        for part in parts(cell):
-            for span in _shown(cell, part):
-                text = _span_text(cell, part, span)
-                lines += wrap(text, "    ", "      ") if text and text not in told else []
-                named |= {*span.codes, *avoided(span)}
-                told.add(text)
-    rules = [code for code in codes_of(found) if code in named]
-    for code in rules:
-        page = REGISTRY.pages[code]
-        lines += ["", "Rules"] if code == rules[0] else []
-        lines += wrap(f"{page.title}  [{page.evidence}]", f"  {code}  ", " " * 12)
-    first = order[0]
-    lines += ["", f"Asked{f', of {first.kernel}' if len(order) > 1 else ''}:"]
-    asked = (line for mode in first.spans for line in fold_command(command(first, mode), text_width() - 4))
-    lines += [f"    {line}" for line in asked]
-    print_text("\n".join(lines))
+def _spread(flag: str, part: str) -> list[str]:
+    """The values that one part between commas stands for: itself, or a range with both ends."""
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        if part and ":" not in part:
+            return [part]
+        raise InvalidInput(flag, part, "must be a value, FIRST:LAST:+STEP or FIRST:LAST:*FACTOR")
+    first, last, step = (read_count(flag, match[number]) for number in (1, 2, 4))
+    grows = step >= 1 if match[3] == "+" else step >= 2 and first >= 1
+    if not grows or first > last:
+        raise InvalidInput(flag, part, "must rise: FIRST at most LAST, a STEP of 1 or a FACTOR of 2 or more")
+    values: list[str] = []
+    while first <= last:
+        values.append(str(first))
+        if len(values) > MOST_CELLS:
+            raise InvalidInput(flag, part, f"holds more than {MOST_CELLS} values")
+        first = first + step if match[3] == "+" else first * step
+    return values
 
 
-def _shown(cell: Cell, part: Part) -> tuple[Span, ...]:
-    """The ranges of releases that are told, the newest first: of what no release runs the one at hand."""
-    if cell.state == "never":
-        return (cell.span(part.modes[0]),)
-    return tuple(reversed(part.spans))
+def _read_value(flag: str, field: str, label: str) -> Any:
+    """A label as the field's own type, checked as far as one field alone can be."""
+    if field in MACHINE or (field == "fp8_recipe" and label in KINDS):
+        return label
+    stated = f"{field}={label}"
+    if field == "fp8_recipe":
+        raise InvalidInput(flag, stated, f"must be one of {', '.join(KINDS)}")
+    info = AttentionParams.model_fields[field]
+    kind, optional = plain_type(info.annotation)
+    if optional and label.casefold() == "none":
+        return None
+    value: Any = label.split("x") if get_origin(kind) is tuple else label
+    if kind == tuple[int, int] and len(value) != 2:
+        raise InvalidInput(flag, stated, "must be two numbers such as 128x0")
+    checked: Any = info.annotation
+    for bound in info.metadata:  # not the Field itself, whose other names belong to the model
+        checked = Annotated[checked, bound]
+    try:
+        return TypeAdapter(checked).validate_python(read_count(flag, label) if kind is int else value)
+    except (InvalidInput, ValidationError) as error:
+        wrong = invalid_input(error) if isinstance(error, ValidationError) else error
+        raise InvalidInput(flag, stated, wrong.allowed) from None
 
 
-def _span_text(cell: Cell, part: Part, span: Span) -> str:
-    """One range of releases: the answer, the rules against it, what is changed and what it rests on."""
-    mode = part.modes[0]
-    about = ", ".join(dict.fromkeys((*span.codes, *avoided(span))))
-    said = [about, *cost_words(cell, mode, span)]
-    if cell.at in span:
-        said += evidence_words(cell, span)
-    words = " · ".join(filter(None, said))
-    if cell.state == "never":
-        return words
-    title = "" if len(part.modes) == len(cell.spans) else f"{part.title}: "
-    if len(part.spans) == 1:
-        return f"{title}{words}" if words else ""
-    return f"{title}{range_words(span)} {span_mark(span)}  {words}".rstrip()
+# ---- a grid --------------------------------------------------------------------------------------------
+
+
+class GridCell(NamedTuple):
+    """One answer: what is shown, whether something runs, the codes against it, and all of it as data."""
+
+    text: str
+    found: bool
+    codes: tuple[str, ...]
+    data: dict[str, Any]
+
+
+@json_fields(
+    ("rows", "down"), ("cols", "along"), "kernel", "dispatcher",
+    ("cells", lambda grid: [[cell.data for cell in row] for row in grid.cells]),
+)  # fmt: skip
+class Grid(NamedTuple):
+    """The answers over two fields. ``seen``: some selections, to tell what all cells have in common."""
+
+    down: Axis
+    along: Axis
+    kernel: str | None
+    dispatcher: str | None
+    cells: list[list[GridCell]]
+    seen: list[Selection]
+
+
+def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked: Asked) -> Grid:
+    """The questions of a grid, row by row. Raises the first error where no cell is a question."""
+
+    # An axis of the machine does not change the call: one object serves the whole row or column.
+    @lru_cache(maxsize=256)
+    def call(*stated: tuple[str, Any]) -> AttentionParams | InvalidInput:
+        try:
+            return question.ask(**with_recipe(dict(stated)))
+        except InvalidInput as error:
+            return error
+
+    @lru_cache(maxsize=256)
+    def machine(*stated: tuple[str, Any]) -> Environment:
+        return question.where(**dict(stated))
+
+    width, size = len(along.values), len(down.values) * len(along.values)
+    corners = {0, width - 1, size - width, size - 1}
+    seen: list[Selection] = []
+    wrong: list[InvalidInput] = []
+
+    def ask(place: int) -> GridCell:
+        stated = ((down.field, down.values[place // width]), (along.field, along.values[place % width]))
+        p = call(*(pair for pair in stated if pair[0] not in MACHINE))
+        if isinstance(p, InvalidInput):
+            wrong.append(p)
+            return GridCell("invalid", False, (), {"invalid": str(p)})
+        env = machine(*(pair for pair in stated if pair[0] in MACHINE))
+        selection = asked.select(p, env, question.policy)
+        if len(seen) < 2 or place in corners:
+            seen.append(selection)
+        return _grid_cell(selection, kernel)
+
+    was_on = gc.isenabled()
+    gc.disable()  # answers hold no cycles, and the collector would take 15 % of the time
+    try:
+        cells = watched("selecting", map(ask, range(size)), size)
+    finally:
+        if was_on:
+            gc.enable()
+    if len(wrong) == size:
+        raise wrong[0]
+    rows = [cells[place : place + width] for place in range(0, size, width)]
+    return Grid(down, along, kernel, asked.dispatcher, rows, seen)
+
+
+def _grid_cell(selection: Selection, kernel: str | None) -> GridCell:
+    """What is chosen, by attnsel or by the library that was asked beside it; or the verdict on ``kernel``."""
+    name = selection.backend if kernel is None else kernel
+    if name is None:
+        against = dict.fromkeys(reason.code for candidate in selection for reason in candidate.reasons)
+        cell = GridCell("none", False, (), {"backend": None, "verdict": "refused", "codes": list(against)})
+    else:
+        found = selection[name]
+        codes = [reason.code for reason in found.reasons]
+        data = {
+            "backend": selection.backend,
+            "verdict": found.verdict,
+            "codes": codes,
+            "adaptations": [adaptation.name for adaptation in found.adaptations],
+            "unproven": found.unproven,
+        }
+        marks = ("+" if found.adaptations else "") + ("°" if found.unproven else "")
+        doubt = "?" if found.verdict == "unknown" else ""
+        if kernel is None:
+            cell = GridCell(f"{name}{doubt}{marks}", True, (), data)
+        elif found.verdict == "eligible":
+            cell = GridCell(f"✔{marks}", True, (), data)
+        else:
+            first, *more = dict.fromkeys(codes)
+            text = f"{doubt or '✖'} {first}{f' +{len(more)}' if more else ''}"
+            cell = GridCell(text, bool(doubt), (first,), data)
+    if selection.dispatched is None:
+        return cell
+    theirs = selection.dispatched.chosen
+    same = (None if theirs is None else theirs.candidate) == selection.backend
+    taken = None if theirs is None else theirs.name
+    data = {**cell.data, "dispatched": taken, "same": same}
+    return GridCell(f"{taken or 'none'}{'' if same else ' ≠'}", theirs is not None, (), data)
+
+
+def _grid_document(grid: Grid) -> Document:
+    machines = [environment_words(selection.environment) for selection in grid.seen]
+    calls = [params_words(selection.params) for selection in grid.seen]
+    common, asked = (
+        [word for word in lists[0] if all(word in other for other in lists)] for lists in (machines, calls)
+    )
+    if any(len(words) > len(common) and "* assumed" in words for words in machines):
+        common.append("the rest as it goes with each")
+    head = (f"{grid.down.field} ↓ {grid.along.field} →", *grid.along.labels)
+    labelled = zip(grid.down.labels, grid.cells, strict=True)
+    table = Table(head, tuple((label, *(cell.text for cell in row)) for label, row in labelled))
+    legend = _grid_legend([cell for row in grid.cells for cell in row])
+    facts = Facts(tuple(tuple(words) for words in (common, asked) if words))
+    blocks = (facts, table, Items(legend))
+    return Document(tuple(block for block in blocks if block[0]))
+
+
+def _grid_legend(cells: Sequence[GridCell]) -> tuple[Item, ...]:
+    """What the codes and marks in the table mean; only those that are there."""
+    shown = {cell.text for cell in cells}
+    invalid = next((cell.data["invalid"] for cell in cells if "invalid" in cell.data), None)
+    found = [
+        Item(label=Ref(code), text=REGISTRY.pages[code].title)
+        for code in sorted({code for cell in cells for code in cell.codes})
+    ]
+    for mark, meaning in _MARKS.items():
+        if any(mark in text.split(" ")[0] for text in shown):
+            found.append(Item(mark=mark, text=meaning))
+    if "none" in shown:
+        found.append(Item(label="none", text="no candidate can run; attnsel explain says why"))
+    if any(text.endswith("≠") for text in shown):
+        found.append(
+            Item(mark="≠", text="attnsel runs another kernel; attnsel explain --as says which and why")
+        )
+    if invalid is not None:
+        found.append(Item(label="invalid", text=f"contradicts itself, such as: {invalid}"))
+    if any(" +" in text for text in shown):
+        found.append(Item(mark="+n", text="so many further reasons; --json has them all"))
+    return tuple(found)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from attnsel._version import __version__
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import to_json
 from attnsel.base.schemas import stamped
 from attnsel.cli.findings import Finding, PlainCall, find, find_cuda, settings_in_force, variables
 from attnsel.cli.flags import Json
 from attnsel.cli.flash import examine, find_flash, uses
-from attnsel.cli.output import CHECK_FAILED, FOUND, in_columns, print_json, print_text, wrap
+from attnsel.cli.output import CHECK_FAILED, FOUND, print_document, print_json
 from attnsel.cli.probe import Probe, ProbedMachine, redact
 from attnsel.decision import select
+from attnsel.environment import Environment
 from attnsel.environment.installed import FLASH_ATTN
 from attnsel.params import AttentionParams, DType
 from attnsel.policy import Policy
 from attnsel.report import environment_words
+from attnsel.report.document import Document, Facts, Fields, Item, Items, Ref, Section, Table
 from attnsel.rules import REGISTRY
 from attnsel.settings import VariableWarning
 from attnsel.verdicts.reasons import Candidate
@@ -50,9 +54,9 @@ def doctor(*, json: Json = False) -> int:
         more = [*find_flash(machine), *find_cuda(machine.cuda, machine.environments[0])]
         findings = find(machine, calls, more)
     if json:
-        print_json(stamped("doctor", _as_dict(machine, calls, findings)))
+        print_json(stamped("doctor", to_json(_as_dict(machine, calls, findings))))
     else:
-        _tell(machine, calls, findings)
+        print_document(_document(machine, calls, findings))
     return CHECK_FAILED if any(finding.level == "error" for finding in findings) else FOUND
 
 
@@ -90,6 +94,9 @@ def _word(verdict: dict[str, Any]) -> str:
 
 def _as_dict(machine: ProbedMachine, calls: list[PlainCall], findings: list[Finding]) -> dict[str, Any]:
     settings = settings_in_force()
+    said = None if settings is None else settings.model_dump(mode="json")
+    if said is not None and said.get("debug_file") is not None:
+        said["debug_file"] = redact(said["debug_file"])
     return {
         "attnsel": __version__,
         "python": platform.python_version(),
@@ -104,10 +111,10 @@ def _as_dict(machine: ProbedMachine, calls: list[PlainCall], findings: list[Find
             for name, probe in machine.probes.items()
         },
         "flash_attention": {
-            "packages": dict(machine.flash.packages),
+            "packages": machine.flash.packages,
             "cute_owner": machine.flash.cute,
-            "hub_kernels": list(machine.flash.hub),
-            "uses": [use._asdict() for use in uses(machine)],
+            "hub_kernels": machine.flash.hub,
+            "uses": uses(machine),
         },
         "plugins": [
             {
@@ -120,47 +127,48 @@ def _as_dict(machine: ProbedMachine, calls: list[PlainCall], findings: list[Find
             for found, probe in machine.plugins
         ],
         "devices": [env.model_dump(mode="json") for env in machine.environments],
-        "gpus_in_sight": list(machine.gpus_in_sight),
-        "calls": [call._asdict() for call in calls],
+        "gpus_in_sight": machine.gpus_in_sight,
+        "calls": calls,
         "variables": variables(os.environ),
-        "settings": None if settings is None else _settings_dict(settings.model_dump(mode="json")),
-        "findings": [finding._asdict() for finding in findings],
+        "settings": said,
+        "findings": findings,
     }
 
 
-def _settings_dict(settings: dict[str, Any]) -> dict[str, Any]:
-    file = settings.get("debug_file")
-    return {**settings, "debug_file": None if file is None else redact(file)}
-
-
-def _tell(machine: ProbedMachine, calls: list[PlainCall], findings: list[Finding]) -> None:
+def _document(machine: ProbedMachine, calls: list[PlainCall], findings: list[Finding]) -> Document:
     system = f"{platform.system()} {platform.machine()}"
-    lines = [f"attnsel {__version__} · Python {platform.python_version()} · {system}", "", "Installed"]
-    for name, probe in machine.probes.items():
-        if name not in FLASH_ATTN or probe.installed is not None:
-            lines.append(f"  {name.replace('_', '-'):<16}{_state(name, probe)}")
+    installed = [
+        (name.replace("_", "-"), _state(name, probe))
+        for name, probe in machine.probes.items()
+        if name not in FLASH_ATTN or probe.installed is not None
+    ]
     if not any(machine.probes[name].installed for name in FLASH_ATTN):
-        lines.append(f"  {'flash-attn':<16}not installed, nor flash-attn-3 or flash-attn-4")
+        installed.append(("flash-attn", "not installed, nor flash-attn-3 or flash-attn-4"))
     if machine.flash.hub:
-        lines += wrap(", ".join(machine.flash.hub), "  Hub kernels     ")
-    if machine.plugins:
-        lines += ["", "Plug-ins"]
+        installed.append(("Hub kernels", ", ".join(machine.flash.hub)))
+    plugins = []
     for found, probe in machine.plugins:
         name = found.entry if found.plugin is None else found.plugin.name
         state = "✖ left out" if found.plugin is None else "✖ does not load" if probe.loads is False else ""
-        lines.append(
-            f"  {name:<16}{found.distribution}  {state or ('✔ loads' if probe.loads else '')}".rstrip()
+        plugins.append((name, f"{found.distribution}  {state or ('✔ loads' if probe.loads else '')}"))
+    set_ = [f"{name}={value}" for name, value in variables(os.environ).items()]
+    return Document(
+        (
+            Facts(((f"attnsel {__version__}", f"Python {platform.python_version()}", system),)),
+            Item("Installed", below=(_fields(installed),)),
+            *([Item("Plug-ins", below=(_fields(plugins),))] if plugins else []),
+            Section("ATTNSEL_ variables", (Items(tuple(map(Item, set_ or ["none set"]))),)),
+            *(
+                _device(number, env, [call for call in calls if call.device == number])
+                for number, env in enumerate(machine.environments)
+            ),
+            _findings(findings),
         )
-    lines += ["", "ATTNSEL_ variables"]
-    given = variables(os.environ)
-    lines += [f"  {name}={value}" for name, value in given.items()] or ["  none set"]
-    print_text("\n".join(lines))
-    for number, env in enumerate(machine.environments):
-        memory = f" · {size(env.device.memory)}" if env.device.memory else ""
-        words = " · ".join(environment_words(env)) + memory
-        print_text("\n".join(["", f"Device {number}: what a plain causal call gets", *wrap(words, "  ")]))
-        _tell_calls([call for call in calls if call.device == number])
-    print_text("\n".join(_finding_lines(findings)))
+    )
+
+
+def _fields(rows: Iterable[tuple[str, str]]) -> Fields:
+    return Fields(tuple((name, (text,)) for name, text in rows))
 
 
 def _state(name: str, probe: Probe) -> str:
@@ -179,7 +187,7 @@ def _state(name: str, probe: Probe) -> str:
     return "  ".join([version, *notes])
 
 
-def _tell_calls(calls: list[PlainCall]) -> None:
+def _device(number: int, env: Environment, calls: list[PlainCall]) -> Section:
     """Candidates down, calls along; calls that got the same answers share a column."""
     columns: dict[tuple[str, ...], list[PlainCall]] = {}
     for call in calls:
@@ -187,17 +195,18 @@ def _tell_calls(calls: list[PlainCall]) -> None:
             _word(call.verdicts[name]) + (" ←" if call.backend == name else "") for name in CANDIDATES
         )
         columns.setdefault(words, []).append(call)
-    in_columns(
-        ("", *(_label(group) for group in columns.values())),
-        [tuple(row) for row in zip(CANDIDATES, *columns, strict=True)],
+    table = Table(
+        ("", *(_label(group) for group in columns.values())), tuple(zip(CANDIDATES, *columns, strict=True))
     )
-    lines = ["  ←  chosen"]
+    legend = [Item(mark="←", text="chosen")]
     if any(word.startswith("plan") for words in columns for word in words):
-        lines.append("  plan  known to the planner; attnsel does not run it yet")
+        legend.append(Item(label="plan", text="known to the planner; attnsel does not run it yet"))
     codes = {verdict["code"] for call in calls for verdict in call.verdicts.values() if verdict["code"]}
-    for code in sorted(codes):
-        lines += wrap(REGISTRY.pages[code].title, f"  {code}  ")
-    print_text("\n".join(lines))
+    legend += [Item(label=Ref(code), text=REGISTRY.pages[code].title) for code in sorted(codes)]
+    memory = [size(env.device.memory)] if env.device.memory else []
+    where = Facts(((*environment_words(env), *memory),))
+    title = f"Device {number}: what a plain causal call gets"
+    return Section(title, (where, table, Items(tuple(legend))))
 
 
 def _label(calls: list[PlainCall]) -> str:
@@ -209,12 +218,18 @@ def _label(calls: list[PlainCall]) -> str:
     return ", ".join(f"{'/'.join(dtypes)} {kinds}" for kinds, dtypes in by_kinds.items())
 
 
-def _finding_lines(findings: list[Finding]) -> list[str]:
+def _findings(findings: list[Finding]) -> Section:
     errors = sum(finding.level == "error" for finding in findings)
     doubtful = sum(finding.level == "warning" for finding in findings)
     title = f"{errors} wrong" if errors else "nothing is wrong"
-    lines = ["", f"Findings: {title}" + (f", {doubtful} probably not as meant" if doubtful else "")]
-    for finding in findings:
-        lines += wrap(finding.text, f"  {_MARKS[finding.level]} ")
-        lines += wrap(finding.fix, "      → ") if finding.fix else []
-    return lines
+    items = tuple(
+        Item(
+            mark=_MARKS[finding.level],
+            text=finding.text,
+            below=(Item(mark="→", text=finding.fix),) if finding.fix else (),
+        )
+        for finding in findings
+    )
+    return Section(
+        f"Findings: {title}" + (f", {doubtful} probably not as meant" if doubtful else ""), (Items(items),)
+    )

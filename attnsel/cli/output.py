@@ -7,14 +7,19 @@ import os
 import shutil
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from attnsel.errors import printable, short
-from attnsel.report.text import fold
+from attnsel.report.document import Document
+from attnsel.report.markdown import to_markdown
+from attnsel.report.text import fold, to_text
+
+T = TypeVar("T")
 
 FOUND = 0
 BAD_INPUT = 2
@@ -37,7 +42,6 @@ _STYLES = {
     "attnsel.quiet": "dim",
     "attnsel.warning": "yellow",
 }
-_OF_CELLS = {"✔": "green", "✖": "red", **dict.fromkeys("?◐▷◁△", "yellow")}  # by their marks
 _PATTERNS = (
     r"(?m)^ +1 [✔?] (?P<chosen>\S+)",
     r"(?P<yes>✔)",
@@ -132,6 +136,14 @@ def print_text(text: str) -> None:
     console.print(Marks()(text), soft_wrap=True)
 
 
+def print_document(document: Document, markdown: bool = False) -> None:
+    """Print an answer: as text of the terminal's width, or as Markdown."""
+    if markdown:
+        print_text(to_markdown(document))
+    else:
+        print_text(to_text(document, text_width()))
+
+
 def complain(message: str) -> None:
     """One line on standard error; a word that is long beyond reason is cut."""
     print(f"attnsel: {' '.join(short(word, str) for word in message.split())}", file=sys.stderr)
@@ -155,55 +167,38 @@ def plain_warnings() -> Iterator[None]:
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Called with how much is done, it moves a bar on standard error while a person waits; else nothing."""
+    """Called with how much is done, it moves a bar on standard error once a person waited for a second."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=total)
-        yield lambda done: shown.update(task, completed=done)
+    shown = Progress(console=Console(stderr=True), transient=True)
+    task = shown.add_task(what, total=total)
+    began = time.monotonic()
+
+    def move(done: int) -> None:
+        if time.monotonic() - began > 1:
+            shown.start()
+            shown.update(task, completed=done)
+
+    try:
+        yield move
+    finally:
+        shown.stop()
+
+
+def watched(what: str, items: Iterable[T], total: int) -> list[T]:
+    """All items, with a bar while they are made."""
+    found: list[T] = []
+    with bar(what, total) as move:
+        for item in items:
+            found.append(item)
+            move(len(found))
+    return found
 
 
 def wrap(text: str, lead: str = "", indent: str | None = None) -> list[str]:
     """``text`` folded to the width; ``lead`` before the first line, ``indent`` before the others."""
     return fold(text, text_width(), lead, " " * len(lead) if indent is None else indent)
-
-
-def in_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], title: str = "") -> None:
-    """A table; what does not fit side by side continues in a further table below, never folded."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    cells = list(rows)
-    console = Console(width=None if sys.stdout.isatty() else text_width(), highlight=False)
-    for columns in _fitting(head, cells, console.width):
-        table = Table(title=title or None, title_justify="left", title_style="", box=_box())
-        for column in columns:
-            table.add_column(Text(head[column]), no_wrap=True)
-        for row in cells:
-            shown = (row[column] for column in columns)
-            table.add_row(*(Text(printable(cell), style=_OF_CELLS.get(cell[:1], "")) for cell in shown))
-        console.print(table)
-
-
-def _fitting(head: tuple[str, ...], rows: list[tuple[str, ...]], width: int) -> list[list[int]]:
-    """Column numbers in groups that fit; every group begins with the first column, the rows' names."""
-    widths = [max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)]
-    groups: list[list[int]] = [[0]]
-    for column in range(1, len(head)):
-        last = groups[-1]
-        if len(last) > 1 and 1 + sum(widths[c] for c in last) + widths[column] > width:
-            groups.append([0, column])
-        else:
-            last.append(column)
-    return groups
-
-
-def _box() -> Any:
-    from rich import box
-
-    return box.SQUARE if (sys.stdout.encoding or "").lower().startswith("utf") else box.ASCII

@@ -281,15 +281,16 @@ def asks(command: Callable[..., int]) -> Callable[..., int]:
         inspect.Parameter("env", only, default=None, annotation=_ENV_FILE),
     ]
 
-    def run(**given: Any) -> int:
+    def run(*words: str, **given: Any) -> int:
         stated = {flag: given.pop(flag.parameter.name, None) for flag in (*SHORTHANDS, *FLAGS)}
         lying = read_lying(given.pop("stride", None), given.pop("misaligned", None))
         question = _question(stated, given.pop("params", None), given.pop("env", None), lying)
-        return command(question, **given)
+        return command(question, *words, **given)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     flags = [flag.parameter for flag in (*SHORTHANDS, *FLAGS)]
-    signature = inspect.Signature([files[0], *flags, *layout_flags(), files[1], *own])
+    parameters = [files[0], *flags, *layout_flags(), files[1], *own]
+    signature = inspect.Signature(sorted(parameters, key=lambda each: each.kind))
     run.__signature__ = signature  # type: ignore[attr-defined]
     return run
 

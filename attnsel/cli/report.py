@@ -7,29 +7,17 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from attnsel.base.schemas import stamped
-from attnsel.cli.flags import Json, Markdown, one_form
-from attnsel.cli.output import (
-    BAD_INPUT,
-    FOUND,
-    NO_BACKEND,
-    bar,
-    complain,
-    print_json,
-    print_text,
-    text_width,
-)
+from attnsel.cli.form import TEXT, Form
+from attnsel.cli.output import BAD_INPUT, FOUND, NO_BACKEND, bar, complain
 from attnsel.diagnose.ranks.answer import read
 from attnsel.diagnose.ranks.document import nothing_found, ranks_document
-from attnsel.report import to_text
-from attnsel.report.markdown import to_markdown
 
 DIFFER = 1
 
 
 def report(
     *files: Annotated[str, Parameter(name="FILE", help="folders, files (also .gz) and patterns")],
-    markdown: Markdown = False,
-    json: Json = False,
+    form: Form = TEXT,
 ) -> int:
     """What many ranks ran, from the files they left: who differs and why, and what fell back.
 
@@ -49,17 +37,17 @@ def report(
     missing, cut off or ended with an error; 2 bad input; 3 nothing of attnsel's was found. Fall-backs
     that are alike on all ranks are told and are no error.
     """
-    one_form(markdown=markdown, json=json)
+    form.alone()
     if not files:
         complain("report needs a folder, files or a pattern: attnsel report logs/")
         return BAD_INPUT
     with bar("reading", 100) as percent:
         answer = read(files, lambda done, total: percent(100 * done // max(total, 1)))
-    if json:
-        print_json(stamped("report", answer.as_dict()))
-    elif answer.known:
-        document = ranks_document(answer, for_issue=markdown)
-        print_text(to_markdown(document) if markdown else to_text(document, text_width()))
+    if answer.known or form.json:
+        form.print(
+            lambda: ranks_document(answer, for_issue=form.markdown),
+            lambda: stamped("report", answer.as_dict()),
+        )
     if not answer.known:
         complain(nothing_found(answer))
         return NO_BACKEND

@@ -64,7 +64,7 @@ _COMMANDS_MEANT: dict[str, str] = {
     "explain": "ask plan select why-not what which choose select-backend choice query predict show run-plan",
     "rule": "why code page describe",
     "rules": "list ls codes all-rules constraints list-rules",
-    "matrix": "grid table compare sweep support support-matrix",
+    "can-i-use": "matrix grid table compare sweep support support-matrix feature features",
     "doctor": "env environment info check diagnose collect-env versions version status",
     "prove": "bench benchmark test test-gpu selftest verify",
     "run": "exec launch python start",

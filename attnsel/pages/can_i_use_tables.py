@@ -1,4 +1,4 @@
-"""Cells as tables of labels: one feature over kernels and GPUs, or all features over kernels on one GPU."""
+"""Cells in words: marks, sentences and tables of them, as documents and as JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import to_json
 from attnsel.base.schemas import stamped
 from attnsel.environment import component_name
 from attnsel.environment.versions import Version
@@ -23,9 +24,22 @@ from attnsel.pages.can_i_use import (
     half_on,
     releases,
 )
-from attnsel.pages.commands import command_of, flag_name, jsonable
+from attnsel.pages.commands import command_of, flag_name
 from attnsel.report.answer import adaptation_words, unproven_words
-from attnsel.report.markdown import code, escape, table
+from attnsel.report.document import (
+    Block,
+    Code,
+    Inline,
+    Item,
+    Items,
+    Paragraph,
+    Paste,
+    Ref,
+    Section,
+    Table,
+    codes,
+    joined,
+)
 from attnsel.rules import REGISTRY
 from attnsel.verdicts.reasons import Candidate
 
@@ -55,35 +69,20 @@ LOOKS: dict[State, Look] = {
 _OUTCOMES: dict[str, State] = {"yes": "yes", "adapts": "adapts", "unknown": "unknown", "no": "never"}
 
 
-class Part(NamedTuple):
-    """What is said alike of these modes."""
-
-    modes: tuple[Mode, ...]
-    spans: tuple[Span, ...]
-
-    @property
-    def title(self) -> str:
-        return " and ".join(self.modes)
-
-
 def label(cell: Cell) -> str:
-    """A cell in a few columns: its mark and the first release. ``+``: that and all later ones; ``*``: not all
-    of them; ``≤``: none after it. No release stands where all are meant that run a plain
-    call on that GPU."""
+    """A cell in a few columns: its mark and the first release, without a last number of 0 and of a beta its
+    number. ``+``: that and all later ones; ``*``: not all of them; ``≤``: none after it. No release stands
+    where all are meant that run a plain call on that GPU."""
     mark = LOOKS[cell.state].mark
-    if cell.state == "version":
-        other = cell.unlocked_at
-        assert other is not None
-        return f"{mark} {short_version(other)}+" if other > cell.at else f"{mark} ≤{short_version(other)}"
-    if cell.state in ("never", "unknown") or cell.whenever:
+    if cell.state in ("never", "unknown") or (cell.state != "version" and cell.whenever):
         return mark
-    return f"{mark} {short_version(cell.since)}{'+' if cell.always else '*'}"
-
-
-def short_version(version: Version) -> str:
-    """Without a last number of 0; of a beta its number."""
+    version = cell.unlocked_at if cell.state == "version" else cell.since
+    assert version is not None
     text = str(version)
-    return text.rpartition("0b")[2].join(("b", "")) if "b" in text else text.removesuffix(".0")
+    text = f"b{text.rpartition('0b')[2]}" if "b" in text else text.removesuffix(".0")
+    if cell.state == "version":
+        return f"{mark} {text}+" if version > cell.at else f"{mark} ≤{text}"
+    return f"{mark} {text}{'+' if cell.always else '*'}"
 
 
 def sentence(cell: Cell) -> str:
@@ -94,13 +93,16 @@ def sentence(cell: Cell) -> str:
     if cell.state == "never":
         return f"no known release of {name} runs it ({known})"
     if cell.state == "version":
-        return f"not with {name} {cell.at}, {_elsewhere(cell)}"
+        last = cell.ranges[-1]
+        for_good = last.state in ANSWERS and last.first > cell.at
+        where = f"from {last.first} on" if for_good else f"with {_ranges_words(cell, ANSWERS)}"
+        return f"not with {name} {cell.at}, but {where}"
     text = {
         "yes": "runs", "adapts": "runs after a change of the call", "forward": "runs forward only",
         "backward": "runs in training only", "unknown": "nobody knows",
     }[cell.state]  # fmt: skip
-    here = " and ".join(map(range_words, _of(cell, cell.state_at(cell.at))))
-    if cell.always and cell.from_the_oldest:
+    here = _ranges_words(cell, {cell.state_at(cell.at)})
+    if cell.always and cell.since == oldest:
         text += f", with every known release of {name} ({known})"
     elif cell.whenever:
         text += f", with every release of {name} that has this kernel on this GPU ({here})"
@@ -116,59 +118,14 @@ def sentence(cell: Cell) -> str:
     return text
 
 
-def _elsewhere(cell: Cell) -> str:
-    """Where it would run, of a cell that another release unlocks."""
-    there = [each for state in ANSWERS for each in _of(cell, state)]
-    ranges = sorted(there, key=lambda each: each.first)
-    if ranges[-1].last == cell.ranges[-1].last and ranges[-1].first > cell.at:
-        return f"but from {ranges[-1].first} on"
-    return f"but with {' and '.join(map(range_words, ranges))}"
+def _ranges_words(cell: Cell, states: Iterable[State]) -> str:
+    return " and ".join(range_words(each) for each in cell.ranges if each.state in states)
 
 
-def _of(cell: Cell, state: str) -> list[Range]:
-    return [each for each in cell.ranges if each.state == state]
-
-
-def range_words(releases: Range | Span | Row) -> str:
+def range_words(releases: Range | Span) -> str:
     """``9.1.0 to 9.4.0``, or the one release."""
     first, last = releases.first, releases.last
     return str(first) if first == last else f"{first} to {last}"
-
-
-class Row(NamedTuple):
-    """Releases in a row in which every mode has one answer, and that answer by mode."""
-
-    first: Version
-    last: Version
-    said: dict[Mode, Span]
-
-
-def rows(cell: Cell) -> list[Row]:
-    """All known releases, the newest first, cut where the answer of some mode changes."""
-    firsts = sorted({span.first for spans in cell.spans.values() for span in spans})
-    found = []
-    for first in reversed(firsts):
-        said = {mode: cell.span(mode, first) for mode in cell.spans}
-        found.append(Row(first, min(span.last for span in said.values()), said))
-    return found
-
-
-def parts(cell: Cell) -> tuple[Part, ...]:
-    """Its modes, those of one answer together."""
-    found: list[Part] = []
-    for mode, spans in cell.spans.items():
-        said = [(span.first, span.outcome, span.codes, _changes(span)) for span in spans]
-        for place, other in enumerate(found):
-            if said == [(span.first, span.outcome, span.codes, _changes(span)) for span in other.spans]:
-                found[place] = Part((*other.modes, mode), other.spans)
-                break
-        else:
-            found.append(Part((mode,), spans))
-    return tuple(found)
-
-
-def _changes(span: Span) -> tuple[str, ...]:
-    return tuple(made.name for made in span.candidate.adaptations)
 
 
 def span_mark(span: Span) -> str:
@@ -223,218 +180,136 @@ def codes_of(cells: Iterable[Cell]) -> Iterator[str]:
     return (code for code in REGISTRY.pages if code in named)
 
 
-def title_of(kernel: str) -> str:
-    """What a kernel is."""
-    return CANDIDATES[kernel].title
+# ---- tables of answers, and answers with their reasons, as documents ------------------------------------
 
 
-_LONGEST = 6  # letters of a column's name
+def overview(cells: Sequence[Cell]) -> Section:
+    """All features on one GPU: a row for each, a column for each kernel, with nothing but marks."""
+    kernels = tuple(dict.fromkeys(cell.kernel for cell in cells))
+    marks = {(cell.feature.name, cell.kernel): LOOKS[cell.state].mark for cell in cells}
+    rows: list[tuple[str, ...]] = []
+    for group, members in groupby(dict.fromkeys(cell.feature for cell in cells), key=lambda each: each.group):
+        rows.append((group,))
+        rows += [(each.name, *(marks[each.name, kernel] for kernel in kernels)) for each in members]
+    title = f"What runs on {_gpu_words(cells[0])} with the newest releases"
+    head = (kernel.rpartition(".") for kernel in kernels)
+    named = ((family + dot, name) if family else name for family, dot, name in head)
+    return Section(title, (Table(("feature", *named), tuple(rows)), Items(_legend(cells))))
 
 
-class Table(NamedTuple):
-    """A head and rows of texts."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def by_gpu(cells: Sequence[Cell]) -> Table:
-    """Of one feature: a row for each kernel, a column for each GPU. GPUs with the same answers share one."""
+def on_every_gpu(feature: Feature, cells: Sequence[Cell]) -> Section:
+    """One feature: a row for each kernel, a column for each GPU. GPUs with the same answers share one."""
     kernels = dict.fromkeys(cell.kernel for cell in cells)
     columns: dict[str, tuple[str, ...]] = {}
     for gpu in dict.fromkeys(cell.gpu for cell in cells):
         columns[gpu] = tuple(label(cell) for cell in cells if cell.gpu == gpu)
     shared = [(list(gpus), column) for column, gpus in groupby(columns, key=columns.__getitem__)]
-    head = ("kernel", *(_together(gpus) for gpus, _ in shared))
+    head = (" ".join([first, *(gpu.removeprefix("sm") for gpu in others)]) for (first, *others), _ in shared)
     rows = zip(kernels, *(column for _, column in shared), strict=True)
-    return Table(head, tuple(rows))
-
-
-def _together(gpus: Sequence[str]) -> str:
-    """``sm80 86 89``."""
-    first, *others = gpus
-    return " ".join([first, *(gpu.removeprefix("sm") for gpu in others)])
-
-
-def table_lines(table: Table, width: int) -> list[str]:
-    """A table as text in columns, further apart where there is room."""
-    tight = tuple(tuple(text.replace(" ", "", 1) for text in row) for row in table.rows)
-    for gap, rows in ((3, table.rows), (2, table.rows), (1, table.rows), (1, tight)):
-        widths = [max(map(len, column)) for column in zip(table.head, *rows, strict=True)]
-        if sum(widths) + gap * (len(widths) - 1) <= width:
-            break
-    lines = (table.head, tuple("─" * each for each in widths), *rows)
-    blank = " " * gap
-    return [
-        blank.join(f"{text:<{each}}" for text, each in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-
-
-def by_kernel(cells: Sequence[Cell]) -> Table:
-    """On one GPU: a row for each feature, a column for each kernel, with nothing but marks."""
-    kernels = tuple(dict.fromkeys(cell.kernel for cell in cells))
-    rows: dict[str, list[str]] = {}
-    for cell in sorted(cells, key=lambda cell: kernels.index(cell.kernel)):
-        rows.setdefault(cell.feature.name, []).append(LOOKS[cell.state].mark)
-    return Table(("feature", *kernels), tuple((name, *marks) for name, marks in rows.items()))
-
-
-def overview_lines(cells: Sequence[Cell]) -> list[str]:
-    """``by_kernel`` as text below two lines of heading, in groups of features."""
-    table = by_kernel(cells)
-    groups = {cell.feature.name: cell.feature.group for cell in cells}
-    families = [name.rpartition(".")[0] for name in table.head[1:]]
-    columns = [_cut(name.rpartition(".")[2]) for name in table.head[1:]]
-    wide = max(len(row[0]) for row in table.rows) + 1
-    above, below = " " * wide, " " * wide
-    for family, members in groupby(range(len(columns)), key=families.__getitem__):
-        names = " ".join(columns[place] for place in members)
-        room = max(len(names), len(family))
-        above += f" {family:<{room}}"
-        below += f" {names:<{room}}"
-    at = [*_starts(families, columns, wide)]
-    lines = [above.rstrip(), below.rstrip()] if any(families) else [below.rstrip()]
-    before = ""
-    for name, *marks in table.rows:
-        if groups[name] != before:
-            before = groups[name]
-            lines += ["", before]
-        line = f" {name:<{wide - 1}}"
-        for place, mark in zip(at, marks, strict=True):
-            line = f"{line:<{place}}{mark}"
-        lines.append(line)
-    return lines
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 2]}…"
-
-
-def _starts(families: Sequence[str], columns: Sequence[str], wide: int) -> Iterator[int]:
-    """The column in which each kernel's mark stands: below the first letter of its name."""
-    start = wide
-    for family, members in groupby(range(len(columns)), key=families.__getitem__):
-        begins = start + 1
-        for place in members:
-            yield begins
-            begins += len(columns[place]) + 1
-        start = max(begins - 1, start + 1 + len(family))
-
-
-def legend(cells: Iterable[Cell]) -> list[Look]:
-    """The marks that are there, and what they mean."""
-    shown = {cell.state for cell in cells}
-    return [look for state, look in LOOKS.items() if state in shown]
-
-
-def components_line(cells: Iterable[Cell]) -> str:
-    """Whose releases are meant: ``cudnn: cuDNN; sdpa.flash, tiled: torch``."""
-    kernels: dict[str, list[str]] = {}
+    items = list(_legend(cells))
+    dated: dict[str, dict[str, None]] = {}  # kernels by whose releases are meant
     for cell in cells:
-        named = kernels.setdefault(component_name(cell.component), [])
-        if cell.kernel not in named:
-            named.append(cell.kernel)
-    return "; ".join(f"{', '.join(names)}: {component}" for component, names in kernels.items())
+        if " " in label(cell):
+            dated.setdefault(component_name(cell.component), {})[cell.kernel] = None
+    if dated:
+        named = "; ".join(f"{', '.join(kernels)}: {component}" for component, kernels in dated.items())
+        plus = "from that release on; 2.6* not with every later one; ≤2.6 with none after it"
+        items.append(Item(label="2.6+", text=f"{plus}. Releases of {named}"))
+    why = ("Why, and all releases: ", Code(f"attnsel can-i-use {feature.name} --gpu H100"))
+    table = Table(("kernel", *head), tuple(rows))
+    return Section(_title(feature), (Paragraph(feature.about), table, Items(tuple(items)), Paragraph(why)))
 
 
-# --------------------------------------------------------------------------------------------------------
-# The matrix as Markdown, for an issue: a table, what the marks mean, each answer's releases and rules.
+def on_one_gpu(feature: Feature, cells: Sequence[Cell]) -> Section:
+    """One feature: each kernel's releases in ranges, the rules that are named, and what was asked."""
+    order = sorted(cells, key=lambda cell: cell.state not in ANSWERS)
+    blocks: list[Block] = [Paragraph(feature.about), *map(_answer, order)]
+    named = set(codes(tuple(blocks)))
+    rules = [code for code in codes_of(cells) if code in named]
+    pages = ((code, REGISTRY.pages[code]) for code in rules)
+    about = tuple(Item(label=Ref(code), text=page.title, tag=page.evidence) for code, page in pages)
+    blocks += [Section("Rules", (Items(about),))] if about else []
+    first = order[0]
+    asked = Paste(tuple(command(first, mode) for mode in first.spans))
+    blocks.append(Item(text=f"Asked{f', of {first.kernel}' if len(order) > 1 else ''}:", below=(asked,)))
+    return Section(f"{_title(feature)} on {_gpu_words(first)}", tuple(blocks))
 
 
-def markdown_lines(found: Sequence[Cell]) -> list[str]:
-    """All cells: one table for each feature over GPUs; on one GPU the reasons too, or all features in one."""
-    features = list(dict.fromkeys(cell.feature for cell in found))
-    gpus = list(dict.fromkeys(cell.gpu for cell in found))
-    if len(gpus) == 1 and len(features) > 1:
-        made = by_kernel(found)
-        lines = [f"What runs on {escape(gpus[0])}", "", _table(made.head, made.rows), ""]
-        return [*lines, *_legend(found)]
-    lines = []
-    for feature in features:
-        about = [cell for cell in found if cell.feature is feature]
-        lines += [f"### {escape(feature.title)}", "", escape(feature.about), ""]
-        if len(gpus) > 1:
-            made = by_gpu(about)
-            lines += [_table(made.head, made.rows), "", *_legend(about), ""]
-            lines += [escape(f"Releases are those of {components_line(about)}."), ""]
-        else:
-            lines += [*_answers(about), ""]
-    return lines[:-1]
+def _title(feature: Feature) -> str:
+    return f"{feature.title} ({feature.name}, asked for {' and '.join(feature.modes)})"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return table([*map(escape, head)], [[*map(escape, row)] for row in rows])
+def _gpu_words(cell: Cell) -> str:
+    device = cell.environment().device
+    return device.name if device.name in (f"sm{device.arch}", "CPU") else f"{device.name} (sm{device.arch})"
 
 
-def _legend(found: Sequence[Cell]) -> list[str]:
-    return [f"- {look.mark} {look.means}" for look in legend(found)]
+def _legend(cells: Iterable[Cell]) -> tuple[Item, ...]:
+    """The marks that are there, and what they mean."""
+    there = {cell.state for cell in cells}
+    return tuple(Item(mark=look.mark, text=look.means) for state, look in LOOKS.items() if state in there)
 
 
-def _answers(found: Sequence[Cell]) -> list[str]:
-    """Each kernel on the one GPU, with its releases in ranges and the rules that are named."""
-    lines = []
-    for cell in found:
-        lines.append(f"- {LOOKS[cell.state].mark} {code(cell.kernel)}: {escape(sentence(cell))}")
-        for part in parts(cell):
-            for span in reversed(part.spans):
-                if span.codes or len(part.spans) > 1:
-                    named = f" {', '.join(span.codes)}" if span.codes else ""
-                    lines.append(f"  - {part.title}, {range_words(span)}: {span_mark(span)}{named}")
-        mode = next(iter(cell.spans))
-        lines.append(f"  - asked: {code(command(cell, mode))}")
-    named_by_any = list(codes_of(found))
-    if named_by_any:
-        lines += ["", *(f"- {name}: {escape(REGISTRY.pages[name].title)}" for name in named_by_any)]
-    return lines
+def _answer(cell: Cell) -> Item:
+    """One kernel, with its ranges of releases, the newest first; of what no release runs the one at hand."""
+    alike: dict[object, list[Mode]] = {}  # modes by what is said of them
+    for mode, spans in cell.spans.items():
+        changes = [tuple(made.name for made in span.candidate.adaptations) for span in spans]
+        key = (*((span.first, span.outcome, span.codes) for span in spans), *changes)
+        alike.setdefault(key, []).append(mode)
+    said: dict[Inline, None] = {}
+    for mode, *others in alike.values():
+        title = f"{' and '.join((mode, *others))}: " if len(alike) > 1 and cell.state != "never" else ""
+        spans = cell.spans[mode] if cell.state != "never" else (cell.span(mode),)
+        for span in reversed(spans):
+            words = _span_words(cell, mode, span)
+            releases = f"{range_words(span)} {span_mark(span)}  " if len(spans) > 1 else ""
+            if releases or words:
+                said[title, releases, words] = None
+    below = (Items(tuple(map(Item, said))),) if said else ()
+    return Item(mark=LOOKS[cell.state].mark, label=Code(cell.kernel), text=sentence(cell), below=below)
 
 
-# ---- The matrix as JSON: docs/schemas/can-i-use-1.json -------------------------------------------------
+def _span_words(cell: Cell, mode: Mode, span: Span) -> Inline:
+    """The rules against it, what is changed, and of the release at hand what a yes rests on."""
+    rules = joined(map(Ref, dict.fromkeys((*span.codes, *avoided(span)))))
+    evidence = evidence_words(cell, span) if cell.at in span else []
+    return joined(filter(None, (rules, *cost_words(cell, mode, span), *evidence)), " · ")
+
+
+# ---- as JSON: docs/schemas/can-i-use-1.json -------------------------------------------------------------
 
 
 def as_dict(found: Sequence[Cell]) -> dict[str, Any]:
     """Cells, with what they are about: features, kernels, and the rules that they name."""
-    features = {cell.feature.name: cell.feature for cell in found}
     kernels = dict.fromkeys(cell.kernel for cell in found)
-    return stamped(
-        "can-i-use",
-        {
-            "states": [{"state": state, **look._asdict()} for state, look in LOOKS.items()],
-            "features": [_feature(feature) for feature in features.values()],
-            "kernels": [_kernel(name) for name in kernels],
-            "gpus": list(dict.fromkeys(cell.gpu for cell in found)),
-            "cells": [_cell(cell) for cell in found],
-            "rules": [_rule(code) for code in codes_of(found)],
-        },
-    )
-
-
-def _feature(feature: Feature) -> dict[str, Any]:
-    return {
-        "name": feature.name,
-        "title": feature.title,
-        "group": feature.group,
-        "about": feature.about,
-        "modes": list(feature.modes),
-        "changes": jsonable(feature.changes),
-        "limits": jsonable(feature.policy),
+    pages = [REGISTRY.pages[code] for code in codes_of(found)]
+    said = {
+        "states": [{"state": state, **look._asdict()} for state, look in LOOKS.items()],
+        "features": list(dict.fromkeys(cell.feature for cell in found)),
+        "kernels": [
+            {
+                "name": name,
+                "title": CANDIDATES[name].title,
+                "component": component_of(name),
+                "releases": releases(name),
+            }
+            for name in kernels
+        ],
+        "gpus": list(dict.fromkeys(cell.gpu for cell in found)),
+        "cells": [_cell(cell) for cell in found],
+        "rules": [
+            {
+                "code": page.code,
+                "title": page.title,
+                "when": page.when_text,
+                "evidence": page.evidence,
+                "source": page.source,
+            }
+            for page in pages
+        ],
     }
-
-
-def _kernel(name: str) -> dict[str, Any]:
-    known = releases(name)
-    return {
-        "name": name,
-        "title": title_of(name),
-        "component": component_of(name),
-        "releases": [str(version) for version in known],
-    }
-
-
-def _rule(code: str) -> dict[str, Any]:
-    page = REGISTRY.pages[code]
-    about = {"code": code, "title": page.title, "when": page.when_text}
-    return {**about, "evidence": page.evidence, "source": page.source}
+    return stamped("can-i-use", to_json(said))
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
@@ -442,22 +317,18 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "feature": cell.feature.name,
         "kernel": cell.kernel,
         "gpu": cell.gpu,
-        "at": str(cell.at),
+        "at": cell.at,
         "state": cell.state,
-        "since": None if cell.state in ("never", "version") else str(cell.since),
+        "since": None if cell.state in ("never", "version") else cell.since,
         "always": cell.always,
         "whenever": cell.whenever,
-        "unlocked_at": str(cell.unlocked_at) if cell.state == "version" else None,
-        "ranges": [
-            {"first": str(each.first), "last": str(each.last), "state": each.state} for each in cell.ranges
+        "unlocked_at": cell.unlocked_at if cell.state == "version" else None,
+        "ranges": cell.ranges,
+        "modes": [
+            {"mode": mode, "command": command(cell, mode), "spans": [_span(cell, span) for span in spans]}
+            for mode, spans in cell.spans.items()
         ],
-        "modes": [_mode(cell, mode, spans) for mode, spans in cell.spans.items()],
     }
-
-
-def _mode(cell: Cell, mode: Mode, spans: Iterable[Span]) -> dict[str, Any]:
-    said = [_span(cell, span) for span in spans]
-    return {"mode": mode, "command": command(cell, mode), "spans": said}
 
 
 def _span(cell: Cell, span: Span) -> dict[str, Any]:
@@ -466,10 +337,10 @@ def _span(cell: Cell, span: Span) -> dict[str, Any]:
         for made in span.candidate.adaptations
     ]
     return {
-        "first": str(span.first),
-        "last": str(span.last),
+        "first": span.first,
+        "last": span.last,
         "outcome": span.outcome,
-        "codes": list(span.codes),
+        "codes": span.codes,
         "adaptations": changes,
         "evidence": evidence_words(cell, span),
     }

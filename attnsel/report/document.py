@@ -128,6 +128,14 @@ class Fields(NamedTuple):
     rows: tuple[tuple[str, tuple[Inline, ...]], ...]
 
 
+class Table(NamedTuple):
+    """Cells below a head. A row of one cell is a heading above those that follow. A head of two parts, as in
+    ``("sdpa.", "flash")``, may stand in two lines."""
+
+    head: tuple[Inline, ...]
+    rows: tuple[tuple[Inline, ...], ...]
+
+
 class Paste(NamedTuple):
     """Lines to paste as they stand. ``why``: sentences about them."""
 
@@ -156,7 +164,7 @@ class Screen(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-Block: TypeAlias = "Paragraph | Item | Items | Facts | Fields | Paste | Drawing | Section | Screen"
+Block: TypeAlias = "Paragraph | Item | Items | Facts | Fields | Table | Paste | Drawing | Section | Screen"
 
 
 class Document(NamedTuple):

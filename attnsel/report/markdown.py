@@ -28,6 +28,7 @@ from attnsel.report.document import (
     Ref,
     Screen,
     Strong,
+    Table,
     shown,
 )
 from attnsel.report.prose import spans
@@ -167,6 +168,11 @@ class _Writer:
         if isinstance(block, Fields):
             rows = [(escape(name), "<br>".join(map(self.said, texts))) for name, texts in block.rows]
             return [table(rows[0], rows[1:])]
+        if isinstance(block, Table):
+            width = len(block.head)
+            said = [[self.said(cell) for cell in row] for row in block.rows]
+            said = [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (width - 1)] for row in said]
+            return [table([*map(self.said, block.head)], said)]
         if isinstance(block, Paste):
             why = [escape(f"Why: {'. '.join(block.why)}.")] if block.why else []
             return [fenced(text.paste_lines(block, _WIDTH), block.language)] * bool(block.lines) + why

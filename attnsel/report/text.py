@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from attnsel.report.document import (
     Block,
@@ -23,11 +24,13 @@ from attnsel.report.document import (
     Ref,
     Screen,
     Strong,
+    Table,
     shown,
 )
 
 _LABEL = 15  # columns of a label behind a number, at least: one column for the names of all candidates
 _LIST, _LIST_ON_A_SCREEN = 2, 1  # the column of a list, at least
+_NAME = 6  # letters of a name in the second line of a table's head, where there is little room
 _FLAG = re.compile(r""" (?=--)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")  # before a flag, outside quotes
 
 
@@ -134,6 +137,8 @@ def _block(block: Block, width: int, at: int, screen: bool) -> list[str]:
             for lead, text in zip(leads, texts, strict=False):
                 held += fold(_said(text), width, lead, leads[-1])
         return held
+    if isinstance(block, Table):
+        return [f"{pad}{line}" for line in _table(block, width - at)]
     if isinstance(block, Paste):
         lines = [f"{pad}{line}" for line in paste_lines(block, width - at)]
         reasons = (fold(shown(why), width, f"{pad}# ", f"{pad}# ") for why in block.why)
@@ -145,6 +150,64 @@ def _block(block: Block, width: int, at: int, screen: bool) -> list[str]:
     number = f"{block.number}. " if block.number else ""
     heading = fold(shown(block.title), width, pad + number, pad + " " * (len(number) or 2))
     return [*heading, *_blocks(block.blocks, width, at + len(number), screen)]
+
+
+def _table(block: Table, width: int) -> list[str]:
+    """Columns as far apart as there is room. Where there is little, the first blank within cells goes; then
+    heads of two parts take two lines; at last other columns stand in a table below, with the first again."""
+    head = [*map(_said, block.head)]
+    indent = " " * any(len(row) == 1 for row in block.rows)
+    rows = [[*map(_said, row)] for row in block.rows]
+    rows = [row if len(row) == 1 else [indent + row[0], *row[1:]] for row in rows]
+    tight = [[row[0], *(cell.replace(" ", "", 1) for cell in row[1:])] for row in rows]
+    for cells, gap in ((rows, 3), (rows, 2), (rows, 1), (tight, 1)):
+        lines = _columns(head, cells, gap)
+        if all(len(line) <= width for line in lines):
+            return lines
+    parts = [tuple(map(_said, part)) if type(part) is tuple else ("", _said(part)) for part in block.head]
+    families = [above.rstrip(".") for above, _ in parts]
+    for most in (width, _NAME) if any(families) else ():
+        names = [name if not above or len(name) <= most else _cut(name, most - 1) for above, name in parts]
+        lines = _columns(names, rows, 1, families)
+        if all(len(line) <= width for line in lines):
+            return lines
+    widths = _widths(head, rows)
+    groups: list[list[int]] = [[0]]
+    for column in range(1, len(head)):
+        if len(groups[-1]) > 1 and sum(widths[c] + 2 for c in groups[-1]) + widths[column] > width:
+            groups.append([0])
+        groups[-1].append(column)
+    lines = []
+    for group in groups:
+        below = [row if len(row) == 1 else [row[column] for column in group] for row in rows]
+        lines += ["", *_columns([head[column] for column in group], below, 2)]
+    return lines[1:]
+
+
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, cells)) for cells in zip(head, *(row for row in rows if len(row) > 1), strict=True)]
+
+
+def _columns(
+    head: Sequence[str], rows: Sequence[Sequence[str]], gap: int, families: Sequence[str] = ()
+) -> list[str]:
+    """A table in one piece. ``families``: what heads have in common with their neighbours, shown once."""
+    widths, above, blank = _widths(head, rows), [], " " * gap
+    for family, members in groupby(range(len(families)), families.__getitem__):
+        places = list(members)
+        room = sum(widths[place] + gap for place in places) - gap
+        widths[places[-1]] += max(0, len(family) - room)
+        above.append(f"{family:<{room}}")
+
+    def line(cells: Iterable[str]) -> str:
+        return blank.join(f"{cell:<{wide}}" for cell, wide in zip(cells, widths, strict=True)).rstrip()
+
+    lines = [blank.join(above).rstrip(), line(head)] if families else [line(head)]
+    if all(len(row) > 1 for row in rows):
+        lines.append(line("─" * wide for wide in widths))
+    for row in rows:
+        lines += [line(row)] if len(row) > 1 else ["", row[0]]
+    return lines
 
 
 def _item(item: Item, width: int, at: int, wide: int = _LABEL) -> list[str]:

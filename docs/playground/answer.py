@@ -19,8 +19,8 @@ FORMS = ("json", "text", "markdown")
 
 WIDTH = 80  # columns of the report
 MOST = 4000  # characters of a question
-GRID = ("rows", "cols", "candidate")
-"""What makes a question one of ``attnsel matrix``."""
+GRID = ("rows", "cols", "kernel")
+"""What makes a question one of ``attnsel can-i-use``."""
 
 NOT_HERE = {
     **dict.fromkeys(("params", "env", "from-log", "cudnn-lib"), "reads a file"),
@@ -58,7 +58,7 @@ def command(query: str) -> list[str]:
     if "gpu" not in names:
         raise ValueError("--gpu is missing: a page has no GPU of its own, so name one, such as H100")
     words = [f"--{name}={value}" if value else f"--{name}" for name, value in pairs]
-    return ["matrix" if names.intersection(GRID) else "explain", *words]
+    return ["can-i-use" if names.intersection(GRID) else "explain", *words]
 
 
 def run(words: list[str]) -> tuple[int, str, str]:

@@ -89,7 +89,7 @@ function show(query, said) {
   byId("error").hidden = true;
   byId("tabs").hidden = false;
   const report = elements(said.markdown.out, { codes: CODES, copy: (text) => copyButton("Copy", () => text) });
-  if (words[0] === "matrix") linkCells(report, query, JSON.parse(out));
+  if (words[0] === "can-i-use") linkCells(report, query, JSON.parse(out));
   const notes = err.trim().split("\n").filter(Boolean);
   report.prepend(...notes.map((note) => element("p", note.replace(/^attnsel: /, "Note: "), "note")));
   byId("panel-report").replaceChildren(report);
@@ -131,11 +131,12 @@ function showState({ bytes, total, seconds, ready, failed }) {
 
 /** Each cell of a grid opens its own answer. */
 function linkCells(report, query, grid) {
+  if (!grid.rows) return; // of features
   const flag = (field) => (field === "is_training" ? "" : field.replaceAll("_", "-"));
   const [down, along] = [flag(grid.rows.field), flag(grid.cols.field)];
   if (!down || !along) return;
   const rest = [...new URLSearchParams(query)].filter(
-    ([name]) => !["rows", "cols", "candidate", down, along].includes(name.replaceAll("_", "-")),
+    ([name]) => !["rows", "cols", "kernel", down, along].includes(name.replaceAll("_", "-")),
   );
   const value = (text) => String(text).replace(/^(-?\d+)x(-?\d+)$/, "$1,$2");
   for (const [y, row] of [...report.querySelectorAll("tbody tr")].entries()) {

@@ -9,27 +9,27 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.environment import component_name
+from attnsel.environment.versions import Version
 from attnsel.pages.can_i_use import GPUS, Cell, Feature, Mode, Span, all_features, cells
 from attnsel.pages.can_i_use_tables import (
     LOOKS,
-    Row,
     as_dict,
     avoided,
     command,
     cost_words,
     evidence_words,
     label,
-    markdown_lines,
+    overview,
     range_words,
-    rows,
     sentence,
     span_mark,
-    title_of,
 )
-from attnsel.report.markdown import code, escape
+from attnsel.report.document import Document
+from attnsel.report.markdown import code, escape, to_markdown
 from attnsel.report.markdown import table as markdown_table
 from attnsel.report.text import fold_command
 from attnsel.rules import load_all
@@ -59,7 +59,8 @@ def files(playground: bool = True) -> Iterator[File]:
         yield File(f"{FOLDER}/{feature.name}.md", _feature_page(feature, about, playground))
     text = json.dumps(as_dict(found), ensure_ascii=False, separators=(",", ":"))
     yield File(f"{FOLDER}/matrix.json", text + "\n")
-    yield File(f"{FOLDER}/matrix.markdown", "\n".join(_markdown(found)) + "\n")
+    tables = Document(tuple(overview([cell for cell in found if cell.gpu == gpu]) for gpu in GPUS))
+    yield File(f"{FOLDER}/matrix.markdown", to_markdown(tables) + "\n")
 
 
 @lru_cache(maxsize=1)
@@ -68,12 +69,6 @@ def matrix() -> tuple[Cell, ...]:
     load_all()
     own = (name for name, record in CANDIDATES.items() if not record.plugin)
     return tuple(cells(all_features().values(), tuple(own), GPUS))
-
-
-def _markdown(found: Sequence[Cell]) -> Iterator[str]:
-    for gpu in GPUS:
-        yield from markdown_lines([cell for cell in found if cell.gpu == gpu])
-        yield ""
 
 
 # ---- one architecture -----------------------------------------------------------------------------------
@@ -167,7 +162,10 @@ def _feature_page(feature: Feature, about: Sequence[Cell], playground: bool) -> 
     for name in kernels:
         own = [cell for cell in about if cell.kernel == name]
         lines += [f"## `{name}` {{ #{_slug(name)} }}", ""]
-        lines += [f"{escape(title_of(name))}. Releases are those of {component_name(own[0].component)}.", ""]
+        lines += [
+            f"{escape(CANDIDATES[name].title)}. Releases are those of {component_name(own[0].component)}.",
+            "",
+        ]
         for sharing in _alike(own):
             lines += [*_answer(sharing, playground), ""]
     return "\n".join(lines) + "\n"
@@ -229,6 +227,24 @@ def _answer(sharing: Sequence[Cell], playground: bool) -> list[str]:
         links = (f'<a href="{address}">{mode}</a>' for mode, address in addresses.items() if address)
         block += ["", f"In the browser: {', '.join(links)}."]
     return [*lines, '??? ciu-ask "Ask it again"', "", *(f"    {line}" for line in block)]
+
+
+class Row(NamedTuple):
+    """Releases in a row in which every mode has one answer, and that answer by mode."""
+
+    first: Version
+    last: Version
+    said: dict[Mode, Span]
+
+
+def rows(cell: Cell) -> list[Row]:
+    """All known releases, the newest first, cut where the answer of some mode changes."""
+    firsts = sorted({span.first for spans in cell.spans.values() for span in spans})
+    found = []
+    for first in reversed(firsts):
+        said = {mode: cell.span(mode, first) for mode in cell.spans}
+        found.append(Row(first, min(span.last for span in said.values()), said))
+    return found
 
 
 def _releases_table(cell: Cell, made: Sequence[Row]) -> str:

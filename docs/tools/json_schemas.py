@@ -106,17 +106,17 @@ LINES = {
         "explain --gpu cpu --cp-size 3 --backend cudnn",
         "explain --gpu H100 --cp-size 256 --attn-mask-type padding_causal --qkv-layout thd",
     ],
-    "matrix": [
-        "matrix --rows head_dim_qk=64,128,512 --cols gpu=T4,H100,cpu",
-        "matrix --rows softcap=0,30 --cols gpu=T4,H100 --as te",
-        "matrix --rows dtype=fp32,bf16 --cols cudnn=9.1,none --candidate cudnn --gpu H100",
-        "matrix --rows num_heads=6,16 --cols num_gqa_groups=3,4 --gpu H100",
-    ],
     "can-i-use": [
         "can-i-use softcap mla deterministic alibi-slopes long-128k packed-qkv paged fp8",
         "can-i-use mla --gpu H100 --cudnn 9.1",
         "can-i-use head-dim-64 --gpu T4 --kernel sdpa.flash,sdpa.math",
         "can-i-use bias --gpu H100 --kernel flash_attn.3",
+    ],
+    "grid": [
+        "can-i-use --rows head_dim_qk=64,128,512 --cols gpu=T4,H100,cpu",
+        "can-i-use --rows softcap=0,30 --cols gpu=T4,H100 --as te",
+        "can-i-use --rows dtype=fp32,bf16 --cols cudnn=9.1,none --kernel cudnn --gpu H100",
+        "can-i-use --rows num_heads=6,16 --cols num_gqa_groups=3,4 --gpu H100",
     ],
     "rules": ["rules"],
     "ranges": ["rules --ranges"],

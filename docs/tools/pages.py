@@ -142,7 +142,7 @@ def run_command(line: str) -> tuple[int, str]:
 
 # ---- sh blocks: lines to paste --------------------------------------------------------------------------
 
-_RUN = ("explain", "matrix", "rules", "rule")  # quick; of other commands the flags are looked at
+_RUN = ("explain", "can-i-use", "rules", "rule")  # quick; of other commands the flags are looked at
 _ASKS_FOR_MORE = (
     "--ask-library",
     "--cudnn-lib",

@@ -82,7 +82,7 @@ _TEXTS = {
 _RARE = {
     "rows",
     "cols",
-    "candidate",
+    "kernel",
     "backend",
     "allow",
     "stride",
@@ -133,7 +133,7 @@ _GOES_WITH = {
     "switch": "as=te",
     "rows": "cols=cudnn=8.9.7,9.5.0",
     "cols": "rows=head_dim_qk=64,192",
-    "candidate": "rows=head_dim_qk=64,192 cols=gpu=A100,H100",
+    "kernel": "rows=head_dim_qk=64,192 cols=gpu=A100,H100",
 }
 """What some fields need beside them: it is stated nearly always."""
 
@@ -149,8 +149,8 @@ def questions(seed: int) -> Iterator[str]:
 def words(query: str) -> list[str]:
     """The command that asks the same."""
     pairs = parse_qsl(query, keep_blank_values=True)
-    grid = {"rows", "cols", "candidate"} & {name for name, _ in pairs}
-    return ["matrix" if grid else "explain", *(f"--{n}={v}" if v else f"--{n}" for n, v in pairs)]
+    grid = {"rows", "cols", "kernel"} & {name for name, _ in pairs}
+    return ["can-i-use" if grid else "explain", *(f"--{n}={v}" if v else f"--{n}" for n, v in pairs)]
 
 
 def _pairs(draw: random.Random, fields: dict[str, form.Field]) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ def test_an_answer_is_what_the_command_prints(capsys):
     code = main([*words, "--json"])
     assert (said["code"], said["out"], said["err"]) == (code, *capsys.readouterr())
     grid = json.loads(ANSWER.ask("gpu=H100&rows=head_dim_qk=64,128&cols=cudnn=8.9.7,9.5.0"))
-    assert grid["words"][0] == "matrix"
+    assert grid["words"][0] == "can-i-use"
     assert json.loads(grid["out"])["rows"] == {"field": "head_dim_qk", "values": ["64", "128"]}
 
 

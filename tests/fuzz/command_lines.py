@@ -139,7 +139,7 @@ def flag(draw: Any) -> list[str]:
     return [name, draw(st.sampled_from(ODD if draw(st.integers(0, 3)) == 0 else likely(chosen)))]
 
 
-COMMANDS = ["explain", "explain", "explain", "matrix", "matrix", "rules", "rule", "run", "odd"]
+COMMANDS = ["explain", "explain", "explain", "grid", "grid", "rules", "rule", "run", "odd"]
 
 
 @st.composite
@@ -149,9 +149,9 @@ def command_line(draw: Any) -> Case:
     flags = [word for one in draw(st.lists(flag(), max_size=4)) for word in one]
     if kind == "explain":
         words = ["explain", *flags, *words]
-    elif kind == "matrix":
+    elif kind == "grid":
         axes = [f"{draw(FIELDS)}={','.join(draw(st.lists(VALUE, max_size=2)))}" for _ in "rc"]
-        words = ["matrix", "--gpu", "H100", "--rows", axes[0], "--cols", axes[1], *flags, *words[:1]]
+        words = ["can-i-use", "--gpu", "H100", "--rows", axes[0], "--cols", axes[1], *flags, *words[:1]]
     elif kind in ("rules", "rule"):
         words = [kind, *words]
     elif kind == "run":  # of what is not there

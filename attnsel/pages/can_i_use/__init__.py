@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple, cast
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import json_fields
 from attnsel.base.rows import read_rows
 from attnsel.environment import Environment, describe_device
 from attnsel.environment.releases import ASSUMED, ON_ARM, runs_on, torch_builds
@@ -31,6 +32,7 @@ Half = Literal["bf16", "fp16"]
 Mode = Literal["training", "inference"]
 
 
+@json_fields("name", "title", "group", "about", "modes", "changes", ("limits", "policy"))
 @dataclass(frozen=True, eq=False)
 class Feature:
     """One feature.
@@ -219,21 +221,13 @@ def newest(component: str, gpu: str) -> Version | None:
 
 @lru_cache(maxsize=8192)
 def environment(kernel: str, gpu: str, version: Version, stated: Stated = ()) -> Environment:
-    """A machine with a GPU, this release of what decides about a kernel, and the newest of what it needs
-    besides."""
-    return Environment.describe(gpu, **versions(kernel, gpu, version, dict(stated)))
-
-
-def versions(
-    kernel: str, gpu: str, version: Version, stated: Mapping[str, Version]
-) -> dict[str, Version | None]:
-    """What is stated of that machine. ``stated`` wins over what is newest, and not over ``version``."""
+    """A machine with a GPU, this release of what decides about a kernel, and of what it needs besides what is
+    stated, else the newest."""
     given: dict[str, Version | None] = dict(stated)
     for component in CANDIDATES[kernel].needs:
         if component not in given:
             given[component] = newest(component, gpu)
-    given[component_of(kernel)] = version
-    return given
+    return Environment.describe(gpu, **{**given, component_of(kernel): version})
 
 
 # --------------------------------------------------------------------------------------------------------
@@ -347,11 +341,6 @@ class Cell:
         """Whether every known release from ``since`` on has that state."""
         here = self.state_at(self.at)
         return all(each.state == here for each in self.ranges if each.first >= self.since)
-
-    @property
-    def from_the_oldest(self) -> bool:
-        """Whether ``since`` is the oldest release that is known."""
-        return self.since == self.ranges[0].first
 
     @cached_property
     def whenever(self) -> bool:

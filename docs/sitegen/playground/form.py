@@ -1,4 +1,4 @@
-"""The form of the playground as HTML, from the flags of ``attnsel explain`` and ``attnsel matrix``.
+"""The form of the playground as HTML, from the flags of ``attnsel explain`` and ``attnsel can-i-use``.
 
 A control stands for one flag and has its name. What the flag may hold, its default and its help are the
 command's own: a flag that is added there is in the form too.
@@ -13,9 +13,9 @@ from html import escape
 from typing import Any, NamedTuple, get_args, get_origin
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.cli.can_i_use import can_i_use
 from attnsel.cli.explain import explain
 from attnsel.cli.flags import FLAGS, SHORTHANDS
-from attnsel.cli.matrix import matrix
 from attnsel.dispatchers import DISPATCHERS
 from attnsel.environment.gpus import catalogue
 from attnsel.environment.releases import torch_builds
@@ -38,7 +38,7 @@ _FIRST = (
 )
 """What nearly every question states: always in view."""
 
-_GRID = ("rows", "cols", "candidate")
+_GRID = ("rows", "cols", "kernel")
 
 
 class Field(NamedTuple):
@@ -67,7 +67,7 @@ def fields(left_out: Iterable[str]) -> list[Field]:
     """Every flag of both commands except those ``left_out``, in the order of their help."""
     found: dict[str, Field] = {}
     choices = {flag.parameter.name: flag.choices for flag in (*SHORTHANDS, *FLAGS)}
-    for command in (explain, matrix):
+    for command in (explain, can_i_use):
         for parameter in inspect.signature(command).parameters.values():
             if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
                 continue
@@ -87,7 +87,7 @@ def _field(parameter: inspect.Parameter, choices: tuple[str, ...]) -> Field:
     name = names[0]
     if name == "as":
         choices = tuple(DISPATCHERS)
-    elif name == "candidate":
+    elif name == "kernel":
         choices = tuple(CANDIDATES)
     suggestions = known(name)
     if name == "gpu":

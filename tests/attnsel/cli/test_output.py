@@ -32,7 +32,7 @@ def test_columns_decide_also_where_nobody_sees_it(run, monkeypatch):
         monkeypatch.setenv("COLUMNS", columns)
         widths[columns] = widest(run("explain --gpu H100 --cudnn 9.1.0 --head-dim 192,128")[1])
     assert widths["60"] <= 60 < widths["100"] <= 100 < widths["140"] <= 140 < widths["200"] <= 200
-    line = "matrix --gpu H100 --rows head_dim=64,128 --cols seqlen=128:2560:+256"
+    line = "can-i-use --gpu H100 --rows head_dim=64,128 --cols seqlen=128:2560:+256"
     assert run(line)[1].count("head_dim_qk ↓") == 1
     monkeypatch.delenv("COLUMNS")
     assert run(line)[1].count("head_dim_qk ↓") > 1
@@ -71,7 +71,7 @@ COMPLETED = [
     ("explain --heads 8 --kv-h", ["--kv-heads"]),
     ("explain --gpu H", ["H100", "H200"]),
     ("explain --training --gpu RTX409", ["RTX4090"]),
-    ("matrix --attn-mask-type arb", ["arbitrary"]),
+    ("can-i-use --attn-mask-type arb", ["arbitrary"]),
     ("completion z", ["zsh"]),
 ]
 

@@ -131,7 +131,7 @@ def test_a_signal_leaves_no_folder_behind(tmp_path, number):
 
 WORST = [
     "explain --gpu H100 --cp-size 8192 --num-heads 8192 --max-seqlen-q 1099511627776 --json",
-    "matrix --gpu H100 --rows head_dim_qk=8:800:+8 --cols max_seqlen_q=128:2560:+128 --json",
+    "can-i-use --gpu H100 --rows head_dim_qk=8:800:+8 --cols max_seqlen_q=128:2560:+128 --json",
 ]
 
 

@@ -69,13 +69,13 @@ REFUSED = {
     "--softcap 30": "SAMPLE000",
     "--return-lse --window-size 8 0": "SAMPLE000",
 }
-AXES = "--rows head_dim_qk=64,100 --cols dtype=fp32,fp16 --gpu cpu --csv --candidate sample.plain"
+AXES = "--rows head_dim_qk=64,100 --cols dtype=fp32,fp16 --gpu cpu --csv --kernel sample.plain"
 ASKED = [CPU, H100, f"{H100} --json", f"{H100} --seqlen 32k --json", *(f"{CPU} {words}" for words in REFUSED)]
 ASKED += [
     "rules --candidate sample.plain --json",
     "rule sample001",
     "rule SAMPLE000",
-    f"matrix {AXES}",
+    f"can-i-use {AXES}",
     "doctor",
 ]
 
@@ -113,14 +113,14 @@ def test_its_rules_refuse_with_codes_and_have_pages(told: dict[str, Answer]) -> 
     assert "gqa" in told["rule SAMPLE000"].stdout
 
 
-def test_matrix_and_doctor_ask_about_it(told: dict[str, Answer]) -> None:
-    cells = told[f"matrix {AXES}"]
+def test_a_grid_and_the_doctor_ask_about_it(told: dict[str, Answer]) -> None:
+    cells = told[f"can-i-use {AXES}"]
     assert cells.code == 0, cells.stderr
     assert "SAMPLE001" in cells.stdout
     assert "SAMPLE000" in cells.stdout
     text = told["doctor"].stdout
-    assert "sample.plain    sample-attention 1.2.3  ✔ loads" in text
-    assert "│ sample.plain   │ ✔ ←" in text
+    assert "sample.plain  sample-attention 1.2.3  ✔ loads" in text
+    assert "sample.plain     ✔ ←" in text
 
 
 def test_what_it_says_it_holds_is_what_a_call_may_take(told: dict[str, Answer]) -> None:

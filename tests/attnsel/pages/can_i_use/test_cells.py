@@ -24,7 +24,8 @@ from attnsel.pages.can_i_use import (
     outcome_of,
     releases_asked,
 )
-from attnsel.pages.can_i_use_tables import command, label, rows, sentence
+from attnsel.pages.can_i_use_tables import command, label, sentence
+from sitegen.can_i_use import rows
 from tables import each
 
 OWN = [name for name, record in CANDIDATES.items() if not record.plugin]
