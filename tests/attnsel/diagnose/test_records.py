@@ -22,13 +22,7 @@ torch = pytest.importorskip("torch")
 from attnsel import AttentionParams, Environment, InvalidInput, select  # noqa: E402
 from attnsel.diagnose.framework_fixes import known_fixes, replacement, topics, ways_out  # noqa: E402
 from attnsel.diagnose.ranks.answer import read  # noqa: E402
-<<<<<<< HEAD
-from attnsel.diagnose.ranks.words import nothing_found, ranks_document  # noqa: E402
-=======
 from attnsel.diagnose.ranks.document import nothing_found, ranks_document  # noqa: E402
-from attnsel.diagnose.replay.run import build  # noqa: E402
-from attnsel.diagnose.replay.script import program  # noqa: E402
->>>>>>> h3
 from attnsel.diagnose.watching.hooks import OPERATORS  # noqa: E402
 from attnsel.diagnose.watching.judge import Watched  # noqa: E402
 from attnsel.diagnose.watching.record import Api, Process, Site  # noqa: E402
