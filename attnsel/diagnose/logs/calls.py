@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, Library, LoggedCall, More, gate, settled
+from attnsel.diagnose.logs.message import Finding, Library, LoggedCall, More, gate, resolve_ambiguous
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import Entry, entries
 
@@ -84,13 +84,14 @@ class Calls:
             if count[0] > 0
         ]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
-        return Gathered(*settled(calls, self._machine.values()), self._left_out)
+        return Gathered(*resolve_ambiguous(calls, self._machine.values()), self._left_out)
 
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
         paste the traceback first and then what was logged, or ranks speak at the same time."""
         kept = [key for key, counted in self._counts.items() if len(counted[0]) > 1]
-        failed = {findings[0].library for key in kept if _failed(findings := self._counts[key][0])}
+        ended = [self._counts[key][0] for key in kept]
+        failed = {findings[0].library for findings in ended if findings[-1].kind != "chosen"}
         for key, (findings, *_) in list(self._counts.items()):
             if len(findings) == 1 and findings[0].library in failed and _says_nothing(findings[0]):
                 del self._counts[key]
@@ -155,10 +156,6 @@ def _says_nothing(finding: Finding) -> bool:
     """Whether a message is an error without any cause or fact."""
     facts = finding.params or finding.candidates or finding.codes or finding.known or finding.variants
     return finding.kind == "error" and not facts
-
-
-def _failed(findings: _Key) -> bool:
-    return findings[-1].kind != "chosen"
 
 
 def _repeats(last: Finding, finding: Finding) -> bool:
