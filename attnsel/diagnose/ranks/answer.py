@@ -330,6 +330,8 @@ class _Kept:
     def ran(self) -> Iterable[Ran]:
         found: dict[Any, Ran] = {}
         for key, question in self.questions.items():
+            if not question.ran:  # there was no room for it
+                continue
             most, *others = question.groups()
             groups = (
                 Group(*self.named(most[0]), most[1]),
