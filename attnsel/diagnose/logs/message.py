@@ -446,18 +446,15 @@ def _log(findings: list[Finding]) -> _Log:
         environment |= finding.environment
     seen = {finding.text for finding in findings if finding.library == SEEN}
     missing = environment.get("missing") or ()
+    try:
+        arch = describe_device(str(environment["gpu"])).arch if environment.get("gpu") else None
+    except InvalidInput:
+        arch = None
     return _Log(
-        _arch(environment.get("gpu")),
+        arch,
         str(environment.get("torch") or ""),
         seen | ({missing} if isinstance(missing, str) else set(missing)),
     )
-
-
-def _arch(gpu: Any) -> int | None:
-    try:
-        return None if gpu is None else describe_device(str(gpu)).arch
-    except InvalidInput:
-        return None
 
 
 def _resolved(finding: Finding, log: _Log) -> Finding | None:

@@ -49,9 +49,10 @@ class Differs(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Ranks ("0-16, 18-63") that ended with the same kernels for a question, and why others did not.
+    """Ranks ("0-16, 18-63") that ended with the same kernels for a question.
 
-    refused: the kernels that did so on these ranks, or served them wrongly. fix: what to do first.
+    Of a group that is not the first: what differs from the first, which kernels refused on its ranks or
+    served them wrongly, and what to do about it first.
     """
 
     ranks: str
