@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from attnsel.flash_attn.functions import call, empty_rows_are_plus_inf
-from attnsel.flash_attn.layers.rotary import rotated
 from attnsel.flash_attn.options import (
     Options,
     Window,
@@ -35,6 +34,7 @@ from attnsel.flash_attn.options import (
     rows_contiguous,
     whole,
 )
+from attnsel.flash_attn.rotary import rotated
 from attnsel.runtime.call import NO_EXTRAS, Extras
 
 _STEP = 256

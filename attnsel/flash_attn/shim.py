@@ -25,7 +25,7 @@ NAME = "flash_attn"
 MODULES = {
     "flash_attn.flash_attn_interface": "attnsel.flash_attn.interface",
     "flash_attn.bert_padding": "attnsel.flash_attn.bert_padding",
-    "flash_attn.layers.rotary": "attnsel.flash_attn.layers.rotary",
+    "flash_attn.layers.rotary": "attnsel.flash_attn.rotary",
 }
 _LAYERS = "flash_attn.layers"
 NAMES = (NAME, _LAYERS, *MODULES)
@@ -186,8 +186,7 @@ def _modules() -> dict[str, ModuleType]:
     functions = [name for name in api.__all__ if name.startswith("flash_attn")]
     package.__dict__.update({name: getattr(api, name) for name in functions})
     package.__dict__["__version__"] = api.__version__
-    own_layers = importlib.import_module("attnsel.flash_attn.layers")  # late, as the others
-    layers = _package(_LAYERS, own_layers, list(package.__path__))
+    layers = _package(_LAYERS, api, list(package.__path__))
     for child in made:
         parent, _, leaf = child.rpartition(".")
         setattr(package if parent == NAME else layers, leaf, made[child])

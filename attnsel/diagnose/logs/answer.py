@@ -13,7 +13,7 @@ from attnsel.decision import DEFAULT_POLICY, Selection, select
 from attnsel.diagnose.logs.calls import Gathered
 from attnsel.diagnose.logs.message import NOTHING, Finding, Library, LoggedCall, scrub
 from attnsel.diagnose.logs.parsers import libraries
-from attnsel.dispatchers import Dispatch, Refusal, dispatched_by
+from attnsel.dispatchers import Dispatch, dispatched_by
 from attnsel.environment import COMPONENTS, Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, short
@@ -182,6 +182,26 @@ class Cause(NamedTuple):
     link: str = ""
 
 
+@json_fields(
+    ("library", "call.library"),
+    ("count", "call.times"),
+    ("lines", "call.lines"),
+    ("streams", "call.ranks"),
+    ("findings", "call.findings"),
+    ("params", "rebuilt.params"),
+    ("environment", "rebuilt.environment"),
+    ("described", "rebuilt.described"),
+    ("stated", "rebuilt.stated"),
+    ("assumed", "rebuilt.assumed"),
+    ("unread", "rebuilt.unread"),
+    ("refused", lambda answer: _refused(answer.call)),
+    ("chosen", "call.chosen"),
+    "causes",
+    "fixes",
+    ("unlocks", "ways"),
+    "against",
+    ("attnsel", "attnsel.backend"),
+)
 class Answer(NamedTuple):
     """One call of the log, answered.
 
@@ -200,6 +220,7 @@ class Answer(NamedTuple):
     against: tuple[str, ...]
 
 
+@json_fields(("calls", "answers"), "machine", "left_out")
 class Explained(NamedTuple):
     """A whole log, answered."""
 
@@ -209,14 +230,7 @@ class Explained(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return stamped(
-            "log",
-            {
-                "calls": [_as_dict(answer) for answer in self.answers],
-                "machine": [_finding(finding) for finding in self.machine],
-                "left_out": self.left_out,
-            },
-        )
+        return stamped("log", to_json(self))
 
 
 def explained(found: Gathered, stated: Stated) -> Explained:
@@ -292,32 +306,24 @@ def _declared(finding: Finding, plain: Selection) -> Iterator[tuple[str, str, st
         if reason is not None:
             yield "computed", code, reason.message, ""
         else:
-            yield "said", code, _title(code), ""
-
-
-def _title(code: str) -> str:
-    return str(getattr(find_rule(code), "title", ""))
+            yield "said", code, str(getattr(find_rule(code), "title", "")), ""
 
 
 def _computed(
     names: Iterable[str], plain: Selection, rebuilt: Rebuilt, dispatch: Dispatch | None
 ) -> Iterator[tuple[str, str, str, str]]:
     """Candidate, code, text and source of every reason: of attnsel's rules, and where they have none against
-    a kernel, of the library's own chooser, if attnsel knows it."""
+    a kernel, of the library's own chooser, if attnsel knows it, which may have a name of its own for it."""
+    offers = () if dispatch is None else dispatch.offers
     for name in names:
         reasons = plain[name].reasons if name in CANDIDATES else ()
         for reason in reasons:
             missing = reason.field in COMPONENTS and reason.observed is None
             if reason.code not in _OUR_OWN and not (missing and reason.field not in rebuilt.stated):
                 yield name, reason.code, reason.message, ""
-        for refusal in () if reasons else _refusals(dispatch, name):
+        offer = next((one for one in offers if name in (one.candidate, one.name)), None)
+        for refusal in () if reasons or offer is None else offer.refusals:
             yield name, refusal.code, refusal.text, refusal.source
-
-
-def _refusals(dispatch: Dispatch | None, name: str) -> tuple[Refusal, ...]:
-    """What a chooser has against a kernel, by attnsel's name or its own."""
-    offers = () if dispatch is None else dispatch.offers
-    return next((offer.refusals for offer in offers if name in (offer.candidate, offer.name)), ())
 
 
 def _dispatch(call: LoggedCall, rebuilt: Rebuilt) -> Dispatch | None:
@@ -362,40 +368,3 @@ def _against(call: LoggedCall, plain: Selection, causes: Iterable[Cause]) -> Ite
         if name in CANDIDATES and plain[name].verdict == "refused":
             codes = ", ".join(dict.fromkeys(reason.code for reason in plain[name].reasons))
             yield f"the log chose {name}, which attnsel refuses for such a call ({codes})"
-
-
-# ---- JSON ---------------------------------------------------------------------------------------------
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "library": finding.library,
-        "kind": finding.kind,
-        "text": finding.text,
-        "candidates": list(finding.candidates),
-        "source": finding.source,
-    }
-
-
-def _as_dict(answer: Answer) -> dict[str, Any]:
-    call, rebuilt = answer.call, answer.rebuilt
-    return {
-        "library": call.library,
-        "count": call.times,
-        "lines": list(call.lines),
-        "streams": list(call.ranks),
-        "findings": [_finding(finding) for finding in call.findings],
-        "params": rebuilt.params.model_dump(mode="json"),
-        "environment": to_json(rebuilt.environment),
-        "described": rebuilt.described,
-        "stated": list(rebuilt.stated),
-        "assumed": list(rebuilt.assumed),
-        "unread": list(rebuilt.unread),
-        "refused": list(_refused(call)),
-        "chosen": list(call.chosen),
-        "causes": to_json(answer.causes),
-        "fixes": list(answer.fixes),
-        "unlocks": to_json(answer.ways),
-        "against": list(answer.against),
-        "attnsel": answer.attnsel.backend,
-    }

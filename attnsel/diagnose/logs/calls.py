@@ -8,10 +8,9 @@ that an open call has already, and an end that the last call had too, are taken 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, Library, LoggedCall, More, gate, settled
+from attnsel.diagnose.logs.message import Finding, Library, LoggedCall, More, gate, resolve_ambiguous
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import Entry, entries
 
@@ -84,13 +83,14 @@ class Calls:
             if count[0] > 0
         ]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
-        return Gathered(*settled(calls, self._machine.values()), self._left_out)
+        return Gathered(*resolve_ambiguous(calls, self._machine.values()), self._left_out)
 
     def _drop_told_twice(self) -> None:
         """An error that stands alone and says nothing, beside a call of its library that did not run: people
         paste the traceback first and then what was logged, or ranks speak at the same time."""
         kept = [key for key, counted in self._counts.items() if len(counted[0]) > 1]
-        failed = {findings[0].library for key in kept if _failed(findings := self._counts[key][0])}
+        ended = [self._counts[key][0] for key in kept]
+        failed = {findings[0].library for findings in ended if findings[-1].kind != "chosen"}
         for key, (findings, *_) in list(self._counts.items()):
             if len(findings) == 1 and findings[0].library in failed and _says_nothing(findings[0]):
                 del self._counts[key]
@@ -111,14 +111,19 @@ class Calls:
         findings = stream.open.pop(finding.library, None)
         if findings is None and finding.kind == "error" and stream.open:
             findings = stream.open.popitem()[1]  # a library above it says at last what became of the call
-        if findings is None:
-            last = stream.last
-            if last is not None and _identity(last[-1]) == _identity(finding):
+        if findings is None and stream.last is not None:
+            last, before = stream.last, stream.last[-1]
+            same_library = before.library == finding.library
+            if _identity(before) == _identity(finding):
                 self._count(last, entry)
                 return
-            if last is not None and _repeats(last[-1], finding):
-                return
-            if finding.kind == "error" and last is not None and _goes_on(last[-1], finding):
+            both_chose = before.kind == finding.kind == "chosen" and before.candidates == finding.candidates
+            if both_chose and same_library and before.text != finding.text:
+                return  # it names the choice once more, in other words
+            # An error is of the call that ended last where what was chosen failed, or where the same library
+            # tells it once more, in words that say no more.
+            again = before.kind == "chosen" or (same_library and _says_nothing(finding))
+            if finding.kind == "error" and again:
                 self._uncount(last)
                 findings = list(last)
         ended = (*(findings or ()), finding)
@@ -145,26 +150,10 @@ class Calls:
             counted[1][0] -= 1
 
 
-def _goes_on(last: Finding, error: Finding) -> bool:
-    """Whether an error belongs to the call that ended last: what was chosen failed, or it is told once more
-    by the same library, in words that say no more."""
-    return last.kind == "chosen" or (last.library == error.library and _says_nothing(error))
-
-
 def _says_nothing(finding: Finding) -> bool:
     """Whether a message is an error without any cause or fact."""
     facts = finding.params or finding.candidates or finding.codes or finding.known or finding.variants
     return finding.kind == "error" and not facts
-
-
-def _failed(findings: _Key) -> bool:
-    return findings[-1].kind != "chosen"
-
-
-def _repeats(last: Finding, finding: Finding) -> bool:
-    """Whether a second message names the choice that the last call ended with, in other words."""
-    both = last.kind == finding.kind == "chosen" and last.library == finding.library
-    return both and last.candidates == finding.candidates and last.text != finding.text
 
 
 def _identity(finding: Finding) -> str:
@@ -177,14 +166,13 @@ def gather(lines: Iterable[str]) -> Gathered:
     """The calls in a log's lines, which may be any number."""
     known = libraries()
     calls, seen = Calls(), _Seen(known)
-    more = partial(_more, known)
+
+    def more(line: str) -> More:
+        return next((how for library in known if (how := library.more(line))), "")
+
     for entry in entries(lines, gate(known), more):
         calls.add(entry, seen.findings(entry.text))
     return calls.gathered()
-
-
-def _more(known: tuple[Library, ...], line: str) -> More:
-    return next((how for library in known if (how := library.more(line))), "")
 
 
 class _Seen:

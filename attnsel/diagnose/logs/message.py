@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from attnsel.base.records import json_fields
 from attnsel.environment import COMPONENTS, describe_device
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, printable, short
@@ -138,6 +139,7 @@ Kind = Literal["question", "refusal", "chosen", "error", "note", "frame", "machi
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+@json_fields("library", "kind", "text", "candidates", "source")
 class Finding(NamedTuple):
     """What one message says. Every text in it is scrubbed.
 
@@ -419,7 +421,7 @@ class _Log(NamedTuple):
     seen: set[str]
 
 
-def settled(
+def resolve_ambiguous(
     calls: Iterable[LoggedCall], machine: Iterable[Finding]
 ) -> tuple[tuple[LoggedCall, ...], tuple[Finding, ...]]:
     """Calls with one meaning for each message, and what is said of the machine."""
@@ -428,7 +430,7 @@ def settled(
     log = _log([*told, *(finding for call in kept for finding in call.findings)])
     meant = (
         call._replace(
-            findings=tuple(one for one in (_settle(f, log) for f in call.findings) if one is not None)
+            findings=tuple(one for one in (_resolved(f, log) for f in call.findings) if one is not None)
         )
         for call in kept
     )
@@ -444,21 +446,18 @@ def _log(findings: list[Finding]) -> _Log:
         environment |= finding.environment
     seen = {finding.text for finding in findings if finding.library == SEEN}
     missing = environment.get("missing") or ()
+    try:
+        arch = describe_device(str(environment["gpu"])).arch if environment.get("gpu") else None
+    except InvalidInput:
+        arch = None
     return _Log(
-        _arch(environment.get("gpu")),
+        arch,
         str(environment.get("torch") or ""),
         seen | ({missing} if isinstance(missing, str) else set(missing)),
     )
 
 
-def _arch(gpu: Any) -> int | None:
-    try:
-        return None if gpu is None else describe_device(str(gpu)).arch
-    except InvalidInput:
-        return None
-
-
-def _settle(finding: Finding, log: _Log) -> Finding | None:
+def _resolved(finding: Finding, log: _Log) -> Finding | None:
     """With the meaning that holds: several joined where the log does not tell them apart, None for none."""
     if not finding.variants:
         return finding

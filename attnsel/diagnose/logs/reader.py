@@ -130,16 +130,11 @@ def without_prefix(line: str) -> tuple[str, str]:
     if quoted is not None:
         line = line[quoted.end() :]
     while (prefix := _STREAM.match(line)) is not None and prefix.end() > 0:
-        stream = _rank(prefix)  # the last one, which the program itself writes
+        # The last one, which the program itself writes; what kind it is and its number, which name no host.
+        kind = prefix.lastgroup or ""
+        stream = f"{'rank' if kind in ('torchrun', 'slurm') else kind} {scrub(prefix[kind])}"
         line = line[prefix.end() :]
     return line, stream
-
-
-def _rank(prefix: re.Match[str]) -> str:
-    """A stream's name that gives away no host: what kind of prefix it is, and its number."""
-    kind = prefix.lastgroup or ""
-    name = "rank" if kind in ("torchrun", "slurm") else kind
-    return f"{name} {scrub(prefix[kind])}"
 
 
 # ---- where lines come from ----------------------------------------------------------------------------
@@ -157,7 +152,8 @@ def opened(path: Path, flag: str) -> Iterator[tuple[IO[bytes], int]]:
                 raise OSError("standard input is closed")
             yield sys.stdin.buffer, 0
             return
-        with open(path, "rb", opener=_open) as file:
+        without_waiting = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | without_waiting)) as file:
             mode = os.fstat(file.fileno())
             if stat.S_ISFIFO(mode.st_mode):
                 _await_writer(file.fileno())
@@ -203,10 +199,6 @@ def _encoding(start: bytes) -> str:
     if len(start) == 4 and start[1] == start[3] == 0 and start[0]:
         return "utf-16-le"
     return "utf-8"
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _await_writer(pipe: int) -> None:

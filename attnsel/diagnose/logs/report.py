@@ -90,7 +90,9 @@ def _parts(answer: Answer) -> Iterator[Section]:
         yield _part("Why", map(_cause, answer.causes))
     helps = [*(Item(fix, "→") for fix in answer.fixes), *map(_way, answer.ways)]
     if not answer.rebuilt.described:
-        helps += [Item(text, "→") for text in _to_know_more(answer)]
+        ask = library_of(answer.call).ask
+        flags = "--gpu H100 --head-dim 128 --seqlen 4096 --attn-mask-type causal …"
+        helps += [Item(text, "→") for text in (ask, f"or state the call with flags: {flags}") if text]
     if helps:
         yield _part("What helps", helps)
     if answer.rebuilt.described:
@@ -103,16 +105,10 @@ def _part(title: str, items: Iterable[Item]) -> Section:
     return Section(title, (Items(tuple(items)),))
 
 
-def _to_know_more(answer: Answer) -> Iterator[str]:
-    ask = library_of(answer.call).ask
-    if ask:
-        yield ask
-    yield "or state the call with flags: --gpu H100 --head-dim 128 --seqlen 4096 --attn-mask-type causal …"
-
-
 def _said(findings: Iterable[Finding]) -> Iterator[Item]:
     told = tuple(findings)
-    heads = [_heads(one, after) for one, after in pairwise(told)]
+    # Some only announce the reason that stands behind them.
+    heads = [a.text.endswith("because:") and a.candidates == b.candidates for a, b in pairwise(told)]
     shown = [f for f, head in zip_longest(told, heads) if not head and f.kind != "question"]
     left = len(shown) - _MOST_SAID
     if left > 0:
@@ -123,11 +119,6 @@ def _said(findings: Iterable[Finding]) -> Iterator[Item]:
         yield Item(f"and {left + 1} more", "·")
     if not shown:
         yield Item("the call's configuration, and not what became of it", "·")
-
-
-def _heads(one: Finding, after: Finding) -> bool:
-    """Whether a message only announces the reason that stands behind it."""
-    return one.text.endswith("because:") and one.candidates == after.candidates
 
 
 _LEADS = {"computed": "✖", "said": "?", "known": "·"}

@@ -49,9 +49,10 @@ class Differs(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Ranks ("0-16, 18-63") that ended with the same kernels for a question, and why others did not.
+    """Ranks ("0-16, 18-63") that ended with the same kernels for a question.
 
-    refused: the kernels that did so on these ranks, or served them wrongly. fix: what to do first.
+    Of a group that is not the first: what differs from the first, which kernels refused on its ranks or
+    served them wrongly, and what to do about it first.
     """
 
     ranks: str
@@ -330,6 +331,8 @@ class _Kept:
     def ran(self) -> Iterable[Ran]:
         found: dict[Any, Ran] = {}
         for key, question in self.questions.items():
+            if not question.ran:  # there was no room for it
+                continue
             most, *others = question.groups()
             groups = (
                 Group(*self.named(most[0]), most[1]),

@@ -15,7 +15,7 @@ from attnsel.flash_attn.bert_padding import (
     unpad_input,
     unpad_input_for_concatenated_sequences,
 )
-from attnsel.flash_attn.layers.rotary import (
+from attnsel.flash_attn.rotary import (
     RotaryEmbedding,
     apply_rotary,
     apply_rotary_emb,

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 import attnsel.flash_attn as api
-from attnsel.flash_attn import bert_padding, interface, shim
-from attnsel.flash_attn.layers import rotary
+from attnsel.flash_attn import bert_padding, interface, rotary, shim
 
 
 @pytest.fixture(autouse=True)

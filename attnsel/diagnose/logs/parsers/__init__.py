@@ -1,4 +1,4 @@
-"""What is recognised: a module per library, each with ``LIBRARY``.
+"""What is recognised: a module per library, or for some that belong together, each with ``LIBRARIES``.
 
 A new module is a line in ``_MODULES``. Where two messages of one library are in one line both count; a text
 that two libraries print belongs to the first module that knows it.
@@ -16,10 +16,7 @@ _MODULES = (
     "cudnn",
     "torch_sdpa",
     "machine",
-    "frames",
-    "pasted",
     "flash_attn",
-    "cuda",
     "vllm",
     "sglang",
     "transformers",
@@ -35,4 +32,4 @@ _MODULES = (
 def libraries() -> tuple[Library, ...]:
     """Every library whose messages are known."""
     modules = (importlib.import_module(f"attnsel.diagnose.logs.parsers.{name}") for name in _MODULES)
-    return tuple(module.LIBRARY for module in modules)
+    return tuple(library for module in modules for library in module.LIBRARIES)

@@ -56,4 +56,4 @@ _MESSAGES = (
 )
 
 
-LIBRARY = FirstOf("ComfyUI", "'Error running sage attention'", _MESSAGES)
+LIBRARIES = (FirstOf("ComfyUI", "'Error running sage attention'", _MESSAGES),)

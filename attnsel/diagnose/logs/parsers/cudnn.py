@@ -352,4 +352,4 @@ _MESSAGES = (
     ),
 )
 
-LIBRARY = FirstOf("cuDNN", "no plan for a graph, conditions, libraries that do not load", _MESSAGES)
+LIBRARIES = (FirstOf("cuDNN", "no plan for a graph, conditions, libraries that do not load", _MESSAGES),)

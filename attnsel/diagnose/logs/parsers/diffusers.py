@@ -107,4 +107,4 @@ _MESSAGES = (
     ),
 )
 
-LIBRARY = FirstOf("diffusers", "refusals of set_attention_backend", _MESSAGES)
+LIBRARIES = (FirstOf("diffusers", "refusals of set_attention_backend", _MESSAGES),)

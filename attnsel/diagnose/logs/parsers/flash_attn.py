@@ -1,4 +1,5 @@
-"""What flash_attn's packages say when they refuse, or do not load: FlashAttention 2, 3 (hopper) and 4 (cute).
+"""What flash_attn's packages say when they refuse, or do not load: FlashAttention 2, 3 (hopper) and 4 (cute);
+and what CUDA says where there is no machine code for the GPU.
 
 Read: Dao-AILab/flash-attention 2.8.4 (commit 0251105a): csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp,
 flash_attn/cute/interface.py; what older releases said instead, from the issues named with it.
@@ -250,6 +251,54 @@ _MESSAGES = (
     ),
 )
 
-LIBRARY = FirstOf(
+_FLASH_ATTN = FirstOf(
     "flash_attn", "refusals of FlashAttention 2, 3 and 4, and packages that do not load", _MESSAGES
 )
+
+# ---- what CUDA and PyTorch say where a library holds no machine code for the GPU ----------------------
+# Read: the CUDA runtime's cudaErrorNoKernelImageForDevice; torch/cuda/__init__.py, 2.0 to 2.13:
+# _check_capability.
+
+_NO_CODE = (
+    *text(
+        ("no kernel image is available for execution on the device", "cudaErrorNoKernelImageForDevice"),
+        variants=(
+            Variant(
+                "FlashAttention 3 (hopper) is compiled for sm80 to sm90a: it has no code for the GPU",
+                "do without FlashAttention 3: in xformers a build that has FlashAttention 2 for the card, "
+                "or F.sdpa",
+                ("FLASH302",),
+                seen=("flash_attn_3",),
+            ),
+            Variant(
+                "this build of FlashAttention holds no machine code for the GPU",
+                f"{BLACKWELL_BUILD}; or {OTHER_KERNEL}",
+                ("FLASH203", "FLASH204", "FLASH202"),
+                seen=("flash_attn",),
+            ),
+            Variant(
+                "the library that was called holds no machine code for the GPU",
+                "a wheel of torch with code for the GPU (PyTorch's index, another CUDA); `attnsel doctor` "
+                "tells",
+                ("INSTALL008",),
+            ),
+        ),
+        source="CUDA's cudaErrorNoKernelImageForDevice; flash-attention 2.8.4, setup.py:74; "
+        "Dao-AILab/flash-attention#1638, #2168",
+    ),
+    *text(
+        " is not compatible with the current PyTorch installation",
+        r"with CUDA capability sm_(?P<sm>\d{2,3}) is not compatible with the current PyTorch installation",
+        read=lambda match: {"environment": {"gpu": f"sm{match['sm']}"}},
+        cause="this wheel of PyTorch has no machine code for the GPU",
+        codes=("INSTALL008",),
+        fix=(
+            "torch 2.7 or newer with CUDA 12.8 (--index-url .../whl/cu128) for Blackwell; CUDA 12.6 for V100",
+        ),
+        source="torch/cuda/__init__.py, _check_capability (2.0 to 2.13); xorbitsai/inference#3603",
+    ),
+)
+
+_CUDA = FirstOf("CUDA", "'no kernel image', 'sm_120 is not compatible'", _NO_CODE)
+
+LIBRARIES = (_FLASH_ATTN, _CUDA)

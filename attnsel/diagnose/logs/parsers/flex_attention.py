@@ -93,4 +93,4 @@ _MESSAGES = (
 )
 
 
-LIBRARY = FirstOf("flex_attention", "'No valid triton configs', 'out of resource', NYI", _MESSAGES)
+LIBRARIES = (FirstOf("flex_attention", "'No valid triton configs', 'out of resource', NYI", _MESSAGES),)

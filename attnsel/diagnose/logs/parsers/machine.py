@@ -1,4 +1,5 @@
-"""What a log says of the machine: torch.utils.collect_env, nvidia-smi, pip list, what programs print.
+"""What a log says of the machine: torch.utils.collect_env, nvidia-smi, pip list, what programs print, what
+people write beside an error; and whose code it shows.
 
 The texts are as issues show them; the sources of these programs were not read.
 """
@@ -7,8 +8,10 @@ from __future__ import annotations
 
 import re
 
-from attnsel.diagnose.logs.message import Facts, Library, Message
+from attnsel.diagnose.logs.message import SEEN, Facts, Library, Message
+from attnsel.environment import describe_device
 from attnsel.environment.gpus import look_up_gpu
+from attnsel.errors import InvalidInput
 
 _PIP = {
     "torch": "torch",
@@ -53,7 +56,7 @@ def _machine(quick: str, pattern: str, **more: object) -> Message:
     return Message(quick, pattern, kind="machine", **more)  # type: ignore[arg-type]
 
 
-LIBRARY = Library(
+_PRINTED = Library(
     "the machine",
     "torch.utils.collect_env, nvidia-smi and pip list: where it ran (alone they are no call)",
     (
@@ -81,3 +84,75 @@ LIBRARY = Library(
         ),
     ),
 )
+
+# ---- whose code it is: the frames of a traceback, by library; nothing of their paths is kept ----------
+
+_SEP = r"[/\\]"
+
+
+def _seen(name: str, quick: str, pattern: str = "") -> Message:
+    return Message(quick, pattern, kind="machine", read=lambda match: {"text": name})
+
+
+_FRAMES = Library(
+    SEEN,
+    "",
+    (
+        _seen("flash_attn", "flash_attn_interface"),
+        _seen("flash_attn", "flash-attention", rf"flash-attention{_SEP}"),
+        _seen("flash_attn", "mha_fwd", r"\bmha_(?:varlen_)?fwd"),
+        _seen("flash_attn_3", "hopper", rf"flash-attention{_SEP}hopper"),
+        _seen("flash_attn_3", "flash_attn_3"),
+        _seen("transformers", "transformers", rf"{_SEP}transformers{_SEP}"),
+        _seen("F.sdpa", "scaled_dot_product_attention("),
+        _seen("F.sdpa", "sdpa_attention.py"),
+    ),
+)
+
+# ---- what people write beside an error: the name of the card, packages with their versions -----------
+
+_CARD = (
+    r"(?P<card>(?:RTX|GTX) (?:PRO )?\d{4}(?: (?:Ti|SUPER|Super|D|Ada|Laptop GPU)\b){0,2}|"
+    r"[ABHLTV]\d{1,3}[SX]?\b"
+    r"|GB?[23]00\b|GB10\b)"
+)
+_BEFORE = r"(?:(?:NVIDIA |GeForce |Tesla |Quadro ){1,2}|\bGPU(?: \d)?: ?(?:NVIDIA )?)"
+
+
+def _card(match: re.Match[str]) -> Facts | None:
+    """The card, if there is one of that name."""
+    for name in (f"Quadro {match['card']}" if "Quadro" in match[0] else match["card"], match["card"]):
+        try:
+            describe_device(name)
+        except InvalidInput:
+            continue
+        return {"environment": {"gpu": name}}
+    return None
+
+
+def _version(quick: str, component: str) -> Message:
+    return Message(
+        quick,
+        rf"(?:^|[\s*(-]){re.escape(quick)}(?: ?==? ?| ?: ?| "
+        rf"{{1,30}})(?P<{component}>\d+\.\d+[\w.+]{{0,40}}(?<!\.))",
+        kind="machine",
+    )
+
+
+_PASTED = Library(
+    "the machine",
+    "",
+    (
+        Message("NVIDIA ", _BEFORE + _CARD, kind="machine", read=_card),
+        Message("GPU", _BEFORE + _CARD, kind="machine", read=_card),
+        Message("Tesla ", _BEFORE + _CARD, kind="machine", read=_card),
+        Message("Quadro ", _BEFORE + _CARD, kind="machine", read=_card),
+        _version("torch", "torch"),
+        _version("PyTorch Version", "torch"),
+        _version("PyTorch", "torch"),
+        _version("flash-attn", "flash_attn"),
+        _version("flash_attn", "flash_attn"),
+    ),
+)
+
+LIBRARIES = (_PRINTED, _FRAMES, _PASTED)

@@ -31,4 +31,4 @@ _MESSAGES = (
     ),
 )
 
-LIBRARY = FirstOf("Megatron-LM", "NVTE_* beside --attention-backend", _MESSAGES)
+LIBRARIES = (FirstOf("Megatron-LM", "NVTE_* beside --attention-backend", _MESSAGES),)

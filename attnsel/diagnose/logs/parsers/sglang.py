@@ -80,4 +80,4 @@ _MESSAGES = (
     ),
 )
 
-LIBRARY = FirstOf("SGLang", "refusals of --attention-backend", _MESSAGES)
+LIBRARIES = (FirstOf("SGLang", "refusals of --attention-backend", _MESSAGES),)

@@ -424,7 +424,7 @@ _NOTES = (
     ),
 )
 
-LIBRARY = Library(
+_PYTORCH = Library(
     "PyTorch",
     '"No available kernel" of F.scaled_dot_product_attention, the warnings of each kernel, what it raises, '
     "and running out of memory inside it",
@@ -434,3 +434,5 @@ LIBRARY = Library(
     usual={"qkv_layout": "bhsd", "attn_mask_type": "no_mask"},
     ask="The warnings of each kernel stand above the first such error only: look there",
 )
+
+LIBRARIES = (_PYTORCH,)

@@ -138,7 +138,7 @@ def _another_flash(match: re.Match[str]) -> Facts:
     return {"environment": {"flash_attn": match["found"]} if match["found"] else {}}
 
 
-LIBRARY = Library(
+_TRANSFORMER_ENGINE = Library(
     "TransformerEngine",
     'what NVTE_DEBUG=1 with NVTE_DEBUG_LEVEL=1 or 2 prints; "No dot product attention backend is available"',
     (
@@ -266,3 +266,5 @@ LIBRARY = Library(
     dispatcher="te",
     ask="Run it once with NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2, which prints the call and every reason",
 )
+
+LIBRARIES = (_TRANSFORMER_ENGINE,)

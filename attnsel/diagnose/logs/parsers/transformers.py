@@ -169,4 +169,4 @@ _MESSAGES = (
 )
 
 
-LIBRARY = FirstOf("transformers", "refusals of attn_implementation", _MESSAGES)
+LIBRARIES = (FirstOf("transformers", "refusals of attn_implementation", _MESSAGES),)

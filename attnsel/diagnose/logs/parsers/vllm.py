@@ -281,6 +281,8 @@ _MESSAGES = (
 )
 
 
-LIBRARY = FirstOf(
-    "vLLM", "its backend, or the reasons against each ('No valid attention backend found')", _MESSAGES
+LIBRARIES = (
+    FirstOf(
+        "vLLM", "its backend, or the reasons against each ('No valid attention backend found')", _MESSAGES
+    ),
 )

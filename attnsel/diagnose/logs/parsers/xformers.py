@@ -161,7 +161,7 @@ def _refusal(match: re.Match[str]) -> Facts:
     }
 
 
-LIBRARY = Library(
+_XFORMERS = Library(
     "xformers",
     "'No operator found for memory_efficient_attention', its shapes and each operator's reasons",
     (
@@ -189,3 +189,5 @@ LIBRARY = Library(
         ),
     ),
 )
+
+LIBRARIES = (_XFORMERS,)

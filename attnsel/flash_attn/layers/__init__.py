@@ -1,1 +1,0 @@
-"""The part of ``flash_attn.layers`` that programs import for their attention."""
