@@ -383,13 +383,10 @@ def _site_item(shown: Shown, asked: Environment | None) -> Item:
     if asked is not None and site.planned:
         below.append(Item(f"there: {site.planned}"))
     below += map(Item, _told(site))
-    return Item((f"{_times(site.calls, 'call')}{backward} · ", Code(_ran(site))), below=tuple(below))
-
-
-def _ran(site: Site) -> str:
     compiled = " (compiled)" if site.compiled else ""
     kernel = f"{site.candidate}: " if site.candidate and site.candidate != site.forward else ""
-    return f"{kernel}{site.forward}{compiled}"
+    ran = Code(f"{kernel}{site.forward}{compiled}")
+    return Item((f"{_times(site.calls, 'call')}{backward} · ", ran), below=tuple(below))
 
 
 def _question(site: Site, lengths: tuple[int, ...]) -> str:
