@@ -113,7 +113,7 @@ def _of_other_candidates() -> Iterator[Range]:
     """A family that begins with a candidate needs no line here before it has several files."""
     known = {codes.prefix for codes in _WRITTEN}
     for record in CANDIDATES.values():
-        if record.family not in known and not record.plugin:
+        if record.rules and record.family not in known and not record.plugin:
             known.add(record.family)
             file = f"{record.rules[0].removeprefix('attnsel.').replace('.', '/')}.py"
             yield Range(record.family, 1, 999, file, record.title)

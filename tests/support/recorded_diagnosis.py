@@ -1,4 +1,4 @@
-"""What recorded_calls/{cli,logs,ranks,replay,watching}.txt ask by: a small world around a function each."""
+"""What recorded_calls/{cli,logs,ranks,watching}.txt ask by: a small world around a function each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnsel import Environment
 from attnsel.cli import probe
 from attnsel.cli.program import Teller, _told_at_the_end
 from attnsel.diagnose.ranks import lines
-from attnsel.diagnose.watching import by_hand, compiled
+from attnsel.diagnose.watching import by_hand, sdpa
 from attnsel.diagnose.watching import observe as measure
 from attnsel.diagnose.watching import observe as places
 from attnsel.diagnose.watching.judge import Watched
@@ -61,7 +61,7 @@ def compilations(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What is told of torch.compile, by Dynamo's counters at the beginning and at the end."""
     module = SimpleNamespace(counters=before)
     with patch.dict(sys.modules, {"torch._dynamo.utils": module}):
-        made = compiled.Compilations()
+        made = sdpa.Compilations()
         module.counters = after
         return made.lines()
 

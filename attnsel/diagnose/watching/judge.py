@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.records import json_fields, to_json
 from attnsel.base.schemas import stamped
 from attnsel.decision import Selection, select
 from attnsel.diagnose.framework_fixes import Hindrance, fixes, topics, ways_out
@@ -265,6 +266,7 @@ MOST_SHOWN = 12
 """Sites of one place that are written out; the rest is counted (--json has all)."""
 
 
+@json_fields("process", ("asked", lambda told: told.asked and told.asked.model_dump(mode="json")), "sites")
 class Watched(NamedTuple):
     """Everything that is told. ``asked``: the machine that ``best`` and ``planned`` are about, None for the
     one that the program ran on."""
@@ -275,14 +277,7 @@ class Watched(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return stamped(
-            "watch",
-            {
-                "process": self.process.model_dump(mode="json"),
-                "asked": None if self.asked is None else self.asked.model_dump(mode="json"),
-                "sites": [site.model_dump(mode="json") for site in self.sites],
-            },
-        )
+        return stamped("watch", to_json(self))
 
     def _document(self) -> Document:
         """What was seen, place by place."""
@@ -383,13 +378,10 @@ def _site_item(shown: Shown, asked: Environment | None) -> Item:
     if asked is not None and site.planned:
         below.append(Item(f"there: {site.planned}"))
     below += map(Item, _told(site))
-    return Item((f"{_times(site.calls, 'call')}{backward} · ", Code(_ran(site))), below=tuple(below))
-
-
-def _ran(site: Site) -> str:
     compiled = " (compiled)" if site.compiled else ""
     kernel = f"{site.candidate}: " if site.candidate and site.candidate != site.forward else ""
-    return f"{kernel}{site.forward}{compiled}"
+    ran = Code(f"{kernel}{site.forward}{compiled}")
+    return Item((f"{_times(site.calls, 'call')}{backward} · ", ran), below=tuple(below))
 
 
 def _question(site: Site, lengths: tuple[int, ...]) -> str:
@@ -462,8 +454,8 @@ def write(folder: str | Path, watched: Watched) -> Path:
     """Write the file whole: a reader finds the old one or the new one, never a half. Raises OSError."""
     path = file_of(folder, watched)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [stamped("watch-process", watched.process.model_dump(mode="json"))]
-    lines += [stamped("watch-site", site.model_dump(mode="json")) for site in watched.sites]
+    lines = [stamped("watch-process", to_json(watched.process))]
+    lines += [stamped("watch-site", to_json(site)) for site in watched.sites]
     part = path.with_suffix(f".part{os.getpid()}")
     try:
         part.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")

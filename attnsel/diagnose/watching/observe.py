@@ -256,7 +256,9 @@ class Book:
                 return tally
             last = next(reversed(group.values()))
             last.others += 1
-            _widen(last, seen.params)
+            lengths = [p.max_seqlen_kv for p in (last.seen.params, seen.params) if p is not None]
+            lengths += last.lengths
+            last.lengths[:] = [min(lengths, default=0), max(lengths, default=0)]
             return last
 
     def tallies(self) -> Iterator[Tally]:
@@ -270,12 +272,6 @@ class Book:
     def clear(self) -> None:
         with self._lock:
             self._groups.clear()
-
-
-def _widen(tally: Tally, params: AttentionParams | None) -> None:
-    lengths = [p.max_seqlen_kv for p in (tally.seen.params, params) if p is not None]
-    lengths += tally.lengths
-    tally.lengths[:] = [min(lengths, default=0), max(lengths, default=0)]
 
 
 # ---- Time and memory of calls, where they are asked for: medians of what each site's calls took --------
@@ -387,7 +383,7 @@ def _number(value: Any) -> Any:
     return begun.elapsed_time(ended) / 1e3
 
 
-OBSERVERS: tuple[str, ...] = ("sdpa", "by_hand", "modules", "libraries", "compiled")
+OBSERVERS: tuple[str, ...] = ("sdpa", "by_hand", "libraries")
 """Modules of this folder. A later one may take over a function from an earlier one."""
 
 
