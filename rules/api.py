@@ -46,7 +46,7 @@ from attnsel.params import AttentionParams
 from attnsel.policy import Policy
 from attnsel.verdicts.reasons import EVIDENCE, Page, RankKey, Unknown, Violation
 from attnsel.verdicts.record import CandidateRecord
-from attnsel.verdicts.requirements import NEWER, AtLeast, FreeText, Requirement
+from attnsel.verdicts.requirements import NEWER, AtLeast, EqualTo, FreeText, Requirement
 
 Finding = Violation | Unknown
 Body = Callable[["AttentionParams", "Environment"], "Finding | bool | None"]
@@ -162,6 +162,13 @@ def limit(p: AttentionParams, field: str, requirement: Requirement, note: str = 
     if requirement.holds(value, p):
         return None
     return Violation(field, value, requirement.resolved(p), note)
+
+
+def same_head_dims(p: AttentionParams, note: str = "") -> Violation | None:
+    """A violation where the two head dimensions differ, of the smaller one: zeros can widen it."""
+    if p.head_dim_v < p.head_dim_qk:
+        return limit(p, "head_dim_v", EqualTo("head_dim_qk"), note)
+    return limit(p, "head_dim_qk", EqualTo("head_dim_v"), note)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -182,19 +182,18 @@ def bias_gradient_key_length(p: AttentionParams, env: Environment) -> bool:
 @rule(
     "CUDNN210",
     when=cudnn(">=8.9.6,<9.8.0"),
+    requires={"core_attention_bias_shape": OneOf("11ss")},
     fires_on={**BIAS_GRADIENT, "core_attention_bias_shape": "111s"},
     passes=BIAS_GRADIENT,
 )
-def bias_gradient_shape(p: AttentionParams, env: Environment) -> Violation | None:
+def bias_gradient_shape(p: AttentionParams, env: Environment) -> bool:
     """A bias of one row for all queries (111s) has no gradient
 
     Fix: expand it to 11ss and sum its gradient over the queries.
     Source: TransformerEngine d0067d0, utils.py line 1445; cudnn-frontend v1.10.0,
     docs/operations/Attention.md, lists shapes that span queries and keys only.
     """
-    if p.core_attention_bias_requires_grad and p.core_attention_bias_shape == "111s":
-        return Violation("core_attention_bias_shape", "111s", OneOf("11ss"))
-    return None
+    return p.core_attention_bias_requires_grad and p.core_attention_bias_shape == "111s"
 
 
 # The rest.
@@ -274,15 +273,14 @@ def packed_grouped_heads_backward(p: AttentionParams, env: Environment) -> bool:
 @rule(
     "CUDNN215",
     arch=range(100, 110),
+    requires={"qkv_layout": OneOf("bshd_bshd_bshd")},
     fires_on={**PACKED, **BIAS_GRADIENT, "attn_mask_type": "padding"},
     passes={**PACKED},
 )
-def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> Violation | None:
+def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> bool:
     """On Blackwell a bias has no gradient with packed sequences
 
     Fix: padded sequences, or no gradient for the bias.
     Source: cudnn-frontend v1.10.0 to 1.32 ("Deterministic kernel or dbias with ragged is not supported").
     """
-    if p.core_attention_bias_requires_grad and packed(p):
-        return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
-    return None
+    return p.core_attention_bias_requires_grad and packed(p)

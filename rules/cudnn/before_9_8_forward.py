@@ -11,7 +11,7 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version, cudnn
 from attnsel.params import AttentionParams
-from attnsel.rules.api import limit, rules_about
+from attnsel.rules.api import rules_about, same_head_dims
 from attnsel.rules.cudnn.words import AMPERE_ADA, ANY_BLACKWELL, HOPPER, steps_are_shorter
 from attnsel.verdicts.reasons import Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, Multiple, OneOf
@@ -234,9 +234,7 @@ def equal_head_dims(p: AttentionParams, env: Environment) -> Violation | None:
     Source: cudnn-frontend v1.3.0 to v1.8.0, test_mhas.py ("d_qk != d_v is only supported on 8.9.6 onwards").
     TransformerEngine has no such clause; the makers' own tests are followed.
     """
-    if p.head_dim_v < p.head_dim_qk:
-        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
-    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
+    return same_head_dims(p)
 
 
 @rule(

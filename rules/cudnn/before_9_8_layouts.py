@@ -49,8 +49,8 @@ def packed_from_9_1(p: AttentionParams, env: Environment) -> Violation | None:
     return None
 
 
-@rule("CUDNN431", arch=AMPERE_ADA, fires_on=PACKED)
-def packed_on_ampere(p: AttentionParams, env: Environment) -> Violation | None:
+@rule("CUDNN431", arch=AMPERE_ADA, requires={"qkv_layout": OneOf("bshd_bshd_bshd")}, fires_on=PACKED)
+def packed_on_ampere(p: AttentionParams, env: Environment) -> bool:
     """Packed sequences (thd) need Hopper or newer
 
     Fix: padded sequences (bshd), or cuDNN 9.18.1, which brings it to Ampere and Ada.
@@ -58,9 +58,7 @@ def packed_on_ampere(p: AttentionParams, env: Environment) -> Violation | None:
     v1.10.0 ("THD (ragged offset) is only supported in Hopper and above"). TransformerEngine lets packed
     queries with a padded cache pass from 9.7 on; the frontend counts any packed tensor and is followed.
     """
-    if packed(p):
-        return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
-    return None
+    return packed(p)
 
 
 @rule(

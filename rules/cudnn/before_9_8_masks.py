@@ -204,17 +204,15 @@ def single_query_causal(p: AttentionParams, env: Environment) -> Violation | Non
 # Windows.
 
 
-@rule("CUDNN411", when=cudnn("<9.2.0"), fires_on=WINDOW)
-def window_from_9_2(p: AttentionParams, env: Environment) -> Violation | None:
+@rule("CUDNN411", when=cudnn("<9.2.0"), requires={"window_size": OneOf((-1, -1))}, fires_on=WINDOW)
+def window_from_9_2(p: AttentionParams, env: Environment) -> bool:
     """A sliding window needs cuDNN 9.2.0
 
     Fix: cuDNN 9.2.0 or newer.
     Source: TransformerEngine v2.18, fused_attn.cpp, "pre-9.2: full attn, causal"; cudnn-frontend v1.5.2 to
     v1.10.0 ("For cuDNN version below 9.2.0, sliding window attention is not supported").
     """
-    if p.windowed:
-        return Violation("window_size", p.window_size, OneOf((-1, -1)))
-    return None
+    return p.windowed
 
 
 @rule(
@@ -413,18 +411,17 @@ def bias_before_hopper(p: AttentionParams, env: Environment) -> bool:
 
 @rule(
     "CUDNN121",
+    requires={"core_attention_bias_type": OneOf("post_scale_bias")},
     fires_on={"core_attention_bias_type": "pre_scale_bias"},
     passes={"core_attention_bias_type": "post_scale_bias"},
 )
-def no_pre_scale_bias(p: AttentionParams, env: Environment) -> Violation | None:
+def no_pre_scale_bias(p: AttentionParams, env: Environment) -> bool:
     """A bias is added after the softmax scale, never before it
 
     Fix: multiply the bias by the softmax scale and pass it as post_scale_bias: the same scores.
     Source: TransformerEngine v2.18, fused_attn.cpp, "bias type": no row has pre_scale_bias.
     """
-    if p.core_attention_bias_type == "pre_scale_bias":
-        return Violation("core_attention_bias_type", "pre_scale_bias", OneOf("post_scale_bias"))
-    return None
+    return p.core_attention_bias_type == "pre_scale_bias"
 
 
 @rule(

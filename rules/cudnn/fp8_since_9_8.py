@@ -224,19 +224,18 @@ def alibi_bottom_right(p: AttentionParams, env: Environment) -> Violation | None
     "CUDNN378",
     when=(cudnn(">=9.18.1"), cudnn_frontend("<1.28.0")),
     arch=CONSUMER_BLACKWELL,
+    requires={"qkv_layout": OneOf("bshd_bshd_bshd")},
     fires_on={**INFERENCE, **PACKED},
     passes=INFERENCE,
 )
-def packed_consumer(p: AttentionParams, env: Environment) -> Violation | None:
+def packed_consumer(p: AttentionParams, env: Environment) -> bool:
     """On consumer Blackwell packed FP8 sequences need cudnn-frontend 1.28
 
     Fix: cudnn-frontend 1.28, or bshd with a padding mask.
     Source: cudnn-frontend 1.20 to 1.27, sdpa_support_surface.h ("sdpa fp8 with THD not supported for sm120
     yet").
     """
-    if "thd" in (p.layout.q_format, p.layout.kv_format):
-        return Violation("qkv_layout", p.qkv_layout, OneOf("bshd_bshd_bshd"))
-    return None
+    return "thd" in (p.layout.q_format, p.layout.kv_format)
 
 
 @asked(

@@ -107,19 +107,18 @@ def backward_head_dim_hopper(p: AttentionParams, env: Environment) -> None:
     "CUDNN234",
     when=cudnn(">=9.11.0,<9.13.0"),
     arch=HOPPER,
+    requires={"head_dim_v": OneOf(128)},
     fires_on={"head_dim_qk": 160, "head_dim_v": 96},
     passes=DEEPSEEK,
 )
-def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> Violation | None:
+def backward_between_sizes_hopper(p: AttentionParams, env: Environment) -> bool:
     """In cuDNN 9.11 and 9.12 head dimensions near 192/128 must be 192 or 128
 
     Why: the 192/128 kernel of these two releases does not serve smaller sizes.
     Fix: pad q and k to 192 or v to 128 with zeros; or cuDNN 9.13.0.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h ("9.11 only supports 192 hidden dim").
     """
-    if 128 < p.head_dim_qk < 192 and 64 < p.head_dim_v < 128:
-        return Violation("head_dim_v", p.head_dim_v, OneOf(128))
-    return None
+    return 128 < p.head_dim_qk < 192 and 64 < p.head_dim_v < 128
 
 
 @asked(

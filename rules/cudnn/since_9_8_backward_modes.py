@@ -264,18 +264,17 @@ def packed_bias_gradient_blackwell(p: AttentionParams, env: Environment) -> bool
     "CUDNN275",
     when=cudnn(">=9.18.1"),
     arch=CONSUMER_BLACKWELL,
+    requires={"qkv_layout": OneOf("thd_thd_thd")},
     fires_on={**PACKED, "qkv_layout": "t3hd"},
     passes=PACKED,
 )
-def packed_backward_interleaved(p: AttentionParams, env: Environment) -> Violation | None:
+def packed_backward_interleaved(p: AttentionParams, env: Environment) -> bool:
     """On sm120 the packed (thd) backward takes no q inside a shared buffer
 
     Fix: thd_thd_thd, or thd_t2hd; a copy of q is enough.
     Source: libcudnn, asked. TransformerEngine v2.18, fused_attn.cpp, refuses the same two.
     """
-    if p.qkv_format == "thd" and p.layout.group in ("3hd", "h3d"):
-        return Violation("qkv_layout", p.qkv_layout, OneOf("thd_thd_thd"))
-    return None
+    return p.qkv_format == "thd" and p.layout.group in ("3hd", "h3d")
 
 
 # A single query or a single key.

@@ -348,18 +348,17 @@ ALIBI = {"core_attention_bias_type": "alibi"}
 
 @rule(
     "CUDNN020",
+    requires={"core_attention_bias_type": OneOf("post_scale_bias")},
     fires_on={"core_attention_bias_type": "pre_scale_bias"},
     passes={"core_attention_bias_type": "post_scale_bias"},
 )
-def bias_before_scale(p: AttentionParams, env: Environment) -> Violation | None:
+def bias_before_scale(p: AttentionParams, env: Environment) -> bool:
     """A bias is added after the softmax scale, never before it
 
     Fix: multiply the bias by the softmax scale and give it as post_scale_bias.
     Source: cudnn-frontend 1.23, scaled_dot_product_flash_attention.h: the bias follows attn_scale.
     """
-    if p.core_attention_bias_type == "pre_scale_bias":
-        return Violation("core_attention_bias_type", "pre_scale_bias", OneOf("post_scale_bias"))
-    return None
+    return p.core_attention_bias_type == "pre_scale_bias"
 
 
 @asked("CUDNN021", fires_on={"attn_mask_type": "no_mask", **ALIBI}, passes=ALIBI)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version, flash_attn_4
 from attnsel.params import AttentionParams
-from attnsel.rules.api import limit, rules_about
+from attnsel.rules.api import limit, rules_about, same_head_dims
 from attnsel.verdicts.reasons import Unknown, Violation
 from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf, size
 
@@ -314,11 +314,9 @@ def four_grouped_heads_apart(p: AttentionParams, env: Environment) -> Violation 
     4.0.0b20, line 759, built for (128, 64).
     """
     d, e = p.head_dim_qk, p.head_dim_v
-    if not p.gqa or d == e or (env.arch != 90 and (d, e) == (192, 128)):
+    if not p.gqa or (env.arch != 90 and (d, e) == (192, 128)):
         return None
-    return limit(
-        p, *(("head_dim_v", EqualTo("head_dim_qk")) if e < d else ("head_dim_qk", EqualTo("head_dim_v")))
-    )
+    return same_head_dims(p)
 
 
 @rule(
@@ -420,11 +418,7 @@ def four_widths_of_b20(p: AttentionParams, env: Environment) -> Violation | None
     alike, pairs = _BUILT_BY_B20[env.arch == 90]
     if (d, e) in pairs or max(d, e) > alike[-1]:
         return None
-    if e < d:
-        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
-    if d < e:
-        return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
-    return limit(p, "head_dim_qk", OneOf(*(width for width in alike if width >= d)))
+    return same_head_dims(p) or limit(p, "head_dim_qk", OneOf(*(width for width in alike if width >= d)))
 
 
 @rule(

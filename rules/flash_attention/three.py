@@ -8,9 +8,9 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.environment.versions import flash_attn_3
 from attnsel.params import AttentionParams
-from attnsel.rules.api import limit, rules_about
+from attnsel.rules.api import rules_about, same_head_dims
 from attnsel.verdicts.reasons import Violation
-from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, FreeText, Multiple, OneOf
 
 CUDA = {"cuda"}
 rule = rules_about("flash_attn.3", device=CUDA)
@@ -97,15 +97,9 @@ def three_head_dims_apart(p: AttentionParams, env: Environment) -> Violation | N
     782 to 791.
     """
     d, e = p.head_dim_qk, p.head_dim_v
-    if d == e:
-        return None
     prefill = 128 < d <= 192 and 96 < e <= 128
     absorbed = d <= 64 and e <= 512
-    if env.arch == 90 and (prefill or absorbed):
-        return None
-    if e < d:
-        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
-    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
+    return None if env.arch == 90 and (prefill or absorbed) else same_head_dims(p)
 
 
 @rule(
@@ -146,16 +140,15 @@ def three_deterministic_since_3_0_0(p: AttentionParams, env: Environment) -> boo
 @rule(
     "FLASH321",
     training=True,
+    requires={"deterministic": OneOf(False)},
     fires_on={"deterministic": True, "head_dim_qk": 256, **_3},
     passes={"deterministic": True, **_3},
 )
-def three_deterministic(p: AttentionParams, env: Environment) -> Violation | None:
+def three_deterministic(p: AttentionParams, env: Environment) -> bool:
     """FlashAttention 3's backward is deterministic up to head_dim 192
 
     Fix: flash_attn.2, which is deterministic at 256, or deterministic=False.
     Source: TORCH_CHECK "Deterministic backward not supported for hdim 256", hopper/flash_api.cpp at
     0251105a, line 1370.
     """
-    if p.deterministic and max(p.head_dim_qk, p.head_dim_v) > 192:
-        return Violation("deterministic", True, OneOf(False))
-    return None
+    return max(p.head_dim_qk, p.head_dim_v) > 192

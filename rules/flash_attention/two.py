@@ -8,9 +8,9 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version, cuda, flash_attn
 from attnsel.params import AttentionParams
-from attnsel.rules.api import limit, rules_about
+from attnsel.rules.api import rules_about, same_head_dims
 from attnsel.verdicts.reasons import Violation
-from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.requirements import NEWER, AtLeast, AtMost, FreeText, Multiple, OneOf
 
 CUDA = {"cuda"}
 rule = rules_about("flash_attn.2", device=CUDA)
@@ -158,9 +158,7 @@ def two_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | Non
     Source: flash_api.cpp of flash-attn v2.8.3, CHECK_SHAPE(v, batch_size, seqlen_k, num_heads_k,
     head_size), mha_fwd.
     """
-    if p.head_dim_v < p.head_dim_qk:
-        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
-    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
+    return same_head_dims(p)
 
 
 @rule(
@@ -195,10 +193,11 @@ def two_wide_backward(p: AttentionParams, env: Environment) -> Violation | None:
     training=True,
     when=flash_attn(">=2.7.3"),
     arch=SMALL_SHARED_MEMORY,
+    requires={"attention_dropout": OneOf(0.0)},
     fires_on={"gpu": "RTX 4090", "head_dim_qk": 256, "attention_dropout": 0.1, **_2},
     passes={"gpu": "RTX 4090", "head_dim_qk": 256, **_2},
 )
-def two_wide_backward_since_2_7_3(p: AttentionParams, env: Environment) -> Violation | None:
+def two_wide_backward_since_2_7_3(p: AttentionParams, env: Environment) -> bool:
     """With dropout no backward above head_dim 192 where shared memory is small
 
     Why: the check went away with 2.7.3, and the template has no kernel with dropout that fits less than 144
@@ -208,9 +207,7 @@ def two_wide_backward_since_2_7_3(p: AttentionParams, env: Environment) -> Viola
     Source: run_mha_bwd_hdim256 in csrc/flash_attn/src/flash_bwd_launch_template.h v2.8.3, "max smem is 99 KB.
     Only works without dropout".
     """
-    if p.dropout and max(p.head_dim_qk, p.head_dim_v) > 192:
-        return Violation("attention_dropout", p.attention_dropout, OneOf(0.0))
-    return None
+    return p.dropout and max(p.head_dim_qk, p.head_dim_v) > 192
 
 
 # Features.

@@ -9,10 +9,10 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version, cudnn, torch
 from attnsel.params import AttentionParams
-from attnsel.rules.api import limit, rules_about
+from attnsel.rules.api import rules_about, same_head_dims
 from attnsel.rules.sdpa.common import CUDA, GRID, MASK_GRADIENT, mask_gradient
 from attnsel.verdicts.reasons import Violation
-from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, Installed, Multiple, OneOf
+from attnsel.verdicts.requirements import AtLeast, AtMost, Installed, Multiple, OneOf
 
 CUDNN = "sdpa.cudnn"
 rule = rules_about(CUDNN, device=CUDA)
@@ -453,6 +453,4 @@ def unequal_wide_backward(p: AttentionParams, env: Environment) -> Violation | N
     """
     if min(head_dims(p)) < 128 or head_dims(p) == DEEPSEEK:
         return None
-    if p.head_dim_v < p.head_dim_qk:
-        return limit(p, "head_dim_v", EqualTo("head_dim_qk"), "or 192/128")
-    return limit(p, "head_dim_qk", EqualTo("head_dim_v"), "or 192/128")
+    return same_head_dims(p, "or 192/128")

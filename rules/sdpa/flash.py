@@ -8,10 +8,10 @@ from __future__ import annotations
 from attnsel.environment import Environment
 from attnsel.environment.versions import torch
 from attnsel.params import AttentionParams
-from attnsel.rules.api import limit, rules_about
+from attnsel.rules.api import rules_about, same_head_dims
 from attnsel.rules.sdpa.common import CUDA, GPUS, GRID, MASK_GRADIENT, mask_gradient
 from attnsel.verdicts.reasons import Unknown, Violation
-from attnsel.verdicts.requirements import AtLeast, AtMost, EqualTo, FreeText, Multiple, OneOf
+from attnsel.verdicts.requirements import AtLeast, AtMost, FreeText, Multiple, OneOf
 
 # ---- SDPA5xx: PyTorch's flash kernel for CPUs. Everything here was measured with torch 2.13 ------------
 
@@ -145,9 +145,7 @@ def flash_equal_head_dims(p: AttentionParams, env: Environment) -> Violation | N
     Source: check_head_dim_size_flash, PyTorch sdp_utils.cpp (A, B, C); the CPU kernel raises "Q/K/V should
     have the same head size" (torch 2.13).
     """
-    if p.head_dim_v < p.head_dim_qk:
-        return limit(p, "head_dim_v", EqualTo("head_dim_qk"))
-    return limit(p, "head_dim_qk", EqualTo("head_dim_v"))
+    return same_head_dims(p)
 
 
 @rule("SDPA105", requires={("head_dim_qk", "head_dim_v"): AtMost(256)}, fires_on={"head_dim_qk": 320})

@@ -12,9 +12,6 @@ from tables import each
 FILES = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
 OURS = {"features", "asked"}  # questions, and what we asked ourselves: these have no source
 KEY = {"torch_builds": 2, "flash_attn_wheels": 3, "pypi": 2, "framework_fixes": 2, "features": 2}  # columns
-VERSIONS = r"\d[\d.]*((, | and | to )\d[\d.]*)*"
-ANSWERS = r"refused|accepted|no engine|segmentation fault|CUDNN_\w+"
-ANSWER = rf"({VERSIONS}|the same)( through cudnn-frontend {VERSIONS})? \(({ANSWERS})\)"
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
     r"(\d+(\.\d+)?)?": "memory_gb sms network",
@@ -26,7 +23,7 @@ FORMS = {
     "(training|inference)?": "mode",
     r"(\w+=[^;]+(; \w+=[^;]+)*)?": "changes",
     r"(\S+( \S+)*)?": "also vgpu memory_limit on remark",
-    rf"{ANSWER}(, {ANSWER})*": "answers",
+    r"\d.+ \((refused|accepted|no engine|segmentation fault|CUDNN_\w+)\)": "answers",
 }
 FORM = {column: form for form, columns in FORMS.items() for column in columns.split()}
 
