@@ -47,17 +47,7 @@ from attnsel.rules import REGISTRY
 
 _GRID = Group("A grid of two fields", sort_key=0)
 _DEFAULT_GPU = "sm90"
-_RELEASES = (
-    "torch",
-    "triton",
-    "cudnn",
-    "cudnn_frontend",
-    "cuda",
-    "flash_attn",
-    "flash_attn_3",
-    "flash_attn_4",
-)
-_ONE_CALL = "is about one call: it goes with --rows and --cols"
+_OF_A_GRID = "says nothing of features: it goes with --rows and --cols"
 _NEEDED = (
     "a grid has two fields, such as: attnsel can-i-use --gpu H100 --rows head_dim_qk=64,128,256 "
     "--cols attn_mask_type=no_mask,causal"
@@ -71,12 +61,6 @@ MOST_CELLS = 20_000
 _ALSO = {name.lstrip("-").replace("-", "_"): field for field, names in ALIASES.items() for name in names}
 _ALSO |= {"head_dim": "head_dim_qk", "seqlen": "max_seqlen_q", "seq_len": "max_seqlen_q"}
 """Other names of fields. Of the last the other field follows unless it is stated."""
-
-_MARKS = {
-    "?": "nobody has checked",
-    "+": "after an exact change of the call, which its backend makes",
-    "°": "unproven on that architecture",
-}
 
 
 @asks
@@ -133,7 +117,7 @@ def can_i_use(
     if rows is None and cols is None:
         for flag, given in (("--as", as_), ("--switch", switch), ("--csv", csv)):
             if given:
-                raise InvalidInput(flag, None, _ONE_CALL)
+                raise InvalidInput(flag, None, _OF_A_GRID)
         return _features(question, feature, kernels, markdown, json)
     if rows is None or cols is None:
         raise InvalidInput("--cols" if cols is None else "--rows", None, _NEEDED)
@@ -201,16 +185,17 @@ def _features(
 
 def _stated(question: Question) -> tuple[str | None, Stated]:
     """The GPU and the releases that flags state. Raises InvalidInput for every other flag of a question."""
-    others = [
-        flag.name for flag in (*SHORTHANDS, *FLAGS) if flag.field in question.flags - {"gpu", *_RELEASES}
+    stated = question.flags - set(MACHINE)
+    others = [flag.name for flag in (*SHORTHANDS, *FLAGS) if flag.field in stated]
+    lying = question.lying
+    files = (("--params", question.from_file), ("--env", question.environment))
+    others += [
+        flag
+        for flag, given in (*files, ("--stride", lying.strides), ("--misaligned", lying.alignments))
+        if given
     ]
-    others += ["--params"] if question.from_file else []
-    others += ["--env"] if question.environment is not None else []
-    others += (
-        ["--stride"] if question.lying.strides else ["--misaligned"] if question.lying.alignments else []
-    )
     if others:
-        raise InvalidInput(others[0], None, _ONE_CALL)
+        raise InvalidInput(others[0], None, _OF_A_GRID)
     gpu = question.machine.get("gpu")
     texts = sorted((name, text) for name, text in question.machine.items() if name != "gpu")
     return gpu, tuple((name, _release(name, text)) for name, text in texts)
@@ -427,23 +412,22 @@ def _grid_document(grid: Grid) -> Document:
 
 def _grid_legend(cells: Sequence[GridCell]) -> tuple[Item, ...]:
     """What the codes and marks in the table mean; only those that are there."""
-    shown = {cell.text for cell in cells}
+    codes = sorted({code for cell in cells for code in cell.codes})
+    rules = (Item(label=Ref(code), text=REGISTRY.pages[code].title) for code in codes)
     invalid = next((cell.data["invalid"] for cell in cells if "invalid" in cell.data), None)
-    found = [
-        Item(label=Ref(code), text=REGISTRY.pages[code].title)
-        for code in sorted({code for cell in cells for code in cell.codes})
-    ]
-    for mark, meaning in _MARKS.items():
-        if any(mark in text.split(" ")[0] for text in shown):
-            found.append(Item(mark=mark, text=meaning))
-    if "none" in shown:
-        found.append(Item(label="none", text="no candidate can run; attnsel explain says why"))
-    if any(text.endswith("≠") for text in shown):
-        found.append(
-            Item(mark="≠", text="attnsel runs another kernel; attnsel explain --as says which and why")
-        )
-    if invalid is not None:
-        found.append(Item(label="invalid", text=f"contradicts itself, such as: {invalid}"))
-    if any(" +" in text for text in shown):
-        found.append(Item(mark="+n", text="so many further reasons; --json has them all"))
-    return tuple(found)
+    texts = {cell.text for cell in cells}
+    marks = "".join(text.split(" ")[0] for text in texts)
+    differs = "attnsel runs another kernel; attnsel explain --as says which and why"
+    notes = (
+        ("?" in marks, Item(mark="?", text="nobody has checked")),
+        ("+" in marks, Item(mark="+", text="after an exact change of the call, which its backend makes")),
+        ("°" in marks, Item(mark="°", text="unproven on that architecture")),
+        ("none" in texts, Item(label="none", text="no candidate can run; attnsel explain says why")),
+        (any(text.endswith("≠") for text in texts), Item(mark="≠", text=differs)),
+        (invalid is not None, Item(label="invalid", text=f"contradicts itself, such as: {invalid}")),
+        (
+            any(" +" in text for text in texts),
+            Item(mark="+n", text="so many further reasons; --json has them all"),
+        ),
+    )
+    return (*rules, *(item for there, item in notes if there))
