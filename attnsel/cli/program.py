@@ -76,18 +76,13 @@ def _check(program: str, module: bool) -> None:
 
 def enter(program: str, module: bool, arguments: tuple[str, ...]) -> None:
     """sys.argv and sys.path as python itself would set them. Raises InvalidInput where nothing is to run."""
-    _set_paths(program, module, arguments)
-    _check(program, module)
-
-
-def _set_paths(program: str, module: bool, arguments: tuple[str, ...]) -> None:
     sys.argv[:] = [program, *arguments]
-    if getattr(sys.flags, "safe_path", False):
-        return  # python -P: no folder of the program's
-    if module:
-        sys.path[0] = os.getcwd()
-    elif os.path.isfile(program):
-        sys.path[0] = str(Path(program).resolve().parent)
+    if not getattr(sys.flags, "safe_path", False):  # python -P: no folder of the program's
+        if module:
+            sys.path[0] = os.getcwd()
+        elif os.path.isfile(program):
+            sys.path[0] = str(Path(program).resolve().parent)
+    _check(program, module)
 
 
 def execute(program: str, module: bool, hidden: str | None = None) -> int:
@@ -141,7 +136,7 @@ def _loaded(program: str, module: bool) -> tuple[CodeType, dict[str, Any]]:
             }
         sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = [file]  # a folder, or a ZIP file
         spec = importlib.machinery.PathFinder.find_spec("__main__", [file])
-    code = getattr(spec.loader, "get_code", _no_code)(spec.name) if spec is not None else None
+    code = getattr(spec.loader, "get_code", lambda name: None)(spec.name) if spec is not None else None
     if spec is None or code is None:
         raise ImportError(f"no code object available for {program}")
     if module and spec.origin is not None:
@@ -153,10 +148,6 @@ def _loaded(program: str, module: bool) -> tuple[CodeType, dict[str, Any]]:
         "__spec__": spec,
         "__loader__": spec.loader,
     }
-
-
-def _no_code(name: str) -> None:
-    """Of a loader that has none."""
 
 
 def _script(file: str) -> CodeType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -23,7 +23,6 @@ from attnsel.diagnose.ranks.answer import read
 from attnsel.diagnose.ranks.words import nothing_found, ranks_document
 
 DIFFER = 1
-_LARGE = 8 << 20  # bytes, from which on a person waits
 
 
 def report(
@@ -67,20 +66,13 @@ def report(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar, once it is known how much there is, and only where that takes a while."""
+    """A bar, once it is known how much there is."""
     shown: list[Callable[[int], None]] = []
-    opened = []
+    with ExitStack() as stack:
 
-    def moved(done: int, total: int) -> None:
-        if total < _LARGE:
-            return
-        if not shown:
-            opened.append(bar("reading", total))
-            shown.append(opened[0].__enter__())
-        shown[0](done)
+        def moved(done: int, total: int) -> None:
+            if not shown:
+                shown.append(stack.enter_context(bar("reading", total)))
+            shown[0](done)
 
-    try:
         yield moved
-    finally:
-        for one in opened:
-            one.__exit__(None, None, None)
