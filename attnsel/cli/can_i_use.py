@@ -331,13 +331,14 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
     width, size = len(along.values), len(down.values) * len(along.values)
     corners = {0, width - 1, size - width, size - 1}
     seen: list[Selection] = []
-    wrong: list[InvalidInput] = []
+    wrong: list[InvalidInput] = []  # the first
 
     def ask(place: int) -> GridCell:
         stated = ((down.field, down.values[place // width]), (along.field, along.values[place % width]))
         p = call(*(pair for pair in stated if pair[0] not in MACHINE))
         if isinstance(p, InvalidInput):
-            wrong.append(p)
+            if not wrong:
+                wrong.append(p)
             return GridCell("invalid", False, (), {"invalid": str(p)})
         env = machine(*(pair for pair in stated if pair[0] in MACHINE))
         selection = asked.select(p, env, question.policy)
@@ -352,7 +353,7 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
     finally:
         if was_on:
             gc.enable()
-    if len(wrong) == size:
+    if all("invalid" in cell.data for cell in cells):
         raise wrong[0]
     rows = [cells[place : place + width] for place in range(0, size, width)]
     return Grid(down, along, kernel, asked.dispatcher, rows, seen)
