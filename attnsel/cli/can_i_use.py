@@ -23,13 +23,11 @@ from attnsel.cli.flags import (
     FLAGS,
     OUTPUT,
     SHORTHANDS,
-    Json,
-    Markdown,
-    one_form,
     plain_type,
     read_count,
 )
-from attnsel.cli.output import FOUND, NO_BACKEND, print_document, print_json, watched
+from attnsel.cli.form import TEXT, Form
+from attnsel.cli.output import FOUND, NO_BACKEND, watched
 from attnsel.cli.question import As, Asked, Question, SwitchFlag, asked_of, asks, with_recipe
 from attnsel.decision import Selection
 from attnsel.environment import COMPONENTS, Environment, describe_device
@@ -47,17 +45,7 @@ from attnsel.rules import REGISTRY
 
 _GRID = Group("A grid of two fields", sort_key=0)
 _DEFAULT_GPU = "sm90"
-_RELEASES = (
-    "torch",
-    "triton",
-    "cudnn",
-    "cudnn_frontend",
-    "cuda",
-    "flash_attn",
-    "flash_attn_3",
-    "flash_attn_4",
-)
-_ONE_CALL = "is about one call: it goes with --rows and --cols"
+_OF_A_GRID = "says nothing of features: it goes with --rows and --cols"
 _NEEDED = (
     "a grid has two fields, such as: attnsel can-i-use --gpu H100 --rows head_dim_qk=64,128,256 "
     "--cols attn_mask_type=no_mask,causal"
@@ -71,12 +59,6 @@ MOST_CELLS = 20_000
 _ALSO = {name.lstrip("-").replace("-", "_"): field for field, names in ALIASES.items() for name in names}
 _ALSO |= {"head_dim": "head_dim_qk", "seqlen": "max_seqlen_q", "seq_len": "max_seqlen_q"}
 """Other names of fields. Of the last the other field follows unless it is stated."""
-
-_MARKS = {
-    "?": "nobody has checked",
-    "+": "after an exact change of the call, which its backend makes",
-    "°": "unproven on that architecture",
-}
 
 
 @asks
@@ -99,8 +81,7 @@ def can_i_use(
     csv: Annotated[
         bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print a grid as CSV")
     ] = False,
-    markdown: Markdown = False,
-    json: Json = False,
+    form: Form = TEXT,
 ) -> int:
     """Which kernels have a feature, on which GPUs, and from which release on; or what runs over a grid.
 
@@ -127,14 +108,14 @@ def can_i_use(
 
     Exit code: 0 some kernel runs some of it, 2 bad input or no valid cell, 3 none does.
     """
-    one_form(csv=csv, markdown=markdown, json=json)
+    form.alone(csv=csv)
     load_plugins()
     kernels = _kernels(kernel)
     if rows is None and cols is None:
         for flag, given in (("--as", as_), ("--switch", switch), ("--csv", csv)):
             if given:
-                raise InvalidInput(flag, None, _ONE_CALL)
-        return _features(question, feature, kernels, markdown, json)
+                raise InvalidInput(flag, None, _OF_A_GRID)
+        return _features(question, feature, kernels, form)
     if rows is None or cols is None:
         raise InvalidInput("--cols" if cols is None else "--rows", None, _NEEDED)
     if feature:
@@ -151,15 +132,13 @@ def can_i_use(
     if size > MOST_CELLS:
         raise InvalidInput("--cols", cols, f"makes {size} cells with --rows; at most {MOST_CELLS}")
     grid = _grid(question, down, along, None if kernel is None else kernels[0], asked)
-    if json:
-        print_json(stamped("grid", to_json(grid)), indent=None)
-    elif csv:
+    if csv:
         writer = csv_format.writer(sys.stdout, lineterminator="\n")
         writer.writerow([f"{down.field} \\ {along.field}", *along.labels])
         for label, row in zip(down.labels, grid.cells, strict=True):
             writer.writerow([label, *(cell.text for cell in row)])
     else:
-        print_document(_grid_document(grid), markdown)
+        form.print(lambda: _grid_document(grid), lambda: stamped("grid", to_json(grid)), indent=None)
     return FOUND if any(cell.found for row in grid.cells for cell in row) else NO_BACKEND
 
 
@@ -176,9 +155,7 @@ def _kernels(names: str | None) -> tuple[str, ...]:
 # ---- features ------------------------------------------------------------------------------------------
 
 
-def _features(
-    question: Question, words: Sequence[str], kernels: Sequence[str], markdown: bool, json: bool
-) -> int:
+def _features(question: Question, words: Sequence[str], kernels: Sequence[str], form: Form) -> int:
     """Features over kernels and all GPUs, or on the one that is stated."""
     gpu, stated = _stated(question)
     asked = find(words) if words else tuple(all_features().values())
@@ -187,30 +164,33 @@ def _features(
         describe_device(name)
     total = len(asked) * len(kernels) * len(gpus)
     found = watched("asking", cells(asked, kernels, gpus, stated), total)
-    if json:
-        print_json(as_dict(found), indent=None)
-    elif not words:
-        hint = ("One of them, on every GPU: ", Code("attnsel can-i-use softcap"))
-        print_document(Document((overview(found), Paragraph(hint))), markdown)
-    else:
+
+    def document() -> Document:
+        if not words:
+            hint = ("One of them, on every GPU: ", Code("attnsel can-i-use softcap"))
+            return Document((overview(found), Paragraph(hint)))
         section = on_every_gpu if gpu is None else on_one_gpu
-        sections = (section(each, [cell for cell in found if cell.feature is each]) for each in asked)
-        print_document(Document(tuple(sections)), markdown)
+        return Document(
+            tuple(section(each, [cell for cell in found if cell.feature is each]) for each in asked)
+        )
+
+    form.print(document, lambda: as_dict(found), indent=None)
     return FOUND if any(cell.state in ANSWERS for cell in found) else NO_BACKEND
 
 
 def _stated(question: Question) -> tuple[str | None, Stated]:
     """The GPU and the releases that flags state. Raises InvalidInput for every other flag of a question."""
-    others = [
-        flag.name for flag in (*SHORTHANDS, *FLAGS) if flag.field in question.flags - {"gpu", *_RELEASES}
+    stated = question.flags - set(MACHINE)
+    others = [flag.name for flag in (*SHORTHANDS, *FLAGS) if flag.field in stated]
+    lying = question.lying
+    files = (("--params", question.from_file), ("--env", question.environment))
+    others += [
+        flag
+        for flag, given in (*files, ("--stride", lying.strides), ("--misaligned", lying.alignments))
+        if given
     ]
-    others += ["--params"] if question.from_file else []
-    others += ["--env"] if question.environment is not None else []
-    others += (
-        ["--stride"] if question.lying.strides else ["--misaligned"] if question.lying.alignments else []
-    )
     if others:
-        raise InvalidInput(others[0], None, _ONE_CALL)
+        raise InvalidInput(others[0], None, _OF_A_GRID)
     gpu = question.machine.get("gpu")
     texts = sorted((name, text) for name, text in question.machine.items() if name != "gpu")
     return gpu, tuple((name, _release(name, text)) for name, text in texts)
@@ -346,13 +326,14 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
     width, size = len(along.values), len(down.values) * len(along.values)
     corners = {0, width - 1, size - width, size - 1}
     seen: list[Selection] = []
-    wrong: list[InvalidInput] = []
+    wrong: list[InvalidInput] = []  # the first
 
     def ask(place: int) -> GridCell:
         stated = ((down.field, down.values[place // width]), (along.field, along.values[place % width]))
         p = call(*(pair for pair in stated if pair[0] not in MACHINE))
         if isinstance(p, InvalidInput):
-            wrong.append(p)
+            if not wrong:
+                wrong.append(p)
             return GridCell("invalid", False, (), {"invalid": str(p)})
         env = machine(*(pair for pair in stated if pair[0] in MACHINE))
         selection = asked.select(p, env, question.policy)
@@ -367,7 +348,7 @@ def _grid(question: Question, down: Axis, along: Axis, kernel: str | None, asked
     finally:
         if was_on:
             gc.enable()
-    if len(wrong) == size:
+    if all("invalid" in cell.data for cell in cells):
         raise wrong[0]
     rows = [cells[place : place + width] for place in range(0, size, width)]
     return Grid(down, along, kernel, asked.dispatcher, rows, seen)
@@ -427,23 +408,22 @@ def _grid_document(grid: Grid) -> Document:
 
 def _grid_legend(cells: Sequence[GridCell]) -> tuple[Item, ...]:
     """What the codes and marks in the table mean; only those that are there."""
-    shown = {cell.text for cell in cells}
+    codes = sorted({code for cell in cells for code in cell.codes})
+    rules = (Item(label=Ref(code), text=REGISTRY.pages[code].title) for code in codes)
     invalid = next((cell.data["invalid"] for cell in cells if "invalid" in cell.data), None)
-    found = [
-        Item(label=Ref(code), text=REGISTRY.pages[code].title)
-        for code in sorted({code for cell in cells for code in cell.codes})
-    ]
-    for mark, meaning in _MARKS.items():
-        if any(mark in text.split(" ")[0] for text in shown):
-            found.append(Item(mark=mark, text=meaning))
-    if "none" in shown:
-        found.append(Item(label="none", text="no candidate can run; attnsel explain says why"))
-    if any(text.endswith("≠") for text in shown):
-        found.append(
-            Item(mark="≠", text="attnsel runs another kernel; attnsel explain --as says which and why")
-        )
-    if invalid is not None:
-        found.append(Item(label="invalid", text=f"contradicts itself, such as: {invalid}"))
-    if any(" +" in text for text in shown):
-        found.append(Item(mark="+n", text="so many further reasons; --json has them all"))
-    return tuple(found)
+    texts = {cell.text for cell in cells}
+    marks = "".join(text.split(" ")[0] for text in texts)
+    differs = "attnsel runs another kernel; attnsel explain --as says which and why"
+    notes = (
+        ("?" in marks, Item(mark="?", text="nobody has checked")),
+        ("+" in marks, Item(mark="+", text="after an exact change of the call, which its backend makes")),
+        ("°" in marks, Item(mark="°", text="unproven on that architecture")),
+        ("none" in texts, Item(label="none", text="no candidate can run; attnsel explain says why")),
+        (any(text.endswith("≠") for text in texts), Item(mark="≠", text=differs)),
+        (invalid is not None, Item(label="invalid", text=f"contradicts itself, such as: {invalid}")),
+        (
+            any(" +" in text for text in texts),
+            Item(mark="+n", text="so many further reasons; --json has them all"),
+        ),
+    )
+    return (*rules, *(item for there, item in notes if there))

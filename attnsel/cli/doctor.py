@@ -13,9 +13,9 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import to_json
 from attnsel.base.schemas import stamped
 from attnsel.cli.findings import Finding, PlainCall, find, find_cuda, settings_in_force, variables
-from attnsel.cli.flags import Json
 from attnsel.cli.flash import examine, find_flash, uses
-from attnsel.cli.output import CHECK_FAILED, FOUND, print_document, print_json
+from attnsel.cli.form import TEXT, Form
+from attnsel.cli.output import CHECK_FAILED, FOUND
 from attnsel.cli.probe import Probe, ProbedMachine, redact
 from attnsel.decision import select
 from attnsel.environment import Environment
@@ -33,7 +33,7 @@ _MARKS = {"error": "✖", "warning": "?", "note": "i"}
 _DTYPES: tuple[DType, ...] = ("bf16", "fp16", "fp32")
 
 
-def doctor(*, json: Json = False) -> int:
+def doctor(*, form: Form = TEXT) -> int:
     """What is installed here, what a plain causal call gets on each device, and what is wrong.
 
     Libraries are imported in child processes, so that one that crashes is given, not felt. No user name,
@@ -47,16 +47,17 @@ def doctor(*, json: Json = False) -> int:
 
     Exit code: 0 nothing is wrong, 4 a finding is an error.
     """
+    form.alone()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", VariableWarning)  # a finding says it
         machine = examine()
         calls = plain_calls(machine)
         more = [*find_flash(machine), *find_cuda(machine.cuda, machine.environments[0])]
         findings = find(machine, calls, more)
-    if json:
-        print_json(stamped("doctor", to_json(_as_dict(machine, calls, findings))))
-    else:
-        print_document(_document(machine, calls, findings))
+    form.print(
+        lambda: _document(machine, calls, findings),
+        lambda: stamped("doctor", to_json(_as_dict(machine, calls, findings))),
+    )
     return CHECK_FAILED if any(finding.level == "error" for finding in findings) else FOUND
 
 

@@ -86,7 +86,8 @@ def _libraries(machine: ProbedMachine) -> Iterator[Finding]:
             text = (
                 f"{name.replace('_', '-')} {probe.installed} is installed and does not load: {probe.trouble}"
             )
-            yield Finding("error", text, f"reinstall it: pip install --force-reinstall {_pip_name(name)}")
+            package = "nvidia-cudnn-frontend" if name == "cudnn_frontend" else name
+            yield Finding("error", text, f"reinstall it: pip install --force-reinstall {package}")
 
 
 _NO_LIBCUDNN = "cudnnGetVersion"  # the first symbol that cudnn-frontend looks for, when it is imported
@@ -112,10 +113,6 @@ def _plugins(machine: ProbedMachine) -> Iterator[Finding]:
             name = found.plugin.name
             text = f"the kernel of {name} ({found.distribution}) does not load: {probe.trouble}"
             yield Finding("error", text, f"ATTNSEL_DISABLE={name}, or reinstall it")
-
-
-def _pip_name(component: str) -> str:
-    return {"cudnn_frontend": "nvidia-cudnn-frontend"}.get(component, component)
 
 
 def _torch(machine: ProbedMachine) -> Iterator[Finding]:

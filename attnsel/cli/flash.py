@@ -17,7 +17,6 @@ from attnsel.cli import findings as cuda_libraries
 from attnsel.cli import probe
 from attnsel.cli.findings import Finding
 from attnsel.cli.probe import FlashFacts, Probe, ProbedMachine, redact
-from attnsel.environment import Environment
 from attnsel.environment.installed import (
     FLASH_ATTN,
     built_for,
@@ -70,30 +69,21 @@ def reinstall(component: str, machine: ProbedMachine) -> str:
     """The command that puts a package into order."""
     env, name = machine.environments[0], FLASH_ATTN[component]
     if component == "flash_attn_3":
-        return _one_line(
-            install_flash_attn_3(env).replace("install flash", "install --force-reinstall flash")
-        )
+        commands = install_flash_attn_3(env).replace("install flash", "install --force-reinstall flash")
+        return " && ".join(line.removeprefix("# ") for line in commands.splitlines()).replace(": && ", ": ")
     if component == "flash_attn_4":
         command = install_flash_attn_4(env)
         deps = "" if machine.flash.unmet else "--force-reinstall --no-deps "
         return command.replace("install ", f"install {deps}", 1)
-    found = flash_attn_wheel(_with_cuda(env, machine), new_abi=machine.probes["torch"].said.get("new_abi"))
+    torch = machine.probes["torch"].said
+    if env.cuda is None and torch.get("cuda_build") is not None:  # a machine whose torch does not load
+        env = env.replace(cuda=torch["cuda_build"])
+    found = flash_attn_wheel(env, new_abi=torch.get("new_abi"))
     if isinstance(found, Wheel):
         return f"pip install --force-reinstall --no-deps {found.url}"
     # pip keeps what it built once, for whichever torch was there then.
     build = f"pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation {name}"
     return f"{found}. {build} builds it, with nvcc and for hours; or pip uninstall {name}"
-
-
-def _one_line(commands: str) -> str:
-    lines = [line.removeprefix("# ") if line.startswith("# ") else line for line in commands.splitlines()]
-    return " && ".join(lines).replace(": && ", ": ")
-
-
-def _with_cuda(env: Environment, machine: ProbedMachine) -> Environment:
-    """With what torch was built for: a machine whose torch does not load was not asked."""
-    build = machine.probes["torch"].said.get("cuda_build")
-    return env if env.cuda is not None or build is None else env.replace(cuda=build)
 
 
 # ---- readings of an error -----------------------------------------------------------------------------
@@ -135,10 +125,6 @@ def _library(match: re.Match[str], component: str, machine: ProbedMachine) -> st
     return f"the libraries of CUDA {major} are not where the linker looks: import torch first"
 
 
-def _glibc(match: re.Match[str], component: str, machine: ProbedMachine) -> str:
-    return f"its wheel was made on a newer Linux than this: it needs glibc {match['version']}"
-
-
 def _no_module(match: re.Match[str], component: str, machine: ProbedMachine) -> str | None:
     name = match["name"]
     if name in ("flash_attn_2_cuda", "flash_attn_3._C", "flash_attn_3_cuda"):
@@ -155,16 +141,17 @@ def _missing_package(trouble: str) -> str | None:
     return None if not top or top.startswith("flash_attn") else _PACKAGES.get(top, top.replace("_", "-"))
 
 
-def _namespace(match: re.Match[str], component: str, machine: ProbedMachine) -> str:
-    return "the folder flash_attn is no package: a part of flash-attn, or flash-attn-4 without it, is there"
-
-
+_GLIBC = "its wheel was made on a newer Linux than this: it needs glibc {version}"
+_NAMESPACE = "the folder flash_attn is no package: a part of flash-attn, or flash-attn-4 without it, is there"
 _READINGS: tuple[tuple[str, Any], ...] = (
     (r"undefined symbol: (?P<name>\w+)", _symbol),
     (r"(?P<library>lib[\w+-]+)\.so(?:\.(?P<major>\d+))?[\d.]*: cannot open shared object", _library),
-    (r"version [`'‘]GLIBC_(?P<version>[\d.]+)['’] not found", _glibc),
+    (
+        r"version [`'‘]GLIBC_(?P<version>[\d.]+)['’] not found",
+        lambda match, *_: _GLIBC.format(**match.groupdict()),
+    ),
     (r"No module named '(?P<name>[\w.]+)'", _no_module),
-    (r"cannot import name '\w+' from 'flash_attn' \(unknown location\)", _namespace),
+    (r"cannot import name '\w+' from 'flash_attn' \(unknown location\)", lambda *_: _NAMESPACE),
 )
 
 
@@ -336,7 +323,8 @@ def _of_transformers(machine: ProbedMachine) -> Iterator[Use]:
     for number, available in asked.said["available"].items():
         name = f"flash_attention_{number}"
         component = _COMPONENTS[number]
-        package = _full_name(machine, component)
+        package = FLASH_ATTN[component]
+        package = f"{package} {machine.flash.packages.get(package, '')}".rstrip()
         if available is None:
             yield Use(library, name, None, "this release does not know it", "pip install -U transformers")
         elif available and machine.probes[component].loads is False:
@@ -467,11 +455,6 @@ def _te_range(limits: Mapping[str, str], arch: int | None) -> str:
 
 
 # ---- versions -----------------------------------------------------------------------------------------
-
-
-def _full_name(machine: ProbedMachine, component: str) -> str:
-    name = FLASH_ATTN[component]
-    return f"{name} {machine.flash.packages.get(name, '')}".rstrip()
 
 
 def _older(version: str, than: str) -> bool:

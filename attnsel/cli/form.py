@@ -35,15 +35,19 @@ class Form:
         """Raises InvalidInput where two forms are asked for at once. ``others``: those of one command."""
         one_form(**others, **asdict(self))
 
-    def written(self, document: Callable[[], Document], record: Callable[[], Any], width: int) -> str:
-        """An answer in this form. ``record``: what JSON is made of, in its types."""
+    def written(
+        self, document: Callable[[], Document], record: Callable[[], Any], width: int, indent: int | None = 2
+    ) -> str:
+        """An answer in this form. ``record``: what JSON is made of; ``indent``: None for JSON in one line."""
         if self.json:  # in ASCII: nothing in it can move a terminal's cursor
-            return json.dumps(record(), indent=2)
+            return json.dumps(record(), indent=indent)
         return to_markdown(document()) if self.markdown else to_text(document(), width)
 
-    def print(self, document: Callable[[], Document], record: Callable[[], Any]) -> None:
+    def print(
+        self, document: Callable[[], Document], record: Callable[[], Any], indent: int | None = 2
+    ) -> None:
         """The answer on standard output, with colours only for a person."""
-        text = self.written(document, record, text_width())
+        text = self.written(document, record, text_width(), indent)
         if self.json:
             print(text)
         else:

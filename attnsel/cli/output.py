@@ -15,9 +15,7 @@ from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
 from attnsel.errors import printable, short
-from attnsel.report.document import Document
-from attnsel.report.markdown import to_markdown
-from attnsel.report.text import fold, to_text
+from attnsel.report.text import fold
 
 T = TypeVar("T")
 
@@ -134,14 +132,6 @@ def print_text(text: str) -> None:
     console = Console(theme=Theme(_STYLES), highlight=False)
     # The text is wrapped already, and a bracket in it is a bracket.
     console.print(Marks()(text), soft_wrap=True)
-
-
-def print_document(document: Document, markdown: bool = False) -> None:
-    """Print an answer: as text of the terminal's width, or as Markdown."""
-    if markdown:
-        print_text(to_markdown(document))
-    else:
-        print_text(to_text(document, text_width()))
 
 
 def complain(message: str) -> None:

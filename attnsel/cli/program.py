@@ -6,7 +6,6 @@ import builtins
 import importlib.machinery
 import importlib.util
 import io
-import json as json_format
 import os
 import pkgutil
 import signal
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, THE_MACHINE, Json, Markdown, one_form
+from attnsel.cli.flags import OUTPUT, THE_MACHINE
+from attnsel.cli.form import TEXT, Form
 from attnsel.cli.output import BAD_INPUT, FOUND, INTERRUPTED, complain
 from attnsel.diagnose.watching.judge import write
 from attnsel.environment import describe_device
@@ -82,18 +82,13 @@ def _check(program: str, module: bool) -> None:
 
 def enter(program: str, module: bool, arguments: tuple[str, ...]) -> None:
     """sys.argv and sys.path as python itself would set them. Raises InvalidInput where nothing is to run."""
-    _set_paths(program, module, arguments)
-    _check(program, module)
-
-
-def _set_paths(program: str, module: bool, arguments: tuple[str, ...]) -> None:
     sys.argv[:] = [program, *arguments]
-    if getattr(sys.flags, "safe_path", False):
-        return  # python -P: no folder of the program's
-    if module:
-        sys.path[0] = os.getcwd()
-    elif os.path.isfile(program):
-        sys.path[0] = str(Path(program).resolve().parent)
+    if not getattr(sys.flags, "safe_path", False):  # python -P: no folder of the program's
+        if module:
+            sys.path[0] = os.getcwd()
+        elif os.path.isfile(program):
+            sys.path[0] = str(Path(program).resolve().parent)
+    _check(program, module)
 
 
 def execute(program: str, module: bool, hidden: str | None = None) -> int:
@@ -147,7 +142,7 @@ def _loaded(program: str, module: bool) -> tuple[CodeType, dict[str, Any]]:
             }
         sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = [file]  # a folder, or a ZIP file
         spec = importlib.machinery.PathFinder.find_spec("__main__", [file])
-    code = getattr(spec.loader, "get_code", _no_code)(spec.name) if spec is not None else None
+    code = getattr(spec.loader, "get_code", lambda name: None)(spec.name) if spec is not None else None
     if spec is None or code is None:
         raise ImportError(f"no code object available for {program}")
     if module and spec.origin is not None:
@@ -159,10 +154,6 @@ def _loaded(program: str, module: bool) -> tuple[CodeType, dict[str, Any]]:
         "__spec__": spec,
         "__loader__": spec.loader,
     }
-
-
-def _no_code(name: str) -> None:
-    """Of a loader that has none."""
 
 
 def _script(file: str) -> CodeType:
@@ -305,8 +296,7 @@ def watch(
         bool,
         Parameter(group=OUTPUT, negative="", show_default=False, help="a table that grows while it runs"),
     ] = False,
-    markdown: Markdown = False,
-    json: Json = False,
+    form: Form = TEXT,
 ) -> int:
     """Run a program unchanged, and tell what attention it ran, where, how often, and what would be better.
 
@@ -324,7 +314,7 @@ def watch(
 
     Exit code: the program's own; 1 after an exception; 2 where there is nothing to run.
     """
-    one_form(markdown=markdown, json=json)
+    form.alone()
     if gpu is not None:
         describe_device(gpu)
     _check_places(out, output)
@@ -338,7 +328,6 @@ def watch(
         return BAD_INPUT
     folder = os.getcwd() if module else str(Path(program).resolve().parent)
     session = Watch(time=time, memory=memory, program=folder)
-    form = "json" if json else "markdown" if markdown else "text"
     with _told_at_the_end(Teller(session, form, gpu, out, output)) as teller, _shown(session, live), session:
         teller.exit_code = execute(
             program, module, hidden=str(Path(__file__).parents[1] / "diagnose" / "watching")
@@ -350,7 +339,7 @@ class Teller:
     """Tells once what was seen, when the program has ended."""
 
     def __init__(
-        self, session: Watch, form: str, gpu: str | None, out: str | None, output: str | None
+        self, session: Watch, form: Form, gpu: str | None, out: str | None, output: str | None
     ) -> None:
         self.session, self.form, self.gpu, self.out, self.output = session, form, gpu, out, output
         self.exit_code = 0
@@ -375,10 +364,7 @@ class Teller:
                 complain(f"--out {self.out}: {error.strerror or error}")
         if watched.process.rank and self.output is None:
             return
-        if self.form == "json":
-            text = json_format.dumps(watched.as_dict(), indent=2)
-        else:
-            text = watched.markdown() if self.form == "markdown" else watched.report()
+        text = self.form.written(watched.document, watched.as_dict, width=80)
         if self.output is None:
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -241,7 +241,8 @@ def _title(feature: Feature) -> str:
 
 def _gpu_words(cell: Cell) -> str:
     device = cell.environment().device
-    return device.name if device.name in (f"sm{device.arch}", "CPU") else f"{device.name} (sm{device.arch})"
+    named = device.arch is None or device.name == f"sm{device.arch}"
+    return device.name if named else f"{device.name} (sm{device.arch})"
 
 
 def _legend(cells: Iterable[Cell]) -> tuple[Item, ...]:

@@ -18,6 +18,7 @@ import torch
 
 from attnsel import Environment
 from attnsel.cli import probe
+from attnsel.cli.form import Form
 from attnsel.cli.program import Teller, _told_at_the_end
 from attnsel.diagnose.ranks import lines
 from attnsel.diagnose.watching import by_hand, sdpa
@@ -146,7 +147,10 @@ def told(form: str = "text", calls: int = 1, site: dict[str, Any] | None = None,
     error = io.StringIO()
     with tempfile.TemporaryDirectory() as name, _inside(name), contextlib.redirect_stderr(error):
         Path("file").write_text("")
-        teller = Teller(SimpleNamespace(watched=watched), form, given["gpu"], given["out"], given["output"])
+        written = Form(markdown=form == "markdown", json=form == "json")
+        seen = SimpleNamespace(watched=watched)
+        teller = Teller(seen, written, given["gpu"], given["out"], given["output"])
+        )
         teller.exit_code = 3
         teller.tell()
         teller.tell()

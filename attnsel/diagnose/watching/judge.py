@@ -21,7 +21,6 @@ from attnsel.environment import Environment
 from attnsel.params import AttentionParams, Tensors, TensorSpec
 from attnsel.report.answer import better_way
 from attnsel.report.document import Block, Code, Document, Facts, Item, Items, Paragraph, Section
-from attnsel.report.markdown import to_markdown
 from attnsel.report.text import to_text
 from attnsel.report.words import environment_words, params_words, tensor_words
 from attnsel.selection.unlock.search import Unlock
@@ -279,7 +278,7 @@ class Watched(NamedTuple):
         """The JSON form."""
         return stamped("watch", to_json(self))
 
-    def _document(self) -> Document:
+    def document(self) -> Document:
         """What was seen, place by place."""
         where: list[tuple[str, ...]] = [(headline(self), *environment_words(self.process.environment))]
         if self.asked is not None:
@@ -300,11 +299,7 @@ class Watched(NamedTuple):
 
     def report(self, width: int = 80) -> str:
         """As text."""
-        return to_text(self._document(), width)
-
-    def markdown(self) -> str:
-        """As Markdown, for an issue."""
-        return to_markdown(self._document())
+        return to_text(self.document(), width)
 
 
 NOTHING = (

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, Literal, NamedTuple, cast
 
 from attnsel.backends.registry import CANDIDATES
@@ -109,32 +109,21 @@ def _value(text: str) -> Any:
 def find(words: Iterable[str]) -> tuple[Feature, ...]:
     """The features that these words name, each once: a name, another word for it, or the beginning of several
     names (``fp8``, ``head-dim``, ``paged``). Raises InvalidInput, which names near ones."""
-    found: dict[str, Feature] = {}
+    every, found = all_features(), dict[str, Feature]()
     for word in words:
-        named = _named(word)
+        text = word.strip().casefold().replace("_", "-").replace(" ", "-")
+        named = (
+            [each for name, each in every.items() if name == text]
+            or [each for each in every.values() if text in each.words]
+            or [each for name, each in every.items() if name.startswith(f"{text}-")]
+        )
         if not named:
-            raise InvalidInput(
-                "feature", word, f"there is none such: {_near(word)}attnsel can-i-use lists them"
-            )
-        found |= {feature.name: feature for feature in named}
+            called = {name: each.name for each in every.values() for name in each.words}
+            near = dict.fromkeys(called[name] for name in difflib.get_close_matches(text, called))
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            raise InvalidInput("feature", word, f"there is none such: {meant}attnsel can-i-use lists them")
+        found |= {each.name: each for each in named}
     return tuple(found.values())
-
-
-def _named(word: str) -> list[Feature]:
-    text = word.strip().casefold().replace("_", "-").replace(" ", "-")
-    if text in all_features():
-        return [all_features()[text]]
-    called = [feature for feature in all_features().values() if text in feature.words]
-    if called:
-        return called
-    return [feature for feature in all_features().values() if feature.name.startswith(f"{text}-")]
-
-
-def _near(word: str) -> str:
-    called = {name: feature.name for feature in all_features().values() for name in feature.words}
-    close = difflib.get_close_matches(word.casefold().replace("_", "-"), called, n=3, cutoff=0.6)
-    names = dict.fromkeys(called[name] for name in close)
-    return f"did you mean {' or '.join(names)}? " if names else ""
 
 
 def ask(feature: Feature, mode: Mode, kernel: str, env: Environment) -> Candidate:
@@ -245,13 +234,7 @@ ANSWERS: tuple[State, ...] = ("yes", "adapts", "forward", "backward")
 """States in which a kernel runs it, at least in one direction."""
 
 
-def outcome_of(candidate: Candidate) -> Outcome:
-    """A verdict in one word: ``adapts`` where the call is changed exactly before the kernel runs it."""
-    if candidate.verdict == "refused":
-        return "no"
-    if candidate.verdict == "unknown":
-        return "unknown"
-    return "adapts" if candidate.adaptations else "yes"
+_OUTCOMES: dict[str, Outcome] = {"refused": "no", "unknown": "unknown"}  # by verdict
 
 
 class Span(NamedTuple):
@@ -263,7 +246,9 @@ class Span(NamedTuple):
 
     @property
     def outcome(self) -> Outcome:
-        return outcome_of(self.candidate)
+        """In one word: ``adapts`` where the call is changed exactly before the kernel runs it."""
+        changed: Outcome = "adapts" if self.candidate.adaptations else "yes"
+        return _OUTCOMES.get(self.candidate.verdict, changed)
 
     def __contains__(self, version: object) -> bool:
         return isinstance(version, Version) and self.first <= version <= self.last
@@ -314,7 +299,15 @@ class Cell:
 
     def state_at(self, version: Version) -> State:
         """The state with one release, which is ``never`` where that release does not run it."""
-        return _joined({mode: self.span(mode, version).outcome for mode in self.spans})
+        outcomes = {mode: self.span(mode, version).outcome for mode in self.spans}
+        said = set(outcomes.values())
+        if "unknown" in said:
+            return "unknown"
+        if said == {"no"}:
+            return "never"
+        if "no" in said:
+            return "backward" if outcomes["inference"] == "no" else "forward"
+        return "adapts" if "adapts" in said else "yes"
 
     def span(self, mode: Mode, version: Version | None = None) -> Span:
         """What the engine says with a release, the one at hand if None."""
@@ -362,18 +355,6 @@ class Cell:
         return environment(self.kernel, self.gpu, self.at if version is None else version, self.stated)
 
 
-def _joined(outcomes: dict[Mode, Outcome]) -> State:
-    """The state of a cell from what is said of its modes."""
-    said = set(outcomes.values())
-    if "unknown" in said:
-        return "unknown"
-    if said == {"no"}:
-        return "never"
-    if "no" in said:
-        return "backward" if outcomes["inference"] == "no" else "forward"
-    return "adapts" if "adapts" in said else "yes"
-
-
 def releases_asked(kernel: str, at: Version) -> tuple[Version, ...]:
     """The known releases of what decides about a kernel, and the one at hand."""
     known = releases(kernel)
@@ -388,44 +369,31 @@ def cells(
     ``stated``: releases that a user has. The component that decides about a kernel is asked with all of its
     releases, and the stated one is at hand; the others are as stated.
     """
-    asked = tuple(features)
-    for kernel in kernels:
-        for gpu in gpus:
-            yield from _column(asked, kernel, gpu, stated)
+    asked = [(feature, mode) for feature in features for mode in feature.modes]
+    for kernel, gpu in product(kernels, tuple(gpus)):
+        component = component_of(kernel)
+        at = dict(stated).get(component) or releases(kernel)[-1]
+        others = tuple((name, version) for name, version in stated if name != component)
+        known = releases_asked(kernel, at)
+        spans: dict[Feature, dict[Mode, list[Span]]] = {feature: {} for feature, _ in asked}
+        plain: dict[Mode, set[Version]] = {"training": set(), "inference": set()}
+        for version in known:  # one machine after the other: what the engine keeps of each is used at once
+            env = environment(kernel, gpu, version, others)
+            for mode, those in plain.items():
+                those |= {version} if runs_plain(kernel, env, mode) else set()
+            for feature, mode in asked:
+                candidate, found = ask(feature, mode, kernel, env), spans[feature].setdefault(mode, [])
+                if found and _said(found[-1].candidate) == _said(candidate):
+                    found[-1] = found[-1]._replace(last=version, candidate=candidate)
+                else:
+                    found.append(Span(version, version, candidate))
+        for feature, by_mode in spans.items():
+            both = set.intersection(*(plain[mode] for mode in feature.modes)) or plain["inference"]
+            halves = {mode: tuple(found) for mode, found in by_mode.items()}
+            yield Cell(feature, kernel, gpu, at, others, halves, tuple(sorted(both)))
 
 
-def _column(features: tuple[Feature, ...], kernel: str, gpu: str, stated: Stated) -> Iterator[Cell]:
-    component = component_of(kernel)
-    known = releases(kernel)
-    at = dict(stated).get(component) or known[-1]
-    others = tuple((name, version) for name, version in stated if name != component)
-    known = releases_asked(kernel, at)
-    spans: dict[tuple[int, Mode], list[Span]] = {
-        (place, mode): [] for place, feature in enumerate(features) for mode in feature.modes
-    }
-    plain: dict[Mode, list[Version]] = {"training": [], "inference": []}
-    for version in known:  # one machine after the other: what the engine keeps of each is used at once
-        env = environment(kernel, gpu, version, others)
-        for mode, those in plain.items():
-            if runs_plain(kernel, env, mode):
-                those.append(version)
-        for (place, mode), found in spans.items():
-            feature = features[place]
-            candidate = ask(feature, mode, kernel, env)
-            if found and _alike(found[-1].candidate, candidate):
-                found[-1] = found[-1]._replace(last=version, candidate=candidate)
-            else:
-                found.append(Span(version, version, candidate))
-    for place, feature in enumerate(features):
-        halves = {mode: tuple(spans[place, mode]) for mode in feature.modes}
-        both = [version for version in known if all(version in plain[mode] for mode in feature.modes)]
-        yield Cell(feature, kernel, gpu, at, others, halves, tuple(both or plain["inference"]))
-
-
-def _alike(one: Candidate, other: Candidate) -> bool:
-    """The same answer for the same reasons."""
-    return (
-        one.verdict == other.verdict
-        and [reason.code for reason in one.reasons] == [reason.code for reason in other.reasons]
-        and [made.text for made in one.adaptations] == [made.text for made in other.adaptations]
-    )
+def _said(candidate: Candidate) -> tuple[object, ...]:
+    """The answer and its reasons."""
+    codes = tuple(reason.code for reason in candidate.reasons)
+    return (candidate.verdict, codes, tuple(made.text for made in candidate.adaptations))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -16,6 +17,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.cli.can_i_use import can_i_use
 from attnsel.cli.explain import explain
 from attnsel.cli.flags import FLAGS, SHORTHANDS
+from attnsel.cli.form import Form
 from attnsel.dispatchers import DISPATCHERS
 from attnsel.environment.gpus import catalogue
 from attnsel.environment.releases import torch_builds
@@ -68,13 +70,21 @@ def fields(left_out: Iterable[str]) -> list[Field]:
     found: dict[str, Field] = {}
     choices = {flag.parameter.name: flag.choices for flag in (*SHORTHANDS, *FLAGS)}
     for command in (explain, can_i_use):
-        for parameter in inspect.signature(command).parameters.values():
-            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-                continue
+        for parameter in _flags(command):
             field = _field(parameter, choices.get(parameter.name, ()))
             if field.name not in left_out:
                 found.setdefault(field.name, field)
     return list(found.values())
+
+
+def _flags(command: Callable[..., int]) -> Iterator[inspect.Parameter]:
+    """What a command's flags are made of, those of its form among them."""
+    forms = typing.get_type_hints(Form, include_extras=True).items()
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.annotation in (Form, "Form"):
+            yield from (parameter.replace(name=name, annotation=kind) for name, kind in forms)
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            yield parameter
 
 
 def _field(parameter: inspect.Parameter, choices: tuple[str, ...]) -> Field:

@@ -89,7 +89,7 @@ LINES: list[tuple[str | list[str], str]] = [
     ("can-i-use softcap --kernel fa3", "did you mean flash_attn.3?"),
     ("can-i-use softcap --gpu H1000", "H100"),
     ("can-i-use softcap --cudnn none", "--cudnn none: not a version"),
-    ("can-i-use softcap --page-size 64", "--page-size: is about one call"),
+    ("can-i-use softcap --page-size 64", "--page-size: says nothing of features"),
     ("run -m ../../x", "program = ../../x: must be the name of a module"),
     ("run -m nowhere.at.all", "nowhere.at.all: there is no such module"),
     (["run", "a\0b"], "program = a\\x00b: there is no such file"),

@@ -86,7 +86,7 @@ def watched() -> Iterator[str]:
         (Process(attnsel="1.2.3", program="p", rank=1, environment=here), None, tuple(sites[:6])),
     ):  # fmt: skip
         told = Watched(process, seen, asked)
-        yield from (told.report(), told.report(60), told.markdown())
+        yield from (told.report(), told.report(60), to_markdown(told.document()))
 
 
 # ---- many ranks --------------------------------------------------------------------------------------
