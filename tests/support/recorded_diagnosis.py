@@ -148,9 +148,8 @@ def told(form: str = "text", calls: int = 1, site: dict[str, Any] | None = None,
     with tempfile.TemporaryDirectory() as name, _inside(name), contextlib.redirect_stderr(error):
         Path("file").write_text("")
         written = Form(markdown=form == "markdown", json=form == "json")
-        seen = SimpleNamespace(watched=watched)
-        teller = Teller(seen, written, given["gpu"], given["out"], given["output"])
-        )
+        session = SimpleNamespace(watched=watched)
+        teller = Teller(session, written, given["gpu"], given["out"], given["output"])
         teller.exit_code = 3
         teller.tell()
         teller.tell()
