@@ -152,6 +152,9 @@ def samples() -> dict[str, list[Any]]:
 
     for gone in (Removed("BUG901", "0.1.0", "Why.", "BUG006"), Removed("BUG902", "0.1.0", "Why.", "")):
         found["removed-rule"].append(stamped("removed-rule", removed_as_dict(gone)))
+    features = found["can-i-use"][0]
+    older = {**features["cells"][0], "state": "version", "unlocked_at": "9.7.1"}  # what no cell is today
+    found["can-i-use"].append({**features, "cells": [older]})
     found["doctor"] = _doctor()
     found["report"] = _reports()
     found["replay"] = _replays()
