@@ -177,7 +177,6 @@ def test_warnings_of_ptxas(line: str, warnings: tuple[str, ...]) -> None:
         ({"spills": 3}, "3 spills"),
         ({"shared_memory": 233000}, "233000 bytes of shared memory, 232448 allowed"),
         ({"matrix_instructions": ()}, "no matrix instruction"),
-        ({"kernel": "forward_descriptor"}, "warps are not specialised"),
         ({"warnings": ("(C7515) why",)}, "ptxas: (C7515) why"),
     ],
 )
