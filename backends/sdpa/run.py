@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from attnsel.backends import checks as alignment
-from attnsel.backends.checks import Five, added, check_gradients
+from attnsel.backends.checks import Five, added, check_gradients, with_lse_gradient
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.sdpa.guards import check_call
 from attnsel.backends.sdpa.masks import fold, without_padding
 from attnsel.backends.sdpa.ops import (
     FLASH_CPU,
     FLASH_CUDA,
+    HEAD_DIM_MULTIPLE,
     MATH,
     Forward,
     above_zero,
@@ -29,7 +30,6 @@ from attnsel.backends.sdpa.ops import (
     run_backward,
     run_forward,
     shielded_math_op,
-    with_lse_gradient,
 )
 from attnsel.backends.sdpa.plan import MaskPlan, Traits, plan_mask
 
@@ -101,7 +101,13 @@ def backward(
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         five = Five(*inputs[:3], out, dout)
         parts: list[tuple[Any, ...]] = []
-        for q, k, v, out, dout in [five] if dlse is None else with_lse_gradient(traits, five, dlse):
+        for q, k, v, out, dout in with_lse_gradient(
+            five,
+            dlse,
+            multiple=1 if traits is FLASH_CPU else HEAD_DIM_MULTIPLE,
+            room=traits.head_dim_room,
+            equal_head_dims=traits.equal_head_dims,
+        ):
             out, dout = alike(traits, readable(traits, out), readable(traits, dout))
             part = run_backward(
                 traits,

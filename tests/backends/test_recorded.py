@@ -217,7 +217,7 @@ def test_rows_of_flash_attention(record: Record) -> None:
                     )
                     yield f"one for both: {found.q is found.kv}"
                 form = rows.Form(spec, inputs)
-                yield f"given {shown(form.qkv())} lengths {shown(form.lengths())} pages {[*form.pages()]}"
+                yield f"given {shown(form.qkv())} lengths {shown(form.lengths())}"
                 out = form.rows(inputs.q)
                 h, t = out.shape[-2], out.shape[0]
                 lse = torch.zeros(h, t) if found else torch.zeros(*out.shape[:2], h).transpose(1, 2)
