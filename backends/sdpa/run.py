@@ -6,6 +6,8 @@ For callers that merge partial results (context parallelism) or differentiate th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from attnsel.backends.sdpa.ops import (
     FLASH_CUDA,
     HEAD_DIM_MULTIPLE,
     MATH,
+    NAMES,
     Forward,
     above_zero,
     forward_op,
@@ -286,3 +289,23 @@ def _mask_call(
         return out if dead_rows is None else out.masked_fill(dead_rows, 0.0)
 
     return call
+
+
+# ---- The four as kernels of the contract ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaKernel:
+    """``bind`` gives a differentiable call of the op itself; it does not give the log-sum-exp."""
+
+    name: str
+    forward: Callable[[Spec, Inputs], Result]
+    backward: Callable[..., Grads]  # (spec, inputs, result, dout, dlse=None)
+    bind: Callable[[Spec, Inputs], Callable[..., Tensor]]
+
+
+KERNELS = {
+    name: SdpaKernel(name, partial(forward, name), partial(backward, name), partial(bind, name))
+    for name in NAMES
+}
+FLASH_KERNEL, EFFICIENT_KERNEL, CUDNN_KERNEL, MATH_KERNEL = KERNELS.values()

@@ -17,17 +17,20 @@ from attnsel.backends.tiled.tiles import empty_like_rows, four_dims
 from attnsel.backends.triton import launch as _launch
 from attnsel.backends.triton.blocks import Tiles
 from attnsel.backends.triton.launch import (
+    ROWS_BLOCK,
+    Buffers,
     Launch,
     LaunchCall,
+    backward_launches,
     choose_splits,
     decode_launches,
+    head_shares,
     make_call,
     make_parts,
     same_tensor,
     tile_count,
     triton_is_among,
 )
-from attnsel.backends.triton.launch_backward import ROWS_BLOCK, Buffers, backward_launches, head_shares
 
 # ---- Launches remembered by the signature of a call: the second of its kind only swaps tensors ---------
 # Between a call and its launch lie some hundred arguments, and Triton looks at each of them at every launch

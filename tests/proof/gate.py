@@ -19,8 +19,16 @@ import pool
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import launch as _launch
 from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, Block
-from attnsel.backends.triton.launch import Launch, decode_launches, make_call, make_parts, tile_count
-from attnsel.backends.triton.launch_backward import ROWS_BLOCK, Buffers, backward_launches
+from attnsel.backends.triton.launch import (
+    ROWS_BLOCK,
+    Buffers,
+    Launch,
+    backward_launches,
+    decode_launches,
+    make_call,
+    make_parts,
+    tile_count,
+)
 from attnsel.environment.gpus import ARCHITECTURES
 from sass import LoopMix
 

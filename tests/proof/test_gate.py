@@ -24,14 +24,15 @@ from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import compiler as turing
 from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, Block, Tiles, choose
 from attnsel.backends.triton.launch import (
+    Buffers,
     Launch,
+    backward_launches,
     check,
     decode_launches,
     forward_launch,
     make_call,
     make_parts,
 )
-from attnsel.backends.triton.launch_backward import Buffers, backward_launches
 from attnsel.backends.triton.tile import EDGES
 from attnsel.environment.gpus import ARCHITECTURES
 from gate import (
