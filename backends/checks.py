@@ -212,9 +212,10 @@ class Five(NamedTuple):
 
 
 def with_lse_gradient(
-    five: Five, dlse: Tensor, *, multiple: int, room: int | None, equal_head_dims: bool
+    five: Five, dlse: Tensor | None, *, multiple: int, room: int | None, equal_head_dims: bool
 ) -> list[Five]:
     """Inputs whose plain backwards, one or two, add up to that of (dout, dlse); dv is the first one's alone.
+    Without ``dlse`` those that are given.
 
     The kernels compute dS = P * (dout.v - dout.out). Extra columns, 0 in v, -dlse in out and 1 in dout, leave
     dout.v alone and add +dlse; 16-bit types carry dlse in three columns, whose sum has 24 bits or more. Where
@@ -223,6 +224,8 @@ def with_lse_gradient(
     ``multiple``: of a head_dim. ``room``: a head_dim that every release and GPU has a kernel for; None: any.
     ``equal_head_dims``: q and k are widened with v.
     """
+    if dlse is None:
+        return [five]
     q, k, v, out, dout = five
     columns, rest = [], -dlse.to(torch.promote_types(out.dtype, torch.float32))
     for _ in range(3 if out.element_size() == 2 else 1):

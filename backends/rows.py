@@ -366,11 +366,6 @@ class Form:
         q, kv = self.sequences[:2]
         return q.cu_seqlens, kv.cu_seqlens, q.longest, kv.longest
 
-    def pages(self) -> dict[str, Tensor | None]:
-        if self.sequences is None or self.sequences.block_table is None:
-            return {}
-        return {"seqused_k": self.sequences.seqused_kv, "block_table": self.sequences.block_table}
-
     def out(self, rows: Tensor) -> Tensor:
         """An output, or a gradient of q, with zeros where no sequence is."""
         return self._back(rows, self.sequences and self.sequences.q)

@@ -26,7 +26,7 @@ from attnsel.backends.cudnn import plans as session
 from attnsel.backends.cudnn import run as tensors
 from attnsel.backends.cudnn.plans import PLANS
 from attnsel.backends.cudnn.run import backward, forward, prepare
-from attnsel.backends.sdpa import kernels as sdpa
+from attnsel.backends.sdpa import run as sdpa
 
 HIT_BUDGET_US = 10.0  # look-up of a problem and its plan; carrying it out is not in it
 

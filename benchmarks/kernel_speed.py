@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import os
 import statistics
 import subprocess
@@ -20,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,17 +44,12 @@ NO_CUDA = (
 )
 
 
-# Kernels that a backend's forward takes only when asked by ``variant``.
-VARIANTS = {"triton": ("descriptor",)}
-
-
 class Column(NamedTuple):
-    """A kernel as the table shows it. A variant of one is a column more: its own name and functions."""
+    """A kernel as the table shows it."""
 
     name: str
     candidate: str  # whose rules decide
     kernel: Kernel
-    kinds: tuple[str, ...] = KINDS  # where it differs from the others of its candidate
 
 
 @dataclass(frozen=True)
@@ -114,11 +107,6 @@ def columns(names: Sequence[str] = ()) -> list[Column]:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         found.append(Column(name, name, kernel))
-        chosen: Any = kernel.forward  # of some kernels it takes a variant
-        if "variant" in inspect.signature(chosen).parameters:
-            for variant in VARIANTS.get(name, ()):
-                other = kernel._replace(forward=partial(chosen, variant=variant))
-                found.append(Column(f"{name} {variant}", name, other, ("forward",)))
     return found
 
 
@@ -129,7 +117,6 @@ def measure(
     case: Case, wanted: Sequence[Column], device: torch.device, clock: Clock, count: int
 ) -> list[Row]:
     """A row per column: asked of the rules, checked, then timed in turn with the others."""
-    wanted = [column for column in wanted if case.kind in column.kinds]
     rows: dict[str, Row] = {}
     works: dict[str, Any] = {}
 
@@ -268,7 +255,7 @@ def compile_cases(planned: Iterable[Case], wanted: Sequence[Column], device: tor
     """Call our own kernels once in each case. A failure here is reported when the case is measured."""
     own = [column for column in wanted if CANDIDATES[column.candidate].own_kernel]
     for case in planned:
-        for column in (column for column in own if case.kind in column.kinds):
+        for column in own:
             with contextlib.suppress(Exception):
                 _work(Call.of(case, device), column.kernel)()
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnsel.backends.checks import capturing
 from attnsel.backends.cudnn.build import backend_only, check, declare, workspace_bounded
 from attnsel.backends.cudnn.candidate import refusal
 from attnsel.backends.cudnn.graph import Graph
@@ -299,8 +300,4 @@ PLANS = PlanCache(limit=512)
 def plan_of(graph: Graph, digest: str, session: Session) -> ExecutionPlan:
     """The plan that runs ``graph`` (whose ``key()`` is ``digest``) here. Raises Refused."""
     key = (digest, session.device, session.versions)
-    return PLANS.get(key, lambda: build(graph, session), pin=_capturing(session.device))
-
-
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return PLANS.get(key, lambda: build(graph, session), pin=capturing(session.device))

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import is_default
+from attnsel.backends.checks import ALIGNMENT, is_default
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.cudnn import graph as graphs
 from attnsel.backends.cudnn import plans as _session
-from attnsel.backends.cudnn.graph import Graph, GraphCall, Pages
+from attnsel.backends.cudnn.graph import Four, Graph, GraphCall, Pages, Strided, dense
 from attnsel.backends.cudnn.plans import plan_of
 from attnsel.backends.rows import check_pages
-from attnsel.backends.strides import Four, Strided, dense
 from attnsel.backends.tiled.tiles import four_dims
 
 # --------------------------------------------------------------------------------------------------------
@@ -40,7 +39,6 @@ _NAMES = {
     torch.float64: "fp64",
 }
 _INT32 = 2**31 - 1
-_ALIGNMENT = 16  # bytes; cuDNN loads 16 at a time
 
 
 class Problem(NamedTuple):
@@ -87,8 +85,8 @@ def check(spec: Spec, inputs: Inputs) -> None:
             continue
         if tensor.numel() == 0:
             raise ValueError(f"{name}: cuDNN takes no empty tensor, its shape is {tuple(tensor.shape)}")
-        if tensor.data_ptr() % _ALIGNMENT:
-            raise ValueError(f"{name}: its first element must lie on a multiple of {_ALIGNMENT} bytes")
+        if tensor.data_ptr() % ALIGNMENT:
+            raise ValueError(f"{name}: its first element must lie on a multiple of {ALIGNMENT} bytes")
 
 
 def bucket(length: int) -> int:

@@ -2,8 +2,7 @@
 
 ========================  ======================================================================
 ``candidate``             what they are
-``packages``              their functions, found when first needed, called by the names of arguments
-``kernel``                the contract, the same for all three
+``kernel``                the contract, the same for all three, and how their functions are found and called
 ``two``, ``three``,       how each of them is called
 ``four``
 ========================  ======================================================================

@@ -18,40 +18,31 @@ Sources: flash_attn/cute/interface.py, mask.py and softmax.py in the wheels 4.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attnsel.backends.checks import Five, added, with_lse_gradient
+from attnsel.backends.checks import Five, added
 from attnsel.backends.contract import Inputs, Spec
 
-from . import packages
-from .kernel import FlashCall, Forward, Kernel, check_heads
-from .packages import function
+from .kernel import FlashCall, Forward, Kernel, Package
 
 NAME = "flash_attn.4"
-HEAD_DIM_MULTIPLE = 8
 WIDE = 256  # whose backward on datacentre Blackwell takes no gradient of lse
-OFF = {"page_table": None, "learnable_sink": None}
 
 
-def interface() -> ModuleType:
-    """The package's functions. Raises Missing."""
-    return packages.module(NAME, "flash_attn.cute.interface")
-
-
-class Four:
+class Four(Package):
     name = NAME
+    places = ("flash_attn.cute.interface",)
+    off: ClassVar[Mapping[str, Any]] = {"page_table": None, "learnable_sink": None}
     without = ("attn_mask", "bias", "alibi_slopes", "dropout_seed", "dropout_offset")
-    lse_by_sequence = False
+    room = WIDE
 
     def check(self, spec: Spec, inputs: Inputs, window: tuple[int, int]) -> None:
-        module = interface()
-        check_heads(NAME, spec, inputs, HEAD_DIM_MULTIPLE)
+        super().check(spec, inputs, window)
         sinks = spec.softmax_type != "vanilla"
-        if sinks and "learnable_sink" not in function(module, "_flash_attn_bwd").names:
+        if sinks and "learnable_sink" not in self.function("_flash_attn_bwd").names:
             raise ValueError(
                 f"{NAME}: softmax_type {spec.softmax_type!r}: this release rounds sinks to bf16, has no "
                 "gradient for them and gives NaN where a row sees no key; 4.0.0b36 does not"
@@ -71,16 +62,16 @@ class Four:
                 "seqused_k": call.seqused_kv,
                 "max_seqlen_k": call.max_seqlen_kv,
             }
-        out, lse, *_ = function(interface(), "_flash_attn_fwd")(arguments, OFF, ())
+        out, lse, *_ = self.run(self.function("_flash_attn_fwd"), arguments)
         return Forward(out, lse)
 
     def backward(
         self, call: FlashCall, five: Five, lse: Tensor, saved: tuple[Any, ...], dlse: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        run = function(interface(), "_flash_attn_bwd")
+        run = self.function("_flash_attn_bwd")
         by_columns = dlse is not None and five.q.shape[-1] == five.v.shape[-1] == WIDE
         parts = []
-        for part in _with_lse_gradient(five, dlse) if by_columns else [five]:
+        for part in self.parts(five, dlse if by_columns else None):
             arguments = {
                 **_tensors(call),
                 **_settings(call),
@@ -93,21 +84,13 @@ class Four:
             if dlse is not None and not by_columns:
                 by_head = dlse.transpose(-1, -2)  # [b, h, s] or [h, t], as lse
                 arguments["dlse"] = by_head.float().contiguous()
-            parts.append(run(arguments, OFF, ()))
+            parts.append(self.run(run, arguments))
         dq, dk, dv, *sinks = added(parts)
         return dq, dk, dv, sinks[0] if sinks else None
 
-    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Any]:
-        run = function(interface(), "flash_attn_func")
+    def more(self, call: FlashCall) -> dict[str, Any]:
         left, right = _bound(call.window_left), _bound(call.window_right)
-        settings = {
-            "softmax_scale": call.softmax_scale,
-            "causal": call.causal,
-            "window_size": (None, None) if call.causal else (left, right),
-            "softcap": call.softcap,
-            "deterministic": call.deterministic,
-        }
-        return run.bound(settings, OFF)
+        return {"window_size": (None, None) if call.causal else (left, right)}
 
 
 def _tensors(call: FlashCall) -> dict[str, Any]:
@@ -127,12 +110,6 @@ def _settings(call: FlashCall) -> dict[str, Any]:
 
 def _bound(side: int) -> int | None:
     return None if side < 0 else side
-
-
-def _with_lse_gradient(five: Five, dlse: Tensor | None) -> list[Five]:
-    """In two backwards: nothing is wider than this."""
-    assert dlse is not None
-    return with_lse_gradient(five, dlse, multiple=HEAD_DIM_MULTIPLE, room=WIDE, equal_head_dims=True)
 
 
 KERNEL = Kernel(Four())

@@ -1,4 +1,5 @@
-"""The contract for FlashAttention's packages: what they share, from the contract's tensors and back.
+"""The contract for FlashAttention's packages, and for PyTorch's build of it (backends/sdpa/varlen.py): what
+they share, from the contract's tensors and back.
 
 Each package says how its functions are called (``Package``); everything else is the same: bottom-right
 windows, padding and gaps as sequences of their own (backends/rows.py), zeros where no sequence is, and
@@ -7,13 +8,26 @@ lse as the contract has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import Five, added, check_gradients, check_tensors, misalignment, readable
+from attnsel.backends.checks import (
+    Five,
+    added,
+    check_gradients,
+    check_tensors,
+    misalignment,
+    readable,
+    with_lse_gradient,
+)
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.rows import (
     Form,
@@ -23,6 +37,119 @@ from attnsel.backends.rows import (
     check_rows_given,
     lse_of_forward,
 )
+
+# ---- The functions of the packages, found when they are first needed, and called by name ----------------
+# Their arguments differ from release to release, in number and in order; the names have stayed. So a call
+# names everything, an argument that a release does not have may only be left out where it says nothing, and
+# one that attnsel has never heard of is an error rather than a guess.
+
+
+class Missing(RuntimeError):
+    """A package that cannot be imported, in the words of the import error, or lacks a function."""
+
+
+def module(name: str, *places: str) -> ModuleType:
+    """The first of ``places`` that can be imported. Raises Missing for ``name``, the candidate's."""
+    for place in places:
+        there = sys.modules.get(place)
+        if there is not None:
+            return _another_package(name, there)
+    found = [_imported(place) for place in places]
+    there = next((one for one in found if isinstance(one, ModuleType)), None)
+    if there is None:
+        raise Missing(f"{name}: {'; '.join(map(str, found))}")
+    return _another_package(name, there)
+
+
+def _another_package(name: str, there: ModuleType) -> ModuleType:
+    """Raises Missing where attnsel answers to the name itself: a call would go round in a circle."""
+    if there.__name__.partition(".")[0] == "attnsel":
+        raise Missing(f"{name}: attnsel's own functions answer to `import flash_attn` in this process")
+    return there
+
+
+def _imported(place: str) -> ModuleType | str:
+    """The module, or why it cannot be imported."""
+    try:
+        return import_module(place)
+    except ImportError as error:
+        return f"{place}: {error}"
+
+
+class Function(NamedTuple):
+    """One of their functions, with the names of its arguments."""
+
+    call: Callable[..., Any]
+    where: str
+    names: frozenset[str]
+    required: frozenset[str]
+
+    def __call__(self, arguments: Mapping[str, Any], off: Mapping[str, Any], unused: Collection[str]) -> Any:
+        """Call it with ``arguments``, those of ``off`` among them that say nothing when they have that value.
+
+        ``unused``: what a release may want to be given and attnsel has no use for; it gets None. Raises
+        RuntimeError for anything else that is missing on either side, and for whatever else the package
+        raises.
+        """
+        return self._run(self._known(arguments, off, unused))
+
+    def bound(self, settings: Mapping[str, Any], off: Mapping[str, Any]) -> Callable[[Any, Any, Any], Any]:
+        """The same for calls of q, k and v whose other arguments stay as they are: looked at once."""
+        known = self._known({"q": None, "k": None, "v": None, **settings}, off, ())
+        return lambda q, k, v: self._run({**known, "q": q, "k": k, "v": v})
+
+    def _known(
+        self, arguments: Mapping[str, Any], off: Mapping[str, Any], unused: Collection[str]
+    ) -> dict[str, Any]:
+        lacking = [name for name in arguments if name not in self.names]
+        for name in lacking:
+            if name not in off or arguments[name] != off[name]:
+                raise RuntimeError(f"{self.where} has no argument {name} in this release")
+        given = {name: value for name, value in arguments.items() if name in self.names}
+        for name in self.required.difference(given):
+            if name not in unused:
+                raise RuntimeError(f"{self.where} wants an argument that attnsel does not know: {name}")
+            given[name] = None
+        return given
+
+    def _run(self, given: dict[str, Any]) -> Any:
+        try:
+            return self.call(**given)
+        except (RuntimeError, ValueError):
+            raise
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] == "torch":
+                raise  # PyTorch's own, some of which are no errors: checkpointing stops a forward by one
+            # Their checks are asserts for the most part, some without a word, and compilers raise what they
+            # like: to the caller all of it says no.
+            raise RuntimeError(f"{self.where}: {type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=32)
+def function(module: ModuleType, name: str) -> Function:
+    """A function of a package. Raises Missing."""
+    call = getattr(module, name, None)
+    where = f"{module.__name__}.{name}"
+    if call is None:
+        raise Missing(f"{where} is not there in this release")
+    # A custom operator hides the signature of the function that it was made of.
+    parameters = inspect.signature(getattr(call, "_init_fn", call)).parameters.values()
+    return Function(
+        call,
+        where,
+        frozenset(p.name for p in parameters),
+        frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty),
+    )
+
+
+def window_arguments(function: Function, left: int, right: int) -> dict[str, Any]:
+    """A window as this release takes it: one pair, or two numbers."""
+    if "window_size" in function.names:
+        return {"window_size": (left, right)}
+    return {"window_size_left": left, "window_size_right": right}
+
+
+# ---- The contract --------------------------------------------------------------------------------------
 
 
 class FlashCall(NamedTuple):
@@ -78,38 +205,122 @@ class Forward(NamedTuple):
     saved: tuple[Any, ...] = ()
 
 
-class Package(Protocol):
+class Package:
     """How one of them is called.
 
-    name: the candidate's. without: inputs that no argument says. lse_by_sequence: whether a packed call's
-    lse is [n, h, longest].
+    name: the candidate's. places: its modules, of which the first that can be imported has the functions.
+    off: arguments that a release may lack, with the value at which they say nothing. unused: what a release
+    may want to be given, and gets None for. without: inputs that no argument says. multiple: of a head_dim.
+    room: a head_dim whose backward every release and GPU has.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    places: tuple[str, ...]
+    off: ClassVar[Mapping[str, Any]]
+    unused: tuple[str, ...] = ()
+    without: tuple[str, ...]
+    multiple = 8
+    room: int
+
+    def function(self, name: str) -> Function:
+        """One of the package's functions. Raises Missing."""
+        return function(module(self.name, *self.places), name)
+
+    def run(self, function: Function, arguments: Mapping[str, Any]) -> Any:
+        return function(arguments, self.off, self.unused)
 
     @property
-    def without(self) -> tuple[str, ...]: ...
+    def lse_by_sequence(self) -> bool:
+        """Whether a packed call's lse is [n, h, longest]."""
+        return False
+
+    def window(self, spec: Spec, inputs: Inputs) -> tuple[int, int]:
+        """The bounds from the bottom-right diagonal.
+
+        Raises ValueError for what the package cannot take, or would take and get wrong; Missing where it is
+        not there.
+        """
+        window = bottom_right_window(self.name, spec, inputs)
+        module(self.name, *self.places)
+        self.check(spec, inputs, window)
+        for field in self.without:
+            if getattr(inputs, field) is not None:
+                raise ValueError(f"{self.name}: {field}: there is no argument for it")
+        if spec.q_offset or spec.kv_offset:
+            raise ValueError(f"{self.name}: q_offset, kv_offset: there is no argument for them")
+        if spec.return_max_logit:
+            raise ValueError(f"{self.name}: return_max_logit: it does not give the largest score")
+        for which in ("q", "k", "v"):
+            t = getattr(inputs, which)
+            if t.stride(-1) != 1:
+                raise ValueError(f"{self.name}: {which}.stride(-1) must be 1; got {t.stride(-1)}")
+            wrong = misalignment(t)
+            if wrong is not None:
+                raise ValueError(f"{self.name}: {which}{wrong}")
+        return window
 
     def check(self, spec: Spec, inputs: Inputs, window: tuple[int, int]) -> None:
-        """Raise ValueError for what the package would take and get wrong, Missing where it is not there.
+        """Raise ValueError for what this package alone does not take: here, what 3 and 4 do not."""
+        for which, t in (("q", inputs.q), ("v", inputs.v)):
+            if t.shape[-1] % self.multiple:
+                raise ValueError(
+                    f"{self.name}: head_dim of {which} must be a multiple of {self.multiple}; "
+                    f"got {t.shape[-1]}"
+                )
+        if spec.dropout_p:
+            raise ValueError(f"{self.name}: dropout_p {spec.dropout_p}: it has no dropout")
 
-        ``window``: the bounds from the bottom-right diagonal.
-        """
-
-    @property
-    def lse_by_sequence(self) -> bool: ...
-
-    def forward(self, call: FlashCall, need_lse: bool) -> Forward: ...
+    def forward(self, call: FlashCall, need_lse: bool) -> Forward:
+        raise NotImplementedError
 
     def backward(
         self, call: FlashCall, five: Five, lse: Tensor, saved: tuple[Any, ...], dlse: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gradients of q, k, v and the sinks; ``dlse`` is [b, s, h] or [t, h]."""
+        raise NotImplementedError
+
+    def parts(self, five: Five, dlse: Tensor | None) -> list[Five]:
+        """What the plain backward is called with, once or twice, for these gradients.
+
+        With head dimensions of their own, only some pairs have a kernel: none is widened then.
+        """
+        equal = five.q.shape[-1] == five.v.shape[-1]
+        room = self.room if equal else 0
+        return with_lse_gradient(five, dlse, multiple=self.multiple, room=room, equal_head_dims=equal)
+
+    def gradients(
+        self, run: Function, five: Five, dlse: Tensor | None, lse: Tensor, others: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
+        """What a backward of 2 or 3 writes into the memory it is given.
+
+        ``lse`` is read by its address: it is contiguous here. ``others``: the arguments beside these.
+        """
+        lse, made = lse.contiguous(), []
+        for part in self.parts(five, dlse):
+            grads = {
+                f"d{name}": torch.empty_like(t, memory_format=torch.contiguous_format)
+                for name, t in zip("qkv", part[:3], strict=True)
+            }
+            self.run(run, {**others, **part._asdict(), "softmax_lse": lse, **grads})
+            made.append(tuple(grads.values()))
+        dq, dk, dv = added(made)
+        return dq, dk, dv, None
 
     def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Any]:
         """The package's own differentiable function for a dense call of these settings: out, or a tuple that
         begins with it."""
+        settings = {
+            "softmax_scale": call.softmax_scale,
+            "causal": call.causal,
+            "window_size": (call.window_left, call.window_right),
+            "softcap": call.softcap,
+            "deterministic": call.deterministic,
+        }
+        return self.function("flash_attn_func").bound(settings | self.more(call), self.off)
+
+    def more(self, call: FlashCall) -> dict[str, Any]:
+        """What ``public`` takes besides, or in another way."""
+        return {}
 
 
 class Kernel:
@@ -125,26 +336,10 @@ class Kernel:
 
     def _window(self, spec: Spec, inputs: Inputs) -> tuple[int, int]:
         """The bounds of a call that was looked at as ``prepare`` does."""
-        name = self.package.name
         check_tensors(spec, inputs)
         check_rows_given(spec, inputs)
-        window = bottom_right_window(name, spec, inputs)
-        self.package.check(spec, inputs, window)
-        for field in self.package.without:
-            if getattr(inputs, field) is not None:
-                raise ValueError(f"{name}: {field}: there is no argument for it")
-        if spec.q_offset or spec.kv_offset:
-            raise ValueError(f"{name}: q_offset, kv_offset: there is no argument for them")
-        if spec.return_max_logit:
-            raise ValueError(f"{name}: return_max_logit: it does not give the largest score")
-        for which in ("q", "k", "v"):
-            t = getattr(inputs, which)
-            if t.stride(-1) != 1:
-                raise ValueError(f"{name}: {which}.stride(-1) must be 1; got {t.stride(-1)}")
-            wrong = misalignment(t)
-            if wrong is not None:
-                raise ValueError(f"{name}: {which}{wrong}")
-        check_rows(name, spec, inputs)
+        window = self.package.window(spec, inputs)
+        check_rows(self.package.name, spec, inputs)
         return window
 
     def forward(self, spec: Spec, inputs: Inputs) -> Result:
@@ -214,36 +409,6 @@ class Kernel:
             return first.transpose(1, 2)
 
         return bound
-
-
-def check_heads(name: str, spec: Spec, inputs: Inputs, multiple: int) -> None:
-    """ValueError for head dimensions that are no multiple, and for dropout: what 3 and 4 have in common."""
-    for which, t in (("q", inputs.q), ("v", inputs.v)):
-        if t.shape[-1] % multiple:
-            raise ValueError(
-                f"{name}: head_dim of {which} must be a multiple of {multiple}; got {t.shape[-1]}"
-            )
-    if spec.dropout_p:
-        raise ValueError(f"{name}: dropout_p {spec.dropout_p}: it has no dropout")
-
-
-def gradients(
-    run: Callable[[Mapping[str, Any]], Any], parts: Iterable[Five], lse: Tensor, others: Mapping[str, Any]
-) -> tuple[Tensor, Tensor, Tensor, None]:
-    """What a backward of 2 or 3 writes into the memory it is given, summed over ``parts``.
-
-    ``lse`` is read by its address: it is contiguous here. ``others``: the arguments beside these.
-    """
-    lse, made = lse.contiguous(), []
-    for part in parts:
-        grads = {
-            f"d{name}": torch.empty_like(t, memory_format=torch.contiguous_format)
-            for name, t in zip("qkv", part[:3], strict=True)
-        }
-        run({**others, **part._asdict(), "softmax_lse": lse, **grads})
-        made.append(tuple(grads.values()))
-    dq, dk, dv = added(made)
-    return dq, dk, dv, None
 
 
 def _call(spec: Spec, inputs: Inputs, form: Form, window: tuple[int, int]) -> tuple[FlashCall, float]:

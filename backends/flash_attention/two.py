@@ -23,46 +23,43 @@ the tags v2.5.9.post1, v2.6.3, v2.7.4.post1 and v2.8.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import Five, with_lse_gradient
+from attnsel.backends.checks import Five
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.rows import check_open_right, longest_rows, same_lengths
 
-from . import packages
-from .kernel import FlashCall, Forward, Kernel, gradients
-from .packages import Function, function, window_arguments
+from .kernel import FlashCall, Forward, Function, Kernel, Package, window_arguments
 
 NAME = "flash_attn.2"
-HEAD_DIM_MULTIPLE, HEAD_DIM_ROOM = 8, 192  # wider backwards have no kernel on some GPUs
-# What a release may lack, with the value at which that says nothing.
-OFF = {"softcap": 0.0, "alibi_slopes": None, "block_table": None, "deterministic": False}
 
 
-def interface() -> ModuleType:
-    """The package's functions. Raises Missing."""
-    return packages.module(NAME, "flash_attn.flash_attn_interface")
-
-
-class Two:
+class Two(Package):
     name = NAME
+    places = ("flash_attn.flash_attn_interface",)
+    off: ClassVar[Mapping[str, Any]] = {
+        "softcap": 0.0,
+        "alibi_slopes": None,
+        "block_table": None,
+        "deterministic": False,
+    }
+    unused = ("block_table", "leftpad_k", "seqused_k")
     without = ("attn_mask", "bias", "softmax_offset")
+    room = 192  # wider backwards have no kernel on some GPUs
 
     @property
     def lse_by_sequence(self) -> bool:
         # 2.6 brought softcap, and lse by rows.
-        return "softcap" not in function(interface(), "_flash_attn_varlen_forward").names
+        return "softcap" not in self.function("_flash_attn_varlen_forward").names
 
     def check(self, spec: Spec, inputs: Inputs, window: tuple[int, int]) -> None:
-        interface()
-        if inputs.q.shape[-1] != inputs.v.shape[-1] or inputs.q.shape[-1] % HEAD_DIM_MULTIPLE:
+        if inputs.q.shape[-1] != inputs.v.shape[-1] or inputs.q.shape[-1] % self.multiple:
             raise ValueError(
-                f"{NAME}: head_dim must be one multiple of {HEAD_DIM_MULTIPLE} for q, k and v; got "
+                f"{NAME}: head_dim must be one multiple of {self.multiple} for q, k and v; got "
                 f"{inputs.q.shape[-1]} and {inputs.v.shape[-1]}"
             )
         if spec.softmax_type != "vanilla":
@@ -73,7 +70,7 @@ class Two:
 
     def forward(self, call: FlashCall, need_lse: bool) -> Forward:
         packed = call.cu_seqlens_q is not None
-        run = function(interface(), "_flash_attn_varlen_forward" if packed else "_flash_attn_forward")
+        run = self.function("_flash_attn_varlen_forward" if packed else "_flash_attn_forward")
         arguments = {
             **call.arguments(),
             **_settings(run, call),
@@ -81,7 +78,7 @@ class Two:
         }
         if packed and call.block_table is not None:
             arguments["block_table"] = call.block_table
-        results = run(arguments, OFF, _UNUSED)
+        results = self.run(run, arguments)
         out, lse, random = results[0], results[-3], results[-1]  # of eight before 2.7, of four since
         return Forward(out, lse + _alibi_rows(call, -1.0, lse) if _shifted(call) else lse, (random,))
 
@@ -89,36 +86,23 @@ class Two:
         self, call: FlashCall, five: Five, lse: Tensor, saved: tuple[Any, ...], dlse: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         packed = call.cu_seqlens_q is not None
-        run = function(interface(), "_flash_attn_varlen_backward" if packed else "_flash_attn_backward")
+        run = self.function("_flash_attn_varlen_backward" if packed else "_flash_attn_backward")
         # exp(score - lse) is to be 0 in a row without a key, where -inf would make NaN.
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         if _shifted(call):
             lse = lse + _alibi_rows(call, 1.0, lse)
         # The random state is written to where none is given; without dropout it is not read.
         random = saved[0] if saved else torch.zeros(2, dtype=torch.int64, device=lse.device)
-        parts = [five] if dlse is None else _with_lse_gradient(five, dlse)
         others = {
             **call.arguments(),
             **_settings(run, call),
             "deterministic": call.deterministic,
             "rng_state": random,
         }
-        return gradients(lambda given: run(given, OFF, _UNUSED), parts, lse, others)
+        return self.gradients(run, five, dlse, lse, others)
 
-    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Any]:
-        run = function(interface(), "flash_attn_func")
-        settings = {
-            "dropout_p": call.dropout_p,
-            "softmax_scale": call.softmax_scale,
-            "causal": call.causal,
-            "window_size": (call.window_left, call.window_right),
-            "softcap": call.softcap,
-            "deterministic": call.deterministic,
-        }
-        return run.bound(settings, OFF)
-
-
-_UNUSED = ("block_table", "leftpad_k", "seqused_k")
+    def more(self, call: FlashCall) -> dict[str, Any]:
+        return {"dropout_p": call.dropout_p}
 
 
 def _settings(run: Function, call: FlashCall) -> dict[str, Any]:
@@ -130,10 +114,6 @@ def _settings(run: Function, call: FlashCall) -> dict[str, Any]:
         "softcap": call.softcap,
         "alibi_slopes": call.alibi_slopes,
     }
-
-
-def _with_lse_gradient(five: Five, dlse: Tensor) -> list[Five]:
-    return with_lse_gradient(five, dlse, multiple=HEAD_DIM_MULTIPLE, room=HEAD_DIM_ROOM, equal_head_dims=True)
 
 
 def _shifted(call: FlashCall) -> bool:

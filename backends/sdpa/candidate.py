@@ -61,7 +61,7 @@ CANDIDATES = (
     _sdpa(
         name="sdpa.cudnn",
         title="PyTorch SDPA, cuDNN kernel",
-        kernel="attnsel.backends.sdpa.kernels:CUDNN",
+        kernel="attnsel.backends.sdpa.run:CUDNN_KERNEL",
         takes=(*_ALL, *_BY_MASK, "lse", "head_dim_v", "gqa"),
         memory=workspace_in_pytorch,
         library="cudnn",
@@ -73,7 +73,7 @@ CANDIDATES = (
     _sdpa(
         name="sdpa.flash",
         title="PyTorch SDPA, flash kernel",
-        kernel="attnsel.backends.sdpa.kernels:FLASH",
+        kernel="attnsel.backends.sdpa.run:FLASH_KERNEL",
         takes=(*_ALL, *_BY_MASK, "lse", "fp32", "fp64", "cpu", "gqa", "deterministic"),
         kernel_family="flash",
         efficiency=_FLASH_2,
@@ -95,14 +95,14 @@ CANDIDATES = (
     _sdpa(
         name="sdpa.efficient",
         title="PyTorch SDPA, memory-efficient kernel",
-        kernel="attnsel.backends.sdpa.kernels:EFFICIENT",
+        kernel="attnsel.backends.sdpa.run:EFFICIENT_KERNEL",
         takes=(*_ALL, *_BY_MASK, "lse", "fp32", "head_dim_v", "bias_grad", "deterministic"),
         kernel_family="efficient",
     ),
     _sdpa(
         name="sdpa.math",
         title="PyTorch SDPA, plain operations, stores the scores",
-        kernel="attnsel.backends.sdpa.kernels:MATH",
+        kernel="attnsel.backends.sdpa.run:MATH_KERNEL",
         takes=(*_ALL, *_BY_MASK, *_MATH),
         memory=score_tensors,
         explicit_backward=False,

@@ -29,8 +29,9 @@ from torch import Tensor
 
 from attnsel.backends.checks import capturing, is_default
 from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.tiled.tiles import four_dims
 
-from .plan import MASK_ALIGNMENT, MaskPlan, Traits, mask_itemsize, shape4
+from .plan import MASK_ALIGNMENT, MaskPlan, Traits, mask_itemsize
 
 
 class FoldedMask(NamedTuple):
@@ -148,7 +149,7 @@ def _additive(traits: Traits, plan: MaskPlan, spec: Spec, inputs: Inputs) -> Ten
         slopes = slopes.reshape(-1, slopes.shape[-1], 1, 1)
         score = _distance(plan, inputs) * -slopes.to(torch.promote_types(inputs.q.dtype, torch.float32))
     if inputs.bias is not None:
-        bias = _four_dims(inputs.bias)
+        bias = four_dims(inputs.bias)
         score = bias if score is None else score + bias
     if score is None:
         assert hidden is not None
@@ -165,7 +166,7 @@ def _hidden(plan: MaskPlan, inputs: Inputs) -> Tensor | None:
     """Bool, broadcastable to [b, h, s_q, s_kv], True where a query must not see a key; None: sees all."""
     parts = []
     if inputs.attn_mask is not None:
-        parts.append(_four_dims(inputs.attn_mask))
+        parts.append(four_dims(inputs.attn_mask))
     columns = torch.arange(inputs.k.shape[2], device=inputs.q.device)
     if plan.kv_lengths:
         assert inputs.seqlens_kv is not None
@@ -201,11 +202,7 @@ def _distance(plan: MaskPlan, inputs: Inputs) -> Tensor:
     rows = torch.arange(inputs.q.shape[2], device=inputs.q.device).view(-1, 1) + _shift(plan, inputs)
     columns = torch.arange(inputs.k.shape[2], device=inputs.q.device)
     distance = (columns - rows - plan.diagonal).abs_()
-    return _four_dims(distance)
-
-
-def _four_dims(t: Tensor) -> Tensor:
-    return t.reshape(shape4(tuple(t.shape)))
+    return four_dims(distance)
 
 
 def _dead_rows(plan: MaskPlan, mask: Tensor, s_q: int) -> Tensor:

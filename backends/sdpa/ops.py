@@ -34,8 +34,6 @@ import torch
 from torch import Tensor
 
 from attnsel.backends import rows
-from attnsel.backends.checks import Five
-from attnsel.backends.checks import with_lse_gradient as general
 from attnsel.backends.sdpa.plan import Traits
 
 FLASH_CUDA = Traits(
@@ -273,19 +271,11 @@ def run_backward(
     return _times(dq, factor), dk, dv, dmask
 
 
-# ---- What an op gives back and its backward takes: its own lse, and a gradient of lse ------------------
+# ---- What an op gives back and its backward takes: its own lse -----------------------------------------
 
 
 HEAD_DIM_MULTIPLE = 8  # of flash, efficient and cuDNN on CUDA: 16 bytes of half precision
 LSE_MULTIPLE = 32  # kAlignLSE of the memory-efficient kernels
-
-
-def with_lse_gradient(traits: Traits, five: Five, dlse: Tensor) -> list[Five]:
-    """``lse_gradient.with_lse_gradient`` for one op."""
-    multiple = 1 if traits is FLASH_CPU else HEAD_DIM_MULTIPLE
-    return general(
-        five, dlse, multiple=multiple, room=traits.head_dim_room, equal_head_dims=traits.equal_head_dims
-    )
 
 
 def plain_lse(lse: Tensor, s_q: int) -> Tensor:

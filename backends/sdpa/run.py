@@ -6,20 +6,24 @@ For callers that merge partial results (context parallelism) or differentiate th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnsel.backends import checks as alignment
-from attnsel.backends.checks import Five, added, check_gradients
+from attnsel.backends.checks import Five, added, check_gradients, with_lse_gradient
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.sdpa.guards import check_call
 from attnsel.backends.sdpa.masks import fold, without_padding
 from attnsel.backends.sdpa.ops import (
     FLASH_CPU,
     FLASH_CUDA,
+    HEAD_DIM_MULTIPLE,
     MATH,
+    NAMES,
     Forward,
     above_zero,
     forward_op,
@@ -29,7 +33,6 @@ from attnsel.backends.sdpa.ops import (
     run_backward,
     run_forward,
     shielded_math_op,
-    with_lse_gradient,
 )
 from attnsel.backends.sdpa.plan import MaskPlan, Traits, plan_mask
 
@@ -101,7 +104,13 @@ def backward(
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         five = Five(*inputs[:3], out, dout)
         parts: list[tuple[Any, ...]] = []
-        for q, k, v, out, dout in [five] if dlse is None else with_lse_gradient(traits, five, dlse):
+        for q, k, v, out, dout in with_lse_gradient(
+            five,
+            dlse,
+            multiple=1 if traits is FLASH_CPU else HEAD_DIM_MULTIPLE,
+            room=traits.head_dim_room,
+            equal_head_dims=traits.equal_head_dims,
+        ):
             out, dout = alike(traits, readable(traits, out), readable(traits, dout))
             part = run_backward(
                 traits,
@@ -280,3 +289,23 @@ def _mask_call(
         return out if dead_rows is None else out.masked_fill(dead_rows, 0.0)
 
     return call
+
+
+# ---- The four as kernels of the contract ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaKernel:
+    """``bind`` gives a differentiable call of the op itself; it does not give the log-sum-exp."""
+
+    name: str
+    forward: Callable[[Spec, Inputs], Result]
+    backward: Callable[..., Grads]  # (spec, inputs, result, dout, dlse=None)
+    bind: Callable[[Spec, Inputs], Callable[..., Tensor]]
+
+
+KERNELS = {
+    name: SdpaKernel(name, partial(forward, name), partial(backward, name), partial(bind, name))
+    for name in NAMES
+}
+FLASH_KERNEL, EFFICIENT_KERNEL, CUDNN_KERNEL, MATH_KERNEL = KERNELS.values()

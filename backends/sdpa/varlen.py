@@ -29,62 +29,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnsel.backends.checks import Five, added, check_gradients, check_tensors
-from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.backends.rows import (
-    Form,
-    bottom_right_window,
-    check_open_right,
-    check_rows,
-    check_rows_given,
-    longest_rows,
-    lse_of_forward,
-)
-from attnsel.backends.sdpa.ops import with_lse_gradient
+from attnsel.backends.checks import Five, added
+from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.flash_attention.kernel import FlashCall, Forward, Kernel, Package
+from attnsel.backends.rows import bottom_right_window, check_open_right, longest_rows
 
 from .guards import violations
-from .ops import VARLEN, above_zero, checked_op
-from .run import readable
+from .ops import VARLEN, checked_op
 
-_FORWARD = (
-    "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",
-    {"scale", "window_size_left", "window_size_right"},
-)
-_BACKWARD = (
-    "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal",
-    {"scale", "window_size_left", "window_size_right"},
-)
-
-
-class Window(NamedTuple):
-    """The op's own arguments for what is visible."""
-
-    is_causal: bool
-    left: int
-    right: int
-
-    @property
-    def arguments(self) -> dict[str, int]:
-        return {"window_size_left": self.left, "window_size_right": self.right}
+_KEYWORDS = {"scale", "window_size_left", "window_size_right"}
 
 
 @cache
 def forward_op() -> Callable[..., Any]:
-    names, keywords = _FORWARD
-    return checked_op("_flash_attention_forward", names.split(), keywords)
+    names = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask"
+    return checked_op("_flash_attention_forward", names.split(), _KEYWORDS)
 
 
 @cache
 def backward_op() -> Callable[..., Any]:
     # Between is_causal and the keywords: what the forward drew its random numbers from, under two names.
-    names, keywords = _BACKWARD
+    names = "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
     state = "rng_state unused" if _one_random_state() else "philox_seed philox_offset"
-    return checked_op("_flash_attention_backward", [*names.split(), *state.split()], keywords)
+    return checked_op("_flash_attention_backward", [*names.split(), *state.split()], _KEYWORDS)
 
 
 @cache
@@ -95,27 +67,6 @@ def _one_random_state() -> bool:
 @cache
 def _names_of(op: str) -> frozenset[str]:
     return frozenset(a.name for a in getattr(torch.ops.aten, op).default._schema.arguments)
-
-
-def prepare(spec: Spec, inputs: Inputs) -> None:
-    """Raises ValueError, naming the argument, for what the op cannot take or would misunderstand."""
-    check_tensors(spec, inputs)
-    check_rows_given(spec, inputs)
-    if inputs.block_table is not None:
-        _check_pool(inputs)
-    broken = list(violations(VARLEN, replace(spec, packed=False), _as_batch(spec, inputs)))
-    broken += [
-        f"{name}: the op has no argument for it" for name in _WITHOUT if getattr(inputs, name) is not None
-    ]
-    if spec.q_offset or spec.kv_offset:
-        broken.append("q_offset, kv_offset: the op has no argument for them")
-    if broken:
-        raise ValueError("sdpa.varlen: " + "; ".join(broken))
-    window_of(spec, inputs)
-    check_rows("sdpa.varlen", spec, inputs)
-
-
-_WITHOUT = ("attn_mask", "bias", "alibi_slopes")
 
 
 def _as_batch(spec: Spec, inputs: Inputs) -> Inputs:
@@ -148,107 +99,64 @@ def _check_pool(inputs: Inputs) -> None:
             raise ValueError(f"sdpa.varlen: {name}: pages must begin at multiples of 16 bytes")
 
 
-def window_of(spec: Spec, inputs: Inputs) -> Window:
-    """What is visible in the op's words. Raises ValueError where it has none for it."""
-    left, right = bottom_right_window("sdpa.varlen", spec, inputs)
-    check_open_right("sdpa.varlen", left, right, *longest_rows(spec, inputs))
-    return Window(left < 0 and right == 0, left, right)
+class Varlen(Package):
+    name = "sdpa.varlen"
+    without = ("attn_mask", "bias", "alibi_slopes")
+    room = 192  # as ``FLASH_CUDA`` has it
 
+    @property
+    def lse_by_sequence(self) -> bool:
+        return _lse_by_sequence()
 
-# ---- forward and backward ---------------------------------------------------------------------------
+    def window(self, spec: Spec, inputs: Inputs) -> tuple[int, int]:
+        if inputs.block_table is not None:
+            _check_pool(inputs)
+        broken = list(violations(VARLEN, replace(spec, packed=False), _as_batch(spec, inputs)))
+        given = [name for name in self.without if getattr(inputs, name) is not None]
+        broken += [f"{name}: the op has no argument for it" for name in given]
+        if spec.q_offset or spec.kv_offset:
+            broken.append("q_offset, kv_offset: the op has no argument for them")
+        if broken:
+            raise ValueError("sdpa.varlen: " + "; ".join(broken))
+        left, right = bottom_right_window(self.name, spec, inputs)
+        check_open_right(self.name, left, right, *longest_rows(spec, inputs))
+        return left, right
 
+    def forward(self, call: FlashCall, need_lse: bool) -> Forward:
+        pages = {}
+        if call.block_table is not None:
+            pages = {"seqused_k": call.seqused_kv, "block_table": call.block_table}
+        out, lse, *random, _ = forward_op()(*call[:3], *_settings(call), False, **_keywords(call), **pages)
+        return Forward(out, lse, tuple(random))
 
-def forward(spec: Spec, inputs: Inputs) -> Result:
-    """The contract's forward. Raises as ``prepare`` does."""
-    prepare(spec, inputs)
-    with torch.no_grad():
-        form = Form(spec, inputs, _lse_by_sequence())
-        q, k, v = form.qkv()
-        window = window_of(spec, inputs)
-        factor, scale = above_zero(VARLEN, spec.softmax_scale)
-        out, lse, *random, _ = forward_op()(
-            q if factor == 1.0 else q * factor,
-            k,
-            v,
-            *form.lengths(),
-            spec.dropout_p,
-            window.is_causal,
-            False,
-            scale=scale,
-            **window.arguments,
-            **form.pages(),
-        )
-        if not (spec.need_lse or spec.need_grad):
-            return Result(form.out(out), None, None, tuple(random))
-        # Of a real row, only one without a key has +inf.
-        lse = lse.masked_fill_(lse == torch.inf, -torch.inf)
-        return Result(form.out(out), form.lse(lse), None, tuple(random))
-
-
-def backward(spec: Spec, inputs: Inputs, result: Result, dout: Tensor, dlse: Tensor | None = None) -> Grads:
-    """The contract's backward, from ``result.out`` and ``result.lse`` (which may be merged ones).
-
-    ``dlse`` costs copies of q, k, v, out and dout, head_dim widened. Raises ValueError as ``prepare`` does,
-    and for a forward without ``lse``, or with dropout and without ``saved``.
-    """
-    prepare(spec, inputs)
-    given_lse = lse_of_forward(spec, result)
-    check_gradients(spec, inputs, result, dout, dlse)
-    with torch.no_grad():
-        form = Form(spec, inputs, _lse_by_sequence())
-        five = Five(*form.qkv(), form.rows(result.out), form.rows(dout))
+    def backward(
+        self, call: FlashCall, five: Five, lse: Tensor, saved: tuple[Any, ...], dlse: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
+        """``dlse`` costs copies of q, k, v, out and dout, head_dim widened."""
         # exp(score - lse) is to be 0 in a row without a key, where -inf would make NaN.
-        lse = form.lse_of_op(given_lse.masked_fill(given_lse == -torch.inf, torch.inf))
-        random = result.saved or _no_random_state(inputs.q.device)
-        window = window_of(spec, inputs)
-        factor, scale = above_zero(VARLEN, spec.softmax_scale)
-        parts: list[tuple[Any, ...]] = []
-        for q, k, v, out, dout in (
-            [five] if dlse is None else with_lse_gradient(VARLEN, five, form.lse_rows(dlse))
-        ):
-            grads = backward_op()(
-                readable(VARLEN, dout),
-                q if factor == 1.0 else q * factor,
-                k,
-                v,
-                readable(VARLEN, out),
-                lse,
-                *form.lengths(),
-                spec.dropout_p,
-                window.is_causal,
-                *random,
-                scale=scale,
-                **window.arguments,
-            )
-            parts.append(grads)
-        dq, dk, dv = (grad.narrow(-1, 0, inputs.q.shape[-1]) for grad in added(parts))
-        return Grads(form.out(dq if factor == 1.0 else dq * factor), form.kv_grad(dk), form.kv_grad(dv))
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+        random = saved or _no_random_state(lse.device)
+        parts = []
+        for q, k, v, out, dout in self.parts(five, dlse):
+            settings, keywords = _settings(call), _keywords(call)
+            parts.append(backward_op()(dout, q, k, v, out, lse, *settings, *random, **keywords))
+        dq, dk, dv = added(parts)
+        return dq, dk, dv, None
+
+    def public(self, call: FlashCall) -> Callable[[Tensor, Tensor, Tensor], Any]:
+        op, settings, keywords = forward_op(), _settings(call), _keywords(call)
+        return lambda q, k, v: op(q, k, v, *settings, False, **keywords)
 
 
-def bind(spec: Spec, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """A call that PyTorch differentiates itself, for dense batches without lengths; None for others."""
-    prepare(spec, inputs)
-    lengths = inputs.seqlens_q is not None or inputs.seqlens_kv is not None
-    if spec.packed or lengths or inputs.block_table is not None:
-        return None
-    op, window, dropout_p = forward_op(), window_of(spec, inputs), spec.dropout_p
-    factor, scale = above_zero(VARLEN, spec.softmax_scale)
-    s_q, s_kv = inputs.q.shape[2], inputs.k.shape[2]
-    is_causal, (left, right) = window.is_causal, window[1:]
+def _settings(call: FlashCall) -> tuple[Any, ...]:
+    """What stands between the tensors and what one of the two ops has alone."""
+    lengths = (call.cu_seqlens_q, call.cu_seqlens_kv, call.max_seqlen_q, call.max_seqlen_kv)
+    return (*lengths, call.dropout_p, call.causal)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, *others: None) -> Tensor:
-        if any(other is not None for other in others):
-            raise ValueError("this call was bound for q, k and v alone")
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if factor != 1.0:
-            q = q * factor
-        out: Tensor = op(
-            q, k, v, None, None, s_q, s_kv, dropout_p, is_causal, False,
-            scale=scale, window_size_left=left, window_size_right=right,
-        )[0]  # fmt: skip
-        return out.transpose(1, 2)
 
-    return call
+def _keywords(call: FlashCall) -> dict[str, Any]:
+    bounds = {"window_size_left": call.window_left, "window_size_right": call.window_right}
+    return {"scale": call.softmax_scale, **bounds}
 
 
 def _no_random_state(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -269,3 +177,7 @@ def _lse_by_sequence() -> bool:
     cu = torch.empty(3, dtype=torch.int32, device="meta")
     lse: Tensor = forward_op()(q, q, q, cu, cu, 8, 8, 0.0, False, False)[1]
     return lse.dim() == 3
+
+
+KERNEL = Kernel(Varlen())
+prepare, forward, backward, bind = KERNEL.prepare, KERNEL.forward, KERNEL.backward, KERNEL.bind

@@ -190,15 +190,6 @@ _LATENT = {
     120: Block(32, 32, 8, 1),
 }
 
-# The forward through tensor descriptors (forward_descriptor.py), 16-bit; descriptors.py says when it runs.
-# Hopper takes four warps, no other number, and adds eight. Compiled with Triton 3.5.1, 3.6.0,
-# 3.7.1, 3.8.0 and 3.9.0: specialised, fits, spills nothing; never timed. Left out for what the compiler did:
-# sm100 at 256 (stack of 344 bytes), and sm120, where 3.7 and 3.8 fail and 3.5 and 3.6 spill.
-_DESCRIPTOR: dict[int, dict[int, Block]] = {
-    90: {64: Block(128, 128, 4, 3), 128: Block(128, 128, 4, 2), 256: Block(128, 64, 4, 2)},
-    100: {64: Block(128, 128, 4, 2), 128: Block(128, 128, 8, 2)},
-}
-
 # Decode: columns, warps and stages by family and width, for each of DECODE_ROWS. None: more rows or fewer.
 DECODE_ROWS = (16, 32, 64)
 _DECODE: dict[int, dict[int, tuple[tuple[int, int, int] | None, ...]]] = {
@@ -335,12 +326,6 @@ def choose_special(name: str, arch: int, width: int, windowed: bool, packed: boo
     ``width``: of the wider head dimension."""
     key = _family(arch), name, max(64, pad(width))
     return (_WINDOWED.get(key) if windowed else None) or (_PACKED.get(key) if packed else None)
-
-
-def choose_descriptor(arch: int, head_dim_qk: int, head_dim_v: int, itemsize: int) -> Block | None:
-    """The tile of the forward through tensor descriptors; None where it has none."""
-    width = max(64, pad(head_dim_qk), pad(head_dim_v))
-    return _DESCRIPTOR.get(_family(arch), {}).get(width) if itemsize == 2 else None
 
 
 def _check_latent(name: str, head_dim_qk: int, head_dim_v: int, itemsize: int) -> None:

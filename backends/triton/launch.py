@@ -6,9 +6,6 @@ A ``Launch`` is made from tensors of any device, meta included, so that what is 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,28 +13,23 @@ import torch
 import triton
 from torch import Tensor
 
-from attnsel.backends.contract import Inputs, Spec
+from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.rows import longest_paged, page_size
 from attnsel.backends.tiled.tiles import check as check_features
 from attnsel.backends.tiled.tiles import four_dims
+from attnsel.backends.triton.backward import dbias_kernel, dkdv_kernel, dq_kernel, rows_kernel
 from attnsel.backends.triton.blocks import (
     MAX_SPLITS,
     Block,
     Tiles,
     choose,
-    choose_descriptor,
     choose_special,
     interpreted,
     pad,
     pieces,
     split_count,
 )
-from attnsel.backends.triton.forward import (
-    decode_kernel,
-    forward_descriptor_kernel,
-    forward_kernel,
-    merge_kernel,
-)
+from attnsel.backends.triton.forward import decode_kernel, forward_kernel, merge_kernel
 from attnsel.backends.triton.tile import ALL, BRANCH, EDGES
 
 # Head dimensions of a forward without a backward: multi-head latent attention's 576 and 512.
@@ -51,7 +43,7 @@ _FARTHEST = 1 << 24  # elements between rows: within a tile of 128 of them addre
 class Launch:
     """One kernel launch: ``kernel[(programs,)](**args)`` with ``block``'s warps and stages."""
 
-    name: str  # forward, forward_descriptor, decode, merge, rows, dkdv, dq, dbias
+    name: str  # forward, decode, merge, rows, dkdv, dq, dbias
     kernel: Any  # a triton JITFunction
     programs: int
     args: dict[str, Any]
@@ -414,147 +406,183 @@ def decode_launches(
     return launches
 
 
-# --------------------------------------------------------------------------------------------------------
-# Which forwards go through tensor descriptors, and what such a launch needs: nothing here runs one.
-#
-# The descriptor kernel compiles, is right on Triton's interpreter, and as the PTX of Hopper executed on a
-# CPU (``tests/proof/ptx_interpreter``); whether it wins, only a GPU can tell, and none has run it. Until a
-# result under benchmarks/results says so it is not chosen by itself: DEFAULT is off, and ``forward(...,
-# variant="descriptor")`` runs it, for the benchmark that settles it. For it: its machine code is
-# specialised as it should be, and published figures for Hopper (forward, head_dim 128,
-# facebookexperimental/triton#205) are 407 to 487 TFLOP/s without and 449 to 526 with specialised warps.
-# Against it: a program first makes three descriptors, so that short calls would keep the pointer kernel,
-# and a fault in how specialised warps wait for each other would hang the GPU rather than fail.
+# ---- A backward as launches: rows, dK/dV, dQ and dbias, in that order, and the memory they write --------
 
 
-DEFAULT = False
-KERNEL = "forward_descriptor"
-VARIANTS = ("pointer", "descriptor")
-# Releases whose machine code was looked at. In 3.4 256 does not fit, and one allocator serves all threads.
-_RELEASES = ((3, 5), (3, 9))
-# An estimate: the three descriptors cost about as much as one tile of 128 keys.
-_LEAST_KEYS = 1024
-_LEAST_ROWS = 128  # of a tile
-_ALIGNMENT = 16  # bytes, of a descriptor's base and strides
-_WIDEST_STRIDE = 1 << 40  # bytes
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The backward's results and what its passes hand on, all allocated by the caller."""
+
+    dout: Tensor
+    lse2: Tensor  # float32 [b, h, s_q] or [h, t_q], contiguous; so is delta
+    delta: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None
+    dsinks: Tensor | None  # float32 [h, b, tiles of ROWS_BLOCK]
+    parts: tuple[Tensor, Tensor] | None = None  # float32 [head_shares, *shape] of dk and dv, to be summed
 
 
-def descriptor_launch(
-    call: LaunchCall, arch: int | None, out: Tensor, lse: Tensor, variant: str | None
-) -> Launch | None:
-    """This forward as a launch of the descriptor kernel where it shall be one (``descriptor_block``).
+ROWS_BLOCK = 64  # rows of a program of the first backward pass
 
-    Run it inside ``scratch_memory``.
+
+def backward_launches(
+    call: LaunchCall,
+    arch: int | None,
+    result: Result,
+    dlse: Tensor | None,
+    buffers: Buffers,
+    only: str | None = None,
+) -> list[Launch]:
+    """In the order they run: rows, dkdv, dq, and dbias where the bias wants a gradient; or ``only`` one."""
+    packed, shared = call.spec.packed, shared_args(call)
+    common = {
+        **shared,
+        "DOut": buffers.dout,
+        "Lse2": buffers.lse2,
+        "Delta": buffers.delta,
+        **strides("do", buffers.dout, packed),
+        **_row_strides("row", buffers.lse2, packed),
+    }
+    makers = {
+        "rows": lambda: _rows_launch(call, result, dlse, buffers),
+        "dkdv": lambda: _dkdv_launch(call, call.block("dkdv", arch), common, buffers),
+        "dq": lambda: _dq_launch(call, call.block("dq", arch), common, buffers),
+    }
+    if buffers.dbias is not None:
+        dbias = buffers.dbias
+        makers["dbias"] = lambda: _dbias_launch(call, call.block("dbias", arch), common, dbias)
+    return [make() for name, make in makers.items() if only in (None, name)]
+
+
+def head_shares(call: LaunchCall, arch: int | None, processors: int) -> int:
+    """Over how many programs the query heads of a kv head are divided in the dK/dV pass.
+
+    As many as fill the device twice: with one kv head and one short sequence most of it would have nothing to
+    do. Each leaves its part in float32; their sum has one order, so results repeat bitwise.
     """
-    block = descriptor_block(call, arch, variant)
-    if block is None:
-        return None
-    i = call.inputs
-    rows_kv = i.k.shape[0 if call.spec.packed else 2]
+    programs = tile_count(call.longest_kv, call.block("dkdv", arch).n) * call.groups * call.batch
+    return max(1, min(call.group, -(-2 * processors // max(1, programs))))
+
+
+def _dkdv_launch(call: LaunchCall, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
+    tiles = tile_count(call.longest_kv, block.n)
+    dk, dv = buffers.parts or (buffers.dk[None], buffers.dv[None])
+    shares = dk.shape[0]
+    args = {
+        **common,
+        "DK": dk,
+        "DV": dv,
+        **strides("dk", dk[0], call.spec.packed),
+        **strides("dv", dv[0], call.spec.packed),
+        "dk_share": dk.stride(0) if shares > 1 else 0,
+        "dv_share": dv.stride(0) if shares > 1 else 0,
+        "shares": shares,
+        "SHARED": buffers.parts is not None,
+        "tiles": tiles,
+        "groups": call.groups,
+        "BLOCK_M": block.m,
+        "BLOCK_N": block.n,
+        **masking(call, block),
+        "AHEAD": block.ahead,
+        "DEAD_ROWS": may_have_dead_rows(call),
+    }
+    programs = tiles * call.groups * call.batch * shares
+    return make_launch("dkdv", dkdv_kernel, programs, args, block)
+
+
+def _dq_launch(call: LaunchCall, block: Block, common: dict[str, Any], buffers: Buffers) -> Launch:
     tiles = tile_count(call.longest_q, block.m)
     args = {
-        **forward_args(call, out, lse, None, block),
+        **common,
+        "DQ": buffers.dq,
+        **strides("dq", buffers.dq, call.spec.packed),
         "tiles": tiles,
-        "TAIL": call.spec.packed or i.seqlens_kv is not None or rows_kv % block.n != 0,
+        "heads": call.heads,
+        "BLOCK_M": block.m,
+        "BLOCK_N": block.n,
+        **masking(call, block),
+        "AHEAD": block.ahead,
     }
-    return make_launch(KERNEL, forward_descriptor_kernel, tiles * call.heads * call.batch, args, block)
+    return make_launch("dq", dq_kernel, tiles * call.heads * call.batch, args, block)
 
 
-def descriptor_block(call: LaunchCall, arch: int | None, variant: str | None) -> Block | None:
-    """The descriptor kernel's tile where this forward shall use it; ``variant`` None: as the table says.
-
-    Raises ValueError for an unknown variant, and when "descriptor" is asked for and cannot be had.
-    """
-    if variant not in (None, *VARIANTS):
-        raise ValueError(
-            f"variant is {variant!r}; allowed: {', '.join(VARIANTS)}, or None for the table's choice"
-        )
-    if variant == "pointer":
-        return None
-    if variant is None and not (DEFAULT and arch is not None and arch >= 90 and _worth_it(call)):
-        return None
-    reason = obstacle(call)
-    block = None if reason else _tile(call, arch)
-    if variant is not None and block is None:
-        reason = reason or f"no tile for head_dim {call.d} and {call.e} or a feature of the call on sm{arch}"
-        raise ValueError(f"variant 'descriptor' is not possible: {reason}")
-    return block
+def _row_strides(prefix: str, t: Tensor, packed: bool) -> dict[str, int]:
+    """Batch and head strides of per-row tensors, ``[b, h, s]`` or packed ``[h, t]``."""
+    b, h = (0, t.stride(0)) if packed else t.stride()[:2]
+    return {f"{prefix}_b": b, f"{prefix}_h": h}
 
 
-def _worth_it(call: LaunchCall) -> bool:
-    """Whether the programs have enough to do; tiles of the caller's own are the pointer kernel's."""
-    spec, keys = call.spec, call.longest_kv
-    if spec.window_left >= 0 and spec.window_right >= 0:
-        keys = min(keys, spec.window_left + spec.window_right)
-    return call.tiles is None and keys >= _LEAST_KEYS and call.longest_q >= _LEAST_ROWS
+def _rows_launch(call: LaunchCall, result: Result, dlse: Tensor | None, buffers: Buffers) -> Launch:
+    packed, i = call.spec.packed, call.inputs
+    tiles = tile_count(call.longest_q, ROWS_BLOCK)
+    assert result.lse is not None
+    args = {
+        "Out": result.out,
+        "DOut": buffers.dout,
+        "Lse": result.lse,
+        "DLse": dlse,
+        "Lse2": buffers.lse2,
+        "Delta": buffers.delta,
+        "Sinks": sinks_of(call),
+        "DSinks": buffers.dsinks,
+        "LenQ": None if packed else i.seqlens_q,
+        "CuQ": i.cu_seqlens_q if packed else None,
+        "StartQ": i.cu_seqlens_q_padded if packed else None,
+        **strides("o", result.out, packed),
+        **strides("do", buffers.dout, packed),
+        **_row_strides("lse", result.lse, packed),
+        "lse_s": result.lse.stride(-1),
+        **(_row_strides("dlse", dlse, packed) if dlse is not None else {"dlse_b": 0, "dlse_h": 0}),
+        "dlse_s": 0 if dlse is None else dlse.stride(-1),
+        **_row_strides("row", buffers.lse2, packed),
+        "tiles": tiles,
+        "heads": call.heads,
+        "batch": call.batch,
+        "rows_q": i.q.shape[0 if packed else 2],
+        "E": call.e,
+        "BLOCK_E": pad(call.e),
+        "BLOCK_M": ROWS_BLOCK,
+    }
+    return make_launch("rows", rows_kernel, tiles * call.heads * call.batch, args, Block(ROWS_BLOCK, 1, 8, 1))
 
 
-def obstacle(call: LaunchCall) -> str | None:
-    """Why the descriptor kernel cannot take this call on any device; None: it can."""
+def _dbias_launch(call: LaunchCall, block: Block, common: dict[str, Any], dbias: Tensor) -> Launch:
+    bias_b, bias_h, rows, cols = dbias.shape
+    # A dimension of size 1 is both full and broadcast where the call's is 1 as well.
+    all_rows, all_cols = rows == 1, cols == 1
+    tiles = 1 if all_rows else tile_count(rows, block.m)
+    tiles_kv = 1 if all_cols else tile_count(cols, block.n)
+    args = {
+        **common,
+        "DBias": dbias,
+        **broadcast_strides("dbias", dbias),
+        "tiles": tiles,
+        "tiles_kv": tiles_kv,
+        "batch": call.batch if bias_b == 1 else 1,
+        "heads": call.heads if bias_h == 1 else 1,
+        "programs_h": bias_h,
+        "bias_rows": rows,
+        "bias_cols": cols,
+        "BLOCK_M": block.m,
+        "BLOCK_N": block.n,
+        "ALL_ROWS": all_rows,
+        "ALL_COLS": all_cols,
+    }
+    return make_launch("dbias", dbias_kernel, tiles * tiles_kv * bias_b * bias_h, args, block)
+
+
+def may_have_dead_rows(call: LaunchCall) -> bool:
+    """Whether a row of a sequence may see no key at all, for all that shapes and flags tell."""
     spec, i = call.spec, call.inputs
-    if not tried():
-        return f"Triton {triton.__version__} was not tried with it (3.5 to 3.9 were)"
-    if i.q.element_size() != 2:
-        return f"it has no {i.q.dtype} tile"
-    if max(call.d, call.e) > 256:
-        return f"it stops at head_dim 256, got {call.d} and {call.e}"
-    if spec.return_max_logit or spec.dropout_p:
-        return "it has no largest logit and no dropout"
-    for name in ("bias", "attn_mask", "block_table"):
-        if getattr(i, name) is not None:
-            return f"it takes no {name}"
-    for name, t in (("q", i.q), ("k", i.k), ("v", i.v)):
-        if reason := _unreachable(name, t, spec.packed):
-            return reason
-    return None
-
-
-def tried() -> bool:
-    """Whether the installed Triton is one that the kernel was compiled with."""
-    return triton_is_among(_RELEASES)
-
-
-def _unreachable(name: str, t: Tensor, packed: bool) -> str | None:
-    """What of ``[b, h, s, d]`` (packed ``[t, h, d]``) the hardware's descriptors cannot address."""
-    size = t.element_size()
-    if t.data_ptr() % _ALIGNMENT:
-        return f"{name} does not begin at a multiple of {_ALIGNMENT} bytes"
-    row = t.stride(0 if packed else 2)
-    if row < t.shape[-1] or row * size >= _WIDEST_STRIDE:
-        return f"the row stride of {name} is {row}: rows that overlap or lie too far apart"
-    # Where there is only one, nothing is a stride away; a row's stride is in the descriptor all the same.
-    for step, count in [(row, 2), *((t.stride(dim), t.shape[dim]) for dim in range(t.dim() - 1))]:
-        if count > 1 and step * size % _ALIGNMENT:
-            return f"a stride of {name} is {step}, which is no multiple of {_ALIGNMENT} bytes"
-    return None
-
-
-def _tile(call: LaunchCall, arch: int | None) -> Block | None:
-    if arch is not None and arch < 90:
-        return None
-    if call.tiles is not None:
-        return call.tiles.forward
-    if arch is None:
-        return interpreted(call.longest_q, call.longest_kv).forward
-    if arch >= 100 and (call.spec.softcap or (call.spec.window_left >= 0 and call.spec.window_right >= 0)):
-        return None  # these spill
-    return choose_descriptor(arch, call.d, call.e, call.inputs.q.element_size())
-
-
-@contextlib.contextmanager
-def scratch_memory(device: torch.device) -> Iterator[None]:
-    """Where descriptors made in a kernel live: memory of torch's allocator, on the stream of the launch.
-
-    The caller's own ``triton.set_allocator`` holds again afterwards.
-    """
-    from triton.runtime import _allocation
-
-    def allocate(size: int, alignment: int, stream: int | None) -> Tensor:
-        return torch.empty(size, dtype=torch.int8, device=device)
-
-    allocator: ContextVar[Any] = _allocation._allocator
-    token = allocator.set(allocate)
-    try:
-        yield
-    finally:
-        allocator.reset(token)
+    if i.bias is not None or i.attn_mask is not None:
+        return True
+    apart = spec.kv_offset != spec.q_offset and (spec.window_left >= 0 or spec.window_right >= 0)
+    if i.seqlens_kv is not None or i.cu_seqlens_kv is not None:
+        # In self-attention each row sees at least its own key, whatever the lengths are.
+        alike = same_tensor(i.seqlens_q, i.seqlens_kv) and same_tensor(i.cu_seqlens_q, i.cu_seqlens_kv)
+        return apart or not alike
+    shifted = spec.bottom_right and call.longest_q > call.longest_kv
+    too_long = spec.window_left >= 0 and call.longest_q != call.longest_kv
+    return shifted or apart or too_long or call.longest_kv == 0

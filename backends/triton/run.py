@@ -15,20 +15,22 @@ from attnsel.backends.checks import check_gradients
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
 from attnsel.backends.tiled.tiles import empty_like_rows, four_dims
 from attnsel.backends.triton import launch as _launch
-from attnsel.backends.triton import launch as descriptors
 from attnsel.backends.triton.blocks import Tiles
 from attnsel.backends.triton.launch import (
+    ROWS_BLOCK,
+    Buffers,
     Launch,
     LaunchCall,
+    backward_launches,
     choose_splits,
     decode_launches,
+    head_shares,
     make_call,
     make_parts,
     same_tensor,
     tile_count,
     triton_is_among,
 )
-from attnsel.backends.triton.launch_backward import ROWS_BLOCK, Buffers, backward_launches, head_shares
 
 # ---- Launches remembered by the signature of a call: the second of its kind only swaps tensors ---------
 # Between a call and its launch lie some hundred arguments, and Triton looks at each of them at every launch
@@ -181,14 +183,11 @@ def forward(
     *,
     tiles: Tiles | None = None,
     splits: int | None = None,
-    variant: str | None = None,
 ) -> Result:
     """Attention as the contract states it; ``tiles`` overrides the table.
 
     Short queries are decoded: their keys are split over programs. ``splits`` overrides over how many, up to
-    ``blocks.MAX_SPLITS``, for queries of any length; 0 means a kernel for long queries. ``variant`` names
-    that kernel, for benchmarks: "pointer" takes every call, "descriptor" (Hopper, Blackwell, interpreter)
-    what ``launch.obstacle`` lets through; None: ``launch`` chooses.
+    ``blocks.MAX_SPLITS``, for queries of any length; 0 means the kernel for long queries.
 
     ``out`` has q's dtype and memory order, ``[b, h, s_q, e]`` (packed ``[t_q, h, e]``); ``lse`` always.
     Rows that see no key give 0 and -inf (with sinks the sink's logit); padded rows, and packed rows of no
@@ -199,7 +198,7 @@ def forward(
     """
     arch, device = _arch(inputs.q), inputs.q.device
     place = None
-    if arch is not None and tiles is None and splits is None and variant is None:
+    if arch is not None and tiles is None and splits is None:
         place = place_for("forward", spec, inputs)
         if place:
             with torch.cuda.device(device):
@@ -209,7 +208,7 @@ def forward(
     _launch.check(spec, inputs)
     call = make_call(spec, inputs, tiles)
     made = _results(call)
-    launches = _forward_launches(call, arch, _processors(device), made, splits, variant)
+    launches = _forward_launches(call, arch, _processors(device), made, splits)
     launched = [(launch, _run(launch, device, arch)) for launch in launches]
     if place is not None:
         record(place, launched, inputs._asdict(), made)
@@ -234,17 +233,12 @@ def _forward_launches(
     processors: int,
     made: dict[str, Made],
     splits: int | None = None,
-    variant: str | None = None,
 ) -> list[Launch]:
     """In the order they run. To ``made`` comes what they hand on: ``max_logit`` [h, b, tiles or rows], if
     asked for, and the parts of split keys.
     """
     out, lse = made["out"].tensor, made["lse"].tensor
-    if variant is not None and splits is None:
-        splits = 0
     splits = choose_splits(call, arch, processors, splits)
-    if not splits and (described := descriptors.descriptor_launch(call, arch, out, lse, variant)):
-        return [described]
     block = call.block("decode" if splits else "forward", arch)
     largest = None
     if call.spec.return_max_logit:
@@ -466,8 +460,6 @@ def _around(launch: Launch, device: torch.device, arch: int) -> Iterator[None]:
             )
 
             stack.enter_context(tensor_cores())
-        elif launch.name == descriptors.KERNEL:
-            stack.enter_context(descriptors.scratch_memory(device))
         try:
             yield
         except TritonError as error:

@@ -10,7 +10,7 @@ import torch
 
 from attnsel import DotProductAttention, NoBackendError, attention
 from attnsel.backends.contract import Inputs, Result, Spec
-from attnsel.backends.sdpa import kernels as sdpa
+from attnsel.backends.sdpa import run as sdpa
 from attnsel.backends.tiled import kernel as tiled
 from layout_cases import BACKENDS, HAS_TRITON, B, S, assert_rounding, reference
 from tables import each

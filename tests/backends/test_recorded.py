@@ -21,13 +21,13 @@ from attnsel import AttentionParams, Environment
 from attnsel.backends import checks, rows
 from attnsel.backends import rows as pages
 from attnsel.backends.contract import Inputs, Result, Spec
+from attnsel.backends.cudnn.graph import layouts
 from attnsel.backends.registry import BUILT_IN, CANDIDATES, OLDEST_TORCH
 from attnsel.backends.rows import sequences_of
 from attnsel.backends.sdpa import ops
 from attnsel.backends.sdpa.guards import violations
 from attnsel.backends.sdpa.plan import mask_itemsize, plan_mask
 from attnsel.backends.sdpa.run import alike, readable
-from attnsel.backends.strides import layouts
 from attnsel.errors import UnsupportedArgument
 from attnsel.params import TensorSpec
 from attnsel.verdicts.record import CandidateRecord
@@ -217,7 +217,7 @@ def test_rows_of_flash_attention(record: Record) -> None:
                     )
                     yield f"one for both: {found.q is found.kv}"
                 form = rows.Form(spec, inputs)
-                yield f"given {shown(form.qkv())} lengths {shown(form.lengths())} pages {[*form.pages()]}"
+                yield f"given {shown(form.qkv())} lengths {shown(form.lengths())}"
                 out = form.rows(inputs.q)
                 h, t = out.shape[-2], out.shape[0]
                 lse = torch.zeros(h, t) if found else torch.zeros(*out.shape[:2], h).transpose(1, 2)

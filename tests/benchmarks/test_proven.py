@@ -77,13 +77,10 @@ def test_proven_is_what_committed_results_show() -> None:
 def shown_executed(cases: list[dict[str, Any]]) -> Executed:
     """Of a record of ``tests/proof/conformance.py --execute``: where every call of the grid is right and
     faultless.
-
-    The kernel with descriptors is no part of it: no call takes it unless it is named.
     """
     of_arch: dict[int, list[dict[str, Any]]] = {}
     for case in cases:
-        if not case["case"].startswith("descriptors"):
-            of_arch.setdefault(case["arch"], []).append(case)
+        of_arch.setdefault(case["arch"], []).append(case)
     whole = {arch: of_it for arch, of_it in of_arch.items() if all(case["ok"] for case in of_it)}
     dtypes = [{case["dtype"] for case in of_it} for arch, of_it in whole.items() if arch != 75]  # fp16 alone
     widest = [max(max(case["head_dims"]) for case in of_it) for of_it in whole.values()]

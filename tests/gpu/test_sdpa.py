@@ -27,9 +27,9 @@ from attnsel import (
 )
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.sdpa.guards import check_call
-from attnsel.backends.sdpa.kernels import KERNELS
 from attnsel.backends.sdpa.ops import resolve
 from attnsel.backends.sdpa.plan import plan_mask
+from attnsel.backends.sdpa.run import KERNELS
 from reference import attention_reference
 
 DTYPES = [

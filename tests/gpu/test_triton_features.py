@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from functools import partial
 
 import pytest
 import torch
@@ -56,8 +55,8 @@ def skip_what_rules_refuse(arch: int | None, dtype: torch.dtype, width: int = 0)
         pytest.skip("TRITON021: on Turing the backward stops at head_dim 128")
 
 
-def check(spec: Spec, inputs: Inputs, **told: str) -> None:
-    actual, dout, dlse = carried_out(partial(forward, **told), backward, spec, inputs)
+def check(spec: Spec, inputs: Inputs) -> None:
+    actual, dout, dlse = carried_out(forward, backward, spec, inputs)
     dtype = inputs.q.dtype
     wanted, plain = (expected(spec, inputs, dout, dlse, at) for at in (torch.float64, dtype))
     if not spec.return_max_logit:
@@ -82,35 +81,23 @@ def test_every_feature(
 HEAD_DIMS = [(64, 64), (80, 80), (128, 128), (192, 128), (40, 72), (256, 256), (1, 17)]
 
 
-# What the forward takes by itself, and the kernel for Hopper and Blackwell that it takes only when told.
-VARIANTS: list[dict[str, str]] = [{}, {"variant": "descriptor"}]
-
-
 @both_ways
 @dtypes
-@pytest.mark.parametrize("told", VARIANTS, ids=str)
 @pytest.mark.parametrize("spec", [{}, CAUSAL, {"window_left": 7, "window_right": 0}], ids=str)
 @pytest.mark.parametrize(("d", "e"), HEAD_DIMS)
 def test_head_dims(
     d: int,
     e: int,
     spec: dict[str, int],
-    told: dict[str, str],
     dtype: torch.dtype,
     device: torch.device,
     arch: int | None,
     scale: int,
 ) -> None:
-    """Without a max logit: what asks for one goes to the general kernel alone."""
     skip_what_rules_refuse(arch, dtype, max(d, e))
     sizes = {"d": d, "e": e, "b": 1, "h": 2, "g": 1, "s_q": 19, "s_kv": 35}
     call, inputs = build(Case("", {**spec, "return_max_logit": False}, {}, sizes), dtype, scale=scale)
-    try:
-        check(call, onto(device, inputs), **told)
-    except ValueError as error:
-        if "variant 'descriptor' is not possible" not in str(error):
-            raise
-        pytest.skip(str(error))
+    check(call, onto(device, inputs))
 
 
 @pytest.mark.shows("triton", "head_dim 576")

@@ -18,7 +18,6 @@ _KINDS = (
     *("matrix", "waits", "mufu", "fp", "integer", "uniform"),
     *("shared", "memory", "barriers", "shuffles", "control", "local"),
 )
-_SHORT = {"forward_descriptor": "descriptor"}  # fits the column
 
 
 def conformance_compiled(
@@ -80,7 +79,7 @@ def _print(reports: list[KernelReport], loops: bool) -> None:
         dims = f"{r.head_dim_qk}/{r.head_dim_v}"
         loop = r.loop.instructions if r.loop else "-"
         found = (tile, r.warps, r.stages, r.registers, r.spills, used, loop, "✔" if r.ok else "✖")
-        print_text(line.format(r.arch, _SHORT.get(r.kernel, r.kernel), dims, r.dtype, r.feature, *found))
+        print_text(line.format(r.arch, r.kernel, dims, r.dtype, r.feature, *found))
         if loops and r.loop:
             print_text("\n".join(wrap(loop_words(r), "      ")))
     bad = [r for r in reports if not r.ok]

@@ -23,8 +23,6 @@ NAMED = {
     "test_conformance_cudnn.py": "test_a_false_accept_is_counted",
     "test_conformance_executed.py": "test_a_row_per_case_and_a_line_per_architecture test_bad_input",
     "test_conformance_flash.py": "test_bad_input",
-    "test_descriptor_compiled.py": "test_warps_are_specialised_and_nothing_spills",
-    "test_descriptors.py": "test_it_is_right_and_has_no_fault",
     "test_emulated_flash_attn.py": "test_functions_have_the_recorded_signatures "
     "test_numbers_are_the_definitions test_installed_is_found_and_leaves_nothing",
     "test_emulated_flash_attn_parts.py": "test_dropout_is_replayed_from_its_state test_refusals",

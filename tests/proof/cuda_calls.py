@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.sdpa import ops, varlen
 from attnsel.backends.sdpa import run as bound
-from attnsel.backends.sdpa.kernels import KERNELS, SdpaKernel
+from attnsel.backends.sdpa.run import KERNELS, SdpaKernel
 
 HALF = (torch.float16, torch.bfloat16)
 Sizes = dict[str, Any]  # a number, or the name of another size

@@ -18,10 +18,17 @@ from torch import Tensor
 import pool
 from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import launch as _launch
-from attnsel.backends.triton import launch as descriptors
-from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, Block, choose_descriptor
-from attnsel.backends.triton.launch import Launch, decode_launches, make_call, make_parts, tile_count
-from attnsel.backends.triton.launch_backward import ROWS_BLOCK, Buffers, backward_launches
+from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, Block
+from attnsel.backends.triton.launch import (
+    ROWS_BLOCK,
+    Buffers,
+    Launch,
+    backward_launches,
+    decode_launches,
+    make_call,
+    make_parts,
+    tile_count,
+)
 from attnsel.environment.gpus import ARCHITECTURES
 from sass import LoopMix
 
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256), (576, 512))
 FEATURES = ("full", "causal", "paged", "paged-256")  # shipped for every head dimension and dtype
-KERNELS = ("forward", "forward_descriptor", "dkdv", "dq", "decode", "merge")
+KERNELS = ("forward", "dkdv", "dq", "decode", "merge")
 EVERY_KERNEL = (*KERNELS, "rows", "dbias")
 # Shipped for all of them as well, and compiled for some: what scores a pair otherwise takes registers.
 SCORED_FEATURES = ("packed", "window", "dropout", "bias")
@@ -47,7 +54,7 @@ class Configuration:
     optional tensor at once.
     """
 
-    kernel: str  # forward, forward_descriptor, rows, dkdv, dq, dbias, decode, merge
+    kernel: str  # forward, rows, dkdv, dq, dbias, decode, merge
     arch: int
     head_dim_qk: int
     head_dim_v: int
@@ -85,10 +92,7 @@ class KernelReport:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong, in words.
-
-        The descriptor kernel is there for its specialised warps: Triton ignores the request silently.
-        """
+        """What is wrong, in words."""
         if self.error is not None:
             return (self.error,)
         multiplies = self.kernel not in ("rows", "merge") and self.dtype != "fp32"
@@ -98,7 +102,6 @@ class KernelReport:
             f"{self.spills} spills": self.spills > OUTSIDE or bool(self.spills and in_loop),
             f"{self.shared_memory} bytes of shared memory, {limit} allowed": self.shared_memory > limit,
             "no matrix instruction": multiplies and not self.matrix_instructions,
-            "warps are not specialised": self.kernel == descriptors.KERNEL and not self.specialised,
             f"serialised, {per_wait} matrix instructions per wait": self.loop and self.loop.serialised,
         }
         return (*(words for words, wrong in found.items() if wrong), *(f"ptxas: {w}" for w in self.warnings))
@@ -160,16 +163,14 @@ def _table(
         for kernel in kernels
         if not (arch < 80 and kernel == "dkdv" and max(d, e) > 128)
         if kernel in _FORWARD or (max(d, e) <= 256 and feature not in _PAGE_SIZES)
-        if kernel != descriptors.KERNEL or (dtype != "fp32" and choose_descriptor(arch, d, e, 2))
         if feature not in _LEFT_OUT.get(kernel, ()) and (kernel != "dbias" or "bias" in _CALLS[feature][1])
         for rows in (DECODE_ROWS if kernel == "decode" else DECODE_ROWS[-1:])
     ]
 
 
-_FORWARD = ("forward", "forward_descriptor", "decode", "merge")
+_FORWARD = ("forward", "decode", "merge")
 # Causal decode does more, and what the merge does depends on neither.
 _LEFT_OUT: dict[str, tuple[str, ...]] = {
-    "forward_descriptor": ("bias", "mask", "dropout", "all", *_PAGE_SIZES),  # descriptors.obstacle
     "decode": ("full",),
     "merge": ("full", "window", *_PAGE_SIZES),
 }
@@ -292,10 +293,6 @@ def launch_of(c: Configuration, sequence: int = 4096) -> Launch:
         return next(launch for launch in launches if launch.name == c.kernel)
     if c.kernel == "forward":
         return _launch.forward_launch(call, c.arch, out, lse, None, call.block("forward", c.arch))
-    if c.kernel == descriptors.KERNEL:
-        described = descriptors.descriptor_launch(call, c.arch, out, lse, "descriptor")
-        assert described is not None
-        return described
     dsinks = None
     if spec.softmax_type == "learnable":
         dsinks = _meta(_HEADS, 2, tile_count(sequence, ROWS_BLOCK), dtype=torch.float32)

@@ -42,7 +42,7 @@ def found(monkeypatch):
 
 
 def test_a_row_per_kernel(run, found):
-    found(GOOD, dataclasses.replace(GOOD, kernel="forward_descriptor", specialised=True, feature="paged-256"))
+    found(GOOD, dataclasses.replace(GOOD, kernel="decode", feature="paged-256"))
     code, out, _ = run("")
     assert code == 0
     lines = out.split("\n")
@@ -50,7 +50,7 @@ def test_a_row_per_kernel(run, found):
     assert lines[1].split() == (
         "90 forward 128/128 bf16 causal 128x128 8 2 255 0 160/227 587 ✔".split()  # noqa: SIM905
     )
-    assert lines[2].split()[1] == "descriptor"
+    assert lines[2].split()[1] == "decode"
     assert "2 of 2 compile" in lines[3]
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_table_is_refused_before_compiling(run, monkeypatch, t
         (f"--arch {'9' * 5000}", "allowed: 75, 80"),
         ("--arch ٩٠", "allowed: 75, 80"),
         (f"--head-dim {'9' * 5000}", "must be a number up to 576"),
-        ("--kernel backward", "allowed: forward, forward_descriptor, dkdv"),
+        ("--kernel backward", "allowed: forward, dkdv"),
         ("--feature causal,nonsense", "nonsense"),
         ("--dtype fp8", "allowed: bf16, fp16, fp32"),
         ("--compare no-such-file", "must be a file that conformance.py --json wrote"),

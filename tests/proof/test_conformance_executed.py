@@ -20,7 +20,7 @@ FAULT = Fault(
 GOOD = CaseReport("full", 80, "bf16", (64, 64), ["forward"], 4, 12_345, 2.0, 1.5, {"out": 0.1234})
 RACED = CaseReport("full", 80, "fp16", (64, 64), ["dq"], 4, 100, 1.0, 0.5, {"dq": 0.5}, [FAULT])
 WRONG = CaseReport("mask", 80, "bf16", (64, 64), ["forward"], 4, 100, 1.0, 0.5, {"out": float("inf")})
-MISSING = CaseReport("descriptors, causal", 90, "bf16", (128, 128), unsupported=("mbarrier.init.b64",))
+MISSING = CaseReport("full", 100, "bf16", (128, 128), unsupported=("mbarrier.init.b64",))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_json(run, found):
         "calls": 3, "kernels": 3, "blocks": 12, "instructions": 12_545, "seconds": 4.0, "compiling": 2.5,
         "largest_error": 1e9, "faults": 1, "not_executed": 0, "opcodes_not_covered": [],
     }  # fmt: skip
-    assert said["architectures"]["sm90"]["opcodes_not_covered"] == ["mbarrier.init.b64"]
+    assert said["architectures"]["sm100"]["opcodes_not_covered"] == ["mbarrier.init.b64"]
     assert said["cases"][1]["faults"][0]["source"] == "backward.py:7"
     assert said["cases"][2]["errors"] == {"out": None}
     assert [case["ok"] for case in said["cases"]] == [True, False, False, False]
@@ -91,9 +91,7 @@ def test_quick_takes_the_representative_cases_once_and_with_few_calls(run, monke
     chosen = []
     monkeypatch.setattr(cases, "reports", lambda wanted, progress, jobs: chosen.extend(wanted) or [])
     run("--execute --quick --arch 80")
-    assert [case.name for case, _, _ in chosen] == [
-        case.name for case in cases.CASES if case.quick and (not case.archs or 80 in case.archs)
-    ]
+    assert [case.name for case, _, _ in chosen] == [case.name for case in cases.CASES if case.quick]
     assert all(len(case.also) <= 2 for case, _, _ in chosen)
 
 

@@ -24,14 +24,15 @@ from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.triton import compiler as turing
 from attnsel.backends.triton.blocks import ARCHS, DECODE_ROWS, PASSES, Block, Tiles, choose
 from attnsel.backends.triton.launch import (
+    Buffers,
     Launch,
+    backward_launches,
     check,
     decode_launches,
     forward_launch,
     make_call,
     make_parts,
 )
-from attnsel.backends.triton.launch_backward import Buffers, backward_launches
 from attnsel.backends.triton.tile import EDGES
 from attnsel.environment.gpus import ARCHITECTURES
 from gate import (
@@ -177,7 +178,6 @@ def test_warnings_of_ptxas(line: str, warnings: tuple[str, ...]) -> None:
         ({"spills": 3}, "3 spills"),
         ({"shared_memory": 233000}, "233000 bytes of shared memory, 232448 allowed"),
         ({"matrix_instructions": ()}, "no matrix instruction"),
-        ({"kernel": "forward_descriptor"}, "warps are not specialised"),
         ({"warnings": ("(C7515) why",)}, "ptxas: (C7515) why"),
     ],
 )

@@ -29,8 +29,7 @@ if importlib.util.find_spec("triton") is None:
 
 from attnsel.backends.triton import run
 from attnsel.backends.triton.blocks import Block, Tiles
-from attnsel.backends.triton.launch import make_call
-from attnsel.backends.triton.launch_backward import head_shares, may_have_dead_rows
+from attnsel.backends.triton.launch import head_shares, make_call, may_have_dead_rows
 from ptx_interpreter.run import Executed, executed_on
 
 torch.set_num_threads(1)

@@ -43,7 +43,7 @@ from attnsel import (
 )
 from attnsel.backends import flash_attention
 from attnsel.backends.contract import Grads, Inputs, Result, Spec
-from attnsel.backends.flash_attention import packages
+from attnsel.backends.flash_attention.kernel import Function
 from attnsel.base.model import FrozenModel
 from attnsel.environment import Environment
 from attnsel.environment.versions import Version
@@ -137,11 +137,11 @@ def given_to(generation: int, version: str, case: str, **spec: Any) -> Any:
     """What a release of FlashAttention is given, by the name of each function."""
     module = {2: flash_attention.two, 3: flash_attention.three, 4: flash_attention.four}[generation]
     settings, inputs = varlen_cases.made(next(one for one in EVERY if one.name == case), torch.float16)
-    settings, seen, run = dataclasses.replace(settings, **spec), [], packages.Function._run
+    settings, seen, run = dataclasses.replace(settings, **spec), [], Function._run
     with (
         installed(generation, version),
         patch.object(
-            packages.Function,
+            Function,
             "_run",
             lambda self, given: seen.append((self.where, given)) or run(self, given),
         ),

@@ -26,8 +26,8 @@ def shown_by(item: pytest.Item) -> dict[str, Any] | None:
         return None
     candidate, *named = marker.args
     given: dict[str, Any] = getattr(item, "callspec").params if hasattr(item, "callspec") else {}  # noqa: B009
-    if candidate is None or given.get("told"):
-        return None  # told: a variant that no call takes by itself
+    if candidate is None:
+        return None
     words, also = set(named), set(marker.kwargs.get("also", ()))
     case = given.get("case", Case("", given["spec"]) if "spec" in given else None)
     if case is not None:

@@ -21,6 +21,7 @@ from attnsel.backends.cudnn.ask.libraries import Missing, Untrusted, cache_folde
 from attnsel.backends.cudnn.candidate import in_short
 from attnsel.backends.cudnn.graph import Graph
 from attnsel.base.processes import Child, Unready, python
+from attnsel.base.records import to_json
 from attnsel.environment.versions import Version
 
 # --------------------------------------------------------------------------------------------------------
@@ -234,12 +235,12 @@ class Library:
 
     def ask(self, graph: Graph, device: dict[str, Any], *, build: bool = False) -> Answer:
         """Whether this graph would run on that device (``device.device_json``). Raises Missing."""
-        key = key_of(graph.as_dict(), device, build, self._who)
+        key = key_of(to_json(graph), device, build, self._who)
         with contextlib.suppress(ValidationError):  # nothing is kept, or something else
             return replace(_ANSWER.validate_python(self._store.get(key)), remembered=True)
         versions = self.versions()
         judge: Literal["library", "frontend"] = "frontend" if self._pretend else "library"
-        question = {"graph": graph.as_dict(), "device": device, "build": build}
+        question = {"graph": to_json(graph), "device": device, "build": build}
         child = self._started()
         said = child.ask(question, self._timeout)
         if said is None:

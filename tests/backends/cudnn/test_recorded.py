@@ -22,6 +22,7 @@ from attnsel.backends.cudnn.ask.libraries import device_json
 from attnsel.backends.cudnn.build import declare
 from attnsel.backends.cudnn.candidate import workspace, workspace_in_pytorch
 from attnsel.backends.cudnn.graph import UIDS, Graph, backward, forward, planned
+from attnsel.base.records import to_json
 from attnsel.environment.gpus import catalogue
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from recorded import ASKED, Differences, calls
@@ -63,7 +64,7 @@ def test_graphs(record: Record) -> None:
     lines = [f"uids | {' '.join(f'{name}={uid}' for name, uid in UIDS.items())}"]
 
     def add(name: str, graph: Graph) -> None:
-        assert Graph.from_dict(graph.as_dict()) == graph
+        assert Graph.from_dict(to_json(graph)) == graph
         lines.append(f"{name} | {graph.node} | {same.line(graph.node, shown(graph))}")
 
     for case, spec, inputs in calls(torch.bfloat16):

@@ -213,7 +213,7 @@ def test_another_library_or_device_has_plans_of_its_own(monkeypatch: pytest.Monk
         here._replace(versions=("9.13.0", "1.28.0")),
         here._replace(device=torch.device("cuda", 1)),
     ]
-    monkeypatch.setattr(plans, "_capturing", lambda device: False)
+    monkeypatch.setattr(plans, "capturing", lambda device: False)
     for where in (here, *there, here):
         plans.plan_of(found.forward, found.forward_digest, where)
     assert len(emulated_cudnn.built) == 4

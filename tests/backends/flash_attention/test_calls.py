@@ -14,7 +14,7 @@ from torch import Tensor
 from attention_cases import CAUSAL, Case, carried_out, error, expected, spoilt, upstream, with_garbage
 from attnsel.backends.contract import Inputs, Spec
 from attnsel.backends.flash_attention import four, three, two
-from attnsel.backends.flash_attention.packages import Function
+from attnsel.backends.flash_attention.kernel import Function
 from attnsel.flash_attn.shim import install, uninstall
 from emulated_flash_attn import installed
 from flash_attention_cases import EVERY, RELEASES, Release, takes

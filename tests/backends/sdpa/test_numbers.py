@@ -18,8 +18,7 @@ from attnsel.backends.contract import Inputs, Result, Spec
 from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.sdpa import ops, run
 from attnsel.backends.sdpa import ops as shapes
-from attnsel.backends.sdpa.kernels import KERNELS
-from attnsel.backends.sdpa.run import bind
+from attnsel.backends.sdpa.run import KERNELS, bind
 from pairwise import pairwise
 from reference import attention_reference
 from tables import each

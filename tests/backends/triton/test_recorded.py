@@ -99,10 +99,7 @@ def test_tiles(record: Record) -> None:
                     cells.setdefault(block, []).append(words)
                 shown = "; ".join(f"{block}: {', '.join(words)}" for block, words in cells.items())
                 lines.append(f"sm{arch} {name} {d}/{e}: {shown}")
-        for d, e in ((64, 64), (65, 8), (8, 65), (128, 129), (257, 64)):
-            lines.append(f"sm{arch} descriptor {d}/{e}: {said(blocks.choose_descriptor(arch, d, e, 2))}")
     record.holds(FOLDER / "tiles.txt", lines)
-    assert blocks.choose_descriptor(90, 64, 64, 4) is None
     assert blocks.Block(1, 2, 3, 4).options == {"num_warps": 3, "num_stages": 4, "enable_fp_fusion": True}
 
 

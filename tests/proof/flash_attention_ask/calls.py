@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnsel.backends.checks import default_slopes
 from attnsel.backends.contract import Inputs, Spec
-from attnsel.backends.strides import Strided, layouts
+from attnsel.backends.cudnn.graph import Strided, layouts
 from attnsel.errors import UnsupportedArgument
 from attnsel.params import AttentionParams
 

@@ -12,7 +12,6 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from attnsel.backends.triton import launch as descriptors
 from attnsel.backends.triton import run
 from attnsel.backends.triton.launch import Launch, make_call
 from paths import ROOT
@@ -96,31 +95,6 @@ def test_an_edit_that_changes_nothing_is_blamed_on_nothing(launch: Launch) -> No
     swapped = nth(0, r"add\.s32(\s+)(%r\d+), (%r\d+), (%r\d+);", r"add.s32\1\2, \4, \3;")
     assert blame(launch, 80, lambda text: text) is None
     assert blame(launch, 80, swapped) is None
-
-
-DESCRIBED = {
-    "a tile from elsewhere": nth(
-        0, r"(cp\.async\.bulk\.tensor\S* \[%r\d+\], \[%rd\d+, \{)(%r\d+), (%r\d+)", r"\1\3, \2"
-    ),
-    "too few bytes expected": nth(
-        0, r"(arrive\.expect_tx\.shared::cta\.b64 _, \[%r\d+\], )(\d+);", r"\g<1>64;"
-    ),
-}
-
-
-@pytest.mark.skipif(not descriptors.tried(), reason="the kernel is not for this Triton")
-@pytest.mark.parametrize("change", DESCRIBED.values(), ids=DESCRIBED)
-def test_tensor_copies_and_their_mbarriers_are_blamed_too(change: Change) -> None:
-    case = next(case for case in cases.CASES if case.name == "descriptors, causal")
-    call = make_call(*cases.make(case, torch.bfloat16))
-    (launch,) = run._forward_launches(call, 90, 0, run._results(call), variant="descriptor")
-    assert blame(launch, 90, lambda text: text) is None
-    blamed = blame(launch, 90, change)
-    assert blamed is not None
-    assert blamed.kernel == "forward_descriptor_kernel"
-    # Where Triton specialises warps, its copies have the kernel's first line.
-    assert blamed.source.startswith("forward_descriptor.py:")
-    assert re.match(r"@%p\d+ (cp\.async\.bulk|mbarrier)", blamed.instruction)
 
 
 def test_lines_are_kept(launch: Launch) -> None:

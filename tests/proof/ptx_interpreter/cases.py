@@ -31,7 +31,6 @@ from ptx_interpreter.grid import (
     CAUSAL,
     DECODED,
     DECODED_SWEEP,
-    DESCRIPTORS,
     DIAGONALS,
     PACKED,
     PAIRS,
@@ -102,18 +101,6 @@ CASES = (
                                 "softmax_type": "off-by-one"}}),
          tensors={"seqlens_kv": "b"}, page_size=64, splits=4, also=DECODED_SWEEP),
     *PAIRS,
-    Case("descriptors, causal", CAUSAL, head_dims=(128, 128), variant="descriptor", backward=False,
-         archs=(90, 100), quick=True),
-    Case("descriptors, full, stages used again", **(DESCRIPTORS | {"lengths": (150, 700)}), dtypes=BOTH),
-    Case("descriptors, packed", {**PACKED, **CAUSAL}, **(DESCRIPTORS | {"head_dims": (128, 128)})),
-    Case("descriptors, packed, apart, features",
-         {**PACKED, **BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable"},
-         {"padded": "", "alibi_slopes": "b h", "softmax_offset": "h"}, **DESCRIPTORS),
-    Case("descriptors, lengths, rows without a key", BOTTOM_RIGHT, {"seqlens_q": "b", "seqlens_kv": "b"},
-         **(DESCRIPTORS | {"lengths": (150, 77)})),
-    Case("descriptors, head_dims 192 and 128", **(DESCRIPTORS | {"head_dims": (192, 128)})),
-    Case("descriptors, head_dim 256", **(DESCRIPTORS | {"head_dims": (256, 256), "lengths": (70, 301)})),
-    Case("descriptors, head_dims 40 and 24", **(DESCRIPTORS | {"head_dims": (40, 24)}), dtypes=("fp16",)),
 )  # fmt: skip
 
 
@@ -165,7 +152,6 @@ def wanted_cases(archs: tuple[int, ...], words: tuple[str, ...] = (), quick: boo
         (case.shortened() if quick else case, arch, dtype)
         for arch in archs
         for case in CASES
-        if not case.archs or arch in case.archs
         if not words or any(word in case.name for word in words)
         if case.quick or not quick
         for dtype in case.dtypes_on(arch)[: 1 if quick else None]
@@ -248,7 +234,7 @@ class Call:
 
     def carried_out(self) -> dict[str, Tensor]:
         """Forward and, where the case has one, backward, in the context of the caller: results by name."""
-        result = run.forward(self.spec, self.given, splits=self.case.splits, variant=self.case.variant)
+        result = run.forward(self.spec, self.given, splits=self.case.splits)
         assert result.lse is not None
         actual = {"out": result.out, "lse": result.lse}
         if result.max_logit is not None:

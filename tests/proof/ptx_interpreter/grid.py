@@ -25,8 +25,6 @@ class Case:
     page_size: int = 0  # the keys lie in pages
     splits: int | None = None  # of decode; None: as the call would choose
     backward: bool = True
-    variant: str | None = None  # of the forward: see ``run.forward``
-    archs: tuple[int, ...] = ()  # the only ones; all if left out
     heads: tuple[int, int] = (2, 1)  # of queries, of keys and values
     also: tuple[dict[str, Any], ...] = ()  # more calls: what of a case or of its ``spec`` is another
     quick: bool = False  # one of the representative part
@@ -52,7 +50,6 @@ BOTTOM_RIGHT = {"window_right": 0, "bottom_right": True}
 BOTH = ("bf16", "fp16")
 PACKED = {"packed": True}
 ALL = {**BOTTOM_RIGHT, "window_left": 70, "softcap": 1.5, "softmax_type": "learnable", "dropout_p": 0.3}
-DESCRIPTORS: dict[str, Any] = {"variant": "descriptor", "backward": False, "archs": (90,)}
 DECODED: dict[str, Any] = {"spec": BOTTOM_RIGHT, "lengths": (3, 300), "backward": False}
 
 

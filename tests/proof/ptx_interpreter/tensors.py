@@ -84,9 +84,7 @@ def _packed(case: Case, size: dict[str, int], dtype: torch.dtype) -> dict[str, A
 
 
 def _rows_apart(shape: tuple[int, ...], dtype: torch.dtype, case: Case) -> Tensor:
-    """Rows with bytes between them that are no element's; descriptors are made for rows without."""
-    if case.variant is not None:
-        return torch.randn(shape, dtype=dtype)
+    """Rows with bytes between them that are no element's."""
     filler = True if dtype == torch.bool else math.nan
     memory = torch.full((*shape[:-1], shape[-1] + _APART), filler, dtype=dtype)
     t = memory[..., : shape[-1]]
