@@ -62,7 +62,7 @@ def check(spec: Spec, inputs: Inputs) -> None:
         "dropout_seed": spec.dropout_p and i.dropout_seed is None and "dropout needs an int64 scalar tensor",
         "alibi_slopes": i.alibi_slopes is not None
         and not is_default(i.alibi_slopes)
-        and "cuDNN computes its own slopes; only backends.slopes.default_slopes may be given",
+        and "cuDNN computes its own slopes; only backends.checks.default_slopes may be given",
         "softmax_offset": spec.softmax_type == "learnable"
         and i.softmax_offset is None
         and "softmax_type 'learnable' needs a tensor [h]",
