@@ -265,7 +265,7 @@ def _of_every_rule() -> list[dict[str, Any]]:
         fields = {name: value for name, value in asked.items() if name in AttentionParams.model_fields}
         with contextlib.suppress(InvalidInput):  # of examples that need an environment of another kind
             selection = select(AttentionParams(**fields), Environment.describe(**machine))
-            found.append(selection.as_dict(unlocks=len(found) % 4 == 0))
+            found.append(selection.as_dict(unlocks=len(found) % 16 == 0))
     assert len(found) > len(REGISTRY.rules) // 2
     return found
 

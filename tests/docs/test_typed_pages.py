@@ -25,7 +25,13 @@ def wrong_in(printed: list[typed_pages.Printed]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", typed_pages.TYPED)
+# Its programs load torch nine times, and tests/attnsel/diagnose/watching has what they show.
+LONG = ("docs/tutorials/slow-model.md",)
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in typed_pages.TYPED]
+)
 def test_a_page_shows_what_its_reader_sees(page, tmp_path):
     found = typed_pages.read(page)
     text = "".join(block.text for block in found)
