@@ -48,6 +48,13 @@ def tree(tmp_path_factory):
     return installed(tmp_path_factory.mktemp("installed"))
 
 
+def test_the_product_is_no_longer_than_its_bound():
+    """``[tool.attnsel] most-lines`` in pyproject.toml: whoever raises it says what was deleted against it."""
+    bound = tomllib.loads(CONFIG.read_text())["tool"]["attnsel"]["most-lines"]
+    files = (path for top in ("attnsel", "rules", "backends") for path in (ROOT / top).rglob("*.py"))
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= bound
+
+
 def child(tree: Path, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True)
 
