@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -161,49 +162,23 @@ def _interval(spec: str) -> tuple[Version | None, Version | None]:
     return low, high
 
 
-def _factory(component: str, *specs: str) -> Versions:
-    if not specs:
-        return Versions(component, ((None, None),))
-    return Versions(component, tuple(_interval(spec) for spec in specs))
+def _those_of(component: str, *specs: str) -> Versions:
+    """The versions of a component that one of ``specs`` names; all of them without any."""
+    return Versions(component, tuple(_interval(spec) for spec in specs) or ((None, None),))
 
 
-def cudnn(*specs: str) -> Versions:
-    """cuDNN as loaded at run time (``cudnnGetVersion``), not as built against."""
-    return _factory("cudnn", *specs)
-
-
-def cudnn_frontend(*specs: str) -> Versions:
-    return _factory("cudnn_frontend", *specs)
-
-
-def torch(*specs: str) -> Versions:
-    return _factory("torch", *specs)
-
-
-def triton(*specs: str) -> Versions:
-    return _factory("triton", *specs)
-
-
-def cuda(*specs: str) -> Versions:
-    """The CUDA toolkit that torch was built with (``torch.version.cuda``)."""
-    return _factory("cuda", *specs)
-
-
-def flash_attn(*specs: str) -> Versions:
-    """FlashAttention 2, the package flash-attn."""
-    return _factory("flash_attn", *specs)
-
-
-def flash_attn_3(*specs: str) -> Versions:
-    """FlashAttention 3, built from hopper/ of its repository."""
-    return _factory("flash_attn_3", *specs)
-
-
-def flash_attn_4(*specs: str) -> Versions:
-    """FlashAttention 4, the package flash-attn-4."""
-    return _factory("flash_attn_4", *specs)
-
-
-def transformer_engine(*specs: str) -> Versions:
-    """TransformerEngine, which attnsel only has notes about."""
-    return _factory("transformer_engine", *specs)
+torch = partial(_those_of, "torch")
+triton = partial(_those_of, "triton")
+cuda = partial(_those_of, "cuda")
+"""The CUDA toolkit that torch was built with (``torch.version.cuda``)."""
+cudnn = partial(_those_of, "cudnn")
+"""cuDNN as loaded at run time (``cudnnGetVersion``), not as built against."""
+cudnn_frontend = partial(_those_of, "cudnn_frontend")
+flash_attn = partial(_those_of, "flash_attn")
+"""FlashAttention 2, the package flash-attn."""
+flash_attn_3 = partial(_those_of, "flash_attn_3")
+"""FlashAttention 3, built from hopper/ of its repository."""
+flash_attn_4 = partial(_those_of, "flash_attn_4")
+"""FlashAttention 4, the package flash-attn-4."""
+transformer_engine = partial(_those_of, "transformer_engine")
+"""TransformerEngine, which attnsel only has notes about."""
