@@ -2,9 +2,9 @@
 
 Three pieces, each with an example in docs/how-to/plugins.md: an entry point of the group
 ``attnsel.backends``; the :class:`CandidateRecord` that it names, with its rules, in a module that imports no
-torch (plans are made where there is none); and the kernel, imported when the candidate is first chosen. The record is the one that
-attnsel's own candidates declare: attnsel/verdicts/record.py says what each field means, and
-attnsel/backends/contract.py what a kernel's functions take and give.
+torch (plans are made where there is none); and the kernel, imported when the candidate is first chosen. The
+record is the one that attnsel's own candidates declare: attnsel/verdicts/record.py says what each field
+means, and attnsel/backends/contract.py what a kernel's functions take and give.
 
 A plug-in that does not load, or says something that cannot be, is named in a warning and by
 ``attnsel doctor``, and left out. A rule that raises, or returns something else than a finding, makes its
