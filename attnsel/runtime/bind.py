@@ -212,12 +212,7 @@ def _through_contract(binding: Binding) -> Run:
             inputs.bias,
             inputs.softmax_offset,
         )
-        results = [_finish(config, inputs)(out)]
-        if config.return_lse:
-            results.append(lse)
-        if config.return_max_logit:
-            results.append(max_logit)
-        return results[0] if len(results) == 1 else tuple(results)
+        return config.results(_finish(config, inputs)(out), lse, max_logit)
 
     return run
 
