@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # ---- What is said to Dynamo and asked of symbolic sizes ------------------------------------------------
 # Without loading either before something is compiled: ``torch.compiler.assume_constant_result`` imports
-# ``torch._dynamo``, ``torch.fx.experimental.symbolic_shapes`` sympy: 1.2 s of CPU together (torch 2.13) that a
-# program which compiles nothing would pay when it imports us.
+# ``torch._dynamo``, ``torch.fx.experimental.symbolic_shapes`` sympy: 1.2 s of CPU together (torch 2.13) that
+# a program which compiles nothing would pay when it imports us.
 
 
 F = TypeVar("F", bound=Callable[..., Any])

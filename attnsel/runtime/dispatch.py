@@ -530,12 +530,15 @@ def environment_of(q: Tensor) -> Environment:
 # ---- the first call of a signature ------------------------------------------------------------------
 
 
-def kept(cache: BoundedCache[Bound], way: Way, call: Call) -> tuple[Bound, Any]:
-    """What is bound for this signature, and what the call gives: from ``cache``, or settled now."""
+def kept(cache: BoundedCache[Bound], way: Way, call: Call, *more: Any) -> tuple[Bound, Any]:
+    """What is bound for this signature, and what the call gives: from ``cache``, or settled now.
+
+    ``more``: what the key has besides the signature.
+    """
     # The object that stands for these settings in keys: an equal one met before, if there is one.
     settings = _settings.get(call.settings) or _settings.add(call.settings, call.settings)
     call = call._replace(settings=settings)
-    key = signature_of(call.config, settings, call.q, call.k, call.v, call.extras)
+    key = (*signature_of(call.config, settings, call.q, call.k, call.v, call.extras), *more)
     bound = cache.get(key)
     if bound is not None:
         return bound, way.run(bound, call)
