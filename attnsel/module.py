@@ -21,7 +21,7 @@ from attnsel.params.attention import MOST
 from attnsel.params.options import exchange_named
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, missing, unpack, window_pair
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, unpack, window_pair
 from attnsel.runtime.dispatch import attend, explain
 from attnsel.runtime.inputs import packed_starts
 
@@ -234,14 +234,11 @@ class DotProductAttention(nn.Module):
                 softmax_scale,
             )
             interleaved = type(qkv_interleave_dim) is not int or qkv_interleave_dim != -3
-            if qkv_layer is not None or kv_layer is not None or interleaved:
-                given = query_layer, key_layer, value_layer
+            packed = interleaved or qkv_layer is not None or kv_layer is not None
+            if packed or query_layer is None or key_layer is None or value_layer is None:
+                given = query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim
                 paged = block_table is not None
-                query_layer, key_layer, value_layer = unpack(
-                    *given, qkv_layer, kv_layer, qkv_interleave_dim, static.qkv_format, paged
-                )
-            elif query_layer is None or key_layer is None or value_layer is None:
-                raise missing(query_layer, key_layer, value_layer)
+                query_layer, key_layer, value_layer = unpack(*given, static.qkv_format, paged)
         except Exception as error:
             if self._cp is not None:
                 context_parallel.fail(self._cp, error, query_layer)
@@ -319,16 +316,10 @@ class DotProductAttention(nn.Module):
             given["core_attention_bias_type"],
             given["softmax_scale"],
         )
-        qkv = given["query_layer"], given["key_layer"], given["value_layer"]
-        qkv_layer, kv_layer, interleave_dim = (
-            given[name] for name in ("qkv_layer", "kv_layer", "qkv_interleave_dim")
-        )
-        interleaved = type(interleave_dim) is not int or interleave_dim != -3
-        if qkv_layer is not None or kv_layer is not None or interleaved:
-            paged = extras.block_table is not None
-            qkv = unpack(*qkv, qkv_layer, kv_layer, interleave_dim, static.qkv_format, paged)
-        elif any(t is None for t in qkv):
-            raise missing(*qkv)
+        layers = ("query_layer", "key_layer", "value_layer", "qkv_layer", "kv_layer", "qkv_interleave_dim")
+        q, k, v, qkv_layer, kv_layer, interleave_dim = (given[name] for name in layers)
+        paged = extras.block_table is not None
+        qkv = unpack(q, k, v, qkv_layer, kv_layer, interleave_dim, static.qkv_format, paged)
         if self._cp is None:
             selection = explain(static, *qkv, extras, environment)
         else:

@@ -17,15 +17,7 @@ from attnsel.params import AttentionParams, default_softmax_scale
 from attnsel.runtime.adaptations import Adapted, Known, RunGradients, adapted
 from attnsel.runtime.call import Call, Config, Extras
 from attnsel.runtime.inputs import check_contents, check_tensors, lengths_if_given, mask_pair, real_lengths
-from attnsel.runtime.kernels import (
-    Attend,
-    CannotPrepare,
-    Kernel,
-    KernelCall,
-    kernel_of,
-    prepare_kernel,
-    raise_if_no_refusal,
-)
+from attnsel.runtime.kernels import Attend, Kernel, KernelCall, kernel_of, prepare_kernel, refusing
 from attnsel.settings import Settings
 
 Run = Callable[..., Any]
@@ -157,11 +149,7 @@ def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None]:
         prepare(binding, call)
         return _through_contract(binding), None
     example = binding.gather(call)
-    try:
-        op = kernel.bind(binding.spec, example)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
-        raise_if_no_refusal(error)
-        raise CannotPrepare(str(error)) from error
+    op: Callable[..., Tensor] | None = refusing(kernel.bind, binding.spec, example)
     if op is None:
         prepare(binding, call)
         return _through_contract(binding), None
@@ -258,7 +246,11 @@ def make_gather(config: Config, spec: Spec, seeded_dropout: bool) -> Callable[[C
         extras = call.extras
         if padding:
             check_readable(call)
-        q, k, v = _views(call)
+        q = to_contract(call.config, call.q)
+        if call.paged:  # pools of pages are [pages, page_size, g, d] in any format
+            k, v = call.k.transpose(1, 2), call.v.transpose(1, 2)
+        else:
+            k, v = to_contract(call.config, call.k), to_contract(call.config, call.v)
         bias = extras.core_attention_bias
         if bias is not None and pre_scale is not None:
             bias = bias * pre_scale  # (x + bias) * scale = x * scale + bias * scale
@@ -267,7 +259,10 @@ def make_gather(config: Config, spec: Spec, seeded_dropout: bool) -> Callable[[C
             slopes = default_slopes(q.shape[1], q.device)
         table, sink = extras.block_table, extras.softmax_offset
         seqlens_q, seqlens_kv = _dense_lengths(call) if padding else (None, None)
-        seed, offset = _seed(call) if needs_seed else (None, None)
+        seed = offset = None
+        if needs_seed:  # from the device's generator, so that checkpointing and manual_seed replay it
+            seed = draw_seed(q.device) if extras.dropout_seed is None else extras.dropout_seed
+            offset = torch.zeros((), dtype=torch.int64, device=q.device)
         return Inputs(
             q=q,
             k=k,
@@ -292,14 +287,6 @@ def make_gather(config: Config, spec: Spec, seeded_dropout: bool) -> Callable[[C
     return gather
 
 
-def _views(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v with the contract's dimensions; pools of pages are [pages, page_size, g, d] in any format."""
-    q = to_contract(call.config, call.q)
-    if call.paged:
-        return q, call.k.transpose(1, 2), call.v.transpose(1, 2)
-    return q, to_contract(call.config, call.k), to_contract(call.config, call.v)
-
-
 def _dense_lengths(call: Call) -> tuple[Tensor | None, Tensor | None]:
     """int32 [b] real rows of a padded batch, and of keys in pages; None for packed ones."""
     packed = call.config.form.packed
@@ -307,14 +294,6 @@ def _dense_lengths(call: Call) -> tuple[Tensor | None, Tensor | None]:
         lengths_q = None if packed else lengths_if_given(call.extras.cu_seqlens_q)
         return lengths_q, lengths_if_given(call.extras.cu_seqlens_kv)
     return (None, None) if packed else real_lengths(call.extras)
-
-
-def _seed(call: Call) -> tuple[Tensor, Tensor]:
-    """Drawn from the device's generator, so that checkpointing and manual_seed replay it."""
-    seed = call.extras.dropout_seed
-    if seed is None:
-        seed = draw_seed(call.q.device)
-    return seed, torch.zeros((), dtype=torch.int64, device=call.q.device)
 
 
 def draw_seed(device: torch.device) -> Tensor:

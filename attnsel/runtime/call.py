@@ -353,8 +353,13 @@ def unpack(
 
     ``interleave_dim`` -2 stands for [.., h, 3, d] and [.., g, 2, d]. No copy; one stack in the backward gives
     the packed gradient. Raises InvalidInput for any other shape, for tensors given twice or not at all, and
-    with pages.
+    with pages. Where nothing is packed, they are q, k and v as they are.
     """
+    if type(interleave_dim) is int and interleave_dim == -3 and qkv_layer is None and kv_layer is None:
+        for name, t in (("query_layer", q), ("key_layer", k), ("value_layer", v)):
+            if t is None:
+                raise InvalidInput(name, None, "must be given, or qkv_layer or kv_layer that holds it")
+        return q, k, v
     if not isinstance(interleave_dim, int):
         raise InvalidInput("qkv_interleave_dim", interleave_dim, "must be -3 (bs3hd) or -2 (bsh3d)")
     if qkv_layer is None and kv_layer is None:
@@ -387,9 +392,3 @@ def unpack(
         raise InvalidInput(f"{name}.shape", tuple(packed.shape), allowed)
     views = packed.unbind(interleave_dim)
     return (views[0], views[1], views[2]) if count == 3 else (q, views[0], views[1])
-
-
-def missing(q: Any, k: Any, v: Any) -> InvalidInput:
-    """What to raise where one of the three is None and nothing packed stands for it."""
-    name = "query_layer" if q is None else "key_layer" if k is None else "value_layer"
-    return InvalidInput(name, None, "must be given, or qkv_layer or kv_layer that holds it")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -129,20 +129,27 @@ _deterministic: Callable[[], bool] = getattr(
 any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
-class Way(Protocol):
-    """One way in which a call runs. Everything but ``select`` may raise what :func:`is_refusal` knows."""
+class Way:
+    """One way in which a call runs: this one as it is made, differentiable; others say what is different.
+
+    Everything but ``select`` may raise what :func:`is_refusal` knows.
+    """
 
     def select(self, call: Call, evidence: Evidence) -> Selection:
         """The selection for this call, given what refused before."""
+        return located(select_for(call, evidence), call)
 
     def bind(self, selection: Selection, call: Call) -> Bound:
         """The chosen kernel, prepared for calls like this one."""
+        return bind(selection, call)
 
     def check(self, bound: Bound, call: Call) -> bool:
         """Compare it with the reference, unless that is settled; False: not now, ask again."""
+        return selfcheck.check(bound, call)
 
     def run(self, bound: Bound, call: Call) -> Any:
         """The call itself; a refusal here counts as well."""
+        return bound.run(call)
 
 
 def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
@@ -193,23 +200,7 @@ def _autograd_refuses(call: Call) -> bool:
     return recorded and any(t.is_inference() for t in (call.q, call.k, call.v))
 
 
-class Eager:
-    """A call as it is made, differentiable."""
-
-    def select(self, call: Call, evidence: Evidence) -> Selection:
-        return located(select_for(call, evidence), call)
-
-    def bind(self, selection: Selection, call: Call) -> Bound:
-        return bind(selection, call)
-
-    def check(self, bound: Bound, call: Call) -> bool:
-        return selfcheck.check(bound, call)
-
-    def run(self, bound: Bound, call: Call) -> Any:
-        return bound.run(call)
-
-
-class Traced(Eager):
+class Traced(Way):
     """While a graph is traced: nothing runs, and nothing can be compared."""
 
     def check(self, bound: Bound, call: Call) -> bool:
@@ -219,7 +210,7 @@ class Traced(Eager):
         return None
 
 
-class Carrying(Eager):
+class Carrying(Way):
     """A forward that gives its log-sum-exp as well, so that a backward elsewhere may start from it.
 
     The question asks for none: which candidate runs must not depend on how gradients come about.
@@ -240,7 +231,7 @@ def _with_lse(call: Call) -> Call:
     return call._replace(config=call.config.replace(return_lse=True))
 
 
-class Gradients:
+class Gradients(Way):
     """The backward of a traced call, where autograd does not record.
 
     From the ``known`` output and log-sum-exp of its forward, whichever candidate gave them, or (None) after
@@ -283,7 +274,7 @@ class MergedGradients(Gradients):
         return selfcheck.check_kernel(binding.kernel, binding.spec, inputs, bound.selection, call.settings)
 
 
-EAGER = Eager()
+EAGER = Way()
 TRACED = Traced()
 CARRYING = Carrying()
 
