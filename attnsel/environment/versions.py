@@ -135,9 +135,6 @@ def _interval_text(low: Version | None, high: Version | None) -> str:
     return f"{low} to < {high}"
 
 
-_TERM = re.compile(r"\s*(?P<op>>=|<=|==|<|>)\s*(?P<version>[0-9.]+(b[0-9]+)?)\s*$")
-
-
 def _interval(spec: str) -> tuple[Version | None, Version | None]:
     """``">=9.2,<9.6"`` as one interval. packaging checks the grammar; we keep comparisons cheap."""
     try:
@@ -147,10 +144,10 @@ def _interval(spec: str) -> tuple[Version | None, Version | None]:
     low: Version | None = None
     high: Version | None = None
     for term in terms:
-        match = _TERM.match(str(term))
-        if match is None:
+        op = term.operator
+        if op not in (">=", "<=", "==", "<", ">") or not re.fullmatch(r"[0-9.]+(b[0-9]+)?", term.version):
             raise ValueError(f"version specifier {spec!r}: only >=, <=, ==, < and > are allowed")
-        op, version = match["op"], Version.parse(match["version"])
+        version = Version.parse(term.version)
         if op in (">=", ">", "=="):
             edge = version.after if op == ">" else version
             low = edge if low is None else max(low, edge)
