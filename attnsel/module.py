@@ -308,14 +308,7 @@ class DotProductAttention(nn.Module):
             given |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
         tensors = {name: given[name] for name in Extras._fields if name in given}
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
-        static = self._config(
-            given["qkv_format"],
-            given["attn_mask_type"],
-            given["window_size"],
-            given["bottom_right_diagonal"],
-            given["core_attention_bias_type"],
-            given["softmax_scale"],
-        )
+        static = self._config(**{name: given[name] for name in signature(self._config).parameters})
         layers = ("query_layer", "key_layer", "value_layer", "qkv_layer", "kv_layer", "qkv_interleave_dim")
         q, k, v, qkv_layer, kv_layer, interleave_dim = (given[name] for name in layers)
         paged = extras.block_table is not None
@@ -345,7 +338,7 @@ class DotProductAttention(nn.Module):
         attn_mask_type: str | None,
         window_size: tuple[int, int] | None,
         bottom_right_diagonal: bool | None,
-        bias_type: str,
+        core_attention_bias_type: str,
         softmax_scale: float | None,
     ) -> Config:
         """This call's static side; the module's own unless something is overridden."""
@@ -355,7 +348,7 @@ class DotProductAttention(nn.Module):
             and window_size is None
             and bottom_right_diagonal is None
             and softmax_scale is None
-            and bias_type == "no_bias"
+            and core_attention_bias_type == "no_bias"
         ):
             return self._configs[self.training]
         fields = dict(self._static)
@@ -371,7 +364,7 @@ class DotProductAttention(nn.Module):
             fields["bottom_right_diagonal"] = bottom_right_diagonal
         if softmax_scale is not None:
             fields["softmax_scale"] = softmax_scale
-        fields["bias_type"] = bias_type
+        fields["bias_type"] = core_attention_bias_type
         dropout = self.attention_dropout if self.training else 0.0
         return config(**fields, attention_dropout=dropout, is_training=self.training)
 

@@ -126,7 +126,8 @@ def bind_gradients(selection: Selection, call: Call) -> RunGradients:
         dbias = grads.bias
         if dbias is not None and config.bias_type == "pre_scale_bias":
             dbias = dbias * spec.softmax_scale
-        return grads_to_caller(config, grads._replace(bias=dbias))
+        in_callers_format = {name: to_caller(config, getattr(grads, name)) for name in ("q", "k", "v")}
+        return grads._replace(bias=dbias, **in_callers_format)
 
     return run if binding.change is None else binding.change.around_gradients(run)
 
@@ -218,11 +219,6 @@ def to_caller(config: Config, t: Tensor) -> Tensor:
     """The way back."""
     order = config.form.from_contract
     return t if order is None else t.permute(order)
-
-
-def grads_to_caller(config: Config, grads: Grads) -> Grads:
-    """Gradients of q, k and v in the caller's format; the others have the caller's shape."""
-    return grads._replace(**{name: to_caller(config, getattr(grads, name)) for name in ("q", "k", "v")})
 
 
 def contract_call(call: Call, p: AttentionParams, *, dropout: bool) -> tuple[Spec, Inputs]:
