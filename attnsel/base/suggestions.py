@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import lru_cache
 from inspect import signature
 from typing import Any, NamedTuple
 
 from attnsel.base.rows import read_rows
 
 
-@cache
+@lru_cache(maxsize=4)
 def other_names(place: str) -> dict[str, str]:
     """By a name of ours what other libraries and tools call it: the rows of ``data/meant.csv`` about a
     ``field``, an ``argument`` or a ``candidate``."""
