@@ -16,7 +16,7 @@ from attnsel.decision import Selection
 from attnsel.params import AttentionParams, default_softmax_scale
 from attnsel.runtime.adaptations import Adapted, Known, RunGradients, adapted
 from attnsel.runtime.call import Call, Config, Extras
-from attnsel.runtime.inputs import check_contents, check_tensors, lengths_if_given, mask_pair, real_lengths
+from attnsel.runtime.inputs import check_contents, lengths_if_given, mask_pair, real_lengths, sizes_of
 from attnsel.runtime.kernels import Attend, Kernel, KernelCall, kernel_of, prepare_kernel, refusing
 from attnsel.settings import Settings
 
@@ -300,7 +300,7 @@ def draw_seed(device: torch.device) -> Tensor:
 def check_readable(call: Call) -> None:
     """What length tensors and masks hold, where reading them waits for nothing or was asked for."""
     if call.settings.check or _readable(call.extras):
-        check_contents(call.config, check_tensors(call), call.q, call.k, call.extras)
+        check_contents(call.config, sizes_of(call), call.q, call.k, call.extras)
 
 
 def _readable(extras: Extras) -> bool:
