@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from attnsel.base.suggestions import arguments_of, unknown_argument
-from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, missing, unpack, window_pair
+from attnsel.runtime.call import NO_EXTRAS, Extras, config, mask_name, unpack, window_pair
 from attnsel.runtime.dispatch import attend
 
 
@@ -104,11 +104,10 @@ def attention(
         adapt=adapt,
     )
     interleaved = type(qkv_interleave_dim) is not int or qkv_interleave_dim != -3
-    if qkv_layer is not None or kv_layer is not None or interleaved:
+    packed = interleaved or qkv_layer is not None or kv_layer is not None
+    if packed or q is None or k is None or v is None:
         paged = block_table is not None
         q, k, v = unpack(q, k, v, qkv_layer, kv_layer, qkv_interleave_dim, qkv_format, paged)
-    elif q is None or k is None or v is None:
-        raise missing(q, k, v)
     if (
         attention_mask is None
         and core_attention_bias is None

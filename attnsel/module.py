@@ -21,7 +21,7 @@ from attnsel.params.attention import MOST
 from attnsel.params.options import exchange_named
 from attnsel.policy import Policy
 from attnsel.runtime.bind import Bound
-from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, missing, unpack, window_pair
+from attnsel.runtime.call import NO_EXTRAS, Config, Extras, config, mask_name, unpack, window_pair
 from attnsel.runtime.dispatch import attend, explain
 from attnsel.runtime.inputs import packed_starts
 
@@ -234,14 +234,11 @@ class DotProductAttention(nn.Module):
                 softmax_scale,
             )
             interleaved = type(qkv_interleave_dim) is not int or qkv_interleave_dim != -3
-            if qkv_layer is not None or kv_layer is not None or interleaved:
-                given = query_layer, key_layer, value_layer
+            packed = interleaved or qkv_layer is not None or kv_layer is not None
+            if packed or query_layer is None or key_layer is None or value_layer is None:
+                given = query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim
                 paged = block_table is not None
-                query_layer, key_layer, value_layer = unpack(
-                    *given, qkv_layer, kv_layer, qkv_interleave_dim, static.qkv_format, paged
-                )
-            elif query_layer is None or key_layer is None or value_layer is None:
-                raise missing(query_layer, key_layer, value_layer)
+                query_layer, key_layer, value_layer = unpack(*given, static.qkv_format, paged)
         except Exception as error:
             if self._cp is not None:
                 context_parallel.fail(self._cp, error, query_layer)
@@ -311,24 +308,11 @@ class DotProductAttention(nn.Module):
             given |= {s + "_padded": t for s, t in zip(sides, starts, strict=True)}
         tensors = {name: given[name] for name in Extras._fields if name in given}
         extras = Extras(softmax_offset=self.softmax_offset, **tensors)
-        static = self._config(
-            given["qkv_format"],
-            given["attn_mask_type"],
-            given["window_size"],
-            given["bottom_right_diagonal"],
-            given["core_attention_bias_type"],
-            given["softmax_scale"],
-        )
-        qkv = given["query_layer"], given["key_layer"], given["value_layer"]
-        qkv_layer, kv_layer, interleave_dim = (
-            given[name] for name in ("qkv_layer", "kv_layer", "qkv_interleave_dim")
-        )
-        interleaved = type(interleave_dim) is not int or interleave_dim != -3
-        if qkv_layer is not None or kv_layer is not None or interleaved:
-            paged = extras.block_table is not None
-            qkv = unpack(*qkv, qkv_layer, kv_layer, interleave_dim, static.qkv_format, paged)
-        elif any(t is None for t in qkv):
-            raise missing(*qkv)
+        static = self._config(**{name: given[name] for name in signature(self._config).parameters})
+        layers = ("query_layer", "key_layer", "value_layer", "qkv_layer", "kv_layer", "qkv_interleave_dim")
+        q, k, v, qkv_layer, kv_layer, interleave_dim = (given[name] for name in layers)
+        paged = extras.block_table is not None
+        qkv = unpack(q, k, v, qkv_layer, kv_layer, interleave_dim, static.qkv_format, paged)
         if self._cp is None:
             selection = explain(static, *qkv, extras, environment)
         else:
@@ -354,7 +338,7 @@ class DotProductAttention(nn.Module):
         attn_mask_type: str | None,
         window_size: tuple[int, int] | None,
         bottom_right_diagonal: bool | None,
-        bias_type: str,
+        core_attention_bias_type: str,
         softmax_scale: float | None,
     ) -> Config:
         """This call's static side; the module's own unless something is overridden."""
@@ -364,7 +348,7 @@ class DotProductAttention(nn.Module):
             and window_size is None
             and bottom_right_diagonal is None
             and softmax_scale is None
-            and bias_type == "no_bias"
+            and core_attention_bias_type == "no_bias"
         ):
             return self._configs[self.training]
         fields = dict(self._static)
@@ -380,7 +364,7 @@ class DotProductAttention(nn.Module):
             fields["bottom_right_diagonal"] = bottom_right_diagonal
         if softmax_scale is not None:
             fields["softmax_scale"] = softmax_scale
-        fields["bias_type"] = bias_type
+        fields["bias_type"] = core_attention_bias_type
         dropout = self.attention_dropout if self.training else 0.0
         return config(**fields, attention_dropout=dropout, is_training=self.training)
 

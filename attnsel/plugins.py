@@ -1,49 +1,12 @@
 """Candidates from elsewhere: a package adds its kernel, and the rules about it, without a change here.
 
-Three pieces. In the package's pyproject.toml, an entry point::
+Three pieces, each with an example in docs/how-to/plugins.md: an entry point of the group
+``attnsel.backends``; the :class:`CandidateRecord` that it names, with its rules, in a module that imports no
+torch (plans are made where there is none); and the kernel, imported when the candidate is first chosen. The
+record is the one that attnsel's own candidates declare: attnsel/verdicts/record.py says what each field
+means, and attnsel/backends/contract.py what a kernel's functions take and give.
 
-    [project.entry-points."attnsel.backends"]
-    acme = "acme_attention.planning:CANDIDATE"
-
-In ``acme_attention/planning.py``, which must import no torch (plans are made where there is none)::
-
-    from attnsel.plugins import CandidateRecord, Multiple, Registry, rule
-
-    RULES = Registry("acme.flash")
-
-    @rule(
-        "ACME001",
-        "acme.flash",
-        requires={"head_dim_qk": Multiple(8)},
-        evidence="documented",
-        fires_on={"head_dim_qk": 100},
-        registry=RULES,
-    )
-    def whole_vectors(p, env):
-        '''The head dimension must be a multiple of 8
-
-        Why: rows are loaded 16 bytes at a time.
-        Fix: pad the heads.
-        Source: acme_attention's README.
-        '''
-        return True
-
-    CANDIDATE = CandidateRecord(
-        name="acme.flash",
-        title="Acme's attention",
-        family="ACME",
-        kernel="acme_attention.kernel",
-        takes={"cuda", "bf16", "fp16", "causal", "top_left", "training"},
-        rules=RULES,
-        place="before triton",
-    )
-
-And ``acme_attention/kernel.py``: ``forward(spec, inputs)`` and, where ``takes`` lists training,
-``backward(spec, inputs, result, dout)`` as attnsel/backends/contract.py states them, and
-``prepare(spec, inputs)`` if there is something to compile. It is imported when the candidate is first chosen.
-
-The record is the one that attnsel's own candidates declare: attnsel/verdicts/record.py says what each
-field means. A plug-in that does not load, or says something that cannot be, is named in a warning and by
+A plug-in that does not load, or says something that cannot be, is named in a warning and by
 ``attnsel doctor``, and left out. A rule that raises, or returns something else than a finding, makes its
 candidate unknown for that question; a kernel that raises, or returns what the contract does not allow, gives
 way to the next candidate: both are said (attnsel/plugins.py, attnsel/runtime/kernels.py).

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from attnsel.base.model import FrozenModel
 from attnsel.base.processes import ForkSafeLock
-from attnsel.base.suggestions import MEANT, near, suggestion
+from attnsel.base.suggestions import near, other_names, suggestion
 from attnsel.errors import InvalidInput, caller, printable
 from attnsel.policy import Policy
 
@@ -133,7 +133,7 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
     for name in sorted(environ):
         if name.upper().startswith(_PREFIX) and name not in VARIABLES:
             word = name[len(_PREFIX) :].lower()
-            key = word if word in meant else near(word, meant, MEANT)
+            key = word if word in meant else near(word, meant, other_names("field"))
             found[name] = "" if key is None else meant[key]
     return found
 

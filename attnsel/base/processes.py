@@ -158,7 +158,6 @@ class Unready(Exception):
 # Only what is unpickled with multiprocessing's preparation data runs before that.
 
 
-_HOME = str(Path(__file__).resolve().parents[2])  # a child's sys.path is not its parent's yet
 _stdlib_preparation = multiprocessing.spawn.get_preparation_data
 _first: dict[str, str] = {}  # a line of code by the module that wants it run
 
@@ -184,7 +183,7 @@ class _InChild:
     """Unpickling it runs the code."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return exec, ("\n".join([f"import sys; sys.path.append({_HOME!r})", *_first.values()]),)
+        return exec, ("\n".join([f"import sys; sys.path.append({_ROOT!r})", *_first.values()]),)
 
 
 # ---- A lock that a forked child finds open, whichever thread of its parent held it ---------------------

@@ -8,53 +8,33 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSIONS: dict[str, int] = {
-    "selection": 5,
-    "plan": 2,
-    "debug": 5,
-    "can-i-use": 1,
-    "grid": 1,
-    "log": 1,
-    "rules": 1,
-    "ranges": 1,
-    "rule": 2,
-    "removed-rule": 1,
-    "gpus": 1,
-    "doctor": 6,
-    "report": 1,
-    "replay": 2,
-    "conformance": 2,
-    "conformance-cudnn": 2,
-    "conformance-flash": 1,
-    "conformance-executed": 1,
-    "watch": 2,
-    "watch-process": 1,
-    "watch-site": 2,
+_SHAPES: dict[str, tuple[int, str]] = {
+    "selection": (5, "``attnsel explain --json``, ``Selection.to_json()``"),
+    "plan": (2, "``attnsel explain --cp-size N --json``, under ``context_parallel``"),
+    "debug": (5, "each line of ``ATTNSEL_DEBUG_FORMAT=json``"),
+    "can-i-use": (1, "``attnsel can-i-use --json``; ``can-i-use/matrix.json`` of the site"),
+    "grid": (1, "``attnsel can-i-use --rows FIELD=VALUES --cols FIELD=VALUES --json``"),
+    "log": (1, "``attnsel explain --from-log FILE --json``"),
+    "rules": (1, "each object of ``attnsel rules --json``"),
+    "ranges": (1, "each object of ``attnsel rules --ranges --json``"),
+    "rule": (2, "``attnsel rule CODE --json``"),
+    "removed-rule": (1, "``attnsel rule CODE --json``, of a code that is gone"),
+    "gpus": (1, "each object of ``attnsel gpus --json``"),
+    "doctor": (6, "``attnsel doctor --json``"),
+    "report": (1, "``attnsel report FILE … --json``: the files of many ranks in one answer"),
+    "replay": (2, "a file of ``ATTNSEL_REPLAY_DIR``"),
+    "conformance": (2, "``tests/proof/conformance.py --json``"),
+    "conformance-cudnn": (2, "``tests/proof/conformance.py --backend cudnn --json``"),
+    "conformance-flash": (1, "``tests/proof/conformance.py --backend flash_attn.4 --json``, and of 2 and 3"),
+    "conformance-executed": (1, "``tests/proof/conformance.py --execute --json``"),
+    "watch": (2, "``attnsel watch --json PROGRAM``"),
+    "watch-process": (1, "the first line of a file of ``attnsel watch --out FOLDER``"),
+    "watch-site": (2, "each other line of a file of ``attnsel watch --out FOLDER``"),
 }
+"""By name the version, and what prints it."""
 
-PRINTED_BY: dict[str, str] = {
-    "selection": "``attnsel explain --json``, ``Selection.to_json()``",
-    "plan": "``attnsel explain --cp-size N --json``, under ``context_parallel``",
-    "debug": "each line of ``ATTNSEL_DEBUG_FORMAT=json``",
-    "can-i-use": "``attnsel can-i-use --json``; ``can-i-use/matrix.json`` of the site",
-    "grid": "``attnsel can-i-use --rows FIELD=VALUES --cols FIELD=VALUES --json``",
-    "log": "``attnsel explain --from-log FILE --json``",
-    "rules": "each object of ``attnsel rules --json``",
-    "ranges": "each object of ``attnsel rules --ranges --json``",
-    "rule": "``attnsel rule CODE --json``",
-    "removed-rule": "``attnsel rule CODE --json``, of a code that is gone",
-    "gpus": "each object of ``attnsel gpus --json``",
-    "doctor": "``attnsel doctor --json``",
-    "report": "``attnsel report FILE … --json``: the files of many ranks in one answer",
-    "replay": "a file of ``ATTNSEL_REPLAY_DIR``",
-    "conformance": "``tests/proof/conformance.py --json``",
-    "conformance-cudnn": "``tests/proof/conformance.py --backend cudnn --json``",
-    "conformance-flash": "``tests/proof/conformance.py --backend flash_attn.4 --json``, and of 2 and 3",
-    "conformance-executed": "``tests/proof/conformance.py --execute --json``",
-    "watch": "``attnsel watch --json PROGRAM``",
-    "watch-process": "the first line of a file of ``attnsel watch --out FOLDER``",
-    "watch-site": "each other line of a file of ``attnsel watch --out FOLDER``",
-}
+VERSIONS = {name: version for name, (version, _) in _SHAPES.items()}
+PRINTED_BY = {name: by for name, (_, by) in _SHAPES.items()}
 
 
 def stamped(name: str, said: dict[str, Any]) -> dict[str, Any]:

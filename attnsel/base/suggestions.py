@@ -8,82 +8,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from inspect import signature
 from typing import Any, NamedTuple
 
-MEANT: dict[str, str] = {
-    "num_heads": "nheads n_heads num_q_heads q_heads nhead num_query_heads attention_heads n_head",
-    "num_gqa_groups": "num_query_groups gqa_groups gqa enable_gqa n_kv_heads nheads_k nheads_kv kv_groups "
-    "num_heads_kv num_heads_k num_kv_groups groups heads_kv heads_k mqa n_head_kv num_kv num_gqa",
-    "batch_size": "bs b batchsize bsz micro_batch_size mbs num_seqs",
-    "max_seqlen_q": "seq_len_q q_len query_length sq s_q q_length target_length max_seq_len_q q_seqlen",
-    "max_seqlen_kv": "seqlen_k seq_len_kv seq_len_k kv_len kv_length skv s_kv k_len key_length "
-    "source_length max_seqlen_k max_seq_len_kv past_length kv_seqlen cache_len",
-    "head_dim_qk": "d_qk hdim_qk head_dim_q head_dim_k",
-    "head_dim_v": "v_head_dim d_v hdim_v headdim_v dv",
-    "attn_mask_type": "attn_mask attention_mask mask_type attn_mask_types padding padding_mask "
-    "attention_mask_type",
-    "attention_dropout": "dropout_p attn_dropout p_dropout dropout_prob attention_probs_dropout_prob",
-    "dtype": "precision data_type torch_dtype bf16 fp16 half qkv_dtype element_type bfloat16 float16",
-    "qkv_layout": "qkv_format format input_layout memory_format tensor_layout varlen thd bshd sbhd bhsd",
-    "softmax_type": "sinks sink attention_sinks s_aux attention_sink softmax off_by_one",
-    "softcap": "logits_soft_cap soft_cap attn_logit_softcapping logit_softcap logit_cap softcapping",
-    "core_attention_bias_type": "bias attn_bias alibi bias_type attention_bias score_mod",
-    "kv_cache": "cache paged paged_kv kvcache kv_cache_type use_cache",
-    "page_size": "block_size page_block_size kv_block_size paged_block_size page",
-    "cp_size": "cp context_parallel context_parallel_size ring world_size cp_ranks",
-    "cp_comm_type": "cp_comm ulysses comm_type cp_type",
-    "cuda_graph": "graph cudagraph cuda_graphs enable_cuda_graph graphs",
-    "return_lse": "lse softmax_lse return_softmax_lse need_weights return_attn_probs return_softmax",
-    "return_max_logit": "max_logit qk_clip muon_clip",
-    "gpu": "device arch compute_capability sm card gpu_name cc device_name gpu_type accelerator",
-    "cuda": "cuda_version cu cudatoolkit toolkit",
-    "cudnn": "cudnn_version nvidia_cudnn cudnn_backend",
-    "cudnn_frontend": "frontend cudnn_fe fe nvidia_cudnn_frontend",
-    "torch": "pytorch torch_version pytorch_version",
-    "triton": "triton_version",
-    "python": "python_version py",
-    "flash_attn": "flash_attention flash flash_attn_version fa2 fa flash_attn_2 flash_attention_2",
-    "flash_attn_3": "fa3 flash_attention_3",
-    "flash_attn_4": "fa4 flash_attention_4",
-    "backend": "force impl kernel attn_implementation attn_impl attention_backend use_backend only",
-    "deny": "disable exclude without forbid",
-    "allow": "backends enable include",
-    "memory_limit": "memory max_memory mem workspace mem_limit",
-    "deterministic": "determinism reproducible",
-}
-"""By a name of ours: what other libraries and tools call it."""
+from attnsel.base.rows import read_rows
 
-_MEANT_IN_CODE: dict[str, str] = {
-    "num_attention_heads": f"num_heads heads {MEANT['num_heads']}",
-    "num_heads": "heads num_attention_heads",
-    "attention_dropout": "dropout",
-    "num_gqa_groups": "kv_heads num_kv_heads num_key_value_heads",
-    "kv_channels": "head_dim headdim head_size d_head dim_head embed_dim",
-    "head_dim_qk": "head_dim headdim head_size d dim d_head kv_channels dim_head",
-    "max_seqlen_q": "seqlen seq_len seq seq_length sequence_length max_seqlen max_seq_len ctx s",
-    "qkv_format": f"layout qkv_layout {MEANT['qkv_layout']}",
-    "qkv_layout": "layout",
-    "window_size": "window sliding_window sliding_window_size local_window attention_window swa",
-    "softmax_scale": "scale scaling sm_scale attn_scale scaling_factor",
-    "is_training": "training train requires_grad",
-    "attention_mask": "mask attn_mask attention_masks key_padding_mask",
-    "core_attention_bias": "bias attn_bias attention_bias",
-    "softmax_offset": "sinks sink s_aux attention_sinks",
-    "query_layer": "q query",
-    "key_layer": "k key",
-    "value_layer": "v value",
-    "q": "query query_layer",
-    "k": "key key_layer",
-    "v": "value value_layer",
-    "cu_seqlens_q": "cu_seqlens cu_seq_lens_q",
-    "cu_seqlens_kv": "cu_seqlens_k cu_seq_lens_k",
-    "max_seqlen_kv": "max_length_k",
-    "block_table": "block_tables page_table",
-    "environment": "env machine",
-    "params": "call question config",
-}
-"""The same for arguments of functions, and for what the command line says in shorthands of its own."""
+
+@lru_cache(maxsize=4)
+def other_names(place: str) -> dict[str, str]:
+    """By a name of ours what other libraries and tools call it: the rows of ``data/meant.csv`` about a
+    ``field``, an ``argument`` or a ``candidate``."""
+    return {row["name"]: row["words"] for row in read_rows("attnsel.base", "meant") if row["place"] == place}
 
 
 class _Said(NamedTuple):
@@ -131,19 +67,6 @@ _SAID: dict[str, tuple[_Said, ...]] = {
     "enable_gqa": _GQA,
 }
 
-_CANDIDATES_MEANT: dict[str, str] = {
-    "sdpa.flash": "flash flash_attention flash_sdp torch_flash pytorch_flash",
-    "sdpa.efficient": "efficient mem_efficient memory_efficient efficient_attention mem_efficient_sdp",
-    "sdpa.math": "math math_sdp unfused eager unfuseddotproductattention",
-    "sdpa.cudnn": "cudnn_attention cudnn_sdp torch_cudnn",
-    "cudnn": "fused fused_attention fusedattention cudnn_frontend cudnn_fe",
-    "flash_attn.2": "flash_attn fa2 flash2 flash_attn_2 flash_attn2 flash_attention_2 flashattention",
-    "flash_attn.3": "fa3 flash3 flash_attn_3 flash_attn3 flash_attention_3",
-    "flash_attn.4": "fa4 flash4 flash_attn_4 flash_attn4 flash_attention_4",
-    "sdpa.varlen": "varlen varlen_attn",
-    "tiled": "reference",
-}
-
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """What was meant by ``name`` where ``known`` exist, as the end of a sentence; empty where nothing is."""
@@ -152,13 +75,13 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     for said in _SAID.get(word, ()):
         if said.argument in names:
             return f"did you mean {said.write}? {said.why}".rstrip() if said.write else said.why
-    meant = near(word, names, _MEANT_IN_CODE, MEANT)
+    meant = near(word, names, other_names("argument"), other_names("field"))
     return "" if meant is None else f"did you mean {meant}?"
 
 
 def candidate_suggestion(name: str, known: Iterable[str]) -> str:
     """``suggestion`` for the name of a candidate."""
-    meant = near(name.casefold().replace("-", "_"), known, _CANDIDATES_MEANT)
+    meant = near(name.casefold().replace("-", "_"), known, other_names("candidate"))
     return "" if meant is None else f"did you mean {meant}?"
 
 

@@ -18,7 +18,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from attnsel.base.suggestions import MEANT
+from attnsel.base.suggestions import other_names
 from attnsel.cli import COMMANDS, build_app
 from attnsel.cli.flags import FLAGS, SHORTHANDS, Flag, blame
 from attnsel.cli.output import FOUND
@@ -31,7 +31,7 @@ def _dashed(words: str) -> str:
 
 # By what to say instead: how other libraries and tools name it, without dashes.
 _MEANT: dict[str, str] = {
-    **{f"--{_dashed(field)}": _dashed(words) for field, words in MEANT.items()},
+    **{f"--{_dashed(field)}": _dashed(words) for field, words in other_names("field").items()},
     "--seqlen": "seq sequence-length seq-length max-seqlen max-seq-len max-seq-length ctx context "
     "context-length max-model-len length n-ctx s max-position-embeddings sequence",
     "--head-dim": "headdim head-size d dim d-head kv-channels hidden-size-per-head qk-head-dim dim-head",

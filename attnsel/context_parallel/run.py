@@ -32,7 +32,7 @@ from attnsel.params import AttentionParams, Tensors
 from attnsel.runtime import selfcheck
 from attnsel.runtime.bind import Bound, draw_seed, make_spec, to_caller, to_contract
 from attnsel.runtime.call import Call, Config, Extras
-from attnsel.runtime.dispatch import any_autocast, autocast, environment_of, kept, make_call, policy_of
+from attnsel.runtime.dispatch import Way, any_autocast, autocast, environment_of, kept, make_call, policy_of
 from attnsel.runtime.inputs import lengths_of, params_of, real_lengths
 from attnsel.runtime.kernels import Kernel, kernel_of, prepare_kernel
 from attnsel.runtime.refusals import evidence, record_refusals
@@ -216,7 +216,7 @@ def _device_of(q: Any) -> torch.device:
     return q.device if isinstance(q, Tensor) else torch.device("cpu")
 
 
-class OnRanks:
+class OnRanks(Way):
     """The calls that this rank makes, with whichever keys arrive."""
 
     def __init__(self, cp: ContextParallel) -> None:

@@ -376,11 +376,22 @@ _OLD = re.compile(
     r"|mx[123]\d0|tx[12]|tegrax[12]|nano"
 )
 _AMD = re.compile(r"\b(?:amd|radeon|instinct|firepro|ryzen|mi\d{2,3}[axp]?|rx[\s-]?\d{3,4}\w*|w[67]\d00x?)\b")
-_INTEL = re.compile(r"\b(?:intel|arc|iris|xe|ponte vecchio|pvc|flex \d+|max 1[15]\d0|b580|a770|a750)\b")
-_APPLE = re.compile(r"\bapple\b|\bm[1-9][\s-]?(?:pro|max|ultra)?$")
-_OTHERS = re.compile(r"\b(?:tpu|trainium|inferentia|gaudi|ascend|cerebras|groq)\b")
-_RUBIN_CPX = re.compile(r"\brubin[\s-]?cpx\b")
-_RUBIN = re.compile(r"\b(?:vera[\s-]?)?rubin\b|\bv?r[123]00\b|\bnvl144\b|^(?:sm_?107[af]?|10\.7)$")
+_OTHERS = {  # what a name has that is one of these, and what is said of it
+    r"\b(?:intel|arc|iris|xe|ponte vecchio|pvc|flex \d+|max 1[15]\d0|b580|a770|a750)\b": (
+        "a GPU of Intel's: ask for xpu instead"
+    ),
+    r"\bapple\b|\bm[1-9][\s-]?(?:pro|max|ultra)?$": "a GPU of Apple's: ask for mps instead",
+    r"\b(?:tpu|trainium|inferentia|gaudi|ascend|cerebras|groq)\b": (
+        "not a GPU: attnsel knows no kernels for it"
+    ),
+    r"\brubin[\s-]?cpx\b": "Rubin CPX: its compute capability is not known yet",
+    r"\b(?:vera[\s-]?)?rubin\b|\bv?r[123]00\b|\bnvl144\b|^(?:sm_?107[af]?|10\.7)$": (
+        "Rubin (compute capability 10.7, since CUDA 13.4): no rule knows it yet; the nearest is B300"
+    ),
+    r"^(?:(?:sm|compute)_?88|8\.8)$": (
+        "an architecture of which NVIDIA lists no GPU; compilers take it since CUDA 13.0"
+    ),
+}
 
 # LLVM's AMDGPU user guide, "Processors".
 _GFX = {"mi100": "gfx908", "mi2[15]0x?": "gfx90a", "mi3[02][05][ax]?": "gfx942", "mi35[05]x?": "gfx950"}
@@ -392,18 +403,9 @@ def _outside(name: str) -> str | None:
     if _AMD.search(text):
         gfx = next((gfx for model, gfx in _GFX.items() if re.search(rf"\b{model}\b", text)), None)
         return f"a GPU of AMD's: ask for {gfx or 'rocm, or its architecture such as gfx1100'} instead"
-    if _INTEL.search(text):
-        return "a GPU of Intel's: ask for xpu instead"
-    if _APPLE.search(text):
-        return "a GPU of Apple's: ask for mps instead"
-    if _OTHERS.search(text):
-        return "not a GPU: attnsel knows no kernels for it"
-    if _RUBIN_CPX.search(text):
-        return "Rubin CPX: its compute capability is not known yet"
-    if _RUBIN.search(text):
-        return "Rubin (compute capability 10.7, since CUDA 13.4): no rule knows it yet; the nearest is B300"
-    if re.fullmatch(r"(?:sm|compute)_?88|8\.8", text):
-        return "an architecture of which NVIDIA lists no GPU; compilers take it since CUDA 13.0"
+    for pattern, what in _OTHERS.items():
+        if re.search(pattern, text):
+            return what
     bare = re.fullmatch(r"(?:sm_?|compute_?)?([1-6])\.?(\d)", text)
     if bare or _OLD.fullmatch(re.sub(r"[\s_-]+|jetson|pcie|sxm2?|\d+gb", "", _MAKERS.sub(" ", text))):
         return "older than Volta (sm70), the oldest architecture that attnsel plans for"

@@ -77,22 +77,17 @@ def flash_attn_versions() -> dict[str, Version | None]:
     torch, say) is not seen here: importing it takes seconds, and may end the process.
     """
     found = {name: installed_version(package) for name, package in FLASH_ATTN.items()}
-    there = {"flash_attn": _has_2, "flash_attn_3": _has_3, "flash_attn_4": _has_4}
-    return {name: version if version and there[name]() else None for name, version in found.items()}
+    return {name: version if version and _is_there(name) else None for name, version in found.items()}
 
 
-def _has_2() -> bool:
-    """flash_attn/flash_attn_interface.py imports the compiled flash_attn_2_cuda by its name at the top."""
-    spec = module_spec("flash_attn")
-    return spec is not None and spec.origin is not None and module_spec("flash_attn_2_cuda") is not None
-
-
-def _has_3() -> bool:
-    """hopper/setup.py: the module flash_attn_interface; later releases have it in flash_attn_3, too."""
-    return module_spec("flash_attn_interface") is not None
-
-
-def _has_4() -> bool:
+def _is_there(component: str) -> bool:
+    if component == "flash_attn":
+        # flash_attn/flash_attn_interface.py imports the compiled flash_attn_2_cuda by its name at the top.
+        spec = module_spec("flash_attn")
+        return spec is not None and spec.origin is not None and module_spec("flash_attn_2_cuda") is not None
+    if component == "flash_attn_3":
+        # hopper/setup.py: the module flash_attn_interface; later releases have it in flash_attn_3, too.
+        return module_spec("flash_attn_interface") is not None
     there = "flash_attn.cute.interface" in sys.modules or any(
         (folder / "cute" / "interface.py").is_file() for folder in folders("flash_attn")
     )

@@ -35,7 +35,7 @@ from attnsel.errors import InvalidInput, printable, short
 from attnsel.params.attention import LARGEST
 
 
-def _read_version(value: Any) -> Any:
+def _read_version(value: Any) -> Version | None:
     if value is None or isinstance(value, Version):
         return value
     if isinstance(value, str) and value.strip().casefold() in ("none", ""):
@@ -194,17 +194,16 @@ class Environment(FrozenModel):
 
         Works with torch, triton and cuDNN present or absent. Asking for a CUDA device initialises CUDA.
         """
-        found = _detect(_device_key(device))
+        found = _detect("" if device is None else short(device, str))  # a ``torch.device``'s text is a key
         flash = _active_flash()
         return found if flash == "FA2" else _with_flash(found, flash)
 
 
 def _component(name: str, value: Any) -> Version | None:
     try:
-        version: Version | None = _read_version(value)
+        return _read_version(value)
     except ValueError as error:
         raise InvalidInput(name, value, str(error)) from None
-    return version
 
 
 def require_known_torch(torch: Version | None) -> None:
@@ -318,11 +317,6 @@ def _impossible(env: Environment) -> list[str]:
         # SkyRL#2132; where it happened attnsel doctor says it, by the files' hashes.
         found.append(f"flash-attn {two} brings an old flash_attn/cute: install flash-attn-4 last")
     return found
-
-
-def _device_key(device: Any) -> str:
-    """A cache key for a device argument; a ``torch.device``'s text is one already."""
-    return "" if device is None else short(device, str)
 
 
 @lru_cache(maxsize=64)

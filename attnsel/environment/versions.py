@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -134,9 +135,6 @@ def _interval_text(low: Version | None, high: Version | None) -> str:
     return f"{low} to < {high}"
 
 
-_TERM = re.compile(r"\s*(?P<op>>=|<=|==|<|>)\s*(?P<version>[0-9.]+(b[0-9]+)?)\s*$")
-
-
 def _interval(spec: str) -> tuple[Version | None, Version | None]:
     """``">=9.2,<9.6"`` as one interval. packaging checks the grammar; we keep comparisons cheap."""
     try:
@@ -146,10 +144,10 @@ def _interval(spec: str) -> tuple[Version | None, Version | None]:
     low: Version | None = None
     high: Version | None = None
     for term in terms:
-        match = _TERM.match(str(term))
-        if match is None:
+        op = term.operator
+        if op not in (">=", "<=", "==", "<", ">") or not re.fullmatch(r"[0-9.]+(b[0-9]+)?", term.version):
             raise ValueError(f"version specifier {spec!r}: only >=, <=, ==, < and > are allowed")
-        op, version = match["op"], Version.parse(match["version"])
+        version = Version.parse(term.version)
         if op in (">=", ">", "=="):
             edge = version.after if op == ">" else version
             low = edge if low is None else max(low, edge)
@@ -161,49 +159,23 @@ def _interval(spec: str) -> tuple[Version | None, Version | None]:
     return low, high
 
 
-def _factory(component: str, *specs: str) -> Versions:
-    if not specs:
-        return Versions(component, ((None, None),))
-    return Versions(component, tuple(_interval(spec) for spec in specs))
+def _those_of(component: str, *specs: str) -> Versions:
+    """The versions of a component that one of ``specs`` names; all of them without any."""
+    return Versions(component, tuple(_interval(spec) for spec in specs) or ((None, None),))
 
 
-def cudnn(*specs: str) -> Versions:
-    """cuDNN as loaded at run time (``cudnnGetVersion``), not as built against."""
-    return _factory("cudnn", *specs)
-
-
-def cudnn_frontend(*specs: str) -> Versions:
-    return _factory("cudnn_frontend", *specs)
-
-
-def torch(*specs: str) -> Versions:
-    return _factory("torch", *specs)
-
-
-def triton(*specs: str) -> Versions:
-    return _factory("triton", *specs)
-
-
-def cuda(*specs: str) -> Versions:
-    """The CUDA toolkit that torch was built with (``torch.version.cuda``)."""
-    return _factory("cuda", *specs)
-
-
-def flash_attn(*specs: str) -> Versions:
-    """FlashAttention 2, the package flash-attn."""
-    return _factory("flash_attn", *specs)
-
-
-def flash_attn_3(*specs: str) -> Versions:
-    """FlashAttention 3, built from hopper/ of its repository."""
-    return _factory("flash_attn_3", *specs)
-
-
-def flash_attn_4(*specs: str) -> Versions:
-    """FlashAttention 4, the package flash-attn-4."""
-    return _factory("flash_attn_4", *specs)
-
-
-def transformer_engine(*specs: str) -> Versions:
-    """TransformerEngine, which attnsel only has notes about."""
-    return _factory("transformer_engine", *specs)
+torch = partial(_those_of, "torch")
+triton = partial(_those_of, "triton")
+cuda = partial(_those_of, "cuda")
+"""The CUDA toolkit that torch was built with (``torch.version.cuda``)."""
+cudnn = partial(_those_of, "cudnn")
+"""cuDNN as loaded at run time (``cudnnGetVersion``), not as built against."""
+cudnn_frontend = partial(_those_of, "cudnn_frontend")
+flash_attn = partial(_those_of, "flash_attn")
+"""FlashAttention 2, the package flash-attn."""
+flash_attn_3 = partial(_those_of, "flash_attn_3")
+"""FlashAttention 3, built from hopper/ of its repository."""
+flash_attn_4 = partial(_those_of, "flash_attn_4")
+"""FlashAttention 4, the package flash-attn-4."""
+transformer_engine = partial(_those_of, "transformer_engine")
+"""TransformerEngine, which attnsel only has notes about."""

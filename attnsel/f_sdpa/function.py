@@ -13,10 +13,9 @@ from torch.overrides import handle_torch_function
 from attnsel import debug
 from attnsel.errors import InvalidInput, NoBackendError
 from attnsel.policy import Policy
-from attnsel.runtime.call import NO_EXTRAS, Extras, config
+from attnsel.runtime.call import NO_EXTRAS, Extras, config, constant_when_traced
 from attnsel.runtime.dispatch import any_autocast, attend, autocast
 from attnsel.runtime.refusals import is_transformed
-from attnsel.runtime.tracing import constant_when_traced
 from attnsel.settings import current
 
 # --------------------------------------------------------------------------------------------------------

@@ -52,8 +52,7 @@ from attnsel.flash_attn.options import (
 from attnsel.params import default_softmax_scale
 from attnsel.runtime.bind import draw_seed
 from attnsel.runtime.call import NO_EXTRAS, Config, Extras
-from attnsel.runtime.dispatch import attend
-from attnsel.runtime.explicit_backward import seeded_dropout
+from attnsel.runtime.dispatch import attend, seeded_dropout
 
 # ---- S_dmask: the probabilities of a call with dropout, for tests and inspection -----------------------
 # FlashAttention's contract: [b, h, ceil128(s_q), ceil128(s_k)] in q's dtype; negative where dropout dropped

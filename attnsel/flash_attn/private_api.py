@@ -22,7 +22,7 @@ from attnsel.flash_attn.options import (
     rows_contiguous,
 )
 from attnsel.runtime.bind import draw_seed
-from attnsel.runtime.explicit_backward import MergedResult, backward, seeded_dropout
+from attnsel.runtime.dispatch import MergedResult, merged_gradients, seeded_dropout
 
 Forward = tuple[Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # dq, dk, dv; None: not computed
@@ -156,9 +156,9 @@ def _backward(
         try:
             if cfg.attention_dropout:
                 with seeded_dropout():
-                    made = backward(cfg, q, k, v, extras, merged)
+                    made = merged_gradients(cfg, q, k, v, extras, merged)
             else:
-                made = backward(cfg, q, k, v, extras, merged)
+                made = merged_gradients(cfg, q, k, v, extras, merged)
         except InvalidInput as error:
             raise renamed(error) from error
         for grad, value in zip(grads, made[:3], strict=True):

@@ -15,7 +15,7 @@ from attnsel.errors import InvalidInput
 from attnsel.f_sdpa import shim as f_sdpa
 from attnsel.flash_attn import __version__, shim
 from attnsel.flash_attn import shim as flash_attn
-from attnsel.runtime.tracing import constant_when_traced
+from attnsel.runtime.call import constant_when_traced
 from attnsel.settings import current
 
 # --------------------------------------------------------------------------------------------------------

@@ -88,22 +88,6 @@ def check_params(p: AttentionParams) -> None:
         raise InvalidInput("is_training", True, "must be False with a kv_cache: a cache has no backward")
 
 
-def check_ranks(p: AttentionParams) -> None:
-    """Specs of q, k and v have the dimensions of the layout, a mask's at most four. Raises InvalidInput."""
-    tensors, kv = p.tensors, "bshd" if p.layout.paged else p.layout.kv_format
-    for name, spec, form in (
-        ("q", tensors.q, p.qkv_format),
-        ("k", tensors.k, kv),
-        ("v", tensors.v, kv),
-    ):
-        if spec is not None and len(spec.shape) != len(form):
-            raise InvalidInput(
-                f"tensors.{name}.shape", spec.shape, f"must have {len(form)} dimensions, {form}"
-            )
-    if tensors.mask is not None and len(tensors.mask.shape) > 4:
-        raise InvalidInput("tensors.mask.shape", tensors.mask.shape, "must have at most 4 dimensions, bhss")
-
-
 def normalise_window(window: tuple[int, int], attn_mask_type: str) -> tuple[int, int]:
     """TransformerEngine's reading of a window: a causal mask type closes the right side.
 
@@ -382,8 +366,17 @@ class AttentionParams(FrozenModel):
 
     @model_validator(mode="after")
     def _tensors_fit(self) -> AttentionParams:
-        if self.tensors is not _NO_TENSORS:
-            check_ranks(self)
+        """Specs of q, k and v have the dimensions of the layout, a mask's at most four."""
+        if self.tensors is _NO_TENSORS:
+            return self
+        kv, mask = "bshd" if self.layout.paged else self.layout.kv_format, self.tensors.mask
+        for name, form in (("q", self.qkv_format), ("k", kv), ("v", kv)):
+            spec: TensorSpec | None = getattr(self.tensors, name)
+            if spec is not None and len(spec.shape) != len(form):
+                allowed = f"must have {len(form)} dimensions, {form}"
+                raise InvalidInput(f"tensors.{name}.shape", spec.shape, allowed)
+        if mask is not None and len(mask.shape) > 4:
+            raise InvalidInput("tensors.mask.shape", mask.shape, "must have at most 4 dimensions, bhss")
         return self
 
     def model_post_init(self, context: Any, /) -> None:

@@ -1,21 +1,18 @@
-"""How q, k and v lie in memory: the names of layouts, and what tensors say of themselves.
-
-``names``    TransformerEngine's 26 names and what they mean
-``detect``   the layout of three tensors, from their strides, offsets and storages
-``tensors``  what one tensor says of itself; ``packing`` buffers that hold several
-``overlap``  whether strided tensors meet in memory
-``describe`` a layout as text
-"""
+"""How q, k and v lie in memory: TransformerEngine's names of layouts and what they mean, what tensors say of
+themselves, buffers that hold several, whether they overlap, and all that as text."""
 
 from __future__ import annotations
 
 import math
 import sys
+import textwrap
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from attnsel.base.records import json_fields
 from attnsel.errors import InvalidInput
-from attnsel.params.layout_drawing import describe, meet, meets_itself
 
 # ---- Layouts by name -----------------------------------------------------------------------------------
 # The names are TransformerEngine's (NVTE_QKV_Layout): letters in memory order, ``_`` between
@@ -124,13 +121,17 @@ class TensorLayout(NamedTuple):
     dims: str  # a letter for each dimension: b batch (or page), s rows, t packed rows, h heads, d head_dim
     shape: tuple[int, ...]  # -1 where even that is not said (nested tensors)
     stride: tuple[int, ...] | None  # None: sparse, nested, or of symbolic sizes
-    offset: int | None  # from the start of its storage; None where strides are, and under torch.compile
     itemsize: int
-    storage: int | None  # tensors with the same number share memory; None: not known, or there is none
-    start: int | None  # bytes from the start of what they share; offset * itemsize but for foreign memory
-    alignment: int | None  # bytes, at most 256, that the first element's address is a multiple of
-    real: bool  # it has an address; without one (meta, fake) storage is taken to start aligned
     contiguous: bool  # as torch says
+    offset: int | None = (
+        None  # from the start of its storage; None where strides are, and under torch.compile
+    )
+    storage: int | None = None  # tensors with the same number share memory; None: not known, or there is none
+    start: int | None = (
+        None  # bytes from the start of what they share; offset * itemsize but for foreign memory
+    )
+    alignment: int | None = None  # bytes, at most 256, that the first element's address is a multiple of
+    real: bool = False  # it has an address; without one (meta, fake) storage is taken to start aligned
 
     @property
     def memory(self) -> str:
@@ -165,7 +166,28 @@ class TensorLayout(NamedTuple):
     @property
     def overlaps_itself(self) -> bool | None:
         """Whether two indices are one element; None: not known."""
-        return None if self.stride is None else meets_itself(self.shape, self.stride)
+        return None if self.stride is None else _meets_itself(self.shape, self.stride)
+
+    def overlaps(self, other: TensorLayout) -> bool | None:
+        """Whether the two share a byte; None: not known."""
+        if self.storage is None or other.storage is None:
+            return None
+        if self.storage != other.storage:
+            return False
+        if self.start is None or other.start is None or self.stride is None or other.stride is None:
+            return None
+        if 0 in self.shape or 0 in other.shape:
+            return False
+        # Where the other counts from its far end, both sides of "one address == the other" add up.
+        size, step = self.itemsize, other.itemsize
+        terms = [(s * size, n - 1) for n, s in zip(self.shape, self.stride, strict=True)]
+        far = [(s * step, n - 1) for n, s in zip(other.shape, other.stride, strict=True)]
+        apart = other.start - self.start
+        target = apart + sum(s * most for s, most in far)
+        terms += far
+        if size == step and apart % size == 0:
+            return _solvable([(s // size, most) for s, most in terms], target // size)
+        return _solvable([*terms, (1, size - 1), (1, step - 1)], target + step - 1)
 
     @property
     def row_alignment(self) -> int | None:
@@ -183,25 +205,8 @@ class TensorLayout(NamedTuple):
         steps = () if self.stride is None else tuple(zip(self.shape, self.stride, strict=True))
         # What stride 0 repeats is said by the letter 1.
         stepped = [(n, step) for n, step in steps if step]
-        meets = meets_itself(tuple(n for n, _ in stepped), tuple(step for _, step in stepped))
+        meets = _meets_itself(tuple(n for n, _ in stepped), tuple(step for _, step in stepped))
         return f"{'overlap' if meets else 'view'}({self.memory})"
-
-
-def traced(name: str, dims: str, t: Any) -> TensorLayout:
-    # Sizes may be symbolic here: nothing is compared, so that no guard is added.
-    return TensorLayout(
-        name,
-        dims,
-        tuple(t.shape),
-        tuple(t.stride()),
-        None,
-        t.element_size(),
-        None,
-        None,
-        None,
-        False,
-        t.is_contiguous(),
-    )
 
 
 class _Storage(NamedTuple):
@@ -258,7 +263,7 @@ def read(name: str, dims: str, t: Any, held: _Storage | None) -> TensorLayout:
     real = held is not None and held.address != 0
     contiguous = strided and bool(_said(t.is_contiguous, False))
     return TensorLayout(
-        name, dims, shape, stride, offset, itemsize, number, start, alignment, real, contiguous
+        name, dims, shape, stride, itemsize, contiguous, offset, number, start, alignment, real
     )
 
 
@@ -469,12 +474,22 @@ class Layout(NamedTuple):
         third place: it could not be decided."""
         found = [(t.name, t.name, t.overlaps_itself) for t in self.tensors]
         for a, b in ((self.q, self.k), (self.q, self.v), (self.k, self.v)):
-            found.append((a.name, b.name, _meeting(a, b)))
+            found.append((a.name, b.name, a.overlaps(b)))
         return tuple(pair for pair in found if pair[2] is not False)
 
     def describe(self, width: int = 80) -> str:
-        """A drawing for reports: what is shared, which strides, what overlaps, how it is aligned."""
-        return "\n".join(describe(self, width))
+        """As text, in lines of at most ``width`` columns (60 and more): what one row of a shared buffer
+        holds, which strides, what is shared, what overlaps, how it is aligned."""
+        lines = _wrap(f"layout {self.name}: {_headline(self)}", width, "")
+        if self.row is not None:
+            lines += _wrap(_row_text(self.k, self.row), width, "  ")
+        for t in self.tensors:
+            lines += _tensor_lines(t, width, traced=self.traced)
+        if self.traced:
+            end = "storages and offsets: not known while torch.compile traces"
+        else:
+            end = f"shared: {_shared(self)}; overlap: {_overlap(self)}"
+        return "\n".join(lines + _wrap(end, width, "  "))
 
 
 def detect_layout(q: Any, k: Any, v: Any, qkv_format: str, *, paged: bool = False) -> Layout:
@@ -497,9 +512,13 @@ def detect_layout(q: Any, k: Any, v: Any, qkv_format: str, *, paged: bool = Fals
             raise InvalidInput(f"{name}.shape", tuple(t.shape), f"must have {len(dims)} dimensions, {dims}")
     prefix = "paged_kv_" if paged else ""
     if _tracing():
-        seen_q, seen_k, seen_v = traced("q", dims_q, q), traced("k", dims_kv, k), traced("v", dims_kv, v)
-        tokens = [t.dims if t.contiguous else f"view({t.dims})" for t in (seen_q, seen_k, seen_v)]
-        return Layout(prefix + "_".join(tokens), qkv_format, seen_q, seen_k, seen_v, None, traced=True)
+        # Sizes may be symbolic here: nothing is compared, so that no guard is added.
+        seen = [
+            TensorLayout(name, dims, tuple(t.shape), tuple(t.stride()), t.element_size(), t.is_contiguous())
+            for name, t, dims in (("q", q, dims_q), ("k", k, dims_kv), ("v", v, dims_kv))
+        ]
+        tokens = [t.dims if t.contiguous else f"view({t.dims})" for t in seen]
+        return Layout(prefix + "_".join(tokens), qkv_format, seen[0], seen[1], seen[2], None, traced=True)
     held = storages((q, k, v))
     of_q = read("q", dims_q, q, held[0])
     of_k, of_v = read("k", dims_kv, k, held[1]), read("v", dims_kv, v, held[2])
@@ -517,25 +536,164 @@ def _tracing() -> bool:
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
-def _meeting(a: TensorLayout, b: TensorLayout) -> bool | None:
-    if a.storage is None or b.storage is None:
-        return None
-    if a.storage != b.storage:
+# ---- A layout as text ----------------------------------------------------------------------------------
+
+_WORDS = {"b": "batch", "s": "rows", "t": "tokens", "h": "heads", "d": "head_dim"}
+
+
+def _headline(layout: Layout) -> str:
+    if layout.plain:
+        return "q, k and v are dense"
+    row = layout.row
+    if row is not None:
+        who = "q, k and v" if row.members == "qkv" else "k and v"
+        text = f"{who} are views of one buffer"
+        if layout.qkv_format not in (None, row.outer + "h" + row.inner):
+            text += f", indexed as {layout.qkv_format}"
+        return text
+    if all(t.dense for t in layout.tensors) and not any("1" in t.memory for t in layout.tensors):
+        return f"dense, but indexed as {layout.qkv_format}: not in memory order"
+    return "not dense: a kernel must honour the strides"
+
+
+def _row_text(k: TensorLayout, row: Row) -> str:
+    """What one row of a shared buffer holds, in order: runs of heads, and how often they come."""
+    # k has every outer dimension, with the same sizes as q where q is in the row too.
+    steps = "".join(f"[{letter} {k.shape[k.dims.index(letter)]}]" for letter in row.outer)
+    what = "rows" if row.inner == "d" else f"blocks ({row.inner})"
+    repeats = row.cells.count("K") if row.pattern in ("h3", "h2", "hg(h/hg+2)") else 1
+    period = row.cells[: len(row.cells) // repeats]
+    # Heads of q that were copied are "(q)": no strided view of them can be had.
+    runs = [
+        f"{'(q)' if letter == '.' else letter.lower()} {len(list(heads))}×{row.cell}"
+        for letter, heads in groupby(period)
+    ]
+    held = ", ".join(runs) if repeats == 1 else f"{repeats} times ({', '.join(runs)})"
+    rest = row.width - len(row.cells) * row.cell
+    end = f", and {rest} elements that are none of theirs" if rest else ""
+    return (
+        f"{steps} {what} of {row.width} elements ({row.width * k.itemsize} bytes), each: {held}{end}".strip()
+    )
+
+
+def _tensor_lines(t: TensorLayout, width: int, *, traced: bool) -> list[str]:
+    shape = ", ".join(f"{letter} {n}" for letter, n in zip(t.dims, t.shape, strict=True))
+    text = f"{t.name} [{shape}]"
+    if t.stride is None:
+        return _wrap(f"{text}: has no strides to show", width, "  ")
+    if t.offset is not None:
+        text += f", offset {t.offset}"
+    if t.alignment is not None:
+        rows = "" if t.row_alignment == t.alignment else f", each row to {t.row_alignment}"
+        text += f", aligned to {t.alignment} bytes{rows}"
+    lines = _wrap(text, width, "  ")
+    strides = f"strides {list(t.stride)}"
+    if not traced and not t.dense:
+        strides += f", packed they would be {list(t.packed_stride)}"
+    lines += _wrap(strides, width, "    ")
+    if not traced:
+        for dim, n in enumerate(t.shape):
+            if t.expanded(dim):
+                lines += _wrap(f"{_WORDS[t.dims[dim]]}: one in memory stands for all {n}", width, "    ")
+    return lines
+
+
+def _shared(layout: Layout) -> str:
+    groups = [", ".join(names) + " in one storage" for names in layout.shared]
+    unknown = [t.name for t in layout.tensors if t.storage is None]
+    if unknown:
+        groups.append(f"not known for {', '.join(unknown)}")
+    return "; ".join(groups) or "nothing"
+
+
+def _overlap(layout: Layout) -> str:
+    pairs = []
+    for a, b, sure in layout.overlaps:
+        pair = f"{a} with itself" if a == b else f"{a} with {b}"
+        pairs.append(pair if sure else f"{pair} not known")
+    return ", ".join(pairs) or "none"
+
+
+def _wrap(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------
+# Whether strided tensors meet in memory: a linear equation in bounded integers, solved exactly.
+#
+# Two elements share an address iff ``sum(step * x) == target`` has a solution with ``0 <= x <= most`` for
+# each term. Deciding that is hard in general and easy for the strides tensors have: steps in descending
+# order leave one or two choices each. The search stops after a number of steps that real layouts stay far
+# below.
+
+
+_MOST_STEPS = 20_000  # some 10 ms
+
+
+@lru_cache(maxsize=512)
+def _meets_itself(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool | None:
+    """Whether two different indices are one element. None: not decided within the steps allowed.
+
+    Strides are at least 0, as in torch.
+    """
+    if 0 in shape:
         return False
-    if a.start is None or b.start is None or a.stride is None or b.stride is None:
-        return None
-    return meet(a.start, a.shape, a.stride, a.itemsize, b.start, b.shape, b.stride, b.itemsize)
+    terms = sorted(((s, n - 1) for n, s in zip(shape, stride, strict=True) if n > 1), reverse=True)
+    if terms and terms[-1][0] == 0:
+        return True
+    reach = 0
+    nested = True
+    for step, most in reversed(terms):
+        nested = nested and step > reach
+        reach += step * most
+    if nested:
+        return False
+    undecided = False
+    for i, (step, most) in enumerate(terms):
+        # The first index that differs, differs by 1 or more; the later ones by anything, so that with
+        # x = most - difference all unknowns count from 0.
+        rest = terms[i + 1 :]
+        target = step * most + sum(s * m for s, m in rest)
+        found = _solvable([(step, most - 1), *((s, 2 * m) for s, m in rest)], target)
+        if found:
+            return True
+        undecided = undecided or found is None
+    return None if undecided else False
 
 
-__all__ = [
-    "FORMATS",
-    "LAYOUTS",
-    "Format",
-    "Layout",
-    "LayoutName",
-    "QkvFormat",
-    "Row",
-    "TensorLayout",
-    "detect_layout",
-    "read_layout",
-]
+def _solvable(terms: Iterable[tuple[int, int]], target: int) -> bool | None:
+    """Whether ``sum(step * x) == target`` with ``0 <= x <= most`` of ``terms`` (step, most); None after too
+    many steps."""
+    merged: dict[int, int] = {}
+    for step, most in terms:
+        if step and most:
+            merged[step] = merged.get(step, 0) + most
+    ordered = sorted(merged.items(), reverse=True)
+    reach, divisor = [0], [0]  # of the terms from each on
+    for step, most in reversed(ordered):
+        reach.insert(0, reach[0] + step * most)
+        divisor.insert(0, math.gcd(divisor[0], step))
+    stack = [(0, target)]
+    steps = 0
+    while stack:
+        i, left = stack.pop()
+        if left == 0:
+            return True
+        if not 0 < left <= reach[i] or left % divisor[i]:
+            continue
+        steps += 1
+        if steps > _MOST_STEPS:
+            return None
+        step, most = ordered[i]
+        least = max(0, -((reach[i + 1] - left) // step))
+        most = min(most, left // step)
+        if most - least > _MOST_STEPS:
+            return None
+        stack += [(i + 1, left - step * x) for x in range(least, most + 1)]
+    return False

@@ -16,16 +16,8 @@ from attnsel.decision import Selection
 from attnsel.params import AttentionParams, default_softmax_scale
 from attnsel.runtime.adaptations import Adapted, Known, RunGradients, adapted
 from attnsel.runtime.call import Call, Config, Extras
-from attnsel.runtime.inputs import check_contents, check_tensors, lengths_if_given, mask_pair, real_lengths
-from attnsel.runtime.kernels import (
-    Attend,
-    CannotPrepare,
-    Kernel,
-    KernelCall,
-    kernel_of,
-    prepare_kernel,
-    raise_if_no_refusal,
-)
+from attnsel.runtime.inputs import check_contents, lengths_if_given, mask_pair, real_lengths, sizes_of
+from attnsel.runtime.kernels import Attend, Kernel, KernelCall, kernel_of, prepare_kernel, refusing
 from attnsel.settings import Settings
 
 Run = Callable[..., Any]
@@ -134,7 +126,8 @@ def bind_gradients(selection: Selection, call: Call) -> RunGradients:
         dbias = grads.bias
         if dbias is not None and config.bias_type == "pre_scale_bias":
             dbias = dbias * spec.softmax_scale
-        return grads_to_caller(config, grads._replace(bias=dbias))
+        in_callers_format = {name: to_caller(config, getattr(grads, name)) for name in ("q", "k", "v")}
+        return grads._replace(bias=dbias, **in_callers_format)
 
     return run if binding.change is None else binding.change.around_gradients(run)
 
@@ -157,11 +150,7 @@ def _bind(binding: Binding, call: Call) -> tuple[Run, Plain | None]:
         prepare(binding, call)
         return _through_contract(binding), None
     example = binding.gather(call)
-    try:
-        op = kernel.bind(binding.spec, example)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
-        raise_if_no_refusal(error)
-        raise CannotPrepare(str(error)) from error
+    op: Callable[..., Tensor] | None = refusing(kernel.bind, binding.spec, example)
     if op is None:
         prepare(binding, call)
         return _through_contract(binding), None
@@ -212,12 +201,7 @@ def _through_contract(binding: Binding) -> Run:
             inputs.bias,
             inputs.softmax_offset,
         )
-        results = [_finish(config, inputs)(out)]
-        if config.return_lse:
-            results.append(lse)
-        if config.return_max_logit:
-            results.append(max_logit)
-        return results[0] if len(results) == 1 else tuple(results)
+        return config.results(_finish(config, inputs)(out), lse, max_logit)
 
     return run
 
@@ -235,11 +219,6 @@ def to_caller(config: Config, t: Tensor) -> Tensor:
     """The way back."""
     order = config.form.from_contract
     return t if order is None else t.permute(order)
-
-
-def grads_to_caller(config: Config, grads: Grads) -> Grads:
-    """Gradients of q, k and v in the caller's format; the others have the caller's shape."""
-    return grads._replace(**{name: to_caller(config, getattr(grads, name)) for name in ("q", "k", "v")})
 
 
 def contract_call(call: Call, p: AttentionParams, *, dropout: bool) -> tuple[Spec, Inputs]:
@@ -263,7 +242,11 @@ def make_gather(config: Config, spec: Spec, seeded_dropout: bool) -> Callable[[C
         extras = call.extras
         if padding:
             check_readable(call)
-        q, k, v = _views(call)
+        q = to_contract(call.config, call.q)
+        if call.paged:  # pools of pages are [pages, page_size, g, d] in any format
+            k, v = call.k.transpose(1, 2), call.v.transpose(1, 2)
+        else:
+            k, v = to_contract(call.config, call.k), to_contract(call.config, call.v)
         bias = extras.core_attention_bias
         if bias is not None and pre_scale is not None:
             bias = bias * pre_scale  # (x + bias) * scale = x * scale + bias * scale
@@ -272,7 +255,10 @@ def make_gather(config: Config, spec: Spec, seeded_dropout: bool) -> Callable[[C
             slopes = default_slopes(q.shape[1], q.device)
         table, sink = extras.block_table, extras.softmax_offset
         seqlens_q, seqlens_kv = _dense_lengths(call) if padding else (None, None)
-        seed, offset = _seed(call) if needs_seed else (None, None)
+        seed = offset = None
+        if needs_seed:  # from the device's generator, so that checkpointing and manual_seed replay it
+            seed = draw_seed(q.device) if extras.dropout_seed is None else extras.dropout_seed
+            offset = torch.zeros((), dtype=torch.int64, device=q.device)
         return Inputs(
             q=q,
             k=k,
@@ -297,14 +283,6 @@ def make_gather(config: Config, spec: Spec, seeded_dropout: bool) -> Callable[[C
     return gather
 
 
-def _views(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v with the contract's dimensions; pools of pages are [pages, page_size, g, d] in any format."""
-    q = to_contract(call.config, call.q)
-    if call.paged:
-        return q, call.k.transpose(1, 2), call.v.transpose(1, 2)
-    return q, to_contract(call.config, call.k), to_contract(call.config, call.v)
-
-
 def _dense_lengths(call: Call) -> tuple[Tensor | None, Tensor | None]:
     """int32 [b] real rows of a padded batch, and of keys in pages; None for packed ones."""
     packed = call.config.form.packed
@@ -312,14 +290,6 @@ def _dense_lengths(call: Call) -> tuple[Tensor | None, Tensor | None]:
         lengths_q = None if packed else lengths_if_given(call.extras.cu_seqlens_q)
         return lengths_q, lengths_if_given(call.extras.cu_seqlens_kv)
     return (None, None) if packed else real_lengths(call.extras)
-
-
-def _seed(call: Call) -> tuple[Tensor, Tensor]:
-    """Drawn from the device's generator, so that checkpointing and manual_seed replay it."""
-    seed = call.extras.dropout_seed
-    if seed is None:
-        seed = draw_seed(call.q.device)
-    return seed, torch.zeros((), dtype=torch.int64, device=call.q.device)
 
 
 def draw_seed(device: torch.device) -> Tensor:
@@ -330,7 +300,7 @@ def draw_seed(device: torch.device) -> Tensor:
 def check_readable(call: Call) -> None:
     """What length tensors and masks hold, where reading them waits for nothing or was asked for."""
     if call.settings.check or _readable(call.extras):
-        check_contents(call.config, check_tensors(call), call.q, call.k, call.extras)
+        check_contents(call.config, sizes_of(call), call.q, call.k, call.extras)
 
 
 def _readable(extras: Extras) -> bool:

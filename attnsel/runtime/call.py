@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,10 +17,42 @@ from attnsel.base.model import flag, number, text
 from attnsel.errors import InvalidInput
 from attnsel.params import read_mask_type
 from attnsel.params.layout import FORMATS, Format
-from attnsel.runtime.tracing import concrete, constant_when_traced
 
 if TYPE_CHECKING:
     from attnsel.settings import Settings
+
+
+# ---- What is said to Dynamo and asked of symbolic sizes ------------------------------------------------
+# Without loading either before something is compiled: ``torch.compiler.assume_constant_result`` imports
+# ``torch._dynamo``, ``torch.fx.experimental.symbolic_shapes`` sympy: 1.2 s of CPU together (torch 2.13) that
+# a program which compiles nothing would pay when it imports us.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def constant_when_traced(function: F) -> F:
+    """Dynamo runs it once, on what it knows while tracing, and puts the result into the graph as it is.
+
+    What ``torch.compiler.assume_constant_result`` does: this one attribute (``_dynamo/decorators.py`` of
+    torch 2.13.0, and of pytorch/pytorch at 00abea08).
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def concrete(value: Any) -> Any:
+    """A number that dynamic shapes made symbolic, as the number it is: the graph holds for that alone."""
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(value)
+
+
+def is_static(size: Any) -> bool:
+    """Whether a size or stride is one number wherever the graph runs."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return bool(has_static_value(size))
 
 
 # ---- Masks that are known to hide nothing, without reading a GPU ---------------------------------------
@@ -129,6 +161,15 @@ class Config(_Referable):
     def has_padding(self) -> bool:
         return "padding" in self.attn_mask_type
 
+    def results(self, out: Any, lse: Any, max_logit: Any) -> Any:
+        """What the caller gets: the output, or a tuple with what else the config asks for."""
+        results = [out]
+        if self.return_lse:
+            results.append(lse)
+        if self.return_max_logit:
+            results.append(max_logit)
+        return results[0] if len(results) == 1 else tuple(results)
+
 
 _GIVEN = tuple(field.name for field in fields(Config) if field.name != "text")
 
@@ -172,6 +213,13 @@ class Call(NamedTuple):
     @property
     def paged(self) -> bool:
         return self.extras.block_table is not None
+
+
+def needs_grad(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    others = (extras.core_attention_bias, extras.softmax_offset)
+    return any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, *others))
 
 
 # One object per content, for as long as it is referenced: a learned scale makes a new one each step.
@@ -305,8 +353,13 @@ def unpack(
 
     ``interleave_dim`` -2 stands for [.., h, 3, d] and [.., g, 2, d]. No copy; one stack in the backward gives
     the packed gradient. Raises InvalidInput for any other shape, for tensors given twice or not at all, and
-    with pages.
+    with pages. Where nothing is packed, they are q, k and v as they are.
     """
+    if type(interleave_dim) is int and interleave_dim == -3 and qkv_layer is None and kv_layer is None:
+        for name, t in (("query_layer", q), ("key_layer", k), ("value_layer", v)):
+            if t is None:
+                raise InvalidInput(name, None, "must be given, or qkv_layer or kv_layer that holds it")
+        return q, k, v
     if not isinstance(interleave_dim, int):
         raise InvalidInput("qkv_interleave_dim", interleave_dim, "must be -3 (bs3hd) or -2 (bsh3d)")
     if qkv_layer is None and kv_layer is None:
@@ -339,9 +392,3 @@ def unpack(
         raise InvalidInput(f"{name}.shape", tuple(packed.shape), allowed)
     views = packed.unbind(interleave_dim)
     return (views[0], views[1], views[2]) if count == 3 else (q, views[0], views[1])
-
-
-def missing(q: Any, k: Any, v: Any) -> InvalidInput:
-    """What to raise where one of the three is None and nothing packed stands for it."""
-    name = "query_layer" if q is None else "key_layer" if k is None else "value_layer"
-    return InvalidInput(name, None, "must be given, or qkv_layer or kv_layer that holds it")

@@ -23,9 +23,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnsel.backends.contract import Grads
-from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, read_config
+from attnsel.runtime.call import (
+    NO_EXTRAS,
+    Call,
+    Config,
+    Extras,
+    constant_when_traced,
+    is_static,
+    needs_grad,
+    read_config,
+)
 from attnsel.runtime.selfcheck import is_wanted
-from attnsel.runtime.tracing import constant_when_traced, is_static
 
 
 class Runtime(NamedTuple):
@@ -58,9 +66,7 @@ def attend(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> A
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = _cast(q, dtype), _cast(k, dtype), _cast(v, dtype)
-    need_grad = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or _others_need_grad(extras)
-    )
+    need_grad = needs_grad(q, k, v, extras)
     # Default ALiBi slopes come from a cache that a graph must not hold.
     traceable = extras is NO_EXTRAS and config.bias_type == "no_bias"
     if traceable and _static(q) and _static(k) and _static(v):
@@ -89,21 +95,11 @@ def _through_operator(
     out, lse, max_logit = torch.ops.attnsel.attend2(
         q, k, v, mask, mask_kv, *extras[1:-1], seed, config.text, need_grad
     )
-    results = [out]
-    if config.return_lse:
-        results.append(lse)
-    if config.return_max_logit:
-        results.append(max_logit)
-    return results[0] if len(results) == 1 else tuple(results)
+    return config.results(out, lse, max_logit)
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t.to(dtype) if t.dtype in (torch.float32, torch.float16, torch.bfloat16) else t
-
-
-def _others_need_grad(extras: Extras) -> bool:
-    bias, offset = extras.core_attention_bias, extras.softmax_offset
-    return (bias is not None and bias.requires_grad) or (offset is not None and offset.requires_grad)
 
 
 # ---- static shapes ----------------------------------------------------------------------------------

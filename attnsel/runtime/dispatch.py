@@ -9,9 +9,10 @@ In front of it stands a cache from call signatures to closures, behind it one fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +29,13 @@ from attnsel.params.layout import detect_layout
 from attnsel.policy import Policy
 from attnsel.runtime import compiled, selfcheck
 from attnsel.runtime.adaptations import Known
-from attnsel.runtime.bind import Bound, bind, bind_gradients
+from attnsel.runtime.bind import Bound, bind, bind_gradients, binding_of, contract_call
 from attnsel.runtime.cache import BoundedCache, CacheInfo, clear_all, record_length, with_lengths
-from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, signature
+from attnsel.runtime.call import NO_EXTRAS, Call, Config, Extras, misaligned, needs_grad, signature
 from attnsel.runtime.inputs import lengths_read, params_of
 from attnsel.runtime.leave_replay import leave_nothing_runs, leave_refusals
 from attnsel.runtime.refusals import evidence, forget, is_refusal, is_transformed, record_refusals, refusal_of
-from attnsel.settings import Settings, current
+from attnsel.settings import Settings, current, override
 from attnsel.verdicts.reasons import Evidence, Refusal
 from attnsel.verdicts.record import CandidateRecord
 
@@ -118,6 +119,7 @@ def carries_lse_between(config: Config, dtype: str, env: Environment) -> bool:
 _bound: BoundedCache[Bound] = BoundedCache(limit=4096)
 _carrying: BoundedCache[Bound] = BoundedCache(limit=4096)
 _gradients: BoundedCache[Bound] = BoundedCache(limit=4096)
+_merged: BoundedCache[Bound] = BoundedCache(limit=4096)
 _settings: BoundedCache[Settings] = BoundedCache(limit=256)
 
 # One look for all device types, where this torch has it: asking for a tensor's own type costs a microsecond.
@@ -127,20 +129,27 @@ _deterministic: Callable[[], bool] = getattr(
 any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
-class Way(Protocol):
-    """One way in which a call runs. Everything but ``select`` may raise what :func:`is_refusal` knows."""
+class Way:
+    """One way in which a call runs: this one as it is made, differentiable; others say what is different.
+
+    Everything but ``select`` may raise what :func:`is_refusal` knows.
+    """
 
     def select(self, call: Call, evidence: Evidence) -> Selection:
         """The selection for this call, given what refused before."""
+        return located(select_for(call, evidence), call)
 
     def bind(self, selection: Selection, call: Call) -> Bound:
         """The chosen kernel, prepared for calls like this one."""
+        return bind(selection, call)
 
     def check(self, bound: Bound, call: Call) -> bool:
         """Compare it with the reference, unless that is settled; False: not now, ask again."""
+        return selfcheck.check(bound, call)
 
     def run(self, bound: Bound, call: Call) -> Any:
         """The call itself; a refusal here counts as well."""
+        return bound.run(call)
 
 
 def settle(way: Way, call: Call) -> tuple[Bound, bool, Any]:
@@ -191,23 +200,7 @@ def _autograd_refuses(call: Call) -> bool:
     return recorded and any(t.is_inference() for t in (call.q, call.k, call.v))
 
 
-class Eager:
-    """A call as it is made, differentiable."""
-
-    def select(self, call: Call, evidence: Evidence) -> Selection:
-        return located(select_for(call, evidence), call)
-
-    def bind(self, selection: Selection, call: Call) -> Bound:
-        return bind(selection, call)
-
-    def check(self, bound: Bound, call: Call) -> bool:
-        return selfcheck.check(bound, call)
-
-    def run(self, bound: Bound, call: Call) -> Any:
-        return bound.run(call)
-
-
-class Traced(Eager):
+class Traced(Way):
     """While a graph is traced: nothing runs, and nothing can be compared."""
 
     def check(self, bound: Bound, call: Call) -> bool:
@@ -217,7 +210,7 @@ class Traced(Eager):
         return None
 
 
-class Carrying(Eager):
+class Carrying(Way):
     """A forward that gives its log-sum-exp as well, so that a backward elsewhere may start from it.
 
     The question asks for none: which candidate runs must not depend on how gradients come about.
@@ -238,7 +231,7 @@ def _with_lse(call: Call) -> Call:
     return call._replace(config=call.config.replace(return_lse=True))
 
 
-class Gradients:
+class Gradients(Way):
     """The backward of a traced call, where autograd does not record.
 
     From the ``known`` output and log-sum-exp of its forward, whichever candidate gave them, or (None) after
@@ -270,7 +263,18 @@ class Gradients:
         return bound.run(call, self.dout, self.known)
 
 
-EAGER = Eager()
+class MergedGradients(Gradients):
+    """The chosen kernel's backward alone: there is no telling what ``known`` was merged from."""
+
+    def check(self, bound: Bound, call: Call) -> bool:
+        if not selfcheck.is_wanted(bound.selection, call.settings):
+            return True
+        binding = binding_of(bound.selection, call)
+        _, inputs = contract_call(call, bound.selection.params, dropout=True)
+        return selfcheck.check_kernel(binding.kernel, binding.spec, inputs, bound.selection, call.settings)
+
+
+EAGER = Way()
 TRACED = Traced()
 CARRYING = Carrying()
 
@@ -358,13 +362,6 @@ def make_call(config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, s
     return Call(config, q, k, v, extras, settings, needs_grad(q, k, v, extras))
 
 
-def needs_grad(q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    others = (extras.core_attention_bias, extras.softmax_offset)
-    return any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, *others))
-
-
 def prepare(config: Config, q: Tensor, k: Tensor, v: Tensor) -> Bound:
     """The closure that would run this call. Nothing runs and nothing is remembered: for tracing."""
     return settle(TRACED, make_call(config, q, k, v, NO_EXTRAS, current()))[0]
@@ -396,6 +393,46 @@ def gradients(
     call = Call(config, q, k, v, extras, current(), need_grad=True)
     way = Gradients(dout, None if known is None else Known(*known))
     grads: Grads = kept(_gradients, way, call)[1]
+    return grads
+
+
+# ---- A backward of its own, and dropout whose entries can be named -------------------------------------
+# For whoever merges partial results: ring attention runs the forward on each part of the keys, merges outputs
+# and log-sum-exps itself, and runs the backward on each part with the merged ones.
+
+
+@contextmanager
+def seeded_dropout() -> Iterator[None]:
+    """Only candidates that drop by the contract's generator, besides what the policy says.
+
+    On all of those a seed keeps the same entries; cuDNN replays a seed too, but by a generator of its own.
+    """
+    others = [name for name, record in CANDIDATES.items() if record.dropout != "contract"]
+    with override(deny=tuple(dict.fromkeys((*current().policy.deny, *others)))):
+        yield
+
+
+class MergedResult(NamedTuple):
+    """What a backward starts from: ``out`` and ``dout`` in the call's format, ``lse`` float32 [b, h, s_q] or
+    [h, t_q], -inf where a row saw no key. ``out`` and ``lse`` may be merged from parts of the keys."""
+
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+
+
+def merged_gradients(
+    config: Config, q: Tensor, k: Tensor, v: Tensor, extras: Extras, merged: MergedResult
+) -> Grads:
+    """Gradients of q, k and v from an output and log-sum-exp that may be merged from parts of the keys.
+
+    Tensors in ``config.qkv_format``. ``config`` must say is_training, return_lse and adapt "never"; with
+    dropout, ``extras.dropout_seed`` and ``seeded_dropout()``. Raises as ``attend`` does.
+    """
+    call = Call(config, q, k, v, extras, current(), need_grad=True)
+    with torch.no_grad():
+        way = MergedGradients(merged.dout, Known(merged.out, merged.lse))
+        grads: Grads = kept(_merged, way, call)[1]
     return grads
 
 
@@ -489,8 +526,10 @@ def kept(cache: BoundedCache[Bound], way: Way, call: Call, *more: Any) -> tuple[
 
     ``more``: what the key has besides the signature.
     """
-    call = call._replace(settings=_same_settings(call.settings))
-    key = (*signature_of(call.config, call.settings, call.q, call.k, call.v, call.extras), *more)
+    # The object that stands for these settings in keys: an equal one met before, if there is one.
+    settings = _settings.get(call.settings) or _settings.add(call.settings, call.settings)
+    call = call._replace(settings=settings)
+    key = (*signature_of(call.config, settings, call.q, call.k, call.v, call.extras), *more)
     bound = cache.get(key)
     if bound is not None:
         return bound, way.run(bound, call)
@@ -500,20 +539,10 @@ def kept(cache: BoundedCache[Bound], way: Way, call: Call, *more: Any) -> tuple[
 
 def _first_call(call: Call) -> tuple[Bound, Any]:
     if isinstance(call.q, FakeTensor) or call.q.device.type == "meta":
-        bound = _shapes_only(call)
-        return bound, bound.run(call)
+        # Without data: checked and chosen as ever, but no kernel sees the tensors. Not remembered.
+        selection = select_for(call, evidence()).require()
+        return Bound(compiled.opaque, None, selection, call.settings), compiled.opaque(call)
     return kept(_bound, EAGER, call)
-
-
-def _shapes_only(call: Call) -> Bound:
-    """For tensors without data: checked and chosen as ever, but no kernel sees them. Not remembered."""
-    selection = select_for(call, evidence()).require()
-    return Bound(compiled.opaque, None, selection, call.settings)
-
-
-def _same_settings(settings: Settings) -> Settings:
-    """The object that stands for these settings in keys: an equal one met before, if there is one."""
-    return _settings.get(settings) or _settings.add(settings, settings)
 
 
 compiled.connect(compiled.Runtime(attend, prepare, attend_with_lse, gradients, carries_lse))

@@ -163,10 +163,14 @@ def prepare_kernel(kernel: Kernel, spec: Spec, inputs: Inputs) -> None:
 
     Raises CannotPrepare in the kernel's own words.
     """
-    if kernel.prepare is None:
-        return
+    if kernel.prepare is not None:
+        refusing(kernel.prepare, spec, inputs)
+
+
+def refusing(function: Callable[[Spec, Inputs], Any], spec: Spec, inputs: Inputs) -> Any:
+    """``function(spec, inputs)``. Raises CannotPrepare in the words of the kernel whose function it is."""
     try:
-        kernel.prepare(spec, inputs)
+        return function(spec, inputs)
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise_if_no_refusal(error)
         raise CannotPrepare(str(error)) from error

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 
-from attnsel import cli, plugins, settings
+from attnsel import cli, settings
 from attnsel.backends.registry import CANDIDATES
 from attnsel.cli import output
 from attnsel.policy import Policy
 from attnsel.selection.adaptations import ADAPTERS
 from attnsel.verdicts.reasons import EVIDENCE
-from pages import blocks
 from paths import ROOT
 
 
@@ -54,12 +52,3 @@ def test_every_candidate_and_adaptation_is_listed():
     listed = in_backticks(row(page("how-to/run.md") + page("how-to/avoid-copies.md"), "`"))
     own = {name for name, record in CANDIDATES.items() if not record.plugin}
     assert own | set(ADAPTERS) <= listed
-
-
-def test_the_plug_in_on_the_page_is_the_one_in_the_docstring():
-    docstring = inspect.getdoc(plugins)
-    assert docstring is not None
-    lines = {line.strip().replace("'''", '"""') for line in docstring.splitlines()}
-    for block in blocks("docs/how-to/plugins.md"):
-        missing = [line for line in block.text.splitlines() if line.strip() not in lines]
-        assert not missing, f"{block}: attnsel/plugins does not say so"

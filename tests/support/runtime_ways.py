@@ -29,7 +29,6 @@ from attnsel.environment import Environment
 from attnsel.runtime import (
     bind,
     dispatch,
-    explicit_backward,
     kernels,
     leave_replay,
     refusals,
@@ -128,7 +127,7 @@ def alone(**settings: Any) -> Iterator[None]:
         (debug, "_announced", set()),
         (refusals, "_evidence", NO_EVIDENCE),
     ]
-    empty = [(*cache, BoundedCache(limit=9)) for cache in (*caches, (explicit_backward, "_bound"))]
+    empty = [(*cache, BoundedCache(limit=9)) for cache in (*caches, (dispatch, "_merged"))]
     with ExitStack() as stack:
         for held in (*empty, *others, (dispatch.selfcheck, "REFERENCE", "nobody")):
             stack.enter_context(patch.object(*held))
@@ -160,7 +159,7 @@ def ran(
     dout = dout.flatten(-2) if static.flatten_heads else dout
     rows = bind.to_contract(static, q).shape[:-1]
     lse = numbers(rows[::-1] if static.form.packed else rows, 0.9)
-    merged = explicit_backward.MergedResult(dout + 1, lse, dout)
+    merged = dispatch.MergedResult(dout + 1, lse, dout)
     stand_in = {backend: StandIn(seen, parts, times=times).kernel}
     with (
         alone(selfcheck="0" if times is None else "all", backend=backend),
@@ -171,7 +170,7 @@ def ran(
             "carrying": lambda: dispatch.attend_with_lse(static, q, k, v, extras),
             "gradients": lambda: dispatch.gradients(static, q, k, v, extras, dout),
             "from known": lambda: dispatch.gradients(static, q, k, v, extras, dout, (dout + 1, lse)),
-            "explicit": lambda: explicit_backward.backward(static, q, k, v, extras, merged),
+            "explicit": lambda: dispatch.merged_gradients(static, q, k, v, extras, merged),
             "operator": lambda: dispatch.compiled.opaque(
                 dispatch.make_call(static, q, k, v, extras, current())
             ),

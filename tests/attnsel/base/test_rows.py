@@ -10,8 +10,9 @@ from paths import ROOT
 from tables import each
 
 FILES = sorted(path for room in ("attnsel", "rules", "backends") for path in ROOT.glob(f"{room}/**/*.csv"))
-OURS = {"features", "asked"}  # questions, and what we asked ourselves: these have no source
-KEY = {"torch_builds": 2, "flash_attn_wheels": 3, "pypi": 2, "framework_fixes": 2, "features": 2}  # columns
+OURS = {"features", "asked", "meant"}  # questions, and what we asked ourselves: these have no source
+# Columns.
+KEY = {"torch_builds": 2, "flash_attn_wheels": 3, "pypi": 2, "framework_fixes": 2, "features": 2, "meant": 2}
 FORMS = {
     r"\d+(\.\w+)*": "torch cudnn nccl triton release version transformer_engine frontend tflops memory link",
     r"(\d+(\.\d+)?)?": "memory_gb sms network",

@@ -20,7 +20,7 @@ from attnsel import (
     select,
 )
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.suggestions import _CANDIDATES_MEANT, _MEANT_IN_CODE, _SAID, MEANT
+from attnsel.base.suggestions import _SAID, other_names
 from attnsel.settings import Settings
 
 Q = torch.zeros(1, 4, 2, 8)
@@ -104,10 +104,9 @@ def test_every_meaning_is_of_something_that_exists() -> None:
     names = {name for function in functions for name in inspect.signature(function).parameters}
     names |= {"gpu", *AttentionParams.model_fields, *Environment.model_fields}
     names |= {*Policy.model_fields, *Settings.model_fields}
-    assert set(MEANT) <= names
-    assert set(_MEANT_IN_CODE) <= names
+    assert set(other_names("field")) | set(other_names("argument")) <= names
     assert {said.argument for group in _SAID.values() for said in group} <= names
-    assert set(_CANDIDATES_MEANT) <= set(CANDIDATES)
+    assert set(other_names("candidate")) <= set(CANDIDATES)
     # A name is never explained by another that is right as well.
-    for name, words in _CANDIDATES_MEANT.items():
+    for name, words in other_names("candidate").items():
         assert not set(words.split()) & set(CANDIDATES), name

@@ -47,7 +47,7 @@ for name in json.loads(sys.argv[1]):
 from attnsel import AttentionParams, DotProductAttention, Environment, Policy, attention, select
 from attnsel.context_parallel.plan import plan
 from attnsel.flash_attn import flash_attn_func
-from attnsel.runtime import cache, compiled, dispatch, explicit_backward, refusals
+from attnsel.runtime import cache, compiled, dispatch, refusals
 from attnsel.runtime.call import NO_EXTRAS, config
 h100 = Environment.describe("H100", cudnn="9.1.0")
 for fields in ({"head_dim_qk": 192, "head_dim_v": 128}, {"max_seqlen_q": 1000}):
@@ -63,8 +63,8 @@ with attnsel.override(selfcheck="all"):
     flash_attn_func(*(t.half() for t in (q, k, v))).sum().backward()
     static = config(is_training=True, return_lse=True, adapt="never")
     out, lse = attention(q, k, v, return_lse=True, backend="tiled")
-    merged = explicit_backward.MergedResult(out, lse, torch.ones_like(out))
-    explicit_backward.backward(static, q, k, v, NO_EXTRAS, merged)
+    merged = dispatch.MergedResult(out, lse, torch.ones_like(out))
+    dispatch.merged_gradients(static, q, k, v, NO_EXTRAS, merged)
     static = config(is_training=True, replayable=True)
     out, lse = dispatch.attend_with_lse(static, q, k, v, NO_EXTRAS)
     dispatch.gradients(static, q, k, v, NO_EXTRAS, torch.ones_like(out), (out.detach(), lse))

@@ -19,7 +19,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.backends.tiled import kernel as tiled
 from attnsel.debug import FallbackWarning
 from attnsel.environment import Environment
-from attnsel.runtime import dispatch, explicit_backward, kernels, refusals, selfcheck
+from attnsel.runtime import dispatch, kernels, refusals, selfcheck
 from attnsel.runtime.call import NO_EXTRAS, config
 from attnsel.runtime.refusals import evidence
 
@@ -157,8 +157,8 @@ def explicit() -> list[Tensor]:
     with override(backend="tiled"):
         out, lse = attention(q, k, v, **CAUSAL, return_lse=True)
     static = config(**CAUSAL, is_training=True, return_lse=True, adapt="never")
-    merged = explicit_backward.MergedResult(out, lse, dout)
-    return list(explicit_backward.backward(static, q, k, v, NO_EXTRAS, merged)[:3])
+    merged = dispatch.MergedResult(out, lse, dout)
+    return list(dispatch.merged_gradients(static, q, k, v, NO_EXTRAS, merged)[:3])
 
 
 Way = Callable[[], list[Tensor]]

@@ -7,9 +7,13 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnsel.params.layout_drawing import meet, meets_itself
+from attnsel.params.layout import TensorLayout
 
 SMALL = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), min_size=1, max_size=4)
+
+
+def tensor(shape: tuple[int, ...], stride: tuple[int, ...], size: int = 1, start: int = 0) -> TensorLayout:
+    return TensorLayout("q", "bshd"[: len(shape)], shape, stride, size, False, storage=0, start=start)
 
 
 def addresses(dims: list[tuple[int, int]]) -> list[int]:
@@ -24,7 +28,7 @@ def addresses(dims: list[tuple[int, int]]) -> list[int]:
 def test_a_tensor_overlaps_itself_iff_two_indices_are_one_element(dims: list[tuple[int, int]]) -> None:
     found = addresses(dims)
     shape, stride = zip(*dims, strict=True)
-    assert meets_itself(shape, stride) is (len(set(found)) < len(found))
+    assert tensor(shape, stride).overlaps_itself is (len(set(found)) < len(found))
 
 
 @settings(max_examples=200)
@@ -35,14 +39,15 @@ def test_two_tensors_overlap_iff_they_share_a_byte(
     bytes_a = {at * size_a + i for at in addresses(a) for i in range(size_a)}
     bytes_b = {start + at * size_b + i for at in addresses(b) for i in range(size_b)}
     (shape_a, stride_a), (shape_b, stride_b) = zip(*a, strict=True), zip(*b, strict=True)
-    found = meet(0, shape_a, stride_a, size_a, start, shape_b, stride_b, size_b)
+    found = tensor(shape_a, stride_a, size_a).overlaps(tensor(shape_b, stride_b, size_b, start))
     assert found is bool(bytes_a & bytes_b)
 
 
 def test_a_question_too_hard_has_no_answer_instead_of_a_wrong_one() -> None:
     # Odd steps: no sum of even ones is odd, and no bound says so.
     hard = ((1 << 17,) * 4, (1000003, 999983, 999979, 999961))
-    assert meets_itself(*hard) in (True, None)
+    assert tensor(*hard).overlaps_itself in (True, None)
     shape, stride = (4096, 64, 32, 128), (64 * 34 * 128, 34 * 128, 128, 1)
-    assert meets_itself(shape, stride) is False
-    assert meet(0, shape, stride, 2, 32 * 128 * 2, (4096, 64, 1, 128), stride, 2) is False
+    assert tensor(shape, stride).overlaps_itself is False
+    other = tensor((4096, 64, 1, 128), stride, 2, 32 * 128 * 2)
+    assert tensor(shape, stride, 2).overlaps(other) is False
