@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -140,7 +140,7 @@ def _ranges(held: list[Range]) -> Document:
 
 def _rules(shown: list[Page], table: bool) -> Document:
     """Two lines for each, or a row of a ``table``."""
-    rows = []
+    rows: list[Any] = []
     for page in shown:
         status = "" if page.status == "active" else f"  {page.status}"
         if page.status == "deprecated":

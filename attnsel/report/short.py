@@ -47,15 +47,19 @@ _SENTENCE, _CANDIDATES, _ASSUMPTION, _WAY = 2, 8, 2, 2  # lines; an assumption's
 
 def short_document(selection: SelectionView) -> Document:
     """At most twelve lines of text. What does not fit is cut with an ellipsis: the whole report has it."""
-    if selection.dispatched is not None:
-        own = short_document(selection.alone()).blocks
-        return Document((Screen((*_dispatched_blocks(selection), Paragraph("attnsel:"), *own)),))
+    if selection.dispatched is None:
+        return Document((_screen(selection),))
+    return Document((Screen((*_dispatched_blocks(selection), Paragraph("attnsel:"), _screen(selection))),))
+
+
+def _screen(selection: SelectionView) -> Screen:
+    """attnsel's own answer."""
     assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in selection.assumptions[:1]]
     notes = [note._replace(most=1) for note in hints(selection)[:1]]
     room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes)
     listed = Items((*_candidates(selection, room), *assumed))
     sentence = Paragraph(Strong(verdict(selection)), most=_SENTENCE)
-    return Document((Screen((sentence, listed, *notes, *_first_way(selection))),))
+    return Screen((sentence, listed, *notes, *_first_way(selection)))
 
 
 def _candidates(selection: SelectionView, room: int) -> Iterator[Item]:
@@ -188,8 +192,7 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
         blocks.append(Paragraph(f"What {_NAMES[dispatch.dispatcher]} tells of it: {'; '.join(told)}."))
     if dispatch.notes:
         blocks.append(Items(tuple(Item(note, "·") for note in dispatch.notes)))
-    own = short_document(selection.alone()).blocks
-    return Document((*blocks, Paragraph("attnsel's own answer:"), *own))
+    return Document((*blocks, Paragraph("attnsel's own answer:"), _screen(selection)))
 
 
 def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
