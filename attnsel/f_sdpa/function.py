@@ -27,9 +27,6 @@ from attnsel.settings import current
 # read, since that would wait; one of ``torch.nn.attention.bias`` says what it is without.
 
 
-UNMASKED = ("no_mask", "no_bias", NO_EXTRAS)
-
-
 class Mask(NamedTuple):
     """A mask as attnsel's arguments say it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from attnsel.base.processes import first_in_children, no_longer_in_children
@@ -133,7 +133,8 @@ def _is_supported(model: Any) -> bool:
 
 def _replace_everywhere(original: Any, answer: Any) -> None:
     """In every module of transformers that has imported it by its name, and in the tables that hold it."""
-    for module in _modules():
+    loaded = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == _LIBRARY]
+    for module in filter(None, loaded):
         for name, value in list(vars(module).items()):
             if value is original:
                 _set(module, name, answer)
@@ -142,12 +143,6 @@ def _replace_everywhere(original: Any, answer: Any) -> None:
                 if row.get("general_availability_check") is original:
                     _set_item(row, "general_availability_check", answer)
                     _set_item(row, "pkg_availability_check", answer)
-
-
-def _modules() -> Iterator[Any]:
-    for name, module in list(sys.modules.items()):
-        if module is not None and name.partition(".")[0] == _LIBRARY:
-            yield module
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

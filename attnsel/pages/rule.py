@@ -194,21 +194,6 @@ def cards_of(page: Page) -> list[str]:
     return [gpu.name for gpu in familiar() if gpu.arch in architectures]
 
 
-def call_words(page: Page) -> list[str]:
-    """Which calls a rule is about, as far as its gates say it."""
-    if not isinstance(page, Rule):
-        return []
-    fp8 = {True: ["attention in FP8"], False: ["attention in other types than FP8"], None: []}[page.fp8]
-    return fp8 + (["one sequence over several ranks"] if page.over_ranks else [])
-
-
-def needed_of(page: Page) -> list[tuple[tuple[str, ...], str]]:
-    """What a rule requires: fields, and what each must be."""
-    if not isinstance(page, Rule):
-        return []
-    return [(limit.fields, str(limit.requirement)) for limit in page.limits]
-
-
 # ---- as JSON ----------------------------------------------------------------------------------------------
 
 

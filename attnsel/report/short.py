@@ -181,7 +181,7 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
         Items(
             tuple(
                 item._replace(below=tuple(_against(refusal, sources) for refusal in offer.refusals))
-                for item, offer in zip(_offers(dispatch), dispatch.offers, strict=True)
+                for item, offer in _offers(dispatch)
             )
         ),
     ]
@@ -201,7 +201,7 @@ def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
     assert dispatch is not None
     yield Paragraph(Strong(difference(selection)))
     items = []
-    for item, offer in zip(_offers(dispatch), dispatch.offers, strict=True):
+    for item, offer in _offers(dispatch):
         if offer.refusals:
             first = offer.refusals[0]
             lead: Inline = (Ref(first.code), "  ") if first.code else ""
@@ -210,11 +210,14 @@ def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
     yield Items(tuple(items))
 
 
-def _offers(dispatch: Dispatch) -> Iterator[Item]:
+def _offers(dispatch: Dispatch) -> Iterator[tuple[Item, Offer]]:
     """A kernel to a line, in the dispatcher's order."""
     for place, offer in enumerate(dispatch.offers, 1):
         mark = MARK["eligible" if offer.taken else "refused"]
-        yield Item(offer_text(offer, dispatch.chosen), mark, place, Code(offer.name))
+        status = "taken" if offer == dispatch.chosen else "would do" if offer.taken else ""
+        same = offer.candidate if offer.candidate != offer.name else ""
+        text = " · ".join(filter(None, (status, same, offer.note)))
+        yield Item(text, mark, place, Code(offer.name)), offer
 
 
 def _against(refusal: Refusal, sources: bool) -> Item:
@@ -225,9 +228,3 @@ def _against(refusal: Refusal, sources: bool) -> Item:
 def _refusal_text(refusal: Refusal) -> str:
     more = f" ({refusal.switch})" if refusal.switch and refusal.switch not in refusal.text else ""
     return f"{refusal.text}{more}"
-
-
-def offer_text(offer: Offer, chosen: Offer | None) -> str:
-    same = offer.candidate if offer.candidate and offer.candidate != offer.name else ""
-    parts = ["taken" if offer == chosen else "would do" if offer.taken else "", same, offer.note]
-    return " · ".join(part for part in parts if part)

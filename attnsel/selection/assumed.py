@@ -18,7 +18,7 @@ from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
 from attnsel.selection.evaluate import Waivers, findings
-from attnsel.verdicts.reasons import Candidate, Reason
+from attnsel.verdicts.reasons import Candidate
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
 """What one wheel of PyTorch decides together."""
@@ -173,9 +173,10 @@ def assumptions(
             runs = tuple(version for version, there in verdicts if there.verdict != "refused")
             refused = tuple(version for version, there in verdicts if there.verdict == "refused")
             if runs and refused:
-                against = [_blamed(there.reasons, component, env) for _, there in verdicts]
-                codes = tuple(dict.fromkeys(code for reasons in against for code in reasons))
-                yield Assumption(candidate.name, component, getattr(env, component), runs, refused, codes)
+                against = (r for _, there in verdicts for r in there.reasons if not r.unknown)
+                codes = dict.fromkeys(r.code for r in against if _reads(r.code, component, env))
+                assumed = getattr(env, component)
+                yield Assumption(candidate.name, component, assumed, runs, refused, tuple(codes))
 
 
 def _may_rest(candidate: Candidate, likely: tuple[Environment, ...], component: str) -> bool:
@@ -184,16 +185,13 @@ def _may_rest(candidate: Candidate, likely: tuple[Environment, ...], component: 
         return all(_reads(reason.code, component, likely[0]) for reason in candidate.reasons)
     for name in _moved(component, likely[0]):
         lowest, highest = getattr(likely[0], name), getattr(likely[-1], name)
-        if any(lowest < edge <= highest for edge in _edges(candidate.name, name)):
+        if any(lowest < edge <= highest for edge in edges(candidate.name, name)):
             return True
     return False
 
 
 @lru_cache(maxsize=64)
-def _edges(name: str, component: str) -> tuple[Version, ...]:
+def edges(name: str, component: str) -> tuple[Version, ...]:
+    """Versions of a component at which some rule about this candidate changes its mind, lowest first."""
     rules = (rule for rule in REGISTRY.rules.values() if name in rule.candidates)
     return tuple(sorted({edge for rule in rules for edge in rule.edges(component)}))
-
-
-def _blamed(reasons: tuple[Reason, ...], component: str, env: Environment) -> list[str]:
-    return [r.code for r in reasons if not r.unknown and _reads(r.code, component, env)]

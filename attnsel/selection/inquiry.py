@@ -299,7 +299,8 @@ class Inquiry:
                 known = {reason.code for reason in reasons}
                 reasons = reasons + [reason for reason in left if reason.code not in known]
         if self._steps and all(reason.unknown for reason in reasons):
-            reasons = [*reasons, *self._against_steps(name)]
+            refusal = steps_against(name, record.offsets, p, self.judge_step)
+            reasons = reasons if refusal is None else [*reasons, *refusal.noted_reasons]
         unwanted = policy_reasons(policy)[name]
         if unwanted:
             reasons = [*reasons, *unwanted]
@@ -315,11 +316,6 @@ class Inquiry:
         new = unproven(record, p, env.target)
         planned = _plan_only(record, p, env)
         return Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
-
-    def _against_steps(self, name: str) -> list[Reason]:
-        """Why the calls that ranks would make refuse a candidate, with the step that does."""
-        refusal = steps_against(name, CANDIDATES[name].offsets, self.p, self.judge_step)
-        return [] if refusal is None else list(refusal.noted_reasons)
 
     def judge_elsewhere(self, name: str, env: Environment) -> Candidate:
         """A candidate's verdict on the same call in another environment."""

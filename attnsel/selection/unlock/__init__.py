@@ -3,12 +3,10 @@
 =============  ==========================================================
 file           about
 =============  ==========================================================
-``change``     what a change is: how it is made, what it costs
+``change``     what a change is: how it is made, what it costs, how it is told
 ``proposals``  what the failing rules propose
 ``search``     which sets of proposals work, cheapest first
-``software``   which releases fit together, for a set that touches software
-``install``    the commands for them, and why
-``words``      how a set is rendered
+``software``   which releases fit together, the commands for them, and why
 =============  ==========================================================
 
 They are shown, never applied by themselves: a cast to fp16 is for the user to decide.

@@ -18,8 +18,9 @@ from attnsel.environment.versions import Version
 from attnsel.environment.wheels import Wheel, flash_attn_wheel
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.rules import REGISTRY, Rule
+from attnsel.rules import Rule
 from attnsel.selection.adaptations import ADAPTERS, type_without_mask
+from attnsel.selection.assumed import edges
 from attnsel.selection.evaluate import memory_parts
 from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
 from attnsel.verdicts.reasons import Reason
@@ -300,16 +301,6 @@ def _first_silent(question: Scenario, rule: Rule, component: str, versions: list
         if not rule.applies(after.env) if adapted else _says(rule, after) is None:
             return version
     return None
-
-
-@lru_cache(maxsize=64)
-def edges(name: str, component: str) -> tuple[Version, ...]:
-    """Versions of a component at which some rule about this candidate changes its mind, lowest first."""
-    found: set[Version] = set()
-    for rule in REGISTRY.rules.values():
-        if name in rule.candidates:
-            found.update(rule.edges(component))
-    return tuple(sorted(found))
 
 
 def _just_below(version: Version) -> Version | None:

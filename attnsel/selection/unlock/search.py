@@ -22,6 +22,7 @@ from attnsel.environment import COMPONENTS
 from attnsel.environment.gpus import familiar
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
+from attnsel.selection.assumed import edges
 from attnsel.selection.unlock.change import (
     EFFECTS,
     Applicability,
@@ -35,7 +36,7 @@ from attnsel.selection.unlock.change import (
     grouped,
     render_change,
 )
-from attnsel.selection.unlock.proposals import edges, how_far, moves_against, nearest_gpus
+from attnsel.selection.unlock.proposals import how_far, moves_against, nearest_gpus
 from attnsel.selection.unlock.software import Install, needs_software, resolve
 
 if TYPE_CHECKING:
