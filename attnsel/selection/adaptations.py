@@ -15,7 +15,7 @@ Letters as in ``backends/contract.py``: b, h, g heads, s_q, s_kv, d head_dim_qk,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -56,6 +56,14 @@ def wider(p: AttentionParams, reasons: list[Reason], field: str) -> Target | Non
                 return None
             value = max(value, repaired)
     return ((field, value),) if value > observed else None
+
+
+def wider_qk(p: AttentionParams, reasons: list[Reason]) -> Target | None:
+    return wider(p, reasons, "head_dim_qk")
+
+
+def wider_v(p: AttentionParams, reasons: list[Reason]) -> Target | None:
+    return wider(p, reasons, "head_dim_v")
 
 
 def longer(p: AttentionParams, reasons: list[Reason]) -> Target | None:
@@ -263,7 +271,7 @@ def bias_shape(p: AttentionParams) -> tuple[int, ...]:
     return tuple(1 if letter == "1" else n for letter, n in zip(letters, full, strict=True))
 
 
-@adapter("head_dim_qk", aim=partial(wider, field="head_dim_qk"))
+@adapter("head_dim_qk", aim=wider_qk)
 def pad_head_dim_qk(p: AttentionParams, target: Target) -> Applied:
     """Zeros behind the head dimension of q and k.
 
@@ -279,7 +287,7 @@ def pad_head_dim_qk(p: AttentionParams, target: Target) -> Applied:
     return changed, Adaptation("pad_head_dim_qk", text, size, flops=changed.flops - p.flops, changes=target)
 
 
-@adapter("head_dim_v", aim=partial(wider, field="head_dim_v"))
+@adapter("head_dim_v", aim=wider_v)
 def pad_head_dim_v(p: AttentionParams, target: Target) -> Applied:
     """Zeros behind the head dimension of v; the output without the columns that were added.
 

@@ -15,15 +15,6 @@ from torch import Tensor
 from attnsel.flash_attn.options import refuse
 
 
-def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
-    """Each pair (a, b) as (-b, a)."""
-    if interleaved:
-        a, b = x[..., ::2], x[..., 1::2]
-        return torch.stack((-b, a), dim=-1).flatten(-2)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((-b, a), dim=-1)
-
-
 def rotated(
     x: Tensor,
     cos: Tensor,
@@ -135,36 +126,6 @@ def apply_rotary_emb(
 
 
 apply_rotary_emb_func = apply_rotary_emb
-
-
-def apply_rotary(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seqlen_offsets: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    max_seqlen: int | None = None,
-    interleaved: bool = False,
-    inplace: bool = False,
-    conjugate: bool = False,
-) -> Tensor:
-    """``flash_attn.ops.triton.rotary.apply_rotary``: as ``apply_rotary_emb``, without autograd."""
-    rows = x.shape[1] if cu_seqlens is None else int(max_seqlen or 0)
-    _check(x, cos, sin, seqlen_offsets, cu_seqlens, rows)
-    with torch.no_grad():
-        positions = _positions(x, seqlen_offsets, cu_seqlens)
-        return rotated(x, cos, sin, positions, interleaved, conjugate=conjugate, inplace=inplace)
-
-
-def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """The definition, in x's own precision. cos and sin are [s, rotary_dim / 2] or [b, s, rotary_dim / 2]."""
-    width = 2 * cos.shape[-1]
-    if interleaved:
-        cos, sin = (t.repeat_interleave(2, dim=-1).unsqueeze(-2) for t in (cos, sin))
-    else:
-        cos, sin = (torch.cat((t, t), dim=-1).unsqueeze(-2) for t in (cos, sin))
-    front = x[..., :width] * cos + rotate_half(x[..., :width], interleaved) * sin
-    return torch.cat((front, x[..., width:]), dim=-1)
 
 
 # ---- packed projections -----------------------------------------------------------------------------
