@@ -119,33 +119,24 @@ TITLES = {
 _NAMES = {"torch": "F.sdpa", "te": "TransformerEngine", "transformers": "transformers"}
 
 
-def title(dispatch: Dispatch) -> str:
-    return f"{TITLES[dispatch.dispatcher]} {dispatch.release}".rstrip()
-
-
-def taken(dispatch: Dispatch) -> str:
-    """What it does with the call, in a clause."""
-    if dispatch.chosen is None:
-        return f"{title(dispatch)} takes no kernel"
-    return f"{title(dispatch)} takes {dispatch.chosen.name}"
-
-
 def difference(selection: SelectionView) -> str:
     """What the other chooser takes and attnsel does not, in a sentence; empty where none was asked."""
     dispatch = selection.dispatched
     if dispatch is None:
         return ""
     ours, theirs = selection.backend, dispatch.chosen
+    name = f"{TITLES[dispatch.dispatcher]} {dispatch.release}".rstrip()
+    taken = f"{name} takes {'no kernel' if theirs is None else theirs.name}"
     if theirs is None:
         also = "attnsel has none either" if ours is None else f"attnsel runs {ours}"
-        return f"{taken(dispatch)}; {also}."
+        return f"{taken}; {also}."
     if ours is None:
-        return f"{taken(dispatch)}; attnsel has no kernel for this call."
+        return f"{taken}; attnsel has no kernel for this call."
     if theirs.candidate == ours:
         adapts = selection[ours].adaptations
         more = f", and {', '.join(made.text for made in adapts)}" if adapts else ""
-        return f"{taken(dispatch)}; attnsel takes the same kernel{more}."
-    return f"{taken(dispatch)}; attnsel runs {ours}, {_why(dispatch, ours)}."
+        return f"{taken}; attnsel takes the same kernel{more}."
+    return f"{taken}; attnsel runs {ours}, {_why(dispatch, ours)}."
 
 
 def _why(dispatch: Dispatch, ours: str) -> str:

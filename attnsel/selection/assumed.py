@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import Environment
-from attnsel.environment.releases import FRONTENDS, Build, default_build, fitting_build, torch_builds
+from attnsel.environment.releases import FRONTENDS, default_build, fitting_build, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
@@ -60,7 +60,9 @@ def alternatives(env: Environment, component: str) -> tuple[Environment, ...]:
         for name in (*_COMPANIONS, "python")
         if name not in env.assumed and (version := getattr(env, name)) is not None
     }
-    builds = (_build_of(env, minor, stated) for minor in _neighbours(env.torch))
+    near = filter(None, map(default_build, _neighbours(env.torch)))
+    # What goes with what was stated; the nearest, where no build is made of just that.
+    builds = (fitting_build(env.arch, {**stated, "torch": release.torch}) for release in near)
     free = [name for name in _COMPANIONS if name in env.assumed]
     others = [
         _with(env, **{name: getattr(build, name) for name in free})
@@ -86,14 +88,6 @@ def _neighbours(torch: Version | None) -> tuple[Version, ...]:
     place = min(minors.index(torch[:2]), len(minors) - 2)
     near = minors[max(0, place - 1) : place + 2]
     return tuple(Version(*minor, 99) for minor in near if minor != torch[:2])
-
-
-def _build_of(env: Environment, newest: Version, stated: dict[str, Version]) -> Build | None:
-    """The build of a release that goes with what was stated; the nearest, where none is made of just that."""
-    release = default_build(newest)
-    if release is None:
-        return None
-    return fitting_build(env.arch, {**stated, "torch": release.torch})
 
 
 def settled(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:

@@ -79,6 +79,7 @@ def asked(p: AttentionParams, many_lengths: bool = False, f_sdpa: tuple[str, ...
 
 def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
     """What preferences may read of a candidate."""
+    padded = p.padding or p.qkv_format == "thd"
     return RankKey(
         candidate.name,
         candidate.verdict,
@@ -87,17 +88,12 @@ def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
         of.large_scores,
         candidate.executed_off_gpu,
         of.growing,
-        bool(candidate.adaptations) and _copies_padding(candidate, p),
+        padded and any(made.name in _PADDING for made in candidate.adaptations),
         of.place(candidate.name),
     )
 
 
 _PADDING = frozenset({"unpack", "zero_padding", "fold_mask"})
-
-
-def _copies_padding(candidate: Candidate, p: AttentionParams) -> bool:
-    lengths = p.padding or p.qkv_format == "thd"
-    return lengths and any(made.name in _PADDING for made in candidate.adaptations)
 
 
 @lru_cache(maxsize=4096)

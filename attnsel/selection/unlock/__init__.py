@@ -12,18 +12,6 @@ file           about
 They are shown, never applied by themselves: a cast to fp16 is for the user to decide.
 """
 
-from attnsel.selection.unlock.change import EFFECTS, Cost, Scenario, changed, cost_of
-from attnsel.selection.unlock.search import MOST_ASKED, MOST_CHANGES, MOST_WAYS, Unlock, find_unlocks
+from attnsel.selection.unlock.search import Unlock, find_unlocks
 
-__all__ = [
-    "EFFECTS",
-    "MOST_ASKED",
-    "MOST_CHANGES",
-    "MOST_WAYS",
-    "Cost",
-    "Scenario",
-    "Unlock",
-    "changed",
-    "cost_of",
-    "find_unlocks",
-]
+__all__ = ["Unlock", "find_unlocks"]
