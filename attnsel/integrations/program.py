@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from attnsel.base.processes import first_in_children, no_longer_in_children
@@ -32,7 +33,7 @@ NAME = "flash_attention_2"
 _LIBRARY = "transformers"
 
 _lock = threading.RLock()
-_undo: list[Callable[[], None]] | None = None
+_undo: ExitStack | None = None
 
 
 def _available(*args: Any, **kwargs: Any) -> bool:
@@ -76,7 +77,7 @@ def resolve() -> str:
         checks = _checks(PreTrainedModel)
         if not checks:
             raise InvalidInput("transformers", transformers.__version__, f"must be 4.54 or newer for {NAME}")
-        _undo = []
+        _undo = ExitStack()
         for question, answer in _ANSWERS.items():
             original = getattr(import_utils, question, None)
             if original is not None:
@@ -94,8 +95,7 @@ def undo() -> bool:
     with _lock:
         if _undo is None:
             return False
-        for step in reversed(_undo):
-            step()
+        _undo.close()
         _undo = None
         no_longer_in_children(__name__)
         return True
@@ -149,14 +149,14 @@ def _set(owner: Any, name: str, value: Any) -> None:
     assert _undo is not None
     before = vars(owner)[name]
     setattr(owner, name, value)
-    _undo.append(lambda: setattr(owner, name, before))
+    _undo.callback(setattr, owner, name, before)
 
 
 def _set_item(owner: dict[str, Any], name: str, value: Any) -> None:
     assert _undo is not None
     before = owner[name]
     owner[name] = value
-    _undo.append(lambda: owner.__setitem__(name, before))
+    _undo.callback(owner.__setitem__, name, before)
 
 
 _TRANSFORMERS = "attnsel.integrations.transformers"

@@ -53,7 +53,12 @@ def moves_against(
     """
     shared: list[tuple[Move, Scenario]] = []
     for move in _unasked(question, base, reasons, hardware):
-        _try(shared, question, move)
+        try:
+            after = changed(question, move)
+        except InvalidInput:
+            continue  # contradicts another field: no way out
+        if after != question and all(move != other for other, _ in shared):
+            shared.append((move, after))
     fewest: list[Move] | None = None
     loose: list[Reason] = []
     for reason in reasons:
@@ -101,15 +106,6 @@ def _unasked(
     if hardware and question.env.device is base.env.device:
         for gpu in nearest_gpus(base.env):
             yield {"gpu": gpu.name}
-
-
-def _try(tried: list[tuple[Move, Scenario]], question: Scenario, move: Move) -> None:
-    try:
-        after = changed(question, move)
-    except InvalidInput:
-        return  # contradicts another field: no way out
-    if after != question and all(move != other for other, _ in tried):
-        tried.append((move, after))
 
 
 def _answers(
@@ -268,7 +264,10 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
         stated = reason.finding.required
         if current is None:
             if reason.field == component and isinstance(stated, (AtLeast, Installed)):
-                yield {component: _to_install(component, stated, question.env)}
+                limit: Version = stated.limit  # of flash-attn an older release, where newer have no wheel
+                wheel = flash_attn_wheel(question.env) if component == "flash_attn" else None
+                older_wheel = Version.parse(wheel.release) if isinstance(wheel, Wheel) else limit
+                yield {component: min(limit, older_wheel)}
             continue
         before: Version | None = base.value(component)
         if before is None or current >= before:
@@ -284,13 +283,6 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
             down = _first_silent(question, rule, component, [v for v in reversed(older) if v is not None])
             if down is not None:
                 yield {component: down}
-
-
-def _to_install(component: str, stated: AtLeast | Installed, env: Environment) -> Version:
-    """What is proposed where there is none: of flash-attn an older release, where newer have no wheel."""
-    limit: Version = stated.limit
-    wheel = flash_attn_wheel(env) if component == "flash_attn" else None
-    return min(limit, Version.parse(wheel.release)) if isinstance(wheel, Wheel) else limit
 
 
 def _first_silent(question: Scenario, rule: Rule, component: str, versions: list[Version]) -> Version | None:

@@ -189,7 +189,8 @@ def _within(found: list[tuple[Cost, Changes]], changes: Changes) -> bool:
 def _unlocks(
     base: Scenario, name: str, ways: list[tuple[Cost, Changes]], engine: _Engine
 ) -> Iterator[Unlock]:
-    """The ways to one candidate; two that end at the same machine and question are one."""
+    """The ways to one candidate in words, each with the place that it would take; two that end at the same
+    machine and question are one."""
     seen: set[Scenario] = set()
     for cost, changes in ways:
         archs: frozenset[int] = frozenset()
@@ -202,26 +203,24 @@ def _unlocks(
             if install is None:
                 continue
         after = changed(base, _whole(changes, install))
-        if after not in seen:
-            seen.add(after)
-            yield _unlock(base, name, Unlock(name, "", "", "", changes, 0, cost, install), archs, engine)
-
-
-def _unlock(base: Scenario, name: str, found: Unlock, archs: frozenset[int], engine: _Engine) -> Unlock:
-    """A way out in words, with the place that the candidate would take."""
-    made, install = dict(found.changes), found.install
-    software = [component for component in made if component in COMPONENTS]
-    reach = {component: _reach(base, name, made, component, engine) for component in software}
-    said = render_change(base, made, Applicability(reach, archs))
-    text = " and ".join(part.text for part in said)
-    standing = engine.ranked(changed(base, _whole(found.changes, install)))
-    commands = () if install is None else install.commands
-    return found._replace(
-        change=text + " (no wheel fits: built here)" * (install is not None and install.built_here),
-        effect=max((effect_of(field) for field in made), key=EFFECTS.index),
-        paste="\n".join((*commands, *(part.paste for part in said if part.paste))),
-        rank=standing.index(name) + 1,
-    )
+        if after in seen:
+            continue
+        seen.add(after)
+        made = dict(changes)
+        reach = {field: _reach(base, name, made, field, engine) for field in made if field in COMPONENTS}
+        said = render_change(base, made, Applicability(reach, archs))
+        text = " and ".join(part.text for part in said)
+        commands = () if install is None else install.commands
+        yield Unlock(
+            name,
+            change=text + " (no wheel fits: built here)" * (install is not None and install.built_here),
+            effect=max((effect_of(field) for field in made), key=EFFECTS.index),
+            paste="\n".join((*commands, *(part.paste for part in said if part.paste))),
+            changes=changes,
+            rank=engine.ranked(after).index(name) + 1,
+            cost=cost,
+            install=install,
+        )
 
 
 def _whole(changes: Changes, install: Install | None) -> dict[str, Any]:
