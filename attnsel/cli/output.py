@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from attnsel.errors import printable, short
 from attnsel.report.document import Document
 from attnsel.report.markdown import to_markdown
-from attnsel.report.text import to_text
+from attnsel.report.text import fold, to_text
 
 T = TypeVar("T")
 
@@ -197,3 +197,8 @@ def watched(what: str, items: Iterable[T], total: int) -> list[T]:
             found.append(item)
             move(len(found))
     return found
+
+
+def wrap(text: str, lead: str = "", indent: str | None = None) -> list[str]:
+    """``text`` folded to the width; ``lead`` before the first line, ``indent`` before the others."""
+    return fold(text, text_width(), lead, " " * len(lead) if indent is None else indent)
