@@ -17,7 +17,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.processes import ForkSafeLock
 from attnsel.base.schemas import stamped
 from attnsel.errors import Caller, caller, printable, short
-from attnsel.report import one_line
+from attnsel.report import on_gpu, one_line, report_document, selection_record, to_text
 from attnsel.report.copy_advice import COPIES, advice
 from attnsel.settings import Settings
 from attnsel.verdicts.requirements import size
@@ -135,15 +135,7 @@ def _warn(text: str, category: type[Warning]) -> None:
 def is_slow_path(selection: SelectionView) -> bool:
     """A GPU call that lands on a last resort."""
     name = selection.backend
-    return (
-        name is not None
-        and CANDIDATES[name].last_resort
-        and selection.environment.device.type
-        in (
-            "cuda",
-            "rocm",
-        )
-    )
+    return name is not None and CANDIDATES[name].last_resort and on_gpu(selection.environment)
 
 
 def is_logging_rank(settings: Settings) -> bool:
@@ -189,14 +181,14 @@ def process_record() -> dict[str, Any]:
 
 def _text(selection: SelectionView, settings: Settings, label: str) -> str:
     if settings.debug_format == "json":
-        record = {"event": "selection", "label": label, **process_record(), **selection.as_dict()}
+        record = {"event": "selection", "label": label, **process_record(), **selection_record(selection)}
         return json.dumps(stamped("debug", record))
     prefix = f"{printable(label)}: " if label else ""
     if _world_size() > 1:
         prefix = f"[rank {_rank()} of {_world_size()}] {prefix}"
     if settings.debug == 1:
         return f"attnsel: {prefix}{one_line(selection)}"
-    return f"attnsel: {prefix}selected {selection.backend}\n{selection.report()}\n"
+    return f"attnsel: {prefix}selected {selection.backend}\n{to_text(report_document(selection))}\n"
 
 
 def _emit(text: str, settings: Settings) -> None:

@@ -9,8 +9,9 @@ from cyclopts import Parameter
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.schemas import stamped
-from attnsel.cli.flags import OUTPUT, Json, Markdown, one_form
-from attnsel.cli.output import BAD_INPUT, FOUND, complain, print_json, print_text, text_width, wrap
+from attnsel.cli.flags import OUTPUT, one_form
+from attnsel.cli.form import TEXT, Form
+from attnsel.cli.output import BAD_INPUT, FOUND, complain
 from attnsel.environment.gpus import Gpu, catalogue, look_up_gpu
 from attnsel.errors import InvalidInput, short
 from attnsel.pages.commands import example_commands
@@ -22,13 +23,11 @@ from attnsel.pages.rule import (
     legend_of,
     names_of,
     paragraphs,
-    removed_as_dict,
     status_of,
     text_of,
     whole_page,
 )
-from attnsel.report.markdown import escape, table
-from attnsel.report.text import fold_command
+from attnsel.report.document import Block, Document, Fields, Item, Paragraph, Paste, Table
 from attnsel.rules import REGISTRY, Hint, Page, Removed, find_rule, load_all
 from attnsel.rules.codes import RANGES, Range
 from attnsel.verdicts.reasons import EVIDENCE
@@ -42,8 +41,7 @@ def rules(
     family: Annotated[str | None, _FILTER] = None,
     evidence: Annotated[str | None, _FILTER] = None,
     ranges: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
-    markdown: Markdown = False,
-    json: Json = False,
+    form: Form = TEXT,
 ) -> int:
     """Every rule: its code and title, which candidates it is about, where it holds, what it rests on.
 
@@ -63,8 +61,8 @@ def rules(
     ranges
         Instead of rules: which codes lie in which file, and the next free one of each range.
     """
-    one_form(markdown=markdown, json=json)
-    one_form(markdown=markdown, ranges=ranges)
+    form.alone()
+    one_form(markdown=form.markdown, ranges=ranges)
     load_all()
     pages = list(REGISTRY.pages.values())
     families = list(dict.fromkeys(page.family for page in pages))
@@ -79,7 +77,12 @@ def rules(
         if value is not None and ranges and name != "family":
             raise InvalidInput(f"--{name}", value, "not together with --ranges, which --family alone narrows")
     if ranges:
-        return _show_ranges([codes for codes in RANGES if family in (None, codes.prefix)], json)
+        held = [codes for codes in RANGES if family in (None, codes.prefix)]
+        form.print(
+            lambda: _ranges(held),
+            lambda: [stamped("ranges", {**codes._asdict(), "next": codes.next_free()}) for codes in held],
+        )
+        return FOUND
     shown = [
         page
         for page in pages
@@ -87,16 +90,10 @@ def rules(
         and (family is None or page.family == family)
         and (evidence is None or page.evidence == evidence)
     ]
-    if json:
-        print_json([stamped("rules", as_dict(page)) for page in shown])
-        return FOUND
-    if markdown:
-        head = ("code", "rule", "about", "holds", "rests on")
-        print_text(table(head, [_markdown_row(page) for page in shown]))
-        return FOUND
-    lines = [line for page in shown for line in _row(page)]
-    count = "1 rule" if len(shown) == 1 else f"{len(shown)} rules"
-    print_text("\n".join([*lines, "", f"{count}.  The page of one: attnsel rule CODE"]))
+    form.print(
+        lambda: _rules(shown, table=form.markdown),
+        lambda: [stamped("rules", as_dict(page)) for page in shown],
+    )
     return FOUND
 
 
@@ -104,8 +101,7 @@ def rule(
     code: Annotated[str, Parameter(help="such as CUDNN204; case does not matter")],
     /,
     *,
-    markdown: Markdown = False,
-    json: Json = False,
+    form: Form = TEXT,
 ) -> int:
     """The page of one rule: what it says, why, where it holds, what it rests on, and examples.
 
@@ -114,75 +110,64 @@ def rule(
     they can be written as one). Of a code that was removed: code, family, status, release,
     replaced_by, why.
     """
-    one_form(markdown=markdown, json=json)
+    form.alone()
     try:
         page = find_rule(code)
     except KeyError as error:
         complain(f"{error.args[0]}; all of them: attnsel rules")
         return BAD_INPUT
-    if isinstance(page, Removed):
-        as_json, lines = stamped("removed-rule", removed_as_dict(page)), _removed_lines(page)
-    else:
-        as_json, lines = stamped("rule", whole_page(page)), _page_lines(page)
-    if json:
-        print_json(as_json)
-    elif markdown:
-        from attnsel.pages.rule_markdown import page_markdown  # which asks the engine
 
-        print_text(page_markdown(page).rstrip("\n"))
-    else:
-        print_text("\n".join(lines))
+    def document() -> Document:
+        if form.markdown:
+            from attnsel.pages.rule_markdown import page_document  # which asks the engine
+
+            return page_document(page)
+        return _removed(page) if isinstance(page, Removed) else _page(page)
+
+    form.print(document, lambda: whole_page(page))
     return FOUND
 
 
-def _show_ranges(shown: list[Range], json: bool) -> int:
-    if json:
-        rows = [stamped("ranges", {**codes._asdict(), "next": codes.next_free()}) for codes in shown]
-        print_json(rows)
-        return FOUND
-    lines = []
-    for codes in shown:
+def _ranges(held: list[Range]) -> Document:
+    rows = []
+    for codes in held:
         span = f"{codes.prefix}{codes.first:03}" + ("" if codes.first == codes.last else f"-{codes.last:03}")
         code = codes.next_free()
-        lines += wrap(codes.file, f"{span:<15}{f'next {code}' if code else 'full':<17}")
-        lines += wrap(codes.about, " " * 15)
-    print_text("\n".join([*lines, "", "A new rule takes the next code of its file's range: CONTRIBUTING.md"]))
-    return FOUND
+        rows.append((span, (f"{f'next {code}' if code else 'full':<17}{codes.file}", codes.about)))
+    end = Paragraph("A new rule takes the next code of its file's range: CONTRIBUTING.md")
+    return Document((Fields(tuple(rows)), end))
 
 
-def _row(page: Page) -> list[str]:
-    facts = " · ".join([", ".join(names_of(candidates_of(page))), page.when_text or "everywhere"])
-    return [
-        *wrap(page.title, f"{page.code:<11}"),
-        *wrap(f"{facts}  [{page.evidence}]{_status_word(page)}", " " * 11),
-    ]
+def _rules(shown: list[Page], table: bool) -> Document:
+    """Two lines for each, or a row of a ``table``."""
+    rows: list[Any] = []
+    for page in shown:
+        status = "" if page.status == "active" else f"  {page.status}"
+        if page.status == "deprecated":
+            status += f", see {page.replaced_by}"
+        about, holds = ", ".join(names_of(candidates_of(page))), page.when_text or "everywhere"
+        if table:
+            rows.append((page.code, page.title + status, about, holds, page.evidence))
+        else:
+            rows.append((page.code, (page.title, f"{about} · {holds}  [{page.evidence}]{status}")))
+    if table:
+        return Document((Table(("code", "rule", "about", "holds", "rests on"), tuple(rows)),))
+    count = "1 rule" if len(shown) == 1 else f"{len(shown)} rules"
+    return Document((Fields(tuple(rows)), Paragraph(f"{count}.  The page of one: attnsel rule CODE")))
 
 
-def _markdown_row(page: Page) -> tuple[str, ...]:
-    facts = (", ".join(names_of(candidates_of(page))), page.when_text or "everywhere")
-    return (page.code, *map(escape, (page.title + _status_word(page), *facts)), page.evidence)
-
-
-def _status_word(page: Page) -> str:
-    """What a row says of a rule that is not simply in force."""
-    if page.status == "deprecated":
-        return f"  deprecated, see {page.replaced_by}"
-    return "" if page.status == "active" else f"  {page.status}"
-
-
-def _removed_lines(gone: Removed) -> list[str]:
+def _removed(gone: Removed) -> Document:
     """The page of a code that no rule has any more."""
-    lines = [f"{gone.code}  removed in {gone.release}", "", *wrap(gone.why, "  Why: ", "  ")]
+    parts = [Paragraph(f"Why: {gone.why}")]
     if gone.replaced_by:
         page = REGISTRY.pages.get(gone.replaced_by)
         title = "" if page is None else f", {page.title}"
-        lines += ["", *wrap(f"{gone.replaced_by}{title}", "  Read instead: ", "  ")]
-    return lines
+        parts.append(Paragraph(f"Read instead: {gone.replaced_by}{title}"))
+    return Document(tuple(parts), f"{gone.code}  removed in {gone.release}")
 
 
-def _page_lines(page: Page) -> list[str]:
+def _page(page: Page) -> Document:
     """The page in the order of a reader's questions: what, where, why, how sure, show me."""
-    lines = [*wrap(page.title, f"{page.code}  "), ""]
     facts = {
         "About": ", ".join(candidates_of(page)),
         "Holds": page.when_text or "everywhere",
@@ -197,32 +182,22 @@ def _page_lines(page: Page) -> list[str]:
         facts["Does"] = does(page)
     if isinstance(page, Hint):
         del facts["About"]
-    for name, text in facts.items():
-        lines += wrap(text, f"  {name + ':':<12}")
-    for paragraph in (*paragraphs(text_of(page)), *filter(None, [legend_of(page)])):
-        lines += ["", *wrap(paragraph, "  ")]
+    parts: list[Block] = [Fields(tuple((f"{name}:", (text,)) for name, text in facts.items()))]
+    parts += map(Paragraph, filter(None, (*paragraphs(text_of(page)), legend_of(page))))
     commands = example_commands(page)
     fires = "Said of" if isinstance(page, Hint) else "Refused so"
     for name, title in (("fires_on", fires), ("passes", "Passes so")):
         if name in commands:
-            lines += [
-                "",
-                f"  {title}:",
-                *(f"    {line}" for line in fold_command(commands[name], text_width() - 4)),
-            ]
-    return lines
+            parts.append(Item(label=title, below=(Paste((commands[name],)),)))
+    return Document(tuple(parts), f"{page.code}  {page.title}")
 
 
 # ---- ``attnsel gpus [FILTER]``: the GPUs that ``--gpu`` knows ------------------------------------------
 
 
-_HEAD = ("name", "architecture", "memory", "SMs", "kind")
-
-
 def gpus(
     *words: Annotated[str, Parameter(name="FILTER", help="only those with all of these: H100, sm89, laptop")],
-    markdown: Markdown = False,
-    json: Json = False,
+    form: Form = TEXT,
 ) -> int:
     """The GPUs that --gpu knows: name, architecture, memory, SMs. "-" is not known.
 
@@ -232,7 +207,7 @@ def gpus(
 
     --json prints a list of objects: name, arch (90 is sm90), memory_gib and sm_count (null: not known), kind.
     """
-    one_form(markdown=markdown, json=json)
+    form.alone()
     shown = [gpu for gpu in catalogue().values() if all(_has(gpu, word) for word in words)]
     if words and not shown:
         try:
@@ -240,12 +215,10 @@ def gpus(
         except ValueError as error:
             complain(f"{short(' '.join(words), str)}: {error}")
             return BAD_INPUT
-    if json:
-        print_json([stamped("gpus", gpu._asdict()) for gpu in shown])
-    elif markdown:
-        print_text(table(_HEAD, [tuple(map(escape, _gpu_row(gpu))) for gpu in shown]))
-    else:
-        print_text("\n".join(_lines([_gpu_row(gpu) for gpu in shown])))
+    form.print(
+        lambda: _gpus(shown, counted=not form.markdown),
+        lambda: [stamped("gpus", gpu._asdict()) for gpu in shown],
+    )
     return FOUND
 
 
@@ -259,16 +232,11 @@ def _squeezed(text: str) -> str:
     return re.sub(r"[\s_-]", "", text.casefold())
 
 
-def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
-    memory = "-" if gpu.memory_gib is None else f"{gpu.memory_gib} GB"
-    return gpu.name, f"sm{gpu.arch}", memory, str(gpu.sm_count or "-"), gpu.kind
-
-
-def _lines(rows: list[tuple[Any, ...]]) -> list[str]:
-    name = max(len(_HEAD[0]), *(len(row[0]) for row in rows))
-    lines = [
-        f"{n:<{name}}  {arch:<12}  {memory:>6}  {sms:>3}  {kind}"
-        for n, arch, memory, sms, kind in (_HEAD, *rows)
-    ]
+def _gpus(shown: list[Gpu], counted: bool) -> Document:
+    rows = []
+    for gpu in shown:
+        memory = "-" if gpu.memory_gib is None else f"{gpu.memory_gib} GB"
+        rows.append((gpu.name, f"sm{gpu.arch}", memory, str(gpu.sm_count or "-"), gpu.kind))
     count = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"
-    return [*lines, "", f"{count}.  Any of them: attnsel explain --gpu NAME"]
+    end = (Paragraph(f"{count}.  Any of them: attnsel explain --gpu NAME"),) if counted else ()
+    return Document((Table(("name", "architecture", "memory", "SMs", "kind"), tuple(rows)), *end))

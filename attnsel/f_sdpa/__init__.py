@@ -1,8 +1,6 @@
 """A drop-in for ``torch.nn.functional.scaled_dot_product_attention``, and the shim that puts it there.
 
-``function``  the function, with PyTorch's signature
-``masks``     what its ``attn_mask`` becomes
-``shapes``    leading dimensions as [b, h]
-``theirs``    which calls go to PyTorch's own function, and why
+``function``  the function, with PyTorch's signature: what its mask and leading dimensions become, and which
+              calls go to PyTorch's own
 ``shim``      F.scaled_dot_product_attention is attnsel's in this process
 """

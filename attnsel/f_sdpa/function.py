@@ -26,9 +26,6 @@ from attnsel.settings import current
 # read, since that would wait; one of ``torch.nn.attention.bias`` says what it is without.
 
 
-UNMASKED = ("no_mask", "no_bias", NO_EXTRAS)
-
-
 class Mask(NamedTuple):
     """A mask as attnsel's arguments say it."""
 
@@ -213,9 +210,7 @@ def _chosen_by_the_program() -> bool:
     return not all(enabled() for enabled in _FLAGS) or _order() != _USUAL_ORDER
 
 
-@constant_when_traced
-def _chosen_while_tracing() -> bool:
-    return _chosen_by_the_program()
+_chosen_while_tracing = constant_when_traced(_chosen_by_the_program)
 
 
 def unfit(q: Any, k: Any, v: Any) -> str:

@@ -72,13 +72,7 @@ def unpad_input(
     lengths = kept.sum(-1, dtype=torch.int32)
     seqused = attention_mask.sum(-1, dtype=torch.int32)
     indices = kept.flatten().nonzero().flatten()
-    return (
-        index_first_axis(hidden_states.flatten(0, 1), indices),
-        indices,
-        torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
-        int(lengths.max()),
-        seqused,
-    )
+    return *_unpadded(hidden_states, indices, lengths), seqused
 
 
 def unpad_input_for_concatenated_sequences(
@@ -94,6 +88,10 @@ def unpad_input_for_concatenated_sequences(
     rows = torch.arange(attention_mask_in_length.shape[-1], device=used.device)
     indices = (rows < used).flatten().nonzero().flatten()
     lengths = attention_mask_in_length[attention_mask_in_length > 0]
+    return _unpadded(hidden_states, indices, lengths)
+
+
+def _unpadded(hidden_states: Tensor, indices: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
     return (
         index_first_axis(hidden_states.flatten(0, 1), indices),
         indices,

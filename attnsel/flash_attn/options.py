@@ -238,27 +238,6 @@ class Lengths(NamedTuple):
         return whole and self.cu_seqlens_q is self.cu_seqlens_k
 
 
-class _Static(NamedTuple):
-    """Everything about a call that is not a tensor, checked. Hashable: a cache key."""
-
-    function: str
-    qkv_format: str
-    rows: int  # of the longest sequence
-    keys: int
-    window: tuple[int, int]
-    softmax_scale: float | None
-    softcap: float
-    dropout_p: float
-    causal: bool
-    alibi: bool
-    padding: bool
-    equal_lengths: bool
-    deterministic: bool
-    return_lse: bool
-    is_training: bool
-    adapt: str | None
-
-
 def config_and_extras(
     q: Tensor, k: Tensor, options: Options, lengths: Lengths | None = None, dropout_seed: Tensor | None = None
 ) -> tuple[Config, Extras]:
@@ -307,66 +286,67 @@ def config_of(
     FlashAttentionError.
     """
     scale = options.softmax_scale
-    static = _Static(
+    plain = Options(
         options.function,
-        qkv_format,
-        rows,
-        keys,
-        window(options.window_size),
-        None if scale is None else number("softmax_scale", scale),
-        number("softcap", options.softcap),
         number("dropout_p", options.dropout_p),
+        None if scale is None else number("softmax_scale", scale),
         flag("causal", options.causal),
-        options.alibi_slopes is not None,
-        padding,
-        equal_lengths,
+        window(options.window_size),
+        number("softcap", options.softcap),
+        None,
         flag("deterministic", options.deterministic),
+        False,
         flag("return_softmax_lse", options.return_lse) | flag("return_attn_probs", options.return_attn_probs),
         options.is_training,
         options.adapt,
     )
-    return _make_config(static) if torch.compiler.is_compiling() else _cached_config(static)
+    make = _make_config if torch.compiler.is_compiling() else _cached_config
+    return make(plain, qkv_format, rows, keys, options.alibi_slopes is not None, padding, equal_lengths)
 
 
-def _make_config(static: _Static) -> Config:
-    if not 0.0 <= static.dropout_p < 1.0:
-        refuse("dropout_p", static.dropout_p, "must be at least 0 and below 1")
-    if static.softcap < 0.0:
-        refuse("softcap", static.softcap, "must be above 0, or 0 for none")
-    bounds = _applied_window(static)
-    kind = "padding" if static.padding else "no_mask"
+def _make_config(
+    plain: Options, qkv_format: str, rows: int, keys: int, alibi: bool, padding: bool, equal_lengths: bool
+) -> Config:
+    """``plain``: options without a tensor, whose types are checked. All of it can be hashed: a cache key."""
+    if not 0.0 <= plain.dropout_p < 1.0:
+        refuse("dropout_p", plain.dropout_p, "must be at least 0 and below 1")
+    if plain.softcap < 0.0:
+        refuse("softcap", plain.softcap, "must be above 0, or 0 for none")
+    bounds = _applied_window(rows, keys, plain.window_size, plain.causal, alibi)
+    kind = "padding" if padding else "no_mask"
     if bounds[1] == 0:
-        kind = "padding_causal" if static.padding else "causal"
-        kind += "" if static.equal_lengths else "_bottom_right"
+        kind = "padding_causal" if padding else "causal"
+        kind += "" if equal_lengths else "_bottom_right"
     return config(
-        qkv_format=static.qkv_format,
+        qkv_format=qkv_format,
         attn_mask_type=kind,
         window_size=None if bounds == (-1, -1) else bounds,
-        softmax_scale=static.softmax_scale,
-        softcap=static.softcap,
-        attention_dropout=static.dropout_p,
-        bias_type="alibi" if static.alibi else "no_bias",
-        is_training=static.is_training or static.dropout_p > 0.0,
-        deterministic=static.deterministic,
-        return_lse=static.return_lse,
-        adapt=static.adapt,
-        label=static.function,
+        softmax_scale=plain.softmax_scale,
+        softcap=plain.softcap,
+        attention_dropout=plain.dropout_p,
+        bias_type="alibi" if alibi else "no_bias",
+        is_training=plain.is_training or plain.dropout_p > 0.0,
+        deterministic=plain.deterministic,
+        return_lse=plain.return_lse,
+        adapt=plain.adapt,
+        label=plain.function,
     )
 
 
 _cached_config = lru_cache(maxsize=4096)(_make_config)
 
 
-def _applied_window(static: _Static) -> tuple[int, int]:
+def _applied_window(
+    rows: int, keys: int, window_size: tuple[int, int], causal: bool, alibi: bool
+) -> tuple[int, int]:
     """(left, right) as the package's kernel applies them, -1 for no bound.
 
     Source: csrc/flash_attn/flash_api.cpp of FlashAttention 2.8. ``causal`` sets right = 0, except for a
     single row without ALiBi; a bound as wide as the keys is none; beside a left bound, no right bound becomes
     right = keys, which hides keys from rows further above the diagonal.
     """
-    rows, keys = static.rows, static.keys
-    left, right = static.window
-    if static.causal and (rows != 1 or static.alibi):
+    left, right = window_size
+    if causal and (rows != 1 or alibi):
         right = 0
     left = -1 if left < 0 or left >= keys else left
     right = -1 if right < 0 or right >= keys > 0 else right

@@ -24,6 +24,17 @@ def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
     return torch.cat((-b, a), dim=-1)
 
 
+def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """The definition, in x's own precision. cos and sin are [s, rotary_dim / 2] or [b, s, rotary_dim / 2]."""
+    width = 2 * cos.shape[-1]
+    if interleaved:
+        cos, sin = (t.repeat_interleave(2, dim=-1).unsqueeze(-2) for t in (cos, sin))
+    else:
+        cos, sin = (torch.cat((t, t), dim=-1).unsqueeze(-2) for t in (cos, sin))
+    front = x[..., :width] * cos + rotate_half(x[..., :width], interleaved) * sin
+    return torch.cat((front, x[..., width:]), dim=-1)
+
+
 def rotated(
     x: Tensor,
     cos: Tensor,
@@ -137,80 +148,7 @@ def apply_rotary_emb(
 apply_rotary_emb_func = apply_rotary_emb
 
 
-def apply_rotary(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seqlen_offsets: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    max_seqlen: int | None = None,
-    interleaved: bool = False,
-    inplace: bool = False,
-    conjugate: bool = False,
-) -> Tensor:
-    """``flash_attn.ops.triton.rotary.apply_rotary``: as ``apply_rotary_emb``, without autograd."""
-    rows = x.shape[1] if cu_seqlens is None else int(max_seqlen or 0)
-    _check(x, cos, sin, seqlen_offsets, cu_seqlens, rows)
-    with torch.no_grad():
-        positions = _positions(x, seqlen_offsets, cu_seqlens)
-        return rotated(x, cos, sin, positions, interleaved, conjugate=conjugate, inplace=inplace)
-
-
-def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """The definition, in x's own precision. cos and sin are [s, rotary_dim / 2] or [b, s, rotary_dim / 2]."""
-    width = 2 * cos.shape[-1]
-    if interleaved:
-        cos, sin = (t.repeat_interleave(2, dim=-1).unsqueeze(-2) for t in (cos, sin))
-    else:
-        cos, sin = (torch.cat((t, t), dim=-1).unsqueeze(-2) for t in (cos, sin))
-    front = x[..., :width] * cos + rotate_half(x[..., :width], interleaved) * sin
-    return torch.cat((front, x[..., width:]), dim=-1)
-
-
 # ---- packed projections -----------------------------------------------------------------------------
-
-
-class _RotateParts(torch.autograd.Function):
-    """Rotates parts of one tensor in place. ``parts``: slices of dimension 2, one per pair in ``angles``."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        angles: tuple[tuple[Tensor, Tensor], ...],
-        positions: Tensor,
-        interleaved: bool,
-        parts: tuple[slice, ...],
-    ) -> Tensor:
-        ctx.save_for_backward(positions, *(t for pair in angles for t in pair))
-        ctx.interleaved, ctx.parts = interleaved, parts
-        ctx.mark_dirty(x)
-        _RotateParts._rotate(x, angles, positions, interleaved, parts, conjugate=False)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
-        positions, *flat = ctx.saved_tensors
-        dx = dx.clone()
-        angles = tuple(zip(flat[::2], flat[1::2], strict=True))
-        _RotateParts._rotate(dx, angles, positions, ctx.interleaved, ctx.parts, conjugate=True)
-        return dx, None, None, None, None
-
-    @staticmethod
-    def _rotate(
-        x: Tensor,
-        angles: Any,
-        positions: Tensor,
-        interleaved: bool,
-        parts: tuple[slice, ...],
-        *,
-        conjugate: bool,
-    ) -> None:
-        for (cos, sin), part in zip(angles, parts, strict=True):
-            heads = x[:, :, part]
-            if heads.dim() == 5:  # [b, s, 1, h, d]
-                heads = heads.squeeze(2)
-            rotated(heads, cos, sin, positions, interleaved, conjugate=conjugate, inplace=True)
 
 
 def apply_rotary_emb_qkv_(
@@ -225,20 +163,19 @@ def apply_rotary_emb_qkv_(
 ) -> Tensor:
     """Rotates q and k (by cos_k if given) of qkv [b, s, 3, h, d] or [b, s, num_heads_q + 2 g, d] in place."""
     if qkv.dim() == 5 and qkv.shape[2] == 3:
-        parts, heads = (slice(0, 1), slice(1, 2)), qkv[:, :, 0]
+        q, k = qkv[:, :, 0], qkv[:, :, 1]
     elif qkv.dim() == 4:
         if num_heads_q is None or (qkv.shape[2] - num_heads_q) % 2 or qkv.shape[2] <= num_heads_q:
             refuse("num_heads_q", num_heads_q, f"must leave k and v their part of the {qkv.shape[2]} heads")
         last = num_heads_q + (qkv.shape[2] - num_heads_q) // 2
-        parts, heads = (slice(0, num_heads_q), slice(num_heads_q, last)), qkv
+        q, k = qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q:last]
     else:
         refuse("qkv.shape", tuple(qkv.shape), "must be [b, s, 3, h, d] or [b, s, num_heads_q + 2 g, d]")
-    angles = ((cos, sin), (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k))
-    for c, s in angles:
-        _check(heads, c, s, seqlen_offsets, None, qkv.shape[1])
-    positions = _positions(qkv, seqlen_offsets).expand(qkv.shape[0], -1)
-    out: Tensor = _RotateParts.apply(qkv, angles, positions, interleaved, parts)
-    return out
+    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+    _check(k, cos_k, sin_k, seqlen_offsets, None, qkv.shape[1])  # before q is changed
+    apply_rotary_emb(q, cos, sin, interleaved, True, seqlen_offsets)
+    apply_rotary_emb(k, cos_k, sin_k, interleaved, True, seqlen_offsets)
+    return qkv
 
 
 def apply_rotary_emb_kv_(
@@ -247,10 +184,8 @@ def apply_rotary_emb_kv_(
     """Rotates k of kv [b, s, 2, h, d] in place."""
     if kv.dim() != 5 or kv.shape[2] != 2:
         refuse("kv.shape", tuple(kv.shape), "must be [b, s, 2, h, d]")
-    _check(kv[:, :, 0], cos, sin, seqlen_offsets, None, kv.shape[1])
-    positions = _positions(kv, seqlen_offsets).expand(kv.shape[0], -1)
-    out: Tensor = _RotateParts.apply(kv, ((cos, sin),), positions, interleaved, (slice(0, 1),))
-    return out
+    apply_rotary_emb(kv[:, :, 0], cos, sin, interleaved, True, seqlen_offsets)
+    return kv
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -343,9 +278,5 @@ class RotaryEmbedding(torch.nn.Module):
         if kv is None:
             return apply_rotary_emb_qkv_(qkv, cos, sin, cos_k, sin_k, num_heads_q=num_heads_q, **how)  # type: ignore[arg-type]
         q = apply_rotary_emb(qkv, cos, sin, inplace=True, **how)  # type: ignore[arg-type]
-        return q, apply_rotary_emb_kv_(
-            kv,
-            cos if cos_k is None else cos_k,
-            sin if sin_k is None else sin_k,
-            **how,  # type: ignore[arg-type]
-        )
+        cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+        return q, apply_rotary_emb_kv_(kv, cos_k, sin_k, **how)  # type: ignore[arg-type]

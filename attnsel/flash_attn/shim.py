@@ -13,6 +13,7 @@ import pkgutil
 import subprocess
 import sys
 import threading
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NamedTuple
@@ -66,7 +67,6 @@ class _State(NamedTuple):
 
 _lock = threading.RLock()
 _state: _State | None = None
-_refusals: dict[str, str | None] = {}  # by the origin of a real package: a probe takes seconds
 
 
 def install(*, force: bool = False) -> Installation | None:
@@ -133,7 +133,7 @@ def _why_install(force: bool) -> str | None:
         return "the real package is not installed"
     if force:
         return "asked for by force"
-    refusal = _refusal(real)
+    refusal = _refusal(str(real.origin))
     if refusal is None:
         logger.info("%s is the real package: it works here", NAME)
         return None
@@ -150,15 +150,10 @@ def _real_package() -> ModuleSpec | None:
     return None
 
 
-def _refusal(real: ModuleSpec) -> str | None:
-    """The error of the real package when it runs on every visible GPU; None if there is none."""
-    origin = str(real.origin)
-    if origin not in _refusals:
-        _refusals[origin] = _probe()
-    return _refusals[origin]
-
-
-def _probe() -> str | None:
+@lru_cache(maxsize=8)
+def _refusal(origin: str) -> str | None:
+    """The error of the real package there when it runs on every visible GPU; None if there is none. To find
+    out takes seconds."""
     command = python(_PROBE, json.dumps(sys.path))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from attnsel.base.processes import first_in_children, no_longer_in_children
@@ -32,7 +33,7 @@ NAME = "flash_attention_2"
 _LIBRARY = "transformers"
 
 _lock = threading.RLock()
-_undo: list[Callable[[], None]] | None = None
+_undo: ExitStack | None = None
 
 
 def _available(*args: Any, **kwargs: Any) -> bool:
@@ -76,7 +77,7 @@ def resolve() -> str:
         checks = _checks(PreTrainedModel)
         if not checks:
             raise InvalidInput("transformers", transformers.__version__, f"must be 4.54 or newer for {NAME}")
-        _undo = []
+        _undo = ExitStack()
         for question, answer in _ANSWERS.items():
             original = getattr(import_utils, question, None)
             if original is not None:
@@ -94,8 +95,7 @@ def undo() -> bool:
     with _lock:
         if _undo is None:
             return False
-        for step in reversed(_undo):
-            step()
+        _undo.close()
         _undo = None
         no_longer_in_children(__name__)
         return True
@@ -133,7 +133,8 @@ def _is_supported(model: Any) -> bool:
 
 def _replace_everywhere(original: Any, answer: Any) -> None:
     """In every module of transformers that has imported it by its name, and in the tables that hold it."""
-    for module in _modules():
+    loaded = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == _LIBRARY]
+    for module in filter(None, loaded):
         for name, value in list(vars(module).items()):
             if value is original:
                 _set(module, name, answer)
@@ -144,24 +145,18 @@ def _replace_everywhere(original: Any, answer: Any) -> None:
                     _set_item(row, "pkg_availability_check", answer)
 
 
-def _modules() -> Iterator[Any]:
-    for name, module in list(sys.modules.items()):
-        if module is not None and name.partition(".")[0] == _LIBRARY:
-            yield module
-
-
 def _set(owner: Any, name: str, value: Any) -> None:
     assert _undo is not None
     before = vars(owner)[name]
     setattr(owner, name, value)
-    _undo.append(lambda: setattr(owner, name, before))
+    _undo.callback(setattr, owner, name, before)
 
 
 def _set_item(owner: dict[str, Any], name: str, value: Any) -> None:
     assert _undo is not None
     before = owner[name]
     owner[name] = value
-    _undo.append(lambda: owner.__setitem__(name, before))
+    _undo.callback(owner.__setitem__, name, before)
 
 
 _TRANSFORMERS = "attnsel.integrations.transformers"

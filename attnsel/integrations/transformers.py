@@ -64,6 +64,10 @@ class Pattern(NamedTuple):
     right: int = -1
     sequences: Tensor | None = None  # [b, s]: equal numbers see each other
 
+    @property
+    def window(self) -> tuple[int, int] | None:
+        return None if self.left == self.right == -1 else (self.left, self.right)
+
 
 def visible(
     *,
@@ -139,7 +143,7 @@ def _as_sequences(dense: Visible, pattern: Pattern) -> Visible:
     ends = torch.cat([bounds, bounds.new_tensor([ids.numel()])]).to(torch.int32)
     longest = int(ends.diff().max())
     return dense._replace(
-        window=None if pattern.left == pattern.right == -1 else (pattern.left, pattern.right),
+        window=pattern.window,
         packed=True,
         cu_seqlens_q=ends,
         cu_seqlens_kv=ends,
@@ -397,7 +401,7 @@ def _flattened(pattern: Pattern, q: Tensor, k: Tensor, given: tuple[Any, ...]) -
             raise InvalidInput(name, None, "must be given with the other arguments of packed sequences")
     return Visible(
         pattern.causal,
-        None if pattern.left == pattern.right == -1 else (pattern.left, pattern.right),
+        pattern.window,
         q.shape[1],
         k.shape[1],
         packed=True,
@@ -436,14 +440,15 @@ def _sequences(position_ids: Tensor) -> Tensor | None:
 # ---- the call ------------------------------------------------------------------------------------------
 
 
+_attend: Callable[..., Tensor] = attention  # with no log-sum-exp
+
+
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shared: dict[str, Any]) -> Tensor:
     mask = mask[..., : k.shape[1]]
     if mask.dtype == torch.bool:
-        result: Tensor = attention(q, k, v, attn_mask_type="arbitrary", attention_mask=~mask, **shared)
-        return result
+        return _attend(q, k, v, attn_mask_type="arbitrary", attention_mask=~mask, **shared)
     shared |= {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": mask}
-    result = attention(q, k, v, **shared)
-    return result
+    return _attend(q, k, v, **shared)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, Any]) -> Tensor:
@@ -455,9 +460,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, Any
     if seen.seqlen_q == seen.seqlen_kv and causal:
         kind = "causal"  # the same, and more kernels support it
     if seen.cu_seqlens_q is None:
-        result: Tensor = attention(q, k, v, attn_mask_type=kind, window_size=window, **shared)
-        return result
-    result = attention(
+        return _attend(q, k, v, attn_mask_type=kind, window_size=window, **shared)
+    result = _attend(
         _reordered(q, seen.order_q, seen.back_q),
         _reordered(k, seen.order_kv),
         _reordered(v, seen.order_kv),
@@ -472,7 +476,7 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, Any
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, seen: Visible, shared: dict[str, Any]) -> Tensor:
     b, s = q.shape[:2]
-    result: Tensor = attention(
+    result = _attend(
         q.flatten(0, 1),
         k.flatten(0, 1),
         v.flatten(0, 1),

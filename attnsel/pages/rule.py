@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any, get_args
 
 from attnsel.backends.registry import CANDIDATES
+from attnsel.base.schemas import stamped
 from attnsel.environment import COMPONENTS, Device, component_name
 from attnsel.environment.gpus import ARCHITECTURES, familiar
 from attnsel.environment.versions import Version, Versions
@@ -193,21 +194,6 @@ def cards_of(page: Page) -> list[str]:
     return [gpu.name for gpu in familiar() if gpu.arch in architectures]
 
 
-def call_words(page: Page) -> list[str]:
-    """Which calls a rule is about, as far as its gates say it."""
-    if not isinstance(page, Rule):
-        return []
-    fp8 = {True: ["attention in FP8"], False: ["attention in other types than FP8"], None: []}[page.fp8]
-    return fp8 + (["one sequence over several ranks"] if page.over_ranks else [])
-
-
-def needed_of(page: Page) -> list[tuple[tuple[str, ...], str]]:
-    """What a rule requires: fields, and what each must be."""
-    if not isinstance(page, Rule):
-        return []
-    return [(limit.fields, str(limit.requirement)) for limit in page.limits]
-
-
 # ---- as JSON ----------------------------------------------------------------------------------------------
 
 
@@ -227,27 +213,19 @@ def as_dict(page: Page) -> dict[str, Any]:
     }
 
 
-def whole_page(page: Page) -> dict[str, Any]:
-    """``attnsel rule CODE --json``."""
+def whole_page(page: Page | Removed) -> dict[str, Any]:
+    """``attnsel rule CODE --json``, also of a code that was removed."""
+    if isinstance(page, Removed):
+        gone = {"code": page.code, "family": split(page.code)[0], "status": "removed", **page._asdict()}
+        return stamped("removed-rule", gone | {"replaced_by": page.replaced_by or None})
     examples: dict[str, Any] = {"fires_on": None, "passes": None}
     if isinstance(page, (Rule, Hint)):
         examples = {"fires_on": dict(page.fires_on), "passes": dict(page.passes)}
     if isinstance(page, PolicyRule):
         examples["fires_on"] = {"candidate": page.fires_on[0], "policy": dict(page.fires_on[1])}
     text = {"name": page.name, "text": text_of(page), "module": page.module}
-    return {**as_dict(page), **text, **jsonable(examples), "commands": example_commands(page)}
-
-
-def removed_as_dict(gone: Removed) -> dict[str, Any]:
-    """``attnsel rule CODE --json`` of a code that was removed."""
-    return {
-        "code": gone.code,
-        "family": split(gone.code)[0],
-        "status": "removed",
-        "release": gone.release,
-        "replaced_by": gone.replaced_by or None,
-        "why": gone.why,
-    }
+    more = {**text, **jsonable(examples), "commands": example_commands(page)}
+    return stamped("rule", as_dict(page) | more)
 
 
 # ---- which others -----------------------------------------------------------------------------------------

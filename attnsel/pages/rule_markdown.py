@@ -18,7 +18,6 @@ from attnsel.environment.versions import Version, Versions
 from attnsel.errors import InvalidInput
 from attnsel.pages.commands import example_commands
 from attnsel.pages.rule import (
-    call_words,
     candidates_of,
     cards_of,
     device_types,
@@ -26,7 +25,6 @@ from attnsel.pages.rule import (
     gpu_words,
     legend_of,
     names_of,
-    needed_of,
     parts_of,
     replaced_by_it,
     status_of,
@@ -218,7 +216,8 @@ def page_document(page: Page | Removed, links: Links = Links()) -> Document:  # 
     if shown := tuple(_examples(page, answer, links)):
         parts.append(Section("Examples", shown))
     legend = [Prose(legend_of(page))] if legend_of(page) else []
-    written = ("Written in ", Code(_file(page)), ", ", Code(page.name), ".")
+    file = f"{page.module.removeprefix('attnsel.').replace('.', '/')}.py"
+    written = ("Written in ", Code(file), ", ", Code(page.name), ".")
     source = Prose(sentence(text.get("Source", page.source)))
     asked = [Prose(f"Asked: {text['Asked']}")] if "Asked" in text else []
     parts.append(_section("Source", source, *asked, *legend, written))
@@ -312,10 +311,13 @@ def _where(page: Page, links: Links) -> Iterator[tuple[str, tuple[Inline, ...]]]
     such = (f"such as {', '.join(cards)}",) if gpus and cards else ()
     kinds = joined(map(Code, device_types(page)), last=" and ")
     yield "GPUs", (gpus or kinds or "every one", *such)
-    if call_words(page):
-        yield "Calls", ("; ".join(call_words(page)),)
-    for fields, needed in needed_of(page):
-        yield "It wants", ((joined(map(Code, fields), last=" and "), f": {needed}"),)
+    if isinstance(page, Rule):
+        calls = {True: ["attention in FP8"], False: ["attention in other types than FP8"], None: []}[page.fp8]
+        calls += ["one sequence over several ranks"] if page.over_ranks else []
+        if calls:
+            yield "Calls", ("; ".join(calls),)
+        for limit in page.limits:
+            yield "It wants", ((joined(map(Code, limit.fields), last=" and "), f": {limit.requirement}"),)
     for edge in beyond(page):
         refused = ("the example is refused by ", joined(map(Ref, edge.codes), last=" and "))
         yield f"With {edge.where}", ("the example runs" if edge.runs else refused,)
@@ -348,10 +350,6 @@ def _command(lead: str, command: str, links: Links) -> Iterator[Block]:
 
 
 # ---- others -----------------------------------------------------------------------------------------------
-
-
-def _file(page: Page) -> str:
-    return f"{page.module.removeprefix('attnsel.').replace('.', '/')}.py"
 
 
 def _see_also(page: Page, links: Links) -> Iterator[Item]:

@@ -96,12 +96,6 @@ def better_way(selection: SelectionView) -> Unlock | None:
     return next((u for u in selection.unlocks if u.rank == 1 and u.effect not in out), None)
 
 
-def planned_only(selection: SelectionView) -> list[str]:
-    """Why what stands here is not run by attnsel; an old PyTorch is named once."""
-    whys = dict.fromkeys(c.plan_only for c in selection.ranked if c.plan_only)
-    return [BY_F_SDPA] if BY_F_SDPA in whys else list(whys)
-
-
 def one_line(selection: SelectionView) -> str:
     """Chosen, runner-up, what blocked the better ones, how to fix: for ATTNSEL_DEBUG=1."""
     ranked = [c for c in selection.ranked if c.executable or not selection.environment.detected]
@@ -133,7 +127,8 @@ def answer_document(selection: SelectionView, sources: bool = False) -> Document
     blocks: list[Block] = [Paragraph(Strong(verdict(selection))), facts(selection)]
     if selection.layout is not None:
         blocks.append(Drawing(selection.layout.describe))
-    blocks.append(Items((*runs(selection), *refusals(selection, sources), *assumed(selection)), _OTHERS))
+    assumed = (Item(assumption_words(assumption), "?") for assumption in selection.assumptions)
+    blocks.append(Items((*runs(selection), *refusals(selection, sources), *assumed), _OTHERS))
     if found := tuple(ways(selection)):
         blocks.append(Items(found))
     return Document((*blocks, Items((Item(_closing(selection)),))))
@@ -147,12 +142,15 @@ def facts(selection: SelectionView) -> Facts:
     env, p = selection.environment, selection.params
     where = tensor_words(p) if selection.layout is None else []
     policy = policy_words(selection)
+    planned = list(dict.fromkeys(c.plan_only for c in selection.ranked if c.plan_only))
+    if BY_F_SDPA in planned:  # an old PyTorch is named once
+        planned = [BY_F_SDPA]
     return Facts(
         (
             tuple(environment_words(env)),
             (*params_words(p), *where),
             *warnings(env),
-            *(Item(f"planned only: {why}", "!") for why in planned_only(selection)),
+            *(Item(f"planned only: {why}", "!") for why in planned),
             *([("policy", *policy)] if policy else []),
             *hints(selection),
         )
@@ -454,8 +452,3 @@ def assumption_words(assumption: Assumption) -> str:
         first, second = f"is refused with {product} {refused}{codes}", f"runs with {runs}"
     shown = f"{assumption.assumed.major}.{assumption.assumed.minor}"
     return f"{assumption.candidate} {first}, {second}: which do you have? {shown} is assumed"
-
-
-def assumed(selection: SelectionView) -> Iterator[Item]:
-    for assumption in selection.assumptions:
-        yield Item(assumption_words(assumption), "?")

@@ -47,15 +47,19 @@ _SENTENCE, _CANDIDATES, _ASSUMPTION, _WAY = 2, 8, 2, 2  # lines; an assumption's
 
 def short_document(selection: SelectionView) -> Document:
     """At most twelve lines of text. What does not fit is cut with an ellipsis: the whole report has it."""
-    if selection.dispatched is not None:
-        own = short_document(selection.alone()).blocks
-        return Document((Screen((*_dispatched_blocks(selection), Paragraph("attnsel:"), *own)),))
+    if selection.dispatched is None:
+        return Document((_screen(selection),))
+    return Document((Screen((*_dispatched_blocks(selection), Paragraph("attnsel:"), _screen(selection))),))
+
+
+def _screen(selection: SelectionView) -> Screen:
+    """attnsel's own answer."""
     assumed = [Item(assumption_words(one), "?", " ", most=_ASSUMPTION) for one in selection.assumptions[:1]]
     notes = [note._replace(most=1) for note in hints(selection)[:1]]
     room = _CANDIDATES - _ASSUMPTION * len(assumed) - len(notes)
     listed = Items((*_candidates(selection, room), *assumed))
     sentence = Paragraph(Strong(verdict(selection)), most=_SENTENCE)
-    return Document((Screen((sentence, listed, *notes, *_first_way(selection))),))
+    return Screen((sentence, listed, *notes, *_first_way(selection)))
 
 
 def _candidates(selection: SelectionView, room: int) -> Iterator[Item]:
@@ -115,33 +119,24 @@ TITLES = {
 _NAMES = {"torch": "F.sdpa", "te": "TransformerEngine", "transformers": "transformers"}
 
 
-def title(dispatch: Dispatch) -> str:
-    return f"{TITLES[dispatch.dispatcher]} {dispatch.release}".rstrip()
-
-
-def taken(dispatch: Dispatch) -> str:
-    """What it does with the call, in a clause."""
-    if dispatch.chosen is None:
-        return f"{title(dispatch)} takes no kernel"
-    return f"{title(dispatch)} takes {dispatch.chosen.name}"
-
-
 def difference(selection: SelectionView) -> str:
     """What the other chooser takes and attnsel does not, in a sentence; empty where none was asked."""
     dispatch = selection.dispatched
     if dispatch is None:
         return ""
     ours, theirs = selection.backend, dispatch.chosen
+    name = f"{TITLES[dispatch.dispatcher]} {dispatch.release}".rstrip()
+    taken = f"{name} takes {'no kernel' if theirs is None else theirs.name}"
     if theirs is None:
         also = "attnsel has none either" if ours is None else f"attnsel runs {ours}"
-        return f"{taken(dispatch)}; {also}."
+        return f"{taken}; {also}."
     if ours is None:
-        return f"{taken(dispatch)}; attnsel has no kernel for this call."
+        return f"{taken}; attnsel has no kernel for this call."
     if theirs.candidate == ours:
         adapts = selection[ours].adaptations
         more = f", and {', '.join(made.text for made in adapts)}" if adapts else ""
-        return f"{taken(dispatch)}; attnsel takes the same kernel{more}."
-    return f"{taken(dispatch)}; attnsel runs {ours}, {_why(dispatch, ours)}."
+        return f"{taken}; attnsel takes the same kernel{more}."
+    return f"{taken}; attnsel runs {ours}, {_why(dispatch, ours)}."
 
 
 def _why(dispatch: Dispatch, ours: str) -> str:
@@ -177,7 +172,7 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
         Items(
             tuple(
                 item._replace(below=tuple(_against(refusal, sources) for refusal in offer.refusals))
-                for item, offer in zip(_offers(dispatch), dispatch.offers, strict=True)
+                for item, offer in _offers(dispatch)
             )
         ),
     ]
@@ -188,8 +183,7 @@ def dispatched_document(selection: SelectionView, sources: bool = False) -> Docu
         blocks.append(Paragraph(f"What {_NAMES[dispatch.dispatcher]} tells of it: {'; '.join(told)}."))
     if dispatch.notes:
         blocks.append(Items(tuple(Item(note, "·") for note in dispatch.notes)))
-    own = short_document(selection.alone()).blocks
-    return Document((*blocks, Paragraph("attnsel's own answer:"), *own))
+    return Document((*blocks, Paragraph("attnsel's own answer:"), _screen(selection)))
 
 
 def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
@@ -198,7 +192,7 @@ def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
     assert dispatch is not None
     yield Paragraph(Strong(difference(selection)))
     items = []
-    for item, offer in zip(_offers(dispatch), dispatch.offers, strict=True):
+    for item, offer in _offers(dispatch):
         if offer.refusals:
             first = offer.refusals[0]
             lead: Inline = (Ref(first.code), "  ") if first.code else ""
@@ -207,11 +201,14 @@ def _dispatched_blocks(selection: SelectionView) -> Iterator[Block]:
     yield Items(tuple(items))
 
 
-def _offers(dispatch: Dispatch) -> Iterator[Item]:
+def _offers(dispatch: Dispatch) -> Iterator[tuple[Item, Offer]]:
     """A kernel to a line, in the dispatcher's order."""
     for place, offer in enumerate(dispatch.offers, 1):
         mark = MARK["eligible" if offer.taken else "refused"]
-        yield Item(offer_text(offer, dispatch.chosen), mark, place, Code(offer.name))
+        status = "taken" if offer == dispatch.chosen else "would do" if offer.taken else ""
+        same = offer.candidate if offer.candidate != offer.name else ""
+        text = " · ".join(filter(None, (status, same, offer.note)))
+        yield Item(text, mark, place, Code(offer.name)), offer
 
 
 def _against(refusal: Refusal, sources: bool) -> Item:
@@ -222,9 +219,3 @@ def _against(refusal: Refusal, sources: bool) -> Item:
 def _refusal_text(refusal: Refusal) -> str:
     more = f" ({refusal.switch})" if refusal.switch and refusal.switch not in refusal.text else ""
     return f"{refusal.text}{more}"
-
-
-def offer_text(offer: Offer, chosen: Offer | None) -> str:
-    same = offer.candidate if offer.candidate and offer.candidate != offer.name else ""
-    parts = ["taken" if offer == chosen else "would do" if offer.taken else "", same, offer.note]
-    return " · ".join(part for part in parts if part)

@@ -219,7 +219,10 @@ def pad_sequence(p: AttentionParams, target: Target) -> Applied:
         tensors["tensors"] = tensors["tensors"].derive(lengths_apart=True)
     mask = p.tensors.mask
     if mask is not None:
-        shape = _padded_mask_shape(mask.shape, p, s_q, s_kv)
+        # Its keys must all be there, as a broadcast column cannot mask some, and its rows.
+        rows = mask.shape[-2] if mask.shape[-2] == 1 else s_q
+        columns = mask.shape[-1] if s_kv == p.max_seqlen_kv else s_kv
+        shape = (*mask.shape[:-2], rows, columns)
         tensors["tensors"] = tensors["tensors"].derive(
             mask=mask.derive(shape=shape, stride=_strides(shape)), mask_hides_nothing=False
         )
@@ -245,13 +248,6 @@ def _padding_shows_nowhere(p: AttentionParams, more_q: int, more_kv: int) -> boo
     if p.attn_mask_type == "arbitrary" or not more_kv:
         return True
     return p.causal and (more_q == more_kv or p.max_seqlen_q <= p.max_seqlen_kv)
-
-
-def _padded_mask_shape(shape: tuple[int, ...], p: AttentionParams, s_q: int, s_kv: int) -> tuple[int, ...]:
-    """A mask's shape once its keys are all there (a broadcast column cannot mask some), and its rows."""
-    rows = shape[-2] if shape[-2] == 1 else s_q
-    columns = shape[-1] if s_kv == p.max_seqlen_kv else s_kv
-    return (*shape[:-2], rows, columns)
 
 
 def _score_input_bytes(before: AttentionParams, after: AttentionParams) -> int:
@@ -511,7 +507,10 @@ def _search(
             if target is None:
                 continue
             before = chosen.get(name)
-            if before is not None and (target := _joined(before, target)) == before:
+            if (
+                before is not None
+                and (target := tuple(sorted({**dict(before), **dict(target)}.items()))) == before
+            ):
                 continue
             trial = {**chosen, name: target}
             changed = _apply(names, asked, trial, memo)
@@ -537,10 +536,6 @@ def _with_reasons(applied: tuple[Adaptation, ...], answered: tuple[Reason, ...])
 
 
 _MOST_ROUNDS = 12  # every adapter once, and three tensors or head dimensions that grow in turn
-
-
-def _joined(before: Target, after: Target) -> Target:
-    return tuple(sorted({**dict(before), **dict(after)}.items()))
 
 
 def _apply(

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from attnsel.backends.registry import OLDEST_TORCH
 from attnsel.environment import Environment
-from attnsel.environment.releases import FRONTENDS, Build, default_build, fitting_build, torch_builds
+from attnsel.environment.releases import FRONTENDS, default_build, fitting_build, torch_builds
 from attnsel.environment.versions import Version
 from attnsel.params import AttentionParams
 from attnsel.rules import REGISTRY
 from attnsel.selection.evaluate import Waivers, findings
-from attnsel.verdicts.reasons import Candidate, Reason
+from attnsel.verdicts.reasons import Candidate
 
 _COMPANIONS = ("torch", "cuda", "cudnn", "triton")
 """What one wheel of PyTorch decides together."""
@@ -60,7 +60,9 @@ def alternatives(env: Environment, component: str) -> tuple[Environment, ...]:
         for name in (*_COMPANIONS, "python")
         if name not in env.assumed and (version := getattr(env, name)) is not None
     }
-    builds = (_build_of(env, minor, stated) for minor in _neighbours(env.torch))
+    near = filter(None, map(default_build, _neighbours(env.torch)))
+    # What goes with what was stated; the nearest, where no build is made of just that.
+    builds = (fitting_build(env.arch, {**stated, "torch": release.torch}) for release in near)
     free = [name for name in _COMPANIONS if name in env.assumed]
     others = [
         _with(env, **{name: getattr(build, name) for name in free})
@@ -86,14 +88,6 @@ def _neighbours(torch: Version | None) -> tuple[Version, ...]:
     place = min(minors.index(torch[:2]), len(minors) - 2)
     near = minors[max(0, place - 1) : place + 2]
     return tuple(Version(*minor, 99) for minor in near if minor != torch[:2])
-
-
-def _build_of(env: Environment, newest: Version, stated: dict[str, Version]) -> Build | None:
-    """The build of a release that goes with what was stated; the nearest, where none is made of just that."""
-    release = default_build(newest)
-    if release is None:
-        return None
-    return fitting_build(env.arch, {**stated, "torch": release.torch})
 
 
 def settled(p: AttentionParams, env: Environment, waivers: Waivers) -> Environment:
@@ -173,9 +167,10 @@ def assumptions(
             runs = tuple(version for version, there in verdicts if there.verdict != "refused")
             refused = tuple(version for version, there in verdicts if there.verdict == "refused")
             if runs and refused:
-                against = [_blamed(there.reasons, component, env) for _, there in verdicts]
-                codes = tuple(dict.fromkeys(code for reasons in against for code in reasons))
-                yield Assumption(candidate.name, component, getattr(env, component), runs, refused, codes)
+                against = (r for _, there in verdicts for r in there.reasons if not r.unknown)
+                codes = dict.fromkeys(r.code for r in against if _reads(r.code, component, env))
+                assumed = getattr(env, component)
+                yield Assumption(candidate.name, component, assumed, runs, refused, tuple(codes))
 
 
 def _may_rest(candidate: Candidate, likely: tuple[Environment, ...], component: str) -> bool:
@@ -184,16 +179,13 @@ def _may_rest(candidate: Candidate, likely: tuple[Environment, ...], component: 
         return all(_reads(reason.code, component, likely[0]) for reason in candidate.reasons)
     for name in _moved(component, likely[0]):
         lowest, highest = getattr(likely[0], name), getattr(likely[-1], name)
-        if any(lowest < edge <= highest for edge in _edges(candidate.name, name)):
+        if any(lowest < edge <= highest for edge in edges(candidate.name, name)):
             return True
     return False
 
 
 @lru_cache(maxsize=64)
-def _edges(name: str, component: str) -> tuple[Version, ...]:
+def edges(name: str, component: str) -> tuple[Version, ...]:
+    """Versions of a component at which some rule about this candidate changes its mind, lowest first."""
     rules = (rule for rule in REGISTRY.rules.values() if name in rule.candidates)
     return tuple(sorted({edge for rule in rules for edge in rule.edges(component)}))
-
-
-def _blamed(reasons: tuple[Reason, ...], component: str, env: Environment) -> list[str]:
-    return [r.code for r in reasons if not r.unknown and _reads(r.code, component, env)]

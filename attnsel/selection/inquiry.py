@@ -79,6 +79,7 @@ def asked(p: AttentionParams, many_lengths: bool = False, f_sdpa: tuple[str, ...
 
 def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
     """What preferences may read of a candidate."""
+    padded = p.padding or p.qkv_format == "thd"
     return RankKey(
         candidate.name,
         candidate.verdict,
@@ -87,17 +88,12 @@ def rank_key(candidate: Candidate, p: AttentionParams, of: Asked) -> RankKey:
         of.large_scores,
         candidate.executed_off_gpu,
         of.growing,
-        bool(candidate.adaptations) and _copies_padding(candidate, p),
+        padded and any(made.name in _PADDING for made in candidate.adaptations),
         of.place(candidate.name),
     )
 
 
 _PADDING = frozenset({"unpack", "zero_padding", "fold_mask"})
-
-
-def _copies_padding(candidate: Candidate, p: AttentionParams) -> bool:
-    lengths = p.padding or p.qkv_format == "thd"
-    return lengths and any(made.name in _PADDING for made in candidate.adaptations)
 
 
 @lru_cache(maxsize=4096)
@@ -299,7 +295,8 @@ class Inquiry:
                 known = {reason.code for reason in reasons}
                 reasons = reasons + [reason for reason in left if reason.code not in known]
         if self._steps and all(reason.unknown for reason in reasons):
-            reasons = [*reasons, *self._against_steps(name)]
+            refusal = steps_against(name, record.offsets, p, self.judge_step)
+            reasons = reasons if refusal is None else [*reasons, *refusal.noted_reasons]
         unwanted = policy_reasons(policy)[name]
         if unwanted:
             reasons = [*reasons, *unwanted]
@@ -315,11 +312,6 @@ class Inquiry:
         new = unproven(record, p, env.target)
         planned = _plan_only(record, p, env)
         return Candidate(name, verdict, tuple(reasons), adaptations, planned, new, executed)
-
-    def _against_steps(self, name: str) -> list[Reason]:
-        """Why the calls that ranks would make refuse a candidate, with the step that does."""
-        refusal = steps_against(name, CANDIDATES[name].offsets, self.p, self.judge_step)
-        return [] if refusal is None else list(refusal.noted_reasons)
 
     def judge_elsewhere(self, name: str, env: Environment) -> Candidate:
         """A candidate's verdict on the same call in another environment."""

@@ -1,59 +1,125 @@
-"""What reports, debug output and the search for ways out read of a Selection, which is made above them.
-
-``attnsel.decision.Selection`` is one. Types only: nothing is imported here when a program runs.
-"""
+"""A question and its answer, to be read: by reports, by debug output and by the search for ways out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from attnsel.environment import Environment
-    from attnsel.params import AttentionParams
-    from attnsel.params.layout import Layout
-    from attnsel.policy import Policy
-    from attnsel.selection.assumed import Assumption
-    from attnsel.selection.inquiry import Remark
-    from attnsel.selection.unlock import Unlock
-    from attnsel.verdicts.dispatch import Dispatch
-    from attnsel.verdicts.reasons import Candidate, Evidence
+from attnsel.backends.registry import CANDIDATES
+from attnsel.environment import Environment
+from attnsel.params import AttentionParams
+from attnsel.params.layout import Layout
+from attnsel.policy import Policy
+from attnsel.selection.assumed import Assumption, assumptions
+from attnsel.selection.inquiry import Inquiry, Remark, remarks_on
+from attnsel.selection.unlock import Unlock, find_unlocks
+from attnsel.verdicts.dispatch import Dispatch
+from attnsel.verdicts.reasons import NO_EVIDENCE, Candidate, Evidence
 
 
-class SelectionView(Protocol):
-    """A question and its answer, to be read: ``attnsel.decision.Selection`` says what each member is."""
+class SelectionView:
+    """The answer. ``backend`` names the choice and ``chosen`` is the verdict on it; both None if nothing
+    runs.
+
+    ``candidates`` stand best first, refused ones last. ``layout``: where the tensors of the call lie, if
+    there were tensors and they are not plainly dense. ``dispatched``: what another library's chooser would
+    take, if that was asked.
+    """
+
+    __slots__ = ("_candidates", "_hints", "_inquiry", "_unlocks", "backend", "chosen", "dispatched", "layout")
+
+    def __init__(
+        self,
+        inquiry: Inquiry,
+        chosen: Candidate | None,
+        layout: Layout | None = None,
+        dispatched: Dispatch | None = None,
+        candidates: tuple[Candidate, ...] | None = None,
+    ) -> None:
+        self._inquiry = inquiry
+        self._candidates = candidates
+        self._unlocks: tuple[Unlock, ...] | None = None
+        self._hints: tuple[Remark, ...] | None = None
+        self.chosen = chosen
+        self.backend = None if chosen is None else chosen.name
+        self.layout = layout
+        self.dispatched = dispatched
 
     @property
-    def params(self) -> AttentionParams: ...
-    @property
-    def environment(self) -> Environment: ...
-    @property
-    def policy(self) -> Policy: ...
-    @property
-    def evidence(self) -> Evidence: ...
-    @property
-    def backend(self) -> str | None: ...
-    @property
-    def chosen(self) -> Candidate | None: ...
-    @property
-    def candidates(self) -> tuple[Candidate, ...]: ...
-    @property
-    def ranked(self) -> tuple[Candidate, ...]: ...
-    @property
-    def unlocks(self) -> tuple[Unlock, ...]: ...
-    @property
-    def hints(self) -> tuple[Remark, ...]: ...
-    @property
-    def assumptions(self) -> tuple[Assumption, ...]: ...
-    @property
-    def layout(self) -> Layout | None: ...
-    @property
-    def dispatched(self) -> Dispatch | None: ...
-    @property
-    def difference(self) -> str: ...
+    def params(self) -> AttentionParams:
+        return self._inquiry.p
 
-    def __getitem__(self, name: str, /) -> Candidate: ...
-    def __iter__(self) -> Iterator[Candidate]: ...
-    def alone(self) -> SelectionView: ...
-    def report(self, width: int = 80, sources: bool = False) -> str: ...
-    def as_dict(self, *, unlocks: bool = True) -> dict[str, Any]: ...
+    @property
+    def environment(self) -> Environment:
+        return self._inquiry.env
+
+    @property
+    def policy(self) -> Policy:
+        return self._inquiry.policy
+
+    @property
+    def evidence(self) -> Evidence:
+        return self._inquiry.evidence
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every candidate's verdict, best first, refused ones last. Worked out when first asked for."""
+        if self._candidates is None:
+            self._candidates = self._inquiry.ranked()
+        return self._candidates
+
+    def __getitem__(self, name: str) -> Candidate:
+        for candidate in self.candidates:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(f"{name!r} is no candidate; allowed: {', '.join(CANDIDATES)}")
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self.candidates)
+
+    def __repr__(self) -> str:
+        return f"<Selection backend={self.backend!r} on {self.environment.device.name}>"
+
+    @property
+    def ranked(self) -> tuple[Candidate, ...]:
+        """Those that are not refused, best first."""
+        return tuple(c for c in self.candidates if c.verdict != "refused")
+
+    @property
+    def unlocks(self) -> tuple[Unlock, ...]:
+        """Smallest sets of changes that make refused candidates eligible, each re-checked by the engine.
+
+        Searched when first asked for; ``unlock.apply(params, environment, policy)`` makes one.
+        """
+        if self._unlocks is None:
+            self._unlocks = find_unlocks(self, _ask, _ask_about)
+        return self._unlocks
+
+    @property
+    def hints(self) -> tuple[Remark, ...]:
+        """What may not be meant as it was asked; nothing is refused or ranked by it. Looked up when asked."""
+        if self._hints is None:
+            p, env, policy = self.params, self.environment, self.policy
+            self._hints = remarks_on(p, env, policy, lambda q: _ask(q, env, policy).backend)
+        return self._hints
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """The verdicts that another value of what nobody stated would change. Worked out when asked for."""
+        asked = self._inquiry
+        if not asked.env.assumed:
+            return ()
+        return tuple(assumptions(asked.env, self.candidates, asked.judge_elsewhere))
+
+
+def _ask(p: AttentionParams, env: Environment, policy: Policy) -> SelectionView:
+    """A hypothetical question for the search for ways out; kept out of the memo of real ones.
+
+    Whatever is assumed holds here: a way out is checked with just these versions.
+    """
+    inquiry = Inquiry(p, env, policy, NO_EVIDENCE)
+    return SelectionView(inquiry, inquiry.decide())
+
+
+def _ask_about(name: str, p: AttentionParams, env: Environment, policy: Policy) -> Candidate:
+    """One candidate's part of :func:`_ask`, at a fraction of its price."""
+    return Inquiry(p, env, policy, NO_EVIDENCE).judge(name)

@@ -103,7 +103,7 @@ class RankKey(NamedTuple):
 
 @json_fields(
     "code", ("verdict", lambda r: "unknown" if r.unknown else "refused"), "field",
-    ("observed", lambda r: _plain(r.observed)), "required", "message", ("title", "rule.title"),
+    "observed", "required", "message", ("title", "rule.title"),
     "evidence", "source",
 )  # fmt: skip
 class Reason(NamedTuple):
@@ -153,13 +153,6 @@ class Reason(NamedTuple):
             observed = "not installed" if finding.field in COMPONENTS else "not given"
         text = f"{self.rule.title} — {finding.field} is {observed}, needs {finding.required}"
         return f"{text} ({finding.note})" if finding.note else text
-
-
-def _plain(value: Any) -> Any:
-    """A value JSON can hold; versions and odd things as text."""
-    if isinstance(value, tuple) and type(value) is tuple:
-        return [_plain(item) for item in value]
-    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
 
 
 @json_fields(

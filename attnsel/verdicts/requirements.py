@@ -83,10 +83,7 @@ class AtLeast(NamedTuple("_AtLeast", [("limit", Any)]), Requirement):
         yield self.limit
 
 
-class Installed(
-    NamedTuple("_Installed", [("limit", "Version"), ("known", "Version | None")]),
-    Requirement,
-):
+class Installed(NamedTuple("_Installed", [("limit", "Version"), ("known", "Version | None")]), Requirement):
     """Some version of a component; ``limit`` is the oldest that will do, which other rules hold it to. One
     older than ``known`` is as good as none."""
 
@@ -154,13 +151,7 @@ class OneOf(Requirement):
         yield from self.values
 
 
-class EqualTo(
-    NamedTuple(
-        "_EqualTo",
-        [("field", str), ("value", Any)],
-    ),
-    Requirement,
-):
+class EqualTo(NamedTuple("_EqualTo", [("field", str), ("value", Any)]), Requirement):
     """Equal to another field of the question: a rule names it, and ``value`` is filled in when it fires."""
 
     __slots__ = ()

@@ -148,10 +148,10 @@ def samples() -> dict[str, list[Any]]:
         for answer in found["selection"]
         if "context_parallel" not in answer and "library" not in answer
     ]
-    from attnsel.pages.rule import removed_as_dict
+    from attnsel.pages.rule import whole_page
 
     for gone in (Removed("BUG901", "0.1.0", "Why.", "BUG006"), Removed("BUG902", "0.1.0", "Why.", "")):
-        found["removed-rule"].append(stamped("removed-rule", removed_as_dict(gone)))
+        found["removed-rule"].append(whole_page(gone))
     features = found["can-i-use"][0]
     older = {**features["cells"][0], "state": "version", "unlocked_at": "9.7.1"}  # what no cell is today
     found["can-i-use"].append({**features, "cells": [older]})

@@ -191,7 +191,7 @@ def test_every_page(at_a_prompt, says):
     """All that ``attnsel rule CODE`` prints, without the line that names a module: modules move."""
     load_all()
     lines = at_a_prompt("\n".join(f"$ attnsel rule {code}" for code in sorted(REGISTRY.pages))).splitlines()
-    says("rule_pages", "\n".join(line for line in lines if not line.startswith("  Written in:")) + "\n")
+    says("rule_pages", "\n".join(line for line in lines if not line.startswith("Written in:")) + "\n")
 
 
 # ---- the doctor, of a machine that is described ------------------------------------------------------

@@ -3,29 +3,15 @@
 =============  ==========================================================
 file           about
 =============  ==========================================================
-``change``     what a change is: how it is made, what it costs
+``change``     what a change is: how it is made, what it costs, how it is told
 ``proposals``  what the failing rules propose
 ``search``     which sets of proposals work, cheapest first
-``software``   which releases fit together, for a set that touches software
-``install``    the commands for them, and why
-``words``      how a set is rendered
+``software``   which releases fit together, the commands for them, and why
 =============  ==========================================================
 
 They are shown, never applied by themselves: a cast to fp16 is for the user to decide.
 """
 
-from attnsel.selection.unlock.change import EFFECTS, Cost, Scenario, changed, cost_of
-from attnsel.selection.unlock.search import MOST_ASKED, MOST_CHANGES, MOST_WAYS, Unlock, find_unlocks
+from attnsel.selection.unlock.search import Unlock, find_unlocks
 
-__all__ = [
-    "EFFECTS",
-    "MOST_ASKED",
-    "MOST_CHANGES",
-    "MOST_WAYS",
-    "Cost",
-    "Scenario",
-    "Unlock",
-    "changed",
-    "cost_of",
-    "find_unlocks",
-]
+__all__ = ["Unlock", "find_unlocks"]

@@ -304,18 +304,12 @@ def render_change(
     question: Scenario, changes: Mapping[str, Any], applicability: Applicability
 ) -> list[Instruction]:
     """Every part of a change, the dearest first."""
-    return [
-        _render_part(question, parts, changes[parts[0]], applicability, changes)
-        for parts in grouped(question, changes)
-    ]
+    groups = grouped(question, changes)
+    return [_render_part(question, parts, changes[parts[0]], applicability) for parts in groups]
 
 
 def _render_part(
-    question: Scenario,
-    parts: tuple[str, ...],
-    value: Any,
-    applicability: Applicability,
-    changes: Mapping[str, Any],
+    question: Scenario, parts: tuple[str, ...], value: Any, applicability: Applicability
 ) -> Instruction:
     field, p = parts[0], question.p
     if field == "gpu":
@@ -415,6 +409,13 @@ _TORCH_NAMES = {
 }
 
 
+_NOTES = {
+    "bottom_right_diagonal": "the same for equal lengths",
+    "core_attention_bias_type": "the bias times softmax_scale",
+    "core_attention_bias_shape": "the same bias, expanded",
+}
+
+
 def _setting(p: AttentionParams, field: str, value: Any) -> Instruction:
     old = getattr(p, field)
     paste = f"params = params.replace({field}={value!r})"
@@ -422,17 +423,11 @@ def _setting(p: AttentionParams, field: str, value: Any) -> Instruction:
         caveat = _CAVEATS.get(value)
         paste = f"q, k, v = (x.to(torch.{_TORCH_NAMES[value]}) for x in (q, k, v))"
         return Instruction(f"cast to {value}" + (f" ({caveat})" if caveat else ""), paste)
-    note = ""
+    note = _NOTES.get(field, "")
     if field == "attn_mask_type":
         if value == type_without_mask(p):
             return Instruction("drop attention_mask: it hides nothing", "attention_mask=None")
         note = "with every length full" if "padding" in value and not p.padding else "the same pairs"
-    elif field == "bottom_right_diagonal":
-        note = "the same for equal lengths"
-    elif field == "core_attention_bias_type":
-        note = "the bias times softmax_scale"
-    elif field == "core_attention_bias_shape":
-        note = "the same bias, expanded"
     elif field == "qkv_layout":
         note = "pad the sequences" if p.qkv_format == "thd" else "a copy"
     return Instruction(f"{field} {old} → {value}" + (f" ({note})" if note else ""), paste)

@@ -18,8 +18,9 @@ from attnsel.environment.versions import Version
 from attnsel.environment.wheels import Wheel, flash_attn_wheel
 from attnsel.errors import InvalidInput
 from attnsel.params import AttentionParams
-from attnsel.rules import REGISTRY, Rule
+from attnsel.rules import Rule
 from attnsel.selection.adaptations import ADAPTERS, type_without_mask
+from attnsel.selection.assumed import edges
 from attnsel.selection.evaluate import memory_parts
 from attnsel.selection.unlock.change import EFFECT_OF_FIELD, LENGTHS, WIDTHS, Scenario, changed
 from attnsel.verdicts.reasons import Reason
@@ -52,7 +53,12 @@ def moves_against(
     """
     shared: list[tuple[Move, Scenario]] = []
     for move in _unasked(question, base, reasons, hardware):
-        _try(shared, question, move)
+        try:
+            after = changed(question, move)
+        except InvalidInput:
+            continue  # contradicts another field: no way out
+        if after != question and all(move != other for other, _ in shared):
+            shared.append((move, after))
     fewest: list[Move] | None = None
     loose: list[Reason] = []
     for reason in reasons:
@@ -100,15 +106,6 @@ def _unasked(
     if hardware and question.env.device is base.env.device:
         for gpu in nearest_gpus(base.env):
             yield {"gpu": gpu.name}
-
-
-def _try(tried: list[tuple[Move, Scenario]], question: Scenario, move: Move) -> None:
-    try:
-        after = changed(question, move)
-    except InvalidInput:
-        return  # contradicts another field: no way out
-    if after != question and all(move != other for other, _ in tried):
-        tried.append((move, after))
 
 
 def _answers(
@@ -267,7 +264,10 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
         stated = reason.finding.required
         if current is None:
             if reason.field == component and isinstance(stated, (AtLeast, Installed)):
-                yield {component: _to_install(component, stated, question.env)}
+                limit: Version = stated.limit  # of flash-attn an older release, where newer have no wheel
+                wheel = flash_attn_wheel(question.env) if component == "flash_attn" else None
+                older_wheel = Version.parse(wheel.release) if isinstance(wheel, Wheel) else limit
+                yield {component: min(limit, older_wheel)}
             continue
         before: Version | None = base.value(component)
         if before is None or current >= before:
@@ -285,13 +285,6 @@ def _versions(name: str, question: Scenario, base: Scenario, reason: Reason, rul
                 yield {component: down}
 
 
-def _to_install(component: str, stated: AtLeast | Installed, env: Environment) -> Version:
-    """What is proposed where there is none: of flash-attn an older release, where newer have no wheel."""
-    limit: Version = stated.limit
-    wheel = flash_attn_wheel(env) if component == "flash_attn" else None
-    return min(limit, Version.parse(wheel.release)) if isinstance(wheel, Wheel) else limit
-
-
 def _first_silent(question: Scenario, rule: Rule, component: str, versions: list[Version]) -> Version | None:
     """The first of these versions at which the rule has nothing to say."""
     adapted = _says(rule, question) is None  # by its body it is silent already; its gates must close
@@ -300,16 +293,6 @@ def _first_silent(question: Scenario, rule: Rule, component: str, versions: list
         if not rule.applies(after.env) if adapted else _says(rule, after) is None:
             return version
     return None
-
-
-@lru_cache(maxsize=64)
-def edges(name: str, component: str) -> tuple[Version, ...]:
-    """Versions of a component at which some rule about this candidate changes its mind, lowest first."""
-    found: set[Version] = set()
-    for rule in REGISTRY.rules.values():
-        if name in rule.candidates:
-            found.update(rule.edges(component))
-    return tuple(sorted(found))
 
 
 def _just_below(version: Version) -> Version | None:

@@ -13,6 +13,7 @@ That was before sets of software were resolved as a whole, which asks at most 24
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ from attnsel.environment import COMPONENTS
 from attnsel.environment.gpus import familiar
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput
+from attnsel.selection.assumed import edges
 from attnsel.selection.unlock.change import (
     EFFECTS,
     Applicability,
@@ -35,7 +37,7 @@ from attnsel.selection.unlock.change import (
     grouped,
     render_change,
 )
-from attnsel.selection.unlock.proposals import edges, how_far, moves_against, nearest_gpus
+from attnsel.selection.unlock.proposals import how_far, moves_against, nearest_gpus
 from attnsel.selection.unlock.software import Install, needs_software, resolve
 
 if TYPE_CHECKING:
@@ -96,7 +98,12 @@ def find_unlocks(selection: SelectionView, ask: Ask, ask_about: AskAbout) -> tup
     put to ``ask``, the whole engine, which says at which place the candidate would stand.
     """
     base = Scenario(selection.params, selection.environment, selection.policy)
-    engine = _Engine(ask, ask_about)
+    judge = cache(lambda name, question: ask_about(name, *question))
+    engine = _Engine(
+        judge,
+        cache(lambda question: [candidate.name for candidate in ask(*question).ranked]),
+        cache(lambda name, changes: resolve(base, name, dict(changes), judge)),
+    )
     found: list[Unlock] = []
     for candidate in selection.candidates:
         if candidate.verdict != "refused":
@@ -109,35 +116,19 @@ def find_unlocks(selection: SelectionView, ask: Ask, ask_about: AskAbout) -> tup
     return tuple(sorted(found, key=lambda u: (*u.cost[:6], u.rank, u.cost.distance, u.candidate)))
 
 
-class _Engine:
-    """The engine, asked once per candidate and question; ways to several candidates are often the same."""
+class _Engine(NamedTuple):
+    """The engine, asked once per candidate and question; ways to several candidates are often the same.
 
-    def __init__(self, ask: Ask, ask_about: AskAbout) -> None:
-        self._ask, self._ask_about = ask, ask_about
-        self._verdicts: dict[tuple[str, Scenario], Candidate] = {}
-        self._answers: dict[Scenario, SelectionView] = {}
-        self._installs: dict[tuple[str, Changes], Install | None] = {}
+    judge: a candidate's verdict on a question. ranked: who stands in one, best first. resolve: the software
+    for a set of changes for a candidate, None where no release fits.
+    """
 
-    def judge(self, name: str, question: Scenario) -> Candidate:
-        verdict = self._verdicts.get((name, question))
-        if verdict is None:
-            verdict = self._verdicts[name, question] = self._ask_about(name, *question)
-        return verdict
+    judge: Callable[[str, Scenario], Candidate]
+    ranked: Callable[[Scenario], list[str]]
+    resolve: Callable[[str, Changes], Install | None]
 
     def eligible(self, name: str, question: Scenario) -> bool:
         return self.judge(name, question).verdict == "eligible"
-
-    def install(self, base: Scenario, name: str, changes: Changes) -> Install | None:
-        """The software for a set of changes, None where no release fits."""
-        if (name, changes) not in self._installs:
-            self._installs[name, changes] = resolve(base, name, dict(changes), self.judge)
-        return self._installs[name, changes]
-
-    def ranked(self, question: Scenario) -> list[str]:
-        answer = self._answers.get(question)
-        if answer is None:
-            answer = self._answers[question] = self._ask(*question)
-        return [candidate.name for candidate in answer.ranked]
 
 
 def _search(
@@ -173,7 +164,7 @@ def _search(
             # What no published set of software brings about is no way out.
             if hardware and not cost.gpus:
                 continue
-            if cost.gpus or not needs_software(base, dict(changes)) or engine.install(base, name, changes):
+            if cost.gpus or not needs_software(base, dict(changes)) or engine.resolve(name, changes):
                 found.append((cost, changes))
         else:
             extend(changes, question, answer.reasons)
@@ -198,7 +189,8 @@ def _within(found: list[tuple[Cost, Changes]], changes: Changes) -> bool:
 def _unlocks(
     base: Scenario, name: str, ways: list[tuple[Cost, Changes]], engine: _Engine
 ) -> Iterator[Unlock]:
-    """The ways to one candidate; two that end at the same machine and question are one."""
+    """The ways to one candidate in words, each with the place that it would take; two that end at the same
+    machine and question are one."""
     seen: set[Scenario] = set()
     for cost, changes in ways:
         archs: frozenset[int] = frozenset()
@@ -207,30 +199,28 @@ def _unlocks(
             changes = tuple(sorted(made.items()))
         install = None
         if needs_software(base, dict(changes)):
-            install = engine.install(base, name, changes)
+            install = engine.resolve(name, changes)
             if install is None:
                 continue
         after = changed(base, _whole(changes, install))
-        if after not in seen:
-            seen.add(after)
-            yield _unlock(base, name, Unlock(name, "", "", "", changes, 0, cost, install), archs, engine)
-
-
-def _unlock(base: Scenario, name: str, found: Unlock, archs: frozenset[int], engine: _Engine) -> Unlock:
-    """A way out in words, with the place that the candidate would take."""
-    made, install = dict(found.changes), found.install
-    software = [component for component in made if component in COMPONENTS]
-    reach = {component: _reach(base, name, made, component, engine) for component in software}
-    said = render_change(base, made, Applicability(reach, archs))
-    text = " and ".join(part.text for part in said)
-    standing = engine.ranked(changed(base, _whole(found.changes, install)))
-    commands = () if install is None else install.commands
-    return found._replace(
-        change=text + " (no wheel fits: built here)" * (install is not None and install.built_here),
-        effect=max((effect_of(field) for field in made), key=EFFECTS.index),
-        paste="\n".join((*commands, *(part.paste for part in said if part.paste))),
-        rank=standing.index(name) + 1,
-    )
+        if after in seen:
+            continue
+        seen.add(after)
+        made = dict(changes)
+        reach = {field: _reach(base, name, made, field, engine) for field in made if field in COMPONENTS}
+        said = render_change(base, made, Applicability(reach, archs))
+        text = " and ".join(part.text for part in said)
+        commands = () if install is None else install.commands
+        yield Unlock(
+            name,
+            change=text + " (no wheel fits: built here)" * (install is not None and install.built_here),
+            effect=max((effect_of(field) for field in made), key=EFFECTS.index),
+            paste="\n".join((*commands, *(part.paste for part in said if part.paste))),
+            changes=changes,
+            rank=engine.ranked(after).index(name) + 1,
+            cost=cost,
+            install=install,
+        )
 
 
 def _whole(changes: Changes, install: Install | None) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def software_sets(env: Environment, wanted: Wanted) -> Iterator[Software]:
     With nothing wanted: another torch, one that has code for this GPU.
     """
     here = build_with(env.torch, env.cuda)
-    stays = bool(wanted) and not wanted.keys() & {"torch", "cuda"} and _may_stay(env, here)
+    usable = env.torch is not None and env.torch >= OLDEST_TORCH and has_code(env, here)
+    stays = usable and bool(wanted) and not wanted.keys() & {"torch", "cuda"}
     as_is = _beside(env, wanted, here, override=False) if stays else []
     instead = _beside(env, wanted, here, override=True) if stays else []
     if "torch" not in env.assumed:
@@ -79,10 +80,6 @@ def has_wheels(env: Environment, wanted: Wanted) -> bool:
     if "flash_attn" in wanted and not isinstance(flash_attn_wheel(env, lambda v: v == env.flash_attn), Wheel):
         return False
     return "flash_attn_3" not in wanted or flash_attn_3_index(env) is not None
-
-
-def _may_stay(env: Environment, here: Build | None) -> bool:
-    return env.torch is not None and env.torch >= OLDEST_TORCH and has_code(env, here)
 
 
 # ---- another torch ----------------------------------------------------------------------------------
@@ -136,7 +133,8 @@ def _with_build(env: Environment, wanted: Wanted, build: Build, here: Build | No
         else:
             by_hand: Version | None = getattr(env, name)
             choices[name] = own
-            if by_hand is not None and _put_by_hand(env, name, here) and _may_stand_in(build, name, by_hand):
+            pinned = name in env.assumed or (here is not None and by_hand == _pins(here)[name])
+            if by_hand is not None and not pinned and _may_stand_in(build, name, by_hand):
                 choices[name] = [(by_hand, by_hand != pin), *own]
     return _combined(env, wanted, choices, Software(moved, build, moved=build != here, torch_first=True))
 
@@ -152,13 +150,6 @@ def _may_stand_in(build: Build, name: str, version: Version) -> bool:
     if name == "cudnn" and version.minor < build.cudnn.minor:
         return False
     return version in releases(name, build.cuda)
-
-
-def _put_by_hand(env: Environment, name: str, here: Build | None) -> bool:
-    there = getattr(env, name)
-    if there is None or name in env.assumed:
-        return False
-    return here is None or there != _pins(here)[name]
 
 
 # ---- the torch that is there ------------------------------------------------------------------------
@@ -398,14 +389,16 @@ def _why(question: Scenario, name: str, wanted: Wanted, software: Software, judg
     build, env = software.build, software.env
     how: list[str] = []
     if build is not None and software.overrides:
-        pins = " and ".join(f"{package_of(n, build.cuda)}=={_pin(build, n)}" for n in software.overrides)
+        pins = {"cudnn": build.pin, "triton": str(build.triton)}
+        pinned = " and ".join(f"{package_of(n, build.cuda)}=={pins[n]}" for n in software.overrides)
         how.append(
-            f"torch {build.torch} pins {pins}: pip reports a conflict and goes on; "
+            f"torch {build.torch} pins {pinned}: pip reports a conflict and goes on; "
             "uv needs override-dependencies"
         )
     elif build is not None and software.moved:
         how.append(_why_torch(question.env, wanted, build))
-    if build is not None and build.cuda.major >= 13 and _major(question.env.cuda) < 13:
+    cuda = question.env.cuda
+    if build is not None and build.cuda.major >= 13 and cuda is not None and cuda.major < 13:
         how.append(_CUDA_13_DRIVER)
     flash = flash_attn_wheel(env, lambda version: version == env.flash_attn)
     if "flash_attn" in wanted and not isinstance(flash, Wheel):
@@ -453,11 +446,3 @@ def _why_torch(before: Environment, wanted: Wanted, build: Build) -> str:
     verb = "brings" if sooner or not brings else "is the first whose wheels bring"
     where = f" on {build.index}" if build.index and brings and not sooner else ""
     return f"torch {build.torch} {verb} {pins} ({toolkit}){where}"
-
-
-def _pin(build: Build, name: str) -> str:
-    return build.pin if name == "cudnn" else str(build.triton)
-
-
-def _major(cuda: Version | None) -> int:
-    return 13 if cuda is None else cuda.major

@@ -21,7 +21,7 @@ from tables import each
 )
 def test_words_narrow_it(run, words, shown) -> None:
     code, out, _ = run(["gpus", *words])
-    names = [line.split("  ")[0] for line in out.split("\n\n")[0].splitlines()[1:]]
+    names = [line.split("  ")[0] for line in out.split("\n\n")[0].splitlines()[2:]]
     assert (code, names) == (0, shown)
 
 

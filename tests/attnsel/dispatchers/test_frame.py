@@ -68,7 +68,6 @@ def test_it_is_asked_once_with_the_switches_of_the_process_where_none_are_given(
     assert [switches for _, _, switches in asked] == [{}, {"MODE": "on"}, {"MODE": "off"}]
     assert select(P, H100).dispatched is None
     assert first.backend == select(P, H100).backend
-    assert first.alone().dispatched is None
     again = pickle.loads(pickle.dumps(first))
     assert again.dispatched == first.dispatched
     assert again.report() == first.report()

@@ -152,7 +152,6 @@ FILLED_LATER = {
     "attnsel.debug._announced": "emptied at _MOST_REMEMBERED",
     "attnsel.settings._warned": "an entry for each variable of the environment",
     "attnsel.runtime.leave_replay._left": "full at MOST_FILES",
-    "attnsel.flash_attn.shim._refusals": "an entry for each flash_attn that is installed",
     "attnsel.runtime.cache._every": "holds caches weakly, which others hold",
     "attnsel.runtime.call._by_text": "holds weakly what others hold",
     "attnsel.runtime.compiled._traced": "the oldest go at _MOST_TRACED",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select
-from attnsel.decision import _ask_about
 from attnsel.environment.versions import Version
 from attnsel.rules import Rule
-from attnsel.selection.unlock import MOST_CHANGES, MOST_WAYS, Cost, Scenario, changed, cost_of
-from attnsel.selection.unlock.change import grouped
+from attnsel.selection.unlock.change import Cost, Scenario, changed, cost_of, grouped
 from attnsel.selection.unlock.proposals import SWITCHES, edges, switched_off, values_against
+from attnsel.selection.unlock.search import MOST_CHANGES, MOST_WAYS
 from attnsel.selection.unlock.software import needs_software, resolve
+from attnsel.selection.view import _ask_about
 from attnsel.verdicts.reasons import Evidence, Refusal
 from questions import questions
 from tables import each
