@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnsel._version import __version__
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.processes import ForkSafeLock
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.errors import Caller, caller, printable, short
 from attnsel.report import on_gpu, one_line, report_document, selection_record, to_text
 from attnsel.report.copy_advice import COPIES, advice

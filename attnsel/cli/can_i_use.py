@@ -15,8 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.model import invalid_input
-from attnsel.base.records import json_fields, to_json
-from attnsel.base.schemas import stamped
+from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.base.suggestions import candidate_suggestion
 from attnsel.cli.flags import (
     ALIASES,

@@ -10,8 +10,7 @@ from typing import Any
 
 from attnsel._version import __version__
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.records import to_json
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped, to_json
 from attnsel.cli.findings import Finding, PlainCall, find, find_cuda, settings_in_force, variables
 from attnsel.cli.flash import examine, find_flash, uses
 from attnsel.cli.form import TEXT, Form

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.cli.flags import OUTPUT, one_form
 from attnsel.cli.form import TEXT, Form
 from attnsel.cli.output import BAD_INPUT, FOUND, complain

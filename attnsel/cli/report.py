@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.cli.form import TEXT, Form
 from attnsel.cli.output import BAD_INPUT, FOUND, NO_BACKEND, bar, complain
 from attnsel.diagnose.ranks.answer import read

@@ -13,8 +13,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.records import to_json
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped, to_json
 from attnsel.context_parallel.schedule import Message, Phase, RankStep, StepCall, messages, sampled_steps
 from attnsel.decision import DEFAULT_POLICY, Selection, select
 from attnsel.environment import Environment

@@ -122,6 +122,7 @@ def _dense(
         return t.transpose(1, 2), torch.full((t.shape[0],), t.shape[1], device=t.device)
     first = cu_seqlens if starts is None else starts
     index = first[:-1, None].long() + torch.arange(longest or 0, device=t.device)
+    t = t if t.shape[0] else t.new_zeros(1, *t.shape[1:])  # of no sequence: nobody's row is read
     dense = t.index_select(0, index.clamp(max=t.shape[0] - 1).flatten()).unflatten(0, index.shape)
     return dense.transpose(1, 2), cu_seqlens.diff().long()
 

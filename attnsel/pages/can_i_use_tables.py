@@ -8,8 +8,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.records import to_json
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped, to_json
 from attnsel.environment import component_name
 from attnsel.environment.versions import Version
 from attnsel.pages.can_i_use import (

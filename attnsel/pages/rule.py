@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any, get_args
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.environment import COMPONENTS, Device, component_name
 from attnsel.environment.gpus import ARCHITECTURES, familiar
 from attnsel.environment.versions import Version, Versions

@@ -19,8 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.records import to_json
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped, to_json
 from attnsel.report.answer import answer_document, one_line
 from attnsel.report.short import difference, dispatched_document, short_document
 from attnsel.report.text import to_text

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from attnsel.base.model import FrozenModel
-from attnsel.base.schemas import VERSIONS, stamped
+from attnsel.base.records import VERSIONS, stamped
 from attnsel.environment import Environment
 from attnsel.errors import InvalidInput, printable, short
 from attnsel.params import AttentionParams

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from attnsel.base.schemas import PRINTED_BY, VERSIONS
+from attnsel.base.records import PRINTED_BY, VERSIONS
 from attnsel.environment import Device, Environment
 from attnsel.params import AttentionParams, Fp8Meta, Tensors, TensorSpec
 from attnsel.policy import Policy

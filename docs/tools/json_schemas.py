@@ -3,7 +3,7 @@
     python docs/tools/json_schemas.py        # writes the documents of the present versions
 
 A document that is committed is a promise: where the shape changes, raise the version in
-attnsel/base/schemas.py first, then write the new document beside the old one, and add its digest to
+attnsel/base/records.py first, then write the new document beside the old one, and add its digest to
 tests/docs/test_schemas.py.
 """
 
@@ -30,7 +30,7 @@ import conformance_flash
 import rank_files
 from agreement import RuleMismatch, Tally
 from attnsel import AttentionParams, Environment, InvalidInput, Policy, select, settings
-from attnsel.base.schemas import VERSIONS, stamped
+from attnsel.base.records import VERSIONS, stamped
 from attnsel.cli import doctor as doctor_module
 from attnsel.cli import main
 from attnsel.cli.explain_more import Asked, Comparison, NotAsked, by_rules

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attnsel import AttentionParams, Environment, select
-from attnsel.base.schemas import PRINTED_BY, VERSIONS
+from attnsel.base.records import PRINTED_BY, VERSIONS
 from json_schemas import FOLDER, path_of, samples
 
 jsonschema = pytest.importorskip("jsonschema")

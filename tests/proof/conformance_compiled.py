@@ -6,7 +6,7 @@ import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.cli.output import CHECK_FAILED, FOUND, bar, print_json, print_text, wrap
 from attnsel.errors import InvalidInput
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agreement import GPUS, Tally, compare, starting_points
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.cli.output import (
     BAD_INPUT,
     CHECK_FAILED,

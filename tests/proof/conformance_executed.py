@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.cli.output import BAD_INPUT, CHECK_FAILED, FOUND, bar, complain, print_json, print_text, wrap
 from attnsel.errors import InvalidInput
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agreement import Place, Tally, counts, starting_points
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.cli.explain_more import by_rules, outcome
 from attnsel.cli.output import (
     BAD_INPUT,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnsel import AttentionParams, Environment, Policy, select
-from attnsel.base.schemas import stamped
+from attnsel.base.records import stamped
 from attnsel.decision import Selection
 from attnsel.verdicts.reasons import NO_EVIDENCE, Refusal
 

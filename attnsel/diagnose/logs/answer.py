@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from attnsel.backends.registry import CANDIDATES, OLDEST_TORCH
-from attnsel.base.records import json_fields, to_json
-from attnsel.base.schemas import stamped
+from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.decision import DEFAULT_POLICY, Selection, select
 from attnsel.diagnose.logs.calls import Gathered
 from attnsel.diagnose.logs.message import NOTHING, Finding, Library, LoggedCall, scrub

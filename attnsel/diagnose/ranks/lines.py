@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from attnsel.base.schemas import VERSIONS
+from attnsel.base.records import VERSIONS
 from attnsel.diagnose.logs import reader
 from attnsel.environment import COMPONENTS
 from attnsel.errors import InvalidInput, short

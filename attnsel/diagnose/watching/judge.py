@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnsel.backends.registry import CANDIDATES
-from attnsel.base.records import json_fields, to_json
-from attnsel.base.schemas import stamped
+from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.decision import Selection, select
 from attnsel.diagnose.framework_fixes import Hindrance, fixes, topics, ways_out
 from attnsel.diagnose.watching.record import Process, Site

@@ -95,6 +95,15 @@ def test_arguments_by_position_and_as_tensors() -> None:
     assert by_name[2].shape == (0,)
 
 
+def test_s_dmask_of_queries_without_any_key_is_empty() -> None:
+    cu_q, none = torch.tensor([0, 3], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    q, k = torch.randn(3, 1, 8).half(), torch.zeros(0, 1, 8).half()
+    out, lse, s_dmask = flash_attn.flash_attn_varlen_func(
+        q, k, k, cu_q, none, 3, 1, 0.3, return_attn_probs=True
+    )
+    assert not out.any() and (lse == INF).all() and not s_dmask.any()
+
+
 def test_s_dmask_is_what_the_package_documents() -> None:
     """Rounded to 128, negative where dropped, normalised as the package does: block maxima from the right.
     Exact under autocast too: its scores stay in float32, where in bfloat16 they would be off by 0.4 %."""
