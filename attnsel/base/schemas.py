@@ -20,7 +20,7 @@ VERSIONS: dict[str, int] = {
     "rule": 2,
     "removed-rule": 1,
     "gpus": 1,
-    "doctor": 6,
+    "doctor": 7,
     "report": 1,
     "replay": 2,
     "conformance": 2,
