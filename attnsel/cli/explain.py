@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib
+from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib, yes_or_no
 from attnsel.cli.form import TEXT, Form
 from attnsel.cli.output import FOUND, NO_BACKEND, complain
 from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
@@ -52,15 +52,8 @@ def explain(
     question: Question,
     *,
     from_log: FromLog = None,
-    ask_library: Annotated[
-        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="ask the real libcudnn too")
-    ] = False,
-    sources: Annotated[
-        bool,
-        Parameter(
-            group=OUTPUT, negative="", show_default=False, help="below each reason where it is written"
-        ),
-    ] = False,
+    ask_library: Annotated[bool, yes_or_no("ask the real libcudnn too", group=OUTPUT)] = False,
+    sources: Annotated[bool, yes_or_no("below each reason where it is written", group=OUTPUT)] = False,
     cudnn_lib: CudnnLib = None,
     as_: As = None,
     switch: SwitchFlag = None,
@@ -75,9 +68,7 @@ def explain(
         float | None,
         Parameter(group=THE_MACHINE, help="with --cp-size: GB/s per GPU and direction between nodes"),
     ] = None,
-    short: Annotated[
-        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="twelve lines at most")
-    ] = False,
+    short: Annotated[bool, yes_or_no("twelve lines at most", group=OUTPUT)] = False,
     form: Form = TEXT,
 ) -> int:
     """Which attention kernel runs this call, why each of the others cannot, and how to get it.

@@ -106,14 +106,14 @@ POLICY = Group("Policy", sort_key=3)
 OTHER = Group("Another library's choice", sort_key=4)
 OUTPUT = Group("Output", sort_key=5)
 
-Json = Annotated[
-    bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print JSON instead of text")
-]
 
-Markdown = Annotated[
-    bool,
-    Parameter(group=OUTPUT, negative="", show_default=False, help="print Markdown, for an issue"),
-]
+def yes_or_no(text: str, **more: Any) -> Parameter:
+    """A flag that is there or not: none says no to it."""
+    return Parameter(negative="", show_default=False, help=text, **more)
+
+
+Json = Annotated[bool, yes_or_no("print JSON instead of text", group=OUTPUT)]
+Markdown = Annotated[bool, yes_or_no("print Markdown, for an issue", group=OUTPUT)]
 
 
 def one_form(**asked: bool) -> None:

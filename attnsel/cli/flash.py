@@ -43,8 +43,6 @@ def explain(component: str, machine: ProbedMachine) -> Explained:
     """What the error of a package that is installed and does not load means."""
     trouble = machine.probes[component].trouble
     again = reinstall(component, machine)
-    if component == "flash_attn_4" and machine.flash.cute == FLASH_ATTN["flash_attn"]:
-        return Explained("flash_attn/cute is not its own", again)  # a finding of its own says more
     if component == "flash_attn_4" and machine.probes["flash_attn"].loads is False:
         why = "to import flash_attn.cute is to import flash_attn, and flash-attn does not load"
         return Explained(why, reinstall("flash_attn", machine))
@@ -202,16 +200,15 @@ def find_flash(machine: ProbedMachine) -> Iterator[Finding]:
 
     Nothing where there is no FlashAttention: that one line stands among what is installed.
     """
-    has, strangers = machine.flash.packages, machine.flash.strangers
+    has, two, four = machine.flash.packages, FLASH_ATTN["flash_attn"], FLASH_ATTN["flash_attn_4"]
     for component, name in FLASH_ATTN.items():
         probe = machine.probes[component]
-        if probe.loads is not False:
-            continue
+        if probe.loads is not False or (name == four and machine.flash.cute == two):
+            continue  # of the second the finding below says why
         told = explain(component, machine)
         why = f". {told.why[0].upper()}{told.why[1:]}" if told.why else ""
         text = f"{name} {has.get(name, probe.installed)} is installed and does not load: {probe.trouble}{why}"
         yield Finding("error", text, told.fix)
-    two, four = FLASH_ATTN["flash_attn"], FLASH_ATTN["flash_attn_4"]
     if machine.flash.cute == two:  # two packages write flash_attn/cute; the last one to be installed wins
         yield Finding(
             "error",
@@ -219,7 +216,7 @@ def find_flash(machine: ProbedMachine) -> Iterator[Finding]:
             f"that of {four} {has.get(four)}",
             reinstall("flash_attn_4", machine),
         )
-    for module, where in strangers.items():
+    for module, where in machine.flash.strangers.items():
         if where == "attnsel":
             yield Finding("note", f"the module {module} is attnsel's own in this process")
             continue
