@@ -204,7 +204,7 @@ def find_flash(machine: ProbedMachine) -> Iterator[Finding]:
     for component, name in FLASH_ATTN.items():
         probe = machine.probes[component]
         if probe.loads is not False or (name == four and machine.flash.cute == two):
-            continue  # of the second the finding below says why
+            continue  # another's flash_attn/cute is told below, with the same fix
         told = explain(component, machine)
         why = f". {told.why[0].upper()}{told.why[1:]}" if told.why else ""
         text = f"{name} {has.get(name, probe.installed)} is installed and does not load: {probe.trouble}{why}"

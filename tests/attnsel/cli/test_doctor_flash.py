@@ -138,6 +138,8 @@ def test_cute_of_the_other_package():
         "flash-attn-4 4.0.0b36"
     )
     assert found.fix == "pip install --force-reinstall --no-deps --pre flash-attn-4"
+    fails = {**stale.probes, "flash_attn_4": Probe("4.0.0b36", False, {}, "ImportError")}
+    assert list(find_flash(stale._replace(probes=fails))) == [found]
     assert not list(find_flash(stale._replace(flash=stale.flash._replace(cute="flash-attn-4"))))
 
 
