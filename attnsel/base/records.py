@@ -82,7 +82,7 @@ _SHAPES: dict[str, tuple[int, str]] = {
     "rule": (2, "``attnsel rule CODE --json``"),
     "removed-rule": (1, "``attnsel rule CODE --json``, of a code that is gone"),
     "gpus": (1, "each object of ``attnsel gpus --json``"),
-    "doctor": (6, "``attnsel doctor --json``"),
+    "doctor": (7, "``attnsel doctor --json``"),
     "report": (1, "``attnsel report FILE … --json``: the files of many ranks in one answer"),
     "replay": (2, "a file of ``ATTNSEL_REPLAY_DIR``"),
     "conformance": (2, "``tests/proof/conformance.py --json``"),

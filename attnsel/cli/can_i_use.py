@@ -17,14 +17,7 @@ from attnsel.backends.registry import CANDIDATES
 from attnsel.base.model import invalid_input
 from attnsel.base.records import json_fields, stamped, to_json
 from attnsel.base.suggestions import candidate_suggestion
-from attnsel.cli.flags import (
-    ALIASES,
-    FLAGS,
-    OUTPUT,
-    SHORTHANDS,
-    plain_type,
-    read_count,
-)
+from attnsel.cli.flags import ALIASES, FLAGS, OUTPUT, SHORTHANDS, plain_type, read_count, yes_or_no
 from attnsel.cli.form import TEXT, Form
 from attnsel.cli.output import FOUND, NO_BACKEND, watched
 from attnsel.cli.question import As, Asked, Question, SwitchFlag, asked_of, asks, with_recipe
@@ -77,9 +70,7 @@ def can_i_use(
     ] = None,
     as_: As = None,
     switch: SwitchFlag = None,
-    csv: Annotated[
-        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print a grid as CSV")
-    ] = False,
+    csv: Annotated[bool, yes_or_no("print a grid as CSV", group=OUTPUT)] = False,
     form: Form = TEXT,
 ) -> int:
     """Which kernels have a feature, on which GPUs, and from which release on; or what runs over a grid.

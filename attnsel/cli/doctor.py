@@ -12,7 +12,7 @@ from attnsel._version import __version__
 from attnsel.backends.registry import CANDIDATES
 from attnsel.base.records import stamped, to_json
 from attnsel.cli.findings import Finding, PlainCall, find, find_cuda, settings_in_force, variables
-from attnsel.cli.flash import examine, find_flash, uses
+from attnsel.cli.flash import examine, find_flash
 from attnsel.cli.form import TEXT, Form
 from attnsel.cli.output import CHECK_FAILED, FOUND
 from attnsel.cli.probe import Probe, ProbedMachine, redact
@@ -39,7 +39,7 @@ def doctor(*, form: Form = TEXT) -> int:
     host name or home folder is printed: the output is meant for bug reports.
 
     --json prints one object: attnsel, python, platform, components (installed, loads, version,
-    trouble), flash_attention (packages, cute_owner, hub_kernels, uses), plugins (entry, distribution,
+    trouble), flash_attention (packages, cute_owner), plugins (entry, distribution,
     name, loads, trouble), devices (environments), gpus_in_sight, calls (device, dtype, training,
     backend, verdicts), variables, settings (null if a variable is invalid) and findings (level, text,
     fix).
@@ -113,8 +113,6 @@ def _as_dict(machine: ProbedMachine, calls: list[PlainCall], findings: list[Find
         "flash_attention": {
             "packages": machine.flash.packages,
             "cute_owner": machine.flash.cute,
-            "hub_kernels": machine.flash.hub,
-            "uses": uses(machine),
         },
         "plugins": [
             {
@@ -144,8 +142,6 @@ def _document(machine: ProbedMachine, calls: list[PlainCall], findings: list[Fin
     ]
     if not any(machine.probes[name].installed for name in FLASH_ATTN):
         installed.append(("flash-attn", "not installed, nor flash-attn-3 or flash-attn-4"))
-    if machine.flash.hub:
-        installed.append(("Hub kernels", ", ".join(machine.flash.hub)))
     plugins = []
     for found, probe in machine.plugins:
         name = found.entry if found.plugin is None else found.plugin.name

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib
+from attnsel.cli.flags import OUTPUT, THE_CALL, THE_MACHINE, CudnnLib, yes_or_no
 from attnsel.cli.form import TEXT, Form
 from attnsel.cli.output import FOUND, NO_BACKEND, complain
 from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
@@ -47,28 +47,13 @@ FromLog = Annotated[
 ]
 
 
-class Reported(Protocol):
-    """What is told below the answer: a plan over ranks, libcudnn's own words."""
-
-    def report(self, width: int) -> str: ...
-
-    def as_dict(self) -> dict[str, Any]: ...
-
-
 @asks
 def explain(
     question: Question,
     *,
     from_log: FromLog = None,
-    ask_library: Annotated[
-        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="ask the real libcudnn too")
-    ] = False,
-    sources: Annotated[
-        bool,
-        Parameter(
-            group=OUTPUT, negative="", show_default=False, help="below each reason where it is written"
-        ),
-    ] = False,
+    ask_library: Annotated[bool, yes_or_no("ask the real libcudnn too", group=OUTPUT)] = False,
+    sources: Annotated[bool, yes_or_no("below each reason where it is written", group=OUTPUT)] = False,
     cudnn_lib: CudnnLib = None,
     as_: As = None,
     switch: SwitchFlag = None,
@@ -83,9 +68,7 @@ def explain(
         float | None,
         Parameter(group=THE_MACHINE, help="with --cp-size: GB/s per GPU and direction between nodes"),
     ] = None,
-    short: Annotated[
-        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="twelve lines at most")
-    ] = False,
+    short: Annotated[bool, yes_or_no("twelve lines at most", group=OUTPUT)] = False,
     form: Form = TEXT,
 ) -> int:
     """Which attention kernel runs this call, why each of the others cannot, and how to get it.
@@ -141,15 +124,15 @@ def explain(
 
         library = ask(selection.params, selection.environment, cudnn_lib)
     shared = _plan(selection, gpus_per_node, link_gbs, network_gbs)
-    more = {"context_parallel": shared, "library": library}
-    told = {name: part for name, part in more.items() if part is not None}
 
     def document() -> Document:
         answer = short_document(selection) if short else report_document(selection, sources)
-        return Document((*answer.blocks, *map(_drawn, told.values())))
+        plan = () if shared is None else (Drawing(lambda width: shared.report(width).strip("\n")),)
+        return Document((*answer.blocks, *plan, *(() if library is None else (library.told(),))))
 
     def record() -> dict[str, Any]:
-        return selection.as_dict() | {name: part.as_dict() for name, part in reversed(told.items())}
+        told = {"library": library, "context_parallel": shared}
+        return selection.as_dict() | {name: part.as_dict() for name, part in told.items() if part is not None}
 
     form.print(document, record)
     return NO_BACKEND if selection.backend is None else FOUND
@@ -168,10 +151,6 @@ def idle(p: AttentionParams, stated: Set[str]) -> Iterator[tuple[str, str]]:
         yield "--attention-dropout", "with --inference"
     if "preview" in stated and all(page.status != "preview" for page in REGISTRY.pages.values()):
         yield "--preview", "in this release: none of its rules is tried out"
-
-
-def _drawn(part: Reported) -> Drawing:
-    return Drawing(lambda width: part.report(width).strip("\n"))
 
 
 def _plan(

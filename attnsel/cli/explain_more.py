@@ -21,7 +21,7 @@ from attnsel.environment import Environment
 from attnsel.environment.versions import Version
 from attnsel.errors import InvalidInput, UnsupportedArgument
 from attnsel.params import AttentionParams
-from attnsel.report.text import fold
+from attnsel.report.document import Item
 from attnsel.selection.evaluate import findings
 from attnsel.verdicts.reasons import Reason
 from attnsel.verdicts.requirements import size
@@ -128,12 +128,12 @@ def outcome(verdict: Verdict, asked: Heard) -> Outcome:
 
 _OLDEST = Version(9, 8)
 _SAID = {
-    "agree": "The rules agree.",
-    "false accept": "The rules disagree: they accept.",
+    "agree": "The rules agree",
+    "false accept": "The rules disagree: they accept",
     "false reject": "The rules disagree: they refuse",
     "known bug": "The rules refuse it as a known bug, which compiles and is wrong",
     "unknown": "The rules do not know",
-    "no answer": "There is nothing to compare with the rules.",
+    "no answer": "There is nothing to compare with the rules",
 }
 
 
@@ -147,8 +147,8 @@ class NotAsked:
     def as_dict(self) -> dict[str, Any]:
         return {"missing": self.missing, "message": self.message}
 
-    def report(self, width: int) -> str:
-        return "\n".join(fold(f"libcudnn was not asked: {self.message}", width, "! ", "  "))
+    def told(self) -> Item:
+        return Item(mark="!", text=f"libcudnn was not asked: {self.message}")
 
 
 @dataclass(frozen=True)
@@ -177,46 +177,35 @@ class Comparison:
             "notes": self.notes,
         }
 
-    def report(self, width: int) -> str:
-        cudnn, frontend = self.versions["cudnn"], self.versions["cudnn_frontend"]
-        if self.judge == "library":
-            who = f"libcudnn {cudnn} (frontend {frontend}) for the {self.gpu}"
-        else:
+    def told(self) -> Item:
+        """Whom was asked, what each graph got, and whether the rules agree."""
+        who = "libcudnn {cudnn} (frontend {cudnn_frontend}) for the {gpu}"
+        if self.judge == "frontend":
             who = (
-                f"cudnn-frontend {frontend}, as if cuDNN {cudnn} were there, for the {self.gpu}: its own "
+                "cudnn-frontend {cudnn_frontend}, as if cuDNN {cudnn} were there, for the {gpu}: its own "
                 "checks only, a library this old cannot be asked without its GPU"
             )
-        lines = fold(f"Asked {who}:", width, "  ", "  ")
-        for note in self.notes:
-            lines += fold(note, width, "! ", "  ")
+        remarks = list(self.notes)
         if self.wanted is not None:
-            lines += fold(f"not cuDNN {self.wanted}, which was stated: it is not here", width, "! ", "  ")
+            remarks.append(f"not cuDNN {self.wanted}, which was stated: it is not here")
+        below = [Item(mark="!", text=remark) for remark in remarks]
         if self.asked.inexpressible is not None:
-            lines += fold(f"there is no graph for it: {self.asked.inexpressible}", width, "    ✖ ", "      ")
+            below.append(Item(mark="✖", text=f"there is no graph for it: {self.asked.inexpressible}"))
         for name, answer in self.asked.answers.items():
             mark = {True: "✔", False: "✖", None: "?"}[answer.supported]
-            text = f"{mark} {name:<9}"
+            text, tag = answer.words, answer.stage
             if answer.supported:
-                text += ", ".join(answer.engines) or "passes"
+                text, tag = ", ".join(answer.engines) or "passes", ""
                 if answer.workspace is not None:
                     text += f" · workspace {size(answer.workspace)} ({answer.workspace} bytes)"
                 elif answer.stage == "build_plans":
                     text += f" · the plan does not build here: {answer.words}"
-            else:
-                text += f"{answer.words}  [{answer.stage}]"
-            if answer.remembered:
-                text += " · remembered"
-            lines += fold(text, width, "    ", " " * 15)
-        return "\n".join([*lines, *fold(self._agreement(), width, "  ", "  ")])
-
-    def _agreement(self) -> str:
-        kind = outcome(self.verdict, self.asked)
-        text = _SAID[kind]
-        if not text.endswith("."):
-            text += f": {', '.join(self.verdict.codes)}."
-        elif self.verdict.codes and kind == "agree":
-            text = f"The rules agree: {', '.join(self.verdict.codes)}."
-        return text
+            more = ("remembered",) if answer.remembered else ()
+            below.append(Item(text, mark, label=name, tag=tag, more=more))
+        codes = ", ".join(self.verdict.codes)
+        agreement = _SAID[outcome(self.verdict, self.asked)]
+        below.append(Item(f"{agreement}: {codes}." if codes else f"{agreement}."))
+        return Item(f"Asked {who.format(**self.versions, gpu=self.gpu)}:", below=tuple(below))
 
 
 def ask(p: AttentionParams, env: Environment, cudnn_lib: str | None) -> Comparison | NotAsked:

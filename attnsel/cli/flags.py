@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from cyclopts import Group, Parameter
@@ -106,14 +106,14 @@ POLICY = Group("Policy", sort_key=3)
 OTHER = Group("Another library's choice", sort_key=4)
 OUTPUT = Group("Output", sort_key=5)
 
-Json = Annotated[
-    bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print JSON instead of text")
-]
 
-Markdown = Annotated[
-    bool,
-    Parameter(group=OUTPUT, negative="", show_default=False, help="print Markdown, for an issue"),
-]
+def yes_or_no(text: str, **more: Any) -> Parameter:
+    """A flag that is there or not: none says no to it."""
+    return Parameter(negative="", show_default=False, help=text, **more)
+
+
+Json = Annotated[bool, yes_or_no("print JSON instead of text", group=OUTPUT)]
+Markdown = Annotated[bool, yes_or_no("print Markdown, for an issue", group=OUTPUT)]
 
 
 def one_form(**asked: bool) -> None:
@@ -177,20 +177,17 @@ def plain_type(annotation: Any) -> tuple[Any, bool]:
 def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, group: Group) -> Flag:
     kind, _ = plain_type(info.annotation)
     text = info.description or ""
-    if get_origin(kind) is Literal:
-        text += f": {', '.join(map(str, get_args(kind)))}"
     name, negative = flag_name(field), negative_name(field)
     default = info.get_default(call_default_factory=True)
-    extra: dict[str, Any] = {"negative": negative if kind is bool else ""}
     if kind is bool:
         default = name if default else None
+    extra: dict[str, Any] = {}
     choices: tuple[str, ...] = ()
     if get_origin(kind) is tuple:
         if get_args(kind)[0] is str:
             kind, text = str, f"{text}; commas between"
         else:
-            extra["consume_multiple"], extra["json_list"] = True, False
-            extra["converter"] = counts_converter
+            extra = {"consume_multiple": True, "json_list": False, "converter": counts_converter}
             if kind == tuple[int, int]:
                 extra["converter"] = window_converter
                 kind, text = tuple[int, ...], f"{text}; one number is both"
@@ -200,30 +197,32 @@ def _from_field(part: Literal["params", "policy"], field: str, info: FieldInfo, 
         kind = str  # the model reads units
     if get_origin(kind) is Literal:
         choices = tuple(map(str, get_args(kind)))
+        text += f": {', '.join(choices)}"
         kind = str  # the model knows aliases ("bfloat16") and names what is allowed
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     extra["show_default"] = False if shown in (None, "") else str(shown)
     extra["allow_leading_hyphen"] = kind in (int, float)
-    return _flag(part, field, name, negative, kind, text, group, extra)._replace(choices=choices)
+    said = negative if kind is bool else ""
+    return _flag(part, field, name, kind, text, group, said, choices, **extra)._replace(negative=negative)
 
 
 def _flag(
     part: Part,
     field: str,
-    name: str,
-    negative: str,
+    names: str,
     kind: Any,
     text: str,
     group: Group,
-    extra: Mapping[str, Any] = types.MappingProxyType({}),
+    negative: str = "",
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
+    **extra: Any,
 ) -> Flag:
-    names = [name, *ALIASES.get(field, ())]
-    annotation = Annotated[kind | None, Parameter(name=names, help=text, group=group, **extra)]
-    keyword = f"{part}_{field}"
-    only = inspect.Parameter.KEYWORD_ONLY
-    return Flag(
-        part, field, name, negative, inspect.Parameter(keyword, only, default=None, annotation=annotation)
-    )
+    """``names``: the flag's own first."""
+    written = [*names.split(), *ALIASES.get(field, ())]
+    about = Parameter(name=written, help=text, group=group, negative=negative, **extra)
+    only, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[kind | None, about]
+    parameter = inspect.Parameter(f"{part}_{field}", only, default=None, annotation=annotation)
+    return Flag(part, field, written[0], negative, parameter, choices)
 
 
 def _devices() -> tuple[str, ...]:
@@ -238,32 +237,31 @@ def _all_flags() -> tuple[Flag, ...]:
         if field not in WITHOUT_FLAG
     ]
     masks = "for plain F.sdpa: the element type of its attn_mask, such as fp32 or bool"
-    calls.append(_flag("params", "mask_dtype", "--mask-dtype", "", str, masks, THE_CALL))
     rank = "for plain F.sdpa: dimensions of q, k and v; default 4"
-    calls.append(_flag("params", "tensor_rank", "--tensor-rank", "", int, rank, THE_CALL))
     recipe = f"attention in FP8 under this recipe: {', '.join(KINDS)}"
-    calls.append(
-        _flag("params", "fp8_recipe", "--fp8-recipe", "", str, recipe, THE_CALL)._replace(choices=KINDS)
-    )
+    calls += [
+        _flag("params", "mask_dtype", "--mask-dtype", str, masks, THE_CALL),
+        _flag("params", "tensor_rank", "--tensor-rank", int, rank, THE_CALL),
+        _flag("params", "fp8_recipe", "--fp8-recipe", str, recipe, THE_CALL, choices=KINDS),
+    ]
     gpu = (
         "H100, H200, B200, B300, RTX 5090, GB10 and more (attnsel gpus lists them), as drivers and shops "
         "write them; an architecture such as sm90 or gfx942; cpu, rocm, mps or xpu; this machine's if left "
         "out"
     )
-    machine = [_flag("machine", "gpu", "--gpu", "", str, gpu, THE_MACHINE)._replace(choices=_devices)]
+    machine = [_flag("machine", "gpu", "--gpu", str, gpu, THE_MACHINE, choices=_devices)]
     for component in COMPONENTS:
         text = f"version of {component.replace('_', '-')}, or none where it is not installed"
-        machine.append(_flag("machine", component, flag_name(component), "", str, text, THE_MACHINE))
+        machine.append(_flag("machine", component, flag_name(component), str, text, THE_MACHINE))
     for field in DESCRIBED_AFTERWARDS:
         info = Environment.model_fields[field]
         kind = info.annotation
+        choices = tuple(one for one in get_args(kind) if isinstance(one, str))
         if get_origin(kind) is tuple:  # several, with commas between
             kind = get_args(kind)[0]
         text = ", ".join(get_args(kind))
         text = f"{info.description}: {text}" if info.description else text
-        flag = _flag("machine", field, flag_name(field), "", str, text, THE_MACHINE)
-        choices = tuple(one for one in get_args(info.annotation) if isinstance(one, str))
-        machine.append(flag._replace(choices=choices))
+        machine.append(_flag("machine", field, flag_name(field), str, text, THE_MACHINE, choices=choices))
     settings = [
         _from_field("policy", field, info, POLICY)
         for field, info in Policy.model_fields.items()
@@ -276,57 +274,48 @@ FLAGS: tuple[Flag, ...] = _all_flags()
 FLAG_OF: dict[str, Flag] = {flag.field: flag for flag in FLAGS}
 
 
-def _shorthand(field: str, names: str, negative: str, kind: Any, text: str, **extra: Any) -> Flag:
-    names_ = names.split()
-    parameter = Parameter(name=names_, help=text, group=THE_CALL, negative=negative, **extra)
-    only = inspect.Parameter.KEYWORD_ONLY
-    annotation = Annotated[kind | None, parameter]
-    return Flag(
-        "shorthand",
-        field,
-        names_[0],
-        negative,
-        inspect.Parameter(f"shorthand_{field}", only, default=None, annotation=annotation),
-    )
-
-
 SHORTHANDS: tuple[Flag, ...] = (
-    _shorthand(
+    _flag(
+        "shorthand",
         "head_dim",
         "--head-dim",
-        "",
         str,
         "head dimension of queries, keys and values; 192,128 where those of values differ",
+        THE_CALL,
         allow_leading_hyphen=True,
     ),
-    _shorthand(
+    _flag(
+        "shorthand",
         "seqlen",
         "--seqlen --seq-len",
-        "",
         int,
         "longest sequence, of queries and of keys",
+        THE_CALL,
         allow_leading_hyphen=True,
         converter=count_converter,
     ),
-    _shorthand(
+    _flag(
+        "shorthand",
         "causal",
         "--causal",
-        "--no-causal",
         bool,
         "the mask type: causal or no_mask; padding_causal or padding where sequences are packed or padded",
+        THE_CALL,
+        "--no-causal",
     ),
-    _shorthand(
+    _flag(
+        "shorthand",
         "sliding_window",
         "--sliding-window",
-        "",
         int,
         "as transformers has it: a causal query sees N keys, its own among them, which is --window-size N-1 "
         "0; without a causal mask N keys on each side",
+        THE_CALL,
         allow_leading_hyphen=True,
         converter=count_converter,
     ),
 )
-"""Flags that state other fields: attnsel/cli/flags.py says which."""
+"""Flags that state other fields: ``expand`` says which."""
 
 
 def blame(error: InvalidInput) -> str:
@@ -351,11 +340,9 @@ def blame(error: InvalidInput) -> str:
 def _shown(value: Any) -> str:
     if value == "":
         return "''"
-    return short(value, _spaced if value and isinstance(value, (tuple, list)) else str)
-
-
-def _spaced(values: Iterable[Any]) -> str:
-    return " ".join(map(str, values))
+    if value and isinstance(value, (tuple, list)):
+        return short(value, lambda values: " ".join(map(str, values)))
+    return short(value, str)
 
 
 # --------------------------------------------------------------------------------------------------------
@@ -519,10 +506,9 @@ class Lying(NamedTuple):
         if name == "mask" and len(stride) < len(shape):
             shape = shape[-len(stride) :]  # it broadcasts
         if len(stride) != len(shape):
-            order = "bhss" if name == "mask" else _order(name, p)
-            raise InvalidInput(
-                "--stride", f"{name}={_joined(stride)}", f"must have {len(shape)} numbers, for {order}"
-            )
+            order = {"mask": "bhss", "q": p.qkv_format}.get(name, p.layout.kv_format)
+            given = f"{name}={','.join(map(str, stride))}"
+            raise InvalidInput("--stride", given, f"must have {len(shape)} numbers, for {order}")
         dtype = "bool" if name == "mask" else p.dtype
         size = 1 if name == "mask" else ITEMSIZE[p.dtype]
         alignment = self.alignments.get(name, known.alignment if known is not None else _ALIGNED)
@@ -559,10 +545,6 @@ def _number(flag: str, text: str, digits: str) -> int:
     return int(digits)
 
 
-def _order(name: str, p: AttentionParams) -> str:
-    return p.qkv_format if name == "q" else p.layout.kv_format
-
-
 def _shape(name: str, p: AttentionParams) -> tuple[int, ...]:
     """The tensor's shape in its layout's order; packed sequences are taken to be full."""
     rows = p.max_seqlen_q if name == "q" else p.max_seqlen_kv
@@ -578,7 +560,7 @@ def _shape(name: str, p: AttentionParams) -> tuple[int, ...]:
     if p.page_size is not None and name != "q":  # [pages, page_size, h, d]
         sizes |= {"b": p.batch_size * -(-rows // p.page_size), "s": p.page_size}
         return tuple(sizes[letter] for letter in "bshd")
-    return tuple(sizes[letter] for letter in _order(name, p))
+    return tuple(sizes[letter] for letter in (p.qkv_format if name == "q" else p.layout.kv_format))
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -587,7 +569,3 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
         steps.append(step)
         step *= size
     return tuple(reversed(steps))
-
-
-def _joined(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))

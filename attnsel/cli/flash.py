@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
-
-from packaging.version import InvalidVersion
-from packaging.version import Version as PackageVersion
 
 from attnsel.cli import findings as cuda_libraries
 from attnsel.cli import probe
 from attnsel.cli.findings import Finding
-from attnsel.cli.probe import FlashFacts, Probe, ProbedMachine, redact
+from attnsel.cli.probe import FlashFacts, ProbedMachine, redact
 from attnsel.environment.installed import (
     FLASH_ATTN,
     built_for,
     cute_owner,
     distribution,
-    folders,
     module_spec,
     unmet_requirements,
 )
@@ -49,8 +43,6 @@ def explain(component: str, machine: ProbedMachine) -> Explained:
     """What the error of a package that is installed and does not load means."""
     trouble = machine.probes[component].trouble
     again = reinstall(component, machine)
-    if component == "flash_attn_4" and machine.flash.cute == FLASH_ATTN["flash_attn"]:
-        return Explained("flash_attn/cute is not its own", again)  # a finding of its own says more
     if component == "flash_attn_4" and machine.probes["flash_attn"].loads is False:
         why = "to import flash_attn.cute is to import flash_attn, and flash-attn does not load"
         return Explained(why, reinstall("flash_attn", machine))
@@ -155,40 +147,9 @@ _READINGS: tuple[tuple[str, Any], ...] = (
 )
 
 
-# --------------------------------------------------------------------------------------------------------
-# What there is of FlashAttention beside its packages: Hub kernels, and who chooses among all of it.
+# ---- What there is of FlashAttention, and of cuDNN's libraries ------------------------------------------
 
-
-_USERS = ("kernels", "transformers", "transformer-engine")
-
-# Of transformers 5.23, modeling_flash_attention_utils.py: FLASH_ATTN_KERNEL_FALLBACK and its neighbours; and
-# the name under which flash-attn3 was known before.
-HUB_KERNELS = (
-    "kernels-community/flash-attn",
-    "kernels-community/flash-attn2",
-    "kernels-community/flash-attn3",
-    "kernels-community/vllm-flash-attn3",
-    "kernels-community/flash-attn4",
-)
-
-# Asked of the library itself: what it accepts moves with each release.
-_TRANSFORMERS = """
-import json
-from transformers.utils import import_utils as u
-said = {"available": {}, "repositories": {}, "kernels": None, "kernels_range": None}
-for number in "234":
-    available = getattr(u, f"is_flash_attn_{number}_available", None)
-    said["available"][number] = None if available is None else bool(available())
-kernels = getattr(u, "is_kernels_available", None)
-said["kernels"] = None if kernels is None else bool(kernels())
-said["kernels_range"] = [getattr(u, f"KERNELS_{end}_VERSION", None) for end in ("MIN", "MAX")]
-try:
-    from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK as repositories
-except ImportError:
-    repositories = {}
-said["repositories"] = dict(repositories)
-print(json.dumps(said))
-"""
+_USERS = {"transformers": "transformers", "transformer-engine": "te"}  # what chooses among it, by --as
 
 
 def examine() -> ProbedMachine:
@@ -200,20 +161,16 @@ def examine() -> ProbedMachine:
 
 
 def look() -> FlashFacts:
-    """Without the network; only transformers is imported, in a child process, and only where it matters."""
+    """Without the network, and nothing is imported."""
     found = {name: distribution(name) for name in (*FLASH_ATTN.values(), *_USERS)}
     packages = {name: there.version for name, there in found.items() if there is not None}
-    facts = FlashFacts(packages=packages, strangers=_strangers(packages), hub=hub_cache())
+    facts = FlashFacts(packages=packages, strangers=_strangers(packages))
     if not facts.anything:
         return facts
-    version = packages.get("transformers")
-    asked = Probe(None, None, {}) if version is None else Probe(version, *probe.run_script(_TRANSFORMERS))
     return facts._replace(
         cute=cute_owner(),
         unmet=tuple(unmet_requirements(FLASH_ATTN["flash_attn_4"])),
         built_for=built_for(FLASH_ATTN["flash_attn"]),
-        transformers=asked,
-        te_takes=te_takes(),
     )
 
 
@@ -235,275 +192,30 @@ def _strangers(packages: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def hub_cache() -> tuple[str, ...]:
-    """Which kernels lie in the cache of the Hugging Face Hub: where huggingface_hub and kernels put them."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    default = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
-    cache = Path(os.environ.get("KERNELS_CACHE") or default).expanduser()
-    # kernels 0.17, _versions.py: repositories were of the type "model" before they had one of their own.
-    return tuple(
-        name
-        for name in HUB_KERNELS
-        if any((cache / f"{kind}--{name.replace('/', '--')}").is_dir() for kind in ("kernels", "models"))
-    )
-
-
-def te_takes() -> dict[str, str]:
-    """Which releases of flash-attn the installed TransformerEngine takes, read from its source.
-
-    Releases 2.3 to 2.20 write them in dot_product_attention/utils.py; the newest is taken up to 2.18, and is
-    the first that is not from 2.20 on, which then has a method ``is_version_supported``.
-    """
-    for folder in folders("transformer_engine"):
-        attention = folder / "pytorch" / "attention"
-        for file in (
-            attention / "dot_product_attention" / "utils.py",
-            attention / "dot_product_attention.py",
-            folder / "pytorch" / "attention.py",
-        ):
-            if file.is_file():
-                return _limits(file.read_text(encoding="utf-8", errors="replace"))
-    return {}
-
-
-def _limits(source: str) -> dict[str, str]:
-    names = {
-        "version_required": "oldest",
-        "version_required_blackwell": "oldest_sm100",
-        "max_version": "newest",
-    }
-    pattern = r"^\s*(?:_flash_attn_)?(\w+) = (?:PkgVersion|packaging\.version\.Version)\(\"([\w.]+)\"\)"
-    limits = {
-        names[name]: value for name, value in re.findall(pattern, source, re.MULTILINE) if name in names
-    }
-    if limits:
-        limits["newest_is_taken"] = "no" if "def is_version_supported" in source else "yes"
-        limits["knows"] = "".join(n for n in "234" if n == "2" or f"v{n}_is_installed" in source)
-    return limits
-
-
-# ---- What transformers and TransformerEngine would run of the FlashAttention that is here --------------
-
-
-_COMPONENTS = {"2": "flash_attn", "3": "flash_attn_3", "4": "flash_attn_4"}
-_OLDEST_2 = "2.3.3"  # transformers 5.23, utils/import_utils.py, is_flash_attn_2_available
-
-
-class Use(NamedTuple):
-    """One name under which a library knows FlashAttention: what runs there, or why nothing does."""
-
-    library: str
-    name: str
-    gets: str | None
-    why: str
-    fix: str
-    breaks: bool = False  # the library fails for a package that does not load
-
-
-def uses(machine: ProbedMachine) -> tuple[Use, ...]:
-    """Every name of every library that is installed; none where there is no FlashAttention at all."""
-    if not machine.flash.anything:
-        return ()
-    return (*_of_transformers(machine), *_of_te(machine))
-
-
-# ---- transformers -------------------------------------------------------------------------------------
-
-
-def _of_transformers(machine: ProbedMachine) -> Iterator[Use]:
-    """As modeling_utils.py of 5.23 goes: the package where its metadata is right, else a Hub kernel.
-
-    Source: _check_and_adjust_attn_implementation there, and _lazy_imports in
-    modeling_flash_attention_utils.py; documented in huggingface/transformers#47345.
-    """
-    asked = machine.flash.transformers
-    if not asked.loads:
-        return
-    library = f"transformers {asked.installed}"
-    for number, available in asked.said["available"].items():
-        name = f"flash_attention_{number}"
-        component = _COMPONENTS[number]
-        package = FLASH_ATTN[component]
-        package = f"{package} {machine.flash.packages.get(package, '')}".rstrip()
-        if available is None:
-            yield Use(library, name, None, "this release does not know it", "pip install -U transformers")
-        elif available and machine.probes[component].loads is False:
-            why = f"it asks only whether {package} is listed, and that does not load"
-            yield Use(library, name, None, why, reinstall(component, machine), breaks=True)
-        elif available:
-            yield Use(library, name, package, "it is installed", "")
-        else:
-            yield _without_package(machine, library, name, number)
-
-
-def _without_package(machine: ProbedMachine, library: str, name: str, number: str) -> Use:
-    """A Hub kernel where there is the package ``kernels``; otherwise an ImportError."""
-    facts = machine.flash
-    why = _why_unavailable(machine, number)
-    repository = facts.transformers.said["repositories"].get(name)
-    if repository is None:
-        return Use(library, name, None, why, _how_to_get(machine, number))
-    if facts.transformers.said["kernels"]:
-        cached = "is in the cache" if repository in facts.hub else "is downloaded at first use"
-        return Use(library, name, repository, f"{why}, and the Hub kernel {cached}", "")
-    oldest, below = facts.transformers.said["kernels_range"]
-    here = facts.packages.get("kernels")
-    wanted = f"kernels>={oldest},<{below}" if oldest and below else "kernels"
-    state = "is not installed" if here is None else f"{here} is not {wanted.removeprefix('kernels')}"
-    return Use(library, name, None, f"{why}, and the package kernels {state}", f"pip install '{wanted}'")
-
-
-def _why_unavailable(machine: ProbedMachine, number: str) -> str:
-    component = _COMPONENTS[number]
-    version = machine.flash.packages.get(FLASH_ATTN[component])
-    if version is None:
-        stranger = machine.flash.strangers.get("flash_attn_interface" if number == "3" else "flash_attn")
-        note = "" if stranger is None or number == "4" else f" (a module of its name is there, of {stranger})"
-        return f"{FLASH_ATTN[component]} is not installed{note}"
-    if not machine.probes["torch"].said.get("cuda_available"):
-        return f"torch sees no CUDA device for {FLASH_ATTN[component]} {version}"
-    if number == "2" and _older(version, _OLDEST_2):
-        return f"flash-attn {version} is older than {_OLDEST_2}"
-    return f"it does not find the module of {FLASH_ATTN[component]} {version}"
-
-
-def _how_to_get(machine: ProbedMachine, number: str) -> str:
-    env = machine.environments[0]
-    if number == "2":
-        return reinstall("flash_attn", machine)
-    commands = install_flash_attn_3(env) if number == "3" else install_flash_attn_4(env)
-    return commands.splitlines()[-1]
-
-
-# ---- TransformerEngine --------------------------------------------------------------------------------
-
-
-def _of_te(machine: ProbedMachine) -> Iterator[Use]:
-    """backends.py of 2.3 to 2.20 reads the metadata of the packages and imports those that it takes.
-
-    An import that fails there ends ``import transformer_engine.pytorch``; only that of FlashAttention 4 is
-    caught, from 2.20 on. Which GPU gets which: get_attention_backend in dot_product_attention/utils.py.
-    """
-    version = machine.flash.packages.get("transformer-engine")
-    limits = machine.flash.te_takes
-    if version is None or not limits:
-        return
-    arch = machine.environments[0].arch
-    for number, component in _COMPONENTS.items():
-        package = FLASH_ATTN[component]
-        has = machine.flash.packages.get(package)
-        library, name = f"TransformerEngine {version}", f"FlashAttention-{number}"
-        if number not in limits["knows"]:
-            yield Use(library, name, None, "this release does not know it", "")
-        elif has is None:
-            if number == "2":
-                fix = f"pip install 'flash-attn{_te_range(limits, arch)}' --no-build-isolation"
-                yield Use(library, name, None, f"{package} is not installed", fix)
-        elif number == "2" and not _te_takes(limits, arch, has):
-            fix = f"pip install 'flash-attn{_te_range(limits, arch)}' --no-build-isolation"
-            yield Use(library, name, None, f"it takes {_te_range(limits, arch)}, and {has} is installed", fix)
-        elif machine.probes[component].loads is False:
-            caught = number == "4" and not _older(version, "2.20")
-            why = f"{package} {has} does not load" + ("" if caught else ", and its import is not caught")
-            yield Use(library, name, None, why, reinstall(component, machine), breaks=not caught)
-        else:
-            yield _te_on_this_gpu(
-                Use(library, name, f"{package} {has}", "it is installed", ""), number, machine
-            )
-
-
-def _te_on_this_gpu(use: Use, number: str, machine: ProbedMachine) -> Use:
-    """Rows P3 to P6 of the filters of get_attention_backend, and the order that it ends with (2.20)."""
-    arch = machine.environments[0].arch
-    if arch is None:
-        return use
-    three = FLASH_ATTN["flash_attn_3"] in machine.flash.packages
-    refused = {
-        "2": "it wants sm80 or newer" if arch < 80 else "",
-        "3": "it is for sm90 alone" if arch != 90 else "",
-        "4": "it wants sm90 or newer"
-        if arch < 90
-        else "FlashAttention-3 goes first"
-        if arch == 90 and three
-        else "",
-    }[number]
-    if refused:
-        return use._replace(gets=None, why=f"{refused}, and this is sm{arch}")
-    order = "after cuDNN's fused attention" if arch >= 90 else "before cuDNN's fused attention"
-    return use._replace(why=f"on sm{arch} {order}")
-
-
-def _te_takes(limits: Mapping[str, str], arch: int | None, version: str) -> bool:
-    try:
-        here, newest = PackageVersion(version), PackageVersion(limits["newest"])
-        oldest = PackageVersion(_te_oldest(limits, arch))
-    except InvalidVersion:
-        return False
-    if limits["newest_is_taken"] == "yes":
-        return oldest <= PackageVersion(here.public) <= newest
-    return oldest <= here < newest
-
-
-def _te_oldest(limits: Mapping[str, str], arch: int | None) -> str:
-    on_blackwell = arch is not None and arch >= 100
-    return limits.get("oldest_sm100", limits["oldest"]) if on_blackwell else limits["oldest"]
-
-
-def _te_range(limits: Mapping[str, str], arch: int | None) -> str:
-    sign = "<=" if limits["newest_is_taken"] == "yes" else "<"
-    return f">={_te_oldest(limits, arch)},{sign}{limits['newest']}"
-
-
-# ---- versions -----------------------------------------------------------------------------------------
-
-
-def _older(version: str, than: str) -> bool:
-    try:
-        return PackageVersion(version) < PackageVersion(than)
-    except InvalidVersion:
-        return True
-
-
-# --------------------------------------------------------------------------------------------------------
-# What the doctor says of FlashAttention: packages that do not load, files of another, and who uses what.
+# ---- What the doctor says of it --------------------------------------------------------------------------
 
 
 def find_flash(machine: ProbedMachine) -> Iterator[Finding]:
-    """Nothing where there is no FlashAttention: that one line stands among what is installed."""
-    yield from _packages(machine)
-    yield from _cute(machine)
-    yield from _of_strangers(machine)
-    yield from _libraries(machine)
+    """Packages that do not load, files of another, and who else chooses among them.
 
-
-def _packages(machine: ProbedMachine) -> Iterator[Finding]:
+    Nothing where there is no FlashAttention: that one line stands among what is installed.
+    """
+    has, two, four = machine.flash.packages, FLASH_ATTN["flash_attn"], FLASH_ATTN["flash_attn_4"]
     for component, name in FLASH_ATTN.items():
         probe = machine.probes[component]
-        if probe.loads is not False:
-            continue
-        version = machine.flash.packages.get(name, probe.installed)
+        if probe.loads is not False or (name == four and machine.flash.cute == two):
+            continue  # another's flash_attn/cute is told below, with the same fix
         told = explain(component, machine)
         why = f". {told.why[0].upper()}{told.why[1:]}" if told.why else ""
+        text = f"{name} {has.get(name, probe.installed)} is installed and does not load: {probe.trouble}{why}"
+        yield Finding("error", text, told.fix)
+    if machine.flash.cute == two:  # two packages write flash_attn/cute; the last one to be installed wins
         yield Finding(
-            "error", f"{name} {version} is installed and does not load: {probe.trouble}{why}", told.fix
+            "error",
+            f"flash_attn/cute is that of {two} {has.get(two)}, an early one, which was installed over "
+            f"that of {four} {has.get(four)}",
+            reinstall("flash_attn_4", machine),
         )
-
-
-def _cute(machine: ProbedMachine) -> Iterator[Finding]:
-    """Two packages write flash_attn/cute; the last one to be installed wins."""
-    two, four = FLASH_ATTN["flash_attn"], FLASH_ATTN["flash_attn_4"]
-    if machine.flash.cute != two:
-        return
-    has = machine.flash.packages
-    yield Finding(
-        "error",
-        f"flash_attn/cute is that of {two} {has.get(two)}, an early one, which was installed over that of "
-        f"{four} {has.get(four)}",
-        reinstall("flash_attn_4", machine),
-    )
-
-
-def _of_strangers(machine: ProbedMachine) -> Iterator[Finding]:
     for module, where in machine.flash.strangers.items():
         if where == "attnsel":
             yield Finding("note", f"the module {module} is attnsel's own in this process")
@@ -515,20 +227,7 @@ def _of_strangers(machine: ProbedMachine) -> Iterator[Finding]:
             "attnsel leave it alone, programs that only import it do not",
             f"remove what is left of it, or install {package}",
         )
-
-
-def _libraries(machine: ProbedMachine) -> Iterator[Finding]:
-    asked = machine.flash.transformers
-    if asked.loads is False:
-        yield Finding(
-            "error",
-            f"transformers {asked.installed} is installed and does not load: {asked.trouble}",
-            "reinstall it: pip install --force-reinstall transformers",
-        )
-    for use in uses(machine):
-        if use.breaks:
-            yield Finding("error", f"{use.library}: {use.name} fails: {use.why}", use.fix)
-        elif use.gets is None:
-            yield Finding("note", f"{use.library}: {use.name} has nothing to run: {use.why}", use.fix)
-        else:
-            yield Finding("note", f"{use.library}: {use.name} runs {use.gets}: {use.why}")
+    for name, dispatcher in _USERS.items():
+        if name in has and machine.flash.anything:
+            text = f"{name} {has[name]} chooses among what is here of FlashAttention by its own rules"
+            yield Finding("note", text, f"attnsel explain --as {dispatcher}")

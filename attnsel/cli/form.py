@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, one_form
+from attnsel.cli.flags import Json, Markdown, one_form
 from attnsel.cli.output import print_text, text_width
 from attnsel.report.document import Document
 from attnsel.report.markdown import to_markdown
@@ -24,12 +24,8 @@ class Form:
     A further form is a field here, which is its flag, a line in ``written`` and a writer in attnsel/report/.
     """
 
-    markdown: Annotated[
-        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print Markdown, for an issue")
-    ] = False
-    json: Annotated[
-        bool, Parameter(group=OUTPUT, negative="", show_default=False, help="print JSON instead of text")
-    ] = False
+    markdown: Markdown = False
+    json: Json = False
 
     def alone(self, **others: bool) -> None:
         """Raises InvalidInput where two forms are asked for at once. ``others``: those of one command."""

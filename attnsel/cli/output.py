@@ -27,6 +27,9 @@ CANNOT_WRITE = 74  # EX_IOERR of sysexits.h
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
+ENDING = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+"""What asks a process to end; SIGHUP is not on Windows."""
+
 _WIDEST = 100
 _NARROWEST, _LARGEST = 20, 1000  # columns that are believed
 
@@ -97,10 +100,8 @@ def unwound() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    names = ("SIGTERM", "SIGHUP")  # SIGHUP is not on Windows
-    caught = [number for name in names if (number := getattr(signal, name, None)) is not None]
     try:
-        before = [(number, signal.signal(number, leave)) for number in caught]
+        before = [(number, signal.signal(number, leave)) for number in ENDING]
     except ValueError:  # not the main thread, which signals go to
         before = []
     try:

@@ -98,15 +98,11 @@ class FlashFacts(NamedTuple):
     cute: str | None = None  # whose files flash_attn.cute are, where two packages brought some
     unmet: tuple[str, ...] = ()  # what flash-attn-4 says it needs and does not find
     built_for: Mapping[str, str] = _NOTHING  # flash-attn: cuda, torch, abi, as its wheel was named
-    hub: tuple[str, ...] = ()  # repositories of kernels in the local cache
-    transformers: Probe = Probe(None, None, {})
-    te_takes: Mapping[str, str] = _NOTHING  # TransformerEngine: oldest, oldest_sm100, newest, …
 
     @property
     def anything(self) -> bool:
         """Whether there is anything of FlashAttention here."""
-        ours = {*FLASH_ATTN.values(), "kernels"} & set(self.packages)
-        return bool(ours or self.strangers or self.hub)
+        return bool(self.strangers or set(FLASH_ATTN.values()) & set(self.packages))
 
 
 class CudaLibraries(NamedTuple):

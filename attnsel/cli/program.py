@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from attnsel.cli.flags import OUTPUT, THE_MACHINE
+from attnsel.cli.flags import OUTPUT, THE_MACHINE, yes_or_no
 from attnsel.cli.form import TEXT, Form
-from attnsel.cli.output import BAD_INPUT, FOUND, INTERRUPTED, complain
+from attnsel.cli.output import BAD_INPUT, ENDING, FOUND, INTERRUPTED, complain
 from attnsel.diagnose.watching.judge import write
 from attnsel.environment import describe_device
 from attnsel.errors import InvalidInput, in_words
@@ -34,9 +34,7 @@ FAILED = 1  # what Python exits with after an exception
 
 Program = Annotated[str, Parameter(help="a script, a folder with a `__main__.py`, or with -m a module")]
 Argument = Annotated[str, Parameter(allow_leading_hyphen=True, help="the program's own")]
-IsModule = Annotated[
-    bool, Parameter(name=["-m", "--module"], negative="", show_default=False, help="a module, not a file")
-]
+IsModule = Annotated[bool, yes_or_no("a module, not a file", name=["-m", "--module"])]
 
 WITH_VALUE: dict[str, frozenset[str]] = {
     "run": frozenset(),
@@ -205,30 +203,18 @@ def run(
     /,
     *arguments: Argument,
     module: IsModule = False,
-    force: Annotated[
-        bool, Parameter(negative="", show_default=False, help="also over a flash_attn that works here")
-    ] = False,
+    force: Annotated[bool, yes_or_no("also over a flash_attn that works here")] = False,
     sdpa: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            show_default=False,
-            help="also put attnsel in place of torch.nn.functional.scaled_dot_product_attention",
-        ),
+        bool, yes_or_no("also put attnsel in place of torch.nn.functional.scaled_dot_product_attention")
     ] = False,
     transformers: Annotated[
         bool,
-        Parameter(
-            negative="",
-            show_default=False,
-            help='also register attn_implementation="attnsel" with transformers, and let '
-            '"flash_attention_2" load, on attnsel\'s functions',
+        yes_or_no(
+            'also register attn_implementation="attnsel" with transformers, and let "flash_attention_2" '
+            "load, on attnsel's functions"
         ),
     ] = False,
-    quiet: Annotated[
-        bool,
-        Parameter(name=["-q", "--quiet"], negative="", show_default=False, help="do not say what is done"),
-    ] = False,
+    quiet: Annotated[bool, yes_or_no("do not say what is done", name=["-q", "--quiet"])] = False,
 ) -> int:
     """Run a program that imports flash_attn, unchanged, with attnsel's functions under that name.
 
@@ -280,22 +266,15 @@ def watch(
             group=THE_MACHINE, help="what would it run on this GPU (attnsel gpus); this machine if left out"
         ),
     ] = None,
-    time: Annotated[
-        bool, Parameter(negative="", show_default=False, help="also measure time, beside an estimate")
-    ] = False,
-    memory: Annotated[
-        bool, Parameter(negative="", show_default=False, help="also measure memory, beside an estimate")
-    ] = False,
+    time: Annotated[bool, yes_or_no("also measure time, beside an estimate")] = False,
+    memory: Annotated[bool, yes_or_no("also measure memory, beside an estimate")] = False,
     out: Annotated[
         str | None, Parameter(group=OUTPUT, help="a folder for one file per process: attnsel report reads it")
     ] = None,
     output: Annotated[
         str | None, Parameter(group=OUTPUT, help="write the report to this file, not to standard error")
     ] = None,
-    live: Annotated[
-        bool,
-        Parameter(group=OUTPUT, negative="", show_default=False, help="a table that grows while it runs"),
-    ] = False,
+    live: Annotated[bool, yes_or_no("a table that grows while it runs", group=OUTPUT)] = False,
     form: Form = TEXT,
 ) -> int:
     """Run a program unchanged, and tell what attention it ran, where, how often, and what would be better.
@@ -389,9 +368,7 @@ def _told_at_the_end(teller: Teller) -> Iterator[Teller]:
         finally:
             os.kill(os.getpid(), number)
 
-    names = ("SIGTERM", "SIGHUP")  # SIGHUP is not on Windows
-    numbers = [number for name in names if (number := getattr(signal, name, None)) is not None]
-    ours = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    ours = [number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL]
     for number in ours:
         signal.signal(number, leave)
     try:

@@ -88,12 +88,6 @@ def called(path: Path | None) -> str:
     return "standard input" if str(path) == "-" else str(path)
 
 
-def once_only(params: Path | None, env: Path | None) -> None:
-    """Raises InvalidInput where both files are standard input, which can be read once."""
-    if str(params) == str(env) == "-":
-        raise InvalidInput("--env", "-", "standard input is read by --params already; put one into a file")
-
-
 def _first_device(path: Path, devices: list[Any]) -> Mapping[str, Any]:
     """The machine of a doctor's answer: its first device, as for a call that names none."""
     if not devices or not isinstance(devices[0], dict):
@@ -106,7 +100,10 @@ def _first_device(path: Path, devices: list[Any]) -> Mapping[str, Any]:
 
 def _printed(path: Path, text: str) -> TeConfig | None:
     """The first configuration of TransformerEngine's in a text that is no JSON of ours; None without one."""
-    found = list(_distinct(text))
+    found: list[TeConfig] = []
+    for one in configs(text):
+        if one not in found and len(found) < 100:
+            found.append(one)
     if not found:
         return None
     first, name = found[0], called(path)
@@ -117,14 +114,6 @@ def _printed(path: Path, text: str) -> TeConfig | None:
     if first.unread:
         complain(f"{name}: not read of TransformerEngine's configuration: {', '.join(first.unread)}")
     return first
-
-
-def _distinct(text: str) -> list[TeConfig]:
-    found: list[TeConfig] = []
-    for one in configs(text):
-        if one not in found and len(found) < 100:
-            found.append(one)
-    return found
 
 
 def _object(path: Path, text: str, part: str, flag: str) -> dict[str, Any]:
@@ -308,7 +297,8 @@ def _question(
         names = given["policy"].get(field, "")
         if names and not names.replace(",", "").strip():  # an empty text undoes a variable
             raise InvalidInput(field, names, "must be names with commas between")
-    once_only(params_file, env_file)
+    if str(params_file) == str(env_file) == "-":
+        raise InvalidInput("--env", "-", "standard input is read by --params already; put one into a file")
     params, machine = with_tensors(with_recipe(given["params"])), given["machine"]
     base: Mapping[str, Any] = {}
     environment = None

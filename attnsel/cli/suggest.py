@@ -18,7 +18,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from attnsel.base.suggestions import other_names
+from attnsel.base.suggestions import near, other_names
 from attnsel.cli import COMMANDS, build_app
 from attnsel.cli.flags import FLAGS, SHORTHANDS, Flag, blame
 from attnsel.cli.output import FOUND
@@ -131,9 +131,7 @@ def unknown_command(typed: str, commands: Sequence[str]) -> str:
         return f"{short(typed, str)} comes before the command; {where}"
     word = typed.casefold().replace("_", "-")
     said = f'there is no command "{short(typed, str)}"'
-    meant = next((name for name in commands if word in _COMMANDS_MEANT.get(name, "").split()), None)
-    if meant is None:
-        meant = next(iter(difflib.get_close_matches(word, commands, n=1, cutoff=0.6)), None)
+    meant = near(word, commands, _COMMANDS_MEANT)
     if meant is not None:
         return f'{said}. Did you mean "{meant}"?'
     return f"{said}; there are {', '.join(commands)}"

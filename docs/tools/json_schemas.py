@@ -315,27 +315,13 @@ def _doctor() -> list[Any]:
     for gpu, probe in (("cpu", loads), ("H100", broken), ("T4", absent)):
         env = Environment.describe(gpu, torch="2.9.1").replace(detected=True, assumed=())
         plugins = ((left_out, absent),) if gpu == "T4" else ()
-        flash = _flash_facts() if gpu == "H100" else FlashFacts(packages={"transformers": "5.23.0"})
+        flash = FlashFacts(packages={"flash-attn": "2.8.3"}, cute="flash-attn" if gpu == "H100" else None)
         machine = ProbedMachine(dict.fromkeys(DISTRIBUTIONS, probe), (env,), ("H100",), plugins, flash)
         variables = {"ATTNSEL_DEBUG": "9" if gpu == "T4" else "1"}  # 9: there are no settings then
         seen = mock.patch.object(doctor_module, "examine", lambda machine=machine: machine)
         with seen, mock.patch.dict(os.environ, variables):
             found.append(printed("doctor"))
     return found
-
-
-def _flash_facts() -> FlashFacts:
-    said = {
-        "available": {"2": True, "3": False, "4": False},
-        "repositories": {"flash_attention_3": "kernels-community/flash-attn3"},
-        "kernels": True,
-    }
-    return FlashFacts(
-        packages={"flash-attn": "2.8.3", "kernels": "0.18.2"},
-        cute="flash-attn",
-        hub=("kernels-community/flash-attn3",),
-        transformers=Probe("5.23.0", True, said),
-    )
 
 
 def _kernels() -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ DIGESTS: dict[str, str] = {
     "doctor-4": "2fb85058509108e7",
     "doctor-5": "f7a0cfb150175482",
     "doctor-6": "2f05d90a43137606",
+    "doctor-7": "7b4ac77b1bc48ea1",
     "gpus-1": "53cec192689fe52a",
     "grid-1": "478e3d7728fb4446",
     "log-1": "fd77b6c6b4955ec4",

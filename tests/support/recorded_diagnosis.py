@@ -223,8 +223,6 @@ def machine(gpu: str = "H100", flash: dict[str, Any] | None = None, here: Any = 
     packages = {FLASH_ATTN[name]: known[name].installed for name in FLASH_ATTN if known[name].installed}
     facts = dict(flash or {})
     facts["packages"] = {**packages, **facts.get("packages", {})}
-    if "transformers" in facts:
-        facts["transformers"] = probe.Probe("5.23.0", True, facts["transformers"])
     env = Environment.describe(gpu, torch=version, cuda=said.get("cuda_build"))
     return probe.ProbedMachine(known, (env,), ("GPU",), flash=probe.FlashFacts(**facts))
 

@@ -1,4 +1,4 @@
-"""``attnsel doctor`` on FlashAttention: broken installations explained, and who would use what."""
+"""``attnsel doctor`` on FlashAttention: broken installations explained, and who else chooses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from attnsel import Environment, settings
 from attnsel.cli import flash as flash_probe
 from attnsel.cli import probe
-from attnsel.cli.flash import explain, find_flash, uses
+from attnsel.cli.flash import explain, find_flash
 from attnsel.cli.probe import FlashFacts, Probe, ProbedMachine
 from attnsel.environment.installed import FLASH_ATTN
 from fake_packages import (
@@ -138,72 +138,9 @@ def test_cute_of_the_other_package():
         "flash-attn-4 4.0.0b36"
     )
     assert found.fix == "pip install --force-reinstall --no-deps --pre flash-attn-4"
+    fails = {**stale.probes, "flash_attn_4": Probe("4.0.0b36", False, {}, "ImportError")}
+    assert list(find_flash(stale._replace(probes=fails))) == [found]
     assert not list(find_flash(stale._replace(flash=stale.flash._replace(cute="flash-attn-4"))))
-
-
-# ---- who uses what --------------------------------------------------------------------------------------
-
-REPOSITORIES = {f"flash_attention_{n}": f"kernels-community/flash-attn{n}" for n in "234"}
-
-
-def asked(available="", kernels=False, unknown="") -> Probe:
-    said = {
-        "available": {n: None if n in unknown else n in available for n in "234"},
-        "repositories": {name: r for name, r in REPOSITORIES.items() if name[-1] not in unknown},
-        "kernels": kernels,
-        "kernels_range": ["0.18.2", "0.19.0"],
-    }
-    return Probe("5.23.0", True, said)
-
-
-FA2 = Probe("2.8.3", True, LOADS)
-
-
-def test_transformers_fails_for_a_package_that_does_not_load():
-    fake = broken(undefined(OLD_ABI), flash=FlashFacts(transformers=asked("2", kernels=True)))
-    [use] = [use for use in uses(fake) if use.name == "flash_attention_2"]
-    assert use.breaks
-    assert use.gets is None
-    assert use.why == "it asks only whether flash-attn 2.8.3 is listed, and that does not load"
-    assert {finding.level for finding in find_flash(fake) if "flash_attention_2" in finding.text} == {"error"}
-
-
-TE_220 = {
-    "oldest": "2.1.1",
-    "oldest_sm100": "2.7.3",
-    "newest": "2.8.4",
-    "newest_is_taken": "no",
-    "knows": "234",
-}
-TE_218 = {**TE_220, "newest": "2.8.3", "newest_is_taken": "yes"}
-TE_23 = {**TE_218, "newest": "2.7.4.post1", "knows": "23"}
-
-
-def te(gpu="H100", takes=TE_220, version="2.20.2", **probes) -> dict[str, tuple[str | None, str]]:
-    facts = FlashFacts(packages={"transformer-engine": version}, te_takes=takes)
-    fake = machine(env=Environment.describe(gpu, torch="2.8.0"), flash=facts, **probes)
-    return {use.name: (use.gets, use.why) for use in uses(fake)}
-
-
-@each(
-    "gpu, takes, version, gets",
-    [
-        ("H100", TE_220, "2.8.3", "on sm90 after cuDNN's fused attention"),
-        ("A100", TE_220, "2.8.3", "on sm80 before cuDNN's fused attention"),
-        ("T4", TE_220, "2.8.3", "it wants sm80 or newer, and this is sm75"),
-        ("H100", TE_220, "2.8.4", "it takes >=2.1.1,<2.8.4, and 2.8.4 is installed"),
-        ("H100", TE_218, "2.8.3.post1", "it takes >=2.1.1,<=2.8.3, and 2.8.3.post1 is installed"),
-        ("B200", TE_220, "2.6.3", "it takes >=2.7.3,<2.8.4, and 2.6.3 is installed"),
-        ("H100", TE_23, "2.8.0.post2", "it takes >=2.1.1,<=2.7.4.post1, and 2.8.0.post2 is installed"),
-        # 2.18 compares without the local version, 2.20 below the first that is too new.
-        ("H100", TE_218, "2.8.3+cu12torch2.8cxx11abiTRUE", "on sm90 after cuDNN's fused attention"),
-        ("H100", TE_220, "2.8.3+cu12torch2.8cxx11abiTRUE", "on sm90 after cuDNN's fused attention"),
-        ("H100", TE_220, "2.8.3.post2", "on sm90 after cuDNN's fused attention"),
-    ],
-)
-def test_transformer_engine_takes_releases_within_its_limits(gpu, takes, version, gets):
-    taken = f"flash-attn {version}" if gets.startswith("on sm") else None
-    assert te(gpu, takes, flash_attn=FA2._replace(installed=version))["FlashAttention-2"] == (taken, gets)
 
 
 # ---- what is looked at -----------------------------------------------------------------------------------
@@ -211,77 +148,24 @@ def test_transformer_engine_takes_releases_within_its_limits(gpu, takes, version
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder that both this process and its children import from, and a home without a cache."""
+    """A folder that this process imports from."""
     folder = tmp_path / "site"
     folder.mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "KERNELS_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.syspath_prepend(str(folder))
     settings.configure()
     yield folder
     importlib.invalidate_caches()
 
 
-def test_what_lies_in_the_cache_of_the_hub(site, tmp_path, monkeypatch):
-    assert flash_probe.hub_cache() == ()
-    hub = tmp_path / ".cache/huggingface/hub"
-    (hub / "kernels--kernels-community--flash-attn2").mkdir(parents=True)
-    (hub / "models--kernels-community--flash-attn3").mkdir()
-    (hub / "models--somebody--flash-attn2").mkdir()
-    assert flash_probe.hub_cache() == ("kernels-community/flash-attn2", "kernels-community/flash-attn3")
-    elsewhere = tmp_path / "kernels"
-    (elsewhere / "kernels--kernels-community--vllm-flash-attn3").mkdir(parents=True)
-    monkeypatch.setenv("KERNELS_CACHE", str(elsewhere))
-    assert flash_probe.hub_cache() == ("kernels-community/vllm-flash-attn3",)
-    monkeypatch.delenv("KERNELS_CACHE")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
-    assert flash_probe.hub_cache() == ()
-
-
-UTILS = "transformer_engine/pytorch/attention/dot_product_attention/utils.py"
-
-
-UTILS_220 = """
-class FlashAttentionUtils:
-    version = PkgVersion("0")
-    version_required = PkgVersion("2.1.1")
-    version_required_blackwell = PkgVersion("2.7.3")
-    max_version = PkgVersion("2.8.4")
-    v3_is_installed = False
-    v4_is_installed = False
-    @staticmethod
-    def is_version_supported(version, minimum_version): ...
-"""
-UTILS_23 = """
-    version_required = PkgVersion("2.1.1")
-    version_required_blackwell = PkgVersion("2.7.3")
-    max_version = PkgVersion("2.7.4.post1")
-    v3_is_installed = False
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "source", "limits"),
-    [  # the lines as they stand in 2.20.2 and in 2.3.0
-        (UTILS, UTILS_220, TE_220),
-        (UTILS, UTILS_23, TE_23),
-        ("transformer_engine/pytorch/attention.py", "nothing of the kind", {}),
-    ],
-)
-def test_what_transformer_engine_takes_is_read_from_its_source(site, path, source, limits):
-    files = {"transformer_engine/__init__.py": "raise ImportError", path: source}
-    put(site, "transformer-engine", "2.0", files)
-    assert flash_probe.te_takes() == limits
-
-
-def test_nothing_of_it_is_not_even_asked(site, monkeypatch):
-    """transformers is installed here. The one line that the doctor prints: tests/net, doctor_healthy_text."""
-    monkeypatch.setattr(probe, "run_script", lambda script: pytest.fail("a child for nothing"))
+def test_who_else_chooses_is_told_where_there_is_flash_attention(site):
+    """Of transformers and TransformerEngine alone nothing is said."""
+    put(site, "transformer-engine", "2.20.2", {"transformer_engine/__init__.py": ""})
     found = flash_probe.look()
     assert found == FlashFacts(packages=found.packages)
-    assert uses(machine(flash=found)) == ()
+    assert not list(find_flash(machine(flash=found)))
+    notes = list(find_flash(machine(flash=found, flash_attn=Probe("2.8.3", True, LOADS))))
+    text = "transformer-engine 2.20.2 chooses among what is here of FlashAttention by its own rules"
+    assert ("note", text, "attnsel explain --as te") in notes
 
 
 def test_a_module_without_its_package(site, monkeypatch):
@@ -289,7 +173,7 @@ def test_a_module_without_its_package(site, monkeypatch):
     put(site, "old-thing", "1.0", flash_attn_3())
     found = flash_probe.look()
     assert found.strangers == {"flash_attn": "flash-attn-npu", "flash_attn_interface": "old-thing"}
-    texts = [finding.text for finding in find_flash(machine(flash=found._replace(transformers=ABSENT)))]
+    texts = [finding.text for finding in find_flash(machine(flash=found))]
     stranger = "a module flash_attn without the package flash-attn: it is of flash-attn-npu"
     assert any(stranger in text for text in texts)
     ours = ModuleType("flash_attn")
@@ -297,18 +181,3 @@ def test_a_module_without_its_package(site, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", ours)
     findings = find_flash(machine(flash=FlashFacts(strangers=flash_probe._strangers({}))))
     assert ("note", "the module flash_attn is attnsel's own in this process", "") in findings
-
-
-# ---- in child processes ----------------------------------------------------------------------------------
-
-
-def test_the_installed_transformers_is_asked(site):
-    """Its names are those that the script asks for: a release that renames one is noticed here."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    loads, said, trouble = probe.run_script(flash_probe._TRANSFORMERS)
-    assert loads, trouble
-    assert set(said["available"]) == {"2", "3", "4"}
-    assert said["kernels"] is False or isinstance(said["kernels"], bool)
-    assert said["available"]["2"] is False  # of flash-attn there is nothing in the test environment
-    for repository in said["repositories"].values():
-        assert repository in flash_probe.HUB_KERNELS

@@ -235,7 +235,7 @@ def test_explain_puts_the_librarys_answer_beside_the_rules(here, capsys):
     assert explain("--ask-library", *here) == 0
     text = capsys.readouterr().out
     assert "Asked libcudnn 9.13.0 (frontend 1.23.0) for the H100:" in text
-    assert "✔ backward eng0, eng1 · workspace 4.0 KiB (4096 bytes)" in text
+    assert "✔ backward: eng0, eng1 · workspace 4.0 KiB (4096 bytes)" in text
     assert "The rules agree." in text
     assert max(map(len, text.splitlines())) <= 80
     assert explain(*here) == 0
