@@ -112,9 +112,8 @@ _FRAMES = Library(
 # ---- what people write beside an error: the name of the card, packages with their versions -----------
 
 _CARD = (
-    r"(?P<card>(?:RTX|GTX) (?:PRO )?\d{4}(?: (?:Ti|SUPER|Super|D|Ada|Laptop GPU)\b){0,2}|"
-    r"[ABHLTV]\d{1,3}[SX]?\b"
-    r"|GB?[23]00\b|GB10\b)"
+    r"(?P<card>(?:RTX|GTX) (?:PRO )?\d{4}(?: (?:Ti|SUPER|Super|D|Ada|Laptop "
+    r"GPU)\b){0,2}|[ABHLTV]\d{1,3}[SX]?\b|GB?[23]00\b|GB10\b)"
 )
 _BEFORE = r"(?:(?:NVIDIA |GeForce |Tesla |Quadro ){1,2}|\bGPU(?: \d)?: ?(?:NVIDIA )?)"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from attnsel.diagnose.logs.message import Facts, Library, Message
+from attnsel.diagnose.logs.message import Facts, Library, Message, error
 from attnsel.params import read_dtype
 
 _FUSED = ("sdpa.flash", "sdpa.efficient", "sdpa.cudnn")
@@ -218,8 +218,7 @@ _CALL = (
         source=_UTILS,
     ),
     Message(
-        "do not support non-null attn_mask",
-        r"Both fused kernels do not support non-null attn_mask",
+        "Both fused kernels do not support non-null attn_mask",
         params={"attn_mask_type": "arbitrary"},
         fix=_NO_MASK,
         source="transformers/cuda/sdp_utils.h, 2.0",
@@ -266,15 +265,13 @@ _CALL = (
         source=_CPP,
     ),
     Message(
-        "do not support zero seq_len",
-        r"do not support zero seq_len_q or seq_len_kv",
+        "do not support zero seq_len_q or seq_len_kv",
         known="one of the tensors has no rows",
         fix="leave the call out where a sequence is empty",
         source=_CPP,
     ),
     Message(
-        "do not support non-zero dropout",
-        r"fused kernels do not support non-zero dropout",
+        "fused kernels do not support non-zero dropout",
         params={"attention_dropout": 0.1},
         fix="dropout_p=0.0 outside training: F.sdpa does not look at module.eval()",
         source=_CPP,
@@ -316,55 +313,49 @@ _CALL = (
 )
 
 _RAISED = (
-    Message(
+    error(
         "No available kernel.",
         r"No available kernel\.\s+Aborting execution",
-        kind="error",
         fix="let more than one kernel run: with sdpa_kernel([SDPBackend.FLASH_ATTENTION, "
         "SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])",
         source=_UTILS,
     ),
-    Message(
+    error(
         "No viable backend for scaled_dot_product_attention",
-        kind="error",
         candidates=(*_FUSED, "sdpa.math"),
         known="every kernel is switched off, math too",
         fix="leave sdpa_kernel at least one kernel that can run the call",
         source=_ATTENTION,
     ),
-    Message(
+    error(
         "Expected attn_mask dtype to be bool",
         r"Expected attn_mask dtype to be bool(?: or float)? or to match query dtype, but got "
         r"attn_mask\.dtype: (?P<mask>(?:struct )?[\w:]+) and\s+query\.dtype: (?P<q>(?:struct )?[\w:]+)",
-        kind="error",
         read=_mask_dtype,
         candidates=(*_FUSED, "sdpa.math"),
         codes=("SDPA016",),
         fix="attn_mask=attn_mask.to(q.dtype), or .bool() for a mask of 0 and 1 (True is what may be seen)",
         source=_ATTENTION,
     ),
-    Message(
+    error(
         "Expected query, key, and value to have the same dtype",
         r"Expected query, key, and value to have the same dtype, but got query\.dtype: "
         r"(?P<q>(?:struct )?[\w:]+) key\.dtype: [\w: ]+ and value\.dtype: [\w: ]+? instead",
-        kind="error",
         read=_dtype,
         candidates=(*_FUSED, "sdpa.math"),
         known="q, k and v have different types: often a norm or RoPE in fp32 on q and k only",
         fix="k, v = k.to(q.dtype), v.to(q.dtype)",
         source=_ATTENTION,
     ),
-    Message(
+    error(
         "Explicit attn_mask should not be set when is_causal=True",
-        kind="error",
         candidates=(*_FUSED, "sdpa.math"),
         known="a mask and is_causal=True exclude each other",
         fix="put the causal part into the mask, or leave the mask out",
         source=_ATTENTION,
     ),
-    Message(
+    error(
         "(*bias): last dimension must be contiguous",
-        kind="error",
         params={"attn_mask_type": "arbitrary"},
         candidates=("sdpa.efficient",),
         known="the mask's last dimension is expanded or strided, and under torch.compile nothing copies it",
@@ -372,28 +363,25 @@ _RAISED = (
         fix="attn_mask=attn_mask.contiguous(), with its last dimension padded to a multiple of 8",
         source="transformers/cuda/attention.cu, 2.1 to 2.14",
     ),
-    Message(
+    error(
         "Invalid backend",
         r"(?:RuntimeError: |Error: )Invalid backend\b",
-        kind="error",
         known="SDPBackend.OVERRIDEABLE is for devices of other makers: on CUDA it is no kernel",
         fix="leave SDPBackend.OVERRIDEABLE out of sdpa_kernel",
         source=_UTILS,
     ),
-    Message(
+    error(
         "cuDNN error: CUDNN_STATUS",
         r"cuDNN error: CUDNN_STATUS_\w+",
-        kind="error",
         near=True,
         candidates=("sdpa.cudnn",),
         known="cuDNN failed inside attention",
         fix="torch.backends.cuda.enable_cudnn_sdp(False) shows whether another kernel runs it",
         source="aten/src/ATen/cudnn/Exceptions.h, 2.4 to 2.14",
     ),
-    Message(
+    error(
         "out of memory. Tried to allocate",
         r"out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]i?B)",
-        kind="error",
         near=True,
         read=_allocated,
         candidates=("sdpa.math",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from attnsel.diagnose.logs.message import Facts, Library, Message
+from attnsel.diagnose.logs.message import Facts, Library, Message, error
 from attnsel.dispatchers.te.config import configs
 from attnsel.environment.releases import bundled_frontend
 from attnsel.environment.versions import Version
@@ -163,9 +163,8 @@ _TRANSFORMER_ENGINE = Library(
         ),
         Message(
             "Selected backend = ",
-            r"Selected backend = "
-            r"(?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention|NoBackend)"
-            r"(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
+            r"Selected backend = (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention|"
+            r"NoBackend)(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
             kind="chosen",
             read=_chosen,
             source=_SOURCE,
@@ -204,22 +203,18 @@ _TRANSFORMER_ENGINE = Library(
             codes=("INSTALL005",),
             source=_SOURCE,
         ),
-        Message(
-            "No dot product attention backend is available",
-            r"No dot product attention backend is available for the provided inputs",
-            kind="error",
+        error(
+            "No dot product attention backend is available for the provided inputs",
             source="dot_product_attention.py, 1.9 to 2.20",
         ),
-        Message(
+        error(
             "No fused attention backend supports this input combination",
-            kind="error",
             candidates=("cudnn",),
             source="cpp_extensions/fused_attn.py, 1.9 to 2.20",
         ),
-        Message(
+        error(
             "no fused attention kernel is available",
             r"Fused attention is not enabled\. Because no fused attention kernel is available[^\n.]*",
-            kind="error",
             candidates=("cudnn",),
             known="the cuDNN kernel was refused and JAX falls back to unfused attention, which writes the "
             "scores",
@@ -227,9 +222,8 @@ _TRANSFORMER_ENGINE = Library(
             fix="state the call with flags (--head-dim, --attn-mask-type, --cudnn, --gpu) to see the reasons",
             source="jax/flax/transformer.py; NVIDIA/TransformerEngine#568",
         ),
-        Message(
+        error(
             "The provided qkv memory layout is not supported",
-            kind="error",
             candidates=(*_FLASH, "cudnn", _UNFUSED),
             known="q, k and v are views (after RoPE, LoRA or a split) whose strides are none of the layouts "
             "that TransformerEngine knows",
@@ -237,26 +231,23 @@ _TRANSFORMER_ENGINE = Library(
             fix="q, k, v = (x.contiguous() for x in (q, k, v)) before DotProductAttention",
             source="dot_product_attention/utils.py, get_qkv_layout, 1.9 to 2.20",
         ),
-        Message(
+        error(
             "q, k and v must have stride 1 in their last dimension",
-            kind="error",
             candidates=(*_FLASH, "cudnn", _UNFUSED),
             known="the head dimension of q, k or v is not the innermost one in memory",
             fix="q, k, v = (x.contiguous() for x in (q, k, v))",
             source="dot_product_attention/utils.py, get_qkv_layout, 1.9 to 2.20",
         ),
-        Message(
+        error(
             "FP8 is only supported with Fused Attention",
             r"FP8 is only supported with Fused ?Attention",
-            kind="error",
             params={"fp8": True},
             known="with fp8_dpa=True attention itself runs in FP8, which only cuDNN does there",
             fix="fp8_dpa=False in the recipe keeps attention in bf16 and the linear layers in FP8",
             source="dot_product_attention/context_parallel.py, 1.11 to 2.20",
         ),
-        Message(
+        error(
             "The number of attention heads needs to be divisible by CP size",
-            kind="error",
             known="cp_comm_type a2a gives each rank some of the heads",
             fix='cp_comm_type="p2p", or a cp_size that divides num_heads and num_gqa_groups',
             source="dot_product_attention/context_parallel.py, 1.11 to 2.14",

@@ -53,9 +53,8 @@ _REASONS = (
     ),
     _Reason(r"dtype=(torch\.\w{1,60}) \(supported", "the operator has no kernel for this type", CAST),
     _Reason(
-        r"requires device with capability [<>=]{1,40} \(\d{1,9}, \d\) but your GPU has capability "
-        r"\(\d{1,9}, \d\) \(too "
-        r"new\)",
+        r"requires device with capability [<>=]{1,40} \(\d{1,9}, \d\) but your GPU has capability \(\d{1,9}, "
+        r"\d\) \(too new\)",
         "the operator was not compiled for so new a GPU",
         f"an xformers that is built for the card and this torch (pip install -U xformers), or {SDPA}",
     ),

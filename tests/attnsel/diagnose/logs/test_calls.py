@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from attnsel.diagnose.logs.answer import Stated, rebuild
 from attnsel.diagnose.logs.calls import Calls, Gathered
-from attnsel.diagnose.logs.message import SEEN, Finding, Kind, LoggedCall, Variant, text
+from attnsel.diagnose.logs.message import SEEN, Finding, Kind, LoggedCall, Message, Variant
 from attnsel.diagnose.logs.reader import Entry
 from tables import each
 
@@ -147,10 +147,10 @@ def test_the_rest_of_a_log_decides_what_is_meant(
 
 
 def test_words_of_a_message_stand_in_its_sentences() -> None:
-    (one,) = text(
+    one = Message(
         "bad ",
         r"bad (?P<what>\w+)(?P<none>\d)?",
-        cause="{what} of {size}{none} and {more}",
+        known="{what} of {size}{none} and {more}",
         fix=("no {what}", "or {size}"),
         variants=(Variant("v {what}", "w {size}"),),
         read=lambda match: None if match["what"] == "luck" else {"size": 7, "params": {"dtype": "fp16"}},
