@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
 from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
 from attnsel.report import report_document, short_document
-from attnsel.report.document import Document, Drawing
+from attnsel.report.document import Block, Document, Drawing
 from attnsel.rules import REGISTRY
 
 if TYPE_CHECKING:
@@ -45,14 +45,6 @@ FromLog = Annotated[
         "of attention; - reads standard input; flags state what it does not, and win over it",
     ),
 ]
-
-
-class Reported(Protocol):
-    """What is told below the answer: a plan over ranks, libcudnn's own words."""
-
-    def report(self, width: int) -> str: ...
-
-    def as_dict(self) -> dict[str, Any]: ...
 
 
 @asks
@@ -141,15 +133,19 @@ def explain(
 
         library = ask(selection.params, selection.environment, cudnn_lib)
     shared = _plan(selection, gpus_per_node, link_gbs, network_gbs)
-    more = {"context_parallel": shared, "library": library}
-    told = {name: part for name, part in more.items() if part is not None}
 
     def document() -> Document:
         answer = short_document(selection) if short else report_document(selection, sources)
-        return Document((*answer.blocks, *map(_drawn, told.values())))
+        blocks: list[Block] = [*answer.blocks]
+        if shared is not None:
+            blocks += shared.blocks()
+        if library is not None:
+            blocks.append(Drawing(lambda width: library.report(width).strip("\n")))
+        return Document(tuple(blocks))
 
     def record() -> dict[str, Any]:
-        return selection.as_dict() | {name: part.as_dict() for name, part in reversed(told.items())}
+        told = {"library": library, "context_parallel": shared}
+        return selection.as_dict() | {name: part.as_dict() for name, part in told.items() if part is not None}
 
     form.print(document, record)
     return NO_BACKEND if selection.backend is None else FOUND
@@ -168,10 +164,6 @@ def idle(p: AttentionParams, stated: Set[str]) -> Iterator[tuple[str, str]]:
         yield "--attention-dropout", "with --inference"
     if "preview" in stated and all(page.status != "preview" for page in REGISTRY.pages.values()):
         yield "--preview", "in this release: none of its rules is tried out"
-
-
-def _drawn(part: Reported) -> Drawing:
-    return Drawing(lambda width: part.report(width).strip("\n"))
 
 
 def _plan(
