@@ -3,8 +3,7 @@ r"""How a library's message is declared, and how a text is held against the decl
 A parser is a module in ``attnsel/diagnose/logs/parsers/`` with ``MESSAGES``. To teach a message, add one::
 
     Message(
-        "Invalid attention frobnication",          # must stand in the text as it is: the quick test
-        r"Invalid attention frobnication: head size (?P<head_dim_qk>\d+)",
+        pattern=r"Invalid attention frobnication: head size (?P<head_dim_qk>\d+)",
         kind="refusal",
         candidates=("flash_attn.2",),
         codes=("FA205",),
@@ -275,17 +274,18 @@ class Message:
     """One text of a library's.
 
     ``quick``: stands in the text literally, in this case; of several one. ``pattern``: searched in the text;
-    without one ``quick`` is enough. ``more``: which of the lines that follow belong to it: those that are
-    "indented", or all until its "brackets" are closed; the pattern is searched in all of them, joined by line
-    ends. ``read``: from the match, fields of Finding beside those declared and words of the sentences; None
-    where it is not meant after all. ``variants``: causes of which the rest of the log decides, in the place
-    of ``known``. ``fix``: of several ways one is enough. The others: see Finding.
+    without one ``quick`` is enough. Where ``quick`` is left out it is taken from the pattern. ``more``: which
+    of the lines that follow belong to it: those that are "indented", or all until its "brackets" are closed;
+    the pattern is searched in all of them, joined by line ends. ``read``: from the match, fields of Finding
+    beside those declared and words of the sentences; None where it is not meant after all. ``variants``:
+    causes of which the rest of the log decides, in the place of ``known``. ``fix``: of several ways one is
+    enough. The others: see Finding.
 
     Words of ``known`` and ``fix`` may come from the message: ``{head_dim_qk}`` is the group of that name, or
     what ``read`` gives under it.
     """
 
-    quick: str | tuple[str, ...]
+    quick: str | tuple[str, ...] = ""
     pattern: str = ""
     kind: Kind = "refusal"
     more: More = ""
@@ -306,6 +306,8 @@ class Message:
 
     def __post_init__(self) -> None:
         quicks = (self.quick,) if isinstance(self.quick, str) else self.quick
+        if not self.quick:
+            quicks = tuple(max(runs, key=len) for runs in literals(self.pattern))
         object.__setattr__(self, "quicks", quicks)
         pattern = re.compile(self.pattern or "|".join(map(re.escape, quicks)), re.DOTALL)
         object.__setattr__(self, "_compiled", pattern)
@@ -347,9 +349,34 @@ class Message:
         return Finding(library, **given)
 
 
-def error(quick: str | tuple[str, ...], pattern: str = "", **declared: Any) -> Message:
+def error(quick: str | tuple[str, ...] = "", pattern: str = "", **declared: Any) -> Message:
     """What is raised, or what a user is told at last."""
     return Message(quick, pattern, "error", **declared)
+
+
+_STEP = re.compile(
+    r"\\(?P<escaped>.)|\[(?:\\.|[^\]\\])+\]|(?P<times>\{[\d,]+\}|[?*+])|(?P<sign>[()|.^$])|(?P<plain>.)"
+)
+
+
+def literals(pattern: str) -> list[list[str]]:
+    """Of each of the alternatives of a pattern, the texts that stand in all that it matches: what lies in no
+    group, no class of characters and before no quantifier."""
+    branches, depth = [[""]], 0
+    for step in _STEP.finditer(pattern):
+        runs, sign, escaped = branches[-1], step["sign"], step["escaped"]
+        depth += (sign == "(") - (sign == ")")
+        if depth:
+            runs += [""] if runs[-1] else []
+        elif sign == "|":
+            branches.append([""])
+        elif step["plain"] or (escaped and not escaped.isalnum()):
+            runs[-1] += step["plain"] or escaped
+        else:
+            if step["times"] and step["times"] != "+":
+                runs[-1] = runs[-1][:-1]
+            runs.append("")
+    return branches
 
 
 def clean(value: str | int) -> str:

@@ -10,17 +10,15 @@ from attnsel.diagnose.logs.message import FirstOf, Message, error
 
 _MESSAGES = (
     error(
-        "Error running sage attention: ",
-        r"Error running sage attention: (?:Unsupported head_dim: (?P<head_dim_qk>\d{1,9})|headdim should be "
-        r"in (?P<sizes>\[[\d, ]{1,40}\]))",
+        pattern=r"Error running sage attention: (?:Unsupported head_dim: (?P<head_dim_qk>\d{1,9})|headdim "
+        r"should be in (?P<sizes>\[[\d, ]{1,40}\]))",
         known="SageAttention has head dimensions 64, 96 and 128 (some builds up to 128); ComfyUI calls "
         "PyTorch's attention for this layer instead",
         fix="nothing to repair: the layers that fit keep SageAttention; without the flag the lines stop",
         source="ComfyUI comfy/ldm/modules/attention.py, attention_sage; Comfy-Org/ComfyUI#7352, #10689",
     ),
     error(
-        "Error running sage attention: SM",
-        r"Error running sage attention: SM(?P<sm>\d{1,9}) kernel is not available",
+        pattern=r"Error running sage attention: SM(?P<sm>\d{1,9}) kernel is not available",
         known="this build of SageAttention was compiled without its sm{sm} kernels; every call goes to "
         "PyTorch's attention, so that the flag makes nothing faster",
         fix="a SageAttention wheel for this torch and CUDA, built with the card's architecture (12.0 for "
@@ -36,15 +34,13 @@ _MESSAGES = (
         source="SageAttention core.py",
     ),
     error(
-        ", using pytorch attention instead",
-        r"Error running sage attention: (?P<why>[^\n]{3,160}?), using pytorch attention instead",
+        pattern=r"Error running sage attention: (?P<why>[^\n]{3,160}?), using pytorch attention instead",
         known="SageAttention fails ({why}), and ComfyUI calls PyTorch's attention instead",
         fix="--use-pytorch-cross-attention, or a SageAttention built for this torch and GPU",
         source="ComfyUI comfy/ldm/modules/attention.py, attention_sage",
     ),
     Message(
-        "attention",
-        r"^\W*Using (?P<backend>sage|xformers|pytorch|split|sub quadratic|flash) (?:optimization for "
+        pattern=r"^\W*Using (?P<backend>sage|xformers|pytorch|split|sub quadratic|flash) (?:optimization for "
         r")?attention",
         kind="chosen",
         source="ComfyUI comfy/ldm/modules/attention.py",

@@ -36,7 +36,7 @@ def _whole(match: re.Match[str]) -> dict[str, Any]:
     return {"text": raised[0] if raised and raised.end() >= match.end() else match[0]}
 
 
-def _said(quick: str | tuple[str, ...], pattern: str = "", **declared: Any) -> Message:
+def _said(quick: str | tuple[str, ...] = "", pattern: str = "", **declared: Any) -> Message:
     return Message(quick, pattern, **{"kind": "error", "read": _whole, **declared})
 
 
@@ -45,8 +45,7 @@ CANDIDATES = ("sdpa.cudnn", "cudnn")
 _MESSAGES = (
     # ---- libraries ----------------------------------------------------------------------------------------
     _said(
-        (": cannot open shared object file", "failed to open libnvrtc", "Could not load library "),
-        r"libnvrtc[\w.-]{0,40}: cannot open shared object file|failed to open libnvrtc|"
+        pattern=r"libnvrtc[\w.-]{0,40}: cannot open shared object file|failed to open libnvrtc|"
         r"Could not load library (?:libnvrtc|nvrtc64)",
         kind="refusal",
         candidates=CANDIDATES,
@@ -96,8 +95,7 @@ _MESSAGES = (
         source="libcudnn 9's loader shim",
     ),
     _said(
-        ("CUDNN_STATUS_", "cuDNN version incompatibility"),
-        r"CUDNN_STATUS_(?:SUBLIBRARY_VERSION_MISMATCH|SUBLIBRARY_LOADING_FAILED|VERSION_MISMATCH)|"
+        pattern=r"CUDNN_STATUS_(?:SUBLIBRARY_VERSION_MISMATCH|SUBLIBRARY_LOADING_FAILED|VERSION_MISMATCH)|"
         r"cuDNN version incompatibility",
         kind="refusal",
         candidates=CANDIDATES,
@@ -109,8 +107,7 @@ _MESSAGES = (
     ),
     # ---- no plan ------------------------------------------------------------------------------------------
     _said(
-        ("execution plans support the graph", "valid execution plans built", "valid engine configs"),
-        NO_PLAN,
+        pattern=NO_PLAN,
         candidates=CANDIDATES,
         variants=(
             Variant(
@@ -143,25 +140,22 @@ _MESSAGES = (
         source=f"{_PLANS}:120, 507, 575; NVIDIA/cudnn-frontend#116, huggingface/diffusers#9704",
     ),
     _said(
-        '"smVersion":',
-        r'"smVersion":(?P<sm>\d{2,3})0\b',
+        pattern=r'"smVersion":(?P<sm>\d{2,3})0\b',
         kind="machine",
         read=lambda match: {"environment": {"gpu": f"sm{match['sm']}"}},
         source="libcudnn 9's engine descriptions; Comfy-Org/ComfyUI#9947",
     ),
     # ---- conditions ---------------------------------------------------------------------------------------
     _said(
-        " not a multiple of 64 ",
-        r"s_(?:kv|q) not a multiple of 64 (?:with|is)[^\n]{0,80}below 9\.0\.0",
+        pattern=r"s_(?:kv|q) not a multiple of 64 (?:with|is)[^\n]{0,80}below 9\.0\.0",
         known="below cuDNN 9.0.0 lengths must be multiples of 64",
         codes=("CUDNN109", "CUDNN110"),
         fix=("torch 2.4 or newer, which brings cuDNN 9", WITHOUT_CUDNN),
         source="cudnn-frontend 1.x before 1.23, node/scaled_dot_product_flash_attention.h",
     ),
     _said(
-        "multiple of 8",
-        r"hidden_dim (?:shou?l?d )?(?:be )?(?:less than or equal to (?:128|256) and hidden_dim should be )?"
-        r"multiple of 8",
+        pattern=r"hidden_dim (?:shou?l?d )?(?:be )?(?:less than or equal to (?:128|256) and hidden_dim "
+        r"should be )?multiple of 8",
         known="a head dimension is no multiple of 8",
         codes=("CUDNN005", "CUDNN006", "CUDNN111", "CUDNN112"),
         fix="pad q, k and v with zeros to the next multiple of 8",
@@ -189,8 +183,8 @@ _MESSAGES = (
         source=f"{_SURFACE}:338",
     ),
     _said(
-        "Num hidden_dim should be less than or equal to ",
-        r"Num hidden_dim should be less than or equal to (?:128|256) and hidden_dim should be multiple of 8",
+        pattern=r"Num hidden_dim should be less than or equal to (?:128|256) and hidden_dim should be "
+        r"multiple of 8",
         known="the backward has no kernel for this head dimension",
         codes=("CUDNN235", "CUDNN233", "CUDNN236"),
         fix="cuDNN 9.11 or newer on Blackwell; elsewhere head dimensions up to 128 (Hopper: 256)",
@@ -218,8 +212,7 @@ _MESSAGES = (
         source=f"{_SURFACE}:320",
     ),
     _said(
-        "not supported on cu",
-        r"not supported on cuDNN 9\.10\.0/9\.10\.1 due to known bugs|not supported on cudnn 9\.10\.0",
+        pattern=r"not supported on cuDNN 9\.10\.0/9\.10\.1 due to known bugs|not supported on cudnn 9\.10\.0",
         known="cuDNN 9.10.0 and 9.10.1 have known bugs in attention and are blocked",
         codes=("BUG001", "CUDNN001"),
         fix="cuDNN 9.10.2 or newer: pip install 'nvidia-cudnn-cu12>=9.10.2'",
@@ -275,8 +268,7 @@ _MESSAGES = (
         source=f"{_SURFACE}:236",
     ),
     _said(
-        "decode only mode, i.e. s_q == 1",
-        r"decode only mode, i\.e\. s_q == 1,? not supported",
+        pattern=r"decode only mode, i\.e\. s_q == 1,? not supported",
         known="a single query in a form that this cuDNN refuses",
         codes=("CUDNN410", "CUDNN013", "CUDNN140", "CUDNN164"),
         fix="no causal flag with one query (it hides nothing), or cuDNN 9.10 or newer",
@@ -304,20 +296,15 @@ _MESSAGES = (
         source=_NODE,
     ),
     _said(
-        (
-            "below 9.5.0, paged caches are not supported",
-            "Paged attention only supported with d_qk and d_v <= 128",
-        ),
-        r"below 9\.5\.0, paged caches are not supported|Paged attention only supported with d_qk and d_v "
-        r"<= 128",
+        pattern=r"below 9\.5\.0, paged caches are not supported|Paged attention only supported with d_qk and "
+        r"d_v <= 128",
         known="a paged cache that this cuDNN does not read",
         codes=("CUDNN435", "CUDNN173"),
         fix="cuDNN 9.10 or newer",
         source=f"{_SURFACE}:279",
     ),
     _said(
-        "sdpa fp8 forward operation is only supported ",
-        r"sdpa fp8 forward operation is only supported (?:on (?:Hopper|Blackwell)|starting)",
+        pattern=r"sdpa fp8 forward operation is only supported (?:on (?:Hopper|Blackwell)|starting)",
         known="FP8 attention that this GPU or this cuDNN does not have",
         codes=("CUDNN304", "CUDNN305", "CUDNN315"),
         fix="attention in bf16 and the rest in FP8: a recipe with fp8_dpa=False",

@@ -62,8 +62,7 @@ _MESSAGES = (
     ),
     # ---- the call -----------------------------------------------------------------------------------------
     error(
-        "only supports head dimension",
-        r"FlashAttention (?:forward|backward)? ?only supports head dimensions? (?:at most|up to) "
+        pattern=r"FlashAttention (?:forward|backward)? ?only supports head dimensions? (?:at most|up to) "
         r"(?P<limit>\d{1,9})",
         known="the head dimension is above {limit}, the most that FlashAttention has kernels for",
         codes=("FLASH210",),
@@ -71,16 +70,16 @@ _MESSAGES = (
         source=f"{_API2}:416, 868, 1310; {_API3}:780",
     ),
     error(
-        (" a multiple of ", "Head dim must be a multiple of 8"),
-        r"head_?size (?:that is|should be) a multiple of (?P<limit>\d{1,9})|Head dim must be a multiple of 8",
+        pattern=r"head_?size (?:that is|should be) a multiple of (?P<limit>\d{1,9})|Head dim must be a "
+        r"multiple of 8",
         known="the head dimension is no multiple of 8",
         codes=("FLASH211",),
         fix="pad q, k and v with zeros to the next multiple of 8 and keep softmax_scale of the true one",
         source=f"{_API2}:417, 867; {_API3}:855",
     ),
     error(
-        "FlashAttention ",
-        r"FlashAttention (?:only|also only) supports? (?:fp16|float16)[^.]{0,60}(?:data ?types?|dtype)",
+        pattern=r"FlashAttention (?:only|also only) supports? (?:fp16|float16)[^.]{0,60}(?:data "
+        r"?types?|dtype)",
         known="q, k and v are fp32: FlashAttention computes in fp16 and bf16",
         params={"dtype": "fp32"},
         codes=("FLASH200", "HINT005"),
@@ -88,15 +87,13 @@ _MESSAGES = (
         source=f"{_API2}:396; {_API3}:715",
     ),
     error(
-        " must have the same dtype",
-        r"query and (?:key|value) must have the same dtype",
+        pattern=r"query and (?:key|value) must have the same dtype",
         known="q, k and v are of different types: a cache or a rotary embedding kept another one",
         fix=CAST,
         source=f"{_API2}:398",
     ),
     error(
-        "umber of heads in key/value must divide number of heads in query",
-        r"[Nn]umber of heads in key/value must divide number of heads in query",
+        pattern=r"[Nn]umber of heads in key/value must divide number of heads in query",
         known="the number of query heads is no multiple of the number of key/value heads",
         fix="look at the order of dimensions: q, k and v are [batch, length, heads, head_dim] here",
         source=f"{_API2}:418",
@@ -117,8 +114,7 @@ _MESSAGES = (
         source=f"{_API2}:613",
     ),
     error(
-        " must have shape (",
-        r"(?:cu_seqlens_[qk]|block_table) must have shape \([^)]{1,40}\)",
+        pattern=r"(?:cu_seqlens_[qk]|block_table) must have shape \([^)]{1,40}\)",
         candidates=("flash_attn.2",),
         variants=(
             Variant(
@@ -144,16 +140,14 @@ _MESSAGES = (
         source=f"{_API2}:403",
     ),
     error(
-        "This flash attention build does not support ",
-        r"This flash attention build does not support (?P<what>[\w ]{2,40})",
+        pattern=r"This flash attention build does not support (?P<what>[\w ]{2,40})",
         known="this build of flash-attn was compiled without {what}",
         fix="build it without the FLASHATTENTION_DISABLE_… switches, or install the released wheel",
         source=f"{_API2}:128 to 351; {_API3}:143 to 1161",
     ),
     # ---- the package --------------------------------------------------------------------------------------
     error(
-        ": undefined symbol: ",
-        r"flash_attn(?:_2_cuda|_3[\w.]{0,40})?[^\s:]{0,80}: undefined symbol: (?P<symbol>\w{3,200})",
+        pattern=r"flash_attn(?:_2_cuda|_3[\w.]{0,40})?[^\s:]{0,80}: undefined symbol: (?P<symbol>\w{3,200})",
         known="flash-attn was built for another torch, or for the other C++ ABI: its library asks torch "
         "for a symbol that this torch does not have",
         codes=("INSTALL005",),
@@ -161,16 +155,14 @@ _MESSAGES = (
         source="the dynamic linker on import of flash_attn_2_cuda; Dao-AILab/flash-attention#1832, #723",
     ),
     error(
-        ("flash_attn_2_cuda", "DLL load failed while importing flash_attn_2_cuda"),
-        r"No module named ['\"]?flash_attn_2_cuda|DLL load failed while importing flash_attn_2_cuda",
+        pattern=r"No module named ['\"]?flash_attn_2_cuda|DLL load failed while importing flash_attn_2_cuda",
         known="the compiled part of flash-attn is missing or does not load",
         codes=("INSTALL005",),
         fix=REBUILD,
         source="flash_attn/flash_attn_interface.py:15 (2.8.4)",
     ),
     error(
-        "No module named ",
-        r"No module named ['\"]?flash_attn(?:['\"]|$)",
+        pattern=r"No module named ['\"]?flash_attn(?:['\"]|$)",
         known="flash-attn is not installed",
         codes=("INSTALL005",),
         fix=(REBUILD, OTHER_KERNEL),
@@ -188,9 +180,8 @@ _MESSAGES = (
     ),
     # ---- FlashAttention 4 ---------------------------------------------------------------------------------
     error(
-        "(head_dim, head_dim_v)=(",
-        r"\(head_dim, head_dim_v\)=\((?P<head_dim_qk>\d{1,9}), (?P<head_dim_v>\d{1,9})\) is not supported on "
-        r"SM(?P<sm>\w{1,60})",
+        pattern=r"\(head_dim, head_dim_v\)=\((?P<head_dim_qk>\d{1,9}), (?P<head_dim_v>\d{1,9})\) is not "
+        r"supported on SM(?P<sm>\w{1,60})",
         known="FlashAttention 4 has no kernel of head dimensions {head_dim_qk}/{head_dim_v} on sm{sm}",
         codes=("FLASH411", "FLASH412"),
         fix="flash-attn 2 (up to 256), cuDNN, or the head dimensions that the message lists",
@@ -206,8 +197,7 @@ _MESSAGES = (
         source="flash_attn/cute/flash_fwd_sm100.py:132 (2.8.3); Dao-AILab/flash-attention#1959",
     ),
     error(
-        " with head_dim=256 does not support ",
-        r"SM100 (?:forward|backward) with head_dim=256 does not support (?P<what>[\w/ ]{3,40})",
+        pattern=r"SM100 (?:forward|backward) with head_dim=256 does not support (?P<what>[\w/ ]{3,40})",
         known="FlashAttention 4's kernel of head dimension 256 on Blackwell takes no {what}",
         params={"head_dim_qk": 256},
         codes=("FLASH430",),
@@ -215,8 +205,7 @@ _MESSAGES = (
         source=f"{_CUTE}:1309 to 1315, 1970, 2463 to 2469; Dao-AILab/flash-attention#2635",
     ),
     error(
-        "Unsupported compute capability. Supported: ",
-        r"Unsupported compute capability\. Supported: (?P<range>[\dx., ]{3,60})",
+        pattern=r"Unsupported compute capability\. Supported: (?P<range>[\dx., ]{3,60})",
         known="FlashAttention 4 has no such kernel for the GPU: it has {range}",
         codes=("FLASH402", "FLASH403"),
         fix="flash-attn 2, or the kernels of F.sdpa",
@@ -235,8 +224,7 @@ _MESSAGES = (
         source=f"{_CUTE}:699",
     ),
     error(
-        "supported on SM",
-        r"(?P<what>paged KV|SplitKV|Block sparsity|Paged KV|deterministic backward|mask_mod "
+        pattern=r"(?P<what>paged KV|SplitKV|Block sparsity|Paged KV|deterministic backward|mask_mod "
         r"backward|score_mod backward|Learnable sink backward)[\w ]{0,40} (?:is )?(?:not )?supported on SM "
         r"?(?P<sm>[\d. /SM]+)",
         known="FlashAttention 4 and {what} on sm{sm}: there is no such kernel",
@@ -282,8 +270,8 @@ _NO_CODE = (
         "Dao-AILab/flash-attention#1638, #2168",
     ),
     error(
-        " is not compatible with the current PyTorch installation",
-        r"with CUDA capability sm_(?P<sm>\d{2,3}) is not compatible with the current PyTorch installation",
+        pattern=r"with CUDA capability sm_(?P<sm>\d{2,3}) is not compatible with the current PyTorch "
+        r"installation",
         read=lambda match: {"environment": {"gpu": f"sm{match['sm']}"}},
         known="this wheel of PyTorch has no machine code for the GPU",
         codes=("INSTALL008",),

@@ -30,8 +30,7 @@ def _sizes(match: re.Match[str]) -> dict[str, Any]:
 
 _MESSAGES = (
     error(
-        "out of resource:",
-        r"out of resource: ?(?P<kernel>triton_\w{0,60}flex_attention\w{0,60})(?:,? Required: "
+        pattern=r"out of resource: ?(?P<kernel>triton_\w{0,60}flex_attention\w{0,60})(?:,? Required: "
         r"?(?P<need>\d{1,9}),? +Hardware limit: ?(?P<limit>\d{1,9}))?",
         read=_sizes,
         known="flex_attention's tiles need more shared memory than a block of this GPU has{sizes}: they "
@@ -41,15 +40,14 @@ _MESSAGES = (
         "pytorch/torchtitan#1437",
     ),
     error(
-        "out of resource: shared memory, Required: ",
-        r"out of resource: shared memory, Required: (?P<need>\d{1,9}), Hardware limit: (?P<limit>\d{1,9})",
+        pattern=r"out of resource: shared memory, Required: (?P<need>\d{1,9}), Hardware limit: "
+        r"(?P<limit>\d{1,9})",
         known="a Triton kernel needs {need} bytes of shared memory, the GPU gives a block {limit}",
         fix=(SMALLER, "in a kernel of one's own: smaller blocks, num_stages=1"),
         source="triton/runtime/errors.py, OutOfResources; meta-pytorch/attention-gym#14",
     ),
     error(
-        "NYI: Currently non power of 2 embedding dimension are not supported. Got E=",
-        r"NYI: Currently non power of 2 embedding dimension are not supported\. Got "
+        pattern=r"NYI: Currently non power of 2 embedding dimension are not supported\. Got "
         r"E=(?P<head_dim_qk>\d{1,9}) and Ev=(?P<head_dim_v>\d{1,9})",
         known="this flex_attention takes head dimensions that are powers of 2, and it is {head_dim_qk}",
         fix="torch 2.7 or newer, compiled; or pad q, k and v with zeros and keep scale of the true dimension",

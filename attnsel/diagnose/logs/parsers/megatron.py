@@ -9,8 +9,7 @@ from attnsel.diagnose.logs.message import FirstOf, error
 
 _MESSAGES = (
     error(
-        " for attention backend type ",
-        r"(?P<variable>NVTE_(?:FLASH|FUSED|UNFUSED)_ATTN) set to (?P<value>\w{1,60}), but expected "
+        pattern=r"(?P<variable>NVTE_(?:FLASH|FUSED|UNFUSED)_ATTN) set to (?P<value>\w{1,60}), but expected "
         r"(?P<expected>\d) for attention backend type (?P<backend>\w{1,60})",
         known="{variable}={value} is set, and Megatron's --attention-backend {backend} wants it to be "
         "{expected}",

@@ -17,8 +17,7 @@ _MESSAGES = (
         source="sglang/srt/layers/attention/attention_registry.py, create_flashattention_v3_backend",
     ),
     error(
-        "' backend is not supported on Blackwell GPUs",
-        r"The '(?P<backend>fa3)' backend is not supported on Blackwell GPUs",
+        pattern=r"The '(?P<backend>fa3)' backend is not supported on Blackwell GPUs",
         known="FlashAttention 3 has no code for Blackwell; it is the backend of the vision tower that is "
         "meant",
         codes=("FLASH302",),
@@ -27,33 +26,29 @@ _MESSAGES = (
         "sgl-project/sglang#12360",
     ),
     error(
-        "} backends are supported on ",
-        r"Only \{(?P<allowed>[^}\n]{3,120})\} backends are supported on (?P<gpus>[\w ]{3,30}) for "
+        pattern=r"Only \{(?P<allowed>[^}\n]{3,120})\} backends are supported on (?P<gpus>[\w ]{3,30}) for "
         r"(?P<what>[\w ]{3,40})\. Got attention_backend=(?P<backend>\w{1,60})",
         known="for {what} on {gpus} SGLang has {allowed} only, and {backend} was asked for",
         fix="--attention-backend triton, or another of those listed",
         source="sglang/srt/layers/attention/attention_registry.py:391 (0.5.17); sgl-project/sglang#35080",
     ),
     error(
-        " attention backend, but got ",
-        r"(?P<model>\w{1,60}) requires (?P<allowed>'[\w']{1,40}(?:(?:,| or) ?'\w{1,60}'){0,9}) attention "
-        r"backend, but got (?P<backend>\w{1,60})",
+        pattern=r"(?P<model>\w{1,60}) requires (?P<allowed>'[\w']{1,40}(?:(?:,| or) ?'\w{1,60}'){0,9}) "
+        r"attention backend, but got (?P<backend>\w{1,60})",
         known="{model} runs on {allowed} only, and {backend} was asked for",
         fix="--attention-backend with one of those, or none",
         source="sglang/srt/server_args.py, model_specific_adjustments (0.5); sgl-project/sglang#9028",
     ),
     error(
-        "' is not supported by this attention layer",
-        r"Attention backend '(?P<backend>\w{1,60})' is not supported by this attention layer;? supported "
-        r"backends: (?P<allowed>\[[^\]\n]{1,120}\])",
+        pattern=r"Attention backend '(?P<backend>\w{1,60})' is not supported by this attention layer;? "
+        r"supported backends: (?P<allowed>\[[^\]\n]{1,120}\])",
         known="one part of the model has no {backend}: it takes {allowed}. An explicit --attention-backend "
         "counts for every part, not for the transformer alone",
         fix="--component-attention-backends.NAME torch_sdpa for that part, or no --attention-backend at all",
         source="sglang/multimodal_gen/runtime/layers/attention/selector.py:188; sgl-project/sglang#35743",
     ),
     error(
-        " backend can only be used with ",
-        r"(?P<backend>trtllm_m[hl]a|cutlass_mla|flashmla) backend can only be used with "
+        pattern=r"(?P<backend>trtllm_m[hl]a|cutlass_mla|flashmla) backend can only be used with "
         r"(?P<what>(?:non-)?MLA) models",
         known="{backend} is for {what} models, and this is none",
         fix="--attention-backend flashinfer, fa3 (Hopper) or triton",

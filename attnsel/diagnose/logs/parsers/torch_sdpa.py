@@ -127,15 +127,14 @@ _DISABLED = tuple(
 
 _MACHINE = (
     Message(
-        "only supports gpu architectures in the range",
-        r"(?:Flash attention|Mem Efficient [Aa]ttention|cuDNN MHA) only supports gpu architectures in "
-        r"the range \[sm\d+, sm(?P<last>\d+)\]\. Attempting to run on a sm (?P<major>\d+)\.(?P<minor>\d+)",
+        pattern=r"(?:Flash attention|Mem Efficient [Aa]ttention|cuDNN MHA) only supports gpu architectures "
+        r"in the range \[sm\d+, sm(?P<last>\d+)\]\. Attempting to run on a sm (?P<major>\d+)\.(?P<minor>\d+)",
         read=_on_gpu,
         source=_UTILS,
     ),
     Message(
-        "Torch was not compiled with flash attention",
-        r"1?Torch was not compiled with flash attention\.?(?P<where> ?\(Triggered internally at [^)\n]*)?",
+        pattern=r"1?Torch was not compiled with flash attention\.?(?P<where> ?\(Triggered internally at "
+        r"[^)\n]*)?",
         read=_not_compiled,
         candidates=("sdpa.flash",),
         known="this build of PyTorch has no flash kernel: Windows wheels have had none from 2.2 on, and "
@@ -146,14 +145,12 @@ _MACHINE = (
         source=_UTILS,
     ),
     Message(
-        "was not compiled for current AMD GPU architecture",
-        r"(?:Flash|Mem Efficient) attention was not compiled for current AMD GPU architecture"
+        pattern=r"(?:Flash|Mem Efficient) attention was not compiled for current AMD GPU architecture"
         r"(?:\. Attempting to run on architecture (?P<gpu>gfx\w+))?",
         source=_UTILS,
     ),
     Message(
-        "on Current AMD GPU is still experimental",
-        r"(?:Flash|Mem) Efficient attention on Current AMD GPU is still experimental",
+        pattern=r"(?:Flash|Mem) Efficient attention on Current AMD GPU is still experimental",
         environment={"gpu": "rocm"},
         candidates=("sdpa.flash", "sdpa.efficient"),
         known="AOTriton's kernels for this GPU are behind a variable, and F.sdpa goes to math",
@@ -161,8 +158,7 @@ _MACHINE = (
         source=_UTILS,
     ),
     Message(
-        "The CuDNN backend needs to be enabled by setting",
-        r"The CuDNN backend needs to be enabled by setting[^\n]*?TORCH_CUDNN_SDPA_ENABLED=1",
+        pattern=r"The CuDNN backend needs to be enabled by setting[^\n]*?TORCH_CUDNN_SDPA_ENABLED=1",
         candidates=("sdpa.cudnn",),
         known="in PyTorch 2.4 the cuDNN kernel is off unless a variable is set",
         fix="TORCH_CUDNN_SDPA_ENABLED=1, or PyTorch 2.5 and newer",
@@ -170,8 +166,7 @@ _MACHINE = (
         source="transformers/cuda/sdp_utils.cpp, 2.4",
     ),
     Message(
-        "cuDNN version too old to use cuDNN Attention",
-        r"\d* ?cuDNN version too old to use cuDNN Attention \(< v9\.0\.0\)",
+        pattern=r"\d* ?cuDNN version too old to use cuDNN Attention \(< v9\.0\.0\)",
         candidates=("sdpa.cudnn",),
         codes=("SDPA302",),
         supposed={"cudnn": "8.9.7"},
@@ -200,16 +195,14 @@ _CALL = (
         source=_UTILS,
     ),
     Message(
-        "doesn't support training with head_dim",
-        r"Flash attention currently doesn't support training with head_dim[^\n]*?and head_dim: "
+        pattern=r"Flash attention currently doesn't support training with head_dim[^\n]*?and head_dim: "
         r"(?P<head_dim_qk>\d+) on a sm (?P<major>\d+)\.(?P<minor>\d+)",
         read=lambda match: {"environment": {"gpu": gpu_of(match)}, "params": {"is_training": True}},
         candidates=("sdpa.flash",),
         source=_UTILS,
     ),
     Message(
-        "does not support the is_causal flag when seqlen_q",
-        r"does not support the is_causal flag when seqlen_q != seqlen_k\. "
+        pattern=r"does not support the is_causal flag when seqlen_q != seqlen_k\. "
         r"Got seqlen_q: (?P<max_seqlen_q>\d+) seqlen_k: (?P<max_seqlen_kv>\d+)",
         params={"attn_mask_type": "causal"},
         candidates=("sdpa.flash",),
@@ -231,16 +224,14 @@ _CALL = (
         source=_CPP,
     ),
     Message(
-        "Expected query, key and value to all be of dtype",
-        r"Expected query, key and value to all be of dtype: \{[\w:, ]*\}\. Got Query dtype: "
+        pattern=r"Expected query, key and value to all be of dtype: \{[\w:, ]*\}\. Got Query dtype: "
         r"(?P<q>(?:struct )?[\w:]+), Key dtype: [\w: ]+, and Value dtype: [\w: ]+",
         read=_dtype,
         fix="q, k, v = (x.to(torch.bfloat16) for x in (q, k, v)), or torch.autocast around the call",
         source=_CPP,
     ),
     Message(
-        "query, key and value to be 4 dimensional",
-        r"query, key and value to be 4 dimensional, but got Query dim: (?P<rank>\d), Key dim: \d, "
+        pattern=r"query, key and value to be 4 dimensional, but got Query dim: (?P<rank>\d), Key dim: \d, "
         r"Value dim: \d",
         read=lambda match: {"params": {"tensors": {"rank": int(match["rank"])}}},
         codes=("SDPA017",),
@@ -249,8 +240,7 @@ _CALL = (
         source=_CPP,
     ),
     Message(
-        "to have the same batch_size and num_heads",
-        r"to have the same batch_size and num_heads\.[^\n]*?Query\.sizes\(\): \[[\d, ]+\][^\n]*",
+        pattern=r"to have the same batch_size and num_heads\.[^\n]*?Query\.sizes\(\): \[[\d, ]+\][^\n]*",
         read=_shapes,
         known="q, k and v differ in batch or heads, and this kernel repeats nothing",
         fix="k, v = (x.expand(q.shape[0], …) or x.repeat_interleave(h_q // h_kv, 1) for x in (k, v)), or "
@@ -258,8 +248,7 @@ _CALL = (
         source=_CPP,
     ),
     Message(
-        "require the last dimension of the input to have stride 1",
-        r"require the last dimension of the input to have stride 1\.[^\n(]*",
+        pattern=r"require the last dimension of the input to have stride 1\.[^\n(]*",
         codes=("SDPA020",),
         fix="q, k, v = (x.contiguous() for x in (q, k, v))",
         source=_CPP,
@@ -285,8 +274,7 @@ _CALL = (
         source=_UTILS,
     ),
     Message(
-        "head_dim should be",
-        r"head_dim should be (?:a multiple of 8|no more than \d+)(?: and no more than \d+)?",
+        pattern=r"head_dim should be (?:a multiple of 8|no more than \d+)(?: and no more than \d+)?",
         candidates=("sdpa.cudnn",),
         known="head_dim is beyond what PyTorch lets its cuDNN kernel run on this GPU",
         source=_UTILS,
@@ -306,16 +294,14 @@ _CALL = (
         source="transformers/cuda/sdp_utils.cpp, 2.4 to 2.9",
     ),
     Message(
-        "All tensors need to be on cuda device",
-        r"All tensors need to be on cuda device\. Got query on device: (?P<gpu>cpu)\b",
+        pattern=r"All tensors need to be on cuda device\. Got query on device: (?P<gpu>cpu)\b",
         source=_UTILS,
     ),
 )
 
 _RAISED = (
     error(
-        "No available kernel.",
-        r"No available kernel\.\s+Aborting execution",
+        pattern=r"No available kernel\.\s+Aborting execution",
         fix="let more than one kernel run: with sdpa_kernel([SDPBackend.FLASH_ATTENTION, "
         "SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])",
         source=_UTILS,
@@ -328,8 +314,7 @@ _RAISED = (
         source=_ATTENTION,
     ),
     error(
-        "Expected attn_mask dtype to be bool",
-        r"Expected attn_mask dtype to be bool(?: or float)? or to match query dtype, but got "
+        pattern=r"Expected attn_mask dtype to be bool(?: or float)? or to match query dtype, but got "
         r"attn_mask\.dtype: (?P<mask>(?:struct )?[\w:]+) and\s+query\.dtype: (?P<q>(?:struct )?[\w:]+)",
         read=_mask_dtype,
         candidates=(*_FUSED, "sdpa.math"),
@@ -338,8 +323,7 @@ _RAISED = (
         source=_ATTENTION,
     ),
     error(
-        "Expected query, key, and value to have the same dtype",
-        r"Expected query, key, and value to have the same dtype, but got query\.dtype: "
+        pattern=r"Expected query, key, and value to have the same dtype, but got query\.dtype: "
         r"(?P<q>(?:struct )?[\w:]+) key\.dtype: [\w: ]+ and value\.dtype: [\w: ]+? instead",
         read=_dtype,
         candidates=(*_FUSED, "sdpa.math"),
@@ -364,15 +348,13 @@ _RAISED = (
         source="transformers/cuda/attention.cu, 2.1 to 2.14",
     ),
     error(
-        "Invalid backend",
-        r"(?:RuntimeError: |Error: )Invalid backend\b",
+        pattern=r"(?:RuntimeError: |Error: )Invalid backend\b",
         known="SDPBackend.OVERRIDEABLE is for devices of other makers: on CUDA it is no kernel",
         fix="leave SDPBackend.OVERRIDEABLE out of sdpa_kernel",
         source=_UTILS,
     ),
     error(
-        "cuDNN error: CUDNN_STATUS",
-        r"cuDNN error: CUDNN_STATUS_\w+",
+        pattern=r"cuDNN error: CUDNN_STATUS_\w+",
         near=True,
         candidates=("sdpa.cudnn",),
         known="cuDNN failed inside attention",
@@ -380,8 +362,7 @@ _RAISED = (
         source="aten/src/ATen/cudnn/Exceptions.h, 2.4 to 2.14",
     ),
     error(
-        "out of memory. Tried to allocate",
-        r"out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]i?B)",
+        pattern=r"out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]i?B)",
         near=True,
         read=_allocated,
         candidates=("sdpa.math",),
@@ -395,8 +376,7 @@ _RAISED = (
 
 _NOTES = (
     Message(
-        "cuDNN SDPA backward got",
-        r"cuDNN SDPA backward got [^\n(]*",
+        pattern=r"cuDNN SDPA backward got [^\n(]*",
         kind="note",
         candidates=("sdpa.cudnn",),
         known="the gradient of the output is copied before the backward",

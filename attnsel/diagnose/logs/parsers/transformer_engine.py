@@ -143,8 +143,7 @@ _TRANSFORMER_ENGINE = Library(
     'what NVTE_DEBUG=1 with NVTE_DEBUG_LEVEL=1 or 2 prints; "No dot product attention backend is available"',
     (
         Message(
-            "Running with config=",
-            r"Running with config=.*",
+            pattern=r"Running with config=.*",
             kind="question",
             more="brackets",
             read=_question,
@@ -156,30 +155,26 @@ _TRANSFORMER_ENGINE = Library(
             source=_SOURCE,
         ),
         Message(
-            "Disabling ",
-            r"Disabling (?P<backend>" + "|".join(_BACKENDS) + r")\b(?! to give | \d to prefer)[^\n]*",
+            pattern=r"Disabling (?P<backend>" + "|".join(_BACKENDS) + r")\b(?! to give | \d to prefer)[^\n]*",
             read=_disabled,
             source=_SOURCE,
         ),
         Message(
-            "Selected backend = ",
-            r"Selected backend = (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention|"
-            r"NoBackend)(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
+            pattern=r"Selected backend = (?P<backend>FlashAttention|FusedAttention|"
+            r"UnfusedDotProductAttention|NoBackend)(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
             kind="chosen",
             read=_chosen,
             source=_SOURCE,
         ),
         Message(
-            "Running with ",
-            r"Running with (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention) backend"
-            r"(?: \((?:version|sub-backend) (?P<version>[\w.+]+)\))?",
+            pattern=r"Running with (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention) "
+            r"backend(?: \((?:version|sub-backend) (?P<version>[\w.+]+)\))?",
             kind="chosen",
             read=_chosen,
             source="dot_product_attention.py, 1.9 to 2.20",
         ),
         Message(
-            "Supported flash-attn versions are",
-            r"Supported flash-attn versions are (?P<range>[^.]*(?:\.\d[^.]*)*)\. "
+            pattern=r"Supported flash-attn versions are (?P<range>[^.]*(?:\.\d[^.]*)*)\. "
             r"Found flash-attn (?P<found>\d[\w.+]*\w)",
             kind="note",
             read=_another_flash,
@@ -213,8 +208,7 @@ _TRANSFORMER_ENGINE = Library(
             source="cpp_extensions/fused_attn.py, 1.9 to 2.20",
         ),
         error(
-            "no fused attention kernel is available",
-            r"Fused attention is not enabled\. Because no fused attention kernel is available[^\n.]*",
+            pattern=r"Fused attention is not enabled\. Because no fused attention kernel is available[^\n.]*",
             candidates=("cudnn",),
             known="the cuDNN kernel was refused and JAX falls back to unfused attention, which writes the "
             "scores",

@@ -41,8 +41,7 @@ _MESSAGES = (
         source=f"{_MODELING}:1563",
     ),
     error(
-        " requires compute capability >= ",
-        r"FlashAttention(?P<version>[234]) requires compute capability >= "
+        pattern=r"FlashAttention(?P<version>[234]) requires compute capability >= "
         r"(?P<least>\d{1,9})[^\n]{0,40}\((?P<major>\d{1,9}), (?P<minor>\d)\)",
         known="flash_attention_{version} needs compute capability {least}.0, the GPU has {major}.{minor}",
         read=lambda m: {"environment": {"gpu": f"sm{m['major']}{m['minor']}"}},
@@ -51,15 +50,13 @@ _MESSAGES = (
         source=f"{_MODELING}:1576",
     ),
     error(
-        " is not available on CPU",
-        r"FlashAttention(?P<version>[234]) is not available on CPU",
+        pattern=r"FlashAttention(?P<version>[234]) is not available on CPU",
         known="FlashAttention runs on GPUs only",
         fix=SDPA,
         source=f"{_MODELING}:1569",
     ),
     error(
-        " does not support Flash Attention ",
-        r"(?P<model>\w{3,60}) does not support Flash Attention (?P<version>[\d.]{1,40}) yet",
+        pattern=r"(?P<model>\w{3,60}) does not support Flash Attention (?P<version>[\d.]{1,40}) yet",
         known="transformers' code of {model} has no FlashAttention (the model's class says so); it is "
         "neither the GPU nor the installation",
         fix=(
@@ -78,11 +75,7 @@ _MESSAGES = (
         source=f"{_MODELING}:1667, 1698; lyogavin/airllm#101",
     ),
     error(
-        (
-            "output_attentions=True",
-            "`output_attentions` attribute is not supported when using the `attn_implementation` set to",
-        ),
-        r"(?:`?sdpa`? attention|scaled_dot_product_attention`?|Flash Attention) does not support "
+        pattern=r"(?:`?sdpa`? attention|scaled_dot_product_attention`?|Flash Attention) does not support "
         r"`?output_attentions=True`?|`output_attentions` attribute is not supported when using the "
         r"`attn_implementation` set to",
         known="output_attentions=True asks for the probabilities, which no fused kernel computes: releases "
@@ -98,8 +91,7 @@ _MESSAGES = (
         source="transformers 4.36 to 4.47, models/*/modeling_*.py",
     ),
     error(
-        (" attention does not support ", "`flex_attention` does not support `dropout`"),
-        r"`?(?:sdpa|flex_attention)`? attention does not support `?(?P<what>softcap|dropout)`?|"
+        pattern=r"`?(?:sdpa|flex_attention)`? attention does not support `?(?P<what>softcap|dropout)`?|"
         r"`flex_attention` does not support `dropout`",
         known="this implementation does not have what the model's configuration asks for",
         codes=("SDPA004",),
@@ -107,17 +99,16 @@ _MESSAGES = (
         source="transformers 5.23.0, integrations/sdpa_attention.py:110, flex_attention.py:272",
     ),
     error(
-        "You are attempting to use Flash Attention ",
-        r"You are attempting to use Flash Attention (?P<version>[\d.]{1,40}) without specifying a (?:torch "
-        r")?dtype",
+        pattern=r"You are attempting to use Flash Attention (?P<version>[\d.]{1,40}) without specifying a "
+        r"(?:torch )?dtype",
         known="no dtype was given, so that the weights may be fp32, which FlashAttention refuses",
         codes=("HINT005",),
         fix="dtype=torch.bfloat16 in from_pretrained (torch_dtype before transformers 5)",
         source=f"{_MODELING}:1618",
     ),
     error(
-        " only supports torch.float16 and torch.bfloat16 dtypes",
-        r"Flash Attention (?P<version>[\d.]{1,40}) only supports torch\.float16 and torch\.bfloat16 dtypes",
+        pattern=r"Flash Attention (?P<version>[\d.]{1,40}) only supports torch\.float16 and torch\.bfloat16 "
+        r"dtypes",
         params={"dtype": "fp32"},
         known="the weights are fp32, and FlashAttention computes in fp16 and bf16",
         codes=("FLASH200", "HINT005"),
@@ -125,9 +116,8 @@ _MESSAGES = (
         source=f"{_MODELING}:1622",
     ),
     Message(
-        "You are attempting to use Flash Attention ",
-        r"You are attempting to use Flash Attention (?P<version>[\d.]{1,40}) with a model not initialized "
-        r"on GPU",
+        pattern=r"You are attempting to use Flash Attention (?P<version>[\d.]{1,40}) with a model not "
+        r"initialized on GPU",
         kind="note",
         known="the model was loaded on the CPU; it has to be moved before the first call",
         source=f"{_MODELING}:1638",
@@ -141,8 +131,7 @@ _MESSAGES = (
         source=f"{_MODELING}:1849, 5268",
     ),
     Message(
-        "You do not have `flash_attn` installed, using `",
-        r"You do not have `flash_attn` installed, using `(?P<name>[\w/.@-]{3,80})`",
+        pattern=r"You do not have `flash_attn` installed, using `(?P<name>[\w/.@-]{3,80})`",
         kind="chosen",
         source=f"{_MODELING}:1810",
     ),
@@ -153,8 +142,7 @@ _MESSAGES = (
         source="transformers 5.23.0, integrations/hub_kernels.py:112",
     ),
     error(
-        "An error occurred while trying to load from '",
-        r"An error occurred while trying to load from '(?P<name>[\w/.@-]{3,80})'",
+        pattern=r"An error occurred while trying to load from '(?P<name>[\w/.@-]{3,80})'",
         known="the kernel {name} of the Hub does not load: it has no build for this torch, CUDA or GPU, or "
         "there is no network",
         fix=(SDPA, "pip install -U kernels; a torch that the kernel's page lists"),

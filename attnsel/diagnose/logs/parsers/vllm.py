@@ -97,8 +97,7 @@ _REASONS = r"with (?P<config>[^{]{0,700}?)\.? ?Reasons: (?P<reasons>\{[^}]{0,300
 
 _MESSAGES = (
     error(
-        "No valid attention backend found for",
-        rf"No valid attention backend found for \w{{1,60}} {_REASONS}",
+        pattern=rf"No valid attention backend found for \w{{1,60}} {_REASONS}",
         read=_every_backend,
         known="every backend of vLLM's lacks something that this model needs: {said}. Nearest: {nearest}",
         fix="what the nearest lacks decides: another --kv-cache-dtype or --block-size is yours to choose; "
@@ -106,16 +105,14 @@ _MESSAGES = (
         source=f"{_SELECTOR}; {_VALIDATE}; vllm-project/vllm#31936, #32732",
     ),
     Message(
-        "Some attention backends are not valid for",
-        rf"Some attention backends are not valid for \w{{1,60}} {_REASONS}",
+        pattern=rf"Some attention backends are not valid for \w{{1,60}} {_REASONS}",
         read=_every_backend,
         known="backends that vLLM does not take here: {said}",
         fix="nothing to repair where another one is chosen below",
         source=f"{_SELECTOR}, at debug level; vllm-project/vllm#40153",
     ),
     error(
-        "is not valid for this configuration. Reason:",
-        r"Selected backend (?:AttentionBackendEnum\.)?(?P<backend>\w{1,60}) is not valid for this "
+        pattern=r"Selected backend (?:AttentionBackendEnum\.)?(?P<backend>\w{1,60}) is not valid for this "
         r"configuration\. Reason: \[(?P<reasons>[^\]\n]{0,600})\]",
         read=_one_backend,
         known="{backend}, which was asked for, lacks {said}",
@@ -124,30 +121,27 @@ _MESSAGES = (
         source=f"{_SELECTOR}; vllm-project/vllm#40677",
     ),
     Message(
-        " attention backend out of potential backends: ",
-        r"Using (?P<backend>FLASH_ATTN|FLASHINFER|TRITON_ATTN|FLEX_ATTENTION|TREE_ATTN|\w{1,60}_MLA\w{0,60}|"
-        r"FLASHMLA\w{0,60}) attention backend out of potential backends: (?P<others>\[[^\]\n]{0,300}\])",
+        pattern=r"Using (?P<backend>FLASH_ATTN|FLASHINFER|TRITON_ATTN|FLEX_ATTENTION|TREE_ATTN|"
+        r"\w{1,60}_MLA\w{0,60}|FLASHMLA\w{0,60}) attention backend out of potential backends: "
+        r"(?P<others>\[[^\]\n]{0,300}\])",
         kind="chosen",
         source=f"{_SELECTOR} (0.11 and newer)",
     ),
     Message(
-        " backend",
-        r"Using (?:AttentionBackendEnum\.)?(?P<backend>Flash ?Attention|FlashInfer|Triton|XFormers|"
+        pattern=r"Using (?:AttentionBackendEnum\.)?(?P<backend>Flash ?Attention|FlashInfer|Triton|XFormers|"
         r"FLASH_ATTN|FLASHINFER|TRITON_ATTN|Torch SDPA|ROCmFlashAttention)(?:-2)? backend",
         kind="chosen",
         source=f"{_OLD_SELECTOR}; {_SELECTOR}",
     ),
     Message(
-        "Cannot use FlashAttention",
-        r"Cannot use FlashAttention(?:-2)? backend for head size (?P<head_dim_qk>\d{1,9})",
+        pattern=r"Cannot use FlashAttention(?:-2)? backend for head size (?P<head_dim_qk>\d{1,9})",
         candidates=("flash_attn.2",),
         known="vLLM's FlashAttention has no kernel of head size {head_dim_qk}",
         fix=(XFORMERS, "a newer vLLM, whose FlashAttention takes any multiple of 8 up to 256"),
         source="vllm/platforms/cuda.py:184 (0.7.1); vllm-project/vllm#12656, #16808",
     ),
     Message(
-        " backend for Volta and Turing",
-        r"Cannot use FlashAttention(?:-2)? backend for Volta and Turing",
+        pattern=r"Cannot use FlashAttention(?:-2)? backend for Volta and Turing",
         supposed={"gpu": "T4"},
         candidates=("flash_attn.2",),
         known="FlashAttention 2 has no code for Volta and Turing; vLLM takes another kernel",
@@ -156,8 +150,7 @@ _MESSAGES = (
         source=f"{_OLD_SELECTOR}",
     ),
     Message(
-        " backend for dtype other than",
-        r"Cannot use FlashAttention(?:-2)? backend for dtype other than",
+        pattern=r"Cannot use FlashAttention(?:-2)? backend for dtype other than",
         params={"dtype": "fp32"},
         candidates=("flash_attn.2",),
         known="FlashAttention 2 computes in fp16 and bf16",
@@ -166,17 +159,15 @@ _MESSAGES = (
         source=f"{_OLD_SELECTOR}",
     ),
     Message(
-        "Cannot use FlashAttention",
-        r"Cannot use FlashAttention(?:-2)? backend for FP8 KV cache",
+        pattern=r"Cannot use FlashAttention(?:-2)? backend for FP8 KV cache",
         candidates=("flash_attn.2",),
         known="vLLM's FlashAttention 2 reads no FP8 cache, and its fall-back is much slower",
         fix="--attention-backend FLASHINFER (VLLM_ATTENTION_BACKEND=FLASHINFER), or --kv-cache-dtype auto",
         source=f"{_OLD_SELECTOR} (0.6 to 0.7)",
     ),
     Message(
-        "Cannot use FlashAttention",
-        r"Cannot use FlashAttention(?:-2)? backend because the (?P<package>(?:vllm_)?flash_attn) package "
-        r"is not found",
+        pattern=r"Cannot use FlashAttention(?:-2)? backend because the (?P<package>(?:vllm_)?flash_attn) "
+        r"package is not found",
         candidates=("flash_attn.2",),
         known="vLLM looks for its own build, vllm_flash_attn, which is not there (it was never built for "
         "CUDA 11.8); the flash-attn package does not stand in for it",
@@ -185,16 +176,14 @@ _MESSAGES = (
         source=f"{_OLD_SELECTOR}; vllm-project/vllm#7254, #7112, #4906",
     ),
     Message(
-        "Cannot use FlashAttention",
-        r"Cannot use FlashAttention(?:-2)? backend due to (?P<why>[^\n]{3,80})",
+        pattern=r"Cannot use FlashAttention(?:-2)? backend due to (?P<why>[^\n]{3,80})",
         candidates=("flash_attn.2",),
         known="vLLM leaves FlashAttention out: {why}",
         fix=CHOOSE,
         source=f"{_OLD_SELECTOR}",
     ),
     Message(
-        " is not supported due to ",
-        r"Cannot use FA version (?P<version>\d) is not supported due to (?P<why>FA\d[^\n]{3,140})",
+        pattern=r"Cannot use FA version (?P<version>\d) is not supported due to (?P<why>FA\d[^\n]{3,140})",
         candidates=("flash_attn.2",),
         known="vLLM has no FlashAttention for this GPU: {why}",
         codes=("FLASH202", "FLASH302"),
@@ -203,8 +192,7 @@ _MESSAGES = (
         source="vllm/v1/attention/backends/fa_utils.py, get_flash_attn_version; vllm-project/vllm#52181",
     ),
     Message(
-        ("Cannot use FA version 3 on Blackwell", "FA4 on Blackwell does not support head_size="),
-        r"Cannot use FA version 3 on Blackwell|FA4 on Blackwell does not support "
+        pattern=r"Cannot use FA version 3 on Blackwell|FA4 on Blackwell does not support "
         r"head_size=(?P<head_dim_qk>\d{1,9})",
         candidates=("flash_attn.2",),
         known="vLLM asked for a FlashAttention that Blackwell does not have and takes another version of it",
@@ -221,9 +209,8 @@ _MESSAGES = (
         source="vllm/v1/attention/backends/flash_attn.py:419 (0.10.1); vllm-project/vllm#22331, #22714",
     ),
     error(
-        ". Supported head sizes are: ",
-        r"Head size (?P<head_dim_qk>\d{1,9}) is not supported by (?P<backend>\w{1,60})\. Supported head "
-        r"sizes are: (?P<sizes>\[[\d, ]{1,200}\])",
+        pattern=r"Head size (?P<head_dim_qk>\d{1,9}) is not supported by (?P<backend>\w{1,60})\. Supported "
+        r"head sizes are: (?P<sizes>\[[\d, ]{1,200}\])",
         known="{backend} has head sizes {sizes}, the model has {head_dim_qk}",
         fix="check that the model is the one meant: MLA backends have 576 only, so that another size "
         "points to a configuration (kv_lora_rank, qk_rope_head_dim) that vLLM misreads; "
@@ -231,8 +218,7 @@ _MESSAGES = (
         source="vllm/v1/attention/backends/*.py, validate_head_size (0.10); vllm-project/vllm#22193",
     ),
     error(
-        "XFormers does not support attention logits soft",
-        r"XFormers does not support attention logits soft ?capping",
+        pattern=r"XFormers does not support attention logits soft ?capping",
         supposed={"softcap": 50.0},
         known="the model caps its scores (Gemma 2), which xformers has not, and vLLM fell back to xformers",
         codes=("SDPA004",),
@@ -241,8 +227,7 @@ _MESSAGES = (
         source="vllm/attention/backends/xformers.py (0.5 to 0.8); vllm-project/vllm#9922, #8189",
     ),
     error(
-        " is not supported for vit attention",
-        r"Backend (?P<backend>[\w.]{1,40}) is not supported for vit attention",
+        pattern=r"Backend (?P<backend>[\w.]{1,40}) is not supported for vit attention",
         known="vLLM's vision towers do not run {backend}",
         fix="--mm-encoder-attn-backend FLASH_ATTN or TORCH_SDPA",
         source="vllm/platforms/cuda.py, get_vit_attn_backend",

@@ -172,16 +172,14 @@ _XFORMERS = Library(
             source="xformers/ops/fmha/dispatch.py: _run_priority_list",
         ),
         Message(
-            "` does not support inputs:",
-            r"Operator `memory_efficient_attention\w{0,60}` does not support inputs:",
+            pattern=r"Operator `memory_efficient_attention\w{0,60}` does not support inputs:",
             kind="question",
             more="indented",
             read=_question,
             source="xformers/ops/fmha/dispatch.py: _ensure_op_supports_or_raise",
         ),
         Message(
-            "is not supported because:",
-            r"`(?P<operator>[A-Za-z]\w{1,30})(?:[@-][\w.+-]{1,40})?` is not supported because:",
+            pattern=r"`(?P<operator>[A-Za-z]\w{1,30})(?:[@-][\w.+-]{1,40})?` is not supported because:",
             more="indented",
             read=_refusal,
             source=_SOURCE,
