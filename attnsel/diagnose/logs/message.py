@@ -208,14 +208,10 @@ class LoggedCall(NamedTuple):
         return {name: value for name, value in found.items() if name not in stated}
 
     @property
-    def refused(self) -> dict[str, tuple[Finding, ...]]:
-        """By candidate, the messages that refuse it."""
-        found: dict[str, tuple[Finding, ...]] = {}
-        for finding in self.findings:
-            if finding.kind in ("refusal", "error"):
-                for name in finding.candidates:
-                    found[name] = (*found.get(name, ()), finding)
-        return found
+    def refused(self) -> tuple[str, ...]:
+        """The candidates that messages refuse."""
+        against = (f for f in self.findings if f.kind in ("refusal", "error"))
+        return tuple(dict.fromkeys(name for finding in against for name in finding.candidates))
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -402,6 +398,7 @@ class Library:
     ``candidates``: the kernels that it chooses among, refused where it says only that none runs.
     ``dispatcher``: its own chooser in ``attnsel/dispatchers/``, if attnsel knows it. ``usual``: fields that
     its users leave as they are, taken where nothing is said. ``ask``: how to make it say more, in a sentence.
+    ``source``: where messages are written that do not say it themselves.
     """
 
     name: str
@@ -411,13 +408,14 @@ class Library:
     dispatcher: str = ""
     usual: Facts = field(default_factory=dict)
     ask: str = ""
+    source: str = ""
 
     def findings(self, text: str) -> Iterator[Finding]:
         """Everything that ``text``, one entry of a log, says."""
         for message in self.messages:
             found = message.find(self.name, text)
             if found is not None:
-                yield found
+                yield found if found.source else found._replace(source=self.source)
 
     def more(self, line: str) -> More:
         """Which of the lines that follow ``line`` belong to it."""

@@ -17,10 +17,12 @@ from attnsel.diagnose.logs.message import Facts, Library, Message, error
 from attnsel.params import read_dtype
 
 _FUSED = ("sdpa.flash", "sdpa.efficient", "sdpa.cudnn")
-_UTILS = "transformers/cuda/sdp_utils.cpp, 2.0 to 2.14"
 _CPP = "transformers/sdp_utils_cpp.h, 2.0 to 2.14"
 _ATTENTION = "transformers/attention.cpp, 2.0 to 2.14"
-_DIM = r"Got Query\.size\(-1\): (?P<q>\d+),? ?, Key\.size\(-1\): \d+,? ?, Value\.size\(-1\): (?P<v>\d+)"
+_DIM = (
+    r"Got Query\.size\(-1\): (?P<head_dim_qk>\d+),? ?, Key\.size\(-1\): \d+,? ?, "
+    r"Value\.size\(-1\): (?P<head_dim_v>\d+)"
+)
 _SIZES = re.compile(r"\[([\d, ]+)\]")
 
 
@@ -38,10 +40,6 @@ def _on_gpu(match: re.Match[str]) -> Facts:
     """The GPU; a range that ends at sm90 was written before PyTorch 2.7."""
     before = {"torch": "2.6.0"} if match["last"] == "90" else {}
     return {"environment": {"gpu": gpu_of(match)}, "supposed": before}
-
-
-def _dims(match: re.Match[str]) -> Facts:
-    return {"params": {"head_dim_qk": int(match["q"]), "head_dim_v": int(match["v"])}}
 
 
 def _dtype(match: re.Match[str]) -> Facts:
@@ -95,9 +93,7 @@ def _allocated(match: re.Match[str]) -> Facts:
 
 
 def _header(words: str, candidate: str) -> Message:
-    return Message(
-        f"{words} not used because", rf"{words} not used because:?", candidates=(candidate,), source=_UTILS
-    )
+    return Message(f"{words} not used because", rf"{words} not used because:?", candidates=(candidate,))
 
 
 _HEADERS = (
@@ -130,7 +126,6 @@ _MACHINE = (
         pattern=r"(?:Flash attention|Mem Efficient [Aa]ttention|cuDNN MHA) only supports gpu architectures "
         r"in the range \[sm\d+, sm(?P<last>\d+)\]\. Attempting to run on a sm (?P<major>\d+)\.(?P<minor>\d+)",
         read=_on_gpu,
-        source=_UTILS,
     ),
     Message(
         pattern=r"1?Torch was not compiled with flash attention\.?(?P<where> ?\(Triggered internally at "
@@ -142,12 +137,10 @@ _MACHINE = (
         link="pytorch/pytorch#108175",
         fix="nothing breaks: the memory-efficient kernel runs where it can. For flash use Linux or WSL, or "
         "an attention of the library on top (flash-attn's Windows wheels, xformers)",
-        source=_UTILS,
     ),
     Message(
         pattern=r"(?:Flash|Mem Efficient) attention was not compiled for current AMD GPU architecture"
         r"(?:\. Attempting to run on architecture (?P<gpu>gfx\w+))?",
-        source=_UTILS,
     ),
     Message(
         pattern=r"(?:Flash|Mem) Efficient attention on Current AMD GPU is still experimental",
@@ -155,7 +148,6 @@ _MACHINE = (
         candidates=("sdpa.flash", "sdpa.efficient"),
         known="AOTriton's kernels for this GPU are behind a variable, and F.sdpa goes to math",
         fix="TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1",
-        source=_UTILS,
     ),
     Message(
         pattern=r"The CuDNN backend needs to be enabled by setting[^\n]*?TORCH_CUDNN_SDPA_ENABLED=1",
@@ -170,14 +162,12 @@ _MACHINE = (
         candidates=("sdpa.cudnn",),
         codes=("SDPA302",),
         supposed={"cudnn": "8.9.7"},
-        source=_UTILS,
     ),
     Message(
         "cuDNN version does not support droppout",
         candidates=("sdpa.cudnn",),
         codes=("SDPA323",),
         supposed={"cudnn": "9.12.0", "attention_dropout": 0.1},
-        source=_UTILS,
     ),
 )
 
@@ -191,15 +181,12 @@ _CALL = (
         "last dimension",
         r"(?:Flash|Mem efficient) attention requires (?:q,k,v to have the same last dimension"
         rf"|last dimension of inputs to be divisible by \d+)[^\n]*?{_DIM}",
-        read=_dims,
-        source=_UTILS,
     ),
     Message(
         pattern=r"Flash attention currently doesn't support training with head_dim[^\n]*?and head_dim: "
         r"(?P<head_dim_qk>\d+) on a sm (?P<major>\d+)\.(?P<minor>\d+)",
         read=lambda match: {"environment": {"gpu": gpu_of(match)}, "params": {"is_training": True}},
         candidates=("sdpa.flash",),
-        source=_UTILS,
     ),
     Message(
         pattern=r"does not support the is_causal flag when seqlen_q != seqlen_k\. "
@@ -208,7 +195,6 @@ _CALL = (
         candidates=("sdpa.flash",),
         fix="attn_mask=torch.nn.attention.bias.causal_lower_right(seqlen_q, seqlen_k) if the last query sees "
         "every key, as in decoding with a cache",
-        source=_UTILS,
     ),
     Message(
         "Both fused kernels do not support non-null attn_mask",
@@ -271,20 +257,17 @@ _CALL = (
         candidates=("sdpa.cudnn",),
         codes=("SDPA325",),
         fix="torch.use_deterministic_algorithms(False), or warn_only=True",
-        source=_UTILS,
     ),
     Message(
         pattern=r"head_dim should be (?:a multiple of 8|no more than \d+)(?: and no more than \d+)?",
         candidates=("sdpa.cudnn",),
         known="head_dim is beyond what PyTorch lets its cuDNN kernel run on this GPU",
-        source=_UTILS,
     ),
     Message(
         "cudnn SDPA does not support key/value sequence length 1",
         params={"max_seqlen_kv": 1},
         candidates=("sdpa.cudnn",),
         codes=("SDPA320",),
-        source=_UTILS,
     ),
     Message(
         "Query tensor was not in cuDNN-supported",
@@ -295,7 +278,6 @@ _CALL = (
     ),
     Message(
         pattern=r"All tensors need to be on cuda device\. Got query on device: (?P<gpu>cpu)\b",
-        source=_UTILS,
     ),
 )
 
@@ -304,7 +286,6 @@ _RAISED = (
         pattern=r"No available kernel\.\s+Aborting execution",
         fix="let more than one kernel run: with sdpa_kernel([SDPBackend.FLASH_ATTENTION, "
         "SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])",
-        source=_UTILS,
     ),
     error(
         "No viable backend for scaled_dot_product_attention",
@@ -351,7 +332,6 @@ _RAISED = (
         pattern=r"(?:RuntimeError: |Error: )Invalid backend\b",
         known="SDPBackend.OVERRIDEABLE is for devices of other makers: on CUDA it is no kernel",
         fix="leave SDPBackend.OVERRIDEABLE out of sdpa_kernel",
-        source=_UTILS,
     ),
     error(
         pattern=r"cuDNN error: CUDNN_STATUS_\w+",
@@ -400,6 +380,7 @@ _PYTORCH = Library(
     candidates=_FUSED,
     dispatcher="torch",
     usual={"qkv_layout": "bhsd", "attn_mask_type": "no_mask"},
+    source="transformers/cuda/sdp_utils.cpp, 2.0 to 2.14",
     ask="The warnings of each kernel stand above the first such error only: look there",
 )
 

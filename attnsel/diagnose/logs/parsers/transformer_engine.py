@@ -28,7 +28,6 @@ _BACKENDS: dict[str, tuple[str, ...]] = {
     _UNFUSED: (_UNFUSED,),
     "all backends": _ALL,
 }
-_SOURCE = "dot_product_attention/utils.py, 1.9 to 2.20"
 
 
 def _question(match: re.Match[str]) -> Facts | None:
@@ -147,24 +146,20 @@ _TRANSFORMER_ENGINE = Library(
             kind="question",
             more="brackets",
             read=_question,
-            source=_SOURCE,
         ),
         Message(
             "Disabling FlashAttention to give FusedAttention preference",
             kind="note",
-            source=_SOURCE,
         ),
         Message(
             pattern=r"Disabling (?P<backend>" + "|".join(_BACKENDS) + r")\b(?! to give | \d to prefer)[^\n]*",
             read=_disabled,
-            source=_SOURCE,
         ),
         Message(
             pattern=r"Selected backend = (?P<backend>FlashAttention|FusedAttention|"
             r"UnfusedDotProductAttention|NoBackend)(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
             kind="chosen",
             read=_chosen,
-            source=_SOURCE,
         ),
         Message(
             pattern=r"Running with (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention) "
@@ -182,21 +177,18 @@ _TRANSFORMER_ENGINE = Library(
             known="TransformerEngine leaves a flash-attn outside its range of releases unused",
             link="NVIDIA/Megatron-LM#3984",
             fix="install a flash-attn of that range, or set NVTE_FLASH_ATTN=0 and let FusedAttention run",
-            source=_SOURCE,
         ),
         Message(
             "flash-attn v3 may provide important feature",
             kind="note",
             candidates=("flash_attn.3",),
             codes=("INSTALL006",),
-            source=_SOURCE,
         ),
         Message(
             "flash-attn may provide important feature",
             kind="note",
             candidates=("flash_attn.2",),
             codes=("INSTALL005",),
-            source=_SOURCE,
         ),
         error(
             "No dot product attention backend is available for the provided inputs",
@@ -249,6 +241,7 @@ _TRANSFORMER_ENGINE = Library(
     ),
     candidates=(*_FLASH, "cudnn"),
     dispatcher="te",
+    source="dot_product_attention/utils.py, 1.9 to 2.20",
     ask="Run it once with NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2, which prints the call and every reason",
 )
 
