@@ -6,7 +6,7 @@ Whether a candidate runs is asked as everywhere (``attnsel.select``); a plan add
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
@@ -117,10 +117,11 @@ def estimate(
         for i in range(max(map(len, ranks))):
             times = max(steps[i].times for steps in ranks if i < len(steps))
             now = [steps[i].calls for steps in ranks if i < len(steps)]
-            compute = _slowest(call_time, now, p, layout, machine, phase)
-            merge = 0.0
-            if merges_parts(p, layout):
-                merge = _slowest(merge_time, now, p, layout, machine, phase)
+            compute, merge = (  # of the slowest rank
+                max(sum(time(call, p, layout, machine, phase) for call in calls) for calls in now)
+                for time in (call_time, merge_time)
+            )
+            merge *= merges_parts(p, layout)
             send = sum(
                 send_time(m, p, layout, machine) for m in hidden if m.first <= begin < m.first + m.times
             )
@@ -132,18 +133,6 @@ def estimate(
         waits += waiting
         totals.append(spent + waiting)
     return Estimate(sum(totals), computes, merges, waits, totals[0])
-
-
-def _slowest(
-    time: Callable[[StepCall, AttentionParams, RankLayout, Machine, Phase], float],
-    ranks: list[tuple[StepCall, ...]],
-    p: AttentionParams,
-    layout: RankLayout,
-    machine: Machine,
-    phase: Phase,
-) -> float:
-    """Seconds that the slowest rank takes for its calls of one step."""
-    return max(sum(time(call, p, layout, machine, phase) for call in calls) for calls in ranks)
 
 
 def call_time(

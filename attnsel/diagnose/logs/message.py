@@ -12,7 +12,8 @@ A parser is a module in ``attnsel/diagnose/logs/parsers/`` with ``MESSAGES``. To
     )
 
 Groups of the pattern named as a field of AttentionParams, as a component of an environment or ``gpu`` are
-what the message states. What needs more than that is a function: ``read=``.
+what the message states, and ``major`` and ``minor`` its GPU's compute capability. What needs
+more than that is a function: ``read=``.
 """
 
 from __future__ import annotations
@@ -319,6 +320,8 @@ class Message:
         stated = {name: value for name, value in match.groupdict().items() if value is not None}
         params = {name: value for name, value in stated.items() if name in AttentionParams.model_fields}
         environment = {name: value for name, value in stated.items() if name == "gpu" or name in COMPONENTS}
+        if "major" in stated:
+            environment["gpu"] = f"sm{stated['major']}{stated['minor']}"
         words = {**match.groupdict(""), **told}
         fix = self.fix if isinstance(self.fix, str) else "; ".join(self.fix)
         variants = (

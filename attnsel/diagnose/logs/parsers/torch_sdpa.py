@@ -32,14 +32,9 @@ def dtype_of(text: str) -> str | None:
     return name if name in ("bf16", "fp16", "fp32", "fp64") else None
 
 
-def gpu_of(match: re.Match[str]) -> str:
-    return f"sm{match['major']}{match['minor']}"
-
-
 def _on_gpu(match: re.Match[str]) -> Facts:
-    """The GPU; a range that ends at sm90 was written before PyTorch 2.7."""
-    before = {"torch": "2.6.0"} if match["last"] == "90" else {}
-    return {"environment": {"gpu": gpu_of(match)}, "supposed": before}
+    """A range that ends at sm90 was written before PyTorch 2.7."""
+    return {"supposed": {"torch": "2.6.0"} if match["last"] == "90" else {}}
 
 
 def _dtype(match: re.Match[str]) -> Facts:
@@ -81,15 +76,6 @@ def _not_compiled(match: re.Match[str]) -> Facts:
     if "\\" in where:
         told["environment"] = {"platform": "windows"}
     return told
-
-
-def _allocated(match: re.Match[str]) -> Facts:
-    known = (
-        f"F.sdpa asked for {match['size']} at once, as the math kernel does, which writes out the scores, "
-        "[b, h, s_q, s_kv]: no fused kernel took the call, and F.sdpa says nothing of it. Known reasons: "
-        "enable_gqa with head_dim above 256 or unequal ones, fp32, a mask beside grouped heads"
-    )
-    return {"known": known}
 
 
 def _header(words: str, candidate: str) -> Message:
@@ -185,7 +171,7 @@ _CALL = (
     Message(
         pattern=r"Flash attention currently doesn't support training with head_dim[^\n]*?and head_dim: "
         r"(?P<head_dim_qk>\d+) on a sm (?P<major>\d+)\.(?P<minor>\d+)",
-        read=lambda match: {"environment": {"gpu": gpu_of(match)}, "params": {"is_training": True}},
+        params={"is_training": True},
         candidates=("sdpa.flash",),
     ),
     Message(
@@ -344,8 +330,10 @@ _RAISED = (
     error(
         pattern=r"out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]i?B)",
         near=True,
-        read=_allocated,
         candidates=("sdpa.math",),
+        known="F.sdpa asked for {size} at once, as the math kernel does, which writes out the scores, "
+        "[b, h, s_q, s_kv]: no fused kernel took the call, and F.sdpa says nothing of it. Known reasons: "
+        "enable_gqa with head_dim above 256 or unequal ones, fp32, a mask beside grouped heads",
         link="huggingface/transformers#46960",
         fix="sdpa_kernel without SDPBackend.MATH turns the silent fall-back into an error that says why. "
         "Against enable_gqa with wide or unequal heads: key/value heads repeated "

@@ -35,18 +35,11 @@ def _question(match: re.Match[str]) -> Facts | None:
     if config is None:
         return None
     environment = {**({} if config.gpu is None else {"gpu": config.gpu}), **config.versions}
-    frontend = _frontend(config.versions.get("transformer_engine"))
+    release = config.versions.get("transformer_engine")
+    frontend = None if release is None else bundled_frontend(Version.parse(release))
     if frontend is not None and config.versions.get("cudnn") is not None:
-        environment["cudnn_frontend"] = frontend
+        environment["cudnn_frontend"] = str(frontend)  # the one inside, whatever is installed beside it
     return {"params": config.params, "environment": environment, "unread": config.unread}
-
-
-def _frontend(release: str | None) -> str | None:
-    """The cudnn-frontend inside a release of TransformerEngine, whatever is installed beside it."""
-    if release is None:
-        return None
-    bundled = bundled_frontend(Version.parse(release))
-    return None if bundled is None else str(bundled)
 
 
 # What a reason says of the call, at level 1, where no configuration stands above it.
@@ -133,10 +126,6 @@ def _chosen(match: re.Match[str]) -> Facts:
     return {"candidates": _BACKENDS[name]}
 
 
-def _another_flash(match: re.Match[str]) -> Facts:
-    return {"environment": {"flash_attn": match["found"]} if match["found"] else {}}
-
-
 _TRANSFORMER_ENGINE = Library(
     "TransformerEngine",
     'what NVTE_DEBUG=1 with NVTE_DEBUG_LEVEL=1 or 2 prints; "No dot product attention backend is available"',
@@ -170,9 +159,8 @@ _TRANSFORMER_ENGINE = Library(
         ),
         Message(
             pattern=r"Supported flash-attn versions are (?P<range>[^.]*(?:\.\d[^.]*)*)\. "
-            r"Found flash-attn (?P<found>\d[\w.+]*\w)",
+            r"Found flash-attn (?P<flash_attn>\d[\w.+]*\w)",
             kind="note",
-            read=_another_flash,
             candidates=("flash_attn.2",),
             known="TransformerEngine leaves a flash-attn outside its range of releases unused",
             link="NVIDIA/Megatron-LM#3984",

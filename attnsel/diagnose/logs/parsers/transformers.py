@@ -44,7 +44,6 @@ _MESSAGES = (
         pattern=r"FlashAttention(?P<version>[234]) requires compute capability >= "
         r"(?P<least>\d{1,9})[^\n]{0,40}\((?P<major>\d{1,9}), (?P<minor>\d)\)",
         known="flash_attention_{version} needs compute capability {least}.0, the GPU has {major}.{minor}",
-        read=lambda m: {"environment": {"gpu": f"sm{m['major']}{m['minor']}"}},
         codes=("FLASH301", "FLASH402"),
         fix=('attn_implementation="flash_attention_2" on Ampere and Ada', SDPA),
         source=f"{_MODELING}:1576",
