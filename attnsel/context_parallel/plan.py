@@ -327,10 +327,7 @@ class Plan:
     ways: tuple[Unlock, ...] = ()
 
     def __getitem__(self, comm: str) -> Exchange:
-        for exchange in self.exchanges:
-            if exchange.comm == comm:
-                return exchange
-        raise KeyError(comm)
+        return {exchange.comm: exchange for exchange in self.exchanges}[comm]
 
     @property
     def chosen(self) -> Exchange:
