@@ -15,7 +15,7 @@ from attnsel.cli.question import As, Question, SwitchFlag, asked_of, asks
 from attnsel.decision import Selection
 from attnsel.errors import InvalidInput
 from attnsel.report import report_document, short_document
-from attnsel.report.document import Document, Drawing
+from attnsel.report.document import Document
 from attnsel.rules import REGISTRY
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def explain(
 
     def document() -> Document:
         answer = short_document(selection) if short else report_document(selection, sources)
-        plan = () if shared is None else (Drawing(lambda width: shared.report(width).strip("\n")),)
+        plan = () if shared is None else shared.blocks()
         return Document((*answer.blocks, *plan, *(() if library is None else (library.told(),))))
 
     def record() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -128,49 +128,25 @@ class Ring:
         m = self.member
         to, come = (m.global_ranks[(m.rank + d) % m.size] for d in (hop, -hop))
         received = torch.empty_like(x)
-
-        def send() -> list[Any]:
-            with m.speaking(f"sending to global rank {to} and receiving from {come}"):
-                return dist.batch_isend_irecv(
-                    [
-                        dist.P2POp(dist.isend, x, to, m.group, tag),
-                        dist.P2POp(dist.irecv, received, come, m.group, tag),
-                    ]
-                )
-
-        def arrive(works: list[Any]) -> None:
-            with m.speaking(f"sending to global rank {to} and receiving from {come}"):
-                for work in works:
-                    work.wait()
-
-        if x.device.type != "cuda":
-            works = send()
-
-            def wait() -> Tensor:
-                arrive(works)
-                return received
-
-            return wait
-        return self._on_stream(x, received, send, arrive)
-
-    def _on_stream(
-        self,
-        x: Tensor,
-        received: Tensor,
-        send: Callable[[], list[Any]],
-        arrive: Callable[[list[Any]], None],
-    ) -> Callable[[], Tensor]:
-        stream = self.stream = self.stream or torch.cuda.Stream(x.device)
-        stream.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.cuda.stream(stream):
-            works = send()
-        for t in (x, received):
-            t.record_stream(stream)
+        on_cuda, what = x.device.type == "cuda", f"sending to global rank {to} and receiving from {come}"
+        if on_cuda:
+            self.stream = self.stream or torch.cuda.Stream(x.device)
+            self.stream.wait_stream(torch.cuda.current_stream(x.device))
+        messages = [
+            dist.P2POp(dist.isend, x, to, m.group, tag),
+            dist.P2POp(dist.irecv, received, come, m.group, tag),
+        ]
+        with torch.cuda.stream(self.stream) if on_cuda else nullcontext(), m.speaking(what):
+            works = dist.batch_isend_irecv(messages)
+        for t in (x, received) if on_cuda else ():
+            t.record_stream(self.stream)
 
         def wait() -> Tensor:
-            with torch.cuda.stream(stream):
-                arrive(works)
-            torch.cuda.current_stream(x.device).wait_stream(stream)
+            with torch.cuda.stream(self.stream) if on_cuda else nullcontext(), m.speaking(what):
+                for work in works:
+                    work.wait()
+            if on_cuda:
+                torch.cuda.current_stream(x.device).wait_stream(self.stream)
             return received
 
         return wait

@@ -5,9 +5,8 @@ Whether a candidate runs is asked as everywhere (``attnsel.select``); a plan add
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from attnsel.errors import InvalidInput
 from attnsel.params import ITEMSIZE, AttentionParams, Tensors
 from attnsel.params.options import EXCHANGES
 from attnsel.policy import Policy
+from attnsel.report.document import Block, Inline, Item, Items, Paragraph, Ref, Section
 from attnsel.selection.inquiry import Inquiry
 from attnsel.selection.steps import (
     EVERY_RANK,
@@ -116,10 +116,11 @@ def estimate(
         for i in range(max(map(len, ranks))):
             times = max(steps[i].times for steps in ranks if i < len(steps))
             now = [steps[i].calls for steps in ranks if i < len(steps)]
-            compute = _slowest(call_time, now, p, layout, machine, phase)
-            merge = 0.0
-            if merges_parts(p, layout):
-                merge = _slowest(merge_time, now, p, layout, machine, phase)
+            compute, merge = (  # of the slowest rank
+                max(sum(time(call, p, layout, machine, phase) for call in calls) for calls in now)
+                for time in (call_time, merge_time)
+            )
+            merge *= merges_parts(p, layout)
             send = sum(
                 send_time(m, p, layout, machine) for m in hidden if m.first <= begin < m.first + m.times
             )
@@ -131,18 +132,6 @@ def estimate(
         waits += waiting
         totals.append(spent + waiting)
     return Estimate(sum(totals), computes, merges, waits, totals[0])
-
-
-def _slowest(
-    time: Callable[[StepCall, AttentionParams, RankLayout, Machine, Phase], float],
-    ranks: list[tuple[StepCall, ...]],
-    p: AttentionParams,
-    layout: RankLayout,
-    machine: Machine,
-    phase: Phase,
-) -> float:
-    """Seconds that the slowest rank takes for its calls of one step."""
-    return max(sum(time(call, p, layout, machine, phase) for call in calls) for calls in ranks)
 
 
 def call_time(
@@ -187,120 +176,68 @@ def send_time(message: Message, p: AttentionParams, layout: RankLayout, machine:
     return peers * LATENCY + message.bytes / (bandwidth * 1e9 * LINKS)
 
 
-# ---- A plan as text ------------------------------------------------------------------------------------
+# ---- A plan in a document ------------------------------------------------------------------------------
 
 
-def render(plan: Plan, width: int) -> str:
-    """What each rank runs and sends under the exchange that was asked for; then all exchanges."""
-    p, chosen = plan.params, plan.chosen
-    lines = ["", *_fold(f"Context parallel: {p.cp_size} ranks, {chosen.comm}", width, "  ")]
-    if p != plan.asked:
-        asked = f"{plan.asked.max_seqlen_q} × {plan.asked.max_seqlen_kv}"
-        text = f"lengths {asked} cannot be shared out: planned for {p.max_seqlen_q} × {p.max_seqlen_kv}"
-        lines += _fold(text, width, "  ! ")
-    if chosen.open:
-        lines += _runs(plan, chosen, width)
-    else:
-        lines += _fold("no candidate runs it; see below", width, "    ")
-    ways: dict[str, list[str]] = {}
-    for way in plan.ways:
-        if not CANDIDATES[way.candidate].last_resort:
-            ways.setdefault(way.candidate, []).append(f"{way.change} [{way.effect}]")
-    for name, changes in ways.items():
-        lines += _fold(f"to get {name} there: {'; or '.join(changes)}", width, "    ", "      ")
-    lines += _table(plan, width)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _runs(plan: Plan, chosen: Exchange, width: int) -> list[str]:
+def _runs(plan: Plan, chosen: Exchange) -> Iterator[Item]:
     layout = chosen.layout
     assert layout is not None
-    n, lines = layout.ring, []
+    n = layout.ring
     if layout.a2a > 1:
         heads = plan.params.num_heads // layout.a2a
-        lines += _fold(f"{layout.a2a} ranks exchange heads for rows: {heads} heads each", width, "    ")
+        yield Item(f"{layout.a2a} ranks exchange heads for rows: {heads} heads each")
     if n > 1:
-        text = f"rank r holds chunks r and {2 * n - 1} − r of {2 * n}"
-        lines += _fold(text, width, "    ")
-    lines += _fold(f"{chosen.backend} runs every step:", width, "    ")
+        yield Item(f"rank r holds chunks r and {2 * n - 1} − r of {2 * n}")
+    each = []
     for rank, steps in chosen.ranks:
         calls = [
-            f"{times} × {call.kind} {call.seqlen_q}×{call.seqlen_kv}"
-            if times > 1
-            else f"{call.kind} {call.seqlen_q}×{call.seqlen_kv}"
+            f"{times} × " * (times > 1) + f"{call.kind} {call.seqlen_q}×{call.seqlen_kv}"
             for call, times in chosen.calls(rank).items()
         ]
         idle = sum(step.times for step in steps if not step.calls)
         if idle:
             calls.append(f"{idle} skipped")
         name = f"rank {rank}" if n > 1 else "every rank"
-        lines += _fold(", ".join(calls) or "nothing", width, f"      {name}: ")
+        each.append(Item(f"{name}: {', '.join(calls) or 'nothing'}"))
     if n > EVERY_RANK:
-        lines += _fold("the ranks between them likewise", width, "      ")
+        each.append(Item("the ranks between them likewise"))
+    yield Item(f"{chosen.backend} runs every step:", below=(Items(tuple(each)),))
     for refusal in chosen.refusals:
         reason = refusal.reasons[0]
-        text = f"not {refusal.candidate}: a step is {refusal.step}, and "
-        lines += _fold(f"{text}{reason.code}  {reason.message}", width, "    ", "      ")
+        lead = f"not {refusal.candidate}: a step is {refusal.step}, and "
+        yield Item((lead, Ref(reason.code), f"  {reason.message}"))
     for phase in ("forward", "backward"):
-        sent = [m for m in chosen.sent if m.phase == phase]
         words = [
-            f"{m.times} × {size(m.bytes)} of {m.what}" + (" while it computes" if m.hidden else "")
-            for m in sent
+            f"{m.times} × {size(m.bytes)} of {m.what}" + " while it computes" * m.hidden
+            for m in chosen.sent
+            if m.phase == phase
         ]
-        if sent:
-            text = f"{phase} a rank sends {size(chosen.sent_bytes(phase))}: {', '.join(words)}"
-            lines += _fold(text, width, "    ", "      ")
-    return lines
+        if words:
+            yield Item(f"{phase} a rank sends {size(chosen.sent_bytes(phase))}: {', '.join(words)}")
 
 
-def _table(plan: Plan, width: int) -> list[str]:
-    machine = plan.machine
-    if machine is None:
-        text = f"Exchanges, not ranked: {plan.no_estimate}"
-    else:
-        text = f"Exchanges by estimate, not measured, from data sheets ({machine.name}: {machine.words}):"
-    lines = ["", *_fold(text, width, "  ")]
-    place = 0
-    for exchange in plan.exchanges:
-        if exchange.open:
-            place += 1
-            lines += _fold(_open(plan, exchange), width, f"  {place:>3} ✔ {exchange.comm:<11}", " " * 20)
-            continue
-        texts = [f"{reason.code}  {reason.message}" for reason in exchange.why_not]
-        for number, text in enumerate(texts or [exchange.obstacle or "no candidate runs every step"]):
-            lead = f"    – ✖ {exchange.comm:<11}" if not number else " " * 19
-            lines += _fold(text, width, lead, " " * 20)
-    return lines
-
-
-def _open(plan: Plan, exchange: Exchange) -> str:
+def _ranked(plan: Plan, exchange: Exchange, place: int) -> Item:
+    """An exchange among all: what it would cost, or why it is refused."""
+    if not exchange.open:
+        reasons: list[Inline] = [(Ref(reason.code), f"  {reason.message}") for reason in exchange.why_not]
+        first, *more = reasons or [exchange.obstacle or "no candidate runs every step"]
+        return Item(first, "✖", "–", exchange.comm, more=tuple(more))
     words = [exchange.backend or ""]
-    layout = exchange.layout
+    layout, cost = exchange.layout, exchange.estimate
     if layout is not None and layout.a2a > 1 and layout.ring > 1:
         words.append(f"a2a over {layout.a2a}, p2p over {layout.ring}")
     words.append(f"a rank sends {size(exchange.sent_bytes())}")
-    cost = exchange.estimate
     if cost is not None:
         computes = f"computes {_ms(cost.computes)} at {100 * cost.share:.0f} % of the peak"
         parts = f"{computes}, merges {_ms(cost.merges)}, waits {_ms(cost.waits)}"
         words.insert(0, f"about {_ms(cost.total)} ({parts})")
     elif plan.machine is not None:
         words.insert(0, f"no estimate: nobody has measured {exchange.backend} there")
-    return " · ".join(words)
+    return Item(" · ".join(words), "✔", place, exchange.comm)
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
-def _fold(text: str, width: int, lead: str, indent: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=lead,
-        subsequent_indent=" " * len(lead) if indent is None else indent,
-        break_on_hyphens=False,
-    )
 
 
 @dataclass(frozen=True)
@@ -389,18 +326,34 @@ class Plan:
     ways: tuple[Unlock, ...] = ()
 
     def __getitem__(self, comm: str) -> Exchange:
-        for exchange in self.exchanges:
-            if exchange.comm == comm:
-                return exchange
-        raise KeyError(comm)
+        return {exchange.comm: exchange for exchange in self.exchanges}[comm]
 
     @property
     def chosen(self) -> Exchange:
         """The one that was asked for."""
         return self[self.params.cp_comm_type]
 
-    def report(self, width: int = 80) -> str:
-        return render(self, width)
+    def blocks(self) -> tuple[Block, ...]:
+        """What each rank runs and sends under the exchange that was asked for; then all exchanges."""
+        p, chosen, machine = self.params, self.chosen, self.machine
+        said: list[Item] = []
+        if p != self.asked:
+            asked = f"{self.asked.max_seqlen_q} × {self.asked.max_seqlen_kv}"
+            text = f"lengths {asked} cannot be shared out: planned for {p.max_seqlen_q} × {p.max_seqlen_kv}"
+            said.append(Item(text, "!"))
+        said += _runs(self, chosen) if chosen.open else [Item("no candidate runs it; see below")]
+        ways: dict[str, list[str]] = {}
+        for way in self.ways:
+            if not CANDIDATES[way.candidate].last_resort:
+                ways.setdefault(way.candidate, []).append(f"{way.change} [{way.effect}]")
+        said += [Item(f"to get {name} there: {'; or '.join(changes)}") for name, changes in ways.items()]
+        if machine is None:
+            text = f"Exchanges, not ranked: {self.no_estimate}"
+        else:
+            text = f"Exchanges by estimate, not measured, from data sheets ({machine.name}: {machine.words}):"
+        ranked = (_ranked(self, exchange, place) for place, exchange in enumerate(self.exchanges, 1))
+        title = f"Context parallel: {p.cp_size} ranks, {chosen.comm}"
+        return Section(title, (Items(tuple(said)),)), Paragraph(text), Items(tuple(ranked))
 
     def as_dict(self) -> dict[str, Any]:
         said = {

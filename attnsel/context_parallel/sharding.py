@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attnsel import settings
+from attnsel.context_parallel.group import sequence_order
 from attnsel.errors import InvalidInput
 
 Group: TypeAlias = "dist.ProcessGroup | dist.device_mesh.DeviceMesh | tuple[int, int] | None"
@@ -105,17 +106,8 @@ def unshard_packed(
     size, dim = len(parts), _dimension(parts[0], dim)
     local = parts[0].shape[dim]
     _check_packed(cu_seqlens, local * size, size)
-    device = parts[0].device
-    starts = cu_seqlens.to(device=device, dtype=torch.int64)
-    row = torch.arange(local * size, device=device)
-    sequence = torch.searchsorted(starts, row, right=True) - 1
-    chunk = (starts.diff() // (2 * size))[sequence]
-    start = starts[sequence]
-    number = (row - start).div(chunk, rounding_mode="floor")  # a row lies in a chunk, so none is empty
-    within = (row - start) - number * chunk
-    owner = torch.where(number < size, number, 2 * size - 1 - number)
-    place = start // size + within + torch.where(number < size, 0, chunk)
-    return torch.cat(parts, dim).index_select(dim, owner * local + place)
+    order = sequence_order(local, size, parts[0].device, cu_seqlens // size)
+    return torch.cat(parts, dim).index_select(dim, order)
 
 
 # ---- groups and checks ------------------------------------------------------------------------------

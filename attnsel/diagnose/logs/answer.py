@@ -271,8 +271,7 @@ def _where_attnsel_runs(call: LoggedCall, env: Environment) -> Environment:
 
 def _refused(call: LoggedCall) -> tuple[str, ...]:
     """The candidates that the log refuses, or all that its library has where it says only that none runs."""
-    ours, outcome = library_of(call).candidates, call.outcome
-    named = tuple(call.refused)
+    ours, outcome, named = library_of(call).candidates, call.outcome, call.refused
     if named:  # cuDNN's own message is about all that cuDNN runs, and this library has one of them
         return tuple(name for name in named if name in ours or name not in CANDIDATES) or named
     return ours if outcome is not None and outcome.kind == "error" else ()

@@ -8,9 +8,10 @@ that an open call has already, and an end that the last call had too, are taken 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
-from attnsel.diagnose.logs.message import Finding, Library, LoggedCall, More, gate, resolve_ambiguous
+from attnsel.diagnose.logs.message import Finding, LoggedCall, More, gate, resolve_ambiguous
 from attnsel.diagnose.logs.parsers import libraries
 from attnsel.diagnose.logs.reader import Entry, entries
 
@@ -77,9 +78,7 @@ class Calls:
         self._drop_told_twice()
         calls = [
             LoggedCall(findings, count[0], tuple(line for line in lines if line), tuple(streams))
-            for findings, count, streams, lines in (
-                (key, counts, names, numbers) for key, counts, names, numbers in self._counts.values()
-            )
+            for findings, count, streams, lines in self._counts.values()
             if count[0] > 0
         ]
         calls.sort(key=lambda call: (-call.times, call.lines[:1]))
@@ -164,41 +163,20 @@ def _identity(finding: Finding) -> str:
 
 def gather(lines: Iterable[str]) -> Gathered:
     """The calls in a log's lines, which may be any number."""
-    known = libraries()
-    calls, seen = Calls(), _Seen(known)
+    known, calls = libraries(), Calls()
 
     def more(line: str) -> More:
         return next((how for library in known if (how := library.more(line))), "")
 
-    for entry in entries(lines, gate(known), more):
-        calls.add(entry, seen.findings(entry.text))
-    return calls.gathered()
-
-
-class _Seen:
-    """What texts say, remembered: ranks and steps print the same thing over and over."""
-
-    _MOST = 4096
-
-    def __init__(self, known: tuple[Library, ...]) -> None:
-        self._known = known
-        self._said: dict[str, tuple[Finding, ...]] = {}
-
-    def findings(self, text: str) -> tuple[Finding, ...]:
-        said = self._said.get(text)
-        if said is None:
-            if len(self._said) >= self._MOST:
-                self._said.clear()
-            said = self._said[text] = self._ask(text)
-        return said
-
-    def _ask(self, text: str) -> tuple[Finding, ...]:
-        """The findings of every library; a text that two of them print is the first one's."""
+    @lru_cache(maxsize=4096)  # ranks and steps print the same thing over and over
+    def findings(text: str) -> tuple[Finding, ...]:
+        """Of every library; what two of them print is the first one's."""
         found: list[Finding] = []
-        for library in self._known:
-            for finding in library.findings(text):
-                if not any(
-                    finding.text in there.text and finding.library != there.library for there in found
-                ):
-                    found.append(finding)
+        for one in (one for library in known for one in library.findings(text)):
+            if not any(one.text in there.text and one.library != there.library for there in found):
+                found.append(one)
         return tuple(found)
+
+    for entry in entries(lines, gate(known), more):
+        calls.add(entry, findings(entry.text))
+    return calls.gathered()

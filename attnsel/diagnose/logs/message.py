@@ -3,8 +3,7 @@ r"""How a library's message is declared, and how a text is held against the decl
 A parser is a module in ``attnsel/diagnose/logs/parsers/`` with ``MESSAGES``. To teach a message, add one::
 
     Message(
-        "Invalid attention frobnication",          # must stand in the text as it is: the quick test
-        r"Invalid attention frobnication: head size (?P<head_dim_qk>\d+)",
+        pattern=r"Invalid attention frobnication: head size (?P<head_dim_qk>\d+)",
         kind="refusal",
         candidates=("flash_attn.2",),
         codes=("FA205",),
@@ -13,7 +12,8 @@ A parser is a module in ``attnsel/diagnose/logs/parsers/`` with ``MESSAGES``. To
     )
 
 Groups of the pattern named as a field of AttentionParams, as a component of an environment or ``gpu`` are
-what the message states. What needs more than that is a function: ``read=``.
+what the message states, and ``major`` and ``minor`` its GPU's compute capability. What needs
+more than that is a function: ``read=``.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (r"(?i)(?<![\w:.])(?:[0-9a-f]{0,4}:){2,7}:?[0-9a-f]{1,4}(?:%\w+)?(?![\w:.])", "<address>"),
     (
         r"(?i)(?<![a-z])((?:host(?:name)?|node(?:name|list)?|user(?:name)?|master_addr|server|account|login|"
-        r"pod|container)"
-        r"['\"]?\s*[:=]\s*['\"]?)[^\s,;'\")\]}]+",
+        r"pod|container)['\"]?\s*[:=]\s*['\"]?)[^\s,;'\")\]}]+",
         r"\1<name>",
     ),
     (
@@ -210,14 +209,10 @@ class LoggedCall(NamedTuple):
         return {name: value for name, value in found.items() if name not in stated}
 
     @property
-    def refused(self) -> dict[str, tuple[Finding, ...]]:
-        """By candidate, the messages that refuse it."""
-        found: dict[str, tuple[Finding, ...]] = {}
-        for finding in self.findings:
-            if finding.kind in ("refusal", "error"):
-                for name in finding.candidates:
-                    found[name] = (*found.get(name, ()), finding)
-        return found
+    def refused(self) -> tuple[str, ...]:
+        """The candidates that messages refuse."""
+        against = (f for f in self.findings if f.kind in ("refusal", "error"))
+        return tuple(dict.fromkeys(name for finding in against for name in finding.candidates))
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -266,6 +261,7 @@ WORDS = (
 that have none of them either, is passed over unread."""
 
 _LONGEST_SHOWN = 300
+_LONGEST_WORD = 400
 
 More = Literal["", "indented", "brackets"]
 
@@ -274,14 +270,19 @@ More = Literal["", "indented", "brackets"]
 class Message:
     """One text of a library's.
 
-    ``quick``: stands in the text literally, in this case. ``pattern``: searched in the text; without one
-    ``quick`` is enough. ``more``: which of the lines that follow belong to it: those that are "indented", or
-    all until its "brackets" are closed; the pattern is searched in all of them, joined by line ends.
-    ``read``: from the match, fields of Finding beside those declared, or None where it is not meant after
-    all. The others: see Finding.
+    ``quick``: stands in the text literally, in this case; of several one. ``pattern``: searched in the text;
+    without one ``quick`` is enough. Where ``quick`` is left out it is taken from the pattern. ``more``: which
+    of the lines that follow belong to it: those that are "indented", or all until its "brackets" are closed;
+    the pattern is searched in all of them, joined by line ends. ``read``: from the match, fields of Finding
+    beside those declared and words of the sentences; None where it is not meant after all. ``variants``:
+    causes of which the rest of the log decides, in the place of ``known``. ``fix``: of several ways one is
+    enough. The others: see Finding.
+
+    Words of ``known`` and ``fix`` may come from the message: ``{head_dim_qk}`` is the group of that name, or
+    what ``read`` gives under it.
     """
 
-    quick: str
+    quick: str | tuple[str, ...] = ""
     pattern: str = ""
     kind: Kind = "refusal"
     more: More = ""
@@ -293,30 +294,53 @@ class Message:
     codes: tuple[str, ...] = ()
     known: str = ""
     link: str = ""
-    fix: str = ""
+    fix: str | tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = ()
     source: str = ""
     near: bool = False
+    quicks: tuple[str, ...] = field(init=False)
     _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pattern = re.compile(self.pattern or re.escape(self.quick), re.DOTALL)
+        quicks = (self.quick,) if isinstance(self.quick, str) else self.quick
+        if not self.quick:
+            quicks = tuple(max(runs, key=len) for runs in literals(self.pattern))
+        object.__setattr__(self, "quicks", quicks)
+        pattern = re.compile(self.pattern or "|".join(map(re.escape, quicks)), re.DOTALL)
         object.__setattr__(self, "_compiled", pattern)
 
     def find(self, library: str, text: str) -> Finding | None:
         """What ``text`` says if it holds this message."""
-        match = self._compiled.search(text) if self.quick in text else None
+        match = self._compiled.search(text) if any(quick in text for quick in self.quicks) else None
         if match is None:
             return None
         told = {} if self.read is None else self.read(match)
         if told is None:
             return None
-        params, environment = _named(match)
+        stated = {name: value for name, value in match.groupdict().items() if value is not None}
+        params = {name: value for name, value in stated.items() if name in AttentionParams.model_fields}
+        environment = {name: value for name, value in stated.items() if name == "gpu" or name in COMPONENTS}
+        if "major" in stated:
+            environment["gpu"] = f"sm{stated['major']}{stated['minor']}"
+        words = {**match.groupdict(""), **told}
+        fix = self.fix if isinstance(self.fix, str) else "; ".join(self.fix)
+        variants = (
+            one._replace(known=_filled(one.known, words), fix=_filled(one.fix, words))
+            for one in self.variants
+        )
         given: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("kind", "supposed", "candidates", "codes", "known", "link", "fix", "source", "near")
+            for name in ("kind", "supposed", "candidates", "codes", "link", "source", "near")
         }
-        given["text"] = match[0]
-        given |= told
+        given |= {
+            "known": _filled(self.known, words),
+            "fix": _filled(fix, words),
+            "variants": tuple(variants),
+        }
+        given |= {
+            "text": match[0],
+            **{name: value for name, value in told.items() if name in Finding._fields},
+        }
         given["params"] = {**self.params, **params, **told.get("params", NOTHING)}
         given["environment"] = {**self.environment, **environment, **told.get("environment", NOTHING)}
         given["text"] = short(scrub(" ".join(given["text"].split())), str, _LONGEST_SHOWN)
@@ -324,19 +348,52 @@ class Message:
         return Finding(library, **given)
 
 
-def _named(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    params: dict[str, Any] = {}
-    environment: dict[str, Any] = {}
-    for name, value in match.groupdict().items():
-        if value is None:
-            continue
-        if name == "gpu" or name in COMPONENTS:
-            environment[name] = value
-        elif name in AttentionParams.model_fields:
-            params[name] = value
-    return params, environment
+def error(quick: str | tuple[str, ...] = "", pattern: str = "", **declared: Any) -> Message:
+    """What is raised, or what a user is told at last."""
+    return Message(quick, pattern, "error", **declared)
 
 
+_STEP = re.compile(
+    r"\\(?P<escaped>.)|\[(?:\\.|[^\]\\])+\]|(?P<times>\{[\d,]+\}|[?*+])|(?P<sign>[()|.^$])|(?P<plain>.)"
+)
+
+
+def literals(pattern: str) -> list[list[str]]:
+    """Of each of the alternatives of a pattern, the texts that stand in all that it matches: what lies in no
+    group, no class of characters and before no quantifier."""
+    branches, depth = [[""]], 0
+    for step in _STEP.finditer(pattern):
+        runs, sign, escaped = branches[-1], step["sign"], step["escaped"]
+        depth += (sign == "(") - (sign == ")")
+        if depth:
+            runs += [""] if runs[-1] else []
+        elif sign == "|":
+            branches.append([""])
+        elif step["plain"] or (escaped and not escaped.isalnum()):
+            runs[-1] += step["plain"] or escaped
+        else:
+            if step["times"] and step["times"] != "+":
+                runs[-1] = runs[-1][:-1]
+            runs.append("")
+    return branches
+
+
+def clean(value: str | int) -> str:
+    """A word of the log's as it may stand in a report: without paths and secrets, on one line, not long."""
+    return short(printable(scrub(" ".join(str(value).split()))), str, _LONGEST_WORD)
+
+
+def _filled(sentence: str, words: Mapping[str, Any]) -> str:
+    """With the words in the place of their names in braces; other braces stay."""
+
+    def word(name: re.Match[str]) -> str:
+        value = words.get(name[1])
+        return clean(value) if isinstance(value, (str, int)) else name[0]
+
+    return re.sub(r"\{(\w+)\}", word, sentence)
+
+
+@dataclass(frozen=True)
 class Library:
     """All messages of one module.
 
@@ -344,41 +401,44 @@ class Library:
     ``candidates``: the kernels that it chooses among, refused where it says only that none runs.
     ``dispatcher``: its own chooser in ``attnsel/dispatchers/``, if attnsel knows it. ``usual``: fields that
     its users leave as they are, taken where nothing is said. ``ask``: how to make it say more, in a sentence.
+    ``source``: where messages are written that do not say it themselves.
     """
 
-    def __init__(
-        self,
-        name: str,
-        looked_for: str,
-        messages: Iterable[Message],
-        candidates: tuple[str, ...] = (),
-        dispatcher: str = "",
-        usual: Facts = NOTHING,
-        ask: str = "",
-    ) -> None:
-        self.name = name
-        self.looked_for = looked_for
-        self.messages = tuple(messages)
-        self.candidates = candidates
-        self.dispatcher = dispatcher
-        self.usual = usual
-        self.ask = ask
+    name: str
+    looked_for: str
+    messages: tuple[Message, ...]
+    candidates: tuple[str, ...] = ()
+    dispatcher: str = ""
+    usual: Facts = field(default_factory=dict)
+    ask: str = ""
+    source: str = ""
 
     def findings(self, text: str) -> Iterator[Finding]:
         """Everything that ``text``, one entry of a log, says."""
         for message in self.messages:
             found = message.find(self.name, text)
             if found is not None:
-                yield found
+                yield found if found.source else found._replace(source=self.source)
 
     def more(self, line: str) -> More:
         """Which of the lines that follow ``line`` belong to it."""
-        return next((m.more for m in self.messages if m.more and m.quick in line), "")
+        return next(
+            (m.more for m in self.messages if m.more and any(quick in line for quick in m.quicks)), ""
+        )
+
+
+class FirstOf(Library):
+    """A library one of whose messages is in a text: the first that fits, so that the general come last."""
+
+    def findings(self, text: str) -> Iterator[Finding]:
+        for found in super().findings(text):
+            yield found
+            return
 
 
 def gate(known: Iterable[Library]) -> tuple[str, ...]:
     """In lower case, texts one of which is in every line that any message is about."""
-    quick = {message.quick.lower() for library in known for message in library.messages}
+    quick = {one.lower() for library in known for message in library.messages for one in message.quicks}
     return (*WORDS, *sorted(text for text in quick if not any(word in text for word in WORDS)))
 
 
@@ -473,74 +533,3 @@ def _resolved(finding: Finding, log: _Log) -> Finding | None:
         codes=codes,
         variants=(),
     )
-
-
-# ---- Messages whose cause is known in a sentence: a shorter way to declare them ------------------------
-# ``Message`` (attnsel/diagnose/logs/message.py) leaves the cause to attnsel's rules. Most libraries say
-# something that is its own cause, or one that depends on what stands around it: a wheel, a flag, a
-# fall-back. ``text`` is for those. Words of the sentence may come from the message: ``{head_dim_qk}`` is
-# the group of that name.
-
-
-Read = Callable[[re.Match[str]], Mapping[str, Any] | None]
-"""From a match, what else the sentences name; as ``params``, ``environment``, ``unread`` what is stated."""
-
-_LONGEST_WORD = 400
-
-_FACTS = ("params", "environment", "supposed", "unread", "candidates", "codes", "kind", "text")
-
-
-def text(
-    quick: str | tuple[str, ...],
-    pattern: str = "",
-    *,
-    cause: str = "",
-    fix: tuple[str, ...] = (),
-    variants: tuple[Variant, ...] = (),
-    read: Read | None = None,
-    kind: Kind = "error",
-    **declared: Any,
-) -> tuple[Message, ...]:
-    """One message for each of ``quick``, one of which stands in every text that is meant.
-
-    ``variants``: causes of which the rest of the log decides, in the place of ``cause``. ``declared``: the
-    rest, as Message has it.
-    """
-
-    def facts(match: re.Match[str]) -> Facts | None:
-        more = {} if read is None else read(match)
-        if more is None:
-            return None
-        named = {name: value or "" for name, value in match.groupdict().items()} | dict(more)
-        words = {name: clean(value) for name, value in named.items() if isinstance(value, (str, int))}
-        told: dict[str, Any] = {name: more[name] for name in _FACTS if name in more}
-        said = tuple(
-            one._replace(known=_filled(one.known, words), fix=_filled(one.fix, words)) for one in variants
-        )
-        return told | {
-            "known": "" if kind == "chosen" else _filled(cause, words),
-            "fix": _filled("; ".join(fix), words),
-            "variants": said,
-        }
-
-    quicks = (quick,) if isinstance(quick, str) else quick
-    return tuple(Message(one, pattern or re.escape(one), kind=kind, read=facts, **declared) for one in quicks)
-
-
-def clean(value: str | int) -> str:
-    """A word of the log's as it may stand in a report: without paths and secrets, on one line, not long."""
-    return short(printable(scrub(" ".join(str(value).split()))), str, _LONGEST_WORD)
-
-
-def _filled(sentence: str, words: Mapping[str, Any]) -> str:
-    """With the words in the place of their names in braces; other braces stay."""
-    return re.sub(r"\{(\w+)\}", lambda name: str(words.get(name[1], name[0])), sentence)
-
-
-class FirstOf(Library):
-    """A library one of whose messages is in a text: the first that fits, so that the general come last."""
-
-    def findings(self, text: str) -> Iterator[Finding]:
-        for found in super().findings(text):
-            yield found
-            return

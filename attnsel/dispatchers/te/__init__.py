@@ -58,7 +58,10 @@ def dispatch(p: AttentionParams, env: Environment, switches: Mapping[str, str]) 
     te = env.transformer_engine or NEWEST
     asked = Asked(p, env, te, switches)
     if p.softcap or env.device.type != "cuda":
-        return _impossible(asked)
+        why = "has no softcap" if p.softcap else "runs on CUDA GPUs only"
+        error = f"TransformerEngine {why}."
+        where = f"{_UTILS}, AttentionParams"
+        return Dispatch("te", str(te), _read(te), _call(asked), (), None, where, error=error)
     # From Hopper on FusedAttention goes first, before it FlashAttention; of these 4, 3, 2.
     flash = (FLASH_4, FLASH_3, FLASH_2) if te >= _FIRST_FLASH_4 else (FLASH_3, FLASH_2)
     order = (FUSED, *flash, UNFUSED) if asked.arch >= 90 else (*flash, FUSED, UNFUSED)
@@ -109,16 +112,6 @@ def _without_4_beside_3(asked: Asked, offers: tuple[Offer, ...]) -> tuple[Offer,
     return tuple(
         offer._replace(refusals=(*offer.refusals, beside)) if offer.name == FLASH_4 else offer
         for offer in offers
-    )
-
-
-def _impossible(asked: Asked) -> Dispatch:
-    why = (
-        "TransformerEngine has no softcap" if asked.p.softcap else "TransformerEngine runs on CUDA GPUs only"
-    )
-    te = str(asked.te)
-    return Dispatch(
-        "te", te, _read(asked.te), _call(asked), (), None, f"{_UTILS}, AttentionParams", error=f"{why}."
     )
 
 

@@ -164,7 +164,6 @@ NAMES = {
 }
 """Since which release read each name is known. (AttentionInterface and is_flash_attn_N_available.)"""
 
-_WHEN_MADE = "{error} when the model is made: {text}"
 _HALF = ("fp16", "bf16")
 
 
@@ -314,26 +313,18 @@ def _flash_call(
         run.append(Refusal("a mask other than padding [b, s]", here, told="an error where it is unpadded"))
     if p.has_bias:
         notes.append("a bias has no argument here: it is ignored")
-    run += _softcap(number, p, env, asked, notes)
+    package = _package(number, env)
+    if p.softcap and number == 2 and package is not None and package < (2, 6):  # which has it since
+        if release < (5, 21):
+            notes.append(f"flash-attn {package} has no softcap: it is ignored without a word")
+        else:
+            told = "ValueError: This flash attention implementation does not support `softcap`"
+            run.append(Refusal(f"softcap {p.softcap:g}", here, told=told))
     if p.softmax_type != "vanilla" and number < 4:
         notes += _ignored_sinks(p, f"flash-attn {number}", "")
     if p.attention_dropout and number > 2:
         notes.append(f"FlashAttention {number} has no dropout: it is left out, with a warning")
     return run, notes
-
-
-def _softcap(
-    number: int, p: AttentionParams, env: Environment, asked: Asked, notes: list[str]
-) -> list[Refusal]:
-    """Passed on where the function has it: flash-attn 2 since 2.6."""
-    package = _package(number, env)
-    if not p.softcap or number != 2 or package is None or package >= (2, 6):
-        return []
-    if asked.release < (5, 21):
-        notes.append(f"flash-attn {package} has no softcap: it is ignored without a word")
-        return []
-    told = "ValueError: This flash attention implementation does not support `softcap`"
-    return [Refusal(f"softcap {p.softcap:g}", source("flash_call", asked.release), told=told)]
 
 
 def _flash_text(p: AttentionParams) -> str:
@@ -393,13 +384,9 @@ def _flex(name: str, p: AttentionParams, env: Environment, asked: Asked) -> Atte
 
 
 def _unsupported(flag: str, subject: str, asked: Asked) -> Refusal:
-    told = _WHEN_MADE.format(error="ValueError", text="the model does not support it yet")
-    return Refusal(
-        f"the model's class says {flag} = False",
-        source(subject, asked.release),
-        switch=f"{flag}=false",
-        told=told,
-    )
+    told = "ValueError when the model is made: the model does not support it yet"
+    text = f"the model's class says {flag} = False"
+    return Refusal(text, source(subject, asked.release), switch=f"{flag}=false", told=told)
 
 
 def _ignored_sinks(

@@ -16,6 +16,8 @@ from attnsel.context_parallel.plan import plan
 from attnsel.context_parallel.schedule import StepCall, steps_of
 from attnsel.environment.gpus import familiar, figures_of
 from attnsel.params.attention import MOST_RANKS
+from attnsel.report.document import Document
+from attnsel.report.text import to_text
 from attnsel.selection import steps as geometry
 from attnsel.selection.steps import Band, RankLayout, RingSizes, layouts, sizes_of
 from tables import each
@@ -110,7 +112,7 @@ def test_what_closes_an_exchange_or_leaves_it_to_fewer_kernels():
     assert not made["a2a"].open
     assert [r.code for r in made["a2a"].why_not] == ["CP004"]
     assert made["a2a+p2p"].layout == RankLayout("a2a+p2p", 2, 4)
-    assert "CP004  With a2a, query heads" in made.report()
+    assert "CP004  With a2a, query heads" in to_text(Document(made.blocks()))
     made = plan(asked(window_size=(4096, 0)), H100)  # around a ring for kernels with offsets alone
     assert set(made["p2p"].candidates) == {"triton", "tiled"}
     assert made["a2a"].backend == "cudnn"
@@ -186,7 +188,7 @@ def test_without_figures_there_is_no_estimate_and_the_report_says_why(env, field
     made = plan(asked(**fields), env)
     assert made.machine is None
     assert why in made.no_estimate
-    assert f"not ranked: {made.no_estimate}"[:40] in made.report(200)
+    assert f"not ranked: {made.no_estimate}"[:40] in to_text(Document(made.blocks()), 200)
     assert all(exchange.estimate is None for exchange in made.exchanges)
 
 

@@ -7,7 +7,7 @@ flash_attn/cute/interface.py; what older releases said instead, from the issues 
 
 from __future__ import annotations
 
-from attnsel.diagnose.logs.message import FirstOf, Variant, text
+from attnsel.diagnose.logs.message import FirstOf, Variant, error
 
 _API2 = "flash-attention 2.8.4, csrc/flash_attn/flash_api.cpp"
 _API3 = "flash-attention 2.8.4, hopper/flash_api.cpp"
@@ -40,7 +40,7 @@ BLACKWELL = (100, 129)
 
 _MESSAGES = (
     # ---- the GPU ------------------------------------------------------------------------------------------
-    *text(
+    error(
         "FlashAttention only supports Ampere GPUs or newer",
         candidates=("flash_attn.2",),
         variants=(
@@ -61,64 +61,60 @@ _MESSAGES = (
         source=f"{_API2}:393; 2.7.2, :370; Dao-AILab/flash-attention#1540, #762",
     ),
     # ---- the call -----------------------------------------------------------------------------------------
-    *text(
-        "only supports head dimension",
-        r"FlashAttention (?:forward|backward)? ?only supports head dimensions? (?:at most|up to) "
+    error(
+        pattern=r"FlashAttention (?:forward|backward)? ?only supports head dimensions? (?:at most|up to) "
         r"(?P<limit>\d{1,9})",
-        cause="the head dimension is above {limit}, the most that FlashAttention has kernels for",
+        known="the head dimension is above {limit}, the most that FlashAttention has kernels for",
         codes=("FLASH210",),
-        fix=(WIDE,),
+        fix=WIDE,
         source=f"{_API2}:416, 868, 1310; {_API3}:780",
     ),
-    *text(
-        (" a multiple of ", "Head dim must be a multiple of 8"),
-        r"head_?size (?:that is|should be) a multiple of (?P<limit>\d{1,9})|Head dim must be a multiple of 8",
-        cause="the head dimension is no multiple of 8",
+    error(
+        pattern=r"head_?size (?:that is|should be) a multiple of (?P<limit>\d{1,9})|Head dim must be a "
+        r"multiple of 8",
+        known="the head dimension is no multiple of 8",
         codes=("FLASH211",),
-        fix=("pad q, k and v with zeros to the next multiple of 8 and keep softmax_scale of the true one",),
+        fix="pad q, k and v with zeros to the next multiple of 8 and keep softmax_scale of the true one",
         source=f"{_API2}:417, 867; {_API3}:855",
     ),
-    *text(
-        "FlashAttention ",
-        r"FlashAttention (?:only|also only) supports? (?:fp16|float16)[^.]{0,60}(?:data ?types?|dtype)",
-        cause="q, k and v are fp32: FlashAttention computes in fp16 and bf16",
+    error(
+        pattern=r"FlashAttention (?:only|also only) supports? (?:fp16|float16)[^.]{0,60}(?:data "
+        r"?types?|dtype)",
+        known="q, k and v are fp32: FlashAttention computes in fp16 and bf16",
         params={"dtype": "fp32"},
         codes=("FLASH200", "HINT005"),
-        fix=(CAST,),
+        fix=CAST,
         source=f"{_API2}:396; {_API3}:715",
     ),
-    *text(
-        " must have the same dtype",
-        r"query and (?:key|value) must have the same dtype",
-        cause="q, k and v are of different types: a cache or a rotary embedding kept another one",
-        fix=(CAST,),
+    error(
+        pattern=r"query and (?:key|value) must have the same dtype",
+        known="q, k and v are of different types: a cache or a rotary embedding kept another one",
+        fix=CAST,
         source=f"{_API2}:398",
     ),
-    *text(
-        "umber of heads in key/value must divide number of heads in query",
-        r"[Nn]umber of heads in key/value must divide number of heads in query",
-        cause="the number of query heads is no multiple of the number of key/value heads",
-        fix=("look at the order of dimensions: q, k and v are [batch, length, heads, head_dim] here",),
+    error(
+        pattern=r"[Nn]umber of heads in key/value must divide number of heads in query",
+        known="the number of query heads is no multiple of the number of key/value heads",
+        fix="look at the order of dimensions: q, k and v are [batch, length, heads, head_dim] here",
         source=f"{_API2}:418",
     ),
-    *text(
+    error(
         "Softcapping does not support dropout for now",
-        cause="softcap and dropout together: FlashAttention 2 has each, not both",
+        known="softcap and dropout together: FlashAttention 2 has each, not both",
         codes=("FLASH221",),
-        fix=("attention_dropout=0.0, or eager attention where both are needed",),
+        fix="attention_dropout=0.0, or eager attention where both are needed",
         source=f"{_API2}:420",
     ),
-    *text(
+    error(
         "Paged KV cache block size must be divisible by 256",
         params={"kv_cache": "paged"},
-        cause="pages of the cache are no multiple of 256 tokens, FlashAttention 2's condition",
+        known="pages of the cache are no multiple of 256 tokens, FlashAttention 2's condition",
         codes=("FLASH222",),
-        fix=("a page size of 256, or FlashAttention 3 (any size) or a Triton kernel for smaller pages",),
+        fix="a page size of 256, or FlashAttention 3 (any size) or a Triton kernel for smaller pages",
         source=f"{_API2}:613",
     ),
-    *text(
-        " must have shape (",
-        r"(?:cu_seqlens_[qk]|block_table) must have shape \([^)]{1,40}\)",
+    error(
+        pattern=r"(?:cu_seqlens_[qk]|block_table) must have shape \([^)]{1,40}\)",
         candidates=("flash_attn.2",),
         variants=(
             Variant(
@@ -136,117 +132,104 @@ _MESSAGES = (
         ),
         source=f"{_API2}:24 (CHECK_SHAPE); Dao-AILab/flash-attention#1857, huggingface/transformers#39608",
     ),
-    *text(
+    error(
         "must have contiguous last dimension",
-        cause="the head dimension is not the innermost one of a tensor",
+        known="the head dimension is not the innermost one of a tensor",
         codes=("FLASH002",),
-        fix=("q.contiguous(), or keep head_dim last when heads and length are swapped",),
+        fix="q.contiguous(), or keep head_dim last when heads and length are swapped",
         source=f"{_API2}:403",
     ),
-    *text(
-        "This flash attention build does not support ",
-        r"This flash attention build does not support (?P<what>[\w ]{2,40})",
-        cause="this build of flash-attn was compiled without {what}",
-        fix=("build it without the FLASHATTENTION_DISABLE_… switches, or install the released wheel",),
+    error(
+        pattern=r"This flash attention build does not support (?P<what>[\w ]{2,40})",
+        known="this build of flash-attn was compiled without {what}",
+        fix="build it without the FLASHATTENTION_DISABLE_… switches, or install the released wheel",
         source=f"{_API2}:128 to 351; {_API3}:143 to 1161",
     ),
     # ---- the package --------------------------------------------------------------------------------------
-    *text(
-        ": undefined symbol: ",
-        r"flash_attn(?:_2_cuda|_3[\w.]{0,40})?[^\s:]{0,80}: undefined symbol: (?P<symbol>\w{3,200})",
-        cause="flash-attn was built for another torch, or for the other C++ ABI: its library asks torch "
+    error(
+        pattern=r"flash_attn(?:_2_cuda|_3[\w.]{0,40})?[^\s:]{0,80}: undefined symbol: (?P<symbol>\w{3,200})",
+        known="flash-attn was built for another torch, or for the other C++ ABI: its library asks torch "
         "for a symbol that this torch does not have",
         codes=("INSTALL005",),
-        fix=(REBUILD,),
+        fix=REBUILD,
         source="the dynamic linker on import of flash_attn_2_cuda; Dao-AILab/flash-attention#1832, #723",
     ),
-    *text(
-        ("flash_attn_2_cuda", "DLL load failed while importing flash_attn_2_cuda"),
-        r"No module named ['\"]?flash_attn_2_cuda|DLL load failed while importing flash_attn_2_cuda",
-        cause="the compiled part of flash-attn is missing or does not load",
+    error(
+        pattern=r"No module named ['\"]?flash_attn_2_cuda|DLL load failed while importing flash_attn_2_cuda",
+        known="the compiled part of flash-attn is missing or does not load",
         codes=("INSTALL005",),
-        fix=(REBUILD,),
+        fix=REBUILD,
         source="flash_attn/flash_attn_interface.py:15 (2.8.4)",
     ),
-    *text(
-        "No module named ",
-        r"No module named ['\"]?flash_attn(?:['\"]|$)",
-        cause="flash-attn is not installed",
+    error(
+        pattern=r"No module named ['\"]?flash_attn(?:['\"]|$)",
+        known="flash-attn is not installed",
         codes=("INSTALL005",),
         fix=(REBUILD, OTHER_KERNEL),
         source="Python's import of flash_attn",
     ),
-    *text(
+    error(
         ("Requires Flash-Attention version", "Supported flash-attn versions are"),
         r"(?:Requires Flash-Attention version|Supported flash-attn versions are) "
         r"(?P<range>[<>=][^A-Za-z]{3,60}?"
         r"(?:post\d)?)\.? (?:but got|Found flash-attn) (?P<flash_attn>\d[\w.]{0,30}\w)",
-        cause="flash-attn {flash_attn} is outside {range}, the range that the library allows",
-        fix=(
-            "flash-attn inside {range}, or a newer release of the library that says so, with a wider range",
-        ),
+        known="flash-attn {flash_attn} is outside {range}, the range that the library allows",
+        fix="flash-attn inside {range}, or a newer release of the library that says so, with a wider range",
         source="xformers/ops/fmha/flash.py:78 (0.0.30); facebookresearch/xformers#1267, "
         "NVIDIA/Megatron-LM#3984",
     ),
     # ---- FlashAttention 4 ---------------------------------------------------------------------------------
-    *text(
-        "(head_dim, head_dim_v)=(",
-        r"\(head_dim, head_dim_v\)=\((?P<head_dim_qk>\d{1,9}), (?P<head_dim_v>\d{1,9})\) is not supported on "
-        r"SM(?P<sm>\w{1,60})",
-        cause="FlashAttention 4 has no kernel of head dimensions {head_dim_qk}/{head_dim_v} on sm{sm}",
+    error(
+        pattern=r"\(head_dim, head_dim_v\)=\((?P<head_dim_qk>\d{1,9}), (?P<head_dim_v>\d{1,9})\) is not "
+        r"supported on SM(?P<sm>\w{1,60})",
+        known="FlashAttention 4 has no kernel of head dimensions {head_dim_qk}/{head_dim_v} on sm{sm}",
         codes=("FLASH411", "FLASH412"),
-        fix=("flash-attn 2 (up to 256), cuDNN, or the head dimensions that the message lists",),
+        fix="flash-attn 2 (up to 256), cuDNN, or the head dimensions that the message lists",
         source=f"{_CUTE}:121 to 128",
     ),
-    *text(
+    error(
         "self.tmem_total <= SM100_TMEM_CAPACITY_COLUMNS",
-        cause="the head dimension does not fit the tensor memory of a Blackwell SM: this FlashAttention 4 "
+        known="the head dimension does not fit the tensor memory of a Blackwell SM: this FlashAttention 4 "
         "has kernels up to 128 there",
         codes=("FLASH412",),
-        fix=(
-            "flash-attn-4 of 4.0.0b20 or newer, which has a kernel of its own for 256; else flash-attn 2 "
-            "or cuDNN",
-        ),
+        fix="flash-attn-4 of 4.0.0b20 or newer, which has a kernel of its own for 256; else flash-attn 2 "
+        "or cuDNN",
         source="flash_attn/cute/flash_fwd_sm100.py:132 (2.8.3); Dao-AILab/flash-attention#1959",
     ),
-    *text(
-        " with head_dim=256 does not support ",
-        r"SM100 (?:forward|backward) with head_dim=256 does not support (?P<what>[\w/ ]{3,40})",
-        cause="FlashAttention 4's kernel of head dimension 256 on Blackwell takes no {what}",
+    error(
+        pattern=r"SM100 (?:forward|backward) with head_dim=256 does not support (?P<what>[\w/ ]{3,40})",
+        known="FlashAttention 4's kernel of head dimension 256 on Blackwell takes no {what}",
         params={"head_dim_qk": 256},
         codes=("FLASH430",),
-        fix=("the model's configuration without {what}, or flash-attn 2 or cuDNN for these layers",),
+        fix="the model's configuration without {what}, or flash-attn 2 or cuDNN for these layers",
         source=f"{_CUTE}:1309 to 1315, 1970, 2463 to 2469; Dao-AILab/flash-attention#2635",
     ),
-    *text(
-        "Unsupported compute capability. Supported: ",
-        r"Unsupported compute capability\. Supported: (?P<range>[\dx., ]{3,60})",
-        cause="FlashAttention 4 has no such kernel for the GPU: it has {range}",
+    error(
+        pattern=r"Unsupported compute capability\. Supported: (?P<range>[\dx., ]{3,60})",
+        known="FlashAttention 4 has no such kernel for the GPU: it has {range}",
         codes=("FLASH402", "FLASH403"),
-        fix=("flash-attn 2, or the kernels of F.sdpa",),
+        fix="flash-attn 2, or the kernels of F.sdpa",
         source=f"{_CUTE}:681, 1385, 1854, 2677",
     ),
-    *text(
+    error(
         "FP8 is only supported on SM100 (compute capability 10.x) for FA4",
-        cause="FlashAttention 4 has FP8 on datacentre Blackwell only",
-        fix=("FlashAttention 3 on Hopper, or bf16",),
+        known="FlashAttention 4 has FP8 on datacentre Blackwell only",
+        fix="FlashAttention 3 on Hopper, or bf16",
         source=f"{_CUTE}:765",
     ),
-    *text(
+    error(
         "FA4 CuTe FP8 backward is not supported yet",
-        cause="FlashAttention 4 has FP8 forward only",
-        fix=("train in bf16, or through TransformerEngine's cuDNN attention",),
+        known="FlashAttention 4 has FP8 forward only",
+        fix="train in bf16, or through TransformerEngine's cuDNN attention",
         source=f"{_CUTE}:699",
     ),
-    *text(
-        "supported on SM",
-        r"(?P<what>paged KV|SplitKV|Block sparsity|Paged KV|deterministic backward|mask_mod backward|"
-        r"score_mod backward|Learnable sink backward)[\w ]{0,40} (?:is )?(?:not )?supported on SM "
-        r"?(?P<sm>[\d. "
-        r"/SM]+)",
-        cause="FlashAttention 4 and {what} on sm{sm}: there is no such kernel",
+    error(
+        pattern=r"(?P<what>paged KV|SplitKV|Block sparsity|Paged KV|deterministic backward|mask_mod "
+        r"backward|score_mod backward|Learnable sink backward)[\w ]{0,40} (?:is )?(?:not )?supported on SM "
+        r"?(?P<sm>[\d. /SM]+)",
+        known="FlashAttention 4 and {what} on sm{sm}: there is no such kernel",
         codes=("FLASH421", "FLASH422", "FLASH424"),
-        fix=("the call without it, or flash-attn 2 or cuDNN",),
+        fix="the call without it, or flash-attn 2 or cuDNN",
         source=f"{_CUTE}:1246 to 1266, 1363 to 1365, 1863, 1912 to 1915",
     ),
 )
@@ -260,7 +243,7 @@ _FLASH_ATTN = FirstOf(
 # _check_capability.
 
 _NO_CODE = (
-    *text(
+    error(
         ("no kernel image is available for execution on the device", "cudaErrorNoKernelImageForDevice"),
         variants=(
             Variant(
@@ -286,15 +269,13 @@ _NO_CODE = (
         source="CUDA's cudaErrorNoKernelImageForDevice; flash-attention 2.8.4, setup.py:74; "
         "Dao-AILab/flash-attention#1638, #2168",
     ),
-    *text(
-        " is not compatible with the current PyTorch installation",
-        r"with CUDA capability sm_(?P<sm>\d{2,3}) is not compatible with the current PyTorch installation",
+    error(
+        pattern=r"with CUDA capability sm_(?P<sm>\d{2,3}) is not compatible with the current PyTorch "
+        r"installation",
         read=lambda match: {"environment": {"gpu": f"sm{match['sm']}"}},
-        cause="this wheel of PyTorch has no machine code for the GPU",
+        known="this wheel of PyTorch has no machine code for the GPU",
         codes=("INSTALL008",),
-        fix=(
-            "torch 2.7 or newer with CUDA 12.8 (--index-url .../whl/cu128) for Blackwell; CUDA 12.6 for V100",
-        ),
+        fix="torch 2.7 or newer with CUDA 12.8 (--index-url .../whl/cu128) for Blackwell; CUDA 12.6 for V100",
         source="torch/cuda/__init__.py, _check_capability (2.0 to 2.13); xorbitsai/inference#3603",
     ),
 )

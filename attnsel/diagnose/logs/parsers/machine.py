@@ -52,7 +52,7 @@ def _cudnn(match: re.Match[str]) -> Facts:
     return {"environment": {"cudnn": int(match["number"])}}
 
 
-def _machine(quick: str, pattern: str, **more: object) -> Message:
+def _machine(quick: str | tuple[str, ...], pattern: str, **more: object) -> Message:
     return Message(quick, pattern, kind="machine", **more)  # type: ignore[arg-type]
 
 
@@ -71,16 +71,10 @@ _PRINTED = Library(
         _machine("GPU ", r"\bGPU \d+: (?P<name>(?:NVIDIA|GeForce|Tesla|Quadro)[\w \-]*\w)", read=_gpu),
         _machine("NVIDIA ", r"\|\s+\d+\s+(?P<name>NVIDIA [\w \-]*?\w)\s+(?:On|Off)\s", read=_gpu),
         _machine("cuda:", r"Device: cuda:\d+ (?P<name>NVIDIA [\w \-]*\w)", read=_gpu),
-        *(
-            _machine(quick, rf"{_PACKAGE}(?:==|\s{{1,40}}(?:@\s)?|-)v?{_NUMBER}", read=_package)
-            for quick in (
-                "torch=",
-                "triton=",
-                "flash-attn",
-                "flash_attn=",
-                "nvidia-cudnn",
-                "transformer_engine=",
-            )
+        _machine(
+            ("torch=", "triton=", "flash-attn", "flash_attn=", "nvidia-cudnn", "transformer_engine="),
+            rf"{_PACKAGE}(?:==|\s{{1,40}}(?:@\s)?|-)v?{_NUMBER}",
+            read=_package,
         ),
     ),
 )
@@ -112,9 +106,8 @@ _FRAMES = Library(
 # ---- what people write beside an error: the name of the card, packages with their versions -----------
 
 _CARD = (
-    r"(?P<card>(?:RTX|GTX) (?:PRO )?\d{4}(?: (?:Ti|SUPER|Super|D|Ada|Laptop GPU)\b){0,2}|"
-    r"[ABHLTV]\d{1,3}[SX]?\b"
-    r"|GB?[23]00\b|GB10\b)"
+    r"(?P<card>(?:RTX|GTX) (?:PRO )?\d{4}(?: (?:Ti|SUPER|Super|D|Ada|Laptop "
+    r"GPU)\b){0,2}|[ABHLTV]\d{1,3}[SX]?\b|GB?[23]00\b|GB10\b)"
 )
 _BEFORE = r"(?:(?:NVIDIA |GeForce |Tesla |Quadro ){1,2}|\bGPU(?: \d)?: ?(?:NVIDIA )?)"
 
@@ -143,10 +136,7 @@ _PASTED = Library(
     "the machine",
     "",
     (
-        Message("NVIDIA ", _BEFORE + _CARD, kind="machine", read=_card),
-        Message("GPU", _BEFORE + _CARD, kind="machine", read=_card),
-        Message("Tesla ", _BEFORE + _CARD, kind="machine", read=_card),
-        Message("Quadro ", _BEFORE + _CARD, kind="machine", read=_card),
+        _machine(("NVIDIA ", "GPU", "Tesla ", "Quadro "), _BEFORE + _CARD, read=_card),
         _version("torch", "torch"),
         _version("PyTorch Version", "torch"),
         _version("PyTorch", "torch"),

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import re
 
-from attnsel.diagnose.logs.message import Facts, Library, Message
+from attnsel.diagnose.logs.message import Facts, Library, Message, error
 from attnsel.params import read_dtype
 
 _FUSED = ("sdpa.flash", "sdpa.efficient", "sdpa.cudnn")
-_UTILS = "transformers/cuda/sdp_utils.cpp, 2.0 to 2.14"
 _CPP = "transformers/sdp_utils_cpp.h, 2.0 to 2.14"
 _ATTENTION = "transformers/attention.cpp, 2.0 to 2.14"
-_DIM = r"Got Query\.size\(-1\): (?P<q>\d+),? ?, Key\.size\(-1\): \d+,? ?, Value\.size\(-1\): (?P<v>\d+)"
+_DIM = (
+    r"Got Query\.size\(-1\): (?P<head_dim_qk>\d+),? ?, Key\.size\(-1\): \d+,? ?, "
+    r"Value\.size\(-1\): (?P<head_dim_v>\d+)"
+)
 _SIZES = re.compile(r"\[([\d, ]+)\]")
 
 
@@ -30,18 +32,9 @@ def dtype_of(text: str) -> str | None:
     return name if name in ("bf16", "fp16", "fp32", "fp64") else None
 
 
-def gpu_of(match: re.Match[str]) -> str:
-    return f"sm{match['major']}{match['minor']}"
-
-
 def _on_gpu(match: re.Match[str]) -> Facts:
-    """The GPU; a range that ends at sm90 was written before PyTorch 2.7."""
-    before = {"torch": "2.6.0"} if match["last"] == "90" else {}
-    return {"environment": {"gpu": gpu_of(match)}, "supposed": before}
-
-
-def _dims(match: re.Match[str]) -> Facts:
-    return {"params": {"head_dim_qk": int(match["q"]), "head_dim_v": int(match["v"])}}
+    """A range that ends at sm90 was written before PyTorch 2.7."""
+    return {"supposed": {"torch": "2.6.0"} if match["last"] == "90" else {}}
 
 
 def _dtype(match: re.Match[str]) -> Facts:
@@ -85,19 +78,8 @@ def _not_compiled(match: re.Match[str]) -> Facts:
     return told
 
 
-def _allocated(match: re.Match[str]) -> Facts:
-    known = (
-        f"F.sdpa asked for {match['size']} at once, as the math kernel does, which writes out the scores, "
-        "[b, h, s_q, s_kv]: no fused kernel took the call, and F.sdpa says nothing of it. Known reasons: "
-        "enable_gqa with head_dim above 256 or unequal ones, fp32, a mask beside grouped heads"
-    )
-    return {"known": known}
-
-
 def _header(words: str, candidate: str) -> Message:
-    return Message(
-        f"{words} not used because", rf"{words} not used because:?", candidates=(candidate,), source=_UTILS
-    )
+    return Message(f"{words} not used because", rf"{words} not used because:?", candidates=(candidate,))
 
 
 _HEADERS = (
@@ -127,15 +109,13 @@ _DISABLED = tuple(
 
 _MACHINE = (
     Message(
-        "only supports gpu architectures in the range",
-        r"(?:Flash attention|Mem Efficient [Aa]ttention|cuDNN MHA) only supports gpu architectures in "
-        r"the range \[sm\d+, sm(?P<last>\d+)\]\. Attempting to run on a sm (?P<major>\d+)\.(?P<minor>\d+)",
+        pattern=r"(?:Flash attention|Mem Efficient [Aa]ttention|cuDNN MHA) only supports gpu architectures "
+        r"in the range \[sm\d+, sm(?P<last>\d+)\]\. Attempting to run on a sm (?P<major>\d+)\.(?P<minor>\d+)",
         read=_on_gpu,
-        source=_UTILS,
     ),
     Message(
-        "Torch was not compiled with flash attention",
-        r"1?Torch was not compiled with flash attention\.?(?P<where> ?\(Triggered internally at [^)\n]*)?",
+        pattern=r"1?Torch was not compiled with flash attention\.?(?P<where> ?\(Triggered internally at "
+        r"[^)\n]*)?",
         read=_not_compiled,
         candidates=("sdpa.flash",),
         known="this build of PyTorch has no flash kernel: Windows wheels have had none from 2.2 on, and "
@@ -143,26 +123,20 @@ _MACHINE = (
         link="pytorch/pytorch#108175",
         fix="nothing breaks: the memory-efficient kernel runs where it can. For flash use Linux or WSL, or "
         "an attention of the library on top (flash-attn's Windows wheels, xformers)",
-        source=_UTILS,
     ),
     Message(
-        "was not compiled for current AMD GPU architecture",
-        r"(?:Flash|Mem Efficient) attention was not compiled for current AMD GPU architecture"
+        pattern=r"(?:Flash|Mem Efficient) attention was not compiled for current AMD GPU architecture"
         r"(?:\. Attempting to run on architecture (?P<gpu>gfx\w+))?",
-        source=_UTILS,
     ),
     Message(
-        "on Current AMD GPU is still experimental",
-        r"(?:Flash|Mem) Efficient attention on Current AMD GPU is still experimental",
+        pattern=r"(?:Flash|Mem) Efficient attention on Current AMD GPU is still experimental",
         environment={"gpu": "rocm"},
         candidates=("sdpa.flash", "sdpa.efficient"),
         known="AOTriton's kernels for this GPU are behind a variable, and F.sdpa goes to math",
         fix="TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1",
-        source=_UTILS,
     ),
     Message(
-        "The CuDNN backend needs to be enabled by setting",
-        r"The CuDNN backend needs to be enabled by setting[^\n]*?TORCH_CUDNN_SDPA_ENABLED=1",
+        pattern=r"The CuDNN backend needs to be enabled by setting[^\n]*?TORCH_CUDNN_SDPA_ENABLED=1",
         candidates=("sdpa.cudnn",),
         known="in PyTorch 2.4 the cuDNN kernel is off unless a variable is set",
         fix="TORCH_CUDNN_SDPA_ENABLED=1, or PyTorch 2.5 and newer",
@@ -170,19 +144,16 @@ _MACHINE = (
         source="transformers/cuda/sdp_utils.cpp, 2.4",
     ),
     Message(
-        "cuDNN version too old to use cuDNN Attention",
-        r"\d* ?cuDNN version too old to use cuDNN Attention \(< v9\.0\.0\)",
+        pattern=r"\d* ?cuDNN version too old to use cuDNN Attention \(< v9\.0\.0\)",
         candidates=("sdpa.cudnn",),
         codes=("SDPA302",),
         supposed={"cudnn": "8.9.7"},
-        source=_UTILS,
     ),
     Message(
         "cuDNN version does not support droppout",
         candidates=("sdpa.cudnn",),
         codes=("SDPA323",),
         supposed={"cudnn": "9.12.0", "attention_dropout": 0.1},
-        source=_UTILS,
     ),
 )
 
@@ -196,30 +167,23 @@ _CALL = (
         "last dimension",
         r"(?:Flash|Mem efficient) attention requires (?:q,k,v to have the same last dimension"
         rf"|last dimension of inputs to be divisible by \d+)[^\n]*?{_DIM}",
-        read=_dims,
-        source=_UTILS,
     ),
     Message(
-        "doesn't support training with head_dim",
-        r"Flash attention currently doesn't support training with head_dim[^\n]*?and head_dim: "
+        pattern=r"Flash attention currently doesn't support training with head_dim[^\n]*?and head_dim: "
         r"(?P<head_dim_qk>\d+) on a sm (?P<major>\d+)\.(?P<minor>\d+)",
-        read=lambda match: {"environment": {"gpu": gpu_of(match)}, "params": {"is_training": True}},
+        params={"is_training": True},
         candidates=("sdpa.flash",),
-        source=_UTILS,
     ),
     Message(
-        "does not support the is_causal flag when seqlen_q",
-        r"does not support the is_causal flag when seqlen_q != seqlen_k\. "
+        pattern=r"does not support the is_causal flag when seqlen_q != seqlen_k\. "
         r"Got seqlen_q: (?P<max_seqlen_q>\d+) seqlen_k: (?P<max_seqlen_kv>\d+)",
         params={"attn_mask_type": "causal"},
         candidates=("sdpa.flash",),
         fix="attn_mask=torch.nn.attention.bias.causal_lower_right(seqlen_q, seqlen_k) if the last query sees "
         "every key, as in decoding with a cache",
-        source=_UTILS,
     ),
     Message(
-        "do not support non-null attn_mask",
-        r"Both fused kernels do not support non-null attn_mask",
+        "Both fused kernels do not support non-null attn_mask",
         params={"attn_mask_type": "arbitrary"},
         fix=_NO_MASK,
         source="transformers/cuda/sdp_utils.h, 2.0",
@@ -232,16 +196,14 @@ _CALL = (
         source=_CPP,
     ),
     Message(
-        "Expected query, key and value to all be of dtype",
-        r"Expected query, key and value to all be of dtype: \{[\w:, ]*\}\. Got Query dtype: "
+        pattern=r"Expected query, key and value to all be of dtype: \{[\w:, ]*\}\. Got Query dtype: "
         r"(?P<q>(?:struct )?[\w:]+), Key dtype: [\w: ]+, and Value dtype: [\w: ]+",
         read=_dtype,
         fix="q, k, v = (x.to(torch.bfloat16) for x in (q, k, v)), or torch.autocast around the call",
         source=_CPP,
     ),
     Message(
-        "query, key and value to be 4 dimensional",
-        r"query, key and value to be 4 dimensional, but got Query dim: (?P<rank>\d), Key dim: \d, "
+        pattern=r"query, key and value to be 4 dimensional, but got Query dim: (?P<rank>\d), Key dim: \d, "
         r"Value dim: \d",
         read=lambda match: {"params": {"tensors": {"rank": int(match["rank"])}}},
         codes=("SDPA017",),
@@ -250,8 +212,7 @@ _CALL = (
         source=_CPP,
     ),
     Message(
-        "to have the same batch_size and num_heads",
-        r"to have the same batch_size and num_heads\.[^\n]*?Query\.sizes\(\): \[[\d, ]+\][^\n]*",
+        pattern=r"to have the same batch_size and num_heads\.[^\n]*?Query\.sizes\(\): \[[\d, ]+\][^\n]*",
         read=_shapes,
         known="q, k and v differ in batch or heads, and this kernel repeats nothing",
         fix="k, v = (x.expand(q.shape[0], …) or x.repeat_interleave(h_q // h_kv, 1) for x in (k, v)), or "
@@ -259,22 +220,19 @@ _CALL = (
         source=_CPP,
     ),
     Message(
-        "require the last dimension of the input to have stride 1",
-        r"require the last dimension of the input to have stride 1\.[^\n(]*",
+        pattern=r"require the last dimension of the input to have stride 1\.[^\n(]*",
         codes=("SDPA020",),
         fix="q, k, v = (x.contiguous() for x in (q, k, v))",
         source=_CPP,
     ),
     Message(
-        "do not support zero seq_len",
-        r"do not support zero seq_len_q or seq_len_kv",
+        "do not support zero seq_len_q or seq_len_kv",
         known="one of the tensors has no rows",
         fix="leave the call out where a sequence is empty",
         source=_CPP,
     ),
     Message(
-        "do not support non-zero dropout",
-        r"fused kernels do not support non-zero dropout",
+        "fused kernels do not support non-zero dropout",
         params={"attention_dropout": 0.1},
         fix="dropout_p=0.0 outside training: F.sdpa does not look at module.eval()",
         source=_CPP,
@@ -285,21 +243,17 @@ _CALL = (
         candidates=("sdpa.cudnn",),
         codes=("SDPA325",),
         fix="torch.use_deterministic_algorithms(False), or warn_only=True",
-        source=_UTILS,
     ),
     Message(
-        "head_dim should be",
-        r"head_dim should be (?:a multiple of 8|no more than \d+)(?: and no more than \d+)?",
+        pattern=r"head_dim should be (?:a multiple of 8|no more than \d+)(?: and no more than \d+)?",
         candidates=("sdpa.cudnn",),
         known="head_dim is beyond what PyTorch lets its cuDNN kernel run on this GPU",
-        source=_UTILS,
     ),
     Message(
         "cudnn SDPA does not support key/value sequence length 1",
         params={"max_seqlen_kv": 1},
         candidates=("sdpa.cudnn",),
         codes=("SDPA320",),
-        source=_UTILS,
     ),
     Message(
         "Query tensor was not in cuDNN-supported",
@@ -309,62 +263,50 @@ _CALL = (
         source="transformers/cuda/sdp_utils.cpp, 2.4 to 2.9",
     ),
     Message(
-        "All tensors need to be on cuda device",
-        r"All tensors need to be on cuda device\. Got query on device: (?P<gpu>cpu)\b",
-        source=_UTILS,
+        pattern=r"All tensors need to be on cuda device\. Got query on device: (?P<gpu>cpu)\b",
     ),
 )
 
 _RAISED = (
-    Message(
-        "No available kernel.",
-        r"No available kernel\.\s+Aborting execution",
-        kind="error",
+    error(
+        pattern=r"No available kernel\.\s+Aborting execution",
         fix="let more than one kernel run: with sdpa_kernel([SDPBackend.FLASH_ATTENTION, "
         "SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])",
-        source=_UTILS,
     ),
-    Message(
+    error(
         "No viable backend for scaled_dot_product_attention",
-        kind="error",
         candidates=(*_FUSED, "sdpa.math"),
         known="every kernel is switched off, math too",
         fix="leave sdpa_kernel at least one kernel that can run the call",
         source=_ATTENTION,
     ),
-    Message(
-        "Expected attn_mask dtype to be bool",
-        r"Expected attn_mask dtype to be bool(?: or float)? or to match query dtype, but got "
+    error(
+        pattern=r"Expected attn_mask dtype to be bool(?: or float)? or to match query dtype, but got "
         r"attn_mask\.dtype: (?P<mask>(?:struct )?[\w:]+) and\s+query\.dtype: (?P<q>(?:struct )?[\w:]+)",
-        kind="error",
         read=_mask_dtype,
         candidates=(*_FUSED, "sdpa.math"),
         codes=("SDPA016",),
         fix="attn_mask=attn_mask.to(q.dtype), or .bool() for a mask of 0 and 1 (True is what may be seen)",
         source=_ATTENTION,
     ),
-    Message(
-        "Expected query, key, and value to have the same dtype",
-        r"Expected query, key, and value to have the same dtype, but got query\.dtype: "
+    error(
+        pattern=r"Expected query, key, and value to have the same dtype, but got query\.dtype: "
         r"(?P<q>(?:struct )?[\w:]+) key\.dtype: [\w: ]+ and value\.dtype: [\w: ]+? instead",
-        kind="error",
         read=_dtype,
         candidates=(*_FUSED, "sdpa.math"),
         known="q, k and v have different types: often a norm or RoPE in fp32 on q and k only",
         fix="k, v = k.to(q.dtype), v.to(q.dtype)",
         source=_ATTENTION,
     ),
-    Message(
+    error(
         "Explicit attn_mask should not be set when is_causal=True",
-        kind="error",
         candidates=(*_FUSED, "sdpa.math"),
         known="a mask and is_causal=True exclude each other",
         fix="put the causal part into the mask, or leave the mask out",
         source=_ATTENTION,
     ),
-    Message(
+    error(
         "(*bias): last dimension must be contiguous",
-        kind="error",
         params={"attn_mask_type": "arbitrary"},
         candidates=("sdpa.efficient",),
         known="the mask's last dimension is expanded or strided, and under torch.compile nothing copies it",
@@ -372,31 +314,26 @@ _RAISED = (
         fix="attn_mask=attn_mask.contiguous(), with its last dimension padded to a multiple of 8",
         source="transformers/cuda/attention.cu, 2.1 to 2.14",
     ),
-    Message(
-        "Invalid backend",
-        r"(?:RuntimeError: |Error: )Invalid backend\b",
-        kind="error",
+    error(
+        pattern=r"(?:RuntimeError: |Error: )Invalid backend\b",
         known="SDPBackend.OVERRIDEABLE is for devices of other makers: on CUDA it is no kernel",
         fix="leave SDPBackend.OVERRIDEABLE out of sdpa_kernel",
-        source=_UTILS,
     ),
-    Message(
-        "cuDNN error: CUDNN_STATUS",
-        r"cuDNN error: CUDNN_STATUS_\w+",
-        kind="error",
+    error(
+        pattern=r"cuDNN error: CUDNN_STATUS_\w+",
         near=True,
         candidates=("sdpa.cudnn",),
         known="cuDNN failed inside attention",
         fix="torch.backends.cuda.enable_cudnn_sdp(False) shows whether another kernel runs it",
         source="aten/src/ATen/cudnn/Exceptions.h, 2.4 to 2.14",
     ),
-    Message(
-        "out of memory. Tried to allocate",
-        r"out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]i?B)",
-        kind="error",
+    error(
+        pattern=r"out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]i?B)",
         near=True,
-        read=_allocated,
         candidates=("sdpa.math",),
+        known="F.sdpa asked for {size} at once, as the math kernel does, which writes out the scores, "
+        "[b, h, s_q, s_kv]: no fused kernel took the call, and F.sdpa says nothing of it. Known reasons: "
+        "enable_gqa with head_dim above 256 or unequal ones, fp32, a mask beside grouped heads",
         link="huggingface/transformers#46960",
         fix="sdpa_kernel without SDPBackend.MATH turns the silent fall-back into an error that says why. "
         "Against enable_gqa with wide or unequal heads: key/value heads repeated "
@@ -407,8 +344,7 @@ _RAISED = (
 
 _NOTES = (
     Message(
-        "cuDNN SDPA backward got",
-        r"cuDNN SDPA backward got [^\n(]*",
+        pattern=r"cuDNN SDPA backward got [^\n(]*",
         kind="note",
         candidates=("sdpa.cudnn",),
         known="the gradient of the output is copied before the backward",
@@ -432,6 +368,7 @@ _PYTORCH = Library(
     candidates=_FUSED,
     dispatcher="torch",
     usual={"qkv_layout": "bhsd", "attn_mask_type": "no_mask"},
+    source="transformers/cuda/sdp_utils.cpp, 2.0 to 2.14",
     ask="The warnings of each kernel stand above the first such error only: look there",
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from attnsel.diagnose.logs.message import Facts, Library, Message
+from attnsel.diagnose.logs.message import Facts, Library, Message, error
 from attnsel.dispatchers.te.config import configs
 from attnsel.environment.releases import bundled_frontend
 from attnsel.environment.versions import Version
@@ -28,7 +28,6 @@ _BACKENDS: dict[str, tuple[str, ...]] = {
     _UNFUSED: (_UNFUSED,),
     "all backends": _ALL,
 }
-_SOURCE = "dot_product_attention/utils.py, 1.9 to 2.20"
 
 
 def _question(match: re.Match[str]) -> Facts | None:
@@ -36,18 +35,11 @@ def _question(match: re.Match[str]) -> Facts | None:
     if config is None:
         return None
     environment = {**({} if config.gpu is None else {"gpu": config.gpu}), **config.versions}
-    frontend = _frontend(config.versions.get("transformer_engine"))
+    release = config.versions.get("transformer_engine")
+    frontend = None if release is None else bundled_frontend(Version.parse(release))
     if frontend is not None and config.versions.get("cudnn") is not None:
-        environment["cudnn_frontend"] = frontend
+        environment["cudnn_frontend"] = str(frontend)  # the one inside, whatever is installed beside it
     return {"params": config.params, "environment": environment, "unread": config.unread}
-
-
-def _frontend(release: str | None) -> str | None:
-    """The cudnn-frontend inside a release of TransformerEngine, whatever is installed beside it."""
-    if release is None:
-        return None
-    bundled = bundled_frontend(Version.parse(release))
-    return None if bundled is None else str(bundled)
 
 
 # What a reason says of the call, at level 1, where no configuration stands above it.
@@ -134,92 +126,69 @@ def _chosen(match: re.Match[str]) -> Facts:
     return {"candidates": _BACKENDS[name]}
 
 
-def _another_flash(match: re.Match[str]) -> Facts:
-    return {"environment": {"flash_attn": match["found"]} if match["found"] else {}}
-
-
 _TRANSFORMER_ENGINE = Library(
     "TransformerEngine",
     'what NVTE_DEBUG=1 with NVTE_DEBUG_LEVEL=1 or 2 prints; "No dot product attention backend is available"',
     (
         Message(
-            "Running with config=",
-            r"Running with config=.*",
+            pattern=r"Running with config=.*",
             kind="question",
             more="brackets",
             read=_question,
-            source=_SOURCE,
         ),
         Message(
             "Disabling FlashAttention to give FusedAttention preference",
             kind="note",
-            source=_SOURCE,
         ),
         Message(
-            "Disabling ",
-            r"Disabling (?P<backend>" + "|".join(_BACKENDS) + r")\b(?! to give | \d to prefer)[^\n]*",
+            pattern=r"Disabling (?P<backend>" + "|".join(_BACKENDS) + r")\b(?! to give | \d to prefer)[^\n]*",
             read=_disabled,
-            source=_SOURCE,
         ),
         Message(
-            "Selected backend = ",
-            r"Selected backend = "
-            r"(?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention|NoBackend)"
-            r"(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
+            pattern=r"Selected backend = (?P<backend>FlashAttention|FusedAttention|"
+            r"UnfusedDotProductAttention|NoBackend)(?: \((?:sub-backend )?(?P<version>[\w.+]+)\))?",
             kind="chosen",
             read=_chosen,
-            source=_SOURCE,
         ),
         Message(
-            "Running with ",
-            r"Running with (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention) backend"
-            r"(?: \((?:version|sub-backend) (?P<version>[\w.+]+)\))?",
+            pattern=r"Running with (?P<backend>FlashAttention|FusedAttention|UnfusedDotProductAttention) "
+            r"backend(?: \((?:version|sub-backend) (?P<version>[\w.+]+)\))?",
             kind="chosen",
             read=_chosen,
             source="dot_product_attention.py, 1.9 to 2.20",
         ),
         Message(
-            "Supported flash-attn versions are",
-            r"Supported flash-attn versions are (?P<range>[^.]*(?:\.\d[^.]*)*)\. "
-            r"Found flash-attn (?P<found>\d[\w.+]*\w)",
+            pattern=r"Supported flash-attn versions are (?P<range>[^.]*(?:\.\d[^.]*)*)\. "
+            r"Found flash-attn (?P<flash_attn>\d[\w.+]*\w)",
             kind="note",
-            read=_another_flash,
             candidates=("flash_attn.2",),
             known="TransformerEngine leaves a flash-attn outside its range of releases unused",
             link="NVIDIA/Megatron-LM#3984",
             fix="install a flash-attn of that range, or set NVTE_FLASH_ATTN=0 and let FusedAttention run",
-            source=_SOURCE,
         ),
         Message(
             "flash-attn v3 may provide important feature",
             kind="note",
             candidates=("flash_attn.3",),
             codes=("INSTALL006",),
-            source=_SOURCE,
         ),
         Message(
             "flash-attn may provide important feature",
             kind="note",
             candidates=("flash_attn.2",),
             codes=("INSTALL005",),
-            source=_SOURCE,
         ),
-        Message(
-            "No dot product attention backend is available",
-            r"No dot product attention backend is available for the provided inputs",
-            kind="error",
+        error(
+            "No dot product attention backend is available for the provided inputs",
             source="dot_product_attention.py, 1.9 to 2.20",
         ),
-        Message(
+        error(
             "No fused attention backend supports this input combination",
-            kind="error",
             candidates=("cudnn",),
             source="cpp_extensions/fused_attn.py, 1.9 to 2.20",
         ),
-        Message(
-            "no fused attention kernel is available",
-            r"Fused attention is not enabled\. Because no fused attention kernel is available[^\n.]*",
-            kind="error",
+        error(
+            pattern=r"Fused attention is not enabled\. Because no fused attention kernel is available[^\n.]*",
             candidates=("cudnn",),
             known="the cuDNN kernel was refused and JAX falls back to unfused attention, which writes the "
             "scores",
@@ -227,9 +196,8 @@ _TRANSFORMER_ENGINE = Library(
             fix="state the call with flags (--head-dim, --attn-mask-type, --cudnn, --gpu) to see the reasons",
             source="jax/flax/transformer.py; NVIDIA/TransformerEngine#568",
         ),
-        Message(
+        error(
             "The provided qkv memory layout is not supported",
-            kind="error",
             candidates=(*_FLASH, "cudnn", _UNFUSED),
             known="q, k and v are views (after RoPE, LoRA or a split) whose strides are none of the layouts "
             "that TransformerEngine knows",
@@ -237,26 +205,23 @@ _TRANSFORMER_ENGINE = Library(
             fix="q, k, v = (x.contiguous() for x in (q, k, v)) before DotProductAttention",
             source="dot_product_attention/utils.py, get_qkv_layout, 1.9 to 2.20",
         ),
-        Message(
+        error(
             "q, k and v must have stride 1 in their last dimension",
-            kind="error",
             candidates=(*_FLASH, "cudnn", _UNFUSED),
             known="the head dimension of q, k or v is not the innermost one in memory",
             fix="q, k, v = (x.contiguous() for x in (q, k, v))",
             source="dot_product_attention/utils.py, get_qkv_layout, 1.9 to 2.20",
         ),
-        Message(
+        error(
             "FP8 is only supported with Fused Attention",
             r"FP8 is only supported with Fused ?Attention",
-            kind="error",
             params={"fp8": True},
             known="with fp8_dpa=True attention itself runs in FP8, which only cuDNN does there",
             fix="fp8_dpa=False in the recipe keeps attention in bf16 and the linear layers in FP8",
             source="dot_product_attention/context_parallel.py, 1.11 to 2.20",
         ),
-        Message(
+        error(
             "The number of attention heads needs to be divisible by CP size",
-            kind="error",
             known="cp_comm_type a2a gives each rank some of the heads",
             fix='cp_comm_type="p2p", or a cp_size that divides num_heads and num_gqa_groups',
             source="dot_product_attention/context_parallel.py, 1.11 to 2.14",
@@ -264,6 +229,7 @@ _TRANSFORMER_ENGINE = Library(
     ),
     candidates=(*_FLASH, "cudnn"),
     dispatcher="te",
+    source="dot_product_attention/utils.py, 1.9 to 2.20",
     ask="Run it once with NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2, which prints the call and every reason",
 )
 

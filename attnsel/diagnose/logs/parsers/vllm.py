@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from attnsel.diagnose.logs.message import Facts, FirstOf, text
+from attnsel.diagnose.logs.message import Facts, FirstOf, Message, error
 
 _SELECTOR = "vllm/platforms/cuda.py, get_attn_backend_cls"
 _OLD_SELECTOR = "vllm/attention/selector.py (0.4 to 0.8)"
@@ -96,186 +96,146 @@ def _one_backend(match: re.Match[str]) -> Facts:
 _REASONS = r"with (?P<config>[^{]{0,700}?)\.? ?Reasons: (?P<reasons>\{[^}]{0,3000}\})"
 
 _MESSAGES = (
-    *text(
-        "No valid attention backend found for",
-        rf"No valid attention backend found for \w{{1,60}} {_REASONS}",
+    error(
+        pattern=rf"No valid attention backend found for \w{{1,60}} {_REASONS}",
         read=_every_backend,
-        cause="every backend of vLLM's lacks something that this model needs: {said}. Nearest: {nearest}",
-        fix=(
-            "what the nearest lacks decides: another --kv-cache-dtype or --block-size is yours to choose; "
-            "sinks, sparse MLA and head sizes come with the model and want a newer vLLM or another GPU",
-        ),
+        known="every backend of vLLM's lacks something that this model needs: {said}. Nearest: {nearest}",
+        fix="what the nearest lacks decides: another --kv-cache-dtype or --block-size is yours to choose; "
+        "sinks, sparse MLA and head sizes come with the model and want a newer vLLM or another GPU",
         source=f"{_SELECTOR}; {_VALIDATE}; vllm-project/vllm#31936, #32732",
     ),
-    *text(
-        "Some attention backends are not valid for",
-        rf"Some attention backends are not valid for \w{{1,60}} {_REASONS}",
-        kind="refusal",
+    Message(
+        pattern=rf"Some attention backends are not valid for \w{{1,60}} {_REASONS}",
         read=_every_backend,
-        cause="backends that vLLM does not take here: {said}",
-        fix=("nothing to repair where another one is chosen below",),
+        known="backends that vLLM does not take here: {said}",
+        fix="nothing to repair where another one is chosen below",
         source=f"{_SELECTOR}, at debug level; vllm-project/vllm#40153",
     ),
-    *text(
-        "is not valid for this configuration. Reason:",
-        r"Selected backend (?:AttentionBackendEnum\.)?(?P<backend>\w{1,60}) is not valid for this "
-        r"configuration\. "
-        r"Reason: \[(?P<reasons>[^\]\n]{0,600})\]",
+    error(
+        pattern=r"Selected backend (?:AttentionBackendEnum\.)?(?P<backend>\w{1,60}) is not valid for this "
+        r"configuration\. Reason: \[(?P<reasons>[^\]\n]{0,600})\]",
         read=_one_backend,
-        cause="{backend}, which was asked for, lacks {said}",
-        fix=(
-            "no --attention-backend (unset VLLM_ATTENTION_BACKEND): vLLM then takes the first that is "
-            "valid and logs it; TRITON_ATTN has most head sizes and sinks",
-        ),
+        known="{backend}, which was asked for, lacks {said}",
+        fix="no --attention-backend (unset VLLM_ATTENTION_BACKEND): vLLM then takes the first that is "
+        "valid and logs it; TRITON_ATTN has most head sizes and sinks",
         source=f"{_SELECTOR}; vllm-project/vllm#40677",
     ),
-    *text(
-        " attention backend out of potential backends: ",
-        r"Using (?P<backend>FLASH_ATTN|FLASHINFER|TRITON_ATTN|FLEX_ATTENTION|TREE_ATTN|\w{1,60}_MLA\w{0,60}|"
-        r"FLASHMLA\w{0,60}) "
-        r"attention backend out of potential backends: (?P<others>\[[^\]\n]{0,300}\])",
+    Message(
+        pattern=r"Using (?P<backend>FLASH_ATTN|FLASHINFER|TRITON_ATTN|FLEX_ATTENTION|TREE_ATTN|"
+        r"\w{1,60}_MLA\w{0,60}|FLASHMLA\w{0,60}) attention backend out of potential backends: "
+        r"(?P<others>\[[^\]\n]{0,300}\])",
         kind="chosen",
-        cause="vLLM chose {backend} out of {others}",
         source=f"{_SELECTOR} (0.11 and newer)",
     ),
-    *text(
-        " backend",
-        r"Using (?:AttentionBackendEnum\.)?(?P<backend>Flash ?Attention|FlashInfer|Triton|XFormers|"
-        r"FLASH_ATTN|"
-        r"FLASHINFER|TRITON_ATTN|Torch SDPA|ROCmFlashAttention)(?:-2)? backend",
+    Message(
+        pattern=r"Using (?:AttentionBackendEnum\.)?(?P<backend>Flash ?Attention|FlashInfer|Triton|XFormers|"
+        r"FLASH_ATTN|FLASHINFER|TRITON_ATTN|Torch SDPA|ROCmFlashAttention)(?:-2)? backend",
         kind="chosen",
-        cause="vLLM chose {backend}",
         source=f"{_OLD_SELECTOR}; {_SELECTOR}",
     ),
-    *text(
-        "Cannot use FlashAttention",
-        r"Cannot use FlashAttention(?:-2)? backend for head size (?P<head_dim_qk>\d{1,9})",
-        kind="refusal",
+    Message(
+        pattern=r"Cannot use FlashAttention(?:-2)? backend for head size (?P<head_dim_qk>\d{1,9})",
         candidates=("flash_attn.2",),
-        cause="vLLM's FlashAttention has no kernel of head size {head_dim_qk}",
+        known="vLLM's FlashAttention has no kernel of head size {head_dim_qk}",
         fix=(XFORMERS, "a newer vLLM, whose FlashAttention takes any multiple of 8 up to 256"),
         source="vllm/platforms/cuda.py:184 (0.7.1); vllm-project/vllm#12656, #16808",
     ),
-    *text(
-        " backend for Volta and Turing",
-        r"Cannot use FlashAttention(?:-2)? backend for Volta and Turing",
+    Message(
+        pattern=r"Cannot use FlashAttention(?:-2)? backend for Volta and Turing",
         supposed={"gpu": "T4"},
-        kind="refusal",
         candidates=("flash_attn.2",),
-        cause="FlashAttention 2 has no code for Volta and Turing; vLLM takes another kernel",
+        known="FlashAttention 2 has no code for Volta and Turing; vLLM takes another kernel",
         codes=("FLASH202",),
-        fix=("nothing to repair; on newer vLLM --attention-backend TRITON_ATTN or FLASHINFER on Turing",),
+        fix="nothing to repair; on newer vLLM --attention-backend TRITON_ATTN or FLASHINFER on Turing",
         source=f"{_OLD_SELECTOR}",
     ),
-    *text(
-        " backend for dtype other than",
-        r"Cannot use FlashAttention(?:-2)? backend for dtype other than",
+    Message(
+        pattern=r"Cannot use FlashAttention(?:-2)? backend for dtype other than",
         params={"dtype": "fp32"},
-        kind="refusal",
         candidates=("flash_attn.2",),
-        cause="FlashAttention 2 computes in fp16 and bf16",
+        known="FlashAttention 2 computes in fp16 and bf16",
         codes=("FLASH200", "HINT005"),
-        fix=("--dtype bfloat16 (half before Ampere)",),
+        fix="--dtype bfloat16 (half before Ampere)",
         source=f"{_OLD_SELECTOR}",
     ),
-    *text(
-        "Cannot use FlashAttention",
-        r"Cannot use FlashAttention(?:-2)? backend for FP8 KV cache",
-        kind="refusal",
+    Message(
+        pattern=r"Cannot use FlashAttention(?:-2)? backend for FP8 KV cache",
         candidates=("flash_attn.2",),
-        cause="vLLM's FlashAttention 2 reads no FP8 cache, and its fall-back is much slower",
-        fix=("--attention-backend FLASHINFER (VLLM_ATTENTION_BACKEND=FLASHINFER), or --kv-cache-dtype auto",),
+        known="vLLM's FlashAttention 2 reads no FP8 cache, and its fall-back is much slower",
+        fix="--attention-backend FLASHINFER (VLLM_ATTENTION_BACKEND=FLASHINFER), or --kv-cache-dtype auto",
         source=f"{_OLD_SELECTOR} (0.6 to 0.7)",
     ),
-    *text(
-        "Cannot use FlashAttention",
-        r"Cannot use FlashAttention(?:-2)? backend because the (?P<package>(?:vllm_)?flash_attn) package "
-        r"is not found",
-        kind="refusal",
+    Message(
+        pattern=r"Cannot use FlashAttention(?:-2)? backend because the (?P<package>(?:vllm_)?flash_attn) "
+        r"package is not found",
         candidates=("flash_attn.2",),
-        cause="vLLM looks for its own build, vllm_flash_attn, which is not there (it was never built for "
+        known="vLLM looks for its own build, vllm_flash_attn, which is not there (it was never built for "
         "CUDA 11.8); the flash-attn package does not stand in for it",
         codes=("INSTALL005",),
-        fix=("a vLLM wheel for CUDA 12, which carries it; pip install vllm-flash-attn before 0.6",),
+        fix="a vLLM wheel for CUDA 12, which carries it; pip install vllm-flash-attn before 0.6",
         source=f"{_OLD_SELECTOR}; vllm-project/vllm#7254, #7112, #4906",
     ),
-    *text(
-        "Cannot use FlashAttention",
-        r"Cannot use FlashAttention(?:-2)? backend due to (?P<why>[^\n]{3,80})",
-        kind="refusal",
+    Message(
+        pattern=r"Cannot use FlashAttention(?:-2)? backend due to (?P<why>[^\n]{3,80})",
         candidates=("flash_attn.2",),
-        cause="vLLM leaves FlashAttention out: {why}",
-        fix=(CHOOSE,),
+        known="vLLM leaves FlashAttention out: {why}",
+        fix=CHOOSE,
         source=f"{_OLD_SELECTOR}",
     ),
-    *text(
-        " is not supported due to ",
-        r"Cannot use FA version (?P<version>\d) is not supported due to (?P<why>FA\d[^\n]{3,140})",
-        kind="refusal",
+    Message(
+        pattern=r"Cannot use FA version (?P<version>\d) is not supported due to (?P<why>FA\d[^\n]{3,140})",
         candidates=("flash_attn.2",),
-        cause="vLLM has no FlashAttention for this GPU: {why}",
+        known="vLLM has no FlashAttention for this GPU: {why}",
         codes=("FLASH202", "FLASH302"),
-        fix=(
-            "--attention-backend TRITON_ATTN, or FLASHINFER where the release has it for the card; in fp16 "
-            "on Turing: --dtype half",
-        ),
+        fix="--attention-backend TRITON_ATTN, or FLASHINFER where the release has it for the card; in fp16 "
+        "on Turing: --dtype half",
         source="vllm/v1/attention/backends/fa_utils.py, get_flash_attn_version; vllm-project/vllm#52181",
     ),
-    *text(
-        ("Cannot use FA version 3 on Blackwell", "FA4 on Blackwell does not support head_size="),
-        r"Cannot use FA version 3 on Blackwell|FA4 on Blackwell does not support "
+    Message(
+        pattern=r"Cannot use FA version 3 on Blackwell|FA4 on Blackwell does not support "
         r"head_size=(?P<head_dim_qk>\d{1,9})",
-        kind="refusal",
         candidates=("flash_attn.2",),
-        cause="vLLM asked for a FlashAttention that Blackwell does not have and takes another version of it",
+        known="vLLM asked for a FlashAttention that Blackwell does not have and takes another version of it",
         codes=("FLASH302", "FLASH412"),
-        fix=("nothing to repair; --attention-backend FLASHINFER may be faster on B200",),
+        fix="nothing to repair; --attention-backend FLASHINFER may be faster on B200",
         source="vllm/v1/attention/backends/fa_utils.py, get_flash_attn_version",
     ),
-    *text(
+    error(
         "Sinks are only supported in FlashAttention 3",
         params={"softmax_type": "learnable"},
-        cause="the model has attention sinks (gpt-oss), which vLLM's FlashAttention takes in version 3 "
+        known="the model has attention sinks (gpt-oss), which vLLM's FlashAttention takes in version 3 "
         "alone, on Hopper",
-        fix=("a newer vLLM with --attention-backend TRITON_ATTN, which has sinks before Hopper too",),
+        fix="a newer vLLM with --attention-backend TRITON_ATTN, which has sinks before Hopper too",
         source="vllm/v1/attention/backends/flash_attn.py:419 (0.10.1); vllm-project/vllm#22331, #22714",
     ),
-    *text(
-        ". Supported head sizes are: ",
-        r"Head size (?P<head_dim_qk>\d{1,9}) is not supported by (?P<backend>\w{1,60})\. Supported head "
-        r"sizes are: "
-        r"(?P<sizes>\[[\d, ]{1,200}\])",
-        cause="{backend} has head sizes {sizes}, the model has {head_dim_qk}",
-        fix=(
-            "check that the model is the one meant: MLA backends have 576 only, so that another size "
-            "points to a configuration (kv_lora_rank, qk_rope_head_dim) that vLLM misreads; "
-            "VLLM_MLA_DISABLE=1 runs it without MLA",
-        ),
+    error(
+        pattern=r"Head size (?P<head_dim_qk>\d{1,9}) is not supported by (?P<backend>\w{1,60})\. Supported "
+        r"head sizes are: (?P<sizes>\[[\d, ]{1,200}\])",
+        known="{backend} has head sizes {sizes}, the model has {head_dim_qk}",
+        fix="check that the model is the one meant: MLA backends have 576 only, so that another size "
+        "points to a configuration (kv_lora_rank, qk_rope_head_dim) that vLLM misreads; "
+        "VLLM_MLA_DISABLE=1 runs it without MLA",
         source="vllm/v1/attention/backends/*.py, validate_head_size (0.10); vllm-project/vllm#22193",
     ),
-    *text(
-        "XFormers does not support attention logits soft",
-        r"XFormers does not support attention logits soft ?capping",
+    error(
+        pattern=r"XFormers does not support attention logits soft ?capping",
         supposed={"softcap": 50.0},
-        cause="the model caps its scores (Gemma 2), which xformers has not, and vLLM fell back to xformers",
+        known="the model caps its scores (Gemma 2), which xformers has not, and vLLM fell back to xformers",
         codes=("SDPA004",),
-        fix=(
-            "--attention-backend FLASHINFER or TRITON_ATTN (VLLM_ATTENTION_BACKEND=FLASHINFER); "
-            "FlashAttention 2 has softcap too, on Ampere and newer",
-        ),
+        fix="--attention-backend FLASHINFER or TRITON_ATTN (VLLM_ATTENTION_BACKEND=FLASHINFER); "
+        "FlashAttention 2 has softcap too, on Ampere and newer",
         source="vllm/attention/backends/xformers.py (0.5 to 0.8); vllm-project/vllm#9922, #8189",
     ),
-    *text(
-        " is not supported for vit attention",
-        r"Backend (?P<backend>[\w.]{1,40}) is not supported for vit attention",
-        cause="vLLM's vision towers do not run {backend}",
-        fix=("--mm-encoder-attn-backend FLASH_ATTN or TORCH_SDPA",),
+    error(
+        pattern=r"Backend (?P<backend>[\w.]{1,40}) is not supported for vit attention",
+        known="vLLM's vision towers do not run {backend}",
+        fix="--mm-encoder-attn-backend FLASH_ATTN or TORCH_SDPA",
         source="vllm/platforms/cuda.py, get_vit_attn_backend",
     ),
-    *text(
+    error(
         "Invalid attention backend for cuda",
-        cause="vLLM knows the name, but has no such backend for CUDA (TORCH_SDPA is for CPUs)",
-        fix=(CHOOSE,),
+        known="vLLM knows the name, but has no such backend for CUDA (TORCH_SDPA is for CPUs)",
+        fix=CHOOSE,
         source="vllm/platforms/cuda.py (0.6 to 0.10); vllm-project/vllm#14320",
     ),
 )

@@ -53,9 +53,8 @@ _REASONS = (
     ),
     _Reason(r"dtype=(torch\.\w{1,60}) \(supported", "the operator has no kernel for this type", CAST),
     _Reason(
-        r"requires device with capability [<>=]{1,40} \(\d{1,9}, \d\) but your GPU has capability "
-        r"\(\d{1,9}, \d\) \(too "
-        r"new\)",
+        r"requires device with capability [<>=]{1,40} \(\d{1,9}, \d\) but your GPU has capability \(\d{1,9}, "
+        r"\d\) \(too new\)",
         "the operator was not compiled for so new a GPU",
         f"an xformers that is built for the card and this torch (pip install -U xformers), or {SDPA}",
     ),
@@ -173,16 +172,14 @@ _XFORMERS = Library(
             source="xformers/ops/fmha/dispatch.py: _run_priority_list",
         ),
         Message(
-            "` does not support inputs:",
-            r"Operator `memory_efficient_attention\w{0,60}` does not support inputs:",
+            pattern=r"Operator `memory_efficient_attention\w{0,60}` does not support inputs:",
             kind="question",
             more="indented",
             read=_question,
             source="xformers/ops/fmha/dispatch.py: _ensure_op_supports_or_raise",
         ),
         Message(
-            "is not supported because:",
-            r"`(?P<operator>[A-Za-z]\w{1,30})(?:[@-][\w.+-]{1,40})?` is not supported because:",
+            pattern=r"`(?P<operator>[A-Za-z]\w{1,30})(?:[@-][\w.+-]{1,40})?` is not supported because:",
             more="indented",
             read=_refusal,
             source=_SOURCE,

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from attnsel.diagnose.logs.answer import Stated, rebuild
 from attnsel.diagnose.logs.calls import Calls, Gathered
-from attnsel.diagnose.logs.message import SEEN, Finding, Kind, LoggedCall, Variant, text
+from attnsel.diagnose.logs.message import SEEN, Finding, Kind, LoggedCall, Message, Variant
 from attnsel.diagnose.logs.reader import Entry
 from tables import each
 
@@ -65,9 +65,7 @@ def test_what_is_one_call(told: list[Any], calls: list[str]) -> None:
 def test_a_refusal_without_kernels_is_about_those_before_it() -> None:
     (call,) = gathered((1, "-a=k j"), (2, "-b"), (3, "-c=i"), (4, "-d"), (5, "!e")).calls
     assert [f.candidates for f in call.findings] == [("k", "j"), ("k", "j"), ("i",), ("i",), ()]
-    told = [(name, "".join(f.text for f in found)) for name, found in call.refused.items()]
-    assert told == [("k", "ab"), ("j", "ab"), ("i", "cd")]
-    assert (call.chosen, call.outcome) == ((), call.findings[-1])
+    assert (call.refused, call.chosen, call.outcome) == (("k", "j", "i"), (), call.findings[-1])
 
 
 def test_what_has_many_causes_counts_near_a_frame_alone() -> None:
@@ -147,10 +145,10 @@ def test_the_rest_of_a_log_decides_what_is_meant(
 
 
 def test_words_of_a_message_stand_in_its_sentences() -> None:
-    (one,) = text(
+    one = Message(
         "bad ",
         r"bad (?P<what>\w+)(?P<none>\d)?",
-        cause="{what} of {size}{none} and {more}",
+        known="{what} of {size}{none} and {more}",
         fix=("no {what}", "or {size}"),
         variants=(Variant("v {what}", "w {size}"),),
         read=lambda match: None if match["what"] == "luck" else {"size": 7, "params": {"dtype": "fp16"}},
